@@ -69,7 +69,27 @@ WAYS = {
     "a stream": "pool.submit(torch.cuda.current_stream().synchronize).result()",
     "the device": "thread = threading.Thread(target=torch.cuda.synchronize); thread.start(); thread.join()",
     "a copy": "pool.submit(torch.ones(1, device='cuda').cpu).result()",
+    "an event, by a pipe": "event.record(); os.write(asks[1], b'x'); os.read(answers[0], 1)",
+    "an event, by a socket": "event.record(); ours.send(b'x'); ours.recv(1)",
+    "an event, by a process": "event.record(); os.write(asks[1], b'x'); subprocess.run(['head', '-c1'], stdin=answers[0])",
 }
+# Threads that wait for the event, each asked and answered in its way.
+HELPERS = """
+import os, socket, subprocess
+
+event = torch.cuda.Event()
+asks, answers = os.pipe(), os.pipe()
+ours, theirs = socket.socketpair()
+
+def serves(receives, sends):
+    torch.cuda.current_device()
+    while receives():
+        event.synchronize()
+        sends(b"x")
+
+threading.Thread(target=serves, args=(lambda: os.read(asks[0], 1), lambda x: os.write(answers[1], x)), daemon=True).start()
+threading.Thread(target=serves, args=(lambda: theirs.recv(1), theirs.send), daemon=True).start()
+"""
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -81,6 +101,7 @@ def poll(event):
 
 pool = ThreadPoolExecutor(1)
 pool.submit(torch.cuda.current_device).result()
+{HELPERS}
 for _ in range(3):
     with timed("waited"):
         work()

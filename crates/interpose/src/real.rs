@@ -1,9 +1,10 @@
 //! Owns the way to the C library's own functions, which those of this crate hide.
 
 use libc::{
-    c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, epoll_event, fd_set, itimerval, nfds_t, pid_t, pollfd,
-    posix_spawn_file_actions_t, posix_spawnattr_t, pthread_attr_t, pthread_cond_t, pthread_mutex_t, pthread_t, sem_t,
-    siginfo_t, sigset_t, time_t, timespec, timeval, useconds_t,
+    c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, epoll_event, fd_set, id_t, idtype_t, iovec, itimerval,
+    msghdr, nfds_t, pid_t, pollfd, posix_spawn_file_actions_t, posix_spawnattr_t, pthread_attr_t, pthread_cond_t,
+    pthread_mutex_t, pthread_t, rusage, sem_t, siginfo_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, time_t,
+    timespec, timeval, useconds_t,
 };
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -40,6 +41,18 @@ functions! {
     select(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *mut timeval) -> c_int;
     pselect(c_int, *mut fd_set, *mut fd_set, *mut fd_set, *const timespec, *const sigset_t) -> c_int;
     epoll_pwait(c_int, *mut epoll_event, c_int, c_int, *const sigset_t) -> c_int;
+    read(c_int, *mut c_void, size_t) -> ssize_t;
+    __read_chk(c_int, *mut c_void, size_t, size_t) -> ssize_t;
+    readv(c_int, *const iovec, c_int) -> ssize_t;
+    recv(c_int, *mut c_void, size_t, c_int) -> ssize_t;
+    __recv_chk(c_int, *mut c_void, size_t, size_t, c_int) -> ssize_t;
+    recvfrom(c_int, *mut c_void, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t;
+    recvmsg(c_int, *mut msghdr, c_int) -> ssize_t;
+    accept(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
+    accept4(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int;
+    waitpid(pid_t, *mut c_int, c_int) -> pid_t;
+    wait4(pid_t, *mut c_int, c_int, *mut rusage) -> pid_t;
+    waitid(idtype_t, id_t, *mut siginfo_t, c_int) -> c_int;
     sem_wait(*mut sem_t) -> c_int;
     sem_trywait(*mut sem_t) -> c_int;
     sem_timedwait(*mut sem_t, *const timespec) -> c_int;
