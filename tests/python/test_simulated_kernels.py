@@ -506,3 +506,41 @@ def test_memory_that_another_stream_has_used_is_given_away_soon_after(tmp_path: 
     assert done.code == 0, done.err
     took, reused = map(float, done.out.split("TOOK")[1].split()[:2])
     assert took <= reused < took + 20 * 6e-6, done.out
+
+
+def test_sleeping_kernels_of_torch_last_for_their_cycles_side_by_side(tmp_path: Path) -> None:
+    """`torch.cuda._sleep` on an H100, whose highest clock is 1.98 GHz, and whose shortest kernel takes some microseconds."""
+    body = """
+ms = 1_980_000
+start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+def timed(what):
+    torch.cuda.synchronize()
+    start.record()
+    what()
+    end.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(end)
+
+def sleeps(*cycles):
+    return lambda: [torch.cuda._sleep(each) for each in cycles]
+
+side = torch.cuda.Stream()
+
+def side_by_side():
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(ms)
+    torch.cuda._sleep(2 * ms)
+    torch.cuda.current_stream().wait_stream(side)
+
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    torch.cuda._sleep(3 * ms)
+
+for what, least in [(sleeps(0), 0), (sleeps(-5), 0), (sleeps(ms, 4 * ms), 5), (side_by_side, 2), (graph.replay, 3)]:
+    took = timed(what)
+    assert least < took < least + 0.025, (least, took)
+"""
+    report = checked(tmp_path, body, "", "--compute", "model")
+    assert not any("spin_kernel" in warning for warning in report["warnings"]), report["warnings"]

@@ -7,7 +7,7 @@ mod modules;
 use crate::device::{self, Architecture, BLOCK, GRID, SHARED_OF_BLOCK, THREADS_OF_BLOCK};
 use crate::errors::{INVALID_CONFIGURATION, INVALID_DEVICE_FUNCTION, INVALID_VALUE, Status};
 use crate::peers::Peers;
-use crate::streams::{self, Handle, Name, Shape};
+use crate::streams::{self, Handle, Name, Shape, Takes};
 pub(crate) use modules::{function, load, names, unload, variable};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -32,6 +32,8 @@ pub(crate) struct Kernel {
     dynamic_limit: AtomicU32,
     /// What it does, if it communicates.
     peers: Option<Peers>,
+    /// Whether it is PyTorch's that waits for its first argument, a number of cycles: `torch.cuda._sleep`.
+    spins: bool,
 }
 
 /// What a kernel needs to run.
@@ -127,14 +129,29 @@ pub(crate) fn launch(
     let Needs { registers, shared: own, .. } = kernel.needs;
     let shape =
         Shape { grid: array(grid), block: array(block), shared: [own, shared as u32], registers: registers as u16 };
-    streams::launch_named(stream, &kernel.name, 0, shape)
+    // SAFETY: as above, and it has one argument.
+    let takes = if kernel.spins { unsafe { spin(arguments)? } } else { Takes::Bytes(0) };
+    streams::launch_named(stream, &kernel.name, takes, shape)
+}
+
+/// How long cycles of the multiprocessors' clock take, of which an argument says how many.
+///
+/// # Safety
+/// The first argument is an `int64_t`, or there are none.
+unsafe fn spin(arguments: Arguments) -> Result<Takes, Status> {
+    let (_, device) = device::find(device::current() as c_int)?;
+    // SAFETY: the caller's.
+    let cycles = unsafe { arguments.as_ref().and_then(|first| first.cast::<i64>().as_ref()) }.ok_or(INVALID_VALUE)?;
+    let cycles = u128::try_from(*cycles).unwrap_or(0);
+    Ok(Takes::Nanoseconds((cycles * 1_000_000 / u128::from(device.clock.max(1))) as u64))
 }
 
 impl Kernel {
     fn new(name: &CStr, needs: Needs) -> Kernel {
         let text = Name::new(&name.to_string_lossy());
         let peers = Peers::of(text.text());
-        Kernel { name: Arc::new(text), text: name.into(), needs, dynamic_limit: AtomicU32::new(0), peers }
+        let spins = text.text().ends_with("11spin_kernelEl");
+        Kernel { name: Arc::new(text), text: name.into(), needs, dynamic_limit: AtomicU32::new(0), peers, spins }
     }
 
     /// Bytes of shared memory that a launch may ask for: 48 KiB with what the kernel has itself, more if it has opted in.

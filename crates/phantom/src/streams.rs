@@ -15,8 +15,8 @@ pub(crate) use capture::{
     update_dependencies,
 };
 pub(crate) use graphs::{
-    HostFunction, Leaf, Moved, Name, Node, Shape, add_empty, create_graph, dependencies, destroy_exec, destroy_graph,
-    instantiate, launch_graph, node_kind, nodes, update_exec,
+    HostFunction, Leaf, Moved, Name, Node, Shape, Takes, add_empty, create_graph, dependencies, destroy_exec,
+    destroy_graph, instantiate, launch_graph, node_kind, nodes, update_exec,
 };
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -135,7 +135,7 @@ pub(crate) fn launch(stream: Handle, name: &str, bytes: u64) -> Status {
     };
     // Libraries launch their kernels by the runtime.
     let launched = cupti::call(cupti::Domain::Runtime, "cudaLaunchKernel", || {
-        launch_named(stream, &kernel, bytes, Shape::default())
+        launch_named(stream, &kernel, Takes::Bytes(bytes), Shape::default())
     });
     launched.err().unwrap_or(SUCCESS)
 }
@@ -157,10 +157,10 @@ exports! {
 }
 
 /// The same for a kernel whose name is kept.
-pub(crate) fn launch_named(stream: Handle, name: &Arc<Name>, bytes: u64, shape: Shape) -> Result<(), Status> {
+pub(crate) fn launch_named(stream: Handle, name: &Arc<Name>, takes: Takes, shape: Shape) -> Result<(), Status> {
     let mut state = lock();
     let stream = state.on_current(stream)?;
-    state.submit(stream, Node::Kernel { name: name.clone(), bytes, shape })
+    state.submit(stream, Node::Kernel { name: name.clone(), takes, shape })
 }
 
 /// The number of a stream that is not in capture: something other than a kernel or a copy starts on it.

@@ -4,6 +4,7 @@ use super::{Model, ROOFLINE, estimate};
 use uniference_formats::devices;
 use uniference_formats::operators::CopyKind;
 use uniference_sim::device::{Estimate, Origin};
+use uniference_sim::time::SimDuration;
 
 /// What of PCI Express's raw rate a large copy reaches: headers of packets and flow control take the rest (Neugebauer et al., "Understanding PCIe performance
 /// for end host networking", SIGCOMM 2018).
@@ -47,6 +48,11 @@ impl Model {
         estimate(self.start(SHORTEST_KERNEL) + moved, ROOFLINE, Origin::Roofline)
     }
 
+    /// A kernel that does nothing but last for so long.
+    pub fn spin(&self, lasts: SimDuration) -> Estimate {
+        estimate(self.start(SHORTEST_KERNEL) + lasts.as_secs_f64(), 0.0, Origin::Roofline)
+    }
+
     /// Seconds that anything takes on the device, and no less than this.
     fn start(&self, shortest: f64) -> f64 {
         self.target.rates.launch.as_secs_f64().max(shortest)
@@ -60,7 +66,6 @@ mod tests {
     use crate::model::Target;
     use std::sync::Arc;
     use uniference_sim::device::Rates;
-    use uniference_sim::time::SimDuration;
 
     fn seconds(name: Option<&str>, kind: CopyKind) -> f64 {
         let rates = Rates { launch: SimDuration::from_us(2), ..Rates::uniform(1e12, 1e12) };

@@ -249,11 +249,13 @@ pub struct LaunchFlags {
     pub inside: bool,
     /// The host takes no time for it.
     pub free: bool,
+    /// A kernel that does nothing but last: for nanoseconds, and not bytes.
+    pub spins: bool,
 }
 
 impl LaunchFlags {
     pub(super) fn number(self) -> u64 {
-        u64::from(self.inside) + 2 * u64::from(self.free)
+        u64::from(self.inside) + 2 * u64::from(self.free) + 4 * u64::from(self.spins)
     }
 }
 
@@ -661,7 +663,7 @@ impl Bytes<'_> {
     /// Bits that nobody has given a meaning have none.
     fn flags(&mut self) -> Result<LaunchFlags, Problem> {
         let bits = self.number()?;
-        Ok(LaunchFlags { inside: bits & 1 != 0, free: bits & 2 != 0 })
+        Ok(LaunchFlags { inside: bits & 1 != 0, free: bits & 2 != 0, spins: bits & 4 != 0 })
     }
 
     fn integer(&mut self) -> Result<i64, Problem> {

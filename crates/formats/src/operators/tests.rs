@@ -151,9 +151,9 @@ fn entries_of_streams_are_what_their_documentation_says() {
     let mut slice = vec![8, 2];
     slice.extend(b"k1");
     assert_eq!(dictionary_length(&slice), Ok(slice.len()));
-    slice.extend([9, 1, 7, 1, 0xac, 0x02, 10, 0, 3, 8, 2, 11, 4, 7, 12, 0, 4, 13, 7, 2, 13, 7, 0, 14, 2, 0, 15, 7]);
-    let inside = LaunchFlags { inside: true, free: false };
-    let free = LaunchFlags { inside: false, free: true };
+    slice.extend([9, 1, 7, 5, 0xac, 0x02, 10, 0, 3, 8, 2, 11, 4, 7, 12, 0, 4, 13, 7, 2, 13, 7, 0, 14, 2, 0, 15, 7]);
+    let inside = LaunchFlags { inside: true, spins: true, ..LaunchFlags::default() };
+    let free = LaunchFlags { free: true, ..LaunchFlags::default() };
     let expected = [
         StreamEntry::Launch { kernel: 1, stream: 7, flags: inside, bytes: 300 },
         StreamEntry::Copy { stream: 0, kind: CopyKind::DeviceToPinned, bytes: 8, flags: free },
@@ -420,7 +420,7 @@ fn any_entries(definition: &Definition) -> impl Strategy<Value = Vec<Kept>> + us
         (line(), any::<String>()).prop_map(|(line, operator)| Kept::Answered(line, operator)),
         (any::<u64>(), any::<bool>()).prop_map(|(allocation, written)| Kept::Called(allocation, written)),
         (0_u32..1 << 31, 0..7_usize, any::<u64>(), any::<bool>()).prop_map(|(stream, kind, bytes, inside)| {
-            let flags = LaunchFlags { inside, free: !inside };
+            let flags = LaunchFlags { inside, free: !inside, spins: false };
             Kept::Stream(StreamEntry::Copy { stream, kind: CopyKind::ALL[kind], bytes, flags })
         }),
         (0_u32..1 << 31, 1_u32..9).prop_map(|(stream, graph)| {

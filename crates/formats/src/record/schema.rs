@@ -28,7 +28,8 @@ const ORIGINS: [Origin; 7] = [
     Origin::Interpolated,
     Origin::Transferred,
 ];
-const RESOURCES: [Resource; 3] = [Resource::Host, Resource::Accelerator, Resource::CopyEngine];
+const RESOURCES: [Resource; 4] =
+    [Resource::Host, Resource::Accelerator, Resource::CopyEngine, Resource::Multiprocessor];
 const OUTCOMES: [Outcome; 3] = [Outcome::Ok, Outcome::Failed, Outcome::Crashed];
 const KINDS: [CollectiveKind; 9] = {
     use CollectiveKind::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter};

@@ -91,6 +91,18 @@ impl fmt::Debug for Calls {
     }
 }
 
+/// What is known of how long a kernel takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Takes {
+    /// As long as it takes to read and write what it names; 0: it is not known what.
+    Bytes(u64),
+    /// So long, whatever it runs on.
+    Nanoseconds(u64),
+}
+
+/// Among a launch's flags: it takes so many nanoseconds. See `LaunchFlags` of crates/formats/src/operators/decode.rs.
+const SPINS: u32 = 4;
+
 /// How a kernel was launched.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
@@ -113,7 +125,7 @@ impl Default for Shape {
 #[derive(Clone, Debug)]
 pub(crate) enum Node {
     /// A kernel.
-    Kernel { name: Arc<Name>, bytes: u64, shape: Shape },
+    Kernel { name: Arc<Name>, takes: Takes, shape: Shape },
     /// Bytes move.
     Copy { moved: Moved, kind: CopyKind },
     /// A value is written.
@@ -369,7 +381,12 @@ impl Node {
     /// Writes it down.
     pub(super) fn tell(&self, stream: u32, flags: u32) {
         tell(|link| match self {
-            Node::Kernel { name, bytes, .. } => (link.launch)(name.number(link), stream, flags, *bytes),
+            Node::Kernel { name, takes: Takes::Bytes(bytes), .. } => {
+                (link.launch)(name.number(link), stream, flags, *bytes);
+            }
+            Node::Kernel { name, takes: Takes::Nanoseconds(ns), .. } => {
+                (link.launch)(name.number(link), stream, flags | SPINS, *ns);
+            }
             Node::Copy { moved, kind } => {
                 (link.copy)(stream, *kind as u32, (moved.bytes * moved.rows) as u64, flags);
             }

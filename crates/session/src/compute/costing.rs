@@ -19,7 +19,7 @@ use uniference_formats::operators::{
 use uniference_formats::report::ComputeReport;
 use uniference_host::error::HostError;
 use uniference_host::live::exchange::{Costs, Launch, Piece, Slice};
-use uniference_sim::device::Estimate;
+use uniference_sim::device::{Estimate, Resource};
 use uniference_sim::ids::{QueueId, RankId, TaskId};
 use uniference_sim::program::{Activity, Origin, Request, Work};
 use uniference_sim::replay::RecordedStep;
@@ -84,6 +84,8 @@ enum What {
     Attention { number: usize, sequences: [Sequences; 2] },
     /// A kernel of no operator: its number, and the bytes that it names.
     Kernel { number: u32, bytes: u64 },
+    /// One that only lasts, for so many nanoseconds.
+    Spin { number: u32, ns: u64 },
     /// A copy of so many bytes.
     Copy { kind: CopyKind, bytes: u64 },
 }
@@ -275,8 +277,12 @@ impl RankCosting {
                             let nothing = Work::new(SimDuration::ZERO, Origin::None);
                             DevicePart::new(nothing.named(decoder.kernel(kernel).into()), None)
                         }
-                        StreamEntry::Launch { kernel: number, bytes, .. } => {
-                            self.part(decoder, What::Kernel { number, bytes }, Line::default())
+                        StreamEntry::Launch { kernel: number, flags, bytes, .. } => {
+                            let what = match flags.spins {
+                                true => What::Spin { number, ns: bytes },
+                                false => What::Kernel { number, bytes },
+                            };
+                            self.part(decoder, what, Line::default())
                         }
                         StreamEntry::Copy { kind, bytes, .. } => {
                             self.part(decoder, What::Copy { kind, bytes }, Line::default())
@@ -358,8 +364,13 @@ impl RankCosting {
     /// The device's part of something, once.
     fn part(&mut self, decoder: &Decoder, what: What, line: Line) -> DevicePart {
         let place = self.place(decoder, what, line);
-        let Cost { estimate, name, .. } = &self.costs[place];
-        DevicePart::new(Work { name: name.clone(), ..estimate.work() }, Some(place))
+        let Cost { what, estimate, name, .. } = &self.costs[place];
+        let work = match what {
+            // Of one thread.
+            What::Spin { .. } => estimate.work().on(Resource::Multiprocessor),
+            _ => estimate.work(),
+        };
+        DevicePart::new(Work { name: name.clone(), ..work }, Some(place))
     }
 
     /// Where the cost of something is, which is estimated when it is asked for first.
@@ -393,6 +404,7 @@ impl RankCosting {
                     (costs.attention(&definitions[number], sequences), costs.kind(&definitions[number]))
                 }
                 (Some(costs), What::Kernel { bytes, .. }) => (costs.kernel(bytes), KERNEL),
+                (Some(costs), What::Spin { ns, .. }) => (costs.spin(SimDuration::from_ns(ns)), KERNEL),
                 (Some(costs), What::Copy { kind, bytes }) => (costs.copy(kind, bytes), "copy"),
             };
             let name: Option<Arc<str>> = match what {
@@ -400,7 +412,7 @@ impl RankCosting {
                 What::OnDevice { number } | What::Attention { number, .. } => {
                     Some(definitions[number].name.as_str().into())
                 }
-                What::Kernel { number, .. } => Some(decoder.kernel(number).into()),
+                What::Kernel { number, .. } | What::Spin { number, .. } => Some(decoder.kernel(number).into()),
                 What::Copy { kind, .. } => Some(copy_name(kind).into()),
             };
             costs.push(Cost { what, name, estimate, kind, executions: 0, first });
@@ -419,7 +431,7 @@ impl RankCosting {
             What::Definition { number, .. } | What::OnDevice { number } | What::Attention { number, .. } => {
                 Some(&self.decoder.definitions()[number].name)
             }
-            What::Kernel { number, .. } => Some(self.decoder.kernel(number)),
+            What::Kernel { number, .. } | What::Spin { number, .. } => Some(self.decoder.kernel(number)),
             What::Copy { .. } => None,
         }
     }

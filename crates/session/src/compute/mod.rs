@@ -252,6 +252,9 @@ trait OperatorCosts: Send + Sync {
     /// A kernel of no operator, which names so many bytes; 0: it is not known how many.
     fn kernel(&self, bytes: u64) -> Estimate;
 
+    /// A kernel that does nothing but last for so long.
+    fn spin(&self, lasts: SimDuration) -> Estimate;
+
     /// A copy.
     fn copy(&self, kind: CopyKind, bytes: u64) -> Estimate;
 
@@ -287,6 +290,10 @@ impl OperatorCosts for Model {
 
     fn kernel(&self, bytes: u64) -> Estimate {
         Model::kernel(self, bytes)
+    }
+
+    fn spin(&self, lasts: SimDuration) -> Estimate {
+        Model::spin(self, lasts)
     }
 
     fn copy(&self, kind: CopyKind, bytes: u64) -> Estimate {

@@ -60,6 +60,10 @@ impl OperatorCosts for Fixed {
         self.takes(bytes)
     }
 
+    fn spin(&self, lasts: SimDuration) -> Estimate {
+        self.takes((lasts.as_secs_f64() * 1e6) as u64)
+    }
+
     fn copy(&self, _: CopyKind, bytes: u64) -> Estimate {
         self.takes(bytes)
     }
@@ -246,8 +250,8 @@ impl Program {
     }
 }
 
-const INSIDE: LaunchFlags = LaunchFlags { inside: true, free: false };
-const OWN: LaunchFlags = LaunchFlags { inside: false, free: false };
+const INSIDE: LaunchFlags = LaunchFlags { inside: true, free: false, spins: false };
+const OWN: LaunchFlags = LaunchFlags { inside: false, free: false, spins: false };
 
 fn kernel(encoder: &mut Encoder, stream: u32, us: u64) {
     encoder.stream(StreamEntry::Launch { kernel: 1, stream, flags: OWN, bytes: us });
@@ -283,6 +287,22 @@ fn an_operator_is_worked_for_by_the_host_and_runs_where_it_was_launched() {
     let mut program = Program::default();
     let ten = program.slice(|encoder| (0..10).for_each(|_| operator(encoder, 1)));
     assert_eq!(ends(vec![ten, synchronizes()]), 206.0);
+}
+
+/// Spins of 30 and 50 on two streams, launched in 4 each, run side by side, whereas kernels share the device.
+#[test]
+fn a_kernel_that_only_lasts_does_so_for_as_long_as_it_says_whatever_runs_beside_it() {
+    let on_two_streams = |flags| {
+        let mut program = Program::default();
+        let two = program.slice(|encoder| {
+            encoder.stream(StreamEntry::Launch { kernel: 1, stream: 1, flags, bytes: 30_000 });
+            encoder.stream(StreamEntry::Launch { kernel: 1, stream: 2, flags, bytes: 50_000 });
+        });
+        ends(vec![two, synchronizes()])
+    };
+    assert_eq!(on_two_streams(LaunchFlags { spins: true, ..OWN }), 58.0);
+    // Of those a byte takes a microsecond.
+    assert_eq!(on_two_streams(OWN), 80_004.0);
 }
 
 /// A function of Python takes 1. Up to six come to an operator in its 6; ten need 10. To what is no operator they are added: three and a launch of 4,

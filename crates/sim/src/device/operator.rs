@@ -45,6 +45,8 @@ pub enum Resource {
     Accelerator,
     /// What copies between the memories of both.
     CopyEngine,
+    /// So little of what tensors are computed on that nothing which runs beside it is slowed down.
+    Multiprocessor,
 }
 
 /// A kind of computation whose instances differ in their sizes only: one model of the cost serves them all.

@@ -37,7 +37,7 @@ impl Work {
     }
 
     /// Whether it shares the device with what runs beside it: its duration is that of work that has the device for itself. Copies between
-    /// memories do not: they wait for one another in queues of their own.
+    /// memories do not: they wait for one another in queues of their own. Nor does what leaves nearly all of the device to others.
     pub const fn shares(&self) -> bool {
         self.origin.is_modelled() && matches!(self.resource, Resource::Accelerator)
     }

@@ -167,7 +167,7 @@ impl ActivityState {
         let busy = match &self.activity {
             Activity::Compute(work) => match work.resource {
                 Resource::CopyEngine => Busy::Copy,
-                Resource::Accelerator | Resource::Host => Busy::Kernel,
+                Resource::Accelerator | Resource::Multiprocessor | Resource::Host => Busy::Kernel,
             },
             Activity::Call(_) => Busy::Communication,
             _ => return None,

@@ -110,11 +110,13 @@ fn modelled_work_shares_the_device_that_recorded_work_has_for_itself() {
 }
 
 #[test]
-fn copies_between_memories_do_not_share_the_device() {
-    let copy = Work::new(SimDuration::from_ps(25), Origin::Roofline).on(Resource::CopyEngine);
-    let copy = Request::Issue { activity: Activity::Compute(copy), queue: QueueId(1), after: vec![], site: Site(0) };
-    let outcomes = run(&switch(1), vec![vec![modelled(0, 30, &[]), copy, wait_all(&[1]), wait_all(&[0])]]);
-    assert_eq!([outcomes.at(0, 2), outcomes.at(0, 3)], [25, 30]);
+fn copies_and_what_keeps_one_multiprocessor_busy_do_not_share_the_device() {
+    for part in [Resource::CopyEngine, Resource::Multiprocessor] {
+        let activity = Activity::Compute(Work::new(SimDuration::from_ps(25), Origin::Roofline).on(part));
+        let beside = Request::Issue { activity, queue: QueueId(1), after: vec![], site: Site(0) };
+        let outcomes = run(&switch(1), vec![vec![modelled(0, 30, &[]), beside, wait_all(&[1]), wait_all(&[0])]]);
+        assert_eq!([outcomes.at(0, 2), outcomes.at(0, 3)], [25, 30], "{part:?}");
+    }
 }
 
 #[test]
