@@ -4,6 +4,8 @@
 #include <ATen/ATen.h>
 
 #include <array>
+#include <cmath>
+#include <limits>
 
 #include "own_work.h"
 
@@ -16,22 +18,32 @@ class Reductions {
     const Inside ours;
     at::Tensor result = elements(dtype, into, bytes);
     const at::Tensor other = elements(dtype, const_cast<void*>(from), bytes);
-    switch (operation) {
-      case 0: result.add_(other); break;
-      case 1: result.mul_(other); break;
-      case 2: at::maximum_out(result, result, other); break;
-      default: at::minimum_out(result, result, other); break;
+    if (c10::isFloat8Type(result.scalar_type())) {
+      at::Tensor wide = result.to(at::kFloat);
+      apply(operation, wide, other.to(at::kFloat));
+      narrow(wide, result);
+    } else if (is_unsigned(dtype) && operation >= kMaximum) {
+      // In the order of signed numbers if the upper bit is turned round.
+      result.bitwise_xor_(lowest(result));
+      apply(operation, result, other.bitwise_xor(lowest(other)));
+      result.bitwise_xor_(lowest(result));
+    } else {
+      apply(operation, result, other);
     }
   }
 
-  // Multiplies elements by a factor; whole numbers are rounded towards zero.
+  // Multiplies elements by a factor, or the part that one member in so many has; whole numbers are rounded towards zero.
   static void scale(uint32_t dtype, void* at, uint64_t bytes, double factor) {
     const Inside ours;
     at::Tensor values = elements(dtype, at, bytes);
-    if (values.is_floating_point()) {
+    if (c10::isFloat8Type(values.scalar_type())) {
+      narrow(values.to(at::kFloat).mul_(factor), values);
+    } else if (values.is_floating_point()) {
       values.mul_(factor);
+    } else if (std::abs(factor) >= 1 || factor == 0) {
+      values.mul_(static_cast<int64_t>(factor));
     } else {
-      values.div_(1 / factor, "trunc");
+      values.div_(static_cast<int64_t>(std::llround(1 / factor)), "trunc");
     }
   }
 
@@ -42,9 +54,33 @@ class Reductions {
     OwnWork ours;
   };
 
+  static constexpr uint32_t kMaximum = 2;
+
+  static void apply(uint32_t operation, at::Tensor& result, const at::Tensor& other) {
+    switch (operation) {
+      case 0: result.add_(other); break;
+      case 1: result.mul_(other); break;
+      case kMaximum: at::maximum_out(result, result, other); break;
+      default: at::minimum_out(result, result, other); break;
+    }
+  }
+
+  // Of eight bits: what is too large becomes the largest.
+  static void narrow(const at::Tensor& wide, at::Tensor& to) {
+    const double most = to.scalar_type() == at::kFloat8_e5m2 ? 57344 : 448;
+    to.copy_(wide.clamp(-most, most));
+  }
+
+  static bool is_unsigned(uint32_t dtype) { return dtype == 3 || dtype == 5; }
+
+  static at::Scalar lowest(const at::Tensor& of) {
+    return of.scalar_type() == at::kInt ? at::Scalar(std::numeric_limits<int32_t>::min()) : at::Scalar(std::numeric_limits<int64_t>::min());
+  }
+
+  // Numbers without a sign of 32 and 64 bits have no kernels; sums and products of those with one are the same bits.
   static at::Tensor elements(uint32_t dtype, void* at, uint64_t bytes) {
     static constexpr std::array<c10::ScalarType, 12> kTypes = {
-        at::kChar, at::kByte,  at::kInt,    at::kUInt32,   at::kLong,          at::kUInt64,
+        at::kChar, at::kByte,  at::kInt,    at::kInt,      at::kLong,          at::kLong,
         at::kHalf, at::kFloat, at::kDouble, at::kBFloat16, at::kFloat8_e4m3fn, at::kFloat8_e5m2};
     const c10::ScalarType type = kTypes[dtype];
     return at::from_blob(at, {static_cast<int64_t>(bytes / c10::elementSize(type))}, at::TensorOptions().dtype(type));

@@ -508,6 +508,55 @@ def test_memory_that_another_stream_has_used_is_given_away_soon_after(tmp_path: 
     assert took <= reused < took + 20 * 6e-6, done.out
 
 
+# All numbers of eight bits, and others by which rounding goes to the nearest, to even, into the exponent, below the smallest, and too far.
+EIGHT_BITS = """
+import sys
+import triton, triton.language as tl
+
+@triton.jit
+def cast(x, out, n, SIZE: tl.constexpr, counts: tl.constexpr):
+    i = tl.arange(0, SIZE)
+    v = tl.load(x + i, mask=i < n)
+    if counts:
+        tl.store(out + i, (v + 0 * tl.sum(tl.histogram(i, 8))).to(out.dtype.element_ty), mask=i < n)
+    else:
+        tl.store(out + i, v.to(out.dtype.element_ty), mask=i < n)
+
+def same(a, b):
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+
+for eight in torch.float8_e4m3fn, torch.float8_e5m2:
+    exact = torch.arange(256, dtype=torch.uint8).view(eight)
+    most = torch.finfo(eight).max
+    x = exact.float()
+    x = x[x.isfinite()].sort().values
+    middle = (x[1:] + x[:-1]) / 2
+    x = torch.cat([x, middle, middle * (1 + 2**-9), middle * (1 - 2**-9), torch.randn(1000, generator=torch.Generator().manual_seed(1))])
+    far = torch.tensor([0.999 * most, 1.01 * most, 2 * most, -3 * most, torch.nan, torch.inf])
+    for of in torch.float32, torch.bfloat16, torch.float16:
+        given = torch.cat([x, far]).to(of)
+        # Where PyTorch has infinity, or none of these numbers, a kernel has the largest.
+        expected = given.float().clamp(-most, most).to(eight).float()
+        for counts in False, True:
+            out = torch.empty(len(given), dtype=eight, device="cuda")
+            cast[(1,)](given.cuda(), out, len(given), 4096, counts)
+            assert same(out.cpu().float(), expected), (eight, of, counts)
+            back = torch.empty(256, dtype=of, device="cuda")
+            cast[(1,)](exact.cuda(), back, 256, 256, False)
+            assert same(back.cpu(), exact.to(of)), (eight, of)
+
+weights = torch.randn(4096, generator=torch.Generator().manual_seed(1)).cuda()
+quantise = lambda w: (w * (448 / w.abs().max())).to(torch.float8_e4m3fn)
+compiled = torch.compile(quantise)(weights).cpu()
+assert torch.equal(compiled.float(), quantise(weights).cpu().float())
+"""
+
+
+def test_casts_to_eight_bits_round_as_a_gpu_does(tmp_path: Path) -> None:
+    report = checked(tmp_path, EIGHT_BITS)
+    assert not any("interpreted" in warning for warning in report["warnings"]), report["warnings"]
+
+
 def test_sleeping_kernels_of_torch_last_for_their_cycles_side_by_side(tmp_path: Path) -> None:
     """`torch.cuda._sleep` on an H100, whose highest clock is 1.98 GHz, and whose shortest kernel takes some microseconds."""
     body = """

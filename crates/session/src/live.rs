@@ -26,8 +26,9 @@ use uniference_host::live::zygote::{RankPlacement, Script, describe_status};
 use uniference_host::symbols::Torch;
 use uniference_sim::cast::{Cast, Unlike};
 use uniference_sim::cluster::Cluster;
-use uniference_sim::engine::{Doing, Engine, Halt, RankReport};
+use uniference_sim::engine::{Doing, Engine, Halt, HaltReason, Pending, RankReport};
 use uniference_sim::event::Observer;
+use uniference_sim::ids::RankId;
 use uniference_sim::program::{Origin, Work};
 use uniference_sim::time::SimDuration;
 
@@ -258,6 +259,10 @@ impl Live<'_> {
             _ => driver.stands(MOST_SHOWN),
         };
         let others = if driver.has_ranks() { others(driver.exchange(), &ending, &stands) } else { String::new() };
+        let unmet = match ending {
+            LiveEnding::Died { rank, .. } if driver.has_ranks() => Unmet::of(driver.exchange(), rank),
+            _ => Unmet::default(),
+        };
         let lines = driver.exchange().lines();
         let warnings = driver.warnings();
         let limited = self.setup.script.env.contains_key("UNIFERENCE_VALUES");
@@ -266,7 +271,7 @@ impl Live<'_> {
             LiveEnding::Unlike(unlike) => Err(unlike),
             LiveEnding::Finished => Ok(Ending::Finished),
             other => {
-                let Stop { exit, message } = explain(other, &others, &lines, &stands, self.folder);
+                let Stop { exit, message } = explain(other, &others, &unmet, &lines, &stands, self.folder);
                 Ok(Ending::Stopped(Stop { exit, message: message + &zeros }))
             }
         };
@@ -353,6 +358,35 @@ fn refuse_one_program(program: &Program, cluster: &Cluster) -> Option<HostError>
 /// By rank, where threads stand that wait inside their process.
 type Stands = BTreeMap<u32, Vec<String>>;
 
+/// That of PyTorch's process groups of NCCL, which runs in virtual time on simulated GPUs: a watchdog in the rank's process sees to it.
+const DEFAULT_TIMEOUT: SimDuration = SimDuration::from_us(600_000_000);
+
+/// Operations of which a rank that is gone had waited for others.
+#[derive(Default)]
+struct Unmet {
+    /// A line for all of them, or none.
+    text: String,
+    /// For how long it had waited for the first.
+    longest: SimDuration,
+}
+
+impl Unmet {
+    fn of(exchange: &Exchange, rank: u32) -> Unmet {
+        let unmet = exchange.engine().unmet(RankId(rank));
+        let longest = unmet.iter().map(|(_, since)| *since).max().unwrap_or_default();
+        let line = |call: &Pending| match exchange.line(call.site) {
+            "" => call.to_string(),
+            line => format!("{call}, issued at {line}"),
+        };
+        let calls: Vec<String> = unmet.iter().take(MOST_SHOWN).map(|(call, _)| line(call)).collect();
+        let text = match calls.is_empty() {
+            true => String::new(),
+            false => format!("  rank {rank} had waited {longest} for {}\n", calls.join("; ")),
+        };
+        Unmet { text, longest }
+    }
+}
+
 /// What the other ranks were doing when a run ended early.
 fn others(exchange: &Exchange, ending: &LiveEnding, stands: &Stands) -> String {
     let gone = match ending {
@@ -384,7 +418,14 @@ fn doing(exchange: &Exchange, stands: &Stands, gone: Option<u32>, with_running: 
 ///
 /// # Panics
 /// If it has, or is to be run otherwise.
-fn explain(ending: LiveEnding, others: &str, lines: &[String], stands: &Stands, folder: Option<&Path>) -> Stop {
+fn explain(
+    ending: LiveEnding,
+    others: &str,
+    unmet: &Unmet,
+    lines: &[String],
+    stands: &Stands,
+    folder: Option<&Path>,
+) -> Stop {
     match ending {
         LiveEnding::Finished | LiveEnding::Unlike(_) => panic!("{ending:?} needs no explanation"),
         LiveEnding::Failed { rank, status } => {
@@ -394,8 +435,18 @@ fn explain(ending: LiveEnding, others: &str, lines: &[String], stands: &Stands, 
             let message = format!("error: the program failed on rank {rank}{how}\n{others}{hint}");
             Stop { exit: Exit::ProgramFailed, message }
         }
+        // As PyTorch's watchdog ends a process.
+        LiveEnding::Died { rank, status: -6, .. } if unmet.longest >= DEFAULT_TIMEOUT => Stop {
+            exit: Exit::Halted,
+            message: format!(
+                "error: deadlock: rank {rank} was ended by the time-out of its process group\n{}{others}hint: {}\n",
+                unmet.text,
+                HaltReason::Deadlock.hint()
+            ),
+        },
         LiveEnding::Died { rank, pid, status } => {
-            Stop { exit: Exit::ProgramFailed, message: obituary(rank, pid, status, others, folder) }
+            let doing = unmet.text.clone() + others;
+            Stop { exit: Exit::ProgramFailed, message: obituary(rank, pid, status, &doing, folder) }
         }
         LiveEnding::Severed { rank } => {
             let what = "or has replaced itself by another program (os.exec)";

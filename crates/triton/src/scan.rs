@@ -240,6 +240,8 @@ impl<'a> Scanner<'a> {
         }
         let name = self.take(|letter| letter.is_ascii_alphanumeric());
         let scalar = match name {
+            "f8E4M3FN" => Scalar::F8E4M3,
+            "f8E5M2" => Scalar::F8E5M2,
             "f16" => Scalar::F16,
             "bf16" => Scalar::BF16,
             "f32" => Scalar::F32,

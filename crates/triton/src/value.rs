@@ -1,5 +1,6 @@
 //! Owns values: their types, and their elements, which are integers and addresses, or numbers of single or double precision.
 
+use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
 use std::sync::Arc;
 
@@ -8,6 +9,10 @@ use std::sync::Arc;
 pub enum Scalar {
     /// An integer of so many bits, at most 64.
     Int(u32),
+    /// Eight bits, four of which are the exponent; there is no infinity.
+    F8E4M3,
+    /// Eight bits, five of which are the exponent.
+    F8E5M2,
     /// Half precision.
     F16,
     /// The upper half of single precision.
@@ -25,6 +30,7 @@ impl Scalar {
     pub(crate) fn bytes(self) -> usize {
         match self {
             Scalar::Int(bits) => bits.div_ceil(8) as usize,
+            Scalar::F8E4M3 | Scalar::F8E5M2 => 1,
             Scalar::F16 | Scalar::BF16 => 2,
             Scalar::F32 => 4,
             Scalar::F64 | Scalar::Pointer => 8,
@@ -60,7 +66,7 @@ impl Type {
 
 /// The elements of a value in the order of its dimensions, the last the fastest; a single one stands for all of them.
 ///
-/// Integers are kept with their sign, but truth values as 0 and 1; numbers of 16 bits in single precision.
+/// Integers are kept with their sign, but truth values as 0 and 1; numbers of 8 and 16 bits in single precision.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Data {
     Int(Vec<i64>),
@@ -140,6 +146,8 @@ impl Data {
         match self {
             Data::Int(elements) => elements[at] as u64,
             Data::Single(elements) => match scalar {
+                Scalar::F8E4M3 => u64::from(F8E4M3::from_f32(elements[at]).to_bits()),
+                Scalar::F8E5M2 => u64::from(F8E5M2::from_f32(elements[at]).to_bits()),
                 Scalar::F16 => u64::from(f16::from_f32(elements[at]).to_bits()),
                 Scalar::BF16 => u64::from(bf16::from_f32(elements[at]).to_bits()),
                 _ => u64::from(elements[at].to_bits()),
@@ -204,10 +212,12 @@ pub(crate) fn signed(number: i64, bits: u32) -> i64 {
     if bits == 1 { -number } else { number }
 }
 
-/// What a number of single precision becomes in a narrower type.
+/// What a number of single precision becomes in a narrower type. One that is too large for 8 bits becomes the largest (PTX, `cvt.satfinite`).
 #[inline]
 pub(crate) fn rounded(number: f32, to: Scalar) -> f32 {
     match to {
+        Scalar::F8E4M3 => F8E4M3::from_f32(number).to_f32(),
+        Scalar::F8E5M2 => F8E5M2::from_f32(number).to_f32(),
         Scalar::F16 => f16::from_f32(number).to_f32(),
         Scalar::BF16 => bf16::from_f32(number).to_f32(),
         _ => number,
@@ -216,6 +226,8 @@ pub(crate) fn rounded(number: f32, to: Scalar) -> f32 {
 
 fn single(bits: u64, scalar: Scalar) -> f32 {
     match scalar {
+        Scalar::F8E4M3 => F8E4M3::from_bits(bits as u8).to_f32(),
+        Scalar::F8E5M2 => F8E5M2::from_bits(bits as u8).to_f32(),
         Scalar::F16 => f16::from_bits(bits as u16).to_f32(),
         Scalar::BF16 => bf16::from_bits(bits as u16).to_f32(),
         _ => f32::from_bits(bits as u32),

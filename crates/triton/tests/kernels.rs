@@ -541,7 +541,7 @@ fn parameters_are_named_and_counted() {
     "%r = tt.expand_dims %n {axis = 0 : i32, sparse = true} : i32 -> tensor<1xi32>",
     "`sparse` of tt.expand_dims is not known"
 )]
-#[case("%r = tt.bitcast %n : i32 -> f8E4M3FN", "type f8E4M3FN is not known")]
+#[case("%r = tt.bitcast %n : i32 -> f8E4M3B11FNUZ", "type f8E4M3B11FNUZ is not known")]
 #[case("%r = arith.addi %n : i32", "line 5: expected other operands of arith.addi, found \"tt.return loc(#loc)\"")]
 #[case("%r = arith.addi %n, %m : i32", "line 6: expected a definition of %m, found \"\"")]
 #[case(
@@ -567,4 +567,22 @@ proptest! {
         let length = length % (text.rfind('}').unwrap());
         prop_assert!(Kernel::read(&text[..length]).is_err());
     }
+}
+
+/// Rounded to the nearest, of two as near to the even one, into the exponent; what is too large becomes the largest.
+#[test]
+fn numbers_of_eight_bits_are_rounded_and_never_overflow() {
+    let cast = |to: &str, a: &mut [f32]| -> Vec<u8> {
+        let count = a.len();
+        let body = format!("%r = tt.fp_to_fp %a, rounding = rtne : tensor<T> -> tensor<{count}x{to}>");
+        calculated(&body, ["f32", to], a, &mut vec![0.0; count])
+    };
+    let mut given = [1.0, 1.0625, 1.1875, 1.97, -3.9, 500.0, f32::NEG_INFINITY, f32::NAN, 0.001];
+    assert_eq!(cast("f8E4M3FN", &mut given), [0x38, 0x38, 0x3a, 0x40, 0xc8, 0x7e, 0xfe, 0x7f, 0x01]);
+    let mut given = [1.0, 1.125, 1.375, 1.97, -3.9, 1e6, f32::NEG_INFINITY, 0.001];
+    assert_eq!(cast("f8E5M2", &mut given), [0x3c, 0x3c, 0x3e, 0x40, 0xc4, 0x7b, 0xfb, 0x14]);
+    let mut bits = [0x38_u8, 0xc8, 0x7e, 0x01];
+    let body = "%r = tt.fp_to_fp %a : tensor<T> -> tensor<4xf32>";
+    let back: Vec<f32> = calculated(body, ["f8E4M3FN", "f32"], &mut bits, &mut [0; 4]);
+    assert_eq!(back, [1.0, -4.0, 448.0, 0.001953125]);
 }

@@ -191,6 +191,18 @@ def _narrowed(handle: Any) -> Any:
     return interpreter.TensorHandle(numbers.view(torch.uint16).numpy(), tl.bfloat16)
 
 
+# Eight bits by the interpreter lose what rounding carries into the exponent. One that is too large becomes the largest (PTX, `cvt.satfinite`).
+_EIGHT_BITS = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+
+
+def _in_eight_bits(handle: Any, to: Any) -> Any:
+    dtype = _EIGHT_BITS[to.scalar]
+    numbers = torch.from_numpy(numpy.ascontiguousarray(handle.data)).float()
+    most = torch.finfo(dtype).max
+    rounded = numbers.clamp(-most, most).to(dtype)
+    return interpreter.TensorHandle(rounded.view(torch.uint8).numpy(), to.scalar)
+
+
 def _calculated(result_like: int, handles: int) -> Callable[[Any], Any]:
     """For a method that takes so many operands and whose result has the type of one of them, unless it is a comparison."""
 
@@ -208,8 +220,15 @@ def _calculated(result_like: int, handles: int) -> Callable[[Any], Any]:
     return make
 
 
+def _to_nearest(rounding: Sequence[Any]) -> bool:
+    return all(mode in (None, interpreter._ir.ROUNDING_MODE.RTNE) for mode in rounding)
+
+
 def _cast(original: Any) -> Any:
     def method(self: Any, source: Any, to: Any, *rest: Any) -> Any:
+        of = source.dtype.scalar
+        if to.scalar in _EIGHT_BITS and of in (tl.float16, tl.bfloat16, tl.float32) and _to_nearest(rest):
+            return _in_eight_bits(_widened(source), to)
         if to.scalar == tl.bfloat16 and not _is_bfloat16(source):
             return _narrowed(original(self, source, tl.float32, *rest) if source.dtype.scalar != tl.float32 else source)
         if _is_bfloat16(source) and to.scalar != tl.bfloat16:

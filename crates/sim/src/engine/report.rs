@@ -7,7 +7,7 @@ use crate::ids::{GroupId, GroupRank, Handle, RankId, Site, TaskId};
 use crate::network::Asymmetry;
 use crate::program::{Activity, Call, CallOp, Outcome};
 use crate::store;
-use crate::time::{Bytes, SimTime};
+use crate::time::{Bytes, SimDuration, SimTime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -125,6 +125,15 @@ impl Engine {
     /// Every rank as it stands: what a progress display or a report shows.
     pub fn report(&self) -> Vec<RankReport> {
         self.simulated().map(|rank| self.rank_report(rank)).collect()
+    }
+
+    /// Operations of process groups that a rank has entered and others have not, in the order of their handles, and for how long it has waited for
+    /// them, by its clock.
+    pub fn unmet(&self, rank: RankId) -> Vec<(Pending, SimDuration)> {
+        let state = &self.ranks[rank.index()];
+        let begun = state.activities.open().filter_map(|(handle, open)| Some((handle, open.started?)));
+        let unmet = begun.map(|(handle, since)| (self.pending(state, handle), state.clock.max(since).since(since)));
+        unmet.filter(|(call, _)| call.meeting.as_ref().is_some_and(|(_, missing)| !missing.is_empty())).collect()
     }
 
     fn rank_report(&self, rank: &RankState) -> RankReport {
@@ -372,7 +381,8 @@ impl Halt {
 }
 
 impl HaltReason {
-    fn hint(&self) -> &'static str {
+    /// What a user may do about it.
+    pub fn hint(&self) -> &'static str {
         match self {
             HaltReason::Deadlock => {
                 "call the same operations in the same order on every member of a group, and give every receive a matching send"
