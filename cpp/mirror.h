@@ -301,12 +301,22 @@ class Mirror {
       schema.substitute(here, randomness.seed);
       return true;
     }
-    if (!op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) return false;
+    const bool exists = any_sparse(here.data(), here.size()) ? has_sparse_kernel(op) : op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
+    if (!exists && !(makes_sparse(op) && has_sparse_kernel(op))) return false;
     // What is not given a generator draws from the CPU's own.
     std::optional<Substitutes::Drawing> drawing;
     if (randomness.draws) drawing.emplace(randomness.seed);
     op.callBoxed(&here);
     return true;
+  }
+
+  static bool has_sparse_kernel(const c10::OperatorHandle& op) {
+    return op.hasComputedKernelForDispatchKey(c10::DispatchKey::SparseCPU) || op.hasComputedKernelForDispatchKey(c10::DispatchKey::SparseCsrCPU);
+  }
+
+  // Of tensors that are not.
+  static bool makes_sparse(const c10::OperatorHandle& op) {
+    return op.schema().name().find("sparse") != std::string::npos;
   }
 
   // The same where the GPU's operator has gone well; if it fails, why. What the CPU's does not take has no values, and is no error of the program's.
@@ -441,6 +451,15 @@ class Mirror {
       const at::Tensor& there = to.toTensor();
       const at::Tensor& here = from.toTensor();
       if (!there.defined() || !here.defined()) return;
+      if (there.layout() == c10::kSparse && here.layout() == c10::kSparse && there._nnz() == here._nnz()) {
+        c10::IValue indices(there._indices()), values(there._values());
+        hand_over(name, here._indices(), indices);
+        hand_over(name, here._values(), values);
+        return;
+      }
+      const bool is_same = there.layout() == c10::kStrided && here.layout() == c10::kStrided && there.const_data_ptr() == here.const_data_ptr();
+      // What a sparse tensor is made of.
+      if (is_same) return;
       if (lies_alike(there, here)) {
         memcpy(const_cast<void*>(there.const_data_ptr()), here.const_data_ptr(), here.nbytes());
       } else if (there.sizes() == here.sizes()) {

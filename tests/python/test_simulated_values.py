@@ -236,6 +236,61 @@ close(torch.sparse.mm(s.cuda(), torch.ones(3, 2).cuda()), torch.sparse.mm(s, tor
     )
 
 
+# Memory that was something else before, so that nothing is right because it is new.
+SPARSE = """
+import warnings
+
+warnings.filterwarnings("error", message=".*not computed")
+used = [torch.full((size,), -1, device="cuda") for size in (2, 4, 8, 64, 512)]
+del used
+
+def sparse(repeated=1):
+    return torch.sparse_coo_tensor(torch.tensor([[0, repeated, 1], [2, 0, 0]]), torch.tensor([3.0, 4.0, 5.0]), (2, 3))
+
+def matrices(x):
+    ones = torch.ones(3, 2, device=x.device)
+    both = x.coalesce()
+    return x.to_dense(), both.values(), both.indices(), (x + x).to_dense(), (2 * x).to_dense(), x @ ones, torch.sparse.sum(x)
+
+same("in any order", matrices, sparse())
+same("twice in a place", matrices, sparse(repeated=0))
+same("added", lambda x: torch.zeros(2, 3, device=x.device).add_(x), sparse())
+dense = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+same("made", lambda x: (x.to_sparse().indices(), x.to_sparse().values(), x.to_sparse().to_dense()), dense)
+
+def compressed(x):
+    rows = x.to_sparse_csr()
+    return rows.crow_indices(), rows.col_indices(), rows.values(), rows @ x, rows.to_dense()
+
+same("compressed", compressed, dense)
+
+class Sum(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 4, sparse=True)
+
+    def forward(self, x):
+        return self.table(x)
+
+def stepped(where):
+    torch.manual_seed(1)
+    module = Sum().to(where)
+    optimizer = torch.optim.SparseAdam(module.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        module(torch.tensor([1, 1, 3], device=where)).square().sum().backward()
+        assert module.table.weight.grad.is_sparse
+        optimizer.step()
+    return module.table.weight.detach()
+
+close(stepped("cuda"), stepped("cpu"), "optimizer")
+"""
+
+
+def test_sparse_tensors_have_the_values_of_the_processors(tmp_path: Path) -> None:
+    run(tmp_path, SPARSE)
+
+
 def test_optimizers_and_scaled_gradients(tmp_path: Path) -> None:
     run(
         tmp_path,

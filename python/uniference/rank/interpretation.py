@@ -191,7 +191,8 @@ def _narrowed(handle: Any) -> Any:
     return interpreter.TensorHandle(numbers.view(torch.uint16).numpy(), tl.bfloat16)
 
 
-# Eight bits by the interpreter lose what rounding carries into the exponent. One that is too large becomes the largest (PTX, `cvt.satfinite`).
+# Eight bits by the interpreter lose what rounding carries into the exponent. What is too large becomes the largest
+# (PTX, `cvt.satfinite`).
 _EIGHT_BITS = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 
