@@ -6,6 +6,7 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
@@ -428,6 +429,11 @@ class Mirror {
   static void run_sparse(
       const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, const Randomness& randomness, torch::jit::Stack& here,
       torch::jit::Stack& stack, size_t begin) {
+    // What is written to may get more elements, which the memory of the GPU has no room for.
+    for (size_t i = 0; i < here.size(); i++) {
+      const Inside ours;
+      if (schema.written[i] && here[i].isTensor() && here[i].toTensor().layout() == c10::kSparse) here[i] = here[i].toTensor().clone();
+    }
     if (const auto failure = fails(op, schema, randomness, here)) {
       lacking(schema.name, *failure);
       return op.redispatchBoxed(below, &stack);
@@ -457,9 +463,9 @@ class Mirror {
         hand_over(name, here._values(), values);
         return;
       }
-      const bool is_same = there.layout() == c10::kStrided && here.layout() == c10::kStrided && there.const_data_ptr() == here.const_data_ptr();
-      // What a sparse tensor is made of.
-      if (is_same) return;
+      if (there.layout() != c10::kStrided || here.layout() != c10::kStrided) return lacking(name, "the processor's has another layout");
+      // What a sparse tensor is made of may be what the call was given.
+      if (there.const_data_ptr() == here.const_data_ptr() && there.sizes() == here.sizes() && there.strides() == here.strides()) return;
       if (lies_alike(there, here)) {
         memcpy(const_cast<void*>(there.const_data_ptr()), here.const_data_ptr(), here.nbytes());
       } else if (there.sizes() == here.sizes()) {
@@ -498,10 +504,21 @@ class Mirror {
     torch::jit::Stack results;
     for (size_t i = 0; i < here.size(); i++) {
       const int same = schema.same_as[i];
+      if (same >= 0 && here[i].isTensor()) take_over(schema.name, here[i].toTensor(), stack[begin + same].toTensor(), device);
       results.push_back(same >= 0 ? stack[begin + same] : to_gpu(here[i], device));
     }
     stack.resize(begin);
     for (auto& result : results) stack.push_back(std::move(result));
+  }
+
+  // What a call has written to. A dense tensor's bytes are those of the GPU's; a sparse one has got other tensors.
+  static void take_over(const std::string& name, const at::Tensor& here, const at::Tensor& there, c10::Device device) {
+    if (there.layout() == c10::kStrided || there.is_same(here)) return;
+    if (there.layout() != c10::kSparse || here.layout() != c10::kSparse) return lacking(name, "it writes to a sparse tensor");
+    auto* sparse = static_cast<at::SparseTensorImpl*>(there.unsafeGetTensorImpl());
+    sparse->raw_resize_(here.sparse_dim(), here.dense_dim(), here.sizes());
+    sparse->set_indices_and_values_unsafe(to_gpu(here._indices(), device), to_gpu(here._values(), device));
+    sparse->set_coalesced(here.is_coalesced());
   }
 
   static c10::Device device_of(const c10::IValue* arguments, size_t count) {

@@ -35,15 +35,23 @@ class Reductions {
   // Multiplies elements by a factor, or the part that one member in so many has; whole numbers are rounded towards zero.
   static void scale(uint32_t dtype, void* at, uint64_t bytes, double factor) {
     const Inside ours;
+    const auto divided = [&](auto* numbers) {
+      const auto by = static_cast<uint64_t>(std::llround(1 / factor));
+      for (uint64_t i = 0; i < bytes / sizeof(*numbers); i++) numbers[i] /= by;
+    };
+    const bool divides = std::abs(factor) < 1 && factor != 0;
+    if (divides && dtype == 3) return divided(static_cast<uint32_t*>(at));
+    if (divides && dtype == 5) return divided(static_cast<uint64_t*>(at));
     at::Tensor values = elements(dtype, at, bytes);
     if (c10::isFloat8Type(values.scalar_type())) {
       narrow(values.to(at::kFloat).mul_(factor), values);
     } else if (values.is_floating_point()) {
       values.mul_(factor);
-    } else if (std::abs(factor) >= 1 || factor == 0) {
-      values.mul_(static_cast<int64_t>(factor));
+    } else if (divides) {
+      // There may be more members than the type has numbers.
+      values.copy_(values.to(at::kLong).div_(static_cast<int64_t>(std::llround(1 / factor)), "trunc"));
     } else {
-      values.div_(static_cast<int64_t>(std::llround(1 / factor)), "trunc");
+      values.mul_(static_cast<int64_t>(factor));
     }
   }
 

@@ -276,14 +276,24 @@ def stepped(where):
     torch.manual_seed(1)
     module = Sum().to(where)
     optimizer = torch.optim.SparseAdam(module.parameters(), lr=0.1)
-    for _ in range(3):
-        optimizer.zero_grad()
-        module(torch.tensor([1, 1, 3], device=where)).square().sum().backward()
+    for step in range(4):
+        # Zeros in place, and gradients that are added to others.
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+        for tokens in [1, 1, 3], [2, step, 9]:
+            module(torch.tensor(tokens, device=where)).square().sum().backward()
         assert module.table.weight.grad.is_sparse
         optimizer.step()
     return module.table.weight.detach()
 
 close(stepped("cuda"), stepped("cpu"), "optimizer")
+
+from torch.sparse import to_sparse_semi_structured
+
+with warnings.catch_warnings():
+    warnings.simplefilter("default")
+    # Nobody computes that one.
+    pairs = torch.tensor([0.0, 0.0, 1.0, 1.0]).tile((128, 32)).half().cuda()
+    assert to_sparse_semi_structured(pairs).shape == (128, 128)
 """
 
 

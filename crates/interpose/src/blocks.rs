@@ -4,20 +4,24 @@
 
 use crate::{hand_over, real};
 use libc::{
-    c_int, c_void, id_t, idtype_t, iovec, msghdr, pid_t, rusage, siginfo_t, size_t, sockaddr, socklen_t, ssize_t,
+    FILE, MSG_DONTWAIT, WNOHANG, c_int, c_void, id_t, idtype_t, iovec, msghdr, pid_t, rusage, siginfo_t, size_t,
+    sockaddr, socklen_t, ssize_t,
 };
 
-/// Defines functions of the C library that hand over first.
+/// Defines functions of the C library that hand over first, unless they are told not to wait. A thread may be ended inside them, by being cancelled:
+/// glibc then unwinds its stack.
 macro_rules! handing_over {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty;)*) => {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty $(, unless $at_once:expr)?;)*) => {
         $(
             /// As in the C library.
             ///
             /// # Safety
             /// As in the C library.
             #[unsafe(no_mangle)]
-            pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
-                hand_over();
+            pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+                if !(false $(|| $at_once)?) {
+                    hand_over();
+                }
                 // SAFETY: what the caller gave.
                 unsafe { real::$name()($($argument),*) }
             }
@@ -29,15 +33,31 @@ handing_over! {
     fn read(file: c_int, buffer: *mut c_void, bytes: size_t) -> ssize_t;
     fn __read_chk(file: c_int, buffer: *mut c_void, bytes: size_t, size: size_t) -> ssize_t;
     fn readv(file: c_int, buffers: *const iovec, count: c_int) -> ssize_t;
-    fn recv(socket: c_int, buffer: *mut c_void, bytes: size_t, flags: c_int) -> ssize_t;
-    fn __recv_chk(socket: c_int, buffer: *mut c_void, bytes: size_t, size: size_t, flags: c_int) -> ssize_t;
+    fn recv(socket: c_int, buffer: *mut c_void, bytes: size_t, flags: c_int) -> ssize_t, unless is_at_once(flags);
+    fn __recv_chk(
+        socket: c_int, buffer: *mut c_void, bytes: size_t, size: size_t, flags: c_int
+    ) -> ssize_t, unless is_at_once(flags);
     fn recvfrom(
         socket: c_int, buffer: *mut c_void, bytes: size_t, flags: c_int, from: *mut sockaddr, length: *mut socklen_t
-    ) -> ssize_t;
-    fn recvmsg(socket: c_int, message: *mut msghdr, flags: c_int) -> ssize_t;
+    ) -> ssize_t, unless is_at_once(flags);
+    fn __recvfrom_chk(
+        socket: c_int, buffer: *mut c_void, bytes: size_t, size: size_t, flags: c_int, from: *mut sockaddr, length: *mut socklen_t
+    ) -> ssize_t, unless is_at_once(flags);
+    fn recvmsg(socket: c_int, message: *mut msghdr, flags: c_int) -> ssize_t, unless is_at_once(flags);
     fn accept(socket: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int;
     fn accept4(socket: c_int, from: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int;
-    fn waitpid(process: pid_t, status: *mut c_int, options: c_int) -> pid_t;
-    fn wait4(process: pid_t, status: *mut c_int, options: c_int, usage: *mut rusage) -> pid_t;
-    fn waitid(kind: idtype_t, process: id_t, information: *mut siginfo_t, options: c_int) -> c_int;
+    fn wait(status: *mut c_int) -> pid_t;
+    fn wait3(status: *mut c_int, options: c_int, usage: *mut rusage) -> pid_t, unless options & WNOHANG != 0;
+    fn waitpid(process: pid_t, status: *mut c_int, options: c_int) -> pid_t, unless options & WNOHANG != 0;
+    fn wait4(
+        process: pid_t, status: *mut c_int, options: c_int, usage: *mut rusage
+    ) -> pid_t, unless options & WNOHANG != 0;
+    fn waitid(
+        kind: idtype_t, process: id_t, information: *mut siginfo_t, options: c_int
+    ) -> c_int, unless options & WNOHANG != 0;
+    fn pclose(stream: *mut FILE) -> c_int;
+}
+
+fn is_at_once(flags: c_int) -> bool {
+    flags & MSG_DONTWAIT != 0
 }

@@ -6,7 +6,7 @@
 //! loaded (`Interpreter`), so that the rank's GPUs are there as well.
 
 use crate::pauses::{start_own, start_watch, unblock};
-use crate::{become_client, rank, real};
+use crate::{become_client, hand_over, rank, real};
 use libc::{c_char, c_int, c_void, pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use std::arch::naked_asm;
 use std::cell::RefCell;
@@ -439,6 +439,7 @@ pub unsafe extern "C" fn posix_spawnp(
 /// As in the C library.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
+    hand_over();
     export();
     // SAFETY: what the caller gave.
     unsafe { real::system()(command) }

@@ -1,10 +1,10 @@
 //! Owns the way to the C library's own functions, which those of this crate hide.
 
 use libc::{
-    c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, epoll_event, fd_set, id_t, idtype_t, iovec, itimerval,
-    msghdr, nfds_t, pid_t, pollfd, posix_spawn_file_actions_t, posix_spawnattr_t, pthread_attr_t, pthread_cond_t,
-    pthread_mutex_t, pthread_t, rusage, sem_t, siginfo_t, sigset_t, size_t, sockaddr, socklen_t, ssize_t, time_t,
-    timespec, timeval, useconds_t,
+    FILE, c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, epoll_event, fd_set, id_t, idtype_t, iovec,
+    itimerval, msghdr, nfds_t, pid_t, pollfd, posix_spawn_file_actions_t, posix_spawnattr_t, pthread_attr_t,
+    pthread_cond_t, pthread_mutex_t, pthread_t, rusage, sem_t, siginfo_t, sigset_t, size_t, sockaddr, socklen_t,
+    ssize_t, time_t, timespec, timeval, useconds_t,
 };
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -17,7 +17,7 @@ pub(crate) type Start = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 macro_rules! functions {
     ($($name:ident($($argument:ty),* $(,)?) -> $result:ty;)*) => {
         $(
-            pub(crate) fn $name() -> unsafe extern "C" fn($($argument),*) -> $result {
+            pub(crate) fn $name() -> unsafe extern "C-unwind" fn($($argument),*) -> $result {
                 static FOUND: OnceLock<usize> = OnceLock::new();
                 let found = *FOUND.get_or_init(|| next(concat!(stringify!($name), "\0")));
                 // SAFETY: the C library's function of this name has this signature.
@@ -50,6 +50,10 @@ functions! {
     recvmsg(c_int, *mut msghdr, c_int) -> ssize_t;
     accept(c_int, *mut sockaddr, *mut socklen_t) -> c_int;
     accept4(c_int, *mut sockaddr, *mut socklen_t, c_int) -> c_int;
+    wait(*mut c_int) -> pid_t;
+    wait3(*mut c_int, c_int, *mut rusage) -> pid_t;
+    pclose(*mut FILE) -> c_int;
+    __recvfrom_chk(c_int, *mut c_void, size_t, size_t, c_int, *mut sockaddr, *mut socklen_t) -> ssize_t;
     waitpid(pid_t, *mut c_int, c_int) -> pid_t;
     wait4(pid_t, *mut c_int, c_int, *mut rusage) -> pid_t;
     waitid(idtype_t, id_t, *mut siginfo_t, c_int) -> c_int;

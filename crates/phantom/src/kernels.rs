@@ -143,7 +143,8 @@ unsafe fn spin(arguments: Arguments) -> Result<Takes, Status> {
     // SAFETY: the caller's.
     let cycles = unsafe { arguments.as_ref().and_then(|first| first.cast::<i64>().as_ref()) }.ok_or(INVALID_VALUE)?;
     let cycles = u128::try_from(*cycles).unwrap_or(0);
-    Ok(Takes::Nanoseconds((cycles * 1_000_000 / u128::from(device.clock.max(1))) as u64))
+    let ns = cycles * 1_000_000 / u128::from(device.clock.max(1));
+    Ok(Takes::Nanoseconds(u64::try_from(ns).unwrap_or(u64::MAX)))
 }
 
 impl Kernel {

@@ -276,8 +276,10 @@ impl Asked {
         };
         let (reduction, factor) = match self.op {
             None => (0, None),
-            // Sum, product, maximum, minimum; the average is a sum that is divided.
+            // Sum, product, maximum, minimum; the average is a sum that is divided, but of floats each is divided first (NCCL,
+            // `hostToDevRedOp`).
             Some(op @ 0..=3) => (op, None),
+            Some(4) if is_float(self.dtype) => (0, Some(1.0 / members as f64)),
             Some(4) => (0, None),
             Some(op) => match communicator.factors.borrow().get((op - MADE) as usize) {
                 Some(factor) => (0, Some(*factor)),
@@ -308,7 +310,10 @@ impl Asked {
         let copies = has_values && self.operation == Broadcast && is_root && self.from != self.to;
         let own = copies.then(|| Moved::line(self.to, self.from, call.input_bytes as usize));
         let output = if receives { (self.to, bytes(self.parts[1])) } else { (0, 0) };
-        let finish = Finish { dtype: self.dtype as u32, divide: (self.op == Some(4)).then_some(members as f64) };
+        let finish = Finish {
+            dtype: self.dtype as u32,
+            divide: (self.op == Some(4) && !is_float(self.dtype)).then_some(members as f64),
+        };
         let call = Prepared { call, output, finish, factor: factor.filter(|_| has_values), own, kernel: None };
         let pending = Pending { call, stream, device: communicator.device };
         let alone = GROUP.with_borrow_mut(|(depth, calls)| {
@@ -466,6 +471,11 @@ fn name_of(ids: &[UniqueId]) -> String {
     let again = known.entry(bytes.clone()).and_modify(|count| *count += 1).or_insert(0);
     let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{digits}.{again}")
+}
+
+/// Of a `ncclDataType_t`.
+fn is_float(dtype: c_int) -> bool {
+    dtype >= 6
 }
 
 /// Bytes of an element of a `ncclDataType_t`.

@@ -439,7 +439,7 @@ fn explain(
         LiveEnding::Died { rank, status: -6, .. } if unmet.longest >= DEFAULT_TIMEOUT => Stop {
             exit: Exit::Halted,
             message: format!(
-                "error: deadlock: rank {rank} was ended by the time-out of its process group\n{}{others}hint: {}\n",
+                "error: time-out: PyTorch has ended rank {rank}, as its process group had waited for too long\n{}{others}hint: {}\n",
                 unmet.text,
                 HaltReason::Deadlock.hint()
             ),

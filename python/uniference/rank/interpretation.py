@@ -1,9 +1,10 @@
 """Owns what kernels of Triton compute where there is no GPU: Triton's own interpreter runs them on numpy, one program of the grid after the
 other.
 
-Three things are missing there. Functions that a kernel calls must have been made for the interpreter; here those of an ordinary program are
+Four things are missing there. Functions that a kernel calls must have been made for the interpreter; here those of an ordinary program are
 rewritten when they are called first. The functions of libdevice are nobody's; here they are torch's. And numpy has no bfloat16: the
-interpreter keeps its bits as integers and calculates with these; here it calculates in float32.
+interpreter keeps its bits as integers and calculates with these; here it calculates in float32. Casts to eight bits round wrongly there;
+here they are torch's.
 
 Memory whose values were not computed reads as zero. What a program writes after it has read of it counts as not computed either.
 """
@@ -99,7 +100,7 @@ def _interpreting() -> Iterator[Any]:
         try:
             scope.set_attr(JITFunction, "__call__", lambda self, *args, **kwargs: _rewritten(self)(*args, **kwargs))
             scope.set_attr(interpreter.ReduceOps, "apply_impl", _reduce(interpreter.ReduceOps.apply_impl))
-            for name, make in _IN_BFLOAT16.items():
+            for name, make in _NUMBERS.items():
                 method = getattr(interpreter.InterpreterBuilder, name)
                 scope.set_attr(interpreter.InterpreterBuilder, name, make(method))
             for module in _libraries():
@@ -222,13 +223,13 @@ def _calculated(result_like: int, handles: int) -> Callable[[Any], Any]:
 
 
 def _to_nearest(rounding: Sequence[Any]) -> bool:
-    return all(mode in (None, interpreter._ir.ROUNDING_MODE.RTNE) for mode in rounding)
+    return all(mode is None or mode.name == "RTNE" for mode in rounding)
 
 
 def _cast(original: Any) -> Any:
     def method(self: Any, source: Any, to: Any, *rest: Any) -> Any:
         of = source.dtype.scalar
-        if to.scalar in _EIGHT_BITS and of in (tl.float16, tl.bfloat16, tl.float32) and _to_nearest(rest):
+        if to.scalar in _EIGHT_BITS and of in (tl.float16, tl.bfloat16, tl.float32, tl.float64) and _to_nearest(rest):
             return _in_eight_bits(_widened(source), to)
         if to.scalar == tl.bfloat16 and not _is_bfloat16(source):
             return _narrowed(original(self, source, tl.float32, *rest) if source.dtype.scalar != tl.float32 else source)
@@ -240,7 +241,7 @@ def _cast(original: Any) -> Any:
     return method
 
 
-_IN_BFLOAT16 = {
+_NUMBERS = {
     "unary_op": _calculated(0, 1),
     "binary_op": _calculated(0, 2),
     "ternary_op": _calculated(2, 3),

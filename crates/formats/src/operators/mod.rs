@@ -68,7 +68,7 @@
 //! entries; streams, events and graphs have the numbers that the rank gives them, below 2^31. Stream 0 is the default stream; the others do not
 //! synchronise with it by themselves: for one that does, as those made without `cudaStreamNonBlocking`, the rank writes records and waits. What
 //! an operator launches comes before its execution. Flags are a sum: 1 launched by the operator whose execution follows, 2 costs the host no
-//! time. Kinds of copies are: 0 from pageable memory of the host to the device, 1 from pinned memory, 2 and 3 the same back, 4 within a
+//! time, 4 a kernel that does nothing but last, for nanoseconds in place of the bytes. Kinds of copies are: 0 from pageable memory of the host to the device, 1 from pinned memory, 2 and 3 the same back, 4 within a
 //! device, 5 between devices, 6 a value into memory of the device. What is handed to a stream between both entries of its capture belongs
 //! to the graph, and so what is handed to streams that have waited for an event recorded meanwhile on a stream in capture.
 //!

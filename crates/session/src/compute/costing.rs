@@ -404,7 +404,9 @@ impl RankCosting {
                     (costs.attention(&definitions[number], sequences), costs.kind(&definitions[number]))
                 }
                 (Some(costs), What::Kernel { bytes, .. }) => (costs.kernel(bytes), KERNEL),
-                (Some(costs), What::Spin { ns, .. }) => (costs.spin(SimDuration::from_ns(ns)), KERNEL),
+                (Some(costs), What::Spin { ns, .. }) => {
+                    (costs.spin(SimDuration::from_ps(ns.saturating_mul(1000))), KERNEL)
+                }
                 (Some(costs), What::Copy { kind, bytes }) => (costs.copy(kind, bytes), "copy"),
             };
             let name: Option<Arc<str>> = match what {
