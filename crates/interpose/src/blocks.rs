@@ -30,22 +30,22 @@ macro_rules! handing_over {
 }
 
 handing_over! {
-    fn read(file: c_int, buffer: *mut c_void, bytes: size_t) -> ssize_t;
-    fn __read_chk(file: c_int, buffer: *mut c_void, bytes: size_t, size: size_t) -> ssize_t;
-    fn readv(file: c_int, buffers: *const iovec, count: c_int) -> ssize_t;
-    fn recv(socket: c_int, buffer: *mut c_void, bytes: size_t, flags: c_int) -> ssize_t, unless is_at_once(flags);
+    fn read(file: c_int, buffer: *mut c_void, bytes: size_t) -> ssize_t, unless never_waits(file);
+    fn __read_chk(file: c_int, buffer: *mut c_void, bytes: size_t, size: size_t) -> ssize_t, unless never_waits(file);
+    fn readv(file: c_int, buffers: *const iovec, count: c_int) -> ssize_t, unless never_waits(file);
+    fn recv(socket: c_int, buffer: *mut c_void, bytes: size_t, flags: c_int) -> ssize_t, unless is_at_once(flags) || never_waits(socket);
     fn __recv_chk(
         socket: c_int, buffer: *mut c_void, bytes: size_t, size: size_t, flags: c_int
-    ) -> ssize_t, unless is_at_once(flags);
+    ) -> ssize_t, unless is_at_once(flags) || never_waits(socket);
     fn recvfrom(
         socket: c_int, buffer: *mut c_void, bytes: size_t, flags: c_int, from: *mut sockaddr, length: *mut socklen_t
-    ) -> ssize_t, unless is_at_once(flags);
+    ) -> ssize_t, unless is_at_once(flags) || never_waits(socket);
     fn __recvfrom_chk(
         socket: c_int, buffer: *mut c_void, bytes: size_t, size: size_t, flags: c_int, from: *mut sockaddr, length: *mut socklen_t
-    ) -> ssize_t, unless is_at_once(flags);
-    fn recvmsg(socket: c_int, message: *mut msghdr, flags: c_int) -> ssize_t, unless is_at_once(flags);
-    fn accept(socket: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int;
-    fn accept4(socket: c_int, from: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int;
+    ) -> ssize_t, unless is_at_once(flags) || never_waits(socket);
+    fn recvmsg(socket: c_int, message: *mut msghdr, flags: c_int) -> ssize_t, unless is_at_once(flags) || never_waits(socket);
+    fn accept(socket: c_int, from: *mut sockaddr, length: *mut socklen_t) -> c_int, unless never_waits(socket);
+    fn accept4(socket: c_int, from: *mut sockaddr, length: *mut socklen_t, flags: c_int) -> c_int, unless never_waits(socket);
     fn wait(status: *mut c_int) -> pid_t;
     fn wait3(status: *mut c_int, options: c_int, usage: *mut rusage) -> pid_t, unless options & WNOHANG != 0;
     fn waitpid(process: pid_t, status: *mut c_int, options: c_int) -> pid_t, unless options & WNOHANG != 0;
@@ -60,4 +60,11 @@ handing_over! {
 
 fn is_at_once(flags: c_int) -> bool {
     flags & MSG_DONTWAIT != 0
+}
+
+/// Whether a descriptor says at once that there is nothing yet: how often it is asked may depend on the host.
+fn never_waits(file: c_int) -> bool {
+    // SAFETY: it only asks, and there may be no such descriptor.
+    let flags = unsafe { libc::fcntl(file, libc::F_GETFL) };
+    flags < 0 || flags & libc::O_NONBLOCK != 0
 }
