@@ -293,10 +293,9 @@ fn an_operator_is_worked_for_by_the_host_and_runs_where_it_was_launched() {
 #[test]
 fn a_kernel_that_only_lasts_does_so_for_as_long_as_it_says_whatever_runs_beside_it() {
     for (flags, end) in [(LaunchFlags { spins: true, ..OWN }, 58.0), (OWN, 80_004.0)] {
-        let mut program = Program::default();
         let launch = |(stream, bytes)| StreamEntry::Launch { kernel: 1, stream, flags, bytes };
         let all = [(1, 30_000), (2, 50_000)].map(launch);
-        let two = program.slice(|encoder| all.into_iter().for_each(|each| encoder.stream(each)));
+        let two = Program::default().slice(|encoder| all.into_iter().for_each(|each| encoder.stream(each)));
         assert_eq!(ends(vec![two, synchronizes()]), end);
     }
 }
