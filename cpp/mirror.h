@@ -6,8 +6,8 @@
 #pragma once
 
 #include <ATen/ATen.h>
-#include <ATen/SparseTensorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/SparseTensorImpl.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -463,7 +463,7 @@ class Mirror {
         hand_over(name, here._values(), values);
         return;
       }
-      if (there.layout() != c10::kStrided || here.layout() != c10::kStrided) return lacking(name, "the processor's has another layout");
+      if (there.layout() != c10::kStrided || here.layout() != c10::kStrided) return lacking(name, "a result is neither dense nor sparse as the CPU's");
       // What a sparse tensor is made of may be what the call was given.
       if (there.const_data_ptr() == here.const_data_ptr() && there.sizes() == here.sizes() && there.strides() == here.strides()) return;
       if (lies_alike(there, here)) {

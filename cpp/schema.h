@@ -104,8 +104,9 @@ struct Schema {
         is({"aten::nonzero", "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
             "aten::unique_dim_consecutive", "aten::repeat_interleave.Tensor", "aten::bincount", "aten::equal", "aten::histc", "aten::_ctc_loss",
             "aten::_ctc_loss.Tensor", "aten::segment_reduce", "aten::nonzero_static", "aten::_jagged_to_padded_dense_forward",
-            "aten::_linalg_check_errors", "aten::_assert_async", "aten::_assert_async.msg", "aten::_is_all_true", "aten::_is_any_true"}) ||
-        is({"aten::_to_sparse", "aten::_to_sparse.sparse_dim", "aten::_to_sparse_csr", "aten::_to_sparse_csc", "aten::_to_sparse_bsr", "aten::_to_sparse_bsc"});
+            "aten::_linalg_check_errors", "aten::_assert_async", "aten::_assert_async.msg", "aten::_is_all_true", "aten::_is_any_true",
+            "aten::_to_sparse", "aten::_to_sparse.sparse_dim", "aten::_to_sparse_csr", "aten::_to_sparse_csc", "aten::_to_sparse_bsr",
+            "aten::_to_sparse_bsc"});
     sized_by_masks = begins("aten::index.") || begins("aten::index_put") || begins("aten::_index_put_impl_") || begins("aten::_unsafe_index");
     substitute = Substitutes::of(name);
   }
