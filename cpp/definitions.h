@@ -1,6 +1,7 @@
 // Owns how calls of operators are told apart: by name, and by what their arguments are apart from values.
 #pragma once
 
+#include <ATen/Context.h>
 #include <ATen/core/ivalue.h>
 
 #include <atomic>
@@ -55,8 +56,12 @@ class Definitions {
   static void key(const Schema& schema, const c10::IValue* arguments, size_t count, Stream& out) {
     out.clear();
     out.text(schema.name);
-    out.number(count);
+    const bool tf32 = in_tensor_cores(schema, arguments, count);
+    out.number(count + tf32);
     for (size_t i = 0; i < count; i++) argument(arguments[i], schema.written[i], schema.one_view, out);
+    if (!tf32) return;
+    out.byte(kText);
+    out.text("tf32");
   }
 
   static size_t tensors(const c10::IValue* values, size_t count) {
@@ -92,6 +97,16 @@ class Definitions {
   }
 
  private:
+  // Whether a GPU multiplies its numbers of 32 bits in tensor cores, as the program's settings have it just now.
+  static bool in_tensor_cores(const Schema& schema, const c10::IValue* arguments, size_t count) {
+    if (schema.products == at::Float32Op::ALL || at::NoTF32Guard::should_disable_tf32()) return false;
+    bool on_gpu = false;
+    for (size_t i = 0; i < count && !on_gpu; i++) {
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { on_gpu |= tensor.is_cuda() && tensor.scalar_type() == at::kFloat; });
+    }
+    return on_gpu && at::globalContext().float32Precision(at::Float32Backend::CUDA, schema.products) == at::Float32Precision::TF32;
+  }
+
   static void tensor(const at::Tensor& tensor, bool written, Stream& out) {
     if (!tensor.defined()) return out.byte(kNone);
     out.byte(kTensor);

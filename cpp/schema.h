@@ -1,6 +1,7 @@
 // Owns what is known of an operator whatever it is called with: it is found out once, by its schema, its kernels and its name.
 #pragma once
 
+#include <ATen/Context.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <memory>
@@ -38,6 +39,8 @@ struct Schema {
   // It is a kernel of Triton that the program launches (`python/uniference/rank/kernels.py`). Which of its results are not there is found while it is
   // interpreted.
   bool kernel = false;
+  // Of which products of numbers of 32 bits it is that a program may have computed by tensor cores (TF32); `ALL`: of none.
+  at::Float32Op products = at::Float32Op::ALL;
   // The program is told a value, or how many there are of some kind.
   bool reads_value = false;
   // Its values are moved by the copies that it consists of, or it has none.
@@ -94,6 +97,15 @@ struct Schema {
     on_gpu = op.hasKernelForDispatchKey(DispatchKey::CUDA);
     foreign = !begins("aten::") && !op.hasKernelForDispatchKey(DispatchKey::CPU);
     kernel = begins("triton::");
+    static const std::set<std::string> kProducts = {"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_",
+                                                    "aten::addbmm", "aten::addbmm_", "aten::_addmm_activation", "aten::linear", "aten::matmul"};
+    if (kProducts.count(schema.name()) != 0) {
+      products = at::Float32Op::MATMUL;
+    } else if (begins("aten::convolution") || begins("aten::_convolution") || begins("aten::cudnn_convolution")) {
+      products = at::Float32Op::CONV;
+    } else if (begins("aten::_cudnn_rnn")) {
+      products = at::Float32Op::RNN;
+    }
     reads_value = is({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::nonzero", "aten::masked_select"}) ||
                   begins("aten::_unique") || begins("aten::unique");
     moves_no_values =

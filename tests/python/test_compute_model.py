@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from harness import uniference, write_script
 
 PROGRAM = """
@@ -167,3 +168,80 @@ def test_shapes_alone_take_no_time(tmp_path: Path, captured: str) -> None:
     assert took["fake"] < 1e-7
     # DTensor finds out the shape of what it has not seen before with tensors that have no data.
     assert took["first"] < 1.5 * took["second"]
+
+
+TENSOR_CORES = """
+import time
+
+import torch
+
+wide, image = torch.zeros(4096, 4096, device="cuda"), torch.zeros(8, 256, 64, 64, device="cuda")
+layer, recurrent = torch.nn.Conv2d(256, 256, 3).cuda(), torch.nn.LSTM(1024, 1024).cuda()
+words = torch.zeros(64, 64, 1024, device="cuda")
+works = {
+    "mm": lambda: wide @ wide,
+    "addmm": lambda: torch.addmm(wide, wide, wide),
+    "conv": lambda: layer(image),
+    "lstm": lambda: recurrent(words),
+}
+
+
+def took(work):
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    work()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def show(setting):
+    for name, work in works.items():
+        work()
+        print(setting, name, took(work))
+
+
+show("default")
+for precision in ("ieee", "tf32"):
+    torch.backends.cuda.matmul.fp32_precision = precision
+    torch.backends.cudnn.conv.fp32_precision = precision
+    torch.backends.cudnn.rnn.fp32_precision = precision
+    show(precision)
+torch.backends.cuda.matmul.fp32_precision = "ieee"
+torch.set_float32_matmul_precision("high")
+show("high")
+"""
+
+
+@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="this machine has a GPU: none is simulated")
+def test_products_are_computed_in_tensor_cores_where_the_program_asks_for_it(tmp_path: Path) -> None:
+    """Of an H100: 67 TFLOPS of numbers of 32 bits, 495 in tensor cores. Of a T4, which has none for them, it is all the same."""
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    script = write_script(tmp_path, TENSOR_CORES)
+
+    def run(model: str) -> dict[str, dict[str, float]]:
+        words = (
+            "run",
+            "--cluster",
+            "cluster.toml",
+            "--set",
+            "device.gpu.count=1",
+            "--set",
+            f"device.gpu.model={model}",
+        )
+        done = uniference(*words, "--cuda", "--compute", "model", "--values", "small", script, cwd=tmp_path)
+        assert done.code == 0, done.err
+        assert "tf32" not in done.err, done.err
+        found: dict[str, dict[str, float]] = {}
+        for setting, name, seconds in re.findall(r"^(\w+) (\w+) ([\d.e-]+)$", done.out, re.MULTILINE):
+            found.setdefault(setting, {})[name] = float(seconds)
+        return found
+
+    took = run("h100-sxm")
+    for name, factor in (("mm", 5), ("addmm", 5), ("conv", 2), ("lstm", 1.05)):
+        assert took["ieee"][name] > factor * took["tf32"][name], (name, took)
+        # Products of matrices are computed with all bits unless the program asks for less, what cuDNN does the other way round.
+        default = "ieee" if name in ("mm", "addmm") else "tf32"
+        assert took["default"][name] == pytest.approx(took[default][name], rel=0.02), (name, took)
+        assert took["high"][name] == pytest.approx(took["tf32"][name], rel=0.02), (name, took)
+    took = run("t4")
+    assert took["ieee"] == pytest.approx(took["tf32"], rel=0.02), took

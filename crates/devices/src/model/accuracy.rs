@@ -6,8 +6,7 @@ use crate::database::{DatabaseError, Databases, Row, Series};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use uniference_formats::devices;
-use uniference_sim::device::{CostModel, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
-use uniference_sim::program::DType;
+use uniference_sim::device::{CostModel, Elements, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
 use uniference_sim::time::Bytes;
 
 /// Rows of a series that are predicted.
@@ -43,9 +42,10 @@ pub fn errors(open: impl Fn() -> Result<Databases, DatabaseError>) -> Result<BTr
         for (index, series) in series {
             let rows = all.rows(*index, series)?;
             // What a program that keeps the queue filled does not pay, the row has paid.
-            let dtype = DType::from_name(&series.dtype);
-            let overhead = |dtype| own.overhead_of_host(&device.name, &series.family, Some(&series.variant), dtype);
-            let host = dtype.map_or(0.0, overhead);
+            let elements = Elements::from_name(&series.dtype);
+            let overhead =
+                |elements| own.overhead_of_host(&device.name, &series.family, Some(&series.variant), elements);
+            let host = elements.map_or(0.0, overhead);
             let errors = found.entry(series.family.clone()).or_default();
             if let Some(surface) = rows.first().and_then(|row| surface(&own, series, row)) {
                 errors.interpolated.extend(surface.residuals().iter().map(|residual| libm::expm1(*residual).abs()));
@@ -72,7 +72,7 @@ fn surface(model: &Model, series: &Series, row: &Row) -> Option<Arc<Surface>> {
         device: series.device.clone(),
         family: operator.family.name(),
         variant: Some(series.variant.clone()),
-        dtype: operator.dtype?,
+        elements: operator.elements?,
     };
     model.surface(place, &operator)
 }
@@ -96,8 +96,8 @@ fn operator(series: &Series, row: &Row) -> Option<Operator> {
         _ => return None,
     };
     let (flops, read) = (row.flops, Bytes(row.bytes));
-    let dtype = Some(DType::from_name(&series.dtype)?);
-    Some(Operator { resource: Resource::Accelerator, family, dtype, flops, read, written: Bytes(0) })
+    let elements = Some(Elements::from_name(&series.dtype)?);
+    Some(Operator { resource: Resource::Accelerator, family, elements, flops, read, written: Bytes(0) })
 }
 
 /// The table of docs/devices.md: number of rows, and median and 90th percentile of the errors of each layer in %.

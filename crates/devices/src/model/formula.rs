@@ -5,7 +5,7 @@ use super::{Model, estimate};
 use crate::operators::values;
 use uniference_formats::cluster::{Formula, KernelCost};
 use uniference_formats::operators::Definition;
-use uniference_sim::device::{Estimate, Origin, Precision};
+use uniference_sim::device::{Elements, Estimate, Origin, Precision};
 
 impl Model {
     /// A kernel by its formulas: what it takes at the device's rates, or the time that they say. The user answers for its error.
@@ -24,7 +24,7 @@ impl Model {
         }
         let work = (value(&cost.flops, "flops")?, value(&cost.bytes, "bytes")?);
         let dtype = definition.tensors().find_map(|tensor| tensor.dtype.dtype());
-        let roof = Roof::of(&self.target.rates, Precision::of(dtype), self.grain());
+        let roof = Roof::of(&self.target.rates, Precision::of(dtype.map(Elements::Of)), self.grain());
         Ok(estimate(self.target.rates.launch.as_secs_f64() + roof.bare(work), 0.0, Origin::Roofline))
     }
 }

@@ -28,7 +28,9 @@ use std::sync::{Arc, Mutex};
 use surface::{Setting, Surface};
 use uniference_formats::devices::{self, KnownDevice};
 use uniference_formats::operators::{Autograd, Definition, Tensor};
-use uniference_sim::device::{CostModel, Estimate, Family, Layout, Operator, Origin, Pass, Precision, Rates, RowKind};
+use uniference_sim::device::{
+    CostModel, Elements, Estimate, Family, Layout, Operator, Origin, Pass, Precision, Rates, RowKind,
+};
 use uniference_sim::program::DType;
 use uniference_sim::time::SimDuration;
 
@@ -84,10 +86,10 @@ pub struct Target {
 pub struct Model {
     target: Target,
     rows: Rows,
-    /// Surfaces by the place of their rows; of most places there are none.
-    surfaces: Mutex<FxHashMap<Place, Option<Arc<Surface>>>>,
+    /// Surfaces by the place of their rows and what is computed; of most places there are none.
+    surfaces: Mutex<FxHashMap<(Place, Precision), Option<Arc<Surface>>>>,
     /// The shortest time of a device's rows of one type, in seconds.
-    shortest: Mutex<FxHashMap<(String, DType), f64>>,
+    shortest: Mutex<FxHashMap<(String, Elements), f64>>,
     /// What products were computed with so far.
     computed: Mutex<BTreeSet<Precision>>,
 }
@@ -98,7 +100,7 @@ struct Place {
     device: String,
     family: &'static str,
     variant: Option<String>,
-    dtype: DType,
+    elements: Elements,
 }
 
 impl Model {
@@ -190,10 +192,13 @@ impl Model {
     }
 
     /// Types that products were asked for of and that the device's rates do not name, with those that served them:
-    /// `("float64", "float32")`.
+    /// `("float64", "float32")`. Who is known to have no tensor cores for TF32 computes it as `float32`, and nothing serves for it.
     pub fn substituted(&self) -> Vec<(&'static str, &'static str)> {
+        let known = self.target.name.as_deref().and_then(|name| devices::find(name).ok());
+        let has_tf32 = known.is_none_or(KnownDevice::has_tf32);
         let computed = self.computed.lock().expect("no estimate panics");
-        let served = computed.iter().map(|asked| (*asked, self.target.rates.peaks.serving(*asked).1));
+        let computed = computed.iter().filter(|asked| **asked != Precision::Tf32 || has_tf32);
+        let served = computed.map(|asked| (*asked, self.target.rates.peaks.serving(*asked).1));
         served.filter(|(asked, served)| asked != served).map(|(asked, served)| (asked.name(), served.name())).collect()
     }
 
@@ -229,7 +234,7 @@ impl Model {
             return Estimate { duration: SimDuration::ZERO, spread: Some(0.0), origin: Origin::Roofline };
         }
         if operator.flops > 0 {
-            self.computed.lock().expect("no estimate panics").insert(Precision::of(operator.dtype));
+            self.computed.lock().expect("no estimate panics").insert(Precision::of(operator.elements));
         }
         let rows = || self.measured_sizes(operator, variant);
         let found =
@@ -242,14 +247,14 @@ impl Model {
 
     /// The row of an operator of just these sizes, where only sizes are known of rows.
     fn measured_sizes(&self, operator: &Operator, variant: Option<&str>) -> Option<Estimate> {
-        let (device, dtype) = (self.target.name.as_deref()?, operator.dtype?);
+        let (device, elements) = (self.target.name.as_deref()?, operator.elements?);
         if !self.has_known_rates(device) {
             return None;
         }
         let family = operator.family.name();
-        let rows = self.rows.of(device, family, variant, dtype.name());
+        let rows = self.rows.of(device, family, variant, elements.name());
         let (microseconds, spread) = rows.by_sizes(dimensions(&operator.family), operator)?;
-        let host = self.overhead_of_host(device, family, variant, dtype);
+        let host = self.overhead_of_host(device, family, variant, elements);
         let kernel = surface::kernel(microseconds * 1e-6, host);
         // What is not sure of the host's overhead is not sure of what is left.
         let lost = (host > 0.0).then(|| 0.1 * host / kernel);
@@ -258,27 +263,28 @@ impl Model {
     }
 
     fn interpolated(&self, operator: &Operator, variant: Option<&str>) -> Option<Estimate> {
-        let (device, dtype) = (self.target.name.as_deref()?, operator.dtype?);
+        let (device, elements) = (self.target.name.as_deref()?, operator.elements?);
         if !self.has_known_rates(device) {
             return None;
         }
-        let surface = self.nearest_surface(device, operator.family.name(), variant, dtype, operator)?;
+        let surface = self.nearest_surface(device, operator.family.name(), variant, elements, operator)?;
         Some(estimate(seconds(&surface, operator), surface.spread().max(NOISE), Origin::Interpolated))
     }
 
     /// From the same device with other rates, from others, from another type where memory decides; from kin operators.
     fn transferred(&self, operator: &Operator, variant: Option<&str>) -> Option<Estimate> {
-        let dtype = operator.dtype?;
+        let elements = operator.elements?;
         let own = self.target.name.clone();
         let family = operator.family.name();
         let moves = matches!(Shape::of(&operator.family)?, Shape::Rows | Shape::Flat);
-        let others = [DType::Float32, DType::Float16].into_iter().filter(|other| moves && *other != dtype);
-        let types: Vec<DType> = std::iter::once(dtype).chain(others).collect();
-        let like = like::alike(own.as_deref(), &self.target.rates, Precision::of(Some(dtype)));
+        let others = [DType::Float32, DType::Float16].map(Elements::Of);
+        let others = others.into_iter().filter(|other| moves && *other != elements);
+        let types: Vec<Elements> = std::iter::once(elements).chain(others).collect();
+        let like = like::alike(own.as_deref(), &self.target.rates, Precision::of(Some(elements)));
         for family in std::iter::once(family).chain(like::kin(family).iter().copied()) {
             let variant = variant.filter(|_| family == operator.family.name());
-            for dtype in &types {
-                let surface = |device: &str| self.nearest_surface(device, family, variant, *dtype, operator);
+            for elements in &types {
+                let surface = |device: &str| self.nearest_surface(device, family, variant, *elements, operator);
                 let itself = own.as_deref().and_then(surface).map(|surface| (1.0, surface));
                 let others = || {
                     let with =
@@ -301,20 +307,22 @@ impl Model {
         device: &str,
         family: &'static str,
         variant: Option<&str>,
-        dtype: DType,
+        elements: Elements,
         operator: &Operator,
     ) -> Option<Arc<Surface>> {
-        let twin = match dtype {
-            DType::Float16 => Some(DType::BFloat16),
-            DType::BFloat16 => Some(DType::Float16),
-            _ => None,
+        // Tensor cores multiply numbers of 16 and of 32 bits in the same kernels of cuBLAS and cuDNN.
+        let twins: &[DType] = match elements {
+            Elements::Of(DType::Float16) => &[DType::BFloat16],
+            Elements::Of(DType::BFloat16) => &[DType::Float16],
+            Elements::Tf32 => &[DType::BFloat16, DType::Float16],
+            Elements::Of(_) => &[],
         };
-        let types = [Some(dtype), twin];
+        let types = || std::iter::once(elements).chain(twins.iter().copied().map(Elements::Of));
         let variants: &[Option<&str>] = if variant.is_some() { &[variant, None] } else { &[None] };
         variants.iter().find_map(|variant| {
-            types.into_iter().flatten().find_map(|dtype| {
+            types().find_map(|elements| {
                 let variant = variant.map(str::to_owned);
-                self.surface(Place { device: device.to_owned(), family, variant, dtype }, operator)
+                self.surface(Place { device: device.to_owned(), family, variant, elements }, operator)
             })
         })
     }
@@ -322,30 +330,32 @@ impl Model {
     /// Made when it is first asked for.
     fn surface(&self, place: Place, operator: &Operator) -> Option<Arc<Surface>> {
         let mut surfaces = self.surfaces.lock().expect("no estimate panics");
-        if let Some(surface) = surfaces.get(&place) {
+        let computed = Precision::of(operator.elements);
+        let key = (place, computed);
+        if let Some(surface) = surfaces.get(&key) {
             return surface.clone();
         }
         let shape = Shape::of(&operator.family)?;
+        let place = &key.0;
         let rates = self.rates_of(&place.device);
-        let rows = self.kin_rows(&place);
+        let rows = self.kin_rows(place);
         let own = self.target.name.as_deref();
         let surface = rates.and_then(|rates| {
             let (own_grain, its_grain) = (self.grain(), Grain::of(Some(&place.device), &rates));
             let units =
                 if own == Some(&place.device) { Some((1.0, 1.0)) } else { own_grain.units.zip(its_grain.units) };
-            let precision = Precision::of(Some(place.dtype));
-            let (source, target) = (
-                Roof::of(&rates, precision, its_grain),
-                Roof::of(&self.target.rates, Precision::of(operator.dtype), own_grain),
-            );
-            // Rows of another type stand for the same number of bytes.
+            let precision = Precision::of(Some(place.elements));
+            let (source, target) =
+                (Roof::of(&rates, precision, its_grain), Roof::of(&self.target.rates, computed, own_grain));
+            // Rows of another type stand for the same number of bytes, where these are all that an operator does.
+            let own_elements = operator.elements.filter(|_| shape == Shape::Product).unwrap_or(place.elements);
             let setting = Setting {
                 shape,
-                size: place.dtype.size() as f64,
+                sizes: [place.elements, own_elements].map(|elements| elements.size() as f64),
                 source,
                 target,
                 launch: self.target.rates.launch.as_secs_f64(),
-                host: self.overhead_of_host(&place.device, place.family, place.variant.as_deref(), place.dtype),
+                host: self.overhead_of_host(&place.device, place.family, place.variant.as_deref(), place.elements),
                 // Where nobody has counted the units of one, all are taken to be equally fast.
                 units: libm::log2(units.map_or(target.speed_over(&source), |(target, source)| target / source)),
                 varies: shape.varies(place.family) || shape.varies(operator.family.name()),
@@ -353,15 +363,15 @@ impl Model {
             let groups: Vec<_> = rows.iter().map(|(apart, rows)| (*apart, rows.all())).collect();
             Surface::new(setting, &groups).map(Arc::new)
         });
-        surfaces.insert(place, surface.clone());
+        surfaces.insert(key, surface.clone());
         surface
     }
 
     /// The rows of a place, and how many octaves of a size they are apart from it: of products, those of other layouts are one, and for those with
     /// scales of blocks, all others.
     fn kin_rows(&self, place: &Place) -> Vec<(f64, Arc<Found>)> {
-        let Place { device, family, variant, dtype } = place;
-        let rows = |variant| self.rows.of(device, family, variant, dtype.name());
+        let Place { device, family, variant, elements } = place;
+        let rows = |variant| self.rows.of(device, family, variant, elements.name());
         match variant.as_deref() {
             Some(own) if *family == "gemm" => {
                 let layouts = [Layout::NN, Layout::NT, Layout::TN, Layout::TT].map(Layout::name);
@@ -378,29 +388,31 @@ impl Model {
     /// Rows that were measured one call at a time have the time in which the host comes to the kernel inside, which a program hides that keeps
     /// the device's queue filled. It is the shortest time among those that do next to nothing, of these operators or else of all of the device.
     /// Where any operator took less than the host does, kernels were timed, and the shortest of these is a long kernel.
-    fn overhead_of_host(&self, device: &str, family: &str, variant: Option<&str>, dtype: DType) -> f64 {
+    fn overhead_of_host(&self, device: &str, family: &str, variant: Option<&str>, elements: Elements) -> f64 {
         let Some(rates) = self.rates_of(device) else { return 0.0 };
-        let roof = Roof::of(&rates, Precision::of(Some(dtype)), Grain::of(Some(device), &rates));
+        let roof = Roof::of(&rates, Precision::of(Some(elements)), Grain::of(Some(device), &rates));
         let shortest = |rows: &[Row]| {
             let rows = rows.iter().filter(|row| row.operator.is_empty() && surface::is_idle(&roof, row));
             rows.map(|row| row.microseconds * 1e-6).reduce(f64::min)
         };
         let of_all =
-            *self.shortest.lock().expect("no estimate panics").entry((device.to_owned(), dtype)).or_insert_with(|| {
-                let series = self.rows.databases().series().iter().map(|(_, series)| series);
-                let kinds: BTreeSet<(&str, &str)> = series
-                    .filter(|series| series.device == device && series.dtype == dtype.name())
-                    .map(|series| (series.family.as_str(), series.variant.as_str()))
-                    .collect();
-                let rows = kinds
-                    .into_iter()
-                    .map(|(family, variant)| self.rows.of(device, family, Some(variant), dtype.name()));
-                rows.filter_map(|rows| shortest(rows.all())).reduce(f64::min).unwrap_or(0.0)
-            });
+            *self.shortest.lock().expect("no estimate panics").entry((device.to_owned(), elements)).or_insert_with(
+                || {
+                    let series = self.rows.databases().series().iter().map(|(_, series)| series);
+                    let kinds: BTreeSet<(&str, &str)> = series
+                        .filter(|series| series.device == device && series.dtype == elements.name())
+                        .map(|series| (series.family.as_str(), series.variant.as_str()))
+                        .collect();
+                    let rows = kinds
+                        .into_iter()
+                        .map(|(family, variant)| self.rows.of(device, family, Some(variant), elements.name()));
+                    rows.filter_map(|rows| shortest(rows.all())).reduce(f64::min).unwrap_or(0.0)
+                },
+            );
         if surface::overhead_of_host(of_all) == 0.0 {
             return 0.0;
         }
-        let own = self.rows.of(device, family, variant, dtype.name());
+        let own = self.rows.of(device, family, variant, elements.name());
         surface::overhead_of_host(shortest(own.all()).unwrap_or(of_all))
     }
 
@@ -444,7 +456,7 @@ impl Described {
             Described::Unknown => Some(("unknown", name, String::new())),
             Described::Parts(parts) => match parts.as_slice() {
                 [Part { operator, variant, times: 1 }] => {
-                    let dtype = operator.dtype.map_or("", DType::name).to_owned();
+                    let dtype = operator.elements.map_or("", Elements::name).to_owned();
                     Some((operator.family.name(), variant.clone(), dtype))
                 }
                 _ => Some(("composite", name, String::new())),

@@ -1,8 +1,7 @@
 //! Owns the coordinates of operators: the sizes along which a family's cost changes, and how much work they stand for.
 
 use uniference_formats::devices::{self, DeviceKind};
-use uniference_sim::device::{Family, Operator, Precision, Rates, RowKind};
-use uniference_sim::program::DType;
+use uniference_sim::device::{Elements, Family, Operator, Precision, Rates, RowKind};
 use uniference_sim::time::{Bytes, SimDuration};
 
 /// Binary logarithms of up to four sizes.
@@ -198,10 +197,10 @@ pub(super) fn by_rates(rates: &Rates, grain: Grain, operator: &Operator) -> f64 
         Family::Rows { kind: RowKind::Sort, columns, .. } => libm::log2(columns.max(2) as f64),
         _ => 1.0,
     };
-    let roof = Roof::of(rates, Precision::of(operator.dtype), grain);
+    let roof = Roof::of(rates, Precision::of(operator.elements), grain);
     let work = (operator.flops as f64, bytes as f64 * passes);
     let shape = Shape::of(&operator.family).unwrap_or(Shape::Flat);
-    let size = operator.dtype.map_or(1, DType::size) as f64;
+    let size = operator.elements.map_or(1, Elements::size) as f64;
     let point = shape.point(crate::database::dimensions(&operator.family), bytes, size);
     rates.launch.as_secs_f64() + roof.usual(shape, &point, work)
 }

@@ -70,7 +70,8 @@ pub(super) struct Surface {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
     pub(super) shape: Shape,
-    pub(super) size: f64,
+    /// Bytes of an element, of the rows and of what they are used for.
+    pub(super) sizes: [f64; 2],
     pub(super) source: Roof,
     pub(super) target: Roof,
     pub(super) launch: f64,
@@ -103,7 +104,7 @@ pub(super) fn is_idle(source: &Roof, row: &Row) -> bool {
 impl Surface {
     /// `None`: too few rows.
     pub(super) fn new(setting: Setting, groups: &[Group<'_>]) -> Option<Surface> {
-        let Setting { shape, size, source, target, launch, host, units, varies } = setting;
+        let Setting { shape, sizes: [size, own_size], source, target, launch, host, units, varies } = setting;
         let rows: Vec<(f64, &Row)> = groups
             .iter()
             .flat_map(|(apart, rows)| thinned(shape, rows, size).into_iter().map(move |row| (*apart, row)))
@@ -146,7 +147,7 @@ impl Surface {
         let (low, high) = (bound(f64::min), bound(f64::max));
         let residuals = residuals(shape, &samples);
         let lattice = OnceLock::new();
-        Some(Surface { shape, size, target, launch, overhead, most, samples, low, high, lattice, residuals })
+        Some(Surface { shape, size: own_size, target, launch, overhead, most, samples, low, high, lattice, residuals })
     }
 
     /// The residual that two of three rows stay below: the standard deviation of the logarithm of a time around its prediction, whatever the

@@ -179,7 +179,7 @@ fn one_long_row_is_reduced_by_many_multiprocessors() {
     let operator = |rows, columns| Operator {
         resource: Resource::Accelerator,
         family: Family::Rows { kind: RowKind::Reduction, pass: Pass::Forward, rows, columns },
-        dtype: Some(DType::BFloat16),
+        elements: Some(DType::BFloat16.into()),
         flops: 0,
         read: Bytes(2 * rows * columns),
         written: Bytes(2 * rows),
@@ -189,6 +189,41 @@ fn one_long_row_is_reduced_by_many_multiprocessors() {
     let (one, many) = (of(1, 1 << 28), of(1 << 16, 1 << 12));
     assert!((160e-6..320e-6).contains(&one), "{one}");
     assert!((one / many - 1.0).abs() < 0.05, "{one} {many}");
+}
+
+/// An H100 multiplies numbers of 32 bits at 66.9e12 operations a second, in tensor cores (TF32) at 494.5e12, and moves 3.35e12 bytes.
+#[test]
+fn numbers_of_32_bits_are_multiplied_in_tensor_cores_if_asked() {
+    let model = shipped("h100-sxm");
+    let seconds = |m: u64, n: u64, k: u64, elements| {
+        let family = Family::Gemm { batch: 1, m, n, k, layout: Layout::NN };
+        let (read, written) = (Bytes(4 * (m * k + k * n)), Bytes(4 * m * n));
+        let (resource, elements) = (Resource::Accelerator, Some(elements));
+        let operator = Operator { resource, family, elements, flops: 2 * m * n * k, read, written };
+        CostModel::estimate(&model, &operator).unwrap().duration.as_secs_f64()
+    };
+    let [full, cores, half] = [Elements::Of(DType::Float32), Elements::Tf32, Elements::Of(DType::BFloat16)]
+        .map(|elements| seconds(8192, 8192, 8192, elements));
+    let least = 2.0 * 8192_f64.powi(3) / 494.5e12;
+    assert!((least..2.0 * least).contains(&cores), "{cores}");
+    assert!(full > 5.0 * cores && cores > 1.5 * half, "{full} {cores} {half}");
+    // Where memory decides, each has 4 bytes.
+    let bytes = 4.0 * (8192.0 * 8192.0 + 2.0 * 8.0 * 8192.0);
+    let streamed = seconds(8, 8192, 8192, Elements::Tf32);
+    assert!((bytes / 3.35e12..2.0 * bytes / 3.35e12).contains(&streamed), "{streamed}");
+    // A device without such tensor cores ignores what was asked for, as PyTorch does.
+    let mut asked = mm(64, 64, 64, DType::Float32);
+    asked.arguments.push(Argument::Text("tf32".to_owned()));
+    let duration = |model: &Model, definition: &Definition| model.estimate(definition, Coming::default()).duration;
+    let [v100, h100, unknown] = [
+        Model::new(known("v100-pcie"), Arc::new(Databases::none())),
+        Model::new(known("h100-sxm"), Arc::new(Databases::none())),
+        Model::new(Target { name: None, rates: known("v100-pcie").rates }, Arc::new(Databases::none())),
+    ];
+    let plain = [&v100, &h100, &unknown].map(|model| duration(model, &mm(64, 64, 64, DType::Float32)));
+    assert_eq!((duration(&v100, &asked), v100.substituted()), (plain[0], vec![]));
+    assert!(duration(&h100, &asked) < plain[1] && h100.substituted().is_empty());
+    assert_eq!((duration(&unknown, &asked), unknown.substituted()), (plain[2], vec![("tf32", "float32")]));
 }
 
 #[test]
@@ -274,7 +309,7 @@ fn generation(sequences: u64, [heads, key_heads]: [u64; 2], keys: u64) -> Operat
     Operator {
         resource: Resource::Accelerator,
         family,
-        dtype: Some(DType::BFloat16),
+        elements: Some(DType::BFloat16.into()),
         flops: 4 * sequences * heads * keys * width,
         read: Bytes(each * sequences * width * (heads + 2 * key_heads * keys)),
         written: Bytes(each * sequences * width * heads),
@@ -375,8 +410,8 @@ fn operator(family: usize, sizes: [u64; 4]) -> Operator {
         17 => flat(FlatKind::Random),
         _ => flat(FlatKind::Optimizer),
     };
-    let dtype = Some(DType::Float32);
-    Operator { resource: Resource::Accelerator, family, dtype, flops, read: Bytes(read), written: Bytes(written) }
+    let elements = Some(DType::Float32.into());
+    Operator { resource: Resource::Accelerator, family, elements, flops, read: Bytes(read), written: Bytes(written) }
 }
 
 const FAMILIES: usize = 19;

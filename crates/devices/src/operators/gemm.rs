@@ -3,7 +3,7 @@
 use super::call::{Call, footprint, product, sum};
 use super::{Part, flops};
 use uniference_formats::operators::Tensor;
-use uniference_sim::device::{Family, Layout};
+use uniference_sim::device::{Elements, Family, Layout};
 
 /// Ends the variant of products whose factors have a scale for each block of a row: they run other kernels.
 pub(crate) const BLOCKS: &str = "_block";
@@ -71,7 +71,7 @@ impl Gemm {
     /// It reads and writes what the call does, and computes with elements as those of `factor`.
     fn part(self, call: Call<'_>, factor: &Tensor) -> Part {
         let mut part = Part::of(call, self.family(), self.flops());
-        part.operator.dtype = factor.dtype.dtype();
+        part.operator.elements = factor.dtype.dtype().map(Elements::Of);
         part
     }
 

@@ -26,10 +26,13 @@ pub use key::key;
 pub use serving::{Sequences, lengths_are_values, sequences, with_sequences};
 
 use call::Call;
-use uniference_formats::operators::Definition;
-use uniference_sim::device::{Family, Operator, Resource};
+use uniference_formats::operators::{Argument, Definition};
+use uniference_sim::device::{Elements, Family, Operator, Resource};
 use uniference_sim::program::DType;
 use uniference_sim::time::Bytes;
+
+/// The argument after those of the schema where tensor cores multiply numbers of 32 bits, as the program's settings had it (`cpp/definitions.h`).
+const TENSOR_CORES: &str = "tf32";
 
 /// What an operator does.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,7 +63,7 @@ impl Part {
         let operator = Operator {
             resource: Resource::Accelerator,
             family,
-            dtype: call.dtype(),
+            elements: call.dtype().map(Elements::Of),
             flops,
             read: call.read(),
             written: call.written(),
@@ -74,8 +77,17 @@ impl Part {
 
     /// A part of an operator whose other parts read and write other memory.
     fn inside(family: Family, dtype: Option<DType>, flops: u64, read: Bytes, written: Bytes, variant: &str) -> Part {
-        let operator = Operator { resource: Resource::Accelerator, family, dtype, flops, read, written };
+        let elements = dtype.map(Elements::Of);
+        let operator = Operator { resource: Resource::Accelerator, family, elements, flops, read, written };
         Part { operator, variant: variant.to_owned(), times: 1 }
+    }
+
+    /// Products of numbers of 32 bits become ones of TF32.
+    fn multiply_in_tensor_cores(&mut self) {
+        let is_product = matches!(self.operator.family, Family::Gemm { .. } | Family::Convolution { .. });
+        if is_product && self.operator.elements == Some(Elements::Of(DType::Float32)) {
+            self.operator.elements = Some(Elements::Tf32);
+        }
     }
 
     fn repeated(self, times: u64) -> Part {
@@ -149,7 +161,11 @@ pub fn describe(definition: &Definition) -> Described {
         .or_else(|| flat::describe(call))
         .or_else(|| convolution::describe(call))
         .or_else(|| composite::describe(call));
-    found.map_or(Described::Unknown, Described::Parts)
+    let Some(mut parts) = found else { return Described::Unknown };
+    if definition.arguments.last().is_some_and(|last| *last == Argument::Text(TENSOR_CORES.to_owned())) {
+        parts.iter_mut().for_each(Part::multiply_in_tensor_cores);
+    }
+    Described::Parts(parts)
 }
 
 /// A product; at most `u64::MAX`.

@@ -174,7 +174,7 @@ fn families_have_their_sizes() {
     assert_eq!(family("aten::_to_copy"), Family::Flat { kind: FlatKind::Copy, elements: 3200 });
     assert_eq!(family("aten::_foreach_add_.Scalar"), Family::Flat { kind: FlatKind::Elementwise, elements: 51 * 64 });
     assert_eq!(single("aten::add_.Tensor").variant, "add");
-    assert_eq!(single("aten::_scaled_mm").operator.dtype, Some(DType::Float8E4M3));
+    assert_eq!(single("aten::_scaled_mm").operator.elements, Some(DType::Float8E4M3.into()));
     let view = reference("single").into_iter().find(|(definition, _)| definition.name == "aten::view").unwrap().0;
     assert_eq!((describe(&view), describe(&view).kind()), (Described::Nothing, "view"));
 }
@@ -338,7 +338,7 @@ fn products_of_vllm_in_8_bits_are_products() {
             panic!("it is a product")
         };
         let Part { operator, variant: found, .. } = &parts[0];
-        assert_eq!((operator.flops, operator.dtype), (2 * 12 * 128 * 64, Some(DType::Float8E4M3)));
+        assert_eq!((operator.flops, operator.elements), (2 * 12 * 128 * 64, Some(DType::Float8E4M3.into())));
         let scales: u64 = scales.tensors().map(|scales| scales.elements() * 4).sum();
         assert_eq!((operator.read.0, operator.written.0), (12 * 64 + 64 * 128 + scales + 4, 12 * 128 * 2));
         assert_eq!(found, variant);

@@ -4,8 +4,7 @@
 //! The words are the family, the type of the elements (`-`: not known), for matrix products the layout, for attention whether it is
 //! `causal` or `full`, the sizes in the order of the family, floating-point operations, bytes read and bytes written.
 
-use uniference_sim::device::{Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
-use uniference_sim::program::DType;
+use uniference_sim::device::{Elements, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
 use uniference_sim::time::Bytes;
 
 const LAYOUTS: [Layout; 4] = [Layout::NN, Layout::NT, Layout::TN, Layout::TT];
@@ -15,7 +14,7 @@ const FLAT: [FlatKind; 6] =
 
 /// The text of an operator. What runs it is the node's to say.
 pub fn write(operator: &Operator) -> String {
-    let Operator { family, dtype, flops, read, written, .. } = operator;
+    let Operator { family, elements, flops, read, written, .. } = operator;
     let kind = match family {
         Family::Gemm { layout, .. } => format!(" {}", layout.name()),
         Family::Attention { causal, .. } => format!(" {}", if *causal { "causal" } else { "full" }),
@@ -23,14 +22,14 @@ pub fn write(operator: &Operator) -> String {
     };
     let sizes: Vec<String> = family.dimensions().iter().flatten().map(|(_, size)| size.to_string()).collect();
     let sizes = if sizes.is_empty() { "-".to_owned() } else { sizes.join(",") };
-    let dtype = dtype.map_or("-", DType::name);
-    format!("{} {dtype}{kind} {sizes} {flops} {} {}", family.name(), read.0, written.0)
+    let elements = elements.map_or("-", Elements::name);
+    format!("{} {elements}{kind} {sizes} {flops} {} {}", family.name(), read.0, written.0)
 }
 
 /// The operator of the accelerator that a text describes; `None`: it is not one of ours.
 pub fn parse(text: &str) -> Option<Operator> {
     let mut words = text.split(' ');
-    let (name, dtype) = (words.next()?, words.next()?);
+    let (name, elements) = (words.next()?, words.next()?);
     let kind = if matches!(name, "gemm" | "attention" | "attention_backward") { words.next()? } else { "" };
     let sizes = words.next().filter(|sizes| *sizes != "-").map_or(Some(Vec::new()), |sizes| {
         sizes.split(',').map(|size| size.parse::<u64>().ok()).collect::<Option<Vec<u64>>>()
@@ -43,7 +42,7 @@ pub fn parse(text: &str) -> Option<Operator> {
     Some(Operator {
         resource: Resource::Accelerator,
         family: family(name, kind, &sizes)?,
-        dtype: if dtype == "-" { None } else { Some(DType::from_name(dtype)?) },
+        elements: if elements == "-" { None } else { Some(Elements::from_name(elements)?) },
         flops,
         read: Bytes(read),
         written: Bytes(written),
@@ -86,6 +85,7 @@ fn family(name: &str, kind: &str, sizes: &[u64]) -> Option<Family> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use uniference_sim::program::DType;
 
     #[test]
     fn every_operator_reads_back_as_it_was_written() {
@@ -102,9 +102,9 @@ mod tests {
         }
         families.extend(FLAT.map(|kind| Family::Flat { kind, elements: 7 }));
         for family in families {
-            for dtype in [None, Some(DType::BFloat16)] {
+            for elements in [None, Some(Elements::Of(DType::BFloat16)), Some(Elements::Tf32)] {
                 let (resource, read) = (Resource::Accelerator, Bytes(9));
-                let operator = Operator { resource, family, dtype, flops: 8, read, written: Bytes(10) };
+                let operator = Operator { resource, family, elements, flops: 8, read, written: Bytes(10) };
                 let text = write(&operator);
                 assert_eq!(parse(&text), Some(operator), "{text}");
             }

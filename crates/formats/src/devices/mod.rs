@@ -177,6 +177,7 @@ impl KnownDevice {
         let known = [
             (Precision::Float64, self.float64_tflops),
             (Precision::Float32, self.float32_tflops),
+            (Precision::Tf32, self.tf32_tflops),
             (Precision::Float16, self.float16_tflops),
             (Precision::BFloat16, self.bfloat16_tflops),
             (Precision::Float8, self.float8_tflops),
@@ -202,6 +203,12 @@ impl KnownDevice {
             clock_khz: (self.clock_mhz? * 1e3) as u32,
             bus_bits: self.bus_bits? as u32,
         })
+    }
+
+    /// Whether it multiplies numbers of 32 bits in tensor cores if asked to: GPUs of NVIDIA since compute capability 8.0 do (CUDA C++ Programming
+    /// Guide, "Compute Capabilities").
+    pub fn has_tf32(&self) -> bool {
+        self.tf32_tflops.is_some() || self.cuda().is_some_and(|cuda| cuda.capability >= (8, 0))
     }
 
     /// Every figure by name, with its unit; `None`: unknown.

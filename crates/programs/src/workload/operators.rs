@@ -159,7 +159,7 @@ impl Operators {
         }
         let (read, written) = (Bytes(read), Bytes(written));
         let resource = Resource::Accelerator;
-        self.list.push(Operator { resource, family, dtype: Some(dtype), flops, read, written });
+        self.list.push(Operator { resource, family, elements: Some(dtype.into()), flops, read, written });
     }
 
     /// `batch` products of m x k by k x n matrices.

@@ -14,7 +14,7 @@ mod sharing;
 mod work;
 
 pub use cost::{CostModel, Estimate, HostMemory};
-pub use operator::{Dimensions, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
+pub use operator::{Dimensions, Elements, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
 pub use power::Power;
 pub use rates::{Peaks, Precision, Rates};
 pub use sharing::Sharing;

@@ -13,8 +13,8 @@ pub struct Operator {
     pub resource: Resource,
     /// What it computes, and on which sizes.
     pub family: Family,
-    /// The elements that it computes with; `None`: not known.
-    pub dtype: Option<DType>,
+    /// What it computes with; `None`: not known.
+    pub elements: Option<Elements>,
     /// Floating-point operations.
     pub flops: u64,
     /// Bytes that it reads from memory.
@@ -27,12 +27,50 @@ impl Operator {
     /// An operator of which only the amount of work is known.
     pub const fn unspecified(resource: Resource, flops: u64, bytes: Bytes) -> Operator {
         let family = Family::Unspecified;
-        Operator { resource, family, dtype: None, flops, read: bytes, written: Bytes(0) }
+        Operator { resource, family, elements: None, flops, read: bytes, written: Bytes(0) }
     }
 
     /// All that it reads from and writes to memory.
     pub const fn bytes(&self) -> Bytes {
         Bytes(self.read.0.saturating_add(self.written.0))
+    }
+}
+
+/// What an operator computes with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Elements {
+    /// Numbers of a type.
+    Of(DType),
+    /// `float32`, of which tensor cores multiply the first 10 bits of the mantissa (TF32).
+    Tf32,
+}
+
+impl Elements {
+    /// As PyTorch calls the type, and this way of multiplying (`torch.backends.cuda.matmul.fp32_precision`).
+    pub const fn name(self) -> &'static str {
+        match self {
+            Elements::Of(dtype) => dtype.name(),
+            Elements::Tf32 => "tf32",
+        }
+    }
+
+    /// What [`Elements::name`] calls so.
+    pub fn from_name(name: &str) -> Option<Elements> {
+        if name == Elements::Tf32.name() { Some(Elements::Tf32) } else { DType::from_name(name).map(Elements::Of) }
+    }
+
+    /// Bytes of one of them in memory.
+    pub const fn size(self) -> u64 {
+        match self {
+            Elements::Of(dtype) => dtype.size(),
+            Elements::Tf32 => DType::Float32.size(),
+        }
+    }
+}
+
+impl From<DType> for Elements {
+    fn from(dtype: DType) -> Elements {
+        Elements::Of(dtype)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Owns what a device can do at most in a second, and the roofline that follows from it.
 
 use super::cost::{CostModel, Estimate};
-use super::operator::Operator;
+use super::operator::{Elements, Operator};
 use super::work::Origin;
 use crate::dtype::DType;
 use crate::time::SimDuration;
@@ -28,6 +28,7 @@ pub struct Rates {
 pub enum Precision {
     Float64,
     Float32,
+    Tf32,
     Float16,
     BFloat16,
     Float8,
@@ -40,20 +41,22 @@ pub struct Peaks([Option<f64>; Precision::ALL.len()]);
 
 impl Precision {
     /// From the widest to the narrowest.
-    pub const ALL: [Precision; 6] = [
+    pub const ALL: [Precision; 7] = [
         Precision::Float64,
         Precision::Float32,
+        Precision::Tf32,
         Precision::Float16,
         Precision::BFloat16,
         Precision::Float8,
         Precision::Int8,
     ];
 
-    /// As PyTorch calls the type of the elements; all types of 8 bits with a floating point are `float8`.
+    /// As PyTorch calls the type of the elements; all types of 8 bits with a floating point are `float8`, and `float32` in tensor cores is `tf32`.
     pub const fn name(self) -> &'static str {
         match self {
             Precision::Float64 => "float64",
             Precision::Float32 => "float32",
+            Precision::Tf32 => "tf32",
             Precision::Float16 => "float16",
             Precision::BFloat16 => "bfloat16",
             Precision::Float8 => "float8",
@@ -63,7 +66,12 @@ impl Precision {
 
     /// The units that compute with elements of a type. Integers that are wider than a byte are computed where 32-bit numbers are, as is what
     /// has no known type.
-    pub const fn of(dtype: Option<DType>) -> Precision {
+    pub const fn of(elements: Option<Elements>) -> Precision {
+        let dtype = match elements {
+            Some(Elements::Tf32) => return Precision::Tf32,
+            Some(Elements::Of(dtype)) => Some(dtype),
+            None => None,
+        };
         match dtype {
             Some(DType::Float64 | DType::Complex128) => Precision::Float64,
             Some(DType::Float16 | DType::Complex32) => Precision::Float16,
@@ -77,16 +85,17 @@ impl Precision {
     }
 
     /// Which other precisions serve elements of this one, in the order of preference: what has as many bits, then what is wider and can hold
-    /// its values, then, for want of anything better, what is narrower.
-    const fn substitutes(self) -> [Precision; 5] {
-        use Precision::{BFloat16, Float8, Float16, Float32, Float64, Int8};
+    /// its values, then, for want of anything better, what is narrower. Who has no tensor cores computes TF32 as `float32`.
+    const fn substitutes(self) -> [Precision; 6] {
+        use Precision::{BFloat16, Float8, Float16, Float32, Float64, Int8, Tf32};
         match self {
-            Float64 => [Float32, BFloat16, Float16, Float8, Int8],
-            Float32 => [Float64, BFloat16, Float16, Float8, Int8],
-            Float16 => [BFloat16, Float32, Float64, Float8, Int8],
-            BFloat16 => [Float16, Float32, Float64, Float8, Int8],
-            Float8 => [BFloat16, Float16, Float32, Float64, Int8],
-            Int8 => [BFloat16, Float16, Float32, Float64, Float8],
+            Float64 => [Float32, Tf32, BFloat16, Float16, Float8, Int8],
+            Float32 => [Float64, Tf32, BFloat16, Float16, Float8, Int8],
+            Tf32 => [Float32, Float64, BFloat16, Float16, Float8, Int8],
+            Float16 => [BFloat16, Tf32, Float32, Float64, Float8, Int8],
+            BFloat16 => [Float16, Tf32, Float32, Float64, Float8, Int8],
+            Float8 => [BFloat16, Float16, Tf32, Float32, Float64, Int8],
+            Int8 => [BFloat16, Float16, Tf32, Float32, Float64, Float8],
         }
     }
 }
@@ -131,7 +140,7 @@ impl Rates {
 
     /// Seconds that arithmetic and memory take for an operator at full speed, whichever is slower; launching it is not in it.
     pub fn roofline(&self, operator: &Operator) -> f64 {
-        let (peak, _) = self.peaks.serving(Precision::of(operator.dtype));
+        let (peak, _) = self.peaks.serving(Precision::of(operator.elements));
         (operator.flops as f64 / peak).max(operator.bytes().0 as f64 / self.memory)
     }
 }
@@ -173,7 +182,7 @@ mod tests {
 
     #[test]
     fn a_precision_that_is_not_named_is_served_by_its_like_then_by_a_wider_one() {
-        use Precision::{BFloat16, Float8, Float16, Float32, Float64, Int8};
+        use Precision::{BFloat16, Float8, Float16, Float32, Float64, Int8, Tf32};
         let peaks = Peaks::table([(Float32, 67e12), (BFloat16, 989e12)]).unwrap();
         let serving = |precision| peaks.serving(precision);
         for (precision, flops, served) in [
@@ -183,10 +192,13 @@ mod tests {
             (Float8, 989e12, BFloat16),
             (Int8, 989e12, BFloat16),
             (Float64, 67e12, Float32),
+            (Tf32, 67e12, Float32),
         ] {
             assert_eq!(serving(precision), (flops, served), "{precision:?}");
         }
         assert_eq!(Peaks::table([(Int8, 20e12)]).unwrap().serving(Float32), (20e12, Int8));
+        let ampere = Peaks::table([(Float32, 19.5e12), (Tf32, 156e12)]).unwrap();
+        assert_eq!([Tf32, Float32, Float16].map(|precision| ampere.serving(precision).1), [Tf32, Float32, Tf32]);
         assert_eq!(Peaks::table([]), None);
         assert_eq!(Peaks::all(2.0).scaled(2.0).serving(Int8), (4.0, Int8));
     }
@@ -197,7 +209,9 @@ mod tests {
             peaks: Peaks::table([(Precision::Float32, 1e12), (Precision::Float16, 8e12)]).unwrap(),
             ..Rates::uniform(1.0, 1e12)
         };
-        let seconds = |dtype| rates.roofline(&Operator { dtype, ..operator(8_000_000_000_000, 0) });
+        let seconds = |dtype: Option<DType>| {
+            rates.roofline(&Operator { elements: dtype.map(Elements::Of), ..operator(8_000_000_000_000, 0) })
+        };
         assert_eq!(seconds(Some(DType::Float16)), 1.0);
         assert_eq!(seconds(Some(DType::Int64)), 8.0);
         assert_eq!(seconds(None), 8.0);

@@ -96,7 +96,7 @@ fn products_are_told_by_their_tokens_and_results_however_weights_are_packed() {
             matches!(operator.family, Family::Gemm { batch: 1, m: 12, n: 128, k: 64, layout: Layout::NT }),
             "{name}"
         );
-        assert_eq!((operator.flops, operator.dtype), (2 * 12 * 128 * 64, Some(DType::BFloat16)), "{name}");
+        assert_eq!((operator.flops, operator.elements), (2 * 12 * 128 * 64, Some(DType::BFloat16.into())), "{name}");
         assert_eq!(operator.read.0, 12 * 64 * 2 + weights + further, "{name}");
         assert_eq!((operator.written.0, variant.as_str()), (12 * 128 * 2, "nt"), "{name}");
     }
@@ -110,7 +110,7 @@ fn products_are_told_by_their_tokens_and_results_however_weights_are_packed() {
     let sizes = [("M", 12), ("N", 128), ("K", 64)];
     let written = kernel("triton::_w8a8_block_fp8_matmul", &read, ("C", result.clone()), &sizes);
     assert_eq!(written, deep);
-    assert_eq!((deep.operator.dtype, deep.variant.as_str()), (Some(DType::Float8E4M3), "nt_block"));
+    assert_eq!((deep.operator.elements, deep.variant.as_str()), (Some(DType::Float8E4M3.into()), "nt_block"));
     assert_eq!(deep.operator.read.0, 12 * 64 + 128 * 64 + 4 * (12 * 4 + 8 * 4));
     let Argument::Tensor(by_columns) = eight_bits(&[64, 128]) else { unreachable!() };
     let by_columns = Argument::Tensor(Tensor { strides: vec![1, 64], ..by_columns });
