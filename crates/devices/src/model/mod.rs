@@ -236,6 +236,11 @@ impl Model {
         if operator.flops > 0 {
             self.computed.lock().expect("no estimate panics").insert(Precision::of(operator.elements));
         }
+        // What has no tensor cores for it runs the kernels of `float32`.
+        let as_float32 = Operator { elements: Some(DType::Float32.into()), ..*operator };
+        let lacks = operator.elements == Some(Elements::Tf32)
+            && self.target.rates.peaks.serving(Precision::Tf32).1 == Precision::Float32;
+        let operator = if lacks { &as_float32 } else { operator };
         let rows = || self.measured_sizes(operator, variant);
         let found =
             rows().or_else(|| self.interpolated(operator, variant)).or_else(|| self.transferred(operator, variant));
