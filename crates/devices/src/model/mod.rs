@@ -299,11 +299,25 @@ impl Model {
                 let surfaces = itself.map_or_else(others, |itself| vec![itself]);
                 if !surfaces.is_empty() {
                     let itself = family == operator.family.name();
-                    return Some(mean(&surfaces, &if itself { *operator } else { in_parts(operator) }));
+                    let found = mean(&surfaces, &if itself { *operator } else { in_parts(operator) });
+                    return Some(if moves { self.through_memory(operator, found) } else { found });
                 }
             }
         }
         None
+    }
+
+    /// What was measured elsewhere may have come from a larger cache than the target's: what that one cannot hold passes through its memory.
+    fn through_memory(&self, operator: &Operator, found: Estimate) -> Estimate {
+        let known = self.target.name.as_deref().and_then(|name| devices::find(name).ok());
+        let Some(cache) = known.and_then(KnownDevice::cuda).map(|cuda| cuda.l2) else { return found };
+        let bytes = operator.bytes();
+        let least = if bytes > cache { bytes.0 as f64 / self.target.rates.memory } else { 0.0 };
+        if found.duration.as_secs_f64() < least {
+            estimate(least, found.spread.unwrap_or(TRANSFER), found.origin)
+        } else {
+            found
+        }
     }
 
     /// Of the variant, or of all; of the type, or of the other with 16 bits.
