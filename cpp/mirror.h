@@ -117,8 +117,9 @@ class Mirror {
       if (!lacks_function(error) || fails(op, schema, randomness, here)) throw;
       return hand_out(schema, here, stack, begin);
     }
-    const std::optional<std::string> failure = fails(op, schema, randomness, here);
-    if (failure) lacking(schema.name, *failure);
+    const std::optional<Failure> failure = fails(op, schema, randomness, here);
+    if (failure && failure->asserts) raise_assertion(schema.name, failure->reason);
+    if (failure) lacking(schema.name, failure->reason);
     for (size_t i = begin; i < stack.size(); i++) {
       if (schema.same_as[i - begin] >= 0) continue;
       if (!failure) {
@@ -265,7 +266,7 @@ class Mirror {
       computed_now = call.number;
       const auto failure = fails(call.op, call.schema, randomness, here);
       computed_now = 0;
-      if (failure) return lacking(call.schema.name, *failure);
+      if (failure) return lacking(call.schema.name, failure->reason);
       for (size_t i = 0; i < call.results.size(); i++) {
         if (call.schema.same_as[i] < 0) hand_over(call.schema.name, here[i], call.results[i]);
       }
@@ -320,18 +321,35 @@ class Mirror {
     return op.schema().name().find("sparse") != std::string::npos;
   }
 
-  // The same where the GPU's operator has gone well; if it fails, why. What the CPU's does not take has no values, and is no error of the program's.
-  static std::optional<std::string> fails(
+  // Why values are not there: the CPU's operator does not take what the GPU's has taken, or the GPU's kernel asserts what does not hold.
+  struct Failure {
+    std::string reason;
+    bool asserts = false;
+  };
+
+  // The same where the GPU's operator has gone well; if it fails, why.
+  static std::optional<Failure> fails(
       const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here) {
     const Uncounted ours;
     try {
       if (compute(op, schema, randomness, here)) return std::nullopt;
-      return "the CPU has no kernel for it";
+      return Failure{"the CPU has no kernel for it"};
+    } catch (const c10::IndexError& error) {
+      return Failure{error.what_without_backtrace(), /*asserts=*/true};
     } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
+      const std::string reason = error.what_without_backtrace();
+      return Failure{reason, reason.find("is out of bounds") != std::string::npos};
     } catch (const std::exception& error) {  // what functions in Python raise
-      return error.what();
+      return Failure{error.what()};
     }
+  }
+
+  // What a GPU reports at a later call, after which it can be used no more.
+  [[noreturn]] static void raise_assertion(const std::string& name, const std::string& reason) {
+    constexpr int32_t kCudaErrorAssert = 710;
+    const std::string message = "CUDA error: device-side assert triggered\n" + name + ": " + reason +
+                                "\nThis GPU is simulated: the error is raised where the operator was called, as with CUDA_LAUNCH_BLOCKING=1.";
+    throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, kCudaErrorAssert, message);
   }
 
   // What was not computed reads as zero, not as what the memory was before, and counts as not there.
@@ -435,7 +453,7 @@ class Mirror {
       if (schema.written[i] && here[i].isTensor() && here[i].toTensor().layout() == c10::kSparse) here[i] = here[i].toTensor().clone();
     }
     if (const auto failure = fails(op, schema, randomness, here)) {
-      lacking(schema.name, *failure);
+      lacking(schema.name, failure->reason);
       return op.redispatchBoxed(below, &stack);
     }
     hand_out(schema, here, stack, begin);

@@ -377,3 +377,33 @@ print("first", large[0].item())
     assert "first 0.0" in done.out
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert [warning for warning in report["warnings"] if "values that were not computed" in warning]
+
+
+ASSERTIONS = """
+rows, wrong = torch.ones(4, 8).cuda(), torch.tensor([1, 4]).cuda()
+
+def look_up(): return F.embedding(wrong, rows)
+def index(): return rows[wrong]
+def put(): rows[wrong] = 2.0
+def select(): return rows.index_select(0, wrong)
+def add(): return rows.index_add(0, wrong, torch.ones(2, 8).cuda())
+def gather(): return rows.gather(0, wrong[:, None])
+def scatter(): return rows.scatter(0, wrong[:, None], 1.0)
+def loss(): return F.cross_entropy(rows[:2, :4], wrong)
+def take(): return rows.take(wrong + 29)
+
+for function in (look_up, index, put, select, add, gather, scatter, loss, take):
+    try:
+        function()
+    except torch.AcceleratorError as error:
+        assert error.error_code == 710 and "device-side assert triggered" in str(error) and "out of" in str(error), error
+    else:
+        raise AssertionError(function.__name__ + " does not assert")
+# What is within bounds is computed as before, from the end, too.
+same("from the end", lambda x, i: x[i], torch.ones(4, 8), torch.tensor([-1, -4]))
+same("ignored", lambda x, i: F.cross_entropy(x, i), torch.ones(2, 4), torch.tensor([-100, 3]))
+"""
+
+
+def test_an_index_out_of_range_is_an_error_as_on_a_gpu(tmp_path: Path) -> None:
+    run(tmp_path, ASSERTIONS)
