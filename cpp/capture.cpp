@@ -396,8 +396,8 @@ __attribute__((visibility("default"))) const Launches* uniference_capture_launch
 // Operators on simulated GPUs have values from here on; see `Mirror`.
 __attribute__((visibility("default"))) void uniference_capture_mirror(
     Mirror::Launch launch, Mirror::Settle settle, Mirror::IsCaptured is_captured, Mirror::Compute compute,
-    Mirror::Withhold withhold, Mirror::Clear clear) {
-  Mirror::begin(launch, settle, is_captured, compute, withhold, clear);
+    Mirror::Withhold withhold, Mirror::Clear clear, Mirror::Reads reads) {
+  Mirror::begin(launch, settle, is_captured, compute, withhold, clear, reads);
   watching = true;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }

@@ -53,15 +53,18 @@ class Mirror {
   using Withhold = void (*)(int change);
   // Bytes become zero, without taking the host's memory for it.
   using Clear = void (*)(void* at, size_t bytes);
+  // Whether this thread may read from devices (`crates/phantom/src/reads.rs`); what was before.
+  using Reads = int (*)(int now);
 
   // From here on operators of GPUs have values.
-  static void begin(Launch launch, Settle settle, IsCaptured is_captured, Compute compute, Withhold withhold, Clear clear) {
+  static void begin(Launch launch, Settle settle, IsCaptured is_captured, Compute compute, Withhold withhold, Clear clear, Reads reads) {
     launch_ = launch;
     settle_ = settle;
     is_captured_ = is_captured;
     compute_ = compute;
     withhold_ = withhold;
     clear_ = clear;
+    reads_ = reads;
     wanted_ = true;
   }
 
@@ -87,15 +90,15 @@ class Mirror {
     op.redispatchBoxed(below, &stack);
   }
 
-  // Carries out a call whose arguments are on the stack, on the GPU and, if it `has_values`, on the CPU. Sizes that depend on values are found
-  // there however large it is.
+  // Carries out a call whose arguments are on the stack, on the GPU and, if it `has_values`, on the CPU. What depends on values on its way, as sizes do,
+  // is found there however large it is.
   static void run(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, bool has_values) {
     captured_last = 0;
     const size_t count = op.schema().arguments().size();
     const size_t begin = stack.size() - count;
     const bool sized = sized_by_values(schema, &stack[begin], count);
     if (schema.view || schema.moves_no_values || (unvalued > 0 && !sized)) return op.redispatchBoxed(below, &stack);
-    if (!(has_values || sized)) return run_without_values(op, schema, below, stack, begin);
+    if (!(has_values || sized) && run_without_values(op, schema, below, stack, begin)) return;
     const c10::Device device = device_of(&stack[begin], count);
     // Default streams are the current device's, and so are generators.
     const c10::DeviceGuard on(device);
@@ -109,10 +112,7 @@ class Mirror {
     if (sized) return run_here_first(op, schema, randomness, here, stack, begin);
     if (sparse) return run_sparse(op, schema, below, randomness, here, stack, begin);
     try {
-      torch::jit::Stack attempt(stack.begin() + begin, stack.end());
-      op.redispatchBoxed(below, &attempt);
-      stack.resize(begin);
-      for (auto& result : attempt) stack.push_back(std::move(result));
+      if (!has_values || !run_on_gpu(op, below, stack, begin)) return run_here_first(op, schema, randomness, here, stack, begin);
     } catch (const c10::Error& error) {
       if (!lacks_function(error) || fails(op, schema, randomness, here)) throw;
       return hand_out(schema, here, stack, begin);
@@ -313,7 +313,11 @@ class Mirror {
   }
 
   static bool has_sparse_kernel(const c10::OperatorHandle& op) {
-    return op.hasComputedKernelForDispatchKey(c10::DispatchKey::SparseCPU) || op.hasComputedKernelForDispatchKey(c10::DispatchKey::SparseCsrCPU);
+    return has_kernel(op, {c10::DispatchKey::SparseCPU, c10::DispatchKey::SparseCsrCPU});
+  }
+
+  static bool has_kernel(const c10::OperatorHandle& op, std::initializer_list<c10::DispatchKey> keys) {
+    return std::any_of(keys.begin(), keys.end(), [&](c10::DispatchKey key) { return op.hasComputedKernelForDispatchKey(key); });
   }
 
   // Of tensors that are not.
@@ -395,11 +399,59 @@ class Mirror {
   };
 
   // On the GPU alone: what the call writes to and results in is not there.
-  static void run_without_values(
+  static bool run_without_values(
       const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, size_t begin) {
     const std::vector<c10::IValue> arguments(stack.begin() + begin, stack.end());
-    op.redispatchBoxed(below, &stack);
+    if (!run_on_gpu(op, below, stack, begin)) return false;
     if (!moves_bytes(schema, arguments, stack[begin])) forget_values(schema, arguments, stack, begin, /*all=*/true);
+    return true;
+  }
+
+  // While it lives, what is read of a GPU by this thread is refused.
+  class NoReads {
+   public:
+    NoReads() : before_(reads_(kRefused)) {}
+    ~NoReads() { reads_(before_); }
+    NoReads(const NoReads&) = delete;
+    NoReads& operator=(const NoReads&) = delete;
+
+    // Whether something was.
+    bool any() const { return reads_(kRefused) == kAsked; }
+
+   private:
+    static constexpr int kRefused = 1, kAsked = 2;
+    const int before_;
+  };
+
+  // The GPU's operator: its kernels are launched, and compute nothing. False: it asks on its way for what they would have computed; the stack is as it
+  // was.
+  static bool run_on_gpu(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack& stack, size_t begin) {
+    torch::jit::Stack attempt(stack.begin() + begin, stack.end());
+    if (moves_to_host(attempt)) {
+      op.redispatchBoxed(below, &attempt);
+    } else {
+      const NoReads reads;
+      try {
+        op.redispatchBoxed(below, &attempt);
+      } catch (const std::exception&) {
+        if (reads.any()) return false;
+        throw;
+      }
+      if (reads.any()) return false;
+    }
+    stack.resize(begin);
+    for (auto& result : attempt) stack.push_back(std::move(result));
+    return true;
+  }
+
+  // Whether a call has to do with the host's memory: to read from the GPU may be what it is for.
+  static bool moves_to_host(const torch::jit::Stack& arguments) {
+    bool found = false;
+    for (const c10::IValue& argument : arguments) {
+      found = found || (argument.isDevice() && argument.toDevice().is_cpu());
+      for_each_tensor(argument, [&](const at::Tensor& tensor) { found = found || tensor.is_cpu(); });
+    }
+    return found;
   }
 
   // What a call has written to and resulted in reads as zero. Unless `all` of it is wanted, what is large and had no values before stays as it is: a
@@ -447,6 +499,8 @@ class Mirror {
   static void run_sparse(
       const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, const Randomness& randomness, torch::jit::Stack& here,
       torch::jit::Stack& stack, size_t begin) {
+    // The error is the dispatcher's.
+    if (!has_kernel(op, {c10::DispatchKey::SparseCUDA, c10::DispatchKey::SparseCsrCUDA, c10::DispatchKey::CUDA})) return op.redispatchBoxed(below, &stack);
     // What is written to may get more elements, which the memory of the GPU has no room for.
     for (size_t i = 0; i < here.size(); i++) {
       const Inside ours;
@@ -580,6 +634,7 @@ class Mirror {
   static inline std::vector<uint64_t> forgotten_;
   static inline Withhold withhold_ = nullptr;
   static inline Clear clear_ = nullptr;
+  static inline Reads reads_ = nullptr;
   static inline bool wanted_ = false;
 };
 

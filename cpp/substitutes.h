@@ -52,6 +52,21 @@ class Substitutes {
         {"aten::_fused_rms_norm_backward", &rms_norm_backward},
         {"aten::native_layer_norm_backward", &layer_norm_backward},
         {"aten::native_group_norm_backward", &group_norm_backward},
+        // The CPU keeps what a GPU computes again.
+        {"aten::log_sigmoid_forward", [](Stack& s, uint64_t) { s = {at::log_sigmoid(s[0].toTensor()), at::empty({0}, s[0].toTensor().options())}; }},
+        {"aten::log_sigmoid_backward", [](Stack& s, uint64_t) { s = {log_sigmoid_gradient(s)}; }},
+        {"aten::log_sigmoid_forward.output",
+         [](Stack& s, uint64_t) { s = {s[1].toTensor().copy_(at::log_sigmoid(s[0].toTensor())), s[2].toTensor()}; }},
+        {"aten::log_sigmoid_backward.grad_input", [](Stack& s, uint64_t) { s = {s[3].toTensor().copy_(log_sigmoid_gradient(s))}; }},
+        {"aten::_embedding_bag", &embedding_bag},
+        {"aten::_embedding_bag_forward_only", &embedding_bag},
+        // Bilinear, and zero outside of the image, with the centres of its corners at its ends.
+        {"aten::cudnn_grid_sampler", [](Stack& s, uint64_t) { s = {at::grid_sampler_2d(s[0].toTensor(), s[1].toTensor(), 0, 0, true)}; }},
+        {"aten::cudnn_grid_sampler_backward",
+         [](Stack& s, uint64_t) {
+           auto [of_input, of_grid] = at::grid_sampler_2d_backward(s[2].toTensor(), s[0].toTensor(), s[1].toTensor(), 0, 0, true, {true, true});
+           s = {of_input, of_grid};
+         }},
         {"aten::cudnn_batch_norm", &batch_norm},
         {"aten::cudnn_batch_norm_backward", &batch_norm_backward},
         {"aten::batch_norm_stats", &batch_norm_stats},
@@ -77,6 +92,25 @@ class Substitutes {
   static void softmax_backward(Stack& s, uint64_t) {
     const at::Tensor outer = s[0].toTensor();
     s = {function(outer, s[1].toTensor(), s[2].toInt(), outer.scalar_type()).to(s[3].toScalarType())};
+  }
+
+  // (grad_output, input, buffer)
+  static at::Tensor log_sigmoid_gradient(const Stack& s) {
+    return (wide(s[0]) * at::sigmoid(-wide(s[1]))).to(s[1].toTensor().scalar_type());
+  }
+
+  // (weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights?, include_last_offset, padding_idx)
+  // -> (output, the bag of each index, sizes of bags, indices of maxima). GPUs have the last of maxima alone, and a size for each offset.
+  static void embedding_bag(Stack& s, uint64_t) {
+    constexpr int64_t kMaxima = 2;
+    const at::Tensor indices = s[1].toTensor(), offsets = s[2].toTensor();
+    const int64_t mode = s[4].toInt();
+    const auto [output, bags, sizes, maxima] = at::_embedding_bag(
+        s[0].toTensor(), indices, offsets, s[3].toBool(), mode, s[5].toBool(), tensor_or_none(s[6]), s[7].toBool(), s[8].toInt());
+    const at::Tensor all_bags = at::zeros_like(indices), all_sizes = at::zeros_like(offsets, indices.options());
+    if (bags.numel() == indices.numel()) all_bags.copy_(bags);
+    all_sizes.narrow(0, 0, std::min(sizes.numel(), all_sizes.numel())).copy_(sizes.narrow(0, 0, std::min(sizes.numel(), all_sizes.numel())));
+    s = {output, all_bags, all_sizes, mode == kMaxima ? maxima : at::empty({0}, indices.options())};
   }
 
   // GPUs keep means and deviations of half precision's inputs as floats, the CPU where the weight is one.

@@ -39,6 +39,7 @@ mod nccl;
 mod nvml;
 mod others;
 mod peers;
+mod reads;
 mod runtime;
 mod streams;
 mod unimplemented;

@@ -9,7 +9,7 @@ pub(crate) mod tests;
 use crate::attach::{attached, link};
 use crate::errors::*;
 use crate::exports::exports;
-use crate::{arrivals, cupti, device, memory};
+use crate::{arrivals, cupti, device, memory, reads};
 pub(crate) use capture::{
     Mode, begin_capture, capture_calls, capture_info, check_unsafe_call, end_capture, exchange_mode, report_capture,
     update_dependencies,
@@ -179,6 +179,9 @@ pub(crate) fn place(stream: u32) -> Place {
 /// Has bytes be copied on a stream: `kind` says what that costs.
 pub(crate) fn copy(stream: Handle, moved: Moved) -> Result<(), Status> {
     let kind = copy_kind(memory::place(moved.to), memory::place(moved.from));
+    if matches!(kind, Some(CopyKind::DeviceToPinned | CopyKind::DeviceToPageable)) {
+        reads::check()?;
+    }
     if kind.is_some() && arrivals::any() {
         let number = lock().resolve(stream)?;
         arrivals::settle_stream(number);
