@@ -117,9 +117,9 @@ mdbook-path:
 api: ## Writes the Python API's page anew, from signatures and docstrings
 	$(PYTHON) scripts/python_api.py
 
-conformance: setup $(OTHER_TORCH) ## PyTorch's tests of process groups and ours: real Gloo and simulated (half an hour); TORCH=2.14: with that
+conformance: setup $(OTHER_TORCH) ## PyTorch's tests of process groups and operators, and ours: simulated, real Gloo, CPU (half an hour); TORCH=2.14: with that
 	$(CONFORMANCE_BIN)/python tests/conformance/suite.py $(if $(RANKS),--ranks $(RANKS))
-	$(CONFORMANCE_BIN)/pytest $(if $(RANKS),,--all-sizes) tests/python/test_conformance.py
+	$(CONFORMANCE_BIN)/pytest $(if $(RANKS),,--all-sizes) tests/python/test_conformance.py tests/python/test_simulated_operators.py
 
 fuzz: ## Feeds everything that is read with what chance and coverage bring up: SECONDS=60 a target
 	scripts/fuzz.sh $(SECONDS)

@@ -35,10 +35,12 @@ class Substitutes {
         {"aten::_scaled_dot_product_cudnn_attention_backward", &Attention::cudnn_backward},
         {"aten::mm.dtype", [](Stack& s, uint64_t) { s = {at::mm(wide(s[0]), wide(s[1])).to(s[2].toScalarType())}; }},
         {"aten::bmm.dtype", [](Stack& s, uint64_t) { s = {at::bmm(wide(s[0]), wide(s[1])).to(s[2].toScalarType())}; }},
-        {"aten::addmm.dtype",
-         [](Stack& s, uint64_t) { s = {at::addmm(wide(s[0]), wide(s[1]), wide(s[2]), s[4].toScalar(), s[5].toScalar()).to(s[3].toScalarType())}; }},
-        {"aten::baddbmm.dtype",
-         [](Stack& s, uint64_t) { s = {at::baddbmm(wide(s[0]), wide(s[1]), wide(s[2]), s[4].toScalar(), s[5].toScalar()).to(s[3].toScalarType())}; }},
+        {"aten::addmm.dtype", [](Stack& s, uint64_t) { s = {addmm(s).to(s[3].toScalarType())}; }},
+        {"aten::baddbmm.dtype", [](Stack& s, uint64_t) { s = {baddbmm(s).to(s[3].toScalarType())}; }},
+        {"aten::mm.dtype_out", [](Stack& s, uint64_t) { s = {s[3].toTensor().copy_(at::mm(wide(s[0]), wide(s[1])))}; }},
+        {"aten::bmm.dtype_out", [](Stack& s, uint64_t) { s = {s[3].toTensor().copy_(at::bmm(wide(s[0]), wide(s[1])))}; }},
+        {"aten::addmm.dtype_out", [](Stack& s, uint64_t) { s = {s[6].toTensor().copy_(addmm(s))}; }},
+        {"aten::baddbmm.dtype_out", [](Stack& s, uint64_t) { s = {s[6].toTensor().copy_(baddbmm(s))}; }},
         // Which of cuSOLVER's routines is used is nothing to the CPU.
         {"aten::_linalg_svd",
          [](Stack& s, uint64_t) {
@@ -67,6 +69,16 @@ class Substitutes {
            auto [of_input, of_grid] = at::grid_sampler_2d_backward(s[2].toTensor(), s[0].toTensor(), s[1].toTensor(), 0, 0, true, {true, true});
            s = {of_input, of_grid};
          }},
+        {"aten::native_batch_norm", [](Stack& s, uint64_t) { normalize_batch(s, {s[3], s[4]}, s[5].toBool(), 6); }},
+        {"aten::_native_batch_norm_legit", [](Stack& s, uint64_t) { normalize_batch(s, {s[3], s[4]}, s[5].toBool(), 6); }},
+        {"aten::_native_batch_norm_legit.no_stats", [](Stack& s, uint64_t) { normalize_batch(s, {}, s[3].toBool(), 4); }},
+        {"aten::_batch_norm_with_update",
+         [](Stack& s, uint64_t) {
+           normalize_batch(s, {s[3], s[4]}, /*training=*/true, 5);
+           s.push_back(at::empty({0}, at::kByte));
+         }},
+        {"aten::native_batch_norm_backward", &native_batch_norm_backward},
+        {"aten::batch_norm_backward", &native_batch_norm_backward},
         {"aten::cudnn_batch_norm", &batch_norm},
         {"aten::cudnn_batch_norm_backward", &batch_norm_backward},
         {"aten::batch_norm_stats", &batch_norm_stats},
@@ -82,6 +94,13 @@ class Substitutes {
 
   static at::Tensor wide(const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat); }
   static at::Tensor wide(const c10::IValue& value) { return wide(value.toTensor()); }
+
+  // (self, left, right, out_dtype, beta, alpha)
+  static at::Tensor addmm(const Stack& s) { return at::addmm(wide(s[0]), wide(s[1]), wide(s[2]), s[4].toScalar(), s[5].toScalar()); }
+  static at::Tensor baddbmm(const Stack& s) { return at::baddbmm(wide(s[0]), wide(s[1]), wide(s[2]), s[4].toScalar(), s[5].toScalar()); }
+
+  static at::Tensor wide_or_none(const at::Tensor& tensor) { return tensor.defined() ? wide(tensor) : tensor; }
+  static at::Tensor wide_or_none(const c10::IValue& value) { return wide_or_none(tensor_or_none(value)); }
   static at::Tensor tensor_or_none(const c10::IValue& value) { return value.isNone() ? at::Tensor() : value.toTensor(); }
 
   // GPUs take half a float's precision and give a float's in one operator.
@@ -154,6 +173,36 @@ class Substitutes {
     at::Tensor of_weight;
     if (weight.defined()) of_weight = (first.empty() ? outer * normed : (outer * normed).sum(first)).to(weight.scalar_type());
     s = {of_input.to(s[1].toTensor().scalar_type()), of_weight};
+  }
+
+  // (input, weight?, bias?, running_mean?, running_var?, training, momentum, epsilon) -> (output, mean, 1 / deviation), where the running ones may be
+  // left out and `next` is where the momentum is. GPUs keep what they normalize by as floats, and that of inference as well.
+  static void normalize_batch(Stack& s, const std::array<c10::IValue, 2>& running, bool training, size_t next) {
+    const at::Tensor input = s[0].toTensor(), mean = tensor_or_none(running[0]), variance = tensor_or_none(running[1]);
+    const double momentum = s[next].toDouble(), epsilon = s[next + 1].toDouble();
+    // Written to where the run trains.
+    const at::Tensor new_mean = wide_or_none(mean), new_variance = wide_or_none(variance);
+    auto [output, by_mean, by_scale] =
+        at::native_batch_norm(wide(input), wide_or_none(s[1]), wide_or_none(s[2]), new_mean, new_variance, training, momentum, epsilon);
+    if (!training) {
+      by_mean = new_mean;
+      by_scale = (new_variance + epsilon).rsqrt();
+    } else if (mean.defined() && !new_mean.is_same(mean)) {
+      mean.copy_(new_mean);
+      variance.copy_(new_variance);
+    }
+    s = {output.to(input.scalar_type()), by_mean, by_scale};
+  }
+
+  // (grad_out, input, weight?, running_mean?, running_var?, save_mean?, save_invstd?, train, eps, output_mask, ...) -> gradients of input, weight, bias
+  static void native_batch_norm_backward(Stack& s, uint64_t) {
+    const at::Tensor weight = tensor_or_none(s[2]);
+    auto [of_input, of_weight, of_bias] = at::native_batch_norm_backward(
+        wide(s[0]), wide(s[1]), wide_or_none(s[2]), wide_or_none(s[3]), wide_or_none(s[4]), wide_or_none(s[5]), wide_or_none(s[6]), s[7].toBool(),
+        s[8].toDouble(), mask<3>(s[9]));
+    const at::ScalarType type = s[1].toTensor().scalar_type(), of_parameters = weight.defined() ? weight.scalar_type() : at::kFloat;
+    const auto as = [](const at::Tensor& tensor, at::ScalarType type) { return tensor.defined() ? tensor.to(type) : tensor; };
+    s = {as(of_input, type), as(of_weight, of_parameters), as(of_bias, of_parameters)};
   }
 
   // (input, weight, bias?, running_mean?, running_var?, training, momentum, epsilon) -> (output, mean, 1 / deviation, reserve)
