@@ -46,8 +46,8 @@ fn chosen(all: Vec<Series>) -> Vec<Series> {
     let mut best: BTreeMap<[String; 4], Series> = BTreeMap::new();
     for series in measured {
         let known = match (series.variant.as_str(), series.dtype.as_str()) {
-            // Of experts alone, by other kernels than those of products with a single scale.
-            ("nt", "float8_e4m3fn") => false,
+            // By other kernels than those that compute products with a single scale, and not named.
+            ("nt" | "nt_experts", "float8_e4m3fn") => false,
             (variant, _) => series.family == "gemm" || ["fwd", "varlen_fwd"].contains(&variant),
         };
         let Some(rank) = rank(&series.software).filter(|_| known) else { continue };

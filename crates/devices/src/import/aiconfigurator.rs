@@ -7,7 +7,7 @@
 use super::operators::{Work, attention, dtype, product};
 use super::{Gathered, ImportError, Imported, Measurement, parquet};
 use crate::database::{Database, Notice, Series};
-use crate::operators::{BLOCKS, ROWS};
+use crate::operators::{BLOCKS, EXPERTS, ROWS};
 use std::fs;
 use std::path::{Path, PathBuf};
 use uniference_sim::device::{Layout, Pass};
@@ -142,12 +142,13 @@ fn read(path: &Path, table: &str, device: &str, into: &mut Gathered) -> Result<(
             (_, true) => ROWS,
             _ => "",
         };
+        let of_experts = if table == "moe_perf.parquet" { EXPERTS } else { "" };
         for (share, Work { family, variant, flops, bytes }) in works {
             let series = Series {
                 device: device.to_owned(),
                 software: format!("{} {}", text("framework").to_lowercase(), text("version")),
                 family: family.name().to_owned(),
-                variant: format!("{variant}{scales}"),
+                variant: format!("{variant}{scales}{of_experts}"),
                 dtype: dtype.to_owned(),
                 source: "aiconfigurator-core".to_owned(),
             };

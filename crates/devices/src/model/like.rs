@@ -1,6 +1,6 @@
 //! Owns which devices and families stand in for those of which nothing was measured, in which order.
 
-use crate::operators::{BLOCKS, ROWS};
+use crate::operators::{BLOCKS, EXPERTS, ROWS};
 use uniference_formats::devices::{self, DeviceKind, KnownDevice};
 use uniference_sim::device::{Precision, Rates};
 
@@ -54,9 +54,10 @@ pub(super) fn kin(family: &str) -> &'static [&'static str] {
     }
 }
 
-/// Whether rows of this variant say nothing about others of their family. Products with scales of rows and blocks run kernels of their own.
+/// Whether rows of this variant say nothing about others of their family. Products with scales of rows and blocks, and those of
+/// experts, run kernels of their own.
 /// FlashAttention 3 (`fwd`) is written for the asynchronous copies and tensor cores of one generation of devices, where it is 1.5 to 2 times as fast as
 /// FlashAttention 2 (Shah et al., "FlashAttention-3", 2024).
 pub(super) fn stands_apart(variant: &str) -> bool {
-    variant == "fwd" || variant.ends_with(BLOCKS) || variant.ends_with(ROWS)
+    variant == "fwd" || [BLOCKS, ROWS, EXPERTS].iter().any(|end| variant.ends_with(end))
 }

@@ -19,7 +19,7 @@ mod transfers;
 mod tests;
 
 use crate::database::{Databases, Row, dimensions};
-use crate::operators::{Described, Part, Sequences, describe, key, with_sequences};
+use crate::operators::{Described, EXPERTS, Part, Sequences, describe, key, with_sequences};
 use rows::{Found, Rows};
 use rustc_hash::FxHashMap;
 use shape::{Grain, Roof, Shape};
@@ -386,8 +386,8 @@ impl Model {
         surface
     }
 
-    /// The rows of a place, and how many octaves of a size they are apart from it: of products, those of other layouts are one, and for those with
-    /// scales of blocks, all others.
+    /// The rows of a place, and how many octaves of a size they are apart from it: of products, those of other layouts are one, for those with scales of
+    /// blocks all others, and for those of experts all that no expert computes.
     fn kin_rows(&self, place: &Place) -> Vec<(f64, Arc<Found>)> {
         let Place { device, family, variant, elements } = place;
         let rows = |variant| self.rows.of(device, family, variant, elements.name());
@@ -395,8 +395,9 @@ impl Model {
             Some(own) if *family == "gemm" => {
                 let layouts = [Layout::NN, Layout::NT, Layout::TN, Layout::TT].map(Layout::name);
                 let apart = |layout| (f64::from(u8::from(layout != own)), rows(Some(layout)));
-                let other = (!layouts.contains(&own)).then_some(own);
-                layouts.into_iter().chain(other).map(apart).collect()
+                let plain = own.strip_suffix(EXPERTS);
+                let others = [Some(own), plain].into_iter().flatten().filter(|other| !layouts.contains(other));
+                layouts.into_iter().chain(others).map(apart).collect()
             }
             variant => vec![(0.0, rows(variant))],
         }

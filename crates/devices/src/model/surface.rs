@@ -31,6 +31,8 @@ const HOST: f64 = 10e-6;
 const SUPPORT: f64 = 2.0;
 /// Beyond the largest measured size, times 2 to the power of this, time grows with each size.
 const BEYOND: f64 = 3.0;
+/// The number of products grows beyond 2 to the power of this at least.
+const BATCHES: f64 = 13.0;
 
 /// One measured place.
 #[derive(Clone, Copy, Debug)]
@@ -174,8 +176,12 @@ impl Surface {
 
     fn lattice(&self) -> Lattice {
         let axes = self.shape.axes();
-        let beyond = if axes == 1 { 24.0 } else { BEYOND };
-        let count = |axis: usize| (self.high[axis].max(0.0).ceil() + beyond) as usize + 1;
+        let beyond = |axis: usize| match (self.shape, axis) {
+            (Shape::Flat, _) => 24.0,
+            (Shape::Product, 0) => BEYOND.max(BATCHES - self.high[0]),
+            _ => BEYOND,
+        };
+        let count = |axis: usize| (self.high[axis].max(0.0).ceil() + beyond(axis)) as usize + 1;
         let counts = std::array::from_fn(|axis| if axis < axes { count(axis) } else { 1 });
         let shape = self.shape;
         let step = shape.step();
@@ -202,8 +208,13 @@ impl Surface {
         })
     }
 
-    /// The nearest place within what was measured.
+    /// The nearest place within what was measured. More products than were measured at once are as efficient as one with as many more rows, which fills
+    /// as many tiles.
     fn inside(&self, point: &Point) -> Point {
+        let mut point = *point;
+        if self.shape == Shape::Product {
+            point[1] += (point[0] - self.high[0].max(0.0)).max(0.0);
+        }
         std::array::from_fn(|axis| point[axis].clamp(self.low[axis].max(0.0), self.high[axis].max(0.0)))
     }
 

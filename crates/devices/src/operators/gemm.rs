@@ -11,6 +11,10 @@ pub(crate) const BLOCKS: &str = "_block";
 /// Ends the variant of those with a scale for each row, which run kernels of CUTLASS, where those with a single scale run cuBLAS's.
 pub(crate) const ROWS: &str = "_row";
 
+/// Ends, behind that, the variant of products of tokens with the weights of those experts that they were sent to: one kernel computes all of them, whose
+/// rows come from everywhere.
+pub(crate) const EXPERTS: &str = "_experts";
+
 /// The product that a call amounts to; `None`: it is none, or its arguments do not make sense.
 pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     let (left, right) = match call.name {

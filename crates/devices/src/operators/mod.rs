@@ -20,7 +20,7 @@ mod serving;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use gemm::{BLOCKS, ROWS};
+pub(crate) use gemm::{BLOCKS, EXPERTS, ROWS};
 pub use kernel::values;
 pub use key::key;
 pub use serving::{Sequences, lengths_are_values, sequences, with_sequences};
@@ -51,7 +51,7 @@ pub struct Part {
     /// What determines its cost.
     pub operator: Operator,
     /// Which of its family it is: the name of the operator without namespace, overload and the underscore of those that work in place; of
-    /// products of matrices the layout, with `_block` behind it where blocks of the factors' rows have scales.
+    /// products of matrices the layout, with `_block` behind it where blocks of the factors' rows have scales, and `_experts` where experts compute them.
     pub variant: String,
     /// How many times it is done, one after the other.
     pub times: u64,

@@ -27,6 +27,13 @@ impl Product {
         let variant = format!("{}{scales}", Layout::NT.name());
         Part::inside(family, factor.dtype.dtype(), flops(&[2, rows, n, k]), read, written, &variant)
     }
+
+    /// The same with the weights of experts.
+    fn of_experts(self, factor: &Tensor, scales: &str) -> Part {
+        let mut part = self.part(factor, scales);
+        part.variant += gemm::EXPERTS;
+        part
+    }
 }
 
 /// `None`: the operator is none of these.
@@ -146,7 +153,7 @@ fn sent<const N: usize>(
     };
     let read = sum([of_rows.0, of_met(read, batch, all)].into_iter());
     let m = choices.div_ceil(batch);
-    Some(Product { batch, m, n, k, rows: choices, read, written: of_rows.1 }.part(a, variant))
+    Some(Product { batch, m, n, k, rows: choices, read, written: of_rows.1 }.of_experts(a, variant))
 }
 
 /// The same, where tokens are not in order, and the sizes are arguments: `top_k` rows of each of `size_m` tokens.
@@ -159,7 +166,7 @@ fn marlin_experts(call: Call<'_>) -> Option<Part> {
     let of_experts = of_met([2, 3, 4, 7].map(|at| call.tensor(at)), batch, all);
     let read = sum([footprint(a), of_experts].into_iter());
     let written = Bytes(product(&[choices, n, a.dtype.bytes()]));
-    Some(Product { batch, m: choices.div_ceil(batch), n, k, rows: choices, read, written }.part(a, ""))
+    Some(Product { batch, m: choices.div_ceil(batch), n, k, rows: choices, read, written }.of_experts(a, ""))
 }
 
 /// Products of tokens with the weights of those experts that they were sent to, `(experts, columns, terms)`.
@@ -177,7 +184,7 @@ fn experts(given: &kernel::Given<'_>) -> Option<Part> {
     let by_blocks = given.size("group_k").is_some_and(|group| group > 0);
     let written = Bytes(product(&[choices, n, c.dtype.bytes()]));
     let product = Product { batch, m: choices.div_ceil(batch), n, k, rows: choices, read, written };
-    Some(product.part(a, if by_blocks { gemm::BLOCKS } else { "" }))
+    Some(product.of_experts(a, if by_blocks { gemm::BLOCKS } else { "" }))
 }
 
 /// How many experts there are on all GPUs, of which this one has some. That is in no argument, but vLLM has room for n + E (b - 1) of n choices among
@@ -203,5 +210,6 @@ fn routed(given: &kernel::Given<'_>) -> Option<Part> {
     let batch = met(all, rows);
     let of_experts = of_met([Some(w), tensor(["WMxScale", "MxScale"]), given.tensor("B")], batch, all);
     let read = sum([footprint(x), of_experts].into_iter());
-    Some(Product { batch, m: rows.div_ceil(batch), n, k, rows, read, written: footprint(y) }.part(x, ""))
+    let product = Product { batch, m: rows.div_ceil(batch), n, k, rows, read, written: footprint(y) };
+    Some(if is_routed { product.of_experts(x, "") } else { product.part(x, "") })
 }

@@ -133,7 +133,7 @@ fn experts_are_met_by_choices_whatever_computes_them() {
     let grouped = [rows(32), eight_bits(&[6, 16]), weights.clone()].into_iter().chain(scales).collect();
     let found = only("_C::cutlass_moe_mm", grouped, vec![]);
     experts(&found, 32 * 16 + 4 * 32, 6 * 16 + 4 * 6);
-    assert_eq!(found.variant, "nt_row");
+    assert_eq!(found.variant, "nt_row_experts");
 
     let mut marlin = vec![Argument::None; 26];
     (marlin[0], marlin[2], marlin[4]) = (half(&[3, 16]), of(DType::Int32, &[8, 1, 64], false), half(&[8, 1, 32]));
