@@ -112,7 +112,7 @@ class Mirror {
     if (sized) return run_here_first(op, schema, randomness, here, stack, begin);
     if (sparse) return run_sparse(op, schema, below, randomness, here, stack, begin);
     try {
-      if (!has_values || !run_on_gpu(op, below, stack, begin)) return run_here_first(op, schema, randomness, here, stack, begin);
+      if (!has_values || !run_on_gpu(op, schema, below, stack, begin)) return run_here_first(op, schema, randomness, here, stack, begin);
     } catch (const c10::Error& error) {
       if (!lacks_function(error) || fails(op, schema, randomness, here)) throw;
       return hand_out(schema, here, stack, begin);
@@ -304,13 +304,17 @@ class Mirror {
       schema.substitute(here, randomness.seed);
       return true;
     }
-    const bool exists = any_sparse(here.data(), here.size()) ? has_sparse_kernel(op) : op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU);
-    if (!exists && !(makes_sparse(op) && has_sparse_kernel(op))) return false;
+    if (!has_cpu_kernel(op, here)) return false;
     // What is not given a generator draws from the CPU's own.
     std::optional<Substitutes::Drawing> drawing;
     if (randomness.draws) drawing.emplace(randomness.seed);
     op.callBoxed(&here);
     return true;
+  }
+
+  static bool has_cpu_kernel(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
+    const bool exists = any_sparse(arguments.data(), arguments.size()) ? has_sparse_kernel(op) : has_kernel(op, {c10::DispatchKey::CPU});
+    return exists || (makes_sparse(op) && has_sparse_kernel(op));
   }
 
   static bool has_sparse_kernel(const c10::OperatorHandle& op) {
@@ -403,7 +407,7 @@ class Mirror {
   static bool run_without_values(
       const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, size_t begin) {
     const std::vector<c10::IValue> arguments(stack.begin() + begin, stack.end());
-    if (!run_on_gpu(op, below, stack, begin)) return false;
+    if (!run_on_gpu(op, schema, below, stack, begin)) return false;
     if (!moves_bytes(schema, arguments, stack[begin])) forget_values(schema, arguments, stack, begin, /*all=*/true);
     return true;
   }
@@ -426,9 +430,11 @@ class Mirror {
 
   // The GPU's operator: its kernels are launched, and compute nothing. False: it asks on its way for what they would have computed; the stack is as it
   // was.
-  static bool run_on_gpu(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack& stack, size_t begin) {
+  static bool run_on_gpu(
+      const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, size_t begin) {
     torch::jit::Stack attempt(stack.begin() + begin, stack.end());
-    if (moves_to_host(attempt)) {
+    const bool has_choice = schema.substitute != nullptr || has_cpu_kernel(op, attempt);
+    if (!has_choice || moves_to_host(attempt)) {
       op.redispatchBoxed(below, &attempt);
     } else {
       const NoReads reads;
