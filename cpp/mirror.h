@@ -119,7 +119,7 @@ class Mirror {
     }
     const std::optional<Failure> failure = fails(op, schema, randomness, here);
     if (failure && failure->asserts) raise_assertion(schema.name, failure->reason);
-    // What a GPU's library takes is said by the call that has been carried out.
+    // Of what results in no tensors, as `_use_cudnn_ctc_loss`, the GPU's answer stands.
     if (failure && Definitions::tensors(&stack[begin], stack.size() - begin) > 0) lacking(schema.name, failure->reason);
     for (size_t i = begin; i < stack.size(); i++) {
       if (schema.same_as[i - begin] >= 0) continue;
