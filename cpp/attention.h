@@ -17,7 +17,8 @@ class Attention {
   // Each computes the operator of its name, whose arguments are on the stack, tensors of the CPU; its results take their place. `seed`: what dropout
   // draws from; the forward pass hands it on in place of the GPU's own state.
   static void flash(torch::jit::Stack& stack, uint64_t seed) {
-    const Attention attention(stack[0], stack[1], stack[2], {}, stack[3], stack[4], stack[6], seed);
+    const auto mask = from_the_last(stack[0], stack[1], stack[4]);
+    const Attention attention(stack[0], stack[1], stack[2], mask, stack[3], mask ? false : stack[4], stack[6], seed);
     const at::Tensor none = at::empty({0});
     stack = {attention.output(), attention.log_sums(), none, none, stack[0].toTensor().size(2), stack[1].toTensor().size(2), seed_as_tensor(seed, {2}),
              none, none};
@@ -41,7 +42,8 @@ class Attention {
   }
 
   static void flash_backward(torch::jit::Stack& stack, uint64_t) {
-    const Attention attention(stack[1], stack[2], stack[3], {}, stack[10], stack[11], stack[14], seed_of(stack[12]));
+    const auto mask = from_the_last(stack[1], stack[2], stack[11]);
+    const Attention attention(stack[1], stack[2], stack[3], mask, stack[10], mask ? false : stack[11], stack[14], seed_of(stack[12]));
     stack = attention.gradients(stack[0].toTensor());
   }
 
@@ -59,6 +61,14 @@ class Attention {
   }
 
  private:
+  // FlashAttention 2 counts from the end: the last query sees all keys, of which there may be more than queries, or fewer.
+  static std::optional<at::Tensor> from_the_last(const c10::IValue& query, const c10::IValue& key, const c10::IValue& causal) {
+    const int64_t queries = query.toTensor().size(2), keys = key.toTensor().size(2);
+    if (!causal.toBool() || queries == keys) return std::nullopt;
+    const at::Tensor hidden = at::ones({queries, keys}, at::kBool).triu(keys - queries + 1);
+    return at::zeros({queries, keys}, query.toTensor().options()).masked_fill(hidden, -std::numeric_limits<double>::infinity());
+  }
+
   // Of queries (batch, heads, queries, width), and keys and values of as many heads, or fewer that several heads of queries share.
   Attention(const c10::IValue& query, const c10::IValue& key, const c10::IValue& value, const std::optional<at::Tensor>& bias, const c10::IValue& dropout,
             const c10::IValue& causal, const c10::IValue& scale, uint64_t seed, bool of_bias = false)
@@ -68,7 +78,9 @@ class Attention {
     scale_ = scale.isNone() ? 1 / std::sqrt(static_cast<double>(query_.size(3))) : scale.toDouble();
     if (bias && bias->defined()) bias_ = *bias;
     const double dropped = dropout.toDouble();
-    by_kernel_ = dropped == 0 && !of_bias && query_.size(3) == value_.size(3);
+    // Queries that see no key are the other one's.
+    const bool all_see = !bias_.defined() || of_bias || query_.size(2) <= key_.size(2);
+    by_kernel_ = dropped == 0 && !of_bias && all_see && query_.size(3) == value_.size(3);
     if (by_kernel_) {
       std::tie(output_, log_sums_) = at::_scaled_dot_product_flash_attention_for_cpu(query_, key_, value_, 0, causal_, mask(), scale_);
     } else {

@@ -87,13 +87,15 @@ class Definitions {
   void add(Definition& definition, const Stream& key, const c10::IValue* results, size_t count) {
     std::lock_guard<std::mutex> lock(Dictionary::get().mutex());
     if (definition.number != 0) return;
-    definition.number = ++count_;
+    // All of it or nothing: a tensor of the program's own may refuse to be asked.
+    Stream line;
+    line.number(kDefinition);
+    line.append(key);
+    line.number(count);
+    for (size_t i = 0; i < count; i++) argument(results[i], false, false, line);
     definition.tensors = tensors(results, count);
-    Stream& out = Dictionary::get().added();
-    out.number(kDefinition);
-    out.append(key);
-    out.number(count);
-    for (size_t i = 0; i < count; i++) argument(results[i], false, false, out);
+    definition.number = ++count_;
+    Dictionary::get().added().append(line);
   }
 
  private:
@@ -114,7 +116,8 @@ class Definitions {
     out.byte(static_cast<uint8_t>(tensor.device().type()));
     out.byte(written);
     const auto* implementation = tensor.unsafeGetTensorImpl();
-    const bool strided = implementation->layout() == c10::kStrided;
+    // One that is nested has no sizes.
+    const bool strided = implementation->layout() == c10::kStrided && !tensor.is_nested();
     out.number(strided ? implementation->dim() : 0);
     if (!strided) return;
     for (int64_t size : implementation->sizes()) out.number(size);

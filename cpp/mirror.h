@@ -7,6 +7,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
+#include <ATen/NestedTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 #include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
@@ -111,6 +112,7 @@ class Mirror {
     const bool sparse = any_sparse(&stack[begin], count);
     if (sized) return run_here_first(op, schema, randomness, here, stack, begin);
     if (sparse) return run_sparse(op, schema, below, randomness, here, stack, begin);
+    const std::vector<c10::IValue> given(stack.begin() + begin, stack.end());
     try {
       if (!has_values || !run_on_gpu(op, schema, below, stack, begin)) return run_here_first(op, schema, randomness, here, stack, begin);
     } catch (const c10::Error& error) {
@@ -119,15 +121,9 @@ class Mirror {
     }
     const std::optional<Failure> failure = fails(op, schema, randomness, here);
     if (failure && failure->asserts) raise_assertion(schema.name, failure->reason);
-    // Of what results in no tensors, as `_use_cudnn_ctc_loss`, the GPU's answer stands.
-    if (failure && Definitions::tensors(&stack[begin], stack.size() - begin) > 0) lacking(schema.name, failure->reason);
+    if (failure) return give_up(schema, failure->reason, given, stack, begin);
     for (size_t i = begin; i < stack.size(); i++) {
-      if (schema.same_as[i - begin] >= 0) continue;
-      if (!failure) {
-        hand_over(schema.name, here[i - begin], stack[i]);
-      } else {
-        for_each_tensor(stack[i], zero);
-      }
+      if (schema.same_as[i - begin] < 0 && !says_nothing(schema, here[i - begin])) hand_over(schema.name, here[i - begin], stack[i]);
     }
   }
 
@@ -198,9 +194,17 @@ class Mirror {
     return what.find("_NOT_SUPPORTED") != std::string::npos || what.find("operation not supported") != std::string::npos;
   }
 
+  // All elements of a nested tensor; and one like it of other elements. Sizes are the CPU's.
+  static at::Tensor elements_of(const at::Tensor& nested) { return at::native::get_nested_tensor_impl(nested)->get_unsafe_storage_as_tensor(); }
+  static at::Tensor nested_in(const at::Tensor& elements, const at::Tensor& like) {
+    const auto* nested = at::native::get_nested_tensor_impl(like);
+    return at::_nested_view_from_buffer(elements, nested->get_nested_sizes(), nested->get_nested_strides(), nested->get_storage_offsets());
+  }
+
   // The same bytes as a tensor of the CPU.
   static at::Tensor alias(const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.is_cuda()) return tensor;
+    if (tensor.is_nested()) return nested_in(alias(elements_of(tensor)), tensor);
     if (tensor.layout() == c10::kSparse) {
       auto same = at::_sparse_coo_tensor_unsafe(alias(tensor._indices()), alias(tensor._values()), tensor.sizes());
       return same._coalesced_(tensor.is_coalesced());
@@ -313,6 +317,11 @@ class Mirror {
   }
 
   static bool has_cpu_kernel(const c10::OperatorHandle& op, const torch::jit::Stack& arguments) {
+    bool nested = false;
+    for (const c10::IValue& argument : arguments) {
+      for_each_tensor(argument, [&](const at::Tensor& tensor) { nested = nested || tensor.is_nested(); });
+    }
+    if (nested) return has_kernel(op, {c10::DispatchKey::NestedTensorCPU});
     const bool exists = any_sparse(arguments.data(), arguments.size()) ? has_sparse_kernel(op) : has_kernel(op, {c10::DispatchKey::CPU});
     return exists || (makes_sparse(op) && has_sparse_kernel(op));
   }
@@ -346,11 +355,16 @@ class Mirror {
     } catch (const c10::IndexError& error) {
       return Failure{error.what_without_backtrace(), /*asserts=*/true};
     } catch (const c10::Error& error) {
-      const std::string reason = error.what_without_backtrace();
-      return Failure{reason, reason.find("is out of bounds") != std::string::npos};
+      return Failure{error.what_without_backtrace(), is_assertion(error.what_without_backtrace())};
     } catch (const std::exception& error) {  // what functions in Python raise
-      return Failure{error.what()};
+      return Failure{error.what(), is_assertion(error.what())};
     }
+  }
+
+  // What a kernel of a GPU asserts, as the CPU's says it: of indices, of probabilities, and what a kernel of Triton asserts.
+  static bool is_assertion(const std::string& reason) {
+    constexpr const char* kAsserted[] = {"is out of bounds", "is not in the valid range", "elements of input should be between 0 and 1", "assertion failed"};
+    return std::any_of(std::begin(kAsserted), std::end(kAsserted), [&](const char* text) { return reason.find(text) != std::string::npos; });
   }
 
   // What a GPU reports at a later call, after which it can be used no more.
@@ -361,9 +375,33 @@ class Mirror {
     throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, kCudaErrorAssert, message);
   }
 
+  // What stands for an operator leaves empty what has no meaning on the CPU.
+  static bool says_nothing(const Schema& schema, const c10::IValue& result) {
+    return schema.substitute != nullptr && result.isTensor() && result.toTensor().defined() && result.toTensor().numel() == 0;
+  }
+
+  // What a call that fails writes to and results in is not there. Of one that does neither, as `_use_cudnn_ctc_loss`, the GPU's answer stands.
+  static void give_up(
+      const Schema& schema, const std::string& reason, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin) {
+    size_t tensors = 0;
+    const auto take = [&](const c10::IValue& value) {
+      for_each_tensor(value, [&](const at::Tensor& tensor) {
+        tensors++;
+        zero(tensor);
+      });
+    };
+    for (size_t i = 0; i < arguments.size(); i++) {
+      if (schema.written[i]) take(arguments[i]);
+    }
+    for (size_t i = begin; i < stack.size(); i++) {
+      if (schema.same_as[i - begin] < 0) take(stack[i]);
+    }
+    if (tensors > 0) lacking(schema.name, reason);
+  }
+
   // What was not computed reads as zero, not as what the memory was before, and counts as not there.
   static void zero(const at::Tensor& tensor) {
-    if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage()) return;
+    if (!tensor.defined() || tensor.is_nested() || tensor.layout() != c10::kStrided || !tensor.has_storage()) return;
     clear(tensor);
     Values::mark(tensor);
   }
@@ -535,6 +573,11 @@ class Mirror {
       const at::Tensor& there = to.toTensor();
       const at::Tensor& here = from.toTensor();
       if (!there.defined() || !here.defined()) return;
+      if (there.is_nested() && here.is_nested()) {
+        c10::IValue elements(elements_of(there));
+        return hand_over(name, elements_of(here), elements);
+      }
+      if (there.is_nested() || here.is_nested()) return lacking(name, "a result is nested, and the CPU's is not, or the other way round");
       if (there.layout() == c10::kSparse && here.layout() == c10::kSparse && there._nnz() == here._nnz()) {
         c10::IValue indices(there._indices()), values(there._values());
         hand_over(name, here._indices(), indices);
@@ -625,6 +668,7 @@ class Mirror {
 
   static at::Tensor to_gpu(const at::Tensor& here, c10::Device device) {
     if (device.is_cpu()) return here;
+    if (here.is_nested()) return nested_in(to_gpu(elements_of(here), device), here);
     if (here.layout() != c10::kStrided) return here.to(device);
     auto there = at::empty_strided(here.sizes(), here.strides(), here.options().device(device));
     alias(there).copy_(here);

@@ -45,7 +45,8 @@ class Substitutes {
         {"aten::_linalg_svd",
          [](Stack& s, uint64_t) {
            auto [u, values, v] = at::_linalg_svd(s[0].toTensor(), s[1].toBool(), s[2].toBool());
-           s = {u, values, v};
+           // In the order of PyTorch's own for GPUs (`torch/_meta_registrations.py`).
+           s = {u, values, v.contiguous()};
          }},
         {"aten::_softmax", [](Stack& s, uint64_t) { s = {at::_softmax(widened(s[0], s[2]), s[1].toInt(), false)}; }},
         {"aten::_log_softmax", [](Stack& s, uint64_t) { s = {at::_log_softmax(widened(s[0], s[2]), s[1].toInt(), false)}; }},
@@ -86,6 +87,15 @@ class Substitutes {
         {"aten::batch_norm_gather_stats_with_counts", &batch_norm_gather},
         {"aten::batch_norm_backward_reduce", &batch_norm_backward_reduce},
         {"aten::batch_norm_backward_elemt", &batch_norm_backward_elements},
+        {"aten::linalg_eig",
+         [](Stack& s, uint64_t) {
+           auto [values, vectors] = at::linalg_eig(s[0].toTensor());
+           s = {values, vectors.contiguous()};
+         }},
+        {"aten::_thnn_fused_lstm_cell", &lstm_cell},
+        {"aten::_thnn_fused_lstm_cell_backward_impl", &lstm_cell_backward},
+        {"aten::_thnn_fused_gru_cell", &gru_cell},
+        {"aten::_thnn_fused_gru_cell_backward", &gru_cell_backward},
         {"aten::_cudnn_rnn", &rnn},
         {"aten::_cudnn_rnn_backward", &rnn_backward},
     };
@@ -288,12 +298,81 @@ class Substitutes {
 
   enum Mode : int64_t { kRelu = 0, kTanh = 1, kLstm = 2, kGru = 3 };
 
+  // Autocast hands on weights in one dimension, as they lie in the buffer, of which the GPU's library takes them.
+  static std::vector<at::Tensor> matrices(const std::vector<at::Tensor>& weights, int64_t stride, const c10::IValue* mode) {
+    const int64_t gates = mode[0].toInt() == kLstm ? 4 : mode[0].toInt() == kGru ? 3 : 1, rows = gates * mode[1].toInt();
+    std::vector<at::Tensor> found;
+    for (size_t i = 0; i < weights.size(); i++) {
+      const size_t place = i % stride;
+      // Of input and state, then their biases, then what the state is projected by.
+      const bool is_matrix = place < 2, is_projection = !is_matrix && (stride == 3 || stride == 5) && place + 1 == static_cast<size_t>(stride);
+      if (is_matrix) {
+        found.push_back(weights[i].reshape({rows, -1}));
+      } else {
+        found.push_back(is_projection ? weights[i].reshape({mode[2].toInt(), -1}) : weights[i].reshape({-1}));
+      }
+    }
+    return found;
+  }
+
+  // (input_gates, hidden_gates, cx, input_bias?, hidden_bias?) -> (hy, cy, gates)
+  static void lstm_cell(Stack& s, uint64_t) {
+    const at::ScalarType type = s[0].toTensor().scalar_type();
+    const auto gates = gates_of(s, 3).chunk(4, 1);
+    const at::Tensor in = gates[0].sigmoid(), forget = gates[1].sigmoid(), cell = gates[2].tanh(), out = gates[3].sigmoid();
+    const at::Tensor cy = forget * wide(s[2]) + in * cell;
+    s = {(out * cy.tanh()).to(type), cy.to(type), at::cat({in, forget, cell, out}, 1).to(type)};
+  }
+
+  // (grad_hy?, grad_cy?, cx, cy, gates, has_bias) -> (grad_gates, grad_cx, grad_bias)
+  static void lstm_cell_backward(Stack& s, uint64_t) {
+    const at::ScalarType type = s[4].toTensor().scalar_type();
+    const auto gates = wide(s[4]).chunk(4, 1);
+    const at::Tensor in = gates[0], forget = gates[1], cell = gates[2], out = gates[3], end = wide(s[3]).tanh();
+    const auto or_zeros = [&](const c10::IValue& value) { return tensor_or_none(value).defined() ? wide(value) : at::zeros_like(end); };
+    const at::Tensor of_hidden = or_zeros(s[0]), of_cell = or_zeros(s[1]);
+    const at::Tensor inner = of_hidden * out * (1 - end * end) + of_cell;
+    const at::Tensor of_gates = at::cat({inner * cell * (1 - in) * in, inner * wide(s[2]) * (1 - forget) * forget, inner * in * (1 - cell * cell),
+                                         of_hidden * end * (1 - out) * out}, 1);
+    s = {of_gates.to(type), (inner * forget).to(type), s[5].toBool() ? of_gates.sum(0).to(type) : at::Tensor()};
+  }
+
+  // (input_gates, hidden_gates, hx, input_bias?, hidden_bias?) -> (hy, gates with the state)
+  static void gru_cell(Stack& s, uint64_t) {
+    const at::ScalarType type = s[0].toTensor().scalar_type();
+    const at::Tensor state = wide(s[2]);
+    const auto of_input = biased(s[0], s[3]).chunk(3, 1), of_state = biased(s[1], s[4]).chunk(3, 1);
+    const at::Tensor reset = (of_input[0] + of_state[0]).sigmoid(), update = (of_input[1] + of_state[1]).sigmoid();
+    const at::Tensor fresh = (of_input[2] + reset * of_state[2]).tanh();
+    s = {(fresh + update * (state - fresh)).to(type), at::cat({reset, update, fresh, state, of_state[2]}, 1).to(type)};
+  }
+
+  // (grad_hy, gates with the state, has_bias) -> (grad_input_gates, grad_hidden_gates, grad_hx, grad_input_bias, grad_hidden_bias)
+  static void gru_cell_backward(Stack& s, uint64_t) {
+    const at::ScalarType type = s[1].toTensor().scalar_type();
+    const at::Tensor outer = wide(s[0]);
+    const auto kept = wide(s[1]).chunk(5, 1);
+    const at::Tensor reset = kept[0], update = kept[1], fresh = kept[2], state = kept[3], of_state = kept[4];
+    const at::Tensor of_fresh = outer * (1 - update) * (1 - fresh * fresh), of_update = outer * (state - fresh) * (1 - update) * update;
+    const at::Tensor of_reset = of_fresh * of_state * (1 - reset) * reset;
+    const at::Tensor of_input = at::cat({of_reset, of_update, of_fresh}, 1), of_hidden = at::cat({of_reset, of_update, of_fresh * reset}, 1);
+    const bool biases = s[2].toBool();
+    s = {of_input.to(type), of_hidden.to(type), (outer * update).to(type), biases ? of_input.sum(0).to(type) : at::Tensor(),
+         biases ? of_hidden.sum(0).to(type) : at::Tensor()};
+  }
+
+  static at::Tensor biased(const c10::IValue& gates, const c10::IValue& bias) { return tensor_or_none(bias).defined() ? wide(gates) + wide(bias) : wide(gates); }
+
+  // Of a cell: from its input and its state, with the biases that begin at this argument.
+  static at::Tensor gates_of(const Stack& s, size_t biases) { return biased(s[0], s[biases]) + biased(s[1], s[biases + 1]); }
+
   // Arguments of `_cudnn_rnn`: those of the network begin at `mode`.
-  static Rnn network(const at::Tensor& input, const std::vector<at::Tensor>& weights, int64_t stride, const at::Tensor& hidden, const at::Tensor& cell,
+  static Rnn network(const at::Tensor& input, const std::vector<at::Tensor>& as_given, int64_t stride, const at::Tensor& hidden, const at::Tensor& cell,
                      const c10::IValue* mode, uint64_t seed) {
     const int64_t layers = mode[3].toInt();
     const bool batch_first = mode[4].toBool(), train = mode[6].toBool(), bidirectional = mode[7].toBool(), biases = stride == 4 || stride == 5;
     const double dropout = mode[5].toDouble();
+    const std::vector<at::Tensor> weights = matrices(as_given, stride, mode);
     Drawing drawing(seed);
     if (const auto sizes = mode[8].toIntVector(); !sizes.empty()) {
       const at::Tensor packed = at::tensor(sizes, at::kLong);

@@ -407,3 +407,94 @@ same("ignored", lambda x, i: F.cross_entropy(x, i), torch.ones(2, 4), torch.tens
 
 def test_an_index_out_of_range_is_an_error_as_on_a_gpu(tmp_path: Path) -> None:
     run(tmp_path, ASSERTIONS)
+
+
+COMBINED = """
+# What autocast hands on to cuDNN, and cells of which GPUs have kernels of their own.
+x, h = torch.randn(5, 3, 8), torch.randn(3, 8)
+for kind in (nn.LSTM, nn.GRU, nn.RNN):
+    for options in ({}, {"bidirectional": True}, {"bias": False}, {"num_layers": 2}):
+        network = kind(8, 16, **options)
+        expected = network(x)[0]
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            found = network.cuda()(x.cuda())[0]
+        close(found, expected.detach(), (kind, options))
+        found.float().sum().backward()
+        assert all(p.grad.abs().sum() > 0 for p in network.parameters()), (kind, options)
+for kind in (nn.LSTMCell, nn.GRUCell):
+    for bias in (True, False):
+        trained(kind.__name__, kind(8, 8, bias=bias), h)
+# The last query sees all keys.
+q, k, v = (torch.randn(1, 2, n, 32).bfloat16() for n in (4, 9, 9))
+mask = torch.ones(4, 9, dtype=torch.bool).tril(5)
+expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+from torch.nn.attention.bias import causal_lower_right
+close(F.scaled_dot_product_attention(q.cuda(), k.cuda(), v.cuda(), attn_mask=causal_lower_right(4, 9)), expected, "lower right")
+# Strides are those of PyTorch's own shapes for GPUs.
+vh = torch.linalg.svd(torch.randn(6, 4).cuda(), full_matrices=False).Vh
+assert vh.is_contiguous()
+# Nested tensors.
+nested = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4) * 2], device="cuda")
+assert torch.nested.to_padded_tensor(nested * 2, 0.0).sum().item() == 56
+encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True), 2).eval()
+words, padding = torch.randn(3, 7, 32), torch.zeros(3, 7, dtype=torch.bool)
+padding[0, 5:] = padding[2, 3:] = True
+with torch.no_grad():
+    expected = encoder(words, src_key_padding_mask=padding)
+    found = encoder.cuda()(words.cuda(), src_key_padding_mask=padding.cuda())
+close(found, expected, "padded")
+"""
+
+COMPILED = """
+# What the compiler writes with functions of libdevice, and with tensors of the CPU in place of numbers.
+same("addcmul", torch.compile(lambda x: torch.addcmul(x, x, x, value=2.0)), torch.randn(64))
+same("erfcx", torch.compile(torch.special.erfcx), torch.randn(64))
+
+@torch.compile
+def scaled(x, s):
+    y = x * s
+    s += 1
+    return y
+
+s = torch.tensor(2.0)
+assert scaled(torch.ones(3, device="cuda"), s).tolist() == [2.0] * 3 and s.item() == 3
+parameter = nn.Parameter(torch.arange(1.0, 7.0, device="cuda"))
+optimizer = torch.optim.Adam([parameter], lr=0.1)
+step = torch.compile(optimizer.step)
+for _ in range(3):
+    parameter.grad = parameter.detach().clone()
+    step()
+close(parameter.detach(), torch.arange(1.0, 7.0) - 0.3, "Adam")
+table = torch.ones(6, device="cuda")
+try:
+    torch.compile(lambda i: table[i] * 2)(torch.tensor([6, 0], device="cuda"))
+except torch.AcceleratorError as error:
+    assert "out of bounds" in str(error), error
+else:
+    raise AssertionError("an index out of range")
+"""
+
+
+@pytest.mark.parametrize("body", [COMBINED, COMPILED], ids=["combined", "compiled"])
+def test_layers_and_compiled_kernels_have_the_cpus_values(tmp_path: Path, body: str) -> None:
+    run(tmp_path, body)
+
+
+def test_a_kernel_whose_values_are_not_known_says_so(tmp_path: Path) -> None:
+    body = """
+import triton, triton.language as tl
+
+@triton.jit
+def added(x, out, B: tl.constexpr):
+    i = tl.arange(0, B)
+    tl.store(out + i, tl.inline_asm_elementwise("add.f32 $0, $1, $1;", "=r,r", [tl.load(x + i)], dtype=tl.float32, is_pure=True, pack=1))
+
+out = torch.full((4,), -7.0, device="cuda")
+import warnings
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    added[(1,)](torch.ones(4, device="cuda"), out, 4)
+assert any("triton::added are not computed" in str(warning.message) for warning in said), said
+assert out.tolist() == [0.0] * 4
+"""
+    run(tmp_path, body)

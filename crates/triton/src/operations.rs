@@ -339,6 +339,10 @@ fn libdevice(symbol: &str) -> Option<Operation> {
             "fmax" => Operation::Floats(Math2::Most),
             "atan2" => Operation::Floats(Math2::Arctangent),
             "copysign" => Operation::Floats(Math2::CopySign),
+            "fadd_rn" | "dadd_rn" => Operation::Floats(Math2::Add),
+            "fsub_rn" | "dsub_rn" => Operation::Floats(Math2::Subtract),
+            "fmul_rn" | "dmul_rn" => Operation::Floats(Math2::Multiply),
+            "fdiv_rn" | "ddiv_rn" => Operation::Floats(Math2::Divide),
             "fma" | "fma_rn" => Operation::MultiplyAdd,
             "isnan" => Operation::CompareFloats(Comparison::Ordered, Nan(true)),
             _ => {

@@ -315,7 +315,7 @@ def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
         tuner._ensure_kernel_loaded()
         return tuner.fn
 
-    source = execution.Source(function, meta)
+    source, signature = execution.Source(function, meta), tuner.triton_meta["signature"]
 
     def launched(*args: Any, stream: Any, **kwargs: Any) -> Any:
         def start() -> Any:
@@ -324,8 +324,11 @@ def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
         _graphs.channel.enter()
         try:
             own, grid = tuner._interpret_args_grid(args, launcher.config)
-            passed = [argument for argument in tuner.triton_meta["signature"] if argument not in constants]
-            arguments = {**constants, **dict(zip(passed, own, strict=False)), **kwargs}
+            passed = [argument for argument in signature if argument not in constants]
+            given = dict(zip(passed, own, strict=False))
+            # A tensor of the CPU may be given for a number.
+            given = {key: value if "*" in str(signature[key]) else _number(value) for key, value in given.items()}
+            arguments = {**constants, **given, **kwargs}
             call = _call(namespace, name, Launch(function, arguments, grid, start, source), written, read, accesses)
         finally:
             _graphs.channel.leave()
@@ -334,6 +337,10 @@ def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
     # Torch would take what is marked so apart, to launch the kernel without this function.
     launched.__dict__.update({key: value for key, value in launcher.__dict__.items() if key != "_is_static"})
     return launched
+
+
+def _number(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) and value.device.type == "cpu" and value.numel() == 1 else value
 
 
 # Choices between configurations

@@ -509,10 +509,12 @@ fn seconds(surface: &Surface, operator: &Operator) -> f64 {
 }
 
 /// A reduction as other operators along rows would have to do as much: several multiprocessors work on one long row of it (PyTorch's
-/// `aten/src/ATen/native/cuda/Reduce.cuh`), where a norm or a softmax has one for each.
+/// `aten/src/ATen/native/cuda/Reduce.cuh`), where a norm or a softmax has one for each. So do they on a scan of all elements (`ScanUtils.cuh` there).
 fn in_parts(operator: &Operator) -> Operator {
     let mut operator = *operator;
-    if let Family::Rows { kind: RowKind::Reduction, rows, columns, .. } = &mut operator.family {
+    if let Family::Rows { kind, rows, columns, .. } = &mut operator.family
+        && (*kind == RowKind::Reduction || (*kind, *rows) == (RowKind::Scan, 1))
+    {
         let parts = columns.div_ceil(PART).max(1);
         (*rows, *columns) = (rows.saturating_mul(parts), *columns / parts);
     }

@@ -2,7 +2,8 @@
 //!
 //! Floating-point operations are counted as `torch.utils.flop_counter` does: those of products of matrices, convolutions and attention, two for
 //! each multiplication with its addition; all else is told by the bytes that it moves. Where this departs from torch's count: causal
-//! attention counts half, as kernels skip what is masked, and a convolution's gradient by its weights counts the groups. What an operator
+//! attention counts half, as kernels skip what is masked, a convolution's gradient by its weights counts the groups, and products of complex numbers
+//! count those of their parts. What an operator
 //! costs is the business of [`crate::model`].
 
 mod attention;
@@ -80,6 +81,14 @@ impl Part {
         let elements = dtype.map(Elements::Of);
         let operator = Operator { resource: Resource::Accelerator, family, elements, flops, read, written };
         Part { operator, variant: variant.to_owned(), times: 1 }
+    }
+
+    /// A multiplication of complex numbers is four of their parts, and an addition two.
+    fn multiply_complex_numbers(&mut self) {
+        let of_complex = [DType::Complex32, DType::Complex64, DType::Complex128].map(|dtype| Some(Elements::Of(dtype)));
+        if of_complex.contains(&self.operator.elements) {
+            self.operator.flops = self.operator.flops.saturating_mul(4);
+        }
     }
 
     /// Products of numbers of 32 bits become ones of TF32.
@@ -162,6 +171,7 @@ pub fn describe(definition: &Definition) -> Described {
         .or_else(|| convolution::describe(call))
         .or_else(|| composite::describe(call));
     let Some(mut parts) = found else { return Described::Unknown };
+    parts.iter_mut().for_each(Part::multiply_complex_numbers);
     if definition.arguments.last().is_some_and(|last| *last == Argument::Text(TENSOR_CORES.to_owned())) {
         parts.iter_mut().for_each(Part::multiply_in_tensor_cores);
     }
