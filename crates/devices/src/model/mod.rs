@@ -81,13 +81,15 @@ pub struct Target {
     pub rates: Rates,
 }
 
+/// Surfaces by the place of their rows and what is computed; of most places there are none.
+type Surfaces = FxHashMap<(Place, Precision), Option<Arc<Surface>>>;
+
 /// What operators cost on one device.
 #[derive(Debug)]
 pub struct Model {
     target: Target,
     rows: Rows,
-    /// Surfaces by the place of their rows and what is computed; of most places there are none.
-    surfaces: Mutex<FxHashMap<(Place, Precision), Option<Arc<Surface>>>>,
+    surfaces: Mutex<Surfaces>,
     /// The shortest time of a device's rows of one type, in seconds.
     shortest: Mutex<FxHashMap<(String, Elements), f64>>,
     /// What products were computed with so far.
