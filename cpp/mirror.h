@@ -383,27 +383,13 @@ class Mirror {
   // What a call that fails writes to and results in is not there. Of one that does neither, as `_use_cudnn_ctc_loss`, the GPU's answer stands.
   static void give_up(
       const Schema& schema, const std::string& reason, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin) {
-    size_t tensors = 0;
-    const auto take = [&](const c10::IValue& value) {
-      for_each_tensor(value, [&](const at::Tensor& tensor) {
-        tensors++;
-        zero(tensor);
-      });
-    };
+    size_t tensors = Definitions::tensors(&stack[begin], stack.size() - begin);
     for (size_t i = 0; i < arguments.size(); i++) {
-      if (schema.written[i]) take(arguments[i]);
+      if (schema.written[i]) tensors += Definitions::tensors(&arguments[i], 1);
     }
-    for (size_t i = begin; i < stack.size(); i++) {
-      if (schema.same_as[i - begin] < 0) take(stack[i]);
-    }
-    if (tensors > 0) lacking(schema.name, reason);
-  }
-
-  // What was not computed reads as zero, not as what the memory was before, and counts as not there.
-  static void zero(const at::Tensor& tensor) {
-    if (!tensor.defined() || tensor.is_nested() || tensor.layout() != c10::kStrided || !tensor.has_storage()) return;
-    clear(tensor);
-    Values::mark(tensor);
+    if (tensors == 0) return;
+    lacking(schema.name, reason);
+    forget_values(schema, arguments, stack, begin, /*all=*/false);
   }
 
   // Makes a tensor's bytes zero, piece by piece as they lie in memory.
@@ -505,7 +491,7 @@ class Mirror {
     constexpr int64_t kSmall = 1 << 16;
     std::vector<at::Tensor> tensors;
     const auto collect = [&](const at::Tensor& tensor) {
-      if (!tensor.defined() || tensor.layout() != c10::kStrided || !tensor.has_storage()) return;
+      if (!tensor.defined() || tensor.is_nested() || tensor.layout() != c10::kStrided || !tensor.has_storage()) return;
       if (all || tensor.numel() <= kSmall || !Values::is_absent(tensor)) tensors.push_back(tensor);
     };
     for (size_t i = 0; i < arguments.size(); i++) {
