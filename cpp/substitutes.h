@@ -136,8 +136,10 @@ class Substitutes {
     const int64_t mode = s[4].toInt();
     const auto [output, bags, sizes, maxima] = at::_embedding_bag(
         s[0].toTensor(), indices, offsets, s[3].toBool(), mode, s[5].toBool(), tensor_or_none(s[6]), s[7].toBool(), s[8].toInt());
-    const at::Tensor all_bags = at::zeros_like(indices), all_sizes = at::zeros_like(offsets, indices.options());
-    if (bags.numel() == indices.numel()) all_bags.copy_(bags);
+    // Where it does not need them, the CPU leaves out which bag each index is of.
+    const at::Tensor begun = at::searchsorted(offsets, at::arange(indices.size(0), offsets.options()), /*out_int32=*/false, /*right=*/true);
+    const at::Tensor all_bags = bags.numel() == indices.numel() ? bags : (begun - 1).clamp(0, output.size(0) - 1).to(indices.scalar_type());
+    const at::Tensor all_sizes = at::zeros_like(offsets, indices.options());
     all_sizes.narrow(0, 0, std::min(sizes.numel(), all_sizes.numel())).copy_(sizes.narrow(0, 0, std::min(sizes.numel(), all_sizes.numel())));
     s = {output, all_bags, all_sizes, mode == kMaxima ? maxima : at::empty({0}, indices.options())};
   }

@@ -433,6 +433,14 @@ close(F.scaled_dot_product_attention(q.cuda(), k.cuda(), v.cuda(), attn_mask=cau
 # Strides are those of PyTorch's own shapes for GPUs.
 vh = torch.linalg.svd(torch.randn(6, 4).cuda(), full_matrices=False).Vh
 assert vh.is_contiguous()
+# The bag of each index, which the CPU leaves out of a sum.
+bags, expected = nn.EmbeddingBag(6, 4, mode="sum"), []
+for place in ("cpu", "cuda"):
+    bags.to(place).zero_grad()
+    out = bags(torch.tensor([1, 2, 4, 5, 1], device=place), torch.tensor([0, 2], device=place))
+    (out * torch.tensor([[1.0], [5.0]], device=place)).sum().backward()
+    expected.append(bags.weight.grad.cpu().clone())
+close(expected[1], expected[0], "bags")
 # Nested tensors.
 nested = torch.nested.nested_tensor([torch.ones(3, 4), torch.ones(2, 4) * 2], device="cuda")
 assert torch.nested.to_padded_tensor(nested * 2, 0.0).sum().item() == 56

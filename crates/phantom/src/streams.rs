@@ -179,7 +179,8 @@ pub(crate) fn place(stream: u32) -> Place {
 /// Has bytes be copied on a stream: `kind` says what that costs.
 pub(crate) fn copy(stream: Handle, moved: Moved) -> Result<(), Status> {
     let kind = copy_kind(memory::place(moved.to), memory::place(moved.from));
-    if matches!(kind, Some(CopyKind::DeviceToPinned | CopyKind::DeviceToPageable)) {
+    let any = moved.bytes * moved.rows > 0;
+    if any && matches!(kind, Some(CopyKind::DeviceToPinned | CopyKind::DeviceToPageable)) {
         reads::check()?;
     }
     if kind.is_some() && arrivals::any() {

@@ -300,9 +300,11 @@ _BY_TORCH: dict[str, Any] = {
     "sinpi": lambda x: torch.sin(torch.remainder(x.double(), 2) * torch.pi).to(x.dtype),
     "cospi": lambda x: torch.cos(torch.remainder(x.double(), 2) * torch.pi).to(x.dtype),
     "erfcx": torch.special.erfcx,
-    "erfcinv": lambda x: torch.erfinv(1 - x.double()).to(x.dtype),
-    "rcbrt": lambda x: torch.sign(x) * torch.abs(x) ** (-1 / 3),
-    "logb": lambda x: (torch.frexp(x).exponent - 1).to(x.dtype),
+    "erfcinv": lambda x: (torch.special.ndtri(x.double() / 2) / -(2**0.5)).to(x.dtype),
+    "rcbrt": lambda x: torch.copysign(torch.abs(x) ** (-1 / 3), x),
+    "logb": lambda x: torch.where(
+        (x == 0) | ~torch.isfinite(x), torch.log(torch.abs(x)), (torch.frexp(x).exponent - 1).to(x.dtype)
+    ),
     "div_rn": torch.div,
     "div_rz": torch.div,
     "sqrt_rn": torch.sqrt,

@@ -174,10 +174,12 @@ impl KnownDevice {
 
     /// Its arithmetic, where any of it is known.
     pub fn peaks(&self) -> Option<Peaks> {
+        // Where nobody says it: half of what these units do with 16 bits, as on all of NVIDIA's that have them (white papers of Ampere, Hopper, Blackwell).
+        let tf32 = || self.bfloat16_tflops.or(self.float16_tflops).filter(|_| self.has_tf32()).map(|half| half / 2.0);
         let known = [
             (Precision::Float64, self.float64_tflops),
             (Precision::Float32, self.float32_tflops),
-            (Precision::Tf32, self.tf32_tflops),
+            (Precision::Tf32, self.tf32_tflops.or_else(tf32)),
             (Precision::Float16, self.float16_tflops),
             (Precision::BFloat16, self.bfloat16_tflops),
             (Precision::Float8, self.float8_tflops),
@@ -304,6 +306,10 @@ mod tests {
         let device = find("h100-sxm").unwrap();
         let rates = device.rates().unwrap();
         assert_eq!(rates.peaks.known(Precision::BFloat16), Some(989e12));
+        assert_eq!(rates.peaks.known(Precision::Tf32), Some(494.5e12));
+        let derived = find("jetson-agx-orin").unwrap();
+        assert_eq!(derived.peaks().unwrap().known(Precision::Tf32), Some(42.5e12 / 2.0));
+        assert_eq!(find("t4").unwrap().peaks().unwrap().known(Precision::Tf32), None);
         assert_eq!((rates.memory, device.memory()), (3.35e12, Some(Bytes(81_080 << 20))));
         let shown: Vec<String> =
             device.figures().into_iter().filter_map(|(name, figure)| Some(format!("{name}: {}", figure?))).collect();
