@@ -78,8 +78,8 @@ class Attention {
     scale_ = scale.isNone() ? 1 / std::sqrt(static_cast<double>(query_.size(3))) : scale.toDouble();
     if (bias && bias->defined()) bias_ = *bias;
     const double dropped = dropout.toDouble();
-    // Queries that see no key are the other one's.
-    const bool all_see = !bias_.defined() || of_bias || query_.size(2) <= key_.size(2);
+    // By the CPU's kernel a query that sees no key results in NaN, by FlashAttention in zeros.
+    const bool all_see = !bias_.defined() || query_.size(2) <= key_.size(2);
     by_kernel_ = dropped == 0 && !of_bias && all_see && query_.size(3) == value_.size(3);
     if (by_kernel_) {
       std::tie(output_, log_sums_) = at::_scaled_dot_product_flash_attention_for_cpu(query_, key_, value_, 0, causal_, mask(), scale_);

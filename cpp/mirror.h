@@ -453,12 +453,13 @@ class Mirror {
   };
 
   // The GPU's operator: its kernels are launched, and compute nothing. False: it asks on its way for what they would have computed; the stack is as it
-  // was.
+  // was, and what it has launched so far stays launched.
   static bool run_on_gpu(
       const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, size_t begin) {
     torch::jit::Stack attempt(stack.begin() + begin, stack.end());
     const bool has_choice = schema.substitute != nullptr || has_cpu_kernel(op, attempt);
-    if (!has_choice || moves_to_host(attempt)) {
+    // What a graph reads it reads when it is launched.
+    if (!has_choice || moves_to_host(attempt) || is_captured_(stream_of(attempt.data(), attempt.size()))) {
       op.redispatchBoxed(below, &attempt);
     } else {
       const NoReads reads;

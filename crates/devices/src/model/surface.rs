@@ -195,7 +195,7 @@ impl Surface {
         };
         Lattice::new(counts, |knot| {
             let point = knot.map(|index| index as f64);
-            let place = self.inside(&point);
+            let place = self.inside(&self.folded(&point));
             let (mut logarithm, mut supported) = (0.0, true);
             for (node, weight) in corners(axes, &std::array::from_fn(|axis| place[axis] / step[axis])) {
                 let (efficiency, near) = efficiency(node);
@@ -208,13 +208,14 @@ impl Surface {
         })
     }
 
-    /// The nearest place within what was measured. More products than were measured at once are as efficient as one with as many more rows, which fills
-    /// as many tiles.
+    /// More products than were measured at once are as efficient as fewer with as many more rows, which fill as many tiles.
+    fn folded(&self, point: &Point) -> Point {
+        let more = if self.shape == Shape::Product { (point[0] - self.high[0].max(0.0)).max(0.0) } else { 0.0 };
+        [point[0] - more, point[1] + more, point[2], point[3]]
+    }
+
+    /// The nearest place within what was measured.
     fn inside(&self, point: &Point) -> Point {
-        let mut point = *point;
-        if self.shape == Shape::Product {
-            point[1] += (point[0] - self.high[0].max(0.0)).max(0.0);
-        }
         std::array::from_fn(|axis| point[axis].clamp(self.low[axis].max(0.0), self.high[axis].max(0.0)))
     }
 
