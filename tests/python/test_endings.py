@@ -97,6 +97,34 @@ def test_ctrl_c_removes_shared_memory(tmp_path: Path, start: Start) -> None:
     assert not any(path.exists() for path in made), made
 
 
+KILLS = (
+    "import os, signal, socket, subprocess, sys\nfrom multiprocessing import resource_tracker, shared_memory\n"
+    "path = os.path.join(os.path.dirname(__file__), 'socket')\n"
+    "if sys.argv[1:]:\n"
+    "    socket.socket(socket.AF_UNIX).bind(path)\n"
+    "    made = shared_memory.SharedMemory(create=True, size=4096)\n"
+    "    resource_tracker.unregister(made._name, 'shared_memory')\n"
+    "    print(made.name, flush=True)\n"
+    "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    "child = subprocess.run([sys.executable, __file__, 'child'], stdout=subprocess.PIPE)\n"
+    "made = child.stdout.decode().strip()\n"
+    "print('made', made, child.returncode, os.path.exists(path), os.path.exists('/dev/shm/' + made))\n"
+)
+
+
+def test_what_a_killed_process_of_a_program_has_made_is_removed(tmp_path: Path, start: Start) -> None:
+    """As vLLM and SGLang kill theirs: it has ended long before the run has."""
+    script = tmp_path / "script.py"
+    script.write_text(KILLS)
+    run = start("run", "--ranks", "1", "--compute", "none", "--out", str(tmp_path / "out"), str(script))
+    out, err = run.communicate(timeout=60)
+    assert run.returncode == 0, err
+    _, made, *there = out.split()[out.split().index("made") :][:5]
+    assert there == ["-9", "True", "True"], out
+    assert not (tmp_path / "socket").exists()
+    assert not Path("/dev/shm", made).exists()
+
+
 # The second one while the run is being ended, at one moment or another.
 @pytest.mark.parametrize("milliseconds", [10, 20, 25, 30])
 def test_ctrl_c_twice_ends_at_once(tmp_path: Path, start: Start, milliseconds: int) -> None:

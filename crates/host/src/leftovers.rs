@@ -1,14 +1,53 @@
-//! Owns what programs that are ended leave in shared memory: segments and semaphores under `/dev/shm` stay until somebody removes them, and whoever
-//! has made them cannot any more.
+//! Owns what programs that are ended leave behind: segments and semaphores of shared memory, and the files of sockets, stay until somebody removes
+//! them, and whoever has made them cannot any more.
+//!
+//! A rank's processes write down what they make ([`Register`]). What they make by other ways than the C library's functions for it is known as
+//! far as a process still has it when the run ends ([`shared_by`]).
 
+use crate::error::HostError;
 use crate::supervisor::children_of;
+use rustix::fs::{MemfdFlags, memfd_create};
 use std::collections::BTreeSet;
-use std::fs::{self, Metadata};
-use std::os::unix::fs::MetadataExt;
+use std::fs::{self, File, Metadata};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
+use uniference_protocol::leftovers::{self, SHARED};
 
-const FOLDER: &str = "/dev/shm/";
+/// Which sockets there are, and their names.
+const SOCKETS: &str = "/proc/net/unix";
+
+/// The list of what a run's processes have made.
+pub struct Register {
+    /// In memory only: nothing stays of it either.
+    list: File,
+}
+
+impl Register {
+    /// An empty one.
+    ///
+    /// # Errors
+    /// If the machine has no room for a descriptor.
+    pub fn new() -> Result<Register, HostError> {
+        let list = memfd_create("leftovers", MemfdFlags::CLOEXEC).map_err(HostError::system("creating a list"))?;
+        Ok(Register { list: list.into() })
+    }
+
+    /// Where other processes find it as long as this one is there.
+    pub fn path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", std::process::id(), self.list.as_raw_fd()).into()
+    }
+
+    /// What is still there of what was written down.
+    pub fn left(&self) -> BTreeSet<PathBuf> {
+        let length = self.list.metadata().map_or(0, |known| known.len());
+        let mut lines = vec![0; length as usize];
+        let read = self.list.read_exact_at(&mut lines, 0);
+        let left = read.is_ok().then(|| leftovers::read(&lines)).into_iter().flatten();
+        left.filter(leftovers::Left::is_there).map(|left| left.path).collect()
+    }
+}
 
 /// What a process and those below it have open or mapped there and has been made since then.
 pub fn shared_by(root: i32, since: SystemTime) -> BTreeSet<PathBuf> {
@@ -26,15 +65,23 @@ pub fn shared_by(root: i32, since: SystemTime) -> BTreeSet<PathBuf> {
 }
 
 /// Removes it, as far as that was not done meanwhile and nobody else has it: what a process outside of the run has made is its own.
-pub fn remove(shared: BTreeSet<PathBuf>) {
-    if shared.is_empty() {
+pub fn remove(left: BTreeSet<PathBuf>) {
+    if left.is_empty() {
         return;
     }
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.path());
-    let held: BTreeSet<PathBuf> = processes.flat_map(|process| held_by(&process)).collect();
-    for path in shared.difference(&held) {
+    let held: BTreeSet<PathBuf> = processes.flat_map(|process| held_by(&process)).chain(bound()).collect();
+    for path in left.difference(&held) {
         let _ = fs::remove_file(path);
     }
+}
+
+/// The files of sockets that somebody has.
+fn bound() -> Vec<PathBuf> {
+    let sockets = fs::read_to_string(SOCKETS).unwrap_or_default();
+    // Num: RefCount Protocol Flags Type St Inode Path
+    let paths = sockets.lines().filter_map(|line| Some(&line[line.find(" /")? + 1..]));
+    paths.map(PathBuf::from).collect()
 }
 
 /// What a process has open or mapped there; of another user's nothing is known.
@@ -44,25 +91,48 @@ fn held_by(process: &Path) -> BTreeSet<PathBuf> {
 
 fn opened_in(process: &Path) -> impl Iterator<Item = PathBuf> {
     let descriptors = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
-    descriptors.filter_map(|descriptor| fs::read_link(descriptor.path()).ok()).filter(|to| to.starts_with(FOLDER))
+    descriptors.filter_map(|descriptor| fs::read_link(descriptor.path()).ok()).filter(|to| to.starts_with(SHARED))
 }
 
 fn mapped_in(process: &Path) -> Vec<PathBuf> {
     let maps = fs::read_to_string(process.join("maps")).unwrap_or_default();
-    let names = maps.lines().filter_map(|line| Some(&line[line.find(FOLDER)?..]));
+    let names = maps.lines().filter_map(|line| Some(&line[line.find(SHARED)?..]));
     names.collect::<BTreeSet<_>>().into_iter().map(PathBuf::from).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
+    use std::os::unix::net::UnixListener;
     use std::process::{Command, Stdio};
     use std::thread::sleep;
     use std::time::Duration;
 
     #[test]
+    fn what_was_written_down_is_removed_unless_somebody_has_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let [dead, alive, gone] = ["dead", "alive", "gone"].map(|name| folder.path().join(name));
+        drop(UnixListener::bind(&dead).unwrap());
+        let listener = UnixListener::bind(&alive).unwrap();
+        fs::write(&gone, "").unwrap();
+        let register = Register::new().unwrap();
+        for path in [&dead, &alive, &gone] {
+            let mut list = File::options().append(true).open(register.path()).unwrap();
+            list.write_all(&leftovers::line(path).unwrap()).unwrap();
+        }
+        fs::remove_file(&gone).unwrap();
+        assert_eq!(register.left(), [dead.clone(), alive.clone()].into());
+        remove(register.left());
+        assert!(!dead.exists() && alive.exists());
+        drop(listener);
+        remove(register.left());
+        assert!(!alive.exists());
+    }
+
+    #[test]
     fn what_a_program_has_made_is_removed_and_nothing_else() {
-        let name = |what: &str| PathBuf::from(format!("{FOLDER}uniference-{what}-{}", std::process::id()));
+        let name = |what: &str| PathBuf::from(format!("{SHARED}uniference-{what}-{}", std::process::id()));
         let (old, new) = (name("old"), name("new"));
         fs::write(&old, "").unwrap();
         // The clock of files goes by ticks.

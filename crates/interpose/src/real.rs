@@ -2,7 +2,7 @@
 
 use libc::{
     FILE, c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, epoll_event, fd_set, id_t, idtype_t, iovec,
-    itimerval, msghdr, nfds_t, pid_t, pollfd, posix_spawn_file_actions_t, posix_spawnattr_t, pthread_attr_t,
+    itimerval, mode_t, msghdr, nfds_t, pid_t, pollfd, posix_spawn_file_actions_t, posix_spawnattr_t, pthread_attr_t,
     pthread_cond_t, pthread_mutex_t, pthread_t, rusage, sem_t, siginfo_t, sigset_t, size_t, sockaddr, socklen_t,
     ssize_t, time_t, timespec, timeval, useconds_t,
 };
@@ -90,6 +90,8 @@ functions! {
     ) -> c_int;
     system(*const c_char) -> c_int;
     popen(*const c_char, *const c_char) -> *mut c_void;
+    bind(c_int, *const sockaddr, socklen_t) -> c_int;
+    shm_open(*const c_char, c_int, mode_t) -> c_int;
     prctl(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
     pthread_setname_np(pthread_t, *const c_char) -> c_int;
     pthread_create(*mut pthread_t, *const pthread_attr_t, Start, *mut c_void) -> c_int;

@@ -9,6 +9,7 @@ pub mod arena;
 pub mod descriptors;
 pub mod frame;
 pub mod hello;
+pub mod leftovers;
 pub mod memory;
 pub mod messages;
 pub mod phantom;

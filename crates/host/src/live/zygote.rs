@@ -6,7 +6,7 @@
 use super::phantom::{Gpu, Libraries};
 use crate::error::HostError;
 use crate::interrupt::shield;
-use crate::leftovers;
+use crate::leftovers::{self, Register};
 use crate::supervisor::{self, adopt_orphans, end_orphans, supervise};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -22,6 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime};
+use uniference_protocol::leftovers::VARIABLE;
 use uniference_protocol::wire::write_with_fds;
 
 /// What a rank runs.
@@ -149,6 +150,8 @@ pub struct Zygote {
     ranks: BTreeMap<u32, i32>,
     /// When it was started.
     since: SystemTime,
+    /// What its ranks' processes have made.
+    made: Register,
     /// What it has loaded; no file is needed any more when it ends.
     _libraries: Option<Libraries>,
 }
@@ -185,6 +188,7 @@ impl Zygote {
         socket.set_nonblocking(true).map_err(HostError::system("making a socket non-blocking"))?;
         adopt_orphans()?;
         let stderr = io::stderr().as_fd().try_clone_to_owned().map_err(HostError::system("copying standard error"))?;
+        let (since, made) = (SystemTime::now(), Register::new()?);
         let mut command = Command::new(python);
         shield(&mut command);
         command
@@ -192,10 +196,10 @@ impl Zygote {
             .args(modules)
             .envs(preloads(libraries.as_ref()).map(|value| (PRELOAD, value)))
             .envs(libraries.iter().flat_map(Libraries::environment))
+            .env(VARIABLE, made.path())
             .env(HASH_SEED, std::env::var_os(HASH_SEED).unwrap_or_else(|| "0".into()))
             .stdin(Stdio::null())
             .stdout(stderr);
-        let since = SystemTime::now();
         let child = supervise(&mut command).spawn().map_err(|error| not_started(python, &error))?;
         Ok(Zygote {
             child,
@@ -204,6 +208,7 @@ impl Zygote {
             is_ready: false,
             ranks: BTreeMap::new(),
             since,
+            made,
             _libraries: libraries,
         })
     }
@@ -289,7 +294,7 @@ impl Zygote {
 /// Whatever is left of the run ends here, with it what ranks themselves have started.
 impl Drop for Zygote {
     fn drop(&mut self) {
-        let shared = leftovers::shared_by(self.child.id() as i32, self.since);
+        let mut left = leftovers::shared_by(self.child.id() as i32, self.since);
         for pid in self.ranks.values() {
             kill_group(*pid);
         }
@@ -298,7 +303,8 @@ impl Drop for Zygote {
             let _ = supervisor::end(&mut self.child);
         }
         end_orphans();
-        leftovers::remove(shared);
+        left.extend(self.made.left());
+        leftovers::remove(left);
     }
 }
 

@@ -1,0 +1,71 @@
+//! Owns the functions by which a program makes what stays when it is killed: sockets with a name in the file system, and shared memory. The run hears of
+//! each, and removes what is left of them when all of its processes have ended.
+
+use crate::{rank, real};
+use libc::{AF_UNIX, O_CREAT, c_char, c_int, mode_t, sockaddr, sockaddr_un, socklen_t};
+use std::ffi::{CStr, OsStr};
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::mem::offset_of;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf, absolute};
+use uniference_protocol::leftovers::{SHARED, VARIABLE, line};
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn bind(socket: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
+    // SAFETY: what the caller gave.
+    let result = unsafe { real::bind()(socket, address, length) };
+    if result == 0 && rank().is_some() {
+        // SAFETY: the kernel has read as many bytes.
+        unsafe { path_of(address, length) }.inspect(|path| note(path));
+    }
+    result
+}
+
+/// As in the C library.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn shm_open(name: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    // SAFETY: what the caller gave.
+    let result = unsafe { real::shm_open()(name, flags, mode) };
+    if result >= 0 && flags & O_CREAT != 0 && rank().is_some() {
+        // SAFETY: the C library has read it.
+        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+        note(&Path::new(SHARED).join(OsStr::from_bytes(name.strip_prefix(b"/").unwrap_or(name))));
+    }
+    result
+}
+
+/// The file of a socket; `None`: it has none.
+///
+/// # Safety
+/// There are `length` bytes.
+unsafe fn path_of(address: *const sockaddr, length: socklen_t) -> Option<PathBuf> {
+    let length = (length as usize).checked_sub(offset_of!(sockaddr_un, sun_path))?;
+    // SAFETY: as above.
+    let bytes = unsafe {
+        if c_int::from((*address).sa_family) != AF_UNIX {
+            return None;
+        }
+        let path = address.byte_add(offset_of!(sockaddr_un, sun_path)).cast::<u8>();
+        std::slice::from_raw_parts(path, length)
+    };
+    let path = bytes.split(|byte| *byte == 0).next().filter(|path| !path.is_empty())?;
+    absolute(OsStr::from_bytes(path)).ok()
+}
+
+/// Where nobody reads the list any more the run is over.
+fn note(path: &Path) {
+    let Some(list) = std::env::var_os(VARIABLE) else { return };
+    let Some(line) = line(path) else { return };
+    if let Ok(mut list) = OpenOptions::new().append(true).open(list) {
+        // One write, which others do not break into.
+        let _ = list.write_all(&line);
+    }
+}
