@@ -60,13 +60,13 @@ class Attention {
     stack = attention.gradients(stack[0].toTensor());
   }
 
- private:
-  // FlashAttention 2 counts from the end: the last query sees all keys, of which there may be more than queries, or fewer.
-  static std::optional<at::Tensor> from_the_last(const c10::IValue& query, const c10::IValue& key, const c10::IValue& causal) {
-    const int64_t queries = query.toTensor().size(2), keys = key.toTensor().size(2);
-    if (!causal.toBool() || queries == keys) return std::nullopt;
-    const at::Tensor hidden = at::ones({queries, keys}, at::kBool).triu(keys - queries + 1);
-    return at::zeros({queries, keys}, query.toTensor().options()).masked_fill(hidden, -std::numeric_limits<double>::infinity());
+  static at::Tensor seed_as_tensor(uint64_t seed, at::IntArrayRef sizes) {
+    return at::full(sizes, static_cast<int64_t>(seed), at::TensorOptions().dtype(at::kLong));
+  }
+
+  static uint64_t seed_of(const c10::IValue& state) {
+    const at::Tensor& tensor = state.toTensor();
+    return tensor.defined() && tensor.numel() > 0 ? static_cast<uint64_t>(tensor.flatten()[0].to(at::kLong).item<int64_t>()) : 0;
   }
 
   // Of queries (batch, heads, queries, width), and keys and values of as many heads, or fewer that several heads of queries share.
@@ -86,23 +86,6 @@ class Attention {
     } else {
       multiply(dropped, seed);
     }
-  }
-
-  void multiply(double dropped, uint64_t seed) {
-    at::Tensor scores = at::matmul(wide(query_), wide(key_).transpose(2, 3)) * scale_;
-    if (bias_.defined()) scores = scores + wide(bias_);
-    if (causal_) {
-      const auto above = at::ones({query_.size(2), key_.size(2)}, at::kBool).triu(1);
-      scores = scores.masked_fill(above, -std::numeric_limits<double>::infinity());
-    }
-    log_sums_ = scores.logsumexp(-1);
-    probabilities_ = at::softmax(scores, -1).nan_to_num(0);
-    kept_ = at::ones({}, scores.options());
-    if (dropped > 0) {
-      auto generator = at::detail::createCPUGenerator(seed);
-      kept_ = at::empty_like(probabilities_).bernoulli_(1 - dropped, generator) / (1 - dropped);
-    }
-    output_ = at::matmul(probabilities_ * kept_, wide(value_)).to(type_);
   }
 
   at::Tensor output() const { return output_; }
@@ -126,6 +109,32 @@ class Attention {
 
   at::Tensor gradient_of_bias(const at::Tensor& of_output) const {
     return bias_.defined() ? gradient_of_scores(of_output).sum_to_size(bias_.sizes()).to(bias_.scalar_type()) : at::Tensor();
+  }
+
+ private:
+  // FlashAttention 2 counts from the end: the last query sees all keys, of which there may be more than queries, or fewer.
+  static std::optional<at::Tensor> from_the_last(const c10::IValue& query, const c10::IValue& key, const c10::IValue& causal) {
+    const int64_t queries = query.toTensor().size(2), keys = key.toTensor().size(2);
+    if (!causal.toBool() || queries == keys) return std::nullopt;
+    const at::Tensor hidden = at::ones({queries, keys}, at::kBool).triu(keys - queries + 1);
+    return at::zeros({queries, keys}, query.toTensor().options()).masked_fill(hidden, -std::numeric_limits<double>::infinity());
+  }
+
+  void multiply(double dropped, uint64_t seed) {
+    at::Tensor scores = at::matmul(wide(query_), wide(key_).transpose(2, 3)) * scale_;
+    if (bias_.defined()) scores = scores + wide(bias_);
+    if (causal_) {
+      const auto above = at::ones({query_.size(2), key_.size(2)}, at::kBool).triu(1);
+      scores = scores.masked_fill(above, -std::numeric_limits<double>::infinity());
+    }
+    log_sums_ = scores.logsumexp(-1);
+    probabilities_ = at::softmax(scores, -1).nan_to_num(0);
+    kept_ = at::ones({}, scores.options());
+    if (dropped > 0) {
+      auto generator = at::detail::createCPUGenerator(seed);
+      kept_ = at::empty_like(probabilities_).bernoulli_(1 - dropped, generator) / (1 - dropped);
+    }
+    output_ = at::matmul(probabilities_ * kept_, wide(value_)).to(type_);
   }
 
   at::Tensor gradient_of_scores(const at::Tensor& of_output) const {
@@ -152,15 +161,6 @@ class Attention {
   static at::Tensor rows(const at::Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
 
   static at::Tensor wide(const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat); }
-
-  static at::Tensor seed_as_tensor(uint64_t seed, at::IntArrayRef sizes) {
-    return at::full(sizes, static_cast<int64_t>(seed), at::TensorOptions().dtype(at::kLong));
-  }
-
-  static uint64_t seed_of(const c10::IValue& state) {
-    const at::Tensor& tensor = state.toTensor();
-    return tensor.defined() && tensor.numel() > 0 ? static_cast<uint64_t>(tensor.flatten()[0].to(at::kLong).item<int64_t>()) : 0;
-  }
 
   c10::ScalarType type_;
   int64_t key_heads_;

@@ -8,6 +8,7 @@
 #include <unordered_map>
 
 #include "attention.h"
+#include "packed_attention.h"
 
 namespace uniference {
 
@@ -33,6 +34,12 @@ class Substitutes {
         {"aten::_scaled_dot_product_flash_attention_backward", &Attention::flash_backward},
         {"aten::_scaled_dot_product_efficient_attention_backward", &Attention::efficient_backward},
         {"aten::_scaled_dot_product_cudnn_attention_backward", &Attention::cudnn_backward},
+        {"aten::_flash_attention_forward", &PackedAttention::flash},
+        {"aten::_efficient_attention_forward", &PackedAttention::efficient},
+        {"aten::_cudnn_attention_forward", &PackedAttention::cudnn},
+        {"aten::_flash_attention_backward", &PackedAttention::flash_backward},
+        {"aten::_efficient_attention_backward", &PackedAttention::efficient_backward},
+        {"aten::_cudnn_attention_backward", &PackedAttention::cudnn_backward},
         {"aten::mm.dtype", [](Stack& s, uint64_t) { s = {at::mm(wide(s[0]), wide(s[1])).to(s[2].toScalarType())}; }},
         {"aten::bmm.dtype", [](Stack& s, uint64_t) { s = {at::bmm(wide(s[0]), wide(s[1])).to(s[2].toScalarType())}; }},
         {"aten::addmm.dtype", [](Stack& s, uint64_t) { s = {addmm(s).to(s[3].toScalarType())}; }},

@@ -1,9 +1,11 @@
 //! Owns which operators are fused attention, forward and backward, and their sizes.
 
-use super::call::Call;
+use super::call::{Call, product};
+use super::sequences::{Lengths, Queries, Sequences, Sight};
 use super::{Part, flops};
 use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, Pass};
+use uniference_sim::time::Bytes;
 
 /// Where the arguments of an attention kernel are.
 struct Schema {
@@ -12,65 +14,178 @@ struct Schema {
     query: usize,
     /// The order of the dimensions is batch, sequence, heads, width rather than batch, heads, sequence, width.
     sequence_first: bool,
-    /// Of the flag that says that it is causal. Of mask types 1 and 2 it is so as well.
+    /// Of the flag, or the type of the mask, that says that it is causal.
     causal: usize,
     /// Of the borders of packed sequences, for queries and for keys.
     packed: Option<(usize, usize)>,
+    /// Of how many keys of each are used, and of the table of the pages that these are in.
+    paged: Option<(usize, usize)>,
+    /// Of how many keys before the one that it stands at a query sees; how many behind it is the next.
+    window: Option<usize>,
 }
 
 fn schema(name: &str) -> Option<Schema> {
-    let forward = |causal| Schema { pass: Pass::Forward, query: 0, sequence_first: false, causal, packed: None };
+    let forward = |causal| Schema {
+        pass: Pass::Forward,
+        query: 0,
+        sequence_first: false,
+        causal,
+        packed: None,
+        paged: None,
+        window: None,
+    };
     let backward = |causal| Schema { pass: Pass::Backward, query: 1, ..forward(causal) };
     Some(match name {
         "_scaled_dot_product_flash_attention" | "_scaled_dot_product_flash_attention_for_cpu" => forward(4),
         "_scaled_dot_product_efficient_attention" | "_scaled_dot_product_cudnn_attention" => forward(6),
         "_scaled_dot_product_fused_attention_overrideable" => forward(5),
         "scaled_dot_product_attention" | "_scaled_dot_product_attention_math" => forward(5),
-        "_flash_attention_forward" => Schema { sequence_first: true, packed: Some((3, 4)), ..forward(8) },
+        "_flash_attention_forward" => {
+            Schema { sequence_first: true, packed: Some((3, 4)), paged: Some((13, 15)), window: Some(11), ..forward(8) }
+        }
         "_efficient_attention_forward" => Schema { sequence_first: true, packed: Some((4, 5)), ..forward(9) },
-        "_cudnn_attention_forward" => Schema { packed: Some((4, 5)), ..forward(10) },
+        "_cudnn_attention_forward" => Schema { packed: Some((4, 5)), paged: Some((13, 14)), ..forward(10) },
         "_scaled_dot_product_flash_attention_backward" => Schema { packed: Some((6, 7)), ..backward(11) },
         "_scaled_dot_product_flash_attention_for_cpu_backward" => backward(7),
         "_scaled_dot_product_efficient_attention_backward" => backward(11),
         "_scaled_dot_product_cudnn_attention_backward" => Schema { packed: Some((9, 10)), ..backward(14) },
         "_scaled_dot_product_fused_attention_overrideable_backward" => Schema { packed: Some((8, 9)), ..backward(13) },
-        "_flash_attention_backward" => Schema { sequence_first: true, packed: Some((6, 7)), ..backward(11) },
+        "_flash_attention_backward" => {
+            Schema { sequence_first: true, packed: Some((6, 7)), window: Some(15), ..backward(11) }
+        }
         "_efficient_attention_backward" => Schema { sequence_first: true, packed: Some((6, 7)), ..backward(14) },
         "_cudnn_attention_backward" => Schema { packed: Some((9, 10)), ..backward(14) },
         _ => return None,
     })
 }
 
+/// Without values: packed sequences are taken to be of equal length, and those whose keys lie in pages to have as many as these have room for.
 pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     let schema = schema(call.name)?;
-    let tensors = [0, 1, 2].map(|offset| call.tensor(schema.query + offset));
-    let [Some(query), Some(key), Some(value)] = tensors else { return None };
-    let causal = call.flag(schema.causal) || matches!(call.int(schema.causal), Some(1 | 2));
-    let borders =
-        |at: usize| call.tensor(at).map(|borders| borders.elements().saturating_sub(1)).filter(|count| *count > 0);
-    let packed = schema.packed.and_then(|(queries, keys)| Some((borders(queries)?, borders(keys)?)));
-    let [query, key, value] = [query, key, value].map(|tensor| Heads::of(tensor, schema.sequence_first));
-    let (query, key, value) = (query?, key?, value?);
-    // The lengths of packed sequences are values: equal ones are assumed.
-    let (batch, queries, keys) = match packed {
-        Some((batch, of_keys)) => (batch, query.sequence.div_ceil(batch), key.sequence.div_ceil(of_keys)),
-        None => (query.batch, query.sequence, key.sequence),
+    let shape = Shape::of(call, &schema)?;
+    let sight = schema.sight(call);
+    let Shape { query, key, packed, .. } = &shape;
+    let part = match packed {
+        Some(packed) => {
+            let queries = query.sequence.div_ceil(packed.queries);
+            let keys = packed.room.unwrap_or_else(|| key.sequence.div_ceil(packed.keys));
+            let group = Sequences::equal(packed.queries, queries, keys, sight);
+            // Not all have equally many.
+            attend(call, &schema, &shape, &Sequences { queries: query.sequence, ..group })
+        }
+        None => {
+            let (queries, keys) = (query.sequence, key.sequence);
+            let visible = match sight.before {
+                Some(_) => sight.visible(queries, keys),
+                None => visible(queries, keys, sight.is_causal()),
+            };
+            let family = shape.family(&schema, query.batch, (queries, keys), sight.is_causal());
+            Part::of(call, family, shape.flops(&schema, query.batch.saturating_mul(visible)))
+        }
     };
-    let heads = batch.saturating_mul(query.heads);
-    // Forward: scores, and values by scores. Backward: scores again; gradients of the scores and of the values; of queries and of keys.
-    let width = match schema.pass {
-        Pass::Forward => query.width.saturating_add(value.width),
-        _ => query.width.saturating_mul(3).saturating_add(value.width.saturating_mul(2)),
-    };
-    let family = Family::Attention {
-        pass: schema.pass,
-        heads,
-        queries,
-        keys,
-        width: query.width.saturating_add(value.width) / 2,
-        causal,
-    };
-    Some(vec![Part::of(call, family, flops(&[2, heads, visible(queries, keys, causal), width]))])
+    Some(vec![part])
+}
+
+/// Where a call says how long its sequences are, if they are packed.
+pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
+    let schema = schema(call.name)?;
+    let (queries, keys) = schema.packed.filter(|(queries, _)| call.tensor(*queries).is_some())?;
+    Some(Lengths {
+        queries: Queries::Borders(queries),
+        key_borders: Some(keys),
+        used_keys: schema.paged.map(|(used, _)| used),
+        sight: schema.sight(call),
+    })
+}
+
+/// What a call does with such sequences.
+pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
+    let schema = schema(call.name)?;
+    Some(attend(call, &schema, &Shape::of(call, &schema)?, group))
+}
+
+/// Attention of packed sequences that are all as long as the mean of these.
+fn attend(call: Call<'_>, schema: &Schema, shape: &Shape, group: &Sequences) -> Part {
+    let Shape { query, key, value, packed } = shape;
+    let (queries, keys) = group.mean();
+    // As in PyTorch, where the first query sees one key: only of a square that is the same.
+    let causal = schema.sight(call).is_causal() && queries == keys;
+    let family = shape.family(schema, group.count, (queries, keys), causal);
+    let flops = shape.flops(schema, group.visible);
+    if packed.as_ref().is_none_or(|packed| packed.room.is_none()) {
+        let share = |bytes: Bytes| {
+            let share = u128::from(bytes.0) * u128::from(group.queries) / u128::from(query.sequence.max(1));
+            Bytes(u64::try_from(share).unwrap_or(u64::MAX))
+        };
+        let dtype = call.dtype();
+        return Part::inside(family, dtype, flops, share(call.read()), share(call.written()), call.name);
+    }
+    let bytes = call.tensor(schema.query).map_or(0, |query| query.dtype.bytes());
+    let stored = key.width.saturating_add(value.width);
+    let cached = product(&[group.keys, key.heads, stored, bytes]);
+    let asked = product(&[group.queries, query.heads, query.width, bytes]);
+    let written = Bytes(product(&[group.queries, query.heads, value.width, bytes]));
+    Part::inside(family, call.dtype(), flops, Bytes(asked.saturating_add(cached)), written, call.name)
+}
+
+impl Schema {
+    /// Of mask types 1 and 2 it is causal as well.
+    fn sight(&self, call: Call<'_>) -> Sight {
+        let causal = call.flag(self.causal) || matches!(call.int(self.causal), Some(1 | 2));
+        let side = |further: usize| self.window.and_then(|window| call.int(window + further));
+        Sight::of(causal, side(0), side(1))
+    }
+}
+
+/// What queries, keys and values are.
+struct Shape {
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    packed: Option<Packed>,
+}
+
+/// How many sequences lie one behind the other.
+struct Packed {
+    queries: u64,
+    keys: u64,
+    /// For how many keys of each there is room in the pages, if they lie there.
+    room: Option<u64>,
+}
+
+impl Shape {
+    fn of(call: Call<'_>, schema: &Schema) -> Option<Shape> {
+        let borders =
+            |at: usize| call.tensor(at).map(|borders| borders.elements().saturating_sub(1)).filter(|count| *count > 0);
+        let packed = schema.packed.and_then(|(queries, keys)| {
+            let (queries, keys) = (borders(queries)?, borders(keys));
+            Some(Packed { queries, keys: keys.unwrap_or(queries), room: None })
+        });
+        // Packed ones have no batch: sequence, heads, width.
+        let sequence_first = schema.sequence_first || packed.is_some();
+        let heads = |offset: usize| Heads::of(call.tensor(schema.query + offset)?, sequence_first);
+        let (query, key, value) = (heads(0)?, heads(1)?, heads(2)?);
+        let pages = schema.paged.and_then(|(_, table)| call.tensor(table)?.sizes.last().copied());
+        let room = pages.map(|pages| pages.saturating_mul(key.sequence));
+        Some(Shape { query, key, value, packed: packed.map(|packed| Packed { room, ..packed }) })
+    }
+
+    fn family(&self, schema: &Schema, batch: u64, (queries, keys): (u64, u64), causal: bool) -> Family {
+        let heads = batch.saturating_mul(self.query.heads);
+        let width = self.query.width.saturating_add(self.value.width) / 2;
+        Family::Attention { pass: schema.pass, heads, queries, keys, width, causal }
+    }
+
+    /// Of so many pairs of a query and a key that it sees, in each head.
+    fn flops(&self, schema: &Schema, visible: u64) -> u64 {
+        let (query, value) = (self.query.width, self.value.width);
+        // Forward: scores, and values by scores. Backward: scores again; gradients of the scores and of the values; of queries and of keys.
+        let width = match schema.pass {
+            Pass::Forward => query.saturating_add(value),
+            _ => query.saturating_mul(3).saturating_add(value.saturating_mul(2)),
+        };
+        flops(&[2, self.query.heads, visible, width])
+    }
 }
 
 /// Pairs of a query and a key that it sees. A causal mask begins at the first query and the first key, as in PyTorch; of a square, half counts.

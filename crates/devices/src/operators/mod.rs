@@ -16,6 +16,7 @@ mod kernel;
 mod key;
 mod nothing;
 mod rows;
+mod sequences;
 mod serving;
 
 #[cfg(test)]
@@ -24,7 +25,7 @@ mod tests;
 pub(crate) use gemm::{BLOCKS, EXPERTS, ROWS};
 pub use kernel::values;
 pub use key::key;
-pub use serving::{Sequences, lengths_are_values, sequences, with_sequences};
+pub use sequences::{Sequences, lengths_are_values, sequences, with_sequences};
 
 use call::Call;
 use uniference_formats::operators::{Argument, Definition};

@@ -485,6 +485,90 @@ fn attention_of_vllm_is_of_its_sequences_where_they_are_known() {
     assert_eq!(sequences(&attention, |argument| Some(&[0, 0, 0][usize::from(argument == 11)..])), None);
 }
 
+/// A window of 3 keys before the one that a query stands at: prompts of 4 tokens behind 6 others, and one token behind 300.
+#[test]
+fn attention_sees_what_its_window_says() {
+    let cache = half(&[1000, 16, 2, 32], false);
+    for (name, borders, used, causal, count) in
+        [("_vllm_fa2_C::varlen_fwd", 4, 6, 15, 22), ("_vllm_fa3_C::fwd", 7, 11, 24, 36)]
+    {
+        let mut arguments = vec![Argument::None; count];
+        arguments[..3].clone_from_slice(&[half(&[5, 8, 32], true), cache.clone(), cache.clone()]);
+        let places = [Argument::Bool(true), Argument::Int(3), Argument::Int(0)];
+        arguments[causal..][..3].clone_from_slice(&places);
+        let attention = definition(name, arguments, vec![]);
+        let values = |argument: usize| match argument {
+            argument if argument == borders => Some(&[0, 1, 5][..]),
+            argument if argument == used => Some(&[300, 10][..]),
+            _ => None,
+        };
+        let found = sequences(&attention, values).expect("they are known");
+        let one = |queries, keys, visible| Sequences { count: 1, queries, keys, visible };
+        assert_eq!(found, [one(1, 4, 4), one(4, 7, 16)], "{name}");
+    }
+}
+
+/// PyTorch's own attention of packed sequences, of 2 and 5 tokens: 4 heads of 16, causal. FlashAttention and cuDNN, with tokens before heads.
+///
+/// ```text
+/// pairs        3 + 15; with equal lengths, of 4 each, 10 + 10
+/// operations   forward 2 4 pairs (16 + 16), backward 2 4 pairs 5 16
+/// ```
+#[test]
+fn attention_of_packed_sequences_is_of_these() {
+    let (tokens, borders) = (half(&[7, 4, 16], true), tensor(&[3]));
+    let forward = |cudnn: bool| {
+        let mut arguments = vec![Argument::None; 17];
+        arguments[..3].fill(tokens.clone());
+        arguments[3 + usize::from(cudnn)..][..2].fill(borders.clone());
+        arguments[if cudnn { 10 } else { 8 }] = Argument::Bool(true);
+        let name = if cudnn { "aten::_cudnn_attention_forward" } else { "aten::_flash_attention_forward" };
+        (definition(name, arguments, vec![tokens.clone()]), 3 + usize::from(cudnn), 2 * 4 * 32)
+    };
+    let mut arguments = vec![Argument::None; 17];
+    arguments[..5].fill(tokens.clone());
+    arguments[6..8].fill(borders.clone());
+    arguments[11] = Argument::Bool(true);
+    let backward = definition("aten::_flash_attention_backward", arguments, vec![tokens.clone(); 3]);
+    for (attention, place, each) in [forward(false), forward(true), (backward, 6, 2 * 4 * 5 * 16)] {
+        let values = |argument: usize| (place..place + 2).contains(&argument).then_some(&[0, 2, 7][..]);
+        let found = sequences(&attention, values).expect("they are known");
+        assert_eq!(found, [Sequences::default(), Sequences { count: 2, queries: 7, keys: 7, visible: 18 }]);
+        let parts = with_sequences(&attention, &found).expect("it is attention");
+        let [part] = &parts[..] else { panic!("{parts:?}") };
+        assert_eq!(part.operator.flops, each * 18, "{}", attention.name);
+        let Described::Parts(equal) = describe(&attention) else { panic!("{}", attention.name) };
+        assert_eq!(equal[0].operator.flops, each * 20, "{}", attention.name);
+        // All of what it reads and writes.
+        assert_eq!(equal[0].operator.bytes(), part.operator.bytes());
+        assert!(matches!(
+            part.operator.family,
+            Family::Attention { heads: 8, queries: 4, keys: 4, width: 16, causal: true, .. }
+        ));
+    }
+
+    // Keys in 3 pages of 16 places for each of two sequences, of which one uses 40.
+    let mut arguments = vec![Argument::None; 17];
+    arguments[..3].clone_from_slice(&[
+        half(&[2, 4, 16], true),
+        half(&[9, 16, 2, 16], false),
+        half(&[9, 16, 2, 16], false),
+    ]);
+    (arguments[3], arguments[13], arguments[15]) = (borders, tensor(&[2]), tensor(&[2, 3]));
+    let paged = definition("aten::_flash_attention_forward", arguments, vec![half(&[2, 4, 16], true)]);
+    let Described::Parts(full) = describe(&paged) else { panic!("it is attention") };
+    assert_eq!(full[0].operator.flops, 2 * 2 * 4 * 48 * 32);
+    let values = |argument: usize| match argument {
+        3 => Some(&[0, 1, 2][..]),
+        13 => Some(&[40, 1][..]),
+        _ => None,
+    };
+    let found = sequences(&paged, values).expect("they are known");
+    let parts = with_sequences(&paged, &found).expect("it is attention");
+    assert_eq!(parts[0].operator.flops, 2 * 4 * 41 * 32);
+    assert_eq!(parts[0].operator.read.0, (2 * 4 * 16 + 41 * 2 * 32) * 2);
+}
+
 #[test]
 fn what_is_not_known_is_unknown() {
     for (name, arguments) in [

@@ -5,6 +5,7 @@
 //! not known, all sequences are taken to have as many keys as the longest, and equally many queries.
 
 use super::super::call::{Call, product};
+use super::super::sequences::{Lengths, Queries, Sequences, Sight};
 use super::super::{Part, flops};
 use uniference_formats::operators::{Argument, Definition, Tensor};
 use uniference_sim::device::{Family, Pass};
@@ -19,11 +20,6 @@ const OPERATORS: [&str; 5] = [
     "_C::sm100_cutlass_mla_decode",
 ];
 
-/// Whether the operator's arithmetic depends on lengths of sequences that are values of its tensors: its arguments name the longest alone.
-pub fn lengths_are_values(name: &str) -> bool {
-    OPERATORS.contains(&name)
-}
-
 /// Places of arguments that say how long sequences are, and whether attention is causal.
 #[derive(Default)]
 struct Places {
@@ -37,21 +33,31 @@ struct Places {
     pages: usize,
     longest_keys: Option<usize>,
     causal: Option<usize>,
+    /// How many keys before the one that it stands at a query sees; how many behind it is the next.
+    window: Option<usize>,
+}
+
+impl Places {
+    fn sight(&self, call: Call<'_>) -> Sight {
+        let side = |further: usize| self.window.and_then(|window| call.int(window + further));
+        Sight::of(self.causal.is_some_and(|place| call.flag(place)), side(0), side(1))
+    }
 }
 
 /// By the name without a namespace.
 fn places(name: &str) -> Option<Places> {
-    let flash = |borders, key_borders, used_keys, pages, longest_keys, causal| Places {
+    let flash = |borders, key_borders, used_keys, pages, longest_keys, causal, window| Places {
         borders: Some(borders),
         key_borders: Some(key_borders),
         used_keys,
         pages,
         longest_keys: Some(longest_keys),
         causal: Some(causal),
+        window: Some(window),
     };
     match name {
-        "varlen_fwd" => Some(flash(4, 5, 6, 8, 11, 15)),
-        "fwd" => Some(flash(7, 8, 11, 14, 13, 24)),
+        "varlen_fwd" => Some(flash(4, 5, 6, 8, 11, 15, 16)),
+        "fwd" => Some(flash(7, 8, 11, 14, 13, 24, 25)),
         "dense_decode_fwd" => Some(Places { used_keys: 3, pages: 4, causal: Some(6), ..Places::default() }),
         "sm100_cutlass_mla_decode" => Some(Places { used_keys: 5, pages: 6, ..Places::default() }),
         _ => None,
@@ -106,72 +112,25 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// Sequences of a call of attention that are computed alike: all numbers are sums.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Sequences {
-    /// How many there are.
-    pub count: u64,
-    /// Their queries.
-    pub queries: u64,
-    /// Their keys.
-    pub keys: u64,
-    /// Pairs of a query and a key that it sees.
-    pub visible: u64,
-}
-
-impl Sequences {
-    fn add(&mut self, queries: u64, keys: u64, causal: bool) {
-        self.count += 1;
-        self.queries = self.queries.saturating_add(queries);
-        self.keys = self.keys.saturating_add(keys);
-        self.visible = self.visible.saturating_add(visible(queries, keys, causal));
-    }
-}
-
-/// The last query sees all keys, and if attention is causal, each before it one less.
-fn visible(queries: u64, keys: u64, causal: bool) -> u64 {
-    let hidden = if causal { product(&[queries.min(keys), queries.min(keys).saturating_sub(1)]) / 2 } else { 0 };
-    queries.saturating_mul(keys).saturating_sub(hidden)
-}
-
-/// The sequences of a call of attention, by the values of its arguments where these are known: those with one query, which are generating, and
-/// those with more. `None`: the operator is none whose arithmetic depends on them, or they are not known.
-pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&'a [i64]>) -> Option<[Sequences; 2]> {
-    let call = Call::new(definition);
-    let places = places(call.name).filter(|_| lengths_are_values(&definition.name))?;
-    let between = |borders: &[i64]| -> Vec<i64> { borders.windows(2).map(|pair| pair[1] - pair[0]).collect() };
-    let keys = match (values(places.used_keys), places.key_borders) {
-        (Some(used), _) => used.to_vec(),
-        (None, borders) => between(values(borders?)?),
-    };
-    let queries = match places.borders {
-        Some(borders) => between(values(borders)?),
-        None => {
-            let shape = Shape::of(call)?;
-            vec![i64::try_from(shape.tokens.checked_div(shape.batch)?).ok()?; keys.len()]
-        }
-    };
-    if keys.len() != queries.len() {
+/// Where a call says how long its sequences are.
+pub(in super::super) fn lengths(definition: &Definition, call: Call<'_>) -> Option<Lengths> {
+    if !OPERATORS.contains(&definition.name.as_str()) {
         return None;
     }
-    let causal = places.causal.is_some_and(|place| call.flag(place));
-    let mut found = [Sequences::default(); 2];
-    for (queries, keys) in queries.into_iter().zip(keys) {
-        let (queries, keys) = (u64::try_from(queries).ok()?, u64::try_from(keys).ok()?);
-        // Of a batch that is not full, or of memory whose values were lost.
-        if queries > 0 && keys > 0 {
-            found[usize::from(queries > 1)].add(queries, keys, causal);
+    let places = places(call.name)?;
+    let queries = match places.borders {
+        Some(borders) => Queries::Borders(borders),
+        None => {
+            let shape = Shape::of(call)?;
+            Queries::Each(shape.tokens.checked_div(shape.batch)?)
         }
-    }
-    found.iter().any(|group| group.count > 0).then_some(found)
-}
-
-/// What a call of attention does with such sequences, as [`sequences`] has found them.
-pub fn with_sequences(definition: &Definition, sequences: &[Sequences]) -> Option<Vec<Part>> {
-    let call = Call::new(definition);
-    let (places, shape) = (places(call.name)?, Shape::of(call)?);
-    let there_are = |group: &&Sequences| group.count > 0;
-    Some(sequences.iter().filter(there_are).map(|group| attended(call, &places, &shape, group)).collect())
+    };
+    Some(Lengths {
+        queries,
+        key_borders: places.key_borders,
+        used_keys: Some(places.used_keys),
+        sight: places.sight(call),
+    })
 }
 
 /// Without values: as many keys as the longest sequence has, if a table says which pages a sequence has, else all that there are, packed one behind the
@@ -191,21 +150,20 @@ pub(super) fn describe(call: Call<'_>) -> Option<Part> {
             shape.cache.elements().checked_div(of_a_key)?.div_ceil(batch)
         }
     };
-    let causal = places.causal.is_some_and(|place| call.flag(place));
-    let visible = visible(shape.tokens.div_ceil(batch), keys, causal);
-    let group = Sequences {
-        count: batch,
-        queries: shape.tokens,
-        keys: batch.saturating_mul(keys),
-        visible: batch.saturating_mul(visible),
-    };
-    Some(attended(call, &places, &shape, &group))
+    let group = Sequences::equal(batch, shape.tokens.div_ceil(batch), keys, places.sight(call));
+    // Not all have equally many queries.
+    Some(attend(call, &places, &shape, &Sequences { queries: shape.tokens, ..group }))
+}
+
+/// What a call does with such sequences.
+pub(in super::super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
+    Some(attend(call, &places(call.name)?, &Shape::of(call)?, group))
 }
 
 /// Attention of sequences that are all as long as the mean of these.
-fn attended(call: Call<'_>, places: &Places, shape: &Shape<'_>, group: &Sequences) -> Part {
+fn attend(call: Call<'_>, places: &Places, shape: &Shape<'_>, group: &Sequences) -> Part {
     let Shape { heads, query, cache, key_heads, score, value, stored, .. } = *shape;
-    let (queries, keys) = (group.queries.div_ceil(group.count), group.keys.div_ceil(group.count));
+    let (queries, keys) = group.mean();
     let widths = score.saturating_add(value);
     let family = Family::Attention {
         pass: Pass::Forward,
@@ -214,7 +172,7 @@ fn attended(call: Call<'_>, places: &Places, shape: &Shape<'_>, group: &Sequence
         keys,
         width: widths / 2,
         // As in PyTorch, where the first query sees one key: only of a square that is the same.
-        causal: places.causal.is_some_and(|place| call.flag(place)) && queries == keys,
+        causal: places.sight(call).is_causal() && queries == keys,
     };
     let cached = product(&[group.keys, key_heads, stored, cache.dtype.bytes()]);
     let asked = product(&[group.queries, heads, score, query.dtype.bytes()]);

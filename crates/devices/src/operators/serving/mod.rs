@@ -9,7 +9,7 @@ mod products;
 #[cfg(test)]
 mod tests;
 
-pub use attention::{Sequences, lengths_are_values, sequences, with_sequences};
+pub(super) use attention::{attended, lengths};
 
 use super::call::{Call, footprint, product, sum};
 use super::{Part, kernel};

@@ -1,5 +1,5 @@
 use super::super::{Described, Part, describe};
-use super::{sequences, with_sequences};
+use super::super::{sequences, with_sequences};
 use uniference_formats::operators::{Argument, Definition, Place, ScalarType, Tensor};
 use uniference_sim::device::{Family, Layout, RowKind};
 use uniference_sim::program::DType;

@@ -130,17 +130,17 @@ impl Costing {
         let mut found: BTreeMap<&str, u64> = BTreeMap::new();
         for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
             for cost in costing.ran() {
-                if let (What::OnDevice { .. }, Some(name)) = (cost.what, costing.name(cost.what))
-                    && lengths_are_values(name)
-                {
-                    *found.entry(name).or_default() += cost.executions;
+                let What::OnDevice { number } = cost.what else { continue };
+                let definition = &costing.decoder.definitions()[number];
+                if lengths_are_values(definition) {
+                    *found.entry(&definition.name).or_default() += cost.executions;
                 }
             }
         }
         let shown = found.iter().map(|(name, count)| format!("{name} ({count} times)"));
         (!found.is_empty()).then(|| {
             format!(
-                "attention whose sequences have lengths that are not known takes as long as with the longest that there may be, so too long: {}",
+                "attention whose sequences have lengths that are not known takes as long as with equal ones, or with the longest that there may be if their keys lie in pages: {}",
                 listed(shown)
             )
         })

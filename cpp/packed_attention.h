@@ -1,0 +1,275 @@
+// Owns the values of attention over sequences that lie one behind the other, or whose keys and values lie in pages: each is computed by itself.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "attention.h"
+
+namespace uniference {
+
+class PackedAttention {
+ public:
+  // Each computes the operator of its name, whose arguments are on the stack, tensors of the CPU; its results take their place. `seed`: as in `Attention`.
+  static void flash(torch::jit::Stack& stack, uint64_t seed) {
+    // (query, key, value, cum_seq_q?, cum_seq_k?, max_q, max_k, dropout_p, is_causal, return_debug_mask, *, scale?, window_size_left?, window_size_right?,
+    // seqused_k?, alibi_slopes?, block_table?, num_splits?)
+    PackedAttention packed({stack[0], stack[1], stack[2]}, stack[3], stack[4], stack[13], stack[15]);
+    packed.sees_flash(stack[8], stack[11], stack[12]);
+    packed.slopes_ = tensor_or_none(stack[14]);
+    packed.numbers(stack[7], stack[10], seed);
+    const bool is_packed = tensor_or_none(stack[3]).defined();
+    auto [output, sums] = packed.forward();
+    const at::Tensor none = at::empty({0});
+    stack = {output, is_packed ? packed.by_heads(sums) : packed.by_batches(sums), Attention::seed_as_tensor(seed, {2}), none, none};
+  }
+
+  static void flash_backward(torch::jit::Stack& stack, uint64_t) {
+    // (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, rng_state, unused, *, scale?,
+    // window_size_left?, window_size_right?)
+    PackedAttention packed({stack[1], stack[2], stack[3]}, stack[6], stack[7]);
+    packed.sees_flash(stack[11], stack[15], stack[16]);
+    packed.numbers(stack[10], stack[14], Attention::seed_of(stack[12]));
+    stack = packed.backward(stack[0].toTensor());
+  }
+
+  static void efficient(torch::jit::Stack& stack, uint64_t seed) {
+    // (query, key, value, bias?, cu_seqlens_q?, cu_seqlens_k?, max_seqlen_q?, max_seqlen_k?, dropout_p, custom_mask_type, compute_log_sumexp, *, scale?,
+    // seqlen_k?, window_size?)
+    PackedAttention packed({stack[0], stack[1], stack[2]}, stack[4], stack[5], stack[12]);
+    packed.sees_efficient(stack[9], stack[13]);
+    packed.bias_ = tensor_or_none(stack[3]);
+    packed.numbers(stack[8], stack[11], seed);
+    auto [output, sums] = packed.forward();
+    const int64_t queries = stack[6].isNone() ? tokens_of(stack[0]) : stack[6].toInt(), keys = stack[7].isNone() ? tokens_of(stack[1]) : stack[7].toInt();
+    stack = {output,  packed.by_blocks(sums, stack[10].toBool() ? queries : 0), Attention::seed_as_tensor(seed, {}), at::zeros({}, at::kLong),
+             queries, keys};
+  }
+
+  static void efficient_backward(torch::jit::Stack& stack, uint64_t) {
+    // (grad_out, query, key, value, bias?, out, cu_seqlens_q?, cu_seqlens_k?, max_seqlen_q, max_seqlen_k, logsumexp, dropout_p, philox_seed, philox_offset,
+    // custom_mask_type, bias_requires_grad, *, scale?, num_splits_key?, window_size?, shared_storage_dqdkdv)
+    PackedAttention packed({stack[1], stack[2], stack[3]}, stack[6], stack[7]);
+    packed.sees_efficient(stack[14], stack[18]);
+    packed.bias_ = tensor_or_none(stack[4]);
+    packed.numbers(stack[11], stack[16], Attention::seed_of(stack[12]));
+    if (stack[15].toBool() && packed.bias_.defined()) packed.of_bias_ = at::zeros_like(packed.bias_);
+    auto gradients = packed.backward(stack[0].toTensor());
+    gradients.push_back(packed.of_bias_);
+    stack = gradients;
+  }
+
+  static void cudnn(torch::jit::Stack& stack, uint64_t seed) {
+    // (query, key, value, attn_bias?, cum_seq_q?, cum_seq_k?, max_q, max_k, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, *, scale?,
+    // seqused_k?, block_table?)
+    const bool is_packed = tensor_or_none(stack[4]).defined();
+    PackedAttention packed({heads_last(stack[0], is_packed), heads_last(stack[1], is_packed), heads_last(stack[2], is_packed)}, stack[4], stack[5], stack[13], stack[14]);
+    packed.sees_flash(stack[10], {}, {});
+    packed.bias_ = tensor_or_none(stack[3]);
+    packed.numbers(stack[9], stack[12], seed);
+    auto [output, sums] = packed.forward();
+    if (!is_packed) output = output.transpose(1, 2);
+    sums = is_packed ? packed.by_heads(sums) : packed.by_batches(sums).unsqueeze(-1);
+    const at::Tensor none = at::empty({0});
+    stack = {output,   stack[8].toBool() ? sums : none,          stack[4], stack[5], stack[6], stack[7], Attention::seed_as_tensor(seed, {}),
+             at::zeros({}, at::kLong), none};
+  }
+
+  static void cudnn_backward(torch::jit::Stack& stack, uint64_t) {
+    // (grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, *,
+    // scale?)
+    const bool is_packed = tensor_or_none(stack[9]).defined();
+    PackedAttention packed({heads_last(stack[1], is_packed), heads_last(stack[2], is_packed), heads_last(stack[3], is_packed)}, stack[9], stack[10]);
+    packed.sees_flash(stack[14], {}, {});
+    packed.bias_ = tensor_or_none(stack[8]);
+    packed.numbers(stack[13], stack[15], Attention::seed_of(stack[6]));
+    stack = packed.backward(heads_last(stack[0], is_packed));
+    if (is_packed) return;
+    for (auto& gradient : stack) gradient = gradient.toTensor().transpose(1, 2);
+  }
+
+ private:
+  struct Inputs {
+    // (tokens, heads, width), or (batch, tokens, heads, width); keys and values may also be (pages, tokens, heads, width).
+    c10::IValue query, key, value;
+  };
+
+  // Where the queries of a sequence are, and where its keys and values are unless they lie in pages.
+  struct Sequence {
+    int64_t query, queries, key, keys;
+  };
+
+  // Sequences begin and end where `queries` and `keys` say, a number for each and one for the end of the last; without them there is one in each row of
+  // the batch. Of its keys a sequence uses as many as `used` says, and they are in the pages of its row of `pages`.
+  PackedAttention(const Inputs& inputs, const c10::IValue& queries, const c10::IValue& keys, const c10::IValue& used = {}, const c10::IValue& pages = {})
+      : query_(inputs.query.toTensor()), key_(inputs.key.toTensor()), value_(inputs.value.toTensor()), pages_(tensor_or_none(pages)) {
+    const auto of_queries = bounds(tensor_or_none(queries), query_), of_keys = bounds(tensor_or_none(keys), key_);
+    const at::Tensor lengths = tensor_or_none(used).defined() ? tensor_or_none(used).to(at::kLong) : at::Tensor();
+    for (size_t i = 0; i + 1 < of_queries.size(); ++i) {
+      Sequence sequence{of_queries[i], of_queries[i + 1] - of_queries[i], 0, 0};
+      if (i + 1 < of_keys.size()) sequence.key = of_keys[i], sequence.keys = of_keys[i + 1] - of_keys[i];
+      if (lengths.defined()) sequence.keys = lengths[static_cast<int64_t>(i)].item<int64_t>();
+      sequences_.push_back(sequence);
+    }
+  }
+
+  // Within the tokens that there are: the numbers are the program's.
+  static std::vector<int64_t> bounds(const at::Tensor& cumulative, const at::Tensor& tokens) {
+    std::vector<int64_t> bounds;
+    if (!cumulative.defined()) {
+      for (int64_t row = 0; row <= tokens.size(0); ++row) bounds.push_back(row * tokens.size(1));
+      return bounds;
+    }
+    const at::Tensor numbers = cumulative.to(at::kLong).contiguous();
+    const int64_t last = flat(tokens).size(0);
+    for (int64_t i = 0; i < numbers.numel(); ++i) {
+      bounds.push_back(std::clamp(numbers.const_data_ptr<int64_t>()[i], bounds.empty() ? 0 : bounds.back(), last));
+    }
+    return bounds;
+  }
+
+  // Of FlashAttention: from the last query and key on, which see each other.
+  void sees_flash(const c10::IValue& causal, const c10::IValue& left, const c10::IValue& right) {
+    from_the_last_ = true;
+    left_ = window(left);
+    right_ = causal.toBool() ? std::optional<int64_t>(0) : window(right);
+  }
+
+  // `kind`: 1, from the first query and key on, 2, from the last. The window counts the key at which it ends.
+  void sees_efficient(const c10::IValue& kind, const c10::IValue& size) {
+    from_the_last_ = kind.toInt() == 2;
+    if (kind.toInt() != 0) right_ = 0;
+    if (!size.isNone() && size.toInt() > 0) left_ = size.toInt() - 1;
+  }
+
+  static std::optional<int64_t> window(const c10::IValue& size) {
+    return size.isNone() || size.toInt() < 0 ? std::nullopt : std::optional<int64_t>(size.toInt());
+  }
+
+  void numbers(const c10::IValue& dropout, const c10::IValue& scale, uint64_t seed) { dropout_ = dropout, scale_ = scale, seed_ = seed; }
+
+  // The output, like the queries, and logarithms of sums: (tokens, heads).
+  std::tuple<at::Tensor, at::Tensor> forward() const {
+    auto sizes = query_.sizes().vec();
+    sizes.back() = value_.size(-1);
+    const at::Tensor output = at::zeros(sizes, query_.options());
+    const at::Tensor sums = at::full({flat(query_).size(0), query_.size(-2)}, std::numeric_limits<float>::infinity(), at::kFloat);
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      const auto& [query, queries, key, keys] = sequences_[i];
+      if (queries == 0 || keys == 0) continue;
+      const Attention attention = alone(i);
+      flat(output).narrow(0, query, queries).copy_(attention.output()[0].transpose(0, 1));
+      const at::Tensor log_sums = attention.log_sums()[0].transpose(0, 1);
+      sums.narrow(0, query, queries).copy_(log_sums.masked_fill(log_sums.isneginf(), std::numeric_limits<double>::infinity()));
+    }
+    return {output, sums};
+  }
+
+  // Of query, key and value; of the bias as well, if it is asked for.
+  torch::jit::Stack backward(const at::Tensor& of_output) const {
+    const at::Tensor of_query = zeros(query_), of_key = zeros(key_), of_value = zeros(value_);
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      const auto& [query, queries, key, keys] = sequences_[i];
+      if (queries == 0 || keys == 0) continue;
+      const at::Tensor outer = heads_first(flat(of_output).narrow(0, query, queries));
+      const Attention attention = alone(i);
+      const auto gradients = attention.gradients(outer);
+      flat(of_query).narrow(0, query, queries).copy_(gradients[0].toTensor()[0].transpose(0, 1));
+      flat(of_key).narrow(0, key, keys).copy_(gradients[1].toTensor()[0].transpose(0, 1));
+      flat(of_value).narrow(0, key, keys).copy_(gradients[2].toTensor()[0].transpose(0, 1));
+      if (of_bias_.defined()) row_of(of_bias_, i).add_(attention.gradient_of_bias(outer).sum_to_size(row_of(of_bias_, i).sizes()));
+    }
+    return {of_query, of_key, of_value};
+  }
+
+  // That of one sequence: (1, heads, tokens, width).
+  Attention alone(size_t number) const {
+    const auto& [query, queries, key, keys] = sequences_[number];
+    const at::Tensor own = heads_first(flat(query_).narrow(0, query, queries));
+    return Attention(own, heads_first(rows(key_, number)), heads_first(rows(value_, number)), mask(number, own.scalar_type()), dropout_, /*causal=*/false,
+                     scale_, seed_ + number, of_bias_.defined());
+  }
+
+  // Keys, or values: (tokens, heads, width).
+  at::Tensor rows(const at::Tensor& tensor, size_t number) const {
+    const Sequence& sequence = sequences_[number];
+    if (!pages_.defined()) return flat(tensor).narrow(0, sequence.key, sequence.keys);
+    const int64_t size = tensor.size(1), count = (sequence.keys + size - 1) / size;
+    const at::Tensor own = pages_[static_cast<int64_t>(number)].narrow(0, 0, count).to(at::kLong);
+    return flat(tensor.index_select(0, own)).narrow(0, 0, sequence.keys);
+  }
+
+  // What is added to scores; nothing, if each query sees all keys and nothing is.
+  std::optional<at::Tensor> mask(size_t number, at::ScalarType type) const {
+    const auto& [query, queries, key, keys] = sequences_[number];
+    std::optional<at::Tensor> mask;
+    if (bias_.defined()) mask = row_of(bias_, number).narrow(2, 0, std::min(queries, bias_.size(2))).narrow(3, 0, std::min(keys, bias_.size(3)));
+    if (!left_ && !right_ && !slopes_.defined()) return mask;
+    // By how many places a key is behind the query that it stands at.
+    const int64_t shift = from_the_last_ ? keys - queries : 0;
+    const at::Tensor ahead = at::arange(keys).unsqueeze(0) - at::arange(queries).unsqueeze(1) - shift;
+    at::Tensor hidden = at::zeros({queries, keys}, at::kBool);
+    if (right_) hidden = hidden.logical_or(ahead > *right_);
+    if (left_) hidden = hidden.logical_or(ahead < -*left_);
+    at::Tensor added = at::zeros({queries, keys}, at::kFloat);
+    if (slopes_.defined()) {
+      const at::Tensor slopes = slopes_.dim() == 1 ? slopes_ : slopes_[static_cast<int64_t>(number)];
+      added = slopes.to(at::kFloat).view({1, -1, 1, 1}) * -ahead.abs();
+    }
+    added = added.masked_fill(hidden, -std::numeric_limits<double>::infinity()).to(type == at::kDouble ? at::kDouble : at::kFloat);
+    return mask ? *mask + added : added;
+  }
+
+  // The part of a bias (batch or 1, heads or 1, queries, keys) that is a sequence's.
+  static at::Tensor row_of(const at::Tensor& bias, size_t number) { return bias.narrow(0, bias.size(0) == 1 ? 0 : static_cast<int64_t>(number), 1); }
+
+  // (tokens, heads) -> (heads, tokens)
+  at::Tensor by_heads(const at::Tensor& sums) const { return sums.t().contiguous(); }
+
+  // (tokens, heads) -> (batch, heads, tokens)
+  at::Tensor by_batches(const at::Tensor& sums) const { return sums.view({query_.size(0), query_.size(1), sums.size(1)}).transpose(1, 2).contiguous(); }
+
+  // (tokens, heads) -> (sequences, heads, queries), these a multiple of the 32 on which a block works.
+  at::Tensor by_blocks(const at::Tensor& sums, int64_t queries) const {
+    const at::Tensor blocks = at::zeros({static_cast<int64_t>(sequences_.size()), sums.size(1), (queries + 31) / 32 * 32}, at::kFloat);
+    if (queries == 0) return blocks;
+    for (size_t i = 0; i < sequences_.size(); ++i) {
+      const Sequence& sequence = sequences_[i];
+      const int64_t count = std::min(sequence.queries, queries);
+      blocks[static_cast<int64_t>(i)].narrow(1, 0, count).copy_(sums.narrow(0, sequence.query, count).t());
+    }
+    return blocks;
+  }
+
+  // (batch, tokens, heads, width)
+  static int64_t tokens_of(const c10::IValue& value) { return value.toTensor().size(1); }
+
+  // (tokens, heads, width) of one sequence -> (1, heads, tokens, width)
+  static at::Tensor heads_first(const at::Tensor& tokens) { return tokens.transpose(0, 1).unsqueeze(0); }
+
+  // cuDNN has heads before the tokens of a batch, and behind those that are packed.
+  static at::Tensor heads_last(const c10::IValue& value, bool is_packed) {
+    return is_packed ? value.toTensor() : value.toTensor().transpose(1, 2);
+  }
+
+  // All tokens, of whichever row: (tokens, heads, width).
+  static at::Tensor flat(const at::Tensor& tensor) { return tensor.dim() == 3 ? tensor : tensor.flatten(0, 1); }
+
+  // As large, and contiguous: `flat` is a view of it.
+  static at::Tensor zeros(const at::Tensor& tensor) { return at::zeros(tensor.sizes(), tensor.options()); }
+
+  static at::Tensor tensor_or_none(const c10::IValue& value) { return value.isNone() ? at::Tensor() : value.toTensor(); }
+
+  at::Tensor query_, key_, value_, pages_, bias_, slopes_, of_bias_;
+  std::vector<Sequence> sequences_;
+  bool from_the_last_ = false;
+  // How many keys a query sees before and behind the one that it stands at; none: all.
+  std::optional<int64_t> left_, right_;
+  c10::IValue dropout_, scale_;
+  uint64_t seed_ = 0;
+};
+
+}  // namespace uniference

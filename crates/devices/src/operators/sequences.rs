@@ -1,0 +1,182 @@
+//! Owns attention over sequences whose lengths are values of an operator's arguments: which sequences a call has, by these values, and what each query sees.
+//!
+//! Where the values are not known, what describes the operator assumes lengths by the sizes of its tensors.
+
+use super::Part;
+use super::call::Call;
+use super::{attention, serving};
+use uniference_formats::operators::Definition;
+
+/// Where a call says how long its sequences are, and what their queries see.
+pub(super) struct Lengths {
+    pub(super) queries: Queries,
+    /// The argument with the sequences' borders in the keys.
+    pub(super) key_borders: Option<usize>,
+    /// The argument that says how many keys each has.
+    pub(super) used_keys: Option<usize>,
+    pub(super) sight: Sight,
+}
+
+/// How many queries sequences have.
+pub(super) enum Queries {
+    /// The argument with their borders.
+    Borders(usize),
+    /// All equally many.
+    Each(u64),
+}
+
+/// Which keys a query sees, counted from the one that it stands at: the last query stands at the last key.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sight {
+    /// At most so many before it.
+    pub(super) before: Option<u64>,
+    /// At most so many behind it; none, if attention is causal.
+    pub(super) behind: Option<u64>,
+}
+
+impl Sight {
+    /// By whether a call is causal, and the sides of its window, of which negative ones have no end.
+    pub(super) fn of(causal: bool, before: Option<i64>, behind: Option<i64>) -> Sight {
+        let side = |size: Option<i64>| size.and_then(|size| u64::try_from(size).ok());
+        Sight { before: side(before), behind: if causal { Some(0) } else { side(behind) } }
+    }
+
+    pub(super) fn is_causal(self) -> bool {
+        self.behind == Some(0)
+    }
+
+    /// Pairs of a query and a key that it sees.
+    pub(super) fn visible(self, queries: u64, keys: u64) -> u64 {
+        // Queries that stand before the first key see none.
+        let queries = if self.behind.is_some() { queries.min(keys) } else { queries };
+        // The last query has no key behind it, the one before it one, and so on, of which it does not see those beyond its window.
+        let behind = self.behind.map_or(0, |behind| triangle(queries.saturating_sub(1).saturating_sub(behind)));
+        // The first key is the more places before a query the later that is.
+        let before = self.before.map_or(0, |before| {
+            let last = keys.saturating_sub(1).saturating_sub(before);
+            triangle(last).saturating_sub(triangle(last.saturating_sub(queries)))
+        });
+        queries.saturating_mul(keys).saturating_sub(behind).saturating_sub(before)
+    }
+
+    /// How many keys any of the queries sees: the last ones.
+    fn seen(self, queries: u64, keys: u64) -> u64 {
+        self.before.map_or(keys, |before| keys.min(queries.saturating_add(before)))
+    }
+}
+
+/// The sum of all numbers up to this one.
+fn triangle(number: u64) -> u64 {
+    number.saturating_mul(number.saturating_add(1)) / 2
+}
+
+/// Sequences of a call of attention that are computed alike: all numbers are sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Sequences {
+    /// How many there are.
+    pub count: u64,
+    /// Their queries.
+    pub queries: u64,
+    /// Their keys, as far as queries see them.
+    pub keys: u64,
+    /// Pairs of a query and a key that it sees.
+    pub visible: u64,
+}
+
+impl Sequences {
+    /// So many of one length.
+    pub(super) fn equal(count: u64, queries: u64, keys: u64, sight: Sight) -> Sequences {
+        let mut one = Sequences::default();
+        one.add(queries, keys, sight);
+        let all = |number: u64| number.saturating_mul(count);
+        Sequences { count, queries: all(one.queries), keys: all(one.keys), visible: all(one.visible) }
+    }
+
+    fn add(&mut self, queries: u64, keys: u64, sight: Sight) {
+        self.count += 1;
+        self.queries = self.queries.saturating_add(queries);
+        self.keys = self.keys.saturating_add(sight.seen(queries, keys));
+        self.visible = self.visible.saturating_add(sight.visible(queries, keys));
+    }
+
+    /// Queries and keys of one of them, in the mean.
+    pub(super) fn mean(&self) -> (u64, u64) {
+        (self.queries.div_ceil(self.count), self.keys.div_ceil(self.count))
+    }
+}
+
+/// The sequences of a call of attention, by the values of its arguments where these are known: those with one query, which are generating, and
+/// those with more. `None`: the operator is none whose arithmetic depends on them, or they are not known.
+pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&'a [i64]>) -> Option<[Sequences; 2]> {
+    let Lengths { queries, key_borders, used_keys, sight } = lengths(definition)?;
+    let between = |borders: &[i64]| -> Vec<i64> { borders.windows(2).map(|pair| pair[1] - pair[0]).collect() };
+    let keys = match (used_keys.and_then(&values), key_borders) {
+        (Some(used), _) => used.to_vec(),
+        (None, borders) => between(values(borders?)?),
+    };
+    let queries = match queries {
+        Queries::Borders(borders) => between(values(borders)?),
+        Queries::Each(queries) => vec![i64::try_from(queries).ok()?; keys.len()],
+    };
+    if keys.len() != queries.len() {
+        return None;
+    }
+    let mut found = [Sequences::default(); 2];
+    for (queries, keys) in queries.into_iter().zip(keys) {
+        let (queries, keys) = (u64::try_from(queries).ok()?, u64::try_from(keys).ok()?);
+        // Of a batch that is not full, or of memory whose values were lost.
+        if queries > 0 && keys > 0 {
+            found[usize::from(queries > 1)].add(queries, keys, sight);
+        }
+    }
+    found.iter().any(|group| group.count > 0).then_some(found)
+}
+
+/// What a call of attention does with such sequences, as [`sequences`] has found them.
+pub fn with_sequences(definition: &Definition, sequences: &[Sequences]) -> Option<Vec<Part>> {
+    let call = Call::new(definition);
+    let attended = if is_of_pytorch(definition) { attention::attended } else { serving::attended };
+    sequences.iter().filter(|group| group.count > 0).map(|group| attended(call, group)).collect()
+}
+
+/// Whether the operator's arithmetic depends on lengths of sequences that are values of its tensors.
+pub fn lengths_are_values(definition: &Definition) -> bool {
+    lengths(definition).is_some()
+}
+
+fn lengths(definition: &Definition) -> Option<Lengths> {
+    let call = Call::new(definition);
+    if is_of_pytorch(definition) { attention::lengths(call) } else { serving::lengths(definition, call) }
+}
+
+fn is_of_pytorch(definition: &Definition) -> bool {
+    definition.name.starts_with("aten::")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Against the pairs counted one by one.
+    #[test]
+    fn a_query_sees_what_its_window_says() {
+        let sides = [None, Some(0), Some(1), Some(3), Some(20)];
+        for (queries, keys) in [(1, 1), (1, 9), (4, 9), (9, 9), (7, 4)] {
+            for (before, behind) in sides.iter().flat_map(|before| sides.map(|behind| (*before, behind))) {
+                let sees = |query: i64, key: i64| {
+                    let ahead = key - (query + keys - queries);
+                    before.is_none_or(|before| -ahead <= before) && behind.is_none_or(|behind| ahead <= behind)
+                };
+                let seen = |query: i64| (0..keys).filter(|key| sees(query, *key)).count() as u64;
+                let expected: u64 = (0..queries).map(seen).sum();
+                let sight = Sight::of(false, before, behind);
+                // With more queries than keys, some stand before the first: what these see is said for causal attention.
+                if queries <= keys || (behind == Some(0) && before.is_none()) {
+                    assert_eq!(sight.visible(queries as u64, keys as u64), expected, "{queries} {keys} {sight:?}");
+                }
+            }
+        }
+        assert_eq!(Sight::of(true, Some(-1), Some(5)).visible(3, 5), 3 + 4 + 5);
+        assert_eq!(Sight::of(true, Some(2), None).seen(3, 50), 5);
+    }
+}
