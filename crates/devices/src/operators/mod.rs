@@ -10,6 +10,7 @@ mod attention;
 mod call;
 mod composite;
 mod convolution;
+mod factorization;
 mod flat;
 mod gemm;
 mod kernel;
@@ -22,6 +23,7 @@ mod serving;
 #[cfg(test)]
 mod tests;
 
+pub use factorization::is_rough;
 pub(crate) use gemm::{BLOCKS, EXPERTS, ROWS};
 pub use kernel::values;
 pub use key::key;
@@ -170,7 +172,8 @@ pub fn describe(definition: &Definition) -> Described {
         .or_else(|| rows::describe(call))
         .or_else(|| flat::describe(call))
         .or_else(|| convolution::describe(call))
-        .or_else(|| composite::describe(call));
+        .or_else(|| composite::describe(call))
+        .or_else(|| factorization::describe(call));
     let Some(mut parts) = found else { return Described::Unknown };
     parts.iter_mut().for_each(Part::multiply_complex_numbers);
     if definition.arguments.last().is_some_and(|last| *last == Argument::Text(TENSOR_CORES.to_owned())) {

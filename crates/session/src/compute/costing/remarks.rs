@@ -4,7 +4,7 @@ use super::{Costing, KERNEL, RankCosting, What};
 use crate::compute::{Earlier, Way};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use uniference_devices::operators::lengths_are_values;
+use uniference_devices::operators::{is_rough, lengths_are_values};
 use uniference_sim::ids::RankId;
 use uniference_sim::program::Origin;
 
@@ -27,6 +27,7 @@ impl Costing {
             self.by_traffic(),
             self.bare(),
             self.unknown_lengths(),
+            self.rough(),
             self.unused_formulas(),
             self.substituted(),
             self.answered(),
@@ -144,6 +145,26 @@ impl Costing {
                 listed(shown)
             )
         })
+    }
+
+    /// Operators that are costed by an algorithm which was not measured.
+    fn rough(&self) -> Option<String> {
+        let mut found: BTreeMap<&str, (f64, u64)> = BTreeMap::new();
+        for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
+            for cost in costing.ran().filter(|cost| cost.estimate.origin != Origin::Database) {
+                let (What::Definition { number, .. } | What::OnDevice { number }) = cost.what else { continue };
+                let definition = &costing.decoder.definitions()[number];
+                if is_rough(definition) {
+                    let (seconds, count) = found.entry(&definition.name).or_default();
+                    *seconds += costing.seconds(cost);
+                    *count += cost.executions;
+                }
+            }
+        }
+        let names = self.longest_first(found)?;
+        Some(format!(
+            "dense linear algebra is costed by its products and a kernel for each column, which was not measured and may be off by several times: {names}"
+        ))
     }
 
     /// What the user says of kernels that nothing has run, or nothing is costed by.
