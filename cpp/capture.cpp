@@ -114,7 +114,11 @@ void spread_absence(const Schema& schema, const std::vector<c10::IValue>& argume
   for (size_t i = 0; i < arguments.size(); i++) {
     if (schema.written[i]) for_each_tensor(arguments[i], Values::mark);
   }
-  for (size_t i = begin; i < stack.size(); i++) for_each_tensor(stack[i], Values::mark);
+  for (size_t i = begin; i < stack.size(); i++) {
+    for_each_tensor(stack[i], [&](const at::Tensor& result) {
+      if (!is_given(arguments, result)) Values::mark(result);
+    });
+  }
 }
 
 // A call of communication on a simulated GPU. Where it moves sizes alone, or data that is not there, what it brings is not there either.
@@ -261,7 +265,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     line = timed ? Lines::pass() : Lines::get().here();
     computes = on_gpu || values.computes(schema, arguments, count);
     has_values = on_gpu && values.has_values(schema, arguments, count);
-    if (!values.all()) kept.assign(stack->begin() + begin, stack->end());
+    if (!values.all() || schema.has_lengths) kept.assign(stack->begin() + begin, stack->end());
     read.clear();
     for (size_t i = 0; i < count; i++) {
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
@@ -290,6 +294,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     timed ? write_times(before, lasted) : void(own_ticks += detour);
     const bool said = schema.kernel && has_values && captured_last == 0;
     if (!values.all() && !answered && !schema.view && !said) spread_absence(schema, kept, *stack, begin, line);
+    if (on_gpu && schema.has_lengths) write_readings(kept, last_stream);
     write_execution(defined(*definition, own_key, *stack, begin), line, recorded, own_read, *stack, begin);
   }
   key.swap(own_key);

@@ -45,6 +45,15 @@ void for_each_tensor(const c10::IValue& value, F&& f) {
   }
 }
 
+// Whether a result is one of the arguments, whose values a call that does not write to it has left as they were.
+inline bool is_given(const std::vector<c10::IValue>& arguments, const at::Tensor& result) {
+  bool given = false;
+  for (const auto& argument : arguments) {
+    for_each_tensor(argument, [&](const at::Tensor& tensor) { given = given || tensor.is_same(result); });
+  }
+  return given;
+}
+
 class Definitions {
  public:
   static Definitions& get() {

@@ -112,7 +112,7 @@ inline void write_integers(uint32_t buffer, const std::vector<int32_t>& values) 
   for (int32_t value : values) log->entries().integer(value);
 }
 
-// Integers that an operator of an extension, whose execution follows, is given in a GPU's memory: lengths, say, which decide how much it does.
+// Integers that an operator, whose execution follows, is given in a GPU's memory: lengths, say, which decide how much it does.
 inline void write_readings(const std::vector<c10::IValue>& arguments, uint32_t stream) {
   for (size_t i = 0; i < arguments.size(); i++) {
     if (!arguments[i].isTensor() || !Buffers::concerns(arguments[i].toTensor())) continue;
@@ -179,7 +179,11 @@ class OwnKernels {
   bool any_ = false;
 };
 
+// Where this thread has launched a kernel last.
+inline thread_local uint32_t last_stream = 0;
+
 inline void launch(uint32_t kernel, uint32_t stream, uint32_t flags, uint64_t bytes) {
+  last_stream = stream;
   OwnKernels* own = OwnKernels::running();
   if (own != nullptr && kernel != Kernels::sleep()) return own->launch(kernel, stream, flags, bytes);
   write_entry(kLaunch, kernel, stream, with_operator(flags), bytes);

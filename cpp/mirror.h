@@ -499,7 +499,10 @@ class Mirror {
       if (schema.written[i]) for_each_tensor(arguments[i], collect);
     }
     for (size_t i = begin; i < stack.size(); i++) {
-      if (schema.same_as[i - begin] < 0) for_each_tensor(stack[i], collect);
+      if (schema.same_as[i - begin] >= 0) continue;
+      for_each_tensor(stack[i], [&](const at::Tensor& result) {
+        if (!is_given(arguments, result)) collect(result);
+      });
     }
     for (const at::Tensor& tensor : tensors) Values::mark(tensor);
     void* stream = stream_of(arguments.data(), arguments.size());

@@ -49,6 +49,8 @@ struct Schema {
   bool sized_by_values = false;
   // The same where it is called with masks.
   bool sized_by_masks = false;
+  // How much it does is said by integers that it is given: the lengths of sequences.
+  bool has_lengths = false;
   // What computes its values where the CPU has no kernel of this operator, or one that takes other arguments.
   Substitute substitute = nullptr;
   // By argument: it is written to.
@@ -120,6 +122,8 @@ struct Schema {
             "aten::_to_sparse", "aten::_to_sparse.sparse_dim", "aten::_to_sparse_csr", "aten::_to_sparse_csc", "aten::_to_sparse_bsr",
             "aten::_to_sparse_bsc"});
     sized_by_masks = begins("aten::index.") || begins("aten::index_put") || begins("aten::_index_put_impl_") || begins("aten::_unsafe_index");
+    has_lengths = is({"aten::_flash_attention_forward", "aten::_flash_attention_backward", "aten::_efficient_attention_forward",
+                      "aten::_efficient_attention_backward", "aten::_cudnn_attention_forward", "aten::_cudnn_attention_backward"});
     substitute = Substitutes::of(name);
   }
 

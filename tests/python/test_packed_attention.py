@@ -164,3 +164,37 @@ for dtype in (torch.float32, torch.bfloat16):
         close(found[0].transpose(0, 1), expected, (dtype, bias))
 """,
     )
+
+
+def test_lengths_decide_how_long_it_takes(tmp_path: Path) -> None:
+    """16,384 tokens in one sequence, or most of them in one, or in 64 of equal length; without values those are assumed."""
+    body = """
+from torch.nn.attention.varlen import varlen_attn
+q = torch.randn(16384, 16, 128, device="cuda", dtype=torch.bfloat16)
+for name, ends in {
+    "one": [0, 16384], "most": [64 * i for i in range(64)] + [16384], "equal": [256 * i for i in range(65)]
+}.items():
+    # What an operator computes, without values nobody knows.
+    at = borders(ends).cuda() + 0
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    begin.record()
+    varlen_attn(q, q, q, at, at, 16384, 16384, window_size=(-1, 0))
+    end.record()
+    torch.cuda.synchronize()
+    print(name, begin.elapsed_time(end))
+"""
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    script = write_script(tmp_path, REFERENCE + body)
+    found = {}
+    for values in ("small", "none"):
+        words = ("run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", "--values", values, script)
+        done = uniference(*words, cwd=tmp_path)
+        assert done.code == 0, done.err
+        found[values] = {name: float(time) for name, time in map(str.split, done.out.splitlines()[:3])}
+        assert ("lengths that are not known" in done.err) is (values == "none"), done.err
+    known, assumed = found["small"], found["none"]
+    # One sequence of 16,384 tokens has 64 times as many pairs as 64 of 256, one of 12,352 0.57 times as many.
+    assert 0.5 < known["most"] / known["one"] < 0.65, found
+    assert known["one"] > 5 * known["equal"], found
+    assert assumed["one"] == known["one"] and assumed["most"] == known["equal"], found

@@ -104,13 +104,14 @@ pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
     Some(attend(call, &schema, &Shape::of(call, &schema)?, group))
 }
 
-/// Attention of packed sequences that are all as long as the mean of these.
+/// Attention of packed sequences, costed as ones of one length that are as much work.
 fn attend(call: Call<'_>, schema: &Schema, shape: &Shape, group: &Sequences) -> Part {
     let Shape { query, key, value, packed } = shape;
-    let (queries, keys) = group.mean();
+    let sight = schema.sight(call);
+    let (count, queries, keys) = group.alike(sight);
     // As in PyTorch, where the first query sees one key: only of a square that is the same.
-    let causal = schema.sight(call).is_causal() && queries == keys;
-    let family = shape.family(schema, group.count, (queries, keys), causal);
+    let causal = sight.is_causal() && queries == keys;
+    let family = shape.family(schema, count, (queries, keys), causal);
     let flops = shape.flops(schema, group.visible);
     if packed.as_ref().is_none_or(|packed| packed.room.is_none()) {
         let share = |bytes: Bytes| {

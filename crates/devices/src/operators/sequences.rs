@@ -81,6 +81,8 @@ pub struct Sequences {
     pub keys: u64,
     /// Pairs of a query and a key that it sees.
     pub visible: u64,
+    /// Their queries, and their keys, each times the pairs of its sequence.
+    pub weighted: (u64, u64),
 }
 
 impl Sequences {
@@ -89,19 +91,29 @@ impl Sequences {
         let mut one = Sequences::default();
         one.add(queries, keys, sight);
         let all = |number: u64| number.saturating_mul(count);
-        Sequences { count, queries: all(one.queries), keys: all(one.keys), visible: all(one.visible) }
+        let weighted = (all(one.weighted.0), all(one.weighted.1));
+        Sequences { count, queries: all(one.queries), keys: all(one.keys), visible: all(one.visible), weighted }
     }
 
     fn add(&mut self, queries: u64, keys: u64, sight: Sight) {
+        let (keys, visible) = (sight.seen(queries, keys), sight.visible(queries, keys));
         self.count += 1;
         self.queries = self.queries.saturating_add(queries);
-        self.keys = self.keys.saturating_add(sight.seen(queries, keys));
-        self.visible = self.visible.saturating_add(sight.visible(queries, keys));
+        self.keys = self.keys.saturating_add(keys);
+        self.visible = self.visible.saturating_add(visible);
+        self.weighted.0 = self.weighted.0.saturating_add(queries.saturating_mul(visible));
+        self.weighted.1 = self.weighted.1.saturating_add(keys.saturating_mul(visible));
     }
 
-    /// Queries and keys of one of them, in the mean.
-    pub(super) fn mean(&self) -> (u64, u64) {
-        (self.queries.div_ceil(self.count), self.keys.div_ceil(self.count))
+    /// Sequences of one length that are as much work: how many, their queries and their keys. Where all have one query that is the mean, as they differ
+    /// in what they read; else the longer ones count more, as long ones are computed with other efficiency than short ones.
+    pub(super) fn alike(&self, sight: Sight) -> (u64, u64, u64) {
+        if self.queries <= self.count || self.visible == 0 {
+            return (self.count, self.queries.div_ceil(self.count), self.keys.div_ceil(self.count));
+        }
+        let rounded = |sum: u64, by: u64| (sum.saturating_add(by / 2) / by).max(1);
+        let (queries, keys) = (rounded(self.weighted.0, self.visible), rounded(self.weighted.1, self.visible));
+        (rounded(self.visible, sight.visible(queries, keys).max(1)), queries, keys)
     }
 }
 
@@ -178,5 +190,21 @@ mod tests {
         }
         assert_eq!(Sight::of(true, Some(-1), Some(5)).visible(3, 5), 3 + 4 + 5);
         assert_eq!(Sight::of(true, Some(2), None).seen(3, 50), 5);
+    }
+
+    /// One prompt of 100 tokens beside 9 of 10, which are a tenth of its work; 3 that generate, with 10 keys in the mean.
+    #[test]
+    fn prompts_are_as_long_as_those_that_are_most_of_the_work() {
+        let causal = Sight::of(true, None, None);
+        let mut group = Sequences::default();
+        group.add(100, 100, causal);
+        (0..9).for_each(|_| group.add(10, 10, causal));
+        assert_eq!((group.count, group.visible), (10, 5050 + 9 * 55));
+        assert_eq!(group.alike(causal), (1, 92, 92));
+        let equal = Sequences::equal(7, 33, 50, causal);
+        assert_eq!(equal.alike(causal), (7, 33, 50));
+        let mut generating = Sequences::default();
+        [5, 5, 20].into_iter().for_each(|keys| generating.add(1, keys, causal));
+        assert_eq!(generating.alike(causal), (3, 1, 10));
     }
 }

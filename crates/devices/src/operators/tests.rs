@@ -475,7 +475,8 @@ fn attention_of_vllm_is_of_its_sequences_where_they_are_known() {
 
     // Keys that are packed have borders, too; without either nobody knows.
     let packed = |argument: usize| if argument == 7 || argument == 8 { Some(&[0, 2, 7][..]) } else { None };
-    let all = Sequences { count: 2, queries: 7, keys: 7, visible: 3 + 15 };
+    let weighted = 2 * 3 + 5 * 15;
+    let all = Sequences { count: 2, queries: 7, keys: 7, visible: 3 + 15, weighted: (weighted, weighted) };
     assert_eq!(sequences(&attention, packed), Some([Sequences::default(), all]));
     for wrong in [[7, 12], [11, 12]] {
         assert_eq!(sequences(&attention, |argument| wrong.contains(&argument).then_some(&[0, 1][..])), None);
@@ -503,7 +504,13 @@ fn attention_sees_what_its_window_says() {
             _ => None,
         };
         let found = sequences(&attention, values).expect("they are known");
-        let one = |queries, keys, visible| Sequences { count: 1, queries, keys, visible };
+        let one = |queries, keys, visible| Sequences {
+            count: 1,
+            queries,
+            keys,
+            visible,
+            weighted: (queries * visible, keys * visible),
+        };
         assert_eq!(found, [one(1, 4, 4), one(4, 7, 16)], "{name}");
     }
 }
@@ -533,7 +540,8 @@ fn attention_of_packed_sequences_is_of_these() {
     for (attention, place, each) in [forward(false), forward(true), (backward, 6, 2 * 4 * 5 * 16)] {
         let values = |argument: usize| (place..place + 2).contains(&argument).then_some(&[0, 2, 7][..]);
         let found = sequences(&attention, values).expect("they are known");
-        assert_eq!(found, [Sequences::default(), Sequences { count: 2, queries: 7, keys: 7, visible: 18 }]);
+        let all = Sequences { count: 2, queries: 7, keys: 7, visible: 18, weighted: (81, 81) };
+        assert_eq!(found, [Sequences::default(), all]);
         let parts = with_sequences(&attention, &found).expect("it is attention");
         let [part] = &parts[..] else { panic!("{parts:?}") };
         assert_eq!(part.operator.flops, each * 18, "{}", attention.name);
@@ -543,7 +551,7 @@ fn attention_of_packed_sequences_is_of_these() {
         assert_eq!(equal[0].operator.bytes(), part.operator.bytes());
         assert!(matches!(
             part.operator.family,
-            Family::Attention { heads: 8, queries: 4, keys: 4, width: 16, causal: true, .. }
+            Family::Attention { heads: 4, queries: 5, keys: 5, width: 16, causal: true, .. }
         ));
     }
 

@@ -160,19 +160,20 @@ pub(in super::super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Pa
     Some(attend(call, &places(call.name)?, &Shape::of(call)?, group))
 }
 
-/// Attention of sequences that are all as long as the mean of these.
+/// Attention, costed as of sequences of one length that are as much work.
 fn attend(call: Call<'_>, places: &Places, shape: &Shape<'_>, group: &Sequences) -> Part {
     let Shape { heads, query, cache, key_heads, score, value, stored, .. } = *shape;
-    let (queries, keys) = group.mean();
+    let sight = places.sight(call);
+    let (count, queries, keys) = group.alike(sight);
     let widths = score.saturating_add(value);
     let family = Family::Attention {
         pass: Pass::Forward,
-        heads: group.count.saturating_mul(heads),
+        heads: count.saturating_mul(heads),
         queries,
         keys,
         width: widths / 2,
         // As in PyTorch, where the first query sees one key: only of a square that is the same.
-        causal: places.sight(call).is_causal() && queries == keys,
+        causal: sight.is_causal() && queries == keys,
     };
     let cached = product(&[group.keys, key_heads, stored, cache.dtype.bytes()]);
     let asked = product(&[group.queries, heads, score, query.dtype.bytes()]);
