@@ -197,4 +197,5 @@ for name, ends in {
     # One sequence of 16,384 tokens has 64 times as many pairs as 64 of 256, one of 12,352 0.57 times as many.
     assert 0.5 < known["most"] / known["one"] < 0.65, found
     assert known["one"] > 5 * known["equal"], found
-    assert assumed["one"] == known["one"] and assumed["most"] == known["equal"], found
+    assert assumed["one"] == known["one"], found
+    assert assumed["most"] == known["equal"], found

@@ -160,6 +160,34 @@ assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients))
     assert not any("unknown" in warning for warning in report["warnings"]), report["warnings"]
 
 
+def test_the_step_of_an_optimizer_is_compiled_as_a_whole(tmp_path: Path) -> None:
+    """What tells gradients and states from other memory is no part of it, and still does."""
+    report = checked(
+        tmp_path,
+        """
+torch.manual_seed(0)
+results = []
+for place in ("cuda", "cpu"):
+    torch.manual_seed(1)
+    layer = torch.nn.Linear(256, 256).to(place)
+    optimizer = torch.optim.Adam(layer.parameters())
+    step = torch.compile(lambda: optimizer.step()) if place == "cuda" else optimizer.step
+    for _ in range(3):
+        layer(torch.randn(8, 256).to(place)).square().sum().backward()
+        step()
+        optimizer.zero_grad(set_to_none=False)
+    results.append(layer.weight.detach().cpu())
+torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+# By PyTorch itself, where it turns gradients off.
+breaks = torch._dynamo.utils.counters["graph_break"]
+assert all("graph_break()" in reason for reason in breaks), breaks
+""",
+    )
+    kinds = {row["kind"]: row["peak_bytes"] for row in report["memory"]}
+    assert kinds["optimizer"] >= 2 * 4 * 256 * 257, kinds
+    assert kinds["gradients"] >= 4 * 256 * 257, kinds
+
+
 def test_what_torchs_compiler_has_written_for_any_size_computes(tmp_path: Path) -> None:
     checked(
         tmp_path,

@@ -28,6 +28,14 @@ _CALL = Name(
     "_frozen_importlib:_call_with_frames_removed", "keep the loader out of a failed import's traceback", "f, ..."
 )
 
+# Memory
+
+ZERO_GRAD = Replaced(
+    "torch.optim.optimizer:Optimizer.zero_grad",
+    "know gradients and states of an optimizer whose step is compiled",
+    "self, set_to_none",
+)
+
 # Kernels of Triton, on simulated GPUs
 
 TRITON_RUN = Replaced(

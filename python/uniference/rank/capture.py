@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, wraps
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -24,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from uniference._native import Channel
+from uniference.patches import names
 from uniference.program.lines import LIBRARIES, user_line
 
 CAPTURE = "UNIFERENCE_CAPTURE"
@@ -283,7 +285,20 @@ def _note_kinds(channel: Channel, native: Library) -> None:
 
         return note
 
+    eager: WeakSet[torch.optim.Optimizer] = WeakSet()
+
     def steps(stepping: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        # A step that is compiled is traced with its hooks, of which this is then all.
+        if torch.compiler.is_compiling():
+            return
+        eager.add(stepping)
+        note_parameters(stepping)
+
+    def stepped(stepping: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            note_states(stepping)
+
+    def note_parameters(stepping: torch.optim.Optimizer) -> None:
         with _uncharged(channel):
             for group in stepping.param_groups:
                 for parameter in group["params"]:
@@ -291,12 +306,22 @@ def _note_kinds(channel: Channel, native: Library) -> None:
                     if parameter.grad is not None:
                         native.note(parameter.grad, _GRADIENT)
 
-    def stepped(stepping: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+    def note_states(stepping: torch.optim.Optimizer) -> None:
         with _uncharged(channel):
             for state in stepping.state.values():
                 for value in state.values():
                     if isinstance(value, torch.Tensor):
                         native.note(value, _OPTIMIZER)
+
+    def zeroing(zero_grad: Any) -> Any:
+        @wraps(zero_grad)
+        def zero(stepping: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling() and stepping not in eager:
+                note_parameters(stepping)
+                note_states(stepping)
+            return zero_grad(stepping, *args, **kwargs)
+
+        return zero
 
     def called(model: torch.nn.Module, _args: Any) -> None:
         # FSDP registers no parameter: what it keeps of them is noted when the first model is called.
@@ -312,6 +337,7 @@ def _note_kinds(channel: Channel, native: Library) -> None:
     first_call = module.register_module_forward_pre_hook(called)
     optimizer.register_optimizer_step_pre_hook(steps)
     optimizer.register_optimizer_step_post_hook(stepped)
+    names.ZERO_GRAD.wrap(zeroing)
 
 
 @contextmanager
