@@ -105,10 +105,13 @@ KILLS = (
     "    made = shared_memory.SharedMemory(create=True, size=4096)\n"
     "    resource_tracker.unregister(made._name, 'shared_memory')\n"
     "    print(made.name, flush=True)\n"
+    "    import _multiprocessing\n"
+    "    _multiprocessing.SemLock(0, 1, 1, '/' + made.name, False)\n"
     "    os.kill(os.getpid(), signal.SIGKILL)\n"
     "child = subprocess.run([sys.executable, __file__, 'child'], stdout=subprocess.PIPE)\n"
     "made = child.stdout.decode().strip()\n"
-    "print('made', made, child.returncode, os.path.exists(path), os.path.exists('/dev/shm/' + made))\n"
+    "there = path, '/dev/shm/' + made, '/dev/shm/sem.' + made\n"
+    "print('made', made, child.returncode, *map(os.path.exists, there))\n"
 )
 
 
@@ -119,10 +122,10 @@ def test_what_a_killed_process_of_a_program_has_made_is_removed(tmp_path: Path, 
     run = start("run", "--ranks", "1", "--compute", "none", "--out", str(tmp_path / "out"), str(script))
     out, err = run.communicate(timeout=60)
     assert run.returncode == 0, err
-    _, made, *there = out.split()[out.split().index("made") :][:5]
-    assert there == ["-9", "True", "True"], out
+    _, made, *there = out.split()[out.split().index("made") :][:6]
+    assert there == ["-9", "True", "True", "True"], out
     assert not (tmp_path / "socket").exists()
-    assert not Path("/dev/shm", made).exists()
+    assert not [path for path in Path("/dev/shm").iterdir() if made in path.name]
 
 
 # The second one while the run is being ended, at one moment or another.

@@ -1,8 +1,8 @@
-//! Owns the functions by which a program makes what stays when it is killed: sockets with a name in the file system, and shared memory. The run hears of
-//! each, and removes what is left of them when all of its processes have ended.
+//! Owns the functions by which a program makes what stays when it is killed: sockets with a name in the file system, shared memory and semaphores. The run
+//! hears of each, and removes what is left of them when all of its processes have ended.
 
 use crate::{rank, real};
-use libc::{AF_UNIX, O_CREAT, c_char, c_int, mode_t, sockaddr, sockaddr_un, socklen_t};
+use libc::{AF_UNIX, O_CREAT, c_char, c_int, c_uint, mode_t, sem_t, sockaddr, sockaddr_un, socklen_t};
 use std::ffi::{CStr, OsStr};
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -36,10 +36,35 @@ pub unsafe extern "C" fn shm_open(name: *const c_char, flags: c_int, mode: mode_
     let result = unsafe { real::shm_open()(name, flags, mode) };
     if result >= 0 && flags & O_CREAT != 0 && rank().is_some() {
         // SAFETY: the C library has read it.
-        let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-        note(&Path::new(SHARED).join(OsStr::from_bytes(name.strip_prefix(b"/").unwrap_or(name))));
+        unsafe { note_shared(b"", name) };
     }
     result
+}
+
+/// As in the C library, where the last two are there if it may make one.
+///
+/// # Safety
+/// As in the C library.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn sem_open(name: *const c_char, flags: c_int, mode: mode_t, value: c_uint) -> *mut sem_t {
+    // SAFETY: what the caller gave.
+    let result = unsafe { real::sem_open()(name, flags, mode, value) };
+    if result != libc::SEM_FAILED && flags & O_CREAT != 0 && rank().is_some() {
+        // SAFETY: the C library has read it.
+        unsafe { note_shared(b"sem.", name) };
+    }
+    result
+}
+
+/// Of shared memory, or with that before its name, of a semaphore.
+///
+/// # Safety
+/// The name ends with a zero.
+unsafe fn note_shared(before: &[u8], name: *const c_char) {
+    // SAFETY: as above.
+    let name = unsafe { CStr::from_ptr(name) }.to_bytes();
+    let file = [before, name.strip_prefix(b"/").unwrap_or(name)].concat();
+    note(&Path::new(SHARED).join(OsStr::from_bytes(&file)));
 }
 
 /// The file of a socket; `None`: it has none.

@@ -92,6 +92,7 @@ functions! {
     popen(*const c_char, *const c_char) -> *mut c_void;
     bind(c_int, *const sockaddr, socklen_t) -> c_int;
     shm_open(*const c_char, c_int, mode_t) -> c_int;
+    sem_open(*const c_char, c_int, mode_t, c_uint) -> *mut sem_t;
     prctl(c_int, c_ulong, c_ulong, c_ulong, c_ulong) -> c_int;
     pthread_setname_np(pthread_t, *const c_char) -> c_int;
     pthread_create(*mut pthread_t, *const pthread_attr_t, Start, *mut c_void) -> c_int;
