@@ -111,7 +111,8 @@ class PackedAttention {
     for (size_t i = 0; i + 1 < of_queries.size(); ++i) {
       Sequence sequence{of_queries[i], of_queries[i + 1] - of_queries[i], 0, 0};
       if (i + 1 < of_keys.size()) sequence.key = of_keys[i], sequence.keys = of_keys[i + 1] - of_keys[i];
-      if (lengths.defined()) sequence.keys = lengths[static_cast<int64_t>(i)].item<int64_t>();
+      const int64_t room = pages_.defined() ? pages_.size(1) * key_.size(1) : sequence.keys;
+      if (lengths.defined()) sequence.keys = std::clamp<int64_t>(lengths[static_cast<int64_t>(i)].item<int64_t>(), 0, room);
       sequences_.push_back(sequence);
     }
   }
