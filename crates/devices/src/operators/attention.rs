@@ -1,7 +1,7 @@
 //! Owns which operators are fused attention, forward and backward, and their sizes.
 
 use super::call::{Call, product};
-use super::sequences::{Lengths, Queries, Sequences, Sight};
+use super::lengths::{Lengths, Queries, Sequences, Sight};
 use super::{Part, flops};
 use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, Pass};

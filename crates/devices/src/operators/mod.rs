@@ -15,6 +15,7 @@ mod flat;
 mod gemm;
 mod kernel;
 mod key;
+mod lengths;
 mod nothing;
 mod rows;
 mod sequences;
@@ -27,7 +28,8 @@ pub use factorization::is_rough;
 pub(crate) use gemm::{BLOCKS, EXPERTS, ROWS};
 pub use kernel::values;
 pub use key::key;
-pub use sequences::{Sequences, lengths_are_values, sequences, with_sequences};
+pub use lengths::Sequences;
+pub use sequences::{lengths_are_values, sequences, with_sequences};
 
 use call::Call;
 use uniference_formats::operators::{Argument, Definition};

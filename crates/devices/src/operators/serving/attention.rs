@@ -5,7 +5,7 @@
 //! not known, all sequences are taken to have as many keys as the longest, and equally many queries.
 
 use super::super::call::{Call, product};
-use super::super::sequences::{Lengths, Queries, Sequences, Sight};
+use super::super::lengths::{Lengths, Queries, Sequences, Sight};
 use super::super::{Part, flops};
 use uniference_formats::operators::{Argument, Definition, Tensor};
 use uniference_sim::device::{Family, Pass};
