@@ -108,6 +108,10 @@ KILLS = (
     "    import _multiprocessing\n"
     "    _multiprocessing.SemLock(0, 1, 1, '/' + made.name, False)\n"
     "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    "there = shared_memory.SharedMemory(os.path.basename(os.path.dirname(path)), create=False)\n"
+    "import _posixshmem\n"
+    "os.close(_posixshmem.shm_open('/' + there.name, os.O_CREAT | os.O_RDWR, 0o600))\n"
+    "resource_tracker.unregister(there._name, 'shared_memory')\n"
     "child = subprocess.run([sys.executable, __file__, 'child'], stdout=subprocess.PIPE)\n"
     "made = child.stdout.decode().strip()\n"
     "there = path, '/dev/shm/' + made, '/dev/shm/sem.' + made\n"
@@ -119,6 +123,8 @@ def test_what_a_killed_process_of_a_program_has_made_is_removed(tmp_path: Path, 
     """As vLLM and SGLang kill theirs: it has ended long before the run has."""
     script = tmp_path / "script.py"
     script.write_text(KILLS)
+    others = Path("/dev/shm", tmp_path.name)
+    others.write_bytes(b"somebody else's")
     run = start("run", "--ranks", "1", "--compute", "none", "--out", str(tmp_path / "out"), str(script))
     out, err = run.communicate(timeout=60)
     assert run.returncode == 0, err
@@ -126,6 +132,9 @@ def test_what_a_killed_process_of_a_program_has_made_is_removed(tmp_path: Path, 
     assert there == ["-9", "True", "True", "True"], out
     assert not (tmp_path / "socket").exists()
     assert not [path for path in Path("/dev/shm").iterdir() if made in path.name]
+    # It was there before, though the program might have made it.
+    assert others.read_bytes() == b"somebody else's"
+    others.unlink()
 
 
 # The second one while the run is being ended, at one moment or another.

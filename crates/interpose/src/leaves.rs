@@ -33,10 +33,11 @@ pub unsafe extern "C" fn bind(socket: c_int, address: *const sockaddr, length: s
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shm_open(name: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: what the caller gave.
+    let made = unsafe { about_to_make(b"", name, flags) };
+    // SAFETY: what the caller gave.
     let result = unsafe { real::shm_open()(name, flags, mode) };
-    if result >= 0 && flags & O_CREAT != 0 && rank().is_some() {
-        // SAFETY: the C library has read it.
-        unsafe { note_shared(b"", name) };
+    if result >= 0 {
+        made.inspect(|path| note(path));
     }
     result
 }
@@ -48,23 +49,30 @@ pub unsafe extern "C" fn shm_open(name: *const c_char, flags: c_int, mode: mode_
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sem_open(name: *const c_char, flags: c_int, mode: mode_t, value: c_uint) -> *mut sem_t {
     // SAFETY: what the caller gave.
+    let made = unsafe { about_to_make(b"sem.", name, flags) };
+    // SAFETY: what the caller gave.
     let result = unsafe { real::sem_open()(name, flags, mode, value) };
-    if result != libc::SEM_FAILED && flags & O_CREAT != 0 && rank().is_some() {
-        // SAFETY: the C library has read it.
-        unsafe { note_shared(b"sem.", name) };
+    if result != libc::SEM_FAILED {
+        made.inspect(|path| note(path));
     }
     result
 }
 
-/// Of shared memory, or with that before its name, of a semaphore.
+/// The file that a call makes of shared memory, or with that before its name of a semaphore. `None`: it makes none, as it may not, or there is one
+/// already, which is whoever's has made that.
 ///
 /// # Safety
-/// The name ends with a zero.
-unsafe fn note_shared(before: &[u8], name: *const c_char) {
-    // SAFETY: as above.
+/// The name is null or ends with a zero.
+unsafe fn about_to_make(before: &[u8], name: *const c_char, flags: c_int) -> Option<PathBuf> {
+    if flags & O_CREAT == 0 || name.is_null() || rank().is_none() {
+        return None;
+    }
+    // SAFETY: as above; it is not null.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-    let file = [before, name.strip_prefix(b"/").unwrap_or(name)].concat();
-    note(&Path::new(SHARED).join(OsStr::from_bytes(&file)));
+    // As the C library does.
+    let begin = name.iter().position(|byte| *byte != b'/')?;
+    let path = Path::new(SHARED).join(OsStr::from_bytes(&[before, &name[begin..]].concat()));
+    path.symlink_metadata().is_err().then_some(path)
 }
 
 /// The file of a socket; `None`: it has none.
