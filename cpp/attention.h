@@ -29,7 +29,7 @@ class Attention {
     const at::Tensor query = stack[0].toTensor();
     // The kernel works on 32 queries at a time, and says sums where they are asked for.
     const int64_t queries = stack[4].toBool() ? (query.size(2) + 31) / 32 * 32 : 0;
-    const at::Tensor sums = at::zeros({query.size(0), query.size(1), queries}, at::kFloat);
+    const at::Tensor sums = at::full({query.size(0), query.size(1), queries}, std::numeric_limits<float>::infinity(), at::kFloat);
     if (queries > 0) sums.narrow(2, 0, query.size(2)).copy_(attention.log_sums());
     stack = {attention.output(), sums, seed_as_tensor(seed, {}), at::zeros({}, at::kLong)};
   }

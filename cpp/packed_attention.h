@@ -15,23 +15,23 @@ class PackedAttention {
  public:
   // Each computes the operator of its name, whose arguments are on the stack, tensors of the CPU; its results take their place. `seed`: as in `Attention`.
   static void flash(torch::jit::Stack& stack, uint64_t seed) {
-    // (query, key, value, cum_seq_q?, cum_seq_k?, max_q, max_k, dropout_p, is_causal, return_debug_mask, *, scale?, window_size_left?, window_size_right?,
-    // seqused_k?, alibi_slopes?, block_table?, num_splits?)
-    PackedAttention packed({stack[0], stack[1], stack[2]}, stack[3], stack[4], stack[13], stack[15]);
-    packed.sees_flash(stack[8], stack[11], stack[12]);
-    packed.slopes_ = tensor_or_none(stack[14]);
-    packed.numbers(stack[7], stack[10], seed);
-    const bool is_packed = tensor_or_none(stack[3]).defined();
-    auto [output, sums] = packed.forward();
+    auto [output, sums] = flash_from(stack, 0, seed);
     const at::Tensor none = at::empty({0});
-    stack = {output, is_packed ? packed.by_heads(sums) : packed.by_batches(sums), Attention::seed_as_tensor(seed, {2}), none, none};
+    stack = {output, sums, Attention::seed_as_tensor(seed, {2}), none, none};
+  }
+
+  // Its output goes to the first argument.
+  static void flash_to(torch::jit::Stack& stack, uint64_t seed) {
+    auto [output, sums] = flash_from(stack, 1, seed);
+    stack[0].toTensor().copy_(output);
+    stack = {sums};
   }
 
   static void flash_backward(torch::jit::Stack& stack, uint64_t) {
     // (grad_out, query, key, value, out, logsumexp, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, rng_state, unused, *, scale?,
     // window_size_left?, window_size_right?)
     PackedAttention packed({stack[1], stack[2], stack[3]}, stack[6], stack[7]);
-    packed.sees_flash(stack[11], stack[15], stack[16]);
+    packed.sees(stack[11], stack[15], stack[16], /*from_the_last=*/true);
     packed.numbers(stack[10], stack[14], Attention::seed_of(stack[12]));
     stack = packed.backward(stack[0].toTensor());
   }
@@ -41,10 +41,12 @@ class PackedAttention {
     // seqlen_k?, window_size?)
     PackedAttention packed({stack[0], stack[1], stack[2]}, stack[4], stack[5], stack[12]);
     packed.sees_efficient(stack[9], stack[13]);
-    packed.bias_ = tensor_or_none(stack[3]);
+    packed.set_bias(stack[3]);
     packed.numbers(stack[8], stack[11], seed);
     auto [output, sums] = packed.forward();
-    const int64_t queries = stack[6].isNone() ? tokens_of(stack[0]) : stack[6].toInt(), keys = stack[7].isNone() ? tokens_of(stack[1]) : stack[7].toInt();
+    // Of a batch all have as many as there are, whatever is said.
+    const bool is_packed = tensor_or_none(stack[4]).defined();
+    const int64_t queries = is_packed ? stack[6].toInt() : tokens_of(stack[0]), keys = is_packed ? stack[7].toInt() : tokens_of(stack[1]);
     stack = {output,  packed.by_blocks(sums, stack[10].toBool() ? queries : 0), Attention::seed_as_tensor(seed, {}), at::zeros({}, at::kLong),
              queries, keys};
   }
@@ -54,7 +56,7 @@ class PackedAttention {
     // custom_mask_type, bias_requires_grad, *, scale?, num_splits_key?, window_size?, shared_storage_dqdkdv)
     PackedAttention packed({stack[1], stack[2], stack[3]}, stack[6], stack[7]);
     packed.sees_efficient(stack[14], stack[18]);
-    packed.bias_ = tensor_or_none(stack[4]);
+    packed.set_bias(stack[4]);
     packed.numbers(stack[11], stack[16], Attention::seed_of(stack[12]));
     if (stack[15].toBool() && packed.bias_.defined()) packed.of_bias_ = at::zeros_like(packed.bias_);
     auto gradients = packed.backward(stack[0].toTensor());
@@ -66,27 +68,38 @@ class PackedAttention {
     // (query, key, value, attn_bias?, cum_seq_q?, cum_seq_k?, max_q, max_k, compute_log_sumexp, dropout_p, is_causal, return_debug_mask, *, scale?,
     // seqused_k?, block_table?)
     const bool is_packed = tensor_or_none(stack[4]).defined();
-    PackedAttention packed({heads_last(stack[0], is_packed), heads_last(stack[1], is_packed), heads_last(stack[2], is_packed)}, stack[4], stack[5], stack[13], stack[14]);
-    packed.sees_flash(stack[10], {}, {});
-    packed.bias_ = tensor_or_none(stack[3]);
+    PackedAttention packed(heads_last(stack, 0, is_packed), stack[4], stack[5], stack[13], stack[14]);
+    packed.sees(stack[10], {}, {}, /*from_the_last=*/tensor_or_none(stack[13]).defined());
+    packed.set_bias(stack[3]);
     packed.numbers(stack[9], stack[12], seed);
     auto [output, sums] = packed.forward();
     if (!is_packed) output = output.transpose(1, 2);
     sums = is_packed ? packed.by_heads(sums) : packed.by_batches(sums).unsqueeze(-1);
     const at::Tensor none = at::empty({0});
-    stack = {output,   stack[8].toBool() ? sums : none,          stack[4], stack[5], stack[6], stack[7], Attention::seed_as_tensor(seed, {}),
-             at::zeros({}, at::kLong), none};
+    if (!stack[8].toBool()) sums = none;
+    stack = {output, sums, stack[4], stack[5], stack[6], stack[7], Attention::seed_as_tensor(seed, {}), at::zeros({}, at::kLong), none};
+  }
+
+  // Its output goes to the first argument.
+  static void cudnn_to(torch::jit::Stack& stack, uint64_t seed) {
+    // (out, query, key, value, cum_seq_q, cum_seq_k?, max_q, max_k, is_causal, *, scale?, seqused_k?, block_table?)
+    PackedAttention packed(heads_last(stack, 1, /*is_packed=*/true), stack[4], stack[5], stack[10], stack[11]);
+    packed.sees(stack[8], {}, {}, /*from_the_last=*/tensor_or_none(stack[10]).defined());
+    packed.numbers(0.0, stack[9], seed);
+    auto [output, sums] = packed.forward();
+    stack[0].toTensor().copy_(output);
+    stack = {packed.by_heads(sums)};
   }
 
   static void cudnn_backward(torch::jit::Stack& stack, uint64_t) {
     // (grad_out, query, key, value, out, logsumexp, philox_seed, philox_offset, attn_bias, cum_seq_q, cum_seq_k, max_q, max_k, dropout_p, is_causal, *,
     // scale?)
     const bool is_packed = tensor_or_none(stack[9]).defined();
-    PackedAttention packed({heads_last(stack[1], is_packed), heads_last(stack[2], is_packed), heads_last(stack[3], is_packed)}, stack[9], stack[10]);
-    packed.sees_flash(stack[14], {}, {});
-    packed.bias_ = tensor_or_none(stack[8]);
+    PackedAttention packed(heads_last(stack, 1, is_packed), stack[9], stack[10]);
+    packed.sees(stack[14], {}, {}, /*from_the_last=*/false);
+    packed.set_bias(stack[8]);
     packed.numbers(stack[13], stack[15], Attention::seed_of(stack[6]));
-    stack = packed.backward(heads_last(stack[0], is_packed));
+    stack = packed.backward(heads_last(stack, 0, is_packed).query.toTensor());
     if (is_packed) return;
     for (auto& gradient : stack) gradient = gradient.toTensor().transpose(1, 2);
   }
@@ -96,6 +109,20 @@ class PackedAttention {
     // (tokens, heads, width), or (batch, tokens, heads, width); keys and values may also be (pages, tokens, heads, width).
     c10::IValue query, key, value;
   };
+
+  // (query, key, value, cum_seq_q?, cum_seq_k?, max_q, max_k, dropout_p, is_causal, return_debug_mask, *, scale?, window_size_left?, window_size_right?,
+  // seqused_k?, alibi_slopes?, block_table?, num_splits?), from that argument on.
+  static std::tuple<at::Tensor, at::Tensor> flash_from(const torch::jit::Stack& stack, size_t at, uint64_t seed) {
+    const bool is_packed = tensor_or_none(stack[at + 3]).defined();
+    // Sequences of a batch use all of their keys.
+    const c10::IValue used = is_packed ? stack[at + 13] : c10::IValue();
+    PackedAttention packed({stack[at], stack[at + 1], stack[at + 2]}, stack[at + 3], stack[at + 4], used, stack[at + 15]);
+    packed.sees(stack[at + 8], stack[at + 11], stack[at + 12], /*from_the_last=*/true);
+    packed.slopes_ = tensor_or_none(stack[at + 14]);
+    packed.numbers(stack[at + 7], stack[at + 10], seed);
+    auto [output, sums] = packed.forward();
+    return {output, is_packed ? packed.by_heads(sums) : packed.by_batches(sums)};
+  }
 
   // Where the queries of a sequence are, and where its keys and values are unless they lie in pages.
   struct Sequence {
@@ -132,9 +159,9 @@ class PackedAttention {
     return bounds;
   }
 
-  // Of FlashAttention: from the last query and key on, which see each other.
-  void sees_flash(const c10::IValue& causal, const c10::IValue& left, const c10::IValue& right) {
-    from_the_last_ = true;
+  // `from_the_last`: the last query stands at the last key, as always in FlashAttention, and in cuDNN with a cache, else the first at the first.
+  void sees(const c10::IValue& causal, const c10::IValue& left, const c10::IValue& right, bool from_the_last) {
+    from_the_last_ = from_the_last;
     left_ = window(left);
     right_ = causal.toBool() ? std::optional<int64_t>(0) : window(right);
   }
@@ -144,6 +171,12 @@ class PackedAttention {
     from_the_last_ = kind.toInt() == 2;
     if (kind.toInt() != 0) right_ = 0;
     if (!size.isNone() && size.toInt() > 0) left_ = size.toInt() - 1;
+  }
+
+  // What is added to scores, of as many dimensions as these: (batch, heads, queries, keys).
+  void set_bias(const c10::IValue& bias) {
+    bias_ = tensor_or_none(bias);
+    while (bias_.defined() && bias_.dim() < 4) bias_ = bias_.unsqueeze(0);
   }
 
   static std::optional<int64_t> window(const c10::IValue& size) {
@@ -190,8 +223,11 @@ class PackedAttention {
   Attention alone(size_t number) const {
     const auto& [query, queries, key, keys] = sequences_[number];
     const at::Tensor own = heads_first(flat(query_).narrow(0, query, queries));
-    return Attention(own, heads_first(rows(key_, number)), heads_first(rows(value_, number)), mask(number, own.scalar_type()), dropout_, /*causal=*/false,
-                     scale_, seed_ + number, of_bias_.defined());
+    // The CPU's kernel hides by itself what is behind the first query and key.
+    const bool is_simple = right_ == 0 && !left_ && !slopes_.defined() && !bias_.defined() && (queries == keys || !from_the_last_);
+    const auto added = is_simple ? std::nullopt : mask(number, own.scalar_type());
+    return Attention(own, heads_first(rows(key_, number)), heads_first(rows(value_, number)), added, dropout_, is_simple, scale_, seed_ + number,
+                     of_bias_.defined());
   }
 
   // Keys, or values: (tokens, heads, width).
@@ -211,7 +247,7 @@ class PackedAttention {
     if (!left_ && !right_ && !slopes_.defined()) return mask;
     // By how many places a key is behind the query that it stands at.
     const int64_t shift = from_the_last_ ? keys - queries : 0;
-    const at::Tensor ahead = at::arange(keys).unsqueeze(0) - at::arange(queries).unsqueeze(1) - shift;
+    const at::Tensor ahead = at::arange(keys, at::kInt).unsqueeze(0) - (at::arange(queries, at::kInt) + shift).unsqueeze(1);
     at::Tensor hidden = at::zeros({queries, keys}, at::kBool);
     if (right_) hidden = hidden.logical_or(ahead > *right_);
     if (left_) hidden = hidden.logical_or(ahead < -*left_);
@@ -235,7 +271,8 @@ class PackedAttention {
 
   // (tokens, heads) -> (sequences, heads, queries), these a multiple of the 32 on which a block works.
   at::Tensor by_blocks(const at::Tensor& sums, int64_t queries) const {
-    const at::Tensor blocks = at::zeros({static_cast<int64_t>(sequences_.size()), sums.size(1), (queries + 31) / 32 * 32}, at::kFloat);
+    const std::vector<int64_t> sizes = {static_cast<int64_t>(sequences_.size()), sums.size(1), (queries + 31) / 32 * 32};
+    const at::Tensor blocks = at::full(sizes, std::numeric_limits<float>::infinity(), at::kFloat);
     if (queries == 0) return blocks;
     for (size_t i = 0; i < sequences_.size(); ++i) {
       const Sequence& sequence = sequences_[i];
@@ -251,9 +288,10 @@ class PackedAttention {
   // (tokens, heads, width) of one sequence -> (1, heads, tokens, width)
   static at::Tensor heads_first(const at::Tensor& tokens) { return tokens.transpose(0, 1).unsqueeze(0); }
 
-  // cuDNN has heads before the tokens of a batch, and behind those that are packed.
-  static at::Tensor heads_last(const c10::IValue& value, bool is_packed) {
-    return is_packed ? value.toTensor() : value.toTensor().transpose(1, 2);
+  // Queries, keys and values from that argument on. cuDNN has heads before the tokens of a batch, and behind those that are packed.
+  static Inputs heads_last(const torch::jit::Stack& stack, size_t at, bool is_packed) {
+    const auto moved = [&](size_t i) { return is_packed ? stack[i] : c10::IValue(stack[i].toTensor().transpose(1, 2)); };
+    return {moved(at), moved(at + 1), moved(at + 2)};
   }
 
   // All tokens, of whichever row: (tokens, heads, width).

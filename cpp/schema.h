@@ -122,8 +122,7 @@ struct Schema {
             "aten::_to_sparse", "aten::_to_sparse.sparse_dim", "aten::_to_sparse_csr", "aten::_to_sparse_csc", "aten::_to_sparse_bsr",
             "aten::_to_sparse_bsc"});
     sized_by_masks = begins("aten::index.") || begins("aten::index_put") || begins("aten::_index_put_impl_") || begins("aten::_unsafe_index");
-    has_lengths = is({"aten::_flash_attention_forward", "aten::_flash_attention_backward", "aten::_efficient_attention_forward",
-                      "aten::_efficient_attention_backward", "aten::_cudnn_attention_forward", "aten::_cudnn_attention_backward"});
+    has_lengths = begins("aten::_flash_attention_") || begins("aten::_efficient_attention_") || begins("aten::_cudnn_attention_");
     substitute = Substitutes::of(name);
   }
 

@@ -35,6 +35,8 @@ class Substitutes {
         {"aten::_scaled_dot_product_efficient_attention_backward", &Attention::efficient_backward},
         {"aten::_scaled_dot_product_cudnn_attention_backward", &Attention::cudnn_backward},
         {"aten::_flash_attention_forward", &PackedAttention::flash},
+        {"aten::_flash_attention_forward_no_dropout_inplace", &PackedAttention::flash_to},
+        {"aten::_cudnn_attention_forward_no_dropout_inplace", &PackedAttention::cudnn_to},
         {"aten::_efficient_attention_forward", &PackedAttention::efficient},
         {"aten::_cudnn_attention_forward", &PackedAttention::cudnn},
         {"aten::_flash_attention_backward", &PackedAttention::flash_backward},

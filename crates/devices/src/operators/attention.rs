@@ -18,10 +18,24 @@ struct Schema {
     causal: usize,
     /// Of the borders of packed sequences, for queries and for keys.
     packed: Option<(usize, usize)>,
-    /// Of how many keys of each are used, and of the table of the pages that these are in.
-    paged: Option<(usize, usize)>,
-    /// Of how many keys before the one that it stands at a query sees; how many behind it is the next.
-    window: Option<usize>,
+    /// Of how many keys of each are used.
+    used: Option<usize>,
+    /// Of the table of the pages that these are in.
+    pages: Option<usize>,
+    window: Window,
+}
+
+/// Where a call says how many keys a query sees.
+#[derive(Clone, Copy)]
+enum Window {
+    /// Nowhere; the first query stands at the first key.
+    None,
+    /// Nowhere; where it is said how many keys are used, the last query stands at the last key.
+    OfCache,
+    /// How many before the one that it stands at; how many behind it is the next argument. The last query stands at the last key.
+    Sides(usize),
+    /// How many up to the one that it stands at. By the type of the mask the first query stands at the first key (1) or the last one at the last (2).
+    Last(usize),
 }
 
 fn schema(name: &str) -> Option<Schema> {
@@ -31,29 +45,51 @@ fn schema(name: &str) -> Option<Schema> {
         sequence_first: false,
         causal,
         packed: None,
-        paged: None,
-        window: None,
+        used: None,
+        pages: None,
+        window: Window::None,
     };
     let backward = |causal| Schema { pass: Pass::Backward, query: 1, ..forward(causal) };
+    // By the place of the queries, behind which all else is.
+    let flash = |query: usize, schema: Schema| Schema {
+        query,
+        sequence_first: true,
+        packed: Some((query + 3, query + 4)),
+        used: Some(query + 13),
+        pages: Some(query + 15),
+        window: Window::Sides(query + 11),
+        ..schema
+    };
     Some(match name {
         "_scaled_dot_product_flash_attention" | "_scaled_dot_product_flash_attention_for_cpu" => forward(4),
         "_scaled_dot_product_efficient_attention" | "_scaled_dot_product_cudnn_attention" => forward(6),
         "_scaled_dot_product_fused_attention_overrideable" => forward(5),
         "scaled_dot_product_attention" | "_scaled_dot_product_attention_math" => forward(5),
-        "_flash_attention_forward" => {
-            Schema { sequence_first: true, packed: Some((3, 4)), paged: Some((13, 15)), window: Some(11), ..forward(8) }
+        "_flash_attention_forward" => flash(0, forward(8)),
+        "_flash_attention_forward_no_dropout_inplace" => flash(1, forward(9)),
+        "_efficient_attention_forward" => {
+            let window = Window::Last(13);
+            Schema { sequence_first: true, packed: Some((4, 5)), used: Some(12), window, ..forward(9) }
         }
-        "_efficient_attention_forward" => Schema { sequence_first: true, packed: Some((4, 5)), ..forward(9) },
-        "_cudnn_attention_forward" => Schema { packed: Some((4, 5)), paged: Some((13, 14)), ..forward(10) },
+        "_cudnn_attention_forward" => {
+            let window = Window::OfCache;
+            Schema { packed: Some((4, 5)), used: Some(13), pages: Some(14), window, ..forward(10) }
+        }
+        "_cudnn_attention_forward_no_dropout_inplace" => {
+            let window = Window::OfCache;
+            Schema { query: 1, packed: Some((4, 5)), used: Some(10), pages: Some(11), window, ..forward(8) }
+        }
         "_scaled_dot_product_flash_attention_backward" => Schema { packed: Some((6, 7)), ..backward(11) },
         "_scaled_dot_product_flash_attention_for_cpu_backward" => backward(7),
         "_scaled_dot_product_efficient_attention_backward" => backward(11),
         "_scaled_dot_product_cudnn_attention_backward" => Schema { packed: Some((9, 10)), ..backward(14) },
         "_scaled_dot_product_fused_attention_overrideable_backward" => Schema { packed: Some((8, 9)), ..backward(13) },
         "_flash_attention_backward" => {
-            Schema { sequence_first: true, packed: Some((6, 7)), window: Some(15), ..backward(11) }
+            Schema { sequence_first: true, packed: Some((6, 7)), window: Window::Sides(15), ..backward(11) }
         }
-        "_efficient_attention_backward" => Schema { sequence_first: true, packed: Some((6, 7)), ..backward(14) },
+        "_efficient_attention_backward" => {
+            Schema { sequence_first: true, packed: Some((6, 7)), window: Window::Last(18), ..backward(14) }
+        }
         "_cudnn_attention_backward" => Schema { packed: Some((9, 10)), ..backward(14) },
         _ => return None,
     })
@@ -71,7 +107,8 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
             let keys = packed.room.unwrap_or_else(|| key.sequence.div_ceil(packed.keys));
             let group = Sequences::equal(packed.queries, queries, keys, sight);
             // Not all have equally many.
-            attend(call, &schema, &shape, &Sequences { queries: query.sequence, ..group })
+            let keys = if packed.room.is_some() { group.keys } else { group.keys.min(key.sequence) };
+            attend(call, &schema, &shape, &Sequences { queries: query.sequence, keys, ..group })
         }
         None => {
             let (queries, keys) = (query.sequence, key.sequence);
@@ -93,7 +130,7 @@ pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
     Some(Lengths {
         queries: Queries::Borders(queries),
         key_borders: Some(keys),
-        used_keys: schema.paged.map(|(used, _)| used),
+        used_keys: schema.used,
         sight: schema.sight(call),
     })
 }
@@ -106,14 +143,14 @@ pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
 
 /// Attention of packed sequences, costed as ones of one length that are as much work.
 fn attend(call: Call<'_>, schema: &Schema, shape: &Shape, group: &Sequences) -> Part {
-    let Shape { query, key, value, packed } = shape;
+    let Shape { query, key, value, .. } = shape;
     let sight = schema.sight(call);
     let (count, queries, keys) = group.alike(sight);
     // As in PyTorch, where the first query sees one key: only of a square that is the same.
     let causal = sight.is_causal() && queries == keys;
     let family = shape.family(schema, count, (queries, keys), causal);
     let flops = shape.flops(schema, group.visible);
-    if packed.as_ref().is_none_or(|packed| packed.room.is_none()) {
+    if schema.pass != Pass::Forward {
         let share = |bytes: Bytes| {
             let share = u128::from(bytes.0) * u128::from(group.queries) / u128::from(query.sequence.max(1));
             Bytes(u64::try_from(share).unwrap_or(u64::MAX))
@@ -130,11 +167,22 @@ fn attend(call: Call<'_>, schema: &Schema, shape: &Shape, group: &Sequences) -> 
 }
 
 impl Schema {
-    /// Of mask types 1 and 2 it is causal as well.
     fn sight(&self, call: Call<'_>) -> Sight {
-        let causal = call.flag(self.causal) || matches!(call.int(self.causal), Some(1 | 2));
-        let side = |further: usize| self.window.and_then(|window| call.int(window + further));
-        Sight::of(causal, side(0), side(1))
+        // Types of masks: 0 is none.
+        let kind = call.int(self.causal);
+        let causal = call.flag(self.causal) || matches!(kind, Some(1 | 2));
+        match self.window {
+            Window::None => Sight::of(causal, None, None, false),
+            Window::OfCache => {
+                let has_cache = self.used.is_some_and(|used| call.tensor(used).is_some());
+                Sight::of(causal, None, None, has_cache)
+            }
+            Window::Sides(window) => Sight::of(causal, call.int(window), call.int(window + 1), true),
+            Window::Last(window) => {
+                let before = call.int(window).filter(|size| *size > 0).map(|size| size - 1);
+                Sight::of(causal, before, None, kind == Some(2))
+            }
+        }
     }
 }
 
@@ -166,7 +214,7 @@ impl Shape {
         let sequence_first = schema.sequence_first || packed.is_some();
         let heads = |offset: usize| Heads::of(call.tensor(schema.query + offset)?, sequence_first);
         let (query, key, value) = (heads(0)?, heads(1)?, heads(2)?);
-        let pages = schema.paged.and_then(|(_, table)| call.tensor(table)?.sizes.last().copied());
+        let pages = schema.pages.and_then(|table| call.tensor(table)?.sizes.last().copied());
         let room = pages.map(|pages| pages.saturating_mul(key.sequence));
         Some(Shape { query, key, value, packed: packed.map(|packed| Packed { room, ..packed }) })
     }

@@ -1,8 +1,8 @@
 //! Owns dense linear algebra: factorizations of matrices, and what is solved with them, as the blocked algorithms of LAPACK do it (Anderson et al., LAPACK
 //! Users' Guide, third edition, 1999, with its counts of operations).
 //!
-//! A factorization goes from one block of columns to the next. The columns of a block depend on each other, so that each takes a kernel of its own; what
-//! is beside the block then changes by products. Matrices of a batch go side by side. Libraries do other things, too: they compute several columns in one
+//! A factorization goes from one block of columns to the next. The columns of a block depend on each other, so that each takes a kernel of its own, except
+//! in Cholesky's, whose blocks one multiprocessor computes; what is beside the block then changes by products. Matrices of a batch go side by side. Libraries do other things, too: they compute several columns in one
 //! kernel, which is faster, and singular values by Jacobi's method, which is slower. None of it was measured, which [`is_rough`] is there to say.
 
 use super::Part;
@@ -22,6 +22,12 @@ const GROUPS: u64 = 8;
 pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     let matrix = |at: usize| Matrix::of(call.tensor(at)?);
     let columns = |at: usize| call.tensor(at)?.sizes.last().copied();
+    // Of a matrix beside which the other one stands: to the left of it, or by that flag to the right.
+    let vectors = |at: usize, is_left: usize| {
+        let right = matrix(at)?;
+        let is_right = call.argument(is_left) == Some(&Argument::Bool(false));
+        Some(if is_right { right.rows } else { right.columns })
+    };
     Some(match call.name {
         "linalg_cholesky_ex" | "cholesky" | "linalg_ldl_factor_ex" => matrix(0)?.cholesky(),
         "linalg_lu_factor_ex" | "linalg_lu" | "_linalg_det" | "_linalg_slogdet" => matrix(0)?.lu(),
@@ -30,19 +36,14 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
             [matrix.lu(), matrix.solve(matrix.columns, 2)].concat()
         }
         "_linalg_solve_ex" => {
-            let matrix = matrix(0)?;
-            let right = if call.tensor(1)?.sizes.len() < call.tensor(0)?.sizes.len() { 1 } else { columns(1)? };
-            [matrix.lu(), matrix.solve(right, 2)].concat()
+            let (matrix, of_a_vector) = (matrix(0)?, call.tensor(1)?.sizes.len() < call.tensor(0)?.sizes.len());
+            [matrix.lu(), matrix.solve(if of_a_vector { 1 } else { vectors(1, 2)? }, 2)].concat()
         }
-        "linalg_lu_solve" => matrix(0)?.solve(columns(2)?, 2),
+        "linalg_lu_solve" => matrix(0)?.solve(vectors(2, 3)?, 2),
         "linalg_ldl_solve" => matrix(0)?.solve(columns(2)?, 2),
         "cholesky_solve" => matrix(1)?.solve(columns(0)?, 2),
         "cholesky_inverse" => matrix(0)?.solve(columns(0)?, 2),
-        "linalg_solve_triangular" => {
-            let is_left = call.definition.arguments.get(3) != Some(&Argument::Bool(false));
-            let right = Matrix::of(call.tensor(1)?)?;
-            matrix(0)?.solve(if is_left { right.columns } else { right.rows }, 1)
-        }
+        "linalg_solve_triangular" => matrix(0)?.solve(vectors(1, 3)?, 1),
         "triangular_solve" => matrix(1)?.solve(columns(0)?, 1),
         "geqrf" => matrix(0)?.qr(),
         "linalg_qr" => {
@@ -54,17 +55,16 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
             let matrix = matrix(0)?;
             matrix.reflect(matrix.columns)
         }
-        "ormqr" => {
-            let is_left = call.definition.arguments.get(3) != Some(&Argument::Bool(false));
-            let other = Matrix::of(call.tensor(2)?)?;
-            matrix(0)?.reflect(if is_left { other.columns } else { other.rows })
-        }
+        "ormqr" => matrix(0)?.reflect(vectors(2, 3)?),
         "linalg_lstsq" => {
-            let (matrix, right) = (matrix(0)?, columns(1)?);
+            let (matrix, right) = (matrix(0)?.upright(), columns(1)?);
             [matrix.qr(), matrix.reflect(right), matrix.square().solve(right, 1)].concat()
         }
         "_linalg_eigh" => matrix(0)?.symmetric_eigenvalues(call.flag(2)),
-        "_linalg_svd" => matrix(0)?.singular_values(call.flag(2)),
+        "_linalg_svd" => {
+            let vectors = if call.flag(1) { Vectors::All } else { Vectors::OfValues };
+            matrix(0)?.singular_values(if call.flag(2) { vectors } else { Vectors::None })
+        }
         // One number for each matrix, of which all are zero if all is well.
         "_linalg_check_errors" => {
             let numbers = call.tensor(0)?;
@@ -73,9 +73,11 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
             vec![Part::inside(family, numbers.dtype.dtype(), 0, bytes, Bytes(0), "any")]
         }
         "linalg_pinv" => {
-            let matrix = matrix(0)?.upright();
+            let (matrix, is_hermitian) = (matrix(0)?.upright(), call.flag(3));
             let together = matrix.product(matrix.columns, matrix.rows, matrix.columns);
-            [matrix.singular_values(true), vec![together]].concat()
+            let values = || matrix.singular_values(Vectors::OfValues);
+            let parts = if is_hermitian { matrix.symmetric_eigenvalues(true) } else { values() };
+            [parts, vec![together]].concat()
         }
         _ => return None,
     })
@@ -100,6 +102,16 @@ struct Matrix {
     columns: u64,
     dtype: Option<DType>,
     size: u64,
+}
+
+/// Which singular vectors are computed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Vectors {
+    None,
+    /// One for each value.
+    OfValues,
+    /// As many as a matrix has rows, and columns.
+    All,
 }
 
 /// Blocks of a factorization that are costed alike.
@@ -244,7 +256,7 @@ impl Matrix {
 
     /// Bidiagonal first, 4 n^2 (m - n / 3) operations, of which half are products of what is left with two vectors for each column. Then singular vectors by
     /// divide and conquer, 4 n^3, and transformed back.
-    fn singular_values(self, with_vectors: bool) -> Vec<Part> {
+    fn singular_values(self, vectors: Vectors) -> Vec<Part> {
         let matrix = self.upright();
         let mut parts = matrix.by_blocks(|block, rows, columns| {
             let width = block.width;
@@ -253,10 +265,10 @@ impl Matrix {
             let column = matrix.pass(rows.saturating_mul(width)).repeated(width);
             vec![vectors, others, column, matrix.product(rows, columns, width).repeated(2)]
         });
-        if with_vectors {
+        if vectors != Vectors::None {
             let columns = matrix.columns;
             parts.push(matrix.product(columns, columns, columns.saturating_mul(2)));
-            parts.extend(matrix.reflect(columns));
+            parts.extend(matrix.reflect(if vectors == Vectors::All { matrix.rows } else { columns }));
             parts.extend(matrix.square().reflect(columns));
         }
         parts
@@ -290,7 +302,7 @@ mod tests {
             ("reflect", tall.reflect(n), 2.0 * columns.powi(2) * (2.0 * rows - columns)),
             ("tridiagonal", square.symmetric_eigenvalues(false), cube * 4.0 / 3.0),
             ("eigenvectors", square.symmetric_eigenvalues(true), cube * (4.0 + 4.0 + 6.0) / 3.0),
-            ("bidiagonal", tall.singular_values(false), 4.0 * columns.powi(2) * (rows - columns / 3.0)),
+            ("bidiagonal", tall.singular_values(Vectors::None), 4.0 * columns.powi(2) * (rows - columns / 3.0)),
         ] {
             let found = flops(found);
             assert!((found / expected - 1.0).abs() < 0.03, "{what}: {found:e} instead of {expected:e}");

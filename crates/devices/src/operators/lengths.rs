@@ -18,20 +18,22 @@ pub(super) enum Queries {
     Each(u64),
 }
 
-/// Which keys a query sees, counted from the one that it stands at: the last query stands at the last key.
-#[derive(Clone, Copy, Debug, Default)]
+/// Which keys a query sees, counted from the one that it stands at.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Sight {
     /// At most so many before it.
     pub(super) before: Option<u64>,
     /// At most so many behind it; none, if attention is causal.
     pub(super) behind: Option<u64>,
+    /// The last query stands at the last key, and not the first at the first.
+    pub(super) from_the_last: bool,
 }
 
 impl Sight {
     /// By whether a call is causal, and the sides of its window, of which negative ones have no end.
-    pub(super) fn of(causal: bool, before: Option<i64>, behind: Option<i64>) -> Sight {
+    pub(super) fn of(causal: bool, before: Option<i64>, behind: Option<i64>, from_the_last: bool) -> Sight {
         let side = |size: Option<i64>| size.and_then(|size| u64::try_from(size).ok());
-        Sight { before: side(before), behind: if causal { Some(0) } else { side(behind) } }
+        Sight { before: side(before), behind: if causal { Some(0) } else { side(behind) }, from_the_last }
     }
 
     pub(super) fn is_causal(self) -> bool {
@@ -40,27 +42,37 @@ impl Sight {
 
     /// Pairs of a query and a key that it sees.
     pub(super) fn visible(self, queries: u64, keys: u64) -> u64 {
-        // Queries that stand before the first key see none.
-        let queries = if self.behind.is_some() { queries.min(keys) } else { queries };
-        // The last query has no key behind it, the one before it one, and so on, of which it does not see those beyond its window.
-        let behind = self.behind.map_or(0, |behind| triangle(queries.saturating_sub(1).saturating_sub(behind)));
-        // The first key is the more places before a query the later that is.
-        let before = self.before.map_or(0, |before| {
-            let last = keys.saturating_sub(1).saturating_sub(before);
-            triangle(last).saturating_sub(triangle(last.saturating_sub(queries)))
-        });
-        queries.saturating_mul(keys).saturating_sub(behind).saturating_sub(before)
+        let (first, queries, keys) = (self.first(queries, keys), place(queries), place(keys));
+        // How many keys lie before each of as many places, all together.
+        let before = |from: i128| before_all(from + queries, keys) - before_all(from, keys);
+        let up_to = self.behind.map_or(queries * keys, |behind| before(first + place(behind) + 1));
+        let hidden = self.before.map_or(0, |further| before(first - place(further)));
+        u64::try_from(up_to - hidden).unwrap_or(u64::MAX)
     }
 
-    /// How many keys any of the queries sees: the last ones.
+    /// How many keys any of the queries sees.
     fn seen(self, queries: u64, keys: u64) -> u64 {
-        self.before.map_or(keys, |before| keys.min(queries.saturating_add(before)))
+        let (first, queries, keys) = (self.first(queries, keys), place(queries), place(keys));
+        let end = self.behind.map_or(keys, |behind| (first + queries + place(behind)).clamp(0, keys));
+        let begin = self.before.map_or(0, |before| (first - place(before)).clamp(0, end));
+        u64::try_from(end - begin).unwrap_or_default()
+    }
+
+    /// At which key the first query stands; less than zero is before all.
+    fn first(self, queries: u64, keys: u64) -> i128 {
+        if self.from_the_last { place(keys) - place(queries) } else { 0 }
     }
 }
 
-/// The sum of all numbers up to this one.
-fn triangle(number: u64) -> u64 {
-    number.saturating_mul(number.saturating_add(1)) / 2
+/// Of more there is no memory; products of two do not overflow.
+fn place(number: u64) -> i128 {
+    i128::from(number.min(1 << 48))
+}
+
+/// How many of so many keys lie before each place up to this one, all together.
+fn before_all(end: i128, keys: i128) -> i128 {
+    let among = end.clamp(0, keys);
+    among * (among - 1) / 2 + (end - keys).max(0) * keys
 }
 
 /// Sequences of a call of attention that are computed alike: all numbers are sums.
@@ -75,7 +87,7 @@ pub struct Sequences {
     /// Pairs of a query and a key that it sees.
     pub visible: u64,
     /// Their queries, and their keys, each times the pairs of its sequence.
-    pub weighted: (u64, u64),
+    pub weighted: (u128, u128),
 }
 
 impl Sequences {
@@ -84,7 +96,7 @@ impl Sequences {
         let mut one = Sequences::default();
         one.add(queries, keys, sight);
         let all = |number: u64| number.saturating_mul(count);
-        let weighted = (all(one.weighted.0), all(one.weighted.1));
+        let weighted = (one.weighted.0.saturating_mul(count.into()), one.weighted.1.saturating_mul(count.into()));
         Sequences { count, queries: all(one.queries), keys: all(one.keys), visible: all(one.visible), weighted }
     }
 
@@ -94,8 +106,9 @@ impl Sequences {
         self.queries = self.queries.saturating_add(queries);
         self.keys = self.keys.saturating_add(keys);
         self.visible = self.visible.saturating_add(visible);
-        self.weighted.0 = self.weighted.0.saturating_add(queries.saturating_mul(visible));
-        self.weighted.1 = self.weighted.1.saturating_add(keys.saturating_mul(visible));
+        let weighted = |number: u64| u128::from(number) * u128::from(visible);
+        self.weighted.0 = self.weighted.0.saturating_add(weighted(queries));
+        self.weighted.1 = self.weighted.1.saturating_add(weighted(keys));
     }
 
     /// Sequences of one length that are as much work: how many, their queries and their keys. Where all have one query that is the mean, as they differ
@@ -104,9 +117,12 @@ impl Sequences {
         if self.queries <= self.count || self.visible == 0 {
             return (self.count, self.queries.div_ceil(self.count), self.keys.div_ceil(self.count));
         }
-        let rounded = |sum: u64, by: u64| (sum.saturating_add(by / 2) / by).max(1);
+        let rounded = |sum: u128, by: u64| {
+            let by = u128::from(by.max(1));
+            u64::try_from(sum.saturating_add(by / 2) / by).unwrap_or(u64::MAX).max(1)
+        };
         let (queries, keys) = (rounded(self.weighted.0, self.visible), rounded(self.weighted.1, self.visible));
-        (rounded(self.visible, sight.visible(queries, keys).max(1)), queries, keys)
+        (rounded(self.visible.into(), sight.visible(queries, keys)), queries, keys)
     }
 }
 
@@ -114,33 +130,34 @@ impl Sequences {
 mod tests {
     use super::*;
 
-    /// Against the pairs counted one by one.
+    /// Against the pairs, and keys, counted one by one.
     #[test]
     fn a_query_sees_what_its_window_says() {
         let sides = [None, Some(0), Some(1), Some(3), Some(20)];
-        for (queries, keys) in [(1, 1), (1, 9), (4, 9), (9, 9), (7, 4)] {
-            for (before, behind) in sides.iter().flat_map(|before| sides.map(|behind| (*before, behind))) {
+        let windows = sides.iter().flat_map(|before| sides.map(|behind| (*before, behind)));
+        for ((before, behind), from_the_last) in windows.flat_map(|window| [(window, false), (window, true)]) {
+            let sight = Sight::of(false, before, behind, from_the_last);
+            for (queries, keys) in (1..8).flat_map(|queries| (0..8).map(move |keys| (queries, keys))) {
+                let first = if from_the_last { keys - queries } else { 0 };
                 let sees = |query: i64, key: i64| {
-                    let ahead = key - (query + keys - queries);
+                    let ahead = key - query - first;
                     before.is_none_or(|before| -ahead <= before) && behind.is_none_or(|behind| ahead <= behind)
                 };
-                let seen = |query: i64| (0..keys).filter(|key| sees(query, *key)).count() as u64;
-                let expected: u64 = (0..queries).map(seen).sum();
-                let sight = Sight::of(false, before, behind);
-                // With more queries than keys, some stand before the first: what these see is said for causal attention.
-                if queries <= keys || (behind == Some(0) && before.is_none()) {
-                    assert_eq!(sight.visible(queries as u64, keys as u64), expected, "{queries} {keys} {sight:?}");
-                }
+                let pairs = (0..queries).map(|query| (0..keys).filter(|key| sees(query, *key)).count()).sum::<usize>();
+                let seen = (0..keys).filter(|key| (0..queries).any(|query| sees(query, *key))).count();
+                let found = [sight.visible(queries as u64, keys as u64), sight.seen(queries as u64, keys as u64)];
+                assert_eq!(found, [pairs as u64, seen as u64], "{queries} {keys} {sight:?}");
             }
         }
-        assert_eq!(Sight::of(true, Some(-1), Some(5)).visible(3, 5), 3 + 4 + 5);
-        assert_eq!(Sight::of(true, Some(2), None).seen(3, 50), 5);
+        assert_eq!(Sight::of(true, Some(-1), Some(5), true).visible(3, 5), 3 + 4 + 5);
+        assert_eq!(Sight::of(true, Some(0), None, true).visible(u64::MAX, u64::MAX), 1 << 48);
     }
 
-    /// One prompt of 100 tokens beside 9 of 10, which are a tenth of its work; 3 that generate, with 10 keys in the mean.
+    /// One prompt of 100 tokens beside 9 of 10, which are a tenth of its work; 3 that generate, with 10 keys in the mean; one of more tokens than fit 64 bits
+    /// with its pairs.
     #[test]
     fn prompts_are_as_long_as_those_that_are_most_of_the_work() {
-        let causal = Sight::of(true, None, None);
+        let causal = Sight::of(true, None, None, true);
         let mut group = Sequences::default();
         group.add(100, 100, causal);
         (0..9).for_each(|_| group.add(10, 10, causal));
@@ -148,6 +165,7 @@ mod tests {
         assert_eq!(group.alike(causal), (1, 92, 92));
         let equal = Sequences::equal(7, 33, 50, causal);
         assert_eq!(equal.alike(causal), (7, 33, 50));
+        assert_eq!(Sequences::equal(8, 4 << 20, 4 << 20, causal).alike(causal), (8, 4 << 20, 4 << 20));
         let mut generating = Sequences::default();
         [5, 5, 20].into_iter().for_each(|keys| generating.add(1, keys, causal));
         assert_eq!(generating.alike(causal), (3, 1, 10));

@@ -26,8 +26,8 @@ pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&
     }
     let mut found = [Sequences::default(); 2];
     for (queries, keys) in queries.into_iter().zip(keys) {
-        let (queries, keys) = (u64::try_from(queries).ok()?, u64::try_from(keys).ok()?);
         // Of a batch that is not full, or of memory whose values were lost.
+        let [queries, keys] = [queries, keys].map(|count| u64::try_from(count).unwrap_or_default());
         if queries > 0 && keys > 0 {
             found[usize::from(queries > 1)].add(queries, keys, sight);
         }

@@ -509,7 +509,7 @@ fn attention_sees_what_its_window_says() {
             queries,
             keys,
             visible,
-            weighted: (queries * visible, keys * visible),
+            weighted: (u128::from(queries * visible), u128::from(keys * visible)),
         };
         assert_eq!(found, [one(1, 4, 4), one(4, 7, 16)], "{name}");
     }
@@ -577,10 +577,102 @@ fn attention_of_packed_sequences_is_of_these() {
     assert_eq!(parts[0].operator.read.0, (2 * 4 * 16 + 41 * 2 * 32) * 2);
 }
 
+/// Where a query stands: of cuDNN at the key of its own number, unless it says how many keys are used, of mem-efficient attention by the type of the mask; and
+/// the latter's window, and used keys. 2 sequences of 4 queries and 9 keys, 1 head of 16.
+#[test]
+fn a_query_stands_where_its_kernel_has_it() {
+    let [query, key, borders] = [half(&[8, 1, 16], true), half(&[18, 1, 16], false), tensor(&[3])];
+    let (none, int) = (Argument::None, Argument::Int);
+    let (first, last) = (10, 4 * 9 - 6);
+    for (name, places, pairs) in [
+        ("_cudnn_attention_forward", vec![(10, Argument::Bool(true))], first),
+        ("_cudnn_attention_forward", vec![(10, Argument::Bool(true)), (13, tensor(&[2]))], last),
+        ("_flash_attention_forward", vec![(8, Argument::Bool(true))], last),
+        ("_efficient_attention_forward", vec![(9, int(0))], 36),
+        ("_efficient_attention_forward", vec![(9, int(1))], first),
+        ("_efficient_attention_forward", vec![(9, int(2))], last),
+        // Each sees itself and one before it, if there is one.
+        ("_efficient_attention_forward", vec![(9, int(1)), (13, int(2))], 7),
+        ("_efficient_attention_forward", vec![(9, int(2)), (13, int(2))], 8),
+        ("_efficient_attention_forward", vec![(9, int(0)), (12, tensor(&[2]))], 4 * 5),
+    ] {
+        let begin = if name.starts_with("_flash") { 3 } else { 4 };
+        let mut arguments = vec![none.clone(); 17];
+        arguments[..3].clone_from_slice(&[query.clone(), key.clone(), key.clone()]);
+        arguments[begin..begin + 2].fill(borders.clone());
+        places.iter().for_each(|(place, value)| arguments[*place] = value.clone());
+        let called = definition(&format!("aten::{name}"), arguments, vec![]);
+        let values = |argument: usize| match argument {
+            place if place == begin => Some(&[0, 4, 8][..]),
+            place if place == begin + 1 => Some(&[0, 9, 18][..]),
+            12 => Some(&[5, 5][..]),
+            13 => Some(&[9, 9][..]),
+            _ => None,
+        };
+        let is_said = |argument: usize| called.arguments[argument].tensors().next().is_some();
+        let found = sequences(&called, |argument| values(argument).filter(|_| is_said(argument))).unwrap();
+        assert_eq!(found[1].visible, 2 * pairs, "{name} {places:?}");
+        let parts = with_sequences(&called, &found).unwrap();
+        assert_eq!(parts[0].operator.flops, 2 * 2 * pairs * 32, "{name} {places:?}");
+    }
+
+    // Written to the first argument.
+    let mut arguments = vec![none.clone(); 18];
+    arguments[..4].clone_from_slice(&[query.clone(), query.clone(), query.clone(), query.clone()]);
+    arguments[4..6].fill(borders.clone());
+    arguments[9] = Argument::Bool(true);
+    let to = definition("aten::_flash_attention_forward_no_dropout_inplace", arguments.clone(), vec![]);
+    let halves = |argument: usize| (argument == 4 || argument == 5).then_some(&[0, 4, 8][..]);
+    assert_eq!(sequences(&to, halves).unwrap()[1].visible, 20);
+    (arguments[8], arguments[9]) = (Argument::Bool(true), Argument::None);
+    let to = definition("aten::_cudnn_attention_forward_no_dropout_inplace", arguments, vec![]);
+    assert_eq!(sequences(&to, halves).unwrap()[1].visible, 20);
+}
+
+/// Operations of an operator by its arguments, in cubes of 1024: `A` is square, `B` has twice as many rows as columns, `C` is that on its side.
+#[test]
+fn dense_linear_algebra_is_by_its_arguments() {
+    let (n, no, yes) = (1024_u64, Argument::Bool(false), Argument::Bool(true));
+    let [a, b, c] = [[n, n], [2 * n, n], [n, 2 * n]].map(|sizes| tensor(&sizes));
+    let text = |word: &str| Argument::Text(word.to_owned());
+    for (name, arguments, expected) in [
+        ("linalg_cholesky_ex", vec![&a], 1.0 / 3.0),
+        ("linalg_inv_ex", vec![&a], 2.0 / 3.0 + 2.0),
+        ("_linalg_solve_ex", vec![&a, &c, &yes], 2.0 / 3.0 + 4.0),
+        ("_linalg_solve_ex", vec![&a, &b, &no], 2.0 / 3.0 + 4.0),
+        ("linalg_lu_solve", vec![&a, &yes, &c, &yes], 4.0),
+        ("linalg_lu_solve", vec![&a, &yes, &b, &no], 4.0),
+        ("linalg_solve_triangular", vec![&a, &c, &yes, &yes], 2.0),
+        ("linalg_solve_triangular", vec![&a, &b, &yes, &no], 2.0),
+        ("cholesky_solve", vec![&c, &a], 4.0),
+        ("geqrf", vec![&b], 4.0 - 2.0 / 3.0),
+        ("linalg_qr", vec![&b, &text("r")], 4.0 - 2.0 / 3.0),
+        // Without a result, of as many columns as rows.
+        ("linalg_qr", vec![&b, &text("complete")], 4.0 - 2.0 / 3.0 + 12.0),
+        ("ormqr", vec![&a, &yes, &c, &yes], 4.0),
+        ("linalg_lstsq", vec![&b, &b], 4.0 - 2.0 / 3.0 + 6.0 + 1.0),
+        ("linalg_lstsq", vec![&c, &a], 4.0 - 2.0 / 3.0 + 6.0 + 1.0),
+        ("_linalg_eigh", vec![&a, &text("L"), &no], 4.0 / 3.0),
+        ("_linalg_eigh", vec![&a, &text("L"), &yes], 14.0 / 3.0),
+        ("_linalg_svd", vec![&b, &no, &no], 8.0 - 4.0 / 3.0),
+        ("_linalg_svd", vec![&c, &no, &no], 8.0 - 4.0 / 3.0),
+        ("_linalg_svd", vec![&b, &no, &yes], 8.0 - 4.0 / 3.0 + 4.0 + 6.0 + 2.0),
+        ("_linalg_svd", vec![&b, &yes, &yes], 8.0 - 4.0 / 3.0 + 4.0 + 12.0 + 2.0),
+        ("linalg_pinv.atol_rtol_tensor", vec![&a, &no, &no, &no], 8.0 / 3.0 + 4.0 + 2.0 + 2.0 + 2.0),
+        ("linalg_pinv.atol_rtol_tensor", vec![&a, &no, &no, &yes], 14.0 / 3.0 + 2.0),
+    ] {
+        let arguments = arguments.into_iter().cloned().collect();
+        let called = definition(&format!("aten::{name}"), arguments, vec![]);
+        assert!(is_rough(&called), "{name}");
+        let found = describe(&called).flops() as f64 / (n as f64).powi(3);
+        assert!((found / expected - 1.0).abs() < 0.1, "{name}: {found} instead of {expected}");
+    }
+}
+
 #[test]
 fn what_is_not_known_is_unknown() {
     for (name, arguments) in [
-        ("aten::linalg_svd", vec![tensor(&[4, 4])]),
+        ("aten::linalg_eig", vec![tensor(&[4, 4])]),
         ("mine::add", vec![tensor(&[4])]),
         ("aten::mm", vec![]),
         ("_C::other", vec![tensor(&[4])]),

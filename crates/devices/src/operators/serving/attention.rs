@@ -40,7 +40,7 @@ struct Places {
 impl Places {
     fn sight(&self, call: Call<'_>) -> Sight {
         let side = |further: usize| self.window.and_then(|window| call.int(window + further));
-        Sight::of(self.causal.is_some_and(|place| call.flag(place)), side(0), side(1))
+        Sight::of(self.causal.is_some_and(|place| call.flag(place)), side(0), side(1), true)
     }
 }
 
