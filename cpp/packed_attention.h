@@ -111,14 +111,13 @@ class PackedAttention {
   };
 
   // (query, key, value, cum_seq_q?, cum_seq_k?, max_q, max_k, dropout_p, is_causal, return_debug_mask, *, scale?, window_size_left?, window_size_right?,
-  // seqused_k?, alibi_slopes?, block_table?, num_splits?), from that argument on.
+  // seqused_k?, alibi_slopes?, block_table?, num_splits?), from that argument on. PyTorch's build refuses slopes.
   static std::tuple<at::Tensor, at::Tensor> flash_from(const torch::jit::Stack& stack, size_t at, uint64_t seed) {
     const bool is_packed = tensor_or_none(stack[at + 3]).defined();
     // Sequences of a batch use all of their keys.
     const c10::IValue used = is_packed ? stack[at + 13] : c10::IValue();
     PackedAttention packed({stack[at], stack[at + 1], stack[at + 2]}, stack[at + 3], stack[at + 4], used, stack[at + 15]);
     packed.sees(stack[at + 8], stack[at + 11], stack[at + 12], /*from_the_last=*/true);
-    packed.slopes_ = tensor_or_none(stack[at + 14]);
     packed.numbers(stack[at + 7], stack[at + 10], seed);
     auto [output, sums] = packed.forward();
     return {output, is_packed ? packed.by_heads(sums) : packed.by_batches(sums)};
@@ -224,7 +223,7 @@ class PackedAttention {
     const auto& [query, queries, key, keys] = sequences_[number];
     const at::Tensor own = heads_first(flat(query_).narrow(0, query, queries));
     // The CPU's kernel hides by itself what is behind the first query and key.
-    const bool is_simple = right_ == 0 && !left_ && !slopes_.defined() && !bias_.defined() && (queries == keys || !from_the_last_);
+    const bool is_simple = right_ == 0 && !left_ && !bias_.defined() && (queries == keys || !from_the_last_);
     const auto added = is_simple ? std::nullopt : mask(number, own.scalar_type());
     return Attention(own, heads_first(rows(key_, number)), heads_first(rows(value_, number)), added, dropout_, is_simple, scale_, seed_ + number,
                      of_bias_.defined());
@@ -244,19 +243,15 @@ class PackedAttention {
     const auto& [query, queries, key, keys] = sequences_[number];
     std::optional<at::Tensor> mask;
     if (bias_.defined()) mask = row_of(bias_, number).narrow(2, 0, std::min(queries, bias_.size(2))).narrow(3, 0, std::min(keys, bias_.size(3)));
-    if (!left_ && !right_ && !slopes_.defined()) return mask;
+    if (!left_ && !right_) return mask;
     // By how many places a key is behind the query that it stands at.
     const int64_t shift = from_the_last_ ? keys - queries : 0;
     const at::Tensor ahead = at::arange(keys, at::kInt).unsqueeze(0) - (at::arange(queries, at::kInt) + shift).unsqueeze(1);
     at::Tensor hidden = at::zeros({queries, keys}, at::kBool);
     if (right_) hidden = hidden.logical_or(ahead > *right_);
     if (left_) hidden = hidden.logical_or(ahead < -*left_);
-    at::Tensor added = at::zeros({queries, keys}, at::kFloat);
-    if (slopes_.defined()) {
-      const at::Tensor slopes = slopes_.dim() == 1 ? slopes_ : slopes_[static_cast<int64_t>(number)];
-      added = slopes.to(at::kFloat).view({1, -1, 1, 1}) * -ahead.abs();
-    }
-    added = added.masked_fill(hidden, -std::numeric_limits<double>::infinity()).to(type == at::kDouble ? at::kDouble : at::kFloat);
+    const auto wide = type == at::kDouble ? at::kDouble : at::kFloat;
+    const at::Tensor added = at::zeros({queries, keys}, wide).masked_fill(hidden, -std::numeric_limits<double>::infinity());
     return mask ? *mask + added : added;
   }
 
@@ -302,7 +297,7 @@ class PackedAttention {
 
   static at::Tensor tensor_or_none(const c10::IValue& value) { return value.isNone() ? at::Tensor() : value.toTensor(); }
 
-  at::Tensor query_, key_, value_, pages_, bias_, slopes_, of_bias_;
+  at::Tensor query_, key_, value_, pages_, bias_, of_bias_;
   std::vector<Sequence> sequences_;
   bool from_the_last_ = false;
   // How many keys a query sees before and behind the one that it stands at; none: all.

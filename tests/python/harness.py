@@ -18,6 +18,15 @@ from nursery import Nursery
 
 TIMEOUT_S = 300
 
+# A cluster of one simulated GPU.
+ONE_GPU = """
+backend = "nccl"
+[[device]]
+name = "gpu"
+model = "h100-sxm"
+[network]
+"""
+
 
 @dataclass(frozen=True)
 class Done:

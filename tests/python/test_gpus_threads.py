@@ -5,18 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import uniference, write_script
+from harness import ONE_GPU, uniference, write_script
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
 
-
-CLUSTER = """
-backend = "nccl"
-[[device]]
-name = "gpu"
-model = "h100-sxm"
-[network]
-"""
 
 HEAD = """
 import json, threading, time
@@ -52,7 +44,7 @@ with timed("work"):
 
 def milliseconds(directory: Path, body: str) -> dict[str, float]:
     """What the script says of how long things took; `work` is that of what it hands to the GPU each time."""
-    (directory / "cluster.toml").write_text(CLUSTER)
+    (directory / "cluster.toml").write_text(ONE_GPU)
     script = write_script(directory, HEAD + body + "\njson.dump(took, open('took.json', 'w'))\n")
     options = ("--cluster", "cluster.toml", "--cuda", "--compute", "model", "--values", "small")
     done = uniference("run", *options, script, cwd=directory)

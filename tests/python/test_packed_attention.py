@@ -4,17 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import uniference, write_script
+from harness import ONE_GPU, uniference, write_script
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
 
-CLUSTER = """
-backend = "nccl"
-[[device]]
-name = "gpu"
-model = "h100-sxm"
-[network]
-"""
 
 REFERENCE = """
 import torch, torch.nn.functional as F
@@ -58,7 +51,7 @@ def compare(what, there, here, *tensors):
 
 
 def run(directory: Path, body: str) -> str:
-    (directory / "cluster.toml").write_text(CLUSTER)
+    (directory / "cluster.toml").write_text(ONE_GPU)
     script = write_script(directory, REFERENCE + body)
     done = uniference("run", "--cluster", "cluster.toml", "--cuda", "--compute", "none", script, cwd=directory)
     assert done.code == 0, done.err + done.out
@@ -90,21 +83,88 @@ for heads in (4, 2):
     )
 
 
+def test_output_where_the_program_wants_it(tmp_path: Path) -> None:
+    run(
+        tmp_path,
+        """
+from torch.nn.attention.varlen import varlen_attn_out, AuxRequest
+ends = [0, 3, 133, 140]
+q, k, v = torch.randn(3, 140, 4, 32).bfloat16()
+at = borders(ends).cuda()
+for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+    out = torch.full((140, 4, 32), 7.0, dtype=torch.bfloat16, device="cuda")
+    with sdpa_kernel(backend):
+        found, sums = varlen_attn_out(out, q.cuda(), k.cuda(), v.cuda(), at, at, 130, 130, return_aux=AuxRequest(lse=True))
+    assert found.data_ptr() == out.data_ptr()
+    close(out, packed(q, k, v, ends, ends), backend)
+    scores = [q[a:b].float().transpose(0, 1) @ k[a:b].float().permute(1, 2, 0) / 32**0.5 for a, b in zip(ends, ends[1:])]
+    close(sums, torch.cat([s.logsumexp(-1) for s in scores], 1), f"sums of {backend}")
+""",
+    )
+
+
+def test_queries_stand_where_their_kernel_has_them(tmp_path: Path) -> None:
+    """With more keys than queries: of FlashAttention the last at the last key, of cuDNN, without a cache, the first at the first."""
+    run(
+        tmp_path,
+        """
+q, k, v = torch.randn(11, 2, 32).bfloat16(), *torch.randn(2, 21, 2, 32).bfloat16()
+of_queries, of_keys = [0, 4, 11], [0, 12, 21]
+at = borders(of_queries).cuda(), borders(of_keys).cuda()
+there = [t.cuda() for t in (q, k, v)]
+flash = torch.ops.aten._flash_attention_forward(*there, *at, 7, 12, 0.0, True, False)[0]
+close(flash, packed(q, k, v, of_queries, of_keys, right=0), "flash")
+cudnn = torch.ops.aten._cudnn_attention_forward(*there, None, *at, 7, 12, True, 0.0, True)[0]
+close(cudnn, packed(q, k, v, of_queries, of_keys, right=0, from_the_last=False), "cudnn")
+# Of a batch, with heads before tokens and what is added to scores for all heads.
+q, k, v = (torch.randn(2, 2, n, 32).bfloat16() for n in (4, 12, 12))
+bias = torch.randn(1, 1, 4, 12).bfloat16()
+cudnn = torch.ops.aten._cudnn_attention_forward(*(t.cuda() for t in (q, k, v)), bias.cuda(), None, None, 4, 12, True)[0]
+expected = [alone(*(t.transpose(0, 1) for t in ts), bias=bias[0].float()).transpose(0, 1) for ts in zip(q, k, v)]
+close(cudnn, torch.stack(expected), "batch")
+""",
+    )
+
+
+def test_dropout(tmp_path: Path) -> None:
+    """By FlashAttention. What is dropped is the same in the backward pass: a loss is linear in the values."""
+    run(
+        tmp_path,
+        """
+ends = [0, 5, 25]
+q, k, v = torch.randn(3, 25, 2, 32).bfloat16()
+at, there = borders(ends).cuda(), [t.cuda() for t in (q, k, v)]
+forward = torch.ops.aten._flash_attention_forward(*there, at, at, 20, 20, 0.5, False, False)
+out, sums, state, unused, _ = forward
+outer = torch.randn(25, 2, 32).bfloat16().cuda()
+gradients = torch.ops.aten._flash_attention_backward(
+    outer, *there, out, sums, at, at, 20, 20, 0.5, False, state, unused)
+assert not torch.allclose(out, torch.ops.aten._flash_attention_forward(*there, at, at, 20, 20, 0.0, False, False)[0])
+close((gradients[2] * there[2]).sum(), (out * outer).sum().cpu(), "dropout")
+""",
+    )
+
+
 def test_keys_in_pages(tmp_path: Path) -> None:
-    """Of a cache, with one query or some behind earlier ones."""
+    """Of a cache, with one query or some behind earlier ones: by cuDNN, and with pages of 256 tokens by FlashAttention."""
     run(
         tmp_path,
         """
 from torch.nn.attention.varlen import varlen_attn
-ends, used = [0, 1, 5, 8], [30, 17, 3]
+ends = [0, 1, 5, 8]
 q = torch.randn(8, 4, 32).bfloat16()
-cache = torch.randn(2, 12, 16, 2, 32).bfloat16()
 table = torch.tensor([[7, 2], [0, 11], [5, 0]], dtype=torch.int32)
-k, v = ([c[row].flatten(0, 1)[:n] for row, n in zip(table.long(), used)] for c in cache)
-expected = torch.cat([alone(q[a:b], k[i], v[i], right=0) for i, (a, b) in enumerate(zip(ends, ends[1:]))])
-found = varlen_attn(q.cuda(), *cache.cuda(), borders(ends).cuda(), None, 4, 32, window_size=(-1, 0), enable_gqa=True,
-                    seqused_k=borders(used).cuda(), block_table=table.cuda())
-close(found, expected, "pages")
+for size, used in ((16, [30, 17, 3]), (256, [300, 17, 512])):
+    cache = torch.randn(2, 12, size, 2, 32).bfloat16()
+    k, v = ([c[row].flatten(0, 1)[:n] for row, n in zip(table.long(), used)] for c in cache)
+    expected = torch.cat([alone(q[a:b], k[i], v[i], right=0) for i, (a, b) in enumerate(zip(ends, ends[1:]))])
+    where = {"seqused_k": borders(used).cuda(), "block_table": table.cuda()}
+    given = q.cuda(), *cache.cuda(), borders(ends).cuda()
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        found = varlen_attn(*given, None, 4, 2 * size, window_size=(-1, 0), enable_gqa=True, **where)
+    close(found, expected, f"pages of {size}")
+flash = torch.ops.aten._flash_attention_forward(*given, borders([0, 300, 317, 829]).cuda(), 4, 512, 0.0, True, False, **where)[0]
+close(flash, expected, "flash")
 """,
     )
 
@@ -129,6 +189,9 @@ q, k, v = torch.randn(2, 6, 4, 16), torch.randn(2, 12, 4, 16), torch.randn(2, 12
 bias = torch.randn(2, 4, 6, 12)
 here = lambda q, k, v, bias: torch.stack([alone(*t, bias=b) for *t, b in zip(q, k, v, bias)])
 compare("bias", efficient, here, q, k, v, bias)
+# How long they are is not looked at then.
+for longest in ((-1, -1), (64, 64)):
+    close(efficient(*(t.cuda() for t in (q, k, v)), longest=longest), here(q, k, v, [None, None]), longest)
 """,
     )
 
@@ -184,7 +247,7 @@ for name, ends in {
     torch.cuda.synchronize()
     print(name, begin.elapsed_time(end))
 """
-    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    (tmp_path / "cluster.toml").write_text(ONE_GPU)
     script = write_script(tmp_path, REFERENCE + body)
     found = {}
     for values in ("small", "none"):

@@ -7,21 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Done, uniference, write_script
+from harness import ONE_GPU, Done, uniference, write_script
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
 
-CLUSTER = """
-backend = "nccl"
-[[device]]
-name = "gpu"
-model = "h100-sxm"
-[network]
-"""
-
 
 def run(directory: Path, body: str, kernels: str = "", *options: str) -> Done:
-    (directory / "cluster.toml").write_text(CLUSTER + kernels)
+    (directory / "cluster.toml").write_text(ONE_GPU + kernels)
     script = write_script(directory, "import torch\n" + body)
     caches = {"TRITON_CACHE_DIR": str(directory / "triton"), "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor")}
     arguments = ("run", "--cluster", "cluster.toml", "--cuda", "--out", "out", *options, script)

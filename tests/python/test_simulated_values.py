@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import uniference, write_script
+from harness import ONE_GPU, uniference, write_script
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
 
@@ -41,17 +41,8 @@ def trained(what, module, *inputs):
 """
 
 
-CLUSTER = """
-backend = "nccl"
-[[device]]
-name = "gpu"
-model = "h100-sxm"
-[network]
-"""
-
-
 def run(directory: Path, body: str, *options: str) -> str:
-    (directory / "cluster.toml").write_text(CLUSTER)
+    (directory / "cluster.toml").write_text(ONE_GPU)
     script = write_script(directory, COMPARE + body)
     cluster = ("--cluster", "cluster.toml")
     done = uniference("run", *cluster, "--cuda", "--compute", "none", *options, script, cwd=directory)
@@ -369,7 +360,7 @@ dist.all_reduce(large)
 assert small.tolist() == [2.0] * 10
 print("first", large[0].item())
 """
-    (tmp_path / "cluster.toml").write_text(CLUSTER.replace('name = "gpu"', 'name = "gpu"\ncount = 2'))
+    (tmp_path / "cluster.toml").write_text(ONE_GPU.replace('name = "gpu"', 'name = "gpu"\ncount = 2'))
     script = write_script(tmp_path, COMPARE + body)
     options = ("--cluster", "cluster.toml", "--compute", "none", "--values", "small", "--out", "out")
     done = uniference("run", *options, script, cwd=tmp_path)

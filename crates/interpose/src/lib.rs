@@ -7,7 +7,8 @@
 //! program starts. Processes that it starts are on the rank's clock as well ([`family`]): their client asks that of the rank.
 //!
 //! Threads need no call to be counted on: those that the process starts are known from [`threads`], and a thread that waits in a call
-//! of the system is woken when virtual time says so (`pauses`). What the program calls them is heard by [`names`], and what it makes that would outlive it by [`leaves`].
+//! of the system is woken when virtual time says so (`pauses`). What the program calls them is heard by [`names`], and what it makes that would outlive
+//! it by [`leaves`].
 //!
 //! [`profiler`] has no function of the C library, but the class by which PyTorch's profiler has its times, as these come from the processor and not from a
 //! clock.

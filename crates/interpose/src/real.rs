@@ -113,15 +113,28 @@ pub(crate) fn syscall() -> Syscall {
 /// Functions of condition variables that glibc keeps in two versions on x86-64; without its name it gives the older one.
 const COND_VERSION: &CStr = c"GLIBC_2.3.2";
 
+/// Before glibc 2.34 some of the functions are in libraries of their own, which a program has loaded for itself alone if nothing else needs them.
+const APART: [&CStr; 2] = [c"librt.so.1", c"libpthread.so.0"];
+
 /// # Panics
 /// If the C library has no such function: another one than glibc.
 fn next(name: &str) -> usize {
     let text = CStr::from_bytes_with_nul(name.as_bytes()).expect("it ends with a zero");
     let versioned = if name.starts_with("pthread_cond_") { find_version(text) } else { None };
+    let found = versioned.or_else(|| symbol(libc::RTLD_NEXT, text)).or_else(|| {
+        APART.iter().find_map(|library| {
+            // SAFETY: the name ends with a zero; it is part of the C library, and stays.
+            let library = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY) };
+            if library.is_null() { None } else { symbol(library, text) }
+        })
+    });
+    found.unwrap_or_else(|| panic!("the C library has no {name}"))
+}
+
+fn symbol(library: *mut c_void, name: &CStr) -> Option<usize> {
     // SAFETY: the name ends with a zero.
-    let found = versioned.unwrap_or_else(|| unsafe { libc::dlsym(libc::RTLD_NEXT, text.as_ptr()) } as usize);
-    assert!(found != 0, "the C library has no {name}");
-    found
+    let found = unsafe { libc::dlsym(library, name.as_ptr()) } as usize;
+    (found != 0).then_some(found)
 }
 
 fn find_version(name: &CStr) -> Option<usize> {

@@ -316,7 +316,10 @@ def _note_kinds(channel: Channel, native: Library) -> None:
     def zeroing(zero_grad: Any) -> Any:
         @wraps(zero_grad)
         def zero(stepping: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            if not torch.compiler.is_compiling() and stepping not in eager:
+            # One that has stepped since the last time has said so itself; its next step may be a compiled one.
+            if stepping in eager:
+                eager.discard(stepping)
+            else:
                 note_parameters(stepping)
                 note_states(stepping)
             return zero_grad(stepping, *args, **kwargs)

@@ -163,7 +163,7 @@ impl Costing {
         }
         let names = self.longest_first(found)?;
         Some(format!(
-            "dense linear algebra is costed by its products and a kernel for each column, which was not measured and may be off by several times: {names}"
+            "dense linear algebra is costed by the products and columns of its blocks, which was not measured and may be off by several times: {names}"
         ))
     }
 
