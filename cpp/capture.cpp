@@ -193,13 +193,14 @@ void run_foreign(const c10::OperatorHandle& op, const Schema& schema, c10::Dispa
   if (inside > 0 || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, &stack);
   const size_t count = schema.written.size(), begin = stack.size() - count;
   const std::vector<c10::IValue> arguments(stack.begin() + begin, stack.end());
+  const bool is_written = !unwritten();
   OwnKernels kernels;
   op.redispatchBoxed(below, &stack);
   if (!kernels.any()) return;
   const OwnWork ours;
   Mirror::ran_own_kernels(schema, arguments, stack, begin, values.has_values(schema, arguments.data(), count));
   // What is timed has its time already.
-  if (timed) return;
+  if (timed || !is_written) return;
   Stream key;
   std::vector<uint64_t> read;
   Definitions::key(schema, arguments.data(), count, key);
@@ -256,6 +257,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   bool computes;
   bool has_values;
   bool recorded = false;
+  const bool is_written = !unwritten();
   {
     OwnWork ours;
     const c10::IValue* arguments = count == 0 ? nullptr : &(*stack)[begin];
@@ -291,15 +293,15 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   {
     const uint64_t lasted = timed ? computing.end() : 0;
     OwnWork ours;
-    timed ? write_times(before, lasted) : void(own_ticks += detour);
+    if (is_written) timed ? write_times(before, lasted) : void(own_ticks += detour);
     const bool said = schema.kernel && has_values && captured_last == 0;
     if (!values.all() && !answered && !schema.view && !said) spread_absence(schema, kept, *stack, begin, line);
-    if (on_gpu && schema.has_lengths) write_readings(kept, last_stream);
-    write_execution(defined(*definition, own_key, *stack, begin), line, recorded, own_read, *stack, begin);
+    if (is_written && on_gpu && schema.has_lengths) write_readings(kept, last_stream);
+    if (is_written) write_execution(defined(*definition, own_key, *stack, begin), line, recorded, own_read, *stack, begin);
   }
   key.swap(own_key);
   read.swap(own_read);
-  if (timed) between.begin();
+  if (timed && is_written) between.begin();
 }
 
 // The least of several rounds, as whatever disturbs one makes it longer.
@@ -414,6 +416,9 @@ __attribute__((visibility("default"))) uint64_t uniference_capture_forgotten() {
 
 // Results of operators on simulated GPUs that this thread runs until it says -1 are nobody's.
 __attribute__((visibility("default"))) void uniference_capture_unvalued(int change) { unvalued += change; }
+
+// Whether this thread compiles the program from here on; returns whether it did.
+__attribute__((visibility("default"))) int uniference_capture_compiling(int now) { return std::exchange(compiling, now != 0) ? 1 : 0; }
 
 // What is allocated on the rank's own GPU is counted from here on; see `GpuMemory`.
 __attribute__((visibility("default"))) void uniference_capture_gpu_memory(GpuMemory::Own own, GpuMemory::Taken taken) {

@@ -100,7 +100,9 @@ void write_kind(Said kind, Fields... fields) {
 }
 
 // What is handed to a stream next has this number.
-inline void write_number(uint64_t number) { write_kind(kNumber, number); }
+inline void write_number(uint64_t number) {
+  if (!unwritten()) write_kind(kNumber, number);
+}
 
 inline void write_integers(uint32_t buffer, const std::vector<int32_t>& values) {
   Log::Writer log;
@@ -167,6 +169,7 @@ class OwnKernels {
 
   void write(uint32_t flags) {
     for (const Launch& launch : std::exchange(launches_, {})) {
+      if (unwritten()) continue;
       if (launch.number != 0) write_number(launch.number);
       write_entry(kLaunch, launch.kernel, launch.stream, launch.flags | flags, launch.bytes);
     }
@@ -186,7 +189,7 @@ inline void launch(uint32_t kernel, uint32_t stream, uint32_t flags, uint64_t by
   last_stream = stream;
   OwnKernels* own = OwnKernels::running();
   if (own != nullptr && kernel != Kernels::sleep()) return own->launch(kernel, stream, flags, bytes);
-  write_entry(kLaunch, kernel, stream, with_operator(flags), bytes);
+  if (!unwritten()) write_entry(kLaunch, kernel, stream, with_operator(flags), bytes);
 }
 
 inline void number_next(uint64_t number) {
@@ -224,13 +227,16 @@ inline constexpr Launches launches{
     launch,
     [](uint32_t stream, uint32_t kind, uint64_t bytes, uint32_t flags) {
       number_this();
-      write_entry(kCopy, stream, kind, bytes, with_operator(flags));
+      if (!unwritten()) write_entry(kCopy, stream, kind, bytes, with_operator(flags));
     },
-    [](uint32_t event, uint32_t stream) { write_entry(kRecord, event, stream); },
+    [](uint32_t event, uint32_t stream) {
+      if (!unwritten()) write_entry(kRecord, event, stream);
+    },
     [](uint32_t stream, uint32_t event) { write_entry(kWait, stream, event); },
     [](uint32_t event, uint32_t stream) { write_kind(kExternalRecord, event, stream); },
     [](uint32_t stream, uint32_t event) { write_kind(kExternalWait, stream, event); },
     [](uint32_t stream, uint32_t graph) {
+      graph != 0 ? capturing++ : capturing--;
       Buffers::get().capture(stream, graph);
       write_entry(kCapture, stream, graph);
     },

@@ -1,6 +1,7 @@
 // Owns the mark between the program's work and the simulator's own on its threads: what the latter takes of their time is not the program's.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #if defined(__x86_64__)
 #include <x86intrin.h>
@@ -16,6 +17,15 @@ class Inside {
   Inside() { inside++; }
   ~Inside() { inside--; }
 };
+
+// Whether this thread compiles the program. What it runs for that has values, and is not written down: a program that finds all compiled has none of it.
+inline thread_local bool compiling = false;
+
+// Of how many streams graphs are captured. That is written down whoever does it, as the program launches them.
+inline std::atomic<int> capturing{0};
+
+// Whether what this thread runs is not written down as the program's.
+inline bool unwritten() { return inside > 0 || (compiling && capturing.load(std::memory_order_relaxed) == 0); }
 
 inline uint64_t ticks() {
 #if defined(__x86_64__)

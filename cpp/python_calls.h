@@ -18,7 +18,7 @@ class PythonCalls {
     constexpr int kCall = 0, kReturn = 3;
     if (event == kCall) {
       depth_++;
-      if (inside == 0) calls_++;
+      if (!unwritten()) calls_++;
     } else if (event == kReturn && --depth_ < 0) {
       leave();
     }

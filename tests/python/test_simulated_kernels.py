@@ -180,6 +180,44 @@ assert all("graph_break()" in reason for reason in breaks), breaks
     assert kinds["gradients"] >= 4 * 256 * 257, kinds
 
 
+COLD_AND_WARM = """
+torch.manual_seed(0)
+norm = torch.nn.LayerNorm(512).cuda()
+weights = torch.ones(512, 512).cuda()
+
+@torch.compile
+def forward(x):
+    return torch.softmax(norm(x @ weights), -1).sum()
+
+forward(torch.ones(256, 512).cuda()).backward()
+print(norm.bias.grad.abs().sum().isfinite().item())
+"""
+
+
+def test_what_is_run_to_compile_takes_no_operators_time(tmp_path: Path) -> None:
+    """With nothing compiled, and all of it: choices between configurations of a kernel alone took several milliseconds."""
+    cold, warm = (checked(tmp_path, COLD_AND_WARM, "", "--values", "all") for _ in range(2))
+    assert abs(cold["makespan_ps"] - warm["makespan_ps"]) < 500_000_000
+
+
+def test_what_a_compiler_measures_is_measured_in_virtual_time(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+from torch._inductor.runtime.benchmarking import benchmarker
+
+def slow(graph, inputs):
+    took = [benchmarker.benchmark_gpu(lambda: torch.mm(a, a)) for a in (torch.ones(n, n).cuda() for n in (512, 4096))]
+    print(took[1] / took[0] > 50, torch.ones(3).cuda().sum().item())
+    return graph.forward
+
+print(torch.compile(lambda x: x + 1, backend=slow)(torch.ones(2).cuda()).tolist())
+""",
+    )
+    assert done.code == 0, done.err + done.out
+    assert "True 3.0" in done.out and "[2.0, 2.0]" in done.out, done.out
+
+
 def test_what_torchs_compiler_has_written_for_any_size_computes(tmp_path: Path) -> None:
     checked(
         tmp_path,

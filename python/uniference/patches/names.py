@@ -53,12 +53,6 @@ TRITON_ACCESSES = Name(
     "know what kernels of Triton write to",
     "kernel, kwargs, tma_descriptor_metadata",
 )
-TRITON_BENCH = Replaced("triton.runtime.autotuner:Autotuner._bench", "measure kernels without values", "self, config")
-INDUCTOR_BENCH = Replaced(
-    "torch._inductor.runtime.triton_heuristics:CachingAutotuner.bench",
-    "measure kernels without values",
-    "self, launcher, with_profiler",
-)
 COMPILED_KERNELS = Namespace("inductor", "capture kernels of torch's compiler as operators")
 OTHER_KERNELS = Namespace("triton", "capture kernels of Triton as operators")
 _KERNELS = (
@@ -83,6 +77,23 @@ _INTERPRETER = tuple(
         "interpreter_builder",
     )
 )
+
+# Torch's compiler
+
+COMPILES = Replaced(
+    "torch._dynamo.callback:CompilationCallbackHandler.install_callbacks",
+    "know what is run to compile the program",
+    "self, trigger, compile_id",
+)
+GPU_BENCHMARK = Replaced(
+    "torch._inductor.runtime.benchmarking:maybe_gpu_benchmark_lock", "measure kernels without values", ""
+)
+INDUCTOR_BENCH = Replaced(
+    "torch._inductor.runtime.triton_heuristics:CachingAutotuner.bench",
+    "choose between configurations of a kernel that take equally long",
+    "self, launcher, with_profiler",
+)
+TRITON_BENCH = Replaced("triton.runtime.autotuner:Autotuner._bench", "measure kernels without values", "self, config")
 
 # The terminal
 

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 from uniference._native import Channel
 from uniference.patches import names
 from uniference.program.lines import LIBRARIES, user_line
+from uniference.rank import compiling
 
 CAPTURE = "UNIFERENCE_CAPTURE"
 """In the environment of a run: `python` captures operators in Python though the library is there."""
@@ -75,6 +76,7 @@ class Library:
             -1 if limit is None else limit, libraries, channel.captures, TIMED in os.environ, self.nanoseconds_a_tick
         )
         _note_kinds(channel, self)
+        compiling.install(self)
         _pass_higher_order_operators()
 
     def count_python_calls(self) -> None:
@@ -126,6 +128,15 @@ class Library:
             yield
         finally:
             self.functions.uniference_capture_unvalued(-1)
+
+    @contextmanager
+    def compiling(self, is_compiling: bool) -> Iterator[None]:
+        """What this thread runs meanwhile has values, and is not written down; or, not compiling, it is once more."""
+        before = self.functions.uniference_capture_compiling(is_compiling)
+        try:
+            yield
+        finally:
+            self.functions.uniference_capture_compiling(before)
 
     def count_gpu_memory(self, own: int, taken: int) -> None:
         """Counts what torch allocates on the rank's own GPU from here on: functions say which it is, and what the process has of it."""

@@ -9,13 +9,10 @@ namespace `inductor`: they are told by their memory traffic alone. Others are in
 import dataclasses
 import functools
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,9 +20,11 @@ from torch import Tensor
 
 from uniference._native import Channel
 from uniference.patches import names
-from uniference.patches.registry import Namespace, Replaced
+from uniference.patches.later import when_imported
+from uniference.patches.registry import Namespace
 from uniference.rank.capture import Library
 from uniference.rank.charging import uncharged
+from uniference.rank.compiling import is_of_operators
 
 _SCHEMA = "(str names, Tensor[] read, Tensor(a!)[] written, int[] numbers) -> ()"
 _NO_IDENTIFIER = re.compile(r"\W")
@@ -300,8 +299,7 @@ def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
     # How often its loops access tensors bounds how much of a table they read.
     accesses = {name: tuner.inductor_meta[name] for name in ("num_load", "num_store") if name in tuner.inductor_meta}
     name = tuner.inductor_meta.get("kernel_name") or tuner.fn.__name__
-    # Others are templates, whose products of matrices count, and the program's own.
-    is_known = tuner.heuristic_type.name in ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION", "SPLIT_SCAN")
+    is_known = is_of_operators(tuner)
     namespace = names.COMPILED_KERNELS if is_known else names.OTHER_KERNELS
 
     def written(argument: str) -> bool:
@@ -343,74 +341,15 @@ def _number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) and value.device.type == "cpu" and value.numel() == 1 else value
 
 
-# Choices between configurations
-
-
-def _measure_unvalued(name: Replaced, library: Library) -> None:
-    """A kernel runs a hundred times to be measured, and what it computes is discarded."""
-    original = name.original
-
-    @functools.wraps(original)
-    def measured(*args: Any, **kwargs: Any) -> Any:
-        with library.unvalued():
-            return original(*args, **kwargs)
-
-    name.replace(measured)
-
-
-# When they are noted
-
-
-class _Later(MetaPathFinder):
-    """Does something to modules when they have been imported."""
-
-    def __init__(self, whats: Mapping[str, Callable[[], None]]) -> None:
-        self._whats = dict(whats)
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        what = self._whats.pop(name, None)
-        if what is None:
-            return None
-        for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target)
-            if spec is not None and spec.loader is not None:
-                spec.loader = _Doing(spec.loader, what)
-                return spec
-        return None
-
-
-class _Doing(Loader):
-    def __init__(self, loader: Loader, what: Callable[[], None]) -> None:
-        self._loader, self._what = loader, what
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._what()
-
-
 def install(channel: Channel, library: Library) -> None:
     """From here on, kernels of Triton are operators. Nothing is imported for that."""
 
     _graphs.library, _graphs.channel = library, channel
     accesses = _Accesses(channel)
 
-    def note_compiled_kernels() -> None:
-        _note_compiled_kernels()
-        _measure_unvalued(names.INDUCTOR_BENCH, library)
-
-    whats: dict[str, Callable[[], None]] = {
-        names.TRITON_RUN.module: functools.partial(_note_programs_kernels, accesses),
-        names.TRITON_BENCH.module: functools.partial(_measure_unvalued, names.TRITON_BENCH, library),
-        names.INDUCTOR_LAUNCHER.module: note_compiled_kernels,
-    }
-    missing = {name: what for name, what in whats.items() if name not in sys.modules}
-    for name, what in whats.items():
-        if name not in missing:
-            what()
-    sys.meta_path.insert(0, _Later(missing))
+    when_imported(
+        {
+            names.TRITON_RUN.module: functools.partial(_note_programs_kernels, accesses),
+            names.INDUCTOR_LAUNCHER.module: _note_compiled_kernels,
+        }
+    )
