@@ -73,6 +73,21 @@ class TritonKernel:
             RuntimeError: The arguments are not those of the kernel.
         """
 
+    def work(
+        self, arguments: Sequence[int | float], grid: tuple[int, int, int]
+    ) -> tuple[Sequence[int], int, int, int, bool] | None:
+        """What all programs of the grid do together. Nothing is written.
+
+        Args:
+            arguments: Of a tensor its address.
+            grid: How many programs there are along each axis.
+
+        Returns:
+            Floating-point operations of products of matrices: of numbers of 8 bits, of 16, of 32 as TF32, and of 32 and 64; operations on
+            single numbers of floating point; bytes that are read and written, each once; and whether integers in memory decide all this.
+            `None`: numbers of floating point in memory decide it, or the kernel does not seem to end.
+        """
+
 def combines(reduce: str, dtype: str) -> bool:
     """Whether the channel combines such elements itself, with torch's bits."""
 

@@ -40,12 +40,7 @@ impl TritonKernel {
         grid: (u32, u32, u32),
         absent: Vec<(usize, usize)>,
     ) -> PyResult<Vec<(usize, usize)>> {
-        let argument = |number: Number| match number {
-            Number::Integer(number) => Argument::Integer(number),
-            Number::Unsigned(number) => Argument::Integer(number as i64),
-            Number::Float(number) => Argument::Float(number),
-        };
-        let arguments: Vec<Argument> = arguments.into_iter().map(argument).collect();
+        let arguments: Vec<Argument> = arguments.into_iter().map(Argument::from).collect();
         let absent: Vec<_> = absent.into_iter().map(|(from, to)| from..to).collect();
         let mut signal = None;
         let mut goes_on = || py.check_signals().map_err(|error| signal = Some(error)).is_ok();
@@ -55,6 +50,35 @@ impl TritonKernel {
             Ok(written) => Ok(written.into_iter().map(|span| (span.start, span.end)).collect()),
             Err(Stopped::Interrupted) => Err(signal.expect("it was asked")),
             Err(error) => Err(PyRuntimeError::new_err(error.to_string())),
+        }
+    }
+
+    /// As of `run`, but nothing is written.
+    fn work(&self, py: Python<'_>, arguments: Vec<Number>, grid: (u32, u32, u32)) -> PyResult<Option<Amounts>> {
+        let arguments: Vec<Argument> = arguments.into_iter().map(Argument::from).collect();
+        let mut signal = None;
+        let mut goes_on = || py.check_signals().map_err(|error| signal = Some(error)).is_ok();
+        // SAFETY: as of `run`.
+        let work = unsafe { self.0.work(&arguments, grid.into(), &mut goes_on) };
+        match work {
+            Ok(work) => {
+                Ok(work.map(|work| (work.products, work.operations, work.read, work.written, work.is_by_integers)))
+            }
+            Err(Stopped::Interrupted) => Err(signal.expect("it was asked")),
+            Err(error) => Err(PyRuntimeError::new_err(error.to_string())),
+        }
+    }
+}
+
+/// `Work` of `uniference_triton`, in its order.
+type Amounts = ([u64; 4], u64, u64, u64, bool);
+
+impl From<Number> for Argument {
+    fn from(number: Number) -> Argument {
+        match number {
+            Number::Integer(number) => Argument::Integer(number),
+            Number::Unsigned(number) => Argument::Integer(number as i64),
+            Number::Float(number) => Argument::Float(number),
         }
     }
 }

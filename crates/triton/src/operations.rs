@@ -306,7 +306,8 @@ pub(crate) fn operation(name: &str, written: &Written<'_>) -> Option<Operation> 
             let [a, b, c] = written.types.as_slice() else { return None };
             let is_product = a.shape.len() == 2 && b.shape.len() == 2 && c.shape.len() == 2;
             let fits = is_product && a.shape[1] == b.shape[0] && [a.shape[0], b.shape[1]] == c.shape[..];
-            (fits && a.scalar.is_float() && c.scalar == Scalar::F32).then(|| Operation::Dot { inner: b.clone() })
+            let exact = !written.words.contains(&"tf32");
+            (fits && a.scalar.is_float() && c.scalar == Scalar::F32).then(|| Operation::Dot { inner: b.clone(), exact })
         }
         "tt.extern_elementwise" => libdevice(written.attribute("symbol")?.trim_matches('"')),
         _ => float(name.strip_prefix("math.").and_then(Math1::of_dialect)?),

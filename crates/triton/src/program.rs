@@ -110,9 +110,10 @@ pub(crate) enum Operation {
     Concatenate,
     /// Elements by their index along an axis.
     Gather(usize),
-    /// Products of matrices, added to a third.
+    /// Products of matrices, added to a third; of single precision with all bits of the mantissa, if that is exact.
     Dot {
         inner: Type,
+        exact: bool,
     },
     /// The region combines two values of each operand.
     Reduce {

@@ -8,6 +8,7 @@ use crate::float::Number;
 use crate::memory::{Memory, Span, length};
 use crate::program::{End, Function, Instruction, Kernel, Operation, Region, Slot, Target};
 use crate::value::{Data, Scalar, Type, rounded, unsigned, wrapped, zip, zip3};
+use crate::work::{Counter, Work};
 use std::sync::Arc;
 
 /// What a kernel is called with.
@@ -63,16 +64,9 @@ impl Kernel {
         absent: &[Span],
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<Vec<Span>, Stopped> {
-        let function = &self.functions[&self.entry];
-        if arguments.len() != function.parameters.len() {
-            return Err(Stopped::Arguments { parameters: function.parameters.len(), given: arguments.len() });
-        }
-        let place = |((_, name, of), argument): (&(Slot, String, Type), &Argument)| {
-            placed(*argument, of.scalar).map(Arc::new).ok_or_else(|| unfit(&format!("parameter {name}")))
-        };
-        let arguments: Vec<Shared> = function.parameters.iter().zip(arguments).map(place).collect::<Result<_, _>>()?;
-        let mut running =
-            Running { kernel: self, memory: Memory::new(absent), grid, at: [0; 3], left: PATIENCE, goes_on };
+        let (function, arguments) = self.called(arguments)?;
+        let memory = Memory::new(absent);
+        let mut running = Running { kernel: self, memory, grid, at: [0; 3], left: PATIENCE, goes_on, counter: None };
         for x in 0..grid[0] {
             for y in 0..grid[1] {
                 for z in 0..grid[2] {
@@ -84,6 +78,70 @@ impl Kernel {
         }
         Ok(running.memory.written)
     }
+
+    /// What all programs of the grid do together: nothing is written. `None`: numbers of floating point decide that, or it does not seem to end.
+    ///
+    /// # Safety
+    /// The kernel reads at the addresses that it is given, and at those that it makes of them.
+    ///
+    /// # Errors
+    /// As of [`Kernel::run`].
+    #[allow(unsafe_code)]
+    pub unsafe fn work(
+        &self,
+        arguments: &[Argument],
+        grid: [u32; 3],
+        goes_on: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Work>, Stopped> {
+        let (function, arguments) = self.called(arguments)?;
+        let counter = Some(Counter::new(function));
+        let memory = Memory::new(&[]);
+        let mut running = Running { kernel: self, memory, grid, at: [0; 3], left: PATIENCE, goes_on, counter };
+        let [_, y, z] = grid.map(u64::from);
+        let programs: u64 = grid.iter().copied().map(u64::from).product();
+        let mut looked_at = 0;
+        // Wherever it ends, those that it has looked at lie all over the grid.
+        for number in spread(programs) {
+            running.at = [number / (y * z), number / z % y, number % z].map(|at| at as u32);
+            let counter = running.counter.as_mut().expect("it counts");
+            if counter.is_enough(looked_at) {
+                break;
+            }
+            counter.begin(number);
+            match running.call(function, arguments.clone()) {
+                Err(Stopped::Interrupted) if running.is_in_vain() => return Ok(None),
+                done => done?,
+            };
+            looked_at += 1;
+        }
+        Ok(running.counter.filter(|_| looked_at > 0).map(|counter| counter.all(looked_at, programs)))
+    }
+
+    fn called(&self, arguments: &[Argument]) -> Result<(&Function, Vec<Shared>), Stopped> {
+        let function = &self.functions[&self.entry];
+        if arguments.len() != function.parameters.len() {
+            return Err(Stopped::Arguments { parameters: function.parameters.len(), given: arguments.len() });
+        }
+        let place = |((_, name, of), argument): (&(Slot, String, Type), &Argument)| {
+            placed(*argument, of.scalar).map(Arc::new).ok_or_else(|| unfit(&format!("parameter {name}")))
+        };
+        let arguments: Result<_, _> = function.parameters.iter().zip(arguments).map(place).collect();
+        Ok((function, arguments?))
+    }
+}
+
+/// All numbers below, each once: those of any beginning lie nearly evenly spread (by steps of the golden ratio).
+fn spread(count: u64) -> impl Iterator<Item = u64> {
+    let coprime = |step: &u64| {
+        let (mut a, mut b) = (*step, count);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a == 1
+    };
+    let golden = (count as f64 * 0.618_033_988_749_894_9) as u64;
+    let step = (golden.max(1)..).find(coprime).expect("the count's successor is coprime to it");
+    (0..count).map(move |number| (u128::from(number) * u128::from(step) % u128::from(count)) as u64)
 }
 
 /// `None`: a fraction for an integer.
@@ -108,6 +166,8 @@ struct Running<'a> {
     /// Blocks until it is asked whether to go on.
     left: u32,
     goes_on: &'a mut dyn FnMut() -> bool,
+    /// Where only what it does is wanted.
+    counter: Option<Counter>,
 }
 
 /// Values of a function by their numbers.
@@ -141,6 +201,9 @@ impl Running<'_> {
                     return Err(Stopped::Interrupted);
                 }
             }
+            if self.is_in_vain() {
+                return Err(Stopped::Interrupted);
+            }
             let Some(block) = region.blocks.get(number) else { return Ok(Left::Behind(Vec::new())) };
             if block.parameters.len() != arguments.len() {
                 return Err(unfit("a block"));
@@ -171,6 +234,9 @@ impl Running<'_> {
 
     fn instruction(&mut self, instruction: &Instruction, frame: &mut Frame) -> Result<(), Stopped> {
         let misfit = || unfit(&instruction.name);
+        if self.counts(instruction, frame) {
+            return Ok(());
+        }
         let results: Vec<Shared> = match &instruction.operation {
             Operation::Nothing => Vec::new(),
             Operation::Assert(words) => match value(frame, instruction.operands[0])?.as_ref() {
@@ -197,7 +263,11 @@ impl Running<'_> {
             }
             Operation::Call(name) => {
                 let function = &self.kernel.functions[name];
-                self.call(function, all(&instruction.operands, frame)?)?
+                let arguments = all(&instruction.operands, frame)?;
+                self.counter.iter_mut().for_each(|counter| counter.called += 1);
+                let results = self.call(function, arguments)?;
+                self.counter.iter_mut().for_each(|counter| counter.called -= 1);
+                results
             }
             Operation::Reduce { axis, region } => {
                 let operands = all(&instruction.operands, frame)?;
@@ -224,6 +294,25 @@ impl Running<'_> {
             frame[*slot] = Some(result);
         }
         Ok(())
+    }
+
+    fn is_in_vain(&self) -> bool {
+        self.counter.as_ref().is_some_and(Counter::is_in_vain)
+    }
+
+    /// Where only what a kernel does is wanted, whether something stands for an instruction's results.
+    fn counts(&mut self, instruction: &Instruction, frame: &mut Frame) -> bool {
+        let Some(counter) = &mut self.counter else { return false };
+        let operands: Option<Vec<Shared>> = instruction.operands.iter().map(|slot| frame[*slot].clone()).collect();
+        let results = operands.and_then(|operands| {
+            let operands: Vec<&Data> = operands.iter().map(Arc::as_ref).collect();
+            counter.counts(instruction, &operands).filter(|results| results.len() == instruction.results.len())
+        });
+        let Some(results) = results else { return false };
+        for (slot, result) in instruction.results.iter().zip(results) {
+            frame[*slot] = Some(Arc::new(result));
+        }
+        true
     }
 
     fn yields(&mut self, region: &Region, arguments: Vec<Shared>, frame: &mut Frame) -> Result<Vec<Shared>, Stopped> {
@@ -355,7 +444,7 @@ impl Running<'_> {
                 a.whole(from?)?.followed(&b.whole(from?)?)?
             }
             Operation::Gather(axis) => gathered(two()?, from?, to?, *axis)?,
-            Operation::Dot { inner } => multiplied(three()?, from?, inner, to?)?,
+            Operation::Dot { inner, .. } => multiplied(three()?, from?, inner, to?)?,
             _ => return None,
         };
         Some(Arc::new(data))

@@ -9,6 +9,7 @@ import ctypes
 import functools
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from operator import getitem
 from typing import Any
 
@@ -43,6 +44,21 @@ def placed(value: Any, here: Callable[[Tensor], Tensor]) -> Any:
     return value
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a kernel does."""
+
+    products: Sequence[int]
+    """Floating-point operations of products of matrices, of numbers of 8 bits, of 16, of 32 as TF32, and of 32 and 64."""
+    operations: int
+    """Operations on single numbers of floating point."""
+    read: int
+    written: int
+    """Bytes, each once."""
+    is_by_integers: bool
+    """Whether integers in memory decide all this."""
+
+
 class Executable:
     """A kernel that the extension can run."""
 
@@ -59,10 +75,25 @@ class Executable:
         absent: Sequence[range],
     ) -> list[range]:
         """As `interpretation.run`."""
-        given = [_number(placed(functools.reduce(getitem, place, arguments), here)) for place in self._places]
-        x, y, z = (*grid, 1, 1, 1)[:3]
-        written = self._kernel.run(given, (x, y, z), [(span.start, span.stop) for span in absent])
+        given = self._given(arguments, here)
+        written = self._kernel.run(given, _three(grid), [(span.start, span.stop) for span in absent])
         return [range(start, stop) for start, stop in written]
+
+    def work(self, arguments: Mapping[str, Any], grid: tuple[int, ...]) -> Work | None:
+        """What all programs of the grid do together, if it can be told."""
+        try:
+            found = self._kernel.work(self._given(arguments, lambda tensor: tensor), _three(grid))
+        except RuntimeError:  # it was compiled for other arguments
+            return None
+        return None if found is None else Work(*found)
+
+    def _given(self, arguments: Mapping[str, Any], here: Callable[[Tensor], Tensor]) -> list[int | float]:
+        return [_number(placed(functools.reduce(getitem, place, arguments), here)) for place in self._places]
+
+
+def _three(grid: tuple[int, ...]) -> tuple[int, int, int]:
+    x, y, z = (*grid, 1, 1, 1)[:3]
+    return x, y, z
 
 
 def _number(value: Any) -> int | float:

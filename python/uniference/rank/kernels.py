@@ -6,10 +6,12 @@ them it may write to, the integers by which it is called, and its grid. Kernels 
 namespace `inductor`: they are told by their memory traffic alone. Others are in the namespace `triton`: nobody knows their arithmetic.
 """
 
+import ctypes
 import dataclasses
 import functools
 import re
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -174,6 +176,62 @@ class _Call:
             _graphs.channel.leave()
 
 
+class _Works:
+    """What kernels do, which is part of what they are called with: it is found by what the compiler has made of them."""
+
+    _MOST = 1 << 20
+
+    def __init__(self) -> None:
+        # By kernel, grid and arguments, and the integers in memory where these decide it, too.
+        self._known: dict[tuple[Any, ...], Mapping[str, int]] = {}
+        self._by_integers: set[tuple[Any, ...]] = set()
+
+    def of(self, executable: Any, arguments: Mapping[str, Any], grid: tuple[int, ...]) -> Mapping[str, int]:
+        """Empty, where it cannot be told."""
+        if executable is None:
+            return {}
+        plain: tuple[Any, ...] = (executable, grid, tuple(map(_plain, arguments.values())))
+        key = plain
+        if plain in self._by_integers:
+            integers = self._integers(arguments)
+            # What a graph's launches find there, nobody knows when it is captured.
+            if integers is None or torch.cuda.is_current_stream_capturing():
+                return {}
+            key = (*plain, integers)
+        if key not in self._known:
+            found = executable.work(arguments, grid)
+            if found is not None and found.is_by_integers and key is plain:
+                self._by_integers.add(plain)
+                return self.of(executable, arguments, grid)
+            self._known[key] = {} if found is None else _numbers(found)
+        return self._known[key]
+
+    def _integers(self, arguments: Mapping[str, Any]) -> tuple[int, ...] | None:
+        """Checksums of what may decide it; `None`: that is not there, or is too much."""
+        tensors = [tensor for value in arguments.values() for tensor in _tensors(value)]
+        integers = [tensor for tensor in tensors if tensor.dtype in (torch.int32, torch.int64)]
+        sizes = [len(_span(tensor)) for tensor in integers]
+        if sum(sizes) > self._MOST or any(map(_graphs.library.is_absent, integers)):
+            return None
+        pairs = zip(integers, sizes, strict=True)
+        return tuple(zlib.crc32(ctypes.string_at(tensor.data_ptr(), size)) for tensor, size in pairs)
+
+
+def _plain(value: Any) -> Any:
+    """An argument as far as it is known without memory."""
+    tensors = [(tensor.dtype, tensor.data_ptr() % 32) for tensor in _tensors(value)]
+    return tuple(tensors) or repr(value)
+
+
+def _numbers(work: Any) -> Mapping[str, int]:
+    """`Given::work` of crates/devices/src/operators/kernel.rs reads them."""
+    products = zip(("flops_8", "flops_16", "flops_tf32", "flops_32"), work.products, strict=True)
+    return dict(products, operations=work.operations, bytes_read=work.read, bytes_written=work.written)
+
+
+_works = _Works()
+
+
 def _call(
     namespace: Namespace,
     name: str,
@@ -239,6 +297,16 @@ def _note_programs_kernels(accesses: _Accesses) -> None:
     """What a kernel that a program launches by itself is given counts once."""
     original = names.TRITON_RUN.original
 
+    def work(
+        self: Any, arguments: Mapping[str, Any], places: tuple[int, ...], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Mapping[str, int]:
+        from uniference.rank import execution
+
+        # These want to see each launch once.
+        if self.pre_run_hooks:
+            return {}
+        return _works.of(execution.of(original(self, *args, grid=places, warmup=True, **kwargs)), arguments, places)
+
     @functools.wraps(original)
     def launched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if warmup:
@@ -259,7 +327,12 @@ def _note_programs_kernels(accesses: _Accesses) -> None:
             launch = Launch(lambda: self, arguments, places, start)
             written = accesses.written(self, arguments)
             call = _call(
-                names.OTHER_KERNELS, self.__name__, launch, written.__contains__, lambda name: name not in written
+                names.OTHER_KERNELS,
+                self.__name__,
+                launch,
+                written.__contains__,
+                lambda name: name not in written,
+                work(self, arguments, places, args, kwargs),
             )
         finally:
             accesses.channel.leave()
@@ -327,7 +400,8 @@ def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
             # A tensor of the CPU may be given for a number.
             given = {key: value if "*" in str(signature[key]) else _number(value) for key, value in given.items()}
             arguments = {**constants, **given, **kwargs}
-            call = _call(namespace, name, Launch(function, arguments, grid, start, source), written, read, accesses)
+            known = accesses if is_known else _works.of(source.executable, arguments, grid)
+            call = _call(namespace, name, Launch(function, arguments, grid, start, source), written, read, known)
         finally:
             _graphs.channel.leave()
         return start() if call is None else call.run()

@@ -218,7 +218,8 @@ impl Model {
         let (mut variance, mut longest) = (Some(0.0), (0.0, Origin::Roofline));
         for part in parts {
             let estimate = self.part(&part.operator, Some(&part.variant));
-            let seconds = estimate.duration.as_secs_f64() * part.times as f64;
+            let launched = if part.is_inside { self.target.rates.launch.as_secs_f64() } else { 0.0 };
+            let seconds = (estimate.duration.as_secs_f64() - launched).max(0.0) * part.times as f64;
             total += seconds;
             variance = variance.zip(estimate.spread).map(|(sum, spread)| sum + (seconds * spread).powi(2));
             if seconds > longest.0 {
@@ -477,7 +478,7 @@ impl Described {
             Described::Nothing => None,
             Described::Unknown => Some(("unknown", name, String::new())),
             Described::Parts(parts) => match parts.as_slice() {
-                [Part { operator, variant, times: 1 }] => {
+                [Part { operator, variant, times: 1, .. }] => {
                     let dtype = operator.elements.map_or("", Elements::name).to_owned();
                     Some((operator.family.name(), variant.clone(), dtype))
                 }

@@ -4,13 +4,15 @@
 //!
 //! Kernels that torch's compiler has written from operators on elements and rows, `inductor::NAME`, are told by their memory traffic, as these
 //! operators are. They are called with the lengths of their loops and with how many loads and stores are inside: of a tensor that one of them
-//! gathers from, such as a table of embeddings, no more is read than that. What others cost, `triton::NAME`, a user may say by what they are called with.
+//! gathers from, such as a table of embeddings, no more is read than that. Others, `triton::NAME`, are called with what the programs of their grid do, as far
+//! as that can be told by their intermediate representation; what they cost, a user may also say by what they are called with.
 
 use super::Part;
 use super::call::{Call, footprint, sum};
 use std::collections::BTreeMap;
 use uniference_formats::operators::{Argument, Definition, Tensor};
-use uniference_sim::device::{Family, FlatKind};
+use uniference_sim::device::{Elements, Family, FlatKind, Operator};
+use uniference_sim::program::DType;
 use uniference_sim::time::Bytes;
 
 pub(super) fn describe(call: Call<'_>) -> Part {
@@ -30,6 +32,40 @@ pub(super) fn describe(call: Call<'_>) -> Part {
     part.operator.read = moved(1, "num_load");
     part.operator.written = moved(2, "num_store");
     part
+}
+
+/// A kernel whose work is known: products of matrices and other operations follow one another, as in attention, where neither can begin without what the
+/// other has computed. `None`: it is not known.
+pub(super) fn describe_work(call: Call<'_>) -> Option<Vec<Part>> {
+    const FLOPS: [(&str, Elements); 4] = [
+        ("flops_8", Elements::Of(DType::Float8E4M3)),
+        ("flops_16", Elements::Of(DType::BFloat16)),
+        ("flops_tf32", Elements::Tf32),
+        ("flops_32", Elements::Of(DType::Float32)),
+    ];
+    let given = Given::of(call.definition);
+    let [operations, read, written] =
+        [given.size("operations")?, given.size("bytes_read")?, given.size("bytes_written")?];
+    let work = |elements: Elements, flops: u64| {
+        let mut part = Part::of(call, Family::Unspecified, flops);
+        part.operator = Operator { elements: Some(elements), read: Bytes(0), written: Bytes(0), ..part.operator };
+        part
+    };
+    let products = FLOPS.iter().map(|(name, elements)| (*elements, given.size(name).unwrap_or(0)));
+    // An operation takes as long as a multiplication and an addition.
+    let all = products.chain(std::iter::once((Elements::Of(DType::Float32), operations.saturating_mul(2))));
+    let mut parts: Vec<Part> =
+        all.filter(|(_, flops)| *flops > 0).map(|(elements, flops)| work(elements, flops)).collect();
+    if parts.is_empty() {
+        parts.push(work(Elements::Of(DType::Float32), 0));
+    }
+    // Memory is accessed beside that which takes longest, as far as an order of arithmetic tells.
+    let first = (0..parts.len()).max_by_key(|at| (parts[*at].operator.flops, usize::MAX - at))?;
+    parts.swap(0, first);
+    parts[0].operator.read = Bytes(read.min(call.read().0.saturating_add(call.written().0)));
+    parts[0].operator.written = Bytes(written.min(call.written().0));
+    parts.iter_mut().skip(1).for_each(|part| part.is_inside = true);
+    Some(parts)
 }
 
 /// What a kernel is called with, by the names of its arguments.

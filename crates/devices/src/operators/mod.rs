@@ -61,6 +61,8 @@ pub struct Part {
     pub variant: String,
     /// How many times it is done, one after the other.
     pub times: u64,
+    /// Whether the kernel of the part before does it, too: it is launched once.
+    pub is_inside: bool,
 }
 
 impl Part {
@@ -78,14 +80,14 @@ impl Part {
             Family::Gemm { layout, .. } => layout.name(),
             _ => call.name,
         };
-        Part { operator, variant: variant.to_owned(), times: 1 }
+        Part { operator, variant: variant.to_owned(), times: 1, is_inside: false }
     }
 
     /// A part of an operator whose other parts read and write other memory.
     fn inside(family: Family, dtype: Option<DType>, flops: u64, read: Bytes, written: Bytes, variant: &str) -> Part {
         let elements = dtype.map(Elements::Of);
         let operator = Operator { resource: Resource::Accelerator, family, elements, flops, read, written };
-        Part { operator, variant: variant.to_owned(), times: 1 }
+        Part { operator, variant: variant.to_owned(), times: 1, is_inside: false }
     }
 
     /// A multiplication of complex numbers is four of their parts, and an addition two.
@@ -158,7 +160,8 @@ pub fn describe(definition: &Definition) -> Described {
         return Described::Parts(vec![kernel::describe(call)]);
     }
     if is_of(&["triton::"]) {
-        return serving::describe_kernel(call).map_or(Described::Unknown, |part| Described::Parts(vec![part]));
+        let named = serving::describe_kernel(call).map(|part| vec![part]);
+        return named.or_else(|| kernel::describe_work(call)).map_or(Described::Unknown, Described::Parts);
     }
     if is_of(&serving::NAMESPACES) {
         return serving::describe(call).map_or(Described::Unknown, Described::Parts);

@@ -1,0 +1,153 @@
+//! How much kernels do: amounts that follow from their loops.
+#![allow(unsafe_code)] // Kernels are given addresses of vectors.
+#![allow(missing_docs)]
+
+use uniference_triton::{Argument, Kernel, Work};
+
+fn work(text: &str, arguments: &[Argument], grid: [u32; 3]) -> Option<Work> {
+    let kernel = Kernel::read(text).unwrap();
+    // SAFETY: the tests' kernels read integers from their vectors alone.
+    unsafe { kernel.work(arguments, grid, &mut || true) }.unwrap()
+}
+
+fn address<T>(of: &[T]) -> Argument {
+    Argument::Integer(of.as_ptr() as i64)
+}
+
+/// Nothing is there: what is no integer is not read.
+const NOWHERE: [Argument; 3] = [Argument::Integer(1 << 32), Argument::Integer(2 << 32), Argument::Integer(3 << 32)];
+
+fn module(parameters: &str, body: &str) -> String {
+    format!(
+        "#loc = loc(\"a.py\":1:0)\nmodule {{\n  tt.func public @kernel({parameters}) attributes {{noinline = false}} {{\n{body}\n    \
+         tt.return loc(#loc)\n  }} loc(#loc)\n}} loc(#loc)\n"
+    )
+}
+
+/// Doubles 64 numbers of 32 bits for each program, up to `%n`.
+fn doubled() -> String {
+    module(
+        "%x: !tt.ptr<f32>, %y: !tt.ptr<f32>, %n: i32",
+        "%c64 = arith.constant 64 : i32\n\
+         %two = arith.constant dense<2.000000e+00> : tensor<64xf32>\n\
+         %p = tt.get_program_id x : i32\n\
+         %b = arith.muli %p, %c64 : i32\n\
+         %r = tt.make_range {end = 64 : i32, start = 0 : i32} : tensor<64xi32>\n\
+         %s = tt.splat %b : i32 -> tensor<64xi32>\n\
+         %i = arith.addi %s, %r : tensor<64xi32>\n\
+         %m = tt.splat %n : i32 -> tensor<64xi32>\n\
+         %on = arith.cmpi slt, %i, %m : tensor<64xi32>\n\
+         %px = tt.splat %x : !tt.ptr<f32> -> tensor<64x!tt.ptr<f32>>\n\
+         %qx = tt.addptr %px, %i : tensor<64x!tt.ptr<f32>>, tensor<64xi32>\n\
+         %v = tt.load %qx, %on : tensor<64x!tt.ptr<f32>>\n\
+         %w = arith.mulf %v, %two : tensor<64xf32>\n\
+         %e = math.exp %w : tensor<64xf32>\n\
+         %py = tt.splat %y : !tt.ptr<f32> -> tensor<64x!tt.ptr<f32>>\n\
+         %qy = tt.addptr %py, %i : tensor<64x!tt.ptr<f32>>, tensor<64xi32>\n\
+         tt.store %qy, %e, %on : tensor<64x!tt.ptr<f32>>",
+    )
+}
+
+#[test]
+fn what_a_grid_reads_writes_and_calculates_is_counted() {
+    let [x, y, _] = NOWHERE;
+    let found = work(&doubled(), &[x, y, Argument::Integer(1000)], [16, 1, 1]).unwrap();
+    let expected = Work { operations: 16 * 64 * 9, read: 4000, written: 4000, ..Work::default() };
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn some_programs_stand_for_a_large_grid() {
+    let [x, y, _] = NOWHERE;
+    let programs = 1 << 20;
+    let found = work(&doubled(), &[x, y, Argument::Integer(i64::from(programs) * 64)], [programs, 1, 1]).unwrap();
+    assert_eq!(found.operations, u64::from(programs) * 64 * 9);
+    assert_eq!((found.read, found.written), (u64::from(programs) * 256, u64::from(programs) * 256));
+}
+
+/// Each program multiplies 16 rows of `%a` with the whole of `%b`, 64 x 16, in 4 turns; all programs read the same `%b`.
+fn product(precision: &str, of: &str) -> String {
+    module(
+        &format!("%a: !tt.ptr<{of}>, %b: !tt.ptr<{of}>, %c: !tt.ptr<f32>"),
+        &format!(
+            "%c0 = arith.constant 0 : i32\n%c4 = arith.constant 4 : i32\n%c1 = arith.constant 1 : i32\n\
+             %c256 = arith.constant 256 : i32\n%c1024 = arith.constant 1024 : i32\n\
+             %zero = arith.constant dense<0.000000e+00> : tensor<16x16xf32>\n\
+             %p = tt.get_program_id x : i32\n\
+             %r = tt.make_range {{end = 256 : i32, start = 0 : i32}} : tensor<256xi32>\n\
+             %t = tt.reshape %r : tensor<256xi32> -> tensor<16x16xi32>\n\
+             %pa = tt.splat %a : !tt.ptr<{of}> -> tensor<16x16x!tt.ptr<{of}>>\n\
+             %pb = tt.splat %b : !tt.ptr<{of}> -> tensor<16x16x!tt.ptr<{of}>>\n\
+             %mine = arith.muli %p, %c1024 : i32\n\
+             %sum = scf.for %k = %c0 to %c4 step %c1 iter_args(%s = %zero) -> (tensor<16x16xf32>)  : i32 {{\n\
+             %o = arith.muli %k, %c256 : i32\n\
+             %oa = arith.addi %mine, %o : i32\n\
+             %sa = tt.splat %oa : i32 -> tensor<16x16xi32>\n\
+             %sb = tt.splat %o : i32 -> tensor<16x16xi32>\n\
+             %ia = arith.addi %sa, %t : tensor<16x16xi32>\n\
+             %ib = arith.addi %sb, %t : tensor<16x16xi32>\n\
+             %qa = tt.addptr %pa, %ia : tensor<16x16x!tt.ptr<{of}>>, tensor<16x16xi32>\n\
+             %qb = tt.addptr %pb, %ib : tensor<16x16x!tt.ptr<{of}>>, tensor<16x16xi32>\n\
+             %va = tt.load %qa : tensor<16x16x!tt.ptr<{of}>>\n\
+             %vb = tt.load %qb : tensor<16x16x!tt.ptr<{of}>>\n\
+             %d = tt.dot %va, %vb, %s{precision} : tensor<16x16x{of}> * tensor<16x16x{of}> -> tensor<16x16xf32>\n\
+             scf.yield %d : tensor<16x16xf32>\n\
+             }}\n\
+             %m = arith.muli %p, %c256 : i32\n\
+             %sm = tt.splat %m : i32 -> tensor<16x16xi32>\n\
+             %ic = arith.addi %sm, %t : tensor<16x16xi32>\n\
+             %pc = tt.splat %c : !tt.ptr<f32> -> tensor<16x16x!tt.ptr<f32>>\n\
+             %qc = tt.addptr %pc, %ic : tensor<16x16x!tt.ptr<f32>>, tensor<16x16xi32>\n\
+             tt.store %qc, %sum : tensor<16x16x!tt.ptr<f32>>"
+        ),
+    )
+}
+
+#[test]
+fn products_are_told_by_what_they_are_of_and_what_programs_share_is_read_once() {
+    for (precision, of, class, bytes) in
+        [("", "f16", 1, 2), (", inputPrecision = tf32", "f32", 2, 4), ("", "f32", 3, 4), ("", "f8E5M2", 0, 1)]
+    {
+        for programs in [8_u32, 200_000] {
+            let found = work(&product(precision, of), &NOWHERE, [programs, 1, 1]).unwrap();
+            let programs = u64::from(programs);
+            let mut products = [0; 4];
+            products[class] = programs * 4 * 2 * 16 * 16 * 16;
+            assert_eq!((found.products, found.written), (products, programs * 1024), "{of}");
+            let expected = ((programs + 1) * 1024 * bytes) as f64;
+            // `%b` is met by all programs, and `%a` by one each: a mean stands for both.
+            assert!((0.97..1.03).contains(&(found.read as f64 / expected)), "{of} {programs}: {found:?}, {expected}");
+            assert!(!found.is_by_integers);
+        }
+    }
+}
+
+/// Reads as many numbers as `%lengths` says of the program, or as the number there makes of a fraction.
+fn as_many(of: &str, number: &str) -> String {
+    module(
+        &format!("%lengths: !tt.ptr<{of}>, %x: !tt.ptr<f32>"),
+        &format!(
+            "%c0 = arith.constant 0 : i32\n%c1 = arith.constant 1 : i32\n\
+             %p = tt.get_program_id x : i32\n\
+             %q = tt.addptr %lengths, %p : !tt.ptr<{of}>, i32\n\
+             %l = tt.load %q : !tt.ptr<{of}>\n\
+             {number}\n\
+             scf.for %k = %c0 to %n step %c1  : i32 {{\n\
+             %y = tt.addptr %x, %k : !tt.ptr<f32>, i32\n\
+             %v = tt.load %y : !tt.ptr<f32>\n\
+             tt.store %y, %v : !tt.ptr<f32>\n\
+             }}"
+        ),
+    )
+}
+
+#[test]
+fn integers_in_memory_decide_and_numbers_of_floating_point_are_not_asked() {
+    let lengths = [8_i32, 64, 0, 16];
+    let text = as_many("i32", "%n = arith.addi %l, %c0 : i32");
+    let found = work(&text, &[address(&lengths), NOWHERE[1]], [4, 1, 1]).unwrap();
+    assert!(found.is_by_integers);
+    assert_eq!(found.written, 64 * 4);
+    let text = as_many("f32", "%n = arith.fptosi %l : f32 to i32");
+    assert_eq!(work(&text, &[address(&[1.0_f32; 4]), NOWHERE[1]], [4, 1, 1]), None);
+}
