@@ -83,7 +83,7 @@ class Executable:
         """What all programs of the grid do together, if it can be told."""
         try:
             found = self._kernel.work(self._given(arguments, lambda tensor: tensor), _three(grid))
-        except RuntimeError:  # it was compiled for other arguments
+        except (RuntimeError, TypeError):  # it was compiled for other arguments
             return None
         return None if found is None else Work(*found)
 
@@ -98,8 +98,9 @@ def _three(grid: tuple[int, ...]) -> tuple[int, int, int]:
 
 def _number(value: Any) -> int | float:
     base = getattr(value, "base", value)
-    if isinstance(base, Tensor):
-        return base.data_ptr()
+    # Torch's own kernels are given what is no tensor and has the address of one.
+    if hasattr(base, "data_ptr"):
+        return int(base.data_ptr())
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 

@@ -180,6 +180,7 @@ class _Works:
     """What kernels do, which is part of what they are called with: it is found by what the compiler has made of them."""
 
     _MOST = 1 << 20
+    _MOST_KNOWN = 1 << 14
 
     def __init__(self) -> None:
         # By kernel, grid and arguments, and the integers in memory where these decide it, too.
@@ -203,6 +204,8 @@ class _Works:
             if found is not None and found.is_by_integers and key is plain:
                 self._by_integers.add(plain)
                 return self.of(executable, arguments, grid)
+            if len(self._known) == self._MOST_KNOWN:
+                self._known.clear()
             self._known[key] = {} if found is None else _numbers(found)
         return self._known[key]
 
@@ -219,8 +222,10 @@ class _Works:
 
 def _plain(value: Any) -> Any:
     """An argument as far as it is known without memory."""
-    tensors = [(tensor.dtype, tensor.data_ptr() % 32) for tensor in _tensors(value)]
-    return tuple(tensors) or repr(value)
+    base = getattr(value, "base", value)
+    if hasattr(base, "data_ptr"):
+        return base.dtype, base.data_ptr() % 32
+    return tuple(map(_plain, value)) if isinstance(value, (tuple, list)) else repr(value)
 
 
 def _numbers(work: Any) -> Mapping[str, int]:
