@@ -229,7 +229,7 @@ def _plain(value: Any) -> Any:
 
 
 def _numbers(work: Any) -> Mapping[str, int]:
-    """`Given::work` of crates/devices/src/operators/kernel.rs reads them."""
+    """`describe_work` of crates/devices/src/operators/kernel.rs reads them."""
     products = zip(("flops_8", "flops_16", "flops_tf32", "flops_32"), work.products, strict=True)
     return dict(products, operations=work.operations, bytes_read=work.read, bytes_written=work.written)
 
