@@ -296,8 +296,10 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     if (is_written) timed ? write_times(before, lasted) : void(own_ticks += detour);
     const bool said = schema.kernel && has_values && captured_last == 0;
     if (!values.all() && !answered && !schema.view && !said) spread_absence(schema, kept, *stack, begin, line);
-    if (is_written && on_gpu && schema.has_lengths) write_readings(kept, last_stream);
-    if (is_written) write_execution(defined(*definition, own_key, *stack, begin), line, recorded, own_read, *stack, begin);
+    if (is_written) {
+      if (on_gpu && schema.has_lengths) write_readings(kept, last_stream);
+      write_execution(defined(*definition, own_key, *stack, begin), line, recorded, own_read, *stack, begin);
+    }
   }
   key.swap(own_key);
   read.swap(own_read);

@@ -75,7 +75,7 @@ class TritonKernel:
 
     def work(
         self, arguments: Sequence[int | float], grid: tuple[int, int, int]
-    ) -> tuple[Sequence[int], int, int, int, bool] | None:
+    ) -> tuple[Sequence[int], Sequence[int], int, int, Sequence[tuple[int, int]]] | None:
         """What all programs of the grid do together. Nothing is written.
 
         Args:
@@ -83,9 +83,9 @@ class TritonKernel:
             grid: How many programs there are along each axis.
 
         Returns:
-            Floating-point operations of products of matrices: of numbers of 8 bits, of 16, of 32 as TF32, and of 32 and 64; operations on
-            single numbers of floating point; bytes that are read and written, each once; and whether integers in memory decide all this.
-            `None`: numbers of floating point in memory decide it, or the kernel does not seem to end.
+            Floating-point operations of products of matrices: of numbers of 8 bits, of 16, of 32 as TF32, and of 32; operations on single
+            numbers of up to 32 bits, and of 64; bytes that are read and written, each once; and addresses, from and up to, of integers that
+            decide all this. `None`: what is not there decides it, as numbers of floating point, or the kernel does not seem to end.
         """
 
 def combines(reduce: str, dtype: str) -> bool:

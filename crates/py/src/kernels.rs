@@ -61,9 +61,10 @@ impl TritonKernel {
         // SAFETY: as of `run`.
         let work = unsafe { self.0.work(&arguments, grid.into(), &mut goes_on) };
         match work {
-            Ok(work) => {
-                Ok(work.map(|work| (work.products, work.operations, work.read, work.written, work.is_by_integers)))
-            }
+            Ok(work) => Ok(work.map(|work| {
+                let integers = work.integers.into_iter().map(|span| (span.start, span.end)).collect();
+                (work.products, work.operations, work.read, work.written, integers)
+            })),
             Err(Stopped::Interrupted) => Err(signal.expect("it was asked")),
             Err(error) => Err(PyRuntimeError::new_err(error.to_string())),
         }
@@ -71,7 +72,7 @@ impl TritonKernel {
 }
 
 /// `Work` of `uniference_triton`, in its order.
-type Amounts = ([u64; 4], u64, u64, u64, bool);
+type Amounts = ([u64; 4], [u64; 2], u64, u64, Vec<(usize, usize)>);
 
 impl From<Number> for Argument {
     fn from(number: Number) -> Argument {

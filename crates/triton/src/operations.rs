@@ -1,7 +1,7 @@
 //! Owns which operations are known, by their names, and what may be written with them.
 
 use crate::float::{Math1, Math2};
-use crate::program::{Cast, Comparison, IntegerOp, Modification, Nan, Operation, Signed, Slot};
+use crate::program::{Cast, Comparison, IntegerOp, Modification, Nan, Operation, Precision, Signed, Slot};
 use crate::scan::Unreadable;
 use crate::value::{Data, Scalar, Type};
 use std::sync::Arc;
@@ -306,8 +306,16 @@ pub(crate) fn operation(name: &str, written: &Written<'_>) -> Option<Operation> 
             let [a, b, c] = written.types.as_slice() else { return None };
             let is_product = a.shape.len() == 2 && b.shape.len() == 2 && c.shape.len() == 2;
             let fits = is_product && a.shape[1] == b.shape[0] && [a.shape[0], b.shape[1]] == c.shape[..];
-            let exact = !written.words.contains(&"tf32");
-            (fits && a.scalar.is_float() && c.scalar == Scalar::F32).then(|| Operation::Dot { inner: b.clone(), exact })
+            let precisions = [
+                ("tf32", Precision::Tf32(1)),
+                ("tf32x3", Precision::Tf32(3)),
+                ("bf16x3", Precision::BFloat16(3)),
+                ("bf16x6", Precision::BFloat16(6)),
+            ];
+            let said = precisions.into_iter().find(|(word, _)| written.words.contains(word));
+            let precision = said.map_or(Precision::Exact, |(_, precision)| precision);
+            let is_known = fits && a.scalar.is_float() && c.scalar == Scalar::F32;
+            is_known.then(|| Operation::Dot { inner: b.clone(), precision })
         }
         "tt.extern_elementwise" => libdevice(written.attribute("symbol")?.trim_matches('"')),
         _ => float(name.strip_prefix("math.").and_then(Math1::of_dialect)?),

@@ -110,10 +110,10 @@ pub(crate) enum Operation {
     Concatenate,
     /// Elements by their index along an axis.
     Gather(usize),
-    /// Products of matrices, added to a third; of single precision with all bits of the mantissa, if that is exact.
+    /// Products of matrices, added to a third.
     Dot {
         inner: Type,
-        exact: bool,
+        precision: Precision,
     },
     /// The region combines two values of each operand.
     Reduce {
@@ -188,6 +188,16 @@ pub(crate) struct Signed(pub(crate) bool);
 /// What a comparison with NaN says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Nan(pub(crate) bool);
+
+/// How a GPU multiplies numbers of single precision: here they are multiplied exactly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Precision {
+    Exact,
+    /// By so many products of TF32.
+    Tf32(u64),
+    /// By so many products of bfloat16.
+    BFloat16(u64),
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cast {

@@ -4,26 +4,25 @@
 //! some programs stand for all.
 
 use crate::float::{Math1, Math2};
-use crate::memory::length;
+use crate::memory::{Span, length};
 use crate::needs::Needs;
-use crate::program::{Cast as CastKind, Function, Instruction, Operation};
+use crate::program::{Cast as Casting, Function, Instruction, Operation, Precision};
 use crate::value::{Data, Scalar};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// What all programs of a grid do together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Floating-point operations of products of matrices, by what these are of: numbers of 8 bits, of 16, of 32 by the tensor cores' 19 (TF32), and of
-    /// 32 and 64.
+    /// Floating-point operations of products of matrices, by what these are of: numbers of 8 bits, of 16, of 32 as TF32, and of 32.
     pub products: [u64; 4],
-    /// Operations on single numbers of floating point, in those that a multiplication with an addition takes as long as.
-    pub operations: u64,
+    /// Operations on single numbers of up to 32 bits, and of 64, in those that a multiplication with an addition takes as long as.
+    pub operations: [u64; 2],
     /// Bytes that it reads from memory, each once.
     pub read: u64,
     /// Bytes that it writes to memory, each once.
     pub written: u64,
-    /// Whether integers in memory decide how much it is.
-    pub is_by_integers: bool,
+    /// Where the integers lie in memory that decide how much it is.
+    pub integers: Vec<Span>,
 }
 
 /// A GPU's memory is accessed by so many bytes at least (NVIDIA, "CUDA C++ Best Practices Guide", coalesced access): as a power of 2.
@@ -92,8 +91,10 @@ pub(crate) struct Counter {
     /// How many functions that the kernel calls it is in, one inside the other: all that they compute is taken to matter.
     pub(crate) called: u32,
     work: Work,
-    /// Numbers of floating point decide how much it is, so that nobody knows it.
-    pub(crate) is_by_floats: bool,
+    /// What is not computed here decides how much it is, or where it is.
+    pub(crate) is_unknown: bool,
+    /// The sectors that integers were read from which decide it.
+    integers: FxHashSet<usize>,
     read: Touched,
     written: Touched,
     program: u64,
@@ -107,7 +108,8 @@ impl Counter {
             needs: Needs::of(kernel),
             called: 0,
             work: Work::default(),
-            is_by_floats: false,
+            is_unknown: false,
+            integers: FxHashSet::default(),
             read: Touched::default(),
             written: Touched::default(),
             program: 0,
@@ -126,7 +128,7 @@ impl Counter {
 
     /// Whether the kernel does not seem to end, or nobody knows what it does.
     pub(crate) fn is_in_vain(&self) -> bool {
-        self.made > MOST || self.is_by_floats
+        self.made > MOST || self.is_unknown
     }
 
     /// What all programs do, of which so many were looked at.
@@ -135,10 +137,10 @@ impl Counter {
         let of_all = |count: u64| rounded(count as f64 / share);
         Work {
             products: self.work.products.map(of_all),
-            operations: of_all(self.work.operations),
+            operations: self.work.operations.map(of_all),
             read: self.read.bytes(share),
             written: self.written.bytes(share),
-            is_by_integers: self.work.is_by_integers,
+            integers: spans(&self.integers),
         }
     }
 
@@ -149,56 +151,73 @@ impl Counter {
         self.made += operands.iter().map(|data| data.len() as u64).max().unwrap_or(1);
         let of = instruction.to.as_ref();
         let elements = of.map_or(1, |of| of.elements() as u64);
-        let mut operations = |each: u64| self.work.operations += elements * each;
+        let is_double = of.is_some_and(|of| of.scalar == Scalar::F64);
+        let mut operations = |each: u64| self.work.operations[usize::from(is_double)] += elements * each;
         match &instruction.operation {
+            // Addresses that lie in memory: whose memory they are of, nobody knows.
+            Same if is_needed && *instruction.name == *"tt.int_to_ptr" => {
+                self.is_unknown = true;
+                None
+            }
             If { .. } | For { .. } | While { .. } | Call(_) | Constant(_) | Program(_) | Programs(_) | Same => None,
             Nothing | Assert(_) => Some(Vec::new()),
             Load(scalar) => {
-                let places = places(operands, 1, 1)?;
-                self.read.note(places, self.program);
-                self.work.is_by_integers |= is_needed;
-                self.is_by_floats |= is_needed && scalar.is_float();
-                (!is_needed).then(|| vec![Data::zero(*scalar)])
+                let places = || places(operands, 1, 1);
+                self.read.note(places()?, self.program);
+                if !is_needed {
+                    return Some(vec![Data::zero(*scalar)]);
+                }
+                let sectors: FxHashSet<usize> = places()?.map(|address| address >> SECTOR).collect();
+                // What it has written itself is not there.
+                self.is_unknown |=
+                    scalar.is_float() || sectors.iter().any(|sector| self.written.0.contains_key(sector));
+                self.integers.extend(sectors);
+                None
             }
             Store(_) => {
                 self.written.note(places(operands, 2, operands.get(1)?.len())?, self.program);
                 Some(Vec::new())
             }
-            // Whoever waits for a lock has it.
-            Modify(_, scalar) | Exchange(scalar) => {
-                let mask = if let Modify(..) = instruction.operation { 2 } else { usize::MAX };
-                self.read.note(places(operands, mask, operands.get(1)?.len())?, self.program);
-                self.written.note(places(operands, mask, operands.get(1)?.len())?, self.program);
-                self.work.is_by_integers |= is_needed;
-                let before = if let Exchange(_) = instruction.operation {
-                    (*operands.get(1)?).clone()
-                } else {
-                    Data::zero(*scalar)
-                };
-                Some(if instruction.results.is_empty() { Vec::new() } else { vec![before] })
+            Modify(_, scalar) => {
+                let places = || places(operands, 2, operands.get(1)?.len());
+                self.read.note(places()?, self.program);
+                self.written.note(places()?, self.program);
+                self.is_unknown |= is_needed;
+                Some(instruction.results.iter().map(|_| Data::zero(*scalar)).collect())
             }
-            Dot { inner, exact } => {
+            Exchange(_) => {
+                let expected = *operands.get(1)?;
+                let places = || places(operands, usize::MAX, expected.len());
+                self.read.note(places()?, self.program);
+                self.written.note(places()?, self.program);
+                // Whoever waits for a lock has it.
+                Some(instruction.results.iter().map(|_| expected.clone()).collect())
+            }
+            Dot { inner, precision } => {
                 let left = instruction.from.as_ref()?;
-                let class = match left.scalar {
-                    Scalar::F8E4M3 | Scalar::F8E5M2 => 0,
-                    Scalar::F16 | Scalar::BF16 => 1,
-                    Scalar::F32 if !exact => 2,
-                    _ => 3,
+                let (class, times) = match (left.scalar, precision) {
+                    (Scalar::F8E4M3 | Scalar::F8E5M2, _) => (0, 1),
+                    (Scalar::F16 | Scalar::BF16, _) => (1, 1),
+                    (_, Precision::BFloat16(times)) => (1, *times),
+                    (_, Precision::Tf32(times)) => (2, *times),
+                    (_, Precision::Exact) => (3, 1),
                 };
-                self.work.products[class] += 2 * left.elements() as u64 * *inner.shape.get(1)? as u64;
-                self.is_by_floats |= is_needed;
+                self.work.products[class] += 2 * left.elements() as u64 * *inner.shape.get(1)? as u64 * times;
+                self.is_unknown |= is_needed;
                 Some(vec![Data::zero(of?.scalar)])
             }
             Reduce { .. } | Scan { .. } => {
-                let is_float = operands.iter().any(|data| !matches!(data, Data::Int(_)));
-                if is_float {
-                    self.work.operations += instruction.from.as_ref()?.elements() as u64;
+                let is_float = |data: &&&Data| !matches!(data, Data::Int(_));
+                if let Some(data) = operands.iter().find(is_float) {
+                    let is_double = usize::from(matches!(data, Data::Double(_)));
+                    self.work.operations[is_double] += instruction.from.as_ref()?.elements() as u64;
                 }
                 (!is_needed).then(|| operands.iter().map(|data| data.picked(std::iter::once(0))).collect())
             }
-            Split => (!is_needed)
-                .then(|| vec![Data::zero(instruction.from.as_ref().map_or(Scalar::F32, |from| from.scalar)); 2]),
-            CompareIntegers(..) => (!is_needed).then(|| vec![Data::Int(vec![0])]),
+            Split if is_needed => None,
+            Split => Some(vec![Data::zero(instruction.from.as_ref()?.scalar); 2]),
+            CompareIntegers(..) if is_needed => None,
+            CompareIntegers(..) => Some(vec![Data::Int(vec![0])]),
             CompareFloats(..) => {
                 operations(1);
                 (!is_needed).then(|| vec![Data::Int(vec![0])])
@@ -209,21 +228,22 @@ impl Counter {
                     Float(Math1::Negate | Math1::Absolute) => operations(1),
                     Float(_) => operations(SPECIAL),
                     Floats(_) | MultiplyAdd | Clamp { .. } => operations(1),
-                    Cast(cast)
-                        if !matches!(
-                            cast,
-                            CastKind::Extend | CastKind::ExtendUnsigned | CastKind::Truncate | CastKind::Bits
-                        ) =>
-                    {
-                        operations(1);
-                    }
+                    Cast(Casting::Extend | Casting::ExtendUnsigned | Casting::Truncate | Casting::Bits) => {}
+                    Cast(_) => operations(1),
                     _ => {}
                 }
-                (!is_needed).then_some(())?;
-                Some(vec![Data::zero(of?.scalar)])
+                if is_needed { None } else { Some(vec![Data::zero(of?.scalar)]) }
             }
         }
     }
+}
+
+/// Sectors as addresses, those that follow one another together.
+fn spans(sectors: &FxHashSet<usize>) -> Vec<Span> {
+    let mut sorted: Vec<usize> = sectors.iter().copied().collect();
+    sorted.sort_unstable();
+    let together = sorted.chunk_by(|one, next| one + 1 == *next);
+    together.map(|run| run[0] << SECTOR..(run[run.len() - 1] + 1) << SECTOR).collect()
 }
 
 /// Addresses that are accessed, where the mask says so; at least so many elements.

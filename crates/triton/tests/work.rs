@@ -52,7 +52,7 @@ fn doubled() -> String {
 fn what_a_grid_reads_writes_and_calculates_is_counted() {
     let [x, y, _] = NOWHERE;
     let found = work(&doubled(), &[x, y, Argument::Integer(1000)], [16, 1, 1]).unwrap();
-    let expected = Work { operations: 16 * 64 * 9, read: 4000, written: 4000, ..Work::default() };
+    let expected = Work { operations: [16 * 64 * 9, 0], read: 4000, written: 4000, ..Work::default() };
     assert_eq!(found, expected);
 }
 
@@ -61,7 +61,7 @@ fn some_programs_stand_for_a_large_grid() {
     let [x, y, _] = NOWHERE;
     let programs = 1 << 20;
     let found = work(&doubled(), &[x, y, Argument::Integer(i64::from(programs) * 64)], [programs, 1, 1]).unwrap();
-    assert_eq!(found.operations, u64::from(programs) * 64 * 9);
+    assert_eq!(found.operations, [u64::from(programs) * 64 * 9, 0]);
     assert_eq!((found.read, found.written), (u64::from(programs) * 256, u64::from(programs) * 256));
 }
 
@@ -105,19 +105,25 @@ fn product(precision: &str, of: &str) -> String {
 
 #[test]
 fn products_are_told_by_what_they_are_of_and_what_programs_share_is_read_once() {
-    for (precision, of, class, bytes) in
-        [("", "f16", 1, 2), (", inputPrecision = tf32", "f32", 2, 4), ("", "f32", 3, 4), ("", "f8E5M2", 0, 1)]
-    {
+    let cases = [
+        ("", "f16", 1, 1, 2),
+        (", inputPrecision = tf32", "f32", 2, 1, 4),
+        (", inputPrecision = tf32x3", "f32", 2, 3, 4),
+        (", inputPrecision = bf16x6", "f32", 1, 6, 4),
+        ("", "f32", 3, 1, 4),
+        ("", "f8E5M2", 0, 1, 1),
+    ];
+    for (precision, of, class, times, bytes) in cases {
         for programs in [8_u32, 200_000] {
             let found = work(&product(precision, of), &NOWHERE, [programs, 1, 1]).unwrap();
             let programs = u64::from(programs);
             let mut products = [0; 4];
-            products[class] = programs * 4 * 2 * 16 * 16 * 16;
+            products[class] = programs * times * 4 * 2 * 16 * 16 * 16;
             assert_eq!((found.products, found.written), (products, programs * 1024), "{of}");
             let expected = ((programs + 1) * 1024 * bytes) as f64;
             // `%b` is met by all programs, and `%a` by one each: a mean stands for both.
             assert!((0.97..1.03).contains(&(found.read as f64 / expected)), "{of} {programs}: {found:?}, {expected}");
-            assert!(!found.is_by_integers);
+            assert_eq!(found.integers, []);
         }
     }
 }
@@ -146,8 +152,28 @@ fn integers_in_memory_decide_and_numbers_of_floating_point_are_not_asked() {
     let lengths = [8_i32, 64, 0, 16];
     let text = as_many("i32", "%n = arith.addi %l, %c0 : i32");
     let found = work(&text, &[address(&lengths), NOWHERE[1]], [4, 1, 1]).unwrap();
-    assert!(found.is_by_integers);
     assert_eq!(found.written, 64 * 4);
+    let at = lengths.as_ptr() as usize;
+    assert!(found.integers.iter().any(|span| span.contains(&at)), "{found:?}");
+    assert!(found.integers.iter().all(|span| span.start + 32 > at && span.end < at + 64), "{found:?}");
     let text = as_many("f32", "%n = arith.fptosi %l : f32 to i32");
     assert_eq!(work(&text, &[address(&[1.0_f32; 4]), NOWHERE[1]], [4, 1, 1]), None);
+}
+
+#[test]
+fn what_lies_in_memory_that_is_not_there_makes_it_unknown() {
+    // Addresses; how much another program has added; what the program has written itself.
+    let addresses = as_many(
+        "i64",
+        "%z = tt.int_to_ptr %l : i64 -> !tt.ptr<f32>\n%n = arith.trunci %l : i64 to i32\ntt.store %z, %one : !tt.ptr<f32>",
+    );
+    let addresses = addresses.replace("%c1 =", "%one = arith.constant 1.0 : f32\n%c1 =");
+    assert_eq!(work(&addresses, &[address(&[1_i64; 4]), NOWHERE[1]], [4, 1, 1]), None);
+    let tickets = as_many(
+        "i32",
+        "%true = arith.constant true\n%n = tt.atomic_rmw add, acq_rel, gpu, %q, %l, %true : (!tt.ptr<i32>, i32, i1) -> i32",
+    );
+    assert_eq!(work(&tickets, &[address(&[1_i32; 4]), NOWHERE[1]], [4, 1, 1]), None);
+    let own = as_many("i32", "tt.store %q, %c1 : !tt.ptr<i32>\n%n = tt.load %q : !tt.ptr<i32>");
+    assert_eq!(work(&own, &[address(&[1_i32; 4]), NOWHERE[1]], [4, 1, 1]), None);
 }

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from uniference.patches import names
 from uniference.patches.later import when_imported
-from uniference.patches.registry import Replaced
 
 
 class Notes(Protocol):
@@ -30,9 +29,9 @@ def install(capture: Notes) -> None:
     when_imported(
         {
             names.COMPILES.module: functools.partial(_leave_out_compiling, capture),
-            names.GPU_BENCHMARK.module: functools.partial(_measure, capture),
+            names.GPU_BENCHMARK.module: functools.partial(_measure_in_blocks, capture),
             names.INDUCTOR_BENCH.module: functools.partial(_choose_any, capture),
-            names.TRITON_BENCH.module: functools.partial(_measure_unvalued, names.TRITON_BENCH, capture),
+            names.TRITON_BENCH.module: functools.partial(_measure_in_calls, capture),
         }
     )
 
@@ -57,18 +56,6 @@ def _leave_out_compiling(capture: Notes) -> None:
             yield
 
     names.COMPILES.replace(compiles)
-
-
-def _measure(capture: Notes) -> None:
-    """Durations are the simulated GPU's, where they are asked for."""
-    original = names.GPU_BENCHMARK.original
-
-    @contextmanager
-    def measuring() -> Iterator[None]:
-        with original(), capture.compiling(_choosing.any), capture.unvalued():
-            yield
-
-    names.GPU_BENCHMARK.replace(measuring)
 
 
 class _Choosing(threading.local):
@@ -100,13 +87,31 @@ def _choose_any(capture: Notes) -> None:
     names.INDUCTOR_BENCH.replace(measured)
 
 
-def _measure_unvalued(name: Replaced, capture: Notes) -> None:
-    """A kernel runs a hundred times to be measured, and what it computes is discarded."""
-    original = name.original
+def _measure_in_blocks(capture: Notes) -> None:
+    original = names.GPU_BENCHMARK.original
+
+    @contextmanager
+    def measuring() -> Iterator[None]:
+        with original(), _measured(capture):
+            yield
+
+    names.GPU_BENCHMARK.replace(measuring)
+
+
+def _measure_in_calls(capture: Notes) -> None:
+    original = names.TRITON_BENCH.original
 
     @functools.wraps(original)
     def measured(*args: Any, **kwargs: Any) -> Any:
-        with capture.unvalued():
+        with _measured(capture):
             return original(*args, **kwargs)
 
-    name.replace(measured)
+    names.TRITON_BENCH.replace(measured)
+
+
+@contextmanager
+def _measured(capture: Notes) -> Iterator[None]:
+    """A kernel runs a hundred times to be measured, and what it computes is discarded. Its durations are the simulated GPU's, if they are
+    asked for."""
+    with capture.compiling(_choosing.any), capture.unvalued():
+        yield

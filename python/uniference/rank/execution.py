@@ -49,14 +49,14 @@ class Work:
     """What a kernel does."""
 
     products: Sequence[int]
-    """Floating-point operations of products of matrices, of numbers of 8 bits, of 16, of 32 as TF32, and of 32 and 64."""
-    operations: int
-    """Operations on single numbers of floating point."""
+    """Floating-point operations of products of matrices, of numbers of 8 bits, of 16, of 32 as TF32, and of 32."""
+    operations: Sequence[int]
+    """Operations on single numbers of up to 32 bits, and of 64."""
     read: int
     written: int
     """Bytes, each once."""
-    is_by_integers: bool
-    """Whether integers in memory decide all this."""
+    integers: Sequence[tuple[int, int]]
+    """Addresses, from and up to, of integers that decide all this."""
 
 
 class Executable:

@@ -3,7 +3,8 @@
 Its kernel for CUDA launches it, as the program would have; its kernel for the CPU computes it on the same bytes: by what the compiler has
 made of it (`execution`), or else by Triton's interpreter (`interpretation`). The operator says which tensors a kernel is given and which of
 them it may write to, the integers by which it is called, and its grid. Kernels that torch's compiler has written from operators are in the
-namespace `inductor`: they are told by their memory traffic alone. Others are in the namespace `triton`: nobody knows their arithmetic.
+namespace `inductor`: they are told by their memory traffic alone. Others are in the namespace `triton`: among their integers is how much
+their programs do, where that can be told.
 """
 
 import ctypes
@@ -15,7 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -27,6 +28,10 @@ from uniference.patches.registry import Namespace
 from uniference.rank.capture import Library
 from uniference.rank.charging import uncharged
 from uniference.rank.compiling import is_of_operators
+
+if TYPE_CHECKING:
+    # It imports Triton.
+    from uniference.rank.execution import Executable, Work
 
 _SCHEMA = "(str names, Tensor[] read, Tensor(a!)[] written, int[] numbers) -> ()"
 _NO_IDENTIFIER = re.compile(r"\W")
@@ -177,47 +182,61 @@ class _Call:
 
 
 class _Works:
-    """What kernels do, which is part of what they are called with: it is found by what the compiler has made of them."""
+    """How much kernels do, by what the compiler has made of them."""
 
-    _MOST = 1 << 20
+    _MOST_BYTES = 1 << 20
+    """More integers are not looked at for each launch."""
     _MOST_KNOWN = 1 << 14
 
     def __init__(self) -> None:
-        # By kernel, grid and arguments, and the integers in memory where these decide it, too.
+        # By kernel, grid and arguments: which of the tensors have integers that decide it.
+        self._deciding: dict[tuple[Any, ...], frozenset[int]] = {}
+        # By these integers, too.
         self._known: dict[tuple[Any, ...], Mapping[str, int]] = {}
-        self._by_integers: set[tuple[Any, ...]] = set()
 
-    def of(self, executable: Any, arguments: Mapping[str, Any], grid: tuple[int, ...]) -> Mapping[str, int]:
+    def of(
+        self, executable: "Executable | None", arguments: Mapping[str, Any], grid: tuple[int, ...]
+    ) -> Mapping[str, int]:
         """Empty, where it cannot be told."""
         if executable is None:
             return {}
-        plain: tuple[Any, ...] = (executable, grid, tuple(map(_plain, arguments.values())))
-        key = plain
-        if plain in self._by_integers:
-            integers = self._integers(arguments)
-            # What a graph's launches find there, nobody knows when it is captured.
-            if integers is None or torch.cuda.is_current_stream_capturing():
-                return {}
-            key = (*plain, integers)
+        tensors = [tensor for value in arguments.values() for tensor in _tensors(value)]
+        plain = (executable, grid, tuple(map(_plain, arguments.values())))
+        deciding = self._deciding.get(plain, frozenset())
+        integers = _checksums([tensors[place] for place in sorted(deciding)], self._MOST_BYTES)
+        if integers is None:
+            return {}
+        key = (*plain, deciding, integers)
         if key not in self._known:
-            found = executable.work(arguments, grid)
-            if found is not None and found.is_by_integers and key is plain:
-                self._by_integers.add(plain)
-                return self.of(executable, arguments, grid)
             if len(self._known) == self._MOST_KNOWN:
                 self._known.clear()
-            self._known[key] = {} if found is None else _numbers(found)
+                self._deciding.clear()
+            work = executable.work(arguments, grid)
+            read = None if work is None else _holders(tensors, work.integers)
+            if read is not None and not read <= deciding:
+                self._deciding[plain] = deciding | read
+                return self.of(executable, arguments, grid)
+            self._known[key] = {} if work is None or read is None else _numbers(work)
         return self._known[key]
 
-    def _integers(self, arguments: Mapping[str, Any]) -> tuple[int, ...] | None:
-        """Checksums of what may decide it; `None`: that is not there, or is too much."""
-        tensors = [tensor for value in arguments.values() for tensor in _tensors(value)]
-        integers = [tensor for tensor in tensors if tensor.dtype in (torch.int32, torch.int64)]
-        sizes = [len(_span(tensor)) for tensor in integers]
-        if sum(sizes) > self._MOST or any(map(_graphs.library.is_absent, integers)):
-            return None
-        pairs = zip(integers, sizes, strict=True)
-        return tuple(zlib.crc32(ctypes.string_at(tensor.data_ptr(), size)) for tensor, size in pairs)
+
+def _checksums(tensors: Sequence[Tensor], most: int) -> tuple[int, ...] | None:
+    """Of what is in memory. `None`: it has no values, is more than so many bytes, or is there only when a graph is launched."""
+    spans = list(map(_span, tensors))
+    is_too_much = sum(map(len, spans)) > most or any(map(_graphs.library.is_absent, tensors))
+    if is_too_much or (tensors and torch.cuda.is_current_stream_capturing()):
+        return None
+    return tuple(zlib.crc32(ctypes.string_at(span.start, len(span))) for span in spans)
+
+
+def _holders(tensors: Sequence[Tensor], integers: Sequence[tuple[int, int]]) -> frozenset[int] | None:
+    """Which of the tensors these addresses are of. `None`: some are of none."""
+    spans = list(map(_span, tensors))
+    holders = [
+        [place for place, span in enumerate(spans) if start < span.stop and span.start < stop]
+        for start, stop in integers
+    ]
+    return frozenset(place for places in holders for place in places) if all(holders) else None
 
 
 def _plain(value: Any) -> Any:
@@ -228,10 +247,11 @@ def _plain(value: Any) -> Any:
     return tuple(map(_plain, value)) if isinstance(value, (tuple, list)) else repr(value)
 
 
-def _numbers(work: Any) -> Mapping[str, int]:
+def _numbers(work: "Work") -> Mapping[str, int]:
     """`describe_work` of crates/devices/src/operators/kernel.rs reads them."""
     products = zip(("flops_8", "flops_16", "flops_tf32", "flops_32"), work.products, strict=True)
-    return dict(products, operations=work.operations, bytes_read=work.read, bytes_written=work.written)
+    operations = zip(("operations", "operations_64"), work.operations, strict=True)
+    return dict((*products, *operations), bytes_read=work.read, bytes_written=work.written)
 
 
 _works = _Works()

@@ -212,14 +212,12 @@ impl Model {
         rows.by_operator(&key(definition)).map(measured)
     }
 
-    /// Parts follow one another. The origin is that of the longest; errors of different parts are independent.
+    /// Parts follow one another, but those that are [`Part::is_beside`]. The origin is that of the longest; errors of different parts are independent.
     fn sum(&self, parts: &[Part]) -> Estimate {
         let mut total = 0.0_f64;
         let (mut variance, mut longest) = (Some(0.0), (0.0, Origin::Roofline));
-        for part in parts {
-            let estimate = self.part(&part.operator, Some(&part.variant));
-            let launched = if part.is_inside { self.target.rates.launch.as_secs_f64() } else { 0.0 };
-            let seconds = (estimate.duration.as_secs_f64() - launched).max(0.0) * part.times as f64;
+        for kernel in parts.chunk_by(|_, next| next.is_beside).flat_map(|kernel| self.longer(kernel)) {
+            let (seconds, estimate) = kernel;
             total += seconds;
             variance = variance.zip(estimate.spread).map(|(sum, spread)| sum + (seconds * spread).powi(2));
             if seconds > longest.0 {
@@ -229,6 +227,20 @@ impl Model {
         let Some(duration) = SimDuration::from_secs_f64(total) else { return Estimate::UNKNOWN };
         let spread = variance.filter(|_| total > 0.0).map(|variance| variance.sqrt() / total);
         Estimate { duration, spread, origin: longest.1 }
+    }
+
+    /// Of a part and those beside it what takes longer: it, or they one after the other. Their kernel is launched once.
+    fn longer(&self, kernel: &[Part]) -> Vec<(f64, Estimate)> {
+        let launch = self.target.rates.launch.as_secs_f64();
+        let seconds = |part: &Part| {
+            let estimate = self.part(&part.operator, Some(&part.variant));
+            (estimate.duration.as_secs_f64() * part.times as f64, estimate)
+        };
+        let (first, beside) = kernel.split_first().expect("no kernel is without parts");
+        let first = seconds(first);
+        let mut beside: Vec<(f64, Estimate)> = beside.iter().map(seconds).collect();
+        beside.iter_mut().skip(1).for_each(|(seconds, _)| *seconds = (*seconds - launch).max(0.0));
+        if beside.iter().map(|(seconds, _)| seconds).sum::<f64>() > first.0 { beside } else { vec![first] }
     }
 
     fn part(&self, operator: &Operator, variant: Option<&str>) -> Estimate {

@@ -461,3 +461,33 @@ proptest::proptest! {
 
 static V100: std::sync::LazyLock<Model> = std::sync::LazyLock::new(|| shipped("v100-pcie"));
 static L40S: std::sync::LazyLock<Model> = std::sync::LazyLock::new(|| shipped("l40s"));
+
+/// A kernel of Triton on a device of 1 TFLOPS and 1 TB/s, at 80 % and 75 % of them: it is launched once, and takes what is longer of its memory and
+/// of all its arithmetic.
+#[test]
+fn a_kernel_of_triton_takes_its_memory_or_its_arithmetic() {
+    let launch = SimDuration::from_secs_f64(2e-6).unwrap();
+    let target = Target { name: None, rates: Rates { launch, ..Rates::uniform(1e12, 1e12) } };
+    let model = Model::new(target, Arc::new(Databases::default()));
+    let takes = |flops: i64, operations: [i64; 2], read: i64| {
+        let names = ";;flops_8,flops_16,flops_tf32,flops_32,operations,operations_64,bytes_read,bytes_written";
+        let Argument::Tensor(all) = tensor(&[1 << 30], DType::Float32) else { unreachable!() };
+        let definition = Definition {
+            name: "triton::mine".to_owned(),
+            arguments: vec![
+                Argument::Text(names.replacen(';', "x;", 1)),
+                Argument::Tensors(vec![Some(all)]),
+                Argument::Tensors(vec![]),
+                Argument::Ints(vec![0, flops, 0, 0, operations[0], operations[1], read, 0]),
+            ],
+            results: vec![],
+        };
+        model.operator(&definition).duration.as_secs_f64() * 1e6 - 2.0
+    };
+    let close = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 1e-3, "{found} {expected}");
+    close(takes(0, [0, 0], 750_000_000), 1000.0);
+    close(takes(800_000_000, [0, 0], 600_000_000), 1000.0);
+    close(takes(400_000_000, [100_000_000, 100_000_000], 600_000_000), 1000.0);
+    close(takes(400_000_000, [100_000_000, 0], 600_000_000), 800.0);
+    assert!(takes(0, [0, 0], 0).abs() < 1e-3);
+}

@@ -34,37 +34,35 @@ pub(super) fn describe(call: Call<'_>) -> Part {
     part
 }
 
-/// A kernel whose work is known: products of matrices and other operations follow one another, as in attention, where neither can begin without what the
-/// other has computed. `None`: it is not known.
+/// A kernel whose work is known: it accesses memory, and beside that products of matrices and other operations follow one another, as in attention, where
+/// neither can begin without what the other has computed. `None`: it is not known.
 pub(super) fn describe_work(call: Call<'_>) -> Option<Vec<Part>> {
-    const FLOPS: [(&str, Elements); 4] = [
-        ("flops_8", Elements::Of(DType::Float8E4M3)),
-        ("flops_16", Elements::Of(DType::BFloat16)),
-        ("flops_tf32", Elements::Tf32),
-        ("flops_32", Elements::Of(DType::Float32)),
+    const ARITHMETIC: [(&str, Elements, u64); 6] = [
+        ("flops_8", Elements::Of(DType::Float8E4M3), 1),
+        ("flops_16", Elements::Of(DType::BFloat16), 1),
+        ("flops_tf32", Elements::Tf32, 1),
+        ("flops_32", Elements::Of(DType::Float32), 1),
+        // One takes as long as a multiplication with an addition.
+        ("operations", Elements::Of(DType::Float32), 2),
+        ("operations_64", Elements::Of(DType::Float64), 2),
     ];
     let given = Given::of(call.definition);
-    let [operations, read, written] =
-        [given.size("operations")?, given.size("bytes_read")?, given.size("bytes_written")?];
-    let work = |elements: Elements, flops: u64| {
-        let mut part = Part::of(call, Family::Unspecified, flops);
-        part.operator = Operator { elements: Some(elements), read: Bytes(0), written: Bytes(0), ..part.operator };
-        part
+    let part = |elements: Elements, flops: u64, [read, written]: [u64; 2], is_beside: bool| {
+        let part = Part::of(call, Family::Unspecified, flops);
+        let (read, written) = (Bytes(read), Bytes(written));
+        Part { operator: Operator { elements: Some(elements), read, written, ..part.operator }, is_beside, ..part }
     };
-    let products = FLOPS.iter().map(|(name, elements)| (*elements, given.size(name).unwrap_or(0)));
-    // An operation takes as long as a multiplication and an addition.
-    let all = products.chain(std::iter::once((Elements::Of(DType::Float32), operations.saturating_mul(2))));
-    let mut parts: Vec<Part> =
-        all.filter(|(_, flops)| *flops > 0).map(|(elements, flops)| work(elements, flops)).collect();
-    if parts.is_empty() {
-        parts.push(work(Elements::Of(DType::Float32), 0));
+    // Of what programs share an estimate may be too much; a tensor that is written may be read, too.
+    let written = given.size("bytes_written")?.min(call.written().0);
+    let read = given.size("bytes_read")?.min(call.read().0.saturating_add(call.written().0));
+    // One that accesses nothing is launched as well.
+    let mut parts = vec![part(Elements::Of(DType::Float32), 0, [read.max(1), written], false)];
+    for (name, elements, flops) in ARITHMETIC {
+        match given.size(name)?.saturating_mul(flops) {
+            0 => {}
+            flops => parts.push(part(elements, flops, [0, 0], true)),
+        }
     }
-    // Memory is accessed beside that which takes longest, as far as an order of arithmetic tells.
-    let first = (0..parts.len()).max_by_key(|at| (parts[*at].operator.flops, usize::MAX - at))?;
-    parts.swap(0, first);
-    parts[0].operator.read = Bytes(read.min(call.read().0.saturating_add(call.written().0)));
-    parts[0].operator.written = Bytes(written.min(call.written().0));
-    parts.iter_mut().skip(1).for_each(|part| part.is_inside = true);
     Some(parts)
 }
 

@@ -61,8 +61,8 @@ pub struct Part {
     pub variant: String,
     /// How many times it is done, one after the other.
     pub times: u64,
-    /// Whether the kernel of the part before does it, too: it is launched once.
-    pub is_inside: bool,
+    /// Whether the kernel of the part before does it, too, while that one is done: those of which that is so follow one another.
+    pub is_beside: bool,
 }
 
 impl Part {
@@ -80,14 +80,14 @@ impl Part {
             Family::Gemm { layout, .. } => layout.name(),
             _ => call.name,
         };
-        Part { operator, variant: variant.to_owned(), times: 1, is_inside: false }
+        Part { operator, variant: variant.to_owned(), times: 1, is_beside: false }
     }
 
     /// A part of an operator whose other parts read and write other memory.
     fn inside(family: Family, dtype: Option<DType>, flops: u64, read: Bytes, written: Bytes, variant: &str) -> Part {
         let elements = dtype.map(Elements::Of);
         let operator = Operator { resource: Resource::Accelerator, family, elements, flops, read, written };
-        Part { operator, variant: variant.to_owned(), times: 1, is_inside: false }
+        Part { operator, variant: variant.to_owned(), times: 1, is_beside: false }
     }
 
     /// A multiplication of complex numbers is four of their parts, and an addition two.
