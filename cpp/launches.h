@@ -114,15 +114,27 @@ inline void write_integers(uint32_t buffer, const std::vector<int32_t>& values) 
   for (int32_t value : values) log->entries().integer(value);
 }
 
-// Integers that an operator, whose execution follows, is given in a GPU's memory: lengths, say, which decide how much it does.
+// Integers that an operator, whose execution follows, is given in a GPU's memory: lengths, say, which decide how much it does. Each tensor of a list
+// has a place among the arguments.
 inline void write_readings(const std::vector<c10::IValue>& arguments, uint32_t stream) {
-  for (size_t i = 0; i < arguments.size(); i++) {
-    if (!arguments[i].isTensor() || !Buffers::concerns(arguments[i].toTensor())) continue;
-    const at::Tensor& tensor = arguments[i].toTensor();
+  size_t place = 0;
+  const auto read = [&](const at::Tensor& tensor) {
+    if (!Buffers::concerns(tensor)) return;
     const auto* at = static_cast<const int32_t*>(tensor.const_data_ptr());
     const auto count = static_cast<uint32_t>(tensor.numel());
     const uint32_t buffer = Buffers::get().read(at, count, stream, write_integers);
-    write_kind(kReading, i, buffer, count);
+    write_kind(kReading, place, buffer, count);
+  };
+  for (const c10::IValue& argument : arguments) {
+    if (argument.isTensorList()) {
+      for (const at::Tensor& tensor : argument.toTensorVector()) {
+        read(tensor);
+        place++;
+      }
+      continue;
+    }
+    if (argument.isTensor()) read(argument.toTensor());
+    place++;
   }
 }
 

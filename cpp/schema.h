@@ -26,8 +26,18 @@ struct Schema {
   bool factory = true;
   // Which argument says of which type they are; -1: none.
   int dtype_argument = -1;
-  // They are numbers in their order, which are integers unless an argument is none.
+  // They are integers unless an argument is none.
   bool counts = false;
+  // What its integers say of how many elements they have.
+  enum class Elements {
+    kSize,      // all: they are a list, or each is a size
+    kRange,     // from the first, or 0, up to the second by steps of the third
+    kSteps,     // the third is their number
+    kTriangle,  // the first two are the sizes of a matrix, and each has two
+    kSquare,    // they are the sizes of a matrix, or of a square
+    kOne,
+  };
+  Elements elements = Elements::kSize;
   // It makes tensors whose memory is as it comes.
   bool empty = false;
   // It is carried out by calling others, which are what is captured. Autograd takes it apart before it comes here; inference mode does not.
@@ -93,7 +103,13 @@ struct Schema {
     view = view || is({"aten::_unsafe_view", "aten::lift_fresh", "aten::_reshape_alias"});
     // How many parts there are depends on their sizes.
     one_view = view && schema.returns().size() == 1 && schema.returns()[0].type()->kind() != c10::TypeKind::ListType;
-    counts = begins("aten::arange");
+    counts = begins("aten::arange") || begins("aten::randint") || begins("aten::randperm");
+    elements = begins("aten::arange") || begins("aten::range")           ? Elements::kRange
+               : begins("aten::linspace") || begins("aten::logspace")   ? Elements::kSteps
+               : begins("aten::tril_indices") || begins("aten::triu_indices") ? Elements::kTriangle
+               : begins("aten::eye")                                    ? Elements::kSquare
+               : begins("aten::scalar_tensor")                          ? Elements::kOne
+                                                                        : Elements::kSize;
     empty = begins("aten::empty") || begins("aten::new_empty");
     composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(DispatchKey::CPU);
     on_gpu = op.hasKernelForDispatchKey(DispatchKey::CUDA);
@@ -122,7 +138,11 @@ struct Schema {
             "aten::_to_sparse", "aten::_to_sparse.sparse_dim", "aten::_to_sparse_csr", "aten::_to_sparse_csc", "aten::_to_sparse_bsr",
             "aten::_to_sparse_bsc"});
     sized_by_masks = begins("aten::index.") || begins("aten::index_put") || begins("aten::_index_put_impl_") || begins("aten::_unsafe_index");
-    has_lengths = begins("aten::_flash_attention_") || begins("aten::_efficient_attention_") || begins("aten::_cudnn_attention_");
+    // Of Triton's kernels those that crates/devices/src/operators/serving/kernels.rs knows.
+    has_lengths = begins("aten::_flash_attention_") || begins("aten::_efficient_attention_") || begins("aten::_cudnn_attention_") ||
+                  is({"triton::kernel_unified_attention", "triton::reduce_segments", "triton::_fwd_kernel_stage1",
+                      "triton::_fwd_grouped_kernel_stage1", "triton::_fwd_kernel_stage2", "triton::_fwd_kernel", "triton::_fwd_kernel_unified",
+                      "triton::create_flashinfer_kv_indices_triton"});
     substitute = Substitutes::of(name);
   }
 

@@ -7,8 +7,10 @@
 #include <ATen/ATen.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <algorithm>
 #include <limits>
 #include <optional>
+#include <vector>
 
 #include "definitions.h"
 #include "gpu_memory.h"
@@ -33,15 +35,19 @@ class Values {
   // may look up a few elements of a large table.
   bool has_values(const Schema& schema, const c10::IValue* arguments, size_t count) const {
     if (all()) return true;
-    int64_t most = schema.factory ? elements_asked(arguments, count) : 0;
-    bool of_integers = true;
+    int64_t most = schema.factory ? elements_asked(schema, arguments, count) : 0;
+    bool of_integers = !schema.factory || makes_integers(schema, arguments, count);
+    // Integers of 8 bits are what a model has been quantised to.
+    bool of_data = false;
     for (size_t i = 0; i < count; i++) {
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
         most = std::max(most, tensor.numel());
         of_integers = of_integers && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/true);
+        of_data = of_data || tensor.scalar_type() == at::kChar || tensor.scalar_type() == at::kByte;
       });
     }
-    return most <= limit_ || (schema.kernel && of_integers && programs(arguments[count - 1]) <= kPrograms);
+    const bool looks_up = schema.kernel && of_integers && !of_data && programs(arguments[count - 1]) <= kPrograms;
+    return most <= (of_integers ? std::max(limit_, kSteering) : limit_) || looks_up;
   }
 
   // Whether communication of simulated GPUs moves truth values, which NCCL takes for bytes: those of large tensors were not computed.
@@ -61,7 +67,7 @@ class Values {
     if (schema.factory) {
       const int64_t limit = makes_integers(schema, arguments, count) ? std::max(limit_, kSteering) : limit_;
       // Memory as it comes costs nothing to hand out.
-      return schema.empty || elements_asked(arguments, count) <= limit;
+      return schema.empty || elements_asked(schema, arguments, count) <= limit;
     }
     int64_t most = 0;
     bool on_cpu = true;
@@ -163,20 +169,34 @@ class Values {
     return false;
   }
 
-  static int64_t elements_asked(const c10::IValue* arguments, size_t count) {
-    if (count == 0) return 0;
-    if (arguments[0].isIntList()) {
-      int64_t elements = 1;
-      for (int64_t size : arguments[0].toIntVector()) elements *= size;
-      return elements;
-    }
-    // arange(end), arange(start, end), linspace(start, end, steps): as many as its largest number says, at most.
-    int64_t elements = 0;
+  // How many elements the result of a factory has, at most.
+  static int64_t elements_asked(const Schema& schema, const c10::IValue* arguments, size_t count) {
+    using Elements = Schema::Elements;
+    std::vector<double> numbers;
     for (size_t i = 0; i < count; i++) {
-      if (arguments[i].isInt()) elements = std::max(elements, arguments[i].toInt());
+      if (arguments[i].isIntList()) {
+        double elements = 1;
+        for (int64_t size : arguments[i].toIntVector()) elements *= static_cast<double>(size);
+        return in_range(elements);
+      }
+      if (static_cast<int>(i) == schema.dtype_argument) break;
+      if (arguments[i].isInt() || arguments[i].isDouble()) numbers.push_back(arguments[i].toScalar().toDouble());
     }
-    return elements;
+    const auto number = [&](size_t at, double other) { return numbers.size() > at ? numbers[at] : other; };
+    switch (schema.elements) {
+      case Elements::kRange:
+        if (numbers.size() < 2) return in_range(number(0, 0));
+        return in_range((number(1, 0) - number(0, 0)) / number(2, 1) + 1);
+      case Elements::kSteps: return in_range(number(2, 0));
+      case Elements::kSquare: return in_range(number(0, 0) * number(1, number(0, 0)));
+      case Elements::kTriangle: return in_range(2 * number(0, 0) * number(1, 0));
+      case Elements::kOne: return 1;
+      case Elements::kSize: break;
+    }
+    return in_range(numbers.empty() ? 0 : *std::max_element(numbers.begin(), numbers.end()));
   }
+
+  static int64_t in_range(double elements) { return elements >= 0x1p62 ? int64_t{1} << 62 : elements > 0 ? static_cast<int64_t>(elements) : 0; }
 
   static at::Tensor make(const TensorType& type) {
     auto tensor = at::empty_strided(type.sizes, type.strides, at::TensorOptions().dtype(type.dtype).device(at::kCPU));

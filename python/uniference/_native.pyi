@@ -74,13 +74,14 @@ class TritonKernel:
         """
 
     def work(
-        self, arguments: Sequence[int | float], grid: tuple[int, int, int]
+        self, arguments: Sequence[int | float], grid: tuple[int, int, int], memory: Sequence[tuple[int, int]]
     ) -> tuple[Sequence[int], Sequence[int], int, int, Sequence[tuple[int, int]]] | None:
         """What all programs of the grid do together. Nothing is written.
 
         Args:
             arguments: Of a tensor its address.
             grid: How many programs there are along each axis.
+            memory: Addresses, from and up to, of what the tensors lie in: of it no more is accessed than there is.
 
         Returns:
             Floating-point operations of products of matrices: of numbers of 8 bits, of 16, of 32 as TF32, and of 32; operations on single

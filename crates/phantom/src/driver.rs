@@ -11,7 +11,7 @@ use crate::errors::*;
 use crate::exports::{Items, Out, Put, Text, exports};
 use crate::unimplemented::report;
 use std::cell::RefCell;
-use std::ffi::{CString, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 const LIBRARY: &str = "libcuda";
@@ -158,8 +158,8 @@ driver! {
         Ok(())
     }
     fn cuCtxCreate_v4(_new: Out<Context>, _parameters: Pointer, _flags: c_uint, _number: c_int) { report(LIBRARY, "cuCtxCreate"); Err(NOT_SUPPORTED) }
-    fn cuGetErrorName(status: Status, text: Out<*const c_char>) { text.give(find_error(status)?.driver.as_ptr()) }
-    fn cuGetErrorString(status: Status, text: Out<*const c_char>) { text.give(find_error(status)?.text.as_ptr()) }
+    fn cuGetErrorName(status: Status, text: Out<*const c_char>) { give_text(text, find_error(status).map(|error| error.driver)) }
+    fn cuGetErrorString(status: Status, text: Out<*const c_char>) { give_text(text, find_error(status).map(|error| error.text)) }
     fn cuGetProcAddress_v2(symbol: Text, function: Out<Pointer>, _version: c_int, _flags: c_ulonglong, result: Out<c_int>) {
         entry_point(symbol, function, result)
     }
@@ -180,6 +180,12 @@ exports! {
 }
 
 /// An error that the driver has.
+/// Null, where there is none: whoever asks may not look at what else is returned.
+fn give_text(place: Out<*const c_char>, text: Result<&'static CStr, Status>) -> Result<(), Status> {
+    place.give(text.map_or(std::ptr::null(), CStr::as_ptr))?;
+    text.map(|_| ())
+}
+
 fn find_error(status: Status) -> Result<&'static Error, Status> {
     crate::errors::find(status).filter(|error| !error.driver.is_empty()).ok_or(INVALID_VALUE)
 }

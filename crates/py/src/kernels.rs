@@ -54,12 +54,19 @@ impl TritonKernel {
     }
 
     /// As of `run`, but nothing is written.
-    fn work(&self, py: Python<'_>, arguments: Vec<Number>, grid: (u32, u32, u32)) -> PyResult<Option<Amounts>> {
+    fn work(
+        &self,
+        py: Python<'_>,
+        arguments: Vec<Number>,
+        grid: (u32, u32, u32),
+        memory: Vec<(usize, usize)>,
+    ) -> PyResult<Option<Amounts>> {
+        let memory: Vec<_> = memory.into_iter().map(|(from, to)| from..to).collect();
         let arguments: Vec<Argument> = arguments.into_iter().map(Argument::from).collect();
         let mut signal = None;
         let mut goes_on = || py.check_signals().map_err(|error| signal = Some(error)).is_ok();
         // SAFETY: as of `run`.
-        let work = unsafe { self.0.work(&arguments, grid.into(), &mut goes_on) };
+        let work = unsafe { self.0.work(&arguments, grid.into(), &memory, &mut goes_on) };
         match work {
             Ok(work) => Ok(work.map(|work| {
                 let integers = work.integers.into_iter().map(|span| (span.start, span.end)).collect();

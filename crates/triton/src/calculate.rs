@@ -246,22 +246,34 @@ pub(crate) fn gathered((source, places): (&Data, &Data), from: &Type, to: &Type,
 }
 
 pub(crate) fn multiplied((a, b, c): (&Data, &Data, &Data), left: &Type, right: &Type, to: &Type) -> Option<Data> {
-    let (Data::Single(a), Data::Single(b), Data::Single(mut sums)) = (a.whole(left)?, b.whole(right)?, c.whole(to)?)
-    else {
-        return None;
-    };
     let [rows, depth] = left.shape[..] else { return None };
-    let columns = *right.shape.get(1)?;
+    let sizes = [rows, depth, *right.shape.get(1)?];
+    match (a.whole(left)?, b.whole(right)?, c.whole(to)?) {
+        (Data::Single(a), Data::Single(b), Data::Single(mut sums)) => {
+            add_products(&a, &b, &mut sums, sizes, |sum, a, b| sum + a * b);
+            Some(Data::Single(sums))
+        }
+        (Data::Int(a), Data::Int(b), Data::Int(mut sums)) => {
+            let bits = to.scalar.bits();
+            add_products(&a, &b, &mut sums, sizes, |sum, a, b| wrapped(sum.wrapping_add(a.wrapping_mul(b)), bits));
+            Some(Data::Int(sums))
+        }
+        _ => None,
+    }
+}
+
+/// Adds the product of two matrices to a third one; `sizes` are the rows of the first, its columns, and those of the second.
+fn add_products<N: Copy>(a: &[N], b: &[N], sums: &mut [N], sizes: [usize; 3], add: impl Fn(N, N, N) -> N) {
+    let [rows, depth, columns] = sizes;
     for row in 0..rows {
         for inner in 0..depth {
             let factor = a[row * depth + inner];
             let line = &b[inner * columns..(inner + 1) * columns];
             for (sum, number) in sums[row * columns..(row + 1) * columns].iter_mut().zip(line) {
-                *sum += factor * number;
+                *sum = add(*sum, factor, *number);
             }
         }
     }
-    Some(Data::Single(sums))
 }
 
 pub(crate) fn modified(modification: Modification, before: &Data, value: Data, scalar: Scalar) -> Option<Data> {

@@ -81,7 +81,7 @@ const WORDS: [&str; 69] = [
 ];
 
 /// The same of dictionaries.
-const ATTRIBUTES: [&str; 18] = [
+const ATTRIBUTES: [&str; 20] = [
     "axis",
     "start",
     "end",
@@ -100,6 +100,8 @@ const ATTRIBUTES: [&str; 18] = [
     "operandSegmentSizes",
     "prefix",
     "noinline",
+    "inputPrecision",
+    "maxNumImpreciseAcc",
 ];
 
 /// What an operation is written with, up to its types.
@@ -314,8 +316,10 @@ pub(crate) fn operation(name: &str, written: &Written<'_>) -> Option<Operation> 
             ];
             let said = precisions.into_iter().find(|(word, _)| written.words.contains(word));
             let precision = said.map_or(Precision::Exact, |(_, precision)| precision);
-            let is_known = fits && a.scalar.is_float() && c.scalar == Scalar::F32;
-            is_known.then(|| Operation::Dot { inner: b.clone(), precision })
+            let of_floats = a.scalar.is_float() && c.scalar == Scalar::F32;
+            let of_integers =
+                matches!((a.scalar, b.scalar, c.scalar), (Scalar::Int(8), Scalar::Int(8), Scalar::Int(32)));
+            (fits && (of_floats || of_integers)).then(|| Operation::Dot { inner: b.clone(), precision })
         }
         "tt.extern_elementwise" => libdevice(written.attribute("symbol")?.trim_matches('"')),
         _ => float(name.strip_prefix("math.").and_then(Math1::of_dialect)?),

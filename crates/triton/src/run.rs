@@ -91,12 +91,13 @@ impl Kernel {
         &self,
         arguments: &[Argument],
         grid: [u32; 3],
+        memory: &[Span],
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Work>, Stopped> {
         let (function, arguments) = self.called(arguments)?;
         let counter = Some(Counter::new(function));
-        let memory = Memory::new(&[]);
-        let mut running = Running { kernel: self, memory, grid, at: [0; 3], left: PATIENCE, goes_on, counter };
+        let mut running =
+            Running { kernel: self, memory: Memory::new(&[]), grid, at: [0; 3], left: PATIENCE, goes_on, counter };
         let [_, y, z] = grid.map(u64::from);
         let programs: u64 = grid.iter().copied().map(u64::from).product();
         let mut looked_at = 0;
@@ -114,7 +115,7 @@ impl Kernel {
             };
             looked_at += 1;
         }
-        Ok(running.counter.filter(|_| looked_at > 0).map(|counter| counter.all(looked_at, programs)))
+        Ok(running.counter.filter(|_| looked_at > 0).map(|counter| counter.all(looked_at, programs, memory)))
     }
 
     fn called(&self, arguments: &[Argument]) -> Result<(&Function, Vec<Shared>), Stopped> {

@@ -66,17 +66,44 @@ impl Touched {
         }
     }
 
+    /// Bytes that all programs access, of which a share was looked at; of each of these pieces of memory, which follow one another, no more than it has.
+    fn bytes(&self, share: f64, memory: &[Span]) -> u64 {
+        let mut accesses = vec![Accesses::default(); memory.len() + 1];
+        for (sector, programs) in &self.0 {
+            let piece = memory.partition_point(|piece| (piece.end - 1) >> SECTOR < *sector);
+            let is_inside = memory.get(piece).is_some_and(|piece| piece.start >> SECTOR <= *sector);
+            accesses[if is_inside { piece } else { memory.len() }].add(*programs);
+        }
+        let most = memory.iter().map(|piece| piece.len() as u64).chain([u64::MAX]);
+        accesses.iter().zip(most).map(|(accesses, most)| accesses.bytes(share).min(most)).fold(0, u64::saturating_add)
+    }
+}
+
+/// How many parts of a piece of memory were accessed: at all, by one program, by two.
+#[derive(Clone, Copy, Debug, Default)]
+struct Accesses {
+    all: u64,
+    once: u64,
+    twice: u64,
+}
+
+impl Accesses {
+    fn add(&mut self, programs: Programs) {
+        self.all += 1;
+        self.once += u64::from(programs.count == 1);
+        self.twice += u64::from(programs.count == 2);
+    }
+
     /// Bytes that all programs access, of which a share was looked at.
     ///
     /// How many parts none of these has accessed follows from how many were accessed by one and by two (A. Chao, "Estimating the population size for
     /// capture-recapture data with unequal catchability", Biometrics 43, 1987): parts that few programs share are seen seldom.
     fn bytes(&self, share: f64) -> u64 {
-        let accessed_by = |count: u32| self.0.values().filter(|programs| programs.count == count).count() as f64;
-        let (once, twice) = (accessed_by(1), accessed_by(2));
+        let (once, twice) = (self.once as f64, self.twice as f64);
         // If no programs share these parts, each has as many as those that were looked at.
         let most = once * (1.0 / share - 1.0);
         let unseen = if twice > 0.0 { (once * once / (2.0 * twice)).min(most) } else { most };
-        rounded((self.0.len() as f64 + unseen) * f64::from(1 << SECTOR))
+        rounded((self.all as f64 + unseen) * f64::from(1 << SECTOR))
     }
 }
 
@@ -131,15 +158,23 @@ impl Counter {
         self.made > MOST || self.is_unknown
     }
 
-    /// What all programs do, of which so many were looked at.
-    pub(crate) fn all(&self, looked_at: u64, programs: u64) -> Work {
+    /// What all programs do, of which so many were looked at. `memory` are pieces of memory that programs are given.
+    pub(crate) fn all(&self, looked_at: u64, programs: u64, memory: &[Span]) -> Work {
+        let mut pieces: Vec<Span> = memory.iter().filter(|piece| !piece.is_empty()).cloned().collect();
+        pieces.sort_unstable_by_key(|piece| (piece.start, piece.end));
+        // One inside the one before is a part of it.
+        pieces.dedup_by(|next, before| {
+            let overlaps = next.start < before.end;
+            before.end = if overlaps { before.end.max(next.end) } else { before.end };
+            overlaps
+        });
         let share = looked_at as f64 / programs as f64;
         let of_all = |count: u64| rounded(count as f64 / share);
         Work {
             products: self.work.products.map(of_all),
             operations: self.work.operations.map(of_all),
-            read: self.read.bytes(share),
-            written: self.written.bytes(share),
+            read: self.read.bytes(share, &pieces),
+            written: self.written.bytes(share, &pieces),
             integers: spans(&self.integers),
         }
     }
@@ -196,7 +231,7 @@ impl Counter {
             Dot { inner, precision } => {
                 let left = instruction.from.as_ref()?;
                 let (class, times) = match (left.scalar, precision) {
-                    (Scalar::F8E4M3 | Scalar::F8E5M2, _) => (0, 1),
+                    (Scalar::F8E4M3 | Scalar::F8E5M2 | Scalar::Int(8), _) => (0, 1),
                     (Scalar::F16 | Scalar::BF16, _) => (1, 1),
                     (_, Precision::BFloat16(times)) => (1, *times),
                     (_, Precision::Tf32(times)) => (2, *times),

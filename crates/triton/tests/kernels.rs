@@ -384,6 +384,26 @@ fn shapes_are_changed_and_matrices_multiplied() {
     assert_eq!(out, [11.0, 15.0, 15.0, 21.0]);
 }
 
+/// Integers of 8 bits are multiplied to ones of 32, as `cublasGemmEx` and tensor cores do.
+#[test]
+fn matrices_of_integers_are_multiplied() {
+    let mut out = [0_i32; 4];
+    let text = module(
+        "%y: !tt.ptr<i32>",
+        "%a = arith.constant dense<[[100, -128], [3, 4]]> : tensor<2x2xi8>
+         %b = arith.constant dense<[[100, 1], [-128, 2]]> : tensor<2x2xi8>
+         %c = arith.constant dense<7> : tensor<2x2xi32>
+         %d = tt.dot %a, %b, %c, inputPrecision = tf32 : tensor<2x2xi8> * tensor<2x2xi8> -> tensor<2x2xi32>
+         %i = tt.make_range {end = 4 : i32, start = 0 : i32} : tensor<4xi32>
+         %at = tt.reshape %i : tensor<4xi32> -> tensor<2x2xi32>
+         %p = tt.splat %y : !tt.ptr<i32> -> tensor<2x2x!tt.ptr<i32>>
+         %q = tt.addptr %p, %at : tensor<2x2x!tt.ptr<i32>>, tensor<2x2xi32>
+         tt.store %q, %d : tensor<2x2x!tt.ptr<i32>>",
+    );
+    launch(&text, &[address(&mut out)], [1; 3]).unwrap();
+    assert_eq!(out, [10_000 + 16_384 + 7, 100 - 256 + 7, 300 - 512 + 7, 3 + 8 + 7]);
+}
+
 #[test]
 fn tensors_are_joined_split_and_gathered() {
     let body = "%j = tt.join %a, %b : tensor<T> -> tensor<3x2xi32>

@@ -2,12 +2,17 @@
 #![allow(unsafe_code)] // Kernels are given addresses of vectors.
 #![allow(missing_docs)]
 
+use std::ops::Range;
 use uniference_triton::{Argument, Kernel, Work};
 
 fn work(text: &str, arguments: &[Argument], grid: [u32; 3]) -> Option<Work> {
+    work_inside(text, arguments, grid, &[])
+}
+
+fn work_inside(text: &str, arguments: &[Argument], grid: [u32; 3], memory: &[Range<usize>]) -> Option<Work> {
     let kernel = Kernel::read(text).unwrap();
     // SAFETY: the tests' kernels read integers from their vectors alone.
-    unsafe { kernel.work(arguments, grid, &mut || true) }.unwrap()
+    unsafe { kernel.work(arguments, grid, memory, &mut || true) }.unwrap()
 }
 
 fn address<T>(of: &[T]) -> Argument {
@@ -112,6 +117,7 @@ fn products_are_told_by_what_they_are_of_and_what_programs_share_is_read_once() 
         (", inputPrecision = bf16x6", "f32", 1, 6, 4),
         ("", "f32", 3, 1, 4),
         ("", "f8E5M2", 0, 1, 1),
+        (" {maxNumImpreciseAcc = 1073741824 : i32}", "f8E4M3FN", 0, 1, 1),
     ];
     for (precision, of, class, times, bytes) in cases {
         for programs in [8_u32, 200_000] {
@@ -126,6 +132,19 @@ fn products_are_told_by_what_they_are_of_and_what_programs_share_is_read_once() 
             assert_eq!(found.integers, []);
         }
     }
+}
+
+/// Programs whose numbers are those of one in 4,000 each, so that none of those looked at share any; pieces may overlap.
+#[test]
+fn no_more_is_read_than_there_is() {
+    let text = product("", "f16");
+    let text = text.replace("%mine = arith.muli %p,", "%q = arith.remsi %p, %c256 : i32\n%mine = arith.muli %q,");
+    let start = 1 << 32;
+    let pieces = [start + 4096..start + 8192, start..start + 256 * 2048, 2 * start..2 * start + 2048];
+    let all = work(&text, &NOWHERE, [1_000_000, 1, 1]).unwrap();
+    let some = work_inside(&text, &NOWHERE, [1_000_000, 1, 1], &pieces).unwrap();
+    assert_eq!((some.read, some.written), (256 * 2048 + 2048, all.written));
+    assert!(all.read > 100 * some.read, "{all:?}");
 }
 
 /// Reads as many numbers as `%lengths` says of the program, or as the number there makes of a fraction.

@@ -79,10 +79,13 @@ class Executable:
         written = self._kernel.run(given, _three(grid), [(span.start, span.stop) for span in absent])
         return [range(start, stop) for start, stop in written]
 
-    def work(self, arguments: Mapping[str, Any], grid: tuple[int, ...]) -> Work | None:
-        """What all programs of the grid do together, if it can be told."""
+    def work(
+        self, arguments: Mapping[str, Any], grid: tuple[int, ...], memory: Sequence[range]
+    ) -> Work | None:
+        """What all programs of the grid do together, if it can be told; the tensors lie in `memory`."""
         try:
-            found = self._kernel.work(self._given(arguments, lambda tensor: tensor), _three(grid))
+            given = self._given(arguments, lambda tensor: tensor)
+            found = self._kernel.work(given, _three(grid), [(span.start, span.stop) for span in memory])
         except (RuntimeError, TypeError):  # it was compiled for other arguments
             return None
         return None if found is None else Work(*found)

@@ -1,7 +1,7 @@
 //! Owns which operators are fused attention, forward and backward, and their sizes.
 
 use super::call::{Call, product};
-use super::lengths::{Lengths, Queries, Sequences, Sight};
+use super::lengths::{Lengths, Parts, Queries, Sequences, Sight};
 use super::{Part, flops};
 use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, Pass};
@@ -105,7 +105,7 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
         Some(packed) => {
             let queries = query.sequence.div_ceil(packed.queries);
             let keys = packed.room.unwrap_or_else(|| key.sequence.div_ceil(packed.keys));
-            let group = Sequences::equal(packed.queries, queries, keys, sight);
+            let group = Sequences::equal(packed.queries, queries, keys, sight, 1);
             // Not all have equally many.
             let keys = if packed.room.is_some() { group.keys } else { group.keys.min(key.sequence) };
             attend(call, &schema, &shape, &Sequences { queries: query.sequence, keys, ..group })
@@ -131,7 +131,9 @@ pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
         queries: Queries::Borders(queries),
         key_borders: Some(keys),
         used_keys: schema.used,
+        before_queries: false,
         sight: schema.sight(call),
+        parts: Parts::ONE,
     })
 }
 

@@ -52,9 +52,7 @@ pub(super) fn describe_work(call: Call<'_>) -> Option<Vec<Part>> {
         let (read, written) = (Bytes(read), Bytes(written));
         Part { operator: Operator { elements: Some(elements), read, written, ..part.operator }, is_beside, ..part }
     };
-    // Of what programs share an estimate may be too much; a tensor that is written may be read, too.
-    let written = given.size("bytes_written")?.min(call.written().0);
-    let read = given.size("bytes_read")?.min(call.read().0.saturating_add(call.written().0));
+    let [read, written] = [given.size("bytes_read")?, given.size("bytes_written")?];
     // One that accesses nothing is launched as well.
     let mut parts = vec![part(Elements::Of(DType::Float32), 0, [read.max(1), written], false)];
     for (name, elements, flops) in ARITHMETIC {
@@ -69,6 +67,7 @@ pub(super) fn describe_work(call: Call<'_>) -> Option<Vec<Part>> {
 /// What a kernel is called with, by the names of its arguments.
 pub(super) struct Given<'a> {
     tensors: BTreeMap<&'a str, &'a Tensor>,
+    places: BTreeMap<&'a str, usize>,
     integers: BTreeMap<&'a str, i64>,
 }
 
@@ -77,19 +76,40 @@ impl<'a> Given<'a> {
     pub(super) fn of(definition: &'a Definition) -> Given<'a> {
         let text = if let Some(Argument::Text(text)) = definition.arguments.first() { text } else { "" };
         let mut lists = text.split(';').map(|list| list.split(',').filter(|name| !name.is_empty()));
-        let (mut tensors, mut integers) = (BTreeMap::new(), BTreeMap::new());
+        let (mut tensors, mut places, mut integers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        // Behind the text.
+        let mut place = 1;
         for argument in definition.arguments.iter().skip(1) {
             let Some(names) = lists.next() else { break };
             match argument {
                 Argument::Ints(values) => integers.extend(names.zip(values.iter().copied())),
-                other => tensors.extend(names.zip(other.tensors())),
+                other => {
+                    for (name, tensor) in names.zip(other.tensors()) {
+                        tensors.insert(name, tensor);
+                        places.insert(name, place);
+                        place += 1;
+                    }
+                }
             }
         }
-        Given { tensors, integers }
+        Given { tensors, places, integers }
     }
 
     pub(super) fn tensor(&self, name: &str) -> Option<&'a Tensor> {
         self.tensors.get(name).copied()
+    }
+
+    /// Its place among the arguments, where each tensor of a list has one.
+    pub(super) fn place(&self, name: &str) -> Option<usize> {
+        self.places.get(name).copied()
+    }
+
+    pub(super) fn flag(&self, name: &str) -> bool {
+        self.integers.get(name).is_some_and(|value| *value != 0)
+    }
+
+    pub(super) fn int(&self, name: &str) -> Option<i64> {
+        self.integers.get(name).copied()
     }
 
     pub(super) fn size(&self, name: &str) -> Option<u64> {

@@ -7,7 +7,40 @@ pub(super) struct Lengths {
     pub(super) key_borders: Option<usize>,
     /// The argument that says how many keys each has.
     pub(super) used_keys: Option<usize>,
+    /// The keys are those before a sequence's queries: each of these has one, too.
+    pub(super) before_queries: bool,
     pub(super) sight: Sight,
+    /// In how many parts its keys are attended to, the results of which are joined later.
+    pub(super) parts: Parts,
+}
+
+/// How the keys of a sequence are cut.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Parts {
+    /// Into so many parts at most.
+    pub(super) most: Most,
+    /// Into whole multiples of so many keys.
+    pub(super) multiple: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Most {
+    Number(u64),
+    /// The argument that says it for each sequence.
+    Argument(usize),
+}
+
+impl Parts {
+    /// They are not.
+    pub(super) const ONE: Parts = Parts { most: Most::Number(1), multiple: 1 };
+
+    /// How many parts so many keys are.
+    pub(super) fn of(keys: u64, most: u64, multiple: u64) -> u64 {
+        // Of more there is no memory; a multiple of that fits 64 bits.
+        let (keys, multiple) = (keys.min(1 << 48), multiple.clamp(1, 1 << 48));
+        let each = keys.div_ceil(most.max(1)).next_multiple_of(multiple);
+        keys.div_ceil(each.max(1))
+    }
 }
 
 /// How many queries sequences have.
@@ -88,19 +121,22 @@ pub struct Sequences {
     pub visible: u64,
     /// Their queries, and their keys, each times the pairs of its sequence.
     pub weighted: (u128, u128),
+    /// Their queries, each times the parts in which the keys of its sequence are attended to.
+    pub parts: u64,
 }
 
 impl Sequences {
     /// So many of one length.
-    pub(super) fn equal(count: u64, queries: u64, keys: u64, sight: Sight) -> Sequences {
+    pub(super) fn equal(count: u64, queries: u64, keys: u64, sight: Sight, parts: u64) -> Sequences {
         let mut one = Sequences::default();
-        one.add(queries, keys, sight);
+        one.add(queries, keys, sight, parts);
         let all = |number: u64| number.saturating_mul(count);
         let weighted = (one.weighted.0.saturating_mul(count.into()), one.weighted.1.saturating_mul(count.into()));
-        Sequences { count, queries: all(one.queries), keys: all(one.keys), visible: all(one.visible), weighted }
+        let [queries, keys, visible, parts] = [one.queries, one.keys, one.visible, one.parts].map(all);
+        Sequences { count, queries, keys, visible, weighted, parts }
     }
 
-    pub(super) fn add(&mut self, queries: u64, keys: u64, sight: Sight) {
+    pub(super) fn add(&mut self, queries: u64, keys: u64, sight: Sight, parts: u64) {
         let (keys, visible) = (sight.seen(queries, keys), sight.visible(queries, keys));
         self.count += 1;
         self.queries = self.queries.saturating_add(queries);
@@ -109,6 +145,7 @@ impl Sequences {
         let weighted = |number: u64| u128::from(number) * u128::from(visible);
         self.weighted.0 = self.weighted.0.saturating_add(weighted(queries));
         self.weighted.1 = self.weighted.1.saturating_add(weighted(keys));
+        self.parts = self.parts.saturating_add(queries.saturating_mul(parts));
     }
 
     /// Sequences of one length that are as much work: how many, their queries and their keys. Where all have one query that is the mean, as they differ
@@ -159,15 +196,15 @@ mod tests {
     fn prompts_are_as_long_as_those_that_are_most_of_the_work() {
         let causal = Sight::of(true, None, None, true);
         let mut group = Sequences::default();
-        group.add(100, 100, causal);
-        (0..9).for_each(|_| group.add(10, 10, causal));
+        group.add(100, 100, causal, 1);
+        (0..9).for_each(|_| group.add(10, 10, causal, 1));
         assert_eq!((group.count, group.visible), (10, 5050 + 9 * 55));
         assert_eq!(group.alike(causal), (1, 92, 92));
-        let equal = Sequences::equal(7, 33, 50, causal);
+        let equal = Sequences::equal(7, 33, 50, causal, 1);
         assert_eq!(equal.alike(causal), (7, 33, 50));
-        assert_eq!(Sequences::equal(8, 4 << 20, 4 << 20, causal).alike(causal), (8, 4 << 20, 4 << 20));
+        assert_eq!(Sequences::equal(8, 4 << 20, 4 << 20, causal, 1).alike(causal), (8, 4 << 20, 4 << 20));
         let mut generating = Sequences::default();
-        [5, 5, 20].into_iter().for_each(|keys| generating.add(1, keys, causal));
+        [5, 5, 20].into_iter().for_each(|keys| generating.add(1, keys, causal, 1));
         assert_eq!(generating.alike(causal), (3, 1, 10));
     }
 }

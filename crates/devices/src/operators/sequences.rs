@@ -4,14 +4,14 @@
 
 use super::Part;
 use super::call::Call;
-use super::lengths::{Lengths, Queries, Sequences};
+use super::lengths::{Lengths, Most, Parts, Queries, Sequences};
 use super::{attention, serving};
 use uniference_formats::operators::Definition;
 
-/// The sequences of a call of attention, by the values of its arguments where these are known: those with one query, which are generating, and
-/// those with more. `None`: the operator is none whose arithmetic depends on them, or they are not known.
+/// The sequences of a call of attention, by the values of its arguments where these are known: those with one query, which are generating, and those with
+/// more. `None`: the operator is none whose arithmetic depends on them, or they are not known.
 pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&'a [i64]>) -> Option<[Sequences; 2]> {
-    let Lengths { queries, key_borders, used_keys, sight } = lengths(definition)?;
+    let Lengths { queries, key_borders, used_keys, before_queries, sight, parts } = lengths(definition)?;
     let between = |borders: &[i64]| -> Vec<i64> { borders.windows(2).map(|pair| pair[1] - pair[0]).collect() };
     let keys = match (used_keys.and_then(&values), key_borders) {
         (Some(used), _) => used.to_vec(),
@@ -24,12 +24,21 @@ pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&
     if keys.len() != queries.len() {
         return None;
     }
+    let most: Vec<u64> = match parts.most {
+        Most::Number(most) => vec![most; keys.len()],
+        Most::Argument(place) => values(place)?.iter().map(|most| u64::try_from(*most).unwrap_or_default()).collect(),
+    };
+    if most.len() < keys.len() {
+        return None;
+    }
     let mut found = [Sequences::default(); 2];
-    for (queries, keys) in queries.into_iter().zip(keys) {
+    for ((queries, keys), most) in queries.into_iter().zip(keys).zip(most) {
         // Of a batch that is not full, or of memory whose values were lost.
         let [queries, keys] = [queries, keys].map(|count| u64::try_from(count).unwrap_or_default());
+        let keys = if before_queries { keys.saturating_add(queries) } else { keys };
         if queries > 0 && keys > 0 {
-            found[usize::from(queries > 1)].add(queries, keys, sight);
+            let parts = Parts::of(keys, most, parts.multiple);
+            found[usize::from(queries > 1)].add(queries, keys, sight, parts);
         }
     }
     found.iter().any(|group| group.count > 0).then_some(found)
@@ -49,7 +58,7 @@ pub fn lengths_are_values(definition: &Definition) -> bool {
 
 fn lengths(definition: &Definition) -> Option<Lengths> {
     let call = Call::new(definition);
-    if is_of_pytorch(definition) { attention::lengths(call) } else { serving::lengths(definition, call) }
+    if is_of_pytorch(definition) { attention::lengths(call) } else { serving::lengths(call) }
 }
 
 fn is_of_pytorch(definition: &Definition) -> bool {

@@ -40,9 +40,13 @@ fn launch(
     kernels::launch(function as usize, grid, block, shared as usize, stream, arguments).map_err(driver_error)
 }
 
-/// What is not a kernel is an invalid handle for the driver.
+/// What is not a kernel is an invalid handle for the driver, and it knows no configurations.
 fn driver_error(status: Status) -> Status {
-    if status == INVALID_DEVICE_FUNCTION { INVALID_HANDLE } else { status }
+    match status {
+        INVALID_DEVICE_FUNCTION => INVALID_HANDLE,
+        INVALID_CONFIGURATION => INVALID_VALUE,
+        other => other,
+    }
 }
 
 fn attribute(function: Pointer, number: c_int) -> Result<c_int, Status> {

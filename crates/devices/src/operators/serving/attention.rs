@@ -5,9 +5,9 @@
 //! not known, all sequences are taken to have as many keys as the longest, and equally many queries.
 
 use super::super::call::{Call, product};
-use super::super::lengths::{Lengths, Queries, Sequences, Sight};
+use super::super::lengths::{Lengths, Parts, Queries, Sequences, Sight};
 use super::super::{Part, flops};
-use uniference_formats::operators::{Argument, Definition, Tensor};
+use uniference_formats::operators::{Argument, Tensor};
 use uniference_sim::device::{Family, Pass};
 use uniference_sim::time::Bytes;
 
@@ -65,22 +65,22 @@ fn places(name: &str) -> Option<Places> {
 }
 
 /// What each query and each key is.
-struct Shape<'a> {
+pub(super) struct Shape<'a> {
     /// Of the queries, in all.
-    tokens: u64,
-    heads: u64,
+    pub(super) tokens: u64,
+    pub(super) heads: u64,
     /// How many sequences there are, if no borders say so.
-    batch: u64,
-    query: &'a Tensor,
-    cache: &'a Tensor,
+    pub(super) batch: u64,
+    pub(super) query: &'a Tensor,
+    pub(super) cache: &'a Tensor,
     /// Heads of keys, and places of a page.
-    key_heads: u64,
-    page: u64,
+    pub(super) key_heads: u64,
+    pub(super) page: u64,
     /// Terms of a score, and of what is found for it.
-    score: u64,
-    value: u64,
+    pub(super) score: u64,
+    pub(super) value: u64,
     /// What a key and its value are, of each of their heads.
-    stored: u64,
+    pub(super) stored: u64,
 }
 
 impl<'a> Shape<'a> {
@@ -113,8 +113,8 @@ impl<'a> Shape<'a> {
 }
 
 /// Where a call says how long its sequences are.
-pub(in super::super) fn lengths(definition: &Definition, call: Call<'_>) -> Option<Lengths> {
-    if !OPERATORS.contains(&definition.name.as_str()) {
+pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
+    if !OPERATORS.contains(&call.definition.name.as_str()) {
         return None;
     }
     let places = places(call.name)?;
@@ -129,7 +129,9 @@ pub(in super::super) fn lengths(definition: &Definition, call: Call<'_>) -> Opti
         queries,
         key_borders: places.key_borders,
         used_keys: Some(places.used_keys),
+        before_queries: false,
         sight: places.sight(call),
+        parts: Parts::ONE,
     })
 }
 
@@ -150,20 +152,20 @@ pub(super) fn describe(call: Call<'_>) -> Option<Part> {
             shape.cache.elements().checked_div(of_a_key)?.div_ceil(batch)
         }
     };
-    let group = Sequences::equal(batch, shape.tokens.div_ceil(batch), keys, places.sight(call));
+    let sight = places.sight(call);
+    let group = Sequences::equal(batch, shape.tokens.div_ceil(batch), keys, sight, 1);
     // Not all have equally many queries.
-    Some(attend(call, &places, &shape, &Sequences { queries: shape.tokens, ..group }))
+    Some(attend(call, sight, &shape, &Sequences { queries: shape.tokens, ..group }))
 }
 
 /// What a call does with such sequences.
-pub(in super::super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
-    Some(attend(call, &places(call.name)?, &Shape::of(call)?, group))
+pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
+    Some(attend(call, places(call.name)?.sight(call), &Shape::of(call)?, group))
 }
 
 /// Attention, costed as of sequences of one length that are as much work.
-fn attend(call: Call<'_>, places: &Places, shape: &Shape<'_>, group: &Sequences) -> Part {
+pub(super) fn attend(call: Call<'_>, sight: Sight, shape: &Shape<'_>, group: &Sequences) -> Part {
     let Shape { heads, query, cache, key_heads, score, value, stored, .. } = *shape;
-    let sight = places.sight(call);
     let (count, queries, keys) = group.alike(sight);
     let widths = score.saturating_add(value);
     let family = Family::Attention {

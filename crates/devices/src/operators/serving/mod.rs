@@ -5,13 +5,13 @@
 //! A cache of keys and values is an argument as a whole, of which a call reads or writes little: how much, its sizes do not tell.
 
 mod attention;
+mod kernels;
 mod products;
 #[cfg(test)]
 mod tests;
 
-pub(super) use attention::{attended, lengths};
-
 use super::call::{Call, footprint, product, sum};
+use super::lengths::{Lengths, Sequences};
 use super::{Part, kernel};
 use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, FlatKind, Pass, RowKind};
@@ -48,8 +48,23 @@ pub(super) fn describe_kernel(call: Call<'_>) -> Option<Part> {
         | "moe_fused_mul_sum_kernel"
         | "_router_triton_kernel"
         | "_small_copy_kernel" => Some(kernel::describe(call)),
-        _ => products::describe_kernel(call),
+        _ => products::describe_kernel(call).or_else(|| kernels::describe(call)),
     }
+}
+
+/// Whether what an operator calls is a kernel of Triton.
+fn is_kernel(call: Call<'_>) -> bool {
+    call.definition.name.starts_with("triton::")
+}
+
+/// Where a call says how long its sequences are, if what it does depends on that.
+pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
+    if is_kernel(call) { kernels::lengths(call) } else { attention::lengths(call) }
+}
+
+/// What a call does with such sequences.
+pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
+    if is_kernel(call) { kernels::attended(call, group) } else { attention::attended(call, group) }
 }
 
 /// What is computed row by row.

@@ -1,7 +1,7 @@
 use super::super::{Described, Part, describe};
 use super::super::{sequences, with_sequences};
 use uniference_formats::operators::{Argument, Definition, Place, ScalarType, Tensor};
-use uniference_sim::device::{Family, Layout, RowKind};
+use uniference_sim::device::{Family, Layout, Operator, RowKind};
 use uniference_sim::program::DType;
 
 fn of(dtype: DType, sizes: &[u64], written: bool) -> Argument {
@@ -40,6 +40,16 @@ fn only(name: &str, arguments: Vec<Argument>, results: Vec<Argument>) -> Part {
 
 /// A kernel of Triton, called with tensors that it reads, those that it writes, and integers.
 fn kernel(name: &str, read: &[(&str, Argument)], written: (&str, Argument), numbers: &[(&str, i64)]) -> Part {
+    let Definition { name, arguments, .. } = kernel_definition(name, read, written, numbers);
+    only(&name, arguments, vec![])
+}
+
+fn kernel_definition(
+    name: &str,
+    read: &[(&str, Argument)],
+    written: (&str, Argument),
+    numbers: &[(&str, i64)],
+) -> Definition {
     let names = |names: Vec<&str>| names.join(",");
     let text = [
         names(read.iter().map(|(name, _)| *name).collect()),
@@ -51,7 +61,7 @@ fn kernel(name: &str, read: &[(&str, Argument)], written: (&str, Argument), numb
     };
     let numbers = Argument::Ints(numbers.iter().map(|(_, value)| *value).collect());
     let read = list(read.iter().map(|(_, tensor)| tensor).collect());
-    only(name, vec![Argument::Text(text.join(";")), read, list(vec![&written.1]), numbers], vec![])
+    definition(name, vec![Argument::Text(text.join(";")), read, list(vec![&written.1]), numbers], vec![])
 }
 
 /// 7 tokens, keys and values of 2 heads of 32, a cache of 1,000 places that keeps them in 8 bits.
@@ -266,6 +276,172 @@ fn latent_attention_is_the_same_whatever_computes_it() {
     }
 }
 
+/// Two sequences with 300 and 20 keys, in a cache of 1,000 pages of 16 places with 2 heads of 128; queries have 8 heads. They have one query each (0 of the
+/// last, as of a batch that is not full), or 100 and 20.
+///
+/// ```text
+/// operations  8 x pairs of a query and a key x (128 + 128) x 2
+/// bytes       read 2 x (queries x 8 x 128 + keys x 2 x 256)
+/// parts       of 300 keys in 16 parts of whole multiples of 16: ceil(300 / 32) = 10; of 20 keys: 2
+///             of 300 keys in 4 parts of whole multiples of 32: 96, 96, 96, 12; of 20 keys in 1: 1
+/// ```
+#[test]
+fn attention_of_triton_is_told_by_the_lengths_of_its_sequences() {
+    let cache = || half(&[1000, 16, 2, 128]);
+    let long = |queries: u64, pairs: u64, keys: u64| (8 * pairs * 256 * 2, (queries * 8 * 128 + keys * 2 * 256) * 2);
+    let prompts = 100 * 200 + 100 * 101 / 2 + 20 * 21 / 2;
+    let unified = |is_split: i64| {
+        let read = [
+            ("query_ptr", half(&[120, 8, 128])),
+            ("key_cache_ptr", cache()),
+            ("value_cache_ptr", cache()),
+            ("block_tables_ptr", int(&[3, 32])),
+            ("seq_lens_ptr", int(&[3])),
+            ("query_start_len_ptr", int(&[4])),
+        ];
+        let numbers = [
+            ("num_query_heads", 8),
+            ("num_queries_per_kv", 4),
+            ("HEAD_SIZE", 128),
+            ("BLOCK_SIZE", 16),
+            ("TILE_SIZE", 16),
+            ("SLIDING_WINDOW", 0),
+            ("USE_CAUSAL", 1),
+            ("CHUNK_LOOKBACK", -1),
+            ("NUM_SEGMENTS_PER_SEQ", 16),
+            ("IS_3D", is_split),
+        ];
+        kernel_definition("triton::kernel_unified_attention", &read, ("output_ptr", half(&[120, 8, 128])), &numbers)
+    };
+    let decoding = |splits: bool| {
+        let read = [
+            ("Q", half(&[2, 8, 128])),
+            ("K_Buffer", half(&[16000, 2, 128])),
+            ("V_Buffer", half(&[16000, 2, 128])),
+            ("kv_indptr", int(&[3])),
+            ("kv_indices", of(DType::Int64, &[16000], false)),
+            ("num_kv_splits", int(&[2])),
+        ];
+        let numbers = [("kv_group_num", 4), ("Lk", 128), ("Lv", 128), ("MIN_BLOCK_KV", 32), ("forced_kv_splits", 0)];
+        let numbers = if splits { &numbers[..] } else { &numbers[..3] };
+        kernel_definition("triton::_fwd_grouped_kernel_stage1", &read, ("Att_Out", float(&[2, 8, 4, 128])), numbers)
+    };
+    let extending = || {
+        let read = [
+            ("Q_Extend", half(&[120, 8, 128])),
+            ("K_Extend", half(&[120, 2, 128])),
+            ("K_Buffer", half(&[16000, 2, 128])),
+            ("qo_indptr", int(&[3])),
+            ("kv_indptr", int(&[3])),
+            ("kv_indices", of(DType::Int64, &[200], false)),
+        ];
+        let numbers = [("kv_group_num", 4), ("Lq", 128), ("Lv", 128), ("IS_CAUSAL", 1), ("SLIDING_WINDOW_SIZE", -1)];
+        kernel_definition("triton::_fwd_kernel", &read, ("O_Extend", half(&[120, 8, 128])), &numbers)
+    };
+    type Values<'a> = &'a [(usize, &'a [i64])];
+    let work = |definition: &Definition, values: Values<'_>| {
+        let at = |place| values.iter().find(|(at, _)| *at == place).map(|(_, values)| *values);
+        let found = sequences(definition, at).expect("they are known");
+        let parts = with_sequences(definition, &found).expect("it is attention");
+        parts.iter().map(|part| part.operator.clone()).collect::<Vec<_>>()
+    };
+    for (definition, values, expected, written) in [
+        (unified(0), &[(5, &[300, 20, 0][..]), (6, &[0, 1, 2, 2])][..], long(2, 320, 320), 2 * 8 * 128 * 2),
+        (unified(1), &[(5, &[300, 20, 7]), (6, &[0, 1, 2, 2])], long(2, 320, 320), (10 + 2) * 8 * 130 * 4),
+        (unified(0), &[(5, &[300, 20, 0]), (6, &[0, 100, 120, 120])], long(120, prompts, 320), 120 * 8 * 128 * 2),
+        (decoding(true), &[(4, &[0, 300, 320]), (6, &[4, 1])], long(2, 320, 320), (4 + 1) * 8 * 130 * 4),
+        (extending(), &[(4, &[0, 100, 120]), (5, &[0, 200, 200])], long(120, prompts, 320), 120 * 8 * 128 * 2),
+    ] {
+        let [operator] = <[Operator; 1]>::try_from(work(&definition, values)).expect("they are alike");
+        let found = (operator.flops, operator.read.0);
+        assert_eq!((found, operator.written.0), (expected, written), "{definition:?}");
+    }
+    // Nobody knows: as many keys as there are pages, or places.
+    for (definition, keys) in [(unified(1), 3 * 32 * 16), (decoding(true), 16000), (extending(), 2 * (320 / 2))] {
+        let Described::Parts(parts) = describe(&definition) else { panic!("{definition:?}") };
+        let read = parts[0].operator.read.0;
+        let queries = if keys == 16000 { 2 } else { 120 };
+        assert_eq!(read, (queries * 8 * 128 + keys * 2 * 256) * 2, "{definition:?}");
+    }
+    // Something else of that name.
+    let other =
+        kernel_definition("triton::_fwd_kernel", &[("Q", half(&[2, 8, 128]))], ("Out", half(&[2, 8, 128])), &[]);
+    assert_eq!(sequences(&other, |_| Some(&[0, 1, 2][..])), None);
+    assert!(matches!(describe(&other), Described::Unknown));
+}
+
+/// What joins the parts of the sequences of before, and what is done beside attention, is told by keys and tokens.
+#[test]
+fn kernels_beside_attention_do_not_take_the_time_of_tables() {
+    let segments = kernel_definition(
+        "triton::reduce_segments",
+        &[
+            ("segm_output_ptr", float(&[512, 8, 16, 128])),
+            ("seq_lens_ptr", int(&[2])),
+            ("query_start_len_ptr", int(&[3])),
+        ],
+        ("output_ptr", half(&[2, 8, 128])),
+        &[("num_query_heads", 8), ("HEAD_SIZE", 128), ("TILE_SIZE", 16), ("NUM_SEGMENTS_PER_SEQ", 16)],
+    );
+    let joining = kernel_definition(
+        "triton::_fwd_kernel_stage2",
+        &[("Mid_O", float(&[512, 8, 4, 128])), ("B_Seqlen", int(&[2]))],
+        ("o", half(&[2, 8, 128])),
+        &[("NUM_KV_SPLITS", 4), ("Lv", 128)],
+    );
+    let collecting = kernel_definition(
+        "triton::create_flashinfer_kv_indices_triton",
+        &[("req_to_token_ptr", int(&[2048, 40960])), ("kv_indptr", int(&[3]))],
+        ("kv_indices_ptr", of(DType::Int64, &[1 << 20], true)),
+        &[("grid_x", 2)],
+    );
+    for (definition, values, read, written) in [
+        (segments, [(2, &[300, 20][..]), (3, &[0, 1, 2][..])], 12 * 8 * 130 * 4, 2 * 8 * 128 * 2),
+        (joining, [(2, &[300, 20]), (9, &[])], 8 * 8 * 130 * 4, 2 * 8 * 128 * 2),
+        (collecting, [(2, &[0, 300, 320]), (9, &[])], 320 * 8, 320 * 8),
+    ] {
+        let at = |place| values.iter().find(|(at, _)| *at == place).map(|(_, values)| *values);
+        let found = sequences(&definition, at).expect("they are known");
+        let [part] = <[Part; 1]>::try_from(with_sequences(&definition, &found).expect("it is known")).expect("one");
+        assert_eq!((part.operator.read.0, part.operator.written.0), (read, written), "{definition:?}");
+    }
+    let tokens = || half(&[7, 2, 128]);
+    let caching = kernel(
+        "triton::reshape_and_cache_kernel_flash",
+        &[("key_ptr", tokens()), ("value_ptr", tokens()), ("slot_mapping_ptr", of(DType::Int64, &[7], false))],
+        ("key_cache_ptr", eight_bits(&[1000, 16, 2, 128])),
+        &[],
+    );
+    assert_eq!((caching.operator.read.0, caching.operator.written.0), (2 * 7 * 256 * 2, 2 * 7 * 256));
+    let table = kernel(
+        "triton::write_req_to_token_pool_triton",
+        &[("out_cache_loc", of(DType::Int64, &[7], false))],
+        ("req_to_token_ptr", int(&[2048, 40960])),
+        &[],
+    );
+    assert_eq!((table.operator.read.0, table.operator.written.0), (7 * 8, 7 * 8));
+}
+
+/// Who reads lengths for kernels, and who spares counting what they do, has their names, too.
+#[test]
+fn kernels_have_the_same_names_everywhere() {
+    let quoted = |line: &str| line.split('"').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let python = include_str!("../../../../../python/uniference/rank/kernels.py");
+    let schema = include_str!("../../../../../cpp/schema.h");
+    let (_, described) = python.split_once("_DESCRIBED = {").expect("it is there");
+    let described: Vec<String> = quoted(described.split_once('}').expect("it ends").0).into_iter().step_by(2).collect();
+    let with_lengths: Vec<String> =
+        quoted(schema).iter().filter_map(|name| Some(name.strip_prefix("triton::")?.to_owned())).collect();
+    let sources = [include_str!("kernels.rs"), include_str!("products.rs")].concat();
+    for name in described.iter().chain(with_lengths.iter().filter(|name| !name.is_empty())) {
+        assert!(sources.contains(&format!("\"{name}\"")), "{name}");
+    }
+    for name in with_lengths.iter().filter(|name| !name.is_empty()) {
+        assert!(described.contains(name), "{name}");
+    }
+    assert!(with_lengths.len() > 7, "{with_lengths:?}");
+}
+
 proptest::proptest! {
     /// Whatever it is called with.
     #[test]
@@ -297,5 +473,35 @@ proptest::proptest! {
         let call = definition(names[at], arguments.clone(), arguments);
         let _ = (describe(&call).flops(), describe(&call).kind());
         let _ = sequences(&call, |_| Some(&[0, 1, 2][..])).and_then(|found| with_sequences(&call, &found));
+    }
+
+    /// A kernel of any of these names, with any of their arguments.
+    #[test]
+    fn any_kernel_is_described_or_unknown(
+        at in 0_usize..8,
+        sizes in proptest::collection::vec(proptest::collection::vec(0_u64..1 << 15, 0..5), 20),
+        numbers in proptest::collection::vec(i64::MIN..i64::MAX, 22),
+        values in proptest::collection::vec(i64::from(i32::MIN)..i64::from(i32::MAX), 3),
+    ) {
+        let names = [
+            "kernel_unified_attention", "reduce_segments", "_fwd_kernel_stage1", "_fwd_kernel_stage2", "_fwd_kernel",
+            "_fwd_kernel_unified", "create_flashinfer_kv_indices_triton", "reshape_and_cache_kernel_flash",
+        ];
+        let tensors = [
+            "query_ptr", "key_cache_ptr", "block_tables_ptr", "seq_lens_ptr", "query_start_len_ptr", "Q", "K_Buffer", "kv_indptr",
+            "kv_indices", "num_kv_splits", "Mid_O", "O", "Q_Extend", "qo_indptr", "req_to_token_ptr", "kv_indices_ptr", "key_ptr",
+            "value_ptr", "key_cache_ptr", "Req_to_tokens",
+        ];
+        let integers = [
+            "num_query_heads", "num_queries_per_kv", "HEAD_SIZE", "BLOCK_SIZE", "TILE_SIZE", "SLIDING_WINDOW", "USE_CAUSAL", "IS_3D",
+            "NUM_SEGMENTS_PER_SEQ", "kv_group_num", "Lk", "Lv", "Lq", "MIN_BLOCK_KV", "forced_kv_splits", "PAGE_SIZE", "IS_CAUSAL",
+            "SKIP_PREFIX", "SKIP_EXTEND", "SLIDING_WINDOW_SIZE", "grid_x", "HAS_MLA",
+        ];
+        let read: Vec<(&str, Argument)> = tensors.into_iter().zip(sizes.iter().map(|sizes| half(sizes))).collect();
+        let numbers: Vec<(&str, i64)> = integers.into_iter().zip(numbers).collect();
+        let name = format!("triton::{}", names[at]);
+        let call = kernel_definition(&name, &read, ("output_ptr", half(&sizes[0])), &numbers);
+        let _ = (describe(&call).flops(), describe(&call).kind());
+        let _ = sequences(&call, |_| Some(&values[..])).and_then(|found| with_sequences(&call, &found));
     }
 }

@@ -1,0 +1,322 @@
+//! Owns kernels of Triton over a cache of keys and values, vLLM's and SGLang's, by the names of their arguments: attention, what joins the results of parts
+//! of its keys, and what looks places up or writes to them.
+//!
+//! How much attention does, lengths of sequences say, as for the operators of `attention`; how fast a GPU does it, measurements of FlashAttention. Where the
+//! keys of a sequence are attended to in parts, each has a sum for every term of a query's result, its greatest score, and what its scores' powers come to.
+
+use super::super::Part;
+use super::super::call::{Call, product};
+use super::super::kernel::Given;
+use super::super::lengths::{Lengths, Most, Parts, Queries, Sequences, Sight};
+use super::attention::{Shape, attend};
+use super::bytes;
+use uniference_formats::operators::Tensor;
+use uniference_sim::device::{Family, FlatKind};
+use uniference_sim::time::Bytes;
+
+/// Without values: as many sequences as there may be, with as many keys as each may have.
+pub(super) fn describe(call: Call<'_>) -> Option<Part> {
+    if let Some(part) = written(call) {
+        return Some(part);
+    }
+    let kernel = Kernel::of(call)?;
+    let Kernel { lengths, most: Size { sequences, queries, keys }, .. } = &kernel;
+    let parts = match lengths.parts.most {
+        Most::Number(parts) => Parts::of(*keys, parts, lengths.parts.multiple),
+        Most::Argument(_) => 1,
+    };
+    let group = Sequences::equal(*sequences, queries.div_ceil((*sequences).max(1)), *keys, lengths.sight, parts);
+    // Not all have equally many queries.
+    Some(kernel.part(call, &Sequences { queries: *queries, ..group }))
+}
+
+/// Where a call says how long its sequences are.
+pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
+    Some(Kernel::of(call)?.lengths)
+}
+
+/// What a call does with such sequences.
+pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
+    Some(Kernel::of(call)?.part(call, group))
+}
+
+/// What writes to a cache what tokens have, or to a table where they are.
+fn written(call: Call<'_>) -> Option<Part> {
+    let given = Given::of(call.definition);
+    let (from, to) = match call.name {
+        "reshape_and_cache_kernel_flash" => (vec!["key_ptr", "value_ptr"], "key_cache_ptr"),
+        "reshape_and_cache_kernel_flash_diffkv" => (vec!["key_ptr", "value_ptr"], "kv_cache_ptr"),
+        "write_req_to_token_pool_triton" => (vec!["out_cache_loc"], "req_to_token_ptr"),
+        _ => return None,
+    };
+    let from = from.into_iter().map(|name| given.tensor(name)).collect::<Option<Vec<&Tensor>>>()?;
+    let elements = from.iter().map(|tensor| tensor.elements()).fold(0, u64::saturating_add);
+    let written = Bytes(elements.saturating_mul(given.tensor(to)?.dtype.bytes()));
+    Some(flat(call, FlatKind::Copy, elements, bytes(from.into_iter().map(Some)), written))
+}
+
+fn flat(call: Call<'_>, kind: FlatKind, elements: u64, read: Bytes, written: Bytes) -> Part {
+    Part::inside(Family::Flat { kind, elements }, None, 0, read, written, call.name)
+}
+
+/// A call of a kernel whose work depends on lengths.
+struct Kernel<'a> {
+    lengths: Lengths,
+    does: Does<'a>,
+    most: Size,
+}
+
+enum Does<'a> {
+    Attention(Shape<'a>),
+    /// Joins the results of parts, so many terms of so many heads each, into this one.
+    Joining {
+        heads: u64,
+        value: u64,
+        result: &'a Tensor,
+    },
+    /// Copies places of keys from a table to a list.
+    Collecting {
+        table: &'a Tensor,
+        list: &'a Tensor,
+    },
+}
+
+/// How much there may be.
+struct Size {
+    sequences: u64,
+    /// Of all sequences.
+    queries: u64,
+    /// Of each.
+    keys: u64,
+}
+
+impl<'a> Kernel<'a> {
+    fn of(call: Call<'a>) -> Option<Kernel<'a>> {
+        let given = &Given::of(call.definition);
+        match call.name {
+            // vLLM's, which has two kernels of the name of SGLang's.
+            "kernel_unified_attention" => unified(given),
+            "reduce_segments" => segments(given),
+            "_fwd_kernel_stage1" | "_fwd_grouped_kernel_stage1" => decoding(given),
+            "_fwd_kernel_stage2" => joining(given),
+            // SGLang's.
+            "_fwd_kernel" => extending(given),
+            "_fwd_kernel_unified" => extending_unified(given),
+            "create_flashinfer_kv_indices_triton" => collecting(given),
+            _ => None,
+        }
+    }
+
+    /// What it does with such sequences.
+    fn part(&self, call: Call<'_>, group: &Sequences) -> Part {
+        // What a part has of a head of a query.
+        let partial = |value: u64| value.saturating_add(2).saturating_mul(4);
+        match &self.does {
+            Does::Attention(shape) => {
+                let mut part = attend(call, self.lengths.sight, shape, group);
+                if !matches!(self.lengths.parts.most, Most::Number(1)) {
+                    part.operator.written = Bytes(product(&[group.parts, shape.heads, partial(shape.value)]));
+                }
+                part
+            }
+            Does::Joining { heads, value, result } => {
+                let read = Bytes(product(&[group.parts, *heads, partial(*value)]));
+                let written = Bytes(product(&[group.queries, *heads, *value, result.dtype.bytes()]));
+                flat(call, FlatKind::Elementwise, product(&[group.parts, *heads, *value]), read, written)
+            }
+            Does::Collecting { table, list } => {
+                let of = |tensor: &Tensor| Bytes(group.keys.saturating_mul(tensor.dtype.bytes()));
+                flat(call, FlatKind::Copy, group.keys, of(table), of(list))
+            }
+        }
+    }
+}
+
+/// Attention of vLLM; with `IS_3D` in parts, which `reduce_segments` joins.
+fn unified<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
+    // Which keys a query sees, the window does not say then.
+    if given.int("CHUNK_LOOKBACK").is_some_and(|chunks| chunks >= 0) || given.flag("USE_R_SWA") {
+        return None;
+    }
+    let (query, cache) = (given.tensor("query_ptr")?, given.tensor("key_cache_ptr")?);
+    let [heads, of_a_key, width] =
+        [given.size("num_query_heads")?, given.size("num_queries_per_kv")?, given.size("HEAD_SIZE")?];
+    // 0: there is no window.
+    let window = given.int("SLIDING_WINDOW").filter(|window| *window > 0);
+    let parts = if given.flag("IS_3D") { segmented(given)? } else { Parts::ONE };
+    let lengths =
+        unified_lengths(given, Sight::of(given.flag("USE_CAUSAL"), window.map(|keys| keys - 1), None, true), parts)?;
+    let page = given.size("BLOCK_SIZE")?;
+    let tokens = query.elements().checked_div(heads.saturating_mul(width))?;
+    let sequences = given.tensor("seq_lens_ptr")?.elements();
+    let shape = Shape {
+        tokens,
+        heads,
+        batch: sequences,
+        query,
+        cache,
+        key_heads: heads.checked_div(of_a_key)?,
+        page,
+        score: width,
+        value: width,
+        stored: width.saturating_mul(2),
+    };
+    let keys = given.tensor("block_tables_ptr")?.sizes.last()?.saturating_mul(page);
+    Some(Kernel { lengths, does: Does::Attention(shape), most: Size { sequences, queries: tokens, keys } })
+}
+
+/// Where vLLM's kernels are told lengths.
+fn unified_lengths(given: &Given<'_>, sight: Sight, parts: Parts) -> Option<Lengths> {
+    Some(Lengths {
+        queries: Queries::Borders(given.place("query_start_len_ptr")?),
+        key_borders: None,
+        used_keys: Some(given.place("seq_lens_ptr")?),
+        before_queries: false,
+        sight,
+        parts,
+    })
+}
+
+fn segmented(given: &Given<'_>) -> Option<Parts> {
+    Some(Parts { most: Most::Number(given.size("NUM_SEGMENTS_PER_SEQ")?), multiple: given.size("TILE_SIZE")? })
+}
+
+fn segments<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
+    let parts = segmented(given)?;
+    let lengths = unified_lengths(given, Sight::of(false, None, None, true), parts)?;
+    let result = given.tensor("output_ptr")?;
+    let [heads, value] = [given.size("num_query_heads")?, given.size("HEAD_SIZE")?];
+    let queries = result.elements().checked_div(heads.saturating_mul(value))?;
+    let sequences = given.tensor("seq_lens_ptr")?.elements();
+    let Most::Number(most) = parts.most else { return None };
+    // How many parts there are, no argument says but lengths.
+    let keys = most.saturating_mul(parts.multiple);
+    Some(Kernel { lengths, does: Does::Joining { heads, value, result }, most: Size { sequences, queries, keys } })
+}
+
+/// Where kernels of both are told how many keys sequences have, each of which has one query.
+fn decoding_lengths(given: &Given<'_>, multiple: u64) -> Option<Lengths> {
+    let most = match (given.size("NUM_KV_SPLITS"), given.size("FORCED_KV_SPLITS").or(given.size("forced_kv_splits"))) {
+        (Some(splits), _) => Most::Number(splits),
+        (None, Some(forced)) if forced > 0 => Most::Number(forced),
+        (None, _) => Most::Argument(given.place("num_kv_splits")?),
+    };
+    let (key_borders, used_keys) = (given.place("kv_indptr"), given.place("B_Seqlen"));
+    key_borders.or(used_keys)?;
+    Some(Lengths {
+        queries: Queries::Each(1),
+        key_borders,
+        used_keys,
+        before_queries: false,
+        sight: Sight::of(false, None, None, true),
+        parts: Parts { most, multiple },
+    })
+}
+
+/// One query of each sequence, with its keys in parts, which `_fwd_kernel_stage2` joins.
+fn decoding<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
+    let lengths = decoding_lengths(given, given.size("MIN_BLOCK_KV").unwrap_or(1))?;
+    let (query, cache) = (given.tensor("Q")?, given.tensor("K_Buffer")?);
+    let [score, value, of_a_key] = [given.size("Lk")?, given.size("Lv")?, given.size("kv_group_num")?];
+    let [sequences, heads, _] = query.sizes[..] else { return None };
+    let is_latent = given.flag("HAS_MLA") || given.flag("IS_MLA");
+    let keys = match given.tensor("Req_to_tokens") {
+        Some(pages) => pages.sizes.last()?.saturating_mul(given.size("PAGE_SIZE")?),
+        None => given.tensor("kv_indices")?.elements().div_ceil(sequences.max(1)),
+    };
+    let shape = Shape {
+        tokens: sequences,
+        heads,
+        batch: sequences,
+        query,
+        cache,
+        key_heads: heads.checked_div(of_a_key)?,
+        page: 1,
+        score,
+        value,
+        stored: if is_latent { score } else { score.saturating_add(value) },
+    };
+    Some(Kernel { lengths, does: Does::Attention(shape), most: Size { sequences, queries: sequences, keys } })
+}
+
+fn joining<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
+    let lengths = decoding_lengths(given, given.size("MIN_BLOCK_KV").unwrap_or(1))?;
+    let (all, result) = (given.tensor("Mid_O")?, given.tensor("O").or_else(|| given.tensor("o"))?);
+    let [_, heads, splits, ..] = all.sizes[..] else { return None };
+    let value = given.size("Lv")?;
+    let sequences = result.elements().checked_div(heads.saturating_mul(value))?;
+    let keys = splits.saturating_mul(lengths.parts.multiple);
+    let most = Size { sequences, queries: sequences, keys };
+    Some(Kernel { lengths, does: Does::Joining { heads, value, result }, most })
+}
+
+/// Queries with the keys before them, which are in the cache, and their own, which are not.
+fn extending<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
+    let (query, cache) = (given.tensor("Q_Extend")?, given.tensor("K_Buffer")?);
+    let (borders, cached) = (given.place("qo_indptr")?, given.place("kv_indptr")?);
+    let (only_own, only_cached) = (given.flag("SKIP_PREFIX"), given.flag("SKIP_EXTEND"));
+    let lengths = Lengths {
+        queries: Queries::Borders(borders),
+        key_borders: Some(if only_own { borders } else { cached }),
+        used_keys: None,
+        before_queries: !only_own && !only_cached,
+        sight: extending_sight(given, !only_cached),
+        parts: Parts::ONE,
+    };
+    attending(given, lengths, query, cache)
+}
+
+/// Queries whose own keys are in the cache, too.
+fn extending_unified<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
+    let lengths = Lengths {
+        queries: Queries::Borders(given.place("qo_indptr")?),
+        key_borders: Some(given.place("kv_indptr")?),
+        used_keys: None,
+        before_queries: false,
+        sight: extending_sight(given, true),
+        parts: Parts::ONE,
+    };
+    attending(given, lengths, given.tensor("Q")?, given.tensor("K_Buffer")?)
+}
+
+fn extending_sight(given: &Given<'_>, own: bool) -> Sight {
+    let window = given.int("SLIDING_WINDOW_SIZE").filter(|window| *window > 0);
+    Sight::of(own && given.flag("IS_CAUSAL"), window, None, true)
+}
+
+fn attending<'a>(given: &Given<'a>, lengths: Lengths, query: &'a Tensor, cache: &'a Tensor) -> Option<Kernel<'a>> {
+    let [score, value, of_a_key] = [given.size("Lq")?, given.size("Lv")?, given.size("kv_group_num")?];
+    let [tokens, heads, _] = query.sizes[..] else { return None };
+    let sequences = given.tensor("qo_indptr")?.elements().saturating_sub(1).max(1);
+    let cached = given.tensor("kv_indices").map_or(0, Tensor::elements);
+    let shape = Shape {
+        tokens,
+        heads,
+        batch: sequences,
+        query,
+        cache,
+        key_heads: heads.checked_div(of_a_key)?,
+        page: 1,
+        score,
+        value,
+        stored: score.saturating_add(value),
+    };
+    let keys = cached.saturating_add(if lengths.before_queries { tokens } else { 0 }).div_ceil(sequences);
+    Some(Kernel { lengths, does: Does::Attention(shape), most: Size { sequences, queries: tokens, keys } })
+}
+
+/// Places of keys, each sequence's behind those of the one before.
+fn collecting<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
+    let (table, list) = (given.tensor("req_to_token_ptr")?, given.tensor("kv_indices_ptr")?);
+    let sequences = given.size("grid_x")?;
+    let lengths = Lengths {
+        queries: Queries::Each(1),
+        key_borders: Some(given.place("kv_indptr")?),
+        used_keys: None,
+        before_queries: false,
+        sight: Sight::of(false, None, None, true),
+        parts: Parts::ONE,
+    };
+    let keys = list.elements().div_ceil(sequences.max(1));
+    Some(Kernel { lengths, does: Does::Collecting { table, list }, most: Size { sequences, queries: sequences, keys } })
+}
