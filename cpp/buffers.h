@@ -25,17 +25,18 @@ class Buffers {
     return *buffers;
   }
 
-  // Whether an argument is a list of integers with values. Places in memory have 64 bits, lengths and numbers of things 32.
+  // Whether an argument is a list of integers with values.
   static bool concerns(const at::Tensor& tensor) {
-    return tensor.defined() && tensor.is_cuda() && tensor.scalar_type() == at::kInt && tensor.dim() == 1 && tensor.is_contiguous() &&
-           tensor.numel() > 0 && tensor.numel() <= kMost && !Values::is_absent(tensor);
+    return tensor.defined() && tensor.is_cuda() && (tensor.scalar_type() == at::kInt || tensor.scalar_type() == at::kLong) && tensor.dim() == 1 &&
+           tensor.is_contiguous() && tensor.numel() > 0 && tensor.numel() <= kMost && !Values::is_absent(tensor);
   }
 
-  // So many integers are read at an address, by what is launched on the stream. Returns the buffer's number, from 1.
-  uint32_t read(const int32_t* at, uint32_t count, uint32_t stream, Write write) {
+  // What operators on the stream read is read. Returns the buffer's number, from 1.
+  uint32_t read(const at::Tensor& tensor, uint32_t stream, Write write) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const uint32_t number = notice(at, count, write);
-    if (const auto capturing = capturing_.find(stream); capturing != capturing_.end()) keep(capturing->second, number, {at, count});
+    const Place place{tensor.const_data_ptr(), static_cast<uint32_t>(tensor.numel()), tensor.scalar_type() == at::kLong};
+    const uint32_t number = notice(place, write);
+    if (const auto capturing = capturing_.find(stream); capturing != capturing_.end()) keep(capturing->second, number, place);
     return number;
   }
 
@@ -57,7 +58,7 @@ class Buffers {
     const auto capturing = capturing_.find(stream);
     for (const auto& [number, place] : known->second) {
       if (capturing == capturing_.end()) {
-        notice(place.at, place.count, write);
+        notice(place, write);
       } else {
         keep(capturing->second, number, place);
       }
@@ -76,8 +77,10 @@ class Buffers {
   };
 
   struct Place {
-    const int32_t* at;
+    const void* at;
     uint32_t count;
+    // They have 64 bits.
+    bool is_wide;
   };
 
   void keep(uint32_t graph, uint32_t number, Place place) {
@@ -85,12 +88,22 @@ class Buffers {
     known->second.count = std::max(known->second.count, place.count);
   }
 
-  uint32_t notice(const int32_t* at, uint32_t count, Write write) {
+  uint32_t notice(Place place, Write write) {
+    if (!place.is_wide) return notice(place.at, static_cast<const int32_t*>(place.at), place.count, write);
+    const auto* wide = static_cast<const int64_t*>(place.at);
+    // No length has more than 32 bits.
+    std::vector<int32_t> narrow(place.count);
+    std::transform(wide, wide + place.count, narrow.begin(), [](int64_t value) { return static_cast<int32_t>(value); });
+    return notice(place.at, narrow.data(), place.count, write);
+  }
+
+  uint32_t notice(const void* at, const int32_t* values, uint32_t count, Write write) {
     Buffer& buffer = buffers_[at];
     if (buffer.number == 0) buffer.number = static_cast<uint32_t>(buffers_.size());
-    const bool same = buffer.by == std::this_thread::get_id() && buffer.written.size() >= count && std::equal(at, at + count, buffer.written.begin());
+    const bool same =
+        buffer.by == std::this_thread::get_id() && buffer.written.size() >= count && std::equal(values, values + count, buffer.written.begin());
     if (!same) {
-      buffer.written.assign(at, at + count);
+      buffer.written.assign(values, values + count);
       buffer.by = std::this_thread::get_id();
       write(buffer.number, buffer.written);
     }
@@ -98,7 +111,7 @@ class Buffers {
   }
 
   std::mutex mutex_;
-  std::unordered_map<const int32_t*, Buffer> buffers_;
+  std::unordered_map<const void*, Buffer> buffers_;
   std::unordered_map<uint32_t, uint32_t> capturing_;
   // Where operators of a graph read, and how much at most, by the buffer's number: in that order it is written down. References to elements of a
   // map stay valid when others come.

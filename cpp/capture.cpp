@@ -297,7 +297,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     const bool said = schema.kernel && has_values && captured_last == 0;
     if (!values.all() && !answered && !schema.view && !said) spread_absence(schema, kept, *stack, begin, line);
     if (is_written) {
-      if (on_gpu && schema.has_lengths) write_readings(kept, last_stream);
+      if (on_gpu && schema.has_lengths) schema.kernel ? write_kernels_readings(kept, last_stream) : write_readings(kept, last_stream);
       write_execution(defined(*definition, own_key, *stack, begin), line, recorded, own_read, *stack, begin);
     }
   }
@@ -405,8 +405,8 @@ __attribute__((visibility("default"))) const Launches* uniference_capture_launch
 // Operators on simulated GPUs have values from here on; see `Mirror`.
 __attribute__((visibility("default"))) void uniference_capture_mirror(
     Mirror::Launch launch, Mirror::Settle settle, Mirror::IsCaptured is_captured, Mirror::Compute compute,
-    Mirror::Withhold withhold, Mirror::Clear clear, Mirror::Reads reads) {
-  Mirror::begin(launch, settle, is_captured, compute, withhold, clear, reads);
+    Mirror::Withhold withhold, Mirror::Clear clear, Mirror::IsUntouched is_untouched, Mirror::Reads reads) {
+  Mirror::begin(launch, settle, is_captured, compute, withhold, clear, is_untouched, reads);
   watching = true;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }

@@ -114,27 +114,35 @@ inline void write_integers(uint32_t buffer, const std::vector<int32_t>& values) 
   for (int32_t value : values) log->entries().integer(value);
 }
 
-// Integers that an operator, whose execution follows, is given in a GPU's memory: lengths, say, which decide how much it does. Each tensor of a list
-// has a place among the arguments.
+inline void write_reading(size_t place, const at::Tensor& tensor, uint32_t stream) {
+  const uint32_t buffer = Buffers::get().read(tensor, stream, write_integers);
+  write_kind(kReading, place, buffer, tensor.numel());
+}
+
+// Integers that an operator, whose execution follows, is given in a GPU's memory: lengths, say, which decide how much it does. Of PyTorch's, vLLM's and
+// SGLang's operators these have 32 bits, and places in memory 64.
 inline void write_readings(const std::vector<c10::IValue>& arguments, uint32_t stream) {
-  size_t place = 0;
-  const auto read = [&](const at::Tensor& tensor) {
-    if (!Buffers::concerns(tensor)) return;
-    const auto* at = static_cast<const int32_t*>(tensor.const_data_ptr());
-    const auto count = static_cast<uint32_t>(tensor.numel());
-    const uint32_t buffer = Buffers::get().read(at, count, stream, write_integers);
-    write_kind(kReading, place, buffer, count);
-  };
-  for (const c10::IValue& argument : arguments) {
-    if (argument.isTensorList()) {
-      for (const at::Tensor& tensor : argument.toTensorVector()) {
-        read(tensor);
-        place++;
-      }
-      continue;
+  for (size_t place = 0; place < arguments.size(); place++) {
+    if (!arguments[place].isTensor()) continue;
+    const at::Tensor& tensor = arguments[place].toTensor();
+    if (Buffers::concerns(tensor) && tensor.scalar_type() == at::kInt) write_reading(place, tensor, stream);
+  }
+}
+
+// The same of a kernel of Triton's: a text with names, two lists of tensors, and integers. Each tensor of a list has a place among the arguments.
+inline void write_kernels_readings(const std::vector<c10::IValue>& arguments, uint32_t stream) {
+  static const std::set<std::string> kLengths = {"B_Seqlen", "kv_indptr", "num_kv_splits", "qo_indptr", "query_start_len_ptr", "seq_lens_ptr"};
+  const std::string& names = arguments[0].toStringRef();
+  size_t place = 1, begin = 0;
+  for (size_t list = 1; list <= 2; list++) {
+    const size_t after = std::min(names.find(';', begin), names.size());
+    for (const at::Tensor& tensor : arguments[list].toTensorVector()) {
+      const size_t end = std::min({names.find(',', begin), after});
+      if (Buffers::concerns(tensor) && kLengths.count(names.substr(begin, end - begin)) != 0) write_reading(place, tensor, stream);
+      begin = std::min(end + 1, after);
+      place++;
     }
-    if (argument.isTensor()) read(argument.toTensor());
-    place++;
+    begin = std::min(after + 1, names.size());
   }
 }
 

@@ -54,17 +54,21 @@ class Mirror {
   using Withhold = void (*)(int change);
   // Bytes become zero, without taking the host's memory for it.
   using Clear = void (*)(void* at, size_t bytes);
+  // Whether nobody has written to the pages of these bytes, so that they are zero.
+  using IsUntouched = int (*)(const void* at, size_t bytes);
   // Whether this thread may read from devices (`crates/phantom/src/reads.rs`); what was before.
   using Reads = int (*)(int now);
 
   // From here on operators of GPUs have values.
-  static void begin(Launch launch, Settle settle, IsCaptured is_captured, Compute compute, Withhold withhold, Clear clear, Reads reads) {
+  static void begin(
+      Launch launch, Settle settle, IsCaptured is_captured, Compute compute, Withhold withhold, Clear clear, IsUntouched is_untouched, Reads reads) {
     launch_ = launch;
     settle_ = settle;
     is_captured_ = is_captured;
     compute_ = compute;
     withhold_ = withhold;
     clear_ = clear;
+    is_untouched_ = is_untouched;
     reads_ = reads;
     wanted_ = true;
   }
@@ -403,17 +407,32 @@ class Mirror {
     int64_t piece = 1;
     size_t inner = 0;
     while (inner < dimensions.size() && dimensions[inner].first == piece) piece *= dimensions[inner++].second;
-    auto* at = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr()));
+    dimensions.erase(dimensions.begin(), dimensions.begin() + static_cast<std::ptrdiff_t>(inner));
     const int64_t width = static_cast<int64_t>(tensor.itemsize());
-    std::vector<int64_t> place(dimensions.size(), 0);
-    for (;;) {
-      int64_t offset = 0;
-      for (size_t i = inner; i < place.size(); i++) offset += place[i] * dimensions[i].first;
-      clear_(at + offset * width, static_cast<size_t>(piece * width));
-      size_t next = inner;
-      while (next < place.size() && ++place[next] == dimensions[next].second) place[next++] = 0;
-      if (next == place.size()) return;
+    for (auto& [stride, size] : dimensions) stride *= width;
+    clear_pieces(static_cast<char*>(const_cast<void*>(tensor.const_data_ptr())), piece * width, dimensions);
+  }
+
+  // So many pieces are not worth asking where they lie.
+  static constexpr int64_t kPieces = 64;
+
+  // Pieces of so many bytes, in dimensions of these strides and sizes; of a cache of keys there are millions, to few of which anybody has written.
+  static void clear_pieces(char* at, int64_t bytes, std::vector<std::pair<int64_t, int64_t>>& dimensions) {
+    int64_t pieces = 1, extent = bytes;
+    for (const auto& [stride, size] : dimensions) {
+      pieces *= size;
+      extent += stride * (size - 1);
     }
+    if (pieces == 1) return clear_(at, static_cast<size_t>(bytes));
+    if (pieces > kPieces && is_untouched_(at, static_cast<size_t>(extent))) return;
+    // The largest stride last.
+    auto& [stride, size] = *std::find_if(dimensions.rbegin(), dimensions.rend(), [](const auto& dimension) { return dimension.second > 1; });
+    const int64_t all = size, half = all / 2, step = stride;
+    size = half;
+    clear_pieces(at, bytes, dimensions);
+    size = all - half;
+    clear_pieces(at + half * step, bytes, dimensions);
+    size = all;
   }
 
   // Tensors of a call without values in a graph: each launch of it makes them zero.
@@ -680,6 +699,7 @@ class Mirror {
   static inline std::vector<uint64_t> forgotten_;
   static inline Withhold withhold_ = nullptr;
   static inline Clear clear_ = nullptr;
+  static inline IsUntouched is_untouched_ = nullptr;
   static inline Reads reads_ = nullptr;
   static inline bool wanted_ = false;
 };

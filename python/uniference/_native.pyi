@@ -56,6 +56,9 @@ class TritonKernel:
     def __len__(self) -> int:
         """How many arguments it takes."""
 
+    def written(self) -> list[int] | None:
+        """The places of arguments that it may write to. `None`: all."""
+
     def run(
         self, arguments: Sequence[int | float], grid: tuple[int, int, int], absent: Sequence[tuple[int, int]]
     ) -> list[tuple[int, int]]:

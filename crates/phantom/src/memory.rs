@@ -69,6 +69,12 @@ exports! {
         let _ = set(at as usize, &[0], bytes);
     }
 
+    /// Whether nobody has written to the pages of these bytes, which are then zero.
+    fn uniference_phantom_is_untouched(at: *const c_void, bytes: usize) -> c_int {
+        let owner = check(at as usize, bytes);
+        owner.is_ok_and(|owner| sparse::is_untouched(at as usize, owner, bytes)).into()
+    }
+
     /// From here on programs get more memory than there is.
     fn uniference_phantom_lend() { lend(); }
 

@@ -32,6 +32,11 @@ impl TritonKernel {
         self.0.parameters().count()
     }
 
+    /// Which of them it may write to.
+    fn written(&self) -> Option<Vec<usize>> {
+        self.0.written()
+    }
+
     /// Its caller answers for the addresses.
     fn run(
         &self,

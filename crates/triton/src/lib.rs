@@ -18,6 +18,7 @@ mod run;
 mod scan;
 mod value;
 mod work;
+mod writes;
 
 pub use memory::Span;
 pub use program::Kernel;

@@ -9,6 +9,7 @@ use crate::memory::{Memory, Span, length};
 use crate::program::{End, Function, Instruction, Kernel, Operation, Region, Slot, Target};
 use crate::value::{Data, Scalar, Type, rounded, unsigned, wrapped, zip, zip3};
 use crate::work::{Counter, Work};
+use crate::writes::written;
 use std::sync::Arc;
 
 /// What a kernel is called with.
@@ -77,6 +78,11 @@ impl Kernel {
             }
         }
         Ok(running.memory.written)
+    }
+
+    /// The parameters that it may write to, by their places. `None`: all that it is given.
+    pub fn written(&self) -> Option<Vec<usize>> {
+        Some(written(&self.functions, &self.entry)?.into_iter().collect())
     }
 
     /// What all programs of the grid do together: nothing is written. `None`: numbers of floating point decide that, or it does not seem to end.

@@ -53,6 +53,9 @@ TRITON_ACCESSES = Name(
     "know what kernels of Triton write to",
     "kernel, kwargs, tma_descriptor_metadata",
 )
+TRITON_ACCESS_OPS = Name(
+    "torch._higher_order_ops.triton_kernel_wrap:_KERNEL_ACCESS_OPS", "look past inline assembly in kernels of Triton"
+)
 COMPILED_KERNELS = Namespace("inductor", "capture kernels of torch's compiler as operators")
 OTHER_KERNELS = Namespace("triton", "capture kernels of Triton as operators")
 _KERNELS = (

@@ -67,6 +67,12 @@ class Executable:
         # Of what it is given, in that order: an argument's name, and of tuples the places in them.
         self._places = places
 
+    @functools.cached_property
+    def written(self) -> frozenset[str] | None:
+        """The names of arguments that it may write to. `None`: all."""
+        places = self._kernel.written()
+        return None if places is None else frozenset(self._places[place][0] for place in places)
+
     def run(
         self,
         arguments: Mapping[str, Any],
@@ -79,9 +85,7 @@ class Executable:
         written = self._kernel.run(given, _three(grid), [(span.start, span.stop) for span in absent])
         return [range(start, stop) for start, stop in written]
 
-    def work(
-        self, arguments: Mapping[str, Any], grid: tuple[int, ...], memory: Sequence[range]
-    ) -> Work | None:
+    def work(self, arguments: Mapping[str, Any], grid: tuple[int, ...], memory: Sequence[range]) -> Work | None:
         """What all programs of the grid do together, if it can be told; the tensors lie in `memory`."""
         try:
             given = self._given(arguments, lambda tensor: tensor)

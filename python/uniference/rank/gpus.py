@@ -47,7 +47,7 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
     _native.attach_gpus(own, gpus, link, communication)
     process = ctypes.CDLL(None)
     kernels.install(channel, library)
-    functions = ("launch", "settle", "is_captured", "compute", "withhold", "clear", "reads")
+    functions = ("launch", "settle", "is_captured", "compute", "withhold", "clear", "is_untouched", "reads")
     library.mirror(*(_address(process, f"uniference_phantom_{name}") for name in functions))
     is_of_device = process.uniference_phantom_is_of_device
     is_of_device.argtypes = [ctypes.c_void_p]

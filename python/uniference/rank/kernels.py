@@ -10,6 +10,7 @@ their programs do, where that can be told.
 import ctypes
 import dataclasses
 import functools
+import logging
 import re
 import threading
 import zlib
@@ -322,13 +323,16 @@ def _call(
 
 
 class _Accesses:
-    """Which of its arguments a kernel writes to, as torch's compiler finds it in what Triton makes of the kernel."""
+    """Which of its arguments a kernel writes to, by what the compiler has made of it; where that cannot be read, as torch's compiler finds it:
+    to that, whatever an address depends on is written to as well."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self._known: dict[Any, frozenset[str]] = {}
 
-    def written(self, function: Any, arguments: Mapping[str, Any]) -> frozenset[str]:
+    def written(
+        self, function: Any, arguments: Mapping[str, Any], executable: "Callable[[], Executable | None]"
+    ) -> frozenset[str]:
         """What it does with addresses depends on types, and on constants; where torch cannot tell, it is all tensors."""
         constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
         key = tuple(
@@ -339,31 +343,38 @@ class _Accesses:
         )
         known = self._known.get((function, key))
         if known is None:
-            known = self._known[function, key] = self._find(function, arguments)
+            known = self._known[function, key] = self._find(function, arguments, executable())
         return known
 
     @uncharged
-    def _find(self, function: Any, arguments: Mapping[str, Any]) -> frozenset[str]:
+    def _find(self, function: Any, arguments: Mapping[str, Any], executable: "Executable | None") -> frozenset[str]:
+        if executable is not None and executable.written is not None:
+            return executable.written
         if any(isinstance(value, tuple) for value in arguments.values()):
             # Torch looks for each tensor behind a name of its own, and says so at length.
             return frozenset(name for name, value in arguments.items() if any(True for _ in _tensors(value)))
-        accesses = names.TRITON_ACCESSES.current(function, dict(arguments), {})
+        # Torch says at length where it cannot tell; what is wrong with a kernel, its compiler says.
+        log = logging.getLogger("torch._dynamo")
+        log.addFilter(_nothing)
+        # That it may write anywhere is no reason to think that it does: it waits for other kernels, or calculates.
+        operations = names.TRITON_ACCESS_OPS.current
+        assembly = operations.pop("tt.elementwise_inline_asm", None)
+        try:
+            accesses = names.TRITON_ACCESSES.current(function, dict(arguments), {})
+        finally:
+            log.removeFilter(_nothing)
+            if assembly is not None:
+                operations["tt.elementwise_inline_asm"] = assembly
         return frozenset(access.name for access in accesses.read_writes.writes)
+
+
+def _nothing(record: logging.LogRecord) -> bool:
+    return False
 
 
 def _note_programs_kernels(accesses: _Accesses) -> None:
     """What a kernel that a program launches by itself is given counts once."""
     original = names.TRITON_RUN.original
-
-    def work(
-        self: Any, arguments: Mapping[str, Any], places: tuple[int, ...], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Mapping[str, int]:
-        from uniference.rank import execution
-
-        # These want to see each launch once.
-        if self.pre_run_hooks or _is_described(self.__name__, arguments):
-            return {}
-        return _works.of(execution.of(original(self, *args, grid=places, warmup=True, **kwargs)), arguments, places)
 
     @functools.wraps(original)
     def launched(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -380,17 +391,27 @@ def _note_programs_kernels(accesses: _Accesses) -> None:
         def start() -> Any:
             return original(self, *args, grid=places, warmup=warmup, **kwargs)
 
+        @functools.cache
+        def executable() -> "Executable | None":
+            from uniference.rank import execution
+
+            # These want to see each launch once.
+            if self.pre_run_hooks:
+                return None
+            return execution.of(original(self, *args, grid=places, warmup=True, **kwargs))
+
         accesses.channel.enter()
         try:
             launch = Launch(lambda: self, arguments, places, start)
-            written = accesses.written(self, arguments)
+            written = accesses.written(self, arguments, executable)
+            known = {} if _is_described(self.__name__, arguments) else _works.of(executable(), arguments, places)
             call = _call(
                 names.OTHER_KERNELS,
                 self.__name__,
                 launch,
                 written.__contains__,
                 lambda name: name not in written,
-                work(self, arguments, places, args, kwargs),
+                known,
             )
         finally:
             accesses.channel.leave()
@@ -434,10 +455,13 @@ def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
     namespace = names.COMPILED_KERNELS if is_known else names.OTHER_KERNELS
 
     def written(argument: str) -> bool:
-        return not is_known or "out_ptr" in argument
+        if is_known:
+            return "out_ptr" in argument
+        executable = source.executable
+        return executable is None or executable.written is None or argument in executable.written
 
     def read(argument: str) -> bool:
-        return is_known and argument.startswith("in_")
+        return argument.startswith("in_") if is_known else not written(argument)
 
     def function() -> Any:
         # It is dropped once it is compiled.

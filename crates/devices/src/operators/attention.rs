@@ -132,6 +132,7 @@ pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
         key_borders: Some(keys),
         used_keys: schema.used,
         before_queries: false,
+        may_be_empty: false,
         sight: schema.sight(call),
         parts: Parts::ONE,
     })

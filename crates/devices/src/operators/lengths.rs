@@ -9,6 +9,8 @@ pub(super) struct Lengths {
     pub(super) used_keys: Option<usize>,
     /// The keys are those before a sequence's queries: each of these has one, too.
     pub(super) before_queries: bool,
+    /// Sequences without keys take the time of a kernel.
+    pub(super) may_be_empty: bool,
     pub(super) sight: Sight,
     /// In how many parts its keys are attended to, the results of which are joined later.
     pub(super) parts: Parts,

@@ -11,7 +11,7 @@ use uniference_formats::operators::Definition;
 /// The sequences of a call of attention, by the values of its arguments where these are known: those with one query, which are generating, and those with
 /// more. `None`: the operator is none whose arithmetic depends on them, or they are not known.
 pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&'a [i64]>) -> Option<[Sequences; 2]> {
-    let Lengths { queries, key_borders, used_keys, before_queries, sight, parts } = lengths(definition)?;
+    let Lengths { queries, key_borders, used_keys, before_queries, may_be_empty, sight, parts } = lengths(definition)?;
     let between = |borders: &[i64]| -> Vec<i64> { borders.windows(2).map(|pair| pair[1] - pair[0]).collect() };
     let keys = match (used_keys.and_then(&values), key_borders) {
         (Some(used), _) => used.to_vec(),
@@ -35,7 +35,7 @@ pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&
     for ((queries, keys), most) in queries.into_iter().zip(keys).zip(most) {
         // Of a batch that is not full, or of memory whose values were lost.
         let [queries, keys] = [queries, keys].map(|count| u64::try_from(count).unwrap_or_default());
-        let keys = if before_queries { keys.saturating_add(queries) } else { keys };
+        let keys = if before_queries { keys.saturating_add(queries) } else { keys }.max(u64::from(may_be_empty));
         if queries > 0 && keys > 0 {
             let parts = Parts::of(keys, most, parts.multiple);
             found[usize::from(queries > 1)].add(queries, keys, sight, parts);

@@ -94,6 +94,20 @@ pub(super) unsafe fn clear(at: usize, owner: Owner, bytes: usize) {
     }
 }
 
+/// Whether none of the range's pages has been written to, or is known to.
+pub(super) fn is_untouched(at: usize, owner: Owner, bytes: usize) -> bool {
+    let Some(table) = Table::of(owner) else { return false };
+    let (mut page, end) = (at / PAGE, (at + bytes).div_ceil(PAGE));
+    while page < end {
+        let count = (end - page).min(ENTRIES);
+        if table.read(page, count)[..count].iter().any(|entry| entry & IS_THERE != 0) {
+            return false;
+        }
+        page += count;
+    }
+    true
+}
+
 /// Moves a part of the range at `from`: it `is_zero`, or is to be copied.
 unsafe fn finish((to, target): (usize, Owner), from: usize, part: std::ops::Range<usize>, is_zero: bool) {
     // SAFETY: the caller of `copy` answers for both ranges, and these are parts of them.

@@ -130,6 +130,7 @@ pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
         key_borders: places.key_borders,
         used_keys: Some(places.used_keys),
         before_queries: false,
+        may_be_empty: false,
         sight: places.sight(call),
         parts: Parts::ONE,
     })

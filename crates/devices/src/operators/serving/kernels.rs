@@ -172,6 +172,7 @@ fn unified_lengths(given: &Given<'_>, sight: Sight, parts: Parts) -> Option<Leng
         key_borders: None,
         used_keys: Some(given.place("seq_lens_ptr")?),
         before_queries: false,
+        may_be_empty: false,
         sight,
         parts,
     })
@@ -208,6 +209,7 @@ fn decoding_lengths(given: &Given<'_>, multiple: u64) -> Option<Lengths> {
         key_borders,
         used_keys,
         before_queries: false,
+        may_be_empty: false,
         sight: Sight::of(false, None, None, true),
         parts: Parts { most, multiple },
     })
@@ -260,6 +262,7 @@ fn extending<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
         key_borders: Some(if only_own { borders } else { cached }),
         used_keys: None,
         before_queries: !only_own && !only_cached,
+        may_be_empty: false,
         sight: extending_sight(given, !only_cached),
         parts: Parts::ONE,
     };
@@ -273,6 +276,7 @@ fn extending_unified<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
         key_borders: Some(given.place("kv_indptr")?),
         used_keys: None,
         before_queries: false,
+        may_be_empty: false,
         sight: extending_sight(given, true),
         parts: Parts::ONE,
     };
@@ -314,6 +318,7 @@ fn collecting<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
         key_borders: Some(given.place("kv_indptr")?),
         used_keys: None,
         before_queries: false,
+        may_be_empty: true,
         sight: Sight::of(false, None, None, true),
         parts: Parts::ONE,
     };

@@ -1,0 +1,169 @@
+//! Owns which of its parameters a kernel may write to: those that the addresses of its stores are made of.
+//!
+//! An address is a parameter's, advanced or put into another shape; what decides how far, as integers that were loaded, is none of it.
+
+use crate::program::{End, Function, Instruction, Operation, Region, Slot};
+use crate::value::Scalar;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Numbers of the kernel's parameters.
+type Origins = BTreeSet<usize>;
+
+/// By their numbers. `None`: addresses are made of integers, or lie in memory, so that nobody knows.
+pub(crate) fn written(functions: &BTreeMap<String, Function>, kernel: &str) -> Option<Origins> {
+    let mut places: BTreeMap<&str, Places<'_>> =
+        functions.iter().map(|(name, function)| (name.as_str(), Places::of(function))).collect();
+    let kernel_places = places.get_mut(kernel)?;
+    for (number, (slot, _, of)) in functions[kernel].parameters.iter().enumerate() {
+        if of.scalar == Scalar::Pointer {
+            kernel_places.origins[*slot].insert(number);
+        }
+    }
+    let mut found = Found::default();
+    loop {
+        (found.is_new, found.is_unknown) = (false, false);
+        for name in functions.keys() {
+            let mut here = places.remove(name.as_str()).expect("it is there");
+            here.region(&here.function.body, None, &mut places, &mut found);
+            places.insert(name, here);
+        }
+        if !found.is_new {
+            return (!found.is_unknown).then_some(found.written);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Found {
+    written: Origins,
+    is_unknown: bool,
+    is_new: bool,
+}
+
+/// Of a function: which parameters of the kernel its values are addresses of.
+struct Places<'a> {
+    function: &'a Function,
+    origins: Vec<Origins>,
+    /// Of its results.
+    results: Vec<Origins>,
+}
+
+impl<'a> Places<'a> {
+    fn of(function: &'a Function) -> Places<'a> {
+        Places { function, origins: vec![Origins::new(); function.slots], results: Vec::new() }
+    }
+
+    fn add(&mut self, to: Slot, from: &Origins, found: &mut Found) {
+        let before = self.origins[to].len();
+        self.origins[to].extend(from);
+        found.is_new |= self.origins[to].len() > before;
+    }
+
+    /// The first are what the second are.
+    fn tie(&mut self, to: &[Slot], from: &[Slot], found: &mut Found) {
+        for (to, from) in to.iter().zip(from) {
+            let origins = self.origins[*from].clone();
+            self.add(*to, &origins, found);
+        }
+    }
+
+    /// `results`: what the values are behind which it ends; without, the function's.
+    fn region(
+        &mut self,
+        region: &Region,
+        results: Option<&[Slot]>,
+        others: &mut BTreeMap<&str, Places<'_>>,
+        found: &mut Found,
+    ) {
+        for block in &region.blocks {
+            for instruction in &block.instructions {
+                self.instruction(instruction, others, found);
+            }
+            let mut go = |places: &mut Self, block: usize, arguments: &[Slot]| {
+                if let Some(block) = region.blocks.get(block) {
+                    places.tie(&block.parameters, arguments, found);
+                }
+            };
+            match &block.end {
+                End::Branch(target) => go(self, target.block, &target.arguments),
+                End::Either(_, one, other) => {
+                    go(self, one.block, &one.arguments);
+                    go(self, other.block, &other.arguments);
+                }
+                End::Leave(values) | End::Condition(_, values) => match results {
+                    Some(results) => self.tie(results, values, found),
+                    None => {
+                        self.results.resize(self.results.len().max(values.len()), Origins::new());
+                        for (result, value) in self.results.iter_mut().zip(values) {
+                            let before = result.len();
+                            result.extend(&self.origins[*value]);
+                            found.is_new |= result.len() > before;
+                        }
+                    }
+                },
+            }
+        }
+    }
+
+    fn instruction(&mut self, instruction: &Instruction, others: &mut BTreeMap<&str, Places<'_>>, found: &mut Found) {
+        let Instruction { operation, operands, results, to, .. } = instruction;
+        let first = |region: &Region| region.blocks.first().map_or(Vec::new(), |block| block.parameters.clone());
+        match operation {
+            Operation::Store(_) | Operation::Modify(..) | Operation::Exchange(_) => {
+                let origins = operands.first().map(|pointers| &self.origins[*pointers]);
+                // Another round may find where they come from.
+                found.is_unknown |= origins.is_none_or(BTreeSet::is_empty);
+                found.written.extend(origins.into_iter().flatten());
+            }
+            // What is read is no address, or nobody knows which.
+            Operation::Load(scalar) => found.is_unknown |= *scalar == Scalar::Pointer,
+            Operation::If { then, otherwise } => {
+                self.region(then, Some(results), others, found);
+                self.region(otherwise, Some(results), others, found);
+            }
+            Operation::For { body, .. } => {
+                let begin = &operands[operands.len().min(3)..];
+                let mut carried = first(body);
+                // The first is the turn's number.
+                carried.drain(..carried.len().min(1));
+                self.tie(&carried, begin, found);
+                self.tie(results, begin, found);
+                self.region(body, Some(&carried), others, found);
+                self.tie(results, &carried, found);
+            }
+            Operation::While { before, after } => {
+                let (given, passed) = (first(before), first(after));
+                self.tie(&given, operands, found);
+                self.region(before, Some(&passed), others, found);
+                self.tie(results, &passed, found);
+                self.region(after, Some(&given), others, found);
+            }
+            Operation::Call(name) => {
+                let given: Vec<Origins> = operands.iter().map(|operand| self.origins[*operand].clone()).collect();
+                // One that calls itself is no kernel's.
+                let Some(called) = others.get_mut(name.as_str()) else {
+                    found.is_unknown = true;
+                    return;
+                };
+                let parameters: Vec<Slot> = called.function.parameters.iter().map(|(slot, ..)| *slot).collect();
+                for (parameter, origins) in parameters.into_iter().zip(&given) {
+                    called.add(parameter, origins, found);
+                }
+                let returned = called.results.clone();
+                for (result, origins) in results.iter().zip(&returned) {
+                    self.add(*result, origins, found);
+                }
+            }
+            _ if to.as_ref().is_none_or(|to| to.scalar == Scalar::Pointer) => {
+                found.is_unknown |= *instruction.name == *"tt.int_to_ptr";
+                for result in results {
+                    for operand in operands {
+                        let origins = self.origins[*operand].clone();
+                        self.add(*result, &origins, found);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
