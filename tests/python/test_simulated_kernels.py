@@ -583,6 +583,122 @@ def test_attention_of_vllm_takes_as_long_as_its_sequences_in_a_graph_too(tmp_pat
     assert abs(eager_long - graph_long) < 0.02, done.out
 
 
+# With SGLang's names: the table of places has no values, and borders have 64 bits.
+PAGED = """
+import triton, triton.language as tl
+
+@triton.jit
+def within(place, borders):
+    return place < tl.load(borders + tl.program_id(0) + 1)
+
+@triton.jit
+def _fwd_grouped_kernel_stage1(
+    Q, K_Buffer, V_Buffer, kv_indptr, kv_indices, Att_Out, num_kv_splits, kv_group_num: tl.constexpr, Lk: tl.constexpr, Lv: tl.constexpr,
+    MIN_BLOCK_KV: tl.constexpr,
+):
+    tl.inline_asm_elementwise("griddepcontrol.wait; // dummy $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
+    d = tl.arange(0, Lv)
+    total, place = tl.zeros((Lv,), tl.float32), tl.load(kv_indptr + tl.program_id(0))
+    while within(place, kv_indptr):
+        at = tl.load(kv_indices + place)
+        total += tl.load(K_Buffer + at * Lk + d) + tl.load(V_Buffer + at * Lk + d) + tl.load(Q + d)
+        place += 1
+    tl.store(Att_Out + tl.program_id(0) * tl.load(num_kv_splits) * Lv + d, total)
+
+sequences = 64
+query = torch.empty(sequences, 8, 128, device="cuda", dtype=torch.bfloat16)
+keys, values = torch.empty(2, 1 << 20, 8, 128, device="cuda", dtype=torch.bfloat16).unbind()
+borders = torch.zeros(5000, device="cuda", dtype=torch.int64)[: sequences + 1]
+places = torch.zeros(1 << 19, device="cuda", dtype=torch.int64)
+splits = torch.ones(5000, device="cuda", dtype=torch.int32)
+parts = torch.empty(sequences, 8, 4, 128, device="cuda")
+
+def attends():
+    _fwd_grouped_kernel_stage1[(sequences,)](
+        query, keys, values, borders, places, parts, splits, kv_group_num=1, Lk=128, Lv=128, MIN_BLOCK_KV=32
+    )
+
+def took(call, length):
+    borders[1:] = torch.full((sequences,), length, device="cuda").cumsum(0)
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    assert borders[2].item() == 2 * length and splits[7].item() == 1, "they were only read"
+    return start.elapsed_time(end)
+
+took(attends, 10)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    attends()
+print("TOOK", *(took(call, length) for call in (attends, graph.replay) for length in (4000, 1000)))
+"""
+
+
+def test_paged_attention_of_triton_takes_as_long_as_its_sequences_in_a_graph_too(tmp_path: Path) -> None:
+    done = run(tmp_path, PAGED, "", "--values", "small")
+    assert done.code == 0, done.err
+    assert "lengths that are not known" not in done.err and "unknown arithmetic" not in done.err, done.err
+    eager_long, eager, graph_long, graph = map(float, done.out.split("TOOK")[1].split()[:4])
+    least = 1000 * 64 * 1000 * 2 * 8 * 128 * 2 / 3.35e12
+    assert least < graph < graph_long / 3, done.out
+    assert abs(eager - graph) < 0.02, done.out
+    assert abs(eager_long - graph_long) < 0.02, done.out
+
+
+def test_a_kernel_takes_what_it_walks_through_beyond_the_view_that_it_is_given(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        """
+import triton, triton.language as tl
+
+@triton.jit
+def copied(x, out, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out + i, tl.load(x + i))
+
+x, out = torch.empty(2, 1 << 26, device="cuda").unbind()
+
+def took(x, out):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    copied[(1 << 16,)](x, out, BLOCK=1024)
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+print("TOOK", took(x, out), took(x[:1], out[:100]))
+""",
+        "",
+        "--values",
+        "small",
+    )
+    assert done.code == 0, done.err
+    whole, view = map(float, done.out.split("TOOK")[1].split()[:2])
+    assert 1000 * 2 * (4 << 26) / 3.35e12 < whole < 1.5 * 1000 * 2 * (4 << 26) / 3.35e12, done.out
+    assert view == pytest.approx(whole, rel=0.01), done.out
+
+
+def test_a_grid_that_is_too_large_is_refused_as_the_driver_does(tmp_path: Path) -> None:
+    body = TRITON + "x = torch.ones(9, device='cuda')\nactivated[(1, 65536)](x, x, 9, BLOCK=16)\n"
+    done = run(tmp_path, body)
+    assert done.code != 0
+    assert "Triton Error [CUDA]: invalid argument" in done.err + done.out
+
+
+def test_what_is_wrong_with_a_kernel_its_compiler_says_alone(tmp_path: Path) -> None:
+    done = run(
+        tmp_path,
+        TRITON.replace("tl.exp(v)", "tl.expp(v)")
+        + "x = torch.ones(9, device='cuda')\nactivated[(1,)](x, x, 9, BLOCK=16)\n",
+    )
+    assert done.code != 0
+    assert "expp" in done.err + done.out
+    assert "identify_accessed_tensors" not in done.err + done.out
+
+
 EXTERNAL = """
 x, side = torch.ones(2048, 2048, device="cuda"), torch.cuda.Stream()
 marker, end, behind = (torch.cuda.Event(enable_timing=True, **words) for words in ({"external": True}, {}, {}))

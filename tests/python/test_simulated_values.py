@@ -343,6 +343,32 @@ def test_what_is_not_computed_reads_as_zero_and_is_reported(tmp_path: Path) -> N
     assert "script.py:" in warning
 
 
+def test_what_a_factory_is_asked_for_is_not_how_large_its_result_is(tmp_path: Path) -> None:
+    body = """
+for device in ("cpu", "cuda"):
+    torch.manual_seed(0)
+    made = [
+        torch.randint(65530, 65537, (4,), device=device) - 65530,
+        torch.arange(69998, 70002, device=device) - 69998,
+        torch.arange(0, 280000, 70000, device=device) // 70000,
+        torch.linspace(0, 99999, 4, dtype=torch.int64, device=device) // 33333,
+        torch.full((4,), 70000, device=device) - 69999,
+        torch.scalar_tensor(70001, device=device)[None] - 70000,
+        torch.tril_indices(2, 2, device=device)[0],
+        torch.eye(3, device=device).sum(0),
+        torch.randint(5000, 5003, (4,), dtype=torch.float32, device=device) - 4999,
+    ]
+    values = [each.tolist() for each in made]
+    assert all(0 <= value < 7 for value in values[0]), values
+    assert values[1:8] == [[0, 1, 2, 3], [0, 1, 2, 3], [0, 1, 2, 3], [1, 1, 1, 1], [1], [0, 1, 1], [1, 1, 1]], values
+    assert all(1 <= value < 4 for value in values[8]), values
+    # As many integers as steer a program, and no more floats than are said.
+    assert torch.zeros(5000, dtype=torch.int32, device=device).add_(1)[4999].item() == 1
+    assert torch.eye(65, device=device)[0, 0].item() == 0
+"""
+    run(tmp_path, body, "--values", "small", "--out", "out")
+
+
 def test_where_nothing_is_missing_nothing_is_reported(tmp_path: Path) -> None:
     body = "x = torch.arange(6, device='cuda').float()\nprint('sum', (x @ x).item(), (torch.ones(1 << 20, device='cuda') * 2).shape)\n"
     assert "sum 55.0" in run(tmp_path, body, "--values", "small", "--out", "out")

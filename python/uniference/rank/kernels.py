@@ -323,8 +323,8 @@ def _call(
 
 
 class _Accesses:
-    """Which of its arguments a kernel writes to, by what the compiler has made of it; where that cannot be read, as torch's compiler finds it:
-    to that, whatever an address depends on is written to as well."""
+    """Which of its arguments a kernel writes to, by what the compiler has made of it; where that cannot be read, as torch's compiler finds
+    it: to that, whatever an address depends on is written to as well."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel

@@ -95,7 +95,9 @@ impl Costing {
     /// Operators of unknown arithmetic.
     fn by_traffic(&self) -> Option<String> {
         let names = self.longest_first(self.kernels_by_traffic())?;
-        Some(format!("kernels of unknown arithmetic take the time in which their tensors pass through memory: {names}"))
+        Some(format!(
+            "kernels of unknown arithmetic take the time in which their tensors pass through memory, which may be far too short, or too long ([[kernel]] in the cluster file says what they take): {names}"
+        ))
     }
 
     /// Kernels of which it is not even known what they are given.
