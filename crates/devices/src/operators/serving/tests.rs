@@ -343,7 +343,7 @@ fn attention_of_triton_is_told_by_the_lengths_of_its_sequences() {
         let at = |place| values.iter().find(|(at, _)| *at == place).map(|(_, values)| *values);
         let found = sequences(definition, at).expect("they are known");
         let parts = with_sequences(definition, &found).expect("it is attention");
-        parts.iter().map(|part| part.operator.clone()).collect::<Vec<_>>()
+        parts.iter().map(|part| part.operator).collect::<Vec<_>>()
     };
     for (definition, values, expected, written) in [
         (unified(0), &[(5, &[300, 20, 0][..]), (6, &[0, 1, 2, 2])][..], long(2, 320, 320), 2 * 8 * 128 * 2),
