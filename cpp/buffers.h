@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "values.h"
@@ -89,16 +90,16 @@ class Buffers {
   }
 
   uint32_t notice(Place place, Write write) {
-    if (!place.is_wide) return notice(place.at, static_cast<const int32_t*>(place.at), place.count, write);
+    if (!place.is_wide) return notice(place.at, false, static_cast<const int32_t*>(place.at), place.count, write);
     const auto* wide = static_cast<const int64_t*>(place.at);
     // No length has more than 32 bits.
     std::vector<int32_t> narrow(place.count);
     std::transform(wide, wide + place.count, narrow.begin(), [](int64_t value) { return static_cast<int32_t>(value); });
-    return notice(place.at, narrow.data(), place.count, write);
+    return notice(place.at, true, narrow.data(), place.count, write);
   }
 
-  uint32_t notice(const void* at, const int32_t* values, uint32_t count, Write write) {
-    Buffer& buffer = buffers_[at];
+  uint32_t notice(const void* at, bool is_wide, const int32_t* values, uint32_t count, Write write) {
+    Buffer& buffer = buffers_[{at, is_wide}];
     if (buffer.number == 0) buffer.number = static_cast<uint32_t>(buffers_.size());
     const bool same =
         buffer.by == std::this_thread::get_id() && buffer.written.size() >= count && std::equal(values, values + count, buffer.written.begin());
@@ -111,7 +112,8 @@ class Buffers {
   }
 
   std::mutex mutex_;
-  std::unordered_map<const void*, Buffer> buffers_;
+  // By the address, and whether what is there has 64 bits.
+  std::map<std::pair<const void*, bool>, Buffer> buffers_;
   std::unordered_map<uint32_t, uint32_t> capturing_;
   // Where operators of a graph read, and how much at most, by the buffer's number: in that order it is written down. References to elements of a
   // map stay valid when others come.

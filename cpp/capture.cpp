@@ -297,7 +297,13 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     const bool said = schema.kernel && has_values && captured_last == 0;
     if (!values.all() && !answered && !schema.view && !said) spread_absence(schema, kept, *stack, begin, line);
     if (is_written) {
-      if (on_gpu && schema.has_lengths) schema.kernel ? write_kernels_readings(kept, last_stream) : write_readings(kept, last_stream);
+      if (on_gpu && schema.has_lengths) {
+        if (schema.kernel) {
+          write_kernels_readings(kept, last_stream);
+        } else {
+          write_readings(kept, last_stream);
+        }
+      }
       write_execution(defined(*definition, own_key, *stack, begin), line, recorded, own_read, *stack, begin);
     }
   }

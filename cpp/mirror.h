@@ -425,7 +425,7 @@ class Mirror {
     }
     if (pieces == 1) return clear_(at, static_cast<size_t>(bytes));
     if (pieces > kPieces && is_untouched_(at, static_cast<size_t>(extent))) return;
-    // The largest stride last.
+    // In halves of what has the largest stride, which is put back behind them.
     auto& [stride, size] = *std::find_if(dimensions.rbegin(), dimensions.rend(), [](const auto& dimension) { return dimension.second > 1; });
     const int64_t all = size, half = all / 2, step = stride;
     size = half;

@@ -28,6 +28,8 @@ struct Schema {
   int dtype_argument = -1;
   // They are integers unless an argument is none.
   bool counts = false;
+  // Its results are arguments that it writes to, or copies of one.
+  bool keeps_size = false;
   // What its integers say of how many elements they have.
   enum class Elements {
     kSize,      // all: they are a list, or each is a size
@@ -103,6 +105,8 @@ struct Schema {
     view = view || is({"aten::_unsafe_view", "aten::lift_fresh", "aten::_reshape_alias"});
     // How many parts there are depends on their sizes.
     one_view = view && schema.returns().size() == 1 && schema.returns()[0].type()->kind() != c10::TypeKind::ListType;
+    keeps_size = std::all_of(same_as.begin(), same_as.end(), [](int same) { return same >= 0; }) ||
+                 is({"aten::clone", "aten::_to_copy", "aten::cumsum"});
     counts = begins("aten::arange") || begins("aten::randint") || begins("aten::randperm");
     elements = begins("aten::arange") || begins("aten::range")           ? Elements::kRange
                : begins("aten::linspace") || begins("aten::logspace")   ? Elements::kSteps

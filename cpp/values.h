@@ -46,8 +46,10 @@ class Values {
         of_data = of_data || tensor.scalar_type() == at::kChar || tensor.scalar_type() == at::kByte;
       });
     }
+    // What makes no larger tensors than it is given; a comparison of each with each does.
+    const bool steers = limit_ > 0 && of_integers && !schema.kernel && (schema.factory || schema.keeps_size);
     const bool looks_up = schema.kernel && of_integers && !of_data && programs(arguments[count - 1]) <= kPrograms;
-    return most <= (of_integers ? std::max(limit_, kSteering) : limit_) || looks_up;
+    return most <= (steers ? std::max(limit_, kSteering) : limit_) || looks_up;
   }
 
   // Whether communication of simulated GPUs moves truth values, which NCCL takes for bytes: those of large tensors were not computed.
@@ -181,6 +183,8 @@ class Values {
       }
       if (static_cast<int>(i) == schema.dtype_argument) break;
       if (arguments[i].isInt() || arguments[i].isDouble()) numbers.push_back(arguments[i].toScalar().toDouble());
+      // It has its place, and says nothing of sizes.
+      if (arguments[i].isComplexDouble()) numbers.push_back(0);
     }
     const auto number = [&](size_t at, double other) { return numbers.size() > at ? numbers[at] : other; };
     switch (schema.elements) {

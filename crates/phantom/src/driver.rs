@@ -179,13 +179,13 @@ exports! {
     }
 }
 
-/// An error that the driver has.
 /// Null, where there is none: whoever asks may not look at what else is returned.
 fn give_text(place: Out<*const c_char>, text: Result<&'static CStr, Status>) -> Result<(), Status> {
     place.give(text.map_or(std::ptr::null(), CStr::as_ptr))?;
     text.map(|_| ())
 }
 
+/// An error that the driver has.
 fn find_error(status: Status) -> Result<&'static Error, Status> {
     crate::errors::find(status).filter(|error| !error.driver.is_empty()).ok_or(INVALID_VALUE)
 }

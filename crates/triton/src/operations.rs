@@ -81,7 +81,7 @@ const WORDS: [&str; 69] = [
 ];
 
 /// The same of dictionaries.
-const ATTRIBUTES: [&str; 20] = [
+const ATTRIBUTES: [&str; 19] = [
     "axis",
     "start",
     "end",
@@ -100,7 +100,6 @@ const ATTRIBUTES: [&str; 20] = [
     "operandSegmentSizes",
     "prefix",
     "noinline",
-    "inputPrecision",
     "maxNumImpreciseAcc",
 ];
 

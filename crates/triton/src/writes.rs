@@ -9,6 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Numbers of the kernel's parameters.
 type Origins = BTreeSet<usize>;
 
+/// In the place of a parameter: nobody knows whose address it is.
+const ANY: usize = usize::MAX;
+
 /// By their numbers. `None`: addresses are made of integers, or lie in memory, so that nobody knows.
 pub(crate) fn written(functions: &BTreeMap<String, Function>, kernel: &str) -> Option<Origins> {
     let mut places: BTreeMap<&str, Places<'_>> =
@@ -57,6 +60,10 @@ impl<'a> Places<'a> {
         let before = self.origins[to].len();
         self.origins[to].extend(from);
         found.is_new |= self.origins[to].len() > before;
+    }
+
+    fn add_all(&mut self, to: &[Slot], origin: usize, found: &mut Found) {
+        to.iter().for_each(|slot| self.add(*slot, &Origins::from([origin]), found));
     }
 
     /// The first are what the second are.
@@ -112,11 +119,12 @@ impl<'a> Places<'a> {
             Operation::Store(_) | Operation::Modify(..) | Operation::Exchange(_) => {
                 let origins = operands.first().map(|pointers| &self.origins[*pointers]);
                 // Another round may find where they come from.
-                found.is_unknown |= origins.is_none_or(BTreeSet::is_empty);
+                found.is_unknown |= origins.is_none_or(|origins| origins.is_empty() || origins.contains(&ANY));
                 found.written.extend(origins.into_iter().flatten());
             }
             // What is read is no address, or nobody knows which.
-            Operation::Load(scalar) => found.is_unknown |= *scalar == Scalar::Pointer,
+            Operation::Load(scalar) if *scalar == Scalar::Pointer => self.add_all(results, ANY, found),
+            Operation::Load(_) => {}
             Operation::If { then, otherwise } => {
                 self.region(then, Some(results), others, found);
                 self.region(otherwise, Some(results), others, found);
@@ -155,7 +163,9 @@ impl<'a> Places<'a> {
                 }
             }
             _ if to.as_ref().is_none_or(|to| to.scalar == Scalar::Pointer) => {
-                found.is_unknown |= *instruction.name == *"tt.int_to_ptr";
+                if *instruction.name == *"tt.int_to_ptr" {
+                    self.add_all(results, ANY, found);
+                }
                 for result in results {
                     for operand in operands {
                         let origins = self.origins[*operand].clone();

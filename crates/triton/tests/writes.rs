@@ -66,4 +66,6 @@ fn nobody_knows_whose_an_address_from_memory_is() {
         %p = tt.int_to_ptr %a : i64 -> !tt.ptr<i32>
         tt.store %p, %n : !tt.ptr<i32>";
     assert_eq!(written("", text), None);
+    let read = text.replace("tt.store %p, %n", "%b = tt.load %p") + "\ntt.store %y, %b : !tt.ptr<i32>";
+    assert_eq!(written("", &read), Some(vec![1]));
 }

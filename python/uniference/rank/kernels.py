@@ -288,7 +288,8 @@ _DESCRIBED = {
 
 
 def _is_described(name: str, arguments: Mapping[str, Any]) -> bool:
-    return _DESCRIBED.get(name) in arguments
+    # Prefixes that queries see beside their window are known to the kernel alone.
+    return _DESCRIBED.get(name) in arguments and not arguments.get("USE_R_SWA")
 
 
 def _call(
@@ -338,7 +339,8 @@ class _Accesses:
         key = tuple(
             (name, value.dtype)
             if isinstance(value, Tensor)
-            else (name, repr(value) if name in constants else type(value))
+            # Triton compiles for an integer of 1 by itself.
+            else (name, repr(value) if name in constants else (type(value), isinstance(value, int) and value == 1))
             for name, value in arguments.items()
         )
         known = self._known.get((function, key))
@@ -355,20 +357,21 @@ class _Accesses:
             return frozenset(name for name, value in arguments.items() if any(True for _ in _tensors(value)))
         # Torch says at length where it cannot tell; what is wrong with a kernel, its compiler says.
         log = logging.getLogger("torch._dynamo")
-        log.addFilter(_nothing)
+        log.addFilter(_dropped)
         # That it may write anywhere is no reason to think that it does: it waits for other kernels, or calculates.
         operations = names.TRITON_ACCESS_OPS.current
         assembly = operations.pop("tt.elementwise_inline_asm", None)
         try:
             accesses = names.TRITON_ACCESSES.current(function, dict(arguments), {})
         finally:
-            log.removeFilter(_nothing)
+            log.removeFilter(_dropped)
             if assembly is not None:
                 operations["tt.elementwise_inline_asm"] = assembly
         return frozenset(access.name for access in accesses.read_writes.writes)
 
 
-def _nothing(record: logging.LogRecord) -> bool:
+def _dropped(record: logging.LogRecord) -> bool:
+    """A filter that lets nothing pass."""
     return False
 
 

@@ -49,8 +49,8 @@ impl Parts {
 pub(super) enum Queries {
     /// The argument with their borders.
     Borders(usize),
-    /// All equally many.
-    Each(u64),
+    /// So many sequences have equally many.
+    Each { queries: u64, sequences: u64 },
 }
 
 /// Which keys a query sees, counted from the one that it stands at.

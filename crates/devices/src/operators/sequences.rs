@@ -13,13 +13,17 @@ use uniference_formats::operators::Definition;
 pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&'a [i64]>) -> Option<[Sequences; 2]> {
     let Lengths { queries, key_borders, used_keys, before_queries, may_be_empty, sight, parts } = lengths(definition)?;
     let between = |borders: &[i64]| -> Vec<i64> { borders.windows(2).map(|pair| pair[1] - pair[0]).collect() };
-    let keys = match (used_keys.and_then(&values), key_borders) {
+    let mut keys = match (used_keys.and_then(&values), key_borders) {
         (Some(used), _) => used.to_vec(),
         (None, borders) => between(values(borders?)?),
     };
     let queries = match queries {
         Queries::Borders(borders) => between(values(borders)?),
-        Queries::Each(queries) => vec![i64::try_from(queries).ok()?; keys.len()],
+        Queries::Each { queries, sequences } => {
+            // Lengths may have room for more than there are.
+            keys.truncate(usize::try_from(sequences).unwrap_or(usize::MAX));
+            vec![i64::try_from(queries).ok()?; keys.len()]
+        }
     };
     if keys.len() != queries.len() {
         return None;

@@ -54,15 +54,16 @@
 //! | 18 | external wait | number: stream; number: event |
 //! | 19 | calls of Python | number: how many |
 //!
-//! A *captured call* is one of a process group on a stream in capture: when the graph is launched, what comes before the call starts, and what
-//! comes behind it with the *resumption*, which follows when the rank has made the call. *Integers* are what lies in a buffer of a GPU's memory from here
-//! on, numbered by the rank from 1. A *reading* belongs to the execution that follows: the argument of that place has so many of a buffer's integers, as
-//! they are when it runs, where each tensor of a list has a place, and where it is captured, whenever the graph is launched. What follows a *process* was written by that one of the rank's
-//! processes, at most 127; a stream begins with process 0, the rank's own. Each process numbers its definitions, sites, kernels, allocations, streams,
-//! events, graphs, buffers and launches by itself, and streams, events, graphs and buffers below 2^24 if it is not process 0. *External* are events outside
-//! of the graph that a stream in capture belongs to: they are recorded, or waited for, whenever that is launched. *Calls of Python* are how many functions
-//! of the program have begun on the thread, or generators gone on, since its entry before of this kind; the imports of modules and the simulator's own
-//! functions do not count. There are none unless the run has asked for them.
+//! A *captured call* is one of a process group on a stream in capture: when the graph is launched, what comes before the call starts, and what comes
+//! behind it with the *resumption*, which follows when the rank has made the call. *Integers* are what lies in a buffer of a GPU's memory from here
+//! on, numbered by the rank from 1. A *reading* belongs to the execution that follows: the argument of that place has so many of a buffer's integers,
+//! as they are when it runs, where each tensor of the lists of a kernel of Triton has a place, and where it is captured, whenever the graph is
+//! launched. What follows a *process* was written by that one of the rank's processes, at most 127; a stream begins with process 0, the rank's own.
+//! Each process numbers its definitions, sites, kernels, allocations, streams, events, graphs, buffers and launches by itself, and streams, events,
+//! graphs and buffers below 2^24 if it is not process 0. *External* are events outside of the graph that a stream in capture belongs to: they are
+//! recorded, or waited for, whenever that is launched. *Calls of Python* are how many functions of the program have begun on the thread, or
+//! generators gone on, since its entry before of this kind; the imports of modules and the simulator's own functions do not count. There are none
+//! unless the run has asked for them.
 //!
 //! Entries 8 to 15 are what a program with simulated GPUs hands to their streams. Kernels of a rank are numbered from 1 in the order of their
 //! entries; streams, events and graphs have the numbers that the rank gives them, below 2^31. Stream 0 is the default stream; the others do not

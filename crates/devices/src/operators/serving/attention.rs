@@ -122,7 +122,7 @@ pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
         Some(borders) => Queries::Borders(borders),
         None => {
             let shape = Shape::of(call)?;
-            Queries::Each(shape.tokens.checked_div(shape.batch)?)
+            Queries::Each { queries: shape.tokens.checked_div(shape.batch)?, sequences: shape.batch }
         }
     };
     Some(Lengths {

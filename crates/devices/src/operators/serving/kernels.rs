@@ -9,7 +9,6 @@ use super::super::call::{Call, product};
 use super::super::kernel::Given;
 use super::super::lengths::{Lengths, Most, Parts, Queries, Sequences, Sight};
 use super::attention::{Shape, attend};
-use super::bytes;
 use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, FlatKind};
 use uniference_sim::time::Bytes;
@@ -50,9 +49,17 @@ fn written(call: Call<'_>) -> Option<Part> {
         _ => return None,
     };
     let from = from.into_iter().map(|name| given.tensor(name)).collect::<Option<Vec<&Tensor>>>()?;
-    let elements = from.iter().map(|tensor| tensor.elements()).fold(0, u64::saturating_add);
+    // What is in front of them may be padded.
+    let rows = given.tensor("slot_mapping_ptr").map_or(u64::MAX, Tensor::elements);
+    let elements_of = |tensor: &Tensor| {
+        let all = tensor.sizes.first().copied().unwrap_or(1).max(1);
+        tensor.elements() / all * all.min(rows)
+    };
+    let read = from.iter().map(|tensor| elements_of(tensor).saturating_mul(tensor.dtype.bytes()));
+    let read = Bytes(read.fold(0, u64::saturating_add));
+    let elements = from.iter().map(|tensor| elements_of(tensor)).fold(0, u64::saturating_add);
     let written = Bytes(elements.saturating_mul(given.tensor(to)?.dtype.bytes()));
-    Some(flat(call, FlatKind::Copy, elements, bytes(from.into_iter().map(Some)), written))
+    Some(flat(call, FlatKind::Copy, elements, read, written))
 }
 
 fn flat(call: Call<'_>, kind: FlatKind, elements: u64, read: Bytes, written: Bytes) -> Part {
@@ -109,7 +116,7 @@ impl<'a> Kernel<'a> {
 
     /// What it does with such sequences.
     fn part(&self, call: Call<'_>, group: &Sequences) -> Part {
-        // What a part has of a head of a query.
+        // Bytes that a part has of a head of a query, in float32.
         let partial = |value: u64| value.saturating_add(2).saturating_mul(4);
         match &self.does {
             Does::Attention(shape) => {
@@ -134,18 +141,21 @@ impl<'a> Kernel<'a> {
 
 /// Attention of vLLM; with `IS_3D` in parts, which `reduce_segments` joins.
 fn unified<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
-    // Which keys a query sees, the window does not say then.
-    if given.int("CHUNK_LOOKBACK").is_some_and(|chunks| chunks >= 0) || given.flag("USE_R_SWA") {
+    // Queries see prefixes beside their window, which the kernel alone knows.
+    if given.flag("USE_R_SWA") {
         return None;
     }
     let (query, cache) = (given.tensor("query_ptr")?, given.tensor("key_cache_ptr")?);
     let [heads, of_a_key, width] =
         [given.size("num_query_heads")?, given.size("num_queries_per_kv")?, given.size("HEAD_SIZE")?];
-    // 0: there is no window.
-    let window = given.int("SLIDING_WINDOW").filter(|window| *window > 0);
+    // Of chunks a query sees so many before its own, and half of that in the mean; 0: there is no window.
+    let chunks = given.int("CHUNK_LOOKBACK").filter(|chunks| *chunks >= 0).zip(given.int("CHUNK_SIZE"));
+    let window = match chunks {
+        Some((chunks, size)) => Some(chunks.saturating_mul(size).saturating_add(size / 2)),
+        None => given.int("SLIDING_WINDOW").filter(|window| *window > 0).map(|keys| keys - 1),
+    };
     let parts = if given.flag("IS_3D") { segmented(given)? } else { Parts::ONE };
-    let lengths =
-        unified_lengths(given, Sight::of(given.flag("USE_CAUSAL"), window.map(|keys| keys - 1), None, true), parts)?;
+    let lengths = unified_lengths(given, Sight::of(given.flag("USE_CAUSAL"), window, window, true), parts)?;
     let page = given.size("BLOCK_SIZE")?;
     let tokens = query.elements().checked_div(heads.saturating_mul(width))?;
     let sequences = given.tensor("seq_lens_ptr")?.elements();
@@ -195,8 +205,8 @@ fn segments<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     Some(Kernel { lengths, does: Does::Joining { heads, value, result }, most: Size { sequences, queries, keys } })
 }
 
-/// Where kernels of both are told how many keys sequences have, each of which has one query.
-fn decoding_lengths(given: &Given<'_>, multiple: u64) -> Option<Lengths> {
+/// Where kernels of both are told how many keys so many sequences have, each of which has one query.
+fn decoding_lengths(given: &Given<'_>, sequences: u64) -> Option<Lengths> {
     let most = match (given.size("NUM_KV_SPLITS"), given.size("FORCED_KV_SPLITS").or(given.size("forced_kv_splits"))) {
         (Some(splits), _) => Most::Number(splits),
         (None, Some(forced)) if forced > 0 => Most::Number(forced),
@@ -205,22 +215,22 @@ fn decoding_lengths(given: &Given<'_>, multiple: u64) -> Option<Lengths> {
     let (key_borders, used_keys) = (given.place("kv_indptr"), given.place("B_Seqlen"));
     key_borders.or(used_keys)?;
     Some(Lengths {
-        queries: Queries::Each(1),
+        queries: Queries::Each { queries: 1, sequences },
         key_borders,
         used_keys,
         before_queries: false,
         may_be_empty: false,
         sight: Sight::of(false, None, None, true),
-        parts: Parts { most, multiple },
+        parts: Parts { most, multiple: given.size("MIN_BLOCK_KV").unwrap_or(1) },
     })
 }
 
 /// One query of each sequence, with its keys in parts, which `_fwd_kernel_stage2` joins.
 fn decoding<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
-    let lengths = decoding_lengths(given, given.size("MIN_BLOCK_KV").unwrap_or(1))?;
     let (query, cache) = (given.tensor("Q")?, given.tensor("K_Buffer")?);
     let [score, value, of_a_key] = [given.size("Lk")?, given.size("Lv")?, given.size("kv_group_num")?];
     let [sequences, heads, _] = query.sizes[..] else { return None };
+    let lengths = decoding_lengths(given, sequences)?;
     let is_latent = given.flag("HAS_MLA") || given.flag("IS_MLA");
     let keys = match given.tensor("Req_to_tokens") {
         Some(pages) => pages.sizes.last()?.saturating_mul(given.size("PAGE_SIZE")?),
@@ -242,11 +252,11 @@ fn decoding<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
 }
 
 fn joining<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
-    let lengths = decoding_lengths(given, given.size("MIN_BLOCK_KV").unwrap_or(1))?;
     let (all, result) = (given.tensor("Mid_O")?, given.tensor("O").or_else(|| given.tensor("o"))?);
     let [_, heads, splits, ..] = all.sizes[..] else { return None };
     let value = given.size("Lv")?;
     let sequences = result.elements().checked_div(heads.saturating_mul(value))?;
+    let lengths = decoding_lengths(given, sequences)?;
     let keys = splits.saturating_mul(lengths.parts.multiple);
     let most = Size { sequences, queries: sequences, keys };
     Some(Kernel { lengths, does: Does::Joining { heads, value, result }, most })
@@ -285,7 +295,7 @@ fn extending_unified<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
 
 fn extending_sight(given: &Given<'_>, own: bool) -> Sight {
     let window = given.int("SLIDING_WINDOW_SIZE").filter(|window| *window > 0);
-    Sight::of(own && given.flag("IS_CAUSAL"), window, None, true)
+    Sight::of(own && given.flag("IS_CAUSAL"), window, window.filter(|_| own), true)
 }
 
 fn attending<'a>(given: &Given<'a>, lengths: Lengths, query: &'a Tensor, cache: &'a Tensor) -> Option<Kernel<'a>> {
@@ -303,7 +313,8 @@ fn attending<'a>(given: &Given<'a>, lengths: Lengths, query: &'a Tensor, cache: 
         page: 1,
         score,
         value,
-        stored: score.saturating_add(value),
+        // Values are a part of latent vectors, which all heads share.
+        stored: if heads == of_a_key && score > value { score } else { score.saturating_add(value) },
     };
     let keys = cached.saturating_add(if lengths.before_queries { tokens } else { 0 }).div_ceil(sequences);
     Some(Kernel { lengths, does: Does::Attention(shape), most: Size { sequences, queries: tokens, keys } })
@@ -314,7 +325,7 @@ fn collecting<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     let (table, list) = (given.tensor("req_to_token_ptr")?, given.tensor("kv_indices_ptr")?);
     let sequences = given.size("grid_x")?;
     let lengths = Lengths {
-        queries: Queries::Each(1),
+        queries: Queries::Each { queries: 1, sequences },
         key_borders: Some(given.place("kv_indptr")?),
         used_keys: None,
         before_queries: false,
