@@ -28,7 +28,7 @@ struct Schema {
   int dtype_argument = -1;
   // They are integers unless an argument is none.
   bool counts = false;
-  // Its results are arguments that it writes to, or copies of one.
+  // Its results are arguments that it writes to, or as large as one.
   bool keeps_size = false;
   // What its integers say of how many elements they have.
   enum class Elements {
@@ -108,12 +108,17 @@ struct Schema {
     keeps_size = std::all_of(same_as.begin(), same_as.end(), [](int same) { return same >= 0; }) ||
                  is({"aten::clone", "aten::_to_copy", "aten::cumsum"});
     counts = begins("aten::arange") || begins("aten::randint") || begins("aten::randperm");
-    elements = begins("aten::arange") || begins("aten::range")           ? Elements::kRange
-               : begins("aten::linspace") || begins("aten::logspace")   ? Elements::kSteps
-               : begins("aten::tril_indices") || begins("aten::triu_indices") ? Elements::kTriangle
-               : begins("aten::eye")                                    ? Elements::kSquare
-               : begins("aten::scalar_tensor")                          ? Elements::kOne
-                                                                        : Elements::kSize;
+    if (begins("aten::arange") || begins("aten::range")) {
+      elements = Elements::kRange;
+    } else if (begins("aten::linspace") || begins("aten::logspace")) {
+      elements = Elements::kSteps;
+    } else if (begins("aten::tril_indices") || begins("aten::triu_indices")) {
+      elements = Elements::kTriangle;
+    } else if (begins("aten::eye")) {
+      elements = Elements::kSquare;
+    } else if (begins("aten::scalar_tensor")) {
+      elements = Elements::kOne;
+    }
     empty = begins("aten::empty") || begins("aten::new_empty");
     composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(DispatchKey::CPU);
     on_gpu = op.hasKernelForDispatchKey(DispatchKey::CUDA);

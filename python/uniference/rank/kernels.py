@@ -15,6 +15,7 @@ import re
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -355,24 +356,41 @@ class _Accesses:
         if any(isinstance(value, tuple) for value in arguments.values()):
             # Torch looks for each tensor behind a name of its own, and says so at length.
             return frozenset(name for name, value in arguments.items() if any(True for _ in _tensors(value)))
-        # Torch says at length where it cannot tell; what is wrong with a kernel, its compiler says.
-        log = logging.getLogger("torch._dynamo")
-        log.addFilter(_dropped)
-        # That it may write anywhere is no reason to think that it does: it waits for other kernels, or calculates.
-        operations = names.TRITON_ACCESS_OPS.current
-        assembly = operations.pop("tt.elementwise_inline_asm", None)
-        try:
+        with _quiet(), _past_assembly():
             accesses = names.TRITON_ACCESSES.current(function, dict(arguments), {})
-        finally:
-            log.removeFilter(_dropped)
-            if assembly is not None:
-                operations["tt.elementwise_inline_asm"] = assembly
         return frozenset(access.name for access in accesses.read_writes.writes)
 
 
-def _dropped(record: logging.LogRecord) -> bool:
-    """A filter that lets nothing pass."""
-    return False
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Torch says at length where it cannot tell. What is wrong with a kernel, its compiler says."""
+
+    def dropped(record: logging.LogRecord) -> bool:
+        return False
+
+    log = logging.getLogger("torch._dynamo")
+    log.addFilter(dropped)
+    try:
+        yield
+    finally:
+        log.removeFilter(dropped)
+
+
+_asking = threading.Lock()
+
+
+@contextmanager
+def _past_assembly() -> Iterator[None]:
+    """Assembly that may write anywhere is taken not to: it waits for other kernels, or calculates. A compiler on another thread takes it so
+    meanwhile, too."""
+    operations, assembly = names.TRITON_ACCESS_OPS.current, "tt.elementwise_inline_asm"
+    with _asking:
+        known = operations.pop(assembly, None)
+        try:
+            yield
+        finally:
+            if known is not None:
+                operations[assembly] = known
 
 
 def _note_programs_kernels(accesses: _Accesses) -> None:

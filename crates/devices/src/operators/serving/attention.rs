@@ -66,16 +66,10 @@ fn places(name: &str) -> Option<Places> {
 
 /// What each query and each key is.
 pub(super) struct Shape<'a> {
-    /// Of the queries, in all.
-    pub(super) tokens: u64,
     pub(super) heads: u64,
-    /// How many sequences there are, if no borders say so.
-    pub(super) batch: u64,
     pub(super) query: &'a Tensor,
     pub(super) cache: &'a Tensor,
-    /// Heads of keys, and places of a page.
     pub(super) key_heads: u64,
-    pub(super) page: u64,
     /// Terms of a score, and of what is found for it.
     pub(super) score: u64,
     pub(super) value: u64,
@@ -83,8 +77,18 @@ pub(super) struct Shape<'a> {
     pub(super) stored: u64,
 }
 
+/// How much there may be.
+struct Extent {
+    /// Of the queries, in all.
+    tokens: u64,
+    /// How many sequences there are, if no borders say so.
+    batch: u64,
+    /// Places of a page.
+    page: u64,
+}
+
 impl<'a> Shape<'a> {
-    fn of(call: Call<'a>) -> Option<Shape<'a>> {
+    fn of(call: Call<'a>) -> Option<(Shape<'a>, Extent)> {
         let width = |tensor: &Tensor| tensor.sizes.last().copied();
         // By their places: queries, further terms of these, keys, values.
         let [query, more, cache, values] = match call.name {
@@ -108,7 +112,7 @@ impl<'a> Shape<'a> {
             None if headless => (terms, width(cache)?),
             None => (u64::try_from(call.int(2)?).ok()?, width(cache)?),
         };
-        Some(Shape { tokens, heads, batch, query, cache, key_heads, page, score, value, stored })
+        Some((Shape { heads, query, cache, key_heads, score, value, stored }, Extent { tokens, batch, page }))
     }
 }
 
@@ -121,8 +125,8 @@ pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
     let queries = match places.borders {
         Some(borders) => Queries::Borders(borders),
         None => {
-            let shape = Shape::of(call)?;
-            Queries::Each { queries: shape.tokens.checked_div(shape.batch)?, sequences: shape.batch }
+            let (_, Extent { tokens, batch, .. }) = Shape::of(call)?;
+            Queries::Each { queries: tokens.checked_div(batch)?, sequences: batch }
         }
     };
     Some(Lengths {
@@ -139,29 +143,29 @@ pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
 /// Without values: as many keys as the longest sequence has, if a table says which pages a sequence has, else all that there are, packed one behind the
 /// other.
 pub(super) fn describe(call: Call<'_>) -> Option<Part> {
-    let (places, shape) = (places(call.name)?, Shape::of(call)?);
+    let (places, (shape, extent)) = (places(call.name)?, Shape::of(call)?);
     let batch = match places.borders.and_then(|place| call.tensor(place)) {
         Some(borders) => borders.elements().saturating_sub(1).max(1),
-        None => shape.batch,
+        None => extent.batch,
     };
     let keys = match (call.tensor(places.pages), places.longest_keys.and_then(|place| call.argument(place))) {
         (Some(_), Some(Argument::Int(longest))) => u64::try_from(*longest).ok()?,
         // As many as there are places in the pages that a sequence may have.
-        (Some(pages), _) => pages.sizes.last()?.saturating_mul(shape.page),
+        (Some(pages), _) => pages.sizes.last()?.saturating_mul(extent.page),
         (None, _) => {
             let of_a_key = shape.key_heads.saturating_mul(*shape.cache.sizes.last()?);
             shape.cache.elements().checked_div(of_a_key)?.div_ceil(batch)
         }
     };
     let sight = places.sight(call);
-    let group = Sequences::equal(batch, shape.tokens.div_ceil(batch), keys, sight, 1);
+    let group = Sequences::equal(batch, extent.tokens.div_ceil(batch), keys, sight, 1);
     // Not all have equally many queries.
-    Some(attend(call, sight, &shape, &Sequences { queries: shape.tokens, ..group }))
+    Some(attend(call, sight, &shape, &Sequences { queries: extent.tokens, ..group }))
 }
 
 /// What a call does with such sequences.
 pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
-    Some(attend(call, places(call.name)?.sight(call), &Shape::of(call)?, group))
+    Some(attend(call, places(call.name)?.sight(call), &Shape::of(call)?.0, group))
 }
 
 /// Attention, costed as of sequences of one length that are as much work.

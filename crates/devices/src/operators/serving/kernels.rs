@@ -88,6 +88,15 @@ enum Does<'a> {
     },
 }
 
+/// `heads` queries share what `heads / of_a_key` heads of the cache have; a score has so many terms, its value so many, and a key with its value.
+fn shape<'a>(
+    [query, cache]: [&'a Tensor; 2],
+    [heads, of_a_key]: [u64; 2],
+    [score, value, stored]: [u64; 3],
+) -> Option<Shape<'a>> {
+    Some(Shape { heads, query, cache, key_heads: heads.checked_div(of_a_key)?, score, value, stored })
+}
+
 /// How much there may be.
 struct Size {
     sequences: u64,
@@ -159,18 +168,7 @@ fn unified<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     let page = given.size("BLOCK_SIZE")?;
     let tokens = query.elements().checked_div(heads.saturating_mul(width))?;
     let sequences = given.tensor("seq_lens_ptr")?.elements();
-    let shape = Shape {
-        tokens,
-        heads,
-        batch: sequences,
-        query,
-        cache,
-        key_heads: heads.checked_div(of_a_key)?,
-        page,
-        score: width,
-        value: width,
-        stored: width.saturating_mul(2),
-    };
+    let shape = shape([query, cache], [heads, of_a_key], [width, width, width.saturating_mul(2)])?;
     let keys = given.tensor("block_tables_ptr")?.sizes.last()?.saturating_mul(page);
     Some(Kernel { lengths, does: Does::Attention(shape), most: Size { sequences, queries: tokens, keys } })
 }
@@ -236,18 +234,8 @@ fn decoding<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
         Some(pages) => pages.sizes.last()?.saturating_mul(given.size("PAGE_SIZE")?),
         None => given.tensor("kv_indices")?.elements().div_ceil(sequences.max(1)),
     };
-    let shape = Shape {
-        tokens: sequences,
-        heads,
-        batch: sequences,
-        query,
-        cache,
-        key_heads: heads.checked_div(of_a_key)?,
-        page: 1,
-        score,
-        value,
-        stored: if is_latent { score } else { score.saturating_add(value) },
-    };
+    let stored = if is_latent { score } else { score.saturating_add(value) };
+    let shape = shape([query, cache], [heads, of_a_key], [score, value, stored])?;
     Some(Kernel { lengths, does: Does::Attention(shape), most: Size { sequences, queries: sequences, keys } })
 }
 
@@ -303,19 +291,9 @@ fn attending<'a>(given: &Given<'a>, lengths: Lengths, query: &'a Tensor, cache: 
     let [tokens, heads, _] = query.sizes[..] else { return None };
     let sequences = given.tensor("qo_indptr")?.elements().saturating_sub(1).max(1);
     let cached = given.tensor("kv_indices").map_or(0, Tensor::elements);
-    let shape = Shape {
-        tokens,
-        heads,
-        batch: sequences,
-        query,
-        cache,
-        key_heads: heads.checked_div(of_a_key)?,
-        page: 1,
-        score,
-        value,
-        // Values are a part of latent vectors, which all heads share.
-        stored: if heads == of_a_key && score > value { score } else { score.saturating_add(value) },
-    };
+    // Values are a part of latent vectors, which all heads share.
+    let stored = if heads == of_a_key && score > value { score } else { score.saturating_add(value) };
+    let shape = shape([query, cache], [heads, of_a_key], [score, value, stored])?;
     let keys = cached.saturating_add(if lengths.before_queries { tokens } else { 0 }).div_ceil(sequences);
     Some(Kernel { lengths, does: Does::Attention(shape), most: Size { sequences, queries: tokens, keys } })
 }
