@@ -425,6 +425,9 @@ __attribute__((visibility("default"))) uint64_t uniference_capture_forgotten() {
 // Results of operators on simulated GPUs that this thread runs until it says -1 are nobody's.
 __attribute__((visibility("default"))) void uniference_capture_unvalued(int change) { unvalued += change; }
 
+// Tables of integers that this thread computes until it says -1 have values, however large they are made from.
+__attribute__((visibility("default"))) void uniference_capture_steering(int change) { steering += change; }
+
 // Whether this thread compiles the program from here on; returns whether it did.
 __attribute__((visibility("default"))) int uniference_capture_compiling(int now) { return std::exchange(compiling, now != 0) ? 1 : 0; }
 

@@ -17,6 +17,9 @@
 
 namespace uniference {
 
+// How deep this thread is in work that makes tables of integers from larger ones, as a mask from which blocks are chosen: all of it has values.
+inline thread_local int steering = 0;
+
 class Values {
  public:
   static Values& get() {
@@ -47,9 +50,9 @@ class Values {
       });
     }
     // What makes no larger tensors than it is given; a comparison of each with each does.
-    const bool steers = limit_ > 0 && of_integers && !schema.kernel && (schema.factory || schema.keeps_size);
+    const bool steers = limit_ > 0 && of_integers && !schema.kernel && (schema.factory || schema.keeps_size || steering > 0);
     const bool looks_up = schema.kernel && of_integers && !of_data && programs(arguments[count - 1]) <= kPrograms;
-    return most <= (steers ? std::max(limit_, kSteering) : limit_) || looks_up;
+    return most <= (steers ? limit_of_integers() : limit_) || looks_up;
   }
 
   // Whether communication of simulated GPUs moves truth values, which NCCL takes for bytes: those of large tensors were not computed.
@@ -67,7 +70,7 @@ class Values {
   bool computes(const Schema& schema, const c10::IValue* arguments, size_t count) const {
     if (all() || schema.view || names_other_device(arguments, count)) return true;
     if (schema.factory) {
-      const int64_t limit = makes_integers(schema, arguments, count) ? std::max(limit_, kSteering) : limit_;
+      const int64_t limit = makes_integers(schema, arguments, count) ? limit_of_integers() : limit_;
       // Memory as it comes costs nothing to hand out.
       return schema.empty || elements_asked(schema, arguments, count) <= limit;
     }
@@ -83,8 +86,8 @@ class Values {
         of_bytes = of_bytes && tensor.scalar_type() == at::kByte;
       });
     }
-    const int64_t steering = of_bytes ? kPacked : of_integers ? kSteering : 0;
-    return !on_cpu || most <= std::max(limit_, steering);
+    const int64_t limit = of_integers ? limit_of_integers() : limit_;
+    return !on_cpu || most <= (of_bytes ? std::max(limit, kPacked) : limit);
   }
 
   // The results of a call that is not carried out, in place of its arguments on the stack. False: their types cannot be known
@@ -141,6 +144,11 @@ class Values {
 
   // So many integers are always computed on the host: programs are steered by them, as meshes, indices, lengths and the states of generators.
   static constexpr int64_t kSteering = 1 << 16;
+
+  // So many are in work that is known to steer: a mask of 16,384 by 16,384.
+  static constexpr int64_t kMask = 1 << 28;
+
+  int64_t limit_of_integers() const { return std::max(limit_, steering > 0 ? kMask : kSteering); }
 
   // So many bytes are: PyTorch packs objects into them, for example those that ranks send each other.
   static constexpr int64_t kPacked = 1 << 26;

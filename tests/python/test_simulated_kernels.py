@@ -631,3 +631,32 @@ for what, least in [(sleeps(0), 0), (sleeps(-5), 0), (sleeps(ms, 4 * ms), 5), (s
 """
     report = checked(tmp_path, body, "", "--compute", "model")
     assert not any("spin_kernel" in warning for warning in report["warnings"]), report["warnings"]
+
+
+FLEX = """
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+TOKENS = 2048
+q, k, v = (torch.zeros(1, 8, TOKENS, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+attention = torch.compile(flex_attention)
+def window(batch, head, query, key):
+    return (query >= key) & (query - key < 256)
+mask = create_block_mask(window, None, None, TOKENS, TOKENS, device="cuda")
+# Of 16 blocks a side, each row has its own and the two before it.
+assert mask.kv_num_blocks.add(mask.full_kv_num_blocks).flatten().tolist() == [1, 2] + 14 * [3]
+attention(q, k, v, block_mask=mask)
+begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+def timed(mask):
+    attention(q, k, v, block_mask=mask)
+    begin.record(); attention(q, k, v, block_mask=mask); end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end)
+everything, near = timed(None), timed(mask)
+print(everything / near)
+# 256 blocks, and 45.
+assert 2 < everything / near < 6, (everything, near)
+"""
+
+
+def test_flex_attention_passes_over_blocks_of_a_mask_that_is_too_large_to_be_computed(tmp_path: Path) -> None:
+    # 4 million elements.
+    checked(tmp_path, FLEX, "", "--compute", "model", "--values", "small")

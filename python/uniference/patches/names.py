@@ -56,6 +56,11 @@ TRITON_ACCESSES = Name(
 TRITON_ACCESS_OPS = Name(
     "torch._higher_order_ops.triton_kernel_wrap:_KERNEL_ACCESS_OPS", "look past inline assembly in kernels of Triton"
 )
+BLOCK_MASK = Replaced(
+    "torch.nn.attention.flex_attention:create_block_mask",
+    "know which blocks FlexAttention passes over, though its masks are large",
+    "mask_mod, ...",
+)
 COMPILED_KERNELS = Namespace("inductor", "capture kernels of torch's compiler as operators")
 OTHER_KERNELS = Namespace("triton", "capture kernels of Triton as operators")
 _KERNELS = (

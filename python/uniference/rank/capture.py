@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from uniference._native import Channel
 from uniference.patches import names
+from uniference.patches.later import when_imported
 from uniference.program.lines import LIBRARIES, user_line
 from uniference.rank import compiling
 
@@ -66,8 +67,8 @@ class Library:
 
     def begin(self, channel: Channel, limit: int | None, device: str, memory: int | None) -> None:
         """Captures what this process computes from here on; see `install`."""
-        names = ("take", "inside", "thread", "log")
-        channel.capture(*(_address(getattr(self.functions, f"uniference_capture_{name}")) for name in names))
+        functions = ("take", "inside", "thread", "log")
+        channel.capture(*(_address(getattr(self.functions, f"uniference_capture_{name}")) for name in functions))
         libraries = b"".join(os.fsencode(beginning) + b"\0" for beginning in LIBRARIES) + b"\0"
         self._lacking = _Lacking(_ends_without_memory(channel))
         self.functions.uniference_capture_lacking(self._lacking)
@@ -78,6 +79,7 @@ class Library:
         _note_kinds(channel, self)
         compiling.install(self)
         _pass_higher_order_operators()
+        when_imported({names.BLOCK_MASK.module: partial(_compute_masks, self)})
 
     def count_python_calls(self) -> None:
         """Counts the functions that this thread calls from here on, and threads of Python that start from here on."""
@@ -128,6 +130,15 @@ class Library:
             yield
         finally:
             self.functions.uniference_capture_unvalued(-1)
+
+    @contextmanager
+    def steering(self) -> Iterator[None]:
+        """Integers that this thread computes meanwhile have values, up to 268 million: they choose what other operators do."""
+        self.functions.uniference_capture_steering(1)
+        try:
+            yield
+        finally:
+            self.functions.uniference_capture_steering(-1)
 
     @contextmanager
     def compiling(self, is_compiling: bool) -> Iterator[None]:
@@ -193,6 +204,21 @@ def _pass_higher_order_operators() -> None:
     operators: Iterable[Any] = torch._ops._higher_order_ops.values()
     for operator in operators:
         operator.fallthrough(key)
+
+
+def _compute_masks(library: Library) -> None:
+    """What FlexAttention passes over comes from a mask of each query and each key."""
+    original = names.BLOCK_MASK.original
+
+    @wraps(original)
+    def create_block_mask(*args: Any, **kwargs: Any) -> Any:
+        # A compiled one has no such mask.
+        if torch.compiler.is_compiling():
+            return original(*args, **kwargs)
+        with library.steering():
+            return original(*args, **kwargs)
+
+    names.BLOCK_MASK.replace(create_block_mask)
 
 
 _Lacking = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
