@@ -382,8 +382,10 @@ __attribute__((visibility("default"))) void uniference_capture_begin(int64_t lim
 // What the program allocates may be so many bytes in all; `device` is what the message calls the device by.
 __attribute__((visibility("default"))) void uniference_capture_limit(const char* device, uint64_t bytes) { Storages::limit(device, bytes); }
 
-// Memory that this machine has not got is asked for: `lacking` is called with the bytes that are wanted, and those that there are.
-__attribute__((visibility("default"))) void uniference_capture_lacking(void (*lacking)(uint64_t, uint64_t)) { Host::tell(lacking); }
+// Memory that this machine has not got is asked for: `lacking` is called with the bytes that are wanted, and those that there are, as `available` says.
+__attribute__((visibility("default"))) void uniference_capture_lacking(Host::Lacking lacking, Host::Available available) {
+  Host::tell(lacking, available);
+}
 
 __attribute__((visibility("default"))) uint64_t uniference_capture_ticks() { return ticks(); }
 
@@ -430,6 +432,8 @@ __attribute__((visibility("default"))) void uniference_capture_steering(int chan
 
 // Whether this thread compiles the program from here on; returns whether it did.
 __attribute__((visibility("default"))) int uniference_capture_compiling(int now) { return std::exchange(compiling, now != 0) ? 1 : 0; }
+
+__attribute__((visibility("default"))) int uniference_capture_is_compiling() { return compiling ? 1 : 0; }
 
 // What is allocated on the rank's own GPU is counted from here on; see `GpuMemory`.
 __attribute__((visibility("default"))) void uniference_capture_gpu_memory(GpuMemory::Own own, GpuMemory::Taken taken) {

@@ -5,10 +5,12 @@
 #pragma once
 
 #include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/node.h>
 
 #include <array>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -38,7 +40,7 @@ void PyErr_Clear();
 
 namespace uniference {
 
-// Which frames are not the program's, and the numbers of lines that have been written down. What it has is used under the interpreter's lock.
+// Which frames are not the program's, and the numbers of lines that have been written down. What it has of these is used under the interpreter's lock.
 class Lines {
  public:
   static Lines& get() {
@@ -51,14 +53,13 @@ class Lines {
   // The number of the line of the operator that runs on this thread, times two, and one more in the backward pass; 0: it is not known.
   uint64_t here() {
     if (auto node = torch::autograd::get_current_node()) {
-      const Made& made = made_[node->sequence_nr() & kMask];
-      if (made.sequence == node->sequence_nr() && made.line != 0) return 2 * made.line + 1;
+      if (const uint64_t line = maker(node->thread_id(), node->sequence_nr())) return 2 * line + 1;
       // It was made before this rank, or too long ago: the line that began the backward pass.
       return 2 * of_frame() + 1;
     }
     uint64_t line = of_frame();
     uint64_t next = at::sequence_number::peek();
-    if (next > 0 && c10::GradMode::is_enabled()) made_[(next - 1) & kMask] = {next - 1, line};
+    if (next > 0 && c10::GradMode::is_enabled()) makes(at::RecordFunction::currentThreadId(), next - 1, line);
     return 2 * line;
   }
 
@@ -80,10 +81,27 @@ class Lines {
  private:
   static constexpr uint64_t kMask = (1 << 18) - 1;
 
+  // A node of autograd is known by the thread that made it and its number there.
   struct Made {
+    uint64_t thread = 0;
     uint64_t sequence = ~0ull;
     uint64_t line = 0;
   };
+
+  // Threads begin far from each other.
+  static uint64_t place(uint64_t thread, uint64_t sequence) { return (sequence + thread * 0x9e37) & kMask; }
+
+  void makes(uint64_t thread, uint64_t sequence, uint64_t line) {
+    std::lock_guard<std::mutex> only_one(making_);
+    made_[place(thread, sequence)] = {thread, sequence, line};
+  }
+
+  // The line that made a node; 0: it is not known.
+  uint64_t maker(uint64_t thread, uint64_t sequence) {
+    std::lock_guard<std::mutex> only_one(making_);
+    const Made& made = made_[place(thread, sequence)];
+    return made.thread == thread && made.sequence == sequence ? made.line : 0;
+  }
 
   struct Code {
     bool library;
@@ -159,6 +177,7 @@ class Lines {
   std::vector<std::string> libraries_;
   std::unordered_map<_object*, Code> codes_;
   std::unordered_map<std::string, uint64_t> numbers_;
+  std::mutex making_;
   std::array<Made, kMask + 1> made_;
 };
 

@@ -5,6 +5,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <memory>
+#include <mutex>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -70,14 +71,24 @@ struct Schema {
   // By result: which argument it is, or -1.
   std::vector<int> same_as;
 
+  // It stays, whichever thread asks for it: a graph has it longer than the thread that captured it lives.
   static const Schema& of(const c10::OperatorHandle& op) {
-    static thread_local std::unordered_map<const void*, std::unique_ptr<Schema>> known;
-    auto& entry = known[&op.schema()];
-    if (!entry) entry.reset(new Schema(op));
+    static thread_local std::unordered_map<const void*, const Schema*> known;
+    const Schema*& entry = known[&op.schema()];
+    if (entry == nullptr) entry = &shared(op);
     return *entry;
   }
 
  private:
+  static const Schema& shared(const c10::OperatorHandle& op) {
+    static std::mutex mutex;
+    static auto& all = *new std::unordered_map<const void*, std::unique_ptr<Schema>>();
+    std::lock_guard<std::mutex> only_one(mutex);
+    auto& entry = all[&op.schema()];
+    if (!entry) entry.reset(new Schema(op));
+    return *entry;
+  }
+
   explicit Schema(const c10::OperatorHandle& op) {
     using c10::DispatchKey;
     const c10::FunctionSchema& schema = op.schema();

@@ -171,12 +171,14 @@ class Channel:
     def enter(self) -> None:
         """From here to the matching `leave` this thread does our work, not the program's: none of its time is charged. Nests."""
     def leave(self) -> None: ...
-    def capture(self, take: int, inside: int, thread: int, log: int) -> None:
+    def capture(self, take: int, inside: int, thread: int, log: int, compiling: int) -> None:
         """From here on the program's operators are those that the C++ extension writes down; call it once, before `start`.
 
-        The arguments are the addresses of `uniference_capture_take`, `_inside`, `_thread` and `_log` (`cpp/capture.cpp`), in a library
-        that stays.
+        The arguments are the addresses of `uniference_capture_take`, `_inside`, `_thread`, `_log` and `_is_compiling`
+        (`cpp/capture.cpp`), in a library that stays.
         """
+    def available_memory(self) -> int:
+        """The address of a function that says how many bytes of this machine's memory are left; the largest number: it is not known."""
     def calls(self) -> tuple[int, int, int, int]:
         """What the C++ backend carries out collectives with (`uniference_backend_begin` of `cpp/capture.cpp`): addresses of the client
         and of three functions. One that did not end well it asks Python for: `run` then returns how it has ended.

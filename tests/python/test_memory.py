@@ -129,6 +129,38 @@ def test_parameters_that_have_no_memory_at_first_are_counted_once_they_have(tmp_
     assert at_peak(report(tmp_path / "out")["memory"], 0)["parameters"] == 4_040_000
 
 
+THREADS = """
+import threading, torch
+x = [torch.zeros(64, 64, requires_grad=True) for _ in range(2)]
+made, first = {}, threading.Event()
+
+def squared():
+    made["squared"] = x[0] @ x[0]
+    first.set()
+
+def doubled():
+    first.wait()
+    made["doubled"] = x[1] * 2.0
+
+threads = [threading.Thread(target=work) for work in (squared, doubled)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+made["squared"].sum().backward()
+made["doubled"].sum().backward()
+"""
+
+
+def test_the_backward_pass_of_a_thread_is_that_of_its_own_lines(tmp_path: Path) -> None:
+    """Threads number the nodes of their graphs each from zero."""
+    done = run(tmp_path, THREADS, "--ranks", 1)
+    assert done.code == 0, done.err
+    rows = report(tmp_path / "out")["memory"]
+    # Two gradients of one product at once.
+    assert {(row["line"].rpartition(":")[2], row["function"], row["backward"]) for row in rows} == {
+        ("7", "squared", True)
+    }, rows
+
+
 SHARDED = SETUP + (
     "from torch.distributed.fsdp import fully_shard\n"
     "model = torch.nn.Sequential(torch.nn.Linear(1000, 1000, bias=False), torch.nn.Linear(1000, 1000, bias=False))\n"

@@ -334,6 +334,21 @@ def test_results_are_the_same_bytes_at_any_number_of_jobs(tmp_path: Path) -> Non
     assert len(seen[0][3]) < 800 * 120
 
 
+def test_a_preloaded_module_may_have_started_a_process(tmp_path: Path) -> None:
+    """Which ends while ranks run; the process that these are forked from hears of that."""
+    library = tmp_path / "library"
+    library.mkdir()
+    write_script(library, "import subprocess\nchild = subprocess.Popen(['sleep', '2'])\n", "heavy.py")
+    source = "import os, time, heavy\n"
+    # The host's time, as the child's is.
+    source += "while os.path.exists(f'/proc/{heavy.child.pid}/exe'): sum(range(10000))\n"
+    source += "print('ended')\n"
+    script = write_script(tmp_path, source)
+    options = ("--ranks", 1, "--compute", "none", "--out", "out", "--preload", "heavy")
+    done = uniference("run", *options, script, cwd=tmp_path, env={"PYTHONPATH": str(library)})
+    assert (done.code, done.out.count("ended")) == (0, 1), done.err
+
+
 def test_preloaded_modules_are_imported_once_and_see_what_is_replaced(tmp_path: Path) -> None:
     """The module's own copies of names of torch are those that ranks have."""
     library = tmp_path / "library"

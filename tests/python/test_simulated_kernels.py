@@ -179,7 +179,7 @@ print(norm.bias.grad.abs().sum().isfinite().item())
 def test_what_is_run_to_compile_takes_no_operators_time(tmp_path: Path) -> None:
     """With nothing compiled, and all of it: choices between configurations of a kernel alone took several milliseconds."""
     cold, warm = (checked(tmp_path, COLD_AND_WARM, "", "--values", "all") for _ in range(2))
-    assert abs(cold["makespan_ps"] - warm["makespan_ps"]) < 500_000_000
+    assert abs(cold["makespan_ps"] - warm["makespan_ps"]) < 20_000_000
 
 
 def test_what_a_compiler_measures_is_measured_in_virtual_time(tmp_path: Path) -> None:
@@ -660,3 +660,85 @@ assert 2 < everything / near < 6, (everything, near)
 def test_flex_attention_passes_over_blocks_of_a_mask_that_is_too_large_to_be_computed(tmp_path: Path) -> None:
     # 4 million elements.
     checked(tmp_path, FLEX, "", "--compute", "model", "--values", "small")
+
+
+def test_a_graph_outlives_the_thread_that_captured_it(tmp_path: Path) -> None:
+    body = """
+import threading
+graph, results = torch.cuda.CUDAGraph(), []
+x = torch.ones(4, device="cuda")
+
+def capture():
+    with torch.cuda.graph(graph):
+        both = torch.cat([x * 2, x * 2])
+        results.append(both.sqrt() + both.exp() - both.tanh())
+
+thread = threading.Thread(target=capture)
+thread.start()
+thread.join()
+others = [bytes([255]) * size for size in range(100, 900) for _ in range(20)]
+x.fill_(3)
+graph.replay()
+both = torch.full((8,), 6.0)
+assert torch.allclose(results[0].cpu(), both.sqrt() + both.exp() - both.tanh()), results
+"""
+    checked(tmp_path, body)
+
+
+def test_a_compiled_scan_goes_over_many_blocks(tmp_path: Path) -> None:
+    """Its blocks tell each other their sums in a workspace."""
+    body = """
+scan = torch.compile(lambda x: x.cumsum(0))
+assert scan(torch.ones(1 << 20, device="cuda"))[-1].item() == 1 << 20
+"""
+    report = checked(tmp_path, body)
+    assert not any("not computed" in warning for warning in report["warnings"]), report["warnings"]
+
+
+def test_a_kernel_takes_unsigned_integers_of_64_bits(tmp_path: Path) -> None:
+    body = """
+import triton, triton.language as tl
+
+@triton.jit
+def halved(out, seed, N: tl.constexpr):
+    tl.store(out + tl.arange(0, N), (seed >> 1).to(tl.int64) + tl.arange(0, N))
+
+out = torch.zeros(4, dtype=torch.int64, device="cuda")
+for seed in (6, 2**63 + 6):
+    halved[(1,)](out, seed, N=4)
+    assert out.tolist() == [seed // 2 + i for i in range(4)], (seed, out)
+"""
+    checked(tmp_path, body)
+
+
+PRINTED = """
+import triton, triton.language as tl
+
+@triton.jit
+def shown(x, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.device_print("half", tl.load(x + i) / 2)
+
+@triton.jit
+def far(x, N: tl.constexpr):
+    tl.store(x + tl.arange(0, N).to(tl.int64) * (1 << 40), 1.0)
+
+x = torch.tensor([1.0, float("inf")], device="cuda")
+print("before", flush=True)
+shown[(1,)](x, N=2)
+print("behind", flush=True)
+"""
+
+
+def test_a_kernel_prints_in_its_place_and_one_that_faults_is_found(tmp_path: Path) -> None:
+    done = run(tmp_path, PRINTED)
+    assert done.code == 0, done.err
+    between = done.out.split("before\n")[1].split("behind\n")[0]
+    assert between == "pid (0, 0, 0) idx (0) half: 0.500000\npid (0, 0, 0) idx (1) half: inf\n", done.out
+    (tmp_path / "far").mkdir()
+    done = run(tmp_path / "far", PRINTED + "far[(1,)](x, N=2)\n")
+    line = 2 + PRINTED.count("\n")
+    assert done.code == 1, done.err
+    assert "killed by SIGSEGV" in done.err, done.err
+    assert "Fatal Python error: Segmentation fault" in done.err, done.err
+    assert f'.py", line {line} in <module>' in done.err, done.err

@@ -17,4 +17,7 @@ pub trait Capture: Send + Sync {
 
     /// The calling thread has just started, and may run operators.
     fn thread_started(&self);
+
+    /// Whether the calling thread compiles the program, which a run that finds all compiled does not.
+    fn is_compiling(&self) -> bool;
 }

@@ -3,6 +3,7 @@
 use crate::error::HostError;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::fs;
+use std::path::{Path, PathBuf};
 use uniference_formats::table::bytes;
 use uniference_protocol::messages::Lack;
 
@@ -71,13 +72,31 @@ pub(crate) fn private_memory(pid: i32) -> Option<u64> {
     Some(kilobytes.sum::<u64>() * 1024)
 }
 
-/// What this process and its children may still use, in bytes: of the host, and of its control group if that is less.
+/// What this process and its children may still use, in bytes: of the host, and of each control group (cgroup v2) that they are in, if that is less.
 pub fn available_memory() -> Option<u64> {
     let host = meminfo(&fs::read_to_string("/proc/meminfo").ok()?);
-    let read =
-        |name: &str| fs::read_to_string(format!("/sys/fs/cgroup/memory.{name}")).ok()?.trim().parse::<u64>().ok();
-    let group = read("max").zip(read("current")).map(|(max, current)| max.saturating_sub(current));
-    [host, group].into_iter().flatten().min()
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    groups(&own).iter().map(|group| room(group)).chain([host]).flatten().min()
+}
+
+/// Folders of the control groups that a process is in, by its `/proc/PID/cgroup`: the innermost first.
+fn groups(own: &str) -> Vec<PathBuf> {
+    let path = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    Path::new(path).ancestors().map(|path| Path::new("/sys/fs/cgroup").join(path)).collect()
+}
+
+/// What a control group may still use, if it has a limit: what it caches of files can be had, too.
+fn room(group: &Path) -> Option<u64> {
+    let read = |name: &str| fs::read_to_string(group.join(name)).ok();
+    let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
+    let (most, used) = number("memory.max").zip(number("memory.current"))?;
+    Some(most.saturating_sub(used).saturating_add(reclaimable(&read("memory.stat").unwrap_or_default())))
+}
+
+fn reclaimable(statistics: &str) -> u64 {
+    let fields = statistics.lines().filter_map(|line| line.split_once(' '));
+    let cached = fields.filter(|(name, _)| ["active_file", "inactive_file", "slab_reclaimable"].contains(name));
+    cached.filter_map(|(_, bytes)| bytes.trim().parse::<u64>().ok()).fold(0, u64::saturating_add)
 }
 
 /// A rank wants memory for a tensor that its machine has not got: this one, or that of a worker.
@@ -168,5 +187,28 @@ mod tests {
     fn available_memory_is_read_from_meminfo() {
         assert_eq!(meminfo("MemTotal: 9 kB\nMemAvailable:     1024 kB\n"), Some(1 << 20));
         assert_eq!(meminfo("MemTotal: 9 kB\n"), None);
+    }
+
+    #[test]
+    fn a_control_group_has_its_limit_less_what_cannot_be_reclaimed() {
+        let group = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(group.path().join(name), text).unwrap();
+        assert_eq!(room(group.path()), None);
+        write("memory.max", "1000\n");
+        write("memory.current", "900\n");
+        write("memory.stat", "anon 500\nactive_file 200\ninactive_file 100\nslab_reclaimable 50\nslab 70\n");
+        assert_eq!(room(group.path()), Some(1000 - 900 + 350));
+        write("memory.max", "max\n");
+        assert_eq!(room(group.path()), None);
+    }
+
+    #[test]
+    fn limits_of_all_control_groups_count() {
+        let root = PathBuf::from("/sys/fs/cgroup");
+        let nested = groups("12:cpu:/other\n0::/system.slice/slurm/job_7\n");
+        let named = ["system.slice/slurm/job_7", "system.slice/slurm", "system.slice", ""].map(|name| root.join(name));
+        assert_eq!(nested, named);
+        assert_eq!(groups("0::/\n"), [root.join("")]);
+        assert_eq!(groups(""), [root.join("")]);
     }
 }

@@ -100,7 +100,8 @@ fn now(kind: Kind, (from, stack): (usize, usize)) -> Option<timespec> {
     }
     let interpreter = interpreter::get().filter(|interpreter| interpreter.contains(from));
     let locks = interpreter.is_some_and(|interpreter| interpreter.locks(from, stack));
-    let free = || interpreter::get().is_some_and(|interpreter| interpreter.torch_looks(from, stack)) && is_free();
+    let torch_looks = || interpreter::get().is_some_and(|interpreter| interpreter.torch_looks(from, stack));
+    let free = || (torch_looks() || client.is_compiling()) && is_free();
     if kind != Kind::Computed && (locks || program().is_none() || free()) {
         return Some(shown(client.last_now().as_ps() / PS_PER_NS, kind));
     }
@@ -125,7 +126,7 @@ fn asks_for_memory(client: &Client, from: usize) -> bool {
     interpreter::get().is_some_and(|interpreter| interpreter.is_of_allocator(from)) || client.makes_books()
 }
 
-/// Whether a look of torch's own costs nothing. Not if it was a loop that waits for the clock.
+/// Whether a look of torch's own, or of its compiler's, costs nothing. Not if it was a loop that waits for the clock.
 fn is_free() -> bool {
     let looks = FREE_LOOKS.get() + 1;
     FREE_LOOKS.set(looks % MOST_FREE_LOOKS);

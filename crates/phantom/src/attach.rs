@@ -78,7 +78,7 @@ pub(crate) mod tests {
     use super::*;
     use std::cell::{Cell, RefCell};
     use std::ffi::c_void;
-    use uniference_protocol::phantom::{TakeTimes, Times};
+    use uniference_protocol::phantom::{Recorded, TakeTimes, Times};
 
     thread_local! {
         static TOLD: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
@@ -144,7 +144,7 @@ pub(crate) mod tests {
         extern "C" fn query(_: u32) -> c_int {
             1
         }
-        extern "C" fn elapsed(_: u32, _: u32) -> i64 {
+        extern "C" fn elapsed(_: Recorded, _: Recorded) -> i64 {
             1_500_000
         }
         extern "C" fn number(number: u64) {

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use uniference_protocol::phantom::{CopyKind, Link};
+use uniference_protocol::phantom::{CopyKind, Link, NOT_ELAPSED, Recorded};
 
 /// `cudaStream_t`, `CUstream`: 0 and 1 are the legacy default stream of the thread's device, 2 is the thread's own default stream there.
 pub(crate) type Handle = *mut c_void;
@@ -384,16 +384,16 @@ pub(crate) fn elapsed(start: Handle, end: Handle) -> Result<f32, Status> {
             if state.events[number].flags & NO_TIMING != 0 {
                 Err(INVALID_HANDLE)
             } else {
-                state.recorded(event)?.ok_or(INVALID_HANDLE)
+                let (event, records) = state.recorded(event)?.ok_or(INVALID_HANDLE)?;
+                Ok(Recorded { event, records })
             }
         };
         (timed(start)?, timed(end)?)
     };
-    let has_happened = |(event, records)| ask(|link| (link.query_event)(event, records));
-    if !has_happened(start) || !has_happened(end) {
-        return Err(NOT_READY);
+    match link().map_or(0, |link| (link.elapsed)(start, end)) {
+        NOT_ELAPSED => Err(NOT_READY),
+        nanoseconds => Ok((nanoseconds as f64 / 1e6) as f32),
     }
-    Ok(link().map_or(0.0, |link| (link.elapsed)(start.0, end.0) as f64 / 1e6) as f32)
 }
 
 fn tell(say: impl FnOnce(&Link)) {

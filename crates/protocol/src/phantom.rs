@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 /// Of this interface. Both sides refuse another one.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// The name of the function of the type [`Attach`].
 pub const ATTACH: &str = "uniference_phantom_attach";
@@ -128,6 +128,19 @@ pub enum CopyKind {
     Set = 6,
 }
 
+/// What [`Link::elapsed`] returns where there is no such time.
+pub const NOT_ELAPSED: i64 = i64::MIN;
+
+/// An event, and how often it was recorded.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Recorded {
+    /// The number of the event in its process.
+    pub event: u32,
+    /// How often it was recorded, the last time included.
+    pub records: u32,
+}
+
 /// Where the library writes down what the program launches, and whom it asks to wait. Functions may be called by any thread, and do not touch
 /// the interpreter's lock.
 #[repr(C)]
@@ -174,8 +187,9 @@ pub struct Link {
     pub query_stream: extern "C" fn(stream: u32) -> c_int,
     /// Whether the event has happened, as recorded last of so many times: 1, else 0.
     pub query_event: extern "C" fn(event: u32, records: u32) -> c_int,
-    /// Nanoseconds between two events that have happened; negative if the second one was first.
-    pub elapsed: extern "C" fn(start: u32, end: u32) -> i64,
+    /// Nanoseconds between two events, as recorded last of so many times; negative if the second one was first, and [`NOT_ELAPSED`] if not both have
+    /// happened.
+    pub elapsed: extern "C" fn(start: Recorded, end: Recorded) -> i64,
     /// What this thread hands to a stream next, by `launch`, `copy` or `graph_launch`, has this number: of what is captured into a graph always, of the rest
     /// where somebody wants to know when it was. Numbers are from 1, unique in the process.
     pub number: extern "C" fn(number: u64),

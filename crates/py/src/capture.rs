@@ -1,4 +1,4 @@
-//! Owns the C++ extension that captures operators, as the client sees it: four of its functions, by their addresses.
+//! Owns the C++ extension that captures operators, as the client sees it: five of its functions, by their addresses.
 
 // The functions are those of a library that Python has loaded.
 #![allow(unsafe_code)]
@@ -17,6 +17,7 @@ pub(crate) struct Extension {
     inside: Inside,
     thread: Thread,
     log: Log,
+    compiling: Compiling,
 }
 
 /// `uniference_capture_take`
@@ -27,18 +28,21 @@ type Inside = unsafe extern "C" fn(i32);
 type Thread = unsafe extern "C" fn();
 /// `uniference_capture_log`
 type Log = unsafe extern "C" fn(*mut i32) -> u64;
+/// `uniference_capture_is_compiling`
+type Compiling = unsafe extern "C" fn() -> i32;
 
 impl Extension {
     /// From the functions' addresses, which must be those, in a library that is never unloaded.
-    pub(crate) fn at(take: usize, inside: usize, thread: usize, log: usize) -> PyResult<Extension> {
-        if [take, inside, thread, log].contains(&0) {
+    pub(crate) fn at(take: usize, inside: usize, thread: usize, log: usize, compiling: usize) -> PyResult<Extension> {
+        if [take, inside, thread, log, compiling].contains(&0) {
             return Err(PyValueError::new_err("the address of a function is 0"));
         }
         // SAFETY: the caller says that these functions are there, as the method's documentation asks it to.
         unsafe {
             let (take, inside) = (transmute::<usize, Take>(take), transmute::<usize, Inside>(inside));
             let (thread, log) = (transmute::<usize, Thread>(thread), transmute::<usize, Log>(log));
-            Ok(Extension { take, inside, thread, log })
+            let compiling = transmute::<usize, Compiling>(compiling);
+            Ok(Extension { take, inside, thread, log, compiling })
         }
     }
 }
@@ -72,6 +76,11 @@ impl Capture for Extension {
     fn thread_started(&self) {
         // SAFETY: it takes nothing.
         unsafe { (self.thread)() }
+    }
+
+    fn is_compiling(&self) -> bool {
+        // SAFETY: it takes nothing.
+        unsafe { (self.compiling)() != 0 }
     }
 }
 

@@ -78,9 +78,16 @@ impl Channel {
         self.client.is_inside()
     }
 
-    fn capture(&self, take: usize, inside: usize, thread: usize, log: usize) -> PyResult<()> {
-        self.client.capture_with(Box::new(Extension::at(take, inside, thread, log)?));
+    fn capture(&self, take: usize, inside: usize, thread: usize, log: usize, compiling: usize) -> PyResult<()> {
+        self.client.capture_with(Box::new(Extension::at(take, inside, thread, log, compiling)?));
         Ok(())
+    }
+
+    fn available_memory(&self) -> usize {
+        extern "C" fn available() -> u64 {
+            uniference_host::capacity::available_memory().unwrap_or(u64::MAX)
+        }
+        available as *const () as usize
     }
 
     fn calls(&self) -> (usize, usize, usize, usize) {

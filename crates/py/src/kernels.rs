@@ -50,7 +50,8 @@ impl TritonKernel {
         let mut signal = None;
         let mut goes_on = || py.check_signals().map_err(|error| signal = Some(error)).is_ok();
         // SAFETY: simulated memory lies in this process, and the program has launched the kernel with these addresses.
-        let written = unsafe { self.0.run(&arguments, grid.into(), &absent, &mut goes_on) };
+        let written =
+            unsafe { self.0.run(&arguments, grid.into(), &absent, &mut goes_on, &mut |text| print(py, text)) };
         match written {
             Ok(written) => Ok(written.into_iter().map(|span| (span.start, span.end)).collect()),
             Err(Stopped::Interrupted) => Err(signal.expect("it was asked")),
@@ -81,6 +82,12 @@ impl TritonKernel {
             Err(error) => Err(PyRuntimeError::new_err(error.to_string())),
         }
     }
+}
+
+/// Prints as the program does, so that its own lines come before and after. A stream that is closed takes nothing.
+fn print(py: Python<'_>, text: &str) {
+    let write = || py.import("sys")?.getattr("stdout")?.call_method1("write", (text,));
+    let _ = write();
 }
 
 /// `Work` of `uniference_triton`, in its order.

@@ -12,6 +12,7 @@ mod float;
 mod memory;
 mod needs;
 mod operations;
+mod print;
 mod program;
 mod read;
 mod run;

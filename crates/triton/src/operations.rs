@@ -1,6 +1,7 @@
 //! Owns which operations are known, by their names, and what may be written with them.
 
 use crate::float::{Math1, Math2};
+use crate::print::Print;
 use crate::program::{Cast, Comparison, IntegerOp, Modification, Nan, Operation, Precision, Signed, Slot};
 use crate::scan::Unreadable;
 use crate::value::{Data, Scalar, Type};
@@ -171,7 +172,8 @@ pub(crate) fn operation(name: &str, written: &Written<'_>) -> Option<Operation> 
     let pointee = || first.and_then(|first| first.pointee);
     match name {
         "tt.assert" => Some(Operation::Assert(written.text.to_owned())),
-        "tt.print" | "gpu.barrier" | "ttg.barrier" | "tt.debug_barrier" | "llvm.intr.assume" | "ttg.local_barrier" => {
+        "tt.print" => Some(Operation::Print(Print::of(written))),
+        "gpu.barrier" | "ttg.barrier" | "tt.debug_barrier" | "llvm.intr.assume" | "ttg.local_barrier" => {
             Some(Operation::Nothing)
         }
         "ub.poison" => Some(Operation::Constant(Arc::new(Data::zero(last?.scalar)))),

@@ -1,6 +1,7 @@
 //! Owns what a kernel consists of once it is read: functions of blocks of instructions on numbered values.
 
 use crate::float::{Math1, Math2};
+use crate::print::Print;
 use crate::value::{Data, Scalar, Type};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -67,6 +68,7 @@ pub(crate) enum Operation {
     Nothing,
     /// All elements are true, or the kernel ends with these words.
     Assert(String),
+    Print(Print),
     Constant(Arc<Data>),
     /// Its number in the grid, along an axis.
     Program(usize),

@@ -50,7 +50,7 @@ const PATIENCE: u32 = 4096;
 
 impl Kernel {
     /// Runs all programs of the grid. `absent` is memory whose values were not computed; returns what was written that may depend on it.
-    /// `goes_on` is asked now and then.
+    /// `goes_on` is asked now and then; `prints` is given what the kernel prints, once it has ended.
     ///
     /// # Safety
     /// The kernel reads and writes at the addresses that it is given, and at those that it makes of them.
@@ -64,20 +64,15 @@ impl Kernel {
         grid: [u32; 3],
         absent: &[Span],
         goes_on: &mut dyn FnMut() -> bool,
+        prints: &mut dyn FnMut(&str),
     ) -> Result<Vec<Span>, Stopped> {
         let (function, arguments) = self.called(arguments)?;
-        let memory = Memory::new(absent);
-        let mut running = Running { kernel: self, memory, grid, at: [0; 3], left: PATIENCE, goes_on, counter: None };
-        for x in 0..grid[0] {
-            for y in 0..grid[1] {
-                for z in 0..grid[2] {
-                    running.at = [x, y, z];
-                    running.memory.begin();
-                    running.call(function, arguments.clone())?;
-                }
-            }
+        let mut running = Running::new(self, Memory::new(absent), grid, goes_on);
+        let done = running.all_programs(function, &arguments);
+        if !running.printed.is_empty() {
+            prints(&running.printed);
         }
-        Ok(running.memory.written)
+        done.map(|()| running.memory.written)
     }
 
     /// The parameters that it may write to, by their places. `None`: all that it is given.
@@ -101,9 +96,8 @@ impl Kernel {
         goes_on: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Work>, Stopped> {
         let (function, arguments) = self.called(arguments)?;
-        let counter = Some(Counter::new(function));
-        let mut running =
-            Running { kernel: self, memory: Memory::new(&[]), grid, at: [0; 3], left: PATIENCE, goes_on, counter };
+        let mut running = Running::new(self, Memory::new(&[]), grid, goes_on);
+        running.counter = Some(Counter::new(function));
         let [_, y, z] = grid.map(u64::from);
         let programs: u64 = grid.iter().copied().map(u64::from).product();
         let mut looked_at = 0;
@@ -173,6 +167,7 @@ struct Running<'a> {
     /// Blocks until it is asked whether to go on.
     left: u32,
     goes_on: &'a mut dyn FnMut() -> bool,
+    printed: String,
     /// Where only what it does is wanted.
     counter: Option<Counter>,
 }
@@ -186,7 +181,25 @@ enum Left {
     Condition(bool, Vec<Shared>),
 }
 
-impl Running<'_> {
+impl<'a> Running<'a> {
+    fn new(kernel: &'a Kernel, memory: Memory, grid: [u32; 3], goes_on: &'a mut dyn FnMut() -> bool) -> Running<'a> {
+        Running { kernel, memory, grid, at: [0; 3], left: PATIENCE, goes_on, printed: String::new(), counter: None }
+    }
+
+    fn all_programs(&mut self, function: &Function, arguments: &[Shared]) -> Result<(), Stopped> {
+        let [x, y, z] = self.grid;
+        for x in 0..x {
+            for y in 0..y {
+                for z in 0..z {
+                    self.at = [x, y, z];
+                    self.memory.begin();
+                    self.call(function, arguments.to_vec())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn call(&mut self, function: &Function, arguments: Vec<Shared>) -> Result<Vec<Shared>, Stopped> {
         let mut frame: Frame = vec![None; function.slots];
         for ((slot, ..), value) in function.parameters.iter().zip(arguments) {
@@ -251,6 +264,12 @@ impl Running<'_> {
                 Data::Int(_) => return Err(Stopped::Asserted(words.clone())),
                 _ => return Err(misfit()),
             },
+            Operation::Print(print) => {
+                let values = all(&instruction.operands, frame)?;
+                let values: Vec<&Data> = values.iter().map(|value| &**value).collect();
+                print.add(&mut self.printed, self.at, &values).ok_or_else(misfit)?;
+                Vec::new()
+            }
             Operation::If { then, otherwise } => {
                 let chosen = if truth(frame, instruction.operands[0])? { then } else { otherwise };
                 self.yields(chosen, Vec::new(), frame)?

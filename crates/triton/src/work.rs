@@ -195,7 +195,7 @@ impl Counter {
                 None
             }
             If { .. } | For { .. } | While { .. } | Call(_) | Constant(_) | Program(_) | Programs(_) | Same => None,
-            Nothing | Assert(_) => Some(Vec::new()),
+            Nothing | Assert(_) | Print(_) => Some(Vec::new()),
             Load(scalar) => {
                 let places = || places(operands, 1, 1);
                 self.read.note(places()?, self.program);

@@ -20,7 +20,7 @@ fn address<T>(of: &mut [T]) -> Argument {
 fn launch(text: &str, arguments: &[Argument], grid: [u32; 3]) -> Result<Vec<std::ops::Range<usize>>, Stopped> {
     let kernel = Kernel::read(text).unwrap();
     // SAFETY: the tests' kernels stay in their vectors.
-    unsafe { kernel.run(arguments, grid, &[], &mut || true) }
+    unsafe { kernel.run(arguments, grid, &[], &mut || true, &mut |_| ()) }
 }
 
 /// What an operation makes of two vectors of these types; `%a` and `%b` are their names, `%r` is the result's.
@@ -493,7 +493,8 @@ fn what_depends_on_absent_values_is_absent() {
     let middle = from.as_ptr() as usize + 4;
     let absent = middle..middle + 4;
     // SAFETY: it stays in the vectors.
-    let written = unsafe { kernel.run(&arguments, [3, 1, 1], std::slice::from_ref(&absent), &mut || true) };
+    let written =
+        unsafe { kernel.run(&arguments, [3, 1, 1], std::slice::from_ref(&absent), &mut || true, &mut |_| ()) };
     let place = to.as_ptr() as usize + 4;
     assert_eq!(written.unwrap(), std::iter::once(place..place + 4).collect::<Vec<_>>());
     assert_eq!(to, [1, 2, 3]);
@@ -517,7 +518,7 @@ fn what_goes_on_for_ever_can_be_interrupted() {
         asked < 3
     };
     // SAFETY: it uses no memory.
-    assert_eq!(unsafe { kernel.run(&[], [1; 3], &[], &mut goes_on) }, Err(Stopped::Interrupted));
+    assert_eq!(unsafe { kernel.run(&[], [1; 3], &[], &mut goes_on, &mut |_| ()) }, Err(Stopped::Interrupted));
 }
 
 #[test]
@@ -605,4 +606,42 @@ fn numbers_of_eight_bits_are_rounded_and_never_overflow() {
     let body = "%r = tt.fp_to_fp %a : tensor<T> -> tensor<4xf32>";
     let back: Vec<f32> = calculated(body, ["f8E4M3FN", "f32"], &mut bits, &mut [0; 4]);
     assert_eq!(back, [1.0, -4.0, 448.0, 0.001953125]);
+}
+
+#[rstest]
+#[case::of_a_vector(
+    r#"tt.print " x: " {hex = false, isSigned = array<i32: 1>} : %r : tensor<2xi32>"#,
+    "pid (0, 0, 0) idx (0) x: 4\npid (0, 0, 0) idx (1) x: 5\npid (1, 0, 0) idx (0) x: 4\npid (1, 0, 0) idx (1) x: 5\n"
+)]
+#[case::of_a_scalar(
+    r#"tt.print " n: " {hex = true, isSigned = array<i32: 1>} : %n : i32"#,
+    "pid (0, 0, 0) idx () n: 0x00000000\npid (1, 0, 0) idx () n: 0x00000001\n"
+)]
+#[case::of_several(
+    r#"tt.print ": " {hex = false, isSigned = array<i32: 0, 1>} : %m, %half : i8, f32"#,
+    "pid (0, 0, 0) idx (): (operand 0) 255\npid (0, 0, 0) idx (): (operand 1) 0.500000\n\
+     pid (1, 0, 0) idx (): (operand 0) 255\npid (1, 0, 0) idx (): (operand 1) 0.500000\n"
+)]
+#[case::of_nothing(
+    r#"tt.print " here" {hex = false, isSigned = array<i32>}"#,
+    "pid (0, 0, 0) idx () here\npid (1, 0, 0) idx () here\n"
+)]
+fn a_kernel_prints_a_line_for_each_element(#[case] print: &str, #[case] expected: &str) {
+    let text = module(
+        "",
+        &format!(
+            "%n = tt.get_program_id x : i32
+             %m = arith.constant -1 : i8
+             %half = arith.constant 5.000000e-01 : f32
+             %i = tt.make_range {{end = 2 : i32, start = 0 : i32}} : tensor<2xi32>
+             %c = arith.constant dense<4> : tensor<2xi32>
+             %r = arith.addi %i, %c : tensor<2xi32>
+             {print}"
+        ),
+    );
+    let kernel = Kernel::read(&text).unwrap();
+    let mut printed = String::new();
+    // SAFETY: it uses no memory.
+    let done = unsafe { kernel.run(&[], [2, 1, 1], &[], &mut || true, &mut |text| printed.push_str(text)) };
+    assert_eq!((done, printed.as_str()), (Ok(Vec::new()), expected));
 }

@@ -67,11 +67,11 @@ class Library:
 
     def begin(self, channel: Channel, limit: int | None, device: str, memory: int | None) -> None:
         """Captures what this process computes from here on; see `install`."""
-        functions = ("take", "inside", "thread", "log")
+        functions = ("take", "inside", "thread", "log", "is_compiling")
         channel.capture(*(_address(getattr(self.functions, f"uniference_capture_{name}")) for name in functions))
         libraries = b"".join(os.fsencode(beginning) + b"\0" for beginning in LIBRARIES) + b"\0"
         self._lacking = _Lacking(_ends_without_memory(channel))
-        self.functions.uniference_capture_lacking(self._lacking)
+        self.functions.uniference_capture_lacking(self._lacking, ctypes.c_void_p(channel.available_memory()))
         self.functions.uniference_capture_limit(device.encode(), memory or 0)
         self.functions.uniference_capture_begin(
             -1 if limit is None else limit, libraries, channel.captures, TIMED in os.environ, self.nanoseconds_a_tick

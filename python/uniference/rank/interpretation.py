@@ -150,9 +150,10 @@ class _Absence:
                 pointers.data if mask is None else pointers.data[numpy.broadcast_to(mask.data, pointers.data.shape)]
             )
             if addresses.size:
-                span = range(int(addresses.min()), int(addresses.max()) + 1)
+                size = pointers.get_element_ty().primitive_bitwidth // 8 or 1
+                span = range(int(addresses.min()), int(addresses.max()) + size)
                 if reads and not self._has_read:
-                    self._has_read = any(_meet(addresses, span, absent) for absent in self._absent)
+                    self._has_read = any(_meet(addresses, size, span, absent) for absent in self._absent)
                 if writes and self._has_read:
                     self.written.append(span)
                     # Other programs may read it.
@@ -163,10 +164,11 @@ class _Absence:
         return access
 
 
-def _meet(addresses: Any, span: range, absent: range) -> bool:
+def _meet(addresses: Any, size: int, span: range, absent: range) -> bool:
+    """Whether one of the elements of so many bytes at these addresses, which lie in the span, is in part of what is absent."""
     if span.stop <= absent.start or absent.stop <= span.start:
         return False
-    return bool(((addresses >= absent.start) & (addresses < absent.stop)).any())
+    return bool(((addresses + size > absent.start) & (addresses < absent.stop)).any())
 
 
 # bfloat16

@@ -10,10 +10,13 @@ their programs do, where that can be told.
 import ctypes
 import dataclasses
 import functools
+import hashlib
 import logging
+import os
 import re
+import sys
 import threading
-import zlib
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -82,6 +85,20 @@ def _start(called: str, read: Sequence[Tensor], written: Sequence[Tensor], numbe
 
 
 def _compute(called: str, read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[int]) -> None:
+    """What cannot be computed is a RuntimeError, and counts as absent; a mistake of ours ends the rank."""
+    try:
+        _compute_here(read, written)
+    except (RuntimeError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:
+        traceback.print_exc()
+        print(
+            "this is a bug in Uniference; please report it together with the lines above", file=sys.stderr, flush=True
+        )
+        os._exit(70)
+
+
+def _compute_here(read: Sequence[Tensor], written: Sequence[Tensor]) -> None:
     number = _graphs.library.computed()
     if number:
         _carry_out(_graphs.launches[number], lambda tensor: tensor)
@@ -104,7 +121,10 @@ def _carry_out(launch: Launch, here: Callable[[Tensor], Tensor], absent: Sequenc
         return executable.run(launch.arguments, launch.grid, here, absent)
     from uniference.rank import interpretation
 
-    return interpretation.run(launch.function(), launch.arguments, launch.grid, here, absent)
+    try:
+        return interpretation.run(launch.function(), launch.arguments, launch.grid, here, absent)
+    except Exception as error:  # it is the interpreter's matter what it does not take
+        raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 def _span(tensor: Tensor) -> range:
@@ -207,7 +227,7 @@ class _Works:
         sizes = tuple(len(_memory(tensor)) for tensor in tensors)
         plain = (executable, grid, sizes, tuple(map(_plain, arguments.values())))
         deciding = self._deciding.get(plain, frozenset())
-        integers = _checksums([tensors[place] for place in sorted(deciding)], self._MOST_BYTES)
+        integers = _digests([tensors[place] for place in sorted(deciding)], self._MOST_BYTES)
         if integers is None:
             return {}
         key = (*plain, deciding, integers)
@@ -224,13 +244,14 @@ class _Works:
         return self._known[key]
 
 
-def _checksums(tensors: Sequence[Tensor], most: int) -> tuple[int, ...] | None:
+def _digests(tensors: Sequence[Tensor], most: int) -> tuple[bytes, ...] | None:
     """Of what is in memory. `None`: it has no values, is more than so many bytes, or is there only when a graph is launched."""
     spans = list(map(_span, tensors))
     is_too_much = sum(map(len, spans)) > most or any(map(_graphs.library.is_absent, tensors))
     if is_too_much or (tensors and torch.cuda.is_current_stream_capturing()):
         return None
-    return tuple(zlib.crc32(ctypes.string_at(span.start, len(span))) for span in spans)
+    texts = (ctypes.string_at(span.start, len(span)) for span in spans)
+    return tuple(hashlib.blake2b(text, digest_size=16).digest() for text in texts)
 
 
 def _holders(tensors: Sequence[Tensor], integers: Sequence[tuple[int, int]]) -> frozenset[int] | None:
@@ -274,6 +295,8 @@ _DESCRIBED = {
     "_fwd_kernel_stage1": "K_Buffer",
     "_fwd_kernel_stage2": "Mid_O",
     "_fwd_kernel_unified": "qo_indptr",
+    "_matmul_ogs": "YExpectedScale",
+    "_p_matmul_ogs": "YExpectedScale",
     "_w8a8_block_fp8_matmul": "As",
     "_w8a8_block_fp8_matmul_hopper": "As",
     "_w8a8_block_fp8_matmul_unrolledx4": "As",
@@ -317,8 +340,13 @@ def _call(
         ";".join(",".join(part) for part in (inputs, outputs, (*integers, *grid))),
         [tensor for several in inputs.values() for tensor in several],
         [tensor for several in outputs.values() for tensor in several],
-        [int(number) for number in (*integers.values(), *grid.values())],
+        [_signed(int(number)) for number in (*integers.values(), *grid.values())],
     )
+
+
+def _signed(number: int) -> int:
+    """Of an integer without a sign its 64 bits, as operators take them."""
+    return number - (1 << 64) if number >= 1 << 63 else number
 
 
 # Kernels of the program
@@ -476,8 +504,9 @@ def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
     namespace = names.COMPILED_KERNELS if is_known else names.OTHER_KERNELS
 
     def written(argument: str) -> bool:
+        # Besides results, what a scan keeps for its blocks.
         if is_known:
-            return "out_ptr" in argument
+            return "out_ptr" in argument or not argument.startswith("in_")
         executable = source.executable
         return executable is None or executable.written is None or argument in executable.written
 

@@ -90,7 +90,9 @@ class TransferEngine:
     ) -> int:
         """The same with several pieces, which go one after the other, as one stream of data."""
         try:
+            # Its memory is known by now, so that it stays where it is.
             to = self._peers.get(target_hostname) or self._find(target_hostname)
+            self._peers[target_hostname] = to
             pieces = list(zip(buffers, peer_buffer_addresses, lengths, strict=True))
             valued = [piece for piece in pieces if self._has_values(*piece)]
             if valued and to.machine != _machine():
@@ -105,7 +107,7 @@ class TransferEngine:
     def send_probe(self, target_hostname: str) -> int:
         """Whether that engine can be reached."""
         try:
-            self._peers.get(target_hostname) or self._find(target_hostname)
+            self._find(target_hostname)
         except ValueError:
             return -1
         return 0
@@ -125,8 +127,7 @@ class TransferEngine:
         if not known:
             raise ValueError("there is no such engine in this run")
         rank, process, machine = known.decode().split(" ")
-        place = self._peers[target_hostname] = _Place(int(rank), int(process), machine)
-        return place
+        return _Place(int(rank), int(process), machine)
 
     def _has_values(self, buffer: int, peer_buffer_address: int, length: int) -> bool:
         """Whether data there can have been computed.

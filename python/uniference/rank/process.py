@@ -118,6 +118,9 @@ def run(task: Task, control: int) -> NoReturn:
     # The zygote keeps it at 1, as threads do not survive a fork.
     torch.set_num_threads(task.threads)
     faulthandler.register(signal, stacks, all_threads=True)
+    # Who is killed by a fault says where: a kernel that writes past its tensors, say.
+    if not faulthandler.is_enabled():
+        faulthandler.enable()
     for part in (clock, imports, meta):
         part.install(channel)
     # A program by itself communicates as it would on one machine: torch's own stores and Gloo are the kernel's, NCCL is on the library's.

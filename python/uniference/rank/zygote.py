@@ -97,8 +97,10 @@ class Zygote:
             pid, status = os.waitpid(-1, os.WNOHANG)
             if pid == 0:
                 return
-            rank = self._ranks.pop(pid)
-            self.report(event="exited", rank=rank, pid=pid, status=os.waitstatus_to_exitcode(status))
+            rank = self._ranks.pop(pid, None)
+            # A module that was loaded for all ranks may have started processes of its own.
+            if rank is not None:
+                self.report(event="exited", rank=rank, pid=pid, status=os.waitstatus_to_exitcode(status))
 
     def _receive(self) -> bool:
         data, ancillary, _, _ = self._driver.recvmsg(_LINE_LIMIT, socket.CMSG_SPACE(4 * (_FDS_A_RANK + 1) * 16))

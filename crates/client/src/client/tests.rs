@@ -133,6 +133,10 @@ impl Capture for Logs {
     fn inside(&self, _: bool) {}
 
     fn thread_started(&self) {}
+
+    fn is_compiling(&self) -> bool {
+        false
+    }
 }
 
 /// A thread that works beside another one, and has a log of its own; then one that works for that thread.
@@ -315,6 +319,10 @@ impl Capture for Written {
     }
 
     fn thread_started(&self) {}
+
+    fn is_compiling(&self) -> bool {
+        false
+    }
 }
 
 fn slices(said: Vec<Op>) -> Vec<uniference_protocol::messages::Slice> {

@@ -146,6 +146,9 @@ pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
 
 /// Attention of packed sequences, costed as ones of one length that are as much work.
 fn attend(call: Call<'_>, schema: &Schema, shape: &Shape, group: &Sequences) -> Part {
+    if group.queries == 0 {
+        return Part::idle(call);
+    }
     let Shape { query, key, value, .. } = shape;
     let sight = schema.sight(call);
     let (count, queries, keys) = group.alike(sight);

@@ -154,7 +154,8 @@ impl Sequences {
     /// in what they read; else the longer ones count more, as long ones are computed with other efficiency than short ones.
     pub(super) fn alike(&self, sight: Sight) -> (u64, u64, u64) {
         if self.queries <= self.count || self.visible == 0 {
-            return (self.count, self.queries.div_ceil(self.count), self.keys.div_ceil(self.count));
+            let count = self.count.max(1);
+            return (self.count, self.queries.div_ceil(count), self.keys.div_ceil(count));
         }
         let rounded = |sum: u128, by: u64| {
             let by = u128::from(by.max(1));

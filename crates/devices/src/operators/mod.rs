@@ -90,6 +90,12 @@ impl Part {
         Part { operator, variant: variant.to_owned(), times: 1, is_beside: false }
     }
 
+    /// A kernel that finds nothing to do, as one without sequences.
+    fn idle(call: Call<'_>) -> Part {
+        let nothing = Family::Flat { kind: uniference_sim::device::FlatKind::Copy, elements: 0 };
+        Part::inside(nothing, None, 0, Bytes(0), Bytes(0), call.name)
+    }
+
     /// A multiplication of complex numbers is four of their parts, and an addition two.
     fn multiply_complex_numbers(&mut self) {
         let of_complex = [DType::Complex32, DType::Complex64, DType::Complex128].map(|dtype| Some(Elements::Of(dtype)));

@@ -12,7 +12,7 @@ use std::sync::{Arc, OnceLock};
 use uniference_client::{Client, ticks};
 use uniference_interpose::EPOCH_S;
 use uniference_protocol::messages::DeviceWork;
-use uniference_protocol::phantom::{Link, TakeTimes, Times, VERSION};
+use uniference_protocol::phantom::{Link, NOT_ELAPSED, Recorded, TakeTimes, Times, VERSION};
 use uniference_sim::time::SimTime;
 
 /// The rank's.
@@ -152,9 +152,17 @@ extern "C" fn query_event(event: u32, records: u32) -> c_int {
     ended.into()
 }
 
-/// Nothing lies between events that have not both happened: the library asks for that first.
-extern "C" fn elapsed(start: u32, end: u32) -> i64 {
-    client().elapsed(start, end).unwrap_or(0) / 1_000
+/// What a compiler measures takes no time, unless its program does the measuring.
+extern "C" fn elapsed(start: Recorded, end: Recorded) -> i64 {
+    let client = client();
+    if client.is_compiling() {
+        return 0;
+    }
+    let has_happened = |of: Recorded| client.has_ended(DeviceWork::Event { event: of.event, records: of.records });
+    match has_happened(start) && has_happened(end) {
+        true => client.elapsed(start.event, end.event).unwrap_or(0) / 1_000,
+        false => NOT_ELAPSED,
+    }
 }
 
 /// The number goes with the operators; when the program came to it is for those who profile.

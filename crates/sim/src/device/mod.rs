@@ -109,7 +109,8 @@ impl Device {
             let (begin, end) = (spell.from.max(from), spell.to.min(to));
             if begin < end {
                 let length = end.since(begin);
-                done = done.saturating_sub(length.saturating_sub(length.scaled(1.0 / spell.factor)));
+                let outside = done.saturating_sub(length);
+                done = SimDuration::from_ps(outside.as_ps().saturating_add(length.scaled(1.0 / spell.factor).as_ps()));
             }
         }
         done
@@ -141,6 +142,29 @@ mod tests {
         for (start, base, end) in cases {
             let lasts = device.time_for(second(start), second(base).since(SimTime::ZERO));
             assert_eq!(second(start) + lasts, second(end), "{base} s of work from {start} s on");
+        }
+    }
+
+    proptest::proptest! {
+        /// Spells of any factor, one behind the other: what is done while stretched work takes its time is that work, but for a picosecond at each border.
+        #[test]
+        fn what_is_done_in_a_span_is_what_takes_as_long(
+            spells in proptest::collection::vec((0_u64..1_000_000, 1_u64..1_000_000, 0.05_f64..20.0), 0..5),
+            start in 0_u64..3_000_000,
+            work in 0_u64..3_000_000,
+        ) {
+            let mut end = 0;
+            let spells = spells.into_iter().map(|(gap, length, factor)| {
+                let from = end + gap;
+                end = from + length;
+                SlowSpell { from: SimTime::from_ps(from), to: SimTime::from_ps(end), factor }
+            });
+            let device = Device { spells: spells.collect(), ..Device::new("a", HostId(0)) };
+            let start = SimTime::from_ps(start);
+            let lasts = device.stretched(start, SimDuration::from_ps(work));
+            let done = device.unstretched(start, start + lasts);
+            // A picosecond of a spell of factor 0.05 is 20 of work.
+            proptest::prop_assert!(done.as_ps().abs_diff(work) <= 21 * 5, "{} of {work} in {}", done.as_ps(), lasts.as_ps());
         }
     }
 }

@@ -148,6 +148,9 @@ pub(super) fn describe(call: Call<'_>) -> Option<Part> {
         Some(borders) => borders.elements().saturating_sub(1).max(1),
         None => extent.batch,
     };
+    if batch == 0 {
+        return Some(Part::idle(call));
+    }
     let keys = match (call.tensor(places.pages), places.longest_keys.and_then(|place| call.argument(place))) {
         (Some(_), Some(Argument::Int(longest))) => u64::try_from(*longest).ok()?,
         // As many as there are places in the pages that a sequence may have.
@@ -170,6 +173,9 @@ pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
 
 /// Attention, costed as of sequences of one length that are as much work.
 pub(super) fn attend(call: Call<'_>, sight: Sight, shape: &Shape<'_>, group: &Sequences) -> Part {
+    if group.queries == 0 {
+        return Part::idle(call);
+    }
     let Shape { heads, query, cache, key_heads, score, value, stored, .. } = *shape;
     let (count, queries, keys) = group.alike(sight);
     let widths = score.saturating_add(value);

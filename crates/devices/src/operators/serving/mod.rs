@@ -232,11 +232,12 @@ fn activation(call: Call<'_>, result: usize, input: usize) -> Option<Part> {
     Some(flat(call, FlatKind::Elementwise, result, footprint(input), footprint(result)))
 }
 
-/// The places are those of the input, of the result and of its scales; the input is read so many times.
+/// The places are those of the input, of the result and of its scales, which may be found before; the input is read so many times.
 fn quantization(call: Call<'_>, [input, result, scales]: [usize; 3], times: u64) -> Option<Part> {
     let (from, to) = (call.tensor(input)?, call.tensor(result)?);
     let read = Bytes(footprint(from).0.saturating_mul(times));
-    Some(flat(call, FlatKind::Copy, from, read, bytes([Some(to), call.tensor(scales)])))
+    let found = call.tensor(scales).filter(|scales| scales.written);
+    Some(flat(call, FlatKind::Copy, from, read, bytes([Some(to), found])))
 }
 
 /// Of the table of weights only the rows that the numbers name.

@@ -1,5 +1,6 @@
 use super::super::{Described, Part, describe};
 use super::super::{sequences, with_sequences};
+use std::collections::BTreeSet;
 use uniference_formats::operators::{Argument, Definition, Place, ScalarType, Tensor};
 use uniference_sim::device::{Family, Layout, Operator, RowKind};
 use uniference_sim::program::DType;
@@ -422,6 +423,27 @@ fn kernels_beside_attention_do_not_take_the_time_of_tables() {
     assert_eq!((table.operator.read.0, table.operator.written.0), (7 * 8, 7 * 8));
 }
 
+/// As a server launches them for a batch that has become empty.
+#[test]
+fn attention_without_sequences_does_nothing() {
+    let read = [
+        ("Q", half(&[0, 8, 64])),
+        ("K_Buffer", half(&[16, 2, 64])),
+        ("kv_indptr", int(&[1])),
+        ("kv_indices", int(&[16])),
+        ("num_kv_splits", int(&[0])),
+    ];
+    let numbers = [("kv_group_num", 4), ("Lk", 64), ("Lv", 64), ("MIN_BLOCK_KV", 32)];
+    let decoding = kernel_definition("triton::_fwd_kernel_stage1", &read, ("Att_Out", float(&[0, 8, 4, 65])), &numbers);
+    let latent = [half(&[0, 1, 16, 576]), half(&[1000, 64, 1, 576]), Argument::Int(512), int(&[0]), int(&[0, 32])];
+    let latent = definition("_flashmla_C::dense_decode_fwd", latent.to_vec(), vec![]);
+    for attention in [decoding, latent] {
+        let Described::Parts(parts) = describe(&attention) else { panic!("{}", attention.name) };
+        let amounts = parts.iter().map(|Part { operator, .. }| (operator.flops, operator.read.0, operator.written.0));
+        assert_eq!(amounts.collect::<Vec<_>>(), [(0, 0, 0)], "{}", attention.name);
+    }
+}
+
 /// Who reads lengths for kernels, and who spares counting what they do, has their names, too.
 #[test]
 fn kernels_have_the_same_names_everywhere() {
@@ -440,6 +462,11 @@ fn kernels_have_the_same_names_everywhere() {
         assert!(described.contains(name), "{name}");
     }
     assert!(with_lengths.len() > 7, "{with_lengths:?}");
+    // Arguments that are read from memory when a kernel is launched, and those that say how long its sequences are.
+    let (_, read) = include_str!("../../../../../cpp/launches.h").split_once("kLengths = {").expect("it is there");
+    let read: BTreeSet<String> = quoted(read.split_once('}').expect("it ends").0).into_iter().collect();
+    let asked = include_str!("kernels.rs").split(".place(").skip(1).map(|rest| quoted(rest.split_once(')').unwrap().0));
+    assert_eq!(read, asked.flatten().collect());
 }
 
 proptest::proptest! {
