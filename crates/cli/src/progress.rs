@@ -95,7 +95,7 @@ impl Expected {
 
 /// What one rank does.
 pub(super) struct RankLine {
-    /// Which.
+    /// The rank's number.
     pub(super) rank: u32,
     /// `rank 1, clock 2.5 ms: waits for all_reduce (4 bytes, group 0), not entered by rank 0, at train.py:12`.
     pub(super) text: String,
@@ -113,7 +113,7 @@ pub(super) struct Standing {
     pub(super) more: usize,
 }
 
-/// Shows it.
+/// The progress display.
 pub(super) struct Progress {
     shown: Shown,
     begun: Instant,
@@ -168,7 +168,7 @@ impl Progress {
         }
     }
 
-    /// Shows it.
+    /// Redraws the display.
     pub(super) fn show(&mut self, standing: &Standing) {
         self.last = Instant::now();
         if self.first.is_none() && standing.operations > 0 {

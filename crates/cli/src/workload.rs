@@ -75,7 +75,7 @@ pub(super) struct LlamaJob {
 }
 
 impl FitJob {
-    /// The job.
+    /// The job that the options describe.
     pub(super) fn workload(&self) -> Result<Workload, HostError> {
         let FitJob::Llama(job) = self;
         Workload::new(job.spec()?).map_err(|error| HostError::Usage(error.to_string()))

@@ -130,13 +130,13 @@ pub struct Delivered {
 
 /// An operation that its caller waits for at once.
 pub struct Blocking<'a> {
-    /// What.
+    /// The collective that is called.
     pub op: Collective,
-    /// What it contributes, if anything.
+    /// The member's input; `None`: it contributes nothing.
     pub input: Option<&'a [Region]>,
-    /// Where its data goes.
+    /// The memory that the output is written to.
     pub output: &'a [Region],
-    /// It waits at most so long.
+    /// The longest time that it waits.
     pub timeout: Option<SimDuration>,
     /// The user's line.
     pub site: &'a str,
@@ -238,12 +238,12 @@ impl Client {
         Ok(client)
     }
 
-    /// Which rank this is.
+    /// The number of the rank that this process acts as.
     pub fn rank(&self) -> u32 {
         self.acts_as.load(Relaxed)
     }
 
-    /// How many there are.
+    /// Number of ranks in the world.
     pub fn world_size(&self) -> u32 {
         self.world_size
     }

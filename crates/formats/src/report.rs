@@ -75,20 +75,20 @@ pub struct Report {
     pub recorder: Option<RecorderReport>,
 }
 
-/// Where the real makespan should lie.
+/// The interval in which the makespan of a real run should lie.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
-    /// How often such intervals should cover the truth: 0.95.
+    /// Probability with which it should hold the real makespan: 0.95.
     pub level: f64,
-    /// From.
+    /// Lower end in seconds.
     pub low_s: f64,
-    /// To.
+    /// Upper end in seconds.
     pub high_s: f64,
-    /// The standard error of the makespan on account of the model's errors.
+    /// Standard error of the makespan in seconds that follows from the model's errors.
     pub model_error_s: f64,
-    /// How many seeds were drawn, this run's included.
+    /// Number of seeds that were simulated, this run's included.
     pub runs: u32,
-    /// Quantiles of their makespans: 2.5, 50 and 97.5 %.
+    /// Quantiles (2.5, 50 and 97.5 %) of the makespans of these runs, in seconds.
     pub runs_s: [f64; 3],
 }
 
@@ -140,7 +140,7 @@ pub struct RankReport {
 /// What all calls of one operation of one process group cost together, summed over the members.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OperationReport {
-    /// `all_reduce`, `send`.
+    /// Name of the operation: `all_reduce`, `send`.
     pub operation: String,
     /// The group's number; groups are numbered as the program first names them.
     pub group: u32,

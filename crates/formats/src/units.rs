@@ -73,7 +73,7 @@ const BIT_RATES: &[Unit] = &[
     ("KiB/s", 8 << 10),
 ];
 
-/// In bytes.
+/// Units of sizes, in bytes.
 const SIZES: &[Unit] = &[
     ("TiB", 1 << 40),
     ("GiB", 1 << 30),
@@ -86,7 +86,7 @@ const SIZES: &[Unit] = &[
     ("B", 1),
 ];
 
-/// In picoseconds.
+/// Units of durations, in picoseconds.
 const TIMES: &[Unit] = &[
     ("s", 1_000_000_000_000),
     ("ms", 1_000_000_000),
@@ -99,10 +99,10 @@ const TIMES: &[Unit] = &[
     ("h", 3_600_000_000_000_000),
 ];
 
-/// In milliwatts.
+/// Units of power, in milliwatts.
 const POWERS: &[Unit] = &[("kW", 1_000_000), ("W", 1_000), ("mW", 1)];
 
-/// In operations a second.
+/// Units of arithmetic, in operations a second.
 const ARITHMETIC: &[Unit] = &[
     ("PFLOPS", 1_000_000_000_000_000),
     ("TFLOPS", 1_000_000_000_000),

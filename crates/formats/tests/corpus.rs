@@ -16,7 +16,7 @@ use uniference_sim::time::SimTime;
 
 const CORPUS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/corpus");
 
-/// How many there are: an empty folder proves nothing.
+/// Number of kept records; an empty folder would prove nothing.
 const CASES: usize = 35;
 
 #[test]

@@ -19,9 +19,9 @@ pub enum Exit {
     Bug = 70,
     /// The terminal has gone (SIGHUP).
     HungUp = 129,
-    /// Ctrl-C.
+    /// Ctrl-C (SIGINT).
     Interrupted = 130,
-    /// SIGTERM.
+    /// `kill` (SIGTERM).
     Terminated = 143,
 }
 
@@ -37,11 +37,11 @@ pub enum HostError {
     /// A file or folder cannot be used.
     #[error("cannot {action} {}: {source}\nhint: {hint}", path.display())]
     File {
-        /// `write`, `create`.
+        /// The verb of the message: `write`, `create`.
         action: &'static str,
-        /// Which.
+        /// The path of the file or folder.
         path: PathBuf,
-        /// Why.
+        /// What the operating system says.
         source: io::Error,
         /// What to do.
         hint: &'static str,
@@ -49,7 +49,7 @@ pub enum HostError {
     /// Standard output could not be written to its end.
     #[error("cannot write standard output: {source}\nhint: {}", output_hint(source))]
     Output {
-        /// Why.
+        /// What the operating system says.
         source: io::Error,
     },
     /// The results could not be written to their end: usually a full disk.
@@ -85,9 +85,9 @@ pub enum HostError {
     /// A rank is not of this program's version, or not of its machine's kind.
     #[error("rank {rank} cannot join the run: {why}")]
     Disagreement {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// Why not.
+        /// What differs.
         why: uniference_protocol::hello::Disagreement,
     },
     /// A call of the operating system that should not fail.
@@ -95,7 +95,7 @@ pub enum HostError {
     System {
         /// What was being done.
         doing: &'static str,
-        /// Why not.
+        /// What the operating system says.
         source: io::Error,
     },
 }

@@ -14,14 +14,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-/// What has asked for the end.
+/// The signal that asked the command to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupt {
-    /// Ctrl-C.
+    /// Ctrl-C (SIGINT).
     Int,
-    /// What `kill` sends.
+    /// SIGTERM, which `kill` sends.
     Term,
-    /// The terminal has gone.
+    /// SIGHUP: the terminal has gone.
     Hup,
 }
 

@@ -157,7 +157,7 @@ fn kind(clock: clockid_t) -> Option<Kind> {
 /// What a clock counts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// 1970.
+    /// The Unix epoch: 1970-01-01, UTC.
     Date,
     /// The rank's start.
     Elapsed,
@@ -177,7 +177,7 @@ fn moment(time: &timespec, kind: Kind) -> SimTime {
     SimTime::from_ps(picoseconds(seconds, time.tv_nsec))
 }
 
-/// So long.
+/// The span of a `timespec`, which is a length of time.
 fn span(time: &timespec) -> Span {
     Span::For(SimDuration::from_ps(picoseconds(time.tv_sec, time.tv_nsec)))
 }

@@ -27,13 +27,13 @@ const NOBODY_PANICS: &str = "no holder of this lock panics";
 
 /// A worker that has joined.
 pub struct Joined {
-    /// Its name.
+    /// The worker's name.
     pub name: String,
-    /// Where it is.
+    /// The worker's address.
     pub peer: SocketAddr,
-    /// What to send by.
+    /// The side of the connection to send by.
     pub stream: Arc<Stream>,
-    /// What to receive by.
+    /// The side of the connection to receive by.
     pub receiver: Receiver,
 }
 

@@ -20,11 +20,11 @@ pub enum JoinError {
     /// The driver has refused it.
     #[error("the driver at {address} refuses worker {name}: {why}\nhint: {hint}")]
     Refused {
-        /// Where.
+        /// The driver's address.
         address: String,
-        /// Who.
+        /// The worker's name.
         name: String,
-        /// Why.
+        /// The driver's reason.
         why: Refusal,
         /// What to do.
         hint: &'static str,
@@ -32,17 +32,17 @@ pub enum JoinError {
     /// It is of another version, or machines differ too much.
     #[error("cannot work with the driver at {address}: {why}")]
     Disagreement {
-        /// Where.
+        /// The driver's address.
         address: String,
-        /// Why.
+        /// What differs.
         why: Disagreement,
     },
     /// Who listens there does not know the token, or is something else.
     #[error("who listens at {address} is no driver of this run: {why}\nhint: check the address and the token file")]
     Imposter {
-        /// Where.
+        /// The address.
         address: String,
-        /// Why.
+        /// What went wrong in the handshake.
         why: String,
     },
 }

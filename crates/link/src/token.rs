@@ -34,9 +34,9 @@ pub enum TokenError {
         "cannot read the token file {path}: {source}\nhint: give the path of a file that contains the same token on both machines"
     )]
     File {
-        /// Which.
+        /// The path of the token file.
         path: String,
-        /// Why.
+        /// What the operating system says.
         source: io::Error,
     },
     /// The file is too short or too long.
@@ -44,9 +44,9 @@ pub enum TokenError {
         "the token file {path} contains {bytes} bytes; a token has 16 to 4096\nhint: write a random one: head -c 32 /dev/urandom | base64 > {path}"
     )]
     Length {
-        /// Which.
+        /// The path of the token file.
         path: String,
-        /// Without white space around it.
+        /// Length of the token in bytes, without white space around it.
         bytes: usize,
     },
 }

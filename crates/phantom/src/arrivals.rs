@@ -13,7 +13,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     pub(crate) handle: u32,
-    /// The communicator's.
+    /// The communicator's group.
     pub(crate) group: u32,
     pub(crate) to: usize,
     /// 0: no data comes.
@@ -135,7 +135,7 @@ pub(crate) fn settle_happened(event: u32) {
     settle(true, |state| state.behind_event(event));
 }
 
-/// Fetches all.
+/// Waits for all outputs that are expected, and fetches them.
 pub(crate) fn settle_all() {
     settle(false, |state| state.expected.keys().copied().collect());
 }

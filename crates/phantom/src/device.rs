@@ -172,7 +172,7 @@ pub(crate) fn enable_peer(other: i32, flags: u32) -> Result<(), Status> {
     if is_new { Ok(()) } else { Err(PEER_ACCESS_ALREADY_ENABLED) }
 }
 
-/// The reverse.
+/// Disables access of the current device to the memory of `other`.
 pub(crate) fn disable_peer(other: i32) -> Result<(), Status> {
     let (to, _) = find(other)?;
     let was_enabled = PEERS.lock().unwrap_or_else(PoisonError::into_inner).remove(&(current(), to));

@@ -75,7 +75,7 @@ impl Text {
         self.bytes().and_then(|text| text.to_str().ok())
     }
 
-    /// `None`: null.
+    /// The bytes of the text; `None`: a null pointer.
     pub(crate) fn bytes(&self) -> Option<&CStr> {
         // SAFETY: values of this type come as arguments from C only, and live as long as the call.
         (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })

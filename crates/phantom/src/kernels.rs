@@ -22,7 +22,7 @@ enum Entry {
     Known(Arc<Kernel>),
 }
 
-/// A kernel.
+/// A kernel that a module or a library has registered.
 pub(crate) struct Kernel {
     pub(crate) name: Arc<Name>,
     /// The same for C.
@@ -66,7 +66,7 @@ pub(crate) struct Dim3 {
 }
 
 impl Dim3 {
-    /// How many there are.
+    /// Number of threads of a block, or of blocks of a grid.
     pub(crate) fn volume(self) -> u64 {
         u64::from(self.x) * u64::from(self.y) * u64::from(self.z)
     }

@@ -143,7 +143,7 @@ struct Block {
     is_pooled: bool,
 }
 
-/// How memory of a device came to be.
+/// How memory of a device was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// By one allocation.
@@ -156,7 +156,7 @@ pub(crate) enum Kind {
     Reserved,
     /// Mapped into reserved addresses.
     Mapped,
-    /// Another process's.
+    /// Opened from a handle of another process.
     Opened,
 }
 
@@ -173,7 +173,7 @@ pub(crate) enum Place {
     Device { device: usize, start: usize, bytes: usize, kind: Kind },
     /// The host's, pinned.
     Pinned { start: usize, bytes: usize },
-    /// The host's.
+    /// Memory of the host that is not pinned.
     Host,
     /// Into a device's window, where there is nothing.
     Nowhere,
@@ -321,7 +321,7 @@ pub(crate) fn register(at: usize, bytes: usize) -> Result<(), Status> {
     Ok(())
 }
 
-/// The reverse.
+/// Unpins the host memory at `at`.
 pub(crate) fn unregister(at: usize) -> Result<(), Status> {
     let mut memory = lock();
     let memory = memory.devices()?;

@@ -139,7 +139,7 @@ struct ConfComputeState {
 /// `nvmlSystemConfComputeSettings_v1_t`: the same.
 #[repr(C)]
 struct ConfComputeSettings {
-    /// The caller's.
+    /// Version of the structure, which the caller sets.
     version: c_uint,
     state: ConfComputeState,
     multi_gpu: c_uint,

@@ -15,7 +15,7 @@ pub const SHARED: &str = "/dev/shm/";
 /// Which file there was under a name: another one later is somebody else's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Left {
-    /// Absolute.
+    /// Absolute path of the file.
     pub path: PathBuf,
     device: u64,
     inode: u64,

@@ -35,7 +35,7 @@ impl Region {
         Region { address, bytes }
     }
 
-    /// Its size.
+    /// Size in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes as u64
     }
@@ -48,7 +48,7 @@ impl Region {
         unsafe { std::ptr::copy_nonoverlapping(self.address as *const u8, buffer[start..].as_mut_ptr(), self.bytes) };
     }
 
-    /// Fills it.
+    /// Copies `data` to the memory.
     ///
     /// # Panics
     /// If `data` has another size.

@@ -11,7 +11,7 @@ use uniference_sim::ids::Site;
 use uniference_sim::program::{Call, DType, Mark, Outcome, ReduceOp, StoreOp, StoreValue};
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// The name a rank itself gives to an operation, before the engine has numbered it.
+/// The name that a rank gives an operation before the engine has numbered it.
 pub type LocalHandle = u32;
 
 /// An offset in the arena, in bytes.
@@ -20,7 +20,7 @@ pub type Offset = u64;
 /// In place of how many groups of just these ranks were named before: the one in which the first writes into the memory of the second.
 pub const WRITES: u32 = u32::MAX;
 
-/// What a task says. Durations are virtual time.
+/// What a task says to the driver. Durations are virtual time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Op {
     /// The next line of this rank's table of lines: the n-th of these is `Site(n)`.
@@ -30,12 +30,12 @@ pub enum Op {
     /// What operators of one of the rank's processes name by number from here on, on all of its tasks: each of several threads may name what another
     /// one was the first to run. It counts at once.
     Dictionary {
-        /// Which; 0: the rank's own.
+        /// The process of the rank; 0: the one that the driver started.
         process: u32,
         /// How many bytes the process has said before. Threads of a process that a rank has started say them on several wires, of which the rank's process
         /// puts them in order; to the driver they come in order.
         at: u64,
-        /// As its capture has written them down.
+        /// The entries, as the process's capture has written them down.
         entries: Vec<u8>,
     },
     /// This task is a thread of that process of the rank, which numbers its operators, streams, events, launches and ranges by itself; else of process 0.
@@ -44,15 +44,15 @@ pub enum Op {
     Operators(Vec<u8>),
     /// An operation of a process group starts.
     Issue {
-        /// How the rank calls it.
+        /// The rank's own name of the operation.
         handle: LocalHandle,
-        /// What.
+        /// The operation.
         call: Call,
-        /// Where its input was staged.
+        /// The part of the arena that its input was staged in; `None`: it has no input.
         staged: Option<Room>,
-        /// The input is there; else [`Op::Filled`] follows.
+        /// The input has been copied there; otherwise [`Op::Filled`] follows.
         filled: bool,
-        /// The stream of the rank's device that it is on, if it is on one.
+        /// The stream of the rank's device that it is on; `None`: it is on none.
         stream: Option<OnStream>,
         /// The user's line.
         site: Site,
@@ -94,38 +94,38 @@ pub enum Op {
         /// How many groups of just these this rank has named before.
         sequence: u32,
     },
-    /// Asks which are complete, once all or any are: [`Answer::Complete`] or [`Answer::TimedOut`].
+    /// Asks which operations are complete, once all or any are: [`Answer::Complete`] or [`Answer::TimedOut`].
     Wait {
-        /// Which.
+        /// The operations.
         handles: Vec<LocalHandle>,
-        /// Any of them will do.
+        /// Whether the first that is complete ends the wait.
         any: bool,
-        /// At most so long.
+        /// The longest time that the task waits.
         timeout: Option<SimDuration>,
         /// The data of the one operation may come before the answer: [`Answer::Ahead`].
         ahead: bool,
         /// The user's line.
         site: Site,
     },
-    /// Asks the store: [`Answer::Store`] or [`Answer::TimedOut`].
+    /// Carries out an operation of the store: [`Answer::Store`] or [`Answer::TimedOut`].
     Store {
-        /// What.
+        /// The operation.
         operation: StoreOp,
-        /// At most so long.
+        /// The longest time that the task waits.
         timeout: Option<SimDuration>,
         /// The user's line.
         site: Site,
     },
     /// Asks to go on when work of the rank's device has ended: [`Answer::Go`].
     Synchronize {
-        /// Which.
+        /// The work.
         work: DeviceWork,
         /// The user's line.
         site: Site,
     },
     /// Asks whether work of the rank's device has ended: [`Answer::Ended`].
     Query {
-        /// Which.
+        /// The work.
         work: DeviceWork,
         /// The user's line.
         site: Site,
@@ -216,39 +216,39 @@ impl LaunchId {
     }
 }
 
-/// When something on a stream was.
+/// The times of something that was handed to a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LaunchTimes {
-    /// What.
+    /// The rank's number of it.
     pub id: LaunchId,
-    /// The host had come to it.
+    /// The virtual time at which the host launched it.
     pub launched: SimTime,
-    /// It began.
+    /// The virtual time at which the device began it.
     pub began: SimTime,
-    /// It ended.
+    /// The virtual time at which the device had completed it.
     pub ended: SimTime,
 }
 
-/// What a program hands to streams of its device, by the rank's own numbers.
+/// Work that a program has handed to its device. Streams and events have the rank's own numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceWork {
-    /// All that was handed to a stream.
+    /// All work of a stream.
     Stream(u32),
-    /// All before an event, as it was recorded last.
+    /// All work before an event, as it was recorded last.
     Event {
-        /// Which.
+        /// The event.
         event: u32,
         /// How often it was recorded, also by threads that have not said so yet.
         records: u32,
     },
-    /// All.
+    /// All work of the device.
     Device,
 }
 
 /// What a program did between two calls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Slice {
-    /// How long it has computed, as measured here; 0 where compute is not measured.
+    /// Compute time measured on the host of the simulation; 0 where compute is not measured.
     pub measured: SimDuration,
     /// The operators that it ran, as its capture has written them down.
     pub operators: Vec<u8>,
@@ -279,7 +279,7 @@ pub enum Compute {
 /// How long a task sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Span {
-    /// So long.
+    /// For this long.
     For(SimDuration),
     /// Until the rank's clock shows this.
     Until(SimTime),
@@ -300,7 +300,7 @@ impl Span {
 pub struct Batch {
     /// A new thread of the rank has come, and opens the wire with this ticket (only on the main task's wire).
     pub opens_task: Option<u64>,
-    /// In order.
+    /// What the task says, in order.
     pub ops: Vec<Op>,
     /// No thread of the rank's process runs any more. Of a process with one thread that goes with each question; of one with several it goes with
     /// what each thread has said last, and with the dictionary; or it comes by itself on the main task's socket, if there is neither.

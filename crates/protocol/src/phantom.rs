@@ -58,7 +58,7 @@ pub type Attach =
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Devices {
-    /// [`VERSION`].
+    /// Version of this interface: [`VERSION`].
     pub version: u32,
     /// Number of devices on the host, one for each of its ranks.
     pub count: u32,
@@ -70,7 +70,7 @@ pub struct Devices {
     pub peers: *const u8,
 }
 
-/// One device.
+/// A device, as NVIDIA's libraries describe it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Device {
@@ -78,7 +78,7 @@ pub struct Device {
     pub name: [c_char; 256],
     /// Compute capability, major and minor.
     pub capability: [u32; 2],
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
     /// Bytes of memory in all.
     pub memory: u64,
@@ -146,7 +146,7 @@ pub struct Recorded {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Link {
-    /// [`VERSION`].
+    /// Version of this interface: [`VERSION`].
     pub version: u32,
     /// A new stream: its number, its device and its priority (lower is more urgent).
     pub stream: extern "C" fn(stream: u32, device: u32, priority: i32),
@@ -199,20 +199,20 @@ pub struct Link {
     pub warn: unsafe extern "C" fn(text: *const u8, length: usize),
 }
 
-/// See [`Link::times`].
+/// The type of the callback of [`Link::times`].
 pub type TakeTimes = extern "C" fn(data: *mut c_void, times: *const Times, count: usize);
 
 /// When something on a stream was. Dates are nanoseconds since 1970, as the rank's clock shows them.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// Its number; of a node that of the graph's launch.
+    /// Number of the launch; of a node of a graph, that of the graph's launch.
     pub launch: u64,
     /// The node's number, as it was captured; else 0.
     pub node: u64,
-    /// It began.
+    /// When the device began it.
     pub began: u64,
-    /// It ended.
+    /// When the device had completed it.
     pub ended: u64,
 }
 
@@ -237,7 +237,7 @@ pub enum Operation {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
-    /// [`Operation`].
+    /// Number of the operation, as in [`Operation`].
     pub operation: u32,
     /// The group, as [`Communication::group`] has named it.
     pub group: u32,
@@ -255,7 +255,7 @@ pub struct Call {
     pub elements: u64,
     /// Where what is sent lies, and how long it is.
     pub input: usize,
-    /// Its bytes.
+    /// Size of the input in bytes.
     pub input_bytes: u64,
     /// The stream that the call is on.
     pub stream: u32,
@@ -271,7 +271,7 @@ pub struct Call {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Communication {
-    /// [`VERSION`].
+    /// Version of this interface: [`VERSION`].
     pub version: u32,
     /// The rank, of the world, whose member the process is in communicators of a device, by its number among [`Devices::devices`].
     pub rank: extern "C" fn(device: u32) -> u32,

@@ -42,7 +42,7 @@ pub struct Overrides {
 /// The cluster that options describe.
 #[derive(Clone)]
 pub struct Chosen {
-    /// The cluster.
+    /// The cluster, with names and units resolved.
     pub resolved: Resolved,
     /// Whether the options or the file name its backend.
     pub backend_named: bool,

@@ -63,13 +63,13 @@ impl Need {
 /// What the ranks of a job need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fit {
-    /// By rank.
+    /// The memory that each rank needs, indexed by rank.
     pub needs: Vec<Need>,
     /// Why the program did not come to its end; what it has needed up to there is known.
     pub stopped: Option<Stop>,
 }
 
-/// The answer.
+/// Whether the job fits its devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Every rank fits its device.
@@ -203,7 +203,7 @@ impl Scratch {
         Output { folder, record: RecordLevel::Summary, notices: notices.clone(), ..Output::default() }
     }
 
-    /// The folder.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.0
     }

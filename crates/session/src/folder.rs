@@ -89,7 +89,7 @@ impl Folder {
         Ok(Folder { path, _lock: lock })
     }
 
-    /// Its path.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Who wants to write.
 #[derive(Clone, Copy)]
 pub enum Writer<'a> {
-    /// One command.
+    /// One command, which shares the folder with no other.
     Alone,
     /// Those who say the same: the machines of a launch may share a folder.
     Together(&'a str),

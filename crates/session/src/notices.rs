@@ -14,12 +14,12 @@ pub struct Notices {
 }
 
 impl Notices {
-    /// Tells `hear` each.
+    /// Passes each notice to `hear`.
     pub fn to(hear: impl Fn(&str) + Send + Sync + 'static) -> Notices {
         Notices { hear: Arc::new(hear), watch: None }
     }
 
-    /// Tells nobody.
+    /// Discards all notices.
     pub fn ignored() -> Notices {
         Notices::to(|_| {})
     }

@@ -23,7 +23,7 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// Tells these.
+    /// Warnings go to `notices`.
     pub(crate) fn new(notices: Notices) -> Patience {
         Patience { notices, changes: 0, since: None, warned: false }
     }

@@ -15,7 +15,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Tells these.
+    /// Progress goes to `notices`.
     pub(crate) fn new(notices: Notices) -> Progress {
         Progress { notices, events: 0, operations: 0 }
     }

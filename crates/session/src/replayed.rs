@@ -18,7 +18,7 @@ use uniference_studies::whatif::{LineName, LineScale};
 pub enum Replayed {
     /// The record of a run.
     Record(Replay),
-    /// Execution traces.
+    /// Chakra execution traces.
     Traces(TraceReplay),
 }
 

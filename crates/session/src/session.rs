@@ -109,7 +109,7 @@ pub enum Done {
     Finished {
         /// What the folder's `report.json` says.
         report: Box<Report>,
-        /// The results.
+        /// The folder with the results.
         folder: Folder,
     },
     /// The programs did not come to their end.

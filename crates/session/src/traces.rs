@@ -100,7 +100,7 @@ impl Default for Meaning {
 /// The machine of ASTRA-sim's closed form, besides [`Meaning::system`].
 #[derive(Clone)]
 pub struct ClosedForm {
-    /// Its network.
+    /// The file of its network (`--astra-network`).
     pub network: Option<PathBuf>,
     /// How many queues share a dimension's active chunks; at least 1.
     pub queues_per_dim: u32,

@@ -27,13 +27,13 @@ struct CaseLink {
     id: String,
     /// Bytes per second.
     bandwidth: f64,
-    /// Seconds.
+    /// Latency in seconds.
     latency: f64,
 }
 
 #[derive(Deserialize)]
 struct CaseFlow {
-    /// Seconds.
+    /// Start time in seconds.
     start: f64,
     bytes: u64,
     route: Vec<String>,

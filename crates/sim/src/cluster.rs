@@ -11,7 +11,7 @@ pub use crate::transport::{Handshake, Protocol, Window};
 /// Everything the engine must know about a cluster. Rank `r` computes on `devices[r]`.
 #[derive(Clone)]
 pub struct Cluster {
-    /// For people.
+    /// The cluster's name in reports.
     pub name: String,
     /// One for every rank.
     pub devices: Vec<Device>,
@@ -42,7 +42,7 @@ impl Cluster {
 /// How a communication library behaves.
 #[derive(Clone)]
 pub struct Backend {
-    /// `gloo`, `ideal`.
+    /// Name of the communication library: `gloo`, `ideal`.
     pub name: String,
     /// Which algorithm each kind of collective uses, by size.
     pub algorithms: AlgorithmTable,
@@ -58,7 +58,7 @@ pub struct Backend {
 /// sends waits for nobody. Of messages between two ranks, the sender's name counts for both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Free {
-    /// By [`CallOp::name`](crate::program::CallOp::name).
+    /// Names of the operations, as [`CallOp::name`](crate::program::CallOp::name) gives them.
     pub operations: BTreeSet<&'static str>,
     /// The time that each rank spends in such an operation before it takes part, whatever its size: zero, but in rehearsals of folded programs.
     pub takes: SimDuration,

@@ -25,7 +25,7 @@ pub trait Observer {
     fn link_changed(&mut self, _at: SimTime, _link: &str) {}
 }
 
-/// Sees nothing.
+/// The observer that ignores every event.
 impl Observer for () {
     fn record(&mut self, _: SimTime, _: &Event<'_>) {}
 }
@@ -79,54 +79,54 @@ impl<O: Observer> Observer for Option<O> {
     }
 }
 
-/// What happened.
+/// Something that happened in a run. Most events are reported when they end, and carry their start.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event<'a> {
     /// A rank computed from `start` until now.
     Computed {
-        /// Who.
+        /// The rank that computed.
         rank: RankId,
-        /// Its thread.
+        /// The thread that started the compute.
         task: TaskId,
-        /// Since when.
+        /// The virtual time at which the compute started.
         start: SimTime,
         /// How long the same work takes on the reference device.
         base: SimDuration,
         /// Where that figure comes from.
         origin: Origin,
-        /// What it is called; `None`: compute.
+        /// The name of the work; `None`: unnamed compute.
         name: Option<&'a str>,
         /// Which activity it was, and why it began.
         why: Why,
     },
     /// A rank asked for an operation.
     Issued {
-        /// Who.
+        /// The rank that asked.
         rank: RankId,
-        /// How the rank calls the operation from now on.
+        /// The rank's handle of the operation.
         handle: Handle,
-        /// What.
+        /// The operation, as the rank called it.
         call: &'a Call,
         /// Size of the tensor that it names: [`CallOp::bytes`](crate::program::CallOp::bytes) in its group.
         bytes: Bytes,
         /// The user's line.
         site: Site,
-        /// Who asked; `None`: nobody has recorded it, as in a real run.
+        /// The task that asked; `None`: it was not recorded, as in a real run.
         task: Option<TaskId>,
     },
     /// An operation is complete on this rank.
     Completed {
-        /// Who.
+        /// The rank on which the operation is complete.
         rank: RankId,
-        /// Which operation.
+        /// The rank's handle of the operation.
         handle: Handle,
-        /// What it was.
+        /// The operation, as the rank called it.
         call: &'a Call,
-        /// As when it was issued.
+        /// Size of the tensor, as in [`Event::Issued`].
         bytes: Bytes,
-        /// When it was asked for.
+        /// The virtual time at which it was issued.
         issued: SimTime,
-        /// When its queue came to it.
+        /// The virtual time at which its queue came to it.
         started: SimTime,
         /// The algorithm that carried out a collective.
         algorithm: Option<&'static str>,
@@ -139,19 +139,19 @@ pub enum Event<'a> {
     },
     /// A task was blocked from `start` until now.
     Waited {
-        /// Who.
+        /// The rank of the task.
         rank: RankId,
-        /// Its thread.
+        /// The task that was blocked.
         task: TaskId,
-        /// Since when.
+        /// The virtual time at which the wait started.
         start: SimTime,
-        /// For what.
+        /// What kind of thing the task waited for.
         reason: WaitReason,
-        /// How much of it was exposed communication: nothing computed meanwhile.
+        /// The part of the wait that was exposed communication: nothing computed on the rank meanwhile.
         exposed: SimDuration,
-        /// How much of that passed before a peer had entered the operation.
+        /// The part of `exposed` before a peer had entered the operation.
         late_peer: SimDuration,
-        /// How much of that was in receives whose sends had not been issued.
+        /// The part of `late_peer` in receives whose sends had not been issued.
         no_data: SimDuration,
         /// The activities it waited for.
         handles: &'a [Handle],
@@ -164,11 +164,11 @@ pub enum Event<'a> {
     },
     /// A named range of the user's begins or ends.
     Marked {
-        /// Who.
+        /// The rank whose program marked it.
         rank: RankId,
-        /// Its thread.
+        /// The thread that marked it.
         task: TaskId,
-        /// Which.
+        /// The beginning or end of the range.
         mark: &'a Mark,
         /// Which activity it was, and why it began.
         why: Why,
@@ -177,15 +177,15 @@ pub enum Event<'a> {
     },
     /// A message has arrived.
     Message {
-        /// From.
+        /// The rank that sent it.
         source: RankId,
-        /// To.
+        /// The rank that received it.
         destination: RankId,
-        /// Of which group's operation.
+        /// The process group of the operation that the message is part of.
         group: GroupId,
-        /// Its size.
+        /// Size of the payload in bytes.
         bytes: Bytes,
-        /// The same with headers.
+        /// Size in bytes with headers.
         wire_bytes: Bytes,
         /// When it was put on its stream.
         queued: SimTime,
@@ -200,18 +200,18 @@ pub enum Event<'a> {
     },
     /// What a stream of the rank's device was busy with, up to the end of the rank's program, which comes next.
     Used {
-        /// Whose.
+        /// The rank of the device.
         rank: RankId,
-        /// Which; `None`: all of them together.
+        /// The stream's number; `None`: all streams of the device together.
         stream: Option<u32>,
-        /// For how long.
+        /// How long it was busy, by what.
         times: StreamTimes,
     },
     /// A rank's program has ended.
     Finished {
-        /// Who.
+        /// The rank that has finished.
         rank: RankId,
-        /// How.
+        /// How its program ended.
         outcome: Outcome,
         /// Where its time went.
         times: Times,
@@ -222,32 +222,32 @@ pub enum Event<'a> {
     },
     /// An operation has failed on this rank: its connection to another one was closed.
     Failed {
-        /// Who.
+        /// The rank on which the operation failed.
         rank: RankId,
-        /// Which operation.
+        /// The rank's handle of the operation.
         handle: Handle,
-        /// What it was.
+        /// The operation, as the rank called it.
         call: &'a Call,
-        /// As when it was issued.
+        /// Size of the tensor, as in [`Event::Issued`].
         bytes: Bytes,
-        /// When it was asked for.
+        /// The virtual time at which it was issued.
         issued: SimTime,
-        /// When its queue came to it.
+        /// The virtual time at which its queue came to it.
         started: SimTime,
-        /// Who has closed the other end.
+        /// The rank that closed the other end of the connection.
         peer: RankId,
         /// Which activity it was, and why it began.
         why: Why,
     },
     /// Time went by on a rank without compute or communication. Neither digests nor counts of events know of it.
     Elapsed {
-        /// Who.
+        /// The rank.
         rank: RankId,
-        /// Its thread.
+        /// The thread that was busy, or that issued the activity.
         task: TaskId,
-        /// With what.
+        /// What the time was spent on.
         what: Elapsed,
-        /// Since when; it may be of no length.
+        /// The virtual time at which it started, which may be the time of the event.
         start: SimTime,
         /// Which activity it was, and why it began; `None`: the task itself was busy.
         why: Option<Why>,
@@ -259,24 +259,24 @@ pub enum Event<'a> {
 /// Which activity of its rank an event is about, and why it began when it did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Why {
-    /// Who issued it.
+    /// The task that issued the activity.
     pub task: TaskId,
-    /// How the rank calls it.
+    /// The rank's handle of the activity.
     pub handle: Handle,
-    /// The queue of the rank's own in which it stood; `None`: its group's, or none.
+    /// The queue of the rank that it stood in; `None`: its group's queue, or none.
     pub queue: Option<QueueId>,
-    /// The line that issued it.
+    /// The line that issued the activity.
     pub site: Site,
-    /// When.
+    /// The virtual time at which the activity was issued.
     pub issued: SimTime,
-    /// What let it begin.
+    /// What let the activity begin.
     pub cause: Cause,
 }
 
 /// What let something happen at an instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cause {
-    /// Nobody has recorded it, as in a real run: then nothing else that a [`Why`] says is known, either.
+    /// Not recorded, as in a real run: then the other fields of a [`Why`] are unknown, too.
     #[default]
     Unknown,
     /// The time had come: a sleep or a time-out was over, a poll was paid for; at the beginning of a run, its first instant.
@@ -285,15 +285,15 @@ pub enum Cause {
     Task(TaskId),
     /// This activity of the rank was complete, at this instant.
     Activity(Handle),
-    /// The operation itself had begun: what is between is what the library takes for a call.
+    /// The beginning of the same operation. The time since then is what the library takes for a call.
     Begun(Handle),
     /// The last byte of a message had left, and the thread that waits for that had noticed.
     Sent(MessageId),
-    /// A message had arrived. What is between is what the library takes to hand its data over.
+    /// The arrival of a message. The time since then is what the library takes to hand its data over.
     Arrived(MessageId),
     /// A task of this rank changed the store, at this instant.
     Stored(RankId, TaskId),
-    /// An activity of this rank did, as it began.
+    /// An activity of this rank changed the store, as it began.
     StoredBy(RankId, Handle),
     /// This rank had closed its end of a connection.
     Closed(RankId),
@@ -332,11 +332,11 @@ pub struct MessageWay {
     pub operation: Handle,
     /// Of a collective: the sender's step, its lane in the highest 8 bits.
     pub step: Option<u64>,
-    /// Who let it leave: its sender, or, where it waited for its receiver, that one.
+    /// The rank that let it leave: the sender, or the receiver where the message waited for it.
     pub by: RankId,
-    /// When `cause` had its effect there: the send, or the receive, was posted.
+    /// When that rank posted its operation: the send, or the receive.
     pub begun: SimTime,
-    /// What that followed from.
+    /// What let `by` post its operation.
     pub cause: Cause,
     /// When its sender knew that it may leave.
     pub released: SimTime,
@@ -349,7 +349,7 @@ pub struct MessageWay {
 pub enum Meeting {
     /// The group's `sequence`-th collective, counted from 0 on every member alike.
     Collective {
-        /// Its number.
+        /// The collective's number in its group.
         sequence: u64,
     },
     /// The operation of one peer: of a receive the send, of a send the receive if there is one yet.
@@ -372,15 +372,15 @@ pub enum WaitReason {
 /// Where a rank's time went. The three parts and the time after its finish add up to the makespan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// At least one activity computed, or the rank paid for a clock read.
+    /// Time in which at least one activity computed, or the rank paid for a clock read.
     pub compute: SimDuration,
-    /// Blocked in a communication call, and nothing computed.
+    /// Time blocked in a communication call while nothing computed.
     pub exposed: SimDuration,
     /// The part of `exposed` before a peer had entered the operation.
     pub late_peer: SimDuration,
     /// The part of `late_peer` in receives: their sends had not been issued.
     pub no_data: SimDuration,
-    /// The rest: sleep, store.
+    /// The remaining time: sleep, waits for the store.
     pub idle: SimDuration,
 }
 
@@ -402,8 +402,8 @@ pub struct StreamTimes {
 pub struct Traffic {
     /// Payload sent, algorithm steps included.
     pub sent: Bytes,
-    /// Payload received.
+    /// Payload received, algorithm steps included.
     pub received: Bytes,
-    /// What was sent, with headers.
+    /// Bytes sent, headers included.
     pub wire_sent: Bytes,
 }

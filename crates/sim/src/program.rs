@@ -85,7 +85,7 @@ pub enum Request {
     /// Blocks until the time-out: [`Reply::TimedOut`]. Another thread of the rank may let the task go on before, of which the engine
     /// only hears by what the task asks for next: a task that is paused may ask.
     Pause {
-        /// How long.
+        /// The virtual time after which the task goes on.
         timeout: SimDuration,
         /// The user's line.
         site: Site,
@@ -124,7 +124,7 @@ pub enum Reply {
     },
     /// The time-out of a wait or of a store operation has passed.
     TimedOut,
-    /// The clock.
+    /// The rank's clock.
     Now(SimTime),
     /// The group's id.
     Group(GroupId),
@@ -151,14 +151,14 @@ pub enum Outcome {
     Crashed,
 }
 
-/// What a rank does with its time.
+/// An activity that a rank carries out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Activity {
     /// Computes on the rank's device.
     Compute(Work),
-    /// Communicates.
+    /// Takes part in an operation of a process group.
     Call(Call),
-    /// Does nothing for a while.
+    /// Passes this much virtual time.
     Sleep(SimDuration),
     /// Takes no time; shows in traces.
     Mark(Mark),
@@ -181,20 +181,20 @@ pub enum Activity {
 /// A named range of the user's begins or ends, or a thread has a name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Mark {
-    /// One of a thread's (`torch.profiler.record_function`, `nvtx.range_push`) begins, inside those of the thread that have begun.
+    /// A range of the thread (`torch.profiler.record_function`, `nvtx.range_push`) begins, nested in the thread's open ranges.
     Begin(Arc<str>),
-    /// The one ends that the thread has begun last.
+    /// The thread's innermost open range ends.
     End,
-    /// One of the rank's (`nvtx.range_start`) begins, whatever others do: that one may begin and end while another goes on, on any thread.
+    /// A range of the rank (`nvtx.range_start`) begins. Such ranges need not nest, and may begin and end on different threads.
     Open {
-        /// Which, as the rank counts them.
+        /// The range's number on its rank.
         range: u32,
         /// What it is called.
         name: Arc<str>,
     },
-    /// That one of the rank's ends.
+    /// A range of the rank (`nvtx.range_end`) ends.
     Close {
-        /// Which.
+        /// The range's number on its rank.
         range: u32,
     },
     /// The thread is called this from here on.
@@ -204,9 +204,9 @@ pub enum Mark {
 /// An operation of a process group, as one member asks for it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Call {
-    /// Whose operation.
+    /// The process group.
     pub group: GroupId,
-    /// Which one.
+    /// The operation, and what it is called with.
     pub op: CallOp,
 }
 
@@ -217,7 +217,7 @@ pub enum CallOp {
     Collective(Collective),
     /// Sends a message.
     Send {
-        /// To whom.
+        /// The receiver.
         to: GroupRank,
         /// Matches the receive with the same tag.
         tag: u64,
@@ -226,7 +226,7 @@ pub enum CallOp {
     },
     /// Receives a message.
     Recv {
-        /// From whom; `None`: whoever's message is first in the engine's order.
+        /// The sender; `None`: any member, whichever message is first in the engine's order.
         from: Option<GroupRank>,
         /// Matches the send with the same tag.
         tag: u64,
@@ -235,9 +235,9 @@ pub enum CallOp {
     },
     /// Writes into the memory of another member, which takes no part: RDMA write. Complete once the writer has heard that all of it is there.
     Write {
-        /// Into whose.
+        /// The member whose memory is written.
         to: GroupRank,
-        /// How much.
+        /// Number of bytes that are written.
         bytes: Bytes,
     },
 }
@@ -245,7 +245,7 @@ pub enum CallOp {
 /// A collective as one member calls it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Collective {
-    /// Which one.
+    /// The kind of collective.
     pub kind: CollectiveKind,
     /// Type of the elements.
     pub dtype: DType,
@@ -253,7 +253,7 @@ pub struct Collective {
     pub reduce: Option<ReduceOp>,
     /// The root, where the kind has one.
     pub root: Option<GroupRank>,
-    /// How many elements.
+    /// Number of elements.
     pub shape: Shape,
     /// The kernel of the program's own that carries it out; `None`: the communication library does.
     pub kernel: Option<PeerKernel>,
@@ -305,7 +305,7 @@ pub enum Shape {
     },
 }
 
-/// The collectives.
+/// The kinds of collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)] // the names say it
@@ -322,7 +322,7 @@ pub enum CollectiveKind {
 }
 
 impl CollectiveKind {
-    /// Every kind.
+    /// Every kind of collective, in the order of declaration.
     pub const ALL: [CollectiveKind; 9] = [
         CollectiveKind::AllReduce,
         CollectiveKind::Reduce,
@@ -426,7 +426,7 @@ pub enum ReduceOp {
 }
 
 impl ReduceOp {
-    /// Every operation.
+    /// Every reduction, in the order of declaration.
     pub const ALL: [ReduceOp; 9] = [
         ReduceOp::Sum,
         ReduceOp::Avg,

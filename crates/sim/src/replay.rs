@@ -18,9 +18,9 @@ pub enum RecordedStep {
     /// Its next request followed not from an answer to itself but from the `resumption`-th answer to `task` of `rank`, which then started it or let it go
     /// on, maybe from a pause. Of one program with processes of several ranks that may be another rank than its own.
     Follows {
-        /// Whose task.
+        /// The rank of the task that was answered.
         rank: RankId,
-        /// Who let it go on.
+        /// The task that was answered.
         task: TaskId,
         /// Counted from 1. A pause that was ended before its time counts as answered.
         resumption: u64,
@@ -94,7 +94,7 @@ pub trait Listener: Observer {
     fn opened(&mut self, rank: RankId, task: TaskId, opener: TaskId);
 }
 
-/// Nobody hears.
+/// The listener that ignores everything.
 impl Listener for () {
     fn asked(&mut self, _: RankId, _: TaskId, _: &Request) {}
     fn resumed(&mut self, _: &Resumption) {}

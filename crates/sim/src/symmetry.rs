@@ -75,7 +75,7 @@ pub struct Shift(u32);
     "axes {axes:?} do not form a grid of {world} ranks\nhint: each stride must be a multiple of the stride times the extent before it, the extent of a flip a power of two, and that of blocks a multiple of the block size"
 )]
 pub struct GridError {
-    /// As given.
+    /// The axes that were given.
     pub axes: Vec<Axis>,
     /// How many ranks there are.
     pub world: u32,
@@ -95,7 +95,7 @@ impl Symmetry {
         if nested && whole && fits { Ok(Symmetry { axes }) } else { Err(GridError { axes, world }) }
     }
 
-    /// The directions.
+    /// The axes along which ranks are alike.
     pub fn axes(&self) -> &[Axis] {
         &self.axes
     }

@@ -75,17 +75,17 @@ impl SimDuration {
     /// The longest duration; about 213 days.
     pub const MAX: SimDuration = SimDuration(u64::MAX);
 
-    /// `ps` picoseconds.
+    /// A duration of `ps` picoseconds.
     pub const fn from_ps(ps: u64) -> SimDuration {
         SimDuration(ps)
     }
 
-    /// `ns` nanoseconds.
+    /// A duration of `ns` nanoseconds.
     pub const fn from_ns(ns: u64) -> SimDuration {
         SimDuration(ns * 1_000)
     }
 
-    /// `us` microseconds.
+    /// A duration of `us` microseconds.
     pub const fn from_us(us: u64) -> SimDuration {
         SimDuration(us * 1_000_000)
     }
@@ -96,7 +96,7 @@ impl SimDuration {
         (ps >= 0.0 && ps < u64::MAX as f64).then_some(SimDuration(ps as u64))
     }
 
-    /// Picoseconds.
+    /// The duration in picoseconds.
     pub const fn as_ps(self) -> u64 {
         self.0
     }

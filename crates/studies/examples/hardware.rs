@@ -23,7 +23,7 @@ use uniference_sim::time::SimTime;
 struct Fit {
     /// Bits per second.
     bandwidth: f64,
-    /// Seconds.
+    /// Latency in seconds.
     latency: f64,
     message: f64,
 }
@@ -136,7 +136,7 @@ fn fit(samples: &[Sample]) -> Fit {
     best
 }
 
-/// Seconds.
+/// The predicted duration in seconds.
 fn predict(fit: Fit, sample: &Sample) -> f64 {
     // The measurements repeat an operation on connections that are open.
     operation(&cluster(fit, sample.ranks), AllGather, DType::UInt8, sample.bytes)

@@ -51,13 +51,13 @@ impl fmt::Display for Hazard {
 /// A hazard, and where it was met first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
-    /// What.
+    /// The kind of hazard.
     pub hazard: Hazard,
-    /// How often, all ranks together.
+    /// Number of occurrences on all ranks together.
     pub count: u64,
-    /// By whom first.
+    /// The rank that met it first.
     pub rank: RankId,
-    /// In which line of the program; empty if that is not known.
+    /// The line of the program that met it first; empty if it is not known.
     pub line: String,
 }
 

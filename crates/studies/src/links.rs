@@ -8,7 +8,7 @@ use uniference_sim::time::SimTime;
 /// Listens to a run for messages.
 #[derive(Default)]
 pub struct Links {
-    /// By link.
+    /// What each link carried, indexed by link.
     carried: Vec<Carried>,
 }
 

@@ -29,7 +29,7 @@ impl Sample {
         (self.quantile(0.75) - self.quantile(0.25)) / 2.0 / self.median()
     }
 
-    /// How many there are.
+    /// Number of values in the sample.
     pub(crate) fn len(&self) -> usize {
         self.0.len()
     }

@@ -151,11 +151,11 @@ pub struct Outcome {
 /// How much of the critical path is of one kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct KindChange {
-    /// Which.
+    /// The name of the kind.
     pub name: &'static str,
-    /// In the run as it is.
+    /// Seconds of the critical path in the run as it is.
     pub before_s: f64,
-    /// With the change.
+    /// Seconds of the critical path with the change.
     pub after_s: f64,
 }
 
@@ -164,7 +164,7 @@ pub struct KindChange {
 pub struct Refused {
     /// The words of the command line that make it.
     pub options: Vec<String>,
-    /// Why not.
+    /// Why it could not be simulated.
     pub error: String,
 }
 
@@ -316,9 +316,9 @@ impl LineName {
 /// A line of a program whose compute takes another time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LineScale {
-    /// Which.
+    /// The line of the program.
     pub line: LineName,
-    /// So many times as long; finite, not negative.
+    /// Factor on the duration of its compute; finite, not negative.
     pub factor: f64,
 }
 

@@ -4,7 +4,7 @@
 use crate::value::{Data, Scalar};
 use std::ops::Range;
 
-/// Addresses.
+/// A range of addresses in bytes.
 pub type Span = Range<usize>;
 
 /// The memory that a kernel reads and writes.
@@ -135,7 +135,7 @@ fn of(length: usize, at: usize) -> usize {
     if length == 1 { 0 } else { at }
 }
 
-/// How many there are if some may stand for all.
+/// The common length of operands, where length 1 is broadcast; `None`: lengths that do not fit together.
 pub(crate) fn length(lengths: &[Option<usize>]) -> Option<usize> {
     let longest = lengths.iter().flatten().copied().max()?;
     lengths.iter().flatten().all(|length| *length == longest || *length == 1).then_some(longest)

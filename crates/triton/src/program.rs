@@ -70,9 +70,9 @@ pub(crate) enum Operation {
     Assert(String),
     Print(Print),
     Constant(Arc<Data>),
-    /// Its number in the grid, along an axis.
+    /// Number of the program in the grid, along an axis.
     Program(usize),
-    /// How many there are along an axis.
+    /// Number of programs of the grid, along an axis.
     Programs(usize),
     /// Integers from here on.
     Range(i64),

@@ -13,15 +13,15 @@ pub enum Scalar {
     F8E4M3,
     /// Eight bits, five of which are the exponent.
     F8E5M2,
-    /// Half precision.
+    /// IEEE half precision.
     F16,
-    /// The upper half of single precision.
+    /// Brain floating point: the upper half of single precision.
     BF16,
-    /// Single precision.
+    /// IEEE single precision.
     F32,
-    /// Double precision.
+    /// IEEE double precision.
     F64,
-    /// An address.
+    /// An address of memory.
     Pointer,
 }
 

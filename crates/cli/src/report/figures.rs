@@ -21,7 +21,7 @@ const END: &str = "</script>";
 /// A browser that can draw a page without showing it.
 pub(super) struct Browser(PathBuf);
 
-/// A chart.
+/// A chart that a browser has drawn.
 #[derive(Deserialize)]
 struct Picture {
     /// The name of its files.

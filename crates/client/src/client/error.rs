@@ -10,9 +10,9 @@ pub enum ClientError {
         "rank {rank} cannot stage {bytes} more bytes: its part of the shared arena is full\nhint: wait for outstanding operations before issuing more"
     )]
     ArenaFull {
-        /// Who.
+        /// The rank whose arena is full.
         rank: u32,
-        /// What was asked for.
+        /// Number of bytes that were asked for.
         bytes: u64,
     },
     /// A child of the rank's process called.
@@ -20,7 +20,7 @@ pub enum ClientError {
         "a forked child process of rank {rank} uses a simulated GPU or called torch.distributed\nhint: start it with the method spawn in place of fork (multiprocessing.get_context(\"spawn\")), and communicate only from the process of the rank"
     )]
     Forked {
-        /// Whose child.
+        /// The rank whose process forked.
         rank: u32,
     },
     /// The program has closed what it has not opened.
@@ -28,7 +28,7 @@ pub enum ClientError {
         "rank {rank} has closed the descriptors that connect it to Uniference\nhint: close only descriptors that the program has opened, not a whole range as os.closerange() does"
     )]
     Severed {
-        /// Whose.
+        /// The rank that lost its connection.
         rank: u32,
     },
     /// A thread could not be told to the driver.
@@ -36,9 +36,9 @@ pub enum ClientError {
         "rank {rank} cannot register another thread: {source}\nhint: raise the limit of open descriptors (ulimit -n), or use fewer threads at a time"
     )]
     Thread {
-        /// Whose.
+        /// The rank that could not start a thread.
         rank: u32,
-        /// Why not.
+        /// What the operating system says.
         source: io::Error,
     },
     /// There are no numbers left for what its processes do.
@@ -46,13 +46,13 @@ pub enum ClientError {
         "more than 127 processes that rank {rank} has started run operators or name ranges\nhint: start fewer such processes, or let one do more"
     )]
     Processes {
-        /// Whose.
+        /// The rank whose processes it is about.
         rank: u32,
     },
     /// A call cannot be carried out by any group.
     #[error("{what}\nhint: compare the call's ranks, and the sizes of its tensors and lists, with the group's size")]
     Arguments {
-        /// Why not.
+        /// What does not fit.
         what: String,
     },
     /// The first exchange failed.

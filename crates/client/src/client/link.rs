@@ -30,7 +30,7 @@ pub(super) struct Link {
     frames: FrameBuffer,
     pub(super) batch: Vec<Op>,
     sites: BTreeMap<String, Site>,
-    /// By number.
+    /// Lines of the user's program, by their number ([`Site`]).
     lines: Vec<String>,
     buffer: Vec<u8>,
 }

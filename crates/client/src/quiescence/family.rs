@@ -23,7 +23,7 @@ pub(crate) struct Family {
     used: Option<fn(i32) -> Option<u64>>,
 }
 
-/// Another process.
+/// Another process of the rank's family.
 #[derive(Default)]
 struct Process {
     threads: BTreeMap<ThreadId, Relative>,

@@ -83,7 +83,7 @@ pub enum DatabaseError {
     /// Not there, or not to be read.
     #[error("cannot open the operator database {}: {source}\nhint: give a file that `uniference devices import` or `uniference profile` has written", path.display())]
     File {
-        /// Which file.
+        /// The path of the database.
         path: PathBuf,
         /// What the system says.
         source: std::io::Error,
@@ -91,21 +91,21 @@ pub enum DatabaseError {
     /// Another program's, or no SQLite file.
     #[error("{} is not an operator database\nhint: give a file that `uniference devices import` or `uniference profile` has written", path.display())]
     Foreign {
-        /// Which file.
+        /// The path of the database.
         path: PathBuf,
     },
     /// Of another version of the schema.
     #[error("the operator database {} has version {found} of its schema, but this program reads version {VERSION}\nhint: {}", path.display(), version_hint(*found))]
     Version {
-        /// Which file.
+        /// The path of the database.
         path: PathBuf,
-        /// Its version.
+        /// The version of its schema.
         found: i32,
     },
     /// Shorter than it says, or damaged.
     #[error("the operator database {} is damaged: {problem}\nhint: restore it from a copy, or delete it and import or profile again", path.display())]
     Damaged {
-        /// Which file.
+        /// The path of the database.
         path: PathBuf,
         /// What is wrong.
         problem: String,
@@ -113,13 +113,13 @@ pub enum DatabaseError {
     /// Another process is writing.
     #[error("the operator database {} is locked by another process\nhint: wait until it has finished writing", path.display())]
     Busy {
-        /// Which file.
+        /// The path of the database.
         path: PathBuf,
     },
     /// It cannot be written.
     #[error("cannot write the operator database {}: {problem}\nhint: check the folder's permissions and the free space of the disk", path.display())]
     Write {
-        /// Which file.
+        /// The path of the database.
         path: PathBuf,
         /// What SQLite says.
         problem: String,
@@ -188,7 +188,7 @@ impl Database {
         Database { connection, path: PathBuf::from("(shipped)") }
     }
 
-    /// Its file.
+    /// The path of the database.
     pub fn path(&self) -> &Path {
         &self.path
     }

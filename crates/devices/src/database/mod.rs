@@ -20,9 +20,9 @@ pub struct Series {
     pub device: String,
     /// What ran the operators: `torch 2.14.0`.
     pub software: String,
-    /// [`Family::name`].
+    /// The family of operators, as [`Family::name`] writes it.
     pub family: String,
-    /// [`crate::operators::Part::variant`].
+    /// What the operators compute, as in [`crate::operators::Part::variant`].
     pub variant: String,
     /// Type of the elements, by torch's name.
     pub dtype: String,
@@ -37,11 +37,11 @@ pub struct Row {
     pub operator: String,
     /// The sizes of its family in their order; 1 where the family has fewer.
     pub dimensions: [u64; 4],
-    /// Floating-point operations.
+    /// Number of floating-point operations.
     pub flops: u64,
     /// Bytes read and written.
     pub bytes: u64,
-    /// Median duration.
+    /// Median duration in microseconds.
     pub microseconds: f64,
     /// Standard deviation of the logarithm of the duration, if it was measured more than once.
     pub spread: Option<f64>,

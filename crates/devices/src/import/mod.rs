@@ -31,7 +31,7 @@ pub enum ImportError {
     /// Not there, or not to be read.
     #[error("cannot read {}: {source}\nhint: give a Parquet file of operators, an operator database, or the folder of an installed aiconfigurator-core", path.display())]
     File {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
         /// What the system says.
         source: std::io::Error,
@@ -39,7 +39,7 @@ pub enum ImportError {
     /// Not what it should be.
     #[error("cannot import {}: {problem}\nhint: give a Parquet file of operators, an operator database, or the folder of an installed aiconfigurator-core", path.display())]
     Source {
-        /// Which file.
+        /// The path of the file.
         path: PathBuf,
         /// What is wrong with it.
         problem: String,

@@ -54,7 +54,7 @@ fn open(path: &Path) -> Result<SerializedFileReader<File>, ImportError> {
     SerializedFileReader::new(file).map_err(wrong)
 }
 
-/// A row.
+/// A row: names of columns and their values.
 pub(super) struct Values<'a>(Vec<(&'a str, &'a Field)>);
 
 impl Values<'_> {

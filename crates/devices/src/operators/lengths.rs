@@ -7,65 +7,65 @@ pub(super) struct Lengths {
     pub(super) key_borders: Option<usize>,
     /// The argument that says how many keys each has.
     pub(super) used_keys: Option<usize>,
-    /// The keys are those before a sequence's queries: each of these has one, too.
+    /// The keys are those before a sequence's queries; the queries' own keys count as well.
     pub(super) before_queries: bool,
     /// Sequences without keys take the time of a kernel.
     pub(super) may_be_empty: bool,
     pub(super) sight: Sight,
-    /// In how many parts its keys are attended to, the results of which are joined later.
+    /// How the keys are split into parts; a later kernel joins the results.
     pub(super) parts: Parts,
 }
 
-/// How the keys of a sequence are cut.
+/// How the keys of a sequence are split into parts.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Parts {
-    /// Into so many parts at most.
+    /// The largest number of parts.
     pub(super) most: Most,
-    /// Into whole multiples of so many keys.
+    /// Every part has a multiple of this many keys, the last one excepted.
     pub(super) multiple: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Most {
     Number(u64),
-    /// The argument that says it for each sequence.
+    /// The argument that gives the number for each sequence.
     Argument(usize),
 }
 
 impl Parts {
-    /// They are not.
+    /// The keys are not split.
     pub(super) const ONE: Parts = Parts { most: Most::Number(1), multiple: 1 };
 
-    /// How many parts so many keys are.
+    /// Number of parts that `keys` keys are split into.
     pub(super) fn of(keys: u64, most: u64, multiple: u64) -> u64 {
-        // Of more there is no memory; a multiple of that fits 64 bits.
+        // Lengths and multiples are clamped to 2^48, so that the next multiple fits 64 bits.
         let (keys, multiple) = (keys.min(1 << 48), multiple.clamp(1, 1 << 48));
         let each = keys.div_ceil(most.max(1)).next_multiple_of(multiple);
         keys.div_ceil(each.max(1))
     }
 }
 
-/// How many queries sequences have.
+/// Where the numbers of queries of the sequences come from.
 pub(super) enum Queries {
     /// The argument with their borders.
     Borders(usize),
-    /// So many sequences have equally many.
+    /// Each of `sequences` sequences has `queries` queries.
     Each { queries: u64, sequences: u64 },
 }
 
 /// Which keys a query sees, counted from the one that it stands at.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sight {
-    /// At most so many before it.
+    /// Number of visible keys before that one; `None`: all of them.
     pub(super) before: Option<u64>,
-    /// At most so many behind it; none, if attention is causal.
+    /// Number of visible keys behind that one, 0 if attention is causal; `None`: all of them.
     pub(super) behind: Option<u64>,
-    /// The last query stands at the last key, and not the first at the first.
+    /// The last query stands at the last key; otherwise the first query stands at the first key.
     pub(super) from_the_last: bool,
 }
 
 impl Sight {
-    /// By whether a call is causal, and the sides of its window, of which negative ones have no end.
+    /// The sight of a call with this window; negative sizes are no bound.
     pub(super) fn of(causal: bool, before: Option<i64>, behind: Option<i64>, from_the_last: bool) -> Sight {
         let side = |size: Option<i64>| size.and_then(|size| u64::try_from(size).ok());
         Sight { before: side(before), behind: if causal { Some(0) } else { side(behind) }, from_the_last }
@@ -75,17 +75,17 @@ impl Sight {
         self.behind == Some(0)
     }
 
-    /// Pairs of a query and a key that it sees.
+    /// Number of pairs of a query and a key that it sees.
     pub(super) fn visible(self, queries: u64, keys: u64) -> u64 {
         let (first, queries, keys) = (self.first(queries, keys), place(queries), place(keys));
-        // How many keys lie before each of as many places, all together.
+        // The number of keys before a position, summed over the `queries` positions from `from` on.
         let before = |from: i128| before_all(from + queries, keys) - before_all(from, keys);
         let up_to = self.behind.map_or(queries * keys, |behind| before(first + place(behind) + 1));
         let hidden = self.before.map_or(0, |further| before(first - place(further)));
         u64::try_from(up_to - hidden).unwrap_or(u64::MAX)
     }
 
-    /// How many keys any of the queries sees.
+    /// Number of keys that at least one query sees.
     fn seen(self, queries: u64, keys: u64) -> u64 {
         let (first, queries, keys) = (self.first(queries, keys), place(queries), place(keys));
         let end = self.behind.map_or(keys, |behind| (first + queries + place(behind)).clamp(0, keys));
@@ -93,42 +93,42 @@ impl Sight {
         u64::try_from(end - begin).unwrap_or_default()
     }
 
-    /// At which key the first query stands; less than zero is before all.
+    /// The position of the first query among the keys; negative if it stands before all of them.
     fn first(self, queries: u64, keys: u64) -> i128 {
         if self.from_the_last { place(keys) - place(queries) } else { 0 }
     }
 }
 
-/// Of more there is no memory; products of two do not overflow.
+/// Sequence lengths are clamped to 2^48, so that products fit.
 fn place(number: u64) -> i128 {
     i128::from(number.min(1 << 48))
 }
 
-/// How many of so many keys lie before each place up to this one, all together.
+/// The number of keys, of `keys` in all, before a position, summed over the positions below `end`.
 fn before_all(end: i128, keys: i128) -> i128 {
     let among = end.clamp(0, keys);
     among * (among - 1) / 2 + (end - keys).max(0) * keys
 }
 
-/// Sequences of a call of attention that are computed alike: all numbers are sums.
+/// Sequences of a call of attention that are costed together. Every field is a sum over them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sequences {
-    /// How many there are.
+    /// Number of sequences.
     pub count: u64,
-    /// Their queries.
+    /// Number of queries.
     pub queries: u64,
-    /// Their keys, as far as queries see them.
+    /// Number of keys, counted as far as queries see them.
     pub keys: u64,
-    /// Pairs of a query and a key that it sees.
+    /// Number of pairs of a query and a key that it sees.
     pub visible: u64,
-    /// Their queries, and their keys, each times the pairs of its sequence.
+    /// Sums over the sequences of queries times visible pairs, and of keys times visible pairs.
     pub weighted: (u128, u128),
-    /// Their queries, each times the parts in which the keys of its sequence are attended to.
+    /// Sum over the sequences of queries times the parts that the keys are split into.
     pub parts: u64,
 }
 
 impl Sequences {
-    /// So many of one length.
+    /// `count` sequences of one length.
     pub(super) fn equal(count: u64, queries: u64, keys: u64, sight: Sight, parts: u64) -> Sequences {
         let mut one = Sequences::default();
         one.add(queries, keys, sight, parts);

@@ -52,16 +52,16 @@ pub struct System {
     /// Compute takes what its operations need, in place of what it was recorded to take.
     #[serde(default)]
     pub roofline_enabled: u8,
-    /// By dimension.
+    /// Algorithm of all-reduces in each dimension.
     #[serde(default)]
     pub all_reduce_implementation: Vec<String>,
-    /// By dimension.
+    /// Algorithm of reduce-scatters in each dimension.
     #[serde(default)]
     pub reduce_scatter_implementation: Vec<String>,
-    /// By dimension.
+    /// Algorithm of all-gathers in each dimension.
     #[serde(default)]
     pub all_gather_implementation: Vec<String>,
-    /// By dimension.
+    /// Algorithm of all-to-alls in each dimension.
     #[serde(default)]
     pub all_to_all_implementation: Vec<String>,
     /// Prefixes of traces, where a collective is given as such.
@@ -128,11 +128,11 @@ pub struct Network {
 pub struct Dimension {
     /// How its members are connected.
     pub topology: TopologyKind,
-    /// How many there are.
+    /// Number of members.
     pub members: u64,
-    /// 2^30 bytes a second.
+    /// Bandwidth in 2^30 bytes a second.
     pub bandwidth: f64,
-    /// Of a hop, in ns.
+    /// Latency of a hop in ns.
     pub latency: f64,
 }
 

@@ -9,13 +9,13 @@ use serde::Deserialize;
 pub struct RemoteMemory {
     /// Who shares it.
     pub memory_type: Sharing,
-    /// In ns.
+    /// Latency in ns.
     #[serde(default)]
     pub remote_mem_latency: f64,
-    /// 1e9 bytes a second.
+    /// Bandwidth in 10^9 bytes a second.
     #[serde(default)]
     pub remote_mem_bw: f64,
-    /// Of memory that belongs to a node.
+    /// Number of NPUs that share a node's memory.
     #[serde(default = "one")]
     pub num_npus_per_node: u64,
 }

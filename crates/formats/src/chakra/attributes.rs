@@ -23,7 +23,7 @@ pub const PG_NAME: &str = "pg_name";
 pub const NUM_OPS: &str = "num_ops";
 /// Bytes that a compute or memory node moves.
 pub const TENSOR_SIZE: &str = "tensor_size";
-/// The thread.
+/// The thread's number.
 pub const TID: &str = "tid";
 /// Type of the elements, torch's name.
 pub const DTYPE: &str = "dtype";

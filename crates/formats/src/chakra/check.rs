@@ -45,7 +45,7 @@ pub enum Finding {
 /// All findings of one kind.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Found {
-    /// How many there are.
+    /// Number of findings.
     pub count: u64,
     /// The first few of them.
     pub examples: Vec<String>,
@@ -73,7 +73,7 @@ pub enum CheckError {
         "duplicate node id {id} (second node: `{name}`)\nhint: node ids must be unique in a file; check the program that wrote the trace"
     )]
     TwoOfOneId {
-        /// The id.
+        /// The id of both nodes.
         id: u64,
         /// The second one's name.
         name: String,

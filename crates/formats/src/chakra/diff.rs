@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
 
-/// One difference.
+/// A difference between two traces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
     /// About the whole file: what, first, second.

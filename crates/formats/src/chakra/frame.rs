@@ -23,7 +23,7 @@ pub enum FrameError {
     /// A length that is none.
     #[error("the length of message {} (at byte {}) is not a 32-bit number", at.message, at.offset)]
     Length {
-        /// The message.
+        /// The position of the message in the file.
         at: Position,
     },
     /// Bytes follow an empty message, which is an end mark.

@@ -25,7 +25,7 @@ pub struct ProcessGroup {
     "node {node} has an invalid description of process groups: {problem}\nhint: describe the groups in a separate file, or remove the node"
 )]
 pub struct GroupsError {
-    /// Its id.
+    /// The id of the node that describes the groups.
     pub node: u64,
     /// What does not fit.
     pub problem: String,

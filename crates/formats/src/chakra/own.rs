@@ -56,7 +56,7 @@ pub enum Part {
 /// Why a thread does nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
-    /// It sleeps.
+    /// It sleeps (`time.sleep`).
     Sleep,
     /// It reads the clock.
     Poll,

@@ -30,7 +30,7 @@ pub enum ReadError {
     /// A message is none.
     #[error("the trace is damaged: message {} (at byte {}): {problem}\nhint: copy it again from its source, or write it again", at.message, at.offset)]
     Damaged {
-        /// The message.
+        /// The position of the message in the file.
         at: Position,
         /// What does not fit.
         problem: String,

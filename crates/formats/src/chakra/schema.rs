@@ -22,10 +22,10 @@ pub struct Node {
     /// Unique in its file.
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    /// For people.
+    /// Name for people; the simulation does not depend on it.
     #[prost(string, tag = "2")]
     pub name: String,
-    /// A [`NodeType`].
+    /// A [`NodeType`], by its number.
     #[prost(enumeration = "NodeType", tag = "3")]
     pub r#type: i32,
     /// Nodes that end before this one starts: order.
@@ -103,7 +103,7 @@ pub struct Attribute {
     /// What it is called.
     #[prost(string, tag = "1")]
     pub name: String,
-    /// For people.
+    /// Description for people.
     #[prost(string, tag = "2")]
     pub doc_string: String,
     /// `AttributeProto.value`.
@@ -185,7 +185,7 @@ macro_rules! lists {
         /// A list inside an attribute.
         #[derive(Clone, PartialEq, Message)]
         pub struct $name {
-            /// The elements.
+            /// The elements of the list.
             #[prost($element, repeated, tag = "1")]
             pub values: Vec<$rust>,
         }
@@ -201,7 +201,7 @@ lists! {
 /// A list inside an attribute.
 #[derive(Clone, PartialEq, Eq, Hash, Message)]
 pub struct BytesList {
-    /// The elements.
+    /// The elements of the list.
     #[prost(bytes = "vec", repeated, tag = "1")]
     pub values: Vec<Vec<u8>>,
 }

@@ -35,18 +35,18 @@ pub struct Stats {
 /// Nodes of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Total {
-    /// How many.
+    /// Number of nodes.
     pub count: u64,
-    /// What their durations add up to, in microseconds.
+    /// Sum of their durations in microseconds.
     pub duration_us: u64,
 }
 
 /// Communication of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Transfer {
-    /// How many.
+    /// Number of operations.
     pub count: u64,
-    /// What their sizes add up to.
+    /// Sum of their sizes in bytes.
     pub bytes: u64,
 }
 

@@ -12,7 +12,7 @@ use toml::Spanned;
 pub struct KernelCost {
     /// An operator's or a kernel's, as reports have it: `triton::softmax`. An asterisk at the end stands for anything.
     pub name: String,
-    /// Floating-point operations.
+    /// Number of floating-point operations.
     pub flops: Option<Formula>,
     /// Bytes that pass through the device's memory.
     pub bytes: Option<Formula>,

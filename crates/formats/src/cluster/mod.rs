@@ -70,9 +70,9 @@ pub struct Choices {
 /// `OP=NAME`: an algorithm for every size of one collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AlgorithmChoice {
-    /// Of which collective.
+    /// The kind of collective.
     pub kind: CollectiveKind,
-    /// Which algorithm.
+    /// The name of the algorithm.
     pub name: String,
 }
 

@@ -18,7 +18,7 @@ use toml::Spanned;
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawCluster {
-    /// For people.
+    /// The cluster's name in reports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) name: Option<String>,
     /// How the communication library behaves.
@@ -29,10 +29,10 @@ pub(super) struct RawCluster {
     pub(super) device: Vec<Spanned<RawDevice>>,
     /// What joins the hosts.
     pub(super) network: Option<Spanned<RawNetwork>>,
-    /// When devices are slower.
+    /// Devices that are slower for a while.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) straggler: Vec<Spanned<RawStraggler>>,
-    /// Who crashes.
+    /// Ranks that crash, and when.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) crash: Vec<Spanned<RawCrash>>,
     /// What kernels cost.

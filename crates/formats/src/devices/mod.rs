@@ -120,13 +120,13 @@ pub struct Cuda<'a> {
     pub name: &'a str,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Second-level cache.
+    /// Size of the second-level cache.
     pub l2: Bytes,
-    /// Highest clock of the multiprocessors.
+    /// Highest clock of the multiprocessors in kHz.
     pub clock_khz: u32,
-    /// Width of the memory's bus.
+    /// Width of the memory's bus in bits.
     pub bus_bits: u32,
 }
 

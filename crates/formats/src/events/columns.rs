@@ -11,7 +11,7 @@ pub const VERSION: u32 = 2;
 pub struct Kind {
     /// The value of the column `event`.
     pub name: &'static str,
-    /// What happened.
+    /// What the event means, for the documentation.
     pub meaning: &'static str,
     /// Its columns, in order, after those of [`COMMON`].
     pub columns: &'static [Column],
@@ -80,7 +80,7 @@ pub enum Unit {
     None,
     /// Picoseconds of virtual time.
     Picoseconds,
-    /// Bytes.
+    /// Bytes of data.
     Bytes,
     /// Elements of a tensor.
     Elements,

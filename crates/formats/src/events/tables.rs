@@ -60,7 +60,7 @@ pub struct TableWriter<P: Parts> {
     error: Option<io::Error>,
 }
 
-/// One kind's.
+/// The table of one kind of events.
 struct Table<F: Write> {
     kind: &'static Kind,
     schema: TypePtr,

@@ -84,32 +84,32 @@ pub enum Entry<'a> {
         /// The operator itself.
         lasted: u64,
     },
-    /// It took memory.
+    /// Memory was allocated.
     Allocated {
-        /// How it is called from now on.
+        /// The number that the other entries call it by.
         allocation: u64,
-        /// How much.
+        /// Size in bytes.
         bytes: u64,
-        /// It is memory of the rank's GPU.
+        /// It is memory of the rank's GPU; otherwise of the host.
         on_gpu: bool,
     },
-    /// How much of its GPU's memory is taken from here on, beside what is allocated in it.
+    /// From here on, so much of its GPU's memory is in use besides the allocations.
     Level {
-        /// By what.
+        /// What uses the memory.
         level: Level,
-        /// How much.
+        /// Size in bytes.
         bytes: u64,
     },
-    /// It gave memory back.
+    /// An allocation was freed.
     Freed {
-        /// Which.
+        /// The allocation's number.
         allocation: u64,
     },
     /// What memory is for is known now.
     Kind {
-        /// Which.
+        /// The allocation's number.
         allocation: u64,
-        /// What for.
+        /// What the memory holds.
         kind: MemoryKind,
     },
     /// The call that ends the slice communicates memory.
@@ -157,68 +157,68 @@ pub struct Reading {
 /// What a program hands to streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEntry {
-    /// A kernel.
+    /// A kernel is launched.
     Launch {
-        /// Which: [`Decoder::kernel`].
+        /// Number of the kernel, as in [`Decoder::kernel`].
         kernel: u32,
-        /// On which stream.
+        /// Number of the stream.
         stream: u32,
-        /// By whom, and what the host takes.
+        /// Who launches it, and what that takes on the host.
         flags: LaunchFlags,
-        /// Bytes of memory that its arguments name; 0: not known.
+        /// Bytes of memory that its arguments point to; 0: not known.
         bytes: u64,
     },
-    /// A copy.
+    /// A copy is launched.
     Copy {
-        /// On which stream.
+        /// Number of the stream.
         stream: u32,
-        /// From where to where.
+        /// The memories that it copies from and to.
         kind: CopyKind,
-        /// How much.
+        /// Number of bytes that it copies.
         bytes: u64,
-        /// As of a launch.
+        /// The same as for a kernel.
         flags: LaunchFlags,
     },
-    /// An event, which happens when all that was handed to the stream before has ended.
+    /// An event is recorded: it happens when everything before it on the stream has ended.
     Record {
-        /// Which.
+        /// Number of the event.
         event: u32,
-        /// On which stream.
+        /// Number of the stream.
         stream: u32,
     },
-    /// What comes on a stream waits for an event, as it was recorded last.
+    /// Everything after it on the stream waits for an event, as that was recorded last.
     Wait {
-        /// Which stream.
+        /// Number of the stream that waits.
         stream: u32,
-        /// For which event; one that was never recorded has no effect.
+        /// Number of the event; one that was never recorded has no effect.
         event: u32,
     },
-    /// What comes on a stream belongs to a graph.
+    /// What follows on a stream is captured by a graph.
     Capture {
-        /// Which stream.
+        /// Number of the stream.
         stream: u32,
-        /// Which graph; `None`: no longer.
+        /// Number of the graph; `None`: the capture ends.
         graph: Option<u32>,
     },
     /// All of a graph; if there are captured calls in it, up to the first.
     GraphLaunch {
-        /// Which.
+        /// Number of the graph.
         graph: u32,
-        /// On which stream.
+        /// Number of the stream.
         stream: u32,
     },
     /// An event outside of the graph that a stream in capture belongs to: it is recorded whenever the graph is launched.
     ExternalRecord {
-        /// Which.
+        /// Number of the event.
         event: u32,
-        /// On which stream.
+        /// Number of the stream.
         stream: u32,
     },
     /// What comes on a stream in capture waits, whenever its graph is launched, for an event outside of the graph.
     ExternalWait {
-        /// Which stream.
+        /// Number of the stream that waits.
         stream: u32,
-        /// For which event, as it was recorded last before the launch.
+        /// Number of the event, as it was recorded last before the launch.
         event: u32,
     },
     /// A call of a process group on a stream in capture, which the rank makes whenever the graph is launched.
@@ -303,7 +303,7 @@ pub struct Line {
 /// What autograd does while an operator runs: how long the host takes to come to the operator depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Autograd {
-    /// Nothing.
+    /// It does nothing.
     #[default]
     Idle,
     /// It records the operator, for a backward pass to come.

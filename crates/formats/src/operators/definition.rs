@@ -31,17 +31,17 @@ impl Definition {
 pub enum Argument {
     /// `None`, or an optional argument that was left out.
     None,
-    /// A flag.
+    /// A truth value.
     Bool(bool),
     /// An integer; of views [`Argument::Other`].
     Int(i64),
     /// A floating-point number, whatever its value.
     Float,
-    /// A text.
+    /// A string.
     Text(String),
     /// A list of integers, or of flags as 0 and 1; of views [`Argument::Other`].
     Ints(Vec<i64>),
-    /// A tensor.
+    /// A tensor: its type, sizes and place.
     Tensor(Tensor),
     /// A list of tensors, some of which may be missing.
     Tensors(Vec<Option<Tensor>>),
@@ -165,7 +165,7 @@ pub struct Place(pub u8);
 impl Place {
     /// The processor's memory.
     pub const CPU: Place = Place(0);
-    /// A GPU's.
+    /// A GPU's memory.
     pub const CUDA: Place = Place(1);
     /// Nowhere: a tensor without memory.
     pub const META: Place = Place(14);

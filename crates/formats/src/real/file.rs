@@ -27,17 +27,17 @@ pub struct Head {
     version: u32,
     /// The rank in the world.
     pub rank: u32,
-    /// How many there are.
+    /// Number of ranks in the world.
     pub world_size: u32,
     /// Ranks with the same one share a clock.
     pub host: String,
-    /// For people.
+    /// Name of the device, for reports.
     pub device: String,
     /// The program and its arguments.
     pub argv: Vec<String>,
     /// The version of torch.
     pub torch: String,
-    /// When the program's first statement ran.
+    /// When the program's first statement ran, in nanoseconds of the rank's clock.
     pub start: i64,
 }
 
@@ -88,7 +88,7 @@ pub enum RealError {
     Line {
         /// Counted from 1.
         line: usize,
-        /// Why.
+        /// What does not fit.
         problem: String,
     },
     /// Another version of this program wrote it.

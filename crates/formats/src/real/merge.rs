@@ -16,7 +16,7 @@ type MessageEnds = [Vec<(RankId, Handle)>; 2];
 
 /// All ranks of a real run.
 pub struct Merged {
-    /// By rank.
+    /// The ranks, in order.
     pub ranks: Vec<RealRank>,
     /// The members of each group, in its order.
     pub groups: Vec<Vec<RankId>>,
@@ -29,7 +29,7 @@ pub struct Merged {
 /// What one rank did, in the time of rank 0's clock since the first rank started.
 pub struct RealRank {
     device: String,
-    /// By handle.
+    /// Its operations, indexed by handle.
     pub operations: Vec<Operation>,
     /// In order, thread by thread.
     pub waits: Vec<Wait>,
@@ -61,14 +61,14 @@ pub struct Operation {
 
 /// A time in which a thread of a rank was blocked.
 pub struct Wait {
-    /// From.
+    /// When the thread was blocked.
     pub start: SimTime,
-    /// To.
+    /// When it went on.
     pub end: SimTime,
     task: TaskId,
-    /// What for.
+    /// What kind of thing it waited for.
     pub reason: WaitReason,
-    /// For which operations.
+    /// The operations that it waited for.
     pub handles: Vec<Handle>,
     /// The line of the program.
     pub site: Site,

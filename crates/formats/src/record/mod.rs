@@ -116,7 +116,7 @@ struct Extent {
 enum Ending {
     /// As its writer wanted, who has counted the steps.
     Whole { steps: u64 },
-    /// Too early.
+    /// The file ends before its last step, as after a crash of its writer.
     CutShort,
     /// In something that does not fit.
     Damaged(String),

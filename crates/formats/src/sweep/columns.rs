@@ -6,11 +6,11 @@ use super::CellType::{Float, Integer, Text};
 /// A column of the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Figure {
-    /// Its name.
+    /// The column's name.
     pub name: &'static str,
-    /// What it holds.
+    /// Type of its values.
     pub holds: CellType,
-    /// What is in it, and its unit.
+    /// What its values mean, and their unit.
     pub meaning: &'static str,
 }
 

@@ -56,7 +56,7 @@ pub struct Sweep {
 /// What is run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Program {
-    /// A file.
+    /// The path of a script.
     Script(String),
     /// As `python -m` runs it.
     Module(String),
@@ -69,18 +69,18 @@ enum Program {
 pub enum Method {
     /// All combinations of values.
     Grid,
-    /// So many, each parameter drawn by itself.
+    /// Random search: each parameter is drawn independently.
     Random {
-        /// How many.
+        /// Number of points.
         points: usize,
-        /// Of the draws.
+        /// Seed of the draws.
         seed: u64,
     },
-    /// So many, such that each parameter's values are covered evenly.
+    /// A Latin hypercube: the values of each parameter are covered evenly.
     LatinHypercube {
-        /// How many.
+        /// Number of points.
         points: usize,
-        /// Of the draws.
+        /// Seed of the draws.
         seed: u64,
     },
 }
@@ -92,18 +92,18 @@ pub enum Replays {
     Exact,
     /// Wherever the program sees the same cluster; the results carry the warnings.
     Always,
-    /// Never.
+    /// Never: every trial is a run.
     Never,
 }
 
-/// What varies.
+/// A parameter of the sweep.
 #[derive(Clone, Debug)]
 pub struct Parameter {
     /// The name of its column.
     pub name: String,
     /// What it sets.
     pub target: Target,
-    /// Its values.
+    /// The values that it takes.
     pub domain: Domain,
     place: Range<usize>,
 }
@@ -150,7 +150,7 @@ pub enum Value {
     Float(f64),
     /// `true`.
     Boolean(bool),
-    /// `"10 Gbps"`.
+    /// A string: `"10 Gbps"`.
     Text(String),
     /// A list or a table, as TOML.
     Toml(String),
@@ -183,9 +183,9 @@ pub struct Search {
 /// A column that is to be small, or large.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Objective {
-    /// Its name.
+    /// Name of the column.
     pub column: String,
-    /// Whether it is to be large.
+    /// Whether it is maximized; otherwise it is minimized.
     pub maximize: bool,
 }
 

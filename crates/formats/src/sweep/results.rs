@@ -19,39 +19,39 @@ pub enum Cell {
     Null,
     /// A whole number.
     Integer(i64),
-    /// A number.
+    /// A floating-point number.
     Float(f64),
     /// True or false.
     Boolean(bool),
-    /// A text.
+    /// A string.
     Text(String),
 }
 
 /// What a column holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CellType {
-    /// Whole numbers.
+    /// Integers.
     Integer,
-    /// Numbers.
+    /// Floating-point numbers.
     Float,
     /// True or false.
     Boolean,
-    /// Texts.
+    /// Strings.
     Text,
 }
 
 /// A column of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Column {
-    /// Its name.
+    /// The column's name.
     pub name: String,
     /// What it holds.
     pub holds: CellType,
-    /// By row.
+    /// Its cells, one for each row.
     pub cells: Vec<Cell>,
 }
 
-/// A table.
+/// A table of results, one row for each trial.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Results {
     /// All have as many cells.

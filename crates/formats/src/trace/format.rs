@@ -8,18 +8,18 @@ use uniference_sim::time::SimTime;
 /// A row of slices: a thread of a process, as viewers call them. Numbers begin with 1: viewers take thread and process 0 for the idle one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The process.
+    /// Number of the process.
     pub pid: u32,
-    /// The thread; no other process has one of this number.
+    /// Number of the thread, unique among all processes.
     pub tid: u32,
 }
 
 /// A moment on a row. An arrow is bound to the innermost slice that the row has then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
-    /// The row.
+    /// The row of the moment.
     pub row: Row,
-    /// The moment.
+    /// The virtual time.
     pub at: SimTime,
 }
 
@@ -38,11 +38,11 @@ pub(super) type Args<'a> = [(&'static str, Value<'a>)];
 /// A counter of a process: one series of values, or several.
 #[derive(Clone, Copy, Debug)]
 pub struct Counter<'a> {
-    /// The process.
+    /// Number of the process.
     pub pid: u32,
-    /// What is counted.
+    /// Name of the counter.
     pub name: &'a str,
-    /// In which unit.
+    /// Unit of its values.
     pub unit: &'static str,
 }
 
@@ -83,7 +83,7 @@ pub trait Format {
     fn finish(self) -> Result<Self::File, WriteError>;
 }
 
-/// Both formats.
+/// Writes both formats at once.
 impl<A: Format, B: Format> Format for (A, B) {
     type File = (A::File, B::File);
 

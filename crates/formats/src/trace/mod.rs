@@ -71,27 +71,27 @@ pub struct PathSpan {
     pub range: Option<String>,
 }
 
-/// For what a task waited until then.
+/// The end of a wait, and what the task waited for.
 pub struct Release {
-    /// Who waited.
+    /// The rank of the task.
     pub rank: RankId,
-    /// Its thread.
+    /// The task that waited.
     pub task: TaskId,
-    /// Since when, and until when.
+    /// The virtual time from the start to the end of the wait.
     pub waited: Range<SimTime>,
-    /// `waits for rank 2, which computes in layers.7`.
+    /// The label of the arrow: `waits for rank 2, which computes in layers.7`.
     pub words: String,
     /// What it waited for.
     pub from: Source,
 }
 
-/// What another task waited for: an activity, and the moment at which that no longer kept it.
+/// What a wait was for: an activity, and the moment from which it held the task back no longer.
 pub struct Source {
-    /// Whose.
+    /// The rank of the activity.
     pub rank: RankId,
-    /// Which; one that is not shown itself is seen as its rank's main thread.
+    /// The activity; `None`, or one that is not shown itself: the rank's main thread.
     pub activity: Option<Handle>,
-    /// When it began, and the moment.
+    /// From the start of the activity to that moment.
     pub span: Range<SimTime>,
 }
 

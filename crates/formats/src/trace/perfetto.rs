@@ -214,7 +214,7 @@ impl<W: Write> Format for Perfetto<W> {
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct TracePacket {
-    /// Nanoseconds.
+    /// Virtual time in nanoseconds.
     #[prost(uint64, optional, tag = "8")]
     pub(super) timestamp: Option<u64>,
     #[prost(uint32, optional, tag = "10")]

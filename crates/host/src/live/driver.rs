@@ -61,7 +61,7 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// A live run to be.
 pub struct Setup {
-    /// The interpreter.
+    /// The path of the Python interpreter.
     pub python: PathBuf,
     /// What every rank runs.
     pub script: Script,
@@ -91,7 +91,7 @@ pub struct Setup {
 
 /// A rank that reads our standard input and writes to our outputs itself, for a debugger.
 pub struct Terminal {
-    /// Which.
+    /// The rank.
     pub rank: u32,
     /// Its standard input, output and error.
     pub fds: [OwnedFd; 3],
@@ -119,28 +119,28 @@ pub enum LiveEnding {
     Finished,
     /// A rank's program failed; what it printed has been shown.
     Failed {
-        /// Who.
+        /// The rank.
         rank: u32,
         /// Its process's exit code, or minus the signal's number; `None`: it has not ended.
         status: Option<i32>,
     },
     /// A rank's process ended without a word.
     Died {
-        /// Who.
+        /// The rank.
         rank: u32,
-        /// Its process.
+        /// The id of its process.
         pid: i32,
         /// Exit code, or minus the signal's number.
         status: i32,
     },
     /// A rank's process lives, but has closed its connection.
     Severed {
-        /// Who.
+        /// The rank.
         rank: u32,
     },
     /// A worker is gone.
     WorkerLost {
-        /// Its name.
+        /// The worker's name.
         name: String,
         /// What was seen of it.
         why: String,

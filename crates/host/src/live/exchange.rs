@@ -47,9 +47,9 @@ impl Recorder for () {
 /// What a rank's program did between two calls.
 #[derive(Clone, Copy, Debug)]
 pub struct Slice<'a> {
-    /// Which rank.
+    /// The rank whose program it is.
     pub rank: RankId,
-    /// Its thread.
+    /// The thread that ran.
     pub task: TaskId,
     /// The line of the call that ended it; empty where there is none.
     pub line: &'a str,
@@ -108,13 +108,13 @@ pub struct Exchange {
 /// A task that may go on.
 #[derive(Debug, PartialEq)]
 pub struct Ready {
-    /// Whose.
+    /// The rank of the task.
     pub rank: RankId,
-    /// Which.
+    /// The task that may go on.
     pub task: TaskId,
-    /// What it is told.
+    /// The answer to its question.
     pub answer: Answer,
-    /// To which of its questions, counted from 1.
+    /// The question that is answered, counted from 1.
     pub question: u64,
 }
 
@@ -318,14 +318,14 @@ enum Asked {
     Elapsed,
 }
 
-/// Why a task waits for work of its device.
+/// What a task wants of the work of its device.
 #[derive(Clone, Copy)]
 enum DeviceQuestion {
-    /// To go on when it has ended.
+    /// To go on when the work has ended.
     Synchronize,
-    /// To know whether it has.
+    /// To know whether the work has ended.
     Query,
-    /// To end.
+    /// To end, once the work has ended.
     Exit,
 }
 

@@ -38,7 +38,7 @@ pub(crate) struct Lookout {
 #[derive(Debug, PartialEq)]
 struct Stack {
     is_main: bool,
-    /// Innermost first.
+    /// The frames, innermost first.
     frames: Vec<Frame>,
 }
 

@@ -26,25 +26,25 @@ pub struct Gpu {
     pub name: String,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
-    /// Streaming multiprocessors.
+    /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes.
+    /// Size of the memory in bytes.
     pub memory: u64,
-    /// Bytes that a process's context takes.
+    /// Bytes of memory that a process's context takes.
     pub context: u64,
-    /// Bytes per second.
+    /// Bandwidth of the memory in bytes per second.
     pub bandwidth: u64,
-    /// kHz.
+    /// Highest clock of the multiprocessors in kHz.
     pub clock: u32,
-    /// kHz.
+    /// Clock of the memory in kHz.
     pub memory_clock: u32,
-    /// Bits.
+    /// Width of the memory's bus in bits.
     pub memory_bus: u32,
-    /// Bytes.
+    /// Size of the second-level cache in bytes.
     pub l2: u64,
     /// PCI domain, bus and device.
     pub pci: (u32, u32, u32),
-    /// Unique in a run.
+    /// Identifier, unique in a run.
     pub uuid: [u8; 16],
     /// It reaches the memory of its neighbours on the host.
     pub reaches_peers: bool,

@@ -39,21 +39,21 @@ pub struct Script {
 /// Where a rank is, as torchrun tells its processes.
 #[derive(Clone, Debug)]
 pub struct RankPlacement {
-    /// The rank.
+    /// The rank's number.
     pub rank: u32,
-    /// How many there are.
+    /// Number of ranks in the world.
     pub world_size: u32,
-    /// Its number on its host, and how many are there.
+    /// The rank's number on its host, and the number of ranks there.
     pub local: (u32, u32),
     /// Its host's number, and how many hosts there are.
     pub group: (u32, u32),
     /// The name of its device.
     pub device: String,
-    /// How many bytes the device has, if that is known.
+    /// Bytes of the device's memory, if that is known.
     pub memory: Option<u64>,
-    /// How many processor cores the device has, if that is known; at least 1.
+    /// Number of the device's processor cores, if that is known; at least 1.
     pub cores: Option<u32>,
-    /// Of its host, if they are simulated by a library: one for each of its ranks.
+    /// The simulated GPUs of its host, one for each of its ranks; empty if GPUs are not simulated by a library.
     pub gpus: Vec<Gpu>,
     /// The GPUs are those of all ranks, which lend them to this one's program.
     pub lends: bool,
@@ -110,12 +110,12 @@ pub fn fork(script: &Script, place: &RankPlacement, debug_rank: Option<u32>) -> 
 pub enum News {
     /// Ranks can be forked.
     Ready {
-        /// torch's version.
+        /// The version of torch.
         torch: String,
     },
-    /// They cannot.
+    /// Ranks cannot be forked.
     Error {
-        /// Why.
+        /// What went wrong.
         message: String,
         /// What to do.
         #[serde(default)]
@@ -123,16 +123,16 @@ pub enum News {
     },
     /// A rank has been forked.
     Forked {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// Its process.
+        /// The id of its process.
         pid: i32,
     },
     /// A rank's process has ended.
     Exited {
-        /// Which.
+        /// The rank.
         rank: u32,
-        /// Its process.
+        /// The id of its process.
         pid: i32,
         /// Exit code, or minus the signal's number.
         status: i32,

@@ -64,7 +64,7 @@ pub struct Packets {
     pub late: u64,
 }
 
-/// See [`Packets::late`].
+/// How late a packet may be handed over before it counts in [`Packets::late`].
 pub const LATE: Duration = Duration::from_micros(500);
 
 impl Testbed {

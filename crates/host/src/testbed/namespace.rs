@@ -22,7 +22,7 @@ use std::thread;
 /// What the interface is called in every namespace.
 pub(super) const INTERFACE: &str = "un0";
 
-/// Ethernet's.
+/// Largest packet in bytes: Ethernet's MTU.
 pub(super) const MTU: u32 = 1_500;
 
 /// TCP hands the interface at most this much at once, in time on the wire (Linux itself takes up to 1 ms, `tcp_tso_autosize`). It is carried as

@@ -9,9 +9,9 @@ use std::sync::OnceLock;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub(crate) enum Domain {
-    /// The driver's.
+    /// The driver API.
     Driver = 1,
-    /// The runtime's.
+    /// The runtime API.
     Runtime = 2,
 }
 
@@ -20,7 +20,7 @@ impl Domain {
         [Domain::Driver, Domain::Runtime].into_iter().find(|domain| *domain as u32 == number)
     }
 
-    /// By name.
+    /// Names and numbers of the functions, sorted by name.
     fn table(self) -> &'static [(&'static str, u32)] {
         match self {
             Domain::Driver => &DRIVER,

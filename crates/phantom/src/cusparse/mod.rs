@@ -47,7 +47,7 @@ struct Matrix {
 
 type At<'a> = Option<&'a Matrix>;
 
-/// Without indices.
+/// A matrix of no format.
 const NONE: Matrix = Matrix {
     rows: 0,
     columns: 0,

@@ -24,7 +24,7 @@ struct Configuration {
 #[repr(C, align(8))]
 struct Attribute([u8; 72]);
 
-/// `CUtensorMap`: opaque.
+/// `CUtensorMap`, which is opaque to programs.
 #[repr(C, align(64))]
 struct TensorMap([u64; 16]);
 

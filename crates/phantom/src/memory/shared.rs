@@ -24,7 +24,7 @@ use uniference_protocol::descriptors::lift;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemHandle {
-    /// [`MAGIC`].
+    /// [`MAGIC`], which tells handles of this library from others.
     magic: u64,
     /// Of the file: the rank on whose GPU it is, and how many its processes have handed out before.
     rank: u32,

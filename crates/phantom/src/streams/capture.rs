@@ -17,7 +17,7 @@ pub(crate) enum Mode {
     Global,
     /// This thread may not.
     ThreadLocal,
-    /// All may.
+    /// No restriction on any thread.
     Relaxed,
 }
 

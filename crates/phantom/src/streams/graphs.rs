@@ -124,9 +124,9 @@ impl Default for Shape {
 /// Something that happens on a stream, or in a graph.
 #[derive(Clone, Debug)]
 pub(crate) enum Node {
-    /// A kernel.
+    /// A launch of a kernel.
     Kernel { name: Arc<Name>, takes: Takes, shape: Shape },
-    /// Bytes move.
+    /// A copy of bytes.
     Copy { moved: Moved, kind: CopyKind },
     /// A value is written.
     Set { at: usize, value: Box<[u8]>, count: usize },

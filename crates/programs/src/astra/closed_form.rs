@@ -15,7 +15,7 @@ use uniference_formats::astra::inputs::{
 /// The endpoint delay in ns of groups smaller than the world, whatever the system's is: ASTRA-sim's own constant.
 const GROUP_DELAY: u64 = 10;
 
-/// A machine.
+/// A machine as ASTRA-sim's closed form sees it.
 #[derive(Clone, Debug)]
 pub struct AnalyticalModel {
     /// By [`AstraCollective`], one for each dimension of the network.
@@ -92,7 +92,7 @@ impl AnalyticalModel {
         AnalyticalModel { algorithms, system, network, queues: queues.max(1) }
     }
 
-    /// The system.
+    /// The system that the machine was described with.
     pub fn system(&self) -> &System {
         &self.system
     }
@@ -325,12 +325,12 @@ fn slower(a: (f64, f64), b: (f64, f64)) -> (f64, f64) {
     (a.0.max(b.0), a.1.min(b.1))
 }
 
-/// T(m).
+/// The time T(m) that m bytes take on a line, in ns.
 fn time((latency, bandwidth): (f64, f64), bytes: u64) -> u64 {
     (latency + bytes as f64 / bandwidth).floor() as u64
 }
 
-/// P(m).
+/// The time P(m) that m bytes take to be reduced, in ns.
 fn reduction(memory: f64, bytes: u64) -> u64 {
     if memory > 0.0 { ((bytes as f64 / memory).floor() as u64).saturating_mul(3) } else { 0 }
 }

@@ -31,17 +31,17 @@ const LAST_NS: u64 = u64::MAX / 1_000;
 /// Why traces cannot be run by the closed form.
 #[derive(Debug, thiserror::Error)]
 pub enum ScheduleError {
-    /// A trace.
+    /// The trace of a rank cannot be read.
     #[error("the trace of {0}: {1}")]
     Trace(RankId, FeedError),
-    /// What a node asks for.
+    /// A node asks for what is not supported.
     #[error("node {id} `{name}` of {rank} {problem}\nhint: {hint}")]
     Node {
-        /// Whose.
+        /// The rank whose trace has the node.
         rank: RankId,
-        /// The node.
+        /// The node's id.
         id: u64,
-        /// Its name.
+        /// The node's name.
         name: String,
         /// What does not fit.
         problem: String,
@@ -80,10 +80,10 @@ pub struct Scales {
     pub communication: f64,
 }
 
-/// A node that is done.
+/// A node that is complete.
 #[derive(Clone, Copy, Debug)]
 pub struct CompletedNode<'a> {
-    /// Whose.
+    /// The rank whose trace has the node.
     pub rank: RankId,
     /// The node.
     pub node: &'a Node,
@@ -179,7 +179,7 @@ struct Simulation<'a, R> {
     described: BTreeMap<(usize, String), usize>,
     scales: Scales,
     ranks: Vec<RankState<R>>,
-    /// In ns.
+    /// The current time in ns.
     now: u64,
     /// By group and number in it: the members that have entered a collective, with their nodes.
     meetings: BTreeMap<(usize, u64), Vec<(usize, u64)>>,
@@ -200,7 +200,7 @@ struct RankState<R> {
     busy: [bool; 3],
     /// Nodes that have started: when, in ns.
     issued: BTreeMap<u64, u64>,
-    /// By group.
+    /// Number of collectives that the rank has entered, by group.
     entered: BTreeMap<usize, u64>,
     finish: u64,
     compute: u64,

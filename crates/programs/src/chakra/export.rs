@@ -110,7 +110,7 @@ struct RankTrace<W: Write> {
     nodes: u64,
 }
 
-/// One thread.
+/// What is known of one thread.
 #[derive(Clone, Default)]
 struct TaskState {
     asked: Option<Request>,

@@ -105,15 +105,15 @@ impl Rules {
 /// A trace that cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// The file.
+    /// The trace cannot be read.
     #[error(transparent)]
     Feed(#[from] FeedError),
-    /// What a node says.
+    /// A node asks for what is not supported.
     #[error("node {id} `{name}` {problem}\nhint: {hint}")]
     Node {
-        /// The node.
+        /// The node's id.
         id: u64,
-        /// Its name.
+        /// The node's name.
         name: String,
         /// What does not fit.
         problem: String,
@@ -122,7 +122,7 @@ pub enum ReplayError {
     },
 }
 
-/// One rank.
+/// The program of one rank that replays a trace.
 pub struct Replay<N> {
     rank: RankId,
     rules: Arc<Rules>,

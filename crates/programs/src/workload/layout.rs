@@ -56,7 +56,7 @@ pub enum ContextOrder {
 /// Where a rank stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankPosition {
-    /// Its number.
+    /// The rank's number.
     pub rank: u32,
     /// Its pipeline stage.
     pub stage: u32,
@@ -80,13 +80,13 @@ pub(super) enum Group {
     Copies,
     /// A stage and the one as far from the other end of the pipeline, where both have the same pieces.
     Opposite,
-    /// The stages.
+    /// All stages of the pipeline.
     Pipeline,
     /// The first and the last stage; only they have it.
     Ends,
 }
 
-/// Every group.
+/// Every kind of group.
 pub(super) const GROUPS: [Group; 9] = [
     Group::Tensor,
     Group::Context,

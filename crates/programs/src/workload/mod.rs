@@ -30,10 +30,10 @@ use uniference_sim::symmetry::Symmetry;
 /// Bytes of an activation or a weight: bfloat16.
 pub(crate) const ELEMENT: u64 = 2;
 
-/// What is asked for.
+/// A job: model, parallel layout and phase.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
-    /// The model.
+    /// The model that is trained or served.
     pub model: Model,
     /// How it is cut.
     pub layout: Layout,
@@ -99,7 +99,7 @@ pub struct Workload {
 pub struct WorkloadError {
     /// What does not fit.
     pub problem: String,
-    /// What would.
+    /// What to change.
     pub hint: &'static str,
 }
 

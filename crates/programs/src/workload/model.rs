@@ -3,17 +3,17 @@
 /// A decoder: attention with grouped queries or through a latent vector, and a feed-forward network or experts in each layer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// How many layers.
+    /// Number of transformer layers.
     pub layers: u32,
     /// Width of the residual stream.
     pub hidden: u64,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: u64,
-    /// Key and value heads; with [`Latent`] there are as many as query heads.
+    /// Number of key and value heads; with [`Latent`] it equals that of query heads.
     pub kv_heads: u64,
     /// Width of the feed-forward network of layers without experts.
     pub ffn: u64,
-    /// Tokens that there are.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: u64,
     /// In place of the feed-forward network, in all layers but the first [`Experts::dense_layers`].
     pub experts: Option<Experts>,
@@ -82,13 +82,13 @@ pub(super) enum LayerKind {
 /// The attention of one layer on one rank.
 #[derive(Clone, Copy)]
 pub(super) struct Attention {
-    /// Sequences.
+    /// Number of sequences.
     pub(super) sequences: u64,
-    /// Query positions of a sequence.
+    /// Number of query positions of a sequence.
     pub(super) queries: u64,
-    /// Keys of a sequence that lie in memory.
+    /// Number of keys of a sequence that lie in memory.
     pub(super) keys: u64,
-    /// Pairs of a query and a key that it looks at, of a sequence.
+    /// Number of pairs of a query and a key that it sees, of a sequence.
     pub(super) pairs: u64,
 }
 

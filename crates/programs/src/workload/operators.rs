@@ -93,7 +93,7 @@ pub(super) enum Direction {
 /// The heads of attention on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AttentionHeads {
-    /// Query heads.
+    /// Number of query heads.
     pub(super) count: u64,
     /// Elements of a query, and of a key.
     pub(super) key: u64,

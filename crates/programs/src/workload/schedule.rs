@@ -40,11 +40,11 @@ pub(super) struct Item {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
     Forward,
-    /// All gradients.
+    /// The whole backward pass: gradients of inputs and weights.
     Backward,
     /// The part of a backward pass that the stage before waits for.
     InputGradients,
-    /// The rest of it.
+    /// The remaining part: gradients of weights.
     WeightGradients,
 }
 

@@ -26,7 +26,7 @@ mod split;
 mod spread;
 mod structure;
 
-/// One rank.
+/// A layout of one rank.
 pub(super) const LAYOUT: Layout = Layout {
     tensor: 1,
     context: 1,

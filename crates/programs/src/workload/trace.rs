@@ -707,7 +707,7 @@ impl Trace {
         id
     }
 
-    /// Of activations.
+    /// Type of the elements of activations.
     fn dtype(&self) -> DType {
         self.spec.implementation.dtype
     }

@@ -15,7 +15,7 @@ use uniference_protocol::messages::DeviceWork;
 use uniference_protocol::phantom::{Link, NOT_ELAPSED, Recorded, TakeTimes, Times, VERSION};
 use uniference_sim::time::SimTime;
 
-/// The rank's.
+/// The client of this process's rank.
 static CLIENT: OnceLock<Arc<Client>> = OnceLock::new();
 
 /// Where numbers are written down.

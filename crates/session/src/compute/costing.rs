@@ -526,7 +526,7 @@ pub(crate) struct RankSteps<I> {
     rank: RankId,
     steps: I,
     costing: Rc<RefCell<Costing>>,
-    /// By thread.
+    /// The slices that are costed and not yet handed on, by thread.
     ahead: BTreeMap<TaskId, Ahead>,
 }
 

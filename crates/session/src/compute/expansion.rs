@@ -61,7 +61,7 @@ pub(super) struct CostedPiece {
 /// An operator whose cost depends on integers, and where it reads them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reads {
-    /// Which operator.
+    /// The operator's place among the definitions.
     pub(super) definition: usize,
     pub(super) readings: Vec<Reading>,
 }

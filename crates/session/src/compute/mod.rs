@@ -243,7 +243,7 @@ trait OperatorCosts: Send + Sync {
     /// What the device takes for one, once the host has come to it.
     fn on_device(&self, definition: &Definition) -> Estimate;
 
-    /// The same for attention with such sequences.
+    /// What attention with such sequences takes on the device.
     fn attention(&self, definition: &Definition, sequences: &[Sequences]) -> Estimate;
 
     /// A kernel of which the user says what it costs.
@@ -255,7 +255,7 @@ trait OperatorCosts: Send + Sync {
     /// A kernel that does nothing but last for so long.
     fn spin(&self, lasts: SimDuration) -> Estimate;
 
-    /// A copy.
+    /// What a copy of `bytes` bytes takes.
     fn copy(&self, kind: CopyKind, bytes: u64) -> Estimate;
 
     /// Whether the cost of an operator depends on how the program comes to it.
@@ -361,7 +361,7 @@ pub(crate) struct RecordedCompute<'a> {
     /// By rank, whether it is replayed on a device of another model or other rates.
     pub(crate) other_device: Vec<bool>,
     pub(crate) has_operators: bool,
-    /// The file.
+    /// The path of the record.
     pub(crate) path: &'a Path,
 }
 

@@ -116,7 +116,7 @@ fn cluster(ranks: u32) -> Cluster {
 
 /// What a program does.
 enum Doing {
-    /// Runs this.
+    /// Has run these operators, as a capture writes them down.
     Ran(Vec<u8>),
     /// Asks, and goes on when it is told.
     Asks(Op),

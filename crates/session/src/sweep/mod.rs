@@ -114,13 +114,13 @@ pub type TrialReady = (Trial, Result<Ready, String>);
 
 /// A sweep whose trials are known, or a search with those that are known so far.
 pub struct Undertaking<'a> {
-    /// The file.
+    /// The sweep file.
     pub sweep: &'a Sweep,
-    /// Its trials.
+    /// The trials to carry out.
     pub trials: Vec<TrialReady>,
     /// Which of them share records.
     pub plan: Plan,
-    /// So many are carried out at once.
+    /// Number of trials that are carried out at once.
     pub jobs: usize,
     /// More trials may come, which records can answer.
     grows: bool,
@@ -248,7 +248,7 @@ impl SweepFolder {
         Ok(SweepFolder { path, journal, done, _lock: lock })
     }
 
-    /// Its path.
+    /// The path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }

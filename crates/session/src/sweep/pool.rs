@@ -48,7 +48,7 @@ pub trait Watch {
 /// Why a sweep has not come to its end.
 #[must_use]
 pub enum Halted {
-    /// It has.
+    /// Every trial has been carried out.
     No,
     /// A signal has asked for it.
     By(Interrupt),
@@ -139,9 +139,9 @@ struct Pool<'a> {
 
 struct State {
     waiting: BTreeSet<usize>,
-    /// So many replays are under way.
+    /// Number of replays in progress.
     replaying: usize,
-    /// By group.
+    /// The state of each group's record, by group.
     records: Vec<Record>,
 }
 

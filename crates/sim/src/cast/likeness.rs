@@ -34,7 +34,7 @@ pub struct Likeness {
 pub struct Unlike {
     /// What to do without.
     pub due_to: DueTo,
-    /// In words.
+    /// The difference, as a sentence for the user.
     pub problem: String,
 }
 
@@ -105,7 +105,7 @@ struct Heard {
     names: Vec<Option<Handle>>,
     significant: u32,
     groups: BTreeMap<GroupId, GroupId>,
-    /// By task.
+    /// Host compute since the last significant step, by task.
     host: BTreeMap<TaskId, SimDuration>,
 }
 

@@ -33,7 +33,7 @@ pub struct FoldPlan {
 pub struct Fold {
     /// The slot that changes.
     pub destination: GroupRank,
-    /// Another slot.
+    /// The slot that is read, which is not `destination`.
     pub source: GroupRank,
     /// Which elements, of the input tensor (reduce-scatter: all blocks one after the other).
     pub span: Span,

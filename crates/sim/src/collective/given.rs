@@ -36,7 +36,7 @@ pub struct Plan {
     pub kind: CollectiveKind,
     /// Into how many blocks the tensor is cut.
     pub blocks: u32,
-    /// By rank.
+    /// The steps of each rank, indexed by its rank in the group.
     pub ranks: Vec<Vec<GivenStep>>,
 }
 

@@ -151,7 +151,7 @@ pub struct Wire {
     pub efficiency: u32,
     /// From the last byte's leaving until the receiver can go on, at least, inside a server.
     pub inside: SimDuration,
-    /// Between servers.
+    /// The same between servers.
     pub between: SimDuration,
 }
 
@@ -180,14 +180,14 @@ pub struct Step {
 /// The first steps of another lane of the same member ([`Algorithm::other_lanes`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Beside {
-    /// Which lane.
+    /// The other lane.
     pub lane: u32,
-    /// How many of its steps; 0: there is nothing to wait for.
+    /// Number of its first steps that must be complete; 0: there is nothing to wait for.
     pub count: u32,
 }
 
 impl Beside {
-    /// No steps.
+    /// Waits for no steps of another lane.
     pub const NOTHING: Beside = Beside { lane: 0, count: 0 };
 }
 
@@ -208,16 +208,16 @@ fn lanes(algorithm: &dyn Algorithm, call: &Collective, size: u32, me: GroupRank)
 pub enum Action {
     /// Sends elements, as they stand when the step starts.
     Send {
-        /// To whom.
+        /// The receiver.
         to: GroupRank,
-        /// Which elements.
+        /// The elements that are sent.
         span: Span,
     },
     /// Receives elements into the same place.
     Recv {
-        /// From whom.
+        /// The sender.
         from: GroupRank,
-        /// Which elements.
+        /// The elements that are received.
         span: Span,
         /// Combine with what is there, rather than replace it. Where several combine at the same place they do so in the order of
         /// their steps, whichever arrives first, so that values never depend on time.
@@ -232,12 +232,12 @@ pub enum Action {
 pub struct Span {
     /// The first element.
     pub start: u64,
-    /// How many.
+    /// Number of elements.
     pub len: u64,
 }
 
 impl Span {
-    /// No elements.
+    /// A span without elements.
     pub const EMPTY: Span = Span { start: 0, len: 0 };
 
     /// The element after the last.

@@ -51,9 +51,9 @@ pub struct Device {
 /// A time in which a device takes longer still.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlowSpell {
-    /// Since when.
+    /// The instant at which the device slows down.
     pub from: SimTime,
-    /// Until when.
+    /// The instant at which the slow spell is over.
     pub to: SimTime,
     /// So many times as long as otherwise; finite, above zero.
     pub factor: f64,

@@ -15,7 +15,7 @@ pub struct Operator {
     pub family: Family,
     /// What it computes with; `None`: not known.
     pub elements: Option<Elements>,
-    /// Floating-point operations.
+    /// Number of floating-point operations.
     pub flops: u64,
     /// Bytes that it reads from memory.
     pub read: Bytes,
@@ -167,7 +167,7 @@ pub enum Layout {
 /// Which gradient, if any, an operator computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// The result.
+    /// None: the forward pass.
     Forward,
     /// The gradient of the input; for what has no weights, the whole backward pass.
     Backward,
@@ -201,7 +201,7 @@ pub enum FlatKind {
     Gather,
     /// Rows or elements put by index: the gradient of an embedding, scatter.
     Scatter,
-    /// Random numbers.
+    /// Tensors filled with random numbers.
     Random,
     /// An optimizer's step over all of its tensors in one launch.
     Optimizer,

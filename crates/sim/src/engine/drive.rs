@@ -24,13 +24,13 @@ pub enum Ending {
 #[derive(Debug, thiserror::Error)]
 #[error("{rank}, {task}, at {at}: {error}")]
 pub struct Failure {
-    /// Whose.
+    /// The rank of the program.
     pub rank: RankId,
     /// The thread that was resumed.
     pub task: TaskId,
-    /// When.
+    /// The virtual time at which the task was resumed.
     pub at: SimTime,
-    /// Why.
+    /// What the program returned.
     #[source]
     pub error: ProgramError,
 }

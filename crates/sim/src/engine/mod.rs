@@ -88,11 +88,11 @@ pub enum Turn {
 /// A task that may go on.
 #[derive(Debug)]
 pub struct Resumption {
-    /// Whose.
+    /// The rank of the task.
     pub rank: RankId,
-    /// Which.
+    /// The task that may go on.
     pub task: TaskId,
-    /// Its clock.
+    /// The task's clock.
     pub now: SimTime,
     /// The answer to what it asked for.
     pub reply: Reply,

@@ -77,7 +77,7 @@ pub(crate) enum TaskState {
     Paused { since: SimTime, site: Site },
     /// Pays for a poll.
     Polling { since: SimTime },
-    /// Has ended.
+    /// Its program has ended.
     Ended,
 }
 

@@ -14,9 +14,9 @@ use std::fmt;
 /// Why a run cannot go on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Halt {
-    /// When.
+    /// The virtual time at which the run stopped.
     pub at: SimTime,
-    /// Why.
+    /// What stopped it.
     pub reason: HaltReason,
     /// Every rank, as it stood.
     pub ranks: Vec<RankReport>,
@@ -29,19 +29,19 @@ pub enum HaltReason {
     Deadlock,
     /// Two ranks called what should be one operation in different ways.
     Mismatch {
-        /// In which group.
+        /// The process group of the operation.
         group: GroupId,
-        /// Who called first.
+        /// The rank that called first, and its handle of the operation.
         first: (RankId, Handle),
-        /// What.
+        /// The operation as the first rank called it.
         first_call: CallOp,
-        /// The line it did so.
+        /// The line of the first rank's call.
         first_site: Site,
-        /// Who does not agree.
+        /// The rank that disagrees, and its handle of the operation.
         second: (RankId, Handle),
-        /// The line it did so.
+        /// The line of the second rank's call.
         second_site: Site,
-        /// About what: "dtype: float32 against float64", the second rank's first.
+        /// The property that differs, and its values, the second rank's first: "dtype: float32 against float64".
         what: String,
     },
     /// The run's clock would pass 213 days.
@@ -53,11 +53,11 @@ pub enum HaltReason {
 /// One rank, when the run stopped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankReport {
-    /// Who.
+    /// The rank.
     pub rank: RankId,
-    /// Its clock.
+    /// The rank's clock.
     pub clock: SimTime,
-    /// Its program has ended, and how.
+    /// How its program ended; `None`: it has not.
     pub ended: Option<Outcome>,
     /// Its threads that have not ended.
     pub tasks: Vec<TaskReport>,
@@ -66,9 +66,9 @@ pub struct RankReport {
 /// One thread of a rank, when the run stopped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskReport {
-    /// Which.
+    /// The thread.
     pub task: TaskId,
-    /// The line it stands on, if it is blocked.
+    /// The line on which it is blocked; `None`: it is not blocked in the engine.
     pub site: Option<Site>,
     /// What it is doing.
     pub doing: Doing,
@@ -77,7 +77,7 @@ pub struct TaskReport {
 /// What a thread is doing.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Doing {
-    /// It runs.
+    /// Its program runs, or has just asked the engine.
     Running,
     /// It waits for another thread of its process, where the engine cannot look.
     Inside,
@@ -90,7 +90,7 @@ pub enum Doing {
 /// An operation that is not complete.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pending {
-    /// How its rank calls it.
+    /// The rank's handle of the operation.
     pub handle: Handle,
     /// `all_reduce`, `recv`; `compute` or `sleep`.
     pub operation: &'static str,
@@ -109,15 +109,15 @@ pub struct Pending {
 /// A send or receive of the peer, to this rank and in the same group, but with another tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Near {
-    /// The peer.
+    /// The rank of the peer.
     pub rank: RankId,
-    /// Whether it has sent, or receives.
+    /// Whether the peer sends; otherwise it receives.
     pub sends: bool,
-    /// Its tag.
+    /// The tag of the peer's operation.
     pub tag: u64,
-    /// The tag of what waits for it.
+    /// The tag of this rank's operation.
     pub wanted: u64,
-    /// The peer's line.
+    /// The line of the peer's call.
     pub site: Site,
 }
 

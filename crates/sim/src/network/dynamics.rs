@@ -60,7 +60,7 @@ pub struct ProfilePoint {
 pub enum Jitter {
     /// Evenly between nothing and `max`.
     Uniform {
-        /// The most.
+        /// The largest delay.
         max: SimDuration,
     },
     /// Normal around nothing: as often less as more.
@@ -68,32 +68,32 @@ pub enum Jitter {
         /// The standard deviation.
         deviation: SimDuration,
     },
-    /// Exponential.
+    /// Exponentially distributed.
     Exponential {
-        /// The mean.
+        /// The mean of the delay.
         mean: SimDuration,
     },
     /// Log-normal: rarely very much, as on radio links.
     LogNormal {
-        /// The median.
+        /// The median of the delay.
         median: SimDuration,
         /// The standard deviation of the logarithm.
         sigma: f64,
     },
 }
 
-/// A stream of somebody else's between two hosts, which always has bytes to send and shares links as every stream does.
+/// A stream of background traffic between two hosts. It always has bytes to send, and shares links as every stream does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Background {
-    /// From.
+    /// The host that sends.
     pub from: HostId,
-    /// To.
+    /// The host that receives.
     pub to: HostId,
-    /// At most; `None`: as fast as its share of the links.
+    /// The highest rate; `None`: as fast as its share of the links.
     pub rate: Option<Rate>,
-    /// Since when.
+    /// The virtual time at which it starts.
     pub start: SimTime,
-    /// Until when; `None`: for ever.
+    /// The virtual time at which it ends; `None`: never.
     pub end: Option<SimTime>,
 }
 
@@ -144,7 +144,7 @@ impl LinkDynamics {
 }
 
 impl Profile {
-    /// How far into the profile `now` is, and how long before `now` it has started.
+    /// The offset of `now` in the profile's current period, and the instant at which that period started.
     fn place(&self, now: SimTime) -> (SimDuration, SimTime) {
         let since_zero = now.since(SimTime::ZERO).as_ps();
         let into = self.period.map_or(since_zero, |period| since_zero % period.as_ps());

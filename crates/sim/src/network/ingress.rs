@@ -43,7 +43,7 @@ struct Queue {
     size: u128,
     capacity: u64,
     open: bool,
-    /// What comes.
+    /// The rate at which bytes arrive.
     inflow: u128,
     /// What waited, and what the link had carried in all, at `since`.
     waiting: u128,

@@ -29,7 +29,7 @@ const NOWHERE: u32 = u32::MAX;
 /// Clocks of links and targets of flows.
 pub(super) struct Progress {
     clocks: Vec<Clock>,
-    /// By flow.
+    /// The target of each flow, by its number.
     flow_targets: Vec<FlowTarget>,
     /// Links whose clocks flows go by, by when the first of these ends; no later than that where [`Clock::exact`] is not set.
     ends: IndexedHeap<SimTime>,
@@ -39,7 +39,7 @@ pub(super) struct Progress {
 
 /// The flows of one bottleneck.
 struct Clock {
-    /// In quanta.
+    /// The link's level in quanta: the rate at which the clock advances.
     level: u64,
     /// What the clock showed at `since`.
     shown: u128,

@@ -42,7 +42,7 @@ pub struct OperationStatistics {
 }
 
 impl Statistics {
-    /// By rank.
+    /// The statistics of every rank, indexed by rank.
     pub fn ranks(&self) -> &[RankStatistics] {
         &self.ranks
     }

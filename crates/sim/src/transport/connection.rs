@@ -62,7 +62,7 @@ pub(super) enum Release {
     Bytes { bytes: Bytes, tag: u64, last: bool },
     /// Nothing before this instant.
     Later(SimTime),
-    /// Nothing waits.
+    /// No bytes are waiting.
     Nothing,
 }
 

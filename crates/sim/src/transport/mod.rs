@@ -98,7 +98,7 @@ pub(crate) enum Purpose {
         instance: u32,
         /// The sender's place in the group.
         from: GroupRank,
-        /// The receiver's.
+        /// The receiver's place in the group.
         to: GroupRank,
         /// The number of the sender's step.
         step: u64,

@@ -40,9 +40,9 @@ pub(crate) struct Grant {
 /// Sends that wait for their receivers and the other way round.
 #[derive(Debug, Default)]
 pub(super) struct Rendezvous {
-    /// By connection.
+    /// Sends and receives that wait, by connection.
     slots: IndexMap<(u32, Channel), Slot, FxBuildHasher>,
-    /// By receiver.
+    /// Announcements of senders, and receives that wait for one, by receiver.
     doors: IndexMap<(RankId, Channel), Door, FxBuildHasher>,
 }
 

@@ -9,18 +9,18 @@ use super::measurement::Measurement;
 use crate::statistics::Sample;
 use serde::Serialize;
 
-/// Two sizes that were measured, one after the other, between which an operation changes its behaviour.
+/// Two measured sizes, next to each other, between which an operation changes its behaviour.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Breakpoint {
-    /// The larger of what is as before, in bytes.
+    /// The last size before the change, in bytes.
     pub last: u64,
-    /// The smaller of what is not.
+    /// The first size after the change, in bytes.
     pub first: u64,
-    /// The ends of the 95 % interval: the change is above the one and at or below the other.
+    /// Lower end of the 95 % interval in bytes: the change is above it.
     pub low: u64,
-    /// The same.
+    /// Upper end of the 95 % interval in bytes: the change is at or below it.
     pub high: u64,
-    /// How many times as long the operation takes at `first` as it would have, had nothing changed.
+    /// Duration at `first`, as a multiple of what it would be without the change.
     pub jump: f64,
 }
 

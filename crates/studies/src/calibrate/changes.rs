@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 /// An operation that behaves differently from some size on.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Change {
-    /// `pingpong`, `all_reduce`.
+    /// Name of the operation: `pingpong`, `all_reduce`.
     pub operation: String,
-    /// How many ranks took part.
+    /// Number of ranks that took part.
     pub ranks: usize,
-    /// Where.
+    /// The sizes between which it changes.
     #[serde(flatten)]
     pub at: Breakpoint,
 }

@@ -15,13 +15,13 @@ pub struct Observation {
     weight: f64,
 }
 
-/// Where the model fits best.
+/// The result of a fit of the model.
 pub struct Fit {
     /// The logarithms of the parameters.
     pub point: Vec<f64>,
-    /// The ends of their 95 % intervals.
+    /// Lower ends of the 95 % intervals, in logarithms.
     pub low: Vec<f64>,
-    /// The same.
+    /// Upper ends of the 95 % intervals, in logarithms.
     pub high: Vec<f64>,
     /// Model minus observation, in logarithms.
     pub residuals: Vec<f64>,

@@ -7,13 +7,13 @@ use serde::{Deserialize, Serialize};
 /// What was done among some ranks, and how long each repetition took.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Measurement {
-    /// `pingpong`, `ping`, `round_trip`, `all_reduce`.
+    /// Name of the operation: `pingpong`, `ping`, `round_trip`, `all_reduce`.
     pub operation: String,
-    /// Among whom.
+    /// The ranks that took part.
     pub ranks: Vec<u32>,
-    /// Of what size.
+    /// Size of the tensor or message in bytes.
     pub bytes: u64,
-    /// Of each repetition.
+    /// Duration of each repetition in seconds.
     pub seconds: Vec<f64>,
     /// Do these ranks share a host?
     #[serde(default)]
@@ -29,9 +29,9 @@ pub struct Measurement {
 /// A processor whose operators were measured.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Processor {
-    /// Under which the database has its operators.
+    /// Name under which the database has its operators.
     pub name: String,
-    /// The database.
+    /// Path of the database.
     pub database: String,
     /// The highest rates that were reached.
     #[serde(flatten)]
@@ -46,7 +46,7 @@ pub enum MeasurementError {
     Line {
         /// Counted from 1.
         line: usize,
-        /// Why.
+        /// What serde says of the line.
         source: serde_json::Error,
     },
     /// Too few of them.

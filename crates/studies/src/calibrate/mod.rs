@@ -50,13 +50,13 @@ pub struct Calibration {
 /// One number of the cluster file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Parameter {
-    /// `latency`, `host 2 bandwidth`.
+    /// Name of the parameter: `latency`, `host 2 bandwidth`.
     pub name: String,
-    /// As the cluster file has it.
+    /// The value, as the cluster file has it.
     pub value: String,
-    /// The ends of its 95 % interval, from the bootstrap.
+    /// Lower end of its 95 % interval, from the bootstrap.
     pub low: String,
-    /// The same.
+    /// Upper end of its 95 % interval, from the bootstrap.
     pub high: String,
 }
 
@@ -73,15 +73,15 @@ pub struct Profiled {
 /// How far the fit is from one measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CaseError {
-    /// `pingpong`, `ping` or `round_trip`.
+    /// Name of the operation: `pingpong`, `ping` or `round_trip`.
     pub operation: String,
-    /// Between whom.
+    /// The ranks that took part.
     pub ranks: Vec<u32>,
-    /// Of what size.
+    /// Size of the message in bytes.
     pub bytes: u64,
-    /// What was measured, in seconds.
+    /// The measured duration in seconds.
     pub measured_s: f64,
-    /// (predicted - measured) / measured.
+    /// Relative error: (predicted - measured) / measured.
     pub error: f64,
 }
 

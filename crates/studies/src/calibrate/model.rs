@@ -127,7 +127,7 @@ impl Network {
         Network { message: *message, solo: None, links, local: form.shared.then(|| (local[0], local[1])) }
     }
 
-    /// The point.
+    /// The logarithms of the parameters, in the order in which [`Network::at`] takes them.
     pub fn logarithms(&self) -> Vec<f64> {
         let links = self.links.iter().flat_map(|link| [Some(link.latency), Some(link.bandwidth), link.egress]);
         let local = self.local.iter().flat_map(|(latency, bandwidth)| [*latency, *bandwidth]);
@@ -277,13 +277,13 @@ fn latency_of(observed: &[&Pair], host: u32, hosts: usize) -> Option<f64> {
     Some(((own - all) / (hosts - 2) as f64).max(all / 100.0))
 }
 
-/// Predicts measurements.
+/// The model of a network, which predicts the duration of measurements.
 pub struct Model<'a> {
     /// What is known.
     pub setting: &'a Setting<'a>,
-    /// Which measurements.
+    /// The measurements that are predicted.
     pub cases: &'a [Pair],
-    /// Who is where.
+    /// The host of each rank.
     pub placement: &'a Placement,
 }
 

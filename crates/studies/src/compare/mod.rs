@@ -22,13 +22,13 @@ use uniference_sim::time::{SimDuration, SimTime};
 /// What differs. Times are seconds, errors fractions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Of the whole program.
+    /// Makespan of the whole program.
     pub makespan: Pair,
-    /// By rank.
+    /// The differences of each rank, indexed by rank.
     pub ranks: Vec<RankDifference>,
-    /// Of all matched operations.
+    /// Errors of all matched operations together.
     pub overall: Errors,
-    /// By operation, group and size.
+    /// Differences of the operations, by name, group and size.
     pub operations: Vec<OperationDifference>,
     /// How far apart the runs are at a few moments: at the ends of operations.
     pub drift: Vec<Pair>,
@@ -56,32 +56,32 @@ pub struct Pair {
 /// Where one rank's difference comes from: `compute_s + network_s + late_peer_s + idle_s` is the difference of its finishes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RankDifference {
-    /// Which.
+    /// The rank.
     pub rank: usize,
-    /// When it finished.
+    /// The time at which it finished, in both runs.
     pub finish: Pair,
-    /// First minus second: compute.
+    /// Difference of compute: first minus second.
     pub compute_s: f64,
-    /// Exposed communication once all peers had entered.
+    /// Difference of exposed communication once all peers had entered.
     pub network_s: f64,
-    /// Exposed communication before that.
+    /// Difference of exposed communication before all peers had entered.
     pub late_peer_s: f64,
-    /// Sleep, store, making groups.
+    /// Difference of idle time: sleep, store, creation of groups.
     pub idle_s: f64,
 }
 
 /// Errors of several operations.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Errors {
-    /// How many there are.
+    /// Number of operations.
     pub count: usize,
-    /// The signed error in the middle.
+    /// Median signed error.
     pub median: f64,
-    /// The middle of the errors without their sign.
+    /// Median absolute error.
     pub median_absolute: f64,
-    /// 95 of 100 are smaller, without their sign.
+    /// 95th percentile of the absolute errors.
     pub p95: f64,
-    /// The largest, with its sign.
+    /// The error that is largest in absolute value, with its sign.
     pub worst: f64,
 }
 

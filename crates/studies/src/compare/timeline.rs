@@ -47,9 +47,9 @@ pub(super) struct Channel {
 
 /// What a [`Timeline`] has seen, by what it can be compared with.
 pub struct ObservedRun {
-    /// In order.
+    /// Operations of each channel, in order.
     pub(super) operations: BTreeMap<Channel, Vec<MatchedOperation>>,
-    /// Of the program, by site.
+    /// Lines of the program, indexed by site.
     pub(super) lines: Vec<String>,
     pub(super) ranks: Vec<(SimTime, Times)>,
 }

@@ -29,7 +29,7 @@ pub(super) struct Name(pub(super) u32);
 /// What is kept of one rank.
 #[derive(Default)]
 pub(super) struct RankCauses {
-    /// By handle.
+    /// Its activities, indexed by handle.
     activities: Vec<Option<Activity>>,
     /// What let each task go on, in order.
     turns: Vec<Vec<Turn>>,
@@ -95,7 +95,7 @@ pub(super) struct Message {
     pub(super) cause: Cause,
     pub(super) by: RankId,
     pub(super) source: RankId,
-    /// The sender's.
+    /// The sender's operation.
     pub(super) operation: Handle,
     /// The slowest of its route.
     pub(super) link: Option<LinkId>,

@@ -20,34 +20,34 @@ pub struct Difference {
     pub second_s: f64,
     /// How much longer the second one takes; negative: shorter.
     pub difference_s: f64,
-    /// One sentence.
+    /// The difference in one sentence.
     pub summary: String,
-    /// By kind.
+    /// The difference by kind of time.
     pub kinds: Vec<Change<&'static str>>,
-    /// By rank.
+    /// The difference by rank.
     pub ranks: Vec<Change<u32>>,
-    /// By link.
+    /// The difference by link.
     pub links: Vec<Change<String>>,
-    /// By operation of process groups.
+    /// The difference by operation of process groups.
     pub operations: Vec<Change<String>>,
-    /// By line of the program, as `model.py:41`; `None` (null): no line is known.
+    /// The difference by line of the program, as `model.py:41`; `None` (null): no line is known.
     pub lines: Vec<Change<Option<String>>>,
-    /// By the innermost range; `None` (null): none was open.
+    /// The difference by innermost range; `None` (null): none was open.
     pub ranges: Vec<Change<Option<String>>>,
-    /// By kind and what is computed or the operation.
+    /// The difference by kind and by what is computed or the operation.
     pub parts: Vec<PartChange>,
 }
 
 /// How much of the two paths one thing is.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Change<K> {
-    /// Which.
+    /// The kind, rank, link, operation, line or range.
     pub name: K,
-    /// Of the first path.
+    /// Seconds of the first path.
     pub first_s: f64,
-    /// Of the second one.
+    /// Seconds of the second path.
     pub second_s: f64,
-    /// How much more of the second one.
+    /// Second minus first, in seconds.
     pub difference_s: f64,
 }
 

@@ -33,13 +33,13 @@ use walk::{Path, Span, walk};
 pub struct Explanation {
     /// The time at which the last rank ended.
     pub makespan_s: f64,
-    /// The rank that did.
+    /// The last rank that ended.
     pub rank: u32,
-    /// One sentence.
+    /// The explanation in one sentence.
     pub summary: String,
     /// By kind, the longest first; so are all lists.
     pub kinds: Vec<Part<&'static str>>,
-    /// By rank.
+    /// The path by rank.
     pub ranks: Vec<Part<u32>>,
     /// By link: all time of messages on their way of which it is the slowest link.
     pub links: Vec<Part<String>>,
@@ -69,11 +69,11 @@ impl Explanation {
 /// A part of the critical path.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Part<K> {
-    /// Which.
+    /// The kind, rank, link, operation, line or range.
     pub name: K,
-    /// How much of the path it is.
+    /// Its seconds of the path.
     pub seconds: f64,
-    /// The same as a fraction of the makespan.
+    /// Its fraction of the makespan.
     pub share: f64,
 }
 
@@ -165,7 +165,7 @@ pub enum Listed {
     Nothing,
     /// So many at most, for pictures: what lies together within this part of the makespan is one, and called by the longest of it.
     AtMost(u64),
-    /// All.
+    /// All spans.
     All,
 }
 

@@ -65,7 +65,7 @@ enum At {
     Ran(RankId, TaskId),
     /// An activity was complete.
     Complete(RankId, Handle),
-    /// It began.
+    /// An activity began.
     Began(RankId, Handle),
     /// A cause had its effect on this rank.
     Caused(RankId, Cause),

@@ -25,7 +25,7 @@ pub(super) enum Finding {
 #[derive(Default)]
 pub(super) struct Attention {
     live: FxHashMap<u64, Traced>,
-    /// By definition.
+    /// The role of each definition, indexed by its number.
     roles: Vec<Option<Role>>,
     calls: u64,
 }

@@ -14,9 +14,9 @@ const MOST_POINTS: usize = 512;
 /// What a rank held from this time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
-    /// In virtual time.
+    /// The virtual time.
     pub at: SimTime,
-    /// Bytes.
+    /// Bytes held, by kind.
     pub held: ByKind,
 }
 

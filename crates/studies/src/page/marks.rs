@@ -45,7 +45,7 @@ pub struct Mark {
 }
 
 impl Mark {
-    /// A span.
+    /// A mark of one span.
     pub fn new(start: u64, end: u64, kind: MarkKind, name: u32) -> Mark {
         let mut by_kind = [0; MarkKind::ALL.len()];
         by_kind[kind as usize] = end - start;

@@ -62,7 +62,7 @@ pub struct Watched {
 pub struct RunPage {
     /// What the page calls it.
     pub name: String,
-    /// Its report.
+    /// The run's report.
     pub report: Report,
     /// What was seen while it was simulated again, or read from the files of a real run.
     pub seen: Option<Seen>,
@@ -94,7 +94,7 @@ pub struct Seen {
 /// What a rank held in memory when.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryChart {
-    /// Whose.
+    /// The rank that held the memory.
     pub rank: u32,
     /// Kinds that it ever held.
     pub kinds: Vec<&'static str>,

@@ -16,7 +16,7 @@ pub enum Source {
 /// A trial that has been carried out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Its number.
+    /// The trial's number.
     pub trial: usize,
     /// The value of each parameter.
     pub settings: Vec<Value>,

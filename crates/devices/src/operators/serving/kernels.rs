@@ -97,12 +97,12 @@ fn shape<'a>(
     Some(Shape { heads, query, cache, key_heads: heads.checked_div(of_a_key)?, score, value, stored })
 }
 
-/// How much there may be.
+/// Upper bounds of the sizes of a call.
 struct Size {
     sequences: u64,
-    /// Of all sequences.
+    /// Queries of all sequences together.
     queries: u64,
-    /// Of each.
+    /// Keys of each sequence.
     keys: u64,
 }
 

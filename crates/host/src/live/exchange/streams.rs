@@ -29,9 +29,9 @@ pub enum Piece {
     },
     /// What is handed to the stream from here on waits for the event, as it was recorded last.
     Wait {
-        /// Which stream.
+        /// The stream that waits.
         stream: u32,
-        /// For which event.
+        /// The event.
         event: u32,
     },
 }
@@ -49,11 +49,11 @@ impl Piece {
 /// Work on a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Launch {
-    /// Which.
+    /// The stream's number.
     pub stream: u32,
-    /// What.
+    /// The work.
     pub work: Work,
-    /// Of a copy, by which engine: one carries out one copy at a time.
+    /// The engine that carries out a copy, one at a time; `None`: it is no copy.
     pub engine: Option<CopyEngine>,
     /// The host waits until it is complete.
     pub blocks: bool,

@@ -38,9 +38,9 @@ const SHORT: u64 = 8 << 10;
 /// Rooms begin at multiples of this.
 const ALIGNMENT: u64 = 64;
 
-/// What a worker has told.
+/// A message of a worker.
 pub(crate) enum BoardNews {
-    /// Its zygote.
+    /// News of the worker's zygote.
     Zygote(News),
     /// What a rank was to combine is combined.
     Folded { rank: u32, task: u32, handle: LocalHandle },
@@ -50,7 +50,7 @@ pub(crate) enum BoardNews {
 
 /// A rank to be started there.
 pub(crate) struct Birth {
-    /// Which.
+    /// The rank's number.
     pub(crate) rank: u32,
     /// Where its compute comes from.
     pub(crate) compute: Compute,
@@ -144,7 +144,7 @@ impl Board {
         let _ = self.shared.processor.set(processor);
     }
 
-    /// Its name.
+    /// The worker's name.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }

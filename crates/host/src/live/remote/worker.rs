@@ -119,7 +119,7 @@ enum Heard {
     Ended(String),
 }
 
-/// This machine's.
+/// The arena of this machine.
 struct Arena {
     file: OwnedFd,
     tensors: SharedArena,
@@ -755,7 +755,7 @@ impl Worker<'_> {
 
 /// Why a worker cannot go on.
 enum Trouble {
-    /// The machine.
+    /// The machine cannot do what is needed.
     Host(HostError),
     /// The connection to the driver.
     Link(io::Error),

@@ -43,7 +43,7 @@ const POLICIES: [(&str, Option<Policy>); 11] = [
     ("DISTRIBUTED_INFERENCE", None),
 ];
 
-/// Between which ranks a collective is.
+/// The ranks that take part in a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
     /// All ranks.
@@ -61,11 +61,11 @@ pub enum Scope {
 /// A collective of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Communication {
-    /// Which one.
+    /// The kind of collective.
     pub kind: CommType,
-    /// Between whom.
+    /// The ranks that take part.
     pub scope: Scope,
-    /// As the file says.
+    /// Size in bytes, as the file says.
     pub bytes: u64,
 }
 
@@ -78,7 +78,7 @@ pub struct Work {
     pub communication: Option<Communication>,
 }
 
-/// A layer.
+/// A layer of a text workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer {
     /// Layers may share one.
@@ -111,7 +111,7 @@ pub struct Parallelism {
 pub struct TextWorkload {
     /// Who communicates when.
     pub policy: Policy,
-    /// In order.
+    /// The layers, in the order of the forward pass.
     pub layers: Vec<Layer>,
     /// Of a DLRM: the last layer below the interaction with the embeddings.
     pub last_bottom: usize,

@@ -16,7 +16,7 @@ pub enum Iteration {
     All,
 }
 
-/// An iteration.
+/// An iteration of the program, as profiles show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Window {
     pub(super) number: u64,

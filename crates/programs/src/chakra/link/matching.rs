@@ -12,7 +12,7 @@ const LOOK_AHEAD: usize = 48;
 /// So many threads of each file are compared.
 const THREADS: usize = 32;
 
-/// The pairs.
+/// Pairs of operators: of the profile and of the host trace.
 #[derive(Debug, Default)]
 pub(super) struct Matching {
     /// By event of the profile: the place of the operator in the host trace.

@@ -51,7 +51,7 @@ pub enum LinkError {
         100.0 * *matched as f64 / (*operators).max(1) as f64
     )]
     Mismatch {
-        /// The rank.
+        /// The rank of the files.
         rank: u32,
         /// Operators of both files.
         matched: usize,
@@ -78,7 +78,7 @@ pub enum LinkError {
         "rank {rank}: nothing was recorded in the selected iterations\nhint: choose another iteration, or --iteration all"
     )]
     Empty {
-        /// The rank.
+        /// The rank of the profile.
         rank: u32,
     },
     /// Communication that no file describes.
@@ -86,7 +86,7 @@ pub enum LinkError {
         "rank {rank}: {count} NCCL kernels cannot be identified: {problem}; the first is `{kernel}`\nhint: give the host traces too, or profile with record_shapes=True; --allow-unknown treats them as compute of the recorded duration"
     )]
     Unknown {
-        /// The rank.
+        /// The rank of the profile.
         rank: u32,
         /// Number of such kernels.
         count: usize,
@@ -120,9 +120,9 @@ pub enum LinkError {
         "rank {rank}: {problem} closes a cycle\nhint: --repair drops a small set of dependencies that breaks all cycles, and lists them"
     )]
     Circle {
-        /// The rank.
+        /// The rank of the files.
         rank: u32,
-        /// The dependency.
+        /// The dependency that closes the circle.
         problem: String,
     },
     /// More than one file of a kind for a rank.
@@ -158,9 +158,9 @@ pub struct Options {
 /// A dependency that is dropped: of a node on another one, each with id and name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
-    /// What depends.
+    /// The node that depends.
     pub node: (u64, String),
-    /// On what.
+    /// The node that it depends on.
     pub on: (u64, String),
 }
 
@@ -174,7 +174,7 @@ impl fmt::Display for Edge {
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // there are as many as files
 pub enum Recording {
-    /// The profiler's.
+    /// The profiler's file.
     Profile(Profile),
     /// The execution trace observer's.
     Host(HostTrace),

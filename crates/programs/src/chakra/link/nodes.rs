@@ -48,7 +48,7 @@ pub(super) struct LinkedRank<'a> {
     pub(super) rank: u32,
     pub(super) recording: RankFiles<'a>,
     pub(super) timeline: &'a Timeline,
-    /// By item.
+    /// Calls of process groups, by item of the timeline.
     pub(super) calls: &'a FxHashMap<u32, Call>,
     pub(super) groups: &'a [Group],
     /// From a time of this rank's clock to nanoseconds since the first rank's start: what is added.

@@ -28,7 +28,7 @@ pub struct Profile {
 /// A span, or a call.
 #[derive(Clone, Debug)]
 pub(super) struct Event {
-    /// See [`Profile::name`].
+    /// Number of the name ([`Profile::name`]).
     pub(super) name: u32,
     pub(super) category: Category,
     /// The thread, or the stream.

@@ -53,7 +53,7 @@ pub(super) struct Item {
     pub(super) end_ns: i64,
     /// When the host came to it.
     pub(super) issued_ns: i64,
-    /// Other items.
+    /// The items that end before this one starts.
     pub(super) deps: Vec<u32>,
 }
 

@@ -17,7 +17,7 @@ const UNKNOWN: f64 = 5.0;
 const TRANSFERRED: f64 = 30.0;
 
 impl Costing {
-    /// All warnings.
+    /// All warnings about the costs.
     pub(super) fn remarks(&self) -> Vec<String> {
         let of_an_earlier_run = self.earlier.as_ref().and_then(Earlier::warning);
         let all = [

@@ -52,7 +52,7 @@ pub(super) static VARIANTS: [Variant; 7] = [
 enum Fabric {
     /// Below 100 GB/s.
     Pcie,
-    /// Ampere's NVLink.
+    /// NVLink of Ampere GPUs: from 100 GB/s.
     Nvlink3,
     /// Hopper's, over switches that reduce: 300 GB/s and more.
     Nvlink4,

@@ -82,7 +82,7 @@ fn a_queue_empties_as_fast_as_the_link_is_at_the_time() {
 
 #[derive(Clone, Debug)]
 struct Scenario {
-    /// Of hosts.
+    /// The rate of each host's link.
     rates: Vec<f64>,
     queue: u64,
     /// Streams: from, to.

@@ -29,7 +29,7 @@ pub struct FoldedTopology {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}\nhint: {hint}")]
 pub struct Asymmetry {
-    /// In words.
+    /// The difference, as a sentence for the user.
     pub problem: String,
     /// What can be done about it.
     pub hint: &'static str,

@@ -129,13 +129,13 @@ pub struct GridDimension {
 /// A host, and where it differs from the others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostSpec {
-    /// `orin.0`.
+    /// The host's name: `orin.0`.
     pub name: String,
-    /// Of its own links, where a [`Preset`] lays them out.
+    /// Bandwidths of the host's own links, where a [`Preset`] lays them out.
     pub bandwidth: Option<HostRates>,
     /// As [`LinkSpec::latency`]: a link gets half of it from the host on either end.
     pub latency: Option<SimDuration>,
-    /// As [`LinkSpec::queue`].
+    /// The receive queue, as in [`LinkSpec::queue`].
     pub queue: Option<Bytes>,
     /// What ranks on this host use between them; `None`: that takes no time.
     pub local: Option<LinkSpec>,
@@ -226,7 +226,7 @@ impl Topology {
         &self.0.links
     }
 
-    /// One link.
+    /// The link with this id.
     pub fn link(&self, id: LinkId) -> &Link {
         &self.0.links[id.index()]
     }
@@ -294,7 +294,7 @@ pub enum TopologyError {
     /// Two hosts have one name.
     #[error("duplicate host name `{name}`\nhint: give every host a unique name")]
     DuplicateHost {
-        /// Theirs.
+        /// The name that both hosts have.
         name: String,
     },
     /// Two links join the same nodes.
@@ -302,13 +302,13 @@ pub enum TopologyError {
         "duplicate link `{name}`\nhint: use one link with the sum of the bandwidths, or add a switch to one of them"
     )]
     DuplicateLink {
-        /// Theirs.
+        /// The name that both links have.
         name: String,
     },
     /// A link with one end, or with the same node twice.
     #[error("link `{name}` must connect different nodes\nhint: give two or more different names in `between`")]
     LinkEnds {
-        /// The link's.
+        /// The link's name.
         name: String,
     },
     /// A full-duplex link with more than two ends.
@@ -316,13 +316,13 @@ pub enum TopologyError {
         "link `{name}` has more than two ends and cannot be full duplex\nhint: use `duplex = \"half\"` for a medium that several nodes share"
     )]
     FullDuplexMedium {
-        /// The link's.
+        /// The link's name.
         name: String,
     },
     /// A name that is no host, on one link only.
     #[error("`{name}` is not a host, and a switch needs at least two links\nhint: the hosts are: {hosts}")]
     UnknownNode {
-        /// The node's.
+        /// The unknown name.
         name: String,
         /// Some of the names it could have been.
         hosts: String,
@@ -330,9 +330,9 @@ pub enum TopologyError {
     /// Two hosts that no links connect.
     #[error("no route from `{from}` to `{to}`\nhint: connect every host to every other host by links and switches")]
     NoRoute {
-        /// The one.
+        /// The host at one end of the missing route.
         from: String,
-        /// The other.
+        /// The host at its other end.
         to: String,
     },
     /// Packets that carry nothing, or more than themselves.
@@ -340,7 +340,7 @@ pub enum TopologyError {
     Overhead {
         /// The link's name.
         link: String,
-        /// As given.
+        /// The packet sizes that were given.
         packet: PacketOverhead,
     },
     /// A queue in front of what is no host's link from a switch.
@@ -358,7 +358,7 @@ pub enum TopologyError {
         preset: &'static str,
         /// What does not fit.
         problem: String,
-        /// What would.
+        /// What to change.
         hint: &'static str,
     },
 }

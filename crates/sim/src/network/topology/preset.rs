@@ -70,11 +70,11 @@ pub struct Dimension {
 /// How the hosts of one dimension are joined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DimensionKind {
-    /// As [`Preset::Ring`].
+    /// A ring, as in [`Preset::Ring`].
     Ring,
-    /// As [`Preset::FullyConnected`].
+    /// A link between every two, as in [`Preset::FullyConnected`].
     FullyConnected,
-    /// As [`Preset::Switch`].
+    /// A switch, as in [`Preset::Switch`].
     Switch,
 }
 
