@@ -16,7 +16,7 @@ pub struct Diagnostic {
     hint: Option<String>,
 }
 
-/// Where the mistake is.
+/// The place of the mistake in its file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Location {
     origin: String,
@@ -90,9 +90,9 @@ impl Location {
     }
 }
 
-/// So many characters of a name or value are enough to find it.
+/// Longer names and values are shortened to this many characters.
 const LONGEST: usize = 1_000;
-/// So many bytes of a long line are shown, from a little before the place on.
+/// This many bytes of a long line are shown, from a little before the place on.
 const WINDOW: usize = 400;
 const BEFORE: usize = 80;
 

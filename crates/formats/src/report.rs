@@ -18,15 +18,15 @@ const OLDEST: u32 = 1;
 /// A whole run. On every rank `compute_s + exposed_comm_s + idle_s` is the makespan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Of this format: [`VERSION`].
+    /// Version of this format: [`VERSION`].
     pub version: u32,
     /// The latest finish of any rank, in seconds of virtual time.
     pub makespan_s: f64,
-    /// The same in picoseconds.
+    /// The same time in picoseconds.
     pub makespan_ps: u64,
-    /// In order of rank.
+    /// Reports of the ranks, in order.
     pub ranks: Vec<RankReport>,
-    /// By operation and group.
+    /// Reports of the operations, by name and group.
     pub operations: Vec<OperationReport>,
     /// The links that have carried anything, in the cluster's order; empty (left out) where messages were not watched.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -174,9 +174,9 @@ pub struct LinkReport {
 pub struct JobReport {
     /// Tokens of all ranks together: read when training and at prefill, made when decoding.
     pub tokens: u64,
-    /// These over the makespan.
+    /// Tokens per second of virtual time.
     pub tokens_per_s: f64,
-    /// The same over the number of devices.
+    /// Tokens per second and device.
     pub tokens_per_s_per_device: f64,
     /// Floating-point operations that the model takes for them; what is computed again counts once.
     pub model_flops: f64,
@@ -216,15 +216,15 @@ pub struct PhaseReport {
     pub name: String,
     /// The rank in the world.
     pub rank: u32,
-    /// How many there were.
+    /// Number of occurrences.
     pub count: u64,
-    /// Seconds from their beginnings to their ends, together.
+    /// Sum of their durations in seconds.
     pub total_s: f64,
-    /// Seconds that half of them took at most.
+    /// Median duration in seconds.
     pub p50_s: f64,
-    /// The same of 90 %.
+    /// 90th percentile of the durations in seconds.
     pub p90_s: f64,
-    /// The same of 99 %.
+    /// 99th percentile of the durations in seconds.
     pub p99_s: f64,
     /// Seconds of `total_s` in which the rank computed; `None` (left out): not known, as in a real run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -237,7 +237,7 @@ pub struct PhaseReport {
 /// What the run had to wait for until it ended: each span of the path is what the next one waited for, and together they are the makespan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CriticalPathReport {
-    /// Whose program ended last.
+    /// The rank whose program ended last.
     pub rank: u32,
     /// By kind, the longest first.
     pub kinds: Vec<PathPartReport>,
@@ -262,9 +262,9 @@ pub struct PathPartReport {
     /// The line of the program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<String>,
-    /// How much of the makespan it is.
+    /// Its part of the makespan, in seconds.
     pub seconds: f64,
-    /// The same as a fraction.
+    /// Its fraction of the makespan.
     pub share: f64,
 }
 
@@ -296,7 +296,7 @@ pub struct MemoryReport {
     /// `parameters`, `gradients`, `optimizer`, `buffers`, `kv_cache` or `activations`; of a GPU's memory also `reserved` and `context`; beside
     /// it `host`, the most that was held there at any time.
     pub kind: String,
-    /// So many bytes.
+    /// Bytes at the peak.
     pub peak_bytes: u64,
     /// `path:line` of the operator during which the peak came; `None` (left out): it is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -316,7 +316,7 @@ pub struct Manifest {
     pub cluster: String,
     /// Of this program and of what the script used, by name.
     pub versions: BTreeMap<String, String>,
-    /// Of random numbers.
+    /// Seed of the random numbers.
     pub seed: u64,
     /// The command line, word by word.
     pub command: Vec<String>,
@@ -416,7 +416,7 @@ fn missed_crashes(statistics: &Statistics, devices: &[Device]) -> Vec<String> {
 /// A text that is no report.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
-    /// It cannot be read.
+    /// The text cannot be parsed as a report.
     #[error("this is not a report: {0}\nhint: `uniference run` writes one to its output folder, as report.json")]
     Malformed(#[from] serde_json::Error),
     /// Another version of this program wrote it.

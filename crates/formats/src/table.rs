@@ -15,11 +15,11 @@ const MOST_RANKS: usize = 16;
 const SHOWN: (usize, usize, usize) = (4, 4, 2);
 /// Characters in a line.
 pub const WIDTH: u16 = 100;
-/// What a further column of times takes.
+/// Width of a further column of times.
 const A_COLUMN: u16 = 14;
-/// So many ranges are shown.
+/// Number of ranges that are shown.
 const MOST_PHASES: usize = 12;
-/// So many kinds of the critical path are named, of those that are at least this part of it.
+/// Number of kinds of the critical path that are named, and their least fraction of the path.
 const MOST_OF_PATH: usize = 4;
 const LEAST_OF_PATH: f64 = 0.005;
 /// A rank that waits for data for less than this part of the run is not worth a column.

@@ -154,7 +154,7 @@ pub(crate) enum Kind {
     Managed,
     /// Addresses that were reserved; mapped or not.
     Reserved,
-    /// Mapped into reserved addresses.
+    /// Physical memory that is mapped into reserved addresses.
     Mapped,
     /// Opened from a handle of another process.
     Opened,

@@ -24,7 +24,7 @@ const RETAIN: u64 = 1 << 30;
 pub struct Layout {
     /// Bytes of address space for each rank.
     pub part: u64,
-    /// Of the whole.
+    /// Bytes of address space in all.
     pub total: u64,
     /// Bytes a rank may keep touched but unused.
     pub retain: u64,

@@ -32,9 +32,9 @@ pub enum Disagreement {
         "this side speaks version {ours} of the protocol between ranks and driver, the other side version {theirs}\nhint: install the same version of uniference on both sides"
     )]
     Version {
-        /// Of this side.
+        /// The version of this side.
         ours: u32,
-        /// Of the other one.
+        /// The version of the other side.
         theirs: u32,
     },
     /// Elements of tensors have another order of bytes.

@@ -297,7 +297,7 @@ unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
 /// Copies a part of a copy of `whole` bytes. [`finish_streaming`] comes after the last part.
 ///
 /// # Safety
-/// As of `copy`.
+/// The same as for `copy`.
 unsafe fn copy_part(to: *mut u8, from: *const u8, bytes: usize, whole: usize) {
     // SAFETY: the caller's.
     unsafe {
@@ -310,7 +310,7 @@ unsafe fn copy_part(to: *mut u8, from: *const u8, bytes: usize, whole: usize) {
 }
 
 /// # Safety
-/// As of `copy`.
+/// The same as for `copy`.
 #[cfg(target_arch = "x86_64")]
 unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
@@ -333,7 +333,7 @@ unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
 }
 
 /// # Safety
-/// As of `copy`.
+/// The same as for `copy`.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: the caller's.

@@ -183,9 +183,9 @@ impl Op {
 /// A range of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Room {
-    /// Where it begins.
+    /// Offset of its first byte.
     pub at: Offset,
-    /// How long it is.
+    /// Size in bytes.
     pub bytes: u64,
 }
 
@@ -381,9 +381,9 @@ pub struct Fetched {
 /// A part of an output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
-    /// Where it lies.
+    /// Offset of its first byte.
     pub offset: Offset,
-    /// How long it is.
+    /// Size in bytes.
     pub bytes: u64,
     /// It is what lies there combined with what lies here.
     pub other: Option<Offset>,

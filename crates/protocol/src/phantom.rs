@@ -247,7 +247,7 @@ pub struct Call {
     pub reduction: u32,
     /// The root, or whom a message is for or from; -1: there is none.
     pub peer: i32,
-    /// Which member calls.
+    /// The calling member's place in the group.
     pub me: i32,
     /// 1: data moves; 0: only its size does.
     pub has_values: u32,

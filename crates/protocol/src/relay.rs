@@ -34,7 +34,7 @@ pub struct Introduction {
 pub struct Admission {
     /// The rank whose process relays.
     pub rank: u32,
-    /// How many ranks there are.
+    /// Number of ranks in the world.
     pub world_size: u32,
     /// The rank's clock at its last answer.
     pub now: SimTime,

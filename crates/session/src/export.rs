@@ -16,7 +16,7 @@ use uniference_programs::chakra::export::{ExportError, export as export_record};
 use uniference_sim::ids::RankId;
 use uniference_studies::hazards::Hazards;
 
-/// So much of a trace is written at once.
+/// Number of bytes of a trace that are written at once.
 const CHUNK: usize = 1 << 16;
 
 /// Are there traces of a run in this folder?

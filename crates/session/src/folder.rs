@@ -181,7 +181,7 @@ fn check_foreign(folder: &Path) -> Result<(), HostError> {
     Ok(())
 }
 
-/// What is not part of tables of events; if these are no folder, that itself.
+/// A path in the folder of event tables that is no part of them; the folder itself if it is no folder.
 fn foreign_in_tables(tables: &Path) -> Result<Option<PathBuf>, HostError> {
     let is_folder = |path: &Path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
     let is_kind = |name: &str| KINDS.iter().any(|kind| kind.name == name);

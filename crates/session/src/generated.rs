@@ -30,7 +30,7 @@ use uniference_sim::time::Bytes;
 /// The device that is assumed where the cluster says nothing.
 const ASSUMED: &str = "h100-sxm-80gb";
 
-/// So many simulated ranks take long enough that a user wants to know why they are not fewer.
+/// With this many simulated ranks or more, the user is told why they are not folded.
 const MANY: u32 = 1024;
 
 /// Whether ranks that are alike are simulated as one.
@@ -47,7 +47,7 @@ pub enum Fold {
 
 /// A generated job to be run.
 pub struct Job {
-    /// What it does.
+    /// The job's program.
     pub workload: Workload,
     /// What it runs on; it must be described.
     pub cluster: ClusterOptions,
@@ -59,7 +59,7 @@ pub struct Job {
     pub compute: ComputeOptions,
     /// What the report calls it by.
     pub command: Vec<String>,
-    /// Where the results go.
+    /// The output folder and what is written to it.
     pub output: Output,
 }
 

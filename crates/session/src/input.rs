@@ -29,7 +29,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// Opens the program record of a run.
 ///
 /// # Errors
-/// If there is none.
+/// If the run has no record, or it cannot be opened.
 pub fn open_record(path: &Path) -> Result<File, HostError> {
     open(path).map_err(|source| HostError::File {
         action: "read",

@@ -20,7 +20,7 @@ pub const LOCK: &str = ".uniference.lock";
 /// How long the machines of a launch wait for the one that came first to say whose the folder is.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// Who wants to write.
+/// A command that wants to write to a folder.
 #[derive(Clone, Copy)]
 pub enum Writer<'a> {
     /// One command, which shares the folder with no other.

@@ -161,11 +161,11 @@ fn chances(sites: BTreeMap<String, Beside>) -> Vec<Chance> {
     chances
 }
 
-/// What runs beside what.
+/// The compute that is moved beside operations.
 pub(crate) enum Moves {
-    /// What the arrangement says.
+    /// That of the arrangement.
     Arranged(Arc<Arrangement>),
-    /// Nothing: what could be is found out about each call by itself.
+    /// None; for each call it is found out which compute could be moved beside it.
     Nothing(Rc<RefCell<Found>>),
 }
 

@@ -17,7 +17,7 @@ const MOST_FOR_CHANGES: u64 = 1_000_000;
 
 /// A run as it was seen when it was simulated again.
 pub struct SeenAgain {
-    /// For its charts.
+    /// The data of its charts.
     pub seen: Seen,
     /// What changes would gain, or why that was not tried.
     pub what_if: Result<WhatIf, String>,

@@ -46,7 +46,7 @@ pub struct Replay {
     pub compute: ComputeOptions,
     /// Which compute runs beside operations, if any is moved.
     pub arrangement: Option<Arc<Arrangement>>,
-    /// Where the results go.
+    /// The output folder and what is written to it.
     pub output: Output,
 }
 
@@ -187,7 +187,7 @@ fn doubts(
 /// The steps of a record.
 struct Recorded<'a> {
     steps: &'a Steps,
-    /// Until it is driven.
+    /// The reader of the record, until it is driven.
     reader: Option<RecordReader<BufReader<File>>>,
     costing: Rc<RefCell<Costing>>,
     /// What its program might have done otherwise.

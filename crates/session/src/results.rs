@@ -62,7 +62,7 @@ pub(crate) struct Recording {
 pub struct Figures {
     /// Times and bytes of every rank, operation and link.
     pub statistics: Statistics,
-    /// Of everything that happened.
+    /// Digest of the run's events.
     pub digest: Digest,
     /// What links have carried, if messages were watched.
     pub(crate) links: Option<Links>,
@@ -216,7 +216,7 @@ impl Recording {
         })
     }
 
-    /// Those who look on.
+    /// The observers and the recorder of the run.
     pub(crate) fn watchers(&mut self) -> (&mut dyn Observer, &mut dyn Recorder) {
         (&mut self.observers, &mut self.record)
     }

@@ -56,7 +56,7 @@ pub struct Watch<'a> {
 /// What a [`Source`] has come to.
 #[must_use]
 pub struct End {
-    /// How it ended.
+    /// How the simulation ended.
     pub ending: Ending,
     /// The programs' lines, by [`uniference_sim::ids::Site`].
     pub lines: Vec<String>,
@@ -85,7 +85,7 @@ pub enum Ending {
 /// Why programs did not come to their end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stop {
-    /// Whose fault it is.
+    /// The exit code of the command, which says whose fault it is.
     pub exit: Exit,
     /// What the user should know: whole lines, the first of which says what has happened.
     pub message: String,
@@ -144,7 +144,7 @@ impl Session {
         Ok(Session { resolved, manifest, record: *record, folder, notices: notices.clone() })
     }
 
-    /// What is simulated on.
+    /// The cluster that is simulated.
     pub fn resolved(&self) -> &Resolved {
         &self.resolved
     }
@@ -157,7 +157,7 @@ impl Session {
         &self.manifest
     }
 
-    /// Where the results go.
+    /// The output folder.
     pub fn folder(&self) -> &Folder {
         &self.folder
     }

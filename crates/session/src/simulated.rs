@@ -16,18 +16,18 @@ pub enum Ended<T> {
     Stopped(Stop),
 }
 
-/// How much is to be found out.
+/// How much of a run is examined.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// When it ends.
+    /// The makespan and the digest.
     End,
-    /// Why it ends then, too.
+    /// The causes of events, too.
     Causes,
     /// The same, with all spans of the critical path.
     WholePath,
 }
 
-/// What was found out.
+/// The findings of a run.
 pub(crate) struct Simulated {
     pub(crate) makespan_s: f64,
     pub(crate) digest: String,

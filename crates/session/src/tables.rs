@@ -18,7 +18,7 @@ use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::Site;
 use uniference_sim::time::SimTime;
 
-/// So much of the host's time a part is open: what it would hold is lost if the process is killed.
+/// Longest wall time for which a part is open: what it would hold is lost if the process is killed.
 const LONGEST_OPEN: Duration = Duration::from_secs(10);
 
 /// The tables of a run, while it goes on.

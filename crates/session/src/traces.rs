@@ -41,7 +41,7 @@ use uniference_sim::observe::{Digest, Statistics};
 use uniference_sim::program::{Program, ProgramError, Request};
 use uniference_sim::time::SimDuration;
 
-/// So many nodes say where a trace comes from.
+/// Number of nodes that are looked at to find out where a trace comes from.
 const LOOKED_AT: usize = 1 << 16;
 
 /// Execution traces to be replayed.
@@ -55,7 +55,7 @@ pub struct TraceReplay {
     pub seed: Option<u64>,
     /// What the report calls it by.
     pub command: Vec<String>,
-    /// Where the results go.
+    /// The output folder and what is written to it.
     pub output: Output,
     /// How the traces are to be understood.
     pub meaning: Meaning,

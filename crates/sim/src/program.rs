@@ -29,7 +29,7 @@ pub type ProgramError = Box<dyn std::error::Error + Send + Sync>;
 pub enum Request {
     /// Starts an activity and goes on: [`Reply::Issued`].
     Issue {
-        /// What to do.
+        /// The activity to start.
         activity: Activity,
         /// Activities of one queue run one after the other. Calls run in their group's own queues instead.
         queue: QueueId,
@@ -61,7 +61,7 @@ pub enum Request {
     },
     /// Reads or changes the key-value store that all ranks share: [`Reply::Store`], or [`Reply::TimedOut`].
     Store {
-        /// What to do.
+        /// The operation to carry out.
         operation: StoreOp,
         /// How long an operation that blocks may do so.
         timeout: Option<SimDuration>,
@@ -189,7 +189,7 @@ pub enum Mark {
     Open {
         /// The range's number on its rank.
         range: u32,
-        /// What it is called.
+        /// The name of the range.
         name: Arc<str>,
     },
     /// A range of the rank (`nvtx.range_end`) ends.

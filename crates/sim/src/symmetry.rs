@@ -51,11 +51,11 @@ impl Relabeling {
 /// A direction in the grid of ranks in which all look alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Axis {
-    /// How many ranks lie from one coordinate to the next.
+    /// Distance in ranks between neighbouring coordinates.
     pub stride: u32,
-    /// How many coordinates there are.
+    /// Number of coordinates.
     pub extent: u32,
-    /// How shifts move them.
+    /// How shifts move the coordinates.
     pub relabeling: Relabeling,
 }
 
@@ -69,7 +69,7 @@ pub struct Symmetry {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shift(u32);
 
-/// Axes that do not make a grid.
+/// Axes that do not form a grid of the ranks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "axes {axes:?} do not form a grid of {world} ranks\nhint: each stride must be a multiple of the stride times the extent before it, the extent of a flip a power of two, and that of blocks a multiple of the block size"
@@ -77,7 +77,7 @@ pub struct Shift(u32);
 pub struct GridError {
     /// The axes that were given.
     pub axes: Vec<Axis>,
-    /// How many ranks there are.
+    /// Number of ranks.
     pub world: u32,
 }
 
@@ -125,7 +125,7 @@ impl Symmetry {
         Shift(self.axes.iter().map(|axis| axis.at(rank.0) * axis.stride).sum())
     }
 
-    /// Where `shift` moves `rank`.
+    /// The rank that `shift` moves `rank` to.
     pub fn apply(&self, shift: Shift, rank: RankId) -> RankId {
         let moved = |at: u32, axis: &Axis| {
             let (from, by) = (axis.at(at), axis.at(shift.0));
@@ -135,7 +135,7 @@ impl Symmetry {
         RankId(self.axes.iter().fold(rank.0, moved))
     }
 
-    /// What undoes `shift`.
+    /// The inverse of `shift`.
     pub fn inverse(&self, shift: Shift) -> Shift {
         let back = |axis: &Axis| axis.relabeling.between(axis.at(shift.0), 0, axis.extent) * axis.stride;
         Shift(self.axes.iter().map(back).sum())

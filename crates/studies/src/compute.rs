@@ -33,9 +33,9 @@ pub struct Computes {
 struct RankComputes {
     /// Operations, sizes and lines of its calls, in order.
     calls: FxHasher,
-    /// Since its last call.
+    /// Compute since the rank's last call.
     pending: SimDuration,
-    /// By the line of the call before which it was.
+    /// Compute by the line of the call that follows it.
     before: BTreeMap<Site, SimDuration>,
 }
 

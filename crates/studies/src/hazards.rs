@@ -15,11 +15,11 @@ use uniference_sim::time::{SimDuration, SimTime};
 /// What a program's way hung on: on another cluster it might have gone another way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hazard {
-    /// It asked whether an operation was complete.
+    /// The program asked whether an operation was complete.
     Poll,
-    /// It read the clock.
+    /// The program read the clock.
     Clock,
-    /// It read the time between two events of its device.
+    /// The program read the time between two events of its device.
     EventTime,
     /// A receive took whichever message was first.
     AnySource,

@@ -20,9 +20,9 @@ const STEERING: [&str; 8] =
 /// What an operator, or an operation of process groups, does to memory: allocations by number, in which views lie.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// What it reads.
+    /// Allocations that it reads.
     pub reads: Vec<u64>,
-    /// What it writes.
+    /// Allocations that it writes.
     pub writes: Vec<u64>,
     /// What the program does next depends on its result.
     pub steers: bool,
@@ -120,7 +120,7 @@ pub struct Chances {
 pub struct Chance {
     /// The line, as `path:line`.
     pub line: String,
-    /// Which operation: `all_gather`.
+    /// The operation: `all_gather`.
     pub operation: String,
     /// How many calls of all ranks have such compute beside them.
     pub calls: u64,

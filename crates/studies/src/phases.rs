@@ -12,9 +12,9 @@ use uniference_sim::time::{SimDuration, SimTime};
 /// Listens to a run for ranges that open and close.
 #[derive(Default)]
 pub struct Phases {
-    /// By thread, the outermost first.
+    /// Open ranges of each thread, the outermost first.
     nested: BTreeMap<(RankId, TaskId), Vec<Open>>,
-    /// Those that may overlap.
+    /// Open ranges of the ranks, which may overlap.
     free: BTreeMap<(RankId, u32), Open>,
     closed: BTreeMap<(Arc<str>, RankId), Closed>,
 }

@@ -11,10 +11,10 @@ use std::collections::BTreeMap;
 use uniference_formats::operators::{Autograd, Decoder, Definition, Entry, Invalid};
 use uniference_sim::device::Precision;
 
-/// So many times of one operator are kept; of more, every second one, and so on.
+/// Number of times of one operator that are kept; of more, every second one is kept, then every fourth, and so on.
 const KEPT: usize = 1 << 10;
 
-/// What takes so much longer than the median was interrupted: by the machine's other work, or by memory that came for the first time.
+/// A time that is this many times the median was interrupted by other work of the machine, or by the first touch of memory.
 const OUTLIER: f64 = 10.0;
 
 /// Times of operators, as they are added.
@@ -25,7 +25,7 @@ pub struct Profile {
     hosts: BTreeMap<Host, Times>,
 }
 
-/// How long something takes.
+/// The distribution of an operator's measured times.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
     /// The median, in nanoseconds.
@@ -34,7 +34,7 @@ pub struct Timing {
     pub mean_ns: f64,
     /// The standard deviation of the logarithm, from the interquartile range (which outliers do not move): 0 of a single time.
     pub spread: f64,
-    /// How many times there were.
+    /// Number of measured times.
     pub repetitions: u64,
 }
 
@@ -49,7 +49,7 @@ pub struct Host {
     pub autograd: Autograd,
 }
 
-/// What was found.
+/// The results of a profile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Found {
     /// By operator: how long it takes.
@@ -125,7 +125,7 @@ impl Profile {
         }
     }
 
-    /// What they come to.
+    /// The results of everything that was recorded.
     pub fn found(self) -> Found {
         Found {
             operators: self.operators.into_iter().map(|(definition, times)| (definition, times.timing())).collect(),

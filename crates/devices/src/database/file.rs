@@ -80,7 +80,7 @@ pub enum Repeat {
 /// Why a database cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
-    /// Not there, or not to be read.
+    /// The file does not exist, or cannot be read.
     #[error("cannot open the operator database {}: {source}\nhint: give a file that `uniference devices import` or `uniference profile` has written", path.display())]
     File {
         /// The path of the database.
@@ -88,13 +88,13 @@ pub enum DatabaseError {
         /// What the system says.
         source: std::io::Error,
     },
-    /// Another program's, or no SQLite file.
+    /// The file is no operator database.
     #[error("{} is not an operator database\nhint: give a file that `uniference devices import` or `uniference profile` has written", path.display())]
     Foreign {
         /// The path of the database.
         path: PathBuf,
     },
-    /// Of another version of the schema.
+    /// The database has another version of the schema.
     #[error("the operator database {} has version {found} of its schema, but this program reads version {VERSION}\nhint: {}", path.display(), version_hint(*found))]
     Version {
         /// The path of the database.
@@ -102,7 +102,7 @@ pub enum DatabaseError {
         /// The version of its schema.
         found: i32,
     },
-    /// Shorter than it says, or damaged.
+    /// The database is truncated or damaged.
     #[error("the operator database {} is damaged: {problem}\nhint: restore it from a copy, or delete it and import or profile again", path.display())]
     Damaged {
         /// The path of the database.
@@ -116,7 +116,7 @@ pub enum DatabaseError {
         /// The path of the database.
         path: PathBuf,
     },
-    /// It cannot be written.
+    /// The database cannot be written.
     #[error("cannot write the operator database {}: {problem}\nhint: check the folder's permissions and the free space of the disk", path.display())]
     Write {
         /// The path of the database.
@@ -141,7 +141,7 @@ impl Database {
     /// Opens a file to read it.
     ///
     /// # Errors
-    /// Where there is none, or it is none of ours, of another version, cut short or damaged.
+    /// If the file does not exist, is no operator database, has another version of the schema, or is truncated or damaged.
     pub fn open(path: &Path) -> Result<Database, DatabaseError> {
         is_file(path)?;
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;

@@ -28,7 +28,7 @@ pub enum ImportError {
     /// The database that is read or written.
     #[error(transparent)]
     Database(#[from] DatabaseError),
-    /// Not there, or not to be read.
+    /// The file does not exist, or cannot be read.
     #[error("cannot read {}: {source}\nhint: give a Parquet file of operators, an operator database, or the folder of an installed aiconfigurator-core", path.display())]
     File {
         /// The path of the file.
@@ -36,7 +36,7 @@ pub enum ImportError {
         /// What the system says.
         source: std::io::Error,
     },
-    /// Not what it should be.
+    /// The content of the file cannot be imported.
     #[error("cannot import {}: {problem}\nhint: give a Parquet file of operators, an operator database, or the folder of an installed aiconfigurator-core", path.display())]
     Source {
         /// The path of the file.

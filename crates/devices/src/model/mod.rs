@@ -37,9 +37,9 @@ use uniference_sim::time::SimDuration;
 /// The standard deviation of the logarithm of a time around a single measurement of it: the same product of matrices differs by 9 % between
 /// collections of the shipped rows.
 const NOISE: f64 = 0.09;
-/// What it adds that rows are another device's: see the table of docs/devices.md.
+/// The additional deviation where the rows were measured on another device: see the table of docs/devices.md.
 const TRANSFER: f64 = 0.4;
-/// So many devices give the efficiency of another one together.
+/// The efficiency of a device without rows is the mean of at most this many devices.
 const ALIKE: usize = 4;
 /// Elements of a row that one multiprocessor reduces where several do it.
 const PART: u64 = 4096;
@@ -276,7 +276,7 @@ impl Model {
         let (microseconds, spread) = rows.by_sizes(dimensions(&operator.family), operator)?;
         let host = self.overhead_of_host(device, family, variant, elements);
         let kernel = surface::kernel(microseconds * 1e-6, host);
-        // What is not sure of the host's overhead is not sure of what is left.
+        // An uncertain overhead of the host makes the remaining time of the kernel uncertain.
         let lost = (host > 0.0).then(|| 0.1 * host / kernel);
         let spread = spread.unwrap_or(NOISE).hypot(lost.unwrap_or_default());
         Some(estimate(kernel, spread, Origin::Database))
@@ -451,7 +451,7 @@ impl Model {
         surface::overhead_of_host(shortest(own.all()).unwrap_or(of_all))
     }
 
-    /// Of the target.
+    /// The grain of the target's kernels.
     fn grain(&self) -> Grain {
         Grain::of(self.target.name.as_deref(), &self.target.rates)
     }

@@ -130,7 +130,7 @@ const TILE: f64 = 32.0;
 /// Half a tile of a processor's products, which lies in the registers of one core: about 8 rows by 8 to 16 columns (Goto and van de Geijn,
 /// "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008, section 6).
 const REGISTERS: f64 = 4.0;
-/// As many octaves of other sizes count as one of the width of attention's heads.
+/// This many octaves of another size are as far as one octave of the width of attention's heads.
 const WIDTH: f64 = 4.0;
 /// Queries of one head that fused attention computes on one multiprocessor, for all keys one after the other (Dao, "FlashAttention-2", 2023,
 /// section 3.2).

@@ -89,7 +89,7 @@ pub fn is_rough(definition: &Definition) -> bool {
     definition.name.starts_with("aten::") && call.name != "_linalg_check_errors" && describe(call).is_some()
 }
 
-/// As many as the matrix has rows, or columns if these are fewer and nobody asks for all.
+/// Number of columns of Q: that of its result, or else the number of rows.
 fn columns_of_q(call: Call<'_>, matrix: &Matrix) -> u64 {
     call.result(0).and_then(|q| q.sizes.last().copied()).unwrap_or(matrix.rows)
 }
@@ -116,7 +116,7 @@ enum Vectors {
 
 /// Blocks of a factorization that are costed alike.
 struct Block {
-    /// How many they are.
+    /// Number of such blocks.
     times: u64,
     /// Columns of each.
     width: u64,

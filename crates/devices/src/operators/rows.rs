@@ -21,7 +21,7 @@ fn normalization(call: Call<'_>) -> Option<Part> {
         Last(usize),
         /// All but the channels, which are dimension 1.
         Channel,
-        /// So many groups of each of so many samples: the places of both.
+        /// Each group of each sample; the arguments that give the two numbers.
         Group(usize, usize),
     }
     let (pass, input, row) = match call.name {

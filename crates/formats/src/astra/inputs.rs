@@ -175,7 +175,7 @@ impl AstraCollective {
         }
     }
 
-    /// As people write it.
+    /// The name that files and messages use.
     pub const fn name(self) -> &'static str {
         match self {
             AstraCollective::AllReduce => "all-reduce",
@@ -254,7 +254,7 @@ impl Network {
         }
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     pub fn ranks(&self) -> u64 {
         self.dimensions.iter().map(|dimension| dimension.members).product()
     }

@@ -7,7 +7,7 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct RemoteMemory {
-    /// Who shares it.
+    /// The ranks that share the memory.
     pub memory_type: Sharing,
     /// Latency in ns.
     #[serde(default)]
@@ -24,9 +24,9 @@ pub struct RemoteMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Sharing {
-    /// There is none.
+    /// There is no remote memory.
     NoMemoryExpansion,
-    /// Each rank has its own.
+    /// Each rank has a remote memory of its own.
     PerNpuMemoryExpansion,
     /// The ranks of a node share one.
     PerNodeMemoryExpansion,

@@ -5,7 +5,7 @@ use super::schema::{Attribute, CommType, GlobalMetadata, Node, Value};
 
 /// True for a node that runs on the host's processor, false for one on the accelerator.
 pub const IS_CPU_OP: &str = "is_cpu_op";
-/// Which collective: a [`CommType`].
+/// The kind of collective: a [`CommType`].
 pub const COMM_TYPE: &str = "comm_type";
 /// Bytes; of an all-gather, each rank's shard.
 pub const COMM_SIZE: &str = "comm_size";
@@ -147,7 +147,7 @@ impl Node {
         self.attribute(IS_CPU_OP).and_then(Value::integer).is_some_and(|flag| flag != 0)
     }
 
-    /// Which collective it is.
+    /// The kind of collective.
     pub fn comm_type(&self) -> Option<CommType> {
         CommType::try_from(i32::try_from(self.attribute(COMM_TYPE)?.integer()?).ok()?).ok()
     }

@@ -16,7 +16,7 @@ use std::io::Read;
 
 /// The versions of the schema that are known; they differ in nothing that matters here.
 pub const VERSIONS: [&str; 3] = ["", "0.0.4", "1.0.0"];
-/// So many examples of each finding are kept.
+/// Number of examples of each finding that are kept.
 const EXAMPLES: usize = 4;
 
 /// Something about a trace that its user may want to know. It can be run all the same.
@@ -54,11 +54,11 @@ pub struct Found {
 /// A trace that holds together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// How many nodes it has.
+    /// Number of nodes.
     pub nodes: u64,
-    /// How many dependencies, each counted once.
+    /// Number of dependencies, each counted once.
     pub dependencies: u64,
-    /// What was noticed.
+    /// Findings by kind.
     pub findings: BTreeMap<Finding, Found>,
 }
 

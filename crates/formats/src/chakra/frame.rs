@@ -17,10 +17,10 @@ pub enum FrameError {
     /// It stops inside a message.
     #[error("it ends inside message {} (which starts at byte {})", at.message, at.offset)]
     Truncated {
-        /// The message that is not whole.
+        /// The position of the message that is not whole.
         at: Position,
     },
-    /// A length that is none.
+    /// The length of a message is no valid number.
     #[error("the length of message {} (at byte {}) is not a 32-bit number", at.message, at.offset)]
     Length {
         /// The position of the message in the file.

@@ -21,13 +21,13 @@ pub enum ReadError {
         /// What does not fit.
         problem: String,
     },
-    /// It stops early.
+    /// The file ends inside a message.
     #[error("the trace is truncated: it ends inside message {} (which starts at byte {})\nhint: copy it again from its source, or write it again", at.message, at.offset)]
     Truncated {
-        /// The message that is not whole.
+        /// The position of that message.
         at: Position,
     },
-    /// A message is none.
+    /// A message cannot be decoded.
     #[error("the trace is damaged: message {} (at byte {}): {problem}\nhint: copy it again from its source, or write it again", at.message, at.offset)]
     Damaged {
         /// The position of the message in the file.
@@ -59,7 +59,7 @@ impl<R: Read> Reader<R> {
     /// Reads what stands before the first node. `input` need not be buffered.
     ///
     /// # Errors
-    /// What is no trace.
+    /// If `input` is no trace.
     pub fn open(input: R) -> Result<Reader<R>, ReadError> {
         let mut frames = FrameReader::new(Input::open(input)?);
         let at = frames.position();

@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
 
-/// What a trace holds.
+/// Contents of a trace, counted.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
-    /// The schema's, as the file has it.
+    /// The version of the schema, as the file has it.
     pub version: String,
-    /// How many nodes.
+    /// Number of nodes.
     pub nodes: u64,
     /// Data and control dependencies.
     pub dependencies: u64,
@@ -54,7 +54,7 @@ impl Stats {
     /// Reads a trace to its end.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// If the trace cannot be read.
     pub fn of<R: Read>(mut trace: Reader<R>) -> Result<Stats, ReadError> {
         let mut stats = Stats { version: trace.metadata().version.clone(), ..Stats::default() };
         while let Some(node) = trace.next_node()? {

@@ -21,7 +21,7 @@ impl<W: Write> Writer<W> {
     /// Writes to `out`, which should be buffered.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// If `out` cannot be written.
     pub fn new(out: W, metadata: &GlobalMetadata) -> io::Result<Writer<W>> {
         Writer::start(Output::Plain(out), metadata)
     }
@@ -29,7 +29,7 @@ impl<W: Write> Writer<W> {
     /// The same, compressed.
     ///
     /// # Errors
-    /// Those of `out`.
+    /// If `out` cannot be written.
     pub fn gzip(out: W, metadata: &GlobalMetadata) -> io::Result<Writer<W>> {
         Writer::start(Output::Gzip(Box::new(GzEncoder::new(out, flate2::Compression::default()))), metadata)
     }

@@ -23,7 +23,7 @@ use uniference_sim::network::{PacketOverhead, Topology};
 use uniference_sim::program::CollectiveKind;
 use uniference_sim::time::{Bytes, Rate};
 
-/// What can be simulated.
+/// The communication libraries that can be simulated, with their profiles.
 const PROFILES: [(&str, &str); 4] = [
     ("gloo", include_str!("../../profiles/gloo.toml")),
     ("ideal", include_str!("../../profiles/ideal.toml")),

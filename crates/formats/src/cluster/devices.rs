@@ -12,7 +12,7 @@ use uniference_sim::device::{Power, Rates};
 use uniference_sim::ids::HostId;
 use uniference_sim::time::{Bytes, SimDuration};
 
-/// So many devices are a mistake in a file rather than a cluster.
+/// The largest number of devices; more are taken for a mistake in the file.
 const MOST_DEVICES: u64 = 1 << 20;
 
 /// A host, and how many devices are on it.

@@ -18,7 +18,7 @@ const LINKS: [(&str, &str, &str); 8] = [
 /// Rate in each direction and latency of the link called `name`.
 ///
 /// # Errors
-/// There is none; the text says which there are.
+/// If there is no such link; the text lists those that there are.
 pub(super) fn link(name: &str) -> Result<(Bandwidth, Duration), String> {
     let Some((_, bandwidth, latency)) = LINKS.iter().find(|(known, ..)| *known == name) else {
         let known = suggest(name, "link types", LINKS.iter().map(|(known, ..)| *known));

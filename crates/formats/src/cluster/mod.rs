@@ -79,7 +79,7 @@ pub struct AlgorithmChoice {
 /// A cluster, ready to be simulated.
 #[derive(Clone)]
 pub struct Resolved {
-    /// For the engine.
+    /// The cluster, as the engine takes it.
     pub cluster: Cluster,
     /// By rank: what its device can do in a second, if the file says so.
     pub rates: Vec<Option<Rates>>,

@@ -39,15 +39,15 @@ pub(super) struct Parameters {
     pub(super) handshake: Option<OrNone<RawHandshake>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) window: Option<Spanned<OrNone<RawWindow>>>,
-    /// Of NCCL only.
+    /// NVLink SHARP; a key of NCCL only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) nvls: Option<Spanned<bool>>,
-    /// Of NCCL only.
+    /// Largest number of channels; a key of NCCL only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) max_channels: Option<Spanned<u32>>,
 }
 
-/// Who shares a connection.
+/// The operations that share a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RawConnections {

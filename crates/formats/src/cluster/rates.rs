@@ -18,7 +18,7 @@ pub(super) struct RawRates {
 }
 
 impl RawRates {
-    /// The same in both directions.
+    /// The rate `rate` in both directions.
     pub(super) fn both(rate: Bandwidth) -> RawRates {
         RawRates { egress: Some(rate), ingress: Some(rate) }
     }

@@ -27,7 +27,7 @@ pub(super) struct RawCluster {
     /// Ranks are dealt to devices in this order.
     #[serde(default)]
     pub(super) device: Vec<Spanned<RawDevice>>,
-    /// What joins the hosts.
+    /// The network that joins the hosts.
     pub(super) network: Option<Spanned<RawNetwork>>,
     /// Devices that are slower for a while.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -35,7 +35,7 @@ pub(super) struct RawCluster {
     /// Ranks that crash, and when.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) crash: Vec<Spanned<RawCrash>>,
-    /// What kernels cost.
+    /// Costs of kernels, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) kernel: Vec<Spanned<RawKernel>>,
     /// Relative standard errors: of compute, of communication, of operations by name.
@@ -97,17 +97,17 @@ pub(super) struct RawDevice {
     /// The device of the table that it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) model: Option<Spanned<String>>,
-    /// What communication takes of it.
+    /// The share of the device that communication takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) communication_share: Option<Spanned<f64>>,
-    /// Of an hour.
+    /// Price of an hour.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) price: Option<Spanned<f64>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) power: Option<Spanned<RawPower>>,
 }
 
-/// What a device draws.
+/// Power that a device draws.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table, for example { idle = \"60 W\", busy = \"700 W\" }")]
 pub(super) struct RawPower {
@@ -142,7 +142,7 @@ pub(super) struct RawCrash {
     pub(super) at: Duration,
 }
 
-/// What joins the hosts.
+/// The network that joins the hosts.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawNetwork {
@@ -213,7 +213,7 @@ pub(super) enum RawJitter {
     LogNormal { median: Duration, sigma: f64 },
 }
 
-/// From when to when.
+/// A span of virtual time.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawWindow {
@@ -229,7 +229,7 @@ pub(super) enum RawProfile {
     Points(Vec<RawPoint>),
 }
 
-/// From `at` on.
+/// The values of a link from `at` on.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawPoint {
@@ -363,7 +363,7 @@ pub(super) struct RawPlan {
     pub(super) rank: Vec<RawRank>,
 }
 
-/// What one rank does.
+/// The steps of one rank.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawRank {

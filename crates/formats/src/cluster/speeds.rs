@@ -5,13 +5,13 @@ use toml::{Table, Value};
 /// A key that says how fast something is, as `--set` names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpeedKey {
-    /// `network.host."orin.2".bandwidth`.
+    /// The path of the key: `network.host."orin.2".bandwidth`.
     pub key: String,
-    /// What it says.
+    /// The value of the key.
     pub speed: Speed,
 }
 
-/// What a key says of something's speed.
+/// The value of a key that says how fast something is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speed {
     /// How many times as long its compute takes.
@@ -27,7 +27,7 @@ pub enum Speed {
 /// Those of a whole cluster, as [`Resolved::toml`](super::Resolved::toml) has it, in the order of the text.
 ///
 /// # Panics
-/// If it is none.
+/// If `cluster` is no resolved cluster.
 pub fn speed_keys(cluster: &str) -> Vec<SpeedKey> {
     let root: Table = cluster.parse().expect("a cluster that was resolved is TOML");
     let mut keys = Vec::new();
@@ -66,7 +66,7 @@ fn within(path: &str, value: &Value, keys: &mut Vec<SpeedKey>) {
 /// The key of a host's own bandwidth; `None`: on this network hosts have none.
 ///
 /// # Panics
-/// As [`speed_keys`].
+/// As in [`speed_keys`].
 pub fn bandwidth_of_host(cluster: &str, host: &str) -> Option<String> {
     let root: Table = cluster.parse().expect("a cluster that was resolved is TOML");
     let network = root.get("network")?;

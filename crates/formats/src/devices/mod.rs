@@ -23,7 +23,7 @@ pub struct KnownDevice {
     short: String,
     /// What of a machine it is.
     pub kind: DeviceKind,
-    /// Who makes it.
+    /// The manufacturer.
     pub vendor: String,
     memory_gib: Option<f64>,
     memory_gbps: Option<f64>,
@@ -79,7 +79,7 @@ pub fn all() -> &'static [KnownDevice] {
 /// The device called `name`: its whole name, a short one, or the beginning of one name only.
 ///
 /// # Errors
-/// There is none, or more than one begins like that; the text ends with a hint.
+/// If no device, or more than one, has such a name; the text ends with a hint.
 pub fn find(name: &str) -> Result<&'static KnownDevice, UnknownDevice> {
     let exactly = |device: &&KnownDevice| device.name == name || device.short_names().any(|short| short == name);
     if let Some(device) = TABLE.iter().find(exactly) {

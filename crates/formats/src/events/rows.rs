@@ -189,7 +189,7 @@ fn activity(why: Option<Why>) -> [Cell<'static>; 2] {
     why.map_or([Cell::Null, Cell::Null], |why| [Cell::U32(why.handle.0), time(why.issued)])
 }
 
-/// From `queue` to `begin_cause_id`.
+/// The columns from `queue` to `begin_cause_id`.
 fn begun(why: Option<Why>) -> [Cell<'static>; 5] {
     let queue = why.and_then(|why| why.queue).map_or(Cell::Null, |queue| Cell::U32(queue.0));
     let site = why.map_or(Cell::Null, |why| Cell::U32(why.site.0));
@@ -215,7 +215,7 @@ pub(super) fn caused(cause: Cause) -> [Cell<'static>; 3] {
     [Cell::Name(name), rank.map_or(Cell::Null, |rank| Cell::U32(rank.0)), id.map_or(Cell::Null, Cell::U64)]
 }
 
-/// From `dtype` to `tag`.
+/// The columns from `dtype` to `tag`.
 fn arguments(op: &CallOp) -> [Cell<'_>; 8] {
     let place = |place: Option<GroupRank>| place.map_or(Cell::Null, |rank| Cell::U32(rank.0));
     let null = Cell::Null;

@@ -21,7 +21,7 @@ use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::Site;
 use uniference_sim::time::SimTime;
 
-/// So many rows are gathered before they are encoded: of a kind with twenty columns they take some 8 MB.
+/// Number of rows that are gathered before they are encoded: of a kind with twenty columns they take some 8 MB.
 const ROWS: usize = 1 << 16;
 /// A part of all tables together has at most so many events.
 const MOST_IN_PART: usize = 1_000_000;

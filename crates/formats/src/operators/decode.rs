@@ -66,13 +66,13 @@ pub enum Problem {
 /// What the rank does next; allocations are by their own numbers, not by differences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry<'a> {
-    /// It ran an operator.
+    /// The rank ran an operator.
     Execution {
         /// Which, in [`Decoder::definitions`].
         definition: usize,
-        /// From which line.
+        /// The line that ran it.
         line: Line,
-        /// What autograd did meanwhile.
+        /// What autograd did while it ran.
         autograd: Autograd,
         /// The memory of each of the definition's tensors ([`Definition::tensors`]); 0: not tracked.
         allocations: &'a [u64],
@@ -121,7 +121,7 @@ pub enum Entry<'a> {
     },
     /// A value that was not computed steered the program.
     Answered {
-        /// From which line.
+        /// The line that read it.
         line: Line,
         /// The operator that read it.
         operator: &'a str,
@@ -130,13 +130,13 @@ pub enum Entry<'a> {
     Stream(StreamEntry),
     /// The launch, copy or graph launch that follows has this number, by which the rank asks for its times.
     Number(u64),
-    /// So many functions of Python have begun on the thread since this was said last.
+    /// Number of functions of Python that have begun on the thread since the last such entry.
     PythonCalls(u64),
-    /// What lies in a buffer of its GPU's memory from here on.
+    /// From here on, a buffer of the GPU's memory has these values.
     Integers {
-        /// Which, by the rank's own number.
+        /// The rank's own number of the buffer.
         buffer: u32,
-        /// From its beginning.
+        /// The integers from the buffer's beginning on.
         values: &'a [i64],
     },
     /// An argument of the execution that follows lies in such a buffer.
@@ -148,9 +148,9 @@ pub enum Entry<'a> {
 pub struct Reading {
     /// Its place among the arguments.
     pub argument: u32,
-    /// Where it lies.
+    /// The buffer that it lies in.
     pub buffer: u32,
-    /// How many integers it has.
+    /// Number of integers.
     pub count: u32,
 }
 
@@ -223,21 +223,21 @@ pub enum StreamEntry {
     },
     /// A call of a process group on a stream in capture, which the rank makes whenever the graph is launched.
     Call {
-        /// On which stream.
+        /// Number of the stream.
         stream: u32,
         /// It starts with the one before it.
         with_previous: bool,
     },
     /// The rank has made the graph's next call: what is behind it, up to the next one.
     Resumption {
-        /// Of which graph.
+        /// Number of the graph.
         graph: u32,
-        /// Where that was launched.
+        /// Number of the stream that the graph was launched on.
         stream: u32,
     },
     /// A function of the host.
     HostFunction {
-        /// On which stream.
+        /// Number of the stream.
         stream: u32,
     },
 }
@@ -264,11 +264,11 @@ impl LaunchFlags {
 pub enum CopyKind {
     /// From memory of the host that can be swapped out.
     PageableToDevice,
-    /// From memory of the host that stays where it is.
+    /// From pinned memory of the host to a device.
     PinnedToDevice,
-    /// The same back.
+    /// From a device to pageable memory of the host.
     DeviceToPageable,
-    /// The same back.
+    /// From a device to pinned memory of the host.
     DeviceToPinned,
     /// In the memory of one device.
     Within,
@@ -279,7 +279,7 @@ pub enum CopyKind {
 }
 
 impl CopyKind {
-    /// By number, from 0.
+    /// Every kind of copy, in the order of their numbers from 0.
     pub(super) const ALL: [CopyKind; 7] = [
         CopyKind::PageableToDevice,
         CopyKind::PinnedToDevice,
@@ -291,7 +291,7 @@ impl CopyKind {
     ];
 }
 
-/// Where the program stood.
+/// The line that the program was at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Line {
     /// The number of a [`SourceLine`]; 0: not known.
@@ -332,7 +332,7 @@ pub enum MemoryKind {
 }
 
 impl MemoryKind {
-    /// By number, from 1.
+    /// Every kind of memory, in the order of their numbers from 1.
     pub(super) const ALL: [MemoryKind; 4] =
         [MemoryKind::Parameter, MemoryKind::Gradient, MemoryKind::Optimizer, MemoryKind::Buffer];
 }
@@ -678,7 +678,7 @@ impl Bytes<'_> {
         Ok(String::from_utf8_lossy(text).into_owned())
     }
 
-    /// As many of something as a number says; each takes a byte at least, so memory is not taken for more than there are.
+    /// Reads a count, then so many values. Each value takes at least a byte, so a damaged count reserves no memory.
     fn several<T>(&mut self, read: impl Fn(&mut Self) -> Result<T, Problem>) -> Result<Vec<T>, Problem> {
         let count = self.number()?;
         if count > self.rest.len() as u64 {

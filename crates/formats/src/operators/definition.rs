@@ -66,7 +66,7 @@ impl Argument {
 pub struct Tensor {
     /// The type of its elements.
     pub dtype: ScalarType,
-    /// Where it is.
+    /// The memory that it is in.
     pub place: Place,
     /// The operator writes to it.
     pub written: bool,

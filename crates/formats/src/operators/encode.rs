@@ -54,7 +54,7 @@ impl Encoder {
         self.kind_with(allocation, kind::ALLOCATED, bytes);
     }
 
-    /// So much of the GPU's memory is taken from here on, beside what is allocated in it.
+    /// From here on, `bytes` of the GPU's memory are in use besides the allocations.
     pub fn level(&mut self, level: Level, bytes: u64) {
         let kind = match level {
             Level::Reserved => kind::RESERVED,
@@ -83,7 +83,7 @@ impl Encoder {
         self.allocation(allocation);
     }
 
-    /// What memory is for.
+    /// The kind of data that an allocation holds.
     pub fn kind(&mut self, allocation: u64, kind: MemoryKind) {
         let at = MemoryKind::ALL.iter().position(|known| *known == kind).expect("it has all of them");
         self.number(tag::KIND);
@@ -159,7 +159,7 @@ impl Encoder {
         self.kind_with(0, kind::NUMBER, number);
     }
 
-    /// So many functions of Python have begun.
+    /// Number of functions of Python that have begun on the thread since the last such entry.
     pub fn python_calls(&mut self, calls: u64) {
         self.kind_with(0, kind::PYTHON_CALLS, calls);
     }

@@ -13,11 +13,11 @@ const VERSION: u32 = 2;
 /// What one rank has recorded.
 #[derive(Clone, Debug)]
 pub struct RankFile {
-    /// Whose it is.
+    /// The first line: the rank and its program.
     pub head: Head,
-    /// In the order in which the rank saw it.
+    /// The records, in the order in which the rank saw them.
     pub records: Vec<Record>,
-    /// How it ended.
+    /// The last line: how the program ended.
     pub tail: Tail,
 }
 
@@ -44,15 +44,15 @@ pub struct Head {
 /// The last line.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Tail {
-    /// When the program returned.
+    /// When the program returned, in nanoseconds of the rank's clock.
     pub finish: i64,
-    /// Has it succeeded?
+    /// Whether the program succeeded.
     pub ok: bool,
     /// Comparisons with the reference clock.
     pub clocks: Vec<Reading>,
-    /// How often the recorder was at work.
+    /// Number of calls of the recorder.
     pub recorder_calls: u64,
-    /// How long, in nanoseconds.
+    /// Time that the recorder took in all, in nanoseconds.
     pub recorder_ns: u64,
 }
 

@@ -35,9 +35,9 @@ pub struct RealRank {
     pub waits: Vec<Wait>,
     /// Ranges of the program, in order.
     pub marks: Vec<(SimTime, TaskId, Mark)>,
-    /// When its script started.
+    /// When the rank's script started.
     pub start: SimTime,
-    /// When its script returned.
+    /// When the rank's script returned.
     pub finish: SimTime,
     /// How its script returned.
     pub outcome: Outcome,

@@ -53,7 +53,7 @@ fn checksum(bytes: &[u8]) -> u32 {
 /// A file that is no whole record.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// It is something else.
+    /// The file is no program record.
     #[error("this is not a program record\nhint: `uniference run` writes one to its output folder")]
     NotARecord,
     /// Another version of this program wrote it.
@@ -72,12 +72,12 @@ pub enum RecordError {
         "the program record is damaged after {steps} steps: {problem}\nhint: copy it again from its source, or run the program again"
     )]
     Damaged {
-        /// How many could be read.
+        /// Number of steps that could be read.
         steps: u64,
         /// What does not fit.
         problem: String,
     },
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("the program record could not be read: {0}\nhint: check the file and its disk")]
     Io(#[from] io::Error),
 }
@@ -159,7 +159,7 @@ impl<R: Read + Seek> RecordReader<R> {
         Ok(RecordReader { input, header, contents })
     }
 
-    /// What was recorded.
+    /// The header: what was recorded, and by which program.
     pub fn header(&self) -> &Header {
         &self.header
     }

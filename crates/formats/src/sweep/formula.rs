@@ -33,7 +33,7 @@ impl Formula {
     /// Reads one.
     ///
     /// # Errors
-    /// What is none.
+    /// If `text` is no formula.
     pub fn parse(text: &str) -> Result<Formula, String> {
         FlatEx::parse(text).map(Formula).map_err(|error| error.to_string())
     }

@@ -30,7 +30,7 @@ const PATH_OPTIONS: [&str; 2] = ["cluster", "device-db"];
 /// A sweep file that could be read.
 #[derive(Clone, Debug)]
 pub struct Sweep {
-    /// What people call it.
+    /// The sweep's name in reports.
     pub name: String,
     /// How points are chosen.
     pub method: Method,
@@ -53,7 +53,7 @@ pub struct Sweep {
     text: String,
 }
 
-/// What is run.
+/// The program that every trial runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Program {
     /// The path of a script.
@@ -101,14 +101,14 @@ pub enum Replays {
 pub struct Parameter {
     /// The name of its column.
     pub name: String,
-    /// What it sets.
+    /// The setting that it changes.
     pub target: Target,
     /// The values that it takes.
     pub domain: Domain,
     place: Range<usize>,
 }
 
-/// What a parameter sets.
+/// The setting that a parameter changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
     /// An argument of the program: `--NAME VALUE`.
@@ -135,9 +135,9 @@ pub struct Interval {
     to: f64,
     /// Equal ratios are equally likely, rather than equal differences.
     logarithmic: bool,
-    /// They are whole.
+    /// The values are integers.
     whole: bool,
-    /// What stands behind the number.
+    /// The unit behind the number.
     unit: String,
 }
 
@@ -161,26 +161,26 @@ pub enum Value {
 pub struct Measure {
     /// The name of its column.
     pub name: String,
-    /// Of parameters and columns.
+    /// The formula, of parameters and columns.
     pub formula: Formula,
 }
 
 /// What a search looks for, and for how long.
 #[derive(Clone, Debug)]
 pub struct Search {
-    /// It has so many trials at most.
+    /// Largest number of trials.
     pub trials: usize,
-    /// So many are chosen before any of them is carried out.
+    /// Number of points that are chosen before any of their trials is carried out.
     pub at_once: usize,
-    /// Of all that is drawn.
+    /// Seed of all draws.
     pub seed: u64,
-    /// What is to be small or large; at least one.
+    /// The columns to minimize or maximize; at least one.
     pub objectives: Vec<Objective>,
-    /// What must hold.
+    /// Formulas that the results must satisfy.
     pub constraints: Vec<Formula>,
 }
 
-/// A column that is to be small, or large.
+/// A column to minimize or maximize.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Objective {
     /// Name of the column.
@@ -372,7 +372,7 @@ impl Interval {
         self.value(if self.whole { number.floor().clamp(self.from, self.to) } else { number })
     }
 
-    /// So many numbers from one end to the other; at least 2.
+    /// `count` numbers from one end to the other; at least 2.
     fn steps(&self, count: usize) -> Vec<Value> {
         let number = |step: usize| {
             let share = step as f64 / (count - 1) as f64;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Cell {
-    /// It is not known.
+    /// No value: it is not known.
     Null,
     /// A whole number.
     Integer(i64),
@@ -27,7 +27,7 @@ pub enum Cell {
     Text(String),
 }
 
-/// What a column holds.
+/// Type of a column's cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CellType {
     /// Integers.
@@ -45,7 +45,7 @@ pub enum CellType {
 pub struct Column {
     /// The column's name.
     pub name: String,
-    /// What it holds.
+    /// Type of its cells.
     pub holds: CellType,
     /// Its cells, one for each row.
     pub cells: Vec<Cell>,

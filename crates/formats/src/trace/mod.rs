@@ -44,24 +44,24 @@ const NANOSECOND: u64 = 1_000;
 pub struct TraceWriter<F> {
     out: F,
     ranks: Vec<RankRows>,
-    /// How many rows there are.
+    /// Number of rows.
     rows: u32,
     rates: LinkRates,
     links: Vec<String>,
     lines: Lines,
     /// Sends and receives of which the other one is not complete, by the send.
     halves: BTreeMap<(RankId, Handle), Point>,
-    /// How many arrows there are.
+    /// Number of arrows.
     arrows: u64,
 }
 
 /// A span of the critical path, as the trace shows it.
 pub struct PathSpan {
-    /// When it begins.
+    /// The virtual time at which it begins.
     pub start: SimTime,
-    /// When it ends.
+    /// The virtual time at which it ends.
     pub end: SimTime,
-    /// `latency of a.0 -> switch`.
+    /// The label of the span: `latency of a.0 -> switch`.
     pub name: String,
     /// The rank whose time it is.
     pub rank: Option<u32>,
@@ -81,7 +81,7 @@ pub struct Release {
     pub waited: Range<SimTime>,
     /// The label of the arrow: `waits for rank 2, which computes in layers.7`.
     pub words: String,
-    /// What it waited for.
+    /// The activity that it waited for.
     pub from: Source,
 }
 
@@ -110,7 +110,7 @@ struct RankRows {
     waits: BTreeMap<TaskId, Vec<(SimTime, u32)>>,
     /// All of them, and what they were called when they were made.
     made: Vec<(u32, What, String)>,
-    /// What threads are called.
+    /// Names that the program gave its threads.
     called: BTreeMap<TaskId, String>,
     /// By stream, the thread whose work on it was shown first.
     users: BTreeMap<u32, TaskId>,

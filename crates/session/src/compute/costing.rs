@@ -26,7 +26,7 @@ use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::SimDuration;
 use uniference_studies::whatif::LineScale;
 
-/// What is known of it is how many bytes it moves.
+/// The kind of kernels of which only the number of bytes that they move is known.
 const KERNEL: &str = "kernel";
 
 /// Costs the slices of all ranks.
@@ -49,9 +49,9 @@ pub(crate) struct Costing {
 struct RankCosting {
     plan: RankPlan,
     decoder: Decoder,
-    /// Of what has run.
+    /// Costs of everything that the rank's slices name.
     costs: Vec<Cost>,
-    /// Where in `costs` something is.
+    /// The place in `costs`, by what is costed.
     places: BTreeMap<What, usize>,
     /// What the rank hands to streams.
     expansion: Expansion,
@@ -73,7 +73,7 @@ struct RankCosting {
     wrong: Option<(String, String)>,
 }
 
-/// What is costed.
+/// Something that is costed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     /// A definition after another: 0, or that one's number and 1.
@@ -422,7 +422,7 @@ impl RankCosting {
         })
     }
 
-    /// What has run.
+    /// The costs of what has run at least once.
     fn ran(&self) -> impl Iterator<Item = &Cost> {
         self.costs.iter().filter(|cost| cost.executions > 0)
     }
@@ -501,12 +501,12 @@ fn traffic(definition: &Definition) -> u64 {
     definition.tensors().map(Tensor::bytes).fold(0, u64::saturating_add)
 }
 
-/// Where its sum is.
+/// The place of the origin's sum in arrays by origin.
 fn place_of(origin: Origin) -> usize {
     Origin::ALL.iter().position(|of| *of == origin).unwrap_or_default()
 }
 
-/// What is nobody's figure is called so in reports.
+/// The name of an origin in reports; that of an unknown cost is "unknown".
 fn origin_name(origin: Origin) -> &'static str {
     if origin == Origin::None { "unknown" } else { origin.name() }
 }

@@ -127,9 +127,9 @@ enum Node {
     },
     /// A call of a process group.
     Call {
-        /// In the graph.
+        /// The call's own number in the graph.
         own: u32,
-        /// Where the rank makes it.
+        /// The stream that the rank makes it on.
         stream: u32,
         with_previous: bool,
         /// Of a branch: what is before the call on it, and what is behind the call where it is made.

@@ -45,7 +45,7 @@ pub enum Compute {
     Model,
     /// What it took in an earlier run: the folder of its results.
     From(PathBuf),
-    /// It takes no time.
+    /// Compute takes no time.
     None,
 }
 
@@ -74,7 +74,7 @@ impl fmt::Display for Compute {
     }
 }
 
-/// What is asked for.
+/// The options that choose where the duration of compute comes from.
 #[derive(Clone, Debug, Default)]
 pub struct ComputeOptions {
     /// `None`: what each device's keys say.
@@ -261,7 +261,7 @@ trait OperatorCosts: Send + Sync {
     /// Whether the cost of an operator depends on how the program comes to it.
     fn depend_on_coming(&self) -> bool;
 
-    /// What reports call it.
+    /// The kind of operator, as reports name it.
     fn kind(&self, definition: &Definition) -> &'static str;
 
     /// Seconds that one of unknown cost takes at least, as it reads and writes its tensors.
@@ -322,7 +322,7 @@ impl OperatorCosts for Model {
 pub struct Plan {
     ranks: Vec<RankPlan>,
     earlier: Option<Earlier>,
-    /// For the manifest.
+    /// The source of compute, as the manifest names it.
     name: String,
     models: Vec<(String, String)>,
     /// Of a replay on its own cluster: it is costed with other rows than its run was.
@@ -366,7 +366,7 @@ pub(crate) struct RecordedCompute<'a> {
 }
 
 impl Plan {
-    /// For a live run.
+    /// The plan of a live run.
     ///
     /// # Errors
     /// If a device cannot be modelled that is to be, or the earlier run cannot be read.
@@ -375,7 +375,7 @@ impl Plan {
         Plan::new(options, resolved, default, None)
     }
 
-    /// For a replay.
+    /// The plan of a replay.
     ///
     /// # Errors
     /// As [`Plan::live`]; and if the record has no operators that could be costed, or no measured compute.
@@ -515,7 +515,7 @@ const HOST_TIME: &str = "host time";
 /// The same of Python's time, where it is charged.
 const PYTHON_TIME: &str = "python time";
 
-/// What is asked for, else what was when it was recorded.
+/// The host time that was asked for, or else that of the record.
 fn host_time(options: &ComputeOptions, recorded: Option<&RecordedCompute<'_>>) -> Result<HostTime, HostError> {
     let then = recorded.and_then(|recorded| recorded.manifest.models.get(HOST_TIME)?.parse().ok());
     if let Some(recorded) = recorded
@@ -531,7 +531,7 @@ fn host_time(options: &ComputeOptions, recorded: Option<&RecordedCompute<'_>>) -
     Ok(options.host.or(then).unwrap_or_default())
 }
 
-/// The same of Python's.
+/// The time of Python's functions that was asked for, or else that of the record.
 fn python_time(
     options: &ComputeOptions,
     recorded: Option<&RecordedCompute<'_>>,

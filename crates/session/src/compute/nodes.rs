@@ -38,7 +38,7 @@ impl NodeModels {
         Ok(NodeModels { ranks, databases })
     }
 
-    /// As replays take them.
+    /// The models of the ranks, as replays of traces take them.
     pub(crate) fn of_ranks(&self) -> Vec<Option<replay::Model>> {
         self.ranks.iter().map(|model| model.clone().map(|model| replay::Model(model))).collect()
     }

@@ -180,7 +180,7 @@ impl<'a> Undertaking<'a> {
     }
 }
 
-/// Of this machine.
+/// Number of processor cores of this machine.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -258,7 +258,7 @@ impl SweepFolder {
         self.done.len()
     }
 
-    /// How many of them failed.
+    /// Number of trials that failed.
     pub fn failed(&self) -> usize {
         self.done.values().filter(|done| done.outcome.is_err()).count()
     }

@@ -41,7 +41,7 @@ pub trait Carrier: Sync {
 
 /// Is told how far a sweep is.
 pub trait Watch {
-    /// So many trials are done; what is left takes about so long.
+    /// `done` trials have been carried out; the others take about as long as `left` says.
     fn progress(&mut self, done: usize, left: &Estimate);
 }
 
@@ -151,7 +151,7 @@ enum Record {
     None,
     /// A run makes it.
     UnderWay,
-    /// This trial has it.
+    /// The trial with this number has made it.
     Of(usize),
 }
 

@@ -14,7 +14,7 @@ const PATIENCE: usize = 8;
 
 /// Says where to look next.
 pub trait Asker {
-    /// So many points: of each parameter a share of its values.
+    /// Asks for `count` points. A point has a share from 0 to 1 for each parameter, of its values.
     ///
     /// # Errors
     /// If there is no answer.

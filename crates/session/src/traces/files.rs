@@ -14,7 +14,7 @@ use uniference_formats::units::counted;
 use uniference_host::error::HostError;
 use uniference_programs::astra::layers::{TextWorkload, is_text_workload};
 
-/// So much of a file is read at once.
+/// Number of bytes of a file that are read at once.
 const CHUNK: u64 = 1 << 16;
 
 /// Bytes that tell a text workload from a trace.

@@ -32,13 +32,13 @@ pub struct Likeness {
 /// Ranks that should be alike and are not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unlike {
-    /// What to do without.
+    /// The assumption that does not hold.
     pub due_to: DueTo,
     /// The difference, as a sentence for the user.
     pub problem: String,
 }
 
-/// Why a rehearsal cannot go on as it is.
+/// The assumption of a rehearsal that does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DueTo {
     /// Neighbours along this axis of the symmetry differ.

@@ -49,12 +49,12 @@ impl Algorithm for DoubleTree {
 struct TreePosition {
     /// Rounds until a chunk that all leaves have sent at once has come here; 0 at a leaf.
     height: u32,
-    /// Of the root.
+    /// Height of the root.
     top: u32,
     /// Messages from the root.
     depth: u32,
     parent: Option<u32>,
-    /// With their heights.
+    /// The children, each with its height.
     children: Vec<(u32, u32)>,
 }
 

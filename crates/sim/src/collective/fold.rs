@@ -23,7 +23,7 @@ use std::sync::Arc;
 pub struct FoldPlan {
     /// How many slots are needed; at least the size of the group.
     pub slots: u32,
-    /// What to do.
+    /// The combinations and copies, in order.
     pub folds: Vec<Fold>,
     pub(super) results: Vec<Arc<[Placement]>>,
 }
@@ -44,7 +44,7 @@ pub struct Fold {
 /// Where a part of a result lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
-    /// In which slot.
+    /// The slot that holds it.
     pub slot: GroupRank,
     /// Which elements, of the input tensor.
     pub span: Span,

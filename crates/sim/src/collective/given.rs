@@ -32,7 +32,7 @@ pub struct Given {
 pub struct Plan {
     /// The name in reports.
     pub name: &'static str,
-    /// What it carries out.
+    /// The kind of collective that it carries out.
     pub kind: CollectiveKind,
     /// Into how many blocks the tensor is cut.
     pub blocks: u32,

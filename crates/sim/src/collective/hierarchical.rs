@@ -74,7 +74,7 @@ pub struct Hierarchical {
 struct Line {
     size: u32,
     row: RowAlgorithm,
-    /// In an all-to-all.
+    /// The algorithm of an all-to-all.
     exchange: RowAlgorithm,
 }
 
@@ -107,7 +107,7 @@ impl Hierarchical {
         [size / factor, factor].into_iter().enumerate().map(line).filter(|line| line.size > 1).collect()
     }
 
-    /// So many ranks along a dimension of the network.
+    /// The algorithms of `size` ranks along a dimension of the network.
     fn line(&self, dimension: usize, size: u32, meshed: bool) -> Line {
         let said = self.rows.get(dimension).copied();
         let row = match said.unwrap_or(if meshed { RowAlgorithm::Direct } else { RowAlgorithm::Ring }) {
@@ -295,7 +295,7 @@ impl Pieces {
     }
 }
 
-/// What one member does.
+/// The steps of one member.
 #[derive(Clone)]
 struct Plan {
     kind: CollectiveKind,

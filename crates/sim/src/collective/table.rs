@@ -25,7 +25,7 @@ pub struct AlgorithmTable {
 pub struct Rule {
     /// Up to this size of [`crate::program::Collective::bytes`], inclusive; `None`: any.
     pub up_to: Option<Bytes>,
-    /// What carries it out.
+    /// The algorithm that carries it out.
     pub algorithm: Arc<dyn Algorithm>,
 }
 
@@ -35,9 +35,9 @@ pub enum ChoiceError {
     /// No algorithm of that name can carry out the kind.
     #[error("unknown algorithm {name:?} for {kind}\nhint: the algorithms are: {known}")]
     Unknown {
-        /// Of the collective.
+        /// The kind of collective.
         kind: CollectiveKind,
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
         /// The names of those that can, separated by commas.
         known: String,
@@ -47,7 +47,7 @@ pub enum ChoiceError {
         "the rules for {kind} must cover every size exactly once\nhint: increase `up_to` from rule to rule, and omit it in the last rule"
     )]
     Bounds {
-        /// Of the collective.
+        /// The kind of collective.
         kind: CollectiveKind,
     },
 }

@@ -21,7 +21,7 @@ pub(super) struct Closed {
     aborted: BTreeSet<(GroupId, RankId)>,
     /// Noticed, and behind messages that are not taken in yet.
     held: Vec<Notice>,
-    /// For the engine.
+    /// Notices that the engine has yet to take.
     told: Vec<Notice>,
 }
 
@@ -60,7 +60,7 @@ impl Comm {
         }
     }
 
-    /// The same of one group.
+    /// The rank closes its ends of the connections of one group.
     pub(crate) fn close(&mut self, now: SimTime, of: RankId, group: GroupId) {
         if self.closed.gone.is_empty() {
             return;

@@ -17,12 +17,12 @@ pub struct Estimate {
     pub duration: SimDuration,
     /// The standard deviation of the logarithm of the real duration around it; `None`: nobody knows how far the estimate is off.
     pub spread: Option<f64>,
-    /// Where it comes from.
+    /// The source of the estimate.
     pub origin: Origin,
 }
 
 impl Estimate {
-    /// What is not known counts as zero.
+    /// The estimate of an unknown cost: zero.
     pub const UNKNOWN: Estimate = Estimate { duration: SimDuration::ZERO, spread: None, origin: Origin::None };
 
     /// The same of work that takes `factor` times as long; finite, not negative.
@@ -40,9 +40,9 @@ impl Estimate {
 /// Memory beside the device's own: an access takes its latency, and then as long as its bytes do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostMemory {
-    /// Of an access.
+    /// Latency of an access.
     pub latency: SimDuration,
-    /// Bytes a second; above zero.
+    /// Bandwidth in bytes per second; above zero.
     pub bandwidth: f64,
 }
 

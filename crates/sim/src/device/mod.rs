@@ -28,7 +28,7 @@ use crate::time::{Bytes, SimDuration, SimTime};
 pub struct Device {
     /// `orin.0`.
     pub name: String,
-    /// Where it is.
+    /// The host that it is part of.
     pub host: HostId,
     /// Compute takes this many times as long as on the reference device; finite, above zero.
     pub slowdown: f64,
@@ -55,7 +55,7 @@ pub struct SlowSpell {
     pub from: SimTime,
     /// The instant at which the slow spell is over.
     pub to: SimTime,
-    /// So many times as long as otherwise; finite, above zero.
+    /// Factor on the duration of compute; finite, above zero.
     pub factor: f64,
 }
 

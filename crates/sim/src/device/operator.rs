@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// One operation on tensors, by what determines its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operator {
-    /// What runs it.
+    /// The resource that it runs on.
     pub resource: Resource,
     /// What it computes, and on which sizes.
     pub family: Family,
@@ -54,7 +54,7 @@ impl Elements {
         }
     }
 
-    /// What [`Elements::name`] calls so.
+    /// The elements whose [`Elements::name`] is `name`.
     pub fn from_name(name: &str) -> Option<Elements> {
         if name == Elements::Tf32.name() { Some(Elements::Tf32) } else { DType::from_name(name).map(Elements::Of) }
     }
@@ -136,7 +136,7 @@ pub enum Family {
     },
     /// Something done along each row of a matrix.
     Rows {
-        /// What is done.
+        /// The kind of computation.
         kind: RowKind,
         /// Forward, or backward.
         pass: Pass,
@@ -147,7 +147,7 @@ pub enum Family {
     },
     /// Something done with each element by itself.
     Flat {
-        /// What is done.
+        /// The kind of computation.
         kind: FlatKind,
         /// Elements that are written; of several tensors all of them.
         elements: u64,

@@ -60,14 +60,14 @@ pub struct Engine {
     idling: Idling,
 }
 
-/// Whether time passes where nobody has asked for anything that comes first.
+/// Whether virtual time may pass to the end of a sleep or time-out.
 #[derive(Debug, Default)]
 struct Idling {
-    /// It does when the driver says so.
+    /// The driver must allow it.
     is_asked: bool,
-    /// It waits for that.
+    /// The engine waits until the driver allows it.
     waits: bool,
-    /// The driver has said so at this time.
+    /// The virtual time at which the driver has allowed it.
     passes_from: Option<SimTime>,
 }
 
@@ -179,7 +179,7 @@ impl Engine {
         engine
     }
 
-    /// How many ranks there are.
+    /// Number of ranks in the world.
     pub fn world_size(&self) -> usize {
         self.ranks.len()
     }

@@ -38,7 +38,7 @@ pub(crate) struct Task {
     looked: (SimTime, u32),
 }
 
-/// So many reads of the clock with nothing between them are a loop that waits for a time.
+/// This many reads of the clock in a row, with no other request between them, count as a busy-wait.
 const LOOKS_OF_A_LOOP: u32 = 1000;
 
 impl Task {
@@ -138,7 +138,7 @@ pub(crate) struct Queue {
 /// An activity from its issue until nothing more can come of it: see [`Activities`].
 pub(crate) struct ActivityState {
     pub(crate) activity: Activity,
-    /// Who issued it.
+    /// The task that issued it.
     pub(crate) task: TaskId,
     /// `None`: it starts as soon as it is free to.
     pub(crate) queue: Option<QueueKey>,

@@ -38,7 +38,7 @@ impl Streams {
         *self.streams.entry(stream).or_default().running(busy) += 1;
     }
 
-    /// It is complete.
+    /// The activity is complete.
     pub(crate) fn end(&mut self, now: SimTime, (stream, busy): (u32, Busy)) {
         self.settle(now);
         *self.device.running(busy) -= 1;

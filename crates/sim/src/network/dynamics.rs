@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// What remains of a link that is out, in bytes per second: nothing that matters, and still a rate.
 const OUT: f64 = 1e-6;
 
-/// How a network differs from one that stays as it is.
+/// Everything that changes in a network during a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Dynamics {
     /// Links that change.
@@ -23,7 +23,7 @@ pub struct Dynamics {
     pub seed: u64,
 }
 
-/// How one link changes.
+/// Changes of one link.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LinkDynamics {
     /// Bandwidth and latency by the clock.
@@ -43,10 +43,10 @@ pub struct Profile {
     pub period: Option<SimDuration>,
 }
 
-/// From `at` on.
+/// The values of a link from `at` on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ProfilePoint {
-    /// Since when, counted from the profile's start.
+    /// The offset from the profile's start.
     pub at: SimDuration,
     /// Raw rate, headers included; `None`: the link's own. A rate of zero cannot be said: that is an outage.
     pub bandwidth: Option<Rate>,
@@ -63,7 +63,7 @@ pub enum Jitter {
         /// The largest delay.
         max: SimDuration,
     },
-    /// Normal around nothing: as often less as more.
+    /// Normally distributed around zero: as often less as more.
     Normal {
         /// The standard deviation.
         deviation: SimDuration,

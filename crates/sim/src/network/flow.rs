@@ -71,7 +71,7 @@ struct Stream {
     flight: u32,
     head: Option<Message>,
     waiting: VecDeque<Message>,
-    /// When the head began.
+    /// When the message at the head began to leave.
     started: SimTime,
     /// Where a message's flight depends on when it leaves.
     varying: Option<Box<Varying>>,
@@ -82,9 +82,9 @@ struct Stream {
 /// Flights over links whose latency changes.
 struct Varying {
     route: Route,
-    /// When the last message arrives.
+    /// When the last message so far arrives.
     last: SimTime,
-    /// How many have left.
+    /// Number of messages that have left.
     count: u64,
 }
 

@@ -52,14 +52,14 @@ pub trait Network {
 pub enum NetworkEvent {
     /// The last byte has left the sender.
     Sent {
-        /// Of the message.
+        /// The message's tag.
         tag: u64,
         /// When its first byte left: when it was pushed, or when the message before it on its stream was sent.
         started: SimTime,
     },
     /// The last byte has arrived: one latency of the route after it has left, and what it waited in front of the receiver.
     Delivered {
-        /// Of the message.
+        /// The message's tag.
         tag: u64,
     },
 }

@@ -95,11 +95,11 @@ const MANY: u32 = u32::MAX;
 /// where flows have come, gone, or moved to another bottleneck since.
 struct Sums {
     known: bool,
-    /// How many flows stop here.
+    /// Number of flows whose bottleneck is this link.
     own: u32,
-    /// No flow that stops elsewhere is faster.
+    /// Upper bound of the rates of flows with another bottleneck.
     ceiling: u64,
-    /// What flows that stop elsewhere take.
+    /// Sum of the rates of flows with another bottleneck.
     elsewhere: u128,
 }
 
@@ -118,7 +118,7 @@ impl Sums {
         sums
     }
 
-    /// The flow that stops elsewhere gets another rate. What is not known stays unknown.
+    /// A flow with another bottleneck gets another rate. Unknown sums stay unknown.
     fn follow(&mut self, before: u64, rate: u64) {
         self.elsewhere = self.elsewhere.wrapping_sub(before.into()).wrapping_add(rate.into());
         self.ceiling = self.ceiling.max(rate);
@@ -488,15 +488,15 @@ fn climb(link: &LinkState, level: &[u64]) -> u64 {
     }
 }
 
-/// Where flows stop, seen from a level.
+/// Flows by their bottlenecks' levels, compared with a guessed level.
 struct Below {
-    /// How many stop below it.
+    /// Number of flows whose bottleneck has a lower level.
     flows: u64,
-    /// What these take.
+    /// Sum of their rates.
     used: u64,
     /// The highest rate among them.
     highest: u64,
-    /// Where the next flow stops.
+    /// The lowest level among the other flows' bottlenecks.
     next: u64,
 }
 

@@ -22,9 +22,9 @@ pub struct RankStatistics {
     pub finish: Option<SimTime>,
     /// When it crashed, as the cluster wanted.
     pub crash: Option<SimTime>,
-    /// Up to its finish.
+    /// Where the rank's time went, up to its finish.
     pub times: Times,
-    /// What it moved.
+    /// Bytes that the rank moved.
     pub traffic: Traffic,
 }
 
@@ -35,7 +35,7 @@ pub struct OperationStatistics {
     pub count: u64,
     /// Sizes of the tensors that the members named.
     pub bytes: Bytes,
-    /// From issue to completion.
+    /// Time from issue to completion, summed over the calls.
     pub time: SimDuration,
     /// How long ranks were blocked for it while nothing computed. A wait for several operations counts for the last of them.
     pub exposed: SimDuration,
@@ -72,7 +72,7 @@ impl Statistics {
         }
     }
 
-    /// How many events were seen.
+    /// Number of events that were seen.
     pub fn events(&self) -> u64 {
         self.events
     }

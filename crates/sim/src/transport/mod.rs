@@ -62,9 +62,9 @@ pub(crate) struct Transport {
     wires: Vec<Wire>,
     /// Ranks whose processes have crashed.
     gone: BTreeSet<RankId>,
-    /// Where the network stands.
+    /// The time up to which the network has advanced.
     now: SimTime,
-    /// How many messages were posted.
+    /// Number of messages that were posted.
     posted: u64,
 }
 

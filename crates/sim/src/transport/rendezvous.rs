@@ -46,7 +46,7 @@ pub(super) struct Rendezvous {
     doors: IndexMap<(RankId, Channel), Door, FxBuildHasher>,
 }
 
-/// At the sender.
+/// What waits at the sender's end: sends, or grants of receivers.
 #[derive(Debug)]
 enum Slot {
     Sends(VecDeque<u32>),

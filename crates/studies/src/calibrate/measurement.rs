@@ -100,7 +100,7 @@ impl Pair {
         self.back < self.bytes
     }
 
-    /// In the middle.
+    /// The median duration in seconds.
     pub fn median(&self) -> f64 {
         self.sample().median()
     }

@@ -63,9 +63,9 @@ pub struct Parameter {
 /// A processor that was profiled.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Profiled {
-    /// Which ranks have it.
+    /// The ranks that have it.
     pub ranks: Vec<u32>,
-    /// What it is.
+    /// The processor.
     #[serde(flatten)]
     pub processor: Processor,
 }

@@ -80,9 +80,9 @@ pub enum Links {
 /// What is known before numbers are fitted.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<'a> {
-    /// Which library was measured.
+    /// The name of the library that was measured.
     pub library: &'a str,
-    /// The longest message that it sends unasked, where it has such a limit.
+    /// The size in bytes of the longest eager message; `None`: there is no such limit.
     pub eager: Option<u64>,
 }
 
@@ -98,7 +98,7 @@ impl Setting<'_> {
 pub struct Placement(pub Vec<usize>);
 
 impl Placement {
-    /// How many hosts there are.
+    /// Number of hosts.
     pub fn hosts(&self) -> usize {
         self.0.iter().max().map_or(0, |host| host + 1)
     }
@@ -279,7 +279,7 @@ fn latency_of(observed: &[&Pair], host: u32, hosts: usize) -> Option<f64> {
 
 /// The model of a network, which predicts the duration of measurements.
 pub struct Model<'a> {
-    /// What is known.
+    /// What is known before the fit.
     pub setting: &'a Setting<'a>,
     /// The measurements that are predicted.
     pub cases: &'a [Pair],

@@ -34,22 +34,22 @@ pub struct Comparison {
     pub drift: Vec<Pair>,
     /// Operations that only the first run has, and only the second.
     pub unmatched: (usize, usize),
-    /// The first few of those that only the first run has.
+    /// The first few operations that only the first run has.
     pub only_first: Vec<Unmatched>,
-    /// The same of the second.
+    /// The first few operations that only the second run has.
     pub only_second: Vec<Unmatched>,
     /// What recording a real run took on its slowest rank, in seconds; part of that run's compute.
     pub recorder_s: Option<f64>,
 }
 
-/// The same of both runs.
+/// A duration in both runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Pair {
-    /// Of the first run.
+    /// Seconds of the first run.
     pub first_s: f64,
-    /// Of the second.
+    /// Seconds of the second run.
     pub second_s: f64,
-    /// (first - second) / second; `None` (null) where the second is 0.
+    /// Relative error: (first - second) / second; `None` (null) where the second is 0.
     pub error: Option<f64>,
 }
 

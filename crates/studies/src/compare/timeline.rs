@@ -55,7 +55,7 @@ pub struct ObservedRun {
 }
 
 impl ObservedRun {
-    /// How many ranks there were.
+    /// Number of ranks.
     pub fn world_size(&self) -> usize {
         self.ranks.len()
     }

@@ -54,15 +54,15 @@ pub struct Change<K> {
 /// How much of the two paths is of one kind, in one operation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PartChange {
-    /// Of which kind.
+    /// The kind of time.
     pub kind: &'static str,
     /// What is computed, or the operation.
     pub name: Option<String>,
-    /// Of the first path.
+    /// Seconds of the first path.
     pub first_s: f64,
-    /// Of the second one.
+    /// Seconds of the second path.
     pub second_s: f64,
-    /// How much more of the second one.
+    /// Second minus first, in seconds.
     pub difference_s: f64,
     /// How many spans of the first path these are.
     pub first_count: u64,
@@ -71,7 +71,7 @@ pub struct PartChange {
 }
 
 impl Difference {
-    /// Of two runs.
+    /// The difference between two explanations.
     pub fn of(first: &Explanation, second: &Explanation) -> Difference {
         let by_file = |parts: &[Part<Option<String>>]| -> Vec<Part<Option<String>>> {
             parts

@@ -80,14 +80,14 @@ pub struct Part<K> {
 /// What one thing contributes to the path.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Contribution {
-    /// What it is.
+    /// The kind of the time, and where it passes.
     #[serde(flatten)]
     pub what: What,
-    /// How much of the path it is.
+    /// Its seconds of the path.
     pub seconds: f64,
-    /// The same as a fraction of the makespan.
+    /// Its fraction of the makespan.
     pub share: f64,
-    /// How many spans these are.
+    /// Number of spans.
     pub count: u64,
 }
 
@@ -98,7 +98,7 @@ pub struct Step {
     pub start_ps: u64,
     /// When it ends, in picoseconds.
     pub end_ps: u64,
-    /// What it is.
+    /// The kind of the time, and where it passes.
     #[serde(flatten)]
     pub what: What,
     /// The innermost range that was open on the rank.
@@ -137,7 +137,7 @@ impl Explanation {
 /// What time of the critical path goes by with.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct What {
-    /// Of which kind.
+    /// The kind of time.
     pub kind: &'static str,
     /// Whose time it is; of a message, its sender's; `None` where ranks' messages on one link are added up.
     pub rank: Option<u32>,

@@ -225,7 +225,7 @@ fn of_activity(rank: RankId, handle: Handle, activity: &Activity) -> Span {
 }
 
 impl Kind {
-    /// As reports show it.
+    /// The name in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Kind::Compute => "compute",

@@ -16,7 +16,7 @@ const MOST_PIECES: usize = 128;
 pub struct LinksChart {
     /// Length of a piece of time, in picoseconds.
     pub piece_ps: u64,
-    /// In the cluster's order.
+    /// The links, in the cluster's order.
     pub links: Vec<LinkChart>,
     /// Names of the hosts; what else links join are switches and media.
     pub hosts: Vec<String>,

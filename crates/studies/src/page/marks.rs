@@ -37,7 +37,7 @@ impl MarkKind {
 pub struct Mark {
     start: u64,
     end: u64,
-    /// Of the longest span.
+    /// Name of the longest span.
     name: u32,
     longest: u64,
     count: u64,

@@ -41,9 +41,9 @@ const SCRIPTS: [&str; 3] = [include_str!("elements.js"), include_str!("charts.js
 const RUNS: &str = include_str!("page.js");
 const SWEEP: &str = include_str!("sweep.js");
 
-/// Memory is shown over time of so many ranks, those that held most.
+/// Number of ranks whose memory is shown over time: those that held most.
 const MOST_MEMORY_RANKS: usize = 16;
-/// So many parts of the critical path are listed.
+/// Number of parts of the critical path that are listed.
 const MOST_PARTS: usize = 100;
 
 /// Watches a run for what its page shows.
@@ -77,7 +77,7 @@ pub struct RunPage {
 pub struct Seen {
     /// How long it took, in picoseconds.
     pub makespan_ps: u64,
-    /// How many events it had.
+    /// Number of events of the run.
     pub events: u64,
     /// What ranks did when.
     pub timeline: TimelineChart,

@@ -32,7 +32,7 @@ pub(super) struct Timeline {
     open: BTreeMap<(RankId, TaskId), Vec<(u32, SimTime)>>,
     /// By number, ranges that may overlap: on which row, its name, and since when.
     overlapping: BTreeMap<(RankId, u32), (usize, u32, SimTime)>,
-    /// What threads are called.
+    /// Names that the program gave its threads.
     called: BTreeMap<(RankId, TaskId), String>,
 }
 
@@ -57,9 +57,9 @@ struct Names {
 /// What a page shows of a run's timeline. Times are picoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TimelineChart {
-    /// From top to bottom.
+    /// The rows, from top to bottom.
     pub rows: Vec<TimelineRow>,
-    /// What marks are called, by number.
+    /// Names of the marks, by number.
     pub names: Vec<String>,
     /// How many spans the marks are.
     pub spans: u64,
@@ -79,7 +79,7 @@ pub struct TimelineRow {
 }
 
 impl Timeline {
-    /// Of so many ranks.
+    /// The timeline of `ranks` ranks.
     pub(super) fn new(ranks: usize) -> Timeline {
         let most = (MOST_KEPT / ranks.clamp(1, MOST_RANKS)).clamp(LEAST_IN_ROW, MOST_IN_ROW);
         let (open, overlapping, called) = Default::default();

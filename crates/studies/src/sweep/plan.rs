@@ -22,9 +22,9 @@ pub struct Plan {
 /// About how long trials take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
-    /// How many are runs.
+    /// Number of runs.
     pub runs: usize,
-    /// How many are replays.
+    /// Number of replays.
     pub replays: usize,
     /// All of them, in seconds.
     pub seconds: f64,

@@ -25,9 +25,9 @@ const OPERATORS: [&str; 5] = [
 struct Places {
     /// The sequences' borders in the queries; `None`: all have equally many.
     borders: Option<usize>,
-    /// The same in the keys.
+    /// The sequences' borders in the keys; `None`: no argument has them.
     key_borders: Option<usize>,
-    /// How many keys each has.
+    /// The argument with the number of keys of each sequence.
     used_keys: usize,
     /// The table of its pages.
     pages: usize,
@@ -153,7 +153,7 @@ pub(super) fn describe(call: Call<'_>) -> Option<Part> {
     }
     let keys = match (call.tensor(places.pages), places.longest_keys.and_then(|place| call.argument(place))) {
         (Some(_), Some(Argument::Int(longest))) => u64::try_from(*longest).ok()?,
-        // As many as there are places in the pages that a sequence may have.
+        // The number of places in the pages that a sequence may have.
         (Some(pages), _) => pages.sizes.last()?.saturating_mul(extent.page),
         (None, _) => {
             let of_a_key = shape.key_heads.saturating_mul(*shape.cache.sizes.last()?);

@@ -17,7 +17,7 @@ use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, FlatKind, Pass, RowKind};
 use uniference_sim::time::Bytes;
 
-/// Where these operators are.
+/// Namespaces of the operators of vLLM, SGLang and their libraries.
 pub(super) const NAMESPACES: [&str; 9] = [
     "_C::",
     "_C_cache_ops::",
@@ -270,7 +270,7 @@ fn caching(call: Call<'_>, vectors: [usize; 2], cache: usize, slots: usize) -> O
     Some(flat(call, FlatKind::Copy, key, bytes([Some(key), Some(value), call.tensor(slots)]), written))
 }
 
-/// So many vectors of the cache in argument 0, in its type, into rows of argument 1.
+/// Copies `vectors` vectors of the cache (argument 0), in its type, into rows of argument 1.
 fn fetched(call: Call<'_>, vectors: u64) -> Option<Part> {
     let (cache, to) = (call.tensor(0)?, call.tensor(1)?);
     let elements = vectors.saturating_mul(*to.sizes.last()?);

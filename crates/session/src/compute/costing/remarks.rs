@@ -8,7 +8,7 @@ use uniference_devices::operators::{is_rough, lengths_are_values};
 use uniference_sim::ids::RankId;
 use uniference_sim::program::Origin;
 
-/// So many names or lines are listed.
+/// Number of names or lines that are listed.
 const MOST: usize = 8;
 
 /// With more of the compute of unknown cost or arithmetic, in %, the headline says so.
@@ -281,7 +281,7 @@ impl Costing {
     }
 }
 
-/// In %, of all.
+/// `seconds` in % of `all`.
 fn share(seconds: f64, all: f64) -> f64 {
     if all > 0.0 { 100.0 * seconds / all } else { 0.0 }
 }

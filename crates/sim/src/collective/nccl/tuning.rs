@@ -16,7 +16,7 @@ pub(super) struct Variant {
     pub(super) protocol: Protocol,
 }
 
-/// Who talks to whom.
+/// The pattern of communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Ring,
@@ -143,7 +143,7 @@ impl Model {
         if self.is_across() { inside.min(between.bytes_per_second() / 1e9 * f64::from(cards)) } else { inside }
     }
 
-    /// How many channels there are.
+    /// Number of channels.
     pub(super) fn channels(&self) -> u32 {
         let inside = if self.fabric() == Fabric::Pcie { PCIE_CHANNELS } else { NVLINK_CHANNELS };
         let channels = if self.is_across() { inside.min(CARD_CHANNELS * self.surroundings.cards) } else { inside };

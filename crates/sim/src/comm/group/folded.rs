@@ -38,17 +38,17 @@ pub(crate) struct Folded {
     views: BTreeMap<RankId, (GroupRank, Arc<[RankId]>)>,
 }
 
-/// What all relabelings of places seen so far are.
+/// The properties that all relabelings of places seen so far share.
 #[derive(Clone, Debug)]
 struct Moves {
-    /// They leave every place as it is.
+    /// All of them leave every place as it is.
     none: bool,
-    /// Each of these is what all of them are.
+    /// The kinds of relabeling that all of them could be.
     all: Vec<Relabeling>,
 }
 
 impl Moves {
-    /// None, among `size` places.
+    /// No relabelings yet, among `size` places.
     fn new(size: u32) -> Moves {
         let blocks = (2..size).filter(|block| size.is_multiple_of(*block)).map(Relabeling::Blocks);
         Moves { none: true, all: [Relabeling::Rotation, Relabeling::Flip].into_iter().chain(blocks).collect() }

@@ -26,10 +26,10 @@ pub struct GraphLink {
 /// How the directions of a link are related.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Duplex {
-    /// Each has the link's rate to itself.
+    /// Each direction has the link's rate to itself.
     #[default]
     Full,
-    /// They share it.
+    /// Both directions share the link's rate.
     Half,
 }
 
@@ -48,7 +48,7 @@ struct Edge {
     link: Option<LinkId>,
     /// What it costs to come back.
     back: Option<LinkId>,
-    /// Of either link.
+    /// Latency of either link.
     latency: SimDuration,
 }
 

@@ -99,14 +99,14 @@ impl LinkSpec {
 /// What a host's own links carry, headers included. An access line (ADSL, LTE) or a capped card is slower out than in.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostRates {
-    /// Out of the host.
+    /// Rate out of the host.
     pub egress: Rate,
-    /// Into the host.
+    /// Rate into the host.
     pub ingress: Rate,
 }
 
 impl HostRates {
-    /// The same in both directions.
+    /// The rate `rate` in both directions.
     pub fn both(rate: Rate) -> HostRates {
         HostRates { egress: rate, ingress: rate }
     }

@@ -59,9 +59,9 @@ pub enum Preset {
 /// One dimension of [`Preset::Dimensions`]: how the hosts are joined that differ in this coordinate alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dimension {
-    /// In which way.
+    /// How the hosts are joined.
     pub kind: DimensionKind,
-    /// How many they are.
+    /// Number of hosts along the dimension.
     pub size: u32,
     /// Between two hosts that are next to each other.
     pub link: LinkSpec,
