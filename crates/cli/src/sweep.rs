@@ -445,7 +445,7 @@ impl Watch for Progress {
 
 /// Runs programs as commands of their own, and jobs in this process.
 pub(super) struct Commands {
-    /// Of programs.
+    /// The Python interpreter that runs programs.
     python: Option<PathBuf>,
 }
 

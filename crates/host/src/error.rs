@@ -85,7 +85,7 @@ pub enum HostError {
     /// A rank is not of this program's version, or not of its machine's kind.
     #[error("rank {rank} cannot join the run: {why}")]
     Disagreement {
-        /// The rank.
+        /// The rank that cannot join.
         rank: u32,
         /// What differs.
         why: uniference_protocol::hello::Disagreement,

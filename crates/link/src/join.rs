@@ -40,7 +40,7 @@ pub enum JoinError {
     /// Who listens there does not know the token, or is something else.
     #[error("who listens at {address} is no driver of this run: {why}\nhint: check the address and the token file")]
     Imposter {
-        /// The address.
+        /// The address that was connected to.
         address: String,
         /// What went wrong in the handshake.
         why: String,

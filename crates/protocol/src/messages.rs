@@ -46,7 +46,7 @@ pub enum Op {
     Issue {
         /// The rank's own name of the operation.
         handle: LocalHandle,
-        /// The operation.
+        /// The operation, and what it is called with.
         call: Call,
         /// The part of the arena that its input was staged in; `None`: it has no input.
         staged: Option<Room>,
@@ -96,7 +96,7 @@ pub enum Op {
     },
     /// Asks which operations are complete, once all or any are: [`Answer::Complete`] or [`Answer::TimedOut`].
     Wait {
-        /// The operations.
+        /// The operations, by the rank's own names.
         handles: Vec<LocalHandle>,
         /// Whether the first that is complete ends the wait.
         any: bool,
@@ -109,7 +109,7 @@ pub enum Op {
     },
     /// Carries out an operation of the store: [`Answer::Store`] or [`Answer::TimedOut`].
     Store {
-        /// The operation.
+        /// The operation of the store.
         operation: StoreOp,
         /// The longest time that the task waits.
         timeout: Option<SimDuration>,
@@ -118,14 +118,14 @@ pub enum Op {
     },
     /// Asks to go on when work of the rank's device has ended: [`Answer::Go`].
     Synchronize {
-        /// The work.
+        /// The work that it waits for.
         work: DeviceWork,
         /// The user's line.
         site: Site,
     },
     /// Asks whether work of the rank's device has ended: [`Answer::Ended`].
     Query {
-        /// The work.
+        /// The work that it asks about.
         work: DeviceWork,
         /// The user's line.
         site: Site,
@@ -236,7 +236,7 @@ pub enum DeviceWork {
     Stream(u32),
     /// All work before an event, as it was recorded last.
     Event {
-        /// The event.
+        /// The event's number.
         event: u32,
         /// How often it was recorded, also by threads that have not said so yet.
         records: u32,
@@ -321,7 +321,7 @@ pub struct Quiet {
 pub struct Reply {
     /// The rank's clock.
     pub now: SimTime,
-    /// What it showed when the task asked.
+    /// What that clock showed when the task asked.
     pub asked: SimTime,
     /// Staged regions of this rank that nobody needs any more.
     pub freed: Vec<Offset>,
@@ -385,7 +385,7 @@ pub struct Piece {
     pub offset: Offset,
     /// Size in bytes.
     pub bytes: u64,
-    /// It is what lies there combined with what lies here.
+    /// The element-wise combination of this range with the one at `offset` is the output; `None`: the range at `offset` is.
     pub other: Option<Offset>,
 }
 

@@ -108,7 +108,7 @@ pub mod flags {
     pub const FREE: u32 = 2;
 }
 
-/// What a copy moves.
+/// The memories that a copy is from and to.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyKind {
@@ -299,7 +299,7 @@ pub struct Communication {
 }
 
 impl Communication {
-    /// What cannot be done has this name.
+    /// The name that stands for a refused call.
     pub const REFUSED: u32 = u32::MAX;
 
     /// Whether a tensor of so many elements (`ncclDataType_t`) has no values: numbers that decide, as integers do, always have.

@@ -241,7 +241,7 @@ pub enum Event<'a> {
     },
     /// Time went by on a rank without compute or communication. Neither digests nor counts of events know of it.
     Elapsed {
-        /// The rank.
+        /// The rank on which time went by.
         rank: RankId,
         /// The thread that was busy, or that issued the activity.
         task: TaskId,

@@ -76,7 +76,7 @@ impl OfProcess {
     /// Bits of a number of another process: of a stream, an event, a graph or a buffer of a device.
     const SHORT: u32 = 24;
 
-    /// The same of memory, and of launches.
+    /// Bits of a number of another process: of an allocation or a launch.
     const LONG: u32 = 48;
 
     /// Of the process with this number, 0 being the rank's own; `None`: a rank has no more than 127 others.

@@ -78,7 +78,7 @@ impl From<Request> for RecordedStep {
      that order"
 )]
 pub struct OtherGroup {
-    /// As the record has it.
+    /// The group's number in the record.
     pub group: GroupId,
 }
 
@@ -185,7 +185,7 @@ struct Moment<'a> {
     listener: &'a mut dyn Listener,
 }
 
-/// What each task of each rank has been told.
+/// The number of replies that each task of each rank has had.
 struct Told(Vec<Vec<Count>>);
 
 #[derive(Clone, Default)]
@@ -308,7 +308,7 @@ struct RecordedTask {
 enum State {
     /// It is blocked in the engine.
     Blocked,
-    /// The same, but its own process may let it go on.
+    /// Blocked in the engine, but its own process may let it go on.
     Paused,
     /// It may ask, once what it followed from has happened.
     #[default]

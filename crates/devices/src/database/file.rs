@@ -62,7 +62,7 @@ pub struct Notice {
 }
 
 impl Notice {
-    /// Of what was measured here.
+    /// The notice of rows that were measured on this machine.
     pub fn own(name: &str) -> Notice {
         Notice { name: name.to_owned(), licence: String::new(), notice: String::new() }
     }

@@ -64,7 +64,7 @@ impl Databases {
         })
     }
 
-    /// The same without what was measured on a device.
+    /// These databases without the rows that were measured on `device`.
     #[must_use]
     pub fn without(mut self, device: &str) -> Databases {
         self.series.retain(|(_, series)| series.device != device);

@@ -11,7 +11,7 @@ use crate::database::{Database, DatabaseError, Notice, Repeat, Row, Series};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// What came of an import.
+/// The result of an import.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Imported {
     /// Rows that are new, or have taken the place of others.
@@ -66,7 +66,7 @@ pub fn import(source: &Path, into: &mut Database) -> Result<Imported, ImportErro
     Ok(Imported { rows, notices: other.notices()?, ..Imported::default() })
 }
 
-/// What a row of a source says.
+/// A row of a source.
 pub(crate) struct Measurement {
     pub(crate) series: Series,
     pub(crate) dimensions: [u64; 4],

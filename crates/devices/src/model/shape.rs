@@ -121,9 +121,9 @@ pub(super) struct Roof {
     grain: Grain,
 }
 
-/// Of the peak, what large products reach.
+/// Fraction of the peak that large products reach.
 const PEAK: f64 = 0.8;
-/// Of the memory's rate, what long streams reach.
+/// Fraction of the memory's rate that long streams reach.
 const STREAM: f64 = 0.75;
 /// Half a tile of a GPU's products, which the threads of a multiprocessor compute together.
 const TILE: f64 = 32.0;

@@ -10,17 +10,17 @@ use uniference_sim::time::Bytes;
 /// Where the arguments of an attention kernel are.
 struct Schema {
     pass: Pass,
-    /// Of the queries; keys and values follow.
+    /// The argument with the queries; keys and values follow.
     query: usize,
     /// The order of the dimensions is batch, sequence, heads, width rather than batch, heads, sequence, width.
     sequence_first: bool,
-    /// Of the flag, or the type of the mask, that says that it is causal.
+    /// The argument with the flag, or the type of the mask, that says whether it is causal.
     causal: usize,
-    /// Of the borders of packed sequences, for queries and for keys.
+    /// The arguments with the borders of packed sequences, for queries and for keys.
     packed: Option<(usize, usize)>,
-    /// Of how many keys of each are used.
+    /// The argument with the number of keys of each sequence that are used.
     used: Option<usize>,
-    /// Of the table of the pages that these are in.
+    /// The argument with the table of pages that the keys are in.
     pages: Option<usize>,
     window: Window,
 }
@@ -192,7 +192,7 @@ impl Schema {
     }
 }
 
-/// What queries, keys and values are.
+/// The sizes of queries, keys and values.
 struct Shape {
     query: Heads,
     key: Heads,

@@ -355,11 +355,11 @@ pub struct Decoder {
     tensors: Vec<u32>,
     sites: Vec<SourceLine>,
     kernels: Vec<String>,
-    /// Those of the process whose entries are read.
+    /// Numbers of the process whose entries are read.
     numbers: Numbers,
-    /// Those of the other processes that have written some.
+    /// Numbers of the other processes that have written entries.
     others: BTreeMap<u32, Numbers>,
-    /// Of the execution that is being read.
+    /// Allocations of the execution that is being read.
     allocations: Vec<u64>,
 }
 
@@ -576,7 +576,7 @@ impl Decoder {
         self.numbers.sites.push(at as u32 + 1);
     }
 
-    /// What all processes together have taken.
+    /// Memory that all processes together use.
     fn level(&mut self, level: Level, bytes: u64) -> Entry<'static> {
         let of = |numbers: &Numbers| numbers.levels[usize::from(level == Level::Context)];
         self.numbers.levels[usize::from(level == Level::Context)] = bytes;

@@ -7,11 +7,11 @@ use uniference_sim::ids::OfProcess;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Numbers {
     process: OfProcess,
-    /// By the process's number, the decoder's.
+    /// The decoder's numbers of definitions, by the process's own.
     pub(super) definitions: Vec<u32>,
-    /// By the process's number less 1, the decoder's.
+    /// The decoder's numbers of lines, by the process's own less 1.
     pub(super) sites: Vec<u32>,
-    /// By the process's number less 1, the decoder's.
+    /// The decoder's numbers of kernels, by the process's own less 1.
     pub(super) kernels: Vec<u32>,
     /// The allocation that was named before, by the process's number.
     pub(super) previous: u64,

@@ -49,7 +49,7 @@ pub struct Counter<'a> {
 /// A file format of traces. Processes and rows are named before anything is on them; slices of a row come in the order of their ends, and lie within or
 /// beside each other.
 pub trait Format {
-    /// What is left of it when the trace is complete.
+    /// The file that remains when the trace is complete.
     type File;
 
     /// Names a process, and says where it stands among processes.

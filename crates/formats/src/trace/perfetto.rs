@@ -28,7 +28,7 @@ const MOST_INTERNED: usize = 1 << 16;
 #[derive(Default)]
 struct Interned {
     known: FxHashMap<Box<str>, u64>,
-    /// Those that are to be told with the next packet.
+    /// Texts that go out with the next packet.
     new: Vec<Text>,
 }
 

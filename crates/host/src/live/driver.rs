@@ -91,7 +91,7 @@ pub struct Setup {
 
 /// A rank that reads our standard input and writes to our outputs itself, for a debugger.
 pub struct Terminal {
-    /// The rank.
+    /// The rank that has the terminal.
     pub rank: u32,
     /// Its standard input, output and error.
     pub fds: [OwnedFd; 3],
@@ -119,14 +119,14 @@ pub enum LiveEnding {
     Finished,
     /// A rank's program failed; what it printed has been shown.
     Failed {
-        /// The rank.
+        /// The rank whose program failed.
         rank: u32,
         /// Its process's exit code, or minus the signal's number; `None`: it has not ended.
         status: Option<i32>,
     },
     /// A rank's process ended without a word.
     Died {
-        /// The rank.
+        /// The rank whose process ended.
         rank: u32,
         /// The id of its process.
         pid: i32,
@@ -135,7 +135,7 @@ pub enum LiveEnding {
     },
     /// A rank's process lives, but has closed its connection.
     Severed {
-        /// The rank.
+        /// The rank that closed its connection.
         rank: u32,
     },
     /// A worker is gone.

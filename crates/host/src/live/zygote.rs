@@ -123,14 +123,14 @@ pub enum News {
     },
     /// A rank has been forked.
     Forked {
-        /// The rank.
+        /// The rank that was forked.
         rank: u32,
         /// The id of its process.
         pid: i32,
     },
     /// A rank's process has ended.
     Exited {
-        /// The rank.
+        /// The rank whose process ended.
         rank: u32,
         /// The id of its process.
         pid: i32,

@@ -85,7 +85,7 @@ pub struct Scales {
 pub struct CompletedNode<'a> {
     /// The rank whose trace has the node.
     pub rank: RankId,
-    /// The node.
+    /// The node that is complete.
     pub node: &'a Node,
     /// When it started, in ns: a collective when this rank entered it.
     pub issued: u64,

@@ -25,9 +25,9 @@ pub type End = BTreeSet<u32>;
 #[derive(Clone, Debug)]
 pub struct Cast {
     symmetry: Symmetry,
-    /// Of those who run where the ranks are alike.
+    /// Ends at which ranks run to show whether ranks are alike.
     ends: Vec<End>,
-    /// Of those who are classes of their own.
+    /// Ends that are classes of their own.
     apart: Vec<End>,
     runs: Vec<bool>,
 }
@@ -49,7 +49,7 @@ impl Cast {
         &self.symmetry
     }
 
-    /// Where ranks run to show whether they are alike.
+    /// The ends at which ranks run to show whether ranks are alike.
     pub fn ends(&self) -> &[End] {
         &self.ends
     }

@@ -15,9 +15,9 @@ use std::sync::Arc;
 pub struct Moved {
     symmetry: Symmetry,
     shift: Shift,
-    /// By the number that the steps have for them.
+    /// Groups that were joined, by the number that the steps give them.
     groups: BTreeMap<GroupId, Members>,
-    /// What a task has joined and has no number yet.
+    /// The group that a task has joined and that has no number yet.
     joined: BTreeMap<TaskId, Members>,
 }
 
@@ -37,7 +37,7 @@ impl Moved {
         Moved { symmetry, shift, groups: BTreeMap::new(), joined: BTreeMap::new() }
     }
 
-    /// The same step in the other place.
+    /// The step as the rank that it is moved to carries it out.
     ///
     /// # Panics
     /// If it names a group that was not joined.

@@ -18,7 +18,7 @@ pub(super) struct Chain {
 }
 
 impl Default for Chain {
-    /// With Open MPI's segments for large messages.
+    /// Chunks of the size of Open MPI's segments for large messages.
     fn default() -> Chain {
         Chain { chunk: 128 << 10 }
     }

@@ -78,7 +78,7 @@ impl TreePosition {
         TreePosition { height, top: top + 1, depth, parent: parent(size, me), children }
     }
 
-    /// The same for other numbers of the members.
+    /// The position in the second tree, in which members have other numbers.
     fn mirrored(size: u32, me: u32) -> TreePosition {
         let even = size.is_multiple_of(2);
         let there = |member: u32| if even { size - 1 - member } else { wrap(member + size - 1, size) };

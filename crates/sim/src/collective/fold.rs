@@ -108,7 +108,7 @@ struct Expressions {
     tensors: Vec<Tensor>,
 }
 
-/// What each member gets.
+/// The symbolic result of each member.
 struct Results {
     nodes: IndexSet<(Expression, Expression)>,
     results: Vec<Vec<Piece>>,

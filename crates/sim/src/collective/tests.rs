@@ -83,12 +83,12 @@ impl Case {
         format!("{} {} of {}: {:?}", self.algorithm.name(), self.kind(), self.size(), self.calls[0])
     }
 
-    /// Of each member, all lanes.
+    /// The generators of all lanes, by member.
     fn generators(&self) -> Vec<Vec<Steps>> {
         self.ranks().map(|me| lanes(&*self.algorithm, &self.calls[me.index()], self.size(), me)).collect()
     }
 
-    /// Of each member, lane after lane.
+    /// The steps of all lanes, by member.
     fn steps(&self) -> Vec<Vec<Step>> {
         self.generators().into_iter().map(|lanes| lanes.into_iter().flatten().collect()).collect()
     }

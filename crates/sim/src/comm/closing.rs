@@ -131,7 +131,7 @@ impl Comm {
         });
     }
 
-    /// So has a message between two ranks.
+    /// A message between two ranks has failed: `peer` closed the connection.
     pub(super) fn fail_message(&mut self, now: SimTime, rank: RankId, handle: Handle, peer: RankId) {
         let (meeting, failed) = (Meeting::Peer(None), Some(peer));
         let cause = Cause::Closed(peer);

@@ -38,7 +38,7 @@ pub(crate) struct Comm {
     free_of_network: Free,
     /// The transport's number for what happens to messages between two ranks.
     wire_of_messages: u32,
-    /// The same of writes into another rank's memory.
+    /// The transport's number for what happens to writes into another rank's memory.
     wire_of_writes: u32,
     instances: Vec<Option<Instance>>,
     free: Vec<u32>,
@@ -54,7 +54,7 @@ pub(crate) struct Comm {
     /// Where the run has a symmetry.
     ties: Option<Ties>,
     closed: Closed,
-    /// What happens later than it was asked for.
+    /// Events that happen later than they were asked for.
     cues: Slab<Cue>,
     /// What happens in one instant; kept to reuse its room.
     progress: Vec<TransportEvent>,

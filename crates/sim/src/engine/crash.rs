@@ -70,7 +70,7 @@ impl Engine {
         self.complete(rank, handle, observer);
     }
 
-    /// What a wait that is over is told.
+    /// The reply to a wait that has ended.
     pub(super) fn told(&self, rank: RankId, complete: Vec<Handle>) -> Reply {
         let state = &self.ranks[rank.index()];
         if state.failed.is_empty() {

@@ -154,7 +154,7 @@ pub(crate) struct ActivityState {
     pub(crate) failed: Option<RankId>,
     /// Until when a peer that had not entered kept it waiting.
     pub(crate) peers_entered: SimTime,
-    /// Of a collective: its number in the group.
+    /// The number of a collective in its group.
     pub(crate) sequence: u64,
     /// Activities of this rank that must be complete first.
     pub(crate) missing: u32,
@@ -175,7 +175,7 @@ impl ActivityState {
         self.stream.map(|stream| (stream, busy))
     }
 
-    /// What events say of it.
+    /// What events tell of the activity and its beginning.
     pub(crate) fn why(&self, handle: Handle) -> Why {
         let queue = match self.queue {
             Some(QueueKey::Own(queue)) => Some(queue),

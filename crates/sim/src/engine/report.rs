@@ -53,7 +53,7 @@ pub enum HaltReason {
 /// One rank, when the run stopped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankReport {
-    /// The rank.
+    /// The rank that is reported on.
     pub rank: RankId,
     /// The rank's clock.
     pub clock: SimTime,
@@ -66,7 +66,7 @@ pub struct RankReport {
 /// One thread of a rank, when the run stopped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskReport {
-    /// The thread.
+    /// The thread that is reported on.
     pub task: TaskId,
     /// The line on which it is blocked; `None`: it is not blocked in the engine.
     pub site: Option<Site>,

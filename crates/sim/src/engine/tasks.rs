@@ -382,7 +382,7 @@ impl Engine {
     }
 }
 
-/// What waits to be done.
+/// The operation of the store that waits.
 fn stored_for(rank: &RankState, storing: Storing) -> &StoreOp {
     match storing {
         Storing::Task(task) => match &rank.tasks[task.index()].state {

@@ -19,7 +19,7 @@ pub struct Dynamics {
     pub links: BTreeMap<LinkId, LinkDynamics>,
     /// Traffic of others.
     pub background: Vec<Background>,
-    /// Of all that is random.
+    /// Seed of all random draws.
     pub seed: u64,
 }
 
@@ -30,7 +30,7 @@ pub struct LinkDynamics {
     pub profile: Option<Profile>,
     /// From when to when nothing passes; in order, none overlapping another.
     pub outages: Vec<(SimTime, SimTime)>,
-    /// What each message's flight takes more, or less.
+    /// What is added to the latency of each message; may be negative.
     pub jitter: Option<Jitter>,
 }
 

@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 
 /// The queues of a network, and the messages in them.
 pub(super) struct Ingress {
-    /// By link of the topology.
+    /// The queue of each link of the topology, if it has one.
     of_link: Vec<Option<u32>>,
     queues: Vec<Queue>,
     /// When queues will be full, if nothing changes.

@@ -2,7 +2,7 @@
 
 /// Ids with keys. Each operation takes constant time. Ids come out in the order of their keys' [`bucket`]s, the last put in first.
 pub(super) struct Review {
-    /// Of each id that is held.
+    /// The key of each id that is held.
     keys: Vec<u64>,
     /// Its neighbours in its bucket, or [`NONE`]. An id that is not held has itself before it.
     neighbours: Vec<(u32, u32)>,

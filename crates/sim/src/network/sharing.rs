@@ -52,7 +52,7 @@ use std::ops::Range;
 /// Levels of links and bottlenecks of flows. Links and flows are numbered from 0 in the order in which they are added.
 pub(super) struct Sharing {
     links: Vec<LinkState>,
-    /// By link, in quanta.
+    /// The level of each link, in quanta.
     level: Vec<u64>,
     flows: Vec<FlowState>,
     /// The routes of all flows, one after the other.

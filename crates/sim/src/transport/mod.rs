@@ -114,7 +114,7 @@ pub(crate) enum Purpose {
     Send {
         /// The sender's operation.
         handle: Handle,
-        /// What the receiver asks for.
+        /// The tag that the receive must have.
         tag: u64,
         /// The sender's line.
         site: Site,
@@ -577,7 +577,7 @@ impl Transport {
         least.saturating_sub(self.route(message).latency)
     }
 
-    /// What is due after no time is done at once.
+    /// Schedules `due` after `delay`; it happens at once if `delay` is zero.
     fn after(&mut self, now: SimTime, delay: SimDuration, due: Due, happened: &mut Vec<TransportEvent>) {
         self.at(now, now.saturating_add(delay), due, happened);
     }

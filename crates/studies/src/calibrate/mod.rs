@@ -65,7 +65,7 @@ pub struct Parameter {
 pub struct Profiled {
     /// The ranks that have it.
     pub ranks: Vec<u32>,
-    /// The processor.
+    /// The processor, and the highest rates that it reached.
     #[serde(flatten)]
     pub processor: Processor,
 }

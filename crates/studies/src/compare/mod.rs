@@ -56,7 +56,7 @@ pub struct Pair {
 /// Where one rank's difference comes from: `compute_s + network_s + late_peer_s + idle_s` is the difference of its finishes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RankDifference {
-    /// The rank.
+    /// The rank that is compared.
     pub rank: usize,
     /// The time at which it finished, in both runs.
     pub finish: Pair,

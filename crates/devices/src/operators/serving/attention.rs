@@ -44,7 +44,7 @@ impl Places {
     }
 }
 
-/// By the name without a namespace.
+/// The places of an operator's arguments, by its name without a namespace.
 fn places(name: &str) -> Option<Places> {
     let flash = |borders, key_borders, used_keys, pages, longest_keys, causal, window| Places {
         borders: Some(borders),
@@ -64,7 +64,7 @@ fn places(name: &str) -> Option<Places> {
     }
 }
 
-/// What each query and each key is.
+/// The sizes of each query and each key.
 pub(super) struct Shape<'a> {
     pub(super) heads: u64,
     pub(super) query: &'a Tensor,
@@ -77,11 +77,11 @@ pub(super) struct Shape<'a> {
     pub(super) stored: u64,
 }
 
-/// How much there may be.
+/// Upper bounds of the sizes of a call.
 struct Extent {
-    /// Of the queries, in all.
+    /// Number of queries in all.
     tokens: u64,
-    /// How many sequences there are, if no borders say so.
+    /// Number of sequences, if no borders say it.
     batch: u64,
     /// Places of a page.
     page: u64,

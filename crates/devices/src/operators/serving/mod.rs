@@ -178,7 +178,7 @@ fn flat(call: Call<'_>, kind: FlatKind, of: &Tensor, read: Bytes, written: Bytes
     Part::inside(Family::Flat { kind, elements: of.elements() }, of.dtype.dtype(), 0, read, written, call.name)
 }
 
-/// What is read begins with what the rows are of.
+/// The first argument of `read` is the one whose rows they are.
 fn row_by_row(call: Call<'_>, kind: RowKind, read: &[usize], written: &[usize]) -> Option<Part> {
     let of = call.tensor(*read.first()?)?;
     let all = |places: &[usize]| bytes(places.iter().map(|at| call.tensor(*at)));
@@ -246,7 +246,7 @@ fn gathered(call: Call<'_>) -> Option<Part> {
     Some(flat(call, FlatKind::Gather, result, bytes([Some(result), Some(numbers)]), footprint(result)))
 }
 
-/// What a token's experts have found.
+/// The sum of the results of a token's experts.
 fn summed(call: Call<'_>) -> Option<Part> {
     let (input, result) = (call.tensor(0)?, call.tensor(1)?);
     Some(flat(call, FlatKind::Elementwise, input, footprint(input), footprint(result)))

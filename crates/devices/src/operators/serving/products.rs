@@ -28,7 +28,7 @@ impl Product {
         Part::inside(family, factor.dtype.dtype(), flops(&[2, rows, n, k]), read, written, &variant)
     }
 
-    /// The same with the weights of experts.
+    /// The part of a product with the weights of experts.
     fn of_experts(self, factor: &Tensor, scales: &str) -> Part {
         let mut part = self.part(factor, scales);
         part.variant += gemm::EXPERTS;

@@ -31,7 +31,7 @@ pub enum Piece {
     Wait {
         /// The stream that waits.
         stream: u32,
-        /// The event.
+        /// The event that it waits for.
         event: u32,
     },
 }
@@ -51,7 +51,7 @@ impl Piece {
 pub struct Launch {
     /// The stream's number.
     pub stream: u32,
-    /// The work.
+    /// The work, as the engine takes it.
     pub work: Work,
     /// The engine that carries out a copy, one at a time; `None`: it is no copy.
     pub engine: Option<CopyEngine>,

@@ -20,10 +20,10 @@ use std::cell::{Cell, OnceCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Who plays whom in a group.
+/// The members of a group that run, and those that they stand for.
 #[derive(Debug)]
 pub(crate) struct Folded {
-    /// By place: the place that is played for it.
+    /// By place in the group: the place whose member stands for it.
     player: Vec<GroupRank>,
     players: u32,
     /// How shifts move places.
@@ -72,7 +72,7 @@ impl Folded {
         ranks.iter().map(|rank| symmetry.apply(home, *rank)).collect()
     }
 
-    /// Of a group that is home.
+    /// The folding of a group that `move_home` has returned.
     pub(in crate::comm) fn new(group: &Group, symmetry: &Symmetry) -> Result<Folded, Asymmetry> {
         let mut classes: BTreeMap<RankId, Vec<GroupRank>> = BTreeMap::new();
         for (place, rank) in group.ranks().iter().enumerate() {
