@@ -103,6 +103,7 @@ class GpuMemory {
     return {now.reserved_bytes[kAll].current, now.allocated_bytes[kAll].current};
   }
 
+  // What statistics have grown by since the last allocation: of two threads that allocate at the same time, one may be taken to have both blocks.
   static void allocated(uintptr_t at) {
     if (!counting.load(std::memory_order_relaxed)) return;
     const auto [reserved, allocated] = statistics();

@@ -114,8 +114,8 @@ def test_a_write_takes_the_networks_time_and_brings_values(
     tmp_path: Path, program: str, options: list[str], values: str
 ) -> None:
     done = ran(tmp_path, program, "--values", values, *options)
-    # 50 MB at 100 Gbit/s, and 3 us there and back; what cannot be written is not.
-    assert "WROTE 0 0 (-1, -1) 4006 0 False" in done.out, done.out + done.err
+    # 50 MB at 100 Gbit/s, and 3 us there and back, after 1 us to ask where that engine is; what cannot be written is not.
+    assert "WROTE 0 0 (-1, -1) 4007 0 False" in done.out, done.out + done.err
     assert f"READ {[*map(float, range(10, 20)), 0.0, 0.0]} [0, 7, 8, 9, 0]" in done.out, done.out + done.err
     assert "a-host:1 has failed: there is no such engine" in done.err
     assert "4 bytes at 0x1000 were not registered" in done.err

@@ -1,7 +1,7 @@
 //! Owns which operators are fused attention, forward and backward, and their sizes.
 
 use super::call::{Call, product};
-use super::lengths::{Lengths, Parts, Queries, Sequences, Sight};
+use super::lengths::{KvSplits, Lengths, Mask, Queries, Sequences};
 use super::{Part, flops};
 use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, Pass};
@@ -99,24 +99,24 @@ fn schema(name: &str) -> Option<Schema> {
 pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     let schema = schema(call.name)?;
     let shape = Shape::of(call, &schema)?;
-    let sight = schema.sight(call);
+    let mask = schema.mask(call);
     let Shape { query, key, packed, .. } = &shape;
     let part = match packed {
         Some(packed) => {
             let queries = query.sequence.div_ceil(packed.queries);
             let keys = packed.room.unwrap_or_else(|| key.sequence.div_ceil(packed.keys));
-            let group = Sequences::equal(packed.queries, queries, keys, sight, 1);
+            let group = Sequences::equal(packed.queries, queries, keys, mask, 1);
             // Not all have equally many.
             let keys = if packed.room.is_some() { group.keys } else { group.keys.min(key.sequence) };
             attend(call, &schema, &shape, &Sequences { queries: query.sequence, keys, ..group })
         }
         None => {
             let (queries, keys) = (query.sequence, key.sequence);
-            let visible = match sight.before {
-                Some(_) => sight.visible(queries, keys),
-                None => visible(queries, keys, sight.is_causal()),
+            let visible = match mask.before {
+                Some(_) => mask.visible(queries, keys),
+                None => visible(queries, keys, mask.is_causal()),
             };
-            let family = shape.family(&schema, query.batch, (queries, keys), sight.is_causal());
+            let family = shape.family(&schema, query.batch, (queries, keys), mask.is_causal());
             Part::of(call, family, shape.flops(&schema, query.batch.saturating_mul(visible)))
         }
     };
@@ -133,8 +133,8 @@ pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
         used_keys: schema.used,
         before_queries: false,
         may_be_empty: false,
-        sight: schema.sight(call),
-        parts: Parts::ONE,
+        mask: schema.mask(call),
+        splits: KvSplits::ONE,
     })
 }
 
@@ -150,10 +150,10 @@ fn attend(call: Call<'_>, schema: &Schema, shape: &Shape, group: &Sequences) -> 
         return Part::idle(call);
     }
     let Shape { query, key, value, .. } = shape;
-    let sight = schema.sight(call);
-    let (count, queries, keys) = group.alike(sight);
+    let mask = schema.mask(call);
+    let (count, queries, keys) = group.alike(mask);
     // As in PyTorch, where the first query sees one key: only of a square that is the same.
-    let causal = sight.is_causal() && queries == keys;
+    let causal = mask.is_causal() && queries == keys;
     let family = shape.family(schema, count, (queries, keys), causal);
     let flops = shape.flops(schema, group.visible);
     if schema.pass != Pass::Forward {
@@ -173,20 +173,20 @@ fn attend(call: Call<'_>, schema: &Schema, shape: &Shape, group: &Sequences) -> 
 }
 
 impl Schema {
-    fn sight(&self, call: Call<'_>) -> Sight {
+    fn mask(&self, call: Call<'_>) -> Mask {
         // Types of masks: 0 is none.
         let kind = call.int(self.causal);
         let causal = call.flag(self.causal) || matches!(kind, Some(1 | 2));
         match self.window {
-            Window::None => Sight::of(causal, None, None, false),
+            Window::None => Mask::of(causal, None, None, false),
             Window::OfCache => {
                 let has_cache = self.used.is_some_and(|used| call.tensor(used).is_some());
-                Sight::of(causal, None, None, has_cache)
+                Mask::of(causal, None, None, has_cache)
             }
-            Window::Sides(window) => Sight::of(causal, call.int(window), call.int(window + 1), true),
+            Window::Sides(window) => Mask::of(causal, call.int(window), call.int(window + 1), true),
             Window::Last(window) => {
                 let before = call.int(window).filter(|size| *size > 0).map(|size| size - 1);
-                Sight::of(causal, before, None, kind == Some(2))
+                Mask::of(causal, before, None, kind == Some(2))
             }
         }
     }

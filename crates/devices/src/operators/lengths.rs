@@ -11,32 +11,32 @@ pub(super) struct Lengths {
     pub(super) before_queries: bool,
     /// Sequences without keys take the time of a kernel.
     pub(super) may_be_empty: bool,
-    pub(super) sight: Sight,
-    /// How the keys are split into parts; a later kernel joins the results.
-    pub(super) parts: Parts,
+    pub(super) mask: Mask,
+    /// How the keys are split; a later kernel reduces the results of the splits.
+    pub(super) splits: KvSplits,
 }
 
-/// How the keys of a sequence are split into parts.
+/// How the keys of a sequence are split (split-KV, flash decoding).
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Parts {
-    /// The largest number of parts.
-    pub(super) most: Most,
-    /// Every part has a multiple of this many keys, the last one excepted.
+pub(super) struct KvSplits {
+    /// The largest number of splits.
+    pub(super) most: MaxSplits,
+    /// Every split has a multiple of this many keys, the last one excepted.
     pub(super) multiple: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Most {
+pub(super) enum MaxSplits {
     Number(u64),
     /// The argument that gives the number for each sequence.
     Argument(usize),
 }
 
-impl Parts {
+impl KvSplits {
     /// The keys are not split.
-    pub(super) const ONE: Parts = Parts { most: Most::Number(1), multiple: 1 };
+    pub(super) const ONE: KvSplits = KvSplits { most: MaxSplits::Number(1), multiple: 1 };
 
-    /// Number of parts that `keys` keys are split into.
+    /// Number of splits of `keys` keys.
     pub(super) fn of(keys: u64, most: u64, multiple: u64) -> u64 {
         // Lengths and multiples are clamped to 2^48, so that the next multiple fits 64 bits.
         let (keys, multiple) = (keys.min(1 << 48), multiple.clamp(1, 1 << 48));
@@ -55,7 +55,7 @@ pub(super) enum Queries {
 
 /// Which keys a query sees, counted from the one that it stands at.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sight {
+pub(super) struct Mask {
     /// Number of visible keys before that one; `None`: all of them.
     pub(super) before: Option<u64>,
     /// Number of visible keys behind that one, 0 if attention is causal; `None`: all of them.
@@ -64,11 +64,11 @@ pub(super) struct Sight {
     pub(super) from_the_last: bool,
 }
 
-impl Sight {
-    /// The sight of a call with this window; negative sizes are no bound.
-    pub(super) fn of(causal: bool, before: Option<i64>, behind: Option<i64>, from_the_last: bool) -> Sight {
+impl Mask {
+    /// The mask of a call with this window; negative sizes are no bound.
+    pub(super) fn of(causal: bool, before: Option<i64>, behind: Option<i64>, from_the_last: bool) -> Mask {
         let side = |size: Option<i64>| size.and_then(|size| u64::try_from(size).ok());
-        Sight { before: side(before), behind: if causal { Some(0) } else { side(behind) }, from_the_last }
+        Mask { before: side(before), behind: if causal { Some(0) } else { side(behind) }, from_the_last }
     }
 
     pub(super) fn is_causal(self) -> bool {
@@ -123,23 +123,23 @@ pub struct Sequences {
     pub visible: u64,
     /// Sums over the sequences of queries times visible pairs, and of keys times visible pairs.
     pub weighted: (u128, u128),
-    /// Sum over the sequences of queries times the parts that the keys are split into.
-    pub parts: u64,
+    /// Sum over the sequences of queries times splits of the keys.
+    pub splits: u64,
 }
 
 impl Sequences {
     /// `count` sequences of one length.
-    pub(super) fn equal(count: u64, queries: u64, keys: u64, sight: Sight, parts: u64) -> Sequences {
+    pub(super) fn equal(count: u64, queries: u64, keys: u64, mask: Mask, splits: u64) -> Sequences {
         let mut one = Sequences::default();
-        one.add(queries, keys, sight, parts);
+        one.add(queries, keys, mask, splits);
         let all = |number: u64| number.saturating_mul(count);
         let weighted = (one.weighted.0.saturating_mul(count.into()), one.weighted.1.saturating_mul(count.into()));
-        let [queries, keys, visible, parts] = [one.queries, one.keys, one.visible, one.parts].map(all);
-        Sequences { count, queries, keys, visible, weighted, parts }
+        let [queries, keys, visible, splits] = [one.queries, one.keys, one.visible, one.splits].map(all);
+        Sequences { count, queries, keys, visible, weighted, splits }
     }
 
-    pub(super) fn add(&mut self, queries: u64, keys: u64, sight: Sight, parts: u64) {
-        let (keys, visible) = (sight.seen(queries, keys), sight.visible(queries, keys));
+    pub(super) fn add(&mut self, queries: u64, keys: u64, mask: Mask, splits: u64) {
+        let (keys, visible) = (mask.seen(queries, keys), mask.visible(queries, keys));
         self.count += 1;
         self.queries = self.queries.saturating_add(queries);
         self.keys = self.keys.saturating_add(keys);
@@ -147,12 +147,12 @@ impl Sequences {
         let weighted = |number: u64| u128::from(number) * u128::from(visible);
         self.weighted.0 = self.weighted.0.saturating_add(weighted(queries));
         self.weighted.1 = self.weighted.1.saturating_add(weighted(keys));
-        self.parts = self.parts.saturating_add(queries.saturating_mul(parts));
+        self.splits = self.splits.saturating_add(queries.saturating_mul(splits));
     }
 
     /// Sequences of one length that are as much work: how many, their queries and their keys. Where all have one query that is the mean, as they differ
     /// in what they read; else the longer ones count more, as long ones are computed with other efficiency than short ones.
-    pub(super) fn alike(&self, sight: Sight) -> (u64, u64, u64) {
+    pub(super) fn alike(&self, mask: Mask) -> (u64, u64, u64) {
         if self.queries <= self.count || self.visible == 0 {
             let count = self.count.max(1);
             return (self.count, self.queries.div_ceil(count), self.keys.div_ceil(count));
@@ -162,7 +162,7 @@ impl Sequences {
             u64::try_from(sum.saturating_add(by / 2) / by).unwrap_or(u64::MAX).max(1)
         };
         let (queries, keys) = (rounded(self.weighted.0, self.visible), rounded(self.weighted.1, self.visible));
-        (rounded(self.visible.into(), sight.visible(queries, keys)), queries, keys)
+        (rounded(self.visible.into(), mask.visible(queries, keys)), queries, keys)
     }
 }
 
@@ -176,7 +176,7 @@ mod tests {
         let sides = [None, Some(0), Some(1), Some(3), Some(20)];
         let windows = sides.iter().flat_map(|before| sides.map(|behind| (*before, behind)));
         for ((before, behind), from_the_last) in windows.flat_map(|window| [(window, false), (window, true)]) {
-            let sight = Sight::of(false, before, behind, from_the_last);
+            let mask = Mask::of(false, before, behind, from_the_last);
             for (queries, keys) in (1..8).flat_map(|queries| (0..8).map(move |keys| (queries, keys))) {
                 let first = if from_the_last { keys - queries } else { 0 };
                 let sees = |query: i64, key: i64| {
@@ -185,19 +185,19 @@ mod tests {
                 };
                 let pairs = (0..queries).map(|query| (0..keys).filter(|key| sees(query, *key)).count()).sum::<usize>();
                 let seen = (0..keys).filter(|key| (0..queries).any(|query| sees(query, *key))).count();
-                let found = [sight.visible(queries as u64, keys as u64), sight.seen(queries as u64, keys as u64)];
-                assert_eq!(found, [pairs as u64, seen as u64], "{queries} {keys} {sight:?}");
+                let found = [mask.visible(queries as u64, keys as u64), mask.seen(queries as u64, keys as u64)];
+                assert_eq!(found, [pairs as u64, seen as u64], "{queries} {keys} {mask:?}");
             }
         }
-        assert_eq!(Sight::of(true, Some(-1), Some(5), true).visible(3, 5), 3 + 4 + 5);
-        assert_eq!(Sight::of(true, Some(0), None, true).visible(u64::MAX, u64::MAX), 1 << 48);
+        assert_eq!(Mask::of(true, Some(-1), Some(5), true).visible(3, 5), 3 + 4 + 5);
+        assert_eq!(Mask::of(true, Some(0), None, true).visible(u64::MAX, u64::MAX), 1 << 48);
     }
 
     /// One prompt of 100 tokens beside 9 of 10, which are a tenth of its work; 3 that generate, with 10 keys in the mean; one of more tokens than fit 64 bits
     /// with its pairs.
     #[test]
     fn prompts_are_as_long_as_those_that_are_most_of_the_work() {
-        let causal = Sight::of(true, None, None, true);
+        let causal = Mask::of(true, None, None, true);
         let mut group = Sequences::default();
         group.add(100, 100, causal, 1);
         (0..9).for_each(|_| group.add(10, 10, causal, 1));

@@ -4,14 +4,14 @@
 
 use super::Part;
 use super::call::Call;
-use super::lengths::{Lengths, Most, Parts, Queries, Sequences};
+use super::lengths::{KvSplits, Lengths, MaxSplits, Queries, Sequences};
 use super::{attention, serving};
 use uniference_formats::operators::Definition;
 
 /// The sequences of a call of attention, by the values of its arguments where these are known: those with one query, which are generating, and those with
 /// more. `None`: the operator is none whose arithmetic depends on them, or they are not known.
 pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&'a [i64]>) -> Option<[Sequences; 2]> {
-    let Lengths { queries, key_borders, used_keys, before_queries, may_be_empty, sight, parts } = lengths(definition)?;
+    let Lengths { queries, key_borders, used_keys, before_queries, may_be_empty, mask, splits } = lengths(definition)?;
     let between = |borders: &[i64]| -> Vec<i64> { borders.windows(2).map(|pair| pair[1] - pair[0]).collect() };
     let mut keys = match (used_keys.and_then(&values), key_borders) {
         (Some(used), _) => used.to_vec(),
@@ -28,9 +28,11 @@ pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&
     if keys.len() != queries.len() {
         return None;
     }
-    let most: Vec<u64> = match parts.most {
-        Most::Number(most) => vec![most; keys.len()],
-        Most::Argument(place) => values(place)?.iter().map(|most| u64::try_from(*most).unwrap_or_default()).collect(),
+    let most: Vec<u64> = match splits.most {
+        MaxSplits::Number(most) => vec![most; keys.len()],
+        MaxSplits::Argument(place) => {
+            values(place)?.iter().map(|most| u64::try_from(*most).unwrap_or_default()).collect()
+        }
     };
     if most.len() < keys.len() {
         return None;
@@ -41,8 +43,8 @@ pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&
         let [queries, keys] = [queries, keys].map(|count| u64::try_from(count).unwrap_or_default());
         let keys = if before_queries { keys.saturating_add(queries) } else { keys }.max(u64::from(may_be_empty));
         if queries > 0 && keys > 0 {
-            let parts = Parts::of(keys, most, parts.multiple);
-            found[usize::from(queries > 1)].add(queries, keys, sight, parts);
+            let splits = KvSplits::of(keys, most, splits.multiple);
+            found[usize::from(queries > 1)].add(queries, keys, mask, splits);
         }
     }
     found.iter().any(|group| group.count > 0).then_some(found)

@@ -476,7 +476,7 @@ fn attention_of_vllm_is_of_its_sequences_where_they_are_known() {
     // Keys that are packed have borders, too; without either nobody knows.
     let packed = |argument: usize| if argument == 7 || argument == 8 { Some(&[0, 2, 7][..]) } else { None };
     let weighted = 2 * 3 + 5 * 15;
-    let all = Sequences { count: 2, queries: 7, keys: 7, visible: 3 + 15, weighted: (weighted, weighted), parts: 7 };
+    let all = Sequences { count: 2, queries: 7, keys: 7, visible: 3 + 15, weighted: (weighted, weighted), splits: 7 };
     assert_eq!(sequences(&attention, packed), Some([Sequences::default(), all]));
     for wrong in [[7, 12], [11, 12]] {
         assert_eq!(sequences(&attention, |argument| wrong.contains(&argument).then_some(&[0, 1][..])), None);
@@ -510,7 +510,7 @@ fn attention_sees_what_its_window_says() {
             keys,
             visible,
             weighted: (u128::from(queries * visible), u128::from(keys * visible)),
-            parts: queries,
+            splits: queries,
         };
         assert_eq!(found, [one(1, 4, 4), one(4, 7, 16)], "{name}");
     }
@@ -541,7 +541,7 @@ fn attention_of_packed_sequences_is_of_these() {
     for (attention, place, each) in [forward(false), forward(true), (backward, 6, 2 * 4 * 5 * 16)] {
         let values = |argument: usize| (place..place + 2).contains(&argument).then_some(&[0, 2, 7][..]);
         let found = sequences(&attention, values).expect("they are known");
-        let all = Sequences { count: 2, queries: 7, keys: 7, visible: 18, weighted: (81, 81), parts: 7 };
+        let all = Sequences { count: 2, queries: 7, keys: 7, visible: 18, weighted: (81, 81), splits: 7 };
         assert_eq!(found, [Sequences::default(), all]);
         let parts = with_sequences(&attention, &found).expect("it is attention");
         let [part] = &parts[..] else { panic!("{parts:?}") };

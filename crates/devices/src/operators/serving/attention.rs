@@ -5,7 +5,7 @@
 //! not known, all sequences are taken to have as many keys as the longest, and equally many queries.
 
 use super::super::call::{Call, product};
-use super::super::lengths::{Lengths, Parts, Queries, Sequences, Sight};
+use super::super::lengths::{KvSplits, Lengths, Mask, Queries, Sequences};
 use super::super::{Part, flops};
 use uniference_formats::operators::{Argument, Tensor};
 use uniference_sim::device::{Family, Pass};
@@ -38,9 +38,9 @@ struct Places {
 }
 
 impl Places {
-    fn sight(&self, call: Call<'_>) -> Sight {
+    fn mask(&self, call: Call<'_>) -> Mask {
         let side = |further: usize| self.window.and_then(|window| call.int(window + further));
-        Sight::of(self.causal.is_some_and(|place| call.flag(place)), side(0), side(1), true)
+        Mask::of(self.causal.is_some_and(|place| call.flag(place)), side(0), side(1), true)
     }
 }
 
@@ -135,8 +135,8 @@ pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
         used_keys: Some(places.used_keys),
         before_queries: false,
         may_be_empty: false,
-        sight: places.sight(call),
-        parts: Parts::ONE,
+        mask: places.mask(call),
+        splits: KvSplits::ONE,
     })
 }
 
@@ -160,24 +160,24 @@ pub(super) fn describe(call: Call<'_>) -> Option<Part> {
             shape.cache.elements().checked_div(of_a_key)?.div_ceil(batch)
         }
     };
-    let sight = places.sight(call);
-    let group = Sequences::equal(batch, extent.tokens.div_ceil(batch), keys, sight, 1);
+    let mask = places.mask(call);
+    let group = Sequences::equal(batch, extent.tokens.div_ceil(batch), keys, mask, 1);
     // Not all have equally many queries.
-    Some(attend(call, sight, &shape, &Sequences { queries: extent.tokens, ..group }))
+    Some(attend(call, mask, &shape, &Sequences { queries: extent.tokens, ..group }))
 }
 
 /// What a call does with such sequences.
 pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
-    Some(attend(call, places(call.name)?.sight(call), &Shape::of(call)?.0, group))
+    Some(attend(call, places(call.name)?.mask(call), &Shape::of(call)?.0, group))
 }
 
 /// Attention, costed as of sequences of one length that are as much work.
-pub(super) fn attend(call: Call<'_>, sight: Sight, shape: &Shape<'_>, group: &Sequences) -> Part {
+pub(super) fn attend(call: Call<'_>, mask: Mask, shape: &Shape<'_>, group: &Sequences) -> Part {
     if group.queries == 0 {
         return Part::idle(call);
     }
     let Shape { heads, query, cache, key_heads, score, value, stored, .. } = *shape;
-    let (count, queries, keys) = group.alike(sight);
+    let (count, queries, keys) = group.alike(mask);
     let widths = score.saturating_add(value);
     let family = Family::Attention {
         pass: Pass::Forward,
@@ -186,7 +186,7 @@ pub(super) fn attend(call: Call<'_>, sight: Sight, shape: &Shape<'_>, group: &Se
         keys,
         width: widths / 2,
         // As in PyTorch, where the first query sees one key: only of a square that is the same.
-        causal: sight.is_causal() && queries == keys,
+        causal: mask.is_causal() && queries == keys,
     };
     let cached = product(&[group.keys, key_heads, stored, cache.dtype.bytes()]);
     let asked = product(&[group.queries, heads, score, query.dtype.bytes()]);

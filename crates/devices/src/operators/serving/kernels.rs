@@ -1,13 +1,13 @@
-//! Owns kernels of Triton over a cache of keys and values, vLLM's and SGLang's, by the names of their arguments: attention, what joins the results of parts
-//! of its keys, and what looks places up or writes to them.
+//! Owns kernels of Triton over a cache of keys and values, vLLM's and SGLang's, by the names of their arguments: attention, the reduction of
+//! the results of split keys, and what looks places up or writes to them.
 //!
 //! How much attention does, lengths of sequences say, as for the operators of `attention`; how fast a GPU does it, measurements of FlashAttention. Where the
-//! keys of a sequence are attended to in parts, each has a sum for every term of a query's result, its greatest score, and what its scores' powers come to.
+//! keys of a sequence are split, each split has a sum for every term of a query's result, its greatest score, and what its scores' powers come to.
 
 use super::super::Part;
 use super::super::call::{Call, product};
 use super::super::kernel::Given;
-use super::super::lengths::{Lengths, Most, Parts, Queries, Sequences, Sight};
+use super::super::lengths::{KvSplits, Lengths, Mask, MaxSplits, Queries, Sequences};
 use super::attention::{Shape, attend};
 use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, FlatKind};
@@ -20,11 +20,11 @@ pub(super) fn describe(call: Call<'_>) -> Option<Part> {
     }
     let kernel = Kernel::of(call)?;
     let Kernel { lengths, most: Size { sequences, queries, keys }, .. } = &kernel;
-    let parts = match lengths.parts.most {
-        Most::Number(parts) => Parts::of(*keys, parts, lengths.parts.multiple),
-        Most::Argument(_) => 1,
+    let splits = match lengths.splits.most {
+        MaxSplits::Number(most) => KvSplits::of(*keys, most, lengths.splits.multiple),
+        MaxSplits::Argument(_) => 1,
     };
-    let group = Sequences::equal(*sequences, queries.div_ceil((*sequences).max(1)), *keys, lengths.sight, parts);
+    let group = Sequences::equal(*sequences, queries.div_ceil((*sequences).max(1)), *keys, lengths.mask, splits);
     // Not all have equally many queries.
     Some(kernel.part(call, &Sequences { queries: *queries, ..group }))
 }
@@ -69,20 +69,20 @@ fn flat(call: Call<'_>, kind: FlatKind, elements: u64, read: Bytes, written: Byt
 /// A call of a kernel whose work depends on lengths.
 struct Kernel<'a> {
     lengths: Lengths,
-    does: Does<'a>,
+    does: Action<'a>,
     most: Size,
 }
 
-enum Does<'a> {
+enum Action<'a> {
     Attention(Shape<'a>),
-    /// Joins the results of parts, so many terms of so many heads each, into this one.
-    Joining {
+    /// Reduces the results of splits, so many terms of so many heads each, into this one.
+    ReduceSplits {
         heads: u64,
         value: u64,
         result: &'a Tensor,
     },
     /// Copies places of keys from a table to a list.
-    Collecting {
+    CollectIndices {
         table: &'a Tensor,
         list: &'a Tensor,
     },
@@ -128,19 +128,19 @@ impl<'a> Kernel<'a> {
         // Bytes that a part has of a head of a query, in float32.
         let partial = |value: u64| value.saturating_add(2).saturating_mul(4);
         match &self.does {
-            Does::Attention(shape) => {
-                let mut part = attend(call, self.lengths.sight, shape, group);
-                if !matches!(self.lengths.parts.most, Most::Number(1)) {
-                    part.operator.written = Bytes(product(&[group.parts, shape.heads, partial(shape.value)]));
+            Action::Attention(shape) => {
+                let mut part = attend(call, self.lengths.mask, shape, group);
+                if !matches!(self.lengths.splits.most, MaxSplits::Number(1)) {
+                    part.operator.written = Bytes(product(&[group.splits, shape.heads, partial(shape.value)]));
                 }
                 part
             }
-            Does::Joining { heads, value, result } => {
-                let read = Bytes(product(&[group.parts, *heads, partial(*value)]));
+            Action::ReduceSplits { heads, value, result } => {
+                let read = Bytes(product(&[group.splits, *heads, partial(*value)]));
                 let written = Bytes(product(&[group.queries, *heads, *value, result.dtype.bytes()]));
-                flat(call, FlatKind::Elementwise, product(&[group.parts, *heads, *value]), read, written)
+                flat(call, FlatKind::Elementwise, product(&[group.splits, *heads, *value]), read, written)
             }
-            Does::Collecting { table, list } => {
+            Action::CollectIndices { table, list } => {
                 let of = |tensor: &Tensor| Bytes(group.keys.saturating_mul(tensor.dtype.bytes()));
                 flat(call, FlatKind::Copy, group.keys, of(table), of(list))
             }
@@ -148,7 +148,7 @@ impl<'a> Kernel<'a> {
     }
 }
 
-/// Attention of vLLM; with `IS_3D` in parts, which `reduce_segments` joins.
+/// Attention of vLLM; with `IS_3D` of split keys, whose results `reduce_segments` reduces.
 fn unified<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     // Queries see prefixes beside their window, which the kernel alone knows.
     if given.flag("USE_R_SWA") {
@@ -163,52 +163,56 @@ fn unified<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
         Some((chunks, size)) => Some(chunks.saturating_mul(size).saturating_add(size / 2)),
         None => given.int("SLIDING_WINDOW").filter(|window| *window > 0).map(|keys| keys - 1),
     };
-    let parts = if given.flag("IS_3D") { segmented(given)? } else { Parts::ONE };
-    let lengths = unified_lengths(given, Sight::of(given.flag("USE_CAUSAL"), window, window, true), parts)?;
+    let splits = if given.flag("IS_3D") { segmented(given)? } else { KvSplits::ONE };
+    let lengths = unified_lengths(given, Mask::of(given.flag("USE_CAUSAL"), window, window, true), splits)?;
     let page = given.size("BLOCK_SIZE")?;
     let tokens = query.elements().checked_div(heads.saturating_mul(width))?;
     let sequences = given.tensor("seq_lens_ptr")?.elements();
     let shape = shape([query, cache], [heads, of_a_key], [width, width, width.saturating_mul(2)])?;
     let keys = given.tensor("block_tables_ptr")?.sizes.last()?.saturating_mul(page);
-    Some(Kernel { lengths, does: Does::Attention(shape), most: Size { sequences, queries: tokens, keys } })
+    Some(Kernel { lengths, does: Action::Attention(shape), most: Size { sequences, queries: tokens, keys } })
 }
 
 /// Where vLLM's kernels are told lengths.
-fn unified_lengths(given: &Given<'_>, sight: Sight, parts: Parts) -> Option<Lengths> {
+fn unified_lengths(given: &Given<'_>, mask: Mask, splits: KvSplits) -> Option<Lengths> {
     Some(Lengths {
         queries: Queries::Borders(given.place("query_start_len_ptr")?),
         key_borders: None,
         used_keys: Some(given.place("seq_lens_ptr")?),
         before_queries: false,
         may_be_empty: false,
-        sight,
-        parts,
+        mask,
+        splits,
     })
 }
 
-fn segmented(given: &Given<'_>) -> Option<Parts> {
-    Some(Parts { most: Most::Number(given.size("NUM_SEGMENTS_PER_SEQ")?), multiple: given.size("TILE_SIZE")? })
+fn segmented(given: &Given<'_>) -> Option<KvSplits> {
+    Some(KvSplits { most: MaxSplits::Number(given.size("NUM_SEGMENTS_PER_SEQ")?), multiple: given.size("TILE_SIZE")? })
 }
 
 fn segments<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
-    let parts = segmented(given)?;
-    let lengths = unified_lengths(given, Sight::of(false, None, None, true), parts)?;
+    let splits = segmented(given)?;
+    let lengths = unified_lengths(given, Mask::of(false, None, None, true), splits)?;
     let result = given.tensor("output_ptr")?;
     let [heads, value] = [given.size("num_query_heads")?, given.size("HEAD_SIZE")?];
     let queries = result.elements().checked_div(heads.saturating_mul(value))?;
     let sequences = given.tensor("seq_lens_ptr")?.elements();
-    let Most::Number(most) = parts.most else { return None };
-    // How many parts there are, no argument says but lengths.
-    let keys = most.saturating_mul(parts.multiple);
-    Some(Kernel { lengths, does: Does::Joining { heads, value, result }, most: Size { sequences, queries, keys } })
+    let MaxSplits::Number(most) = splits.most else { return None };
+    // No argument says how many splits there are, but lengths do.
+    let keys = most.saturating_mul(splits.multiple);
+    Some(Kernel {
+        lengths,
+        does: Action::ReduceSplits { heads, value, result },
+        most: Size { sequences, queries, keys },
+    })
 }
 
 /// Where kernels of both are told how many keys so many sequences have, each of which has one query.
 fn decoding_lengths(given: &Given<'_>, sequences: u64) -> Option<Lengths> {
     let most = match (given.size("NUM_KV_SPLITS"), given.size("FORCED_KV_SPLITS").or(given.size("forced_kv_splits"))) {
-        (Some(splits), _) => Most::Number(splits),
-        (None, Some(forced)) if forced > 0 => Most::Number(forced),
-        (None, _) => Most::Argument(given.place("num_kv_splits")?),
+        (Some(splits), _) => MaxSplits::Number(splits),
+        (None, Some(forced)) if forced > 0 => MaxSplits::Number(forced),
+        (None, _) => MaxSplits::Argument(given.place("num_kv_splits")?),
     };
     let (key_borders, used_keys) = (given.place("kv_indptr"), given.place("B_Seqlen"));
     key_borders.or(used_keys)?;
@@ -218,12 +222,12 @@ fn decoding_lengths(given: &Given<'_>, sequences: u64) -> Option<Lengths> {
         used_keys,
         before_queries: false,
         may_be_empty: false,
-        sight: Sight::of(false, None, None, true),
-        parts: Parts { most, multiple: given.size("MIN_BLOCK_KV").unwrap_or(1) },
+        mask: Mask::of(false, None, None, true),
+        splits: KvSplits { most, multiple: given.size("MIN_BLOCK_KV").unwrap_or(1) },
     })
 }
 
-/// One query of each sequence, with its keys in parts, which `_fwd_kernel_stage2` joins.
+/// One query of each sequence, with split keys, whose results `_fwd_kernel_stage2` reduces.
 fn decoding<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     let (query, cache) = (given.tensor("Q")?, given.tensor("K_Buffer")?);
     let [score, value, of_a_key] = [given.size("Lk")?, given.size("Lv")?, given.size("kv_group_num")?];
@@ -236,7 +240,7 @@ fn decoding<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     };
     let stored = if is_latent { score } else { score.saturating_add(value) };
     let shape = shape([query, cache], [heads, of_a_key], [score, value, stored])?;
-    Some(Kernel { lengths, does: Does::Attention(shape), most: Size { sequences, queries: sequences, keys } })
+    Some(Kernel { lengths, does: Action::Attention(shape), most: Size { sequences, queries: sequences, keys } })
 }
 
 fn joining<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
@@ -245,9 +249,9 @@ fn joining<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     let value = given.size("Lv")?;
     let sequences = result.elements().checked_div(heads.saturating_mul(value))?;
     let lengths = decoding_lengths(given, sequences)?;
-    let keys = splits.saturating_mul(lengths.parts.multiple);
+    let keys = splits.saturating_mul(lengths.splits.multiple);
     let most = Size { sequences, queries: sequences, keys };
-    Some(Kernel { lengths, does: Does::Joining { heads, value, result }, most })
+    Some(Kernel { lengths, does: Action::ReduceSplits { heads, value, result }, most })
 }
 
 /// Queries with the keys before them, which are in the cache, and their own, which are not.
@@ -261,8 +265,8 @@ fn extending<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
         used_keys: None,
         before_queries: !only_own && !only_cached,
         may_be_empty: false,
-        sight: extending_sight(given, !only_cached),
-        parts: Parts::ONE,
+        mask: extending_sight(given, !only_cached),
+        splits: KvSplits::ONE,
     };
     attending(given, lengths, query, cache)
 }
@@ -275,15 +279,15 @@ fn extending_unified<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
         used_keys: None,
         before_queries: false,
         may_be_empty: false,
-        sight: extending_sight(given, true),
-        parts: Parts::ONE,
+        mask: extending_sight(given, true),
+        splits: KvSplits::ONE,
     };
     attending(given, lengths, given.tensor("Q")?, given.tensor("K_Buffer")?)
 }
 
-fn extending_sight(given: &Given<'_>, own: bool) -> Sight {
+fn extending_sight(given: &Given<'_>, own: bool) -> Mask {
     let window = given.int("SLIDING_WINDOW_SIZE").filter(|window| *window > 0);
-    Sight::of(own && given.flag("IS_CAUSAL"), window, window.filter(|_| own), true)
+    Mask::of(own && given.flag("IS_CAUSAL"), window, window.filter(|_| own), true)
 }
 
 fn attending<'a>(given: &Given<'a>, lengths: Lengths, query: &'a Tensor, cache: &'a Tensor) -> Option<Kernel<'a>> {
@@ -295,7 +299,7 @@ fn attending<'a>(given: &Given<'a>, lengths: Lengths, query: &'a Tensor, cache: 
     let stored = if heads == of_a_key && score > value { score } else { score.saturating_add(value) };
     let shape = shape([query, cache], [heads, of_a_key], [score, value, stored])?;
     let keys = cached.saturating_add(if lengths.before_queries { tokens } else { 0 }).div_ceil(sequences);
-    Some(Kernel { lengths, does: Does::Attention(shape), most: Size { sequences, queries: tokens, keys } })
+    Some(Kernel { lengths, does: Action::Attention(shape), most: Size { sequences, queries: tokens, keys } })
 }
 
 /// Places of keys, each sequence's behind those of the one before.
@@ -308,9 +312,13 @@ fn collecting<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
         used_keys: None,
         before_queries: false,
         may_be_empty: true,
-        sight: Sight::of(false, None, None, true),
-        parts: Parts::ONE,
+        mask: Mask::of(false, None, None, true),
+        splits: KvSplits::ONE,
     };
     let keys = list.elements().div_ceil(sequences.max(1));
-    Some(Kernel { lengths, does: Does::Collecting { table, list }, most: Size { sequences, queries: sequences, keys } })
+    Some(Kernel {
+        lengths,
+        does: Action::CollectIndices { table, list },
+        most: Size { sequences, queries: sequences, keys },
+    })
 }

@@ -353,7 +353,8 @@ fn check_missing(parts: &mut [RankPart], world: u32, notes: &mut Vec<String>) ->
                 CommKind::Collective(_) => None,
             }
         };
-        part.calls.values().find_map(call)
+        // The map has no order: of several problems it is always the same.
+        part.calls.values().filter_map(call).min()
     };
     if let Some(problem) = parts.iter().find_map(problem) {
         return Err(LinkError::Missing { world, given, problem });
