@@ -3,7 +3,7 @@
 python scripts/check_docs.py [--site FOLDER]
 
 Markdown lines have at most 120 columns, tables and code blocks excepted. Every link to a file of this repository, and to a heading in
-one, leads somewhere, and files that are named as code exist. Every page below docs/ is in docs/SUMMARY.md, every decision record also in
+one, leads somewhere, and files that are named as code exist. Doc comments of Rust are more than a question word. Every page below docs/ is in docs/SUMMARY.md, every decision record also in
 docs/decisions/README.md and in ARCHITECTURE.md. Nothing is fetched: links to other sites are not followed.
 
 With `--site`, the pages that mdbook has built there are checked in place of the sources: every link, image and anchor in them.
@@ -24,6 +24,8 @@ COLUMNS = 120
 # An inline link or image, or the target of a reference. Targets in this repository have no blanks and no parentheses.
 LINK = re.compile(r"\]\(([^()\s]+)\)|^\[[^\]]+\]:\s*(\S+)")
 # Code that names a file or a folder of this repository.
+# A doc comment that names no subject.
+RIDDLE = re.compile(r"^\s*//[/!] (?:Who|Whose|What|When|Where|Which|Why|How(?: many| long| much)?)(?: there are)?\.$")
 PATH = re.compile(r"`((?:benches|crates|docs|examples|fuzz|python|requirements|scripts|tests)/[\w./*-]+)`")
 
 
@@ -33,6 +35,7 @@ def main() -> int:
     else:
         complaints = [complaint for page in pages() for complaint in check(page)]
         complaints += list(missing_from_contents())
+        complaints += list(riddles())
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0
@@ -100,6 +103,13 @@ def anchors(page: Path) -> frozenset[str]:
             repeats = sum(re.fullmatch(re.escape(slug) + r"(-\d+)?", other) is not None for other in found)
             found.append(f"{slug}-{repeats}" if repeats else slug)
     return frozenset(found)
+
+
+def riddles() -> Iterator[str]:
+    for file in sorted((ROOT / "crates").rglob("*.rs")):
+        for number, line in enumerate(file.read_text().splitlines(), 1):
+            if RIDDLE.match(line):
+                yield f"{file.relative_to(ROOT)}:{number}: this doc comment names no subject"
 
 
 def missing_from_contents() -> Iterator[str]:
