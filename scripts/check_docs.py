@@ -3,8 +3,9 @@
 python scripts/check_docs.py [--site FOLDER]
 
 Markdown lines have at most 120 columns, tables and code blocks excepted. Every link to a file of this repository, and to a heading in
-one, leads somewhere, and files that are named as code exist. Doc comments of Rust are more than a question word. Every page below docs/ is in docs/SUMMARY.md, every decision record also in
-docs/decisions/README.md and in ARCHITECTURE.md. Nothing is fetched: links to other sites are not followed.
+one, leads somewhere, and files that are named as code exist. Every page below docs/ is in docs/SUMMARY.md, every decision record also in
+docs/decisions/README.md and in ARCHITECTURE.md. Doc comments of Rust are more than a question word. Nothing is fetched: links to other
+sites are not followed.
 
 With `--site`, the pages that mdbook has built there are checked in place of the sources: every link, image and anchor in them.
 """
@@ -23,9 +24,9 @@ DOCS = ROOT / "docs"
 COLUMNS = 120
 # An inline link or image, or the target of a reference. Targets in this repository have no blanks and no parentheses.
 LINK = re.compile(r"\]\(([^()\s]+)\)|^\[[^\]]+\]:\s*(\S+)")
-# Code that names a file or a folder of this repository.
 # A doc comment that names no subject.
 RIDDLE = re.compile(r"^\s*//[/!] (?:Who|Whose|What|When|Where|Which|Why|How(?: many| long| much)?)(?: there are)?\.$")
+# Code that names a file or a folder of this repository.
 PATH = re.compile(r"`((?:benches|crates|docs|examples|fuzz|python|requirements|scripts|tests)/[\w./*-]+)`")
 
 

@@ -63,9 +63,9 @@ pub enum LinkError {
         "iteration {number} is not in all recordings; they contain {there}\nhint: choose one of them, or --iteration all"
     )]
     NoIteration {
-        /// The wanted one.
+        /// The iteration that was asked for.
         number: u64,
-        /// Which there are.
+        /// The iterations that the trace has.
         there: String,
     },
     /// The ranks' recordings share no iteration.
