@@ -352,6 +352,12 @@ pub(super) fn check_script(words: &[OsString], module: bool) -> Result<(), HostE
 }
 
 fn check_record(args: &Args) -> Result<(), HostError> {
+    if args.chakra.is_some() && args.program.cuda {
+        let hint = "remove --chakra; `uniference replay` runs the record again";
+        return Err(HostError::Usage(format!(
+            "execution traces cannot hold streams of simulated GPUs (--chakra with --cuda)\nhint: {hint}"
+        )));
+    }
     if args.chakra.is_none() || args.output.record != RecordArg::Summary {
         return Ok(());
     }

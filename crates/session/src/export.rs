@@ -6,7 +6,7 @@ use crate::folder::{Folder, unwritable};
 use crate::input::open_record;
 use crate::notices::Notices;
 use crate::results::{GROUPS, PREFIX, RECORD};
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use uniference_formats::record::RecordReader;
@@ -40,7 +40,8 @@ pub fn export(run: &Path, folder: &Folder, notices: &Notices) -> Result<(), Host
     cluster.dynamics.seed = manifest.seed;
     let start = |rank| Ok(BufWriter::with_capacity(CHUNK, Appender::create(trace(out, rank))?));
     let mut hazards = Hazards::default();
-    let exported = export_record(record, &cluster, &lines, &mut hazards, start).map_err(failed(out))?;
+    let exported = export_record(record, &cluster, &lines, &mut hazards, start).inspect_err(|_| discard(out, ranks));
+    let exported = exported.map_err(failed(out))?;
     let groups = serde_json::to_string(&exported.groups).expect("names and numbers have a JSON form");
     folder.write(GROUPS, groups.as_bytes())?;
     for warning in hazards.warnings(&lines) {
@@ -54,6 +55,13 @@ pub fn export(run: &Path, folder: &Folder, notices: &Notices) -> Result<(), Host
         counted(nodes, "node")
     ));
     Ok(())
+}
+
+/// Traces that are not whole are none. What cannot be removed is left: the error that is the reason is reported.
+fn discard(folder: &Path, ranks: u32) {
+    for rank in (0..ranks).map(RankId) {
+        let _ = fs::remove_file(trace(folder, rank));
+    }
 }
 
 fn trace(folder: &Path, rank: RankId) -> PathBuf {

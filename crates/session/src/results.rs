@@ -350,21 +350,31 @@ fn without_effect(resolved: &Resolved, computes: &Computes, modelled: &[bool]) -
     warnings
 }
 
-/// No PCI Express of 16 lanes is as fast up to version 5: bytes a second.
+/// Bytes a second: no PCI Express of 16 lanes is as fast up to version 5, and none is as slow from version 3 on.
 const FASTER_THAN_PCIE: f64 = 100e9;
+const SLOWER_THAN_PCIE: f64 = 10e9;
 
-/// GPUs of a host that share one link as fast as NVLinks, of which each GPU has its own.
+/// GPUs of a host that share one link: as fast as NVLinks, of which each GPU has its own, or slower than any slot for them.
 fn shared(cluster: &Cluster) -> Option<String> {
     let gpus = |host: HostId| cluster.devices.iter().filter(|device| device.host == host).count();
-    let is_fast = |host: HostId| {
+    let rate = |host: HostId| {
         let links = cluster.topology.route(host, host).links;
-        links.iter().any(|link| cluster.topology.link(*link).bandwidth.bytes_per_second() > FASTER_THAN_PCIE)
+        let rates = links.iter().map(|link| cluster.topology.link(*link).bandwidth.bytes_per_second());
+        rates.reduce(f64::min)
     };
-    let host = cluster.devices.iter().map(|device| device.host).find(|host| gpus(*host) > 1 && is_fast(*host))?;
+    let shared = cluster.devices.iter().map(|device| device.host).filter(|host| gpus(*host) > 1);
+    let unlike = |rate: f64| !(SLOWER_THAN_PCIE..=FASTER_THAN_PCIE).contains(&rate);
+    let (host, rate) = shared.filter_map(|host| Some((host, rate(host)?))).find(|(_, rate)| unlike(*rate))?;
     let (count, name) = (gpus(host), &cluster.topology.hosts()[host.index()]);
+    let what = match rate < SLOWER_THAN_PCIE {
+        true => format!("of {} GB/s, which is slower than PCI Express", rate / 1e9),
+        false => format!(
+            "so that collectives among them take up to {count} times as long as over NVLinks, of which each GPU has its own"
+        ),
+    };
     (cluster.backend.name == "nccl").then(|| {
         format!(
-            "the {count} GPUs of host `{name}` share one link, `local`, so that collectives among them take up to {count} times as long as over NVLinks, of which each GPU has its own\nhint: take `preset = \"rail\"` with `per_server = {count}` and `fabric = \"nvlink4\"`, and no `host`"
+            "the {count} GPUs of host `{name}` share one link, `local`, {what}\nhint: take `preset = \"rail\"` with `per_server = {count}` and `fabric = \"nvlink4\"`, and no `host`"
         )
     })
 }
@@ -399,6 +409,12 @@ mod tests {
         assert!(warning.contains("\nhint: take `preset = \"rail\"` with `per_server = 4`"), "{warning}");
         // What processes share through memory or PCIe is shared, and a rail's GPUs have links of their own.
         assert_eq!(said(&format!("{one_host}\"pcie4_x16\"\n")), None);
+        // What hosts share by default is no link for GPUs.
+        let slow = said(&format!("{gpus}host = \"server\"\n[network]\n")).unwrap();
+        assert!(
+            slow.contains("share one link, `local`, of 5 GB/s, which is slower than PCI Express\nhint: "),
+            "{slow}"
+        );
         assert_eq!(said(&format!("{one_host}\"nvlink4\"\n").replace("nccl", "gloo")), None);
         let rail = "[network]\npreset = \"rail\"\nper_server = 4\nfabric = \"nvlink4\"\nlink = \"infiniband_ndr\"\n";
         assert_eq!(said(&format!("{gpus}{rail}")), None);

@@ -265,7 +265,7 @@ impl Client {
             self.ask_for_reply(Op::Moves(rank))?;
         }
         self.relay_ops(ops)?;
-        let reply = match question {
+        let mut reply = match question {
             // It has left a pause.
             None => return self.flush(),
             Some(Op::Pause(span)) => {
@@ -284,6 +284,10 @@ impl Client {
             Some(Op::Group { .. }) if !self.may_communicate() => self.told(Answer::Group(Answer::NO_GROUP)),
             Some(question) => self.ask_for_reply(question)?,
         };
+        // If it does not communicate, this process does, and has taken in what is over.
+        if !self.rounds.communicates() {
+            (reply.freed, reply.over, reply.failed) = Default::default();
+        }
         Self::tell(wire, &reply)
     }
 

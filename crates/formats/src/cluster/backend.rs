@@ -152,6 +152,7 @@ fn protocol(parameters: &Parameters, source: &Source) -> Result<Protocol, Diagno
             preamble: raw.preamble.0,
             eager: raw.eager.map(|eager| eager.0),
         }),
+        buffer: parameters.buffer.and_then(|buffer| Some(buffer.0?.0)),
         window,
         connections_per_group: parameters.connections == Some(RawConnections::Group),
         call: time(parameters.call),
@@ -255,8 +256,19 @@ pub(super) fn canonical(
     tuning: Option<Tuning>,
 ) -> Spanned<RawBackend> {
     let size = |bytes: u32| Size(Bytes(bytes.into()));
-    let Protocol { handshake, window, call, hand_over, message, wake, copy, reduce, staging, connections_per_group } =
-        &backend.protocol;
+    let Protocol {
+        handshake,
+        buffer,
+        window,
+        call,
+        hand_over,
+        message,
+        wake,
+        copy,
+        reduce,
+        staging,
+        connections_per_group,
+    } = &backend.protocol;
     let rate = |rate: Option<Rate>| Some(OrNone(rate.map(Bandwidth)));
     here(RawBackend(Parameters {
         name: here(backend.name.clone()),
@@ -277,6 +289,7 @@ pub(super) fn canonical(
             preamble: Size(handshake.preamble),
             eager: handshake.eager.map(Size),
         }))),
+        buffer: Some(OrNone(buffer.map(Size))),
         window: Some(here(OrNone(window.map(|window| RawWindow {
             first: Size(window.first),
             cap: Size(window.cap),

@@ -38,6 +38,8 @@ pub(super) struct Parameters {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) handshake: Option<OrNone<RawHandshake>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) buffer: Option<OrNone<Size>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) window: Option<Spanned<OrNone<RawWindow>>>,
     /// NVLink SHARP; a key of NCCL only.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,6 +112,7 @@ impl Parameters {
             staging: None,
             packet: None,
             handshake: None,
+            buffer: None,
             window: None,
             nvls: None,
             max_channels: None,
@@ -131,6 +134,7 @@ impl Parameters {
             staging: self.staging.or(profile.staging),
             packet: self.packet.or(profile.packet),
             handshake: self.handshake.or(profile.handshake),
+            buffer: self.buffer.or(profile.buffer),
             window: self.window.or(profile.window),
             nvls: self.nvls.or(profile.nvls),
             max_channels: self.max_channels.or(profile.max_channels),

@@ -729,7 +729,7 @@ fn every_example_of_the_documentation_is_a_cluster_and_every_key_is_documented()
     });
     let all = "name backend device network collective count slowdown memory cores host per_host model peak_flops memory_bandwidth launch communication_share power idle busy price preset links bandwidth latency \
                local backplane dims hosts_per_leaf spines oversubscription per_server fabric between duplex concurrency \
-               packet payload wire connections handshake control preamble window first cap call hand_over message wake copy reduce staging nvls max_channels egress ingress up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail \
+               packet payload wire connections handshake control preamble buffer window first cap call hand_over message wake copy reduce staging nvls max_channels egress ingress up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail \
                dimensions kind size eager crash rank at link steps blocks block send recv combine after";
     for key in all.split_whitespace().chain(CollectiveKind::ALL.map(CollectiveKind::name)) {
         assert!(documentation.contains(key), "{key} is not documented");

@@ -1,26 +1,32 @@
-//! Owns the double binary tree: all-reduce as two trees that each carry half of the tensor, up to their roots and down again, in chunks.
+//! Owns the double binary tree: all-reduce as two trees that each carry half of the tensor, up to their roots and down again, in chunks; and the same of
+//! servers, in each of which a chain of GPUs hangs below the one that is a member of the tree.
 //!
 //! Sources: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35(12),
 //! 2009; NCCL 2.4 and later use it across servers (NVIDIA/nccl, `src/graph/trees.cc`). In the first tree a member's children are its
 //! neighbours at half of its lowest set bit; the second is the first for members counted one further (an odd number of members) or backwards
 //! (an even one), so that an inner node of one is a leaf of the other. With P members, n bytes, chunks of c, latency a and b
 //! seconds a byte: about (2 log2 P + n / 2c) rounds of a + 4 c b.
+//!
+//! Across servers each network card has two trees of its own (`src/graph/connect.cc`), with its part of the tensor: the GPU at the card is in the trees
+//! of servers, and the server's other GPUs follow it in a chain. With M servers of G GPUs a chunk passes 2 (G - 1 + log2 M) hops. Some chunks are on
+//! their way over each hop at once, so that its latency does not come between them.
 
-use super::layout::whole;
-use super::rounds::{batches, recv, recv_combine, send, wrap};
+use super::layout::{Layout, whole};
+use super::rounds::{batches_in_flight, before, recv, recv_combine, send, wrap};
 use super::{Action, Algorithm, GroupRank, Span, Steps};
 use crate::program::{Collective, CollectiveKind};
 
 /// See the module.
 pub(super) struct DoubleTree {
-    /// Bytes of a chunk; above zero.
+    /// Bytes of a chunk, of all servers' cards together; above zero.
     pub(super) chunk: u64,
+    pub(super) servers: Servers,
 }
 
 impl Default for DoubleTree {
-    /// With what NCCL's `Simple` sends at once: a half of its buffer's step of 512 KiB.
+    /// Of single members, with what NCCL's `Simple` sends at once: a half of its buffer's step of 512 KiB.
     fn default() -> DoubleTree {
-        DoubleTree { chunk: 256 << 10 }
+        DoubleTree { chunk: 256 << 10, servers: Servers::ALONE }
     }
 }
 
@@ -35,13 +41,71 @@ impl Algorithm for DoubleTree {
 
     fn steps(&self, call: &Collective, size: u32, GroupRank(me): GroupRank) -> Steps {
         let Span { len, .. } = whole(call);
-        let half = len / 2;
-        let chunk = (self.chunk / call.dtype.size()).max(1);
-        let first = Pipeline { place: TreePosition::new(size, me), span: Span { start: 0, len: half }, chunk };
-        let span = Span { start: half, len: len - half };
-        let second = Pipeline { place: TreePosition::mirrored(size, me), span, chunk };
-        let rounds = second.chunks() + 2 * u64::from(first.place.top) + 1;
-        Box::new(batches((0..rounds).map(move |round| first.actions(round).chain(second.actions(round)).collect())))
+        let Servers { gpus, cards } = self.servers;
+        let chunk = (self.chunk / u64::from(cards) / call.dtype.size()).max(1);
+        let (count, server) = (size / gpus, me / gpus);
+        let in_flight = self.servers.chunks_in_flight();
+        let trees = (0..cards).flat_map(|card| {
+            let Span { start, len } = Layout::split(len, cards).block(card);
+            let chain = self.servers.chain(card, me);
+            let of = |tree: TreePosition, start, len| Pipeline {
+                place: tree.with(&chain),
+                span: Span { start, len },
+                chunk,
+                in_flight,
+            };
+            let half = len / 2;
+            let first = of(TreePosition::new(count, server), start, half);
+            [first, of(TreePosition::mirrored(count, server), start + half, len - half)]
+        });
+        let trees: Vec<Pipeline> = trees.collect();
+        let chunks = trees.iter().map(Pipeline::chunks).max().unwrap_or(0);
+        let rounds = chunks + in_flight * 2 * u64::from(trees[0].place.top) + 1;
+        let round = move |round| trees.iter().flat_map(|tree| tree.actions(round)).collect();
+        Box::new(batches_in_flight((0..rounds).map(round), in_flight))
+    }
+}
+
+/// How members are in servers, equally many in each, one server behind the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Servers {
+    /// Members of a server; at least 1.
+    pub(super) gpus: u32,
+    /// Network cards of a server, each at one of its members; at least 1, and not more than there are.
+    pub(super) cards: u32,
+}
+
+impl Servers {
+    /// Each member is a server.
+    pub(super) const ALONE: Servers = Servers { gpus: 1, cards: 1 };
+
+    /// Chunks on their way over a hop at once. Of single members each waits for the one before.
+    pub(super) fn chunks_in_flight(self) -> u64 {
+        if self == Servers::ALONE { 1 } else { 4 }
+    }
+
+    /// The first one in its server, by its place there, of those that go by a card.
+    pub(super) fn first_at(self, card: u32) -> u32 {
+        card * self.gpus / self.cards
+    }
+
+    fn chain(self, card: u32, me: u32) -> ServerChain {
+        let first = self.first_at(card);
+        ServerChain { gpus: self.gpus, first, server: me / self.gpus, place: before(me % self.gpus, first, self.gpus) }
+    }
+}
+
+/// A member's place in the chain of its server, 0 at the card.
+struct ServerChain {
+    gpus: u32,
+    first: u32,
+    server: u32,
+    place: u32,
+}
+
+impl ServerChain {
+    fn member(&self, server: u32, place: u32) -> u32 {
+        server * self.gpus + wrap(self.first + place, self.gpus)
     }
 }
 
@@ -66,6 +130,26 @@ fn parent(size: u32, me: u32) -> Option<u32> {
 }
 
 impl TreePosition {
+    /// The place of a member in this tree of servers, each with a chain below the one at its card.
+    fn with(self, chain: &ServerChain) -> TreePosition {
+        let (longest, place) = (chain.gpus - 1, chain.place);
+        let next = (place < longest).then(|| (chain.member(chain.server, place + 1), longest - place - 1));
+        let top = self.top + longest;
+        if place > 0 {
+            let parent = Some(chain.member(chain.server, place - 1));
+            let children = next.into_iter().collect();
+            return TreePosition { height: longest - place, top, depth: self.depth + place, parent, children };
+        }
+        let below = self.children.into_iter().map(|(server, height)| (chain.member(server, 0), height + longest));
+        TreePosition {
+            height: self.height + longest,
+            top,
+            depth: self.depth,
+            parent: self.parent.map(|server| chain.member(server, 0)),
+            children: next.into_iter().chain(below).collect(),
+        }
+    }
+
     fn new(size: u32, me: u32) -> TreePosition {
         let top = (size - 1).ilog2();
         let height = if me == 0 { top + 1 } else { me.trailing_zeros() };
@@ -89,12 +173,14 @@ impl TreePosition {
     }
 }
 
-/// Carries a part of the tensor up a tree and down again, in chunks that follow each other. In round t a member of height h hands chunk
-/// t - h up, and one of depth d takes chunk t - top - (d - 1) from above: both sides of a message have it in the same round.
+/// Carries a part of the tensor up a tree and down again, in chunks that follow each other. With one of them in flight at a time, in round t a member
+/// of height h hands chunk t - h up, and one of depth d takes chunk t - top - (d - 1) from above: both sides of a message have it in the same round.
+/// With more in flight a hop takes as many rounds.
 struct Pipeline {
     place: TreePosition,
     span: Span,
     chunk: u64,
+    in_flight: u64,
 }
 
 impl Pipeline {
@@ -102,9 +188,9 @@ impl Pipeline {
         self.span.len.div_ceil(self.chunk).max(1)
     }
 
-    /// The chunk that is due in a round, `lag` rounds after the first.
-    fn due(&self, round: u64, lag: u32) -> Option<Span> {
-        let index = round.checked_sub(lag.into()).filter(|index| *index < self.chunks())?;
+    /// The chunk that is due in a round, so many hops behind the first.
+    fn due(&self, round: u64, hops: u32) -> Option<Span> {
+        let index = round.checked_sub(self.in_flight * u64::from(hops)).filter(|index| *index < self.chunks())?;
         let start = index * self.chunk;
         Some(Span { start: self.span.start + start, len: self.chunk.min(self.span.len - start) })
     }

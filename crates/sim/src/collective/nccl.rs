@@ -9,7 +9,7 @@
 //! at once. Of a ring each step is one message: NCCL cuts it into slices, whose overlap is in its measured hops.
 
 use super::chain::Chain;
-use super::double_tree::DoubleTree;
+use super::double_tree::{DoubleTree, Servers};
 use super::linear::Linear;
 use super::nvls::Nvls;
 use super::rails::Rails;
@@ -74,21 +74,22 @@ fn total_bytes(call: &Collective, size: u32) -> u64 {
 
 fn carried(model: &Model, surroundings: Surroundings, variant: &Variant, call: &Collective, size: u32) -> Carried {
     let bytes = total_bytes(call, size);
-    let chunk = model.chunk(variant, bytes);
+    let chunk = model.chunk(variant, call.kind, bytes);
     let per_server = surroundings.per_server;
     let has_rails = model.servers() > 1 && surroundings.cards == per_server && per_server > 1;
     let rails = has_rails && size.is_multiple_of(per_server);
     let mut wire = wire(model, variant, call.kind, bytes, size);
+    let servers = model.trees().unwrap_or(Servers::ALONE);
+    if rails && variant.shape == Shape::Ring {
+        // Rings that wait for each other would wait for the longest hop in every round; each by itself has few of them.
+        let mean = model.mean_hop(variant, call.kind) + start(model, variant, call.kind, size);
+        (wire.inside, wire.between) = (hop(mean), hop(mean));
+    }
     let inner: Arc<dyn Algorithm> = match (variant.shape, call.kind) {
-        (_, CollectiveKind::Broadcast | CollectiveKind::Reduce) => Arc::new(Chain { chunk }),
+        (_, CollectiveKind::Broadcast | CollectiveKind::Reduce) => Arc::new(Chain { chunk, servers }),
         (Shape::Nvls, _) => Arc::new(Nvls),
-        (Shape::Tree, _) => Arc::new(DoubleTree { chunk }),
-        (Shape::Ring, _) if rails => {
-            // Rings that wait for each other would wait for the longest hop in every round; each by itself has few of them.
-            let mean = model.mean_hop(variant, call.kind) + start(model, variant, call.kind, size);
-            (wire.inside, wire.between) = (hop(mean), hop(mean));
-            Arc::new(Rails { per_server })
-        }
+        (Shape::Tree, _) => Arc::new(DoubleTree { chunk, servers }),
+        (Shape::Ring, _) if rails => Arc::new(Rails { per_server }),
         (Shape::Ring, _) => Arc::new(Ring),
     };
     Carried { inner, name: variant.name, wire }
@@ -123,6 +124,7 @@ fn start(model: &Model, variant: &Variant, kind: CollectiveKind, size: u32) -> f
     let rounds = match variant.shape {
         Shape::Nvls => phases(kind),
         Shape::Ring => phases(kind) * f64::from(size - 1),
+        Shape::Tree if model.trees().is_some() => 2.0 * f64::from(size / model.servers() - 1 + model.servers().ilog2()),
         Shape::Tree => 2.0 * f64::from(size.next_power_of_two().ilog2()),
     };
     (model.base(variant) - LAUNCH).max(0.0) / rounds

@@ -2,6 +2,7 @@
 
 use super::{Action, Span, Step};
 use crate::ids::GroupRank;
+use std::collections::VecDeque;
 
 /// What a member does in one round: up to two actions, in this order.
 pub(super) type Round = [Option<Action>; 2];
@@ -114,9 +115,21 @@ pub(super) fn before(rank: u32, distance: u32, size: u32) -> u32 {
 
 /// Any number of actions at a time; each batch starts when the one before is complete.
 pub(super) fn batches(batches: impl Iterator<Item = Vec<Action>> + Send) -> impl Iterator<Item = Step> + Send {
+    batches_in_flight(batches, 1)
+}
+
+/// So many batches may be going on at once: one starts when all but the last of these before it are complete.
+pub(super) fn batches_in_flight(
+    batches: impl Iterator<Item = Vec<Action>> + Send,
+    in_flight: u64,
+) -> impl Iterator<Item = Step> + Send {
     let mut issued = 0;
+    // How many steps come before each of the batches that may be in flight, the oldest first.
+    let mut starts: VecDeque<u64> = (0..in_flight).map(|_| 0).collect();
     batches.flat_map(move |batch| {
-        let after = issued;
+        starts.rotate_left(1);
+        *starts.back_mut().expect("a batch is in flight") = issued;
+        let after = starts[0];
         issued += batch.len() as u64;
         batch.into_iter().map(move |action| Step::new(action, after))
     })

@@ -1,7 +1,9 @@
 //! What holds for every algorithm: steps fit together, results are complete, costs are the closed forms of the modules.
 
+use super::chain::Chain;
 use super::choose::{algorithm_by_name, algorithms_for};
 use super::dataflow::{Memory, carry_out};
+use super::double_tree::{DoubleTree, Servers};
 use super::fold::FoldPlan;
 use super::fold::order::Order;
 use super::layout::Layout;
@@ -556,6 +558,24 @@ fn rings_through_all_cards_deliver_everything() {
             case.check();
             let rounds = u64::from(size - 1) * if kind == AllReduce { 2 } else { 1 };
             assert_eq!(case.rounds(), rounds, "{}", case.label());
+        }
+    }
+}
+
+/// The same by trees and chains through the cards, of which a server may have fewer than GPUs. A tree's chunk passes 2 (G - 1 + log2 M) hops, and a
+/// chain's M G - 1; over each, four are on their way at once.
+#[test]
+fn trees_and_chains_through_all_cards_deliver_everything() {
+    for (gpus, cards, size) in [(2, 2, 4), (2, 1, 6), (4, 4, 8), (4, 2, 12), (3, 3, 9), (8, 8, 16), (6, 4, 18)] {
+        let servers = Servers { gpus, cards };
+        for (chunk, count) in [(1 << 20, 31), (64, 1000), (4, 1)] {
+            Case::even(AllReduce, Arc::new(DoubleTree { chunk, servers }), size, count).check();
+            for root in [0, 1, size - 1] {
+                for kind in [Broadcast, Reduce] {
+                    let case = Case::even(kind, Arc::new(Chain { chunk, servers }), size, count).with_root(root);
+                    case.check();
+                }
+            }
         }
     }
 }

@@ -300,7 +300,7 @@ impl Comm {
 
     /// Does a message of so many bytes between two ranks wait until its receive is posted?
     pub(crate) fn sends_wait(&self, bytes: Bytes) -> bool {
-        self.transport.has_handshake(bytes, self.wire_of_messages)
+        self.transport.waits_for_receive(bytes, self.wire_of_messages, false)
     }
 
     fn post_receive(
@@ -462,7 +462,7 @@ impl Comm {
                 transport.send(now, source, destination, id, bytes, purpose, wire, cause);
                 traffic.sent += bytes;
             }
-            Post::Receive { from, bytes, combine } if transport.has_handshake(bytes, wire) => {
+            Post::Receive { from, bytes, combine } if transport.waits_for_receive(bytes, wire, true) => {
                 let (receiver, sender) = pair(from);
                 transport.expect(now, receiver, sender, id, (index, combine), cause);
             }

@@ -91,6 +91,7 @@ fn order_of_service(protocol: &Protocol) -> Option<&'static str> {
         call: _,
         hand_over: _,
         staging: _,
+        buffer: _,
         handshake,
         window,
         message,

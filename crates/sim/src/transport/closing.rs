@@ -1,7 +1,7 @@
 //! Owns what the end of a rank's process does to its connections: what has left arrives, what has not is lost. Who hears of it, and what that
 //! means to whom, is the business of `comm`.
 
-use super::{CONTROL, Message, PART, Transport};
+use super::{CONTROL, Message, PART, Purpose, Transport};
 use crate::ids::{GroupId, RankId};
 use crate::time::{SimDuration, SimTime};
 
@@ -33,8 +33,10 @@ impl Transport {
 
     /// Is a message of the group on its way from one rank to the other, or not yet taken in there?
     pub(crate) fn is_on_its_way(&self, group: GroupId, from: RankId, to: RankId) -> bool {
-        let has_left =
-            |message: &Message| !self.has_handshake(message.bytes, message.wire) || self.grant(message).is_some();
+        let waits = |Message { bytes, wire, purpose, .. }: &Message| {
+            self.waits_for_receive(*bytes, *wire, matches!(purpose, Purpose::Step { .. }))
+        };
+        let has_left = |message: &Message| !waits(message) || self.grant(message).is_some();
         let between = |message: &Message| (message.group, message.source, message.destination) == (group, from, to);
         self.messages.iter().any(|(_, message)| between(message) && has_left(message))
     }

@@ -220,10 +220,11 @@ impl Transport {
         self.protocol.connections_per_group
     }
 
-    /// Does a message of so many bytes wait until its receive is posted?
-    pub(crate) fn has_handshake(&self, bytes: Bytes, wire: u32) -> bool {
+    /// Does a message of so many bytes wait until its receive is posted? One of a collective's step waits for a handshake only.
+    pub(crate) fn waits_for_receive(&self, bytes: Bytes, wire: u32, is_step: bool) -> bool {
         let waits = |handshake: Handshake| handshake.eager.is_none_or(|eager| bytes > eager);
-        !matches!(wire, TIMELESS | ONE_SIDED) && self.protocol.handshake.is_some_and(waits)
+        let has_room = || is_step || self.protocol.buffer.is_none_or(|buffer| bytes <= buffer);
+        !matches!(wire, TIMELESS | ONE_SIDED) && self.protocol.handshake.map_or_else(|| !has_room(), waits)
     }
 
     /// Is a receiver asked before it says that it is ready?
@@ -323,7 +324,7 @@ impl Transport {
         if wire == TIMELESS {
             return self.appear(now, tag);
         }
-        if !self.has_handshake(bytes, wire) {
+        if !self.waits_for_receive(bytes, wire, matches!(purpose, Purpose::Step { .. })) {
             return self.dispatch(now, tag);
         }
         let channel = purpose.channel(group);
@@ -431,10 +432,13 @@ impl Transport {
         self.announce(now, Control::RecvReady { data, channel, grant }, back);
     }
 
+    /// Without a handshake both sides see what the other one does.
     fn announce(&mut self, now: SimTime, control: Control, connection: u32) {
-        let size = self.protocol.handshake.map_or(Bytes(0), |handshake| handshake.control);
-        let tag = u64::from(self.controls.keep(control)) | CONTROL;
-        self.push(now, connection, size, tag);
+        let control = self.controls.keep(control);
+        match self.protocol.handshake {
+            Some(handshake) => drop(self.push(now, connection, handshake.control, u64::from(control) | CONTROL)),
+            None => self.heed(now, control),
+        }
     }
 
     /// Puts a message's data on its connection.

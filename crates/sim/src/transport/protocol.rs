@@ -8,6 +8,9 @@ use crate::time::{Bytes, Rate, SimDuration};
 pub struct Protocol {
     /// Data waits for its receiver; `None`: it leaves as soon as it is sent (eager).
     pub handshake: Option<Handshake>,
+    /// Without a handshake: a longer message between two ranks, of which only so many bytes have room at the receiver, leaves when its receive is posted,
+    /// of which the sender knows at once; `None`: there is room for any.
+    pub buffer: Option<Bytes>,
     /// How a new connection comes up to speed; `None`: it has no window.
     pub window: Option<Window>,
     /// Each process group has connections of its own; otherwise all messages of a pair of ranks share one, each direction.

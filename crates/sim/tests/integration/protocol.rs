@@ -72,6 +72,40 @@ fn a_message_above_the_eager_limit_asks_first() {
     assert_eq!(outcomes.finish(1), late + 2 * D + 2000 * BETA);
 }
 
+/// NCCL's: of a message between two ranks 1,000 bytes have room at the receiver, and both sides see each other's memory.
+fn buffered() -> Protocol {
+    Protocol { buffer: Some(Bytes(1000)), ..Protocol::default() }
+}
+
+#[test]
+fn what_has_no_room_at_the_receiver_leaves_when_its_receive_is_posted() {
+    // No message is exchanged first: d + n beta in any case, from when both have called.
+    for bytes in [1000, 1001] {
+        assert_eq!(one_way(buffered(), bytes), [bytes * BETA, D + bytes * BETA]);
+    }
+    let late = 50_000_000;
+    let receives = |from, bytes| vec![compute(late), wait(0), recv(from, 0, bytes), wait(1)];
+    let sends = |bytes| vec![send(1, 0, bytes), wait(0)];
+    for from in [Some(0), None] {
+        let outcomes = run(&cluster(2, buffered()), vec![sends(1001), receives(from, 1001)]);
+        assert_eq!([0, 1].map(|rank| outcomes.finish(rank)), [late + 1001 * BETA, late + D + 1001 * BETA], "{from:?}");
+    }
+    let outcomes = run(&cluster(2, buffered()), vec![sends(1000), receives(Some(0), 1000)]);
+    assert_eq!([0, 1].map(|rank| outcomes.finish(rank)), [1000 * BETA, late]);
+    // Steps of a collective have room.
+    assert_eq!(time(4, buffered(), AllToAll, 2000), time(4, Protocol::default(), AllToAll, 2000));
+}
+
+#[test]
+fn two_ranks_that_both_send_first_wait_for_each_other_if_there_is_no_room() {
+    let script = |peer, bytes| vec![send(peer, 0, bytes), wait(0), recv(Some(peer), 0, bytes), wait(1)];
+    let ends = |bytes| run(&cluster(2, buffered()), vec![script(1, bytes), script(0, bytes)]).ended;
+    assert!(matches!(ends(1000), uniference_sim::engine::Ending::Finished));
+    assert!(
+        matches!(ends(1001), uniference_sim::engine::Ending::Halted(halt) if halt.reason == uniference_sim::engine::HaltReason::Deadlock)
+    );
+}
+
 #[test]
 fn senders_that_ask_are_matched_by_name_tag_and_order() {
     let long = |from, tag| recv(from, tag, 2000);
@@ -374,6 +408,7 @@ fn headers_and_handshakes_count_on_the_wire() {
 fn full() -> Protocol {
     Protocol {
         handshake: Some(Handshake { control: Bytes(48), preamble: Bytes(48), eager: None }),
+        buffer: None,
         window: Some(Window { first: Bytes(14_480), cap: Bytes(2_700_000), idle: Some(us(200_000)) }),
         connections_per_group: true,
         call: us(200),

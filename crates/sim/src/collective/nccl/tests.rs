@@ -114,3 +114,21 @@ fn rings_go_by_all_cards_of_a_server() {
     // 2 (P - 1) steps, in each of 8 rings.
     assert_eq!((count(one_card), count(ampere())), (30, 8 * 30));
 }
+
+/// Pieces of a sixteenth are passed on before the rest has come, by trees across servers and by chains; not by fences, nor by trees in a server.
+#[test]
+fn what_needs_no_fence_is_passed_on_piece_by_piece() {
+    let of = |name: &str| VARIANTS.iter().find(|variant| variant.name == name).unwrap();
+    let chunk = |name, kind, ranks, bytes| Model::new(hopper(), ranks).chunk(of(name), kind, bytes);
+    assert_eq!(chunk("tree_ll128", AllReduce, 16, 4 * MIB), MIB / 4);
+    assert_eq!(chunk("ring_ll", Broadcast, 8, 64 * KIB), 4 * KIB);
+    assert_eq!(chunk("tree_ll128", AllReduce, 8, 4 * MIB), 24 * 576_000);
+    assert_eq!(chunk("ring_simple", Broadcast, 16, 4 * MIB), 16 * 512 * KIB);
+    // No more than a step of each channel, and no less than 1 KiB.
+    assert_eq!(chunk("tree_ll128", AllReduce, 16, 1 << 30), 16 * 576_000);
+    assert_eq!(chunk("tree_ll", AllReduce, 16, 8 * KIB), 2 * KIB);
+    let servers = |surroundings, ranks| Model::new(surroundings, ranks).trees();
+    assert_eq!(servers(hopper(), 16), Some(Servers { gpus: 8, cards: 8 }));
+    assert_eq!(servers(Surroundings { cards: 1, ..hopper() }, 16), Some(Servers { gpus: 8, cards: 1 }));
+    assert_eq!((servers(hopper(), 8), servers(hopper(), 12)), (None, None));
+}

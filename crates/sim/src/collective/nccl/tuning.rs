@@ -5,6 +5,7 @@
 //! network that reduces, a network card's own latency, and the search for channels, of which the usual results stand here.
 
 use super::super::Surroundings;
+use super::super::double_tree::Servers;
 use crate::program::{Collective, CollectiveKind, DType, ReduceOp};
 
 /// A shape and a protocol.
@@ -93,6 +94,10 @@ const THREADS: [(u64, u64); 3] = [(512, 8), (640, 8), (512, 64)];
 /// By protocol, payload of a step of a channel's buffer.
 const STEP: [u64; 3] = [32 << 10, 576_000, 512 << 10];
 
+/// Pieces of a small tensor, and payload that a piece has of a channel at least.
+const PIECES: u64 = 16;
+const LEAST_PIECE: u64 = 1 << 10;
+
 /// The model of one group.
 pub(super) struct Model {
     surroundings: Surroundings,
@@ -110,6 +115,13 @@ impl Model {
 
     fn is_across(&self) -> bool {
         self.servers() > 1
+    }
+
+    /// How its trees and chains go through servers, if it has several that are alike, of several ranks.
+    pub(super) fn trees(&self) -> Option<Servers> {
+        let Surroundings { per_server: gpus, cards, .. } = self.surroundings;
+        let alike = self.is_across() && gpus > 1 && self.ranks.is_multiple_of(gpus);
+        alike.then(|| Servers { gpus, cards: cards.clamp(1, gpus) })
     }
 
     fn fabric(&self) -> Fabric {
@@ -259,8 +271,9 @@ impl Model {
         latency + bytes as f64 / rate / 1e3
     }
 
-    /// Bytes of which all channels together pass one chunk on before the next.
-    pub(super) fn chunk(&self, variant: &Variant, bytes: u64) -> u64 {
+    /// Bytes of which all channels together pass one chunk on before the next. `Ll` and `Ll128` pass on what has come of a chunk before the rest: in
+    /// chains, and in trees across servers, a sixteenth of a small tensor stands for that.
+    pub(super) fn chunk(&self, variant: &Variant, kind: CollectiveKind, bytes: u64) -> u64 {
         let channels = u64::from(self.channels_for(variant, bytes));
         let mut step = STEP[variant.protocol as usize];
         if variant.shape == Shape::Tree && variant.protocol == Protocol::Simple {
@@ -271,7 +284,10 @@ impl Model {
                 }
             }
         }
-        channels * step
+        let is_chain = matches!(kind, CollectiveKind::Broadcast | CollectiveKind::Reduce);
+        let passed_on_at_once = variant.protocol != Protocol::Simple && (is_chain || self.trees().is_some());
+        let chunk = channels * step;
+        if passed_on_at_once { chunk.min(bytes / PIECES).max(channels * LEAST_PIECE) } else { chunk }
     }
 }
 
