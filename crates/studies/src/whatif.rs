@@ -6,6 +6,7 @@ use serde::Serialize;
 use std::fmt;
 use std::path::Path;
 use uniference_formats::cluster::{Speed, bandwidth_of_host, speed_keys};
+use uniference_formats::operators::BACKWARD;
 use uniference_formats::table::{row, seconds, signed, signed_percent, table, wrapped};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::collective::choose::algorithms_for;
@@ -307,9 +308,9 @@ impl fmt::Display for LineName {
 }
 
 impl LineName {
-    /// Whether this is the line of the program: the name has as many of its folders as are needed to tell it from others.
+    /// Whether this is the line of the program, in whichever pass: the name has as many of its folders as are needed to tell it from others.
     pub fn is(&self, line: &str) -> bool {
-        Path::new(line).ends_with(&self.0)
+        Path::new(line.strip_suffix(BACKWARD).unwrap_or(line)).ends_with(&self.0)
     }
 }
 

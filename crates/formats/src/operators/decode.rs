@@ -300,6 +300,9 @@ pub struct Line {
     pub backward: bool,
 }
 
+/// What follows `path:line` in the text of a line whose operator runs in its backward pass.
+pub const BACKWARD: &str = " (backward)";
+
 /// What autograd does while an operator runs: how long the host takes to come to the operator depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Autograd {
@@ -372,6 +375,13 @@ impl Decoder {
     /// A line of the program by its number; `None` for 0, and for those that have not been named.
     pub fn source_line(&self, site: u32) -> Option<&SourceLine> {
         self.sites.get((site as usize).checked_sub(1)?)
+    }
+
+    /// A captured line as other lines of the program are written, `path:line`, with [`BACKWARD`] behind it in the backward pass; empty where it
+    /// is not known.
+    pub fn line_text(&self, line: Line) -> String {
+        let pass = if line.backward { BACKWARD } else { "" };
+        self.source_line(line.site).map_or_else(String::new, |source| format!("{}{pass}", source.line))
     }
 
     /// Names of kernels so far, by number from 1: there are some if the rank has simulated GPUs.

@@ -102,8 +102,8 @@ mod numbers;
 mod tests;
 
 pub use decode::{
-    Autograd, CopyKind, Decoder, Entry, Invalid, LaunchFlags, Level, Line, MemoryKind, Problem, Reading, SourceLine,
-    StreamEntry, dictionary_length,
+    Autograd, BACKWARD, CopyKind, Decoder, Entry, Invalid, LaunchFlags, Level, Line, MemoryKind, Problem, Reading,
+    SourceLine, StreamEntry, dictionary_length,
 };
 pub use definition::{Argument, Definition, Place, ScalarType, Tensor};
 pub use encode::{Encoder, of_process, with_lines};

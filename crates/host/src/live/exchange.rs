@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use streams::Streams;
 use times::Times;
-use uniference_formats::operators::of_process;
+use uniference_formats::operators::{Line, of_process};
 use uniference_protocol::memory::Window;
 use uniference_protocol::messages::{self, Answer, Fetched, LocalHandle, OnStream, Op, Quiet, Reply as Frame};
 use uniference_sim::cast::{Cast, Unlike};
@@ -64,6 +64,11 @@ pub struct Slice<'a> {
 pub trait Costs {
     /// What a slice comes to: work of the host, the last piece being some, and what it hands to streams meanwhile.
     fn pieces(&mut self, slice: Slice<'_>) -> Vec<Piece>;
+
+    /// The text of a captured line that a piece of the rank's has; empty where it is not known.
+    fn line(&self, _rank: RankId, _line: Line) -> String {
+        String::new()
+    }
 }
 
 /// A slice takes as long as was measured.
@@ -227,6 +232,8 @@ struct Answered {
 struct Lines {
     texts: Vec<String>,
     index: BTreeMap<String, usize>,
+    /// Of those that have launched something.
+    captured: BTreeMap<Line, Site>,
 }
 
 /// One thread of a live rank.
@@ -1107,11 +1114,12 @@ impl Exchange {
     }
 
     /// Hands the next piece of the task's slice to the engine. They are handed over all at once, and wait for each other there: the host's work stands
-    /// in a queue of the task's own, and what it hands to streams waits for it. The task waits for the end of the host's work.
+    /// in a queue of the task's own, and what it hands to streams waits for it. The task waits for the end of the host's work. What was launched has
+    /// the line of the operator that has launched it, all else that of the call that ends the slice.
     fn next_piece(&mut self, rank: RankId, task: TaskId) {
-        let RankConversation { tasks, streams, .. } = &mut self.ranks[rank.index()];
+        let world_size = self.ranks.len() as u32;
+        let RankConversation { tasks, lines, streams, .. } = &mut self.ranks[rank.index()];
         let speaking = &mut tasks[task.index()];
-        let site = speaking.line;
         while let Some(piece) = speaking.pieces.pop_front() {
             let mut after = streams.dependencies(&piece);
             let (activity, queue) = match &piece {
@@ -1129,8 +1137,15 @@ impl Exchange {
             if queue.stream().is_some() {
                 after.extend(speaking.host);
             }
+            let mut site = speaking.line;
             if let Piece::Launch(launch) = &piece {
                 self.times.issues(rank, &launch.ids);
+                site = lines.captured.get(&launch.line).copied().unwrap_or_else(|| {
+                    let named = lines.site(&self.costs.line(rank, launch.line), rank.0, world_size);
+                    lines.captured.insert(launch.line, named);
+                    self.untold.push(named);
+                    named
+                });
             }
             return self.submit(rank, task, Request::Issue { activity, queue, after, site }, Asked::Piece(piece));
         }

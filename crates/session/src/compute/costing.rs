@@ -242,7 +242,7 @@ impl RankCosting {
                 Entry::Execution { definition: number, line, .. } if streams => {
                     let reads = Reads { definition: number, readings: std::mem::take(&mut self.readings) };
                     let part = self.expansion.has_launched().then(|| self.operator_part(decoder, reads, line));
-                    self.expansion.operator(part);
+                    self.expansion.operator(part, line);
                 }
                 Entry::Execution { definition: number, line, autograd, allocations } => {
                     let definition = &decoder.definitions()[number];
@@ -518,6 +518,10 @@ impl Costs for Shared {
     fn pieces(&mut self, Slice { rank, task, line, measured, operators }: Slice<'_>) -> Vec<Piece> {
         let known = Work::new(measured, Origin::Measured);
         self.0.borrow_mut().pieces(rank, task, line, &known, operators)
+    }
+
+    fn line(&self, rank: RankId, line: Line) -> String {
+        self.0.borrow().ranks[rank.index()].decoder.line_text(line)
     }
 }
 

@@ -28,12 +28,19 @@ impl Earlier {
         let (ranks, rest) = RecordReader::open(file)?.by_rank();
         let mut slices: BTreeMap<(RankId, TaskId, String), VecDeque<Work>> = BTreeMap::new();
         for (rank, mut steps) in (0..).map(RankId).zip(ranks) {
+            // Work of streams has lines of its own; each slice ends with work of the host, which has the call's.
+            let mut launched: BTreeMap<TaskId, Vec<Work>> = BTreeMap::new();
             while let Some((task, step)) = steps.next() {
-                let RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), .. }) = &step else {
+                let RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), queue, .. }) = &step
+                else {
                     continue;
                 };
-                let line = steps.line(&step).to_owned();
-                slices.entry((rank, task, line)).or_default().push_back(work.clone());
+                let works = launched.entry(task).or_default();
+                works.push(work.clone());
+                if queue.stream().is_none() {
+                    let line = steps.line(&step).to_owned();
+                    slices.entry((rank, task, line)).or_default().extend(works.drain(..));
+                }
             }
         }
         rest.finish()?;

@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::take;
-use uniference_formats::operators::{CopyKind, LaunchFlags, Reading, StreamEntry};
+use uniference_formats::operators::{CopyKind, LaunchFlags, Line, Reading, StreamEntry};
 use uniference_host::live::exchange::{CopyEngine, Launch, LaunchId, Piece};
 use uniference_sim::device::{Resource, Work};
 use uniference_sim::program::Origin;
@@ -74,12 +74,14 @@ pub(super) struct DevicePart {
     pub(super) numbers: Vec<u64>,
     /// What it depends on, and will again where it is captured.
     pub(super) reads: Option<Reads>,
+    /// The line of the operator that has launched it; known when that has run.
+    pub(super) line: Line,
 }
 
 impl DevicePart {
     /// Without numbers, until it is entered.
     pub(super) fn new(work: Work, cost: Option<usize>) -> DevicePart {
-        DevicePart { work, cost, numbers: Vec::new(), reads: None }
+        DevicePart { work, cost, numbers: Vec::new(), reads: None, line: Line::default() }
     }
 }
 
@@ -204,8 +206,8 @@ impl Expansion {
         }
     }
 
-    /// An operator has run; `part` is the device's, if it has launched any kernel.
-    pub(super) fn operator(&mut self, part: Option<DevicePart>) {
+    /// An operator has run at this line; `part` is the device's, if it has launched any kernel.
+    pub(super) fn operator(&mut self, part: Option<DevicePart>, line: Line) {
         // What Python takes to come to an operator is in the operator's figure.
         let python = take(&mut self.python);
         self.works(self.host.operator.max(python));
@@ -214,7 +216,7 @@ impl Expansion {
         self.unanswered.extend(kernels.flat_map(|(_, own)| &own.numbers));
         // All kernels of an operator are one piece.
         let numbers = take(&mut self.unanswered);
-        let mut part = part.map(|part| DevicePart { numbers, ..part });
+        let mut part = part.map(|part| DevicePart { numbers, line, ..part });
         if let Some(stream) = self.interrupted.take()
             && let Some(part) = part.take()
         {
@@ -231,7 +233,7 @@ impl Expansion {
                         self.push(launch(stream, part, None, true));
                     }
                 }
-                other => self.hand(other, own),
+                other => self.hand(other, DevicePart { line, ..own }),
             }
         }
     }
@@ -493,7 +495,7 @@ fn launch(stream: u32, part: DevicePart, copy: Option<CopyKind>, queued: bool) -
     let blocks = matches!(copy, Some(CopyKind::PageableToDevice | CopyKind::DeviceToPageable));
     let work = if engine.is_some() { part.work.on(Resource::CopyEngine) } else { part.work };
     let ids = part.numbers.into_iter().map(|launch| LaunchId { launch, node: 0 }).collect();
-    let piece = Piece::Launch(Launch { stream, work, engine, blocks, queued, ids });
+    let piece = Piece::Launch(Launch { stream, work, engine, blocks, queued, ids, line: part.line });
     Node::Piece { piece, cost: part.cost, reads: part.reads }
 }
 

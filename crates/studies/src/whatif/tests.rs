@@ -121,3 +121,16 @@ fn lines_are_told_by_the_end_of_their_path() {
         assert!(wrong.parse::<LineScale>().is_err(), "{wrong}");
     }
 }
+
+#[test]
+fn a_line_is_named_for_both_of_its_passes() {
+    let name: LineName = "model.py:41".parse().unwrap();
+    for (line, is) in [
+        ("/a/model.py:41", true),
+        ("/a/model.py:41 (backward)", true),
+        ("/a/model.py:4 (backward)", false),
+        ("/a/a_model.py:41", false),
+    ] {
+        assert_eq!(name.is(line), is, "{line}");
+    }
+}

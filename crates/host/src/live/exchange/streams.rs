@@ -5,6 +5,7 @@
 //! who asks when it was, has a handle.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use uniference_formats::operators::Line;
 use uniference_protocol::messages::{DeviceWork, LaunchId, OnStream};
 use uniference_sim::ids::{Handle, OfProcess};
 use uniference_sim::program::Work;
@@ -61,6 +62,8 @@ pub struct Launch {
     pub queued: bool,
     /// By what the rank asks for its times: none, or one for each kernel of an operator.
     pub ids: Vec<LaunchId>,
+    /// The captured line of the operator that has launched it, in a graph that of its capture; not known where no operator has.
+    pub line: Line,
 }
 
 /// What carries out copies beside the kernels.

@@ -2,6 +2,7 @@
 
 use super::super::streams::{CopyEngine, Launch, Piece};
 use super::*;
+use uniference_formats::operators::Line;
 use uniference_sim::device::Resource;
 use uniference_sim::program::LOOK_COST;
 
@@ -27,12 +28,28 @@ pub(super) fn host(us: u64) -> Piece {
 }
 
 pub(super) fn kernel(stream: u32, us: u64) -> Piece {
-    Piece::Launch(Launch { stream, work: work(us), engine: None, blocks: false, queued: true, ids: Vec::new() })
+    Piece::Launch(Launch {
+        stream,
+        work: work(us),
+        engine: None,
+        blocks: false,
+        queued: true,
+        ids: Vec::new(),
+        line: Line::default(),
+    })
 }
 
 fn copy(stream: u32, us: u64, engine: CopyEngine, blocks: bool) -> Piece {
     let work = work(us).on(Resource::CopyEngine);
-    Piece::Launch(Launch { stream, work, engine: Some(engine), blocks, queued: true, ids: Vec::new() })
+    Piece::Launch(Launch {
+        stream,
+        work,
+        engine: Some(engine),
+        blocks,
+        queued: true,
+        ids: Vec::new(),
+        line: Line::default(),
+    })
 }
 
 fn record(event: u32, stream: u32) -> Piece {
