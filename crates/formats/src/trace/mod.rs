@@ -27,10 +27,12 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::Arc;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::device::Power;
 use uniference_sim::event::{Event, Meeting, Observer, WaitReason};
 use uniference_sim::ids::{GroupId, Handle, OfProcess, QueueId, RankId, TaskId, stream_name};
+use uniference_sim::observe::IssueRanges;
 use uniference_sim::program::{Call, CallOp, Mark};
 use uniference_sim::time::{Bytes, SimTime};
 
@@ -102,6 +104,8 @@ struct RankRows {
     rows: BTreeMap<What, Vec<Lane>>,
     /// Names of the threads' ranges that are open, in the order in which they have begun.
     ranges: Vec<(TaskId, String)>,
+    /// The ranges in which its threads issued activities.
+    issues: IssueRanges<Arc<str>>,
     /// By number, on which of its rows a range is open that may overlap others.
     overlapping: BTreeMap<u32, usize>,
     /// By handle, the row that shows the activity; 0: none does.
@@ -155,10 +159,10 @@ impl<F: Format> TraceWriter<F> {
             let name = format!("rank {rank} ({device})");
             trace.out.process(pid(RankId::from(rank)), &name, rank as i32);
             let (rows, waits, shown) = Default::default();
-            let (ranges, overlapping) = Default::default();
+            let (ranges, issues, overlapping) = Default::default();
             let (made, called, users) = Default::default();
             let power = power.map(|power| (power, Busy::default()));
-            let rows = RankRows { name, rows, ranges, overlapping, shown, waits, made, called, users, power };
+            let rows = RankRows { name, rows, ranges, issues, overlapping, shown, waits, made, called, users, power };
             trace.ranks.push(rows);
         }
         let last = pid(RankId::from(trace.ranks.len()));
@@ -431,7 +435,11 @@ impl<F: Format> Observer for TraceWriter<F> {
                 let line = lines.get(why.site.index()).filter(|line| !line.is_empty());
                 let mut args = vec![("reference_us", micros(base.as_ps()))];
                 args.extend(line.map(|line| ("line", Value::Text(line))));
-                args.extend(rows.range(task).map(|range| ("range", Value::Text(range))));
+                let range = match what {
+                    What::Stream(_) => rows.issues.at(why.task, why.handle).map(|range| &**range),
+                    _ => rows.range(task),
+                };
+                args.extend(range.map(|range| ("range", Value::Text(range))));
                 self.out.slice(row, start, at, name.unwrap_or("compute"), &args);
                 if let Some((_, busy)) = &mut rows.power {
                     busy.add(start, at);
@@ -475,7 +483,15 @@ impl<F: Format> Observer for TraceWriter<F> {
                 let row = self.row_for(rank, What::Group(call.group), started, at);
                 self.out.slice(row, started, at, &name, &describe(call, bytes, issued));
             }
-            Event::Marked { rank, task, mark, .. } => self.mark(at, rank, task, mark),
+            Event::Marked { rank, task, mark, why, .. } => {
+                let issues = &mut self.ranks[rank.index()].issues;
+                match mark {
+                    Mark::Begin(name) => issues.mark(task, why.handle, Some(Arc::clone(name))),
+                    Mark::End => issues.mark(task, why.handle, None),
+                    Mark::Open { .. } | Mark::Close { .. } | Mark::Name(_) => {}
+                }
+                self.mark(at, rank, task, mark);
+            }
             Event::Message { wire_bytes, started, sent, links, .. } => self.rates.add(links, started, sent, wire_bytes),
             Event::Finished { rank, .. } => self.close_ranges(at, rank),
             Event::Issued { .. } | Event::Elapsed { .. } | Event::Used { .. } => {}

@@ -378,6 +378,27 @@ fn compute_says_where_it_was() {
 }
 
 #[test]
+fn work_of_a_stream_is_in_the_range_of_its_launch() {
+    let (rank, task, base, origin) = (RankId(0), TaskId(0), SimDuration::from_ps(1), Origin::Roofline);
+    let mut trace = TraceWriter::new(Chrome::new(Vec::new()), &cluster(), Lines::default());
+    let why = |handle, stream: Option<u32>| Why {
+        handle: Handle(handle),
+        queue: stream.map(QueueId::of_stream),
+        ..Why::default()
+    };
+    for (handle, mark) in [(0, Mark::Begin("forward".into())), (2, Mark::End), (3, Mark::Begin("wait".into()))] {
+        trace.record(us(0), &Event::Marked { rank, task, mark: &mark, why: why(handle, None), spent: None });
+    }
+    for (name, why) in [("kernel", why(1, Some(7))), ("host", why(4, None))] {
+        trace.record(us(2), &Event::Computed { rank, task, start: us(1), base, origin, name: Some(name), why });
+    }
+    let document: serde_json::Value = serde_json::from_slice(&trace.finish().unwrap()).unwrap();
+    let entries = document["traceEvents"].as_array().unwrap();
+    let range = |name: &str| &entries.iter().find(|entry| entry["name"] == name).unwrap()["args"]["range"];
+    assert_eq!((range("kernel"), range("host")), (&json!("forward"), &json!("wait")));
+}
+
+#[test]
 fn rows_have_the_names_that_threads_and_processes_were_given() {
     let (rank, base, origin) = (RankId(0), SimDuration::from_ps(1), Origin::Measured);
     let of_process = OfProcess::new(1).unwrap().short(0).unwrap();

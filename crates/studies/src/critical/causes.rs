@@ -1,10 +1,12 @@
 //! Owns what is kept of a run's events to say, at its end, why each happened: activities, messages, and what let tasks go on.
 
+use super::walk::{Kind, Span};
 use std::collections::BTreeMap;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::event::{Cause, Elapsed, Event, Observer, WaitReason, Why};
-use uniference_sim::ids::{Handle, LinkId, MessageId, RankId, Site, TaskId};
+use uniference_sim::ids::{Handle, LinkId, MessageId, QueueId, RankId, Site, TaskId};
 use uniference_sim::network::Topology;
+use uniference_sim::observe::IssueRanges;
 use uniference_sim::program::Mark;
 use uniference_sim::time::{SimDuration, SimTime};
 
@@ -35,8 +37,8 @@ pub(super) struct RankCauses {
     turns: Vec<Vec<Turn>>,
     /// From these moments on its innermost range was this one, if it was in any; in order.
     pub(super) ranges: Vec<(SimTime, Option<Name>)>,
-    /// Ranges of its threads that have not ended, in the order in which they have begun.
-    open: Vec<(TaskId, Name)>,
+    /// The ranges in which its threads issued activities.
+    issues: IssueRanges<Name>,
     pub(super) finish: Option<(SimTime, Cause)>,
 }
 
@@ -49,6 +51,8 @@ pub(super) struct Activity {
     pub(super) ended_by: Cause,
     pub(super) site: Site,
     pub(super) what: Doing,
+    /// Of work of a stream, the innermost range when it was launched, if there was one; `None`: it is the host's.
+    pub(super) launched_in: Option<Option<Name>>,
 }
 
 /// What an activity was.
@@ -153,6 +157,12 @@ impl Causes {
         ranges.partition_point(|(since, _)| *since <= at).checked_sub(1).and_then(|before| ranges[before].1)
     }
 
+    /// Of compute that was launched on a stream, the innermost range when it was, if there was one; `None`: of nothing that was launched.
+    pub(super) fn launched_in(&self, span: &Span) -> Option<Option<Name>> {
+        let activity = span.activity.filter(|_| span.kind == Kind::Compute)?;
+        self.activity(span.rank, activity)?.launched_in
+    }
+
     /// What let a task go on, in order.
     pub(super) fn turns(&self, rank: RankId, task: TaskId) -> &[Turn] {
         &self.ranks[rank.index()].turns[task.index()]
@@ -184,11 +194,14 @@ impl Causes {
     }
 
     fn add(&mut self, rank: RankId, why: &Why, start: SimTime, ended_by: Cause, what: Doing) {
-        let activities = &mut self.ranks[rank.index()].activities;
+        let of_rank = &mut self.ranks[rank.index()];
+        let is_launched = why.queue.and_then(QueueId::stream).is_some();
+        let launched_in = is_launched.then(|| of_rank.issues.at(why.task, why.handle).copied());
+        let activities = &mut of_rank.activities;
         if activities.len() <= why.handle.index() {
             activities.resize(why.handle.index() + 1, None);
         }
-        let activity = Activity { start, begun_by: why.cause, ended_by, site: why.site, what };
+        let activity = Activity { start, begun_by: why.cause, ended_by, site: why.site, what, launched_in };
         activities[why.handle.index()] = Some(activity);
     }
 
@@ -200,19 +213,16 @@ impl Causes {
         turns[task.index()].push(turn);
     }
 
-    fn mark(&mut self, rank: RankId, task: TaskId, at: SimTime, mark: &Mark) {
+    fn mark(&mut self, rank: RankId, task: TaskId, at: SimTime, handle: Handle, mark: &Mark) {
         let begun = match mark {
             Mark::Begin(name) => Some(self.name(name)),
             Mark::End => None,
             // Of several that go on at once none is the innermost.
             Mark::Open { .. } | Mark::Close { .. } | Mark::Name(_) => return,
         };
-        let RankCauses { open, ranges, .. } = &mut self.ranks[rank.index()];
-        match begun {
-            Some(name) => open.push((task, name)),
-            None => drop(open.iter().rposition(|(by, _)| *by == task).map(|at| open.remove(at))),
-        }
-        ranges.push((at, open.last().map(|(_, name)| *name)));
+        let RankCauses { ranges, issues, .. } = &mut self.ranks[rank.index()];
+        issues.mark(task, handle, begun);
+        ranges.push((at, issues.last().copied()));
     }
 }
 
@@ -236,7 +246,7 @@ impl Observer for Causes {
             }
             Event::Marked { rank, task, mark, why, .. } => {
                 self.add(*rank, why, at, Cause::Time, Doing::Other);
-                self.mark(*rank, *task, at, mark);
+                self.mark(*rank, *task, at, why.handle, mark);
             }
             Event::Elapsed { rank, start, why: Some(why), cause, what, .. } => {
                 let what = if *what == Elapsed::Sleep { Doing::Sleep } else { Doing::Other };

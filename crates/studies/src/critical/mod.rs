@@ -211,8 +211,11 @@ impl Causes {
         })
     }
 
-    /// A span in pieces that each lie in one range of its rank.
+    /// A span in pieces that each lie in one range of its rank; what was launched on a stream is in that of its launch.
     fn by_range(&self, span: &Span) -> Vec<Piece> {
+        if let Some(range) = self.launched_in(span) {
+            return vec![(*span, range)];
+        }
         let ranges = &self.ranks[span.rank.index()].ranges;
         let first = ranges.partition_point(|(at, _)| *at <= span.start);
         let (mut start, mut range, mut pieces) = (span.start, self.range(span.rank, span.start), Vec::new());

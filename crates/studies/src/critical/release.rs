@@ -76,7 +76,8 @@ impl View<'_> {
 
     /// Where a rank was: ` in layers.7`, or else ` at model.py:41`, or else what it computed.
     fn place(&self, span: &Span) -> String {
-        let range = self.causes.range(span.rank, span.start).map(|name| format!(" in {}", self.name(name)));
+        let range = self.causes.launched_in(span).unwrap_or_else(|| self.causes.range(span.rank, span.start));
+        let range = range.map(|name| format!(" in {}", self.name(name)));
         let line = || self.line(span.site).map(|line| format!(" at {}", in_folder(&line)));
         let name =
             || span.name.map(|name| self.name(name)).filter(|name| name != COMPUTE).map(|name| format!(" of {name}"));

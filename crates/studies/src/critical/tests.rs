@@ -274,6 +274,40 @@ fn ranges_have_the_time_of_the_innermost() {
     assert_eq!(us(&explanation.ranges), [(range("layer"), 20), (range("step"), 15), (None, 3)]);
 }
 
+/// A kernel of 30 us is launched in `forward`, and one of 20 us by another thread that has no range, while `forward` of the first one is open; then the host
+/// waits in `wait`, for what takes time there. Nothing else takes any: beginnings and ends are at one instant.
+#[test]
+fn what_is_launched_on_a_stream_is_in_the_range_of_its_launch() {
+    let mark = |mark| on_queue(0, Activity::Mark(mark), 0).into();
+    let launch = |us, line| {
+        let activity = Activity::Compute(Work::new(SimDuration::from_us(us), Origin::Recorded));
+        on_queue(QueueId::of_stream(7).0, activity, line).into()
+    };
+    let begin = |name: &str| mark(Mark::Begin(name.into()));
+    let exit = || Request::Exit(Outcome::Ok).into();
+    let steps = vec![
+        (0, begin("step")),
+        (0, begin("forward")),
+        (0, launch(30, 1)),
+        (1, RecordedStep::Follows { rank: RankId(0), task: TaskId(0), resumption: 4 }),
+        (1, launch(20, 2)),
+        (1, exit()),
+        (0, RecordedStep::Follows { rank: RankId(0), task: TaskId(1), resumption: 1 }),
+        (0, mark(Mark::End)),
+        (0, launch(10, 3)),
+        (0, begin("wait")),
+        (0, wait(&[2, 3, 5], 4).into()),
+        (0, mark(Mark::End)),
+        (0, mark(Mark::End)),
+        (0, exit()),
+    ];
+    let steps = steps.into_iter().map(|(task, step): (u32, RecordedStep)| (TaskId(task), step)).collect();
+    let explanation = explain_steps(&cluster(1, ""), vec![steps]);
+    let name = |name: &str| Some(name.to_owned());
+    assert_eq!(us(&explanation.ranges), [(name("forward"), 50), (name("step"), 10)]);
+    assert_eq!(us(&explanation.lines), [(name("a.py:1"), 30), (name("a.py:2"), 20), (name("a.py:3"), 10)]);
+}
+
 #[test]
 fn two_runs_differ_by_what_their_paths_are_made_of() {
     let run = |bytes, us| {
