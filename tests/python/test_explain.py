@@ -5,7 +5,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from harness import uniference
+import torch
+from harness import ONE_GPU, uniference
 
 # Tensor parallelism: two products and an all-reduce a layer, first of a prompt, then token by token.
 SERVE = """
@@ -45,6 +46,21 @@ slowdown = 3
 preset = "wifi"
 bandwidth = "100 Mbps"
 latency = "3 ms"
+"""
+# A GPU that is behind its host: while it multiplies, the program waits in another range, and at another line.
+MULTIPLY = """
+import torch
+from torch.profiler import record_function
+
+a = torch.ones(2048, 2048, device="cuda", requires_grad=True)
+with record_function("forward"):
+    b = a
+    for _ in range(20):
+        b = b @ a
+with record_function("wait"):
+    torch.cuda.synchronize()
+b.sum().backward()
+torch.cuda.synchronize()
 """
 
 
@@ -107,6 +123,27 @@ def test_a_run_says_what_it_had_to_wait_for(folder: Path) -> None:
     assert explanation["lines"][0]["name"] == line
     assert {part["name"] for part in explanation["ranges"]} >= {"prefill", "decode"}
     assert explanation["operations"][0]["name"] == "all_reduce"
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+def test_work_of_a_gpu_has_the_line_and_the_range_of_its_launch(tmp_path: Path) -> None:
+    (tmp_path / "gpu.toml").write_text(ONE_GPU)
+    (tmp_path / "multiply.py").write_text(MULTIPLY)
+    options = ("--cuda", "--cluster", "gpu.toml", "--values", "small", "--out", "out")
+    done = uniference("run", *options, "multiply.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    explanation = asked(tmp_path, "explain", "out")
+    line = f"multiply.py:{1 + MULTIPLY[: MULTIPLY.index('b @ a')].count(chr(10))}"
+    products = {Path(part["line"]).name: part for part in explanation["parts"] if part["name"] == "aten::mm"}
+    # Each product has two in the backward pass.
+    assert {name: part["count"] for name, part in products.items()} == {line: 20, f"{line} (backward)": 40}
+    ranges = {part["name"]: part["seconds"] for part in explanation["ranges"]}
+    assert ranges["forward"] >= products[line]["seconds"] > 0.9 * ranges["forward"]
+    assert ranges.get("wait", 0) < 0.01 * ranges["forward"]
+    # Both passes take half as long.
+    (outcome,) = asked(tmp_path, "whatif", "out", "--line", f"{line}=0.5")["changes"]
+    of_line = sum(part["seconds"] for part in explanation["lines"] if line in str(part["name"]))
+    assert outcome["gain_s"] == pytest.approx(of_line / 2, rel=0.01)
 
 
 def test_ranges_are_summed_on_each_rank(folder: Path) -> None:
