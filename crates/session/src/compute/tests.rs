@@ -604,8 +604,8 @@ fn lines(record: &[u8]) -> [Vec<String>; 2] {
     lines
 }
 
-/// Operators at lines 8 and 9, the latter in the backward pass with a copy, a kernel of no operator, a graph with an operator of line 8 that is launched twice, and
-/// an operator that the program waits for in its middle. The host's work has the line of the call that ends it.
+/// Operators at lines 8 and 9, the latter in the backward pass with a copy, a kernel of no operator, a graph with an operator of line 8 that is launched
+/// twice, and an operator that the program waits for in its middle. The host's work has the line of the call that ends it.
 #[test]
 fn what_an_operator_launches_has_its_line() {
     let at = |site, backward| Line { site, backward };

@@ -1,5 +1,5 @@
-//! Owns in which named range of its rank an activity was issued. Numbers of activities tell what was before what, also at one instant; when a range is open
-//! in virtual time is the business of whoever asks for that.
+//! Owns in which named range of its rank an activity was issued. Numbers of activities tell what was before what, also at one instant; when a range is
+//! open in virtual time is the business of whoever asks for that.
 
 use crate::ids::{Handle, TaskId};
 use std::collections::BTreeMap;
@@ -38,7 +38,8 @@ impl<N: Clone> IssueRanges<N> {
         self.open.last().map(|(_, name)| name)
     }
 
-    /// The innermost range of a thread when it issued an activity, or where it had none, as a thread of autograd, the one of the rank that had begun last.
+    /// The innermost range of a thread when it issued an activity, or where it had none, as a thread of autograd, the one of the rank that had begun
+    /// last.
     pub fn at(&self, task: TaskId, handle: Handle) -> Option<&N> {
         self.of_threads.get(&task).and_then(|own| before(own, handle)).or_else(|| before(&self.of_rank, handle))
     }

@@ -1,6 +1,5 @@
 //! Owns what is kept of a run's events to say, at its end, why each happened: activities, messages, and what let tasks go on.
 
-use super::walk::{Kind, Span};
 use std::collections::BTreeMap;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::event::{Cause, Elapsed, Event, Observer, WaitReason, Why};
@@ -155,12 +154,6 @@ impl Causes {
     pub(super) fn range(&self, rank: RankId, at: SimTime) -> Option<Name> {
         let ranges = &self.ranks[rank.index()].ranges;
         ranges.partition_point(|(since, _)| *since <= at).checked_sub(1).and_then(|before| ranges[before].1)
-    }
-
-    /// Of compute that was launched on a stream, the innermost range when it was, if there was one; `None`: of nothing that was launched.
-    pub(super) fn launched_in(&self, span: &Span) -> Option<Option<Name>> {
-        let activity = span.activity.filter(|_| span.kind == Kind::Compute)?;
-        self.activity(span.rank, activity)?.launched_in
     }
 
     /// What let a task go on, in order.

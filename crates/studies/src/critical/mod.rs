@@ -211,6 +211,12 @@ impl Causes {
         })
     }
 
+    /// Of compute that was launched on a stream, the innermost range when it was, if there was one; `None`: of nothing that was launched.
+    fn launched_in(&self, span: &Span) -> Option<Option<Name>> {
+        let activity = span.activity.filter(|_| span.kind == Kind::Compute)?;
+        self.activity(span.rank, activity)?.launched_in
+    }
+
     /// A span in pieces that each lie in one range of its rank; what was launched on a stream is in that of its launch.
     fn by_range(&self, span: &Span) -> Vec<Piece> {
         if let Some(range) = self.launched_in(span) {

@@ -274,8 +274,8 @@ fn ranges_have_the_time_of_the_innermost() {
     assert_eq!(us(&explanation.ranges), [(range("layer"), 20), (range("step"), 15), (None, 3)]);
 }
 
-/// A kernel of 30 us is launched in `forward`, and one of 20 us by another thread that has no range, while `forward` of the first one is open; then the host
-/// waits in `wait`, for what takes time there. Nothing else takes any: beginnings and ends are at one instant.
+/// A kernel of 30 us is launched in `forward`, one of 20 us by another thread that has no range, while `forward` of the first one is open, and one of
+/// 10 us in `step`; then the host waits in `wait`. Nothing else takes time: beginnings and ends are at one instant.
 #[test]
 fn what_is_launched_on_a_stream_is_in_the_range_of_its_launch() {
     let mark = |mark| on_queue(0, Activity::Mark(mark), 0).into();
