@@ -91,9 +91,11 @@ class Lines {
   // Threads begin far from each other.
   static uint64_t place(uint64_t thread, uint64_t sequence) { return (sequence + thread * 0x9e37) & kMask; }
 
+  // The operator that comes first when a node is made has made it: later ones may make none.
   void makes(uint64_t thread, uint64_t sequence, uint64_t line) {
     std::lock_guard<std::mutex> only_one(making_);
-    made_[place(thread, sequence)] = {thread, sequence, line};
+    Made& made = made_[place(thread, sequence)];
+    if (made.thread != thread || made.sequence != sequence) made = {thread, sequence, line};
   }
 
   // The line that made a node; 0: it is not known.

@@ -431,3 +431,19 @@ def test_threads_and_processes_have_their_names_in_the_trace_of_a_run_and_of_its
         # Who was named late has two names: the last one counts.
         rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
         assert {name.partition(") ")[2] for name in rows.values() if "task" in name} == NAMED
+
+
+def test_what_is_over_is_told_to_the_process_that_communicates_and_not_to_its_children(tmp_path: Path) -> None:
+    """Two workers ask for the time when the room of a collective's tensor has just become free."""
+    source = """
+import torch, torch.distributed as dist
+from torch.utils.data import DataLoader, TensorDataset
+dist.init_process_group("gloo")
+total = torch.ones(100_000)
+dist.all_reduce(total)
+rows = sum(len(batch) for batch, in DataLoader(TensorDataset(torch.randn(64, 512)), batch_size=16, num_workers=2))
+print("rows", rows, float(total[0]))
+"""
+    done = run_script(tmp_path, source, ranks=2)
+    assert done.code == 0, done.err
+    assert done.out.count("rows 64 2.0") == 2, done.out
