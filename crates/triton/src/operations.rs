@@ -172,7 +172,10 @@ pub(crate) fn operation(name: &str, written: &Written<'_>) -> Option<Operation> 
     let pointee = || first.and_then(|first| first.pointee);
     match name {
         "tt.assert" => Some(Operation::Assert(written.text.to_owned())),
-        "tt.print" => Some(Operation::Print(Print::of(written))),
+        "tt.print" => {
+            let is_hex = written.attribute("hex") == Some("true");
+            Some(Operation::Print(Print::new(written.text, is_hex, written.attribute("isSigned"), &written.types)))
+        }
         "gpu.barrier" | "ttg.barrier" | "tt.debug_barrier" | "llvm.intr.assume" | "ttg.local_barrier" => {
             Some(Operation::Nothing)
         }

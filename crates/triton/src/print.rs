@@ -1,6 +1,5 @@
 //! Owns what a kernel prints: `tl.device_print`, a line for each element, as Triton's kernels for NVIDIA have it (`PrintOpToLLVM.cpp`, triton 3.9).
 
-use crate::operations::Written;
 use crate::value::{Data, Scalar, Type, unsigned};
 use std::fmt::Write;
 
@@ -17,13 +16,12 @@ pub(crate) struct Print {
 }
 
 impl Print {
-    pub(crate) fn of(written: &Written<'_>) -> Print {
-        // Of unsigned integers there is a 0: `array<i32: 1, 0>`.
-        let signs =
-            written.attribute("isSigned").and_then(|array| array.split_once(':')).map_or("", |(_, signs)| signs);
+    /// Of values of these types, behind a prefix. `signs` has a 0 for each that is an unsigned integer: `array<i32: 1, 0>`.
+    pub(crate) fn new(prefix: &str, is_hex: bool, signs: Option<&str>, types: &[Type]) -> Print {
+        let signs = signs.and_then(|array| array.split_once(':')).map_or("", |(_, signs)| signs);
         let mut signs = signs.trim_end_matches('>').split(',').map(|sign| sign.trim() != "0");
-        let values = written.types.iter().map(|of| (of.clone(), signs.next().unwrap_or(true))).collect();
-        Print { prefix: written.text.to_owned(), is_hex: written.attribute("hex") == Some("true"), values }
+        let values = types.iter().map(|of| (of.clone(), signs.next().unwrap_or(true))).collect();
+        Print { prefix: prefix.to_owned(), is_hex, values }
     }
 
     /// Adds the lines of one program of the grid, as far as there is room. `None`: the values are not of these types.

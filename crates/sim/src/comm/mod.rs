@@ -313,7 +313,11 @@ impl Comm {
     ) -> Result<(), Box<Disagreement>> {
         if self.sends_wait(receive.bytes) {
             let Receive { from, handle, bytes, entered } = receive;
-            self.transport.receive(now, rank, from, group, tag, (handle, bytes, entered));
+            // As the sender names both.
+            let symmetry = self.groups.symmetry();
+            let pair = from.map(|from| symmetry.normalised(from, rank));
+            let (from, receiver) = pair.map_or((None, rank), |(from, receiver)| (Some(from), receiver));
+            self.transport.receive(now, receiver, from, group, tag, (handle, bytes, entered));
             return Ok(());
         }
         match self.mailboxes[rank.index()].receive(group, tag, receive) {

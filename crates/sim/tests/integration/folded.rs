@@ -274,6 +274,7 @@ fn with_nccl(mut cluster: Cluster, per_server: u32, inside: f64) -> Cluster {
     (backend.name, backend.algorithms) = ("nccl".into(), algorithms);
     backend.protocol.call = SimDuration::from_ns(6_600);
     backend.protocol.connections_per_group = true;
+    backend.protocol.buffer = Some(Bytes(1_000_000));
     cluster
 }
 
