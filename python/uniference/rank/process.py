@@ -7,6 +7,7 @@ import contextlib
 import faulthandler
 import os
 import random
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -114,13 +115,14 @@ def run(task: Task, control: int) -> NoReturn:
     """Runs the program in this freshly forked process, and ends the process."""
     channel = Channel.adopt(control, task.rank, task.world_size)
     _prepare_process(task)
-    signal, stacks = channel.stacks
+    number, stacks = channel.stacks
     # The zygote keeps it at 1, as threads do not survive a fork.
     torch.set_num_threads(task.threads)
-    faulthandler.register(signal, stacks, all_threads=True)
-    # Who is killed by a fault says where: a kernel that writes past its tensors, say.
+    faulthandler.register(number, stacks, all_threads=True)
+    # Who is killed by a fault says where: a kernel that writes past its tensors, say. Who aborts has said why.
     if not faulthandler.is_enabled():
         faulthandler.enable()
+        signal.signal(signal.SIGABRT, signal.SIG_DFL)
     for part in (clock, imports, meta):
         part.install(channel)
     # A program by itself communicates as it would on one machine: torch's own stores and Gloo are the kernel's, NCCL is on the library's.
