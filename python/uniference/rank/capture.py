@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache, partial, wraps
 from importlib.resources import files
 from pathlib import Path
@@ -122,23 +122,22 @@ class Library:
         function.restype = ctypes.c_uint64
         return int(function())
 
-    @contextmanager
-    def unvalued(self) -> Iterator[None]:
+    def unvalued(self) -> AbstractContextManager[None]:
         """What this thread computes on simulated GPUs meanwhile has no values: nobody looks at its results."""
-        self.functions.uniference_capture_unvalued(1)
-        try:
-            yield
-        finally:
-            self.functions.uniference_capture_unvalued(-1)
+        return self._meanwhile(self.functions.uniference_capture_unvalued)
+
+    def steering(self) -> AbstractContextManager[None]:
+        """Integers that this thread computes meanwhile have values, up to 268 million: they choose what other operators do."""
+        return self._meanwhile(self.functions.uniference_capture_steering)
 
     @contextmanager
-    def steering(self) -> Iterator[None]:
-        """Integers that this thread computes meanwhile have values, up to 268 million: they choose what other operators do."""
-        self.functions.uniference_capture_steering(1)
+    def _meanwhile(self, change: Callable[[int], None]) -> Iterator[None]:
+        """What `change` counts is one deeper on this thread."""
+        change(1)
         try:
             yield
         finally:
-            self.functions.uniference_capture_steering(-1)
+            change(-1)
 
     @contextmanager
     def compiling(self, is_compiling: bool) -> Iterator[None]:

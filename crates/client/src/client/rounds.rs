@@ -709,11 +709,6 @@ impl Client {
         MAKES_BOOKS.get()
     }
 
-    /// Whether the calling thread compiles the program.
-    pub fn is_compiling(&self) -> bool {
-        self.capture().is_some_and(|capture| capture.is_compiling())
-    }
-
     /// The calling thread has just started; `path` is what [`Client::starts_thread`] said of it.
     pub fn begin_thread(&self, path: Vec<u32>) {
         PATH.set(Some(path));

@@ -19,6 +19,11 @@ pub(super) fn asks() {
 }
 
 impl Client {
+    /// Whether the calling thread compiles the program.
+    pub fn is_compiling(&self) -> bool {
+        self.capture().is_some_and(|capture| capture.is_compiling())
+    }
+
     /// The rank's clock, and for how long it has computed.
     pub fn now(&self) -> Result<(SimTime, SimDuration)> {
         match self.ask(Op::Now)? {

@@ -58,6 +58,11 @@ pub(super) fn resolve(
         && said.name.get_ref() == parameters.name.get_ref()
     {
         parameters = said.clone().over(parameters);
+        let has_handshake = parameters.handshake.is_some_and(|handshake| handshake.0.is_some());
+        if let Some(buffer) = said.buffer.as_ref().filter(|buffer| has_handshake && buffer.get_ref().0.is_some()) {
+            let hint = "add handshake = \"none\", or remove it: with a handshake, `eager` says which messages wait";
+            return Err(source.error("`buffer` has no effect with a handshake", buffer.span()).hint(hint));
+        }
     }
     let packet = match parameters.packet.as_ref().and_then(|packet| Some((packet.get_ref().0?, packet.span()))) {
         None => None,
@@ -152,7 +157,7 @@ fn protocol(parameters: &Parameters, source: &Source) -> Result<Protocol, Diagno
             preamble: raw.preamble.0,
             eager: raw.eager.map(|eager| eager.0),
         }),
-        buffer: parameters.buffer.and_then(|buffer| Some(buffer.0?.0)),
+        buffer: parameters.buffer.as_ref().and_then(|buffer| Some(buffer.get_ref().0?.0)),
         window,
         connections_per_group: parameters.connections == Some(RawConnections::Group),
         call: time(parameters.call),
@@ -289,7 +294,7 @@ pub(super) fn canonical(
             preamble: Size(handshake.preamble),
             eager: handshake.eager.map(Size),
         }))),
-        buffer: Some(OrNone(buffer.map(Size))),
+        buffer: Some(here(OrNone(buffer.map(Size)))),
         window: Some(here(OrNone(window.map(|window| RawWindow {
             first: Size(window.first),
             cap: Size(window.cap),

@@ -38,7 +38,7 @@ pub(super) struct Parameters {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) handshake: Option<OrNone<RawHandshake>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) buffer: Option<OrNone<Size>>,
+    pub(super) buffer: Option<Spanned<OrNone<Size>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) window: Option<Spanned<OrNone<RawWindow>>>,
     /// NVLink SHARP; a key of NCCL only.

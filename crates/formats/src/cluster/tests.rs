@@ -162,6 +162,10 @@ fn each_part_of_the_transport_goes_on_and_off_by_itself() {
     let gloo = || with("gloo", "");
     let off = [
         ("handshake = \"none\"", Protocol { handshake: None, ..gloo() }),
+        (
+            "handshake = \"none\"\nbuffer = \"3 MB\"",
+            Protocol { handshake: None, buffer: Some(Bytes(3_000_000)), ..gloo() },
+        ),
         ("window = \"none\"", Protocol { window: None, ..gloo() }),
         ("connections = \"pair\"", Protocol { connections_per_group: false, ..gloo() }),
         ("call = \"0 s\"", Protocol { call: SimDuration::ZERO, ..gloo() }),
@@ -535,6 +539,7 @@ fn mistakes_in_backends_and_algorithms_are_shown() {
     let shown = [
         mistake(&file("backend = { name = \"ncl\" }", "")),
         mistake(&file("backend = { name = \"gloo\", window = { first = \"2 MB\", cap = \"1 MB\" } }", "")),
+        mistake(&file("backend = { name = \"gloo\", buffer = \"2 MB\" }", "")),
         mistake(&file("backend = \"glo\"", "")),
         mistake(&file("backend = 3", "")),
         mistake(&file("backend = { name = \"gloo\", threads = 2 }", "")),

@@ -1,6 +1,9 @@
 //! Slices of ranks with streams, from their bytes to the clock. Times are microseconds, and a kernel takes as many as it names bytes; of each test the
 //! closed form stands before it.
 
+mod graphs;
+mod lines;
+
 use super::*;
 use crate::compute::expansion::HostCosts;
 use std::cell::RefCell;
@@ -364,36 +367,6 @@ fn the_device_carries_out_an_operator_that_was_interrupted() {
     assert_eq!(ends(vec![before, synchronizes(), after, synchronizes()]), 26.0);
 }
 
-/// In the graph A (10) is followed by B and C beside each other (10 each, sharing the device: 20), and D (10) by both: 40. Captured, it costs the host 1
-/// for each end of the capture, 4 for each of four launches and 1 for each of two records and waits: 22. Each launch of it is one of 4 and
-/// no more, the second while the first runs: 22 + 4 + 40 + 40.
-#[test]
-fn a_graph_is_launched_as_a_whole() {
-    let mut program = Program::default();
-    let captured = program.slice(|encoder| {
-        encoder.stream(StreamEntry::Capture { stream: 1, graph: Some(1) });
-        kernel(encoder, 1, 10);
-        encoder.stream(StreamEntry::Record { event: 1, stream: 1 });
-        encoder.stream(StreamEntry::Wait { stream: 2, event: 1 });
-        kernel(encoder, 2, 10);
-        kernel(encoder, 1, 10);
-        encoder.stream(StreamEntry::Record { event: 2, stream: 2 });
-        encoder.stream(StreamEntry::Wait { stream: 1, event: 2 });
-        kernel(encoder, 1, 10);
-        encoder.stream(StreamEntry::Capture { stream: 1, graph: None });
-    });
-    let launched = program.slice(|encoder| {
-        (0..2).for_each(|_| encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 5 }));
-    });
-    let done = run(model(Way::Modelled), vec![vec![captured, synchronizes(), launched, synchronizes()]], &[0]);
-    assert_eq!(done.end, 106.0);
-    // What was captured has not run; what was launched has, twice.
-    let seconds: f64 =
-        done.costed.rows.iter().filter(|row| row.kind.as_deref() == Some("kernel")).map(|row| row.seconds).sum();
-    assert!((seconds - 80e-6).abs() < 1e-12, "{seconds}");
-    assert_eq!(again(&done.record, model(Way::Modelled)).0, done.digest);
-}
-
 /// Without lengths attention takes as long as with the longest sequences that there may be: here twice in a graph, and once outside of it.
 #[test]
 fn attention_of_unknown_lengths_is_warned_of() {
@@ -446,103 +419,6 @@ fn attention_takes_as_long_as_its_sequences() {
     assert_eq!(again(&done.record, model(Way::Modelled)).0, done.digest);
 }
 
-/// A graph of 10 and 30 records an event outside of it in between. Captured, it costs the host 11: both ends, two launches of 4 and the record. Whoever
-/// waits for the event goes on 10 after the launch of 4, and then works for 60, while the rest of the graph runs.
-#[test]
-fn an_event_outside_of_a_graph_happens_where_the_graph_records_it() {
-    let mut program = Program::default();
-    let captured = program.slice(|encoder| {
-        encoder.stream(StreamEntry::Capture { stream: 1, graph: Some(1) });
-        kernel(encoder, 1, 10);
-        encoder.stream(StreamEntry::ExternalRecord { event: 9, stream: 1 });
-        kernel(encoder, 1, 30);
-        encoder.stream(StreamEntry::Capture { stream: 1, graph: None });
-    });
-    let launched = program.slice(|encoder| encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 5 }));
-    let waits = Asks(Op::Synchronize { work: DeviceWork::Event { event: 9, records: 1 }, site: Site(0) });
-    let works = program.slice(|encoder| (0..10).for_each(|_| operator(encoder, 0)));
-    let end = ends(vec![captured, synchronizes(), launched, waits, works, synchronizes()]);
-    assert_eq!(end, 11.0 + 4.0 + 10.0 + 60.0);
-}
-
-/// A graph that was captured behind another one's event waits for it whenever it is launched: 20 of another stream, then its own 10.
-#[test]
-fn a_graph_waits_for_an_event_outside_of_it() {
-    let mut program = Program::default();
-    let captured = program.slice(|encoder| {
-        encoder.stream(StreamEntry::Capture { stream: 1, graph: Some(1) });
-        encoder.stream(StreamEntry::ExternalWait { stream: 1, event: 9 });
-        kernel(encoder, 1, 10);
-        encoder.stream(StreamEntry::Capture { stream: 1, graph: None });
-    });
-    let launched = program.slice(|encoder| {
-        kernel(encoder, 2, 20);
-        encoder.stream(StreamEntry::Record { event: 9, stream: 2 });
-        encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 5 });
-    });
-    // The host: 1 + 1 + 4 + 1 for the capture, and 4 before the kernel starts.
-    assert_eq!(ends(vec![captured, synchronizes(), launched, synchronizes()]), 7.0 + 4.0 + 20.0 + 10.0);
-}
-
-/// A graph with a call where its capture began, and one on a branch: a launch goes up to the first, each resumption up to the next. The branch's call is made
-/// on the stream that it was captured on, which waits for the branch, and the branch for it.
-#[test]
-fn a_graph_goes_on_when_its_calls_are_made() {
-    let mut program = Program::default();
-    let call = |stream| StreamEntry::Call { stream, with_previous: false };
-    let Ran(captured) = program.slice(|encoder| {
-        encoder.stream(StreamEntry::Capture { stream: 1, graph: Some(1) });
-        kernel(encoder, 1, 10);
-        encoder.stream(call(1));
-        kernel(encoder, 1, 10);
-        encoder.stream(StreamEntry::Record { event: 1, stream: 1 });
-        encoder.stream(StreamEntry::Capture { stream: 2, graph: Some(1) });
-        encoder.stream(StreamEntry::Wait { stream: 2, event: 1 });
-        encoder.stream(call(2));
-        encoder.stream(StreamEntry::Record { event: 2, stream: 2 });
-        encoder.stream(StreamEntry::Wait { stream: 1, event: 2 });
-        kernel(encoder, 1, 10);
-        encoder.stream(StreamEntry::Capture { stream: 1, graph: None });
-    }) else {
-        panic!("it is a slice")
-    };
-    let costing = Costing::new(model(Way::Modelled));
-    let mut events = Vec::new();
-    let mut pieces = |operators: &[u8]| -> Vec<String> {
-        let (rank, task, measured) = (RankId(0), TaskId(0), SimDuration::ZERO);
-        let slice = exchange::Slice { rank, task, line: "", measured, operators };
-        let mut event = |event| {
-            if !events.contains(&event) {
-                events.push(event);
-            }
-            events.iter().position(|known| *known == event).unwrap()
-        };
-        let stream = |stream| if stream < 10 { format!("{stream}") } else { "branch".to_owned() };
-        let mut shown = |piece: Piece| match piece {
-            Piece::Host(_) => "host".to_owned(),
-            Piece::Launch(launch) => format!("launch {}", stream(launch.stream)),
-            Piece::Record { event: of, stream: on } => format!("record {} {}", event(of), stream(on)),
-            Piece::Wait { event: of, stream: on } => format!("wait {} {}", event(of), stream(on)),
-        };
-        Shared(Rc::clone(&costing)).pieces(slice).into_iter().map(&mut shown).collect()
-    };
-    assert_eq!(pieces(&captured), ["host"]);
-    let mut part = |entry| {
-        let Ran(operators) = program.slice(|encoder| encoder.stream(entry)) else { panic!("it is a slice") };
-        pieces(&operators)
-    };
-    let resumption = StreamEntry::Resumption { graph: 1, stream: 5 };
-    for _ in 0..2 {
-        assert_eq!(part(StreamEntry::GraphLaunch { graph: 1, stream: 5 }), ["host", "launch 5", "host"]);
-        let up_to_the_second = ["launch 5", "record 0 5", "wait 0 branch", "record 1 branch", "wait 1 2", "host"];
-        assert_eq!(part(resumption), up_to_the_second);
-        assert_eq!(
-            part(resumption),
-            ["record 2 2", "wait 2 branch", "record 3 branch", "wait 3 5", "launch 5", "host"]
-        );
-    }
-}
-
 /// An operator's kernels are numbered 1 and 2, and its copy 3; a graph's nodes 4 and 5, of which one is captured in an inner graph. What is numbered is asked
 /// for by the number that it was launched with: of the graph, by the launch's and its own; of a launch without a number, by none.
 #[test]
@@ -590,89 +466,6 @@ fn what_the_rank_numbers_it_asks_for() {
     let expected = [vec![(1, 0), (2, 0)], vec![(3, 0)], vec![(7, 4)], vec![(7, 5)], vec![], vec![], vec![]];
     assert_eq!(ids(&operators), expected);
     assert_eq!(ids(&rest), [vec![(8, 0)]]);
-}
-
-/// The lines of a record's compute, one after the other: those of streams, and those of the host.
-fn lines(record: &[u8]) -> [Vec<String>; 2] {
-    let mut steps = RecordReader::open(Cursor::new(record.to_vec())).unwrap().by_rank().0.remove(0);
-    let mut lines = [Vec::new(), Vec::new()];
-    while let Some((_, step)) = steps.next() {
-        if let RecordedStep::Request(Request::Issue { activity: Activity::Compute(_), queue, .. }) = &step {
-            lines[usize::from(queue.stream().is_none())].push(steps.line(&step).to_owned());
-        }
-    }
-    lines
-}
-
-/// Operators at lines 8 and 9, the latter in the backward pass with a copy, a kernel of no operator, a graph with an operator of line 8 that is launched
-/// twice, and an operator that the program waits for in its middle. The host's work has the line of the call that ends it.
-#[test]
-fn what_an_operator_launches_has_its_line() {
-    let at = |site, backward| Line { site, backward };
-    let launch = StreamEntry::Launch { kernel: 1, stream: 0, flags: INSIDE, bytes: 0 };
-    let copy = StreamEntry::Copy { stream: 0, kind: CopyKind::Within, bytes: 1, flags: INSIDE };
-    let launches = |encoder: &mut Encoder, line| {
-        encoder.stream(launch);
-        encoder.execution(0, line, &[]);
-    };
-    let doing = || {
-        let mut program = Program::default();
-        let first = program.slice(|encoder| {
-            encoder.site("a.py:8", "f");
-            encoder.site("a.py:9", "f");
-            launches(encoder, at(1, false));
-            encoder.stream(copy);
-            launches(encoder, at(2, true));
-            kernel(encoder, 1, 10);
-            encoder.stream(StreamEntry::Capture { stream: 0, graph: Some(1) });
-            launches(encoder, at(1, false));
-            encoder.stream(StreamEntry::Capture { stream: 0, graph: None });
-        });
-        let second = program.slice(|encoder| {
-            (0..2).for_each(|_| encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 5 }));
-            encoder.stream(launch);
-        });
-        let third = program.slice(|encoder| {
-            encoder.execution(0, at(2, false), &[]);
-            launches(encoder, at(0, false));
-        });
-        let call = || Asks(Op::Synchronize { work: DeviceWork::Device, site: Site(0) });
-        let named = Says(Op::Site("a.py:20".to_owned()));
-        vec![named, first, call(), second, call(), third, call()]
-    };
-    let two = || plan(2, Way::Modelled, 1, false);
-    let done = run(two(), vec![doing(), doing()], &[0, 1]);
-    assert_eq!(run(two(), vec![doing(), doing()], &[1, 0]).record, done.record);
-    let [streams, host] = lines(&done.record);
-    let (eight, nine) = ("a.py:8", "a.py:9 (backward)");
-    // The interrupted operator has a place of its own before and after the question, the first of which takes no time.
-    assert_eq!(streams, [eight, nine, nine, "", eight, eight, "", "a.py:9", ""]);
-    assert!(host.iter().all(|line| line == "a.py:20"), "{host:?}");
-    assert_eq!(again(&done.record, two()).0, done.digest);
-}
-
-/// A run with the compute of an earlier one takes as long, whichever lines its kernels have.
-#[test]
-fn compute_of_an_earlier_run_is_found_by_its_slices() {
-    let program = |line: u32| {
-        let mut program = Program::default();
-        let slice = program.slice(|encoder| {
-            encoder.site("a.py:8", "f");
-            for _ in 0..3 {
-                encoder.stream(StreamEntry::Launch { kernel: 1, stream: 0, flags: INSIDE, bytes: 0 });
-                encoder.execution(0, Line { site: line, backward: false }, &[]);
-            }
-        });
-        vec![slice, synchronizes()]
-    };
-    let once = run(model(Way::Modelled), vec![program(1)], &[0]);
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join(crate::results::RECORD), &once.record).unwrap();
-    for line in [0, 1] {
-        let plan = Plan { earlier: Some(Earlier::read(folder.path()).unwrap()), ..plan(1, Way::From, 9, false) };
-        let again = run(plan, vec![program(line)], &[0]);
-        assert_eq!((again.digest, again.end), (once.digest.clone(), 66.0));
-    }
 }
 
 /// A program with everything in it. The first event is reached after the copy, 4 + 9, and the host's call, at 14; then the host comes to operators at 26 and 32,

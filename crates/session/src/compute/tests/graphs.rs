@@ -1,0 +1,130 @@
+//! Graphs: launched as a whole, with events outside of them, and with calls in them.
+
+use super::*;
+
+/// In the graph A (10) is followed by B and C beside each other (10 each, sharing the device: 20), and D (10) by both: 40. Captured, it costs the host 1
+/// for each end of the capture, 4 for each of four launches and 1 for each of two records and waits: 22. Each launch of it is one of 4 and
+/// no more, the second while the first runs: 22 + 4 + 40 + 40.
+#[test]
+fn a_graph_is_launched_as_a_whole() {
+    let mut program = Program::default();
+    let captured = program.slice(|encoder| {
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: Some(1) });
+        kernel(encoder, 1, 10);
+        encoder.stream(StreamEntry::Record { event: 1, stream: 1 });
+        encoder.stream(StreamEntry::Wait { stream: 2, event: 1 });
+        kernel(encoder, 2, 10);
+        kernel(encoder, 1, 10);
+        encoder.stream(StreamEntry::Record { event: 2, stream: 2 });
+        encoder.stream(StreamEntry::Wait { stream: 1, event: 2 });
+        kernel(encoder, 1, 10);
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: None });
+    });
+    let launched = program.slice(|encoder| {
+        (0..2).for_each(|_| encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 5 }));
+    });
+    let done = run(model(Way::Modelled), vec![vec![captured, synchronizes(), launched, synchronizes()]], &[0]);
+    assert_eq!(done.end, 106.0);
+    // What was captured has not run; what was launched has, twice.
+    let seconds: f64 =
+        done.costed.rows.iter().filter(|row| row.kind.as_deref() == Some("kernel")).map(|row| row.seconds).sum();
+    assert!((seconds - 80e-6).abs() < 1e-12, "{seconds}");
+    assert_eq!(again(&done.record, model(Way::Modelled)).0, done.digest);
+}
+
+/// A graph of 10 and 30 records an event outside of it in between. Captured, it costs the host 11: both ends, two launches of 4 and the record. Whoever
+/// waits for the event goes on 10 after the launch of 4, and then works for 60, while the rest of the graph runs.
+#[test]
+fn an_event_outside_of_a_graph_happens_where_the_graph_records_it() {
+    let mut program = Program::default();
+    let captured = program.slice(|encoder| {
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: Some(1) });
+        kernel(encoder, 1, 10);
+        encoder.stream(StreamEntry::ExternalRecord { event: 9, stream: 1 });
+        kernel(encoder, 1, 30);
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: None });
+    });
+    let launched = program.slice(|encoder| encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 5 }));
+    let waits = Asks(Op::Synchronize { work: DeviceWork::Event { event: 9, records: 1 }, site: Site(0) });
+    let works = program.slice(|encoder| (0..10).for_each(|_| operator(encoder, 0)));
+    let end = ends(vec![captured, synchronizes(), launched, waits, works, synchronizes()]);
+    assert_eq!(end, 11.0 + 4.0 + 10.0 + 60.0);
+}
+
+/// A graph that was captured behind another one's event waits for it whenever it is launched: 20 of another stream, then its own 10.
+#[test]
+fn a_graph_waits_for_an_event_outside_of_it() {
+    let mut program = Program::default();
+    let captured = program.slice(|encoder| {
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: Some(1) });
+        encoder.stream(StreamEntry::ExternalWait { stream: 1, event: 9 });
+        kernel(encoder, 1, 10);
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: None });
+    });
+    let launched = program.slice(|encoder| {
+        kernel(encoder, 2, 20);
+        encoder.stream(StreamEntry::Record { event: 9, stream: 2 });
+        encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 5 });
+    });
+    // The host: 1 + 1 + 4 + 1 for the capture, and 4 before the kernel starts.
+    assert_eq!(ends(vec![captured, synchronizes(), launched, synchronizes()]), 7.0 + 4.0 + 20.0 + 10.0);
+}
+
+/// A graph with a call where its capture began, and one on a branch: a launch goes up to the first, each resumption up to the next. The branch's call is made
+/// on the stream that it was captured on, which waits for the branch, and the branch for it.
+#[test]
+fn a_graph_goes_on_when_its_calls_are_made() {
+    let mut program = Program::default();
+    let call = |stream| StreamEntry::Call { stream, with_previous: false };
+    let Ran(captured) = program.slice(|encoder| {
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: Some(1) });
+        kernel(encoder, 1, 10);
+        encoder.stream(call(1));
+        kernel(encoder, 1, 10);
+        encoder.stream(StreamEntry::Record { event: 1, stream: 1 });
+        encoder.stream(StreamEntry::Capture { stream: 2, graph: Some(1) });
+        encoder.stream(StreamEntry::Wait { stream: 2, event: 1 });
+        encoder.stream(call(2));
+        encoder.stream(StreamEntry::Record { event: 2, stream: 2 });
+        encoder.stream(StreamEntry::Wait { stream: 1, event: 2 });
+        kernel(encoder, 1, 10);
+        encoder.stream(StreamEntry::Capture { stream: 1, graph: None });
+    }) else {
+        panic!("it is a slice")
+    };
+    let costing = Costing::new(model(Way::Modelled));
+    let mut events = Vec::new();
+    let mut pieces = |operators: &[u8]| -> Vec<String> {
+        let (rank, task, measured) = (RankId(0), TaskId(0), SimDuration::ZERO);
+        let slice = exchange::Slice { rank, task, line: "", measured, operators };
+        let mut event = |event| {
+            if !events.contains(&event) {
+                events.push(event);
+            }
+            events.iter().position(|known| *known == event).unwrap()
+        };
+        let stream = |stream| if stream < 10 { format!("{stream}") } else { "branch".to_owned() };
+        let mut shown = |piece: Piece| match piece {
+            Piece::Host(_) => "host".to_owned(),
+            Piece::Launch(launch) => format!("launch {}", stream(launch.stream)),
+            Piece::Record { event: of, stream: on } => format!("record {} {}", event(of), stream(on)),
+            Piece::Wait { event: of, stream: on } => format!("wait {} {}", event(of), stream(on)),
+        };
+        Shared(Rc::clone(&costing)).pieces(slice).into_iter().map(&mut shown).collect()
+    };
+    assert_eq!(pieces(&captured), ["host"]);
+    let mut part = |entry| {
+        let Ran(operators) = program.slice(|encoder| encoder.stream(entry)) else { panic!("it is a slice") };
+        pieces(&operators)
+    };
+    let resumption = StreamEntry::Resumption { graph: 1, stream: 5 };
+    for _ in 0..2 {
+        assert_eq!(part(StreamEntry::GraphLaunch { graph: 1, stream: 5 }), ["host", "launch 5", "host"]);
+        let up_to_the_second = ["launch 5", "record 0 5", "wait 0 branch", "record 1 branch", "wait 1 2", "host"];
+        assert_eq!(part(resumption), up_to_the_second);
+        assert_eq!(
+            part(resumption),
+            ["record 2 2", "wait 2 branch", "record 3 branch", "wait 3 5", "launch 5", "host"]
+        );
+    }
+}
