@@ -15,6 +15,8 @@ Module = tuple[str, ...]
 
 USE = re.compile(r"(?m)^[ \t]*(pub(?:\([^)]*\))?[ \t]+)?use\s+([^;]+);")
 PATH = re.compile(r"\b(?:crate|super)(?:::\w+)+")
+# A test module: a file of its own, or inline up to the closing brace of its level, which rustfmt puts below the opening line.
+TESTS = re.compile(r"(?ms)^([ \t]*)#\[cfg\(test\)\]\n(?:[ \t]*#\[[^\n]*\]\n)*[ \t]*(?:pub(?:\([^)]*\))? )?mod \w+(?:;| \{.*?^\1\})")
 
 
 def main() -> int:
@@ -51,7 +53,7 @@ def read(source: Path) -> dict[Module, str]:
         if "tests" in parts or parts == ("main",):
             continue
         code = re.sub(r"//[^\n]*", "", path.read_text())
-        modules[parts[:-1] if parts[-1] in ("mod", "lib") else parts] = code.split("#[cfg(test)]\nmod ")[0]
+        modules[parts[:-1] if parts[-1] in ("mod", "lib") else parts] = TESTS.sub("", code)
     return modules
 
 

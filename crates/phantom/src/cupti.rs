@@ -16,7 +16,7 @@ mod tests;
 use crate::attach::link;
 use crate::errors::Status;
 use crate::exports::{Out, Put, exports};
-use crate::streams::{Leaf, Moved, Node, Place, Shape};
+use crate::launches::{Leaf, Moved, Place, Shape, next_number};
 use crate::unimplemented::report;
 pub(crate) use calls::Domain;
 use records::{Call, Copy, External, Kernel, PeerCopy, Record, Recorded, Set, Synchronization, kind};
@@ -172,15 +172,12 @@ fn recorded<T>(domain: Domain, name: &str, body: impl FnOnce() -> Result<T, Stat
     result
 }
 
-/// The number of something that is launched; `None`: nobody wants to know when it is.
-pub(crate) fn launches(node: &Node, place: Place) -> Option<u64> {
+/// Number of a launch on `place`, which starts the work of the graph that `leaves` names (0: no graph); `None` if no profiler runs.
+pub(crate) fn launches<'a>(place: Place, leaves: impl FnOnce() -> (u32, Vec<(u64, Leaf<'a>)>)) -> Option<u64> {
     if ENABLED.load(Relaxed) == 0 {
         return None;
     }
-    let (graph, leaves) = match node {
-        Node::Graph { number, work, .. } => (*number as u32, work.leaves()),
-        node => (0, node.leaf().map(|leaf| (0, leaf)).into_iter().collect()),
-    };
+    let (graph, leaves) = leaves();
     let mut state = lock();
     let leaves = leaves.into_iter().filter_map(|(number, leaf)| Some((number, state.work(leaf)?))).collect();
     state.launch(place, graph, leaves)
@@ -340,7 +337,7 @@ impl State {
         if leaves.is_empty() {
             return None;
         }
-        let number = crate::streams::next_number();
+        let number = next_number();
         let correlation = CALL.get().map_or(0, |(correlation, _)| correlation);
         self.launched.insert(number, Launched { correlation, place, graph, leaves });
         Some(number)

@@ -6,8 +6,9 @@ mod modules;
 
 use crate::device::{self, Architecture, BLOCK, GRID, SHARED_OF_BLOCK, THREADS_OF_BLOCK};
 use crate::errors::{INVALID_CONFIGURATION, INVALID_DEVICE_FUNCTION, INVALID_VALUE, Status};
+use crate::launches::{Name, Shape};
 use crate::peers::Peers;
-use crate::streams::{self, Handle, Name, Shape, Takes};
+use crate::streams::{self, Handle, Takes};
 pub(crate) use modules::{function, load, names, unload, variable};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};

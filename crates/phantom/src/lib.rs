@@ -5,7 +5,7 @@
 //! is given its devices and its link to the driver by [`attach`], after the fork; before, there are no devices, and nothing is initialised.
 //! In the order in which a call travels: `exports` makes C functions of ours, one module for each of NVIDIA's libraries has them
 //! ([`missing`] those that only say so, which `build.rs` writes from the tables of names in `symbols/`); they use [`device`], [`memory`] and
-//! [`streams`], which write to the link.
+//! [`streams`], which write [`launches`] to the link.
 //!
 //! The prototypes, numbers and layouts are those of CUDA 13's documentation, written down anew; NVIDIA's headers are not used.
 
@@ -32,6 +32,7 @@ mod errors;
 mod exports;
 mod kernels;
 mod kinds;
+mod launches;
 mod matrices;
 mod memory;
 mod missing;

@@ -9,19 +9,19 @@ pub(crate) mod tests;
 use crate::attach::{attached, link};
 use crate::errors::*;
 use crate::exports::exports;
+use crate::launches::{Moved, Name, Place, Shape};
 use crate::{arrivals, cupti, device, memory, reads};
 pub(crate) use capture::{
     Mode, begin_capture, capture_calls, capture_info, check_unsafe_call, end_capture, exchange_mode, report_capture,
     update_dependencies,
 };
 pub(crate) use graphs::{
-    HostFunction, Leaf, Moved, Name, Node, Shape, Takes, add_empty, create_graph, dependencies, destroy_exec,
-    destroy_graph, instantiate, launch_graph, node_kind, nodes, update_exec,
+    HostFunction, Node, Takes, add_empty, create_graph, dependencies, destroy_exec, destroy_graph, instantiate,
+    launch_graph, node_kind, nodes, update_exec,
 };
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uniference_protocol::phantom::{CopyKind, Link, NOT_ELAPSED, Recorded};
 
@@ -41,9 +41,6 @@ thread_local! {
     /// The thread's own default streams, by device.
     static PER_THREAD: RefCell<BTreeMap<usize, u32>> = const { RefCell::new(BTreeMap::new()) };
 }
-
-/// What is launched while somebody profiles, and what is captured, has numbers from 1.
-static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);
 
 static STATE: Mutex<State> = Mutex::new(State::new());
 
@@ -89,14 +86,6 @@ struct Event {
     captured: Option<(usize, Vec<usize>)>,
 }
 
-/// Where something starts: a stream, by its number, of a device.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    pub(crate) device: usize,
-    pub(crate) stream: u32,
-    pub(crate) priority: c_int,
-}
-
 /// Which of a process's things a handle names: its upper bits.
 #[derive(Clone, Copy)]
 #[repr(usize)]
@@ -117,11 +106,6 @@ impl Kind {
         let number = (handle as usize & ((1 << 40) - 1)) >> 4;
         if handle as usize >> 40 == self as usize { Ok(number) } else { Err(INVALID_HANDLE) }
     }
-}
-
-/// The number of what is launched, or captured, next.
-pub(crate) fn next_number() -> u64 {
-    NEXT_NUMBER.fetch_add(1, Relaxed)
 }
 
 /// Has a kernel of a library start on a stream. `bytes` of its arguments if known, else 0.
@@ -519,7 +503,7 @@ impl State {
             self.order(stream);
             node.move_bytes()?;
         }
-        if let Some(number) = captured.or_else(|| cupti::launches(&node, self.place(stream))) {
+        if let Some(number) = captured.or_else(|| cupti::launches(self.place(stream), || node.leaves())) {
             tell(|link| (link.number)(number));
         }
         node.tell(stream, 0);

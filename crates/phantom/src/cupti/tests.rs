@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::attach::tests::{LAST_NUMBER, TIMES, attach};
+use crate::launches::Moved;
 use crate::memory;
 use crate::streams::{self, Handle, Mode};
 

@@ -1,9 +1,10 @@
 //! Owns what is captured: which streams are in which capture, what the next thing on each waits for there, and what must not happen meanwhile.
 
 use super::graphs::{Calls, Graph, MakeCalls, node_handle};
-use super::{Handle, Kind, Node, State, lock, next_number, tell};
+use super::{Handle, Kind, Node, State, lock, tell};
 use crate::errors::*;
 use crate::exports::{Out, Put};
+use crate::launches::next_number;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};

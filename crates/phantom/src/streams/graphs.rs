@@ -1,65 +1,17 @@
 //! Owns graphs: what was captured or put together, in an order in which it may happen, and what a launch of it does.
 
-use super::{CopyKind, Handle, Kind, Link, State, lock, tell};
+use super::{CopyKind, Handle, Kind, State, lock, tell};
 use crate::errors::*;
 use crate::exports::exports;
+use crate::launches::{Leaf, Moved, Name, Shape};
 use crate::{arrivals, memory};
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 /// A function of the host, as C has it.
 pub(crate) type HostFunction = extern "C" fn(*mut c_void);
-
-/// A kernel's name, with the number that the link has given it.
-#[derive(Debug)]
-pub(crate) struct Name {
-    text: Box<str>,
-    number: OnceLock<u32>,
-}
-
-impl Name {
-    pub(crate) fn new(text: &str) -> Name {
-        Name { text: text.into(), number: OnceLock::new() }
-    }
-
-    pub(crate) fn text(&self) -> &str {
-        &self.text
-    }
-
-    fn number(&self, link: &Link) -> u32 {
-        // SAFETY: the name is there during the call.
-        *self.number.get_or_init(|| unsafe { (link.kernel)(self.text.as_ptr(), self.text.len()) })
-    }
-}
-
-/// Bytes that move: rows of them, each so many after the former.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Moved {
-    pub(crate) to: usize,
-    pub(crate) from: usize,
-    /// Of a row.
-    pub(crate) bytes: usize,
-    pub(crate) rows: usize,
-    /// From row to row, at both ends.
-    pub(crate) pitches: (usize, usize),
-}
-
-impl Moved {
-    /// Bytes in a row.
-    pub(crate) fn line(to: usize, from: usize, bytes: usize) -> Moved {
-        Moved { to, from, bytes, rows: 1, pitches: (bytes, bytes) }
-    }
-
-    pub(crate) fn carry_out(&self) -> Result<(), Status> {
-        if self.pitches == (self.bytes, self.bytes) {
-            return memory::copy(self.to, self.from, self.bytes * self.rows);
-        }
-        let row = |row| memory::copy(self.to + row * self.pitches.0, self.from + row * self.pitches.1, self.bytes);
-        (0..self.rows).try_for_each(row)
-    }
-}
 
 /// What operators of a graph compute each time that it is launched, by `cpp/mirror.h`: the library of simulated GPUs only knows when.
 #[derive(Debug)]
@@ -103,24 +55,6 @@ pub(crate) enum Takes {
 /// Among a launch's flags: it takes so many nanoseconds. See `LaunchFlags` of crates/formats/src/operators/decode.rs.
 const SPINS: u32 = 4;
 
-/// How a kernel was launched.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Shape {
-    pub(crate) grid: [u32; 3],
-    pub(crate) block: [u32; 3],
-    /// Bytes of shared memory: its own, and what the launch asks for.
-    pub(crate) shared: [u32; 2],
-    /// Of a thread.
-    pub(crate) registers: u16,
-}
-
-impl Default for Shape {
-    /// Of a kernel of a library, of which it is not known: profilers divide by the number of threads.
-    fn default() -> Shape {
-        Shape { grid: [1; 3], block: [1; 3], shared: [0; 2], registers: 0 }
-    }
-}
-
 /// Something that happens on a stream, or in a graph.
 #[derive(Clone, Debug)]
 pub(crate) enum Node {
@@ -142,18 +76,6 @@ pub(crate) enum Node {
     Wait { event: u32 },
     /// Nothing: others wait for it.
     Empty,
-}
-
-/// What profiles show of a node.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Leaf<'a> {
-    Kernel(&'a Name, Shape),
-    /// From one device to another.
-    Copy(&'a Moved, CopyKind, [u32; 2]),
-    Set {
-        value: u32,
-        bytes: u64,
-    },
 }
 
 /// What a graph does, in its order.
@@ -402,8 +324,16 @@ impl Node {
         });
     }
 
-    /// What profiles show of it; of a graph its nodes: [`Work::leaves`].
-    pub(crate) fn leaf(&self) -> Option<Leaf<'_>> {
+    /// Number of the graph that the node launches (0: none), and the work that profilers show, each with its captured node's number.
+    pub(super) fn leaves(&self) -> (u32, Vec<(u64, Leaf<'_>)>) {
+        match self {
+            Node::Graph { number, work, .. } => (*number as u32, work.leaves()),
+            node => (0, node.leaf().map(|leaf| (0, leaf)).into_iter().collect()),
+        }
+    }
+
+    /// Work that profilers show for a node that is no graph.
+    fn leaf(&self) -> Option<Leaf<'_>> {
         match self {
             Node::Kernel { name, shape, .. } => Some(Leaf::Kernel(name, *shape)),
             Node::Copy { moved, kind } => {
@@ -449,8 +379,8 @@ impl Graph {
 }
 
 impl Work {
-    /// What profiles show of it, each with its number.
-    pub(crate) fn leaves(&self) -> Vec<(u64, Leaf<'_>)> {
+    /// Work that profilers show, each with its captured node's number.
+    fn leaves(&self) -> Vec<(u64, Leaf<'_>)> {
         let each = self.nodes.iter().zip(self.numbers.iter());
         each.flat_map(|(node, number)| match node {
             Node::Graph { work, .. } => work.leaves(),
