@@ -39,7 +39,7 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK_ROOT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/uniference/tools/mdbook-$(MDBOOK_VERSION)
 MDBOOK := $(MDBOOK_ROOT)/bin/mdbook
 
-.PHONY: help setup demo fuzz test test-rust test-python test-load examples browser wheel test-wheel check check-rust check-python check-docs docs book mdbook-path api notebook ray conformance programs programs-vllm programs-sglang bench accuracy accuracy-devices clean
+.PHONY: help setup demo fuzz test test-rust test-python test-load examples browser wheel test-wheel check check-rust check-cpp check-python check-docs check-commits docs book mdbook-path api notebook ray conformance programs programs-vllm programs-sglang bench accuracy accuracy-devices clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -78,7 +78,7 @@ wheel: setup ## Builds a wheel to install elsewhere with pip: target/wheels
 test-wheel: wheel
 	scripts/test-wheel.sh
 
-check: check-rust check-python check-docs ## Formatting, lints, types, documentation, purity of crates/sim
+check: check-rust check-cpp check-python check-docs check-commits ## Formatting, lints, types, documentation, purity of crates/sim
 
 check-rust: setup
 	cargo fmt --all --check
@@ -86,6 +86,9 @@ check-rust: setup
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked $(CHECKED) --workspace --no-deps --document-private-items --quiet
 	$(BIN)/python scripts/purity.py
 	$(BIN)/python scripts/circles.py crates/*
+
+check-cpp: setup
+	scripts/build-capture.sh --check $(BIN)/python
 
 check-python: setup
 	$(BIN)/ruff format --check $(PYTHON_SOURCES)
@@ -98,6 +101,9 @@ check-python: setup
 check-docs: setup
 	$(BIN)/python scripts/check_docs.py
 	$(BIN)/python scripts/python_api.py --check
+
+check-commits: setup
+	$(BIN)/python scripts/check_commits.py
 
 docs: book setup ## Builds the documentation's site in target/book, rustdoc's pages included
 	cargo doc --locked $(CHECKED) --workspace --no-deps --quiet
