@@ -161,9 +161,13 @@ struct ImplementationArgs {
     /// Type of activations and weights
     #[arg(long, value_enum, default_value_t = DtypeName::Bfloat16)]
     dtype: DtypeName,
-    /// Multiply the linear layers of the transformer in 8 bits, with scales for whole tensors
+    /// Multiply the linear layers of the transformer in 8 bits, with scales for whole tensors; in the prefill and decode phases their weights are
+    /// held in 8 bits
     #[arg(long)]
     float8: bool,
+    /// Type of the KV cache in the prefill and decode phases [default: that of --dtype]
+    #[arg(long, value_name = "TYPE", value_enum)]
+    kv_cache_dtype: Option<CacheTypeName>,
     /// Kernels between matrix products
     #[arg(long, value_enum, default_value_t = KernelsName::Fused)]
     kernels: KernelsName,
@@ -188,6 +192,12 @@ struct ImplementationArgs {
 enum DtypeName {
     Bfloat16,
     Float16,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum CacheTypeName {
+    /// 8 bits; attention of decoded tokens is computed in 8 bits
+    Float8,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -544,6 +554,7 @@ impl ImplementationArgs {
                 DtypeName::Float16 => DType::Float16,
             },
             float8: self.float8,
+            float8_cache: self.kv_cache_dtype.is_some(),
             fusion: match self.kernels {
                 KernelsName::Eager => Fusion::Eager,
                 KernelsName::Fused => Fusion::Fused,

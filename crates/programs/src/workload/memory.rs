@@ -2,22 +2,27 @@
 //! does not know what devices have.
 //!
 //! Counted is what the generated job cannot do without. Not counted: what kernels, allocators and communication libraries take for
-//! themselves, gradients of activations, numbers of a few bytes a token.
+//! themselves, gradients of activations except those of the eager loss, numbers of a few bytes a token, scales of numbers in 8 bits.
 
 use super::layout::{ContextMethod, RankPosition};
 use super::load::Routing;
-use super::{AttentionKernels, ELEMENT, LayerKind, Mlp, Phase, Recompute, Spec, Unit};
+use super::operators::FLOAT8;
+use super::{AttentionKernels, ELEMENT, Fusion, LayerKind, Mlp, Phase, Recompute, Spec, Unit};
 
 /// Bytes of the optimizer's state for each parameter: a copy of it and two moments, float32 (Rajbhandari et al., "ZeRO: memory
 /// optimizations toward training trillion parameter models", SC 2020, section 3.1).
 const OPTIMIZER: u64 = 12;
 /// Bytes of a float32: scores of the vocabulary, statistics of a softmax.
 const FLOAT: u64 = 4;
+/// Bytes that an eager root-mean-square norm keeps of an element more than a fused one, which keeps its input and its output: the input is
+/// in float32, and what the weights scale is there as well.
+const EAGER_NORM: u64 = FLOAT;
 
 /// Bytes that a rank needs of its device's memory, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Parameters in bfloat16; this rank's shard of them with ZeRO's stage 3.
+    /// Parameters in 16 bits; at inference with [`Implementation::float8`](super::Implementation::float8) the matrices of layers in 8
+    /// bits. This rank's shard of them with ZeRO's stage 3.
     pub weights: u64,
     /// None but when training; this rank's shard of them from ZeRO's stage 2 on.
     pub gradients: u64,
@@ -59,6 +64,9 @@ impl Memory {
 /// this model: grouped keys and values, SwiGLU if it has a gate, and an attention that keeps a number a head and token in place of scores
 /// (Dao et al., "FlashAttention", 2022, section 3.1) unless it writes them. With sequence parallelism each rank keeps its own tokens of
 /// what it gathers. A mask of dropout has a byte an element.
+///
+/// Autograd keeps more of eager kernels: a root-mean-square norm's input is its float32 copy, and what is scaled by the weights is kept
+/// too; the activation of the gate is kept beside the gate.
 struct Layer {
     /// The layer's input.
     input: u64,
@@ -83,8 +91,17 @@ impl Layer {
         let attended = model.query_width() + model.result_width() + model.keys_and_values() * contexts;
         // Latent vectors before and after their norms, and the key that all heads share.
         let narrow = model.latent.map_or(0, |latent| latent.narrow() + latent.query_rank + latent.kv_rank);
+        let eager = spec.trains_eagerly();
         // Gate, up and their product, or what the activation reads and what it writes.
-        let widths = if model.mlp == Mlp::SwiGlu { 3 } else { 2 };
+        let widths = match model.mlp {
+            Mlp::SwiGlu if eager => 4,
+            Mlp::SwiGlu => 3,
+            Mlp::Gelu => 2,
+        };
+        // What a norm keeps of its input besides its type's two bytes.
+        let of_norm = if eager && model.mlp == Mlp::SwiGlu { input / ELEMENT * EAGER_NORM } else { 0 };
+        let of_narrow_norms =
+            if eager { model.latent.map_or(0, |latent| latent.query_rank + latent.kv_rank) } else { 0 };
         let network = each(widths * model.dense_ffn(kind), true);
         let network = match model.experts {
             Some(experts) if kind == LayerKind::Experts => {
@@ -102,11 +119,11 @@ impl Layer {
         };
         Layer {
             input,
-            attention: (2 * input + mask)
+            attention: (2 * input + mask + of_norm)
                 .saturating_add(each(attended, true))
-                .saturating_add(each(narrow, layout.sequence_parallel)),
+                .saturating_add(each(narrow + of_narrow_norms * EAGER_NORM / ELEMENT, layout.sequence_parallel)),
             statistics: bytes(tokens.saturating_mul(model.heads), statistics, tensor),
-            network: (2 * input + mask).saturating_add(network),
+            network: (2 * input + mask + of_norm).saturating_add(network),
         }
     }
 
@@ -138,7 +155,7 @@ impl Spec {
             let [dense_shards, expert_shards] = if sharded { self.shards() } else { [1, 1] };
             (dense * bytes).div_ceil(dense_shards) + (experts * bytes).div_ceil(expert_shards)
         };
-        let weights = held(ELEMENT, self.zero >= 3);
+        let weights = held(ELEMENT, self.zero >= 3) - self.float8_parameters(stage) * (ELEMENT - FLOAT8);
         if self.phase != Phase::Train {
             // Nothing is kept without a backward pass: what attention needs at one time, the feed-forward network, or the head for the last
             // token of each sequence.
@@ -157,6 +174,26 @@ impl Spec {
             activations: self.kept(place),
             cache: 0,
         }
+    }
+
+    /// Do PyTorch's kernels run one by one for a backward pass, which keeps what each of them reads? (Without one nothing is kept.)
+    fn trains_eagerly(&self) -> bool {
+        self.implementation.fusion == Fusion::Eager && self.phase == Phase::Train
+    }
+
+    /// Parameters of a stage on one rank that are in 8 bits in memory: at inference, what its linear layers multiply. Published FP8 models
+    /// leave embedding, head, norms, biases and routers in 16 bits (DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 3.3.1).
+    fn float8_parameters(&self, stage: u32) -> u64 {
+        if !self.implementation.float8 || self.phase == Phase::Train {
+            return 0;
+        }
+        let (model, tensor) = (&self.model, u64::from(self.layout.tensor));
+        let of_layer = |kind| {
+            let shared = model.dense_matrices(kind) / tensor + model.narrow_matrices();
+            shared + model.expert_matrices(kind) / (tensor * u64::from(self.layout.expert))
+        };
+        let kinds = self.chunks_of(stage).flat_map(|chunk| self.layer_kinds(chunk)).filter(|(_, count)| *count > 0);
+        kinds.map(|(kind, count)| count * of_layer(kind)).sum()
     }
 
     /// Ranks over which what is not experts is sharded, and experts.
@@ -203,7 +240,8 @@ impl Spec {
         std::iter::once(dense).chain(of_experts).filter(|(count, _)| *count > 0).collect()
     }
 
-    /// What is kept of all micro-batches in flight. A layer that is computed again is there as a whole meanwhile.
+    /// What is kept of all micro-batches in flight. A layer that is computed again is there as a whole meanwhile; before any is, the eager
+    /// loss has its scores' gradients.
     fn kept(&self, place: RankPosition) -> u64 {
         let (stage, recompute) = (place.stage, self.recompute);
         let of_chunk = |index: u32| {
@@ -218,15 +256,26 @@ impl Spec {
         let kept = self.schedule.most_kept(stage, self.layout.pipeline, self.micro_batches(), of_chunk);
         let layers = self.chunks_of(stage).flat_map(|chunk| self.layers_of(chunk, place));
         let again = layers.map(|(_, layer)| layer.whole() - layer.kept(recompute)).max().unwrap_or(0);
-        kept.saturating_add(again)
+        let last = self.chunks_of(stage).any(|chunk| chunk + 1 == self.chunks());
+        let loss = if last && self.trains_eagerly() { self.of_eager_loss() } else { 0 };
+        kept.saturating_add(again.max(loss))
     }
 
-    /// The last norm's input and output, and the scores of the vocabulary in float32 (Korthikanti et al. 2022, section 4.3).
+    /// Gradients of the logarithms of probabilities, and of the scores that they are made of, both in float32 and whole: `nll_loss` and
+    /// `log_softmax` have one kernel each.
+    fn of_eager_loss(&self) -> u64 {
+        bytes(self.tokens(), 2 * FLOAT * self.model.vocabulary, u64::from(self.layout.tensor))
+    }
+
+    /// The last norm's input and output, and the scores of the vocabulary in float32 (Korthikanti et al. 2022, section 4.3). The last norm
+    /// is one kernel, however those of layers are made. A compiler keeps scores in 16 bits for the backward pass.
     fn of_head(&self, tokens: u64) -> u64 {
         let tensor = u64::from(self.layout.tensor);
         let share = if self.layout.sequence_parallel { tensor } else { 1 };
         let norm = bytes(tokens, 2 * ELEMENT * self.model.hidden, share);
-        norm.saturating_add(bytes(tokens, FLOAT * self.model.vocabulary, tensor))
+        let compiled = self.implementation.fusion == Fusion::Compiled && self.phase == Phase::Train;
+        let score = if compiled { ELEMENT } else { FLOAT };
+        norm.saturating_add(bytes(tokens, score * self.model.vocabulary, tensor))
     }
 
     /// Keys and values of every token of this replica's sequences, new ones included, in the stage's layers; or what they are made of.
@@ -240,10 +289,11 @@ impl Spec {
         let layers: u64 = self.chunks_of(stage).map(|chunk| u64::from(self.layers(chunk))).sum();
         let sequences = self.batch / u64::from(layout.data);
         let all = sequences.saturating_mul(tokens).saturating_mul(layers);
+        let element = if self.implementation.float8_cache { FLOAT8 } else { ELEMENT };
         match model.latent {
             // The vector of which keys and values of all heads are made, and the key that they share: on every tensor-parallel rank.
-            Some(latent) => bytes(all, ELEMENT * latent.cached(), 1),
-            None => bytes(all, 2 * ELEMENT * model.kv_width(), u64::from(layout.tensor)),
+            Some(latent) => bytes(all, element * latent.cached(), 1),
+            None => bytes(all, 2 * element * model.kv_width(), u64::from(layout.tensor)),
         }
     }
 }
@@ -314,6 +364,15 @@ mod tests {
         let again = |recompute| memory(Spec { recompute, ..llama_8b(Phase::Train) }).activations;
         assert_eq!(again(Recompute::Selective), 8192 * (32 * layer + 4 * 32 + head));
         assert_eq!(again(Recompute::Full), 8192 * (31 * 2 * 4096 + layer + 4 * 32 + head));
+        // Eager: a norm keeps its input in float32, what its weights scale, and its output; SiLU's result is kept beside the gate; and the loss
+        // has two float32 of gradients for each score in the backward pass. A compiler keeps scores in 16 bits.
+        let made = |fusion| {
+            let implementation = Implementation { fusion, ..Implementation::default() };
+            memory(Spec { implementation, ..llama_8b(Phase::Train) }).activations
+        };
+        let eager = 2 * (2 * 4 * 4096 + 2 * 4096 + 2 * 1024 + 4 * 14_336);
+        assert_eq!(made(Fusion::Eager), 8192 * (32 * (eager + 4 * 32) + head + 8 * 128_256));
+        assert_eq!(made(Fusion::Compiled), 8192 * (32 * (layer + 4 * 32) + 2 * 2 * 4096 + 2 * 128_256));
         // A token's keys and values take 2 x 1,024 elements in each of 32 layers: 128 KiB.
         let decoded = memory(Spec { batch: 16, micro_batch: 16, new_tokens: 4, ..llama_8b(Phase::Decode) });
         assert_eq!((decoded.weights, decoded.gradients, decoded.optimizer), (16_060_522_496, 0, 0));

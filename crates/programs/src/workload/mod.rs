@@ -526,6 +526,19 @@ impl Spec {
                 "remove --zero, --recompute and --clip-gradients, or use --phase train",
             );
         }
+        let Implementation { float8_cache, attention, .. } = self.implementation;
+        if float8_cache && self.phase == Phase::Train {
+            return refuse(
+                "training has no KV cache".into(),
+                "remove --kv-cache-dtype, or use --phase prefill or decode",
+            );
+        }
+        if float8_cache && attention == AttentionKernels::Unfused {
+            return refuse(
+                "unfused attention does not read a KV cache in 8 bits".into(),
+                "use --attention flash, or remove --kv-cache-dtype",
+            );
+        }
         Ok(())
     }
 

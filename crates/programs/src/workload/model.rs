@@ -222,7 +222,7 @@ impl Model {
     }
 
     /// Of one layer, the projections to latent vectors.
-    fn narrow_matrices(&self) -> u64 {
+    pub(super) fn narrow_matrices(&self) -> u64 {
         self.latent.map_or(0, |latent| self.hidden * latent.narrow())
     }
 
@@ -242,6 +242,14 @@ impl Model {
     pub(super) fn expert_parameters(&self, kind: LayerKind) -> u64 {
         match self.experts {
             Some(experts) if kind == LayerKind::Experts => self.of_expert(experts) * experts.count,
+            _ => 0,
+        }
+    }
+
+    /// Of these, those in matrices.
+    pub(super) fn expert_matrices(&self, kind: LayerKind) -> u64 {
+        match self.experts {
+            Some(experts) if kind == LayerKind::Experts => self.matrices() * self.hidden * experts.ffn * experts.count,
             _ => 0,
         }
     }

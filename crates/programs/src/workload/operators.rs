@@ -6,6 +6,7 @@
 
 mod latent;
 
+use super::Phase;
 use super::model::{Attention, Mlp, Model};
 use uniference_sim::device::{Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
 use uniference_sim::program::DType;
@@ -14,7 +15,7 @@ use uniference_sim::time::{Bytes, SimDuration};
 /// Bytes of a float32.
 const FLOAT: u64 = 4;
 /// Bytes of an element in 8 bits.
-const FLOAT8: u64 = 1;
+pub(super) const FLOAT8: u64 = 1;
 /// Bytes of an element of dropout's mask.
 const MASK: u64 = 1;
 /// Operations of an optimizer step for each parameter: Adam's two moments, their correction and the update.
@@ -28,8 +29,11 @@ pub struct Implementation {
     /// Elements of activations and weights: of 16 bits.
     pub dtype: DType,
     /// Linear layers of the transformer are multiplied in 8 bits: inputs, weights and gradients are scaled and cast first (Micikevicius et
-    /// al., "FP8 formats for deep learning", 2022). The head is not.
+    /// al., "FP8 formats for deep learning", 2022). The head is not. Inference has these weights in 8 bits in memory, as published FP8
+    /// models are, and casts inputs only.
     pub float8: bool,
+    /// The KV cache has elements of 8 bits. Attention of tokens that are decoded is then computed in 8 bits.
+    pub float8_cache: bool,
     /// What lies between products.
     pub fusion: Fusion,
     /// How scores and values are computed.
@@ -73,6 +77,7 @@ impl Default for Implementation {
         Implementation {
             dtype: DType::BFloat16,
             float8: false,
+            float8_cache: false,
             fusion: Fusion::default(),
             attention: AttentionKernels::default(),
             dropout: false,
@@ -118,14 +123,15 @@ pub(super) enum BackwardPart {
 #[derive(Clone, Debug)]
 pub(super) struct Operators {
     implementation: Implementation,
+    phase: Phase,
     /// Operators of other parts are left out.
     pub(super) part: BackwardPart,
     list: Vec<Operator>,
 }
 
 impl Operators {
-    pub(super) fn new(implementation: Implementation) -> Operators {
-        Operators { implementation, part: BackwardPart::All, list: Vec::new() }
+    pub(super) fn new(implementation: Implementation, phase: Phase) -> Operators {
+        Operators { implementation, phase, part: BackwardPart::All, list: Vec::new() }
     }
 
     pub(super) fn list(&self) -> &[Operator] {
@@ -205,7 +211,9 @@ impl Operators {
         match way {
             Direction::Forward => {
                 cast(self, experts * m * k);
-                cast(self, experts * k * n);
+                if self.phase == Phase::Train {
+                    cast(self, experts * k * n);
+                }
                 self.gemm([experts, m, n, k], Layout::NT, dtype);
             }
             Direction::Backward => {
@@ -363,14 +371,18 @@ impl Model {
     /// backwards, and what the softmax and dropout move.
     pub(super) fn attention(&self, operators: &mut Operators, part: Attention, heads: AttentionHeads, way: Direction) {
         let Attention { sequences, queries, keys, pairs } = part;
-        let (element, dtype) = (operators.element(), operators.implementation.dtype);
+        let element = operators.element();
+        let dtype = match operators.implementation.float8_cache && operators.phase == Phase::Decode {
+            true => DType::Float8E4M3,
+            false => operators.implementation.dtype,
+        };
         let AttentionHeads { count, key, value, read, together } = heads;
         let (heads, queries, pairs) = (sequences * count / together, queries * together, pairs * together);
         match operators.implementation.attention {
             AttentionKernels::Flash => {
                 let causal = pairs < queries * keys;
                 let [asked, results] = [key, value].map(|width| heads * queries * width * element);
-                let cached = sequences * keys * read * element;
+                let cached = sequences * keys * read * dtype.size();
                 let (pairs, width) = (heads * pairs, (key + value) / 2);
                 let family = |pass| Family::Attention { pass, heads, queries, keys, width, causal };
                 match way {

@@ -18,6 +18,7 @@ use uniference_sim::observe::{RankStatistics, Statistics};
 use uniference_sim::program::Program;
 use uniference_sim::time::{Rate, SimDuration};
 
+mod float8;
 mod hybrid;
 mod nccl;
 mod overlap;

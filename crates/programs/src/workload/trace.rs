@@ -615,7 +615,7 @@ impl Trace {
 
     /// Runs the operators that `part` lists.
     fn compute(&mut self, what: &str, part: impl FnOnce(&Model, &mut Operators)) {
-        let mut operators = Operators::new(self.spec.implementation);
+        let mut operators = Operators::new(self.spec.implementation, self.spec.phase);
         operators.part = self.backward_part;
         part(&self.spec.model, &mut operators);
         if self.backward_part == BackwardPart::Weights && operators.list().is_empty() {
