@@ -124,6 +124,7 @@ fn in_json(fit: &Fit, verdict: &Verdict) -> Value {
             "line": need.line,
             "function": need.function,
             "backward": need.backward,
+            "tight": need.is_tight(),
         })
     };
     let fits = match verdict {
@@ -131,7 +132,8 @@ fn in_json(fit: &Fit, verdict: &Verdict) -> Value {
         Verdict::Exceeds(_) => Some(false),
         Verdict::Unknown(_) => None,
     };
-    json!({ "fits": fits, "ranks": fit.needs.iter().map(rank).collect::<Vec<_>>() })
+    let tight = fit.needs.iter().any(Need::is_tight);
+    json!({ "fits": fits, "tight": tight, "ranks": fit.needs.iter().map(rank).collect::<Vec<_>>() })
 }
 
 /// A table with a line for equal ranks, where each of them needed most, and the answer.
@@ -172,7 +174,15 @@ fn answer(fit: &Fit, verdict: &Verdict) -> String {
         Verdict::Fits => {
             let least = fit.needs.iter().min_by_key(|need| need.spare()).expect("a cluster has ranks");
             let (spare, all) = (least.spare().unwrap_or(0), least.available.unwrap_or(0));
-            format!("\nfits: rank {} has least to spare, {} of {}\n", least.rank, bytes(spare), bytes(all))
+            let tight = fit.needs.iter().filter(|need| need.is_tight()).count();
+            let tight = match tight {
+                0 => String::new(),
+                _ => format!(
+                    "tight: {tight} of {} ranks leave less than 2 % of their device's memory; real kernels, libraries and fragmentation may need more\n",
+                    fit.needs.len()
+                ),
+            };
+            format!("\nfits: rank {} has least to spare, {} of {}\n{tight}", least.rank, bytes(spare), bytes(all))
         }
         Verdict::Exceeds(at) => {
             let need = &fit.needs[*at];

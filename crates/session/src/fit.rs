@@ -10,6 +10,7 @@ use crate::live::{Live, Program};
 use crate::notices::Notices;
 use crate::results::{Listened, RecordLevel};
 use crate::session::{Ending, Output, Session, Source, Stop, Watch};
+use crate::tight::is_tight;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -52,6 +53,11 @@ impl Need {
     /// How many bytes too few the device has, if that is known and there are any.
     pub fn lacks(&self) -> Option<u64> {
         self.bytes()?.checked_sub(self.available?).filter(|lacking| *lacking > 0)
+    }
+
+    /// Whether the device has memory enough, but almost nothing is left.
+    pub fn is_tight(&self) -> bool {
+        self.bytes().zip(self.available).is_some_and(|(bytes, available)| is_tight(bytes, available))
     }
 
     /// How many bytes the device has left, if that is known and it lacks none.
@@ -237,6 +243,13 @@ mod tests {
         let fits = vec![need(0, Some(10), Some(10)), need(1, Some(12), Some(5))];
         assert_eq!((fits[0].spare(), fits[0].lacks(), fits[1].spare()), (Some(0), None, Some(7)));
         assert_eq!(verdict(fits, None), Verdict::Fits);
+    }
+
+    #[test]
+    fn a_rank_is_tight_from_98_percent_on_up_to_all_of_the_memory() {
+        let tight = |bytes| need(0, Some(1000), Some(bytes)).is_tight();
+        assert_eq!([979, 980, 1000, 1001].map(tight), [false, true, true, false]);
+        assert!(!need(0, None, Some(1000)).is_tight());
     }
 
     #[test]

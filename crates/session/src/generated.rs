@@ -7,6 +7,7 @@ use crate::compute::{ComputeOptions, NodeModels};
 use crate::programs::{Ranks, drive};
 use crate::results::RecordLevel;
 use crate::session::{Done, End, Ending, Outcome, Output, Session, Source, Stop, Watch};
+use crate::tight::tightness;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use uniference_devices::model::Target;
@@ -77,7 +78,11 @@ pub fn run(job: &Job) -> Result<Done, HostError> {
         return Err(HostError::Usage(format!("{problem}\nhint: {hint}; or add --ignore-memory to simulate it anyway")));
     }
     let assumed = assumed_devices(&chosen.resolved);
-    let doubts: Vec<String> = shortage.map(|shortage| shortage.problem).into_iter().chain(assumed).collect();
+    let needs = needs(workload);
+    let total = |rank: usize| needs.get(&workload.memory_class(rank as u32)).map(Memory::total);
+    let tight = tightness(&chosen.resolved.cluster.devices, total);
+    let shortage = shortage.map(|shortage| shortage.problem);
+    let doubts: Vec<String> = shortage.into_iter().chain(tight).chain(assumed).collect();
     let targets = targets(&chosen.resolved);
     let models = NodeModels::new(&job.compute, targets.iter().cloned().map(Some).collect())?;
     let world = (0..ranks).map(RankId).collect();

@@ -9,6 +9,7 @@ use crate::notices::Notices;
 use crate::patience::Patience;
 use crate::progress::Progress;
 use crate::tables::{self, Tables};
+use crate::tight::tightness;
 use std::cell::RefCell;
 use std::ffi::OsString;
 use std::fs::File;
@@ -276,6 +277,8 @@ pub(crate) fn of_run(figures: Figures, resolved: &Resolved, beside: Beside, mani
     }
     report.links = links.map_or_else(Vec::new, |links| links.report(&resolved.cluster, statistics.makespan()));
     report.memory = held.report();
+    let peak = |rank: usize| held.peaks.get(rank)?.as_ref().map(|peak| peak.held.total());
+    report.warnings.extend(tightness(&resolved.cluster.devices, peak));
     report.phases = phases.report();
     report.critical_path = critical_path;
     let Costed { rows, spreads, modelled, headline, warnings: of_operators } = costed;
