@@ -132,7 +132,7 @@ class PathPart:
     rank: int | None = None
     """The rank whose time it is; None where it is a link's."""
     link: str | None = None
-    """The link with the least bandwidth on the messages' route; None where it is a rank's time."""
+    """The link that limited the messages, or if none did, the slowest of their route; None where it is a rank's time."""
     name: str | None = None
     """What was computed, or the operation."""
     line: str | None = None

@@ -253,7 +253,7 @@ pub struct PathPartReport {
     /// Whose time it is; left out where it is a link's, or of several ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// The slowest link of messages' routes.
+    /// The link that held messages back; of those that none held back, the slowest link of their routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<String>,
     /// What was computed, or the operation.

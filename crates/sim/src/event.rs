@@ -342,6 +342,10 @@ pub struct MessageWay {
     pub released: SimTime,
     /// The message before it on its connection.
     pub behind: Option<MessageId>,
+    /// The link that kept its bytes from leaving faster, for most of the time in which they left; `None`: no link did.
+    pub limit: Option<LinkId>,
+    /// How much of the time from its start to its last byte no link held it back, but the window of its connection.
+    pub in_window: SimDuration,
 }
 
 /// With whom an operation met.

@@ -5,7 +5,7 @@ use crate::overlap::Chances;
 use serde::Serialize;
 use std::fmt;
 use std::path::Path;
-use uniference_formats::cluster::{Speed, bandwidth_of_host, speed_keys};
+use uniference_formats::cluster::{Speed, bandwidth_of_host, bandwidth_of_link, speed_keys};
 use uniference_formats::operators::BACKWARD;
 use uniference_formats::table::{row, seconds, signed, signed_percent, table, wrapped};
 use uniference_sim::cluster::Cluster;
@@ -52,7 +52,7 @@ impl Change {
     }
 }
 
-/// What is worth a try: each kind of device and each link twice as fast, no latency, nothing that disturbs, each operation of the critical path
+/// What is worth a try: each kind of device and each link twice as fast, uplinks of half the oversubscription, no latency, nothing that disturbs, each operation of the critical path
 /// free, and with each other algorithm; and compute beside the operations that have some. `toml` is the whole cluster, as it is recorded.
 pub fn candidates(toml: &str, cluster: &Cluster, explanation: &Explanation, chances: &Chances) -> Vec<Change> {
     let keys = speed_keys(toml);
@@ -60,7 +60,8 @@ pub fn candidates(toml: &str, cluster: &Cluster, explanation: &Explanation, chan
         keys.iter().filter(move |key| key.speed == speed).map(move |key| format!("{}={value}", key.key))
     };
     let mut changes = Vec::new();
-    for (speed, value) in [(Speed::Slowdown, "/2"), (Speed::Bandwidth, "*2"), (Speed::Latency, "0")] {
+    let twice_as_fast = [(Speed::Slowdown, "/2"), (Speed::Bandwidth, "*2"), (Speed::Oversubscription, "/2")];
+    for (speed, value) in twice_as_fast.into_iter().chain([(Speed::Latency, "0")]) {
         let all: Vec<String> = each(speed, value).collect();
         changes.extend(all.iter().take(MOST_KEYS).map(|assignment| Change::set([assignment.clone()])));
         if all.len() > 1 {
@@ -69,7 +70,8 @@ pub fn candidates(toml: &str, cluster: &Cluster, explanation: &Explanation, chan
     }
     changes.extend(each(Speed::Disturbance, "[]").map(|assignment| Change::set([assignment])));
     let hosts = slow_hosts(cluster, explanation).into_iter().filter_map(|host| bandwidth_of_host(toml, host));
-    changes.extend(hosts.map(|key| Change::set([format!("{key}=*2")])));
+    let links = explanation.links.iter().filter_map(|part| bandwidth_of_link(toml, ends(&part.name)?));
+    changes.extend(hosts.chain(links.take(MOST_KEYS)).map(|key| Change::set([format!("{key}=*2")])));
     for Part { name, .. } in &explanation.operations {
         let free = if name == "recv" { CallOp::SEND } else { name };
         changes.push(Change { free: vec![free.to_owned()], ..Change::default() });
@@ -97,12 +99,19 @@ pub fn candidates(toml: &str, cluster: &Cluster, explanation: &Explanation, chan
     once
 }
 
+/// The names of the ends of a link.
+fn ends(link: &str) -> Option<[&str; 2]> {
+    let (from, to) = link.split_once(" <-> ").or_else(|| link.split_once(" -> "))?;
+    Some([from, to])
+}
+
 /// Hosts whose links the critical path crosses, the one with the most time first.
 fn slow_hosts<'c>(cluster: &'c Cluster, explanation: &Explanation) -> Vec<&'c str> {
     let mut hosts: Vec<&str> = Vec::new();
     for Part { name: link, .. } in &explanation.links {
-        let ends = link.split(" <-> ").flat_map(|ends| ends.split(" -> "));
-        for host in ends.filter_map(|end| cluster.topology.hosts().iter().find(|host| *host == end)) {
+        for host in
+            ends(link).into_iter().flatten().filter_map(|end| cluster.topology.hosts().iter().find(|host| *host == end))
+        {
             if !hosts.contains(&&**host) {
                 hosts.push(host);
             }

@@ -26,7 +26,7 @@ mod steps;
 pub use devices::is_worker_name;
 pub use flags::Flags;
 pub use kernels::{Formula, KernelCost};
-pub use speeds::{Speed, SpeedKey, bandwidth_of_host, speed_keys};
+pub use speeds::{Speed, SpeedKey, bandwidth_of_host, bandwidth_of_link, speed_keys};
 
 pub use uniference_sim::device::Rates;
 

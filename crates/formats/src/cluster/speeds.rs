@@ -18,6 +18,8 @@ pub enum Speed {
     Slowdown,
     /// How many bytes a second it carries.
     Bandwidth,
+    /// How many times the bandwidth of a switch's uplinks that of its hosts is.
+    Oversubscription,
     /// How long the last byte is on its way.
     Latency,
     /// A list of what makes it slower for a while.
@@ -56,6 +58,7 @@ fn within(path: &str, value: &Value, keys: &mut Vec<SpeedKey>) {
         let key = format!("{path}.{name}");
         match &*name {
             "bandwidth" | "backplane" => keys.push(SpeedKey { key, speed: Speed::Bandwidth }),
+            "oversubscription" => keys.push(SpeedKey { key, speed: Speed::Oversubscription }),
             "latency" => keys.push(SpeedKey { key, speed: Speed::Latency }),
             "change" | "background" if path == "network" => keys.push(SpeedKey { key, speed: Speed::Disturbance }),
             _ => within(&key, value, keys),
@@ -72,6 +75,20 @@ pub fn bandwidth_of_host(cluster: &str, host: &str) -> Option<String> {
     let network = root.get("network")?;
     let has_hosts = ["links", "dimensions"].iter().all(|key| network.get(key).is_none());
     has_hosts.then(|| format!("network.host.{}.bandwidth", quoted(host)))
+}
+
+/// The key of the bandwidth of a link that the cluster lists, by the names of its ends; `None`: there is no such link.
+///
+/// # Panics
+/// As in [`speed_keys`].
+pub fn bandwidth_of_link(cluster: &str, ends: [&str; 2]) -> Option<String> {
+    let root: Table = cluster.parse().expect("a cluster that was resolved is TOML");
+    let links = root.get("network")?.get("links")?.as_array()?;
+    let joins = |link: &Value| {
+        let between = link.get("between").and_then(Value::as_array);
+        between.is_some_and(|names| ends.iter().all(|end| names.iter().any(|name| name.as_str() == Some(end))))
+    };
+    links.iter().position(joins).map(|number| format!("network.links.{number}.bandwidth"))
 }
 
 /// A part of a key, in quotes where it needs them.

@@ -1,6 +1,8 @@
 //! Owns streams: their messages, in order, and what happens to these when. How streams share links is [`super::sharing`]'s business, when
 //! the message at a stream's head has left is [`super::progress`]'s.
 //!
+//! Which links kept a message from leaving faster is kept account of by `limits`, here.
+//!
 //! A stream with bytes waiting is one flow over all links of its route. Its last byte arrives one latency of the route after it has left
 //! (cut-through), and later if it has to wait in front of the receiver ([`super::ingress`]). Messages without bytes wait their turn and then leave at once; so does everything on a route without links.
 //!
@@ -9,6 +11,7 @@
 use super::dynamics::{Dynamics, LinkDynamics};
 use super::heap::IndexedHeap;
 use super::ingress::Ingress;
+use super::limits::Limits;
 use super::progress::Progress;
 use super::scale::Scale;
 use super::sharing::Sharing;
@@ -73,6 +76,8 @@ struct Stream {
     waiting: VecDeque<Message>,
     /// When the message at the head began to leave.
     started: SimTime,
+    /// Of the message at the head.
+    limits: Limits,
     /// Where a message's flight depends on when it leaves.
     varying: Option<Box<Varying>>,
     /// Is it others' traffic, which nobody waits for?
@@ -174,6 +179,7 @@ impl FlowNetwork {
             head: None,
             waiting: VecDeque::new(),
             started: SimTime::ZERO,
+            limits: Limits::default(),
             varying,
             background: false,
         });
@@ -251,9 +257,22 @@ impl FlowNetwork {
         let begun = self.pending.iter().map(|id| &self.streams[id.index()]).filter(|stream| stream.active);
         let begun = begun.filter_map(|stream| Some((stream.flow?, stream.to_go(self.scale)?)));
         self.progress.follow(self.now, &self.sharing, begun);
+        self.note_limits();
         self.sharing.forget_changes();
         self.pending.clear();
         self.changed = false;
+    }
+
+    /// Notes which links hold back the streams that have begun to move at this instant, or that another link holds back from now on.
+    fn note_limits(&mut self) {
+        let FlowNetwork { pending, sharing, stream_of, streams, now, .. } = self;
+        let moved = sharing.moved.iter().map(|flow| stream_of[*flow as usize]);
+        for id in moved.chain(pending.iter().copied()) {
+            let stream = &mut streams[id.index()];
+            if let Some(flow) = stream.flow.filter(|_| stream.active) {
+                stream.limits.set(sharing.limit(flow), stream.started, *now);
+            }
+        }
     }
 
     /// Closes links whose queues are full, and opens those that hold nobody back.
@@ -271,8 +290,12 @@ impl FlowNetwork {
     /// The head of `id` has left, and with it all after it that leave at once.
     fn finish_head(&mut self, id: StreamId) {
         while let Some(Message { tag, .. }) = self.streams[id.index()].head {
-            let Stream { started, queue, .. } = self.streams[id.index()];
-            self.reports.push((id, NetworkEvent::Sent { tag, started }));
+            let stream = &mut self.streams[id.index()];
+            let (started, queue) = (stream.started, stream.queue);
+            // The numbers after those of the topology's links are those of streams' caps.
+            let limit = stream.limits.take_longest(started, self.now).map(LinkId);
+            let limit = limit.filter(|link| link.index() < self.topology.links().len());
+            self.reports.push((id, NetworkEvent::Sent { tag, started, limit }));
             match queue {
                 Some(queue) => self.ingress.enter(queue, self.now, id, tag),
                 None => self.fly(id, tag),

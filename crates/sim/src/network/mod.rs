@@ -6,6 +6,7 @@ mod dynamics;
 mod flow;
 mod heap;
 mod ingress;
+mod limits;
 #[cfg(test)]
 mod oracle;
 mod progress;
@@ -21,7 +22,7 @@ pub use topology::{
     LinkSpec, PacketOverhead, Preset, Route, Topology, TopologyError,
 };
 
-use crate::ids::{HostId, StreamId};
+use crate::ids::{HostId, LinkId, StreamId};
 use crate::time::{Bytes, Rate, SimTime};
 
 /// A network in virtual time. The caller owns the clock: it asks for the next event, and advances to it (or to an earlier instant).
@@ -56,6 +57,9 @@ pub enum NetworkEvent {
         tag: u64,
         /// When its first byte left: when it was pushed, or when the message before it on its stream was sent.
         started: SimTime,
+        /// The link of its route that kept it from leaving faster, for most of the time since then; `None`: its stream's cap did, or it has no
+        /// bytes or crosses no link.
+        limit: Option<LinkId>,
     },
     /// The last byte has arrived: one latency of the route after it has left, and what it waited in front of the receiver.
     Delivered {

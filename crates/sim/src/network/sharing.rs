@@ -205,6 +205,15 @@ impl Sharing {
         self.flows[flow as usize].bottleneck
     }
 
+    /// The first link of an active flow's route that has its bottleneck's level, once solved: where several are equally full, always the same
+    /// one is named.
+    pub(super) fn limit(&self, flow: u32) -> u32 {
+        let bottleneck = self.bottleneck(flow);
+        let level = self.level(bottleneck);
+        let links = self.route(flow).map(|hop| self.hops[hop].link);
+        links.into_iter().find(|link| self.level(*link) == level).unwrap_or(bottleneck)
+    }
+
     /// The rate of every flow whose bottleneck `link` is, in quanta.
     pub(super) fn level(&self, link: u32) -> u64 {
         self.level[link as usize]

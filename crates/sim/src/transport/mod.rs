@@ -27,7 +27,7 @@ pub(crate) use slab::Slab;
 
 use crate::collective::Wire;
 use crate::event::{Cause, MessageWay};
-use crate::ids::{GroupId, GroupRank, Handle, HostId, MessageId, RankId, Site};
+use crate::ids::{GroupId, GroupRank, Handle, HostId, LinkId, MessageId, RankId, Site};
 use crate::network::{Network, NetworkEvent, Route, Topology};
 use crate::time::{Bytes, Rate, SimDuration, SimTime};
 use connection::{Connection, Growth, Release};
@@ -82,11 +82,27 @@ pub(crate) struct Message {
     pub(crate) started: SimTime,
     pub(crate) sent: SimTime,
     pub(crate) way: MessageWay,
+    /// How long the link that its way names has held its parts back, and how long all links together.
+    limited: SimDuration,
+    left_over_links: SimDuration,
     connection: u32,
     /// In `Transport::grants`, once its receiver is ready and where the protocol has a handshake; else [`NO_GRANT`].
     grant: u32,
     /// What its algorithm's protocol does to it.
     wire: u32,
+}
+
+impl Message {
+    /// A part of it has left within this time, held back by this link, or by none.
+    fn is_limited(&mut self, link: Option<LinkId>, lasted: SimDuration) {
+        let Some(link) = link else { return };
+        self.left_over_links = self.left_over_links + lasted;
+        if self.way.limit == Some(link) {
+            self.limited = self.limited + lasted;
+        } else if lasted > self.limited {
+            (self.way.limit, self.limited) = (Some(link), lasted);
+        }
+    }
 }
 
 /// What a message belongs to.
@@ -305,7 +321,7 @@ impl Transport {
         let id = MessageId(self.posted);
         self.posted += 1;
         let (begun, released) = (now, now);
-        let way = MessageWay { id, operation, step, by: source, begun, cause, released, behind: None };
+        let way = MessageWay { id, operation, step, by: source, begun, cause, released, ..MessageWay::default() };
         let tag = self.messages.keep(Message {
             purpose,
             source,
@@ -317,6 +333,8 @@ impl Transport {
             started: SimTime::MAX,
             sent: now,
             way,
+            limited: SimDuration::ZERO,
+            left_over_links: SimDuration::ZERO,
             connection,
             grant: NO_GRANT,
             wire,
@@ -553,12 +571,15 @@ impl Transport {
     fn network_event(&mut self, now: SimTime, event: NetworkEvent, happened: &mut Vec<TransportEvent>) {
         match event {
             NetworkEvent::Sent { tag, .. } if tag & CONTROL != 0 => {}
-            NetworkEvent::Sent { tag, started } => {
+            NetworkEvent::Sent { tag, started, limit } => {
                 let message = self.messages.get_mut(tag as u32);
                 message.started = message.started.min(started);
+                message.is_limited(limit, now.since(started));
                 self.connections[message.connection as usize].is_used(now);
                 if tag & PART == 0 {
                     message.sent = now;
+                    let lasted = now.since(message.started);
+                    message.way.in_window = lasted.saturating_sub(message.left_over_links);
                     let wake = if message.wire == ONE_SIDED { SimDuration::ZERO } else { self.protocol.wake };
                     self.after(now, wake, Due::Sent(tag as u32), happened);
                 }

@@ -85,7 +85,7 @@ pub(super) enum Waited {
 }
 
 /// A message that has arrived: from `begun` to `released` it waited for its receiver, to `started` for messages before it, to `sent` it
-/// left, to `arrived` it was on its way.
+/// left, for `in_window` of this while the window of its connection was full, to `arrived` it was on its way.
 #[derive(Clone, Copy)]
 pub(super) struct Message {
     pub(super) begun: SimTime,
@@ -100,7 +100,9 @@ pub(super) struct Message {
     pub(super) source: RankId,
     /// The sender's operation.
     pub(super) operation: Handle,
-    /// The slowest of its route.
+    /// What of the time in which it left went by with its connection's window.
+    pub(super) in_window: SimDuration,
+    /// The link that held it back for longest while it left; if none did, the slowest of its route.
     pub(super) link: Option<LinkId>,
     /// The message before it on its connection.
     pub(super) behind: Option<MessageId>,
@@ -275,7 +277,8 @@ impl Observer for Causes {
                     by: way.by,
                     source: *source,
                     operation: way.operation,
-                    link: slowest.map(|link| self.first_of_name[link.index()]),
+                    in_window: way.in_window,
+                    link: way.limit.or(slowest).map(|link| self.first_of_name[link.index()]),
                     behind: way.behind,
                 };
                 let number = way.id.0 as usize;

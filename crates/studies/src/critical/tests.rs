@@ -464,3 +464,33 @@ proptest! {
         }
     }
 }
+
+/// Four hosts of a leaf send at once: its uplink, as fast as each of their links, has a fourth of its rate for each.
+#[test]
+fn the_link_that_is_full_is_named_and_not_the_first_of_those_that_are_as_fast() {
+    let tree = cluster(8, "preset = \"fat_tree\"\nhosts_per_leaf = 4\nspines = 1\noversubscription = 4.0\n");
+    let explanation = explain(&tree, |rank| match rank {
+        0..4 => vec![send(rank + 4, 100_000, 1), wait(&[0], 1)],
+        _ => vec![receive(rank - 4, 100_000, 2), wait(&[0], 2)],
+    });
+    // 100 us alone, 400 us together, and two latencies.
+    assert_eq!(us(&explanation.kinds), [("contention", 300), ("bandwidth", 100), ("latency", 20)]);
+    assert_eq!(us(&explanation.links), [("leaf.0 -> spine.0".to_owned(), 420)]);
+    assert!(explanation.summary.contains("contention of leaf.0 -> spine.0"), "{}", explanation.summary);
+    assert_eq!(explanation.parts[0].what.link.as_deref(), Some("leaf.0 -> spine.0"));
+}
+
+/// A window of 10,000 bytes for a round trip of 20 us: 0.5 GB/s on links of 1 GB/s.
+#[test]
+fn what_a_window_holds_back_is_no_contention_of_a_link() {
+    let file = "backend = { name = \"ideal\", window = { first = \"10 kB\", cap = \"10 kB\" } }\n[[device]]\nname = \"a\"\ncount = 2\n[network]\nbandwidth = \"1 GB/s\"\nlatency = \"10 us\"\n";
+    let cluster = ClusterFile::parse("test", file, &[]).unwrap().resolve(&Choices::default()).unwrap().cluster;
+    let explanation = explain(&cluster, |rank| match rank {
+        0 => vec![send(1, 100_000, 1), wait(&[0], 1)],
+        _ => vec![receive(0, 100_000, 2), wait(&[0], 2)],
+    });
+    let kinds = us(&explanation.kinds);
+    assert!(kinds.iter().all(|(kind, _)| *kind != "contention"), "{kinds:?}");
+    assert_eq!(kinds.iter().find(|(kind, _)| *kind == "bandwidth"), Some(&("bandwidth", 100)), "{kinds:?}");
+    assert_eq!(kinds.iter().find(|(kind, _)| *kind == "queueing"), Some(&("queueing", 100)), "{kinds:?}");
+}

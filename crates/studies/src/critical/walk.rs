@@ -14,7 +14,7 @@ pub(super) struct Span {
     /// Whose time it is: of a message its sender's, or its receiver's while that lets the sender wait.
     pub(super) rank: RankId,
     pub(super) kind: Kind,
-    /// On the network: the slowest link of the message's route.
+    /// On the network: the link that held the message back for longest; if none did, the slowest link of its route.
     pub(super) link: Option<LinkId>,
     /// What was computed, or the operation.
     pub(super) name: Option<Name>,
@@ -30,11 +30,11 @@ pub enum Kind {
     Compute,
     /// Bytes leave at the rate of the slowest link of their route.
     Bandwidth,
-    /// They leave more slowly than that: links are shared with other messages, changed by the cluster file, or the window is small.
+    /// They leave more slowly than that: a link is shared with other messages, or changed by the cluster file.
     Contention,
     /// The last byte is on its way.
     Latency,
-    /// A message waits for the window of its connection.
+    /// A message, or the rest of it, waits for the window of its connection.
     Queueing,
     /// A message waits for its receiver to say that it is ready.
     Handshake,
@@ -169,7 +169,7 @@ impl Walk<'_> {
     /// What a message lets happen on a rank is explained by its way: back to what let it leave.
     fn message(&mut self, rank: RankId, id: MessageId, arrived: bool) -> Option<At> {
         let message = *self.causes.message(id)?;
-        let Message { begun, released, started, sent, arrived: at, alone, source, by, link, .. } = message;
+        let Message { begun, released, started, sent, arrived: at, alone, in_window, source, by, link, .. } = message;
         let sender = self.causes.activity(source, message.operation);
         let of_sender =
             sender.map_or(Span::of(source, Kind::Library), |activity| of_activity(source, message.operation, activity));
@@ -179,7 +179,11 @@ impl Walk<'_> {
         let kind = if arrived && rank == source { Kind::Latency } else { Kind::Library };
         self.pass(if arrived { at } else { sent }, Span { rank, kind, activity: here, ..of_sender });
         self.pass(sent, on_link(Kind::Latency));
-        self.pass(started.saturating_add(alone).min(sent), on_link(Kind::Contention));
+        // Where in this time the window was full does not matter to what it adds up to.
+        let alone = started.saturating_add(alone).min(sent);
+        let over_links = started.saturating_add(sent.since(started).saturating_sub(in_window));
+        self.pass(over_links.max(alone), on_link(Kind::Queueing));
+        self.pass(alone, on_link(Kind::Contention));
         self.pass(started, on_link(Kind::Bandwidth));
         // One that left when the message before it had left waited for nothing else.
         let before = message.behind.filter(|_| released < started);

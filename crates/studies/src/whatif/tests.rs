@@ -134,3 +134,29 @@ fn a_line_is_named_for_both_of_its_passes() {
         assert_eq!(name.is(line), is, "{line}");
     }
 }
+
+/// What is tried for a job of four hosts on this network.
+fn tried(network: &str) -> Vec<String> {
+    let file = format!("[[device]]\nname = \"n\"\ncount = 4\n[network]\nbandwidth = \"1 Gbps\"\n{network}");
+    let Resolved { cluster, toml, .. } = resolve(&file, &Change::default());
+    let before = explanation(&cluster);
+    let changes = candidates(&toml, &cluster, &before, &Chances { operations: Vec::new(), unexamined: None });
+    for change in changes.iter().filter(|change| change.algorithms.is_empty()) {
+        let changed = explanation(&resolve(&toml, change).cluster);
+        assert!(changed.makespan_s <= before.makespan_s, "{change:?}");
+    }
+    changes.iter().map(|change| change.options().join(" ")).collect()
+}
+
+#[test]
+fn uplinks_and_shared_trunks_are_tried() {
+    let tree = tried("preset = \"fat_tree\"\nhosts_per_leaf = 2\nspines = 1\noversubscription = 4.0\n");
+    assert!(tree.contains(&"--set network.oversubscription=/2".to_owned()), "{tree:?}");
+    // The trunk comes last, after more links than are tried in their order.
+    let link = |from: &str, to: &str| format!("{{ between = [\"{from}\", \"{to}\"] }}");
+    let hosts = [("n.0", "a"), ("n.1", "a"), ("n.2", "b"), ("n.3", "b")].map(|(host, on)| link(host, on));
+    let others = (0..20).map(|other| link("b", &format!("unused.{other}")));
+    let links: Vec<String> = hosts.into_iter().chain(others).chain([link("a", "b")]).collect();
+    let trunk = tried(&format!("links = [{}]\n", links.join(", ")));
+    assert!(trunk.contains(&"--set network.links.24.bandwidth=*2".to_owned()), "{trunk:?}");
+}

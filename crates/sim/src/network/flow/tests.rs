@@ -62,7 +62,7 @@ pub(in super::super) fn run(network: &mut FlowNetwork, pushes: &[Push]) -> Vec<T
         last = at;
         for event in events.drain(..) {
             match event {
-                NetworkEvent::Sent { tag, started } => {
+                NetworkEvent::Sent { tag, started, .. } => {
                     assert_eq!(times[tag as usize].sent, 0, "message {tag} was sent twice");
                     times[tag as usize] = Times { started: started.as_ps(), sent: at, delivered: 0 };
                 }
@@ -507,4 +507,62 @@ proptest! {
         order.reverse();
         prop_assert_eq!(one, scenario.run(&order), "opened as {:?}", order);
     }
+}
+
+/// Which link is said to have held each message back, by name; all messages are pushed at once on streams of their own, with this cap.
+fn limited(topology: &Topology, messages: &[(u32, u32, u64)], cap: Option<Rate>) -> Vec<Option<String>> {
+    let mut network = FlowNetwork::new(topology.clone());
+    for (tag, (from, to, bytes)) in messages.iter().enumerate() {
+        let stream = network.open(HostId(*from), HostId(*to), cap);
+        network.push(stream, Bytes(*bytes), tag as u64);
+    }
+    let (mut limits, mut events) = (vec![None; messages.len()], Vec::new());
+    while let Some(at) = network.next_event() {
+        network.advance(at, &mut events);
+        for event in events.drain(..) {
+            if let NetworkEvent::Sent { tag, limit, .. } = event {
+                limits[tag as usize] = limit.map(|link| topology.link(link).name.clone());
+            }
+        }
+    }
+    limits
+}
+
+/// Two pairs of hosts on two switches, and one trunk between these; all links are equally fast.
+fn trunk() -> Topology {
+    let link = |a: &str, b: &str| GraphLink {
+        between: vec![a.to_owned(), b.to_owned()],
+        spec: spec(GIGABIT, 0),
+        back: None,
+        duplex: Duplex::Full,
+    };
+    let links = [link("h0", "a"), link("h1", "a"), link("h2", "b"), link("h3", "b"), link("a", "b")];
+    Topology::graph(&hosts(4), &links).unwrap()
+}
+
+#[test]
+fn a_message_names_the_link_that_held_it_back() {
+    let named = |name: &str| Some(name.to_owned());
+    // Two streams share the trunk, half of it each.
+    assert_eq!(limited(&trunk(), &[(0, 2, 1_000_000), (1, 3, 1_000_000)], None), [named("a -> b"), named("a -> b")]);
+    // Alone it could fill any link of its route: the first one.
+    assert_eq!(limited(&trunk(), &[(0, 2, 1_000_000)], None), [named("h0 -> a")]);
+    // Two share the receiver's link.
+    assert_eq!(limited(&trunk(), &[(0, 2, 1_000_000), (3, 2, 1_000_000)], None), [named("b -> h2"), named("b -> h2")]);
+    // 1 MB at half of the trunk's rate: 16 ms. What is left of the other message then takes 8 ms of 2 MB, and 24 ms of 4 MB.
+    let longest = |bytes| limited(&trunk(), &[(0, 2, bytes), (1, 3, 1_000_000)], None)[0].clone();
+    assert_eq!([2_000_000, 4_000_000].map(longest), [named("a -> b"), named("h0 -> a")]);
+    // A cap below all links' shares is no link, nor is anything that a message without bytes meets with.
+    assert_eq!(limited(&trunk(), &[(0, 2, 1_000_000)], Rate::new(GIGABIT / 2.0)), [None]);
+    assert_eq!(limited(&trunk(), &[(0, 2, 0)], None), [None]);
+}
+
+#[test]
+fn an_oversubscribed_leaf_holds_back_whatever_leaves_it() {
+    // Four hosts share an uplink that is as fast as each of their links.
+    let tree = Preset::FatTree { hosts_per_leaf: 4, spines: 1, oversubscription: 4.0 };
+    let topology = Topology::preset(&tree, &hosts(8), spec(GIGABIT, 0)).unwrap();
+    let messages: Vec<(u32, u32, u64)> = (0..4).map(|host| (host, host + 4, 1_000_000)).collect();
+    let limits = limited(&topology, &messages, None);
+    assert_eq!(limits, vec![Some("leaf.0 -> spine.0".to_owned()); 4]);
 }
