@@ -18,8 +18,8 @@ use attention::{Attention, Finding};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::BTreeMap;
 pub use timeline::Point;
-use timeline::Timeline;
-use uniference_formats::operators::{Decoder, Entry, Invalid, Level, Line, MemoryKind, SourceLine};
+use timeline::{Segment, Timeline, joined};
+use uniference_formats::operators::{Decoder, Entry, Invalid, Level, Line, MemoryKind, SourceLine, StreamEntry};
 use uniference_formats::report::{HOST_MEMORY, MemoryReport};
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::{QueueId, RankId, TaskId};
@@ -181,9 +181,26 @@ impl Held {
     }
 }
 
+/// An allocation that exceeds the memory of a rank's device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Excess {
+    /// The rank that allocates.
+    pub rank: RankId,
+    /// Bytes that the rank holds with the allocation, without those that torch's allocator has reserved for later: these it would give back.
+    pub held: ByKind,
+    /// Bytes that the device has.
+    pub limit: u64,
+    /// The line of the operator during which it happens; `None`: it is not known.
+    pub line: Option<SourceLine>,
+    /// That operator runs in the backward pass of the line.
+    pub backward: bool,
+}
+
 /// Listens to a run, live or replayed: to the steps of its ranks, and to the engine's events.
 pub struct Memory {
     ranks: Vec<RankMemory>,
+    /// Ranks that have exceeded their limits, in the order in which they were heard.
+    exceeding: Vec<RankId>,
     /// What tasks have captured and not been heard to compute yet: a slice may come in pieces.
     slices: BTreeMap<(RankId, TaskId), Vec<u8>>,
     invalid: Option<(RankId, Invalid)>,
@@ -193,7 +210,31 @@ impl Memory {
     /// Of so many ranks. `with_timelines`: what was held when is kept, too.
     pub fn new(ranks: usize, with_timelines: bool) -> Memory {
         let new = || RankMemory { timeline: with_timelines.then(Timeline::default), ..RankMemory::default() };
-        Memory { ranks: (0..ranks).map(|_| new()).collect(), slices: BTreeMap::new(), invalid: None }
+        let ranks = (0..ranks).map(|_| new()).collect();
+        Memory { ranks, exceeding: Vec::new(), slices: BTreeMap::new(), invalid: None }
+    }
+
+    /// Of ranks whose devices have so many bytes, where that is known: [`Memory::excess`] says which of them would run out of it.
+    pub fn within(limits: &[Option<u64>]) -> Memory {
+        let mut memory = Memory::new(limits.len(), false);
+        memory.ranks.iter_mut().zip(limits).for_each(|(rank, limit)| rank.limit = *limit);
+        memory
+    }
+
+    /// The first allocation that exceeds a rank's limit, of several ranks that of the one that was heard first.
+    pub fn excess(&self) -> Option<Excess> {
+        self.exceeding.iter().find_map(|rank| {
+            let state = &self.ranks[rank.index()];
+            let (mut held, line) = state.excess?;
+            held.set(Kind::Reserved, 0);
+            let source = state.decoder.source_line(line.site).cloned();
+            Some(Excess { rank: *rank, held, limit: state.limit?, line: source, backward: line.backward })
+        })
+    }
+
+    /// Whether no rank's allocations are known.
+    pub fn knows_nothing(&self) -> bool {
+        self.ranks.iter().all(|rank| rank.peak.number == 0)
     }
 
     /// A rank takes a step; those of each rank come in their order.
@@ -201,22 +242,31 @@ impl Memory {
         match step {
             RecordedStep::Operators { operators, .. } => {
                 self.slices.entry((rank, task)).or_default().extend_from_slice(operators);
+                self.ranks[rank.index()].timeline.iter_mut().for_each(|timeline| timeline.closes(task));
             }
             // What runs on a stream does not allocate: the host did, before.
             RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), queue, .. })
                 if queue.stream().is_none() =>
             {
-                let slice = self.slices.remove(&(rank, task)).unwrap_or_default();
+                let slice = self.slices.remove(&(rank, task));
                 let state = &mut self.ranks[rank.index()];
                 if self.invalid.is_none()
+                    && let Some(slice) = slice
                     && let Err(invalid) = state.read(&slice)
                 {
                     self.invalid = Some((rank, invalid));
                 }
                 state.computes(task, work.duration);
+                if state.excess.is_some() && !self.exceeding.contains(&rank) {
+                    self.exceeding.push(rank);
+                }
             }
-            RecordedStep::Request(_)
-            | RecordedStep::After { .. }
+            // What is handed to streams between pieces of the host's work does not end a slice.
+            RecordedStep::Request(Request::Issue { queue, .. }) if queue.stream().is_some() => {}
+            RecordedStep::Request(_) => {
+                self.ranks[rank.index()].timeline.iter_mut().for_each(|timeline| timeline.closes(task));
+            }
+            RecordedStep::After { .. }
             | RecordedStep::Follows { .. }
             | RecordedStep::Named(_)
             | RecordedStep::HandlesInOrder => {}
@@ -283,8 +333,18 @@ struct RankMemory {
     peak_line: Line,
     /// The operator during which the peak came has not been named yet: it is, when it has ended.
     in_peak: bool,
-    /// The most that was held since the last slice ended.
+    /// Bytes that its device has, if anybody wants to know whether they are exceeded.
+    limit: Option<u64>,
+    /// What it held when it first exceeded them, and the line at which it did.
+    excess: Option<(ByKind, Line)>,
+    /// The operator during which that was has not been named yet.
+    in_excess: bool,
+    /// The most that was held since the last segment of a slice ended.
     slice_peak: Moment,
+    /// Those of the slice that is read, if there is a timeline.
+    segments: Vec<Segment>,
+    /// Kernels that the operator that runs has launched.
+    kernels: u64,
     attention: Attention,
     timeline: Option<Timeline>,
 }
@@ -294,9 +354,43 @@ impl RankMemory {
     fn read(&mut self, slice: &[u8]) -> Result<(), Invalid> {
         let mut decoder = std::mem::take(&mut self.decoder);
         self.slice_peak = self.now;
-        let read = decoder.read(slice, |decoder, entry| self.enter(decoder, entry));
+        let read = decoder.read(slice, |decoder, entry| {
+            let weight = self.host_time(&entry);
+            self.enter(decoder, entry);
+            if weight > 0 && self.timeline.is_some() {
+                self.end_segment(weight);
+            }
+        });
         self.decoder = decoder;
+        self.end_segment(0);
         read
+    }
+
+    /// What the host takes for an entry, in nanoseconds, as `HostCosts` of the session has it by default; only what parts of a slice's time
+    /// entries have hangs on it. What is inside of an operator is launched in the operator's time, but for kernels after the first.
+    fn host_time(&mut self, entry: &Entry<'_>) -> u64 {
+        let (operator, launch, call) = (6_000, 3_800, 1_000);
+        match entry {
+            Entry::Execution { .. } => operator + launch * std::mem::take(&mut self.kernels).saturating_sub(1),
+            Entry::Stream(StreamEntry::Launch { flags, .. }) if flags.inside => {
+                self.kernels += 1;
+                0
+            }
+            Entry::Stream(StreamEntry::Launch { flags, .. } | StreamEntry::Copy { flags, .. }) => {
+                if flags.inside || flags.free { 0 } else { launch }
+            }
+            Entry::Stream(StreamEntry::GraphLaunch { .. } | StreamEntry::HostFunction { .. }) => launch,
+            Entry::Stream(StreamEntry::Call { .. } | StreamEntry::Resumption { .. }) => 0,
+            Entry::Stream(_) => call,
+            _ => 0,
+        }
+    }
+
+    fn end_segment(&mut self, weight: u64) {
+        if self.timeline.is_some() {
+            self.segments.push(Segment { weight, most: self.slice_peak, left: self.now });
+            self.slice_peak = self.now;
+        }
     }
 
     fn enter(&mut self, decoder: &Decoder, entry: Entry<'_>) {
@@ -308,6 +402,9 @@ impl RankMemory {
             Entry::Execution { definition, line, allocations, .. } => {
                 if std::mem::take(&mut self.in_peak) {
                     self.peak_line = line;
+                }
+                if std::mem::take(&mut self.in_excess) {
+                    self.excess = self.excess.map(|(held, _)| (held, line));
                 }
                 let found = self.attention.executed(&decoder.definitions()[definition], definition, line, allocations);
                 for finding in found {
@@ -376,6 +473,10 @@ impl RankMemory {
         self.now.held.set(Kind::Reserved, self.reserved.saturating_sub(self.allocated_on_gpu));
         self.most_on_host = self.most_on_host.max(self.now.held.of(Kind::Host));
         let weight = self.now.held.weight();
+        if self.excess.is_none() && self.limit.is_some_and(|limit| weight.1 > limit) {
+            self.excess = Some((self.now.held, Line::default()));
+            self.in_excess = true;
+        }
         if weight > self.slice_peak.held.weight() {
             self.slice_peak = self.now;
         }
@@ -394,11 +495,13 @@ impl RankMemory {
         self.most_on_host = self.peak.held.total();
         self.live.values_mut().for_each(|allocation| allocation.kind = Kind::Host);
         let kept = self.timeline.iter_mut().flat_map(Timeline::moments);
-        for moment in kept.chain([&mut self.now, &mut self.slice_peak]) {
+        let segments = self.segments.iter_mut().flat_map(|segment| [&mut segment.most, &mut segment.left]);
+        for moment in kept.chain(segments).chain([&mut self.now, &mut self.slice_peak]) {
             moment.held = moment.held.on_host();
         }
         self.peak = Moment::default();
         self.in_peak = false;
+        (self.excess, self.in_excess) = (None, false);
     }
 
     fn is_of_kind(&mut self, id: u64, kind: Kind) {
@@ -415,7 +518,8 @@ impl RankMemory {
         allocation.kind = kind;
         let Allocation { bytes, since, .. } = *allocation;
         let kept = self.timeline.iter_mut().flat_map(Timeline::moments);
-        for moment in kept.chain([&mut self.now, &mut self.peak, &mut self.slice_peak]) {
+        let segments = self.segments.iter_mut().flat_map(|segment| [&mut segment.most, &mut segment.left]);
+        for moment in kept.chain(segments).chain([&mut self.now, &mut self.peak, &mut self.slice_peak]) {
             if moment.number >= since {
                 moment.held.remove(before, bytes);
                 moment.held.add(kind, bytes);
@@ -432,8 +536,13 @@ impl RankMemory {
 
     /// What was read last is work of this duration.
     fn computes(&mut self, task: TaskId, duration: SimDuration) {
+        let segments = std::mem::take(&mut self.segments);
         if let Some(timeline) = &mut self.timeline {
-            timeline.computes(task, duration, self.slice_peak, self.now);
+            // Only a GPU's host has a time for each operator.
+            let all = segments.iter().copied().reduce(joined);
+            let segments =
+                if self.has_gpu { segments } else { all.map(|all| Segment { weight: 1, ..all }).into_iter().collect() };
+            timeline.computes(task, duration, segments);
         }
     }
 

@@ -382,3 +382,80 @@ fn a_gpu_holds_what_is_reserved_and_its_context_and_the_host_is_counted_apart() 
     let last = points.last().unwrap().held;
     assert_eq!((last.of(Kind::Reserved), last.of(Kind::Host)), (1200, 400));
 }
+
+/// A slice of a GPU's host: three pieces, of 6, 6 and 12 us, that the engine carries out with a gap of 10 us before the second one.
+#[test]
+fn what_a_program_on_a_gpu_allocates_stands_at_the_time_of_its_host() {
+    let mut rank = Rank::new();
+    for id in 1..=4 {
+        rank.encoder.allocated_on_gpu(id, 100 * id);
+        rank.run("relu", &[(id, &[25])], (id, &[25]));
+    }
+    rank.free(&[4]);
+    let us = SimDuration::from_us;
+    let at = |time: u64| SimTime::ZERO + us(time);
+    let (operators, measured) = (rank.encoder.take(), us(24));
+    rank.memory.step(RankId(0), MAIN, &RecordedStep::Operators { operators, measured });
+    let pieces = [(0, 6, 6), (16, 22, 6), (22, 34, 12)];
+    for (start, end, lasts) in pieces {
+        let activity = Activity::Compute(Work::new(us(lasts), Origin::Transferred));
+        let request = Request::Issue { activity, queue: QueueId(0), after: vec![], site: Site(0) };
+        rank.memory.step(RankId(0), MAIN, &RecordedStep::Request(request));
+        let launch = Activity::Compute(Work::new(us(1), Origin::Roofline));
+        let launch = Request::Issue { activity: launch, queue: QueueId::of_stream(0), after: vec![], site: Site(0) };
+        rank.memory.step(RankId(0), MAIN, &RecordedStep::Request(launch));
+        let event = Event::Computed {
+            rank: RankId(0),
+            task: MAIN,
+            start: at(start),
+            base: us(lasts),
+            origin: Origin::Transferred,
+            name: None,
+            why: Default::default(),
+        };
+        rank.memory.record(at(end), &event);
+    }
+    let Held { timelines, .. } = rank.memory.finish().unwrap();
+    // Each operator takes the host 6 of its 24 us; what it allocates is there from then on. What follows the last one is freed in no time.
+    let totals: Vec<_> = timelines[0].iter().map(|point| (point.at, point.held.total())).collect();
+    assert_eq!(totals, [(at(0), 100), (at(6), 300), (at(22), 600), (at(28), 1000), (at(34), 600)]);
+}
+
+/// 600 bytes, then 400 more on line 2, then 40,000.
+#[test]
+fn an_allocation_that_exceeds_a_limit_is_named_with_its_line() {
+    let held = |limit| {
+        let mut rank = Rank::new();
+        rank.memory = Memory::within(&[limit]);
+        rank.run("empty", &[], (1, &[150]));
+        rank.line = Line { site: 2, backward: true };
+        rank.run("empty", &[], (2, &[100]));
+        rank.line.site = 1;
+        rank.run("empty", &[], (3, &[10_000]));
+        rank.computes(1);
+        (rank.memory.knows_nothing(), rank.memory.excess())
+    };
+    assert_eq!(held(None), (false, None));
+    assert_eq!(held(Some(41_000)), (false, None));
+    let (_, excess) = held(Some(999));
+    let excess = excess.unwrap();
+    assert_eq!((excess.rank, excess.held.total(), excess.limit, excess.backward), (RankId(0), 1000, 999, true));
+    assert_eq!(excess.line.unwrap().line, "a.py:2");
+    assert!(Memory::within(&[Some(1)]).knows_nothing());
+}
+
+/// What torch's allocator has reserved for later it gives back before it runs out of memory.
+#[test]
+fn what_is_reserved_on_a_gpu_exceeds_no_limit() {
+    let excess = |limit| {
+        let mut rank = Rank::new();
+        rank.memory = Memory::within(&[Some(limit)]);
+        rank.encoder.level(Level::Context, 500);
+        rank.encoder.level(Level::Reserved, 2000);
+        rank.encoder.allocated_on_gpu(1, 400);
+        rank.run("relu", &[(1, &[100])], (1, &[100]));
+        rank.computes(1);
+        rank.memory.excess().map(|excess| excess.held.total())
+    };
+    assert_eq!((excess(900), excess(899)), (None, Some(900)));
+}

@@ -1,7 +1,10 @@
 //! Owns when a rank's moments of memory were in virtual time.
 //!
 //! A slice of compute is told of twice: by the rank, with what it held meanwhile, and by the engine, with when it began and ended. Either may come first.
-//! From its beginning on the most that was held in it counts, from its end on what was left.
+//! What a rank held in a slice comes in segments: from the beginning of each on the most that was held in it counts, from its end on what was left.
+//!
+//! A slice of a rank with a GPU consists of several pieces of the host's work, with what the host hands to streams between them. Segments are
+//! parts of their time, in proportion to their weights. Otherwise a slice is one segment: which part of it an operator took is not known here.
 
 use super::{ByKind, Moment};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,6 +23,15 @@ pub struct Point {
     pub held: ByKind,
 }
 
+/// A part of a slice.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Segment {
+    /// Its part of the slice's time, in any unit.
+    pub(super) weight: u64,
+    pub(super) most: Moment,
+    pub(super) left: Moment,
+}
+
 /// The points of one rank.
 #[derive(Default)]
 pub(super) struct Timeline {
@@ -27,39 +39,50 @@ pub(super) struct Timeline {
     tasks: BTreeMap<TaskId, Slices>,
 }
 
-/// Of one task, in order: slices that take time, and when the engine has carried them out.
+/// Of one task, in order: slices that take time, and when the engine has carried their pieces out.
 #[derive(Default)]
 struct Slices {
+    /// More pieces of it may come.
+    open: Option<Slice>,
     said: VecDeque<Slice>,
     computed: VecDeque<(SimTime, SimTime)>,
-    /// Of slices that took no time since the last one that did.
-    instant: Option<Slice>,
+    /// Of slices that took no time since the last one that did, in one segment.
+    instant: Option<Segment>,
 }
 
-#[derive(Clone, Copy)]
 struct Slice {
-    most: Moment,
-    left: Moment,
+    segments: Vec<Segment>,
+    /// Of the pieces that take time, on the reference device.
+    durations: Vec<SimDuration>,
 }
 
 impl Timeline {
-    /// A task computes for so long on the reference device, and has held `most` and `left` something meanwhile.
-    pub(super) fn computes(&mut self, task: TaskId, duration: SimDuration, most: Moment, left: Moment) {
+    /// A task computes for so long on the reference device: a piece of a slice, the first of which comes with all segments.
+    pub(super) fn computes(&mut self, task: TaskId, duration: SimDuration, segments: Vec<Segment>) {
         let slices = self.tasks.entry(task).or_default();
-        let most = match slices.instant.take() {
-            Some(before) if before.most.held.weight() > most.held.weight() => before.most,
-            _ => most,
-        };
-        // What takes no time is no event, so it belongs to the next slice.
-        if duration == SimDuration::ZERO {
-            slices.instant = Some(Slice { most, left });
+        let slice = slices.open.get_or_insert_with(|| {
+            // What takes no time is no event, so it belongs to the next slice.
+            Slice { segments: slices.instant.take().into_iter().collect(), durations: Vec::new() }
+        });
+        slice.segments.extend(segments);
+        if duration > SimDuration::ZERO {
+            slice.durations.push(duration);
+        }
+    }
+
+    /// No more pieces of the task's slice come.
+    pub(super) fn closes(&mut self, task: TaskId) {
+        let Some(slices) = self.tasks.get_mut(&task) else { return };
+        let Some(slice) = slices.open.take() else { return };
+        if slice.durations.is_empty() {
+            slices.instant = slice.segments.into_iter().reduce(joined).map(|all| Segment { weight: 0, ..all });
         } else {
-            slices.said.push_back(Slice { most, left });
+            slices.said.push_back(slice);
             self.pair(task);
         }
     }
 
-    /// The engine has carried out a slice.
+    /// The engine has carried out a piece of a slice.
     pub(super) fn computed(&mut self, task: TaskId, start: SimTime, end: SimTime) {
         self.tasks.entry(task).or_default().computed.push_back((start, end));
         self.pair(task);
@@ -67,17 +90,16 @@ impl Timeline {
 
     fn pair(&mut self, task: TaskId) {
         let slices = self.tasks.entry(task).or_default();
-        while let (Some(slice), Some((start, end))) = (slices.said.front(), slices.computed.front()) {
-            let points = [(*start, slice.most), (*end, slice.left)];
-            slices.said.pop_front();
-            slices.computed.pop_front();
-            for (at, moment) in points {
+        while let Some(slice) = slices.said.front().filter(|slice| slice.durations.len() <= slices.computed.len()) {
+            let pieces: Vec<(SimTime, SimTime)> = slices.computed.drain(..slice.durations.len()).collect();
+            for (at, moment) in slice.points(&pieces) {
                 // Slices of several tasks may overlap.
                 let place = self.points.partition_point(|(known, _)| *known <= at);
                 self.points.insert(place, (at, moment));
             }
+            slices.said.pop_front();
         }
-        if self.points.len() > MOST_POINTS {
+        while self.points.len() > MOST_POINTS {
             let more =
                 |[a, b]: [(SimTime, Moment); 2]| (a.0, if b.1.held.weight() > a.1.held.weight() { b.1 } else { a.1 });
             let pairs = self.points.chunks(2).map(|pair| more([pair[0], pair[pair.len() - 1]]));
@@ -87,15 +109,19 @@ impl Timeline {
 
     /// Every moment that is kept.
     pub(super) fn moments(&mut self) -> impl Iterator<Item = &mut Moment> {
-        let waiting = self.tasks.values_mut().flat_map(|slices| slices.said.iter_mut().chain(&mut slices.instant));
-        let waiting = waiting.flat_map(|Slice { most, left }| [most, left]);
+        let waiting = self.tasks.values_mut().flat_map(|Slices { open, said, instant, .. }| {
+            open.iter_mut().chain(said).flat_map(|slice| &mut slice.segments).chain(instant)
+        });
+        let waiting = waiting.flat_map(|Segment { most, left, .. }| [most, left]);
         self.points.iter_mut().map(|(_, moment)| moment).chain(waiting)
     }
 
     /// The points, without those that change nothing. What took no time to the end comes last.
-    pub(super) fn finish(self) -> Vec<Point> {
+    pub(super) fn finish(mut self) -> Vec<Point> {
+        let tasks: Vec<TaskId> = self.tasks.keys().copied().collect();
+        tasks.into_iter().for_each(|task| self.closes(task));
         let end = self.points.last().map_or(SimTime::ZERO, |(at, _)| *at);
-        let last = self.tasks.values().filter_map(|slices| slices.instant).map(|Slice { left, .. }| (end, left));
+        let last = self.tasks.values().filter_map(|slices| slices.instant).map(|Segment { left, .. }| (end, left));
         let mut points: Vec<Point> = Vec::new();
         for (at, Moment { held, .. }) in self.points.iter().copied().chain(last) {
             if points.last().map_or(ByKind::default(), |point| point.held) != held {
@@ -103,5 +129,39 @@ impl Timeline {
             }
         }
         points
+    }
+}
+
+/// Two segments, one after the other, as one.
+pub(super) fn joined(first: Segment, second: Segment) -> Segment {
+    let most = if second.most.held.weight() > first.most.held.weight() { second.most } else { first.most };
+    Segment { weight: first.weight.saturating_add(second.weight), most, left: second.left }
+}
+
+impl Slice {
+    /// What was held from when on; `pieces` are the times of its pieces.
+    fn points(&self, pieces: &[(SimTime, SimTime)]) -> Vec<(SimTime, Moment)> {
+        let weights: u128 = self.segments.iter().map(|segment| u128::from(segment.weight)).sum();
+        let duration: u128 = self.durations.iter().map(|lasts| u128::from(lasts.as_ps())).sum();
+        let (mut before, mut points) = (0_u128, Vec::new());
+        for segment in &self.segments {
+            points.push((self.at(pieces, before * duration / weights.max(1)), segment.most));
+            before += u128::from(segment.weight);
+            points.push((self.at(pieces, before * duration / weights.max(1)), segment.left));
+        }
+        points
+    }
+
+    /// When its pieces have worked for so many picoseconds of the reference device.
+    fn at(&self, pieces: &[(SimTime, SimTime)], mut worked: u128) -> SimTime {
+        for (lasts, (start, end)) in self.durations.iter().zip(pieces) {
+            let lasts = u128::from(lasts.as_ps());
+            if worked <= lasts {
+                let part = worked * u128::from(end.since(*start).as_ps()) / lasts;
+                return start.saturating_add(SimDuration::from_ps(part as u64));
+            }
+            worked -= lasts;
+        }
+        pieces.last().map_or(SimTime::ZERO, |(_, end)| *end)
     }
 }
