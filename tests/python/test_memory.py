@@ -1,5 +1,6 @@
 """What ranks hold in memory: in reports and traces, against a device's limit, and in the answers of `uniference fit`."""
 
+import itertools
 import json
 import time
 from pathlib import Path
@@ -234,6 +235,105 @@ def test_a_tensor_that_this_machine_has_no_memory_for_ends_the_run(tmp_path: Pat
     assert small.code == 0, small.err
 
 
+def test_a_run_that_leaves_almost_nothing_of_a_device_is_called_tight(tmp_path: Path) -> None:
+    def warnings(memory: str) -> list[str]:
+        done = run(tmp_path, FULL, "--cluster", cluster(tmp_path, memory))
+        assert done.code == 0, done.err
+        found = [warning for warning in report(tmp_path / "out")["warnings"] if "tight" in warning]
+        assert all(warning.splitlines()[0] in done.err for warning in found)
+        return found
+
+    # 100 MiB are held: 98 % of 102 MiB, and 97 % of 103.
+    [warning] = warnings("102 MiB")
+    assert warning.startswith(
+        "memory is tight: rank 0 leaves 2.00 MiB of the 102.00 MiB of device `gpu.0`; 2 of 2 ranks"
+    )
+    assert warnings("104 MiB") == []
+
+
+@pytest.mark.parametrize("command", ["replay", "explain", "whatif"])
+def test_a_replay_without_the_memory_that_its_run_held_ends_as_the_program_would(command: str, tmp_path: Path) -> None:
+    more = FULL + "third = torch.empty(1, dtype=torch.uint8)\ndist.barrier()\n"
+    done = run(tmp_path, more, "--cluster", cluster(tmp_path, None))
+    assert done.code == 0, done.err
+
+    def again(memory: str) -> Done:
+        out = ("--out", tmp_path / "again") if command == "replay" else ()
+        size = f'device.gpu.memory="{memory}"'
+        return uniference(command, tmp_path / "out", "--set", size, *out, cwd=tmp_path)
+
+    # As in the run itself: the line of the first allocation that does not fit, in a record that went on.
+    live = run(tmp_path, more, "--cluster", cluster(tmp_path, "100 MiB"))
+    replayed = again("100 MiB")
+    assert live.code == replayed.code == 1
+    assert f'File "{tmp_path / "script.py"}", line 8' in live.err
+    said = f"error: rank 0 runs out of memory at {tmp_path / 'script.py'}:8: it needs 100.00 MiB ("
+    assert said in replayed.err, replayed.err
+    assert "and device `gpu.0` has 100.00 MiB\nhint: " in replayed.err
+    fits = again("200 MiB")
+    assert fits.code == 0, fits.err
+
+
+TIMEOUT = SETUP + (
+    "from datetime import timedelta\n"
+    "x = torch.ones(1 << 20)\n"
+    "if dist.get_rank() == 0:\n"
+    "    dist.send(x, 1)\n"
+    "else:\n"
+    "    dist.irecv(x, 0).wait(timedelta(seconds=1))\n"
+)
+
+
+def test_a_replay_in_which_a_timeout_passes_that_did_not_ends_as_the_program_would(tmp_path: Path) -> None:
+    done = run(tmp_path, TIMEOUT, "--ranks", 2, "--compute", "none")
+    assert done.code == 0, done.err
+    # 4 MiB at 10 Mbps: 3.4 s.
+    slow = ("--set", 'network.bandwidth="10 Mbps"')
+    replayed = uniference("replay", tmp_path / "out", *slow, "--out", tmp_path / "slow", cwd=tmp_path)
+    assert replayed.code == 1
+    assert "error: rank 1 reaches its timeout in recv at " in replayed.err, replayed.err
+    assert "script.py:8 after 1" in replayed.err
+    assert "which it did not in the recorded run\nhint: " in replayed.err
+    assert run(tmp_path, TIMEOUT, "--ranks", 2, "--compute", "none", *slow).code == 1
+
+
+ON_GPU = (
+    "import torch, torch.distributed as dist\n"
+    "dist.init_process_group('nccl')\n"
+    "torch.cuda.set_device(dist.get_rank())\n"
+    "kept = [torch.ones(1 << 20, device='cuda') for _ in range(8)]\n"
+    "torch.cuda.synchronize()\n"
+    "del kept[:4]\n"
+    "kept[0].add_(1)\n"
+    "torch.cuda.synchronize()\n"
+)
+
+
+def test_what_a_program_on_a_gpu_holds_grows_as_its_host_allocates(tmp_path: Path) -> None:
+    file = tmp_path / "gpus.toml"
+    file.write_text(
+        'backend = "nccl"\n[[device]]\nname = "gpu"\nmodel = "h100-sxm"\ncount = 2\n[network]\npreset = "switch"\n'
+    )
+    done = run(tmp_path, ON_GPU, "--cluster", file, "--cuda", "--values", "small")
+    assert done.code == 0, done.err
+
+    def times(folder: Path) -> list[tuple[float, int]]:
+        events = json.loads((folder / "trace.json").read_text())["traceEvents"]
+        memory = [e for e in events if e["ph"] == "C" and e["name"] == "memory" and e["pid"] == 1]
+        return [(e["ts"], e["args"].get("activations", 0)) for e in memory]
+
+    points = times(tmp_path / "out")
+    # The first moment at which 4, 8 ... 32 MiB are there: each tensor's operators take the host 6 us and more.
+    first = [min(at for at, held in points if held == size << 22) for size in range(1, 9)]
+    assert all(later - before >= 6 for before, later in itertools.pairwise(first)), points
+    # They are gone after the synchronization, not before.
+    assert max(at for at, held in points if held == 32 << 20) > first[-1]
+    assert points[-1][1] == 16 << 20
+    again = uniference("replay", tmp_path / "out", "--out", tmp_path / "again", cwd=tmp_path)
+    assert again.code == 0, again.err
+    assert times(tmp_path / "again") == points
+
+
 def fit(
     directory: Path, script: Path, memory: str | None, *options: object, count: int = 2, words: tuple[object, ...] = ()
 ) -> tuple[Done, Any]:
@@ -258,7 +358,11 @@ def test_fit_says_whether_by_how_much_and_why(tmp_path: Path) -> None:
     assert needs["kinds"]["optimizer"] == 4_000_008
     # To the byte.
     peak = needs["peak_bytes"]
-    assert fit(tmp_path, script, f"{peak} B")[0].code == 0
+    done, tight = fit(tmp_path, script, f"{peak} B")
+    assert done.code == 0
+    assert (answer["tight"], tight["tight"], tight["ranks"][0]["tight"]) == (False, True, True)
+    words = uniference("fit", "--cluster", cluster(tmp_path, f"{peak} B"), script, cwd=tmp_path)
+    assert "tight: 2 of 2 ranks leave less than 2 % of their device's memory" in words.out
     done, answer = fit(tmp_path, script, f"{peak - 1} B")
     assert done.code == 1, done.err
     assert answer["fits"] is False

@@ -49,6 +49,7 @@
 
 pub mod cluster;
 pub mod compute;
+mod elsewhere;
 pub mod export;
 pub mod fit;
 pub mod folder;
@@ -61,6 +62,7 @@ mod notices;
 mod overlap;
 pub mod page;
 mod patience;
+mod places;
 pub mod profile;
 mod programs;
 mod progress;
@@ -72,6 +74,7 @@ mod session;
 mod simulated;
 pub mod sweep;
 pub mod tables;
+mod tight;
 pub mod traces;
 pub mod whatif;
 

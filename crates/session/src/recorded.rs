@@ -3,6 +3,7 @@
 
 use crate::cluster::{Chosen, ClusterOptions};
 use crate::compute::{ComputeOptions, Costing, Plan, RankSteps, RecordedCompute};
+use crate::elsewhere::{Limited, TimedOut, limits, noticed, out_of_memory};
 use crate::input::open_record;
 use crate::overlap::{Arrangement, Examined, Lined, Moves, Overlapped, examine, lined};
 use crate::programs::halted;
@@ -26,8 +27,10 @@ use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{self, Engine, Failure};
 use uniference_sim::ids::{RankId, Site, TaskId};
 use uniference_sim::observe::{Digest, Statistics};
+use uniference_sim::program::Request;
 use uniference_sim::replay::{Listener, RecordedStep, replay_heard};
 use uniference_studies::hazards::Hazards;
+use uniference_studies::memory::Memory;
 
 /// A run to be carried out again.
 #[derive(Clone)]
@@ -122,7 +125,9 @@ pub(crate) fn simulate(args: &Replay, look: Look) -> Result<Ended<Simulated>, Ho
     chosen.resolved.cluster.dynamics.seed = seed;
     let mut source = Recorded::new(&steps, reader, plan);
     Ok(match Simulated::of(&chosen.resolved.cluster, &mut source, look)? {
-        Ended::Finished(simulated) => Ended::Finished(Simulated { hazards: source.hazards, ..simulated }),
+        Ended::Finished(simulated) => {
+            Ended::Finished(Simulated { hazards: source.hazards, noticed: steps.noticed.clone(), ..simulated })
+        }
         stopped => stopped,
     })
 }
@@ -153,7 +158,11 @@ fn prepare(args: &Replay) -> Result<Prepared, HostError> {
     check_ranks(&chosen, reader.header().world_size)?;
     let at_home = recorded.cluster == chosen.resolved.toml && recorded.seed == seed;
     let (options, arrangement) = (args.compute.clone(), args.arrangement.clone());
-    let steps = Steps { path, arrangement, options, recorded, at_home };
+    let home = recorded_cluster(&recorded, &path);
+    let limits = home.as_ref().map_or_else(Vec::new, |home| limits(home, &chosen.resolved));
+    let on_gpus = || runs_on_gpus(&path).unwrap_or(false);
+    let noticed = home.map_or_else(Vec::new, |home| noticed(&home, &chosen.resolved, on_gpus));
+    let steps = Steps { path, arrangement, options, recorded, at_home, limits, noticed };
     let plan = steps.plan(&chosen.resolved)?;
     Ok(Prepared { chosen, seed, reader, steps, plan })
 }
@@ -166,8 +175,9 @@ fn doubts(
     hazards: Hazards,
     steps: &Steps,
 ) -> Result<(Beside, bool), HostError> {
-    let Steps { path, recorded, at_home, .. } = steps;
+    let Steps { path, recorded, at_home, noticed, .. } = steps;
     let mut beside = other_seeds(args, session.resolved(), steps)?;
+    beside.warnings.extend_from_slice(noticed);
     let mut depends_on_time = false;
     let recosted = session.manifest().compute != recorded.compute || session.manifest().models != recorded.models;
     if !at_home || recosted || args.repeat > 1 {
@@ -205,9 +215,30 @@ impl Source for Recorded<'_> {
         let reader = self.reader.take().expect("a record is driven once");
         let (ranks, rest) = reader.by_rank();
         let ranks = ranks.into_iter().map(boxed).collect();
-        let (ended, hazards) = play(cluster, ranks, &self.costing, self.steps.arrangement.as_ref(), watch);
+        let Steps { path, recorded, arrangement, at_home, limits, .. } = self.steps;
+        let memory = limits.iter().any(Option::is_some).then(|| Memory::within(limits));
+        let mut limited = Limited { memory, recorder: watch.recorder };
+        let mut observer = (watch.observer, TimedOut::default());
+        let heard = Watch { observer: &mut observer, recorder: &mut limited };
+        let (ended, hazards) = play(cluster, ranks, &self.costing, arrangement.as_ref(), heard);
         self.hazards = hazards;
         let lines = rest.finish()?;
+        if let Some(memory) = limited.memory {
+            if let Some(excess) = memory.excess() {
+                return Ok(End::new(Ending::Stopped(out_of_memory(&excess, &cluster.devices)), lines));
+            }
+            if memory.knows_nothing() {
+                return Err(HostError::Usage("the record does not say what ranks allocate, so `memory` cannot be less than it was\nhint: run the program again on this cluster".into()));
+            }
+        }
+        let timed_out = observer.1;
+        if timed_out.count > 0
+            && !at_home
+            && timed_out.count > timeouts_at_home(recorded, path)?
+            && let Some(stop) = timed_out.stop(&lines)
+        {
+            return Ok(End::new(Ending::Stopped(stop), lines));
+        }
         let costed = self.costing.borrow_mut().finish()?;
         let ending = match ended {
             engine::Ending::Finished => Ending::Finished,
@@ -305,6 +336,14 @@ fn other_ways(
     Ok(hazards.warnings(lines).iter().map(ToString::to_string).collect())
 }
 
+/// How many waits for communication a timeout has ended in the recorded run.
+fn timeouts_at_home(recorded: &Manifest, path: &Path) -> Result<u64, HostError> {
+    let Some(home) = recorded_cluster(recorded, path) else { return Ok(u64::MAX) };
+    let mut heard = (TimedOut::default(), Hazards::default());
+    let _ = again(&home.cluster, path, None, None, &mut heard)?;
+    Ok(heard.0.count)
+}
+
 /// The cluster of the run that was recorded, with its seed; `None` where there is none: that of a real run has no devices.
 fn recorded_cluster(recorded: &Manifest, path: &Path) -> Option<Resolved> {
     let mut resolved = ClusterOptions::resolve_recorded(&path.display().to_string(), &recorded.cluster).ok()?;
@@ -362,6 +401,10 @@ struct Steps {
     options: ComputeOptions,
     recorded: Manifest,
     at_home: bool,
+    /// By rank, bytes of its device where it has fewer than it had.
+    limits: Vec<Option<u64>>,
+    /// What the program could have noticed of the cluster, as warnings.
+    noticed: Vec<String>,
 }
 
 impl Steps {
@@ -385,6 +428,16 @@ fn has_operators(path: &Path) -> Result<bool, HostError> {
     let (ranks, _rest) = RecordReader::open(BufReader::new(open_record(path)?))?.by_rank();
     let captured = |(_, step)| matches!(step, RecordedStep::Operators { operators, .. } if !operators.is_empty());
     Ok(ranks.into_iter().any(|mut steps| steps.any(captured)))
+}
+
+/// Whether any rank has handed anything to a stream of a GPU.
+fn runs_on_gpus(path: &Path) -> Result<bool, HostError> {
+    let (ranks, _rest) = RecordReader::open(BufReader::new(open_record(path)?))?.by_rank();
+    let of_stream = |step: &RecordedStep| match step {
+        RecordedStep::Request(Request::Issue { queue, .. }) => queue.stream().is_some(),
+        _ => false,
+    };
+    Ok(ranks.into_iter().any(|mut steps| steps.any(|(_, step)| of_stream(&step))))
 }
 
 fn refused(path: &Path, failure: &Failure) -> HostError {

@@ -2,6 +2,7 @@
 
 use crate::cluster::{ClusterOptions, Overrides};
 use crate::compute::Compute;
+use crate::notices::Notices;
 use crate::recorded::{self, Replay};
 use crate::session::{Done, Source};
 use crate::simulated::{Ended, Look, Simulated};
@@ -41,7 +42,10 @@ impl Replayed {
     pub fn explain(&self, whole_path: bool) -> Result<Ended<Explanation>, HostError> {
         let look = if whole_path { Look::WholePath } else { Look::Causes };
         Ok(match self.simulate(look)? {
-            Ended::Finished(simulated) => Ended::Finished(simulated.explained()),
+            Ended::Finished(simulated) => {
+                simulated.noticed.iter().for_each(|warning| self.notices().warn(warning));
+                Ended::Finished(simulated.explained())
+            }
             Ended::Stopped(stop) => Ended::Stopped(stop),
         })
     }
@@ -96,6 +100,13 @@ impl Replayed {
     pub fn apart(mut self) -> (Replayed, Overrides) {
         let changes = std::mem::take(&mut self.cluster_mut().overrides);
         (self, changes)
+    }
+
+    fn notices(&self) -> &Notices {
+        match self {
+            Replayed::Record(replay) => &replay.output.notices,
+            Replayed::Traces(replay) => &replay.output.notices,
+        }
     }
 
     fn cluster_mut(&mut self) -> &mut ClusterOptions {

@@ -37,6 +37,8 @@ pub(crate) struct Simulated {
     pub(crate) modelled: Vec<bool>,
     /// What its way hung on.
     pub(crate) hazards: Hazards,
+    /// What its program could have noticed of the cluster, as warnings.
+    pub(crate) noticed: Vec<String>,
     /// The program's lines, by site.
     pub(crate) lines: Vec<String>,
 }
@@ -56,8 +58,8 @@ impl Simulated {
         let explanation = causes.and_then(|causes| causes.explain(&end.lines, listed));
         let makespan_s = statistics.makespan().as_secs_f64();
         let (digest, modelled) = (digest.to_hex(), end.costed.modelled);
-        let (hazards, lines) = (Hazards::default(), end.lines);
-        Ok(Ended::Finished(Simulated { makespan_s, digest, explanation, modelled, hazards, lines }))
+        let (hazards, noticed, lines) = (Hazards::default(), Vec::new(), end.lines);
+        Ok(Ended::Finished(Simulated { makespan_s, digest, explanation, modelled, hazards, noticed, lines }))
     }
 
     /// Why it ends when it does.

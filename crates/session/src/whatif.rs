@@ -107,14 +107,21 @@ pub fn table(run: &Replayed) -> Result<Ended<WhatIf>, HostError> {
 
 /// Where the program might have gone another way, if anything took another time; and where compute comes from somewhere else.
 fn doubts<'s>(before: &Simulated, others: impl IntoIterator<Item = &'s Simulated>) -> Vec<String> {
-    let others: Vec<&Simulated> = others.into_iter().filter(|after| after.digest != before.digest).collect();
+    let all: Vec<&Simulated> = others.into_iter().collect();
+    let mut noticed: Vec<String> = Vec::new();
+    for warning in std::iter::once(before).chain(all.iter().copied()).flat_map(|run| &run.noticed) {
+        if !noticed.contains(warning) {
+            noticed.push(warning.clone());
+        }
+    }
+    let others: Vec<&Simulated> = all.into_iter().filter(|after| after.digest != before.digest).collect();
     if others.is_empty() {
-        return Vec::new();
+        return noticed;
     }
     let mut hazards = before.hazards.clone();
     others.iter().for_each(|after| hazards.merge(&after.hazards));
     let of_time = hazards.warnings(&before.lines).into_iter().map(|warning| warning.to_string());
     let is_costed_anew = others.iter().any(|after| after.modelled != before.modelled);
     let costed_anew = "with the change operators are costed for other devices, and without it compute is as it was recorded; --compute model costs both";
-    is_costed_anew.then(|| costed_anew.to_owned()).into_iter().chain(of_time).collect()
+    noticed.into_iter().chain(is_costed_anew.then(|| costed_anew.to_owned())).chain(of_time).collect()
 }

@@ -1,0 +1,132 @@
+//! Owns what the program of a record would have met with on the cluster that the record is replayed on: memory that does not suffice, timeouts
+//! that pass, and what else it could have found out about its devices. A replay does what was recorded, whatever the program would have done.
+
+use crate::places::{gpu, places};
+use crate::session::Stop;
+use uniference_formats::cluster::Resolved;
+use uniference_formats::table::{bytes, kind_of_memory, place};
+use uniference_host::error::Exit;
+use uniference_host::live::exchange::Recorder;
+use uniference_host::live::zygote::RankPlacement;
+use uniference_sim::cluster::Device;
+use uniference_sim::event::{Cause, Event, Observer, WaitReason};
+use uniference_sim::ids::{RankId, Site, TaskId};
+use uniference_sim::replay::RecordedStep;
+use uniference_sim::time::{SimDuration, SimTime};
+use uniference_studies::memory::{Excess, Memory};
+
+const HINT: &str = "run the program again on this cluster, to see what it does there";
+
+/// Bytes that ranks' devices have, where that is less than in the recorded run; `None`: it is not.
+pub(crate) fn limits(home: &Resolved, here: &Resolved) -> Vec<Option<u64>> {
+    let had = home.cluster.devices.iter().map(|device| device.memory.map_or(u64::MAX, |memory| memory.0));
+    let has = here.cluster.devices.iter().map(|device| device.memory.map(|memory| memory.0));
+    had.zip(has).map(|(had, has)| has.filter(|has| *has < had)).collect()
+}
+
+/// Hears what ranks allocate, besides another recorder.
+pub(crate) struct Limited<'a> {
+    pub(crate) memory: Option<Memory>,
+    pub(crate) recorder: &'a mut dyn Recorder,
+}
+
+impl Recorder for Limited<'_> {
+    fn step(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, line: &str) {
+        self.memory.iter_mut().for_each(|memory| memory.step(rank, task, step));
+        self.recorder.step(rank, task, step, line);
+    }
+
+    fn line(&mut self, site: Site, line: &str) {
+        self.recorder.line(site, line);
+    }
+}
+
+/// How a run ends that runs out of a device's memory.
+pub(crate) fn out_of_memory(excess: &Excess, devices: &[Device]) -> Stop {
+    let Excess { rank, held, limit, line, backward } = excess;
+    let function = line.as_ref().map(|line| &*line.function).filter(|function| !function.is_empty());
+    let at = place(line.as_ref().map(|line| &*line.line), function, *backward);
+    let kinds: Vec<String> = held
+        .present()
+        .map(|(kind, size)| format!("{} {}", kind_of_memory(kind.name()).replace('_', " "), bytes(size)))
+        .collect();
+    let message = format!(
+        "error: {rank} runs out of memory{}: it needs {} ({}), and device `{}` has {}\nhint: the program would get torch.OutOfMemoryError there; {HINT}, or `uniference fit` for what every rank needs\n",
+        at.map_or_else(String::new, |at| format!(" {at}")),
+        bytes(held.total()),
+        kinds.join(", "),
+        devices[rank.index()].name,
+        bytes(*limit),
+    );
+    Stop { exit: Exit::ProgramFailed, message }
+}
+
+/// Counts waits for communication that a timeout has ended: the program got an error.
+#[derive(Default)]
+pub(crate) struct TimedOut {
+    pub(crate) count: u64,
+    first: Option<(RankId, &'static str, SimDuration, Site)>,
+}
+
+impl Observer for TimedOut {
+    fn record(&mut self, at: SimTime, event: &Event<'_>) {
+        if let Event::Waited {
+            rank, start, reason: WaitReason::Communication, call, site, cause: Cause::Time, ..
+        } = event
+        {
+            let operation = call.map_or("an operation", |call| call.op.name());
+            self.first.get_or_insert((*rank, operation, at.since(*start), *site));
+            self.count += 1;
+        }
+    }
+}
+
+impl TimedOut {
+    /// How a run ends in which a timeout passes that did not pass in the recorded one; `None`: none passed.
+    pub(crate) fn stop(&self, lines: &[String]) -> Option<Stop> {
+        let (rank, operation, lasted, site) = self.first?;
+        let line = lines.get(site.index()).filter(|line| !line.is_empty());
+        let message = format!(
+            "error: {rank} reaches its timeout in {operation}{} after {lasted}, which it did not in the recorded run\nhint: the program would get an error there; {HINT}, or give it a longer timeout\n",
+            line.map_or_else(String::new, |line| format!(" at {line}")),
+        );
+        Some(Stop { exit: Exit::ProgramFailed, message })
+    }
+}
+
+/// What the program could have found out about its devices that is different on this cluster: each is a warning. `on_gpus` says whether it ran
+/// on simulated GPUs, whose driver tells more.
+pub(crate) fn noticed(home: &Resolved, here: &Resolved, on_gpus: impl FnOnce() -> bool) -> Vec<String> {
+    let of = |resolved: &Resolved| places(&resolved.cluster, &resolved.cores);
+    let (before, after) = (of(home), of(here));
+    let differs = |is_other: &dyn Fn(&RankPlacement, &RankPlacement) -> bool| {
+        let mut pairs = before.iter().zip(&after);
+        pairs.find(|(before, after)| is_other(before, after)).map(|(_, after)| after.rank as usize)
+    };
+    let warn = |rank: usize, what: String| {
+        let name = &here.cluster.devices[rank].name;
+        format!(
+            "{what} of device `{name}` (rank {rank}) than in the recorded run; a replay does what was recorded\nhint: {HINT}"
+        )
+    };
+    let crashes = |resolved: &Resolved, rank: usize| resolved.cluster.devices[rank].crash;
+    let crashing = (0..after.len().min(before.len())).find(|rank| crashes(home, *rank) != crashes(here, *rank));
+    let gpus = (0..after.len().min(before.len())).find(|rank| {
+        let gpu = |place: &RankPlacement, of: &Resolved| {
+            let known = gpu(place, of.models[*rank].as_deref()).ok();
+            known.map(|gpu| (gpu.name, gpu.memory, gpu.capability, gpu.multiprocessors))
+        };
+        gpu(&before[*rank], home) != gpu(&after[*rank], here)
+    });
+    let gpu = gpus.filter(|_| on_gpus());
+    let known = [
+        gpu.map(|rank| warn(rank, "the program could find another GPU or another size of its memory".to_owned())),
+        differs(&|before, after| before.cores != after.cores).map(|rank| {
+            warn(rank, "the program would start with other threads, as there are other `cores`".to_owned())
+        }),
+        differs(&|before, after| (before.local, before.group) != (after.local, after.group))
+            .map(|rank| warn(rank, "the program would find other ranks on the host".to_owned())),
+        crashing.map(|rank| warn(rank, "other programs would notice another crash".to_owned())),
+    ];
+    known.into_iter().flatten().collect()
+}
