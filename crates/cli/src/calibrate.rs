@@ -5,10 +5,9 @@
 use super::launch::{Start, absolute};
 use super::testbed::Output;
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 use uniference_session::lock::{Lock, Writer};
-use uniference_session::{Exit, HostError, profile};
+use uniference_session::{Exit, HostError, profile, whole};
 use uniference_studies::calibrate::fitted;
 use uniference_studies::calibrate::{Calibration, calibrate as fit, measurement};
 
@@ -85,7 +84,7 @@ pub(super) fn calibrate(args: &Args, python: &Path) -> Result<Exit, HostError> {
     let wrong = |error: &dyn std::error::Error| HostError::Usage(format!("{}: {error}", measurements.display()));
     let cases = measurement::parse(&text).map_err(|error| wrong(&error))?;
     let calibration = fit(&cases, &args.library, args.seed).map_err(|error| wrong(&error))?;
-    fs::write(&args.out, &calibration.toml).map_err(|source| HostError::File {
+    whole::write(&args.out, calibration.toml.as_bytes()).map_err(|source| HostError::File {
         action: "write",
         path: args.out.clone(),
         source,

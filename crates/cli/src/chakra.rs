@@ -15,7 +15,8 @@ use uniference_session::export;
 use uniference_session::folder::Folder;
 use uniference_session::input::open_record;
 use uniference_session::results::{PREFIX, RECORD};
-use uniference_session::traces::{in_file, of_rank, text_workload};
+use uniference_session::traces::{self, in_file, of_rank, prefix_and_rank, ranks_of, text_workload};
+use uniference_session::whole;
 use uniference_session::{Exit, HostError};
 
 /// `uniference chakra`.
@@ -225,7 +226,7 @@ fn convert(file: &Path, out: &Path, ranks: Option<u32>, passes: u32) -> Result<(
     let body = made.body();
     for rank in 0..ranks {
         let path = of_rank(out, rank);
-        std::fs::write(&path, [made.head(rank), body.clone()].concat()).map_err(|source| HostError::File {
+        whole::write(&path, &[made.head(rank), body.clone()].concat()).map_err(|source| HostError::File {
             action: "write",
             path,
             source,

@@ -1,8 +1,8 @@
 //! Owns `uniference chakra link`: which files are recordings of which rank, and where the traces go. How recordings become traces,
 //! `uniference-programs` knows.
 
-use std::fs::{self, File};
-use std::io::{self, BufWriter};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use uniference_formats::chakra::write::Writer;
 use uniference_formats::units::counted;
@@ -12,6 +12,7 @@ use uniference_programs::chakra::link::{
 use uniference_session::HostError;
 use uniference_session::lock::{Lock, Writer as Writing};
 use uniference_session::traces::{in_file, ranks_of};
+use uniference_session::whole;
 
 /// `uniference chakra link`.
 #[derive(clap::Args)]
@@ -162,9 +163,11 @@ fn write(job: &Job, out: &Path) -> Result<(), HostError> {
 }
 
 fn write_trace(linked: &Linked, out: &Path) -> io::Result<()> {
-    let mut writer = Writer::new(BufWriter::new(File::create(out)?), &linked.metadata)?;
-    linked.nodes.iter().try_for_each(|node| writer.node(node))?;
-    writer.finish().map(drop)
+    whole::write_with(out, |file| {
+        let mut writer = Writer::new(file, &linked.metadata)?;
+        linked.nodes.iter().try_for_each(|node| writer.node(node))?;
+        writer.finish().map(drop)
+    })
 }
 
 /// Shows for each rank that was recorded when it ended, and when it does in a replay on the recorded machine.

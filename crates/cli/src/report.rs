@@ -7,14 +7,14 @@ use super::launch;
 use super::replay::ReplayedArgs;
 use figures::Browser;
 use std::ffi::OsString;
-use std::fs;
 use std::path::{Path, PathBuf};
 use uniference_formats::report::Report;
 use uniference_formats::table;
 use uniference_formats::units::counted;
 use uniference_session::export::has_traces;
 use uniference_session::input;
-use uniference_session::results::{RECORD, REPORT};
+use uniference_session::results::{RECORD, REPORT, TRACE};
+use uniference_session::whole;
 use uniference_session::{Ended, Exit, HostError, Output};
 use uniference_studies::memory::Held;
 use uniference_studies::page::{RunPage, Watched, render};
@@ -48,7 +48,7 @@ pub(super) fn report(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> 
         }
     }
     let html = render(&pages);
-    fs::write(&args.out, &html).map_err(|source| HostError::File {
+    whole::write(&args.out, html.as_bytes()).map_err(|source| HostError::File {
         action: "write",
         path: args.out.clone(),
         source,

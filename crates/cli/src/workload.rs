@@ -6,8 +6,6 @@ use super::cluster::ClusterArgs;
 use super::output::{RecordArg, Showing, conclude};
 use super::progress::ProgressArgs;
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use uniference_formats::chakra::schema::GlobalMetadata;
 use uniference_formats::chakra::write::Writer as TraceWriter;
@@ -22,6 +20,7 @@ use uniference_session::input;
 use uniference_session::lock::{Lock, Writer};
 use uniference_session::results::command as command_of;
 use uniference_session::traces::of_rank;
+use uniference_session::whole;
 use uniference_session::{ClusterOptions, ComputeOptions};
 use uniference_session::{Done, Exit, HostError, Notices};
 use uniference_sim::ids::RankId;
@@ -628,12 +627,13 @@ fn write_traces(workload: &Workload, prefix: &Path, representatives: bool) -> Re
 fn write_trace(workload: &Workload, RankId(rank): RankId, path: &Path) -> Result<(), HostError> {
     let hint = "give a prefix in an existing, writable folder";
     let failed = |source| HostError::File { action: "write", path: path.to_owned(), source, hint };
-    let file = BufWriter::new(File::create(path).map_err(failed)?);
     let metadata = GlobalMetadata { version: "0.0.4".into(), ..GlobalMetadata::default() };
-    let mut writer = TraceWriter::new(file, &metadata).map_err(failed)?;
-    workload.trace(rank).try_for_each(|node| writer.node(&node)).map_err(failed)?;
-    writer.finish().and_then(|file| file.into_inner().map_err(std::io::Error::from)).map_err(failed)?;
-    Ok(())
+    let written = whole::write_with(path, |file| {
+        let mut writer = TraceWriter::new(file, &metadata)?;
+        workload.trace(rank).try_for_each(|node| writer.node(&node))?;
+        writer.finish().map(drop)
+    });
+    written.map_err(failed)
 }
 
 // Runs

@@ -3,6 +3,7 @@
 use crate::lock::{LOCK, Lock, Writer};
 use crate::names::{EVENTS, GROUPS, NATIVE_TRACE, PREFIX, RECORD, REPEATED, REPORT, TABLES, TIMELINE, TRACE};
 use crate::notices::Notices;
+use crate::whole;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind};
@@ -100,7 +101,7 @@ impl Folder {
     /// If it cannot be written.
     pub fn write(&self, name: &str, contents: &[u8]) -> Result<(), HostError> {
         let path = self.path.join(name);
-        fs::write(&path, contents).map_err(|source| unwritable("write", &path, source))
+        whole::write(&path, contents).map_err(|source| unwritable("write", &path, source))
     }
 
     /// Takes over all results of another folder but `without`: both then have them. The disk holds them once, where it can.
@@ -243,6 +244,7 @@ fn is_result(name: &str) -> bool {
     let rank = name.strip_prefix("rank-").and_then(of_rank);
     rank.is_some_and(|rank| rank.parse::<u32>().is_ok())
         || [REPORT, TRACE, NATIVE_TRACE, RECORD, EVENTS, TIMELINE].contains(&name)
+        || whole::unfinished(name).is_some_and(is_result)
 }
 
 /// Of the execution traces of a run: `chakra.RANK.et`, and its groups.

@@ -77,6 +77,7 @@ pub mod tables;
 mod tight;
 pub mod traces;
 pub mod whatif;
+pub mod whole;
 
 pub use cluster::ClusterOptions;
 pub use compute::{Compute, ComputeOptions, HostTime, PythonTime};

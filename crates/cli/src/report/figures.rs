@@ -2,13 +2,14 @@
 
 use serde::Deserialize;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use uniference_session::HostError;
+use uniference_session::{HostError, whole};
 
 /// Names of the command, the first one that is there.
 const BROWSERS: [&str; 5] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"];
@@ -71,7 +72,7 @@ impl Browser {
             let png = png.ok_or_else(|| self.failed("did not draw the page"))?;
             for (ending, bytes) in [("svg", svg.as_bytes()), ("png", &png)] {
                 let path = folder.join(format!("{name}.{ending}"));
-                fs::write(&path, bytes).map_err(unwritable(&path))?;
+                whole::write(&path, bytes).map_err(unwritable(&path))?;
             }
         }
         Ok(pictures.len())
@@ -80,7 +81,7 @@ impl Browser {
     /// The page as the browser has it once its scripts have run.
     fn document(&self, page: &Path) -> Result<String, HostError> {
         let failed = |source: io::Error| self.failed(&format!("cannot be used: {source}"));
-        let scratch = tempfile::tempdir().map_err(failed)?;
+        let scratch = tempfile::Builder::new().permissions(Permissions::from_mode(0o700)).tempdir().map_err(failed)?;
         let output = scratch.path().join("document");
         let mut command = Command::new(&self.0);
         command.args(["--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]);

@@ -293,6 +293,9 @@ impl SweepFolder {
             // Whoever reads meanwhile sees the old file or the new one.
             let part = trials.join(format!(".{name}.part"));
             let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, &path));
+            if written.is_err() {
+                let _ = fs::remove_file(&part);
+            }
             written.map_err(|source| unwritable("write", &path, source))?;
         }
         Ok(table)

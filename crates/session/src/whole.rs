@@ -1,0 +1,125 @@
+//! Owns how files come about that a command writes as a whole: each appears under its name once it is complete, and an error leaves what was
+//! there before.
+//!
+//! Files that grow during a run are written in place: a run that was killed leaves what it had.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::Path;
+
+/// Writes `contents` to a file.
+///
+/// # Errors
+/// If it cannot be written. A file that was there before is still there, unchanged.
+pub fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
+    write_with(path, |out| out.write_all(contents))
+}
+
+/// Writes a file by `write`, which need not flush.
+///
+/// # Errors
+/// As [`write()`], and those of `write`.
+pub fn write_with(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+    // A link stays a link.
+    let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let old = match OpenOptions::new().write(true).open(path) {
+        Ok(file) => Some(file.metadata()?),
+        Err(error) if error.kind() == ErrorKind::NotFound => None,
+        Err(error) => return Err(error),
+    };
+    // Terminals and pipes have nothing that could be replaced, and a link to nowhere makes its target.
+    if old.as_ref().is_some_and(|old| !old.is_file()) || path.is_symlink() {
+        return fill(File::create(path)?, write);
+    }
+    let part = path.with_file_name(part_of(path.file_name().unwrap_or_default().to_owned()));
+    let file = match File::create(&part) {
+        // The folder is closed to new files, the file is not.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied && old.is_some() => {
+            return fill(File::create(path)?, write);
+        }
+        file => file?,
+    };
+    let filled = old.map_or(Ok(()), |old| file.set_permissions(old.permissions())).and_then(|()| fill(file, write));
+    let written = filled.and_then(|()| fs::rename(&part, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&part);
+    }
+    written
+}
+
+fn fill(file: File, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
+    let mut out = BufWriter::new(file);
+    let filled = write(&mut out).and_then(|()| out.flush());
+    if filled.is_err() {
+        // What is left in the buffer must not be tried again when it is dropped.
+        drop(out.into_parts());
+    }
+    filled
+}
+
+/// The name of a file that is not complete.
+fn part_of(name: OsString) -> OsString {
+    let mut part = OsString::from(".");
+    part.push(name);
+    part.push(format!(".{}.part", std::process::id()));
+    part
+}
+
+/// The name of the file that a command was writing when it was killed, from what that has left.
+pub(crate) fn unfinished(part: &str) -> Option<&str> {
+    let (name, process) = part.strip_prefix('.')?.strip_suffix(".part")?.rsplit_once('.')?;
+    process.parse::<u32>().is_ok().then_some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> =
+            fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn an_error_leaves_nothing_new_and_what_was_there_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("page.html");
+        let full = |out: &mut BufWriter<File>| {
+            out.write_all(&[b'x'; 100_000])?;
+            Err(io::ErrorKind::StorageFull.into())
+        };
+        assert_eq!(write_with(&path, full).unwrap_err().kind(), ErrorKind::StorageFull);
+        assert_eq!(names(dir.path()), [""; 0]);
+        write(&path, b"old").unwrap();
+        assert_eq!(write_with(&path, full).unwrap_err().kind(), ErrorKind::StorageFull);
+        assert_eq!((names(dir.path()), fs::read(&path).unwrap()), (vec!["page.html".to_owned()], b"old".to_vec()));
+    }
+
+    #[test]
+    fn links_stay_and_permissions_too() {
+        let dir = tempfile::tempdir().unwrap();
+        let [file, link, dangling] = ["file", "link", "dangling"].map(|name| dir.path().join(name));
+        write(&file, b"old").unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).unwrap();
+        symlink(&file, &link).unwrap();
+        symlink(dir.path().join("target"), &dangling).unwrap();
+        write(&link, b"new").unwrap();
+        write(&dangling, b"new").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"new");
+        assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o640);
+        assert_eq!(names(dir.path()), ["dangling", "file", "link", "target"]);
+        write(Path::new("/dev/null"), b"text").unwrap();
+        assert!(write(dir.path(), b"text").is_err());
+    }
+
+    #[test]
+    fn what_a_killed_command_has_left_is_known() {
+        let part = part_of("report.json".into()).into_string().unwrap();
+        assert_eq!(unfinished(&part), Some("report.json"));
+        assert_eq!([".part", ".x.part", "report.json.7.part"].map(unfinished), [None; 3]);
+    }
+}
