@@ -12,6 +12,7 @@ use crate::results::{Listened, RecordLevel};
 use crate::session::{Ending, Output, Session, Source, Stop, Watch};
 use crate::tight::is_tight;
 use std::fs;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use uniference_formats::cluster::Resolved;
@@ -195,7 +196,7 @@ impl Scratch {
         let mut names = (0_u64..).map(|number| folder.join(format!("uniference-fit-{}-{number}", std::process::id())));
         loop {
             let path = names.next().expect("there are numbers enough");
-            match fs::create_dir(&path) {
+            match fs::DirBuilder::new().mode(0o700).create(&path) {
                 Ok(()) => return Ok(Scratch(path)),
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(unwritable("create", &path, error)),

@@ -15,6 +15,7 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use uniference_protocol::phantom::{DEVICES, LIBRARY, NAMED, PRELOAD, SONAMES};
@@ -72,7 +73,7 @@ impl Libraries {
         }
         symbols::check(&library, torch)?;
         remove_abandoned(&std::env::temp_dir());
-        let folder = tempfile::Builder::new().prefix(FOLDERS).tempdir();
+        let folder = tempfile::Builder::new().prefix(FOLDERS).permissions(fs::Permissions::from_mode(0o700)).tempdir();
         let folder = folder.map_err(HostError::system("creating a temporary folder"))?;
         let lock = locked(folder.path()).map_err(HostError::system("locking a temporary folder"))?;
         let libraries = Libraries { folder, _lock: lock };

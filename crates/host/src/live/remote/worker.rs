@@ -15,10 +15,11 @@ use crate::live::zygote::{self, News, Zygote};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -430,7 +431,10 @@ impl Worker<'_> {
             // As Python names the files in it.
             let folder = std::env::temp_dir();
             let folder = folder.canonicalize().unwrap_or(folder);
-            let root = tempfile::Builder::new().prefix("uniference-worker-").tempdir_in(folder);
+            let root = tempfile::Builder::new()
+                .prefix("uniference-worker-")
+                .permissions(Permissions::from_mode(0o700))
+                .tempdir_in(folder);
             self.root = Some(root.map_err(HostError::system("creating a folder for the driver's files"))?);
         }
         Ok(self.root.as_ref().map(|root| root.path().to_owned()).unwrap_or_default())
