@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc;
 use std::sync::{Arc, Mutex};
 use std::thread::{self, JoinHandle};
@@ -19,6 +19,9 @@ use uniference_protocol::hello::Hello;
 
 /// So many connections may be in their handshake at once.
 const MOST_PENDING: usize = 64;
+
+/// So many refused connections are listed one by one; of later ones each whose number is a power of two.
+const LISTED: u64 = 20;
 
 /// How often the thread that listens looks whether it is to end.
 const TICK: Duration = Duration::from_millis(100);
@@ -53,8 +56,36 @@ struct Shared {
     /// Connections in their handshake, the oldest first.
     pending: Mutex<VecDeque<(u64, TcpStream)>>,
     joins: mpsc::Sender<Joined>,
-    log: Box<dyn Fn(&str) + Send + Sync>,
+    refusals: Refusals,
     is_closed: AtomicBool,
+}
+
+/// Says who was refused, in a number of lines that a flood of connections does not raise.
+struct Refusals {
+    log: Box<dyn Fn(&str) + Send + Sync>,
+    count: AtomicU64,
+}
+
+impl Refusals {
+    fn note(&self, who: &str, why: &dyn std::fmt::Display) {
+        let count = self.count.fetch_add(1, Relaxed) + 1;
+        match count {
+            ..=LISTED => (self.log)(&format!("refused {who}: {why}")),
+            _ if count.is_power_of_two() => {
+                (self.log)(&format!("refused {who}: {why} ({count} connections refused so far, not all are listed)"));
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Refusals {
+    fn drop(&mut self) {
+        let count = *self.count.get_mut();
+        if count > LISTED {
+            (self.log)(&format!("refused {count} connections in all, not all are listed"));
+        }
+    }
 }
 
 /// Names of workers.
@@ -65,7 +96,7 @@ struct Guests {
 }
 
 impl Door {
-    /// Listens at `address`; `log` is told of everybody who is refused.
+    /// Listens at `address`; `log` is told of who is refused, and at the end how many were.
     ///
     /// # Errors
     /// If that is no address of this machine, or somebody else listens there.
@@ -85,7 +116,7 @@ impl Door {
             guests: Mutex::default(),
             pending: Mutex::default(),
             joins,
-            log: Box::new(log),
+            refusals: Refusals { log: Box::new(log), count: AtomicU64::new(0) },
             is_closed: AtomicBool::new(false),
         });
         let listens = thread::spawn({
@@ -181,7 +212,7 @@ fn look_at(socket: TcpStream, peer: SocketAddr, number: u64, shared: &Arc<Shared
                     admitting.guests.lock().expect(NOBODY_PANICS).leave(name);
                 }
                 let who = name.map_or_else(|| peer.to_string(), |name| format!("worker {name} at {peer}"));
-                (admitting.log)(&format!("refused {who}: {why}"));
+                admitting.refusals.note(&who, &why);
             }
         }
     });

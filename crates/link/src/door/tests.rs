@@ -152,3 +152,18 @@ fn somebody_in_the_middle_passes_no_proof_on() {
     logged(&said, "the token is wrong");
     assert!(door.wait(Duration::from_millis(50)).is_none());
 }
+
+#[test]
+fn a_flood_of_strangers_is_logged_in_a_bounded_number_of_lines() {
+    let said: Arc<Mutex<Vec<String>>> = Arc::default();
+    let heard = said.clone();
+    let refusals = Refusals { log: Box::new(move |line| heard.lock().unwrap().push(line.to_owned())), count: 0.into() };
+    (0..100_000).for_each(|_| refusals.note("10.0.0.1:7", &"the token is wrong"));
+    drop(refusals);
+    let said = said.lock().unwrap();
+    // The first 20, the 32nd to the 65,536th (12 powers of two), and their number.
+    assert_eq!(said.len() as u64, LISTED + 12 + 1);
+    assert_eq!(said[0], "refused 10.0.0.1:7: the token is wrong");
+    assert!(said[20].ends_with("(32 connections refused so far, not all are listed)"), "{}", said[20]);
+    assert_eq!(said.last().unwrap(), "refused 100000 connections in all, not all are listed");
+}
