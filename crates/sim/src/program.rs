@@ -8,6 +8,7 @@ pub use crate::dtype::DType;
 use crate::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
 use crate::time::{Bytes, SimDuration, SimTime};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
@@ -102,6 +103,42 @@ impl Request {
             | Request::Elapsed { site, .. }
             | Request::Pause { site, .. } => Some(*site),
             Request::Now | Request::Look | Request::JoinGroup { .. } | Request::Exit(_) => None,
+        }
+    }
+
+    /// Refuses what no rank of `world` ranks asks for, whatever has happened before: the engine relies on it. A driver checks requests that
+    /// come from a file. What depends on the run, such as whether a handle was issued, is not looked at.
+    ///
+    /// # Errors
+    /// What does not fit.
+    pub fn check(&self, world: u32) -> Result<(), String> {
+        match self {
+            Request::JoinGroup { ranks, .. } => {
+                let distinct: BTreeSet<RankId> = ranks.iter().copied().collect();
+                if distinct.is_empty() || distinct.len() != ranks.len() {
+                    return Err(format!(
+                        "a process group of {} members, {} of them different",
+                        ranks.len(),
+                        distinct.len()
+                    ));
+                }
+                match distinct.last().filter(|last| last.0 >= world) {
+                    Some(stranger) => Err(format!("a process group with {stranger} of {world} ranks")),
+                    None => Ok(()),
+                }
+            }
+            Request::Issue { activity: Activity::Call(Call { op: CallOp::Collective(call), .. }), .. } => {
+                let kind = call.kind;
+                if !kind.takes(&call.shape) {
+                    return Err(format!("{kind} with unequal blocks that it does not have"));
+                }
+                if kind.has_root() != call.root.is_some() {
+                    return Err(format!("{kind} {} a root", if call.root.is_some() { "with" } else { "without" }));
+                }
+                Ok(())
+            }
+            Request::Exit(Outcome::Crashed) => Err("a task that crashed by itself".to_owned()),
+            _ => Ok(()),
         }
     }
 }
@@ -348,6 +385,12 @@ impl CollectiveKind {
             CollectiveKind::Scatter => "scatter",
             CollectiveKind::Barrier => "barrier",
         }
+    }
+
+    /// Whether one of the members is the root.
+    pub const fn has_root(self) -> bool {
+        use CollectiveKind::{Broadcast, Gather, Reduce, Scatter};
+        matches!(self, Reduce | Broadcast | Gather | Scatter)
     }
 
     /// Can it be called with blocks of these numbers of elements?

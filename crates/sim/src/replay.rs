@@ -5,7 +5,7 @@
 use crate::engine::{Ending, Engine, Failure, Resumption, Threads, Turn};
 use crate::event::{Event, Observer};
 use crate::ids::{GroupId, Handle, RankId, Site, TaskId};
-use crate::program::{Activity, Call, CallOp, Collective, Reply, Request, Shape};
+use crate::program::{Activity, Call, CallOp, Collective, ProgramError, Reply, Request, Shape};
 use crate::time::{SimDuration, SimTime};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::iter::Peekable;
@@ -80,6 +80,17 @@ impl From<Request> for RecordedStep {
 pub struct OtherGroup {
     /// The group's number in the record.
     pub group: GroupId,
+}
+
+/// An operation that a record waits for, or that another one follows, and that nothing before it has issued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the record refers to {handle}, which no step before it has issued\nhint: the record is damaged; copy it again from its source, or run the \
+     program again"
+)]
+pub struct NeverIssued {
+    /// The operation's number.
+    pub handle: Handle,
 }
 
 /// Hears what ranks and engine say to each other, besides seeing every event.
@@ -365,7 +376,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
                 let is_released = self.release(at, task);
                 released |= is_released;
                 let asks = self.ask(at, task);
-                goes_on = asks.map_err(|error| Failure { rank, task, at: now, error: error.into() })?;
+                goes_on = asks.map_err(|error| Failure { rank, task, at: now, error })?;
             }
         }
         if self.tasks.len() > 1 || self.follows_others {
@@ -438,7 +449,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
     }
 
     /// Submits the task's next request, if it may ask. Returns whether it does.
-    fn ask(&mut self, at: &mut Moment<'_>, task: TaskId) -> Result<bool, OtherGroup> {
+    fn ask(&mut self, at: &mut Moment<'_>, task: TaskId) -> Result<bool, ProgramError> {
         self.name_group(task);
         let rank = self.id;
         let asking = &mut self.tasks[task.index()];
@@ -454,10 +465,13 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         }
         ahead.drain(..causes);
         let Some(RecordedStep::Request(mut request)) = ahead.pop_front() else { return Ok(false) };
-        if let Some(named) = handles_mut(&mut request)
-            && let Some(handles) = &self.handles
-        {
-            named.iter_mut().for_each(|handle| *handle = handles.of_engine(*handle).expect("just looked"));
+        if let Some(named) = handles_mut(&mut request) {
+            if let Some(handles) = &self.handles {
+                named.iter_mut().for_each(|handle| *handle = handles.of_engine(*handle).expect("just looked"));
+            }
+            if let Some(handle) = named.iter().copied().find(|handle| !at.engine.has_issued(rank, *handle)) {
+                return Err(NeverIssued { handle }.into());
+            }
         }
         asking.has_just_paused = matches!(request, Request::Pause { .. });
         asking.state = if asking.has_just_paused { State::Paused } else { State::Blocked };
@@ -467,14 +481,15 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
             let recorded = *group;
             *group = self.groups.get(group).copied().unwrap_or(recorded);
             let known = self.joined.contains(group);
+            let is_member = known && at.engine.is_member(rank, *group);
             let fits = match activity {
-                Activity::Call(call) => known && fits(call, at.engine.members(call.group).len()),
-                Activity::Abort(_) => known,
-                // Before a rank has crashed nobody looks at which group is closed.
-                _ => known || !(0..at.engine.world_size()).any(|rank| at.engine.has_crashed(RankId::from(rank))),
+                Activity::Call(call) => is_member && fits(call, at.engine.members(call.group).len()),
+                Activity::Abort(_) => is_member,
+                // Where no rank crashes nobody looks at which group is closed.
+                _ => known || !at.engine.may_crash(),
             };
             if !fits {
-                return Err(OtherGroup { group: recorded });
+                return Err(OtherGroup { group: recorded }.into());
             }
         }
         at.listener.asked(rank, task, &request);

@@ -2,6 +2,7 @@ use super::*;
 
 mod compute;
 mod critical;
+mod damaged;
 mod whatif;
 
 use crate::tests::run;

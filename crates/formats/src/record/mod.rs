@@ -180,8 +180,8 @@ impl<R: Read + Seek> RecordReader<R> {
         let frames =
             |of: &usize| RankFrames { extents: extents[*of].clone(), of: *of, tasks: 1, ..RankFrames::default() };
         let ranks: Vec<RankFrames> = ranks.iter().map(frames).collect();
-        let count = ranks.len();
-        let shared = Shared { input: self.input, version, ranks, lines, steps: 0, ending, error: None };
+        let (count, world) = (ranks.len(), self.header.world_size);
+        let shared = Shared { input: self.input, version, world, ranks, lines, steps: 0, ending, error: None };
         let shared = Rc::new(RefCell::new(shared));
         let ranks = (0..count).map(|rank| RankRecord { rank, shared: Rc::clone(&shared) }).collect();
         (ranks, RestOfRecord { shared })
@@ -192,6 +192,8 @@ impl<R: Read + Seek> RecordReader<R> {
 struct Shared<R> {
     input: R,
     version: Version,
+    /// The number of recorded ranks.
+    world: u32,
     ranks: Vec<RankFrames>,
     /// By number, as far as they have been named.
     lines: Vec<String>,
@@ -257,6 +259,9 @@ impl<R: Read + Seek> Shared<R> {
                 schema::Read::Step(step) => {
                     if task > frames.tasks {
                         return Err(damage(format!("rank {of} starts task {task} before task {}", frames.tasks)));
+                    }
+                    if let RecordedStep::Request(request) = &step {
+                        request.check(self.world).map_err(|problem| damage(format!("rank {of} asks for {problem}")))?;
                     }
                     frames.tasks = frames.tasks.max(task + 1);
                     self.steps += u64::from(of == rank);

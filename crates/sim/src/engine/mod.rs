@@ -209,6 +209,21 @@ impl Engine {
         self.comm.groups.get(group).ranks()
     }
 
+    /// Whether the rank takes part in a group that has been named.
+    pub(crate) fn is_member(&self, rank: RankId, group: GroupId) -> bool {
+        self.comm.groups.get(group).position(rank).is_some()
+    }
+
+    /// Whether the rank has issued an activity of this number.
+    pub fn has_issued(&self, rank: RankId, handle: Handle) -> bool {
+        handle < self.ranks[rank.index()].activities.next_handle()
+    }
+
+    /// Whether a rank crashes in this run.
+    pub(crate) fn may_crash(&self) -> bool {
+        self.devices.iter().any(|device| device.crash.is_some())
+    }
+
     /// A thread that the engine has not heard of makes its first call; it is running, from its rank's clock on.
     pub fn open_task(&mut self, rank: RankId) -> TaskId {
         let tasks = &mut self.ranks[rank.index()].tasks;
