@@ -1,6 +1,7 @@
 //! Owns how the user hears of something while a simulation is carried out; who shows it is the caller's business.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
 use uniference_sim::time::SimTime;
 
 type Hear = Arc<dyn Fn(&str) + Send + Sync>;
@@ -11,12 +12,14 @@ type Watch = Arc<dyn Fn(SimTime, u64) + Send + Sync>;
 pub struct Notices {
     hear: Hear,
     watch: Option<Watch>,
+    /// Texts that are not said again, whoever has a copy.
+    said: Arc<Mutex<BTreeSet<String>>>,
 }
 
 impl Notices {
     /// Passes each notice to `hear`.
     pub fn to(hear: impl Fn(&str) + Send + Sync + 'static) -> Notices {
-        Notices { hear: Arc::new(hear), watch: None }
+        Notices { hear: Arc::new(hear), watch: None, said: Arc::default() }
     }
 
     /// Discards all notices.
@@ -37,6 +40,13 @@ impl Notices {
 
     pub(crate) fn say(&self, text: &str) {
         (self.hear)(&format!("{text}\n"));
+    }
+
+    /// Says a thing that would be said of each of several simulations alike.
+    pub(crate) fn say_once(&self, text: &str) {
+        if self.said.lock().expect("nobody panics who holds it").insert(text.to_owned()) {
+            self.say(text);
+        }
     }
 
     pub(crate) fn progressed(&self, at: SimTime, operations: u64) {

@@ -21,7 +21,7 @@ use uniference_devices::model::Target;
 use uniference_formats::astra::inputs::{Network, System};
 use uniference_formats::astra::memory::{RemoteMemory, Sharing};
 use uniference_formats::chakra::groups::ProcessGroup;
-use uniference_formats::chakra::own::{CLUSTER, SEED};
+use uniference_formats::chakra::own::{CLUSTER, LIBRARY, SEED};
 use uniference_formats::chakra::read::{ReadError, Reader};
 use uniference_formats::chakra::schema::NodeType;
 use uniference_formats::cluster::{Rates, Resolved};
@@ -221,6 +221,7 @@ fn cluster(traces: &Traces<'_>, args: &TraceReplay) -> Result<(Chosen, u64), Hos
     let chosen = match metadata.text(CLUSTER) {
         Some(toml) if !args.cluster.is_given() => args.cluster.resolve_again(&first, toml)?,
         // Our own records are of programs whose library is the cluster's, whatever they computed on.
+        None if metadata.text(LIBRARY) == Some("gloo") => args.cluster.resolve()?,
         Some(_) => args.cluster.resolve()?,
         None => match runs_on_accelerator(&mut reader).map_err(in_file(&first))? {
             true => on_accelerators(args)?,
@@ -235,7 +236,7 @@ fn on_accelerators(args: &TraceReplay) -> Result<Chosen, HostError> {
     let chosen = args.cluster.resolve_with(Some("nccl"))?;
     if !chosen.backend_named {
         let note = "note: the traces were recorded on accelerators; using backend nccl (change it with --backend)";
-        args.output.notices.say(note);
+        args.output.notices.say_once(note);
     }
     Ok(chosen)
 }

@@ -30,6 +30,8 @@ pub const OPERATORS: &str = "uniference_operators";
 pub const CLUSTER: &str = "uniference_cluster";
 /// Beside it: the seed of the run.
 pub const SEED: &str = "uniference_seed";
+/// In the metadata of a linked recording without any accelerator: the library that its processors communicate by, `gloo`.
+pub const LIBRARY: &str = "uniference_library";
 
 /// A part of a program that is no communication.
 #[derive(Clone, Debug, PartialEq)]

@@ -165,6 +165,12 @@ impl RankPart {
         if timeline.items.is_empty() {
             return Err(LinkError::Empty { rank });
         }
+        if profile.paired > 0 {
+            notes.push(format!(
+                "rank {rank}: {} of {} kernels do not name their launch (`correlation`); paired with launches of the same operator (`External id`), or in order",
+                profile.paired, timeline.kernels
+            ));
+        }
         let Timeline { kernels, launched, .. } = timeline;
         if launched < kernels {
             notes.push(format!(

@@ -1,7 +1,7 @@
 //! Owns the way from recordings of real runs to execution traces: from the profiler's traces (Kineto), one a rank, and from PyTorch's
 //! host traces (`ExecutionTraceObserver`), where there are any, which know sizes that profiles may lack.
 //!
-//! The data's way: [`Recording`] reads a file, whichever of the two it is; `iterations` chooses what is linked; `matching` pairs
+//! The data's way: [`Recording`] reads a file, whichever of the two it is, through `lenient`, as not all that profilers write is JSON; `iterations` chooses what is linked; `matching` pairs
 //! the host trace's operators with the profile's; `timeline` takes each rank's time apart into work and waiting, `comm` says what
 //! is communicated; `job` brings the ranks together: process groups, which collective is which, what each took once all ranks had
 //! come to it, and by how much the clocks differ; `nodes` writes it down as a graph, and `repair` drops what
@@ -16,6 +16,7 @@ mod comm;
 mod host;
 mod iterations;
 mod job;
+mod lenient;
 mod matching;
 mod nodes;
 mod profile;
@@ -234,14 +235,22 @@ impl Recording {
             problem: format!("not a recording of PyTorch: {error}"),
             hint: "give a file written by torch.profiler.profile.export_chrome_trace or ExecutionTraceObserver, optionally compressed",
         };
+        let invalid = |error: serde_json::Error| match error.classify() {
+            serde_json::error::Category::Data => unreadable(&error),
+            _ => LinkError::Input {
+                problem: format!("the file is damaged: {error}"),
+                hint: "copy it again from its source, or record again; `python -m json.tool FILE` shows the place too",
+            },
+        };
         let compressed = input.fill_buf().map_err(|error| unreadable(&error))?.starts_with(&[0x1f, 0x8b]);
         let (profile, host) = match compressed {
             true => parse(BufReader::new(Bounded { input: MultiGzDecoder::new(input), left: LONGEST })),
             false => parse(BufReader::new(Bounded { input, left: LONGEST })),
         }
-        .map_err(|error| unreadable(&error))?;
+        .map_err(invalid)?;
         match (profile, host) {
             (Some(mut profile), None) => {
+                profile.refuse_lost_times()?;
                 profile.sort();
                 Ok(Recording::Profile(profile))
             }
@@ -277,7 +286,7 @@ impl<R: Read> Read for Bounded<R> {
 type Parsed = (Option<Profile>, Option<HostTrace>);
 
 fn parse(input: impl BufRead) -> serde_json::Result<Parsed> {
-    let mut json = serde_json::Deserializer::from_reader(input);
+    let mut json = serde_json::Deserializer::from_reader(BufReader::new(lenient::Lenient::new(input)));
     let parsed = json.deserialize_any(TopLevel)?;
     json.end()?;
     Ok(parsed)

@@ -13,7 +13,7 @@ use uniference_formats::chakra::attributes::{
     COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, COMM_TYPE, DTYPE, IN_SPLIT, IS_CPU_OP, OUT_SPLIT, PG_NAME, ROOT_RANK, TID,
 };
 use uniference_formats::chakra::groups::describe;
-use uniference_formats::chakra::own::{DURATION_PS, PART, RECORDED_PS};
+use uniference_formats::chakra::own::{DURATION_PS, LIBRARY, PART, RECORDED_PS};
 use uniference_formats::chakra::schema::{Attribute, CommType, GlobalMetadata, Node, NodeType, Uint64List, Value};
 use uniference_sim::program::DType;
 
@@ -110,6 +110,9 @@ pub(super) fn write(rank: &LinkedRank<'_>, repair: bool, dropped: &mut Vec<Strin
     let mut attr = vec![Attribute::new("writer", Value::String("uniference chakra link".to_owned()))];
     if let Some((host, _)) = rank.recording.host {
         attr.push(Attribute::new("schema", Value::String(host.schema.clone())));
+    }
+    if items.iter().all(|item| matches!(item.lane, Lane::Thread(_))) {
+        attr.push(Attribute::new(LIBRARY, Value::String("gloo".to_owned())));
     }
     let metadata = GlobalMetadata { version: "1.0.0".to_owned(), attr };
     Ok(Linked { metadata, nodes: Arc::new(nodes), recorded_ns: end, like: rank.rank })

@@ -3,15 +3,20 @@
 //!
 //! What the spans mean is [`super::timeline`]'s business.
 
+use super::LinkError;
 use indexmap::IndexSet;
-use rustc_hash::FxBuildHasher;
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
 use std::borrow::Cow;
+use std::collections::VecDeque;
 use std::fmt;
 
 /// No time is beyond (the year 2043, counted from 1970): differences of two times, and of two sums of two, fit into 64 bits.
 pub(super) const LATEST_NS: i64 = 1 << 61;
+
+/// Times beyond are counted from an epoch, not from the beginning of the recording: an hour.
+const LATE_NS: i64 = 3_600_000_000_000;
 
 /// A profiler's trace of one rank.
 #[derive(Debug, Default)]
@@ -23,6 +28,10 @@ pub struct Profile {
     pub(super) base_ns: i64,
     /// What it says about the job.
     pub(super) distributed: Distributed,
+    /// Number of kernels that name no launch, and were given one by what else is said of them.
+    pub(super) paired: usize,
+    /// Number of spans without a time: `ts` and `dur` are 0.
+    timeless: usize,
 }
 
 /// A span, or a call.
@@ -42,7 +51,9 @@ pub(super) struct Event {
     /// Ties what runs on the accelerator to the call that launched it.
     pub(super) correlation: Option<u64>,
     /// Of a synchronisation: the stream waited for, and the correlation of the call that recorded the event.
-    pub(super) waits_on: Option<(i64, i64)>,
+    pub(super) waits_on: Option<(i64, Option<u64>)>,
+    /// The id of the operator around it, as the profiler counts operators.
+    external: Option<u64>,
     /// What it says of communication.
     pub(super) comm: Option<Box<CommArgs>>,
 }
@@ -96,6 +107,13 @@ pub(super) struct GroupConfig {
     pub(super) ranks: Vec<u32>,
 }
 
+impl Event {
+    /// Whether a call launches it.
+    fn runs(&self) -> bool {
+        matches!(self.category, Category::Kernel | Category::Copy)
+    }
+}
+
 impl Profile {
     /// The name of an event.
     pub(super) fn name(&self, event: &Event) -> &str {
@@ -113,6 +131,68 @@ impl Profile {
 
     pub(super) fn sort(&mut self) {
         self.events.sort_by_key(|event| (event.start_ns, std::cmp::Reverse(event.end_ns)));
+        self.pair_kernels();
+    }
+
+    /// Refuses a profile in which spans have lost their times (pytorch/pytorch#188481): without them, and what they communicate, the rest would
+    /// look like a whole recording.
+    pub(super) fn refuse_lost_times(&self) -> Result<(), LinkError> {
+        let timed = self.events.iter().map(|event| event.start_ns).filter(|start| *start != 0);
+        match timed.min() {
+            Some(first) if self.timeless > 0 && first > LATE_NS => Err(LinkError::Input {
+                problem: format!(
+                    "{} of {} spans have no time (`ts` and `dur` are 0), while the others begin at {} us",
+                    self.timeless,
+                    self.events.len(),
+                    first / 1_000
+                ),
+                hint: "the profiler has lost them; record again, with fewer steps or another version of PyTorch",
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives kernels that name no launch one that no other kernel names: of the same operator (`External id`), and if there are just as many left as
+    /// such launches, the next one in order (ROCm/roctracer#100: the correlation of all communication kernels is 0).
+    fn pair_kernels(&mut self) {
+        let named: FxHashSet<u64> =
+            self.events.iter().filter(|event| event.runs()).filter_map(|event| event.correlation).collect();
+        let is_free = |event: &Event| {
+            event.category == Category::Call
+                && event.correlation.is_none_or(|correlation| !named.contains(&correlation))
+                && ["Launch", "Memcpy", "Memset"].iter().any(|what| self.name(event).contains(what))
+        };
+        let all = || 0..self.events.len();
+        let kernels: Vec<usize> =
+            all().filter(|at| self.events[*at].runs() && self.events[*at].correlation.is_none()).collect();
+        if kernels.is_empty() {
+            return;
+        }
+        let mut of_operator: FxHashMap<Option<u64>, VecDeque<usize>> = FxHashMap::default();
+        for call in all().filter(|at| is_free(&self.events[*at])) {
+            of_operator.entry(self.events[call].external).or_default().push_back(call);
+        }
+        let (mut pairs, mut left) = (Vec::new(), Vec::new());
+        for kernel in kernels {
+            let external = self.events[kernel].external;
+            let call = external.and_then(|_| of_operator.get_mut(&external)?.pop_front());
+            match call {
+                Some(call) => pairs.push((call, kernel)),
+                None => left.push(kernel),
+            }
+        }
+        let mut calls: Vec<usize> = of_operator.into_values().flatten().collect();
+        calls.sort_unstable();
+        let precedes = |(call, kernel): (&usize, &usize)| self.events[*call].start_ns <= self.events[*kernel].start_ns;
+        if left.len() == calls.len() && calls.iter().zip(&left).all(precedes) {
+            pairs.extend(calls.into_iter().zip(left));
+        }
+        self.paired = pairs.len();
+        // No profiler counts down from here.
+        for (number, (call, kernel)) in (0..).zip(pairs) {
+            let correlation = *self.events[call].correlation.get_or_insert(u64::MAX - number);
+            self.events[kernel].correlation = Some(correlation);
+        }
     }
 
     fn add(&mut self, raw: RawEvent) {
@@ -120,6 +200,7 @@ impl Profile {
         if raw.ph.0 != "X" {
             return;
         }
+        self.timeless += usize::from(start_ns == 0 && length == 0);
         let category = match raw.cat.0.as_str() {
             "cpu_op" => Category::Operator,
             "user_annotation" => Category::Annotation,
@@ -163,9 +244,11 @@ impl Profile {
             start_ns,
             end_ns: start_ns.saturating_add(length.max(0)).min(LATEST_NS),
             // Without an observer of execution traces, all are 0.
-            function: args.function.unsigned().filter(|id| *id > 0).or(args.external.unsigned()),
-            correlation: args.correlation.unsigned(),
-            waits_on: args.wait_on_stream.0.map(|stream| (stream, args.wait_on_record.0.unwrap_or(-1))),
+            function: args.function.0.filter(|id| *id > 0).or(args.external.0),
+            // Profilers count from 1.
+            correlation: args.correlation.0.filter(|id| *id > 0),
+            waits_on: args.wait_on_stream.0.map(|stream| (stream, args.wait_on_record.0)),
+            external: args.external.0.filter(|id| *id > 0),
             comm,
         });
     }
@@ -263,13 +346,13 @@ impl<'de> Deserialize<'de> for RawArgs {
 }
 
 arguments! {
-    external: Number = "External id",
-    function: Number = "Record function id",
-    correlation: Number = "correlation",
+    external: Id = "External id",
+    function: Id = "Record function id",
+    correlation: Id = "correlation",
     stream: Number = "stream",
     device: Number = "device",
     wait_on_stream: Number = "wait_on_stream",
-    wait_on_record: Number = "wait_on_cuda_event_record_corr_id",
+    wait_on_record: Id = "wait_on_cuda_event_record_corr_id",
     collective: OptionalText = "Collective name",
     dtype: OptionalText = "dtype",
     in_elements: Number = "In msg nelems",
@@ -291,6 +374,8 @@ arguments! {
 /// What a value is read as, whatever its type in the file: versions of PyTorch differ.
 enum AnyValue {
     Integer(i64),
+    /// Above what [`AnyValue::Integer`] holds.
+    Large(u64),
     Float(f64),
     Text(String),
     List(Vec<AnyValue>),
@@ -321,7 +406,7 @@ impl<'de> Visitor<'de> for AnyValueVisitor {
     }
 
     fn visit_u64<E: de::Error>(self, value: u64) -> Result<AnyValue, E> {
-        Ok(i64::try_from(value).map_or(AnyValue::Nothing, AnyValue::Integer))
+        Ok(i64::try_from(value).map_or(AnyValue::Large(value), AnyValue::Integer))
     }
 
     fn visit_f64<E: de::Error>(self, value: f64) -> Result<AnyValue, E> {
@@ -360,7 +445,15 @@ impl AnyValue {
             AnyValue::Integer(number) => Some(*number),
             AnyValue::Float(number) => (number.fract() == 0.0 && number.abs() < 9e15).then_some(*number as i64),
             AnyValue::Text(text) => text.trim().parse().ok(),
-            AnyValue::List(_) | AnyValue::Nothing => None,
+            AnyValue::Large(_) | AnyValue::List(_) | AnyValue::Nothing => None,
+        }
+    }
+
+    fn unsigned(&self) -> Option<u64> {
+        match self {
+            AnyValue::Large(number) => Some(*number),
+            AnyValue::Text(text) => text.trim().parse().ok(),
+            other => u64::try_from(other.integer()?).ok(),
         }
     }
 
@@ -406,6 +499,8 @@ loosely! {
         AnyValue::Integer(number) => Some(number.to_string()),
         _ => None,
     };
+    /// An id: any number of 64 bits, also as text.
+    Id(Option<u64>) = |value| value.unsigned();
     /// A whole number, also as text.
     Number(Option<i64>) = |value| value.integer();
     /// Microseconds, kept as nanoseconds; nothing where no trace could have them.

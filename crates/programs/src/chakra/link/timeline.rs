@@ -305,7 +305,7 @@ impl<'a> Builder<'a> {
         if name.contains("EventSynchronize") {
             let recorded = sync.and_then(|sync| {
                 let (stream, record) = sync.waits_on?;
-                let record = self.event(*self.calls.get(&u64::try_from(record).ok()?)?);
+                let record = self.event(*self.calls.get(&record?)?);
                 self.last_on(self.streams.get(&Lane::Stream(sync.device, stream))?, record.start_ns, limit)
             });
             return recorded.or_else(ended_meanwhile).into_iter().collect();
@@ -578,7 +578,7 @@ impl<'a> Builder<'a> {
                 let (Some((on, record)), Some(call)) = (sync.waits_on, self.calls.get(correlation)) else { continue };
                 let waiting = self.streams.get(&Lane::Stream(sync.device, sync.lane));
                 let awaited = self.streams.get(&Lane::Stream(sync.device, on));
-                let record = u64::try_from(record).ok().and_then(|record| self.calls.get(&record));
+                let record = record.and_then(|record| self.calls.get(&record));
                 let (Some(waiting), Some(awaited), Some(record)) = (waiting, awaited, record) else { continue };
                 let next =
                     waiting.partition_point(|kernel| self.kernels[*kernel].launched_ns < self.event(*call).start_ns);

@@ -1,0 +1,184 @@
+//! Owns what profilers write that is no JSON, made JSON on its way to the parser: numbers that are not finite, by any of their names
+//! (pytorch/kineto#105 writes a bare `inf`), become `null`; a byte-order mark goes; control characters and bytes that are no UTF-8 inside of texts
+//! become what JSON has for them.
+//!
+//! Only letters outside of texts and single bytes inside of them are changed: what else is no JSON stays an error, at its place.
+
+use std::io::{self, BufRead, Read};
+
+/// Names of numbers that are not finite, without a sign.
+const NOT_FINITE: [&[u8]; 5] = [b"nan", b"NaN", b"inf", b"Infinity", b"infinity"];
+
+/// No word that is looked at is longer.
+const LONGEST_WORD: usize = 16;
+
+/// Text that is JSON where the one below is but for the exceptions above.
+pub(super) struct Lenient<R> {
+    input: R,
+    /// What is ready, and how much of it was given.
+    ready: Vec<u8>,
+    given: usize,
+    /// Bytes of a character whose rest has not been read.
+    begun: Vec<u8>,
+    /// Letters and signs outside of texts, up to where they are seen to be one of [`NOT_FINITE`] or not.
+    word: Vec<u8>,
+    place: Place,
+    started: bool,
+    ended: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Outside,
+    Text,
+    /// Behind a backslash.
+    Escape,
+}
+
+impl<R: BufRead> Lenient<R> {
+    pub(super) fn new(input: R) -> Lenient<R> {
+        Lenient {
+            input,
+            ready: Vec::new(),
+            given: 0,
+            begun: Vec::new(),
+            word: Vec::new(),
+            place: Place::Outside,
+            started: false,
+            ended: false,
+        }
+    }
+
+    /// Makes more ready, if there is more.
+    fn go_on(&mut self) -> io::Result<()> {
+        self.ready.clear();
+        self.given = 0;
+        let piece = self.input.fill_buf()?;
+        let (read, mut bytes) = (piece.len(), std::mem::take(&mut self.begun));
+        bytes.extend_from_slice(piece);
+        self.input.consume(read);
+        if read == 0 {
+            self.ended = true;
+            self.take_text(&String::from_utf8_lossy(&bytes));
+            self.end_word();
+            return Ok(());
+        }
+        if !self.started && bytes.len() >= 3 {
+            self.started = true;
+            if bytes.starts_with("\u{feff}".as_bytes()) {
+                bytes.drain(..3);
+            }
+        } else if !self.started {
+            self.begun = bytes;
+            return Ok(());
+        }
+        let mut rest = &bytes[..];
+        loop {
+            match std::str::from_utf8(rest) {
+                Ok(text) => {
+                    self.take_text(text);
+                    return Ok(());
+                }
+                Err(error) => {
+                    let (valid, after) = rest.split_at(error.valid_up_to());
+                    self.take_text(std::str::from_utf8(valid).expect("it was just found to be"));
+                    let Some(invalid) = error.error_len() else {
+                        self.begun = after.to_vec();
+                        return Ok(());
+                    };
+                    self.take_text("\u{fffd}");
+                    rest = &after[invalid..];
+                }
+            }
+        }
+    }
+
+    fn take_text(&mut self, text: &str) {
+        for byte in text.bytes() {
+            match (self.place, byte) {
+                (Place::Outside, b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'+' | b'.')
+                    if self.word.len() < LONGEST_WORD =>
+                {
+                    self.word.push(byte);
+                }
+                (Place::Outside, _) => {
+                    self.end_word();
+                    self.ready.push(byte);
+                    if byte == b'"' {
+                        self.place = Place::Text;
+                    }
+                }
+                (Place::Text, 0..0x20) => self.ready.extend_from_slice(format!("\\u{byte:04x}").as_bytes()),
+                (Place::Text, b'"') => {
+                    self.ready.push(byte);
+                    self.place = Place::Outside;
+                }
+                (Place::Text, b'\\') => {
+                    self.ready.push(byte);
+                    self.place = Place::Escape;
+                }
+                (Place::Text, _) => self.ready.push(byte),
+                (Place::Escape, _) => {
+                    self.ready.push(byte);
+                    self.place = Place::Text;
+                }
+            }
+        }
+    }
+
+    fn end_word(&mut self) {
+        let letters = self.word.strip_prefix(b"-").unwrap_or(&self.word);
+        match NOT_FINITE.contains(&letters) {
+            true => self.ready.extend_from_slice(b"null"),
+            false => self.ready.extend_from_slice(&self.word),
+        }
+        self.word.clear();
+    }
+}
+
+impl<R: BufRead> Read for Lenient<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.given == self.ready.len() && !self.ended {
+            self.go_on()?;
+        }
+        let count = buffer.len().min(self.ready.len() - self.given);
+        buffer[..count].copy_from_slice(&self.ready[self.given..self.given + count]);
+        self.given += count;
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::BufReader;
+
+    /// Read in pieces of any size, the same comes out.
+    fn read(bytes: &[u8]) -> String {
+        let of = |size: usize| {
+            let mut text = String::new();
+            Lenient::new(BufReader::with_capacity(size, bytes)).read_to_string(&mut text).unwrap();
+            text
+        };
+        let whole = of(1 << 16);
+        for size in 1..9 {
+            assert_eq!(of(size), whole, "{size}");
+        }
+        whole
+    }
+
+    #[test]
+    fn json_stays_as_it_is() {
+        let text = "{\"a\": [1, -2.5e+10, true, null, \"NaN inf \\\" \\u0001 ü 🎉\"], \"b\": -0.1}\n";
+        assert_eq!(read(text.as_bytes()), text);
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_become_null_and_texts_become_whole() {
+        assert_eq!(read(b"[NaN,-Infinity, inf ,nan,-inf]"), "[null,null, null ,null,null]");
+        assert_eq!(read(b"\xef\xbb\xbf{\"a\": inf}"), "{\"a\": null}");
+        assert_eq!(read(b"[\"a\x01b\xe9c\", inf]"), "[\"a\\u0001b\u{fffd}c\", null]");
+        // What else is no JSON is left to the parser.
+        assert_eq!(read(b"[infinite, +inf, 1inf]"), "[infinite, +inf, 1inf]");
+    }
+}
