@@ -36,11 +36,17 @@ pub(super) enum Command {
         /// Execution trace
         trace: PathBuf,
     },
-    /// Check whether traces can be replayed: node ids, dependencies, required attributes; exit code 2 if one cannot
+    /// Check whether traces can be replayed: node ids, dependencies, attributes, process groups; exit code 2 if one cannot
     Check {
         /// Execution traces
         #[arg(required = true, value_name = "TRACE")]
         traces: Vec<PathBuf>,
+        /// File of process groups, as of `uniference replay`
+        #[arg(long, value_name = "FILE")]
+        astra_comm_groups: Option<PathBuf>,
+        /// Number of ranks of the job [default: number of traces PREFIX.RANK.et beside the trace]
+        #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+        ranks: Option<u32>,
     },
     /// Print a trace as a graph in the DOT language of Graphviz
     Dot {
@@ -100,7 +106,9 @@ fn show(command: &Command, mut out: impl Write) -> Result<Exit, HostError> {
     let shown = match command {
         Command::Stats { traces, json } => show_stats(traces, *json, &mut out),
         Command::Json { trace } => show_whole(trace, json::write, &mut out),
-        Command::Check { traces } => check_all(traces, &mut out),
+        Command::Check { traces, astra_comm_groups, ranks } => {
+            check_all(traces, &Job { groups: astra_comm_groups.as_deref(), ranks: *ranks }, &mut out)
+        }
         Command::Dot { trace } => show_whole(trace, dot::write, &mut out),
         Command::Diff { first, second } => show_diff(first, second, &mut out),
         Command::Export { .. } | Command::Link(_) | Command::Convert { .. } => unreachable!("they show nothing"),
@@ -156,17 +164,54 @@ fn show_stats(traces: &[PathBuf], json: bool, out: &mut impl Write) -> Result<Ex
     Ok(Exit::Ok)
 }
 
+/// What a trace does not say about its job.
+struct Job<'a> {
+    groups: Option<&'a Path>,
+    /// `None`: as many as there are traces.
+    ranks: Option<u32>,
+}
+
+impl Job<'_> {
+    /// Refuses what a replay of the trace would refuse. `false`: nobody says how many ranks the job has.
+    fn rehearse(&self, trace: &Path) -> Result<bool, HostError> {
+        let named = prefix_and_rank(trace);
+        let beside = match &named {
+            Some((prefix, _)) => ranks_of(prefix)?.last_key_value().map(|(last, _)| *last as u32 + 1),
+            None => None,
+        };
+        let Some(ranks) = self.ranks.or(beside) else { return Ok(false) };
+        // A trace whose name has no rank is that of all ranks.
+        let own = named.map_or(0..ranks, |(_, rank)| rank..rank + 1);
+        for rank in own {
+            traces::check(trace, rank, ranks, self.groups)?;
+        }
+        Ok(true)
+    }
+}
+
 /// All of them, even if one is refused.
-fn check_all(traces: &[PathBuf], out: &mut impl Write) -> Result<Exit, Failed> {
+fn check_all(traces: &[PathBuf], job: &Job<'_>, out: &mut impl Write) -> Result<Exit, Failed> {
     let mut exit = Exit::Ok;
     for trace in traces {
-        match open(trace).and_then(|reader| check(reader).map_err(in_file(trace))) {
-            Ok(checked) => show_checked(trace, &checked, out)?,
-            Err(error) => {
-                writeln!(out, "{error}")?;
-                exit = Exit::Usage;
+        let refused = match open(trace).and_then(|reader| check(reader).map_err(in_file(trace))) {
+            Ok(checked) => {
+                show_checked(trace, &checked, out)?;
+                match job.rehearse(trace) {
+                    Ok(true) => continue,
+                    Ok(false) => {
+                        writeln!(
+                            out,
+                            "  ranks and process groups are not checked: give the number of ranks with --ranks"
+                        )?;
+                        continue;
+                    }
+                    Err(error) => error,
+                }
             }
-        }
+            Err(error) => error,
+        };
+        writeln!(out, "{refused}")?;
+        exit = Exit::Usage;
     }
     Ok(exit)
 }

@@ -141,7 +141,8 @@ fn write(job: &Job, out: &Path) -> Result<(), HostError> {
         write_trace(linked, &path).map_err(unwritable)?;
     }
     // Traces of a larger job under the same prefix would be taken for ranks of this one.
-    let stale = ranks_of(Path::new(prefix)).split_off(&job.ranks.len());
+    let mut stale = ranks_of(Path::new(prefix))?.split_off(&job.ranks.len());
+    stale.retain(|_, path| path.extension().is_some_and(|extension| extension == "et"));
     if let (Some((first, _)), Some((last, _))) = (stale.first_key_value(), stale.last_key_value()) {
         for path in stale.values() {
             fs::remove_file(path).map_err(|source| HostError::File {

@@ -17,7 +17,7 @@ use uniference_session::{Done, Exit, HostError, Notices, Output, Replayed};
 /// What is replayed, and on what.
 #[derive(clap::Args)]
 pub(super) struct ReplayedArgs {
-    /// Output folder of a run, or folder of its traces; or prefix of execution traces PREFIX.RANK.et; or a single trace for all ranks
+    /// Output folder of a run, or folder of its traces; or prefix of execution traces PREFIX.RANK.et[.gz] (or a pattern with %d for the rank); or a single trace for all ranks
     #[arg(value_name = "DIR|PREFIX|FILE")]
     run: PathBuf,
     #[command(flatten)]

@@ -12,7 +12,7 @@ use crate::session::{Done, End, Ending, Outcome, Output, Session, Source, Stop, 
 use crate::simulated::{Ended, Look, Simulated};
 use crate::{folder::Folder, input};
 use files::{Pieces, Traces, open, with_suffix};
-pub use files::{in_file, of_rank, ranks_of, text_workload};
+pub use files::{in_file, of_rank, prefix_and_rank, ranks_of, text_workload};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -29,10 +29,10 @@ use uniference_formats::units::counted;
 use uniference_host::error::{Exit, HostError};
 use uniference_programs::astra::closed_form::AnalyticalModel;
 use uniference_programs::astra::custom::Custom;
-use uniference_programs::astra::schedule::{self, Machine, Scales, ScheduleError};
+use uniference_programs::astra::schedule::{self, Doubts, Machine, Scales, ScheduleError};
 use uniference_programs::astra::timeline::TimelineWriter;
 use uniference_programs::chakra::feed::Expand;
-use uniference_programs::chakra::replay::{Replay, Rules};
+use uniference_programs::chakra::replay::{Oddities, Replay, Rules, rehearse};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::device::HostMemory;
 use uniference_sim::engine::{self, Doing, Engine, Failure, Halt, HaltReason, Resumption};
@@ -47,7 +47,8 @@ const LOOKED_AT: usize = 1 << 16;
 /// Execution traces to be replayed.
 #[derive(Clone)]
 pub struct TraceReplay {
-    /// The prefix of traces called `PREFIX.RANK.et`, one trace for all ranks, or a text workload.
+    /// The prefix of traces called `PREFIX.RANK.et` or `PREFIX.RANK.et.gz`, a pattern that has `%d` for the rank, one trace for all ranks,
+    /// or a text workload.
     pub prefix: PathBuf,
     /// What they run on; if it describes none, the cluster that they were recorded on.
     pub cluster: ClusterOptions,
@@ -209,7 +210,7 @@ impl Source for Traced {
 fn cluster(traces: &Traces<'_>, args: &TraceReplay) -> Result<(Chosen, u64), HostError> {
     let (first, mut reader) = match traces {
         Traces::Files { prefix, there } => {
-            let first = there.map_or_else(|| (*prefix).to_owned(), |_| of_rank(prefix, 0));
+            let first = there.as_ref().map_or_else(|| (*prefix).to_owned(), |files| files[0].clone());
             let reader = open(&first)?;
             (first, reader)
         }
@@ -220,8 +221,8 @@ fn cluster(traces: &Traces<'_>, args: &TraceReplay) -> Result<(Chosen, u64), Hos
     let seed = args.seed.or(metadata.unsigned(SEED)).unwrap_or_default();
     let chosen = match metadata.text(CLUSTER) {
         Some(toml) if !args.cluster.is_given() => args.cluster.resolve_again(&first, toml)?,
-        // Our own records are of programs whose library is the cluster's, whatever they computed on.
         None if metadata.text(LIBRARY) == Some("gloo") => args.cluster.resolve()?,
+        // Our own records are of programs whose library is the cluster's, whatever they computed on.
         Some(_) => args.cluster.resolve()?,
         None => match runs_on_accelerator(&mut reader).map_err(in_file(&first))? {
             true => on_accelerators(args)?,
@@ -287,10 +288,11 @@ fn replay_astra(args: &TraceReplay, closed_form: &ClosedForm) -> Result<Done, Ho
     };
     let mut note = |done: &schedule::CompletedNode<'_>| timeline.iter_mut().for_each(|timeline| timeline.node(done));
     match schedule::run(&machine, &groups, scales, traces, &mut figures, &mut note) {
-        Ok(untimed) => {
+        Ok(Doubts { untimed, uses_given_groups }) => {
             timeline.map(TimelineWriter::finish).transpose()?;
             let inputs = format!("{}\n{}", text(network_file)?, text(system_file)?);
             let mut report = results::of_astra(&figures, inputs, args.command.clone());
+            report.warnings.extend(unused_groups(&groups, uses_given_groups));
             report.warnings.extend((untimed > 0).then(|| {
                 format!(
                     "{untimed} compute nodes give a number of operations (`num_ops`) and no duration; simulated as 1 ns each\nhint: set \"roofline-enabled\" to 1 in the system file, with `peak-perf` and `local-mem-bw`"
@@ -387,6 +389,46 @@ fn groups(path: &Path) -> Result<Vec<ProcessGroup>, HostError> {
     Ok(groups.into_iter().map(|(name, ranks)| ProcessGroup { name, description: None, ranks }).collect())
 }
 
+/// What is to be said about groups that were given and that no node names.
+fn unused_groups(given: &[ProcessGroup], used: bool) -> Option<String> {
+    (!used && !given.is_empty()).then(|| {
+        format!(
+            "no node names a process group of --astra-comm-groups ({}); communication that names no process group is among all ranks\nhint: nodes name their process group in the attribute `pg_name`; `uniference chakra stats` lists the attributes of a trace",
+            counted(given.len(), "process group")
+        )
+    })
+}
+
+/// What is to be said about parts of traces that are not simulated as they are written.
+fn oddities(ranks: impl Iterator<Item = Oddities>) -> Vec<String> {
+    let mut all = Oddities::default();
+    for rank in ranks {
+        all.unknown_types += rank.unknown_types;
+        all.missing_dependencies += rank.missing_dependencies;
+        for (attribute, nodes) in rank.ignored {
+            *all.ignored.entry(attribute).or_default() += nodes;
+        }
+    }
+    let types = (all.unknown_types > 0)
+        .then(|| format!("{} of unknown type; simulated as 0 s", counted(all.unknown_types, "node")));
+    let missing = (all.missing_dependencies > 0)
+        .then(|| format!("dependencies on missing nodes: {}; treated as satisfied", all.missing_dependencies));
+    let ignored = all.ignored.into_iter().map(|(attribute, nodes)| {
+        format!("attribute `{attribute}` of {} is not supported; ignored", counted(nodes, "communication node"))
+    });
+    types.into_iter().chain(missing).chain(ignored).collect()
+}
+
+/// What of a trace a replay would not simulate as it is written.
+///
+/// # Errors
+/// What keeps the trace from being replayed, as far as it can be seen without the traces of other ranks.
+pub fn check(trace: &Path, rank: u32, ranks: u32, groups_file: Option<&Path>) -> Result<(), HostError> {
+    let rules =
+        Rules { groups: groups_file.map_or(Ok(Vec::new()), groups)?, ..Rules::of((0..ranks).map(RankId).collect()) };
+    rehearse(RankId(rank), open(trace)?, Arc::new(rules)).map(drop).map_err(in_file(trace))
+}
+
 impl Traced {
     /// Where the durations of nodes deserve doubt.
     fn doubts(&self, resolved: &Resolved) -> Vec<String> {
@@ -399,7 +441,10 @@ impl Traced {
             let name = &resolved.cluster.devices[rank].name;
             format!("`peak_flops` and `memory_bandwidth` of device `{name}` have no effect: every node has a duration")
         });
-        untimed.into_iter().chain(unused).collect()
+        let given = self.0.first().map_or(&[][..], |replay| replay.given_groups());
+        let unused_groups = unused_groups(given, self.0.iter().any(Replay::uses_given_groups));
+        let oddities = oddities(self.0.iter().map(Replay::oddities));
+        untimed.into_iter().chain(unused).chain(unused_groups).chain(oddities).collect()
     }
 
     /// Why traces cannot go on, by the names of their nodes.

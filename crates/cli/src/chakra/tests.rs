@@ -25,6 +25,10 @@ fn traces() -> TempDir {
     dir
 }
 
+fn check_of(traces: Vec<PathBuf>) -> Command {
+    Command::Check { traces, astra_comm_groups: None, ranks: None }
+}
+
 /// How a command ends, and what it shows, without the folder's name.
 fn shown(dir: &TempDir, command: Command) -> (Result<Exit, String>, String) {
     let mut out = Vec::new();
@@ -38,7 +42,7 @@ fn shown(dir: &TempDir, command: Command) -> (Result<Exit, String>, String) {
 fn each_command_shows_its_view() {
     let dir = traces();
     let (a, b) = (dir.path().join("a.0.et"), dir.path().join("b.0.et"));
-    let (exit, text) = shown(&dir, Command::Check { traces: vec![a.clone(), b.clone()] });
+    let (exit, text) = shown(&dir, check_of(vec![a.clone(), b.clone()]));
     assert_eq!(exit, Ok(Exit::Ok));
     insta::assert_snapshot!(text, @r"
     a.0.et: 2 nodes, 2 dependencies, no cycle
@@ -63,8 +67,7 @@ fn each_command_shows_its_view() {
 #[test]
 fn what_cannot_be_read_is_named() {
     let dir = traces();
-    let (exit, text) =
-        shown(&dir, Command::Check { traces: vec![dir.path().join("c.0.et"), dir.path().join("a.0.et")] });
+    let (exit, text) = shown(&dir, check_of(vec![dir.path().join("c.0.et"), dir.path().join("a.0.et")]));
     assert_eq!(exit, Ok(Exit::Usage));
     assert!(text.starts_with("cannot read c.0.et: ") && text.contains("\na.0.et: 2 nodes"), "{text}");
     fs::write(dir.path().join("x.et"), "{}").unwrap();
@@ -74,6 +77,36 @@ fn what_cannot_be_read_is_named() {
         message.starts_with("x.et: this is not a Chakra execution trace") && message.contains("hint: "),
         "{message}"
     );
+}
+
+#[test]
+fn check_refuses_what_replay_refuses() {
+    use uniference_formats::chakra::schema::{Attribute, Value};
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let write = |name: &str, kind: NodeType, attributes: &[(&str, i64)]| {
+        let attr = attributes.iter().map(|(name, value)| Attribute::new(name, Value::Int64(*value))).collect();
+        let mut writer = TraceWriter::new(Vec::new(), &GlobalMetadata::default()).unwrap();
+        writer.node(&Node { id: 1, name: "n".into(), r#type: kind.into(), attr, ..Node::default() }).unwrap();
+        fs::write(path(name), writer.finish().unwrap()).unwrap();
+    };
+    write("group.0.et", NodeType::CommColl, &[("comm_type", 0), ("comm_size", 8), ("comm_group", 1)]);
+    write("kind.0.et", NodeType::CommColl, &[("comm_type", 42), ("comm_size", 8)]);
+    write("src.0.et", NodeType::CommSend, &[("comm_src", 1), ("comm_dst", 0), ("comm_size", 8)]);
+    write("src.1.et", NodeType::CommRecv, &[("comm_src", 1), ("comm_size", 8)]);
+    write("all.et", NodeType::CommSend, &[("comm_dst", 1), ("comm_size", 8)]);
+    fs::write(path("groups.json"), r#"{"1": [0]}"#).unwrap();
+    let all = ["group.0.et", "kind.0.et", "src.0.et", "src.1.et", "all.et"].map(path).to_vec();
+    let (exit, text) = shown(&dir, check_of(all));
+    assert_eq!(exit, Ok(Exit::Usage));
+    insta::assert_snapshot!(text);
+    let groups = Some(path("groups.json"));
+    let with = |traces, ranks| shown(&dir, Command::Check { traces, astra_comm_groups: groups.clone(), ranks });
+    assert_eq!(with(vec![path("group.0.et")], None).0, Ok(Exit::Ok));
+    assert_eq!(with(vec![path("all.et")], Some(2)).0, Ok(Exit::Ok));
+    let (exit, text) = with(vec![path("all.et")], Some(1));
+    assert_eq!(exit, Ok(Exit::Usage));
+    assert!(text.contains("has peer rank 1, which is out of range for 1 ranks"), "{text}");
 }
 
 /// Whoever should read the output has gone away, or its disk is full.

@@ -66,6 +66,51 @@ fn a_deadlock_ends_with_its_exit_code_and_the_nodes() {
 }
 
 #[test]
+fn traces_are_found_compressed_and_by_a_pattern() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    for rank in 0..2 {
+        let compute = Node { duration_micros: 5 * (rank + 1), ..node(1, NodeType::Comp, &[]) };
+        let mut writer = Writer::gzip(Vec::new(), &GlobalMetadata::default()).unwrap();
+        writer.node(&compute).unwrap();
+        fs::write(dir.path().join(format!("zip.{rank}.et.gz")), writer.finish().unwrap()).unwrap();
+        write(&dir.path().join(format!("rank{rank}-of-2.et")), &[compute]);
+    }
+    let out = path("out");
+    for name in ["zip", "zip.%d.et.gz", "rank%d-of-2.et"] {
+        assert_eq!(run(&["replay", &path(name), "--ranks", "2", "--out", &out]).unwrap(), Exit::Ok, "{name}");
+        let report = fs::read_to_string(Path::new(&out).join(results::REPORT)).unwrap();
+        assert!(report.contains("\"makespan_ps\": 10000000,"), "{name}: {report}");
+    }
+    write(&dir.path().join("zip.1.et"), &[]);
+    fs::remove_file(dir.path().join("rank0-of-2.et")).unwrap();
+    let shown = ["zip", "rank%d-of-2.et", "none.%d.et"].map(|name| refused(&["replay", &path(name), "--ranks", "2"]));
+    insta::assert_snapshot!(shown.join("\n----\n").replace(&dir.path().display().to_string(), "DIR"));
+}
+
+#[test]
+fn groups_that_no_node_names_and_dependencies_on_missing_nodes_are_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let collective = Node { data_deps: vec![9], ..node(1, NodeType::CommColl, &[(COMM_TYPE, 0), (COMM_SIZE, 64)]) };
+    let mut named = collective.clone();
+    named.attr.push(Attribute::new("comm_group", Value::Int32(1)));
+    write(&dir.path().join("t.et"), &[collective]);
+    write(&dir.path().join("named.et"), &[named]);
+    fs::write(path("groups.json"), r#"{"1": [0, 1]}"#).unwrap();
+    let (groups, out) = (path("groups.json"), path("out"));
+    let report = |trace: &str| {
+        let words = ["replay", &path(trace), "--ranks", "2", "--astra-comm-groups", &groups, "--out", &out];
+        assert_eq!(run(&words).unwrap(), Exit::Ok);
+        fs::read_to_string(Path::new(&out).join(results::REPORT)).unwrap()
+    };
+    let unused = "no node names a process group of --astra-comm-groups (1 process group)";
+    assert!(report("t.et").contains(unused) && !report("named.et").contains(unused));
+    // One on each of two ranks.
+    assert!(report("t.et").contains("dependencies on missing nodes: 2; treated as satisfied"));
+}
+
+#[test]
 fn astra_sims_files_give_astra_sims_time() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();

@@ -19,6 +19,11 @@ pub const COMM_TAG: &str = "comm_tag";
 pub const ROOT_RANK: &str = "root_rank";
 /// The process group.
 pub const PG_NAME: &str = "pg_name";
+/// The process group, in traces of STG with its legacy attributes.
+pub const COMM_GROUP: &str = "comm_group";
+/// The dimensions of the network that a collective spans, in traces of ASTRA-sim 1.0; a list of bools, or one bool per attribute
+/// `involved_dim_N`.
+pub const INVOLVED_DIM: &str = "involved_dim";
 /// Floating-point operations of a compute node.
 pub const NUM_OPS: &str = "num_ops";
 /// Bytes that a compute or memory node moves.
@@ -154,7 +159,12 @@ impl Node {
 
     /// Its process group's name, which some write as a number; `None`: all ranks.
     pub fn process_group(&self) -> Option<String> {
-        match self.attribute(PG_NAME)? {
+        self.group_of(PG_NAME).or_else(|| self.group_of(COMM_GROUP))
+    }
+
+    /// The process group that one attribute names.
+    pub(super) fn group_of(&self, attribute: &str) -> Option<String> {
+        match self.attribute(attribute)? {
             Value::String(name) if name.is_empty() => None,
             Value::String(name) => Some(name.clone()),
             number => number.integer().map(|number| number.to_string()),

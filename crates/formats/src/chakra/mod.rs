@@ -2,7 +2,7 @@
 //!
 //! A file is a [`frame`] after the other, each a message of the [`schema`]; [`read`] and [`mod@write`] stream them, so a file may be
 //! larger than memory. [`attributes`] say what a node means, [`groups`] who its process group is, [`check`] whether its
-//! dependencies hold together. [`stats`], [`json`], [`dot`] and [`diff`] show traces to people and to other tools.
+//! dependencies hold together, [`refuse`] which single nodes cannot be run. [`stats`], [`json`], [`dot`] and [`diff`] show traces to people and to other tools.
 //!
 //! [`own`] says what the schema has no words for, in traces of Uniference's own. Running traces, and making them, is the business of
 //! `uniference-programs`.
@@ -17,6 +17,7 @@ pub mod json;
 pub mod operators;
 pub mod own;
 pub mod read;
+pub mod refuse;
 pub mod schema;
 pub mod stats;
 pub mod write;

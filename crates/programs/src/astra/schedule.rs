@@ -15,6 +15,7 @@ use uniference_formats::astra::memory::RemoteMemory;
 use uniference_formats::chakra::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TAG, NUM_OPS, TENSOR_SIZE};
 use uniference_formats::chakra::groups::ProcessGroup;
 use uniference_formats::chakra::read::Reader;
+use uniference_formats::chakra::refuse::{Refusal, refusal};
 use uniference_formats::chakra::schema::{CommType, Node, NodeType};
 use uniference_sim::event::Times;
 use uniference_sim::event::{Event, Observer, Traffic};
@@ -93,8 +94,17 @@ pub struct CompletedNode<'a> {
     pub ended: u64,
 }
 
-/// Runs a trace for each rank. Returns how many compute nodes took 1 ns because they give their operations and no duration, and the
-/// system has its roofline disabled. `observer` hears of the ranks' ends, `done` of each node that takes time, as it ends.
+/// What deserves a word about traces that ran to their end.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Doubts {
+    /// Number of compute nodes that took 1 ns because they give their operations and no duration, and the system has its roofline
+    /// disabled.
+    pub untimed: u64,
+    /// Whether a node named one of the process groups that were given beside the traces.
+    pub uses_given_groups: bool,
+}
+
+/// Runs a trace for each rank. `observer` hears of the ranks' ends, `done` of each node that takes time, as it ends.
 ///
 /// # Errors
 /// A trace that cannot be read, asks for what ASTRA-sim does not have, or waits for ever.
@@ -108,7 +118,7 @@ pub fn run<R: Read>(
     traces: Vec<Reader<R>>,
     observer: &mut dyn Observer,
     done: &mut dyn FnMut(&CompletedNode<'_>),
-) -> Result<u64, ScheduleError> {
+) -> Result<Doubts, ScheduleError> {
     let model = machine.model;
     assert_eq!(traces.len() as u64, model.ranks(), "one trace a rank");
     let (members, groups) = known_groups(groups, model.ranks());
@@ -128,11 +138,11 @@ pub fn run<R: Read>(
         receives: BTreeMap::new(),
         events: BinaryHeap::new(),
         started: 0,
-        untimed: 0,
+        doubts: Doubts::default(),
     };
     run.finish(done)?;
     run.report(observer);
-    Ok(run.untimed)
+    Ok(run.doubts)
 }
 
 /// The members of each group, that of all ranks first, and the groups' numbers by name. Those of the same members are one.
@@ -189,8 +199,7 @@ struct Simulation<'a, R> {
     receives: BTreeMap<Channel, VecDeque<(usize, u64)>>,
     /// When a node ends: then the order of starting, the rank, the node.
     events: BinaryHeap<Reverse<(u64, u64, usize, u64)>>,
-    /// Compute nodes that give operations and no duration, and whose duration nobody works out.
-    untimed: u64,
+    doubts: Doubts,
     started: u64,
 }
 
@@ -303,6 +312,9 @@ impl<R: Read> Simulation<'_, R> {
     fn start(&mut self, rank: usize, id: u64) -> Result<bool, ScheduleError> {
         self.ranks[rank].issued.insert(id, self.now);
         let node = self.ranks[rank].feed.node(id);
+        if let Some(Refusal { problem, hint }) = refusal(node, rank as u32) {
+            return Err(self.wrong(rank, id, problem, hint));
+        }
         match node.r#type() {
             NodeType::Metadata | NodeType::Invalid => {
                 self.ranks[rank].issued.remove(&id);
@@ -313,7 +325,7 @@ impl<R: Read> Simulation<'_, R> {
                 if unit(node).is_some_and(|unit| !matches!(unit, Resource::Network)) =>
             {
                 let (lasts, on_host) = (self.compute(rank, node)?, node.is_cpu_op());
-                self.untimed += u64::from(self.is_untimed(node));
+                self.doubts.untimed += u64::from(self.is_untimed(node));
                 self.ranks[rank].compute += if on_host { 0 } else { lasts };
                 self.end(self.now.saturating_add(lasts), rank, id);
             }
@@ -432,7 +444,10 @@ impl<R: Read> Simulation<'_, R> {
     fn group(&mut self, rank: usize, id: u64) -> Result<usize, ScheduleError> {
         let Some(name) = self.ranks[rank].feed.node(id).process_group() else { return Ok(0) };
         let number = match self.groups.get(name.as_str()) {
-            Some(number) => Some(*number),
+            Some(number) => {
+                self.doubts.uses_given_groups = true;
+                Some(*number)
+            }
             None => self.described(rank, &name),
         };
         let has_rank =

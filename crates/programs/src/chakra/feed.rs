@@ -64,6 +64,7 @@ pub struct Feed<N> {
     /// How many graphs stand for nodes, and how many nodes are in them.
     graphs: u64,
     inserted: u64,
+    missing: u64,
 }
 
 struct Slot {
@@ -102,6 +103,7 @@ impl<N: Nodes> Feed<N> {
             expanded: VecDeque::new(),
             graphs: 0,
             inserted: 0,
+            missing: 0,
         }
     }
 
@@ -171,6 +173,11 @@ impl<N: Nodes> Feed<N> {
     /// The process groups that the part of the trace that was read describes.
     pub fn groups(&self) -> &[ProcessGroup] {
         &self.groups
+    }
+
+    /// Number of dependencies on nodes that the trace does not have. Known once it has been read to its end.
+    pub fn missing(&self) -> u64 {
+        self.missing
     }
 
     fn read(&mut self) -> Result<(), FeedError> {
@@ -244,6 +251,7 @@ impl<N: Nodes> Feed<N> {
         let dangling: Vec<u64> = self.dependents.keys().copied().filter(|id| !slots.contains_key(id)).collect();
         for id in dangling {
             for dependent in self.dependents.swap_remove(&id).unwrap_or_default() {
+                self.missing += 1;
                 let slot = self.slots.get_mut(&dependent).expect("what waits is here");
                 slot.before_start -= 1;
                 slot.before_plan -= 1;

@@ -23,6 +23,7 @@ use uniference_formats::chakra::groups::ProcessGroup;
 use uniference_formats::chakra::operators;
 use uniference_formats::chakra::own::{self, Part};
 use uniference_formats::chakra::read::Nodes;
+use uniference_formats::chakra::refuse::{Refusal, ignored, refusal};
 use uniference_formats::chakra::schema::{CommType, Node, NodeType};
 use uniference_sim::device::{CostModel, Estimate, HostMemory, Operator, Rates, Resource};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
@@ -145,8 +146,20 @@ pub struct Replay<N> {
     met: BTreeSet<u64>,
     untimed: u64,
     by_roofline: u64,
+    oddities: Oddities,
     /// By the texts of nodes; `None`: no operator.
     operators: IndexMap<String, Option<CostedOperator>, FxBuildHasher>,
+}
+
+/// Parts of traces that are not simulated as they are written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Oddities {
+    /// Number of nodes of an unknown type: they take no time.
+    pub unknown_types: u64,
+    /// Number of dependencies on nodes that are not in the trace: they count as met.
+    pub missing_dependencies: u64,
+    /// Number of communication nodes, by an attribute that is not understood and has no effect.
+    pub ignored: BTreeMap<String, u64>,
 }
 
 /// A group: its ranks, and how many groups of just these ranks come before it.
@@ -199,6 +212,7 @@ impl<N: Nodes> Replay<N> {
             met: BTreeSet::new(),
             untimed: 0,
             by_roofline: 0,
+            oddities: Oddities::default(),
             operators: IndexMap::default(),
         }
     }
@@ -221,6 +235,21 @@ impl<N: Nodes> Replay<N> {
     /// How many nodes have taken no time because they do not say how long they take.
     pub fn untimed(&self) -> u64 {
         self.untimed
+    }
+
+    /// What is not simulated as the trace has it, of the nodes so far.
+    pub fn oddities(&self) -> Oddities {
+        Oddities { missing_dependencies: self.feed.missing(), ..self.oddities.clone() }
+    }
+
+    /// The process groups besides those that the traces describe.
+    pub fn given_groups(&self) -> &[ProcessGroup] {
+        &self.rules.groups
+    }
+
+    /// Whether a node so far names one of [`Rules::groups`].
+    pub fn uses_given_groups(&self) -> bool {
+        self.rules.groups.iter().any(|group| self.named.contains_key(&group.name))
     }
 
     /// The node behind a handle that is not complete, and those that wait for it: what a report of a deadlock names.
@@ -258,6 +287,7 @@ impl<N: Nodes> Replay<N> {
     fn plan(&mut self) -> Result<(), ReplayError> {
         loop {
             while let Some((id, free)) = self.feed.plan()? {
+                self.examine(id)?;
                 if self.kind(id) == NodeType::CommColl && collective_kind(self.feed.node(id)).is_some() {
                     let members = self.members(id)?;
                     self.collectives.entry(members).or_default().push_back(id);
@@ -279,6 +309,20 @@ impl<N: Nodes> Replay<N> {
                 self.complete(id);
             }
         }
+    }
+
+    /// Refuses a node that cannot be run as it is, and counts what is not understood.
+    fn examine(&mut self, id: u64) -> Result<(), ReplayError> {
+        let node = self.feed.node(id);
+        if let Some(Refusal { problem, hint }) = refusal(node, self.rank.0) {
+            return Err(self.wrong(id, problem, hint));
+        }
+        self.oddities.unknown_types +=
+            u64::from(matches!(NodeType::try_from(node.r#type), Err(_) | Ok(NodeType::Invalid)));
+        for attribute in ignored(node) {
+            *self.oddities.ignored.entry(attribute.to_owned()).or_default() += 1;
+        }
+        Ok(())
     }
 
     fn complete(&mut self, id: u64) {
@@ -659,6 +703,25 @@ impl<N: Nodes> Replay<N> {
             true => self.rules.world.clone(),
             false => group.ranks.iter().copied().map(RankId).collect(),
         }
+    }
+}
+
+/// Runs a trace by itself to its end, all operations done at once, which shows whether it can be replayed.
+///
+/// # Errors
+/// What a replay of the trace would refuse. Whether it agrees with the traces of other ranks is not looked at.
+pub fn rehearse<N: Nodes>(rank: RankId, trace: N, rules: Arc<Rules>) -> Result<Oddities, ReplayError> {
+    let mut replay = Replay::new(rank, trace, rules);
+    let (mut reply, mut answers) = (Reply::Start, 0_u32);
+    loop {
+        reply = match replay.go_on(reply)? {
+            Request::Exit(_) => return Ok(replay.oddities()),
+            Request::JoinGroup { .. } => Reply::Group(GroupId(answers)),
+            Request::Issue { .. } => Reply::Issued(Handle(answers)),
+            Request::Wait { handles, .. } => Reply::Complete(handles),
+            request => unreachable!("traces ask for nothing else than {request:?}"),
+        };
+        answers = answers.wrapping_add(1);
     }
 }
 

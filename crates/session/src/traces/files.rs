@@ -17,6 +17,12 @@ use uniference_programs::astra::layers::{TextWorkload, is_text_workload};
 /// Number of bytes of a file that are read at once.
 const CHUNK: u64 = 1 << 16;
 
+/// What the names of traces end with.
+const SUFFIXES: [&str; 2] = [".et", ".et.gz"];
+
+/// What stands for the rank in the pattern of traces' names.
+const RANK: &str = "%d";
+
 /// Bytes that tell a text workload from a trace.
 const BEGINNING: u64 = 256;
 
@@ -24,8 +30,8 @@ const BEGINNING: u64 = 256;
 pub(super) enum Traces<'a> {
     Files {
         prefix: &'a Path,
-        /// `None`: one trace for all ranks.
-        there: Option<usize>,
+        /// By rank; `None`: one trace for all ranks.
+        there: Option<Vec<PathBuf>>,
     },
     /// They are made of a text workload.
     Text { path: &'a Path, workload: Box<TextWorkload>, passes: u32 },
@@ -40,14 +46,14 @@ impl<'a> Traces<'a> {
             let hint = "remove --passes, or give a text workload";
             return Err(HostError::Usage(format!("--passes requires a text workload\nhint: {hint}")));
         }
-        Ok(Traces::Files { prefix, there: count(prefix)? })
+        Ok(Traces::Files { prefix, there: of_all_ranks(prefix)? })
     }
 
     /// One for each of `ranks` ranks.
     pub(super) fn open(&self, ranks: usize, notices: &Notices) -> Result<Vec<Reader<Pieces>>, HostError> {
         let (path, made) = match self {
             Traces::Files { prefix, there } => {
-                return files(prefix, *there, ranks)?.iter().map(|file| open(file)).collect();
+                return files(prefix, there.as_deref(), ranks)?.iter().map(|file| open(file)).collect();
             }
             Traces::Text { path, workload, passes } => {
                 (path, workload.traces(ranks as u64, *passes).map_err(in_file(path))?)
@@ -82,40 +88,78 @@ pub fn text_workload(path: &Path) -> Result<Option<TextWorkload>, HostError> {
     TextWorkload::parse(&path.display().to_string(), &text).map(Some).map_err(show)
 }
 
-/// How many ranks there are traces of; `None`: there is one trace for all.
-fn count(prefix: &Path) -> Result<Option<usize>, HostError> {
+/// The trace of each rank; `None`: there is one trace for all.
+fn of_all_ranks(prefix: &Path) -> Result<Option<Vec<PathBuf>>, HostError> {
     if prefix.is_file() {
         return Ok(None);
     }
-    let ranks = ranks_of(prefix);
-    let Some((last, _)) = ranks.last_key_value() else {
+    let ranks = ranks_of(prefix)?;
+    let Some((last, path)) = ranks.last_key_value() else {
+        let first = name_of(prefix, 0);
         return Err(HostError::Usage(format!(
-            "neither {0} nor {0}.0.et exists\nhint: give the output folder of a run, the prefix of traces named PREFIX.RANK.et, or one trace for all ranks",
-            prefix.display()
+            "neither {} nor {} nor {} exists\nhint: give the output folder of a run, the prefix of traces named PREFIX.RANK.et (or a pattern that has %d for the rank), or one trace for all ranks",
+            prefix.display(),
+            first.display(),
+            with_suffix(&first, ".gz").to_string_lossy(),
         )));
     };
     match (0..*last).find(|rank| !ranks.contains_key(rank)) {
         Some(missing) => Err(HostError::Usage(format!(
-            "trace {0}.{missing}.et is missing, but {0}.{last}.et exists\nhint: ranks are numbered from 0 without gaps; add the missing traces, or remove those of another job",
-            prefix.display()
+            "trace {} is missing, but {} exists\nhint: ranks are numbered from 0 without gaps; add the missing traces, or remove those of another job",
+            name_of(prefix, missing).display(),
+            path.display(),
         ))),
-        None => Ok(Some(ranks.len())),
+        None => Ok(Some(ranks.into_values().collect())),
     }
 }
 
-/// The traces called PREFIX.RANK.et, by rank.
-pub fn ranks_of(prefix: &Path) -> BTreeMap<usize, PathBuf> {
+/// The traces called PREFIX.RANK.et or PREFIX.RANK.et.gz, by rank; of a pattern that has `%d`, those that have the rank in its place.
+///
+/// # Errors
+/// If there are two traces of a rank.
+pub fn ranks_of(prefix: &Path) -> Result<BTreeMap<usize, PathBuf>, HostError> {
     let folder = prefix.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let start = prefix.file_name().map(|name| format!("{}.", name.to_string_lossy())).unwrap_or_default();
-    let entries = std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
+    let name = prefix.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let (start, ends) = match name.split_once(RANK) {
+        Some((start, end)) => (start.to_owned(), vec![end.to_owned()]),
+        None => (format!("{name}."), SUFFIXES.map(str::to_owned).to_vec()),
+    };
     let rank_of = |name: &str| {
-        let rank = name.strip_prefix(&start)?.strip_suffix(".et")?;
+        let rank = ends.iter().find_map(|end| name.strip_prefix(&start)?.strip_suffix(end.as_str()))?;
         rank.parse::<usize>().ok().filter(|number| number.to_string() == rank)
     };
-    entries
-        .filter_map(|entry| Some((rank_of(&entry.file_name().to_string_lossy())?, entry.path())))
-        .filter(|(_, path)| path.is_file())
-        .collect()
+    let mut ranks = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok) {
+        let Some(rank) = rank_of(&entry.file_name().to_string_lossy()).filter(|_| entry.path().is_file()) else {
+            continue;
+        };
+        if let Some(other) = ranks.insert(rank, entry.path()) {
+            let mut both = [other.display().to_string(), entry.path().display().to_string()];
+            both.sort();
+            return Err(HostError::Usage(format!(
+                "{} and {} are both traces of rank {rank}\nhint: remove one of them",
+                both[0], both[1]
+            )));
+        }
+    }
+    Ok(ranks)
+}
+
+/// The prefix that a trace's name has and its rank; `None`: its name has no rank.
+pub fn prefix_and_rank(trace: &Path) -> Option<(PathBuf, u32)> {
+    let name = trace.file_name()?.to_str()?;
+    let stem = SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix))?;
+    let (prefix, rank) = stem.rsplit_once('.')?;
+    let number = rank.parse::<u32>().ok().filter(|number| number.to_string() == rank)?;
+    Some((trace.with_file_name(prefix), number))
+}
+
+/// The trace of a rank as a person would name it: the prefix may be a pattern.
+fn name_of(prefix: &Path, rank: usize) -> PathBuf {
+    match prefix.to_string_lossy().split_once(RANK) {
+        Some((start, end)) => format!("{start}{rank}{end}").into(),
+        None => of_rank(prefix, rank),
+    }
 }
 
 /// The trace of one rank.
@@ -130,13 +174,13 @@ pub(super) fn with_suffix(prefix: &Path, suffix: &str) -> OsString {
 }
 
 /// One for each rank.
-fn files(prefix: &Path, there: Option<usize>, ranks: usize) -> Result<Vec<PathBuf>, HostError> {
+fn files(prefix: &Path, there: Option<&[PathBuf]>, ranks: usize) -> Result<Vec<PathBuf>, HostError> {
     match there {
         None => Ok(vec![prefix.to_owned(); ranks]),
-        Some(count) if count == ranks => Ok((0..ranks).map(|rank| of_rank(prefix, rank)).collect()),
-        Some(count) => Err(HostError::Usage(format!(
+        Some(files) if files.len() == ranks => Ok(files.to_owned()),
+        Some(files) => Err(HostError::Usage(format!(
             "the traces have {}, but the cluster has {}\nhint: use a cluster with one device per rank",
-            counted(count, "rank"),
+            counted(files.len(), "rank"),
             counted(ranks, "device")
         ))),
     }

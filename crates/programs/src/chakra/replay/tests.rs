@@ -64,7 +64,8 @@ fn in_group(mut node: Node, name: &str) -> Node {
 }
 
 fn message(id: u64, kind: NodeType, peer: u64, size: u64) -> Node {
-    node(id, kind, &[], &[(COMM_SRC, peer), (COMM_DST, peer), (COMM_SIZE, size), (COMM_TAG, 3)])
+    let peer_attribute = if kind == NodeType::CommSend { COMM_DST } else { COMM_SRC };
+    node(id, kind, &[], &[(peer_attribute, peer), (COMM_SIZE, size), (COMM_TAG, 3)])
 }
 
 fn bytes(nodes: &[Node]) -> Vec<u8> {
@@ -277,7 +278,9 @@ fn ranks_that_disagree_are_named_by_their_nodes() {
 #[test]
 fn what_a_node_says_wrongly_is_an_error() {
     let first = |rules, nodes: Vec<Node>| {
-        let outcomes = run(rules, &[nodes]);
+        let mut traces = vec![vec![]; rules.world.len()];
+        traces[0] = nodes;
+        let outcomes = run(rules, &traces);
         let Ending::Failed(failure) = outcomes.ended else { panic!("it is refused") };
         let error: Box<ReplayError> = failure.error.downcast().expect("the trace's error reaches whoever runs it");
         error.to_string()
@@ -302,9 +305,48 @@ fn what_a_node_says_wrongly_is_an_error() {
         (rules(1), node(1, NodeType::CommSend, &[], &[(COMM_SIZE, 8)])),
         (rules(1), node(1, NodeType::CommColl, &[], &[(COMM_TYPE, 0)])),
         (rules(1), collective(1, &[], CommType::AllReduce, u64::MAX)),
+        (rules(1), node(1, NodeType::CommColl, &[], &[(COMM_TYPE, 42), (COMM_SIZE, 8)])),
+        (rules(1), node(1, NodeType::CommColl, &[], &[(COMM_SIZE, 8)])),
+        (rules(2), node(1, NodeType::CommSend, &[], &[(COMM_SRC, 1), (COMM_DST, 0), (COMM_SIZE, 8)])),
+        (rules(2), node(1, NodeType::CommRecv, &[], &[(COMM_SRC, 1), (COMM_DST, 1), (COMM_SIZE, 8)])),
     ];
-    let messages: Vec<String> = cases.into_iter().map(|(rules, node)| first(rules, vec![node])).collect();
+    let messages: Vec<String> = cases
+        .into_iter()
+        .map(|(rules, node)| {
+            // A check of the trace alone refuses what a replay does, by the same words.
+            let trace = Reader::open(std::io::Cursor::new(bytes(std::slice::from_ref(&node)))).unwrap();
+            let rehearsed = rehearse(RankId(0), trace, Arc::new(rules.clone())).unwrap_err().to_string();
+            let replayed = first(rules, vec![node]);
+            assert_eq!(rehearsed, replayed);
+            replayed
+        })
+        .collect();
     insta::assert_snapshot!(messages.join("\n"));
+}
+
+#[test]
+fn a_legacy_attribute_names_the_group_of_a_collective() {
+    // Two groups of two: a ring of 2 ranks sends 2 steps of 5,000 bytes at 1 ns and 5 us each; among all four it would be 6 steps of 2,500.
+    let nodes = |group: u64| {
+        let mut node = collective(1, &[], CommType::AllReduce, 10_000);
+        node.set("comm_group", Value::Int32(group as i32));
+        vec![node]
+    };
+    let groups = vec![group("1", &[0, 1]), group("2", &[2, 3])];
+    let outcomes = run(Rules { groups, ..rules(4) }, &[nodes(1), nodes(1), nodes(2), nodes(2)]);
+    assert_eq!(outcomes.finishes(), [20.0; 4]);
+}
+
+#[test]
+fn what_is_not_simulated_as_it_is_written_is_counted() {
+    let mut prioritized = collective(3, &[99], CommType::AllReduce, 8);
+    prioritized.set("comm_priority", Value::Int64(1));
+    let mut unknown = compute(4, &[99, 3], 1);
+    unknown.r#type = 77;
+    let trace = bytes(&[compute(1, &[], 1), prioritized, unknown]);
+    let rehearse = |rules| rehearse(RankId(0), Reader::open(&trace[..]).unwrap(), Arc::new(rules)).unwrap();
+    let ignored = BTreeMap::from([("comm_priority".to_owned(), 1)]);
+    assert_eq!(rehearse(rules(2)), Oddities { unknown_types: 1, missing_dependencies: 2, ignored });
 }
 
 #[test]
