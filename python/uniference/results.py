@@ -267,7 +267,7 @@ class Answer(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Run:
-    """The result of a simulation that has come to its end, or of a real run."""
+    """The result of a simulation or of a real run; `failure` says whether it has come to its end."""
 
     directory: Path
     """The folder of the report, the program record, the trace and the ranks' output."""
@@ -282,6 +282,11 @@ class Run:
         return (
             f"<Run: makespan {self.makespan:.6g} s, {ranks} ranks, {self._cluster!r}, in {os.fspath(self.directory)!r}>"
         )
+
+    @property
+    def failure(self) -> str | None:
+        """Why the program did not come to its end, as the command said it: all figures are of what happened until then. None: it did."""
+        return self.report.get("failure")
 
     @property
     def makespan(self) -> float:

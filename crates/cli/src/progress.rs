@@ -85,9 +85,10 @@ impl Expected {
         let words: Vec<String> = script.iter().map(|word| word.to_string_lossy().into_owned()).collect();
         let alike = |folder: &PathBuf| {
             let report = Report::from_json(&fs::read_to_string(folder.join(REPORT)).ok()?).ok()?;
-            (report.manifest.command.ends_with(&words) && report.ranks.len() == ranks).then_some(())
+            let has_ended = report.failure.is_none();
+            (has_ended && report.manifest.command.ends_with(&words) && report.ranks.len() == ranks).then_some(())
         };
-        // A run that has not ended has no report.
+        // A run that goes on has no report.
         let latest = runs.iter().rev().map(|(_, folder)| folder).take(4).find(|folder| alike(folder).is_some())?;
         Expected::of_run(latest)
     }

@@ -102,6 +102,14 @@ fn page(folder: &Path, name: String, argv: &[OsString]) -> Result<Ended<RunPage>
         hint: "give output folders of `uniference run`, `replay`, `workload --run` or `launch`",
     })?;
     let report = Report::from_json(&text).map_err(|error| HostError::Usage(format!("{}: {error}", path.display())))?;
+    if let Some(failure) = &report.failure {
+        let why = failure.lines().next().unwrap_or_default();
+        let why = why.strip_prefix("error: ").unwrap_or(why);
+        return Err(HostError::Usage(format!(
+            "the run in {} did not finish ({why}): there is no page of it\nhint: {REPORT} and {TRACE} there show what happened until then",
+            folder.display()
+        )));
+    }
     let mut page = RunPage { name, report, seen: None, what_if: None, missing: Vec::new() };
     // A real run has a record too, of what a simulation would be asked.
     if folder.join("rank-0.jsonl").exists() {

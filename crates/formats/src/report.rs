@@ -20,6 +20,10 @@ const OLDEST: u32 = 1;
 pub struct Report {
     /// Version of this format: [`VERSION`].
     pub version: u32,
+    /// Why the programs did not come to their end, as the command said it: the figures are of what happened until then. `None` (left out): they
+    /// have come to their end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
     /// The latest finish of any rank, in seconds of virtual time.
     pub makespan_s: f64,
     /// The same time in picoseconds.
@@ -343,6 +347,7 @@ impl Report {
         let hours = makespan.as_secs_f64() / 3_600.0;
         Report {
             version: VERSION,
+            failure: None,
             makespan_s: makespan.as_secs_f64(),
             makespan_ps: makespan.as_ps(),
             energy_j: ranks.iter().map(|rank| rank.energy_j).sum::<Option<f64>>().filter(|_| !ranks.is_empty()),

@@ -188,9 +188,26 @@ impl Session {
         let figures = recording.finish(lines, costed)?;
         Ok(match ending {
             Ending::Finished => Outcome::Finished(Box::new(figures)),
-            Ending::Stopped(stop) => Outcome::Stopped(stop),
+            Ending::Stopped(mut stop) => {
+                // Why the run stopped comes before why that cannot be written down.
+                if let Err(error) = self.write(&self.report_of_failure(figures, &stop)) {
+                    stop.message += &format!("warning: {error}\n");
+                }
+                Outcome::Stopped(stop)
+            }
             Ending::Unlike(asymmetry) => Outcome::Unlike(asymmetry),
         })
+    }
+
+    /// The figures of programs up to where they stopped.
+    fn report_of_failure(&self, figures: Figures, stop: &Stop) -> Report {
+        let message = stop.message.trim_end();
+        let first = message.lines().next().unwrap_or("error: the run was stopped");
+        let first = first.strip_prefix("error: ").unwrap_or(first);
+        let warning = format!("the run did not finish: {first}; all figures are of what happened until then");
+        let mut report = self.report(figures, Vec::new());
+        report.warnings.insert(0, warning);
+        Report { failure: Some(message.to_owned()), interval: None, ..report }
     }
 
     /// The report of a simulation that has finished, with further reasons to doubt its figures.

@@ -340,7 +340,8 @@ fn clear(folder: &Path) -> Result<(), String> {
 fn report(folder: &Path) -> Result<Report, String> {
     let path = folder.join(REPORT);
     let text = input::text(&path).map_err(|error| format!("error: cannot read {}: {error}", path.display()))?;
-    Report::from_json(&text).map_err(|error| format!("error: {}: {error}", path.display()))
+    let report = Report::from_json(&text).map_err(|error| format!("error: {}: {error}", path.display()))?;
+    report.failure.clone().map_or(Ok(report), Err)
 }
 
 /// An error as a command says it.
