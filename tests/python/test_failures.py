@@ -1,11 +1,13 @@
 """Programs that fail: the exit code, and what the user reads."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from harness import Done, run_script, uniference, write_script
 
-from uniference import SimulationError, simulate
+from uniference import SimulationError, load, simulate
 
 SETUP = "import os, signal, sys, torch, torch.distributed as dist\ndist.init_process_group('gloo')\nrank = dist.get_rank()\n"
 
@@ -89,3 +91,52 @@ def test_rank_of_another_version(tmp_path: Path) -> None:
     assert done.code == 2, done.err
     expected = "rank 1 cannot join the run: this side speaks version 8 of the protocol between ranks and driver, the other side version 100"
     assert f"error: {expected}\nhint: install the same version of uniference on both sides\n" in done.err
+
+
+def test_a_failed_run_leaves_a_report_of_what_happened(tmp_path: Path) -> None:
+    source = SETUP + "dist.all_reduce(torch.ones(4))\nif rank == 1:\n    raise ValueError('boom')\ndist.barrier()\n"
+    done = uniference("run", "--ranks", 2, "--out", "out", write_script(tmp_path, source), cwd=tmp_path)
+    check(done, 1, "ValueError: boom")
+    run = load(tmp_path / "out")
+    assert run.failure is not None
+    assert "rank 1" in run.failure
+    assert run.warnings[0].startswith("the run did not finish: ")
+    assert [operation["count"] for operation in run.report["operations"] if operation["operation"] == "all_reduce"] == [
+        2
+    ]
+    page = uniference("report", "out", "--out", "page.html", cwd=tmp_path)
+    check(page, 2, "did not finish", "hint: ")
+    assert not (tmp_path / "page.html").exists()
+    explained = uniference("explain", "out", cwd=tmp_path)
+    check(explained, explained.code, "hint: ")
+    assert explained.code in (1, 2, 3)
+    deadlock = SETUP + "if rank == 0:\n    dist.barrier()\nelse:\n    dist.recv(torch.ones(1), 0)\n"
+    check(uniference("run", "--ranks", 2, "--out", "out", write_script(tmp_path, deadlock), cwd=tmp_path), 3)
+    halted = load(tmp_path / "out")
+    assert halted.failure is not None
+    assert "mismatch" in halted.failure or "deadlock" in halted.failure
+
+
+def test_rank_0_reads_standard_input(tmp_path: Path) -> None:
+    source = SETUP + "text = sys.stdin.read()\nprint(f'rank {rank} has read {text!r}')\n"
+    script = write_script(tmp_path, source)
+
+    def fed(text: str, *options: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "uniference", "run", "--ranks", "2", *options, script]
+        return subprocess.run(
+            command, cwd=tmp_path, input=text, capture_output=True, text=True, timeout=300, check=False
+        )
+
+    done = fed("some\nlines\n")
+    assert done.returncode == 0, done.stderr
+    assert "rank 0 has read 'some\\nlines\\n'" in done.stdout
+    assert "rank 1 has read ''" in done.stdout
+    told = fed("some", "--repeat", "2")
+    assert "standard input is not passed to the program with --repeat" in told.stderr
+    assert "rank 0 has read ''" in told.stdout
+    asks = write_script(tmp_path, SETUP + "print('got', input() if rank == 0 else 'nothing')\n")
+    command = [sys.executable, "-m", "uniference", "run", "--ranks", "2", asks]
+    asked = subprocess.run(
+        command, cwd=tmp_path, input="answer\n", capture_output=True, text=True, timeout=300, check=False
+    )
+    assert "got answer" in asked.stdout, asked.stderr

@@ -100,6 +100,7 @@ fn of_program(args: &Args, argv: &[OsString], python: &Path) -> Result<Fit, Host
         gpus: survey.gpus,
         backend_named,
         terminal: None,
+        input: None,
         timed: false,
         fold: false,
         one_program: false,

@@ -246,6 +246,7 @@ impl<'a> Runs<'a> {
             gpus: None,
             backend_named,
             terminal: None,
+            input: None,
             values,
             timed: true,
             fold: false,

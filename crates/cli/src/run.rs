@@ -10,7 +10,7 @@ use super::worker::WorkerArgs;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use uniference_formats::report::Report;
@@ -248,6 +248,26 @@ impl Once<'_> {
     /// Runs the program, and says what was lost of its output.
     fn run(
         &self,
+    /// Standard input for rank 0, where it is a file or a pipe. Programs that are run several times, or elsewhere, are not given any.
+    fn input(&self, console: &mut dyn driver::Console) -> Result<Option<OwnedFd>, HostError> {
+        let input = io::stdin();
+        let is_given = rustix::fs::fstat(&input).is_ok_and(|found| {
+            let kind = rustix::fs::FileType::from_raw_mode(found.st_mode);
+            matches!(kind, rustix::fs::FileType::RegularFile | rustix::fs::FileType::Fifo)
+        });
+        let once = self.args.repeat == 1 && self.args.fold != Fold::Auto && self.workers.is_none();
+        if !is_given {
+            return Ok(None);
+        }
+        if !once {
+            if rustix::io::ioctl_fionread(&input).is_ok_and(|bytes| bytes > 0) {
+                console.warn("standard input is not passed to the program with --repeat, --fold auto or --listen; it reads as empty");
+            }
+            return Ok(None);
+        }
+        input.as_fd().try_clone_to_owned().map(Some).map_err(HostError::system("copying standard input"))
+    }
+
         session: &Session,
         plan: Plan,
         terminal: Option<Terminal>,
@@ -282,6 +302,7 @@ impl Once<'_> {
             terminal,
             values: args.values.limit(),
             timed: false,
+            input: if terminal.is_none() { self.input(&mut console)? } else { None },
             fold: args.fold == Fold::Auto,
             one_program: args.one_program,
             workers: self.workers.clone(),

@@ -11,6 +11,7 @@ use crate::session::{End, Ending, Session, Source, Stop, Watch};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -54,6 +55,8 @@ pub struct Program {
     pub backend_named: bool,
     /// The rank that has the terminal, if one does.
     pub terminal: Option<Terminal>,
+    /// Standard input of rank 0, if it is given one.
+    pub input: Option<OwnedFd>,
     /// Operators on tensors of more elements are not computed; `None`: all are.
     pub values: Option<u64>,
     /// Whether each operator is timed ([`crate::profile`]).
@@ -158,6 +161,7 @@ impl<'a> Live<'a> {
             timeout: None,
         };
         let (plan, fold, workers) = (program.plan, program.fold, program.workers);
+            input: program.input,
         let (folder, notices) = (Some(session.folder().path()), session.notices().clone());
         let interrupts = Some(interrupts);
         Live {

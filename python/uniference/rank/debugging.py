@@ -1,4 +1,5 @@
 """Owns debuggers and `input()`: on the rank that has the terminal they work, and cost no virtual time; on any other they say how to get it.
+A rank whose standard input is a file or a pipe has `input()` alone.
 
 Which rank has the terminal is the command line's business (`--debug-rank`).
 """
@@ -15,8 +16,8 @@ from uniference.patches import names
 from uniference.program.execution import is_ours
 
 
-def install(channel: Channel, attached: bool) -> None:
-    """`attached`: this rank has the terminal."""
+def install(channel: Channel, attached: bool, has_input: bool) -> None:
+    """`attached`: this rank has the terminal. `has_input`: its standard input is a file or a pipe."""
     if attached:
         for name in (names.INPUT, names.INTERACTION):
             name.wrap(lambda function: _uncharged(channel, function))
@@ -25,7 +26,10 @@ def install(channel: Channel, attached: bool) -> None:
     if os.environ.get("PYTHONBREAKPOINT", "") == "":
         names.BREAKPOINT.replace(_refusal(channel, "breakpoint()", RuntimeError))
     names.SET_TRACE.replace(_refusal(channel, "pdb.set_trace()", RuntimeError))
-    names.INPUT.replace(_refusal(channel, "input()", EOFError))
+    if has_input:
+        names.INPUT.wrap(lambda function: _uncharged(channel, function))
+    else:
+        names.INPUT.replace(_refusal(channel, "input()", EOFError))
 
 
 def _hide_our_frames() -> None:

@@ -55,6 +55,8 @@ class Task:
     lends: bool
     """It is the only program, and its GPUs are those of all ranks."""
     debugged: bool
+    input: bool
+    """It has a standard input."""
 
     @staticmethod
     def from_command(command: Mapping[str, Any]) -> "Task":
@@ -77,6 +79,7 @@ class Task:
             gpus=command.get("gpus", []),
             lends=command.get("lends", False),
             debugged=command.get("debug_rank") == rank,
+            input=command.get("input", False),
         )
 
     @property
@@ -135,7 +138,7 @@ def run(task: Task, control: int) -> NoReturn:
     # NCCL is torch's own there, on the library's.
     if not task.lends:
         groups.Backends(channel).install(without={"nccl"} if task.gpus else set())
-    debugging.install(channel, task.debugged)
+    debugging.install(channel, task.debugged, task.input)
     gpus.install(channel, task.local_rank, task.gpus)
     children.hand_on(channel, task.device, task.local_rank, task.gpus, task.lends)
     if not task.lends:

@@ -6,14 +6,14 @@ Started as `python -m uniference.rank.zygote FD [MODULE...]`, where FD is an inh
 modules before it forks any rank. Both ways: one JSON object a line. It ends, and every rank with it, when that socket closes or its
 parent dies.
 
-From the driver, with three descriptors attached (SCM_RIGHTS) to the line: [control, stdout, stderr], and for the rank `debug_rank`
-a fourth one, stdin. `control` is the rank's
+From the driver, with three descriptors attached (SCM_RIGHTS) to the line: [control, stdout, stderr], and for the rank `debug_rank`,
+or with `input`, a fourth one, stdin. `control` is the rank's
 socket to the engine, from which `_native.Channel.adopt` takes everything else:
 
     {"op": "fork", "rank": 0, "world_size": 2, "argv": ["train.py", "--lr", "0.1"], "module": false,
      "env": {"NAME": "value"}, "cwd": "/home/user",
      "local_rank": 0, "local_world_size": 1, "group_rank": 0, "group_world_size": 2, "device": "orin.0", "memory": 8589934592, "cores": 4,
-     "gpus": [], "debug_rank": null}
+     "gpus": [], "debug_rank": null, "input": false}
 
 `argv[0]` is the script, or with `module` the module's name; each byte of a word is the character of that number (Latin-1), as
 paths need not be UTF-8. `env` is added to the zygote's own environment; what torchrun sets
@@ -116,7 +116,7 @@ class Zygote:
 
     def _command(self, command: Mapping[str, Any]) -> None:
         assert command["op"] == "fork", f"the driver asks for {command['op']}"
-        count = _FDS_A_RANK + (command.get("debug_rank") == command["rank"])
+        count = _FDS_A_RANK + (command.get("debug_rank") == command["rank"]) + command.get("input", False)
         fds, self._fds = self._fds[:count], self._fds[count:]
         try:
             pid = os.fork()

@@ -85,6 +85,8 @@ pub struct Setup {
     pub logs: PathBuf,
     /// Who has the terminal, if one of the ranks is debugged.
     pub terminal: Option<Terminal>,
+    /// Standard input of rank 0, where none has the terminal; of the others, and `None`, it is empty.
+    pub input: Option<OwnedFd>,
     /// The run ends after so much of this machine's time; `None`: whenever it ends.
     pub timeout: Option<Duration>,
 }
@@ -520,27 +522,27 @@ impl<'a> Driver<'a> {
     }
 
     fn ask_for_rank(&mut self, place: &RankPlacement) -> Result<(), HostError> {
-        let system = HostError::system::<io::Error>;
         let rank = RankId(place.rank);
         if self.board_of[rank.index()].is_some() {
             return self.ask_board_for_rank(place);
         }
-        let (socket, control) = UnixStream::pair().map_err(system("creating a rank's socket"))?;
+        let (socket, control) = UnixStream::pair().map_err(HostError::system("creating a rank's socket"))?;
         self.greet(&socket, place.rank)?;
         let setup = self.setup;
         let pipes = match &setup.terminal {
             Some(terminal) if terminal.rank == place.rank => {
                 let [input, out, err] = &terminal.fds;
                 let fds = [control.as_fd(), out.as_fd(), err.as_fd(), input.as_fd()];
-                self.zygote.fork(&zygote::fork(&setup.script, place, Some(terminal.rank)), &fds)?;
+                self.zygote.fork(&zygote::fork(&setup.script, place, Some(terminal.rank), false), &fds)?;
                 [None, None]
             }
             other => {
-                let (out, their_out) = pipe()?;
-                let (err, their_err) = pipe()?;
-                let fds = [control.as_fd(), their_out.as_fd(), their_err.as_fd()];
+                let ((out, their_out), (err, their_err)) = (pipe()?, pipe()?);
                 let debugged = other.as_ref().map(|terminal| terminal.rank);
-                self.zygote.fork(&zygote::fork(&setup.script, place, debugged), &fds)?;
+                let input = setup.input.as_ref().filter(|_| place.rank == 0 && debugged.is_none());
+                let mut fds = vec![control.as_fd(), their_out.as_fd(), their_err.as_fd()];
+                fds.extend(input.map(AsFd::as_fd));
+                self.zygote.fork(&zygote::fork(&setup.script, place, debugged, input.is_some()), &fds)?;
                 self.sources.add(out.as_fd(), Source::Pipe(rank, Stream::Out))?;
                 self.sources.add(err.as_fd(), Source::Pipe(rank, Stream::Err))?;
                 [Some(Pipe::new(out)), Some(Pipe::new(err))]
@@ -567,7 +569,7 @@ impl<'a> Driver<'a> {
             compute: self.setup.compute[rank.index()],
             cores: place.cores.unwrap_or(1),
             home: (layout.part * u64::from(place.rank), layout.part),
-            order: zygote::fork(&self.setup.script, place, None),
+            order: zygote::fork(&self.setup.script, place, None, false),
             outputs: [their_out, their_err],
         })?;
         self.sources.add(out.as_fd(), Source::Pipe(rank, Stream::Out))?;

@@ -77,10 +77,12 @@ struct Fork<'a> {
     gpus: &'a [Gpu],
     lends: bool,
     debug_rank: Option<u32>,
+    input: bool,
 }
 
 /// What the zygote is asked for a rank with: a line of JSON.
-pub fn fork(script: &Script, place: &RankPlacement, debug_rank: Option<u32>) -> Vec<u8> {
+/// `input`: it is given a standard input.
+pub fn fork(script: &Script, place: &RankPlacement, debug_rank: Option<u32>, input: bool) -> Vec<u8> {
     let fork = Fork {
         op: "fork",
         rank: place.rank,
@@ -98,6 +100,7 @@ pub fn fork(script: &Script, place: &RankPlacement, debug_rank: Option<u32>) -> 
         gpus: &place.gpus,
         lends: place.lends,
         debug_rank,
+        input,
     };
     let mut line = serde_json::to_vec(&fork).expect("plain data has a JSON form");
     line.push(b'\n');
