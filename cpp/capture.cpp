@@ -29,8 +29,6 @@ namespace {
 constexpr auto kKey = c10::DispatchKey::Fake;
 
 Values& values = Values::get();
-// Whether operators pass through here at all: somebody wants to know them, or not all are computed.
-bool watching = false;
 // Whether each execution is timed.
 bool timed = false;
 double nanoseconds_a_tick = 0;
@@ -386,6 +384,12 @@ __attribute__((visibility("default"))) void uniference_capture_limit(const char*
 __attribute__((visibility("default"))) void uniference_capture_lacking(Host::Lacking lacking, Host::Available available) {
   Host::tell(lacking, available);
 }
+
+// Who is told, in UTF-8, of an operator or kernel whose values are not computed.
+__attribute__((visibility("default"))) void uniference_capture_uncomputed(Uncomputed::Tell tell) { Uncomputed::tell(tell); }
+
+// Which operators and kernels had no values, and how often each, if one had none more than once; else an empty text.
+__attribute__((visibility("default"))) const char* uniference_capture_uncomputed_counts() { return Uncomputed::counts(); }
 
 __attribute__((visibility("default"))) uint64_t uniference_capture_ticks() { return ticks(); }
 

@@ -12,6 +12,7 @@
 #include "python_calls.h"
 #include "storages.h"
 #include "stream.h"
+#include "uncomputed.h"
 
 namespace uniference {
 
@@ -240,6 +241,8 @@ struct Launches {
   void (*number)(uint64_t number);
   // Within an operator: which one of the thread it is, from 1; else 0.
   uint64_t (*running_operator)();
+  // A kernel of the program's or of a library of its is about to be launched by this thread, of this name.
+  void (*launches)(const char* name, size_t length);
 };
 
 inline constexpr Launches launches{
@@ -273,6 +276,10 @@ inline constexpr Launches launches{
     [](uint32_t stream) { write_entry(kHostFunction, stream); },
     number_next,
     OperatorCall::running,
+    [](const char* name, size_t length) {
+      const bool is_wanted = watching && inside == 0 && !compiling && unvalued == 0;
+      if (is_wanted && operators == 0 && OperatorCall::running() == 0) Uncomputed::note_kernel(name, length);
+    },
 };
 
 }  // namespace uniference

@@ -25,9 +25,6 @@
 
 namespace uniference {
 
-// How deep this thread is in work whose results nobody looks at, as what measures the time of kernels: it has no values.
-inline thread_local int unvalued = 0;
-
 // Calls in graphs have numbers from 1. Of this thread: its last call's, if that was captured, and the one that is computed; 0: none.
 inline thread_local uint64_t captured_last = 0;
 inline thread_local uint64_t computed_now = 0;
@@ -684,12 +681,7 @@ class Mirror {
     return there;
   }
 
-  static void lacking(const std::string& name, const std::string& reason) {
-    static std::mutex mutex;
-    static std::set<std::string>* said = new std::set<std::string>();
-    std::lock_guard<std::mutex> lock(mutex);
-    if (said->insert(name).second) TORCH_WARN("the values of ", name, " are not computed on simulated GPUs: ", reason);
-  }
+  static void lacking(const std::string& name, const std::string& reason) { Uncomputed::note(name, reason); }
 
   static inline Launch launch_ = nullptr;
   static inline Settle settle_ = nullptr;

@@ -229,9 +229,6 @@ close(torch.sparse.mm(s.cuda(), torch.ones(3, 2).cuda()), torch.sparse.mm(s, tor
 
 # Memory that was something else before, so that nothing is right because it is new.
 SPARSE = """
-import warnings
-
-warnings.filterwarnings("error", message=".*not computed")
 used = [torch.full((size,), -1, device="cuda") for size in (2, 4, 8, 64, 512)]
 del used
 
@@ -515,11 +512,69 @@ def added(x, out, B: tl.constexpr):
     tl.store(out + i, tl.inline_asm_elementwise("add.f32 $0, $1, $1;", "=r,r", [tl.load(x + i)], dtype=tl.float32, is_pure=True, pack=1))
 
 out = torch.full((4,), -7.0, device="cuda")
-import warnings
-with warnings.catch_warnings(record=True) as said:
-    warnings.simplefilter("always")
-    added[(1,)](torch.ones(4, device="cuda"), out, 4)
-assert any("triton::added are not computed" in str(warning.message) for warning in said), said
+added[(1,)](torch.ones(4, device="cuda"), out, 4)
 assert out.tolist() == [0.0] * 4
 """
-    run(tmp_path, body)
+    run(tmp_path, body, "--out", "out")
+    said = missing_values(tmp_path)
+    assert any("triton::added are not computed" in warning for warning in said), said
+
+
+def missing_values(directory: Path) -> list[str]:
+    """What the report says of values that nothing has computed."""
+    report = json.loads((directory / "out" / "report.json").read_text())
+    return [warning for warning in report["warnings"] if "not computed" in warning or "without values" in warning]
+
+
+# As launchers and notebooks do: the driver says it all the same.
+SILENCED = """
+import warnings
+warnings.simplefilter("ignore")
+packed = torch._convert_weight_to_int4pack(torch.randint(0, 255, (64, 32), dtype=torch.uint8, device="cuda"), 2)
+scales = torch.ones(2, 64, 2, dtype=torch.bfloat16, device="cuda")
+for _ in range(3):
+    result = torch._weight_int4pack_mm(torch.eye(64, dtype=torch.bfloat16, device="cuda"), packed, 32, scales)
+print("sum", result.abs().sum().item())
+"""
+
+
+def test_missing_values_are_said_whatever_the_program_silences(tmp_path: Path) -> None:
+    assert "sum 0.0" in run(tmp_path, SILENCED, "--out", "out")
+    said = missing_values(tmp_path)
+    line = 1 + (COMPARE + SILENCED).split("result = ")[0].count("\n")
+    assert any(
+        "the values of aten::_weight_int4pack_mm are not computed on simulated GPUs: " in warning
+        and warning.endswith(f"script.py:{line}")
+        for warning in said
+    ), said
+    assert any("aten::_weight_int4pack_mm (3 times, first at " in warning for warning in said), said
+
+
+def test_strict_values_end_the_run_at_the_first_that_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(ONE_GPU)
+    options = ("--cluster", "cluster.toml", "--cuda", "--compute", "none", "--strict-values")
+    done = uniference("run", *options, write_script(tmp_path, COMPARE + SILENCED), cwd=tmp_path)
+    assert done.code == 1, done.err + done.out
+    assert "sum" not in done.out
+    assert "error: the values of aten::_weight_int4pack_mm are not computed on simulated GPUs: " in done.err
+    assert "script.py:" in done.err
+    assert "(--strict-values)\nhint: " in done.err.replace("[rank 0] ", "")
+
+
+def test_kernels_that_no_operator_launches_are_named(tmp_path: Path) -> None:
+    body = """
+square = torch.cuda.jiterator._create_jit_fn("template <typename T> T square(T x) { return x * x; }")
+assert square(torch.full((4,), 3.0, device="cuda")).tolist() == [0.0] * 4
+kernel = torch.cuda._compile_kernel('extern "C" __global__ void add(float* a, int n) { if (threadIdx.x < n) a[threadIdx.x] += 1; }', "add")
+zeros = torch.zeros(8, device="cuda")
+kernel((1, 1, 1), (8, 1, 1), (zeros, 8))
+torch.cuda._sleep(1000)
+print("done")
+"""
+    assert "done" in run(tmp_path, body, "--out", "out")
+    said = missing_values(tmp_path)
+    assert any(
+        "kernel add are not computed on simulated GPUs: no operator launches it" in warning for warning in said
+    ), said
+    # `torch.cuda._sleep` writes nothing.
+    assert len(said) == 2, said

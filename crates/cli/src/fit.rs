@@ -106,6 +106,7 @@ fn of_program(args: &Args, argv: &[OsString], python: &Path) -> Result<Fit, Host
         one_program: false,
         workers: None,
         values: args.values.limit(),
+        strict_values: false,
     };
     let timeout = Duration::from_secs(args.timeout);
     let fit = fit::of_program(program, &session, timeout, &mut console, &mut counter, interrupts);

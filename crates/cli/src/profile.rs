@@ -248,6 +248,7 @@ impl<'a> Runs<'a> {
             terminal: None,
             input: None,
             values,
+            strict_values: false,
             timed: true,
             fold: false,
             one_program: false,

@@ -39,6 +39,9 @@ pub(super) struct Args {
     /// Which tensor values are computed; what is not computed is costed, takes no memory and reads as zeros
     #[arg(long, value_name = "all|small[=ELEMENTS]|none", default_value_t)]
     values: Values,
+    /// End the run at the first operator or kernel whose values cannot be computed on simulated GPUs
+    #[arg(long)]
+    strict_values: bool,
     /// Number of ranks that run on this host at once [default: 1 with measured compute, otherwise the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     jobs: Option<u32>,
@@ -245,9 +248,6 @@ impl Once<'_> {
         Ok(session)
     }
 
-    /// Runs the program, and says what was lost of its output.
-    fn run(
-        &self,
     /// Standard input for rank 0, where it is a file or a pipe. Programs that are run several times, or elsewhere, are not given any.
     fn input(&self, console: &mut dyn driver::Console) -> Result<Option<OwnedFd>, HostError> {
         let input = io::stdin();
@@ -268,6 +268,9 @@ impl Once<'_> {
         input.as_fd().try_clone_to_owned().map(Some).map_err(HostError::system("copying standard input"))
     }
 
+    /// Runs the program, and says what was lost of its output.
+    fn run(
+        &self,
         session: &Session,
         plan: Plan,
         terminal: Option<Terminal>,
@@ -299,10 +302,11 @@ impl Once<'_> {
             jobs: args.jobs,
             gpus: place.survey.gpus.clone(),
             backend_named: place.chosen.backend_named,
+            input: if terminal.is_none() { self.input(&mut console)? } else { None },
             terminal,
             values: args.values.limit(),
+            strict_values: args.strict_values,
             timed: false,
-            input: if terminal.is_none() { self.input(&mut console)? } else { None },
             fold: args.fold == Fold::Auto,
             one_program: args.one_program,
             workers: self.workers.clone(),

@@ -120,6 +120,7 @@ pub(crate) mod tests {
             name[0].into()
         }
         unsafe extern "C" fn warn(_: *const u8, _: usize) {}
+        unsafe extern "C" fn launches(_: *const u8, _: usize) {}
         extern "C" fn stream(_: u32, _: u32, _: i32) {}
         extern "C" fn launch(kernel: u32, stream: u32, _: u32, _: u64) {
             tell(format!("launch {} on {stream}", char::from(kernel as u8)));
@@ -179,6 +180,7 @@ pub(crate) mod tests {
             number,
             times,
             warn,
+            launches,
         };
         let attached =
             Attached { own: 0, devices: vec![device; 2], peers: vec![1; 4], link: Some(link), communication: None };

@@ -4,6 +4,7 @@
 
 mod modules;
 
+use crate::attach;
 use crate::device::{self, Architecture, BLOCK, GRID, SHARED_OF_BLOCK, THREADS_OF_BLOCK};
 use crate::errors::{INVALID_CONFIGURATION, INVALID_DEVICE_FUNCTION, INVALID_VALUE, Status};
 use crate::launches::{Name, Shape};
@@ -132,6 +133,11 @@ pub(crate) fn launch(
         Shape { grid: array(grid), block: array(block), shared: [own, shared as u32], registers: registers as u16 };
     // SAFETY: as above, and it has one argument.
     let takes = if kernel.spins { unsafe { spin(arguments)? } } else { Takes::Bytes(0) };
+    if let Some(link) = attach::link().filter(|_| !kernel.spins) {
+        let name = kernel.name.text();
+        // SAFETY: the name is there during the call.
+        unsafe { (link.launches)(name.as_ptr(), name.len()) };
+    }
     streams::launch_named(stream, &kernel.name, takes, shape)
 }
 

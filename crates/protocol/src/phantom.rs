@@ -7,7 +7,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 /// Of this interface. Both sides refuse another one.
-pub const VERSION: u32 = 10;
+pub const VERSION: u32 = 11;
 
 /// The name of the function of the type [`Attach`].
 pub const ATTACH: &str = "uniference_phantom_attach";
@@ -197,6 +197,9 @@ pub struct Link {
     pub times: extern "C" fn(take: TakeTimes, data: *mut c_void),
     /// A message for the rank's log and the run's warnings, UTF-8. The library says each once.
     pub warn: unsafe extern "C" fn(text: *const u8, length: usize),
+    /// A kernel that the program or one of its libraries has registered, of this name in UTF-8, is about to be launched by this thread: where no operator of
+    /// torch launches it, nothing computes what it writes.
+    pub launches: unsafe extern "C" fn(name: *const u8, length: usize),
 }
 
 /// The type of the callback of [`Link::times`].

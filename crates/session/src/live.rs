@@ -59,6 +59,8 @@ pub struct Program {
     pub input: Option<OwnedFd>,
     /// Operators on tensors of more elements are not computed; `None`: all are.
     pub values: Option<u64>,
+    /// Whether an operator or kernel on a simulated GPU whose values are not computed, however large, ends the run.
+    pub strict_values: bool,
     /// Whether each operator is timed ([`crate::profile`]).
     pub timed: bool,
     /// Whether ranks that turn out to be alike run as few processes, and all are simulated.
@@ -128,9 +130,10 @@ impl<'a> Live<'a> {
         let tells_backend = !program.backend_named || (program.gpus.is_some() && cluster.backend.name == "nccl");
         let default = tells_backend.then(|| ("UNIFERENCE_DEFAULT_BACKEND", cluster.backend.name.clone()));
         let values = program.values.map(|limit| ("UNIFERENCE_VALUES", limit.to_string()));
+        let strict = program.strict_values.then(|| ("UNIFERENCE_STRICT_VALUES", "yes".to_owned()));
         let timed = program.timed.then(|| ("UNIFERENCE_TIMED", "yes".to_owned()));
         let python = program.plan.counts_python().then(|| ("UNIFERENCE_PYTHON_CALLS", "yes".to_owned()));
-        let told = default.into_iter().chain(values).chain(timed).chain(python);
+        let told = default.into_iter().chain(values).chain(strict).chain(timed).chain(python);
         let env = told.map(|(name, value)| (name.to_owned(), value)).collect();
         let mut places = places(cluster, &resolved.cores);
         let mut compute = program.plan.of_ranks();
@@ -158,10 +161,10 @@ impl<'a> Live<'a> {
             compute,
             logs: session.folder().path().to_owned(),
             terminal: program.terminal,
+            input: program.input,
             timeout: None,
         };
         let (plan, fold, workers) = (program.plan, program.fold, program.workers);
-            input: program.input,
         let (folder, notices) = (Some(session.folder().path()), session.notices().clone());
         let interrupts = Some(interrupts);
         Live {

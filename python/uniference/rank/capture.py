@@ -3,6 +3,7 @@
 What is written is documented in `crates/formats/src/operators`, and read nowhere else.
 """
 
+import atexit
 import ctypes
 import os
 import sys
@@ -39,6 +40,9 @@ TIMED = "UNIFERENCE_TIMED"
 PYTHON_CALLS = "UNIFERENCE_PYTHON_CALLS"
 """In a rank's environment: calls of functions are counted."""
 
+STRICT_VALUES = "UNIFERENCE_STRICT_VALUES"
+"""In a rank's environment: an operator or kernel whose values are not computed ends the run."""
+
 UNLIMITED = "UNIFERENCE_UNLIMITED"
 """In a rank's environment: it may allocate more than its device has."""
 
@@ -72,6 +76,9 @@ class Library:
         libraries = b"".join(os.fsencode(beginning) + b"\0" for beginning in LIBRARIES) + b"\0"
         self._lacking = _Lacking(_ends_without_memory(channel))
         self.functions.uniference_capture_lacking(self._lacking, ctypes.c_void_p(channel.available_memory()))
+        self._uncomputed = _Uncomputed(_warns_of_missing_values(channel))
+        self.functions.uniference_capture_uncomputed(self._uncomputed)
+        atexit.register(_count_missing_values, channel, self)
         self.functions.uniference_capture_limit(device.encode(), memory or 0)
         self.functions.uniference_capture_begin(
             -1 if limit is None else limit, libraries, channel.captures, TIMED in os.environ, self.nanoseconds_a_tick
@@ -231,6 +238,34 @@ def _ends_without_memory(channel: Channel) -> Callable[[int, int], None]:
         os._exit(1)
 
     return end
+
+
+_Uncomputed = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
+
+def _warns_of_missing_values(channel: Channel) -> Callable[[bytes], None]:
+    """Tells the driver of an operator or kernel whose values are not computed, or ends this rank and its run if the user wants that."""
+
+    def warn(text: bytes) -> None:
+        said = text.decode(errors="replace")
+        if STRICT_VALUES not in os.environ:
+            channel.warn(said)
+            return
+        hint = "remove --strict-values, or change the line: what such an operator writes reads as zero"
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        print(f"error: {said} (--strict-values)\nhint: {hint}", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    return warn
+
+
+def _count_missing_values(channel: Channel, native: Library) -> None:
+    """Tells the driver how often each such operator or kernel has run."""
+    native.functions.uniference_capture_uncomputed_counts.restype = ctypes.c_char_p
+    counts = native.functions.uniference_capture_uncomputed_counts()
+    if counts:
+        channel.warn(f"operators and kernels without values: {counts.decode(errors='replace')}")
 
 
 def _address(function: Any) -> int:

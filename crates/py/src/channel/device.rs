@@ -51,6 +51,7 @@ pub(super) struct Launches {
     host_function: extern "C" fn(u32),
     number: extern "C" fn(u64),
     running_operator: extern "C" fn() -> u64,
+    launches: unsafe extern "C" fn(*const u8, usize),
 }
 
 /// The link of this process, which stays.
@@ -93,6 +94,7 @@ pub(super) unsafe fn link(client: &Arc<Client>, launches: *const Launches) -> &'
         number,
         times,
         warn,
+        launches: launches.launches,
     }))
 }
 
