@@ -73,6 +73,36 @@ const BIT_RATES: &[Unit] = &[
     ("KiB/s", 8 << 10),
 ];
 
+/// Other spellings of rates, which are read and never printed.
+const OTHER_RATES: &[Unit] = &[
+    ("TBps", 8_000_000_000_000),
+    ("GBps", 8_000_000_000),
+    ("MBps", 8_000_000),
+    ("kBps", 8_000),
+    ("Bps", 8),
+    ("TiBps", 8 << 40),
+    ("GiBps", 8 << 30),
+    ("MiBps", 8 << 20),
+    ("KiBps", 8 << 10),
+    ("Tb/s", 1_000_000_000_000),
+    ("b/s", 1),
+    ("Kbps", 1_000),
+    ("Kb/s", 1_000),
+    ("Kbit/s", 1_000),
+    ("Tbits/s", 1_000_000_000_000),
+    ("Gbits/s", 1_000_000_000),
+    ("Mbits/s", 1_000_000),
+    ("kbits/s", 1_000),
+    ("Kbits/s", 1_000),
+    ("bits/s", 1),
+    ("GBit/s", 1_000_000_000),
+    ("MBit/s", 1_000_000),
+    ("kBit/s", 1_000),
+    ("KBit/s", 1_000),
+    ("GBytes/s", 8_000_000_000),
+    ("MBytes/s", 8_000_000),
+];
+
 /// Units of sizes, in bytes.
 const SIZES: &[Unit] = &[
     ("TiB", 1 << 40),
@@ -85,6 +115,10 @@ const SIZES: &[Unit] = &[
     ("kB", 1_000),
     ("B", 1),
 ];
+
+/// Other spellings of sizes. `Gi` is that of Kubernetes.
+const OTHER_SIZES: &[Unit] =
+    &[("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10), ("bytes", 1), ("byte", 1)];
 
 /// Units of durations, in picoseconds.
 const TIMES: &[Unit] = &[
@@ -99,8 +133,29 @@ const TIMES: &[Unit] = &[
     ("h", 3_600_000_000_000_000),
 ];
 
+/// Other spellings of durations.
+const OTHER_TIMES: &[Unit] = &[
+    ("sec", 1_000_000_000_000),
+    ("secs", 1_000_000_000_000),
+    ("second", 1_000_000_000_000),
+    ("seconds", 1_000_000_000_000),
+    ("msec", 1_000_000_000),
+    ("usec", 1_000_000),
+    ("nsec", 1_000),
+    ("psec", 1),
+    ("mins", 60_000_000_000_000),
+    ("minute", 60_000_000_000_000),
+    ("minutes", 60_000_000_000_000),
+    ("hr", 3_600_000_000_000_000),
+    ("hour", 3_600_000_000_000_000),
+    ("hours", 3_600_000_000_000_000),
+];
+
 /// Units of power, in milliwatts.
 const POWERS: &[Unit] = &[("kW", 1_000_000), ("W", 1_000), ("mW", 1)];
+
+/// Other spellings of power.
+const OTHER_POWERS: &[Unit] = &[("MW", 1_000_000_000), ("watt", 1_000), ("watts", 1_000), ("Watt", 1_000)];
 
 /// Units of arithmetic, in operations a second.
 const ARITHMETIC: &[Unit] = &[
@@ -111,13 +166,31 @@ const ARITHMETIC: &[Unit] = &[
     ("FLOPS", 1),
 ];
 
+/// Other spellings of rates of arithmetic.
+const OTHER_ARITHMETIC: &[Unit] = &[
+    ("EFLOPS", 1_000_000_000_000_000_000),
+    ("EFLOP/s", 1_000_000_000_000_000_000),
+    ("PFLOP/s", 1_000_000_000_000_000),
+    ("TFLOP/s", 1_000_000_000_000),
+    ("GFLOP/s", 1_000_000_000),
+    ("MFLOP/s", 1_000_000),
+    ("FLOP/s", 1),
+    ("POPS", 1_000_000_000_000_000),
+    ("TOPS", 1_000_000_000_000),
+    ("GOPS", 1_000_000_000),
+];
+
 /// What differs between the quantities.
 trait Quantity: Copy + PartialEq {
     /// `a bandwidth`, for messages.
     const NAME: &'static str;
     /// The units it may have.
     const UNITS: &'static [Unit];
-    /// Those of them that messages name.
+    /// Further spellings of units, which are read and never printed.
+    const OTHERS: &'static [Unit];
+    /// Spellings that could mean several units, and these.
+    const UNCLEAR: &'static [(&'static str, [&'static str; 2])] = &[];
+    /// Those of the units that messages name.
     const COMMON: &'static str;
     /// What a bare number was probably meant in: the first unit whose limit it does not pass.
     const BARE: &'static [(f64, &'static str)];
@@ -135,6 +208,9 @@ trait Quantity: Copy + PartialEq {
 impl Quantity for Bandwidth {
     const NAME: &'static str = "bandwidth";
     const UNITS: &'static [Unit] = BIT_RATES;
+    const OTHERS: &'static [Unit] = OTHER_RATES;
+    const UNCLEAR: &'static [(&'static str, [&'static str; 2])] =
+        &[("KB/s", ["kB/s", "KiB/s"]), ("KBps", ["kB/s", "KiB/s"]), ("KB", ["kB/s", "KiB/s"])];
     const COMMON: &'static str = "bps, kbps, Mbps, Gbps, Tbps, B/s, kB/s, MB/s, GB/s, KiB/s, MiB/s, GiB/s";
     const BARE: &'static [(f64, &'static str)] = &[(400.0, "Gbps"), (1e6, "Mbps"), (f64::INFINITY, "bps")];
     const EXAMPLE: &'static str = "25 Gbps";
@@ -160,6 +236,14 @@ impl Quantity for Bandwidth {
 impl Quantity for Size {
     const NAME: &'static str = "size";
     const UNITS: &'static [Unit] = SIZES;
+    const OTHERS: &'static [Unit] = OTHER_SIZES;
+    const UNCLEAR: &'static [(&'static str, [&'static str; 2])] = &[
+        ("KB", ["KiB", "kB"]),
+        ("K", ["KiB", "kB"]),
+        ("M", ["MiB", "MB"]),
+        ("G", ["GiB", "GB"]),
+        ("T", ["TiB", "TB"]),
+    ];
     const COMMON: &'static str = "B, KiB, MiB, GiB, TiB, kB, MB, GB, TB";
     const BARE: &'static [(f64, &'static str)] = &[(512.0, "GiB"), (10_000.0, "MiB"), (f64::INFINITY, "B")];
     const EXAMPLE: &'static str = "8 GiB";
@@ -184,6 +268,7 @@ impl Quantity for Size {
 impl Quantity for Flops {
     const NAME: &'static str = "rate of arithmetic";
     const UNITS: &'static [Unit] = ARITHMETIC;
+    const OTHERS: &'static [Unit] = OTHER_ARITHMETIC;
     const COMMON: &'static str = "MFLOPS, GFLOPS, TFLOPS, PFLOPS";
     const BARE: &'static [(f64, &'static str)] = &[(10_000.0, "TFLOPS"), (1e9, "GFLOPS"), (f64::INFINITY, "FLOPS")];
     const EXAMPLE: &'static str = "312 TFLOPS";
@@ -209,6 +294,7 @@ impl Quantity for Flops {
 impl Quantity for Watts {
     const NAME: &'static str = "power";
     const UNITS: &'static [Unit] = POWERS;
+    const OTHERS: &'static [Unit] = OTHER_POWERS;
     const COMMON: &'static str = "mW, W, kW";
     const BARE: &'static [(f64, &'static str)] = &[(f64::INFINITY, "W")];
     const EXAMPLE: &'static str = "15 W";
@@ -234,6 +320,8 @@ impl Quantity for Watts {
 impl Quantity for Duration {
     const NAME: &'static str = "time";
     const UNITS: &'static [Unit] = TIMES;
+    const OTHERS: &'static [Unit] = OTHER_TIMES;
+    const UNCLEAR: &'static [(&'static str, [&'static str; 2])] = &[("m", ["min", "ms"])];
     const COMMON: &'static str = "ps, ns, us, ms, s, min, h";
     const BARE: &'static [(f64, &'static str)] =
         &[(0.01, "s"), (0.5, "ms"), (1_000.0, "us"), (1e6, "ns"), (f64::INFINITY, "ps")];
@@ -303,7 +391,7 @@ fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
     if unit.is_empty() {
         return Err(bare_number::<Q>(trimmed, decimal.number));
     }
-    match Q::UNITS.iter().find(|(name, _)| *name == unit) {
+    match units::<Q>().find(|(name, _)| *name == seconds(unit)) {
         Some((_, worth)) => Q::from_decimal(decimal, *worth).or_else(|why| {
             error(
                 format!("the {} \"{trimmed}\" {why}", Q::NAME),
@@ -314,12 +402,42 @@ fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
     }
 }
 
-/// The unit that was probably meant: the same letters in another case; else all of them.
+/// All spellings that are read, those that are printed first.
+fn units<Q: Quantity>() -> impl Iterator<Item = &'static Unit> {
+    Q::UNITS.iter().chain(Q::OTHERS)
+}
+
+/// `Gbits/sec` as `Gbits/s`.
+fn seconds(unit: &str) -> &str {
+    if unit.ends_with("/sec") { &unit[..unit.len() - "ec".len()] } else { unit }
+}
+
+/// The units that were probably meant: the same letters in another case, or of a rate those of what it carries in a second; else all of them.
 fn unit_hint<Q: Quantity>(number: &str, unit: &str) -> String {
-    match Q::UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) {
-        Some((name, _)) => format!("did you mean \"{number} {name}\"? (units are case-sensitive)"),
-        None => format!("the units are {}", Q::COMMON),
+    let quoted = |names: &[&str]| {
+        let values: Vec<String> = names.iter().map(|name| format!("\"{number} {name}\"")).collect();
+        values.join(" or ")
+    };
+    if let Some((_, names)) = Q::UNCLEAR.iter().find(|(name, _)| *name == unit) {
+        return format!("write {}", quoted(names));
     }
+    for end in ["", "/s", "ps", "bps"] {
+        let spelled = format!("{}{end}", seconds(unit));
+        let mut names: Vec<&str> = units::<Q>().map(|(name, _)| *name).filter(|name| *name == spelled).collect();
+        if names.is_empty() {
+            let mut same: Vec<&Unit> = units::<Q>().filter(|(name, _)| name.eq_ignore_ascii_case(&spelled)).collect();
+            same.sort_by_key(|(_, worth)| *worth);
+            same.dedup_by_key(|(_, worth)| *worth);
+            names.extend(same.iter().map(|(name, _)| name));
+        }
+        match (names.as_slice(), end) {
+            ([], _) => {}
+            ([_], "") => return format!("did you mean {}? (units are case-sensitive)", quoted(&names)),
+            ([_], _) => return format!("did you mean {}?", quoted(&names)),
+            _ => return format!("did you mean {}? (b is a bit, B is a byte)", quoted(&names)),
+        }
+    }
+    format!("the units are {}", Q::COMMON)
 }
 
 fn bare_number<Q: Quantity>(number: &str, value: f64) -> UnitError {
@@ -463,6 +581,93 @@ mod tests {
 
     fn error<Q: Quantity + fmt::Debug>(text: &str) -> String {
         parse::<Q>(text).unwrap_err().to_string()
+    }
+
+    /// Spellings of other tools and vendors: each is read as its own unit, or refused with units to choose from.
+    #[test]
+    fn other_spellings_are_read_where_they_mean_one_unit() {
+        for (spelled, unit) in [
+            ("GBps", "GB/s"),
+            ("MBps", "MB/s"),
+            ("kBps", "kB/s"),
+            ("Bps", "B/s"),
+            ("TBps", "TB/s"),
+            ("GiBps", "GiB/s"),
+            ("Gbits/sec", "Gbps"),
+            ("Gb/sec", "Gbps"),
+            ("Gbit/sec", "Gbps"),
+            ("GBit/s", "Gbps"),
+            ("Tb/s", "Tbps"),
+            ("Mbits/s", "Mbps"),
+            ("MBytes/sec", "MB/s"),
+            ("GB/sec", "GB/s"),
+            ("Kbps", "kbps"),
+            ("Kbit/s", "kbps"),
+        ] {
+            assert_eq!(bandwidth(&format!("100 {spelled}")), bandwidth(&format!("100 {unit}")), "{spelled}");
+        }
+        for (spelled, unit) in [("Gi", "GiB"), ("Mi", "MiB"), ("bytes", "B")] {
+            assert_eq!(bytes(&format!("3 {spelled}")), bytes(&format!("3 {unit}")), "{spelled}");
+        }
+        for (spelled, unit) in [
+            ("sec", "s"),
+            ("seconds", "s"),
+            ("msec", "ms"),
+            ("usec", "us"),
+            ("nsec", "ns"),
+            ("minutes", "min"),
+            ("hr", "h"),
+        ] {
+            assert_eq!(picoseconds(&format!("3 {spelled}")), picoseconds(&format!("3 {unit}")), "{spelled}");
+        }
+        let flops = |text: &str| text.parse::<Flops>().unwrap().0;
+        assert_eq!([flops("2 TFLOP/s"), flops("2 TOPS"), flops("0.002 PFLOPS")], [2e12; 3]);
+        assert_eq!(["2 kW", "2000 watts", "0.002 MW"].map(|text| text.parse::<Watts>().unwrap().0), [2e3; 3]);
+        // What is read is printed in the usual spelling.
+        assert_eq!("3 TBps".parse::<Bandwidth>().unwrap().to_string(), "3 TB/s");
+        assert_eq!("3 Gi".parse::<Size>().unwrap().to_string(), "3 GiB");
+        let refused = [
+            (
+                "rate",
+                vec!["100 gbps", "100 GBPS", "100 gb/s", "100 GB", "100 Gb", "100 G", "100 gb", "8 KB/s", "16 GT/s"],
+            ),
+            ("size", vec!["8 gb", "8 Gib", "64 KB", "64 K", "8 G", "8 Gbit"]),
+            ("time", vec!["3 US", "3 m", "3 d", "3 Sec"]),
+            ("arithmetic", vec!["3 tflops", "3 TFlops", "3 T"]),
+        ];
+        let hints = refused.map(|(quantity, texts)| {
+            let error = |text: &&str| match quantity {
+                "rate" => parse::<Bandwidth>(text).unwrap_err(),
+                "size" => parse::<Size>(text).unwrap_err(),
+                "time" => parse::<Duration>(text).unwrap_err(),
+                _ => parse::<Flops>(text).unwrap_err(),
+            };
+            texts.iter().map(|text| format!("{text}: {}\n", error(text).hint)).collect::<String>()
+        });
+        insta::assert_snapshot!(hints.concat(), @r#"
+        100 gbps: did you mean "100 Gbps" or "100 GBps"? (b is a bit, B is a byte)
+        100 GBPS: did you mean "100 Gbps" or "100 GBps"? (b is a bit, B is a byte)
+        100 gb/s: did you mean "100 Gb/s" or "100 GB/s"? (b is a bit, B is a byte)
+        100 GB: did you mean "100 GB/s"?
+        100 Gb: did you mean "100 Gb/s"?
+        100 G: did you mean "100 Gbps"?
+        100 gb: did you mean "100 Gb/s" or "100 GB/s"? (b is a bit, B is a byte)
+        8 KB/s: write "8 kB/s" or "8 KiB/s"
+        16 GT/s: the units are bps, kbps, Mbps, Gbps, Tbps, B/s, kB/s, MB/s, GB/s, KiB/s, MiB/s, GiB/s
+        8 gb: did you mean "8 GB"? (units are case-sensitive)
+        8 Gib: did you mean "8 GiB"? (units are case-sensitive)
+        64 KB: write "64 KiB" or "64 kB"
+        64 K: write "64 KiB" or "64 kB"
+        8 G: write "8 GiB" or "8 GB"
+        8 Gbit: the units are B, KiB, MiB, GiB, TiB, kB, MB, GB, TB
+        3 US: did you mean "3 us"? (units are case-sensitive)
+        3 m: write "3 min" or "3 ms"
+        3 d: the units are ps, ns, us, ms, s, min, h
+        3 Sec: did you mean "3 sec"? (units are case-sensitive)
+        3 tflops: did you mean "3 TFLOPS"? (units are case-sensitive)
+        3 TFlops: did you mean "3 TFLOPS"? (units are case-sensitive)
+        3 T: the units are MFLOPS, GFLOPS, TFLOPS, PFLOPS
+        "#);
     }
 
     #[test]
