@@ -17,7 +17,7 @@ pub(super) enum Command {
     List(Sources),
     /// Show what is known of a device, and where each figure is from
     Show {
-        /// Name of the device, or the beginning of one name only
+        /// Name of the device; parts that tell variants apart may be left out if there is one variant
         name: String,
         #[command(flatten)]
         sources: Sources,

@@ -75,7 +75,12 @@ pub(crate) fn give_gpus(places: &mut [RankPlacement], models: &[Option<String>])
 /// The GPU of a device: as the driver has its model, or with the device's own name.
 pub(crate) fn gpu(place: &RankPlacement, model: Option<&str>) -> Result<Gpu, HostError> {
     let known = uniference_formats::devices::find(model.unwrap_or(DEFAULT_GPU));
-    let known = known.map_err(|error| HostError::Usage(error.to_string()))?;
+    let known = known.map_err(|error| {
+        HostError::Usage(format!(
+            "{}\nhint: leave `model` out to simulate a GPU that is not in the table: programs then see a {DEFAULT_GPU} with the file's rates and memory",
+            error.message
+        ))
+    })?;
     let cuda = known.cuda().ok_or_else(|| {
         let RankPlacement { rank, device, .. } = place;
         let hint = "name a GPU of NVIDIA's in the cluster file, as model = \"h100-sxm\" (`uniference devices list` shows them), or run the program without GPUs: --no-cuda";

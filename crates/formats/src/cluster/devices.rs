@@ -54,7 +54,14 @@ fn hardware(raw: &RawDevice, source: &Source) -> Result<Hardware, Diagnostic> {
         Some(model) => match table::find(model.get_ref()) {
             Ok(known) => Some(known),
             Err(_) if peaks.is_some() && bandwidth.is_some() && !model.get_ref().trim().is_empty() => None,
-            Err(error) => return Err(source.error(error.message, model.span()).hint(error.hint)),
+            Err(error) => {
+                let end = if error.hint.ends_with('?') { "" } else { "." };
+                let hint = format!(
+                    "{}{end} For a device that is not in the table give its rates in place of `model`: `peak_flops` and `memory_bandwidth`",
+                    error.hint
+                );
+                return Err(source.error(error.message, model.span()).hint(hint));
+            }
         },
         None => None,
     };

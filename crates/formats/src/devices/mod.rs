@@ -76,7 +76,10 @@ pub fn all() -> &'static [KnownDevice] {
     &TABLE
 }
 
-/// The device called `name`: its whole name, a short one, or the beginning of one name only.
+/// Parts of a name that tell variants of one product apart: form factor, kind of memory, die. Sizes of memory (`80gb`) are further ones.
+const VARIANTS: [&str; 7] = ["sxm", "sxm2", "sxm4", "pcie", "nvl", "hbm2e", "gcd"];
+
+/// The device called `name`: its whole name, a short one, or its product, of which the table has one variant.
 ///
 /// # Errors
 /// If no device, or more than one, has such a name; the text ends with a hint.
@@ -85,15 +88,22 @@ pub fn find(name: &str) -> Result<&'static KnownDevice, UnknownDevice> {
     if let Some(device) = TABLE.iter().find(exactly) {
         return Ok(device);
     }
-    let begins: Vec<&KnownDevice> =
-        TABLE.iter().filter(|device| !name.is_empty() && device.name.starts_with(name)).collect();
-    match begins.as_slice() {
+    // Another product may begin with the same letters: an H20 is no H200, a Jetson AGX Xavier no Jetson AGX Orin.
+    let variants: Vec<&KnownDevice> = TABLE.iter().filter(|device| is_product(name, &device.name)).collect();
+    let begins = |device: &&KnownDevice| !name.is_empty() && device.name.starts_with(&name.to_lowercase());
+    let begins: Vec<&str> = TABLE.iter().filter(begins).map(|device| device.name.as_str()).collect();
+    match variants.as_slice() {
         [device] => Ok(device),
         [] => {
+            let message = format!("unknown device model `{name}`");
             let names =
                 TABLE.iter().flat_map(|device| std::iter::once(device.name.as_str()).chain(device.short_names()));
-            let hint = suggest(name, "device models", names);
-            Err(UnknownDevice { message: format!("unknown device model `{name}`"), hint })
+            let hint = match begins.as_slice() {
+                [] => suggest(name, "device models", names),
+                [one] => format!("did you mean `{one}`?"),
+                several => format!("did you mean one of {}?", several.join(", ")),
+            };
+            Err(UnknownDevice { message, hint })
         }
         several => {
             let names: Vec<&str> = several.iter().map(|device| device.name.as_str()).collect();
@@ -101,6 +111,13 @@ pub fn find(name: &str) -> Result<&'static KnownDevice, UnknownDevice> {
             Err(UnknownDevice { message, hint: format!("write one of {}", names.join(", ")) })
         }
     }
+}
+
+/// Whether all that the name of a device has beyond `name` tells variants of one product apart.
+fn is_product(name: &str, device: &str) -> bool {
+    let is_memory = |part: &str| part.strip_suffix("gb").is_some_and(|size| size.parse::<u32>().is_ok());
+    let rest = device.strip_prefix(name).and_then(|rest| rest.strip_prefix('-'));
+    rest.is_some_and(|rest| rest.split('-').all(|part| VARIANTS.contains(&part) || is_memory(part)))
 }
 
 /// Why a name stands for no device.
@@ -207,6 +224,12 @@ impl KnownDevice {
         })
     }
 
+    /// Whether programs on it communicate by NCCL: GPUs of NVIDIA do, except those that share the host's memory (Jetson), for which NVIDIA builds PyTorch
+    /// without NCCL.
+    pub fn uses_nccl(&self) -> bool {
+        self.vendor == "nvidia" && self.kind == DeviceKind::Gpu && self.host_link().is_some()
+    }
+
     /// Whether it multiplies numbers of 32 bits in tensor cores if asked to: GPUs of NVIDIA since compute capability 8.0 do (CUDA C++ Programming
     /// Guide, "Compute Capabilities").
     pub fn has_tf32(&self) -> bool {
@@ -279,17 +302,72 @@ mod tests {
     }
 
     #[test]
-    fn short_names_and_beginnings_are_enough_where_they_are_clear() {
+    fn short_names_and_products_are_enough_where_they_are_clear() {
         let named = |name: &str| find(name).map(|device| device.name.as_str()).map_err(|error| error.to_string());
         assert_eq!(named("h100-sxm"), Ok("h100-sxm-80gb"));
         assert_eq!(named("jetson-orin-nano"), Ok("jetson-orin-nano-8gb"));
-        assert_eq!(named("jetson-a"), Ok("jetson-agx-orin-64gb"));
+        assert_eq!(named("jetson-agx-orin"), Ok("jetson-agx-orin-64gb"));
+        assert_eq!(named("p100"), Ok("p100-pcie-16gb"));
         assert_eq!(
             named("a100-sxm4").unwrap_err(),
             "`a100-sxm4` is the beginning of 2 device models\nhint: write one of a100-sxm4-40gb, a100-sxm4-80gb"
         );
         assert_eq!(named("h10-sxm").unwrap_err(), "unknown device model `h10-sxm`\nhint: did you mean `h100-sxm`?");
         assert!(named("").unwrap_err().contains("device models are"));
+    }
+
+    /// Each of these is a product of its own, or several, that begins as a device of the table does.
+    #[test]
+    fn a_name_of_another_product_is_refused() {
+        let refused = |name: &str| match find(name) {
+            Ok(device) => panic!("{name} is taken for {}", device.name),
+            Err(error) => error.to_string(),
+        };
+        for (name, nearest) in [
+            ("h20", "h200-sxm-141gb"),
+            ("l40", "l40s"),
+            ("mi300", "mi300x"),
+            ("rtx-40", "rtx-4090"),
+            ("rtx-pro", "rtx-pro-6000"),
+            ("rtx-409", "rtx-4090"),
+            ("jetson-agx", "jetson-agx-orin-64gb"),
+            ("jetson-a", "jetson-agx-orin-64gb"),
+            ("apple-m4", "apple-m4-pro"),
+            ("apple", "apple-m4-pro"),
+            ("raspberry-pi", "raspberry-pi-5"),
+            ("xeon-platinum", "xeon-platinum-8480plus"),
+            ("epyc", "epyc-9654"),
+            ("b30", "b300-sxm"),
+            ("a100-p", "a100-pcie-40gb, a100-pcie-80gb"),
+            ("H20", "h200-sxm-141gb"),
+        ] {
+            let text = refused(name);
+            assert!(text.starts_with(&format!("unknown device model `{name}`\nhint: did you mean ")), "{text}");
+            assert!(text.contains(nearest), "{text}");
+        }
+    }
+
+    #[test]
+    fn gpus_of_nvidia_use_nccl_and_nothing_else_does() {
+        let without: Vec<&str> =
+            all().iter().filter(|device| !device.uses_nccl()).map(|device| device.name.as_str()).collect();
+        assert_eq!(
+            without,
+            [
+                "mi100",
+                "mi210",
+                "mi250-gcd",
+                "mi250x-gcd",
+                "mi300x",
+                "jetson-orin-nano-8gb",
+                "jetson-orin-nx-16gb",
+                "jetson-agx-orin-64gb",
+                "apple-m4-pro",
+                "raspberry-pi-5",
+                "xeon-platinum-8480plus",
+                "epyc-9654"
+            ]
+        );
     }
 
     #[test]
