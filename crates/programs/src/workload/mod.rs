@@ -235,6 +235,9 @@ impl Workload {
     }
 }
 
+/// Micro-batches times layers times new tokens: a rank's operators are several times as many.
+const MOST_PASSES: u128 = 1 << 26;
+
 impl Spec {
     /// Micro-batches that each pipeline carries out.
     pub fn micro_batches(&self) -> u64 {
@@ -397,6 +400,13 @@ impl Spec {
         let replicas = u64::from(layout.data) * self.micro_batch;
         let problem = || format!("the batch size {} must be a multiple of dp x micro-batch = {replicas}", self.batch);
         fits(self.batch, replicas, problem, "choose another --batch")?;
+        let passes = u128::from(self.micro_batches()) * u128::from(model.layers) * u128::from(self.new_tokens);
+        if passes > MOST_PASSES {
+            return refuse(
+                format!("{passes} passes through a layer are more than the {MOST_PASSES} that can be simulated"),
+                "choose a smaller --batch, a larger --micro-batch, or fewer --layers or --new-tokens",
+            );
+        }
         self.check_experts()?;
         self.check_shards()?;
         self.check_tensor_parts()?;

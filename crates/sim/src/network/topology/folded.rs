@@ -224,7 +224,7 @@ fn keeps_servers_and_rails(per_server: u32, moves: &[HostId]) -> bool {
 
 impl Shape {
     /// How many links of a torus belong to each host.
-    fn cables(dims: &[u32]) -> u32 {
+    pub(super) fn cables(dims: &[u32]) -> u32 {
         dims.iter().map(|dim| (dim - 1).min(2)).sum()
     }
 

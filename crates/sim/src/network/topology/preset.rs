@@ -156,7 +156,7 @@ struct Builder<'a> {
 }
 
 /// More would fill a machine's memory: each takes some 100 bytes.
-const MOST_LINKS: usize = 1 << 24;
+const MOST_LINKS: u64 = 1 << 24;
 
 /// A link's latency as its two ends bring it.
 fn halves(latency: SimDuration) -> (SimDuration, SimDuration) {
@@ -166,13 +166,17 @@ fn halves(latency: SimDuration) -> (SimDuration, SimDuration) {
 
 impl Builder<'_> {
     fn add(&mut self, name: String, spec: LinkSpec) -> Result<(), TopologyError> {
-        if self.links.len() >= MOST_LINKS {
-            let problem = format!("more than {MOST_LINKS} links");
-            let hint = "use fewer hosts or spines, or a sparser topology";
-            return Err(TopologyError::Shape { preset: "network", problem, hint });
-        }
         self.links.push(spec.named(name)?);
         Ok(())
+    }
+
+    /// Refuses a network of more than [`MOST_LINKS`] links before the first of them is made.
+    fn check_count(&self, preset: &'static str, links: u64) -> Result<(), TopologyError> {
+        if links <= MOST_LINKS {
+            return Ok(());
+        }
+        let problem = format!("{links} links are more than the {MOST_LINKS} that can be simulated");
+        Err(TopologyError::Shape { preset, problem, hint: "use fewer hosts or spines, or a sparser topology" })
     }
 
     /// What this host's own links carry.
@@ -222,6 +226,7 @@ impl Builder<'_> {
 
     fn fully_connected(&mut self) -> Result<Shape, TopologyError> {
         let hosts = self.hosts.len();
+        self.check_count("fully_connected", hosts as u64 * (hosts as u64 - 1))?;
         for from in 0..hosts {
             for to in (0..hosts).filter(|to| *to != from) {
                 self.cable(from, to)?;
@@ -256,6 +261,7 @@ impl Builder<'_> {
                 hint: "change the dimensions, or the number of hosts",
             });
         }
+        self.check_count(preset, hosts as u64 * u64::from(Shape::cables(dims)))?;
         for host in 0..hosts as u32 {
             for (neighbour, _) in neighbours(dims, host) {
                 self.cable(host as usize, neighbour as usize)?;
@@ -271,10 +277,12 @@ impl Builder<'_> {
             let problem = format!("{per_leaf} hosts per leaf, {spines} spines, oversubscription {oversubscription}");
             return Err(TopologyError::Shape { preset: "fat_tree", problem, hint: "each must be greater than 0" });
         };
+        let hosts = self.hosts.len() as u32;
+        let uplinks = u64::from(hosts.div_ceil(per_leaf)) * u64::from(spines);
+        self.check_count("fat_tree", 2 * (u64::from(hosts) + uplinks))?;
         for (index, host) in self.hosts.iter().enumerate() {
             self.host_port(host, &format!("leaf.{}", index as u32 / per_leaf))?;
         }
-        let hosts = self.hosts.len() as u32;
         for leaf in 0..hosts.div_ceil(per_leaf) {
             for spine in 0..spines {
                 self.port(&format!("leaf.{leaf}"), &format!("spine.{spine}"), self.link, HostRates::both(bandwidth))?;
@@ -316,6 +324,8 @@ impl Builder<'_> {
             let problem = format!("`{}` has a bandwidth or latency of its own", host.name);
             return refuse(problem, "this preset takes bandwidth and latency per dimension, not per host");
         }
+        let own: u64 = dims.iter().map(|dim| u64::from(dim.links())).sum();
+        self.check_count("dimensions", hosts as u64 * own)?;
         for host in 0..hosts as u32 {
             let mut stride = 1;
             for (index, dim) in dims.iter().enumerate() {
