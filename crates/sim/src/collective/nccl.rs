@@ -1,7 +1,7 @@
 //! Owns NCCL: which shape and protocol it takes for a call, by what its own model of time ([`tuning`]) says is fastest, and what that does
 //! to messages.
 //!
-//! The shapes: a ring's steps are those of [`super::ring`], or where each GPU has a network card of its own those of [`super::rails`]; a
+//! The shapes: a ring's steps are those of [`super::ring`], or where servers have several network cards those of [`super::rails`]; a
 //! tree's are those of [`super::double_tree`]; broadcast and reduce go along a [`super::chain`]; NVLink SHARP is [`super::nvls`].
 //!
 //! Channels are the thread blocks that carry a call out side by side, each with its part of every message. They share links as one stream does, so
@@ -76,7 +76,8 @@ fn carried(model: &Model, surroundings: Surroundings, variant: &Variant, call: &
     let bytes = total_bytes(call, size);
     let chunk = model.chunk(variant, call.kind, bytes);
     let per_server = surroundings.per_server;
-    let has_rails = model.servers() > 1 && surroundings.cards == per_server && per_server > 1;
+    let nics = surroundings.cards;
+    let has_rails = model.servers() > 1 && nics > 1 && per_server.is_multiple_of(nics);
     let rails = has_rails && size.is_multiple_of(per_server);
     let mut wire = wire(model, variant, call.kind, bytes, size);
     let servers = model.trees().unwrap_or(Servers::ALONE);
@@ -89,7 +90,7 @@ fn carried(model: &Model, surroundings: Surroundings, variant: &Variant, call: &
         (_, CollectiveKind::Broadcast | CollectiveKind::Reduce) => Arc::new(Chain { chunk, servers }),
         (Shape::Nvls, _) => Arc::new(Nvls),
         (Shape::Tree, _) => Arc::new(DoubleTree { chunk, servers }),
-        (Shape::Ring, _) if rails => Arc::new(Rails { per_server }),
+        (Shape::Ring, _) if rails => Arc::new(Rails { per_server, nics }),
         (Shape::Ring, _) => Arc::new(Ring),
     };
     Carried { inner, name: variant.name, wire }

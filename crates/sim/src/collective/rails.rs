@@ -1,10 +1,10 @@
-//! Owns the rings through a server's network cards: as many rings as a server has GPUs, each with its part of every block, and each leaving and
-//! entering servers at another GPU.
+//! Owns the rings through a server's NICs: as many rings as a server has NICs, each with its part of every block, and each leaving and entering
+//! servers at another GPU.
 //!
-//! Source: NVIDIA/nccl, `src/graph/search.cc` and `connect.cc`: where every GPU has a network card, its rings (channels) go by different cards. In ring
-//! c the GPUs of a server follow each other from c on, and the last one's message goes to GPU c of the next server. With M servers of G GPUs, P = M G,
-//! n bytes in all blocks together, latency a, b seconds a byte of a GPU's links and c of its card: all-gather and reduce-scatter
-//! (P-1) (a + n/P max(b, c/G)), all-reduce twice that.
+//! Source: NVIDIA/nccl, `src/graph/search.cc` and `connect.cc`: rings (channels) go by different NICs. With C NICs for the G GPUs of a server, each
+//! is next to G/C of them. In ring c the GPUs of a server follow each other from c G/C on, and the last one's message goes to GPU c G/C of the next
+//! server. With M servers, P = M G, n bytes in all blocks together, latency a, b seconds a byte of a GPU's links and d of a NIC: all-gather and
+//! reduce-scatter (P-1) (a + n/P max(b, d/C)), all-reduce twice that.
 //!
 //! In ring c a block is combined as in [`super::ring`], in the order of the ring.
 
@@ -18,6 +18,8 @@ use crate::symmetry::Relabeling;
 pub(super) struct Rails {
     /// GPUs of a server, which follow each other in the group; the group's size is a multiple.
     pub(super) per_server: u32,
+    /// NICs of a server, of which the number of its GPUs is a multiple.
+    pub(super) nics: u32,
 }
 
 impl Algorithm for Rails {
@@ -30,7 +32,8 @@ impl Algorithm for Rails {
     }
 
     fn steps(&self, call: &Collective, size: u32, GroupRank(me): GroupRank) -> Steps {
-        let rings = Rings { per_server: self.per_server, size, me, layout: Layout::of_members(call, size) };
+        let Rails { per_server, nics } = *self;
+        let rings = Rings { per_server, nics, size, me, layout: Layout::of_members(call, size) };
         // Rounds of an all-gather begin with a rank's own block, those of a reduce-scatter with the one before.
         let (combining, spreading) = match call.kind {
             CollectiveKind::AllReduce => (1..size, 0..size - 1),
@@ -49,7 +52,7 @@ impl Algorithm for Rails {
             (_, Shape::Even(count)) => *count,
             _ => return None,
         };
-        let even = even_blocks(call, size) && block.is_multiple_of(self.per_server.into());
+        let even = even_blocks(call, size) && block.is_multiple_of(self.nics.into()) && self.nics == self.per_server;
         even.then_some(Relabeling::Blocks(self.per_server))
     }
 }
@@ -57,6 +60,7 @@ impl Algorithm for Rails {
 /// A member's place in all rings.
 struct Rings {
     per_server: u32,
+    nics: u32,
     size: u32,
     me: u32,
     layout: Layout,
@@ -66,7 +70,8 @@ impl Rings {
     /// One message in and one out in every ring, in an order that is the same at both ends.
     fn round(&self, round: u32, combine: bool) -> Vec<Action> {
         let at = self.me % self.per_server;
-        let rings = (0..self.per_server).map(|place| before(at, place, self.per_server));
+        let entries = (0..self.per_server).map(|place| before(at, place, self.per_server));
+        let rings = entries.filter(|gpu| gpu.is_multiple_of(self.stride())).map(|gpu| gpu / self.stride());
         rings.flat_map(|ring| self.messages(ring, round, combine)).collect()
     }
 
@@ -81,20 +86,25 @@ impl Rings {
         [send(next, block(round)), receive(previous, incoming)]
     }
 
+    /// How many GPUs share a NIC.
+    fn stride(&self) -> u32 {
+        self.per_server / self.nics
+    }
+
     fn position(&self, ring: u32) -> u32 {
         let at = self.me % self.per_server;
-        self.me - at + before(at, ring, self.per_server)
+        self.me - at + before(at, ring * self.stride(), self.per_server)
     }
 
     fn rank(&self, ring: u32, position: u32) -> u32 {
         let at = position % self.per_server;
-        position - at + wrap(at + ring, self.per_server)
+        position - at + wrap(at + ring * self.stride(), self.per_server)
     }
 
     /// The part of a rank's block that goes round in a ring.
     fn piece(&self, rank: u32, ring: u32) -> Span {
         let block = self.layout.block(rank);
-        let Span { start, len } = Layout::split(block.len, self.per_server).block(ring);
+        let Span { start, len } = Layout::split(block.len, self.nics).block(ring);
         Span { start: block.start + start, len }
     }
 }

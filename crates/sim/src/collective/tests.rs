@@ -549,12 +549,14 @@ fn is_choice(name: &str) -> bool {
         || ["_ll", "_ll128", "_simple"].iter().any(|end| name.ends_with(end))
 }
 
-/// Of two servers or more, rings through every card; a round of each takes a step of a ring's.
+/// Of two servers or more, rings through every NIC, of which a server may have fewer than GPUs; a round of each takes a step of a ring's.
 #[test]
 fn rings_through_all_cards_deliver_everything() {
-    for (per_server, size) in [(2, 4), (2, 6), (4, 8), (3, 9)] {
+    for (per_server, nics, size) in
+        [(2, 2, 4), (2, 2, 6), (4, 4, 8), (3, 3, 9), (4, 2, 8), (6, 2, 12), (6, 3, 18), (8, 4, 16)]
+    {
         for (kind, count) in [(AllReduce, 31), (AllGather, 7), (ReduceScatter, 7)] {
-            let case = Case::even(kind, Arc::new(Rails { per_server }), size, count);
+            let case = Case::even(kind, Arc::new(Rails { per_server, nics }), size, count);
             case.check();
             let rounds = u64::from(size - 1) * if kind == AllReduce { 2 } else { 1 };
             assert_eq!(case.rounds(), rounds, "{}", case.label());

@@ -3,7 +3,7 @@
 //! A search answers for one destination and all sources; it is kept. Hosts on one link share the answer of what that link leads to,
 //! so a large tree of switches costs a search a switch.
 
-use super::{HostSpec, Link, LinkSpec, TopologyError};
+use super::{HostSpec, Link, LinkSpec, TopologyError, check_servers};
 use crate::ids::{HostId, LinkId};
 use crate::time::{Rate, SimDuration};
 use std::cmp::Reverse;
@@ -39,6 +39,8 @@ pub(super) struct Graph {
     edges: Vec<Vec<Edge>>,
     /// The ways to each node, once asked for.
     ways: Vec<OnceLock<Ways>>,
+    /// How many consecutive hosts make a server.
+    pub(super) per_server: u32,
 }
 
 #[derive(Clone, Copy)]
@@ -55,8 +57,13 @@ struct Edge {
 /// From each node the edge towards one destination; `None` at the destination.
 type Ways = Vec<Option<Edge>>;
 
-/// Links and graph of a description, whatever its order.
-pub(super) fn lay_out(hosts: &[HostSpec], links: &[GraphLink]) -> Result<(Vec<Link>, Graph), TopologyError> {
+/// Links and graph of a description, whatever its order of links.
+pub(super) fn lay_out(
+    hosts: &[HostSpec],
+    links: &[GraphLink],
+    per_server: u32,
+) -> Result<(Vec<Link>, Graph), TopologyError> {
+    check_servers("links", hosts.len() as u32, per_server)?;
     let mut listed: Vec<(Vec<&str>, &GraphLink)> = links.iter().map(|link| (ends(link), link)).collect();
     listed.sort_by(|a, b| a.0.cmp(&b.0));
     for (ends, link) in &listed {
@@ -72,7 +79,7 @@ pub(super) fn lay_out(hosts: &[HostSpec], links: &[GraphLink]) -> Result<(Vec<Li
     }
     check_connected(hosts, &nodes, &listed, &builder.edges)?;
     let ways = builder.edges.iter().map(|_| OnceLock::new()).collect();
-    Ok((builder.links, Graph { edges: builder.edges, ways }))
+    Ok((builder.links, Graph { edges: builder.edges, ways, per_server }))
 }
 
 fn ends(link: &GraphLink) -> Vec<&str> {

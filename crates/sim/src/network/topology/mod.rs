@@ -193,8 +193,20 @@ impl Topology {
     /// # Errors
     /// Where names or links repeat, a link is malformed, or two hosts have no route.
     pub fn graph(hosts: &[HostSpec], links: &[GraphLink]) -> Result<Topology, TopologyError> {
+        Topology::graph_of_servers(hosts, links, 1)
+    }
+
+    /// The same where every `per_server` consecutive hosts are GPUs of one server, as those of a [`Preset::Rail`] are.
+    ///
+    /// # Errors
+    /// As [`Topology::graph`], and if the hosts are no whole number of servers.
+    pub fn graph_of_servers(
+        hosts: &[HostSpec],
+        links: &[GraphLink],
+        per_server: u32,
+    ) -> Result<Topology, TopologyError> {
         check_names(hosts)?;
-        let (links, graph) = graph::lay_out(hosts, links)?;
+        let (links, graph) = graph::lay_out(hosts, links, per_server)?;
         Topology::new(hosts, links, Routing::Graph(graph))
     }
 
@@ -246,11 +258,12 @@ impl Topology {
         Route { links, latency }
     }
 
-    /// The server that a host is in: hosts whose traffic stays on the fabric of a `rail` share one, others are one each.
+    /// The server that a host is in: hosts whose traffic stays on the fabric of a `rail` share one, and those of which a graph says so; others are one
+    /// each.
     pub fn server(&self, host: HostId) -> u32 {
         match &self.0.routing {
             Routing::Preset(shape) => shape.server(host),
-            Routing::Graph(_) => host.0,
+            Routing::Graph(graph) => host.0 / graph.per_server,
         }
     }
 
@@ -259,7 +272,11 @@ impl Topology {
         let hosts = self.0.hosts.len() as u32;
         match &self.0.routing {
             Routing::Preset(shape) => shape.dimensions(hosts),
-            Routing::Graph(_) => vec![GridDimension { size: hosts, meshed: false }],
+            Routing::Graph(graph) => {
+                let sizes = [graph.per_server, hosts / graph.per_server].into_iter().filter(|size| *size > 1);
+                let grid: Vec<GridDimension> = sizes.map(|size| GridDimension { size, meshed: false }).collect();
+                if grid.is_empty() { vec![GridDimension { size: hosts, meshed: false }] } else { grid }
+            }
         }
     }
 
@@ -283,6 +300,16 @@ fn check_names(hosts: &[HostSpec]) -> Result<(), TopologyError> {
         Some(pair) => Err(TopologyError::DuplicateHost { name: pair[0].to_owned() }),
         None => Ok(()),
     }
+}
+
+/// Whether hosts are a whole number of servers.
+fn check_servers(preset: &'static str, hosts: u32, per_server: u32) -> Result<(), TopologyError> {
+    if per_server > 0 && hosts.is_multiple_of(per_server) {
+        return Ok(());
+    }
+    let problem = format!("{hosts} hosts cannot be divided into servers of {per_server}");
+    let hint = "use a number of hosts that is a multiple of `per_server`";
+    Err(TopologyError::Shape { preset, problem, hint })
 }
 
 /// What is wrong with the description of a network.

@@ -3,7 +3,7 @@
 //! Each host stands for one end of a link: it brings its bandwidths, and half of its latency (the odd picosecond goes to the end that
 //! receives). A cable between two hosts has the sum of their halves, and what the sender's egress and the receiver's ingress both carry.
 
-use super::{GridDimension, HostRates, HostSpec, Link, LinkSpec, TopologyError};
+use super::{GridDimension, HostRates, HostSpec, Link, LinkSpec, TopologyError, check_servers};
 use crate::ids::{HostId, LinkId};
 use crate::time::{Bytes, Rate, SimDuration};
 
@@ -293,14 +293,7 @@ impl Builder<'_> {
 
     fn rail(&mut self, per_server: u32, fabric: LinkSpec) -> Result<Shape, TopologyError> {
         let hosts = self.hosts.len() as u32;
-        if per_server == 0 || !hosts.is_multiple_of(per_server) {
-            let problem = format!("{hosts} hosts cannot be divided into servers of {per_server}");
-            return Err(TopologyError::Shape {
-                preset: "rail",
-                problem,
-                hint: "use a number of hosts that is a multiple of `per_server`",
-            });
-        }
+        check_servers("rail", hosts, per_server)?;
         for (index, host) in self.hosts.iter().enumerate() {
             let index = index as u32;
             let inside = HostRates::both(fabric.bandwidth);

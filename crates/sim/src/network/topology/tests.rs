@@ -280,6 +280,8 @@ fn what_cannot_be_a_network_is_refused() {
     assert!(
         shape(Preset::Rail { per_server: 3, fabric: gbps(1.0, 1) }, 4).starts_with("rail: 4 hosts cannot be divided")
     );
+    let unequal = Topology::graph_of_servers(&hosts(3), &[full("h0", "h1"), full("h1", "h2")], 2).unwrap_err();
+    assert!(unequal.to_string().starts_with("links: 3 hosts cannot be divided into servers of 2"));
     let packet = PacketOverhead { payload: 100, wire: 90 };
     let hollow = LinkSpec { overhead: Some(packet), ..gbps(1.0, 1) };
     let error = Topology::preset(&Preset::Switch, &hosts(2), hollow).unwrap_err();
