@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from harness import uniference
@@ -42,3 +43,43 @@ def test_a_program_takes_as_long_as_the_job_that_is_generated(phase: str, ranks:
     optimizer = sum(row["seconds"] for row in report["compute"] if row["kind"] == "optimizer" and row["rank"] == 0)
     assert (optimizer > 0) == (phase == "train")
     assert step == pytest.approx(report["makespan_s"] - optimizer, rel=0.05)
+
+
+def test_gpus_of_nvidia_communicate_by_nccl_unless_another_backend_is_named(tmp_path: Path) -> None:
+    """NVLink carries 360 GB/s: with NCCL the job is fast, and one line says whose choice that was."""
+    (tmp_path / "named.toml").write_text(CLUSTER.format(ranks=8))
+    (tmp_path / "silent.toml").write_text(CLUSTER.format(ranks=8).replace('backend = "nccl"\n', ""))
+    options = f"{SHAPE} --dp 8 --batch 8 --run --record summary".split()
+
+    def job(cluster: str, *more: str) -> tuple[dict[str, Any], str]:
+        done = uniference("workload", "llama", *options, "--cluster", cluster, *more, "--out", "job", cwd=tmp_path)
+        assert done.code == 0, done.err
+        return json.loads((tmp_path / "job" / "report.json").read_text()), done.err
+
+    (named, quiet), (silent, note), (gloo, _) = (
+        job("named.toml"),
+        job("silent.toml"),
+        job("silent.toml", "--backend", "gloo"),
+    )
+    assert named["digest"] == silent["digest"]
+    assert "note:" not in quiet
+    assert note.count("note: the devices are GPUs of NVIDIA; using backend nccl") == 1
+    assert gloo["makespan_s"] > 3 * named["makespan_s"]
+    assert "Gloo communicates over TCP" in gloo["warnings"][0]
+    assert not [text for text in named["warnings"] if "Gloo" in text]
+
+
+def test_a_check_says_what_it_doubts_of_a_cluster(tmp_path: Path) -> None:
+    """The cluster goes to standard output, and what is doubted of it to standard error."""
+    server = '[[device]]\nname = "gpu"\ncount = 8\nmodel = "l40s"\nhost = "server"\n[network]\nlocal = "pcie4_x16"\n'
+    (tmp_path / "server.toml").write_text(server)
+    check = uniference("cluster", "check", "server.toml", cwd=tmp_path)
+    assert (check.code, 'name = "nccl"' in check.out) == (0, True)
+    note, warning, hint = check.err.splitlines()
+    assert note.startswith("note: the devices are GPUs of NVIDIA; using backend nccl")
+    assert warning.startswith("warning: the 8 GPUs of host `server` share one link, `local`, of 25 GB/s")
+    assert hint.startswith(
+        'hint: describe the server by `preset = "rail"` with `per_server = 8` and `fabric = "pcie4_x16"`'
+    )
+    (tmp_path / "rail.toml").write_text(CLUSTER.format(ranks=8))
+    assert uniference("cluster", "check", "rail.toml", cwd=tmp_path).err == ""

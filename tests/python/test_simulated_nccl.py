@@ -548,3 +548,50 @@ torch.cuda.synchronize()
     assert again.code == 0, again.err
     assert json.loads((tmp_path / "again/report.json").read_text())["streams"] == report["streams"]
     assert "GPU streams of rank 0: kernels " in again.err + again.out
+
+
+ASKS = """
+import torch, torch.distributed as dist
+has_cuda = torch.cuda.is_available()
+dist.init_process_group("nccl" if has_cuda else "gloo")
+x = torch.ones(1 << 20, device="cuda" if has_cuda else "cpu")
+dist.all_reduce(x)
+print("on", x.device.type, dist.get_backend(), x[0].item())
+"""
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "says", "note"),
+    [
+        ("", (), "on cuda nccl 2.0", True),
+        ("", ("--no-cuda",), "on cpu gloo 2.0", False),
+        ("", ("--backend", "gloo"), "on cpu gloo 2.0", False),
+        ('backend = "gloo"', (), "on cpu gloo 2.0", False),
+        ('backend = "nccl"', (), "on cuda nccl 2.0", False),
+    ],
+)
+def test_a_program_that_asks_for_gpus_finds_those_of_the_cluster(
+    backend: str, options: tuple[str, ...], says: str, note: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "cluster.toml").write_text(CLUSTER.replace('backend = "nccl"', backend))
+    script = write_script(tmp_path, ASKS)
+    cluster = ("--cluster", "cluster.toml")
+    done = uniference("run", *cluster, *options, "--compute", "model", "--out", "out", script, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert says in done.out
+    assert done.err.count("note: the devices are GPUs of NVIDIA; simulating GPUs and NCCL") == note
+    warnings = json.loads((tmp_path / "out" / "report.json").read_text())["warnings"]
+    assert any("Gloo communicates over TCP" in warning for warning in warnings) == ("gloo" in says)
+    fit = uniference("fit", *cluster, *options, script, cwd=tmp_path)
+    assert fit.code == 0, fit.err
+    assert fit.err.count("note: the devices are GPUs of NVIDIA; simulating GPUs and NCCL") == note
+
+
+def test_a_program_without_cuda_on_gpus_is_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(CLUSTER.replace('backend = "nccl"', ""))
+    source = "import torch, torch.distributed as dist\ndist.init_process_group()\ndist.all_reduce(torch.ones(4))\n"
+    script = write_script(tmp_path, source + "print(dist.get_backend())\n")
+    done = uniference("run", "--cluster", "cluster.toml", "--compute", "none", "--out", "out", script, cwd=tmp_path)
+    assert (done.code, "gloo" in done.out) == (0, True), done.err
+    warnings = json.loads((tmp_path / "out" / "report.json").read_text())["warnings"]
+    assert any("the program names no CUDA device: it ran without GPUs and with Gloo" in warning for warning in warnings)

@@ -35,6 +35,32 @@ def test_a_program_needs_gpus_if_it_names_them_and_does_not_ask(source: str, nee
     assert survey.needs_gpu(write_script(tmp_path, source)) is needs
 
 
+@pytest.mark.parametrize(
+    ("source", "uses"),
+    [
+        (NEEDS, True),
+        ("device = 'cuda' if torch.cuda.is_available() else 'cpu'", True),
+        ("device = torch.accelerator.current_accelerator()", True),
+        ("dist.init_process_group('nccl' if torch.cuda.is_available() else 'gloo')", True),
+        ("dist.init_process_group('gloo' if dist.is_available() else None)", False),
+        ("import numpy, torch, json", False),
+        ("from model import Model", True),
+        ("from package.sub import leaf", True),
+        ("import package.sub.leaf as leaf", True),
+        ("from package import plain", False),
+    ],
+)
+def test_a_program_uses_gpus_if_it_or_a_module_beside_it_does(source: str, uses: bool, tmp_path: Path) -> None:
+    (tmp_path / "package" / "sub").mkdir(parents=True)
+    (tmp_path / "model.py").write_text("import torch\nuse = torch.cuda.is_available()\n")
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "other.py").write_text("import itself\nfrom .. import nothing\n")
+    (tmp_path / "package" / "plain.py").write_text("from .other import it\n")
+    (tmp_path / "package" / "sub" / "__init__.py").write_text("")
+    (tmp_path / "package" / "sub" / "leaf.py").write_text("from ...model import use\n")
+    assert survey.uses_gpu(write_script(tmp_path, source)) is uses
+
+
 def test_a_programs_file_is_found_without_importing_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "outer" / "inner"
     package.mkdir(parents=True)
@@ -60,7 +86,7 @@ def test_the_answer_is_of_the_interpreters_own_torch(tmp_path: Path) -> None:
     package(tmp_path, "2.15.0+cpu")
     script = write_script(tmp_path, NEEDS)
     done = subprocess.run(
-        [sys.executable, "-P", survey.__file__, script, "script", "auto"],
+        [sys.executable, "-P", survey.__file__, script, "script", "needed"],
         capture_output=True,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         check=True,

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use uniference_session::cluster::{Chosen, ClusterOptions, Overrides, read};
+use uniference_session::doubts::of_network;
 use uniference_session::{Exit, HostError};
 
 /// What is simulated.
@@ -80,9 +81,9 @@ impl ClusterArgs {
         self.options().resolve()
     }
 
-    /// The same where the program has simulated GPUs: their backend is NCCL, where nothing names another.
-    pub(super) fn resolve_for_gpus(&self) -> Result<Chosen, HostError> {
-        self.options().resolve_with(Some("nccl"))
+    /// The same with this backend where nothing names another, whatever the devices imply.
+    pub(super) fn resolve_with(&self, fallback: &str) -> Result<Chosen, HostError> {
+        self.options().resolve_with(Some(fallback))
     }
 }
 
@@ -97,5 +98,11 @@ impl OverrideArgs {
 pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
     let Command::Check { file, overrides } = command;
     let chosen = overrides.options().resolve(file, &read(file)?, None)?;
+    if let Some(note) = &chosen.note {
+        super::complain(format_args!("{note}\n"));
+    }
+    for doubt in of_network(&chosen.resolved) {
+        super::complain(format_args!("warning: {doubt}\n"));
+    }
     super::say(format_args!("{}", chosen.resolved.toml)).map(|()| Exit::Ok)
 }

@@ -25,6 +25,17 @@ pub(super) struct Survey {
     pub(super) gpus: Option<Torch>,
 }
 
+/// For which programs GPUs are simulated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gpus {
+    Yes,
+    No,
+    /// For one that cannot do without.
+    IfNeeded,
+    /// For one that uses them if there are some, too.
+    IfUsed,
+}
+
 #[derive(Deserialize)]
 struct Answer {
     python: String,
@@ -33,10 +44,14 @@ struct Answer {
     folder: Option<PathBuf>,
 }
 
-/// Asks it. `words` are a script, or with `module` a module's name; `cuda`: whether there are GPUs, `None`: if the program cannot do without. Another
-/// torch than ours is refused before it takes seconds to load.
-pub(super) fn survey(python: &Path, words: &[OsString], module: bool, cuda: Option<bool>) -> Result<Survey, HostError> {
-    let cuda = cuda.map_or("auto", |cuda| if cuda { "yes" } else { "no" });
+/// Asks it. `words` are a script, or with `module` a module's name. Another torch than ours is refused before it takes seconds to load.
+pub(super) fn survey(python: &Path, words: &[OsString], module: bool, gpus: Gpus) -> Result<Survey, HostError> {
+    let cuda = match gpus {
+        Gpus::Yes => "yes",
+        Gpus::No => "no",
+        Gpus::IfNeeded => "needed",
+        Gpus::IfUsed => "used",
+    };
     let arguments = ["-c", SURVEY].map(OsStr::new).into_iter().chain([&*words[0]]);
     let arguments = arguments.chain([if module { "module" } else { "script" }, cuda].map(OsStr::new));
     let hint = || format!("install a supported version: {}", install());

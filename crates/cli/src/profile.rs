@@ -5,7 +5,7 @@
 
 use super::cluster::ClusterArgs;
 use super::console::{Console, Counter};
-use super::interpreter::survey;
+use super::interpreter::{Gpus, survey};
 use super::output::OutputArgs;
 use super::progress::ProgressArgs;
 use super::run::{Values, check_script};
@@ -87,7 +87,8 @@ impl Args {
         if !cluster.is_given() {
             cluster.ranks = Some(1);
         }
-        cluster.resolve()
+        // Operators are timed on this machine, without GPUs.
+        cluster.resolve_with(Some("gloo"))
     }
 }
 
@@ -206,7 +207,7 @@ impl<'a> Runs<'a> {
     fn new(args: &'a Args, argv: &'a [OsString], python: &'a Path) -> Result<Runs<'a>, HostError> {
         let resolved = args.resolve()?.resolved;
         capacity::check_descriptors(resolved.cluster.devices.len() as u32)?;
-        let versions = survey(python, &[SHAPES.into()], true, Some(false))?.versions;
+        let versions = survey(python, &[SHAPES.into()], true, Gpus::No)?.versions;
         let software = format!("torch {}", versions[1].1);
         let cores = resolved.cores[0].unwrap_or(1);
         let versions = versions.to_vec();

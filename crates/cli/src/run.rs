@@ -3,7 +3,7 @@
 use super::cluster::ClusterArgs;
 use super::compute::ComputeArgs;
 use super::console::{Console, Counter};
-use super::interpreter::{Survey, survey};
+use super::interpreter::{Gpus, Survey, survey};
 use super::output::{OutputArgs, RecordArg, Showing, show};
 use super::progress::{Expected, ProgressArgs};
 use super::worker::WorkerArgs;
@@ -86,7 +86,7 @@ enum Fold {
 /// A program, and the devices that it sees: the same for all commands that run one to its end.
 #[derive(clap::Args)]
 pub(super) struct ProgramArgs {
-    /// Simulate NVIDIA GPUs, even if this machine has none [default: only if the program requires CUDA]
+    /// Simulate NVIDIA GPUs, even if this machine has none [default: if the program requires CUDA, or can use it and the cluster's devices are NVIDIA GPUs]
     #[arg(long, conflicts_with = "no_cuda")]
     cuda: bool,
     /// Do not simulate GPUs
@@ -119,11 +119,27 @@ impl ProgramArgs {
         check_order(&self.script, cluster)?;
         let chosen = cluster.resolve()?;
         let ranks = chosen.resolved.cluster.devices.len() as u32;
-        let asked = if self.cuda { Some(true) } else { self.no_cuda.then_some(false) };
-        // A backend that needs GPUs says that devices are.
-        let cuda = asked.or((chosen.resolved.cluster.backend.name == "nccl").then_some(true));
-        let survey = survey(python, &self.script, self.module, cuda)?;
-        let chosen = if survey.gpus.is_some() { cluster.resolve_for_gpus()? } else { chosen };
+        let gpus = match (self.cuda, self.no_cuda) {
+            (true, _) => Gpus::Yes,
+            (_, true) => Gpus::No,
+            // Devices that are GPUs are there for programs that use some if there are some; a backend that needs GPUs says that devices are.
+            _ if chosen.implied => Gpus::IfUsed,
+            _ if chosen.resolved.cluster.backend.name == "nccl" => Gpus::Yes,
+            _ => Gpus::IfNeeded,
+        };
+        let survey = survey(python, &self.script, self.module, gpus)?;
+        let mut chosen = match (survey.gpus.is_some(), chosen.implied) {
+            (true, _) => cluster.resolve_with("nccl")?,
+            (false, true) => cluster.resolve_with("gloo")?,
+            (false, false) => chosen,
+        };
+        if gpus == Gpus::IfUsed && survey.gpus.is_some() {
+            super::complain(format_args!(
+                "note: the devices are GPUs of NVIDIA; simulating GPUs and NCCL (undo it with --no-cuda, --backend, or `backend` in the cluster file)\n"
+            ));
+        } else if gpus == Gpus::IfUsed {
+            chosen.doubts.push("the devices are GPUs of NVIDIA, but the program names no CUDA device: it ran without GPUs and with Gloo\nhint: simulate GPUs and NCCL with --cuda, or set `backend` in the cluster file".to_owned());
+        }
         let tight = capacity::check_memory(ranks)?;
         capacity::check_descriptors(ranks)?;
         Ok(Place { chosen, survey, tight })

@@ -45,9 +45,9 @@ impl TestbedArgs {
         self.cluster.is_given() || self.queue.is_some()
     }
 
-    /// The cluster that is emulated.
+    /// The cluster that is emulated. What its ranks communicate by is real, and nothing to simulate.
     pub(super) fn resolve(&self) -> Result<Chosen, HostError> {
-        self.cluster.resolve()
+        self.cluster.resolve_with("gloo")
     }
 
     /// Runs a command once a rank, with torchrun's environment and more.

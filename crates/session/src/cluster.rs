@@ -46,6 +46,12 @@ pub struct Chosen {
     pub resolved: Resolved,
     /// Whether the options or the file name its backend.
     pub backend_named: bool,
+    /// Nothing names its backend, which is NCCL because all its devices are models of GPUs that use it.
+    pub implied: bool,
+    /// What is said when a simulation on it starts.
+    pub note: Option<String>,
+    /// Further reasons to doubt a simulation on it, for its report.
+    pub doubts: Vec<String>,
 }
 
 impl Chosen {
@@ -69,7 +75,7 @@ impl ClusterOptions {
         self.resolve_with(None)
     }
 
-    /// The same with a backend for where neither the options nor the file name one.
+    /// The same with a backend for where neither the options nor the file name one, whatever the devices imply.
     ///
     /// # Errors
     /// As [`ClusterOptions::resolve`].
@@ -84,13 +90,18 @@ impl ClusterOptions {
         }
     }
 
-    /// The cluster of an earlier run, as it was or with changes. `origin` is what `toml` is from.
+    /// The cluster of an earlier run, as it was or with changes. `origin` is what `toml` is from. A cluster in its place that names no backend has that of
+    /// the run: its program was recorded with it.
     ///
     /// # Errors
     /// As [`ClusterOptions::resolve`].
     pub fn resolve_again(&self, origin: &Path, toml: &str) -> Result<Chosen, HostError> {
         self.check_belonging()?;
-        if self.is_given() { self.resolve() } else { self.overrides.resolve(origin, toml, None) }
+        if !self.is_given() {
+            return self.overrides.resolve(origin, toml, None);
+        }
+        let recorded = ClusterFile::parse(&origin.display().to_string(), toml, &[]).ok();
+        self.resolve_with(recorded.as_ref().and_then(ClusterFile::backend))
     }
 
     /// Some options describe the cluster of `--ranks` and no other.
@@ -147,9 +158,13 @@ impl Overrides {
             let text = read(&folder.join(&name))?;
             file.attach(name, text);
         }
-        let backend_named = self.backend.is_some() || file.names_backend();
+        let backend_named = self.backend.is_some() || file.backend().is_some();
+        let implied = !backend_named && fallback.is_none() && file.implies_nccl();
         let resolved = file.resolve(&choices).map_err(show)?;
-        Ok(Chosen { resolved, backend_named })
+        let note = implied.then(|| {
+            "note: the devices are GPUs of NVIDIA; using backend nccl (change it with --backend, or `backend` in the cluster file)".to_owned()
+        });
+        Ok(Chosen { resolved, backend_named, implied, note, doubts: Vec::new() })
     }
 }
 

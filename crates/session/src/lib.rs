@@ -49,6 +49,7 @@
 
 pub mod cluster;
 pub mod compute;
+pub mod doubts;
 mod elsewhere;
 pub mod export;
 pub mod fit;

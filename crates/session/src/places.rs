@@ -9,7 +9,7 @@ use uniference_sim::cluster::Cluster;
 /// All that a program can find out of the cluster that it runs on, and where its compute comes from by itself, as text: on clusters of which this is equal it asks
 /// for the same, as long as nothing hangs on time.
 pub(crate) fn seen(chosen: &Chosen) -> String {
-    let Chosen { resolved, backend_named } = chosen;
+    let Chosen { resolved, backend_named, .. } = chosen;
     let devices = resolved.cluster.devices.iter().map(|device| device.crash);
     let rates = resolved.rates.iter().map(Option::is_some);
     let ranks = places(&resolved.cluster, &resolved.cores).into_iter().zip(devices).zip(&resolved.models).zip(rates);

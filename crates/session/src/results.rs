@@ -3,6 +3,7 @@
 //! How each file looks is `uniference-formats`' business.
 
 use crate::compute::Costed;
+use crate::doubts::of_network;
 use crate::folder::Folder;
 pub use crate::names::{EVENTS, GROUPS, NATIVE_TRACE, PREFIX, RECORD, REPORT, TABLES, TIMELINE, TRACE};
 use crate::notices::Notices;
@@ -282,7 +283,7 @@ pub(crate) fn of_run(figures: Figures, resolved: &Resolved, beside: Beside, mani
     report.phases = phases.report();
     report.critical_path = critical_path;
     let Costed { rows, spreads, modelled, headline, warnings: of_operators } = costed;
-    report.warnings.extend(shared(&resolved.cluster));
+    report.warnings.extend(of_network(resolved));
     report.warnings.extend(without_effect(resolved, &computes, &modelled));
     report.warnings.extend(computes.spread(&lines));
     report.warnings.extend(of_operators);
@@ -353,36 +354,7 @@ fn without_effect(resolved: &Resolved, computes: &Computes, modelled: &[bool]) -
     warnings
 }
 
-/// Bytes a second: no PCI Express of 16 lanes is as fast up to version 5, and none is as slow from version 3 on.
-const FASTER_THAN_PCIE: f64 = 100e9;
-const SLOWER_THAN_PCIE: f64 = 10e9;
-
-/// GPUs of a host that share one link: as fast as NVLinks, of which each GPU has its own, or slower than any slot for them.
-fn shared(cluster: &Cluster) -> Option<String> {
-    let gpus = |host: HostId| cluster.devices.iter().filter(|device| device.host == host).count();
-    let rate = |host: HostId| {
-        let links = cluster.topology.route(host, host).links;
-        let rates = links.iter().map(|link| cluster.topology.link(*link).bandwidth.bytes_per_second());
-        rates.reduce(f64::min)
-    };
-    let shared = cluster.devices.iter().map(|device| device.host).filter(|host| gpus(*host) > 1);
-    let unlike = |rate: f64| !(SLOWER_THAN_PCIE..=FASTER_THAN_PCIE).contains(&rate);
-    let (host, rate) = shared.filter_map(|host| Some((host, rate(host)?))).find(|(_, rate)| unlike(*rate))?;
-    let (count, name) = (gpus(host), &cluster.topology.hosts()[host.index()]);
-    let what = match rate < SLOWER_THAN_PCIE {
-        true => format!("of {} GB/s, which is slower than PCI Express", rate / 1e9),
-        false => format!(
-            "so that collectives among them take up to {count} times as long as over NVLinks, of which each GPU has its own"
-        ),
-    };
-    (cluster.backend.name == "nccl").then(|| {
-        format!(
-            "the {count} GPUs of host `{name}` share one link, `local`, {what}\nhint: take `preset = \"rail\"` with `per_server = {count}` and `fabric = \"nvlink4\"`, and no `host`"
-        )
-    })
-}
-
-/// The same for ranks that have no cluster: `inputs` say what they ran on.
+/// The report of a run for ranks that have no cluster: `inputs` say what they ran on.
 pub(crate) fn of_astra((statistics, digest): &(Statistics, Digest), inputs: String, command: Vec<String>) -> Report {
     let devices: Vec<Device> = (0..statistics.ranks().len()).map(|rank| device(format!("npu.{rank}"))).collect();
     let manifest = Manifest { cluster: inputs, command, ..versions() };
@@ -392,34 +364,4 @@ pub(crate) fn of_astra((statistics, digest): &(Statistics, Digest), inputs: Stri
 /// A device of which only the name is known, for the reports of ranks that have no cluster.
 pub fn device(name: String) -> Device {
     Device::new(name, HostId(0))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use uniference_formats::cluster::{Choices, ClusterFile};
-
-    #[test]
-    fn gpus_that_share_an_nvlink_are_named() {
-        let said = |text: &str| {
-            let file = ClusterFile::parse("c.toml", text, &[]).unwrap();
-            shared(&file.resolve(&Choices::default()).unwrap().cluster)
-        };
-        let gpus = "backend = \"nccl\"\n[[device]]\nname = \"gpu\"\ncount = 4\n";
-        let one_host = format!("{gpus}host = \"server\"\n[network]\nlocal = ");
-        let warning = said(&format!("{one_host}\"nvlink4\"\n")).unwrap();
-        assert!(warning.starts_with("the 4 GPUs of host `server` share one link"), "{warning}");
-        assert!(warning.contains("\nhint: take `preset = \"rail\"` with `per_server = 4`"), "{warning}");
-        // What processes share through memory or PCIe is shared, and a rail's GPUs have links of their own.
-        assert_eq!(said(&format!("{one_host}\"pcie4_x16\"\n")), None);
-        // What hosts share by default is no link for GPUs.
-        let slow = said(&format!("{gpus}host = \"server\"\n[network]\n")).unwrap();
-        assert!(
-            slow.contains("share one link, `local`, of 5 GB/s, which is slower than PCI Express\nhint: "),
-            "{slow}"
-        );
-        assert_eq!(said(&format!("{one_host}\"nvlink4\"\n").replace("nccl", "gloo")), None);
-        let rail = "[network]\npreset = \"rail\"\nper_server = 4\nfabric = \"nvlink4\"\nlink = \"infiniband_ndr\"\n";
-        assert_eq!(said(&format!("{gpus}{rail}")), None);
-    }
 }

@@ -123,6 +123,8 @@ pub struct Session {
     record: RecordLevel,
     folder: Folder,
     notices: Notices,
+    /// Reasons to doubt the figures that were known before the simulation.
+    doubts: Vec<String>,
 }
 
 impl Session {
@@ -139,9 +141,12 @@ impl Session {
     pub(crate) fn with_manifest(chosen: Chosen, manifest: Manifest, output: &Output) -> Result<Session, HostError> {
         let Output { folder, name, record, notices } = output;
         let folder = Folder::prepare(folder.as_deref(), name, notices)?;
-        let mut resolved = chosen.resolved;
+        let Chosen { mut resolved, note, doubts, .. } = chosen;
         resolved.cluster.dynamics.seed = manifest.seed;
-        Ok(Session { resolved, manifest, record: *record, folder, notices: notices.clone() })
+        if let Some(note) = note {
+            notices.say(&note);
+        }
+        Ok(Session { resolved, manifest, record: *record, folder, notices: notices.clone(), doubts })
     }
 
     /// The cluster that is simulated.
@@ -217,7 +222,8 @@ impl Session {
 
     /// The same with what simulations with other seeds came to.
     pub(crate) fn report_of_several(&self, figures: Figures, beside: Beside) -> Report {
-        results::of_run(figures, &self.resolved, beside, self.manifest.clone())
+        let warnings = self.doubts.iter().cloned().chain(beside.warnings).collect();
+        results::of_run(figures, &self.resolved, Beside { warnings, ..beside }, self.manifest.clone())
     }
 
     /// Writes the report into the folder.

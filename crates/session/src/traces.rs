@@ -220,10 +220,9 @@ fn cluster(traces: &Traces<'_>, args: &TraceReplay) -> Result<(Chosen, u64), Hos
     let metadata = reader.metadata().clone();
     let seed = args.seed.or(metadata.unsigned(SEED)).unwrap_or_default();
     let chosen = match metadata.text(CLUSTER) {
-        Some(toml) if !args.cluster.is_given() => args.cluster.resolve_again(&first, toml)?,
-        None if metadata.text(LIBRARY) == Some("gloo") => args.cluster.resolve()?,
         // Our own records are of programs whose library is the cluster's, whatever they computed on.
-        Some(_) => args.cluster.resolve()?,
+        Some(toml) => args.cluster.resolve_again(&first, toml)?,
+        None if metadata.text(LIBRARY) == Some("gloo") => args.cluster.resolve()?,
         None => match runs_on_accelerator(&mut reader).map_err(in_file(&first))? {
             true => on_accelerators(args)?,
             false => args.cluster.resolve()?,

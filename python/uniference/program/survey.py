@@ -1,10 +1,10 @@
 """Owns what the driver asks of an interpreter before it starts ranks with it: versions, where torch is, and whether the program has GPUs.
 
 The interpreter is handed it as text (`crates/cli/src/interpreter.rs`) with the arguments PROGRAM, KIND (`script` or `module`) and
-CUDA (`yes`, `no` or `auto`), and answers with a JSON object. It imports neither torch nor this package.
+CUDA (`yes`, `no`, `needed` or `used`), and answers with a JSON object. It imports neither torch nor this package.
 
-A program that cannot do without GPUs gets them: its file names `nccl` or a CUDA device, and never asks whether there is one, nor
-which backend it was given.
+A program needs GPUs if its file names `nccl` or a CUDA device, and never asks whether there is one, nor which backend it was given.
+It uses GPUs if its file, or a module in its folder that it imports, names one of these or asks for accelerators.
 """
 
 import ast
@@ -21,16 +21,51 @@ from pathlib import Path
 _ASKS = ("is_available", "current_accelerator")
 
 
+_MOST_MODULES = 1000
+
+
 def needs_gpu(path: Path) -> bool:
     """Whether the program in this file cannot do without a GPU. What it imports is not looked at."""
-    try:
-        source = path.read_bytes()
-        if b"cuda" not in source and b"nccl" not in source:
-            return False
-        nodes = list(ast.walk(ast.parse(source)))
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return False  # running it will say what is wrong
+    nodes = _nodes(path)
     return any(map(_uses_cuda, nodes)) and not any(map(_asks, nodes))
+
+
+def uses_gpu(path: Path) -> bool:
+    """Whether the program in this file, or a module in its folder that it imports, uses GPUs where there are some."""
+    folder = path.parent
+    waiting, seen = [path], {path}
+    while waiting and len(seen) <= _MOST_MODULES:
+        module = waiting.pop()
+        nodes = _nodes(module)
+        if any(_uses_cuda(node) or _uses_accelerator(node) for node in nodes):
+            return True
+        found = {file for node in nodes for file in _files(node, module, folder)} - seen
+        seen |= found
+        waiting += sorted(found)
+    return False
+
+
+def _nodes(path: Path) -> list[ast.AST]:
+    try:
+        return list(ast.walk(ast.parse(path.read_bytes())))
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []  # running it will say what is wrong
+
+
+def _files(node: ast.AST, module: Path, folder: Path) -> list[Path]:
+    """The files in the program's folder that a statement imports."""
+    if isinstance(node, ast.Import):
+        start, names = folder, [name.name for name in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        # One dot is the module's own package.
+        start = module.parents[node.level - 1] if 0 < node.level <= len(module.parents) else folder
+        first = node.module or ""
+        names = [first, *(f"{first}.{name.name}".strip(".") for name in node.names)]
+    else:
+        return []
+    places = [Path(start, *name.split(".")) for name in names if name]
+    files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
+    return [file for file in files if file.is_file()]
 
 
 def find(program: str, module: bool) -> Path | None:
@@ -70,6 +105,10 @@ def _uses_cuda(node: ast.AST) -> bool:
     return False
 
 
+def _uses_accelerator(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr in ("accelerator", "current_accelerator")
+
+
 def _asks(node: ast.AST) -> bool:
     if isinstance(node, ast.Compare):  # dist.get_backend() == "nccl"
         return any(
@@ -87,8 +126,9 @@ def main(program: str, module: bool, cuda: str) -> None:
     version = importlib.metadata.version("torch")
     spec = importlib.util.find_spec("torch")
     torch = Path(spec.origin).parent if spec is not None and spec.origin else None
-    path = find(program, module) if cuda == "auto" else None
-    wanted = cuda == "yes" or (path is not None and needs_gpu(path))
+    uses = {"needed": needs_gpu, "used": uses_gpu}.get(cuda)
+    path = find(program, module) if uses else None
+    wanted = cuda == "yes" or (uses is not None and path is not None and uses(path))
     simulated = wanted and not (torch is not None and has_gpus(torch))
     folder = str(torch) if simulated and torch is not None else None
     print(

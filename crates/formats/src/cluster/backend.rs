@@ -7,7 +7,7 @@ use super::flags::here;
 use super::parameters::{OrNone, Parameters, RawConnections, RawHandshake, RawPacket, RawWindow};
 use super::raw::{RawBackend, RawCluster, RawRule, RawRules};
 use super::source::{Source, split_hint};
-use super::{AlgorithmChoice, Choices, hierarchy, kind_by_name, steps, suggest_kind};
+use super::{AlgorithmChoice, Choices, devices, hierarchy, kind_by_name, steps, suggest_kind};
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::units::{Bandwidth, Duration, Size};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,7 +18,7 @@ use uniference_sim::cluster::{Backend, Device, Handshake, Protocol, Window};
 use uniference_sim::collective::choose::{AlgorithmTable, Rule, algorithm_by_name, algorithms_for};
 use uniference_sim::collective::hierarchical::{DEFAULT_CHUNKS, Hierarchical};
 use uniference_sim::collective::{Algorithm, Surroundings};
-use uniference_sim::ids::HostId;
+use uniference_sim::ids::{HostId, LinkId};
 use uniference_sim::network::{PacketOverhead, Topology};
 use uniference_sim::program::CollectiveKind;
 use uniference_sim::time::{Bytes, Rate};
@@ -99,7 +99,7 @@ fn tuning(parameters: &Parameters, source: &Source) -> Result<Option<Tuning>, Di
     }
 }
 
-/// The profile of the backend that was chosen. The caller's choice goes before the file's, the script's after it.
+/// The profile of the backend that was chosen. The caller's choice goes before the file's, the script's after it, and what the devices imply comes last.
 fn by_name(raw: &RawCluster, choices: &Choices, source: &Source) -> Result<RawCluster, Diagnostic> {
     if let Some(name) = &choices.backend {
         return profile(name, |message| Diagnostic::new(message).at("--backend", name, 0..name.len()));
@@ -109,7 +109,8 @@ fn by_name(raw: &RawCluster, choices: &Choices, source: &Source) -> Result<RawCl
         let span = place_of(name, backend.span());
         return profile(name.get_ref(), |message| source.error(message, span));
     }
-    profile(choices.fallback_backend.as_deref().unwrap_or("gloo"), Diagnostic::new)
+    let implied = if devices::all_use_nccl(&raw.device) { "nccl" } else { "gloo" };
+    profile(choices.fallback_backend.as_deref().unwrap_or(implied), Diagnostic::new)
 }
 
 fn profile(name: &str, error: impl FnOnce(String) -> Diagnostic) -> Result<RawCluster, Diagnostic> {
@@ -309,7 +310,8 @@ pub(super) fn canonical(
 pub(super) fn adapt(table: &mut AlgorithmTable, tuning: Option<Tuning>, topology: &Topology, devices: &[Device]) {
     let server = |rank: usize| topology.server(devices[rank].host);
     let per_server = (0..devices.len()).take_while(|rank| server(*rank) == server(0)).count();
-    let cards: BTreeSet<HostId> = devices[..per_server].iter().map(|device| device.host).collect();
+    let hosts: Vec<HostId> = devices.iter().map(|device| device.host).collect();
+    let cards = network_cards(topology, &hosts[..per_server], &hosts[per_server..]);
     let rate = |rank: usize| {
         let route = topology.route(devices.first()?.host, devices.get(rank)?.host);
         route
@@ -320,10 +322,30 @@ pub(super) fn adapt(table: &mut AlgorithmTable, tuning: Option<Tuning>, topology
     };
     let inside = rate(1).filter(|_| per_server > 1);
     let Some((inside, between)) = inside.or(rate(per_server)).zip(rate(per_server).or(inside)) else { return };
-    let (per_server, cards) = (per_server as u32, cards.len() as u32);
+    let per_server = per_server as u32;
     // Where another backend is told to use one of NCCL's algorithms, it is NCCL's as it comes.
     let Tuning { nvls, max_channels } = tuning.unwrap_or(Tuning { nvls: true, max_channels: 32 });
     table.adapt(Surroundings { per_server, inside, between, cards, nvls, max_channels });
+}
+
+/// The number of NICs of the server that ranks on `inside` share: the links by which its ways to `outside` leave the ways between its own hosts.
+fn network_cards(topology: &Topology, inside: &[HostId], outside: &[HostId]) -> u32 {
+    let Some(last) = outside.len().checked_sub(1) else {
+        return inside.iter().collect::<BTreeSet<_>>().len() as u32;
+    };
+    let first = inside[0];
+    let pairs = inside.iter().zip(&inside[1..]).chain(inside.iter().map(|host| (host, &first)));
+    let within: BTreeSet<LinkId> = pairs
+        .flat_map(|(a, b)| [topology.route(*a, *b), topology.route(*b, *a)])
+        .flat_map(|route| route.links)
+        .collect();
+    // Each host's way to its counterpart in the next server.
+    let exit = |(at, host): (usize, &HostId)| {
+        let route = topology.route(*host, outside[at.min(last)]);
+        route.links.into_iter().find(|link| !within.contains(link))
+    };
+    let exits: BTreeSet<LinkId> = inside.iter().enumerate().filter_map(exit).collect();
+    (exits.len() as u32).max(1)
 }
 
 /// The whole choice of algorithms.
@@ -339,4 +361,40 @@ pub(super) fn canonical_rules(table: &AlgorithmTable) -> BTreeMap<Spanned<String
         .into_iter()
         .map(|kind| (here(kind.name().to_owned()), here(RawRules(table.rules(kind).iter().map(rule).collect()))))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::ClusterFile;
+
+    /// Servers of four GPUs on one NVSwitch: the links that leave it, or the GPUs, are the NICs.
+    #[test]
+    fn network_cards_are_the_links_that_leave_a_server() {
+        let cards = |network: &str| {
+            let text = format!("[[device]]\nname = \"g\"\ncount = 8\n[network]\n{network}\n");
+            let resolved = ClusterFile::parse("c.toml", &text, &[]).unwrap().resolve(&Choices::default()).unwrap();
+            let hosts: Vec<HostId> = resolved.cluster.devices.iter().map(|device| device.host).collect();
+            let (inside, outside) = hosts.split_at(4);
+            network_cards(&resolved.cluster.topology, inside, outside)
+        };
+        let link = |a: String, b: String| format!("{{ between = [\"{a}\", \"{b}\"] }}");
+        let graph = |nics: &dyn Fn(u32) -> String| {
+            let inside = (0..8).map(|gpu| link(format!("g.{gpu}"), format!("nvswitch.{}", gpu / 4)));
+            let mut links: Vec<String> = inside.chain((0..8).map(nics)).collect();
+            links.sort();
+            links.dedup();
+            format!("per_server = 4\nlinks = [{}]", links.join(", "))
+        };
+        // A NIC for each GPU on one leaf; on rails; two for each server; one, on the NVSwitch; and what 4:1 uplinks leave is a NIC each, too.
+        assert_eq!(cards(&graph(&|gpu| link(format!("g.{gpu}"), "leaf".to_owned()))), 4);
+        assert_eq!(cards(&graph(&|gpu| link(format!("g.{gpu}"), format!("rail.{}", gpu % 4)))), 4);
+        let two = |gpu: u32| link(format!("g.{}", gpu / 2 * 2), "leaf".to_owned());
+        assert_eq!(cards(&graph(&two)), 2);
+        assert_eq!(cards(&graph(&|gpu| link(format!("nvswitch.{}", gpu / 4), "leaf".to_owned()))), 1);
+        let tree = graph(&|gpu| link(format!("g.{gpu}"), format!("leaf.{}", gpu / 4)));
+        let spine = link("leaf.0".to_owned(), "leaf.1".to_owned());
+        assert_eq!(cards(&tree.replace("links = [", &format!("links = [{spine}, "))), 4);
+        assert_eq!(cards("preset = \"rail\"\nper_server = 4\nfabric = \"nvlink4\""), 4);
+    }
 }

@@ -132,6 +132,12 @@ pub(super) fn models(raw: &[Spanned<RawDevice>], source: &Source) -> Result<Vec<
     Ok(by_rank(raw, |_| models.next().expect("one for each")))
 }
 
+/// Whether all devices are models whose programs communicate by NCCL.
+pub(super) fn all_use_nccl(raw: &[Spanned<RawDevice>]) -> bool {
+    let uses_nccl = |model: &Spanned<String>| table::find(model.get_ref()).is_ok_and(KnownDevice::uses_nccl);
+    !raw.is_empty() && raw.iter().all(|device| device.get_ref().model.as_ref().is_some_and(uses_nccl))
+}
+
 /// The number of processor cores of every rank's device, where the file names it.
 pub(super) fn cores(raw: &[Spanned<RawDevice>]) -> Vec<Option<u32>> {
     by_rank(raw, |raw| raw.cores.as_ref().map(|cores| *cores.get_ref()))

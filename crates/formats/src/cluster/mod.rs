@@ -59,7 +59,7 @@ pub struct ClusterFile {
 pub struct Choices {
     /// In place of the file's backend.
     pub backend: Option<String>,
-    /// Where neither names one: the name that the script passed. Without it `gloo`.
+    /// Where neither names one: the name that the script passed. Without it `nccl` if all devices are models of GPUs that use it, else `gloo`.
     pub fallback_backend: Option<String>,
     /// In place of the file's and the backend's algorithms.
     pub algorithms: Vec<AlgorithmChoice>,
@@ -95,6 +95,8 @@ pub struct Resolved {
     pub kernels: Vec<KernelCost>,
     /// What is known of the model's errors on this cluster.
     pub uncertainty: Option<Uncertainty>,
+    /// The network is a graph of links of which the file does not say which hosts are GPUs of one server.
+    pub lacks_servers: bool,
 }
 
 /// What is known of the model's errors: relative standard errors, at least zero.
@@ -129,20 +131,26 @@ impl ClusterFile {
         self.attached.insert(name, text);
     }
 
-    /// Does the file name a backend?
-    pub fn names_backend(&self) -> bool {
-        self.raw.backend.is_some()
+    /// The name of the backend, if the file names one.
+    pub fn backend(&self) -> Option<&str> {
+        self.raw.backend.as_ref().map(|backend| backend.get_ref().0.name.get_ref().as_str())
+    }
+
+    /// Whether the devices are models of GPUs that use NCCL, so that a backend that is not named is NCCL.
+    pub fn implies_nccl(&self) -> bool {
+        devices::all_use_nccl(&self.raw.device)
     }
 
     /// One line for people, as far as the file says it: `boards (switch, 1 Gbps, 200 us, gloo)`. Of [`Resolved::toml`] it says all.
     pub fn summary(&self) -> String {
         let network = self.raw.network.as_ref().map(|network| network.get_ref());
         let links = |network: &raw::RawNetwork| Some(format!("{} links", network.links.as_ref()?.get_ref().len()));
+        let (bandwidth, latency) = network.map_or((None, None), network::headline);
         let parts = [
             network.and_then(|network| links(network).or(Some(network.preset.as_ref()?.get_ref().clone()))),
-            network.and_then(|network| network.bandwidth.as_ref()).map(|rates| rates.get_ref().to_string()),
-            network.and_then(|network| network.latency).map(|latency| latency.to_string()),
-            self.raw.backend.as_ref().map(|backend| backend.get_ref().0.name.get_ref().clone()),
+            bandwidth,
+            latency,
+            self.backend().map(str::to_owned),
         ];
         let parts: Vec<String> = parts.into_iter().flatten().collect();
         let name = self.raw.name.as_deref().unwrap_or("cluster");
@@ -162,6 +170,8 @@ impl ClusterFile {
         let workers = devices::workers(&self.raw.device);
         dynamics::slow_down(&self.raw.straggler, &mut devices, &self.source)?;
         let (mut backend, packet, tuning) = backend::resolve(&self.raw, choices, &self.attached, &self.source)?;
+        let said = self.raw.network.as_ref().map(Spanned::get_ref);
+        let lacks_servers = said.is_some_and(|network| network.links.is_some() && network.per_server.is_none());
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
         crashes::resolve(&self.raw.crash, &mut devices, &topology, &self.source)?;
         backend::adapt(&mut backend.algorithms, tuning, &topology, &devices);
@@ -194,6 +204,7 @@ impl ClusterFile {
             toml: to_toml(&raw),
             kernels,
             uncertainty: self.uncertainty()?,
+            lacks_servers,
         })
     }
 }

@@ -52,6 +52,40 @@ pub(super) fn resolve(
     Ok((topology, filled))
 }
 
+/// What links carry and how far hosts are apart, as the file says it: one value, or the least and the greatest where links have their own.
+pub(super) fn headline(raw: &RawNetwork) -> (Option<String>, Option<String>) {
+    let usual = (raw.bandwidth.as_ref().map(|rates| *rates.get_ref()), raw.latency);
+    let own = |rates: Option<RawRates>, time: Option<Duration>| {
+        let rates = rates.map_or(usual.0, |rates| Some(usual.0.map_or(rates, |usual| rates.or(usual))));
+        (rates, time.or(usual.1))
+    };
+    let of_link = |link: &Spanned<RawLink>| {
+        let link = link.get_ref();
+        own(link.bandwidth.as_ref().map(|rates| *rates.get_ref()), link.latency)
+    };
+    let of_dimension = |dimension: &RawDimension| own(dimension.bandwidth.map(RawRates::both), dimension.latency);
+    let all: Vec<(Option<RawRates>, Option<Duration>)> = match (&raw.links, &raw.dimensions) {
+        (Some(links), _) => links.get_ref().iter().map(of_link).collect(),
+        (None, Some(dimensions)) => dimensions.get_ref().iter().map(of_dimension).collect(),
+        (None, None) => vec![usual],
+    };
+    let rates = all.iter().filter_map(|(rates, _)| *rates);
+    let rates: Vec<Bandwidth> = rates.flat_map(|rates| [rates.egress(), rates.ingress()]).flatten().collect();
+    let least = rates.iter().copied().reduce(|a, b| if b.0 < a.0 { b } else { a });
+    let greatest = rates.iter().copied().reduce(|a, b| if b.0 > a.0 { b } else { a });
+    let times = || all.iter().filter_map(|(_, time)| *time);
+    let bandwidth = match (raw.links.is_some() || raw.dimensions.is_some(), usual.0) {
+        (false, usual) => usual.map(|rates| rates.to_string()),
+        (true, _) => range(least, greatest),
+    };
+    (bandwidth, range(times().min(), times().max()))
+}
+
+fn range<T: PartialEq + std::fmt::Display>(least: Option<T>, greatest: Option<T>) -> Option<String> {
+    let (least, greatest) = least.zip(greatest)?;
+    Some(if least == greatest { least.to_string() } else { format!("{least} to {greatest}") })
+}
+
 fn with_defaults(raw: &RawNetwork, hosts: &[Host]) -> RawNetwork {
     let mut filled = raw.clone();
     let link = filled.link.take();
@@ -160,7 +194,8 @@ impl Reader<'_> {
         };
         if let Some((key, span)) = self.own_keys().into_iter().find(|(key, _)| !keys.contains(key)) {
             let owners = PRESETS.iter().filter(|(_, keys)| keys.contains(&key));
-            let owners: Vec<String> = owners.map(|(owner, _)| format!("`{owner}`")).collect();
+            let mut owners: Vec<String> = owners.map(|(owner, _)| format!("`{owner}`")).collect();
+            owners.extend((key == "per_server").then(|| "networks of `links`".to_owned()));
             let message = format!("the preset `{preset}` has no key `{key}`");
             return Err(self.error(message, span).hint(format!("it is a key of {}", owners.join(", "))));
         }
@@ -259,13 +294,14 @@ impl Reader<'_> {
             let hint = "remove one of them";
             return Err(self.error("`preset` and `links` are mutually exclusive", preset.span()).hint(hint));
         }
-        if let Some((key, span)) = self.own_keys().into_iter().find(|(key, _)| *key != "queue") {
+        if let Some((key, span)) = self.own_keys().into_iter().find(|(key, _)| !["queue", "per_server"].contains(key)) {
             let message = format!("`{key}` applies only to presets and cannot be combined with `links`");
             return Err(self.error(message, span).hint("remove it, or use a preset"));
         }
         let graph: Result<Vec<GraphLink>, Diagnostic> =
             links.get_ref().iter().map(|link| self.graph_link(link)).collect();
-        Topology::graph(hosts, &graph?).map_err(|error| self.topology_error(&error))
+        let per_server = self.raw.per_server.as_ref().map_or(1, |hosts| *hosts.get_ref());
+        Topology::graph_of_servers(hosts, &graph?, per_server).map_err(|error| self.topology_error(&error))
     }
 
     /// Egress is out of the host, where a link joins one host to a switch; else out of the end that is named first.
@@ -338,4 +374,57 @@ fn name_of(link: &RawLink) -> String {
     let mut ends: Vec<&str> = link.between.iter().map(|end| end.get_ref().as_str()).collect();
     ends.sort_unstable();
     ends.join(" <-> ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Choices, ClusterFile};
+
+    const DEVICES: &str = "name = \"c\"\n[[device]]\nname = \"gpu\"\ncount = 4\n[network]\n";
+
+    fn links(more: &str) -> String {
+        let link = |gpu: u32, rate: &str| format!("{{ between = [\"gpu.{gpu}\", \"sw\"]{rate} }}");
+        let own = ", bandwidth = \"400 Gbps\", latency = \"2 us\"";
+        let all = [link(0, own), link(1, own), link(2, ", bandwidth = \"25 Gbps\", latency = \"2 us\""), link(3, more)];
+        format!("{DEVICES}links = [{}]\n", all.join(", "))
+    }
+
+    /// The headline of a report has what links have, and no default that none of them has.
+    #[test]
+    fn a_headline_says_what_links_carry() {
+        let headline = |text: &str| {
+            let resolved = ClusterFile::parse("c.toml", text, &[]).unwrap().resolve(&Choices::default()).unwrap();
+            ClusterFile::parse("manifest", &resolved.toml, &[]).unwrap().summary()
+        };
+        let own = ", bandwidth = \"100 Gbps\", latency = \"3 us\"";
+        assert_eq!(headline(&links(own)), "c (4 links, 25 Gbps to 400 Gbps, 2 us to 3 us, gloo)");
+        // The last link has the defaults.
+        assert_eq!(headline(&links("")), "c (4 links, 10 Gbps to 400 Gbps, 2 us to 10 us, gloo)");
+        let usual = format!("{}bandwidth = \"1 Gbps\"\nlatency = \"2 us\"\n", links(""));
+        assert_eq!(headline(&usual), "c (4 links, 1 Gbps to 400 Gbps, 2 us, gloo)");
+        let grid = "preset = \"dimensions\"\ndimensions = [{ kind = \"ring\", size = 2, bandwidth = \"200 GB/s\", latency = \"50 ns\" }, \
+                    { kind = \"switch\", size = 2, bandwidth = \"400 Gbps\", latency = \"2 us\" }]\n";
+        assert_eq!(headline(&format!("{DEVICES}{grid}")), "c (dimensions, 400 Gbps to 1.6 Tbps, 50 ns to 2 us, gloo)");
+        assert_eq!(headline(&format!("{DEVICES}bandwidth = \"25 Gbps\"\n")), "c (switch, 25 Gbps, 10 us, gloo)");
+    }
+
+    #[test]
+    fn links_may_say_which_hosts_are_one_server() {
+        let file = |more: &str| ClusterFile::parse("c.toml", &format!("{}{more}\n", links("")), &[]).unwrap();
+        let resolve = |more: &str| file(more).resolve(&Choices::default());
+        let [silent, servers] = ["", "per_server = 2"].map(|more| resolve(more).unwrap());
+        let of = |resolved: &super::super::Resolved| {
+            let topology = &resolved.cluster.topology;
+            resolved.cluster.devices.iter().map(|device| topology.server(device.host)).collect::<Vec<u32>>()
+        };
+        assert_eq!((of(&silent), silent.lacks_servers), (vec![0, 1, 2, 3], true));
+        assert_eq!((of(&servers), servers.lacks_servers), (vec![0, 0, 1, 1], false));
+        let again = ClusterFile::parse("c.toml", &servers.toml, &[]).unwrap().resolve(&Choices::default()).unwrap();
+        assert_eq!((of(&again), again.toml), (of(&servers), servers.toml));
+        let refused = resolve("per_server = 3").err().unwrap().to_string();
+        assert!(refused.contains("4 hosts cannot be divided into servers of 3"), "{refused}");
+        let preset = ClusterFile::parse("c.toml", &format!("{DEVICES}per_server = 2\n"), &[]).unwrap();
+        let preset = preset.resolve(&Choices::default()).err().unwrap().to_string();
+        assert!(preset.contains("it is a key of `rail`, networks of `links`"), "{preset}");
+    }
 }

@@ -104,6 +104,31 @@ fn the_backend_is_the_callers_then_the_files_then_the_scripts() {
     assert_eq!(backend(&silent, None, None), "gloo");
 }
 
+/// GPUs of NVIDIA communicate by NCCL; boards, other makers' GPUs, devices of given rates and clusters of several kinds do not.
+#[test]
+fn models_of_gpus_imply_nccl() {
+    let backend = |devices: &[&str], fallback: Option<&str>| {
+        let device = |(at, keys): (usize, &&str)| format!("[[device]]\nname = \"d{at}\"\n{keys}\n");
+        let devices: String = devices.iter().enumerate().map(device).collect();
+        let choices = Choices { fallback_backend: fallback.map(str::to_owned), ..Choices::default() };
+        resolve_with(&format!("{devices}[network]\n"), &[], &choices).unwrap().cluster.backend.name
+    };
+    let rates = "peak_flops = \"1 TFLOPS\"\nmemory_bandwidth = \"1 TB/s\"";
+    assert_eq!(backend(&["model = \"h100-sxm\"", "model = \"l40s\"\ncount = 3"], None), "nccl");
+    assert_eq!(backend(&["model = \"h100-sxm\""], Some("gloo")), "gloo");
+    assert_eq!(backend(&[&format!("model = \"t4\"\n{rates}")], None), "nccl");
+    for others in [
+        vec!["model = \"jetson-agx-orin\""],
+        vec!["model = \"mi300x\""],
+        vec!["model = \"h100-sxm\"", "model = \"raspberry-pi-5\""],
+        vec!["model = \"h100-sxm\"", ""],
+        vec![rates],
+        vec![&format!("model = \"h20\"\n{rates}")],
+    ] {
+        assert_eq!(backend(&others, None), "gloo", "{others:?}");
+    }
+}
+
 #[test]
 fn a_backends_parameters_can_be_overridden() {
     let text = format!(

@@ -169,3 +169,28 @@ fn sums_say_what_they_add_up() {
     };
     assert!(finish("nvls = true") < finish("nvls = false"));
 }
+
+/// A rail's links one by one: two to a GPU's fabric of 350 ns each, as 700 ns are from GPU to GPU, and two of 1 us to the rail of its NIC.
+fn listed(ranks: u32, per_server: u32, more: &str) -> String {
+    let link = |gpu: u32| {
+        let (server, rail) = (gpu / per_server, gpu % per_server);
+        format!(
+            "{{ between = [\"gpu.{gpu}\", \"fabric.{server}\"], bandwidth = \"240 GB/s\", latency = \"350 ns\" }}, \
+             {{ between = [\"gpu.{gpu}\", \"rail.{rail}\"], bandwidth = \"400 Gbps\", latency = \"1 us\" }}"
+        )
+    };
+    format!("{more}\nlinks = [{}]", (0..ranks).map(link).collect::<Vec<_>>().join(", "))
+}
+
+/// Rings and trees go through all NICs of servers that are listed link by link, once the file says which GPUs are in one.
+#[test]
+fn a_rail_takes_as_long_as_its_links() {
+    let job = job([1, 1, 1, 16, 1], 1024, 1);
+    let workload = Workload::new(job).unwrap();
+    let figures = |network: &str| simulate(&workload, &nccl(16, network), &Symmetry::default()).unwrap();
+    let end = |figures: &[RankStatistics]| figures.iter().map(|rank| rank.finish.unwrap()).max().unwrap();
+    let rail = figures(&servers(8, "nvlink3"));
+    assert_eq!(figures(&listed(16, 8, "per_server = 8")), rail);
+    // One ring through one NIC at a time.
+    assert!(end(&figures(&listed(16, 8, ""))) > end(&rail));
+}

@@ -1,0 +1,162 @@
+//! Owns doubts about a cluster: what its file describes and no such machine has. Reports and `uniference cluster check` say them.
+//!
+//! What cannot be simulated at all is an error of `uniference-formats`.
+
+use uniference_formats::cluster::Resolved;
+use uniference_formats::devices;
+use uniference_sim::cluster::Cluster;
+use uniference_sim::ids::HostId;
+use uniference_sim::time::Rate;
+
+/// Bytes a second: no PCI Express of 16 lanes is as fast up to version 5, and none is as slow from version 3 on.
+const FASTER_THAN_PCIE: f64 = 100e9;
+const SLOWER_THAN_PCIE: f64 = 10e9;
+
+/// The network's, each with a hint.
+pub fn of_network(resolved: &Resolved) -> Vec<String> {
+    [shared_link(resolved), gloo_over_nvlink(&resolved.cluster), unknown_servers(resolved)]
+        .into_iter()
+        .flatten()
+        .collect()
+}
+
+/// GPUs of a host that share one half-duplex link, where each has a link of its own.
+fn shared_link(resolved: &Resolved) -> Option<String> {
+    let cluster = &resolved.cluster;
+    let is_gpu = |model: &Option<String>| {
+        model.as_deref().is_some_and(|model| devices::find(model).is_ok_and(|device| device.host_link().is_some()))
+    };
+    if cluster.backend.name != "nccl" && !resolved.models.iter().any(is_gpu) {
+        return None;
+    }
+    let mut gpus = vec![0_u32; cluster.topology.hosts().len()];
+    cluster.devices.iter().for_each(|device| gpus[device.host.index()] += 1);
+    let rate = |host: HostId| {
+        let links = cluster.topology.route(host, host).links;
+        let rates = links.iter().map(|link| cluster.topology.link(*link).bandwidth.bytes_per_second());
+        rates.reduce(f64::min)
+    };
+    let shared = (0..gpus.len()).filter(|host| gpus[*host] > 1).map(|host| (HostId::from(host), gpus[host]));
+    let (host, count, rate) = shared.filter_map(|(host, count)| Some((host, count, rate(host)?))).next()?;
+    let name = &cluster.topology.hosts()[host.index()];
+    let (fabric, why) = match rate {
+        ..SLOWER_THAN_PCIE => ("pcie4_x16", "which is slower than PCI Express"),
+        FASTER_THAN_PCIE.. => ("nvlink4", "where each GPU has NVLinks of its own"),
+        _ => ("pcie4_x16", "where each GPU has a slot of its own, in both directions at once"),
+    };
+    Some(format!(
+        "the {count} GPUs of host `{name}` share one link, `local`, of {} GB/s, {why}: collectives among them take up to {count} times as long\nhint: describe the server by `preset = \"rail\"` with `per_server = {count}` and `fabric = \"{fabric}\"`, and no `host`",
+        rate / 1e9
+    ))
+}
+
+/// NVLink, or the fabric of a server, that Gloo would use at its rate.
+fn gloo_over_nvlink(cluster: &Cluster) -> Option<String> {
+    let topology = &cluster.topology;
+    let is_fast = |rate: Rate| rate.bytes_per_second() >= FASTER_THAN_PCIE;
+    let fast =
+        topology.links().iter().find(|link| is_fast(link.bandwidth)).filter(|_| cluster.backend.name == "gloo")?;
+    Some(format!(
+        "Gloo communicates over TCP through the memory of the hosts and uses no NVLink: here it uses `{}` at {} GB/s\nhint: simulate NCCL with `backend = \"nccl\"` in the cluster file, or --backend nccl; or give the link the rate of TCP",
+        fast.name,
+        fast.bandwidth.bytes_per_second() / 1e9
+    ))
+}
+
+/// NCCL, whose rings and trees depend on servers, on a graph whose file does not say which GPUs are in one.
+fn unknown_servers(resolved: &Resolved) -> Option<String> {
+    let Resolved { cluster, lacks_servers, .. } = resolved;
+    // A host with several devices is a server.
+    let one_each = cluster.topology.hosts().len() == cluster.devices.len();
+    (cluster.backend.name == "nccl" && *lacks_servers && one_each && cluster.devices.len() > 1).then(|| {
+        "NCCL sees each host of `links` as a server with one GPU and one NIC: the cluster file does not say which hosts are GPUs of one server\nhint: add `per_server` to [network]: the number of consecutive hosts that make a server, for example per_server = 8; 1 if each is a server of its own".to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uniference_formats::cluster::{Choices, ClusterFile};
+
+    fn said(text: &str) -> Vec<String> {
+        of_network(&ClusterFile::parse("c.toml", text, &[]).unwrap().resolve(&Choices::default()).unwrap())
+    }
+
+    fn the_one(text: &str) -> String {
+        let said = said(text);
+        assert_eq!(said.len(), 1, "{said:?}");
+        said.into_iter().next().unwrap()
+    }
+
+    #[test]
+    fn gpus_that_share_a_link_are_named() {
+        let gpus = |count: u32| format!("backend = \"nccl\"\n[[device]]\nname = \"gpu\"\ncount = {count}\n");
+        let one_host = |count: u32, local: &str| {
+            format!("{}host = \"server\"\n[network]\n{local}\n", gpus(count)).replace("local", "local = ")
+        };
+        let nvlink = the_one(&one_host(4, "local\"nvlink4\""));
+        assert!(nvlink.starts_with(
+            "the 4 GPUs of host `server` share one link, `local`, of 360 GB/s, where each GPU has NVLinks"
+        ));
+        assert!(nvlink.contains(
+            "\nhint: describe the server by `preset = \"rail\"` with `per_server = 4` and `fabric = \"nvlink4\"`"
+        ));
+        // Eight slots share nothing.
+        let pcie = the_one(&one_host(8, "local\"pcie4_x16\""));
+        assert!(
+            pcie.contains("the 8 GPUs of host `server` share one link, `local`, of 25 GB/s, where each GPU has a slot"),
+            "{pcie}"
+        );
+        assert!(
+            pcie.contains("up to 8 times") && pcie.contains("`per_server = 8` and `fabric = \"pcie4_x16\"`"),
+            "{pcie}"
+        );
+        assert!(the_one(&one_host(2, "local\"pcie4_x16\"")).contains("up to 2 times as long"));
+        // What hosts share by default is no link for GPUs.
+        let slow = the_one(&one_host(2, ""));
+        assert!(slow.contains("share one link, `local`, of 5 GB/s, which is slower than PCI Express"), "{slow}");
+        // Processors share their host's memory; GPUs of a model do not, whatever the library.
+        assert_eq!(said(&one_host(8, "").replace("nccl", "gloo")), [""; 0]);
+        let mpi = one_host(8, "").replace("nccl", "mpi").replace("count", "model = \"l40s\"\ncount");
+        assert!(the_one(&mpi).contains("the 8 GPUs of host `server` share"));
+        let rail = "[network]\npreset = \"rail\"\nper_server = 4\nfabric = \"nvlink4\"\nlink = \"infiniband_ndr\"\n";
+        assert_eq!(said(&format!("{}{rail}", gpus(4))), [""; 0]);
+    }
+
+    #[test]
+    fn gloo_on_links_that_it_does_not_use_is_named() {
+        let cluster = |backend: &str, network: &str| {
+            format!("backend = \"{backend}\"\n[[device]]\nname = \"gpu\"\ncount = 8\n[network]\n{network}\n")
+        };
+        let rail = "preset = \"rail\"\nper_server = 8\nfabric = \"nvlink4\"";
+        let warning = the_one(&cluster("gloo", rail));
+        assert!(warning.contains("here it uses `gpu.0 -> fabric.0` at 360 GB/s\nhint: simulate NCCL"), "{warning}");
+        assert_eq!(said(&cluster("nccl", rail)), [""; 0]);
+        assert_eq!(said(&cluster("gloo", "bandwidth = \"400 Gbps\"")), [""; 0]);
+        let graph = "links = [{ between = [\"gpu.0\", \"gpu.1\"], bandwidth = \"450 GB/s\" }]";
+        let graph = the_one(&cluster("gloo", graph).replace("count = 8", "count = 2"));
+        assert!(graph.contains("`gpu.0 -> gpu.1` at 450 GB/s"), "{graph}");
+    }
+
+    #[test]
+    fn nccl_on_links_needs_to_know_the_servers() {
+        let cluster = |device: &str, more: &str| {
+            let hosts = if device.contains("host") { ["node.0", "node.1"] } else { ["gpu.0", "gpu.1"] };
+            format!(
+                "backend = \"nccl\"\n[[device]]\nname = \"gpu\"\n{device}\n[network]\nlinks = [{{ between = [\"{}\", \"{}\"] }}]\n{more}\n",
+                hosts[0], hosts[1]
+            )
+        };
+        let warning = the_one(&cluster("count = 2", ""));
+        assert!(
+            warning.starts_with("NCCL sees each host of `links` as a server with one GPU")
+                && warning.contains("\nhint: add `per_server`")
+        );
+        for silent in ["per_server = 1", "per_server = 2"] {
+            assert_eq!(said(&cluster("count = 2", silent)), [""; 0]);
+        }
+        assert_eq!(said(&cluster("count = 2", "").replace("nccl", "gloo")), [""; 0]);
+        let servers = "count = 4\nhost = \"node\"\nper_host = 2";
+        assert_eq!(said(&cluster(servers, "local = \"pcie4_x16\"")), [""; 0]);
+    }
+}
