@@ -1,3 +1,5 @@
+mod odd;
+
 use super::repair::circle_closing;
 use super::*;
 use crate::chakra::replay::{Replay, Rules};

@@ -1,0 +1,101 @@
+//! Profiles in odd forms that carry the same information as a plain one, or have lost some of it.
+
+use super::*;
+
+/// Microseconds since 1970.
+const EPOCH: f64 = 1_700_000_000_000_000.0;
+
+/// One step of one rank of two: a product of 300 us, an all-reduce of 200 us behind it, and the host, which waits for both.
+fn events(rank: u32) -> Vec<Json> {
+    let step = |ts: f64| EPOCH + ts;
+    let mut reduces = json!({"correlation": 2, "stream": 20, "device": rank, "Collective name": "allreduce", "In msg nelems": 1 << 20,
+        "Out msg nelems": 1 << 20, "dtype": "Float", "Group size": 2, "Process Group Name": "0", "Process Group Ranks": "[0, 1]"});
+    reduces["External id"] = json!(12);
+    let with = |mut event: Json, external: u64| {
+        event["args"]["External id"] = json!(external);
+        event
+    };
+    vec![
+        operation("aten::mm", step(10.0), 30.0),
+        with(call("hipExtLaunchKernel", step(20.0), 5.0, 1), 11),
+        with(kernel("gemm", 7, step(30.0), 300.0, 1), 11),
+        operation("c10d::allreduce_", step(50.0), 30.0),
+        with(call("hipExtLaunchKernel", step(60.0), 5.0, 2), 12),
+        span("kernel", "ncclDevKernel_Generic(ncclDevComm*)", 20, step(340.0), 200.0, reduces),
+        call("hipDeviceSynchronize", step(100.0), 445.0, 3),
+        operation("aten::add", step(600.0), 50.0),
+    ]
+}
+
+/// Links both ranks' events, each changed.
+fn linked(change: impl Fn(&mut Json)) -> Result<Job, LinkError> {
+    let rank = |rank: u32| {
+        let mut events = events(rank);
+        events.iter_mut().for_each(&change);
+        let text = json!({"traceEvents": events, "distributedInfo": {"rank": rank, "world_size": 2}});
+        let Recording::Profile(profile) = Recording::read(text.to_string().as_bytes())? else { panic!("it is one") };
+        Ok(RankRecording { file: "profile".to_owned(), named: None, profile, host: None })
+    };
+    Ok(checked(link(vec![rank(0)?, rank(1)?], &Options::default())?))
+}
+
+#[test]
+fn communication_without_correlation_takes_its_bytes_all_the_same() {
+    let plain = linked(|_| {}).unwrap();
+    // All-reduces of 4 MiB over 1 GB/s take milliseconds, which the host waits for.
+    let (expected, fast) = (makespan(&plain, "1 GB/s"), makespan(&plain, "100 GB/s"));
+    assert!(expected > fast + 3.0, "{expected} ms and {fast} ms");
+    let zero = |event: &mut Json| {
+        if event["name"].as_str().is_some_and(|name| name.starts_with("nccl")) {
+            event["args"]["correlation"] = json!(0);
+            event["args"]["External id"] = json!(0);
+        }
+    };
+    let none = |event: &mut Json| drop(event["args"].as_object_mut().unwrap().remove("correlation"));
+    let large = |event: &mut Json| {
+        if let Some(id) = event["args"]["correlation"].as_u64() {
+            event["args"]["correlation"] = json!(id + (1 << 63));
+        }
+    };
+    for (what, job) in [("0", linked(zero)), ("none", linked(none)), ("above 2^63", linked(large))] {
+        let job = job.unwrap();
+        assert!((makespan(&job, "1 GB/s") - expected).abs() < 0.01, "{what}: {} of {expected} ms", makespan(&job, "1 GB/s"));
+        assert!(error_of(&job) < 1e-6, "{what}");
+        let said = job.notes.iter().any(|note| note.contains("do not name their launch"));
+        assert_eq!(said, what != "above 2^63", "{what}: {:?}", job.notes);
+    }
+}
+
+#[test]
+fn spans_that_have_lost_their_times_are_refused() {
+    let error = linked(|event| {
+        if event["ts"].as_f64().unwrap() > EPOCH + 55.0 {
+            event["ts"] = json!(0.0);
+            event["dur"] = json!(0.0);
+        }
+    });
+    let text = error.unwrap_err().to_string();
+    assert!(text.starts_with("4 of 8 spans have no time (`ts` and `dur` are 0), while the others begin at "), "{text}");
+    assert!(text.contains("\nhint: "), "{text}");
+}
+
+#[test]
+fn what_is_almost_json_is_read_and_what_is_not_is_said_with_its_place() {
+    let text = |bandwidth: &str| {
+        format!(r#"{{"traceEvents": [{{"ph": "X", "cat": "cpu_op", "name": "a", "tid": 1, "ts": 5, "dur": 1, "args": {{"bandwidth": {bandwidth}}}}}]}}"#)
+    };
+    for bandwidth in ["inf", "-Infinity", "NaN", "1e3"] {
+        assert!(matches!(Recording::read(text(bandwidth).as_bytes()), Ok(Recording::Profile(_))), "{bandwidth}");
+    }
+    let error = Recording::read(text("infinite").as_bytes()).unwrap_err().to_string();
+    assert!(error.starts_with("the file is damaged: expected value at line 1 column ") && error.contains("\nhint: "), "{error}");
+    let cut = Recording::read(&text("1").as_bytes()[..70]).unwrap_err().to_string();
+    assert!(cut.starts_with("the file is damaged: EOF while parsing"), "{cut}");
+}
+
+#[test]
+fn traces_without_accelerators_name_the_library_of_processors() {
+    let library = |linked: &Linked| linked.metadata.text(uniference_formats::chakra::own::LIBRARY).map(str::to_owned);
+    assert_eq!(library(&alone(&[operation("aten::mm", 0.0, 5.0)])).as_deref(), Some("gloo"));
+    assert_eq!(library(&linked(|_| {}).unwrap().ranks[0]), None);
+}
