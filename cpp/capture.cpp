@@ -519,6 +519,12 @@ __attribute__((visibility("default"))) int uniference_capture_is_absent(const vo
   return Values::is_absent(static_cast<const c10::StorageImpl*>(storage));
 }
 
+// Whether communication moves the size of a tensor of so many elements, and no data. They are floating-point numbers, complex ones, bytes or integers.
+__attribute__((visibility("default"))) int uniference_capture_is_large(int64_t elements, int type) {
+  constexpr c10::ScalarType kTypes[] = {at::kFloat, at::kComplexFloat, at::kByte, at::kLong};
+  return values.is_large(elements, kTypes[type]);
+}
+
 // What is in a storage was not computed.
 __attribute__((visibility("default"))) void uniference_capture_mark_absent(const void* storage) {
   Values::mark_absent(static_cast<const c10::StorageImpl*>(storage));

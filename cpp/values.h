@@ -31,8 +31,14 @@ class Values {
   void set_limit(int64_t elements) { limit_ = elements; }
   bool all() const { return limit_ == std::numeric_limits<int64_t>::max(); }
 
-  // Whether communication moves the size of a tensor, and no data.
-  bool is_large(const at::Tensor& tensor) const { return tensor.numel() > limit_ && tensor.is_floating_point(); }
+  // Whether communication moves the size of a tensor, and no data: by the limit of its type, above which operators on it are not computed either.
+  bool is_large(const at::Tensor& tensor) const { return is_large(tensor.numel(), tensor.scalar_type()); }
+  bool is_large(int64_t elements, c10::ScalarType dtype) const {
+    if (all()) return false;
+    // NCCL counts a complex number as two.
+    if (!c10::isIntegralType(dtype, /*includeBool=*/true)) return elements * (c10::isComplexType(dtype) ? 2 : 1) > computed();
+    return elements > std::max(limit_, dtype == at::kByte ? kPacked : kSteering);
+  }
 
   // Whether a call of a simulated GPU has values: its tensors, those that it makes included, are small. Of a kernel of integers it is its grid, as it
   // may look up a few elements of a large table.
@@ -52,7 +58,7 @@ class Values {
     // What makes no larger tensors than it is given; a comparison of each with each does.
     const bool steers = limit_ > 0 && of_integers && !schema.kernel && (schema.factory || schema.keeps_size || steering > 0);
     const bool looks_up = schema.kernel && of_integers && !of_data && programs(arguments[count - 1]) <= kPrograms;
-    return most <= (steers ? limit_of_integers() : limit_) || looks_up;
+    return most <= (steers ? limit_of_integers() : computed()) || looks_up;
   }
 
   // Whether communication of simulated GPUs moves truth values, which NCCL takes for bytes: those of large tensors were not computed.
@@ -60,7 +66,7 @@ class Values {
     bool moves = true;
     for (size_t i = 0; i < count && !all(); i++) {
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
-        moves = moves && !(tensor.scalar_type() == at::kBool && tensor.numel() > std::max(limit_, kSteering));
+        moves = moves && !(tensor.scalar_type() == at::kBool && is_large(tensor));
       });
     }
     return moves;
@@ -70,7 +76,7 @@ class Values {
   bool computes(const Schema& schema, const c10::IValue* arguments, size_t count) const {
     if (all() || schema.view || names_other_device(arguments, count)) return true;
     if (schema.factory) {
-      const int64_t limit = makes_integers(schema, arguments, count) ? limit_of_integers() : limit_;
+      const int64_t limit = makes_integers(schema, arguments, count) ? limit_of_integers() : computed();
       // Memory as it comes costs nothing to hand out.
       return schema.empty || elements_asked(schema, arguments, count) <= limit;
     }
@@ -86,7 +92,7 @@ class Values {
         of_bytes = of_bytes && tensor.scalar_type() == at::kByte;
       });
     }
-    const int64_t limit = of_integers ? limit_of_integers() : limit_;
+    const int64_t limit = of_integers ? limit_of_integers() : computed();
     return !on_cpu || most <= (of_bytes ? std::max(limit, kPacked) : limit);
   }
 
@@ -148,6 +154,10 @@ class Values {
   // So many are in work that is known to steer: a mask of 16,384 by 16,384.
   static constexpr int64_t kMask = 1 << 28;
 
+  // So many elements of any type are always computed: the step of an optimizer by which it divides, a scale, a loss.
+  static constexpr int64_t kSmallest = 1;
+
+  int64_t computed() const { return std::max(limit_, kSmallest); }
   int64_t limit_of_integers() const { return std::max(limit_, steering > 0 ? kMask : kSteering); }
 
   // So many bytes are: PyTorch packs objects into them, for example those that ranks send each other.

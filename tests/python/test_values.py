@@ -54,8 +54,42 @@ def test_communication_moves_sizes(tmp_path: Path) -> None:
 
 def test_no_tensor_has_values(tmp_path: Path) -> None:
     source = SETUP + (
-        "one = torch.ones(1)\ndist.all_reduce(one)\nassert one.item() == 0\n"
+        "two = torch.ones(2)\ndist.all_reduce(two)\nassert two.tolist() == [0, 0]\n"
         "assert not torch.randn(3).any() and (torch.eye(3) @ torch.ones(3)).tolist() == [0, 0, 0]\n"
+    )
+    done = run_script(tmp_path, source, "--values", "none")
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("values", ["none", "small"])
+def test_the_step_by_which_an_optimizer_divides_is_real(values: str, tmp_path: Path) -> None:
+    source = SETUP + (
+        "weights = torch.nn.Parameter(torch.ones(1 << 20))\n"
+        "for optimizer in (torch.optim.Adam([weights], foreach=False), torch.optim.AdamW([weights], foreach=True)):\n"
+        "    for _ in range(2):\n"
+        "        weights.grad = torch.ones(1 << 20)\n"
+        "        optimizer.step()\n"
+        "    assert optimizer.state[weights]['step'].item() == 2\n"
+        "assert torch.tensor(3.0).item() == 3 and weights[:2].tolist() == [0, 0]\n"
+    )
+    done = run_script(tmp_path, source, "--values", values)
+    assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most"),
+    [("uint8", 1 << 26), ("int8", 1 << 16), ("int64", 1 << 16), ("bool", 1 << 16), ("float32", 1), ("complex64", 0)],
+)
+def test_large_tensors_of_all_types_move_as_sizes(dtype: str, most: int, tmp_path: Path) -> None:
+    """As many elements as have values travel with the one that is set; of more elements none does."""
+    source = SETUP + (
+        f"for elements, moves in (({most}, True), ({most + 1}, False)):\n"
+        f"    for call in (lambda x: dist.send(x, 1) if rank == 0 else dist.recv(x, 0), lambda x: dist.broadcast(x, 0)):\n"
+        f"        x = torch.empty(elements, dtype=torch.{dtype})\n"
+        "        if elements:\n"
+        "            x[0] = 1 - rank\n"
+        "        call(x)\n"
+        "        assert not elements or rank == 0 or x[0].item() == (1 if moves else 0), (elements, x[0])\n"
     )
     done = run_script(tmp_path, source, "--values", "none")
     assert done.code == 0, done.err
@@ -135,3 +169,9 @@ def test_a_program_that_fails_is_told_what_reads_as_zero(tmp_path: Path) -> None
     assert done.code == 1, done.err
     assert "hint: values that are not computed read as zero (--values)" in done.err
     assert done.err.endswith("if it failed on one, run it with --values all\n"), done.err
+
+
+def test_a_program_that_fails_without_values_is_told_of_small_ones(tmp_path: Path) -> None:
+    done = run_script(tmp_path, SETUP + "1 / torch.ones(2).sum().item()\n", "--values", "none")
+    assert done.code == 1
+    assert done.err.endswith("if it failed on one, run it with --values small or all\n"), done.err

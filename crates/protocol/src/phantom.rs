@@ -278,7 +278,7 @@ pub struct Communication {
     pub version: u32,
     /// The rank, of the world, whose member the process is in communicators of a device, by its number among [`Devices::devices`].
     pub rank: extern "C" fn(device: u32) -> u32,
-    /// Tensors of floating-point numbers with more elements have no values.
+    /// Tensors with more elements have no values, as far as [`Communication::is_large`] says so of their type.
     pub limit: u64,
     /// Sets a key of the store that all ranks share.
     pub publish: unsafe extern "C" fn(key: *const u8, key_length: usize, value: *const u8, length: usize),
@@ -305,8 +305,18 @@ impl Communication {
     /// The name that stands for a refused call.
     pub const REFUSED: u32 = u32::MAX;
 
-    /// Whether a tensor of so many elements (`ncclDataType_t`) has no values: numbers that decide, as integers do, always have.
+    /// So many integers always have values, as programs are steered by them; of bytes, into which PyTorch packs objects, more; of other numbers one.
+    /// The same as in `cpp/values.h`.
+    const FEWEST: [u64; 3] = [1 << 16, 1 << 26, 1];
+
+    /// Whether a tensor of so many elements (`ncclDataType_t`) has no values.
     pub fn is_large(&self, elements: u64, dtype: i32) -> bool {
-        elements > self.limit && dtype >= 6
+        let [integers, bytes, others] = Communication::FEWEST;
+        let fewest = match dtype {
+            1 => bytes,
+            0..=5 => integers,
+            _ => others,
+        };
+        elements > self.limit.max(fewest)
     }
 }

@@ -192,13 +192,13 @@ impl<'a> Live<'a> {
     }
 }
 
-/// What a program that has failed should know where not all values are computed.
-fn zeros(costing: &Costing, ending: &LiveEnding) -> String {
+/// What a program that has failed should know where not all values are computed. `more`: options of `--values` that compute more.
+fn zeros(costing: &Costing, ending: &LiveEnding, more: &str) -> String {
     let LiveEnding::Failed { rank, .. } = ending else { return String::new() };
     let read = costing.zeros(|of| of.0 == *rank);
     let read = read.map_or_else(String::new, |places| format!("; it has read such values at {places}"));
     format!(
-        "hint: values that are not computed read as zero (--values){read}: if it failed on one, run it with --values all\n"
+        "hint: values that are not computed read as zero (--values){read}: if it failed on one, run it with --values {more}\n"
     )
 }
 
@@ -272,7 +272,9 @@ impl Live<'_> {
         let lines = driver.exchange().lines();
         let warnings = driver.warnings();
         let limited = self.setup.script.env.contains_key("UNIFERENCE_VALUES");
-        let zeros = if limited { zeros(&costing.borrow(), &ending) } else { String::new() };
+        let none = self.setup.script.env.get("UNIFERENCE_VALUES").is_some_and(|limit| limit == "0");
+        let more = if none { "small or all" } else { "all" };
+        let zeros = if limited { zeros(&costing.borrow(), &ending, more) } else { String::new() };
         let ending = match ending {
             LiveEnding::Unlike(unlike) => Err(unlike),
             LiveEnding::Finished => Ok(Ending::Finished),

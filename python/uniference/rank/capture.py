@@ -65,6 +65,7 @@ class Library:
         self.functions.uniference_capture_limit.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
         for name in ("is_absent", "mark_absent"):
             getattr(self.functions, f"uniference_capture_{name}").argtypes = [ctypes.c_void_p]
+        self.functions.uniference_capture_is_large.argtypes = [ctypes.c_int64, ctypes.c_int]
         for name in ("kind", "call"):
             getattr(self.functions, f"uniference_capture_{name}").argtypes = [ctypes.c_void_p, ctypes.c_int]
         self.nanoseconds_a_tick = nanoseconds_a_tick or self._nanoseconds_a_tick()
@@ -190,6 +191,13 @@ class Library:
     def is_absent(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has elements that were not computed."""
         return bool(self.functions.uniference_capture_is_absent(tensor.untyped_storage()._cdata))
+
+    def is_large(self, tensor: torch.Tensor) -> bool:
+        """Whether communication moves the tensor's size, and no data."""
+        floating = 0 if tensor.is_floating_point() else 1 if tensor.is_complex() else None
+        integral = 2 if tensor.dtype == torch.uint8 else 3
+        kind = integral if floating is None else floating
+        return bool(self.functions.uniference_capture_is_large(tensor.numel(), kind))
 
     def mark_absent(self, tensor: torch.Tensor) -> None:
         """The tensor's elements were not computed."""

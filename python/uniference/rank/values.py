@@ -21,15 +21,11 @@ def limit() -> int | None:
 
 
 def are_absent(tensors: Sequence[Tensor]) -> bool:
-    """Whether one of the tensors has no values, or is large and floating: then communication moves the sizes of all, and no data."""
+    """Whether one of the tensors has no values, or is large for its type: then communication moves the sizes of all, and no data."""
     library = capture.library() if VARIABLE in os.environ else None
     if library is None:
         return False
-    most = limit()
-    assert most is not None
-    return any(
-        library.is_absent(tensor) or (tensor.numel() > most and tensor.is_floating_point()) for tensor in tensors
-    )
+    return any(library.is_absent(tensor) or library.is_large(tensor) for tensor in tensors)
 
 
 def mark_absent(tensors: Sequence[Tensor]) -> None:
