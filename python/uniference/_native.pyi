@@ -219,6 +219,9 @@ class Channel:
     # Operations. `site` is the user's line as "path:line". Each returns a handle.
     def group(self, ranks: Sequence[int]) -> int:
         """Names a process group by its members, in order. Counts the groups of the same ranks itself."""
+    def name_group(self, name: str, call: str, site: str) -> None:
+        """This rank is about to create a process group by `call`, whose members find each other by `name`. The run ends with an error
+        if another rank has used the name with another call."""
     def collective(
         self,
         group: int,
@@ -288,8 +291,10 @@ class Channel:
         """
     def release(self, handle: int) -> None:
         """Forgets an operation, complete or not: its error has been raised, and nobody will ask for its data."""
+    def abort(self, group: int) -> None:
+        """Ends what this rank has outstanding in a group, and whatever it still comes to there: those operations fail, by this rank."""
     def close(self, group: int) -> None:
-        """This rank closes its connections of a group: once a rank has crashed, others hear of it."""
+        """This rank closes its connections of a group: others hear of it if this rank has aborted the group, or a rank has crashed."""
 
     # Store. Blocking operations return None after `timeout`.
     def store_set(self, key: bytes, value: bytes) -> None: ...

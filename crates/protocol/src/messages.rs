@@ -65,6 +65,15 @@ pub enum Op {
     Release(LocalHandle),
     /// The folds of an operation, which this rank was picked for, are done.
     Folded(LocalHandle),
+    /// The rank is about to create a process group, as [`Request::NameGroup`](uniference_sim::program::Request::NameGroup) has it.
+    NameGroup {
+        /// The name by which the members find each other.
+        name: String,
+        /// The call that creates the group.
+        call: String,
+        /// The user's line.
+        site: Site,
+    },
     /// The rank closes its connections of a group.
     Close(u32),
     /// The rank aborts what it has outstanding in a group.

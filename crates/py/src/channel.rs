@@ -202,6 +202,10 @@ impl Channel {
         py.detach(|| self.client.group(ranks)).map(|group| group.0).map_err(raise)
     }
 
+    fn name_group(&self, name: &str, call: &str, site: &str) -> PyResult<()> {
+        self.client.name_group(name, call, site).map_err(raise)
+    }
+
     #[pyo3(signature = (group, kind, dtype, reduce, root, shape, input, site))]
     #[allow(clippy::too_many_arguments)] // the signature that `_native.pyi` documents
     fn collective(
@@ -319,6 +323,10 @@ impl Channel {
 
     fn release(&self, handle: u32) -> PyResult<()> {
         self.client.release(handle).map_err(raise)
+    }
+
+    fn abort(&self, group: u32) -> PyResult<()> {
+        self.client.abort(GroupId(group)).map_err(raise)
     }
 
     fn close(&self, group: u32) -> PyResult<()> {

@@ -456,6 +456,7 @@ impl Traced {
             HaltReason::Deadlock => format!("deadlock at {}: no rank can proceed\n", halt.at),
             HaltReason::EndOfTime => format!("virtual time exceeds its limit of 213 days (at {})\n", halt.at),
             HaltReason::Asymmetry(asymmetry) => format!("ranks are not equivalent: {asymmetry}\n"),
+            HaltReason::Groups(clash) => panic!("traces name no groups: {clash:?}"),
             HaltReason::Mismatch { first, second, what, .. } => format!(
                 "mismatch at {}: {} and {} called different operations that should match\n  {what}\n  {}: {}\n  {}: {}\n",
                 halt.at,

@@ -60,6 +60,16 @@ pub enum Request {
         /// How many groups of just these ranks this rank has named before.
         sequence: u32,
     },
+    /// Says by which name the members of a process group find each other, before they do: [`Reply::Complete`] of nothing, or the run halts
+    /// where another member has given the name to another group. For live ranks: no record has it.
+    NameGroup {
+        /// The name; members of different groups must not have the same.
+        name: Arc<str>,
+        /// The call that creates the group, with what must agree on all members: `new_group([0, 1], backend="gloo")`.
+        call: Arc<str>,
+        /// The user's line.
+        site: Site,
+    },
     /// Reads or changes the key-value store that all ranks share: [`Reply::Store`], or [`Reply::TimedOut`].
     Store {
         /// The operation to carry out.
@@ -101,6 +111,7 @@ impl Request {
             | Request::Wait { site, .. }
             | Request::Store { site, .. }
             | Request::Elapsed { site, .. }
+            | Request::NameGroup { site, .. }
             | Request::Pause { site, .. } => Some(*site),
             Request::Now | Request::Look | Request::JoinGroup { .. } | Request::Exit(_) => None,
         }
@@ -207,8 +218,8 @@ pub enum Activity {
     Finish,
     /// Reaches an event: takes no time, and the instant is kept, under a number of the rank's own, until the event is issued again.
     Reach(u32),
-    /// Closes the rank's connections of a group. Once a rank of the run has crashed, whoever waits for data of this rank there hears of
-    /// it; before, it has no effect: who waits for a rank that will not come is told so as a deadlock.
+    /// Closes the rank's connections of a group. Whoever waits for data of this rank there, or comes to later, hears of it if this rank has
+    /// aborted the group before, or a rank of the run has crashed; else who waits for a rank that will not come is told so as a deadlock.
     Close(GroupId),
     /// Ends what the rank has outstanding in a group, and whatever it still comes to there: those operations fail, with the rank itself as who
     /// has closed the connection. Other members hear nothing of it: who needs something of this rank waits on.

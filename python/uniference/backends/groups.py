@@ -3,8 +3,10 @@
 What a group does is its backend's business, `base` and the classes over it.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
+from functools import wraps
 from typing import Any, NoReturn
 
 import torch.distributed as dist
@@ -17,7 +19,9 @@ from uniference.backends.base import SimulatedBackend
 from uniference.backends.gloo import Gloo
 from uniference.backends.nccl import Nccl
 from uniference.patches import names
+from uniference.program.lines import user_line
 from uniference.rank.charging import uncharged
+from uniference.rank.store import EngineStore
 
 # The libraries that are simulated, and those that torch knows besides: any other name is refused with a message that says so.
 _SIMULATED: dict[str, type[SimulatedBackend]] = {backend.NAME: backend for backend in (Gloo, Nccl)}
@@ -55,6 +59,50 @@ def _split_among_members() -> None:
     names.SPLIT_GROUP.replace(split_group)
 
 
+def _name_groups(channel: Channel) -> None:
+    """Tells the engine which group a rank is about to create under which name: two groups of one name are an error of the program.
+
+    Members of a group find each other in the store, below the group's name. torch numbers the groups of a rank for this, so a rank
+    that leaves out a call of `new_group`, or calls it with other ranks, looks for its members at those of another group.
+    """
+    original = names.NEW_GROUP.current
+    # A store and a size of the world have a new world whenever a program calls init_process_group again.
+    worlds: Counter[tuple[str, int]] = Counter()
+    world = ""
+
+    def say(name: str, ranks: list[int], backend: Any) -> None:
+        libraries = ",".join(sorted(str(backend).lower().split(",")))
+        channel.enter()
+        try:
+            channel.name_group(name, f'new_group({list(ranks)}, backend="{libraries}")', user_line())
+        finally:
+            channel.leave()
+
+    @wraps(original)
+    def new_group(
+        size: int,
+        rank: int | None,
+        ranks: list[int],
+        backend: Any,
+        store: Any,
+        name: str,
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        nonlocal world
+        if isinstance(store, EngineStore):
+            where = f"{store.root}{store.prefix}"
+            if not ranks:
+                worlds[where, size] += 1
+                world = f"{size}.{worlds[where, size]}"
+            elif rank is not None:
+                say(f"{where}{world}/{name}", ranks, backend)
+        return original(size, rank, ranks, backend, store, name, *args, **kwargs)
+
+    names.NEW_GROUP.replace(new_group)
+
+
 class Backends:
     """Makes this process's groups, in the place of torch's own backends."""
 
@@ -80,6 +128,7 @@ class Backends:
             )
         _name_backend_in_log()
         _split_among_members()
+        _name_groups(self.channel)
 
     def _creator(self, name: str, library: type[SimulatedBackend] | None) -> Callable[[Any, Any], SimulatedBackend]:
         def create(opts: Any, _backend_options: Any) -> SimulatedBackend:

@@ -49,6 +49,13 @@ impl Client {
         ))
     }
 
+    /// This rank is about to create a process group by `call`, whose members find each other by `name`.
+    pub fn name_group(&self, name: &str, call: &str, line: &str) -> Result<()> {
+        let _ours = self.ours();
+        let site = self.site(line)?;
+        self.say(Op::NameGroup { name: name.to_owned(), call: call.to_owned(), site })
+    }
+
     pub(super) fn member_of(&self, group: GroupId) -> Result<Membership> {
         let known = self.shared().groups.get(&group.0).copied();
         known.ok_or_else(|| arguments::wrong(format!("rank {} is not a member of group {}", self.rank(), group.0)))

@@ -305,6 +305,7 @@ impl Step {
             Request::JoinGroup { ranks, sequence } => {
                 Step::JoinGroup { ranks: ranks.iter().map(|rank| rank.0).collect(), sequence: *sequence }
             }
+            Request::NameGroup { name, .. } => panic!("the name {name} of a group is not recorded"),
             Request::Store { operation, timeout, site } => {
                 Step::Store { operation: StoreOp::of(operation), timeout: limit(timeout), site: site.0 }
             }

@@ -308,6 +308,8 @@ enum Asked {
     Sleep,
     SleepEnd,
     Mark,
+    /// To give a group a name, of which no record is kept.
+    Name,
     Issue(LocalHandle, Option<OnStream>),
     /// Whether it takes the data before the wait is over.
     Wait {
@@ -1014,6 +1016,11 @@ impl Exchange {
                 let mark = self.ranks[rank.index()].ranges.renumber(process, mark);
                 (issue(Activity::Mark(mark), task, line), Asked::Mark)
             }
+            Op::NameGroup { name, call, .. } => {
+                self.task(rank, task).state = State::Asked(Asked::Name);
+                let request = Request::NameGroup { name: name.into(), call: call.into(), site: line };
+                return self.engine.submit(rank, task, request);
+            }
             Op::Close(group) => (issue(Activity::Close(GroupId(group)), task, line), Asked::Mark),
             Op::Abort(group) => (issue(Activity::Abort(GroupId(group)), task, line), Asked::Mark),
             Op::Issue { handle, call, staged, stream, .. } => {
@@ -1280,6 +1287,11 @@ impl Exchange {
     fn resumed(&mut self, resumption: Resumption) {
         let Resumption { rank, task, now, reply } = resumption;
         let resumed = self.task(rank, task);
+        if matches!(resumed.state, State::Asked(Asked::Name)) {
+            resumed.state = State::Free;
+            self.pump(rank, task);
+            return self.rest(rank);
+        }
         resumed.resumptions += 1;
         resumed.let_on_by = None;
         let latest = (rank, task, resumed.resumptions);
@@ -1580,6 +1592,7 @@ fn own_line(op: &Op) -> Option<Site> {
         Op::Issue { site, .. }
         | Op::Wait { site, .. }
         | Op::Store { site, .. }
+        | Op::NameGroup { site, .. }
         | Op::Synchronize { site, .. }
         | Op::Query { site, .. }
         | Op::Elapsed { site, .. } => Some(*site),

@@ -329,6 +329,7 @@ impl Heard {
                 Request::Now
                 | Request::Look
                 | Request::Store { .. }
+                | Request::NameGroup { .. }
                 | Request::Pause { .. }
                 | Request::Wait { timeout: Some(_), .. },
             )

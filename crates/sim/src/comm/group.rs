@@ -1,9 +1,10 @@
-//! Owns process groups: who is in one, and in which order. Groups are known by their members, never by a name.
+//! Owns process groups: who is in one, and in which order. Groups are known by their members; names only serve to find groups that
+//! ranks create as the same one though their members differ.
 
 mod folded;
 
 use crate::collective::choose::AlgorithmTable;
-use crate::ids::{GroupId, GroupRank, RankId};
+use crate::ids::{GroupId, GroupRank, RankId, Site};
 use crate::network::Asymmetry;
 use crate::symmetry::Symmetry;
 use folded::Folded;
@@ -20,6 +21,28 @@ pub(crate) struct Groups {
     symmetry: Symmetry,
     /// [`crate::network::FoldedTopology::places`], where each group has connections of its own.
     places: Option<Vec<[u32; 3]>>,
+    /// The first member that has given a group each name.
+    named: IndexMap<Arc<str>, NamedBy, FxBuildHasher>,
+}
+
+/// A rank's call that creates a process group under a name.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NamedBy {
+    /// The rank that calls.
+    pub rank: RankId,
+    /// The line of the call.
+    pub site: Site,
+    /// The call, with what must agree on all members.
+    pub call: Arc<str>,
+}
+
+/// Two ranks create different process groups under one name, so each of them would look for its members at the other's.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NameClash {
+    /// The call that came first.
+    pub first: NamedBy,
+    /// The call that differs from it.
+    pub second: NamedBy,
 }
 
 /// The members of a process group.
@@ -36,7 +59,7 @@ pub(crate) struct Group {
 
 impl Groups {
     pub(crate) fn new(symmetry: Symmetry) -> Groups {
-        Groups { ids: IndexMap::default(), symmetry, places: None }
+        Groups { ids: IndexMap::default(), symmetry, places: None, named: IndexMap::default() }
     }
 
     /// Where ranks are in a network whose hosts can be exchanged with each other.
@@ -84,6 +107,15 @@ impl Groups {
         folded.welcome(rank, ranks, group, &symmetry)?;
         group.folded = Some(folded);
         Ok(GroupId::from(index))
+    }
+
+    /// A member gives its group a name.
+    ///
+    /// # Errors
+    /// If the name is that of another group.
+    pub(crate) fn name(&mut self, name: Arc<str>, second: NamedBy) -> Result<(), NameClash> {
+        let first = self.named.entry(name).or_insert_with(|| second.clone());
+        if first.call == second.call { Ok(()) } else { Err(NameClash { first: first.clone(), second }) }
     }
 
     /// The groups that a rank is in.
@@ -179,6 +211,17 @@ mod tests {
 
     fn ranks(ids: &[u32]) -> Arc<[RankId]> {
         ids.iter().map(|id| RankId(*id)).collect()
+    }
+
+    #[test]
+    fn a_name_belongs_to_the_group_that_was_created_first_with_it() {
+        let mut groups = Groups::default();
+        let by = |rank, call: &str| NamedBy { rank: RankId(rank), site: Site(rank), call: call.into() };
+        assert_eq!(groups.name("1".into(), by(0, "[0, 3]")), Ok(()));
+        assert_eq!(groups.name("2".into(), by(1, "[1, 2]")), Ok(()));
+        assert_eq!(groups.name("1".into(), by(3, "[0, 3]")), Ok(()));
+        let clash = NameClash { first: by(0, "[0, 3]"), second: by(1, "[1, 2]") };
+        assert_eq!(groups.name("1".into(), by(1, "[1, 2]")), Err(clash));
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod ties;
 
 pub(crate) use closing::Notice;
 pub(crate) use group::Groups;
+pub use group::{NameClash, NamedBy};
 pub(crate) use instance::Caller;
 
 use crate::cluster::Free;

@@ -17,6 +17,7 @@ mod tasks;
 #[cfg(test)]
 mod tests;
 
+pub use crate::comm::{NameClash, NamedBy};
 pub use drive::{Ending, Failure, drive};
 pub use rank::Threads;
 pub use report::{Doing, Halt, HaltReason, Near, Pending, RankReport, TaskReport};
@@ -417,6 +418,12 @@ impl Engine {
                 Ok(group) => self.resume(rank, task, Reply::Group(group)),
                 Err(asymmetry) => self.halt(HaltReason::Asymmetry(asymmetry)),
             },
+            Request::NameGroup { name, call, site } => {
+                match self.comm.groups.name(name, NamedBy { rank, site, call }) {
+                    Ok(()) => self.resume(rank, task, Reply::Complete(Vec::new())),
+                    Err(clash) => self.halt(HaltReason::Groups(clash)),
+                }
+            }
             Request::Store { operation, timeout, site } => {
                 self.use_store(rank, task, operation, timeout, site, observer)
             }

@@ -2,7 +2,7 @@
 
 use super::Engine;
 use super::rank::{RankState, TaskState, Threads};
-use crate::comm::{Caller, Disagreement};
+use crate::comm::{Caller, Disagreement, NameClash, NamedBy};
 use crate::ids::{GroupId, GroupRank, Handle, RankId, Site, TaskId};
 use crate::network::Asymmetry;
 use crate::program::{Activity, Call, CallOp, Outcome};
@@ -44,6 +44,8 @@ pub enum HaltReason {
         /// The property that differs, and its values, the second rank's first: "dtype: float32 against float64".
         what: String,
     },
+    /// Two ranks create different process groups as the same one.
+    Groups(NameClash),
     /// The run's clock would pass 213 days.
     EndOfTime,
     /// Ranks that were taken to be alike are not: a folded run is of no use then.
@@ -264,6 +266,17 @@ impl Halt {
             HaltReason::Asymmetry(asymmetry) => {
                 format!("ranks are not equivalent (at {}): {}\n", self.at, asymmetry.problem)
             }
+            HaltReason::Groups(NameClash { first, second }) => {
+                let line = |by: &NamedBy| format!("  {} called {}, at {}\n", by.rank, by.call, site(by.site));
+                format!(
+                    "mismatch at {}: {} and {} create different process groups as the same one\n{}{}",
+                    self.at,
+                    second.rank,
+                    first.rank,
+                    line(first),
+                    line(second),
+                )
+            }
             HaltReason::Mismatch { group, first, first_call, first_site, second, second_site, what } => format!(
                 "mismatch at {}: {} and {} made different calls for the same {} of {group}\n  {what}\n  {} called it first, at {}\n  {} called it at {}\n",
                 self.at,
@@ -389,6 +402,9 @@ impl HaltReason {
             }
             HaltReason::Mismatch { .. } => {
                 "call the same operation with the same sizes, dtype and root on every member of the group"
+            }
+            HaltReason::Groups(_) => {
+                "call new_group on every rank for every group, in the same order and with the same ranks; or pass use_local_synchronization=True, with which only the members call it"
             }
             HaltReason::EndOfTime => "check for a sleep, a timeout or a rate that is wrong by orders of magnitude",
             HaltReason::Asymmetry(asymmetry) => asymmetry.hint,
