@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use uniference_sim::cluster::Device;
 use uniference_sim::event::StreamTimes;
-use uniference_sim::ids::RankId;
-use uniference_sim::observe::{Digest, RankStatistics, Statistics};
+use uniference_sim::ids::{GroupId, RankId};
+use uniference_sim::observe::{Digest, OperationStatistics, RankStatistics, Statistics};
 use uniference_sim::time::{SimDuration, SimTime};
 
 /// Changes when a field changes its meaning or goes away; new fields do not change it.
@@ -119,9 +119,10 @@ pub struct RankReport {
     /// When it crashed, as the cluster wanted, in picoseconds of virtual time; `None` (left out): it did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash_ps: Option<u64>,
-    /// Seconds in which it computed.
+    /// Seconds in which it computed, and its communication was not exposed.
     pub compute_s: f64,
-    /// Seconds in which it was blocked in a communication call and nothing computed.
+    /// Seconds in which it was blocked in a communication call and nothing computed, or in which an operation was under way on a stream of its GPU and no
+    /// kernel ran on any.
     pub exposed_comm_s: f64,
     /// The part of `exposed_comm_s` before a peer had entered the operation.
     pub late_peer_s: f64,
@@ -152,10 +153,26 @@ pub struct OperationReport {
     pub count: u64,
     /// Sizes of the tensors that the members named.
     pub bytes: u64,
-    /// Seconds from issue to completion.
+    /// Seconds from issue to completion; on streams of GPUs from when the stream came to it.
     pub time_s: f64,
-    /// Seconds in which ranks were blocked for it and nothing computed.
+    /// Seconds in which ranks were blocked for it and nothing computed; on streams of GPUs the part of `time_s` in which no kernel ran on any stream of the
+    /// GPU.
     pub exposed_s: f64,
+    /// Number of ranks that called it on streams of GPUs; `None` (left out): it was on none, then also the next four.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<u32>,
+    /// The part of `time_s` from when all members had entered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel_s: Option<f64>,
+    /// The part of `kernel_s` in which a kernel ran on another stream of the GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub overlapped_s: Option<f64>,
+    /// The part of `exposed_s` before all members had entered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub late_peer_s: Option<f64>,
+    /// Bytes per second over `kernel_s`, as nccl-tests define bus bandwidth.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bus_bandwidth: Option<f64>,
 }
 
 /// What a link of the network has carried.
@@ -360,14 +377,7 @@ impl Report {
             ranks,
             operations: statistics
                 .operations()
-                .map(|(operation, group, sums)| OperationReport {
-                    operation: operation.to_owned(),
-                    group: group.0,
-                    count: sums.count,
-                    bytes: sums.bytes.0,
-                    time_s: sums.time.as_secs_f64(),
-                    exposed_s: sums.exposed.as_secs_f64(),
-                })
+                .map(|(operation, group, sums)| operation_report(operation, group, sums))
                 .collect(),
             links: Vec::new(),
             memory: Vec::new(),
@@ -429,6 +439,26 @@ pub enum ReportError {
         "unsupported report version {0}; the newest supported version is {VERSION}\nhint: read it with the version of Uniference that wrote it"
     )]
     Version(u32),
+}
+
+fn operation_report(operation: &str, group: GroupId, sums: &OperationStatistics) -> OperationReport {
+    let seconds = SimDuration::as_secs_f64;
+    let of_streams = sums.on_streams.as_ref();
+    OperationReport {
+        operation: operation.to_owned(),
+        group: group.0,
+        count: sums.count,
+        bytes: sums.bytes.0,
+        time_s: seconds(of_streams.map_or(sums.time, |sums| sums.time)),
+        exposed_s: seconds(of_streams.map_or(sums.exposed, |sums| sums.exposed)),
+        ranks: of_streams.map(|sums| sums.ranks),
+        kernel_s: of_streams.map(|sums| seconds(sums.kernel)),
+        overlapped_s: of_streams.map(|sums| seconds(sums.overlapped)),
+        late_peer_s: of_streams.map(|sums| seconds(sums.late_peer)),
+        bus_bandwidth: of_streams
+            .map(|sums| sums.bus_bytes.0 as f64 / seconds(sums.kernel))
+            .filter(|rate| rate.is_finite()),
+    }
 }
 
 fn stream_report((rank, stream, times): (RankId, Option<u32>, &StreamTimes)) -> StreamReport {

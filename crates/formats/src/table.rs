@@ -28,9 +28,7 @@ const NOT_NEGLIGIBLE: f64 = 0.01;
 /// Several lines that end with a newline: the ranks, the operations, the memory of the rank that held most, the makespan and the cluster.
 pub fn render(report: &Report) -> String {
     let mut parts = vec![ranks(&report.ranks)];
-    if !report.operations.is_empty() {
-        parts.push(operations(&report.operations));
-    }
+    parts.extend(operations(&report.operations));
     parts.extend(phases(&report.phases));
     parts.extend(streams(&report.streams));
     parts.extend(memory(&report.memory));
@@ -149,19 +147,47 @@ fn shown(ranks: &[RankReport]) -> Vec<usize> {
     chosen.into_iter().collect()
 }
 
-fn operations(operations: &[OperationReport]) -> String {
-    let mut table = table(&["operation", "group", "calls", "bytes", "time", "exposed"], 1);
-    for operation in operations {
-        let numbers = [
-            operation.group.to_string(),
-            operation.count.to_string(),
-            bytes(operation.bytes),
-            seconds(operation.time_s),
-            seconds(operation.exposed_s),
-        ];
-        table.add_row(row(&[&operation.operation], &numbers));
+/// Operations that threads of ranks wait for, summed over ranks; and those on streams of GPUs, of each rank on average.
+fn operations(all: &[OperationReport]) -> Vec<String> {
+    let (on_streams, others): (Vec<_>, Vec<_>) = all.iter().partition(|operation| operation.ranks.is_some());
+    let mut tables = Vec::new();
+    if !others.is_empty() {
+        let mut table = table(&["operation", "group", "calls", "bytes", "time", "exposed"], 1);
+        for operation in others {
+            let numbers = [
+                operation.group.to_string(),
+                operation.count.to_string(),
+                bytes(operation.bytes),
+                seconds(operation.time_s),
+                seconds(operation.exposed_s),
+            ];
+            table.add_row(row(&[&operation.operation], &numbers));
+        }
+        tables.push(table.to_string());
     }
-    table.to_string()
+    if !on_streams.is_empty() {
+        let header =
+            ["on GPU streams", "group", "calls", "bytes", "kernel", "overlapped", "exposed", "(late peer)", "bus"];
+        let mut table = table(&header, 1);
+        table.set_width(WIDTH + A_COLUMN);
+        for operation in on_streams {
+            let ranks = operation.ranks.unwrap_or(1).max(1);
+            let mean = |all: Option<f64>| seconds(all.unwrap_or_default() / f64::from(ranks));
+            let numbers = [
+                operation.group.to_string(),
+                (operation.count / u64::from(ranks)).to_string(),
+                bytes(operation.bytes / u64::from(ranks)),
+                mean(operation.kernel_s),
+                mean(operation.overlapped_s),
+                mean(Some(operation.exposed_s)),
+                mean(operation.late_peer_s),
+                operation.bus_bandwidth.map_or_else(String::new, |rate| format!("{:.1} GB/s", rate / 1e9)),
+            ];
+            table.add_row(row(&[&operation.operation], &numbers));
+        }
+        tables.push(format!("{table}\nmean per rank; exposed: no kernel ran on any stream of the GPU"));
+    }
+    tables
 }
 
 /// The ranges of each name on the rank on which they took longest, together; the longest first.

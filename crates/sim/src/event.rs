@@ -132,6 +132,8 @@ pub enum Event<'a> {
         algorithm: Option<&'static str>,
         /// With whom it met.
         meeting: Meeting,
+        /// Where its time on a stream of the rank's device went; `None`: it was on no stream.
+        on_stream: Option<CallTimes>,
         /// Which activity it was, and why it began.
         why: Why,
         /// What completed it.
@@ -376,9 +378,10 @@ pub enum WaitReason {
 /// Where a rank's time went. The three parts and the time after its finish add up to the makespan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// Time in which at least one activity computed, or the rank paid for a clock read.
+    /// Time in which at least one activity computed, or the rank paid for a clock read. For a rank with streams, time of exposed communication is not in it.
     pub compute: SimDuration,
-    /// Time blocked in a communication call while nothing computed.
+    /// Time blocked in a communication call while nothing computed. For a rank with streams also the time in which an operation was under way on a stream
+    /// and no kernel ran on any, whatever its host did: [`StreamTimes::exposed`].
     pub exposed: SimDuration,
     /// The part of `exposed` before a peer had entered the operation.
     pub late_peer: SimDuration,
@@ -399,6 +402,24 @@ pub struct StreamTimes {
     pub communication: SimDuration,
     /// The part of `communication` in which no kernel ran on any stream of the device.
     pub exposed: SimDuration,
+}
+
+/// Where the time of an operation on a stream of a device went, from when the stream came to it until its end on this rank. The times of operations that
+/// overlap each other count in full for each of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallTimes {
+    /// The stream's number.
+    pub stream: u32,
+    /// From when all peers had entered: the part that the network accounts for.
+    pub kernel: SimDuration,
+    /// The part of `kernel` in which a kernel that is no communication ran on a stream of the same device.
+    pub overlapped: SimDuration,
+    /// The part of the whole time in which no such kernel ran.
+    pub exposed: SimDuration,
+    /// The part of `exposed` before all peers had entered.
+    pub late_peer: SimDuration,
+    /// Bytes that the operation moves over the bus of each member: [`CallOp::bus_bytes`](crate::program::CallOp::bus_bytes).
+    pub bus_bytes: Bytes,
 }
 
 /// Bytes that a rank has moved.

@@ -445,6 +445,29 @@ impl CallOp {
             CallOp::Send { bytes, .. } | CallOp::Recv { bytes, .. } | CallOp::Write { bytes, .. } => *bytes,
         }
     }
+
+    /// Bytes over the duration of the operation are its bus bandwidth, which nccl-tests (`doc/PERFORMANCE.md`) define so that it can be compared with the
+    /// bandwidth of the hardware whatever the number of `members`: what a member sends in the algorithm that sends least.
+    pub fn bus_bytes(&self, members: u32) -> Bytes {
+        let CallOp::Collective(collective) = self else { return self.bytes(members) };
+        let (named, members) = (u128::from(collective.bytes(members).0), u128::from(members.max(1)));
+        let all_blocks = match collective.shape {
+            Shape::Even(_) => named * members,
+            Shape::Blocks(_) | Shape::Pairs { .. } => named,
+        };
+        let of_others = |bytes: u128| bytes * (members - 1) / members;
+        let bytes = match collective.kind {
+            CollectiveKind::AllReduce => 2 * of_others(named),
+            CollectiveKind::AllToAll => of_others(named),
+            CollectiveKind::AllGather
+            | CollectiveKind::ReduceScatter
+            | CollectiveKind::Gather
+            | CollectiveKind::Scatter => of_others(all_blocks),
+            CollectiveKind::Broadcast | CollectiveKind::Reduce => named,
+            CollectiveKind::Barrier => 0,
+        };
+        Bytes(u64::try_from(bytes).unwrap_or(u64::MAX))
+    }
 }
 
 impl Collective {

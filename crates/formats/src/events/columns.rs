@@ -251,6 +251,24 @@ pub static KINDS: [Kind; 13] = [
             CAUSE,
             CAUSE_RANK,
             CAUSE_ID,
+            optional(id(
+                "stream",
+                "stream of the rank's device that it was on; null if on none, then also the next five",
+            )),
+            optional(time(
+                "kernel_ps",
+                "its time on the stream from when all peers had entered: from `started_ps` or later",
+            )),
+            optional(time(
+                "overlapped_ps",
+                "part of `kernel_ps` in which a kernel ran on another stream of the device",
+            )),
+            optional(time(
+                "exposed_ps",
+                "part of the time from `started_ps` in which no kernel ran on any stream of the device",
+            )),
+            optional(time("late_peer_ps", "part of `exposed_ps` before all peers had entered the operation")),
+            optional(bytes("bus_bytes", "bytes that bus bandwidth counts, as nccl-tests define it")),
         ],
     },
     Kind {

@@ -3,7 +3,7 @@
 
 use super::columns::{Name, Type};
 use serde::Serialize;
-use uniference_sim::event::{Cause, Elapsed, Event, Meeting, WaitReason, Why};
+use uniference_sim::event::{CallTimes, Cause, Elapsed, Event, Meeting, WaitReason, Why};
 use uniference_sim::ids::GroupRank;
 use uniference_sim::program::{CallOp, Mark, Origin, Outcome, Shape};
 use uniference_sim::time::{SimDuration, SimTime};
@@ -71,7 +71,7 @@ pub fn cells_of(event: &Event<'_>, put: &mut impl FnMut(Cell<'_>)) {
             arguments(&call.op).into_iter().for_each(&mut *put);
             [Cell::U32(site.0), task.map_or(Cell::Null, |task| Cell::U32(task.0))].into_iter().for_each(put);
         }
-        Event::Completed { rank, handle, call, issued, started, algorithm, meeting, why, cause, .. } => {
+        Event::Completed { rank, handle, call, issued, started, algorithm, meeting, on_stream, why, cause, .. } => {
             [Cell::U32(rank.0), Cell::U32(handle.0), Cell::Name(call.op.name())].into_iter().for_each(&mut *put);
             [Cell::U32(call.group.0), time(issued), time(started)].into_iter().for_each(&mut *put);
             put(algorithm.map_or(Cell::Null, Cell::Name));
@@ -85,7 +85,15 @@ pub fn cells_of(event: &Event<'_>, put: &mut impl FnMut(Cell<'_>)) {
             let why = known(why);
             put(issuer(why));
             begun(why).into_iter().for_each(&mut *put);
-            caused(cause).into_iter().for_each(put);
+            caused(cause).into_iter().for_each(&mut *put);
+            match on_stream {
+                None => [Cell::Null; 6].into_iter().for_each(put),
+                Some(CallTimes { stream, kernel, overlapped, exposed, late_peer, bus_bytes }) => {
+                    put(Cell::U32(stream));
+                    [kernel, overlapped, exposed, late_peer].into_iter().for_each(|lasts| put(span(lasts)));
+                    put(Cell::U64(bus_bytes.0));
+                }
+            }
         }
         Event::Failed { rank, handle, call, issued, started, peer, why, .. } => {
             [Cell::U32(rank.0), Cell::U32(handle.0), Cell::Name(call.op.name())].into_iter().for_each(&mut *put);

@@ -56,6 +56,7 @@ fn stream(mut see: impl FnMut(SimTime, &Event<'_>)) {
                 started: start,
                 algorithm,
                 meeting,
+                on_stream: None,
                 why,
                 cause,
             },
@@ -322,7 +323,19 @@ fn an_event_takes_few_bytes() {
         let (issued, started, algorithm) = (at, at, Some("ring"));
         writer.record(
             at,
-            &Event::Completed { rank, handle, call, bytes, issued, started, algorithm, meeting, why, cause },
+            &Event::Completed {
+                rank,
+                handle,
+                call,
+                bytes,
+                issued,
+                started,
+                algorithm,
+                meeting,
+                on_stream: None,
+                why,
+                cause,
+            },
         );
     }
     writer.finish().unwrap();

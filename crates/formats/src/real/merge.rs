@@ -428,6 +428,7 @@ impl Merged {
                     started,
                     algorithm: None,
                     meeting,
+                    on_stream: None,
                     why: Default::default(),
                     cause: Default::default(),
                 };

@@ -37,6 +37,7 @@ fn feed(observer: &mut impl Observer) {
         started,
         algorithm: Some("ring"),
         meeting: Meeting::Collective { sequence },
+        on_stream: None,
         why: Default::default(),
         cause: Default::default(),
     };
@@ -187,6 +188,7 @@ fn an_arrow_leads_from_each_send_to_its_receive() {
         started,
         algorithm: None,
         meeting: Meeting::Peer(meeting),
+        on_stream: None,
         why: Default::default(),
         cause: Default::default(),
     };

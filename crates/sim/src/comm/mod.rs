@@ -214,6 +214,11 @@ impl Comm {
         call.op.bytes(self.groups.get(call.group).size())
     }
 
+    /// What the call's bus bandwidth counts, in its group.
+    pub(crate) fn bus_bytes(&self, call: &Call) -> Bytes {
+        call.op.bus_bytes(self.groups.get(call.group).size())
+    }
+
     /// The rank's queue has come to the collective.
     pub(crate) fn enter(&mut self, now: SimTime, rank: RankId, group: GroupId, sequence: u64) {
         let me = self.position(rank, group);

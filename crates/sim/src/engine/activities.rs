@@ -1,10 +1,10 @@
 //! Owns the life of an activity: issued, queued, started, complete. Who waits for it is the business of `tasks`.
 
 use super::queue::{Class, EventKey};
-use super::rank::{ActivityState, QueueKey, TaskState};
+use super::rank::{ActivityState, QueueKey, RankState, TaskState};
 use super::{Engine, HaltReason, PendingEvent};
 use crate::comm::{Caller, Completion};
-use crate::event::{Cause, Elapsed, Event, Observer};
+use crate::event::{CallTimes, Cause, Elapsed, Event, Observer};
 use crate::ids::{Handle, QueueId, RankId, Site, TaskId};
 use crate::program::{Activity, CallOp, Outcome};
 use crate::time::{SimDuration, SimTime};
@@ -166,6 +166,7 @@ impl Engine {
         let (why, task) = (activity.why(handle), activity.task);
         if let Some(busy) = activity.on_stream() {
             state.streams.begin(now, busy);
+            state.ledger.begin_on_stream(now, busy.1);
         }
         let elapsed = |what| Event::Elapsed { rank, task, what, start: now, why: Some(why), cause: Cause::Time };
         let lasts = match &activity.activity {
@@ -329,13 +330,23 @@ impl Engine {
         if let Some(peer) = failed {
             return self.operation_fails(rank, handle, peer, observer);
         }
-        let activities = &mut self.ranks[rank.index()].activities;
+        let RankState { activities, streams, ledger, .. } = &mut self.ranks[rank.index()];
         let state = activities.get_mut(handle).unwrap_or_else(|| panic!("{rank}: {handle} completes and is forgotten"));
         state.peers_entered = peers_entered;
         let Activity::Call(call) = &state.activity else { panic!("{rank}: {handle} is no operation") };
         let started = state.started.expect("what completes has started");
         let (bytes, issued, why) = (self.comm.bytes(call), state.issued, state.why(handle));
-        let event = Event::Completed { rank, handle, call, bytes, issued, started, algorithm, meeting, why, cause };
+        let on_stream = state.stream.map(|stream| {
+            let times = streams.call(started, peers_entered, self.now);
+            let late = streams.late(started, peers_entered, self.now);
+            ledger.times.late_peer += late;
+            if let CallOp::Recv { .. } = call.op {
+                ledger.times.no_data += late;
+            }
+            CallTimes { stream, bus_bytes: self.comm.bus_bytes(call), ..times }
+        });
+        let event =
+            Event::Completed { rank, handle, call, bytes, issued, started, algorithm, meeting, on_stream, why, cause };
         observer.record(self.now, &event);
         self.complete(rank, handle, observer);
     }
@@ -356,6 +367,7 @@ impl Engine {
         let dependents = std::mem::take(&mut activity.dependents);
         if let Some(busy) = activity.on_stream() {
             state.streams.end(self.now, busy);
+            state.ledger.end_on_stream(self.now, busy.1);
         }
         let key = activity.queue;
         let mut awaited = false;

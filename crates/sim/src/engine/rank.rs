@@ -247,13 +247,17 @@ impl Activities {
     }
 }
 
-/// Where a rank's time went: at every moment it computes, else it is blocked in communication, else it is idle.
+/// Where a rank's time went: at every moment it computes, else it is blocked in communication, else it is idle. A rank whose device has streams computes
+/// while a kernel runs; else its communication is exposed while an operation is under way on a stream, whatever its host does meanwhile.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ledger {
     pub(crate) times: Times,
     settled: SimTime,
     computing: u32,
     communicating: u32,
+    /// Kernels and operations of process groups that are under way on streams.
+    kernels: u32,
+    calls: u32,
 }
 
 impl Ledger {
@@ -261,12 +265,31 @@ impl Ledger {
     pub(crate) fn settle(&mut self, now: SimTime) {
         let span = now.since(self.settled);
         self.settled = now;
-        let account = match (self.computing, self.communicating) {
-            (1.., _) => &mut self.times.compute,
-            (0, 1..) => &mut self.times.exposed,
-            (0, 0) => &mut self.times.idle,
+        let account = match (self.kernels, self.calls, self.computing, self.communicating) {
+            (1.., ..) | (0, 0, 1.., _) => &mut self.times.compute,
+            (0, 1.., ..) | (0, 0, 0, 1..) => &mut self.times.exposed,
+            (0, 0, 0, 0) => &mut self.times.idle,
         };
         *account += span;
+    }
+
+    pub(crate) fn begin_on_stream(&mut self, now: SimTime, busy: Busy) {
+        self.settle(now);
+        self.on_stream(busy).into_iter().for_each(|count| *count += 1);
+    }
+
+    pub(crate) fn end_on_stream(&mut self, now: SimTime, busy: Busy) {
+        self.settle(now);
+        self.on_stream(busy).into_iter().for_each(|count| *count -= 1);
+    }
+
+    /// A copy hides no communication, and counts as compute where there is none.
+    fn on_stream(&mut self, busy: Busy) -> Option<&mut u32> {
+        match busy {
+            Busy::Kernel => Some(&mut self.kernels),
+            Busy::Communication => Some(&mut self.calls),
+            Busy::Copy => None,
+        }
     }
 
     /// Exposed communication up to now.
@@ -430,6 +453,24 @@ mod tests {
         ledger.settle(at(6));
         let ps = SimDuration::from_ps;
         assert_eq!(ledger.times, Times { compute: ps(3), exposed: ps(2), idle: ps(1), ..Times::default() });
+    }
+
+    #[test]
+    fn an_operation_on_a_stream_is_exposed_whatever_the_host_does() {
+        // host 0..8, kernel 1..3, operation on a stream 2..6: compute = 3 + (8 - 6), exposed = 6 - 3, idle = 9 - 8
+        let at = SimTime::from_ps;
+        let mut ledger = Ledger::default();
+        ledger.begin_compute(at(0));
+        ledger.begin_on_stream(at(1), Busy::Kernel);
+        ledger.begin_compute(at(1));
+        ledger.begin_on_stream(at(2), Busy::Communication);
+        ledger.end_compute(at(3));
+        ledger.end_on_stream(at(3), Busy::Kernel);
+        ledger.end_on_stream(at(6), Busy::Communication);
+        ledger.end_compute(at(8));
+        ledger.settle(at(9));
+        let ps = SimDuration::from_ps;
+        assert_eq!(ledger.times, Times { compute: ps(5), exposed: ps(3), idle: ps(1), ..Times::default() });
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Owns what the streams of a rank's device are busy with, and how much communication on them no kernel hides. Which activities are on a stream is
 //! said by their queue; what waits for what is not its business.
 
-use crate::event::StreamTimes;
-use crate::time::SimTime;
+use crate::event::{CallTimes, StreamTimes};
+use crate::time::{SimDuration, SimTime};
 use std::collections::BTreeMap;
 
 /// What keeps a stream busy.
@@ -28,6 +28,40 @@ pub(crate) struct Streams {
     settled: SimTime,
     device: Account,
     streams: BTreeMap<u32, Account>,
+    bare: Bare,
+    /// Up to here peers that were late are booked.
+    late_until: SimTime,
+}
+
+/// For how long no kernel has run on the device: at each moment since the first operation began that is still under way, or at the last one.
+#[derive(Clone, Debug, Default)]
+struct Bare {
+    /// From these moments on kernels run, or none; for how long none had run until then. In order.
+    changes: Vec<(SimTime, SimDuration, bool)>,
+}
+
+impl Bare {
+    fn until(&self, at: SimTime) -> SimDuration {
+        let after = self.changes.partition_point(|(since, ..)| *since <= at);
+        match after.checked_sub(1).map(|last| self.changes[last]) {
+            None => at.since(SimTime::ZERO),
+            Some((_, total, true)) => total,
+            Some((since, total, false)) => total + at.since(since),
+        }
+    }
+
+    fn between(&self, start: SimTime, end: SimTime) -> SimDuration {
+        self.until(end).saturating_sub(self.until(start))
+    }
+
+    /// Kernels run from now on, or none does. Without operations that are under way, nobody asks for what was before.
+    fn change(&mut self, now: SimTime, kernels: bool, has_calls: bool) {
+        let total = self.until(now);
+        if !has_calls {
+            self.changes.clear();
+        }
+        self.changes.push((now, total, kernels));
+    }
 }
 
 impl Streams {
@@ -36,6 +70,9 @@ impl Streams {
         self.settle(now);
         *self.device.running(busy) += 1;
         *self.streams.entry(stream).or_default().running(busy) += 1;
+        if busy == Busy::Kernel && self.device.kernels == 1 {
+            self.bare.change(now, true, self.device.calls > 0);
+        }
     }
 
     /// The activity is complete.
@@ -43,6 +80,27 @@ impl Streams {
         self.settle(now);
         *self.device.running(busy) -= 1;
         *self.streams.entry(stream).or_default().running(busy) -= 1;
+        if busy == Busy::Kernel && self.device.kernels == 0 {
+            self.bare.change(now, false, self.device.calls > 0);
+        }
+    }
+
+    /// Where the time of an operation went that a stream came to at `started` and that is about to end; without its stream and size.
+    pub(crate) fn call(&self, started: SimTime, entered: SimTime, now: SimTime) -> CallTimes {
+        let entered = entered.clamp(started, now);
+        let (kernel, late_peer) = (now.since(entered), self.bare.between(started, entered));
+        let exposed = self.bare.between(entered, now);
+        let overlapped = kernel.saturating_sub(exposed);
+        CallTimes { kernel, overlapped, exposed: exposed + late_peer, late_peer, ..CallTimes::default() }
+    }
+
+    /// The part of an operation's time before its peers had entered in which communication was exposed and that was not asked for before: of operations
+    /// that overlap each other it counts once.
+    pub(crate) fn late(&mut self, started: SimTime, entered: SimTime, now: SimTime) -> SimDuration {
+        let entered = entered.clamp(started, now);
+        let late = self.bare.between(started.max(self.late_until).min(entered), entered);
+        self.late_until = self.late_until.max(entered);
+        late
     }
 
     /// Up to now: of the device, which has no number, and of each stream. Empty where nothing was on any.

@@ -123,8 +123,13 @@ impl Engine {
             _ => [SimDuration::ZERO; 2],
         };
         let state = &mut self.ranks[rank.index()];
-        state.ledger.times.late_peer += late_peer;
-        state.ledger.times.no_data += no_data;
+        // What an operation on a stream waits for is booked when that is complete, whoever waits for it.
+        let on_stream =
+            |handle: &Handle| state.activities.get(*handle).is_some_and(|state| state.on_stream().is_some());
+        if !wait.handles.iter().any(on_stream) {
+            state.ledger.times.late_peer += late_peer;
+            state.ledger.times.no_data += no_data;
+        }
         let reason = match wait.blocks_on {
             Blocked::Communication => WaitReason::Communication,
             Blocked::Compute => WaitReason::Compute,

@@ -432,6 +432,7 @@ mod tests {
                     started,
                     algorithm,
                     meeting,
+                    on_stream: None,
                     why: Default::default(),
                     cause: Default::default(),
                 },

@@ -7,4 +7,4 @@ mod statistics;
 
 pub use digest::Digest;
 pub use ranges::IssueRanges;
-pub use statistics::{OperationStatistics, RankStatistics, Statistics};
+pub use statistics::{OperationStatistics, RankStatistics, Statistics, StreamStatistics};

@@ -4,7 +4,7 @@ use crate::event::{Event, Observer, StreamTimes, Times, Traffic};
 use crate::ids::{GroupId, RankId};
 use crate::program::{Call, Outcome};
 use crate::time::{Bytes, SimDuration, SimTime};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Sums over a run. Its memory does not grow with the run's length.
 #[derive(Clone, Debug, Default)]
@@ -12,6 +12,8 @@ pub struct Statistics {
     ranks: Vec<RankStatistics>,
     operations: BTreeMap<(&'static str, GroupId), OperationStatistics>,
     streams: BTreeMap<(RankId, Option<u32>), StreamTimes>,
+    /// Ranks whose calls of an operation were on streams.
+    on_streams: BTreeSet<(&'static str, GroupId, RankId)>,
     events: u64,
 }
 
@@ -39,6 +41,27 @@ pub struct OperationStatistics {
     pub time: SimDuration,
     /// How long ranks were blocked for it while nothing computed. A wait for several operations counts for the last of them.
     pub exposed: SimDuration,
+    /// The same on streams of devices, where it was on some: who waits for it there is no thread.
+    pub on_streams: Option<StreamStatistics>,
+}
+
+/// Where the time of all calls of one operation went that were on streams of devices, summed over the members.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StreamStatistics {
+    /// Members that called it.
+    pub ranks: u32,
+    /// Time from when the stream came to it until its completion.
+    pub time: SimDuration,
+    /// The part of it from when all peers had entered.
+    pub kernel: SimDuration,
+    /// The part of `kernel` in which a kernel ran on another stream of the device.
+    pub overlapped: SimDuration,
+    /// The part of `time` in which none ran.
+    pub exposed: SimDuration,
+    /// The part of `exposed` before all peers had entered.
+    pub late_peer: SimDuration,
+    /// What bus bandwidth counts.
+    pub bus_bytes: Bytes,
 }
 
 impl Statistics {
@@ -69,6 +92,12 @@ impl Statistics {
             operation.count *= u64::from(ranks);
             operation.bytes = Bytes(operation.bytes.0.saturating_mul(u64::from(ranks)));
             (operation.time, operation.exposed) = (times(operation.time), times(operation.exposed));
+            if let Some(all) = &mut operation.on_streams {
+                all.ranks *= ranks;
+                all.bus_bytes = Bytes(all.bus_bytes.0.saturating_mul(u64::from(ranks)));
+                let spans = [&mut all.time, &mut all.kernel, &mut all.overlapped, &mut all.exposed, &mut all.late_peer];
+                spans.into_iter().for_each(|span| *span = times(*span));
+            }
         }
     }
 
@@ -98,9 +127,22 @@ impl Observer for Statistics {
                 operation.count += 1;
                 operation.bytes += *bytes;
             }
-            Event::Completed { call, issued, .. } | Event::Failed { call, issued, .. } => {
-                self.operation(call).time += at.since(*issued)
+            Event::Completed { rank, call, issued, started, on_stream, .. } => {
+                let is_first = on_stream.is_some() && self.on_streams.insert((call.op.name(), call.group, *rank));
+                let operation = self.operation(call);
+                operation.time += at.since(*issued);
+                if let Some(times) = on_stream {
+                    let sums = operation.on_streams.get_or_insert_default();
+                    sums.ranks += u32::from(is_first);
+                    sums.time += at.since(*started);
+                    sums.kernel += times.kernel;
+                    sums.overlapped += times.overlapped;
+                    sums.exposed += times.exposed;
+                    sums.late_peer += times.late_peer;
+                    sums.bus_bytes += times.bus_bytes;
+                }
             }
+            Event::Failed { call, issued, .. } => self.operation(call).time += at.since(*issued),
             Event::Waited { call: Some(call), exposed, .. } => self.operation(call).exposed += *exposed,
             Event::Finished { rank, outcome, times, traffic, .. } => {
                 let has_crashed = *outcome == Outcome::Crashed;

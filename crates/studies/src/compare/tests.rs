@@ -32,6 +32,7 @@ fn run(compute: u64, all_reduces: &[(u64, u64)]) -> ObservedRun {
                     started,
                     algorithm,
                     meeting,
+                    on_stream: None,
                     why: Default::default(),
                     cause: Default::default(),
                 },
@@ -83,6 +84,7 @@ fn message(timeline: &mut Timeline, from: u64) {
         started,
         algorithm: None,
         meeting,
+        on_stream: None,
         why: Default::default(),
         cause: Default::default(),
     };
@@ -185,6 +187,7 @@ fn sequence(operations: &[(CollectiveKind, u64, usize)], lines: &[&str]) -> Obse
                 started,
                 algorithm,
                 meeting,
+                on_stream: None,
                 why: Default::default(),
                 cause: Default::default(),
             };
