@@ -204,10 +204,10 @@ class Channel:
     def now(self) -> int:
         """The rank's clock. Holds the rank until the engine's time has reached it, and costs it 1 us."""
     def sleep(self, duration: int) -> None: ...
-    def begin_range(self, name: str) -> None:
-        """A named range of the thread begins. As all of these it costs nothing and does not block."""
-    def end_range(self) -> None:
-        """The one ends that the thread has begun last."""
+    def begin_range(self, name: str) -> int:
+        """A named range of the thread begins; returns its number. As all of these it costs nothing and does not block."""
+    def end_range(self, number: int) -> None:
+        """That one ends, on whatever thread."""
     def open_range(self, name: str) -> int:
         """A named range begins that may overlap others; returns its number."""
     def close_range(self, number: int) -> None:

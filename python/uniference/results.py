@@ -71,9 +71,20 @@ class Operation:
     bytes: int
     """Sizes of the tensors that the members named in the calls."""
     time_s: float
-    """Seconds from issue to completion."""
+    """Seconds from issue to completion; on streams of GPUs from when the stream came to it."""
     exposed_s: float
-    """Seconds during which ranks were blocked for it and nothing computed."""
+    """Seconds during which ranks were blocked for it and nothing computed; on streams of GPUs the part of `time_s` in which no kernel ran
+    on any stream of the GPU."""
+    ranks: int | None = None
+    """Number of ranks that called it on streams of GPUs; None: it was on none, then also the next four."""
+    kernel_s: float | None = None
+    """The part of `time_s` from when all members had entered."""
+    overlapped_s: float | None = None
+    """The part of `kernel_s` in which a kernel ran on another stream of the GPU."""
+    late_peer_s: float | None = None
+    """The part of `exposed_s` before all members had entered."""
+    bus_bandwidth: float | None = None
+    """Bytes per second over `kernel_s`, as nccl-tests define bus bandwidth."""
 
     def __repr__(self) -> str:
         return f"<Operation {self.operation} of group {self.group}: {self.count} calls, {self.bytes} B, {self.time_s:.6g} s>"
@@ -100,7 +111,11 @@ class Phase:
     compute_s: float | None = None
     """The part of `total_s` in which the rank computed; None in real runs."""
     exposed_comm_s: float | None = None
-    """The part of `total_s` in which it was blocked in a communication call and nothing computed; None in real runs."""
+    """The part of `total_s` in which its communication was exposed; None in real runs."""
+    kernels_s: float | None = None
+    """Seconds of kernels and copies that were launched in it, whenever they ran; None: nothing was launched in it on streams."""
+    communication_s: float | None = None
+    """Seconds of operations that were launched in it on streams, from when all their members had entered."""
 
 
 @dataclass(frozen=True)

@@ -57,14 +57,151 @@ def test_ranges_may_overlap_and_belong_to_threads(tmp_path: Path) -> None:
     marked = [line for line in lines if line["event"] == "marked" and line["rank"] == 0]
     assert [(line["begin"], line["range"], line["task"]) for line in marked] == [
         ("request", 0, 0),
-        ("main", None, 0),
-        ("request", 1, 1),
-        ("step", None, 1),
-        (None, None, 0),
-        (None, 0, 0),
-        (None, None, 1),
+        ("main", 1, 0),
+        ("request", 2, 1),
+        ("step", 3, 1),
         (None, 1, 0),
+        (None, 0, 0),
+        (None, 3, 1),
+        (None, 2, 0),
     ]
+
+
+# Ranges that end in other places than where they have begun. What PyTorch's profiler says of them is printed.
+ELSEWHERE = """
+import asyncio
+import json
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch.cuda import nvtx
+from torch.profiler import ProfilerActivity, profile, record_function
+
+dist.init_process_group("gloo")
+
+
+def end_there():
+    with record_function("helper"):
+        time.sleep(0.1)
+        begun.__exit__(None, None, None)
+        time.sleep(0.2)
+
+
+async def request(name, seconds):
+    with record_function(name):
+        await asyncio.sleep(seconds)
+
+
+async def requests():
+    await asyncio.gather(request("short request", 0.1), request("long request", 0.3))
+
+
+def generator():
+    with record_function("generator"):
+        time.sleep(0.1)
+        yield
+        time.sleep(0.1)
+
+
+def forget():
+    record_function("forgotten").__enter__()
+    time.sleep(0.1)
+    kept = record_function("kept by a frame")
+    kept.__enter__()
+    time.sleep(0.1)
+    raise ValueError
+
+
+def complete():
+    time.sleep(0.2)
+    future.set_result(1)
+
+
+with profile(activities=[ProfilerActivity.CPU]) as prof:
+    # Begins here, and ends on another thread inside of a range of that one.
+    begun = record_function("handed over")
+    begun.__enter__()
+    with record_function("main"):
+        thread = threading.Thread(target=end_there)
+        thread.start()
+        thread.join()
+        time.sleep(0.1)
+    asyncio.run(requests())
+    begun_first = generator()
+    next(begun_first)
+    with record_function("around the end"):
+        time.sleep(0.1)
+        next(begun_first, None)
+        time.sleep(0.2)
+    try:
+        with record_function("fails"):
+            time.sleep(0.1)
+            raise ValueError
+    except ValueError:
+        pass
+    try:
+        forget()
+    except ValueError:
+        pass
+    time.sleep(0.1)
+    future = torch.futures.Future()
+    thread = threading.Thread(target=complete)
+    with record_function("until a future") as until:
+        until._call_end_callbacks_on_future(future)
+        thread.start()
+        time.sleep(0.1)
+    thread.join()
+    time.sleep(0.1)
+if dist.get_rank() == 0:
+    found = {}
+    for event in prof.events():
+        found.setdefault(event.name, []).append(event.time_range.elapsed_us() / 1e6)
+    print(json.dumps(found))
+left = record_function("left open")
+left.__enter__()
+nvtx.range_pop()
+dist.barrier()
+"""
+SECONDS = {
+    "handed over": 0.1,
+    "helper": 0.3,
+    "main": 0.4,
+    "short request": 0.1,
+    "long request": 0.3,
+    "generator": 0.3,
+    "around the end": 0.4,
+    "fails": 0.1,
+    "forgotten": 0.0,
+    "kept by a frame": 0.1,
+    "until a future": 0.2,
+}
+
+
+def test_ranges_end_where_the_profiler_has_them_end(tmp_path: Path) -> None:
+    done = run_script(tmp_path, ELSEWHERE, "--record", "full")
+    assert done.code == 0, done.err
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    for rank in range(2):
+        rows = [row for row in report["phases"] if row["rank"] == rank]
+        assert {row["name"]: row["count"] for row in rows} == dict.fromkeys(SECONDS, 1)
+        for row in rows:
+            assert abs(row["total_s"] - SECONDS[row["name"]]) < 1e-3, row
+    # The profiler looks at the thread that has begun it: of another one it knows neither ranges nor ends.
+    profiled = json.loads(done.out)
+    for name in SECONDS.keys() - {"handed over", "helper"}:
+        (seconds,) = profiled[name]
+        assert abs(seconds - SECONDS[name]) < 1e-3, (name, seconds)
+    assert any("`left open` of rank 0" in warning and "hint: " in warning for warning in report["warnings"])
+    lines = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    marked = [line for line in lines if line["event"] == "marked" and line["rank"] == 0]
+    threads = {line["begin"]: (line["range"], line["task"]) for line in marked if line["begin"]}
+    number, helper = threads["handed over"][0], threads["helper"][1]
+    assert helper != 0
+    assert [task for name, (_, task) in threads.items() if name != "helper"] == [0] * (len(threads) - 1)
+    # It ended on the thread of the other one, and is the first one's.
+    assert [line["task"] for line in marked if line["range"] == number] == [0, 0]
 
 
 def test_those_of_a_real_run_are_recorded_and_replayed(tmp_path: Path) -> None:

@@ -250,9 +250,15 @@ pub struct PhaseReport {
     /// Seconds of `total_s` in which the rank computed; `None` (left out): not known, as in a real run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_s: Option<f64>,
-    /// Those in which it was blocked in a communication call and nothing computed.
+    /// Those in which its communication was exposed, as in [`RankReport`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exposed_comm_s: Option<f64>,
+    /// Seconds of kernels and copies that were launched in it, whenever they ran; `None` (left out): nothing was launched in it on streams.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernels_s: Option<f64>,
+    /// Seconds of operations of process groups that were launched in it on streams, from when all their members had entered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub communication_s: Option<f64>,
 }
 
 /// What the run had to wait for until it ended: each span of the path is what the next one waited for, and together they are the makespan.
@@ -653,6 +659,23 @@ pub(crate) mod tests {
             expert_imbalance: Some(1.0),
         });
         report.headline = Some(String::new());
+        let known = Some(1.0);
+        let operation = &mut report.operations[0];
+        (operation.ranks, operation.kernel_s, operation.overlapped_s) = (Some(1), known, known);
+        (operation.late_peer_s, operation.bus_bandwidth) = (known, known);
+        report.phases = vec![PhaseReport {
+            name: "step".to_owned(),
+            rank: 0,
+            count: 1,
+            total_s: 1.0,
+            p50_s: 1.0,
+            p90_s: 1.0,
+            p99_s: 1.0,
+            compute_s: known,
+            exposed_comm_s: known,
+            kernels_s: known,
+            communication_s: known,
+        }];
         let origin = "measured".to_owned();
         report.compute = vec![ComputeReport { rank: 0, origin, kind: Some(String::new()), seconds: 1.0 }];
         let (line, function) = (Some("a.py:1".to_owned()), Some("f".to_owned()));

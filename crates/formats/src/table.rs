@@ -197,14 +197,20 @@ fn phases(rows: &[PhaseReport]) -> Option<String> {
     let longest = |rows: &[PhaseReport]| rows.iter().rev().max_by(|a, b| a.total_s.total_cmp(&b.total_s)).cloned();
     let mut phases: Vec<PhaseReport> = by_name.filter_map(longest).collect();
     phases.sort_by(|a, b| b.total_s.total_cmp(&a.total_s));
-    let mut table = table(&["range", "rank", "count", "total", "p50", "p99", "compute", "exposed"], 1);
+    // What was launched in ranges, where ranks have GPUs.
+    let on_streams = phases.iter().any(|phase| phase.kernels_s.is_some());
+    let header = ["range", "rank", "count", "total", "p50", "p99", "compute", "exposed"];
+    let header: Vec<&str> = header.into_iter().chain(on_streams.then_some("kernels")).collect();
+    let mut table = table(&header, 1);
+    if on_streams {
+        table.set_width(WIDTH + A_COLUMN);
+    }
     for phase in phases.iter().take(MOST_PHASES) {
         let known = |time: Option<f64>| time.map_or_else(String::new, seconds);
-        let times = [phase.total_s, phase.p50_s, phase.p99_s].map(seconds);
-        let [total, p50, p99] = times;
-        let parts = [known(phase.compute_s), known(phase.exposed_comm_s)];
-        let [compute, exposed] = parts;
-        let numbers = [phase.rank.to_string(), phase.count.to_string(), total, p50, p99, compute, exposed];
+        let mut numbers = vec![phase.rank.to_string(), phase.count.to_string()];
+        numbers.extend([phase.total_s, phase.p50_s, phase.p99_s].map(seconds));
+        numbers.extend([phase.compute_s, phase.exposed_comm_s].map(known));
+        numbers.extend(on_streams.then(|| known(phase.kernels_s)));
         table.add_row(row(&[&phase.name], &numbers));
     }
     let more = phases.len().saturating_sub(MOST_PHASES);
@@ -416,6 +422,8 @@ mod tests {
             p99_s: total_s / 3.0,
             compute_s,
             exposed_comm_s: compute_s,
+            kernels_s: None,
+            communication_s: None,
         };
         report.phases = vec![
             phase("decode", 0, 2.0, Some(0.5)),

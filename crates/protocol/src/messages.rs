@@ -40,6 +40,8 @@ pub enum Op {
     },
     /// This task is a thread of that process of the rank, which numbers its operators, streams, events, launches and ranges by itself; else of process 0.
     Process(u32),
+    /// The process calls this thread so in marks that it or another thread says: [`Mark::Enter`].
+    Thread(u32),
     /// The beginning of the operators of the slice that is said next by this task, where they are too long for one message.
     Operators(Vec<u8>),
     /// An operation of a process group starts.

@@ -178,12 +178,12 @@ impl Channel {
         }
     }
 
-    fn begin_range(&self, name: &str) -> PyResult<()> {
-        self.client.mark(Mark::Begin(name.into())).map_err(raise)
+    fn begin_range(&self, name: &str) -> PyResult<u32> {
+        self.client.enter_range(name).map_err(raise)
     }
 
-    fn end_range(&self) -> PyResult<()> {
-        self.client.mark(Mark::End).map_err(raise)
+    fn end_range(&self, number: u32) -> PyResult<()> {
+        self.client.leave_range(number).map_err(raise)
     }
 
     fn open_range(&self, name: &str) -> PyResult<u32> {

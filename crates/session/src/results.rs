@@ -280,6 +280,7 @@ pub(crate) fn of_run(figures: Figures, resolved: &Resolved, beside: Beside, mani
     report.memory = held.report();
     let peak = |rank: usize| held.peaks.get(rank)?.as_ref().map(|peak| peak.held.total());
     report.warnings.extend(tightness(&resolved.cluster.devices, peak));
+    report.warnings.extend(left_open(&phases));
     report.phases = phases.report();
     report.critical_path = critical_path;
     let Costed { rows, spreads, modelled, headline, warnings: of_operators } = costed;
@@ -296,6 +297,22 @@ pub(crate) fn of_run(figures: Figures, resolved: &Resolved, beside: Beside, mani
         report.interval = Some(interval(&report, &uncertainty, &others, &spreads));
     }
     report
+}
+
+/// Ranges that have begun and did not end before their rank did: they have no duration.
+fn left_open(phases: &Phases) -> Option<String> {
+    const MOST_NAMED: usize = 4;
+    let open = phases.left_open();
+    let named: Vec<String> =
+        open.iter().take(MOST_NAMED).map(|(name, rank)| format!("`{name}` of rank {}", rank.0)).collect();
+    let more = open.len().saturating_sub(MOST_NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    (!named.is_empty()).then(|| {
+        format!(
+            "ranges were still open at the end of their ranks, and are not counted in `phases`: {}{more}\nhint: end them, for example with `with record_function(...)`",
+            named.join(", ")
+        )
+    })
 }
 
 /// Seconds of compute by rank: those of operators where they were costed, else those of what the engine was asked for.

@@ -168,7 +168,7 @@ pub enum Event<'a> {
     Marked {
         /// The rank whose program marked it.
         rank: RankId,
-        /// The thread that marked it.
+        /// The thread of the range: the one that has marked it, or that the mark names.
         task: TaskId,
         /// The beginning or end of the range.
         mark: &'a Mark,

@@ -229,9 +229,9 @@ pub enum Activity {
 /// A named range of the user's begins or ends, or a thread has a name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Mark {
-    /// A range of the thread (`torch.profiler.record_function`, `nvtx.range_push`) begins, nested in the thread's open ranges.
+    /// A range of the thread begins, nested in the thread's open ranges: in recordings of real runs and in records of earlier versions.
     Begin(Arc<str>),
-    /// The thread's innermost open range ends.
+    /// The thread's innermost open range of those ends.
     End,
     /// A range of the rank (`nvtx.range_start`) begins. Such ranges need not nest, and may begin and end on different threads.
     Open {
@@ -247,6 +247,33 @@ pub enum Mark {
     },
     /// The thread is called this from here on.
     Name(Arc<str>),
+    /// A range of a thread (`torch.profiler.record_function`, `nvtx.range_push`) begins inside the ranges of that thread that are open, whichever thread the
+    /// mark comes with: autograd's threads hand over what the thread has done for which they work.
+    Enter {
+        /// The range's number on its rank.
+        range: u32,
+        /// The thread of the range.
+        thread: TaskId,
+        /// The name of the range.
+        name: Arc<str>,
+    },
+    /// This range of a thread ends; it need not be the thread's innermost one, and may end on another thread.
+    Leave {
+        /// The range's number on its rank.
+        range: u32,
+        /// The thread of the range.
+        thread: TaskId,
+    },
+}
+
+impl Mark {
+    /// The thread of the range, where the mark says which.
+    pub fn thread(&self) -> Option<TaskId> {
+        match self {
+            Mark::Enter { thread, .. } | Mark::Leave { thread, .. } => Some(*thread),
+            Mark::Begin(_) | Mark::End | Mark::Open { .. } | Mark::Close { .. } | Mark::Name(_) => None,
+        }
+    }
 }
 
 /// An operation of a process group, as one member asks for it.
@@ -606,4 +633,24 @@ pub enum StoreValue {
     Keys(Vec<Vec<u8>>),
     /// `Add` on a value that is no number.
     NotANumber,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of four members with blocks of 100 bytes, or tensors of 400 bytes: nccl-tests' factors times the bytes of all blocks, `2 (n - 1) / n` and so on.
+    #[test]
+    fn bus_bandwidth_counts_what_nccl_tests_count() {
+        let bytes = |kind, shape| {
+            let (dtype, reduce, root, kernel) = (DType::UInt8, None, None, None);
+            CallOp::Collective(Collective { kind, dtype, reduce, root, shape, kernel }).bus_bytes(4).0
+        };
+        assert_eq!(bytes(CollectiveKind::AllReduce, Shape::Even(400)), 600);
+        assert_eq!(bytes(CollectiveKind::AllGather, Shape::Even(100)), 300);
+        assert_eq!(bytes(CollectiveKind::ReduceScatter, Shape::Blocks(vec![50, 150, 100, 100])), 300);
+        assert_eq!(bytes(CollectiveKind::AllToAll, Shape::Even(100)), 300);
+        assert_eq!(bytes(CollectiveKind::Broadcast, Shape::Even(400)), 400);
+        assert_eq!(CallOp::Send { to: GroupRank(1), tag: 0, bytes: Bytes(7) }.bus_bytes(4).0, 7);
+    }
 }

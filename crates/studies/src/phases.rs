@@ -1,11 +1,13 @@
-//! Owns how long the named ranges of programs took, and what of that was compute and exposed communication.
+//! Owns how long the named ranges of programs took, what of that was compute and exposed communication, and how long the kernels took that were launched in
+//! them.
 
 use crate::statistics::Sample;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use uniference_formats::report::PhaseReport;
-use uniference_sim::event::{Event, Observer, Times};
-use uniference_sim::ids::{RankId, TaskId};
+use uniference_sim::event::{Event, Observer, Times, Why};
+use uniference_sim::ids::{QueueId, RankId, TaskId};
+use uniference_sim::observe::IssueRanges;
 use uniference_sim::program::Mark;
 use uniference_sim::time::{SimDuration, SimTime};
 
@@ -14,9 +16,19 @@ use uniference_sim::time::{SimDuration, SimTime};
 pub struct Phases {
     /// Open ranges of each thread, the outermost first.
     nested: BTreeMap<(RankId, TaskId), Vec<Open>>,
-    /// Open ranges of the ranks, which may overlap.
+    /// Open ranges that have numbers.
     free: BTreeMap<(RankId, u32), Open>,
     closed: BTreeMap<(Arc<str>, RankId), Closed>,
+    /// In which ranges work was handed to streams.
+    issues: BTreeMap<RankId, IssueRanges<Arc<str>>>,
+    launched: BTreeMap<(Arc<str>, RankId), Launched>,
+}
+
+/// How long the work took on streams that was launched in ranges of one name on one rank.
+#[derive(Clone, Copy, Default)]
+struct Launched {
+    kernels: SimDuration,
+    communication: SimDuration,
 }
 
 struct Open {
@@ -36,7 +48,33 @@ struct Closed {
 impl Phases {
     /// By name, then by rank. Ranges that are still open are none.
     pub fn report(self) -> Vec<PhaseReport> {
-        self.closed.into_iter().filter_map(|((name, rank), closed)| closed.report(&name, rank)).collect()
+        let Phases { closed, launched, .. } = self;
+        let report = |((name, rank), closed): ((Arc<str>, RankId), Closed)| {
+            let launched = launched.get(&(name.clone(), rank)).copied();
+            closed.report(&name, rank, launched)
+        };
+        closed.into_iter().filter_map(report).collect()
+    }
+
+    /// Names of ranges that have begun and did not end, with the rank of the first of each name.
+    pub fn left_open(&self) -> BTreeMap<Arc<str>, RankId> {
+        let nested = self.nested.iter().flat_map(|((rank, _), open)| open.iter().map(|range| (range, *rank)));
+        let free = self.free.iter().map(|((rank, _), range)| (range, *rank));
+        let mut open = BTreeMap::new();
+        for (Open { name, .. }, rank) in nested.chain(free) {
+            let first = open.entry(name.clone()).or_insert(rank);
+            *first = rank.min(*first);
+        }
+        open
+    }
+
+    /// Work that this activity has handed to a stream took so long.
+    fn launched(&mut self, rank: RankId, why: &Why, count: impl Fn(&mut Launched)) {
+        let is_launched = why.queue.and_then(QueueId::stream).is_some();
+        let Some(issues) = self.issues.get(&rank).filter(|_| is_launched) else { return };
+        for name in issues.all_at(why.task, why.handle) {
+            count(self.launched.entry((name.clone(), rank)).or_default());
+        }
     }
 
     fn close(&mut self, rank: RankId, at: SimTime, open: Option<Open>, now: Option<&Times>) {
@@ -52,7 +90,7 @@ impl Phases {
 }
 
 impl Closed {
-    fn report(self, name: &str, rank: RankId) -> Option<PhaseReport> {
+    fn report(self, name: &str, rank: RankId, launched: Option<Launched>) -> Option<PhaseReport> {
         let total: SimDuration = self.lasted.iter().fold(SimDuration::ZERO, |sum, lasted| sum + *lasted);
         let sample = Sample::of(self.lasted.iter().map(|lasted| lasted.as_secs_f64()))?;
         Some(PhaseReport {
@@ -65,13 +103,28 @@ impl Closed {
             p99_s: sample.quantile(0.99),
             compute_s: self.compute.map(SimDuration::as_secs_f64),
             exposed_comm_s: self.exposed.map(SimDuration::as_secs_f64),
+            kernels_s: launched.map(|launched| launched.kernels.as_secs_f64()),
+            communication_s: launched.map(|launched| launched.communication.as_secs_f64()),
         })
     }
 }
 
 impl Observer for Phases {
     fn record(&mut self, at: SimTime, event: &Event<'_>) {
-        let Event::Marked { rank, task, mark, spent, .. } = event else { return };
+        let (rank, task, mark, why, spent) = match event {
+            Event::Marked { rank, task, mark, why, spent } => (rank, task, mark, why, spent),
+            Event::Computed { rank, start, why, .. } => {
+                let took = at.since(*start);
+                return self.launched(*rank, why, |launched| launched.kernels += took);
+            }
+            Event::Completed { rank, on_stream: Some(times), why, .. } => {
+                // An operation stands in its group's queue.
+                let why = Why { queue: Some(QueueId::of_stream(times.stream)), ..*why };
+                return self.launched(*rank, &why, |launched| launched.communication += times.kernel);
+            }
+            _ => return,
+        };
+        self.issues.entry(*rank).or_default().mark(*task, why, mark, |name| Arc::from(name));
         let open = |name: &Arc<str>| Open { name: name.clone(), since: at, spent: *spent };
         match mark {
             Mark::Begin(name) => self.nested.entry((*rank, *task)).or_default().push(open(name)),
@@ -79,8 +132,10 @@ impl Observer for Phases {
                 let innermost = self.nested.get_mut(&(*rank, *task)).and_then(Vec::pop);
                 self.close(*rank, at, innermost, spent.as_ref());
             }
-            Mark::Open { range, name } => drop(self.free.insert((*rank, *range), open(name))),
-            Mark::Close { range } => {
+            Mark::Open { range, name } | Mark::Enter { range, name, .. } => {
+                drop(self.free.insert((*rank, *range), open(name)));
+            }
+            Mark::Close { range } | Mark::Leave { range, .. } => {
                 let range = self.free.remove(&(*rank, *range));
                 self.close(*rank, at, range, spent.as_ref());
             }
@@ -92,6 +147,8 @@ impl Observer for Phases {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use uniference_sim::ids::Handle;
+    use uniference_sim::program::Origin;
 
     fn us(us: u64) -> SimDuration {
         SimDuration::from_us(us)
@@ -166,5 +223,45 @@ mod tests {
         let [requests] = &phases.report()[..] else { panic!("one name") };
         assert_eq!((requests.count, requests.total_s), (2, 12e-6));
         assert_eq!((requests.compute_s, requests.exposed_comm_s), (Some(8e-6), Some(2e-6)));
+    }
+
+    #[test]
+    fn kernels_belong_to_the_ranges_in_which_they_were_launched() {
+        let (mut phases, rank, task) = (Phases::default(), RankId(0), TaskId(0));
+        let at = |at| SimTime::ZERO.saturating_add(us(at));
+        let why = |handle, stream: Option<u32>| Why {
+            handle: Handle(handle),
+            queue: stream.map(QueueId::of_stream),
+            ..Why::default()
+        };
+        let mut mark = |when, handle, mark: Mark| {
+            let event = Event::Marked { rank, task, mark: &mark, why: why(handle, None), spent: None };
+            phases.record(at(when), &event);
+        };
+        let enter = |range, name: &str| Mark::Enter { range, thread: task, name: name.into() };
+        let leave = |range| Mark::Leave { range, thread: task };
+        mark(0, 0, enter(0, "step"));
+        mark(1, 10, enter(1, "layer"));
+        mark(2, 20, leave(1));
+        mark(3, 30, enter(2, "layer"));
+        // The second one is still open: it has no duration, and what it launched is not shown.
+        mark(4, 40, leave(0));
+        let mut kernel = |start, end, handle, stream| {
+            let (start, base, origin, name) = (at(start), us(1), Origin::Roofline, None);
+            let event = Event::Computed { rank, task, start, base, origin, name, why: why(handle, stream) };
+            phases.record(at(end), &event);
+        };
+        kernel(10, 13, 5, Some(7));
+        kernel(13, 18, 15, Some(7));
+        kernel(18, 25, 25, Some(7));
+        // The host's.
+        kernel(1, 2, 15, None);
+        assert_eq!(
+            phases.left_open().into_iter().map(|(name, rank)| (name.to_string(), rank)).collect::<Vec<_>>(),
+            [("layer".to_owned(), rank)]
+        );
+        let report = phases.report();
+        let rows: Vec<_> = report.iter().map(|row| (&*row.name, row.count, row.total_s, row.kernels_s)).collect();
+        assert_eq!(rows, [("layer", 1, 1e-6, Some(5e-6)), ("step", 1, 4e-6, Some(15e-6))]);
     }
 }

@@ -14,6 +14,11 @@ RANGE_EXIT = Replaced(
     "show where named ranges end",
     "self, exc_type, exc_value, traceback",
 )
+RANGE_UNTIL = Replaced(
+    "torch.autograd.profiler:record_function._call_end_callbacks_on_future",
+    "show where named ranges end that a future ends",
+    "self, fut",
+)
 NVTX_PUSH = Replaced("torch.cuda.nvtx:range_push", "show NVTX ranges in the trace", "msg")
 NVTX_POP = Replaced("torch.cuda.nvtx:range_pop", "show where NVTX ranges end", "")
 NVTX_START = Replaced("torch.cuda.nvtx:range_start", "show NVTX ranges that overlap in the trace", "msg")

@@ -8,8 +8,8 @@ whose first element is the kind. Times are nanoseconds of the rank's own clock (
     ["i", time, task, handle, group, kind, dtype, shape, root, site]  an operation is issued; root: a message's peer too
     ["d", time, handle, peer]                                         it is complete; peer: whom a receive from anybody has met
     ["w", start, end, task, reason, handles, site]                    a thread was blocked: communication, store or sleep
-    ["m", time, task, name]                                           a named range of a thread begins, or, with null, ends
-    ["r", time, task, range, name]                                    the same of one that may overlap others, by its number
+    ["n", time, task, range, name]                                    a named range of a thread begins, or, with null, ends; by its number
+    ["r", time, task, range, name]                                    the same of one of the rank that may overlap others
 
 A shape is a number of elements, a list with one for each rank, or for all-to-all two lists: sent and received. Of a message it is bytes.
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 from uniference.program.lines import user_line
 
-VERSION = 2
+VERSION = 3
 
 now: Callable[[], int] = time.perf_counter_ns
 
@@ -40,18 +40,23 @@ class Recording:
         self._next_site, self._next_task, self._next_range = itertools.count(), itertools.count(1), itertools.count()
         self._sites: dict[str, int] = {}
         self._tasks: dict[int, int] = {threading.get_ident(): 0}
+        # Of ranges that have begun, their threads.
+        self._range_tasks: dict[int, int] = {}
 
     def add(self, *record: Any) -> None:
         """Keeps a record."""
         self._records.append(record)
 
-    def begin_range(self, name: str) -> None:
-        """A named range of the calling thread begins."""
-        self.add("m", now(), self.task(), name)
+    def begin_range(self, name: str) -> int:
+        """A named range of the calling thread begins; returns its number."""
+        number = next(self._next_range)
+        self._range_tasks[number] = task = self.task()
+        self.add("n", now(), task, number, name)
+        return number
 
-    def end_range(self) -> None:
-        """The one ends that the thread has begun last."""
-        self.add("m", now(), self.task(), None)
+    def end_range(self, number: int) -> None:
+        """That one ends, on whatever thread."""
+        self.add("n", now(), self._range_tasks.pop(number), number, None)
 
     def open_range(self, name: str) -> int:
         """A named range begins that may overlap others; returns its number."""

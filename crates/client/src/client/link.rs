@@ -28,6 +28,8 @@ pub(super) struct Link {
     /// Until the driver has been told of the task.
     pub(super) opens: Option<Opening>,
     frames: FrameBuffer,
+    /// The thread's number in marks, once it has said which.
+    pub(super) thread: Option<u32>,
     pub(super) batch: Vec<Op>,
     sites: BTreeMap<String, Site>,
     /// Lines of the user's program, by their number ([`Site`]).
@@ -54,7 +56,7 @@ pub(super) struct Meanwhile<'a> {
 impl Link {
     pub(super) fn new(client: u64, writer: Option<Arc<dyn Wire>>, reader: Arc<dyn Wire>, frames: FrameBuffer) -> Link {
         let (batch, sites, lines, buffer) = (Vec::new(), BTreeMap::new(), Vec::new(), Vec::new());
-        Link { client, writer, reader, opens: None, frames, batch, sites, lines, buffer }
+        Link { client, writer, reader, opens: None, frames, thread: None, batch, sites, lines, buffer }
     }
 
     pub(super) fn speaker(&mut self) -> Speaker<'_> {
@@ -212,8 +214,8 @@ impl Client {
         handed.unwrap_or_else(|error| error.end());
     }
 
-    /// Whether the calling thread keeps what it says until it asks.
-    fn is_joint(&self) -> bool {
+    /// Whether the calling thread keeps what it says until it asks, or until another one does that takes turns with it.
+    pub(super) fn is_joint(&self) -> bool {
         self.joint.get().is_some() && !relays()
     }
 

@@ -3,7 +3,12 @@
 use super::{Client, Op, Relaxed, Result};
 use std::cell::RefCell;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use uniference_sim::ids::TaskId;
 use uniference_sim::program::Mark;
+
+/// Threads that have a number.
+static THREADS: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
     /// What the calling thread is called, if that was not said yet: one that says nothing else needs no connection for it.
@@ -20,6 +25,37 @@ impl Client {
     pub fn mark(&self, mark: Mark) -> Result<()> {
         let _ours = self.ours();
         self.say(Op::Mark(mark))
+    }
+
+    /// A named range of the calling thread begins; returns its number. It lies in those that the thread has begun before.
+    pub fn enter_range(&self, name: &str) -> Result<u32> {
+        let thread = self.thread()?;
+        let range = self.ranges.fetch_add(1, Relaxed);
+        self.mark(Mark::Enter { range, thread: TaskId(thread), name: name.into() })?;
+        Ok(range)
+    }
+
+    /// This range of a thread ends, on whatever thread.
+    pub fn leave_range(&self, range: u32) -> Result<()> {
+        // Whose it is, the driver knows.
+        self.mark(Mark::Leave { range, thread: TaskId(0) })
+    }
+
+    /// The calling thread's number. The thread says it itself, before another one may say what this one has done.
+    fn thread(&self) -> Result<u32> {
+        let _ours = self.ours();
+        self.with_link(|client, link| {
+            if let Some(number) = link.thread {
+                return Ok(number);
+            }
+            let number = THREADS.fetch_add(1, Relaxed);
+            link.thread = Some(number);
+            link.batch.push(Op::Thread(number));
+            if client.is_joint() {
+                link.send(client)?;
+            }
+            Ok(number)
+        })
     }
 
     /// A named range begins that may overlap others, on any thread; returns its number.

@@ -621,7 +621,8 @@ impl State {
 
     /// Gives a number to each process that now names something by numbers of its own.
     fn number_processes(&mut self, client: &Client) {
-        let names_ranges = |part: &Part| part.ops.iter().any(|op| matches!(op, Op::Mark(Mark::Open { .. })));
+        let names_ranges =
+            |part: &Part| part.ops.iter().any(|op| matches!(op, Op::Thread(_) | Op::Mark(Mark::Open { .. })));
         for process in self.parts.values().filter(|part| names_ranges(part)).filter_map(|part| part.process.clone()) {
             self.said.entry(process).or_default().has_ranges = true;
         }

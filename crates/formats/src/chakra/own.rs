@@ -16,6 +16,8 @@ pub const DURATION_PS: &str = "uniference_duration_ps";
 pub const LINE: &str = "uniference_line";
 /// Of a range that may overlap others: which of its rank's it is.
 pub const RANGE: &str = "uniference_range";
+/// Of a range of a thread, that thread.
+pub const THREAD: &str = "uniference_thread";
 /// The store's operation, as JSON.
 pub const STORE: &str = "uniference_store";
 /// A receive that takes whatever message is first; the source beside it is the one that it was.
@@ -91,6 +93,8 @@ impl Part {
             Part::Mark(Mark::Open { name, .. }) => (&**name, "mark_open", NodeType::Metadata),
             Part::Mark(Mark::Close { .. }) => ("end of range", "mark_close", NodeType::Metadata),
             Part::Mark(Mark::Name(name)) => (&**name, "mark_name", NodeType::Metadata),
+            Part::Mark(Mark::Enter { name, .. }) => (&**name, "mark_enter", NodeType::Metadata),
+            Part::Mark(Mark::Leave { .. }) => ("end of range", "mark_leave", NodeType::Metadata),
             Part::Store(_) => ("store", "store", NodeType::Metadata),
             Part::Wait => ("wait", "wait", NodeType::Metadata),
             Part::End => ("end of program", "end", NodeType::Metadata),
@@ -111,6 +115,10 @@ impl Part {
             Part::Mark(Mark::Open { range, .. } | Mark::Close { range }) => {
                 node.set(RANGE, Value::Uint32(*range));
             }
+            Part::Mark(Mark::Enter { range, thread, .. } | Mark::Leave { range, thread }) => {
+                node.set(RANGE, Value::Uint32(*range));
+                node.set(THREAD, Value::Uint32(thread.0));
+            }
             Part::Mark(Mark::Begin(_) | Mark::End | Mark::Name(_)) | Part::Wait | Part::End => {}
         }
         node
@@ -130,6 +138,10 @@ impl Part {
             "mark_open" => Part::Mark(Mark::Open { range: range(node)?, name: node.name.as_str().into() }),
             "mark_close" => Part::Mark(Mark::Close { range: range(node)? }),
             "mark_name" => Part::Mark(Mark::Name(node.name.as_str().into())),
+            "mark_enter" => {
+                Part::Mark(Mark::Enter { range: range(node)?, thread: thread(node)?, name: node.name.as_str().into() })
+            }
+            "mark_leave" => Part::Mark(Mark::Leave { range: range(node)?, thread: thread(node)? }),
             "store" => Part::Store(serde_json::from_str(node.text(STORE)?).ok()?),
             "wait" => Part::Wait,
             "end" => Part::End,
@@ -146,6 +158,10 @@ pub fn duration(node: &Node) -> SimDuration {
 
 fn range(node: &Node) -> Option<u32> {
     node.unsigned(RANGE).and_then(|range| u32::try_from(range).ok())
+}
+
+fn thread(node: &Node) -> Option<TaskId> {
+    node.unsigned(THREAD).and_then(|thread| u32::try_from(thread).ok()).map(TaskId)
 }
 
 /// The thread of a node; its program's main one if nothing is said.

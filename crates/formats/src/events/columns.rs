@@ -315,7 +315,10 @@ pub static KINDS: [Kind; 13] = [
         columns: &[
             RANK,
             optional(text("begin", "name of the range that begins; null if none does")),
-            BY,
+            optional(id(
+                "task",
+                "thread of the range, or the one that opened or closed a range that belongs to the rank; null if not recorded",
+            )),
             ACTIVITY,
             ISSUED_AT,
             QUEUE,
@@ -325,7 +328,7 @@ pub static KINDS: [Kind; 13] = [
             BEGIN_CAUSE_ID,
             optional(id(
                 "range",
-                "id of the range, unique within the rank, if it may overlap others; null if it is the thread's innermost",
+                "id of the range, unique within the rank; null if it is the thread's innermost, as in real runs recorded by earlier versions",
             )),
             optional(text("thread_name", "what the thread is called from here on; null if a range begins or ends")),
         ],

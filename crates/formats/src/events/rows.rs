@@ -112,7 +112,7 @@ pub fn cells_of(event: &Event<'_>, put: &mut impl FnMut(Cell<'_>)) {
             put(Cell::U32(site.0));
             caused(cause).into_iter().for_each(put);
         }
-        Event::Marked { rank, mark, why, .. } => {
+        Event::Marked { rank, task, mark, why, .. } => {
             put(Cell::U32(rank.0));
             let (name, range, called) = match mark {
                 Mark::Begin(name) => (Cell::Text(name), Cell::Null, Cell::Null),
@@ -120,10 +120,12 @@ pub fn cells_of(event: &Event<'_>, put: &mut impl FnMut(Cell<'_>)) {
                 Mark::Open { range, name } => (Cell::Text(name), Cell::U32(*range), Cell::Null),
                 Mark::Close { range } => (Cell::Null, Cell::U32(*range), Cell::Null),
                 Mark::Name(name) => (Cell::Null, Cell::Null, Cell::Text(name)),
+                Mark::Enter { range, name, .. } => (Cell::Text(name), Cell::U32(*range), Cell::Null),
+                Mark::Leave { range, .. } => (Cell::Null, Cell::U32(*range), Cell::Null),
             };
             put(name);
             let why = known(why);
-            put(issuer(why));
+            put(if why.is_some() || mark.thread().is_some() { Cell::U32(task.0) } else { Cell::Null });
             activity(why).into_iter().for_each(&mut *put);
             begun(why).into_iter().for_each(&mut *put);
             put(range);

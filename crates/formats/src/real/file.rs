@@ -4,11 +4,11 @@ use super::clock::Reading;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::{BTreeMap, BTreeSet};
-use uniference_sim::ids::{GroupId, GroupRank, RankId};
+use uniference_sim::ids::{GroupId, GroupRank, RankId, TaskId};
 use uniference_sim::program::{Call, CallOp, Collective, CollectiveKind, DType, Mark, Shape};
 use uniference_sim::time::Bytes;
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// What one rank has recorded.
 #[derive(Clone, Debug)]
@@ -226,9 +226,11 @@ fn record(line: &str) -> Result<Record, serde_json::Error> {
                 serde_json::from_str(line)?;
             Record::Waited { start, end, task, reason, handles, site }
         }
-        r#"["m""# => {
-            let (_, at, task, name): (IgnoredAny, i64, u32, Option<String>) = serde_json::from_str(line)?;
-            Record::Marked { at, task, mark: name.map_or(Mark::End, |name| Mark::Begin(name.into())) }
+        r#"["n""# => {
+            let (_, at, task, range, name): (IgnoredAny, i64, u32, u32, Option<String>) = serde_json::from_str(line)?;
+            let thread = TaskId(task);
+            let begins = name.map(|name| Mark::Enter { range, thread, name: name.into() });
+            Record::Marked { at, task, mark: begins.unwrap_or(Mark::Leave { range, thread }) }
         }
         r#"["r""# => {
             let (_, at, task, range, name): (IgnoredAny, i64, u32, u32, Option<String>) = serde_json::from_str(line)?;

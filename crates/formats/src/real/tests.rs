@@ -39,7 +39,7 @@ fn file(rank: u32, host: &str, clocks: &str, span: (i64, i64), records: &[&str])
 
 fn text(rank: u32, host: &str, clocks: &str, (start, finish): (i64, i64), records: &[&str]) -> String {
     let head = format!(
-        r#"{{"version":2,"rank":{rank},"world_size":2,"host":"{host}","device":"{host}.0","argv":["a.py"],"torch":"2","start":{start}}}"#
+        r#"{{"version":3,"rank":{rank},"world_size":2,"host":"{host}","device":"{host}.0","argv":["a.py"],"torch":"2","start":{start}}}"#
     );
     let tail = format!(r#"{{"finish":{finish},"ok":true,"clocks":{clocks},"recorder_calls":3,"recorder_ns":700}}"#);
     let lines: Vec<&str> = [&head[..]].into_iter().chain(records.iter().copied()).chain([&tail[..]]).collect();
@@ -226,7 +226,7 @@ fn files_that_are_not_of_one_run_are_refused() {
     let texts = [vec![alone()], vec![alone(), alone()], vec![alone(), other], vec![]]
         .map(|files| merge(files).err().expect("they are refused").to_string());
     insta::assert_snapshot!(texts.join("\n----\n"));
-    let texts = ["", "{}\n{}", "{\"version\":2}\n[]"].map(|text| RankFile::parse(text).unwrap_err().to_string());
+    let texts = ["", "{}\n{}", "{\"version\":3}\n[]"].map(|text| RankFile::parse(text).unwrap_err().to_string());
     insta::assert_snapshot!(texts.join("\n----\n"));
 }
 

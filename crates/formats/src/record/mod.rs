@@ -26,7 +26,7 @@ use uniference_sim::replay::RecordedStep;
 /// What a record starts with; a byte with the version of the format follows.
 const MAGIC: [u8; 7] = *b"UNIREC\n";
 /// The version that is written. Those before it are read, too.
-const VERSION: u8 = 10;
+const VERSION: u8 = 11;
 /// No frame is longer: the longest steps list a few numbers for each rank.
 const LONGEST_FRAME: u32 = 1 << 28;
 /// Length and checksum of a frame.

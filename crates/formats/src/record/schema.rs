@@ -5,7 +5,7 @@
 //! never has [`Step::Named`] or [`Step::Line`], versions 1 and 2 never have [`Step::Operators`] or [`Step::HandlesInOrder`], and none before 4 has
 //! [`Step::Elapsed`], [`Activity::Part`] or [`Activity::Reach`], none before 5 has [`Step::Look`]: their ranks read the clock by [`Step::Now`]; none
 //! before 6 has [`Mark::Open`] or [`Mark::Close`], none before 7 [`Mark::Name`], none before 8 [`Step::Follows`], where they have [`Step::After`],
-//! and none before 9 [`CallOp::Write`].
+//! none before 9 [`CallOp::Write`], and none before 11 [`Mark::Enter`] or [`Mark::Leave`].
 
 use crate::report::Manifest;
 use serde::{Deserialize, Serialize};
@@ -183,6 +183,8 @@ pub(super) enum Mark {
     Open { range: u32, name: String },
     Close { range: u32 },
     Name(String),
+    Enter { range: u32, thread: u32, name: String },
+    Leave { range: u32, thread: u32 },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -380,6 +382,10 @@ impl Activity {
                 program::Mark::Open { range, name } => Mark::Open { range: *range, name: name.to_string() },
                 program::Mark::Close { range } => Mark::Close { range: *range },
                 program::Mark::Name(name) => Mark::Name(name.to_string()),
+                program::Mark::Enter { range, thread, name } => {
+                    Mark::Enter { range: *range, thread: thread.0, name: name.to_string() }
+                }
+                program::Mark::Leave { range, thread } => Mark::Leave { range: *range, thread: thread.0 },
             }),
             program::Activity::Store(operation) => Activity::Store(StoreOp::of(operation)),
             program::Activity::Finish => Activity::Finish,
@@ -415,6 +421,10 @@ impl Activity {
                 Mark::Open { range, name } => program::Mark::Open { range, name: name.into() },
                 Mark::Close { range } => program::Mark::Close { range },
                 Mark::Name(name) => program::Mark::Name(name.into()),
+                Mark::Enter { range, thread, name } => {
+                    program::Mark::Enter { range, thread: TaskId(thread), name: name.into() }
+                }
+                Mark::Leave { range, thread } => program::Mark::Leave { range, thread: TaskId(thread) },
             }),
             Activity::Store(operation) => program::Activity::Store(operation.read()),
             Activity::Finish => program::Activity::Finish,

@@ -102,8 +102,8 @@ struct RankRows {
     /// `rank 0 (orin.0)`.
     name: String,
     rows: BTreeMap<What, Vec<Lane>>,
-    /// Names of the threads' ranges that are open, in the order in which they have begun.
-    ranges: Vec<(TaskId, String)>,
+    /// The threads' ranges that are open, in the order in which they have begun: thread, name, and number if it has one.
+    ranges: Vec<(TaskId, String, Option<u32>)>,
     /// The ranges in which its threads issued activities.
     issues: IssueRanges<Arc<str>>,
     /// By number, on which of its rows a range is open that may overlap others.
@@ -302,18 +302,25 @@ impl<F: Format> TraceWriter<F> {
     fn mark(&mut self, at: SimTime, rank: RankId, task: TaskId, mark: &Mark) {
         let pid = pid(rank);
         match mark {
-            Mark::Begin(name) => {
+            Mark::Begin(name) | Mark::Enter { name, .. } => {
+                let number = if let Mark::Enter { range, .. } = mark { Some(*range) } else { None };
                 let tid = self.lane(rank, What::Ranges(task), at).id;
-                self.ranks[rank.index()].ranges.push((task, name.as_ref().to_owned()));
+                self.ranks[rank.index()].ranges.push((task, name.as_ref().to_owned(), number));
                 self.out.begin(Row { pid, tid }, at, name);
             }
-            Mark::End => {
+            Mark::End | Mark::Leave { .. } => {
+                let number = if let Mark::Leave { range, .. } = mark { Some(*range) } else { None };
                 // What was never opened has nothing to close.
                 let open = &mut self.ranks[rank.index()].ranges;
-                let Some(innermost) = open.iter().rposition(|(by, _)| *by == task) else { return };
-                open.remove(innermost);
+                let ends = |(by, _, its): &(TaskId, String, Option<u32>)| *by == task && *its == number;
+                let Some(at_place) = open.iter().rposition(ends) else { return };
+                open.remove(at_place);
+                let inside: Vec<String> =
+                    open[at_place..].iter().filter(|(by, ..)| *by == task).map(|(_, name, _)| name.clone()).collect();
                 let tid = self.lane(rank, What::Ranges(task), at).id;
-                self.out.end(Row { pid, tid }, at);
+                // Slices of a row lie in each other: those that have begun in this one end with it, and begin anew.
+                (0..=inside.len()).for_each(|_| self.out.end(Row { pid, tid }, at));
+                inside.iter().for_each(|name| self.out.begin(Row { pid, tid }, at, name));
             }
             Mark::Open { range, name } => {
                 self.mark(at, rank, task, &Mark::Close { range: *range });
@@ -336,8 +343,10 @@ impl<F: Format> TraceWriter<F> {
     }
 
     fn close_ranges(&mut self, at: SimTime, rank: RankId) {
-        while let Some((task, _)) = self.ranks[rank.index()].ranges.last() {
-            self.mark(at, rank, *task, &Mark::End);
+        while let Some((task, _, number)) = self.ranks[rank.index()].ranges.last() {
+            let thread = *task;
+            let mark = number.map_or(Mark::End, |range| Mark::Leave { range, thread });
+            self.mark(at, rank, thread, &mark);
         }
         while let Some((range, _)) = self.ranks[rank.index()].overlapping.first_key_value() {
             self.mark(at, rank, TaskId(0), &Mark::Close { range: *range });
@@ -348,8 +357,8 @@ impl<F: Format> TraceWriter<F> {
 impl RankRows {
     /// The innermost range of a thread, or else of the one that has begun one last.
     fn range(&self, task: TaskId) -> Option<&str> {
-        let own = self.ranges.iter().rfind(|(by, _)| *by == task);
-        own.or(self.ranges.last()).map(|(_, name)| &**name)
+        let own = self.ranges.iter().rfind(|(by, ..)| *by == task);
+        own.or(self.ranges.last()).map(|(_, name, _)| &**name)
     }
 
     /// The row of the wait of a task that ended then.
@@ -484,12 +493,7 @@ impl<F: Format> Observer for TraceWriter<F> {
                 self.out.slice(row, started, at, &name, &describe(call, bytes, issued));
             }
             Event::Marked { rank, task, mark, why, .. } => {
-                let issues = &mut self.ranks[rank.index()].issues;
-                match mark {
-                    Mark::Begin(name) => issues.mark(task, why.handle, Some(Arc::clone(name))),
-                    Mark::End => issues.mark(task, why.handle, None),
-                    Mark::Open { .. } | Mark::Close { .. } | Mark::Name(_) => {}
-                }
+                self.ranks[rank.index()].issues.mark(task, &why, mark, |name| Arc::from(name));
                 self.mark(at, rank, task, mark);
             }
             Event::Message { wire_bytes, started, sent, links, .. } => self.rates.add(links, started, sent, wire_bytes),

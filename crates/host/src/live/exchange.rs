@@ -958,6 +958,10 @@ impl Exchange {
                     self.settles(number, rank);
                 }
             }
+            Op::Thread(number) => {
+                let process = self.task(rank, task).process;
+                self.ranks[rank.index()].ranges.is_thread(process, number, task);
+            }
             Op::Operators(piece) => self.task(rank, task).operators.extend(piece),
             Op::Compute(slice) => self.compute(rank, task, slice),
             asking => self.ask(rank, task, asking),
@@ -1013,7 +1017,7 @@ impl Exchange {
         let (request, asked) = match op {
             Op::Sleep(span) => (issue(Activity::Sleep(span.from(now)), task, line), Asked::Sleep),
             Op::Mark(mark) => {
-                let mark = self.ranks[rank.index()].ranges.renumber(process, mark);
+                let mark = self.ranks[rank.index()].ranges.renumber(process, task, mark);
                 (issue(Activity::Mark(mark), task, line), Asked::Mark)
             }
             Op::NameGroup { name, call, .. } => {
@@ -1581,7 +1585,7 @@ impl TaskConversation {
 /// Whether a thread that says no more than this has only looked whether others have done something.
 fn only_looks(op: &Op) -> bool {
     match op {
-        Op::Yield | Op::Now | Op::Site(_) | Op::Process(_) => true,
+        Op::Yield | Op::Now | Op::Site(_) | Op::Process(_) | Op::Thread(_) => true,
         Op::Compute(slice) => slice.operators.is_empty(),
         _ => false,
     }

@@ -187,6 +187,7 @@ impl Engine {
             Activity::Sleep(span) => *span,
             Activity::Mark(mark) => {
                 state.ledger.settle(now);
+                let task = mark.thread().unwrap_or(task);
                 observer.record(now, &Event::Marked { rank, task, mark, why, spent: Some(state.ledger.times) });
                 return true;
             }

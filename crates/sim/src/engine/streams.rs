@@ -179,6 +179,29 @@ mod tests {
     }
 
     #[test]
+    fn an_operation_says_what_hides_it_and_how_long_it_waited_for_peers() {
+        use Busy::{Communication, Kernel};
+        let (at, ps) = (SimTime::from_ps, SimDuration::from_ps);
+        let mut streams = Streams::default();
+        // Kernels 0..30 and 50..60; operations 10..100, whose last peer came at 40, and 35..100, whose last one came at 45.
+        for (now, stream, busy) in [(0, 1, Kernel), (10, 2, Communication)] {
+            streams.begin(at(now), (stream, busy));
+        }
+        streams.end(at(30), (1, Kernel));
+        streams.begin(at(35), (3, Communication));
+        streams.begin(at(50), (1, Kernel));
+        streams.end(at(60), (1, Kernel));
+        let parts = |times: CallTimes| [times.kernel, times.overlapped, times.exposed, times.late_peer];
+        // exposed = (100 - 10) - 20 - 10, of it 40 - 30 for a late peer
+        assert_eq!(parts(streams.call(at(10), at(40), at(100))), [60, 10, 60, 10].map(ps));
+        assert_eq!(parts(streams.call(at(35), at(45), at(100))), [55, 10, 55, 10].map(ps));
+        // Of the rank's time 30..45 went by for late peers.
+        assert_eq!(streams.late(at(10), at(40), at(100)) + streams.late(at(35), at(45), at(100)), ps(15));
+        // A peer that never came was late all the time.
+        assert_eq!(parts(streams.call(at(90), SimTime::MAX, at(100))), [0, 0, 10, 10].map(ps));
+    }
+
+    #[test]
     fn a_rank_without_streams_says_nothing_of_them() {
         assert!(times(&[]).is_empty());
     }

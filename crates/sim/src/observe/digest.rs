@@ -130,8 +130,8 @@ impl Fields {
             }
             Event::Marked { rank, mark, .. } => {
                 let (name, range) = match mark {
-                    Mark::Begin(name) => (Some(&**name), None),
-                    Mark::End => (None, None),
+                    Mark::Begin(name) | Mark::Enter { name, .. } => (Some(&**name), None),
+                    Mark::End | Mark::Leave { .. } => (None, None),
                     Mark::Open { range, name } => (Some(&**name), Some(range)),
                     Mark::Close { range } => (None, Some(range)),
                     // What threads are called is nothing that happens.

@@ -1,68 +1,154 @@
-//! Owns in which named range of its rank an activity was issued. Numbers of activities tell what was before what, also at one instant; when a range is
+//! Owns in which named ranges of its rank an activity was issued. Numbers of activities tell what was before what, also at one instant; when a range is
 //! open in virtual time is the business of whoever asks for that.
 
+use crate::event::Why;
 use crate::ids::{Handle, TaskId};
+use crate::program::Mark;
 use std::collections::BTreeMap;
 
 /// The ranges of one rank's threads, by the activities that begin and end them; `N` is what a range is called by.
+///
+/// Threads of which one has handed over marks of the other are one family: autograd's threads and the thread whose backward pass they carry out hand over
+/// what any of them has done, and take turns.
 #[derive(Clone, Debug)]
 pub struct IssueRanges<N> {
-    /// Those that are open, in the order in which they have begun.
-    open: Vec<(TaskId, N)>,
+    /// All ranges that have begun, in that order.
+    ranges: Vec<Range<N>>,
+    /// Those that are open, by their places in `ranges`, in the order in which they have begun.
+    open: Vec<usize>,
+    /// Threads that belong to the family of an earlier one.
+    families: BTreeMap<TaskId, TaskId>,
     /// From these activities on the range that has begun last was this one; in order.
-    of_rank: Vec<(Handle, Option<N>)>,
-    /// The same of each thread by itself.
-    of_threads: BTreeMap<TaskId, Vec<(Handle, Option<N>)>>,
+    of_rank: Vec<(Handle, Option<usize>)>,
+    /// The same of each family by itself.
+    of_families: BTreeMap<TaskId, Vec<(Handle, Option<usize>)>>,
+}
+
+#[derive(Clone, Debug)]
+struct Range<N> {
+    name: N,
+    thread: TaskId,
+    /// Its number; `None`: it ends as the innermost one of its thread.
+    number: Option<u32>,
+    /// The range of its family that was the last to begin before it and was open.
+    outer: Option<usize>,
+    /// The activity that has ended it.
+    end: Option<Handle>,
 }
 
 impl<N> Default for IssueRanges<N> {
     fn default() -> IssueRanges<N> {
-        IssueRanges { open: Vec::new(), of_rank: Vec::new(), of_threads: BTreeMap::new() }
+        let (of_rank, of_families, families) = Default::default();
+        IssueRanges { ranges: Vec::new(), open: Vec::new(), families, of_rank, of_families }
     }
 }
 
-impl<N: Clone> IssueRanges<N> {
-    /// With this activity the thread's range `begun` begins, or if there is none its innermost one ends.
-    pub fn mark(&mut self, task: TaskId, handle: Handle, begun: Option<N>) {
-        match begun {
-            Some(name) => self.open.push((task, name)),
-            None => drop(self.open.iter().rposition(|(by, _)| *by == task).map(|at| self.open.remove(at))),
+impl<N> IssueRanges<N> {
+    /// A mark of a thread, which `why` has handed over; `name` is called for the name of a range that begins. Ranges of the rank, which may overlap, are in no
+    /// other one and have none inside.
+    pub fn mark(&mut self, thread: TaskId, why: &Why, mark: &Mark, name: impl FnOnce(&str) -> N) {
+        let handle = why.handle;
+        self.join(why.task, thread, handle);
+        let family = self.family(thread);
+        match mark {
+            Mark::Begin(text) | Mark::Enter { name: text, .. } => {
+                let number = if let Mark::Enter { range, .. } = mark { Some(*range) } else { None };
+                let outer = self.innermost(family);
+                self.open.push(self.ranges.len());
+                self.ranges.push(Range { name: name(text), thread, number, outer, end: None });
+            }
+            Mark::End | Mark::Leave { .. } => {
+                let number = if let Mark::Leave { range, .. } = mark { Some(*range) } else { None };
+                let ends = |range: &Range<N>| match number {
+                    Some(_) => range.number == number,
+                    None => range.thread == thread && range.number.is_none(),
+                };
+                let Some(at) = self.open.iter().rposition(|open| ends(&self.ranges[*open])) else { return };
+                let ended = self.open.remove(at);
+                self.ranges[ended].end = Some(handle);
+            }
+            Mark::Open { .. } | Mark::Close { .. } | Mark::Name(_) => return,
         }
-        let own = self.open.iter().rfind(|(by, _)| *by == task).map(|(_, name)| name.clone());
-        self.of_threads.entry(task).or_default().push((handle, own));
-        self.of_rank.push((handle, self.last().cloned()));
+        self.of_rank.push((handle, self.open.last().copied()));
+        let own = self.innermost(family);
+        self.of_families.entry(family).or_default().push((handle, own));
     }
 
     /// Of the ranges that are open now, the one that has begun last.
     pub fn last(&self) -> Option<&N> {
-        self.open.last().map(|(_, name)| name)
+        self.open.last().map(|at| &self.ranges[*at].name)
     }
 
-    /// The innermost range of a thread when it issued an activity, or where it had none, as a thread of autograd, the one of the rank that had begun
-    /// last.
+    /// The innermost range of a thread's family when it issued an activity, or where that had none the one of the rank that had begun last.
     pub fn at(&self, task: TaskId, handle: Handle) -> Option<&N> {
-        self.of_threads.get(&task).and_then(|own| before(own, handle)).or_else(|| before(&self.of_rank, handle))
+        self.all_at(task, handle).next()
+    }
+
+    /// The same, and all ranges in which that one lies, from the inside to the outside.
+    pub fn all_at(&self, task: TaskId, handle: Handle) -> impl Iterator<Item = &N> {
+        let own = self.of_families.get(&self.family(task)).and_then(|own| before(own, handle));
+        let innermost = own.or_else(|| before(&self.of_rank, handle));
+        let outwards = std::iter::successors(innermost, |at| self.ranges[*at].outer);
+        let is_open = move |at: &usize| self.ranges[*at].end.is_none_or(|end| end > handle);
+        outwards.filter(is_open).map(|at| &self.ranges[at].name)
+    }
+
+    fn family(&self, thread: TaskId) -> TaskId {
+        self.families.get(&thread).copied().unwrap_or(thread)
+    }
+
+    fn innermost(&self, family: TaskId) -> Option<usize> {
+        self.open.iter().rfind(|open| self.family(self.ranges[**open].thread) == family).copied()
+    }
+
+    /// From this activity on the two are of one family, if they were not.
+    fn join(&mut self, one: TaskId, other: TaskId, handle: Handle) {
+        let (one, other) = (self.family(one), self.family(other));
+        if one == other {
+            return;
+        }
+        let (joins, family) = (one.max(other), one.min(other));
+        self.families.values_mut().filter(|of| **of == joins).for_each(|of| *of = family);
+        self.families.insert(joins, family);
+        // What the one that joins has issued before was in its own ranges.
+        let before = self.of_families.remove(&joins).unwrap_or_default();
+        let innermost = self.innermost(family);
+        let all = self.of_families.entry(family).or_default();
+        all.extend(before);
+        all.sort_by_key(|(mark, _)| *mark);
+        all.push((handle, innermost));
     }
 }
 
-fn before<N>(marks: &[(Handle, Option<N>)], handle: Handle) -> Option<&N> {
+fn before(marks: &[(Handle, Option<usize>)], handle: Handle) -> Option<usize> {
     let last = marks.partition_point(|(mark, _)| *mark < handle).checked_sub(1)?;
-    marks[last].1.as_ref()
+    marks[last].1
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn by(task: TaskId, handle: u32) -> Why {
+        Why { task, handle: Handle(handle), ..Why::default() }
+    }
+
     #[test]
     fn an_activity_is_in_the_range_of_its_thread_or_else_of_its_rank() {
         let (main, other) = (TaskId(0), TaskId(1));
         let mut ranges = IssueRanges::default();
-        let marks = [(main, Some("step")), (main, Some("forward")), (other, Some("hook")), (main, None), (other, None)];
-        for (handle, (task, begun)) in (0..).step_by(10).map(Handle).zip(marks) {
-            ranges.mark(task, handle, begun);
+        let begin = |name: &str| Mark::Begin(name.into());
+        let marks = [
+            (main, begin("step")),
+            (main, begin("forward")),
+            (other, begin("hook")),
+            (main, Mark::End),
+            (other, Mark::End),
+        ];
+        for (handle, (task, mark)) in (0..).step_by(10).zip(marks) {
+            ranges.mark(task, &by(task, handle), &mark, str::to_owned);
         }
-        let at = |task, handle| ranges.at(task, Handle(handle)).copied();
+        let at = |task, handle| ranges.at(task, Handle(handle)).map(String::as_str);
         assert_eq!(
             [5, 15, 25, 35].map(|handle| at(main, handle)),
             [Some("step"), Some("forward"), Some("forward"), Some("step")]
@@ -71,6 +157,42 @@ mod tests {
             [15, 25, 35, 45].map(|handle| at(other, handle)),
             [Some("forward"), Some("hook"), Some("hook"), Some("step")]
         );
-        assert_eq!((at(main, 0), ranges.last()), (None, Some(&"step")));
+        assert_eq!((at(main, 0), ranges.last().map(String::as_str)), (None, Some("step")));
+        assert_eq!(ranges.all_at(main, Handle(15)).collect::<Vec<_>>(), ["forward", "step"]);
+    }
+
+    #[test]
+    fn threads_that_hand_over_for_each_other_share_their_ranges() {
+        let (main, loader, autograd) = (TaskId(0), TaskId(1), TaskId(2));
+        let enter = |range, thread, name: &str| Mark::Enter { range, thread, name: name.into() };
+        let mut ranges = IssueRanges::default();
+        let mut mark = |by_task, handle, mark: Mark| {
+            ranges.mark(mark.thread().unwrap(), &by(by_task, handle), &mark, str::to_owned);
+        };
+        mark(main, 0, enter(0, main, "step"));
+        // Autograd's thread says what the main one has done before, and the main one what that has done at last.
+        mark(autograd, 10, enter(1, main, "backward"));
+        mark(loader, 12, enter(2, loader, "load"));
+        mark(autograd, 14, enter(3, autograd, "hook"));
+        mark(main, 20, Mark::Leave { range: 3, thread: autograd });
+        mark(main, 30, Mark::Leave { range: 1, thread: main });
+        let at = |task, handle| ranges.all_at(task, Handle(handle)).map(String::as_str).collect::<Vec<_>>();
+        assert_eq!(at(autograd, 13), ["backward", "step"]);
+        assert_eq!([at(autograd, 15), at(main, 15)], [["hook", "backward", "step"]; 2]);
+        assert_eq!([at(main, 25), at(autograd, 25)], [["backward", "step"]; 2]);
+        assert_eq!((at(loader, 25), at(main, 35)), (vec!["load"], vec!["step"]));
+    }
+
+    #[test]
+    fn ranges_that_do_not_lie_in_each_other_end_by_their_numbers() {
+        let main = TaskId(0);
+        let mut ranges = IssueRanges::default();
+        let enter = |range, name: &str| Mark::Enter { range, thread: main, name: name.into() };
+        let marks = [enter(0, "first"), enter(1, "second"), Mark::Leave { range: 0, thread: main }];
+        for (handle, mark) in (0..).step_by(10).zip(marks) {
+            ranges.mark(main, &by(main, handle), &mark, str::to_owned);
+        }
+        let at = |handle| ranges.all_at(main, Handle(handle)).map(String::as_str).collect::<Vec<_>>();
+        assert_eq!((at(5), at(15), at(25)), (vec!["first"], vec!["second", "first"], vec!["second"]));
     }
 }

@@ -127,9 +127,11 @@ impl Observer for Timeline {
     fn record(&mut self, at: SimTime, event: &Event<'_>) {
         match *event {
             Event::Issued { rank, handle, site, .. } => drop(self.issued.insert((rank, handle), (at, site))),
-            Event::Completed { rank, handle, call, bytes, issued, meeting, .. } => {
+            Event::Completed { rank, handle, call, bytes, issued, started, meeting, on_stream, .. } => {
                 let operation = call.op.name();
                 let site = self.issued.get(&(rank, handle)).map_or(NOWHERE, |(_, site)| *site);
+                // A host issues operations on streams long before the streams come to them.
+                let entered = if on_stream.is_some() { started } else { issued };
                 // What a receive was sent by is looked up when the run is over.
                 if !matches!(call.op, CallOp::Send { .. }) {
                     self.issued.remove(&(rank, handle));
@@ -139,7 +141,7 @@ impl Observer for Timeline {
                     handle,
                     call,
                     meeting,
-                    MatchedOperation { operation, bytes, entered: issued, completed: at, site },
+                    MatchedOperation { operation, bytes, entered, completed: at, site },
                 );
             }
             Event::Finished { rank, times, .. } => {

@@ -208,15 +208,15 @@ impl Causes {
         turns[task.index()].push(turn);
     }
 
-    fn mark(&mut self, rank: RankId, task: TaskId, at: SimTime, handle: Handle, mark: &Mark) {
-        let begun = match mark {
-            Mark::Begin(name) => Some(self.name(name)),
-            Mark::End => None,
+    fn mark(&mut self, rank: RankId, task: TaskId, at: SimTime, why: &Why, mark: &Mark) {
+        let name = match mark {
+            Mark::Begin(name) | Mark::Enter { name, .. } => Some(self.name(name)),
+            Mark::End | Mark::Leave { .. } => None,
             // Of several that go on at once none is the innermost.
             Mark::Open { .. } | Mark::Close { .. } | Mark::Name(_) => return,
         };
         let RankCauses { ranges, issues, .. } = &mut self.ranks[rank.index()];
-        issues.mark(task, handle, begun);
+        issues.mark(task, why, mark, |_| name.expect("what begins has a name"));
         ranges.push((at, issues.last().copied()));
     }
 }
@@ -241,7 +241,7 @@ impl Observer for Causes {
             }
             Event::Marked { rank, task, mark, why, .. } => {
                 self.add(*rank, why, at, Cause::Time, Doing::Other);
-                self.mark(*rank, *task, at, why.handle, mark);
+                self.mark(*rank, *task, at, why, mark);
             }
             Event::Elapsed { rank, start, why: Some(why), cause, what, .. } => {
                 let what = if *what == Elapsed::Sleep { Doing::Sleep } else { Doing::Other };

@@ -154,6 +154,12 @@ function operationsSection(run) {
   const groups = sortableTable(`Operations of ${run.name} by group, summed over ranks`, [
     column("operation", (row) => row.operation), column("group", (row) => row.group), column("calls", (row) => row.count, (count) => count.toLocaleString("en")),
     column("size", (row) => row.bytes, bytes), column("time", (row) => row.time_s, seconds), column("exposed", (row) => row.exposed_s, seconds),
+    ...(run.report.operations.some((row) => row.ranks)
+      ? [
+          column("kernel on GPU streams", (row) => row.kernel_s ?? null, seconds), column("overlapped by kernels", (row) => row.overlapped_s ?? null, seconds),
+          column("exposed: late peer", (row) => row.late_peer_s ?? null, seconds), column("bus bandwidth", (row) => row.bus_bandwidth ?? null, (rate) => `${(rate / 1e9).toFixed(1)} GB/s`),
+        ]
+      : []),
   ], run.report.operations);
   return [
     figure("operations-by-size", run, bySize), sizes && details("Table of operations by size", sizes),
@@ -168,6 +174,9 @@ function phasesSection(run) {
     column("range", (row) => row.name), column("rank", (row) => row.rank), column("count", (row) => row.count), column("total", (row) => row.total_s, seconds),
     column("median", (row) => row.p50_s, seconds), column("90 %", (row) => row.p90_s, seconds), column("99 %", (row) => row.p99_s, seconds),
     column("compute", (row) => row.compute_s, seconds), column("exposed communication", (row) => row.exposed_comm_s, seconds),
+    ...(run.report.phases.some((row) => row.kernels_s !== undefined)
+      ? [column("kernels launched", (row) => row.kernels_s ?? null, seconds), column("communication launched", (row) => row.communication_s ?? null, seconds)]
+      : []),
   ], run.report.phases);
   return [figure("phases", run, chart), details("Table of ranges", table)];
 }

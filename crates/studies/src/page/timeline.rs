@@ -28,8 +28,8 @@ pub(super) struct Timeline {
     rows: BTreeMap<(RankId, Part), Row>,
     most: usize,
     names: Names,
-    /// By thread, the outermost first.
-    open: BTreeMap<(RankId, TaskId), Vec<(u32, SimTime)>>,
+    /// By thread, in the order in which they have begun.
+    open: BTreeMap<(RankId, TaskId), Vec<OpenRange>>,
     /// By number, ranges that may overlap: on which row, its name, and since when.
     overlapping: BTreeMap<(RankId, u32), (usize, u32, SimTime)>,
     /// Names that the program gave its threads.
@@ -45,6 +45,17 @@ enum Part {
     /// Of a thread, those that lie in so many others.
     Ranges(TaskId, usize),
     Overlapping(usize),
+}
+
+/// A thread's range that has not ended.
+#[derive(Clone, Copy)]
+struct OpenRange {
+    /// Its number; `None`: it ends as the innermost one without a number.
+    number: Option<u32>,
+    /// On which of the thread's rows it is.
+    depth: usize,
+    name: u32,
+    since: SimTime,
 }
 
 /// Names by number.
@@ -124,15 +135,19 @@ impl Timeline {
 
     fn range(&mut self, rank: RankId, task: TaskId, at: SimTime, mark: &RangeMark) {
         match mark {
-            RangeMark::Begin(name) => {
+            RangeMark::Begin(name) | RangeMark::Enter { name, .. } => {
+                let number = if let RangeMark::Enter { range, .. } = mark { Some(*range) } else { None };
                 let name = self.names.number(name);
-                self.open.entry((rank, task)).or_default().push((name, at));
+                let open = self.open.entry((rank, task)).or_default();
+                let depth = (0..).find(|depth| open.iter().all(|its| its.depth != *depth)).expect("few are open");
+                open.push(OpenRange { number, depth, name, since: at });
             }
-            RangeMark::End => {
+            RangeMark::End | RangeMark::Leave { .. } => {
+                let number = if let RangeMark::Leave { range, .. } = mark { Some(*range) } else { None };
                 let Some(open) = self.open.get_mut(&(rank, task)) else { return };
-                let Some((name, since)) = open.pop() else { return };
-                let part = Part::Ranges(task, open.len());
-                self.show_range(rank, part, name, since, at);
+                let Some(ended) = open.iter().rposition(|its| its.number == number) else { return };
+                let OpenRange { depth, name, since, .. } = open.remove(ended);
+                self.show_range(rank, Part::Ranges(task, depth), name, since, at);
             }
             RangeMark::Open { range, name } => {
                 self.range(rank, task, at, &RangeMark::Close { range: *range });
@@ -165,8 +180,12 @@ impl Timeline {
 
     fn close_ranges(&mut self, rank: RankId, at: SimTime) {
         let nested = self.open.range((rank, TaskId(0))..=(rank, TaskId(u32::MAX)));
-        let nested: Vec<TaskId> = nested.flat_map(|((_, task), open)| open.iter().map(|_| *task)).collect();
-        nested.into_iter().for_each(|task| self.range(rank, task, at, &RangeMark::End));
+        let nested: Vec<(TaskId, Option<u32>)> =
+            nested.flat_map(|((_, task), open)| open.iter().rev().map(|its| (*task, its.number))).collect();
+        for (thread, number) in nested {
+            let mark = number.map_or(RangeMark::End, |range| RangeMark::Leave { range, thread });
+            self.range(rank, thread, at, &mark);
+        }
         let overlapping = self.overlapping.range((rank, 0)..=(rank, u32::MAX));
         let overlapping: Vec<u32> = overlapping.map(|((_, range), _)| *range).collect();
         overlapping.into_iter().for_each(|range| self.range(rank, TaskId(0), at, &RangeMark::Close { range }));

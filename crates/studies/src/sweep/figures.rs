@@ -168,6 +168,8 @@ mod tests {
                 p99_s: total_s,
                 compute_s: None,
                 exposed_comm_s: None,
+                kernels_s: None,
+                communication_s: None,
             })
             .into();
         report

@@ -1,0 +1,231 @@
+"""Where the time of programs with GPUs is booked: communication on streams, and ranges of several threads.
+
+Traces, what-ifs and PyTorch's profiler say the same.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from harness import uniference, write_script
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+
+RANKS = 2
+CLUSTER = """
+backend = "nccl"
+[[device]]
+name = "gpu"
+model = "h100-sxm"
+count = 2
+[network]
+preset = "rail"
+per_server = 2
+fabric = "nvlink4"
+link = "infiniband_ndr"
+"""
+# The gradients of the first layer are scattered when nothing is left to do but the all-reduce, for whose result the program waits.
+FSDP = """
+import json, os
+import torch, torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.profiler import ProfilerActivity, profile, record_function
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+model = nn.Sequential(*[nn.Linear(2048, 2048, bias=False) for _ in range(4)]).cuda()
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+x = torch.ones(4096, 2048, device="cuda")
+with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
+    for _ in range(2):
+        with record_function("forward"):
+            loss = model(x).sum()
+        with record_function("backward"):
+            loss.backward()
+        with record_function("average"):
+            dist.all_reduce(loss.detach())
+            torch.cuda.synchronize()
+if dist.get_rank() == 0:
+    # The host's events: on the GPU there are others of the same names.
+    named = [event for event in prof.events() if event.device_type == torch.autograd.DeviceType.CPU]
+    named = [event for event in named if event.name in ("forward", "backward", "average") or event.name.startswith("FSDP::")]
+    found = {}
+    for event in named:
+        count, seconds, on_device = found.get(event.name, (0, 0.0, 0.0))
+        found[event.name] = (count + 1, seconds + event.cpu_time_total / 1e6, on_device + event.device_time_total / 1e6)
+    print(json.dumps(found))
+dist.destroy_process_group()
+"""
+
+Spans = list[tuple[float, float]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fsdp")
+    (folder / "cluster.toml").write_text(CLUSTER)
+    script = write_script(folder, FSDP)
+    options = ("--cluster", "cluster.toml", "--cuda", "--compute", "model", "--values", "small", "--record", "full")
+    done = uniference("run", *options, "--out", "out", script, cwd=folder)
+    assert done.code == 0, done.err
+    (said,) = [line for line in done.out.splitlines() if '{"forward' in line]
+    (folder / "profiled.json").write_text(said[said.index("{") :])
+    return folder
+
+
+def read(folder: Path, name: str = "report.json") -> Any:
+    return json.loads((folder / "out" / name).read_text())
+
+
+def asked(folder: Path, *words: str) -> Any:
+    done = uniference(*words, "--json", cwd=folder)
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def union(spans: Spans) -> Spans:
+    merged: Spans = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def bare(span: tuple[float, float], kernels: Spans) -> float:
+    """The part of a span in which no kernel ran, in seconds."""
+    start, end = span
+    hidden = sum(max(0.0, min(end, its_end) - max(start, its_start)) for its_start, its_end in kernels)
+    return (end - start - hidden) / 1e6
+
+
+def traced(folder: Path) -> tuple[dict[int, Spans], dict[int, dict[str, Spans]]]:
+    """From the trace, by rank: when kernels ran on streams, and when operations did."""
+    events = read(folder, "trace.json")
+    events = events["traceEvents"] if isinstance(events, dict) else events
+    rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e.get("name") == "thread_name"}
+    kernels: dict[int, Spans] = {rank: [] for rank in range(RANKS)}
+    operations: dict[int, dict[str, Spans]] = {rank: {} for rank in range(RANKS)}
+    ranks = {e["pid"]: e["args"]["name"] for e in events if e.get("name") == "process_name"}
+    numbers = {pid: int(name.split()[1]) for pid, name in ranks.items() if name.startswith("rank ")}
+    for e in events:
+        if e.get("ph") != "X" or e["pid"] not in numbers:
+            continue
+        rank, row, span = numbers[e["pid"]], rows[e["pid"], e["tid"]], (e["ts"], e["ts"] + e["dur"])
+        # Copies between host and GPU hide nothing.
+        if row.startswith("stream ") and not e["name"].startswith("copy to "):
+            kernels[rank].append(span)
+        elif row.startswith("operations "):
+            operations[rank].setdefault(e["name"], []).append(span)
+    return {rank: union(spans) for rank, spans in kernels.items()}, operations
+
+
+def test_operations_are_booked_on_their_streams_as_the_trace_has_them(folder: Path) -> None:
+    report = read(folder)
+    kernels, operations = traced(folder)
+    rows = {row["operation"]: row for row in report["operations"]}
+    assert rows.keys() >= {"all_gather", "reduce_scatter", "all_reduce"}
+    for name, row in rows.items():
+        assert row["ranks"] == RANKS
+        spans = [(rank, span) for rank in range(RANKS) for span in operations[rank][name]]
+        assert row["count"] == len(spans)
+        assert row["time_s"] == pytest.approx(sum(end - start for _, (start, end) in spans) / 1e6)
+        assert row["exposed_s"] == pytest.approx(sum(bare(span, kernels[rank]) for rank, span in spans))
+        assert row["kernel_s"] - row["overlapped_s"] == pytest.approx(row["exposed_s"] - row["late_peer_s"])
+        assert row["time_s"] <= RANKS * report["makespan_s"]
+    # The first gathers and the last scatter have nothing to hide behind, and the others do.
+    for name in ("all_gather", "reduce_scatter"):
+        assert 0.1 * rows[name]["kernel_s"] < rows[name]["exposed_s"], name
+        assert 0.1 * rows[name]["kernel_s"] < rows[name]["overlapped_s"], name
+    assert rows["all_reduce"]["exposed_s"] < rows["reduce_scatter"]["exposed_s"]
+    # Two GPUs send half of a tensor each: no faster than their NVLinks, and not by orders of magnitude slower.
+    assert 50e9 < rows["reduce_scatter"]["bus_bandwidth"] < 450e9
+
+
+def test_ranks_streams_and_operations_have_the_same_exposed_communication(folder: Path) -> None:
+    report = read(folder)
+    kernels, operations = traced(folder)
+    streams = {row["rank"]: row for row in report["streams"] if row["stream"] is None}
+    for rank, row in enumerate(report["ranks"]):
+        under_way = union([span for spans in operations[rank].values() for span in spans])
+        exposed = sum(bare(span, kernels[rank]) for span in under_way)
+        assert row["exposed_comm_s"] == pytest.approx(exposed)
+        assert streams[rank]["exposed_comm_s"] == pytest.approx(exposed)
+        assert row["late_peer_s"] <= row["exposed_comm_s"]
+        assert row["compute_s"] + row["exposed_comm_s"] + row["idle_s"] == pytest.approx(report["makespan_s"])
+
+
+def test_what_is_exposed_is_what_free_operations_gain(folder: Path) -> None:
+    rows = {row["operation"]: row for row in read(folder)["operations"]}
+    exposed = {name: (row["exposed_s"] - row["late_peer_s"]) / RANKS for name, row in rows.items()}
+    gains = {}
+    for name in exposed:
+        (outcome,) = asked(folder, "whatif", "out", "--free", name)["changes"]
+        gains[name] = outcome["gain_s"]
+        assert gains[name] <= exposed[name] + 1e-8, name
+    # Behind the first gathers the GPU waits for launches, and behind the last scatter for nothing else.
+    assert gains["reduce_scatter"] > 0.7 * exposed["reduce_scatter"]
+    assert gains["all_reduce"] == pytest.approx(exposed["all_reduce"], rel=0.05)
+    explained = {part["name"]: part["seconds"] for part in asked(folder, "explain", "out")["operations"]}
+    for name in ("reduce_scatter", "all_reduce"):
+        assert 0.7 * exposed[name] < explained[name] < 1.05 * exposed[name], name
+
+
+def test_the_table_has_the_mean_of_the_ranks(folder: Path) -> None:
+    done = uniference("replay", "out", "--out", "again", cwd=folder)
+    assert done.code == 0, done.err
+    (header,) = [line for line in done.out.splitlines() if "on GPU streams" in line]
+    assert header.split()[3:] == ["group", "calls", "bytes", "kernel", "overlapped", "exposed", "(late", "peer)", "bus"]
+    (line,) = [line for line in done.out.splitlines() if line.strip().startswith("reduce_scatter")]
+    (row,) = [row for row in read(folder)["operations"] if row["operation"] == "reduce_scatter"]
+    assert line.split()[2] == str(row["count"] // RANKS)
+    assert line.rstrip().endswith(f"{row['bus_bandwidth'] / 1e9:.1f} GB/s")
+    again = json.loads((folder / "again" / "report.json").read_text())
+    assert (again["operations"], again["phases"]) == (read(folder)["operations"], read(folder)["phases"])
+
+
+def test_ranges_last_as_long_as_for_the_profiler(folder: Path) -> None:
+    profiled = json.loads((folder / "profiled.json").read_text())
+    rows = {row["name"]: row for row in read(folder)["phases"] if row["rank"] == 0}
+    assert {name for name in profiled if name.startswith("FSDP::post_forward")}
+    for name, (count, seconds, _) in profiled.items():
+        assert rows[name]["count"] == count, name
+        # Between two questions to the simulator, the profiler's clock is interpolated.
+        assert rows[name]["total_s"] == pytest.approx(seconds, rel=0.1, abs=20e-6 * count), name
+
+
+def test_kernels_belong_to_the_ranges_that_launched_them(folder: Path) -> None:
+    profiled = json.loads((folder / "profiled.json").read_text())
+    rows = {row["name"]: row for row in read(folder)["phases"] if row["rank"] == 0}
+    # PyTorch counts NCCL's kernels from when the stream comes to them.
+    forward = rows["forward"]["kernels_s"] + rows["forward"]["communication_s"]
+    assert forward == pytest.approx(profiled["forward"][2], rel=0.1)
+    # Each layer has two products in the backward pass, but the first one; and they are launched by autograd's thread.
+    assert rows["backward"]["kernels_s"] > 1.5 * rows["forward"]["kernels_s"]
+    gathered = {name: row for name, row in rows.items() if name.startswith("FSDP::post_backward_reduce")}
+    assert sum(row["communication_s"] for row in gathered.values()) > 0
+
+
+def test_ranges_of_the_program_and_of_autograd_stay_on_their_threads(folder: Path) -> None:
+    lines = [json.loads(line) for line in (folder / "out" / "events.jsonl").read_text().splitlines()]
+    marked = [line for line in lines if line["event"] == "marked" and line["rank"] == 0]
+    begun = {line["range"]: line for line in marked if line["begin"]}
+    ends = [line for line in marked if line["range"] in begun and not line["begin"]]
+    assert len(begun) == len(ends)
+    for end in ends:
+        assert end["task"] == begun[end["range"]]["task"]
+    threads: dict[str, set[int]] = {}
+    for line in begun.values():
+        threads.setdefault(line["begin"].split(" ")[0], set()).add(line["task"])
+    assert threads["forward"] == threads["backward"] == threads["FSDP::post_forward"] == {0}
+    assert 0 not in threads["FSDP::post_backward_reduce"]
+    # The last unit's forward pass is over before the backward pass begins, and the path does not go there for the latter's kernels.
+    explained = asked(folder, "explain", "out")
+    after = sum(part["seconds"] for part in explained["ranges"] if str(part["name"]).startswith("FSDP::post_forward"))
+    assert after < 0.05 * explained["makespan_s"]
