@@ -23,7 +23,7 @@ use uniference_formats::report::{ComputeReport, CriticalPathReport, Manifest, Re
 use uniference_formats::trace::{Chrome, Lines, PathSpan, Perfetto, TraceWriter};
 use uniference_host::error::HostError;
 use uniference_host::live::exchange::Recorder;
-use uniference_sim::cluster::{Cluster, Device};
+use uniference_sim::cluster::Device;
 use uniference_sim::device::Origin;
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::{HostId, RankId, Site, TaskId};
