@@ -16,7 +16,7 @@ COLUMNS = 72
 # First words that are no verbs, but have stood in front of subjects.
 NOT_VERBS = re.compile(
     r"an?|the|this|that|these|those|its?|they|we|who|whose|what|when|where|which|why|how|all|both|each|every|some|no|not|more|two|three"
-    r"|in|on|of|by|for|from|to|with|without|as|at|if|tests?|docs|accuracy"
+    r"|in|on|of|by|for|from|to|with|without|as|at|if|tests|docs|accuracy"
 )
 # Participles and third persons, and the verbs that end like them.
 NOT_IMPERATIVES = re.compile(r".*(?:ed|ing|s)")
