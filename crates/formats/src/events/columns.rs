@@ -134,8 +134,7 @@ const CAUSE_ID: Column = optional(column("cause_id", Type::U64, Unit::None, "tas
 const CAUSE_TO_LEAVE: Column = text("cause", "why the message could leave: a cause from the table below");
 const ISSUED: Column = time("issued_ps", "time at which it was issued");
 const STARTED: Column = time("started_ps", "time at which it reached the front of its queue");
-const EXPOSED: Column =
-    time("exposed_ps", "exposed communication: time blocked in communication while the rank computed nothing");
+const EXPOSED: Column = time("exposed_ps", "exposed communication, as `exposed_comm_s` in the report");
 const LATE_PEER: Column = time("late_peer_ps", "part of `exposed_ps` before all peers had entered the operation");
 const NO_DATA: Column = time("no_data_ps", "part of `exposed_ps` in receives whose sends had not been issued");
 
