@@ -62,6 +62,102 @@ if dist.get_rank() == 0:
 dist.destroy_process_group()
 """
 
+# Ranges that hooks begin and end, of modules, gradients, DistributedDataParallel and autograd functions, and in what is computed again.
+HOOKS = """
+import json, os
+import torch, torch.distributed as dist
+from torch import nn
+from torch.cuda import nvtx
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.checkpoint import checkpoint
+
+dist.init_process_group("nccl")
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+layers = nn.ModuleList([nn.Linear(512, 512) for _ in range(3)]).cuda()
+
+
+class Ranged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        with record_function("function forward"):
+            return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with record_function("function backward"):
+            return gradient * 2
+
+
+def block(x):
+    with record_function("recomputed"):
+        return torch.relu(layers[1](x))
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        return layers[2](checkpoint(block, Ranged.apply(layers[0](x)), use_reentrant=False))
+
+
+begun = {}
+
+
+def begin(name):
+    def hook(*_):
+        begun[name] = record_function(name)
+        begun[name].__enter__()
+
+    return hook
+
+
+def end(name):
+    return lambda *_: begun.pop(name).__exit__(None, None, None)
+
+
+def accumulated(parameter):
+    nvtx.range_push("accumulated")
+    parameter.grad.mul_(1)
+    nvtx.range_pop()
+
+
+def communicate(state, bucket):
+    with record_function("communication hook"):
+        return dist.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+
+
+layers[0].register_forward_pre_hook(begin("module forward"))
+layers[0].register_forward_hook(end("module forward"))
+layers[2].register_full_backward_pre_hook(begin("module backward"))
+layers[2].register_full_backward_hook(end("module backward"))
+# From the forward pass of one layer, on the program's thread, to the backward pass of another, on autograd's.
+layers[2].register_forward_hook(begin("across"))
+layers[1].register_full_backward_hook(end("across"))
+model = nn.parallel.DistributedDataParallel(Net())
+model.register_comm_hook(None, communicate)
+for parameter in layers[0].parameters():
+    parameter.register_post_accumulate_grad_hook(accumulated)
+x = torch.ones(256, 512, device="cuda", requires_grad=True)
+with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as prof:
+    for _ in range(2):
+        with record_function("forward"):
+            y = model(x).sum()
+        with record_function("backward"):
+            y.backward()
+        torch.cuda.synchronize()
+if dist.get_rank() == 0:
+    found = {}
+    for event in prof.events():
+        if event.device_type == torch.autograd.DeviceType.CPU:
+            count, seconds, on_device, threads = found.get(event.name, (0, 0.0, 0.0, []))
+            seconds, on_device = seconds + event.time_range.elapsed_us() / 1e6, on_device + event.device_time_total / 1e6
+            found[event.name] = (count + 1, seconds, on_device, sorted({*threads, event.thread}))
+    print("profiled", json.dumps(found))
+dist.destroy_process_group()
+"""
+
 Spans = list[tuple[float, float]]
 
 
@@ -229,3 +325,31 @@ def test_ranges_of_the_program_and_of_autograd_stay_on_their_threads(folder: Pat
     explained = asked(folder, "explain", "out")
     after = sum(part["seconds"] for part in explained["ranges"] if str(part["name"]).startswith("FSDP::post_forward"))
     assert after < 0.05 * explained["makespan_s"]
+
+
+def test_ranges_of_hooks_are_where_the_profiler_has_them(tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    options = ("--cluster", "cluster.toml", "--cuda", "--compute", "model", "--values", "small", "--record", "full")
+    done = uniference("run", *options, "--out", "out", write_script(tmp_path, HOOKS), cwd=tmp_path)
+    assert done.code == 0, done.err
+    profiled = json.loads(done.out.partition("profiled ")[2].splitlines()[0])
+    rows = {row["name"]: row for row in read(tmp_path)["phases"] if row["rank"] == 0}
+    lines = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    begun = [line for line in lines if line["event"] == "marked" and line["rank"] == 0 and line["begin"]]
+    (autograd,) = {line["task"] for line in begun} - {0}
+    threads = {name: {line["task"] for line in begun if line["begin"] == name} for name in rows}
+    on_one = {"forward", "backward", "function forward", "module forward", "across", "DistributedDataParallel.forward"}
+    on_other = {"function backward", "module backward", "communication hook", "accumulated"}
+    assert threads == {name: {0} for name in on_one} | {name: {autograd} for name in on_other} | {
+        "recomputed": {0, autograd}
+    }
+    # PyTorch's profiler does not see NVTX. DistributedDataParallel has one bucket in the first step and two in the second one.
+    assert rows["accumulated"]["count"] == 4
+    for name in rows.keys() - {"accumulated"}:
+        count, seconds, on_device, its_threads = profiled[name]
+        assert (rows[name]["count"], len(threads[name])) == (count, len(its_threads)), name
+        assert rows[name]["total_s"] == pytest.approx(seconds, rel=0.1, abs=30e-6 * count), name
+        # What autograd's thread launches is in the profiler's figures of ranges of that thread only.
+        if name not in ("backward", "across"):
+            launched = rows[name]["kernels_s"] + rows[name]["communication_s"]
+            assert launched == pytest.approx(on_device, rel=0.2), name
