@@ -83,3 +83,28 @@ def test_a_check_says_what_it_doubts_of_a_cluster(tmp_path: Path) -> None:
     )
     (tmp_path / "rail.toml").write_text(CLUSTER.format(ranks=8))
     assert uniference("cluster", "check", "rail.toml", cwd=tmp_path).err == ""
+
+
+def test_a_program_holds_what_is_counted_of_the_eager_job(tmp_path: Path) -> None:
+    """Within 5 %, at the peak in the loss's backward pass; fused kernels would need a third less for activations."""
+    (tmp_path / "cluster.toml").write_text(CLUSTER.format(ranks=1))
+    # As the generated job has it, the loss casts its scores.
+    source = PROGRAM.read_text().replace(".flatten(0, 1), tokens", ".flatten(0, 1).float(), tokens")
+    assert ".float(), tokens" in source
+    (tmp_path / "llama.py").write_text(source)
+    where = ("--cluster", "cluster.toml", "--json")
+    program = uniference("fit", *where, "--cuda", "llama.py", "train", cwd=tmp_path)
+    assert program.code == 0, program.err
+    held = json.loads(program.out)["ranks"][0]["kinds"]
+    # The buffer of gradients is no tensor that a module or an optimizer knows.
+    held = sum(size for kind, size in held.items() if kind not in ("reserved", "context", "host"))
+
+    def counted(kernels: str) -> tuple[int, int]:
+        options = f"{SHAPE} --batch 1 --gradient-bytes 2 --kernels {kernels}".split()
+        job = uniference("fit", *where, "workload", "llama", *options, cwd=tmp_path)
+        assert job.code == 0, job.err
+        kinds = json.loads(job.out)["ranks"][0]["kinds"]
+        return sum(kinds.values()) - kinds["optimizer"], kinds["activations"]
+
+    assert held == pytest.approx(counted("eager")[0], rel=0.05)
+    assert counted("fused")[1] < 2 / 3 * counted("eager")[1]

@@ -262,16 +262,16 @@ def test_a_replay_without_the_memory_that_its_run_held_ends_as_the_program_would
         size = f'device.gpu.memory="{memory}"'
         return uniference(command, tmp_path / "out", "--set", size, *out, cwd=tmp_path)
 
+    fits = again("200 MiB")
+    assert fits.code == 0, fits.err
     # As in the run itself: the line of the first allocation that does not fit, in a record that went on.
-    live = run(tmp_path, more, "--cluster", cluster(tmp_path, "100 MiB"))
     replayed = again("100 MiB")
+    live = run(tmp_path, more, "--cluster", cluster(tmp_path, "100 MiB"))
     assert live.code == replayed.code == 1
     assert f'File "{tmp_path / "script.py"}", line 8' in live.err
     said = f"error: rank 0 runs out of memory at {tmp_path / 'script.py'}:8: it needs 100.00 MiB ("
     assert said in replayed.err, replayed.err
     assert "and device `gpu.0` has 100.00 MiB\nhint: " in replayed.err
-    fits = again("200 MiB")
-    assert fits.code == 0, fits.err
 
 
 TIMEOUT = SETUP + (
@@ -312,7 +312,7 @@ ON_GPU = (
 def test_what_a_program_on_a_gpu_holds_grows_as_its_host_allocates(tmp_path: Path) -> None:
     file = tmp_path / "gpus.toml"
     file.write_text(
-        'backend = "nccl"\n[[device]]\nname = "gpu"\nmodel = "h100-sxm"\ncount = 2\n[network]\npreset = "switch"\n'
+        'backend = "nccl"\n[[device]]\nname = "gpu"\nmodel = "h100-sxm"\ncount = 2\nhost = "server"\n[network]\n'
     )
     done = run(tmp_path, ON_GPU, "--cluster", file, "--cuda", "--values", "small")
     assert done.code == 0, done.err
@@ -327,8 +327,8 @@ def test_what_a_program_on_a_gpu_holds_grows_as_its_host_allocates(tmp_path: Pat
     first = [min(at for at, held in points if held == size << 22) for size in range(1, 9)]
     assert all(later - before >= 6 for before, later in itertools.pairwise(first)), points
     # They are gone after the synchronization, not before.
-    assert max(at for at, held in points if held == 32 << 20) > first[-1]
-    assert points[-1][1] == 16 << 20
+    assert min(at for at, held in points if at > first[-1] and held < 32 << 20) >= first[-1] + 6
+    assert 16 << 20 in [held for at, held in points if at > first[-1]]
     again = uniference("replay", tmp_path / "out", "--out", tmp_path / "again", cwd=tmp_path)
     assert again.code == 0, again.err
     assert times(tmp_path / "again") == points

@@ -205,13 +205,18 @@ impl Sharing {
         self.flows[flow as usize].bottleneck
     }
 
-    /// The first link of an active flow's route that has its bottleneck's level, once solved: where several are equally full, always the same
-    /// one is named.
+    /// The first link of an active flow's route that is full, and on which no flow is faster, once solved: of an uplink and the downlink
+    /// behind it that the same flows fill, only one is their bottleneck here, and which one is chance.
     pub(super) fn limit(&self, flow: u32) -> u32 {
         let bottleneck = self.bottleneck(flow);
-        let level = self.level(bottleneck);
-        let links = self.route(flow).map(|hop| self.hops[hop].link);
-        links.into_iter().find(|link| self.level(*link) == level).unwrap_or(bottleneck)
+        let rate = self.level(bottleneck);
+        let stops = |link: &u32| {
+            let LinkState { capacity, crossing, sums, .. } = &self.links[*link as usize];
+            // Each flow may be a quantum too slow.
+            let is_full = sums.elsewhere + crossing.len() as u128 > u128::from(*capacity);
+            self.level(*link) == rate || (sums.known && sums.own == 0 && sums.ceiling <= rate && is_full)
+        };
+        self.route(flow).map(|hop| self.hops[hop].link).find(stops).unwrap_or(bottleneck)
     }
 
     /// The rate of every flow whose bottleneck `link` is, in quanta.

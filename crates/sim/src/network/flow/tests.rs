@@ -565,4 +565,7 @@ fn an_oversubscribed_leaf_holds_back_whatever_leaves_it() {
     let messages: Vec<(u32, u32, u64)> = (0..4).map(|host| (host, host + 4, 1_000_000)).collect();
     let limits = limited(&topology, &messages, None);
     assert_eq!(limits, vec![Some("leaf.0 -> spine.0".to_owned()); 4]);
+    // The downlink of the other leaf is as full: in whatever order messages come, the first one on their way is named.
+    let reversed: Vec<(u32, u32, u64)> = messages.iter().rev().copied().collect();
+    assert_eq!(limited(&topology, &reversed, None), limits);
 }
