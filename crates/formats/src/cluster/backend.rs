@@ -380,7 +380,8 @@ mod tests {
         };
         let link = |a: String, b: String| format!("{{ between = [\"{a}\", \"{b}\"] }}");
         let graph = |nics: &dyn Fn(u32) -> String| {
-            let inside = (0..8).map(|gpu| link(format!("g.{gpu}"), format!("nvswitch.{}", gpu / 4)));
+            let inside = |gpu| format!("{{ between = [\"g.{gpu}\", \"nvswitch.{}\"], latency = \"350 ns\" }}", gpu / 4);
+            let inside = (0..8).map(inside);
             let mut links: Vec<String> = inside.chain((0..8).map(nics)).collect();
             links.sort();
             links.dedup();

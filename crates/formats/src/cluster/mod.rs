@@ -147,7 +147,7 @@ impl ClusterFile {
         let links = |network: &raw::RawNetwork| Some(format!("{} links", network.links.as_ref()?.get_ref().len()));
         let (bandwidth, latency) = network.map_or((None, None), network::headline);
         let parts = [
-            network.and_then(|network| links(network).or(Some(network.preset.as_ref()?.get_ref().clone()))),
+            network.and_then(|network| links(network).or_else(|| Some(network.preset.as_ref()?.get_ref().clone()))),
             bandwidth,
             latency,
             self.backend().map(str::to_owned),

@@ -397,14 +397,14 @@ mod tests {
             ClusterFile::parse("manifest", &resolved.toml, &[]).unwrap().summary()
         };
         let own = ", bandwidth = \"100 Gbps\", latency = \"3 us\"";
-        assert_eq!(headline(&links(own)), "c (4 links, 25 Gbps to 400 Gbps, 2 us to 3 us, gloo)");
+        assert_eq!(headline(&links(own)), "c (4 links, 25 Gbps to 50 GB/s, 2 us to 3 us, gloo)");
         // The last link has the defaults.
-        assert_eq!(headline(&links("")), "c (4 links, 10 Gbps to 400 Gbps, 2 us to 10 us, gloo)");
+        assert_eq!(headline(&links("")), "c (4 links, 10 Gbps to 50 GB/s, 2 us to 10 us, gloo)");
         let usual = format!("{}bandwidth = \"1 Gbps\"\nlatency = \"2 us\"\n", links(""));
-        assert_eq!(headline(&usual), "c (4 links, 1 Gbps to 400 Gbps, 2 us, gloo)");
+        assert_eq!(headline(&usual), "c (4 links, 1 Gbps to 50 GB/s, 2 us, gloo)");
         let grid = "preset = \"dimensions\"\ndimensions = [{ kind = \"ring\", size = 2, bandwidth = \"200 GB/s\", latency = \"50 ns\" }, \
                     { kind = \"switch\", size = 2, bandwidth = \"400 Gbps\", latency = \"2 us\" }]\n";
-        assert_eq!(headline(&format!("{DEVICES}{grid}")), "c (dimensions, 400 Gbps to 1.6 Tbps, 50 ns to 2 us, gloo)");
+        assert_eq!(headline(&format!("{DEVICES}{grid}")), "c (dimensions, 50 GB/s to 1.6 Tbps, 50 ns to 2 us, gloo)");
         assert_eq!(headline(&format!("{DEVICES}bandwidth = \"25 Gbps\"\n")), "c (switch, 25 Gbps, 10 us, gloo)");
     }
 
