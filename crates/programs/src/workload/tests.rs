@@ -673,7 +673,10 @@ fn what_does_not_fit_is_refused() {
         Spec { phase: Phase::Prefill, zero: 3, ..base() },
         // 2^38 / 2 micro-batches, and 2^27 layers: nothing of them is built.
         Spec { batch: 1 << 38, micro_batch: 1, ..base() },
-        Spec { model: Model { layers: 1 << 27, hidden: 8, heads: 8, kv_heads: 8, ffn: 8, vocabulary: 8, ..small().model }, ..base() },
+        Spec {
+            model: Model { layers: 1 << 27, hidden: 8, heads: 8, kv_heads: 8, ffn: 8, vocabulary: 8, ..small().model },
+            ..base()
+        },
     ];
     let shown = specs.map(|spec| Workload::new(spec).err().map_or("accepted".to_owned(), |error| error.to_string()));
     insta::assert_snapshot!(shown.join("\n"));
