@@ -551,8 +551,10 @@ torch.cuda.synchronize()
 
 
 ASKS = """
-import torch, torch.distributed as dist
+import os, torch, torch.distributed as dist
 has_cuda = torch.cuda.is_available()
+if has_cuda:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl" if has_cuda else "gloo")
 x = torch.ones(1 << 20, device="cuda" if has_cuda else "cpu")
 dist.all_reduce(x)

@@ -61,6 +61,15 @@ def test_a_program_uses_gpus_if_it_or_a_module_beside_it_does(source: str, uses:
     assert survey.uses_gpu(write_script(tmp_path, source)) is uses
 
 
+def test_modules_of_the_current_folder_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "package").mkdir()
+    main = write_script(tmp_path / "package", "from package.model import Model", "train.py")
+    (tmp_path / "package" / "model.py").write_text("import torch\nuse = torch.cuda.is_available()\n")
+    assert not survey.uses_gpu(main)
+    monkeypatch.chdir(tmp_path)
+    assert survey.uses_gpu(main)
+
+
 def test_a_programs_file_is_found_without_importing_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "outer" / "inner"
     package.mkdir(parents=True)

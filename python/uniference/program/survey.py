@@ -31,15 +31,15 @@ def needs_gpu(path: Path) -> bool:
 
 
 def uses_gpu(path: Path) -> bool:
-    """Whether the program in this file, or a module in its folder that it imports, uses GPUs where there are some."""
-    folder = path.parent
+    """Whether the program in this file, or a module in its folder or the current one that it imports, uses GPUs where there are some."""
+    folders = [path.parent, Path()]
     waiting, seen = [path], {path}
     while waiting and len(seen) <= _MOST_MODULES:
         module = waiting.pop()
         nodes = _nodes(module)
         if any(_uses_cuda(node) or _uses_accelerator(node) for node in nodes):
             return True
-        found = {file for node in nodes for file in _files(node, module, folder)} - seen
+        found = {file for node in nodes for file in _files(node, module, folders)} - seen
         seen |= found
         waiting += sorted(found)
     return False
@@ -52,18 +52,19 @@ def _nodes(path: Path) -> list[ast.AST]:
         return []  # running it will say what is wrong
 
 
-def _files(node: ast.AST, module: Path, folder: Path) -> list[Path]:
-    """The files in the program's folder that a statement imports."""
+def _files(node: ast.AST, module: Path, folders: list[Path]) -> list[Path]:
+    """The files in these folders that a statement imports."""
     if isinstance(node, ast.Import):
-        start, names = folder, [name.name for name in node.names]
+        names = [name.name for name in node.names]
     elif isinstance(node, ast.ImportFrom):
         # One dot is the module's own package.
-        start = module.parents[node.level - 1] if 0 < node.level <= len(module.parents) else folder
+        if 0 < node.level <= len(module.parents):
+            folders = [module.parents[node.level - 1]]
         first = node.module or ""
         names = [first, *(f"{first}.{name.name}".strip(".") for name in node.names)]
     else:
         return []
-    places = [Path(start, *name.split(".")) for name in names if name]
+    places = [Path(folder, *name.split(".")) for folder in folders for name in names if name]
     files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
     return [file for file in files if file.is_file()]
 
