@@ -6,7 +6,7 @@ use uniference_formats::cluster::Resolved;
 use uniference_formats::devices;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::ids::HostId;
-use uniference_sim::time::Rate;
+use uniference_sim::network::Link;
 
 /// Bytes a second: no PCI Express of 16 lanes is as fast up to version 5, and none is as slow from version 3 on.
 const FASTER_THAN_PCIE: f64 = 100e9;
@@ -50,12 +50,16 @@ fn shared_link(resolved: &Resolved) -> Option<String> {
     ))
 }
 
-/// NVLink, or the fabric of a server, that Gloo would use at its rate.
+/// A way as fast as NVLink from one rank to the next, which Gloo would use at that rate. The first ranks stand for all.
 fn gloo_over_nvlink(cluster: &Cluster) -> Option<String> {
     let topology = &cluster.topology;
-    let is_fast = |rate: Rate| rate.bytes_per_second() >= FASTER_THAN_PCIE;
-    let fast =
-        topology.links().iter().find(|link| is_fast(link.bandwidth)).filter(|_| cluster.backend.name == "gloo")?;
+    let hosts: Vec<HostId> = cluster.devices.iter().map(|device| device.host).take(64).collect();
+    let slowest = |pair: &[HostId]| {
+        let links = topology.route(pair[0], pair[1]).links.into_iter().map(|link| topology.link(link));
+        links.min_by(|a, b| a.bandwidth.bytes_per_second().total_cmp(&b.bandwidth.bytes_per_second()))
+    };
+    let is_fast = |link: &&Link| link.bandwidth.bytes_per_second() >= FASTER_THAN_PCIE;
+    let fast = hosts.windows(2).filter_map(slowest).find(is_fast).filter(|_| cluster.backend.name == "gloo")?;
     Some(format!(
         "Gloo communicates over TCP through the memory of the hosts and uses no NVLink: here it uses `{}` at {} GB/s\nhint: simulate NCCL with `backend = \"nccl\"` in the cluster file, or --backend nccl; or give the link the rate of TCP",
         fast.name,
@@ -133,6 +137,9 @@ mod tests {
         assert!(warning.contains("here it uses `gpu.0 -> fabric.0` at 360 GB/s\nhint: simulate NCCL"), "{warning}");
         assert_eq!(said(&cluster("nccl", rail)), [""; 0]);
         assert_eq!(said(&cluster("gloo", "bandwidth = \"400 Gbps\"")), [""; 0]);
+        // What switches have between them is shared: 4 x 400 Gbps.
+        let tree = "preset = \"fat_tree\"\nhosts_per_leaf = 4\nspines = 1\nbandwidth = \"400 Gbps\"";
+        assert_eq!(said(&cluster("gloo", tree)), [""; 0]);
         let graph = "links = [{ between = [\"gpu.0\", \"gpu.1\"], bandwidth = \"450 GB/s\" }]";
         let graph = the_one(&cluster("gloo", graph).replace("count = 8", "count = 2"));
         assert!(graph.contains("`gpu.0 -> gpu.1` at 450 GB/s"), "{graph}");
