@@ -63,6 +63,9 @@ class SimulatedBackend(c10d.Backend):
     """Those that torch gives a group whose program asks for none. They are no events in virtual time: where nothing else is left to
     happen, that is a deadlock."""
 
+    KEEPS_FIRST: ClassVar[bool] = False
+    """Its minimum and maximum keep the first of two operands that do not compare."""
+
     # Beside NCCL, of being costed as it.
     _has_warned: ClassVar[bool] = False
 
@@ -463,7 +466,7 @@ class SimulatedBackend(c10d.Backend):
         if known is None:
             name = reduction_name(op)
             self._check_reduction(name, dtype)
-            known = Reduction(name, op.factor if name == "premul_sum" else None, dtype)
+            known = Reduction(name, op.factor if name == "premul_sum" else None, dtype, self.KEEPS_FIRST)
             if name != "premul_sum":
                 self._checked_reductions[kind, dtype] = known
         return known

@@ -68,15 +68,21 @@ class Pairs(Connections):
         waits_for = name if name in ("send", "recv") else "recv"
         if callers and name != waits_for:
             return RuntimeError("Operation timed out!")
-        self.closed = True
-        # Others may hear of it.
-        self._channel.close(self._group)
+        self._close()
         milliseconds = limit // timedelta(milliseconds=1)
         return RuntimeError(
             f"{_SOURCE}/unbound_buffer.cc:78] Timed out waiting {milliseconds}ms for {waits_for} operation to complete"
         )
 
+    def _close(self) -> None:
+        """What this rank has outstanding in the group ends. Members that wait for it, or come later, hear that its pairs are closed."""
+        self.closed = True
+        self._channel.abort(self._group)
+        self._channel.close(self._group)
+
     def closed_by(self, peer: int) -> RuntimeError:
+        if self.closed and peer == self._channel.rank:
+            return _pairs_closed()
         return RuntimeError(
             f"{_SOURCE}/pair.cc:561] Connection closed by peer [127.0.0.1]:{_FIRST_PORT + peer}. "
             "This is typically caused by a remote worker crashing. "
@@ -93,6 +99,7 @@ class Gloo(SimulatedBackend):
 
     NAME = "gloo"
     CONNECTIONS = Pairs
+    KEEPS_FIRST = True
     DEFAULT_TIMEOUTS = (timedelta(minutes=30),)
 
     # How many monitored barriers there have been.

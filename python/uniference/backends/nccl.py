@@ -10,12 +10,18 @@ from uniference.backends.work import Work
 
 
 class _NcclConnections(Connections):
-    """Its watchdog ends the process that has timed out, so nothing is left to be closed."""
+    """Its communicator is aborted when an operation has timed out, of which other members hear nothing: they wait until they time out.
+
+    On a real cluster the watchdog ends the process, too, unless the program waits with TORCH_NCCL_BLOCKING_WAIT=1.
+    """
 
     def check(self) -> None:
-        pass
+        if self.closed:
+            raise _aborted(self._channel.rank)
 
     def timed_out(self, name: str, limit: timedelta, callers: bool = False) -> RuntimeError:
+        self.closed = True
+        self._channel.abort(self._group)
         milliseconds = limit // timedelta(milliseconds=1)
         return dist.DistBackendError(
             f"Watchdog caught collective operation timeout: WorkNCCL(OpType={name.upper()}, Timeout(ms)={milliseconds}) "
@@ -23,10 +29,17 @@ class _NcclConnections(Connections):
         )
 
     def closed_by(self, peer: int) -> RuntimeError:
+        if self.closed and peer == self._channel.rank:
+            return _aborted(peer)
         return dist.DistBackendError(
             "NCCL error: remote process exited or there was a network error\n"
             "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
         )
+
+
+def _aborted(rank: int) -> RuntimeError:
+    """What NCCL says of a communicator after a time-out (`torch/csrc/distributed/c10d/NCCLUtils.cpp`)."""
+    return dist.DistBackendError(f"NCCL communicator was aborted on rank {rank}.")
 
 
 class Nccl(SimulatedBackend):

@@ -11,7 +11,7 @@ use crate::ids::{GroupId, GroupRank, Handle, RankId};
 use crate::time::SimTime;
 use std::collections::BTreeSet;
 
-/// What is closed. Nothing is, before the first rank has crashed.
+/// What is closed. Nothing is before the first rank has crashed or has aborted a group.
 #[derive(Default)]
 pub(super) struct Closed {
     gone: BTreeSet<RankId>,
@@ -60,15 +60,24 @@ impl Comm {
         }
     }
 
-    /// The rank closes its ends of the connections of one group.
+    /// The rank closes its ends of the connections of one group. Others hear of it if a rank has crashed, or if this one has aborted the
+    /// group: a program that is over closes them too, and who still waits for it then is in a deadlock.
     pub(crate) fn close(&mut self, now: SimTime, of: RankId, group: GroupId) {
-        if self.closed.gone.is_empty() {
+        if self.closed.gone.is_empty() && !self.has_aborted(of, group) {
             return;
         }
-        for to in self.groups.get(group).ranks().to_vec() {
-            if to != of && !self.closed.gone.contains(&to) {
-                let at = now.saturating_add(self.transport.latency(of, to));
-                self.cue(now, at, Cue::Closed(Notice { group, to, of })).expect("a notice disagrees with nothing");
+        let members = self.groups.get(group);
+        // Members that the rank stands for have closed theirs too.
+        let own = |member: &GroupRank| members.player(*member) == members.position(of).unwrap_or(*member);
+        let ends: Vec<RankId> =
+            (0..members.size()).map(GroupRank).filter(own).map(|end| members.world_rank(end)).collect();
+        let others = (0..members.size()).map(GroupRank).filter(|member| members.plays(*member) && !own(member));
+        let others: Vec<RankId> = others.map(|member| members.world_rank(member)).collect();
+        for to in others.into_iter().filter(|to| !self.closed.gone.contains(to)).collect::<Vec<_>>() {
+            for of in &ends {
+                let at = now.saturating_add(self.transport.latency(*of, to));
+                let notice = Notice { group, to, of: *of };
+                self.cue(now, at, Cue::Closed(notice)).expect("a notice disagrees with nothing");
             }
         }
     }
@@ -106,7 +115,7 @@ impl Comm {
 
     fn fail_waiting_members(&mut self, now: SimTime, Notice { group, to, of }: Notice) {
         let members = self.groups.get(group);
-        let (Some(me), Some(peer)) = (members.position(to), members.position(of)) else { return };
+        let (Some(me), Some(peer)) = (members.position(to), members.find(of)) else { return };
         let waits = |index: &u32| {
             let instance = self.instances[*index as usize].as_ref();
             instance.is_some_and(|instance| instance.group == group && instance.waits_for(me, peer))

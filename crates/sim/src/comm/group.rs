@@ -167,6 +167,11 @@ impl Group {
         self.folded.as_ref().is_none_or(|folded| folded.player(member) == member)
     }
 
+    /// The place of the member that is simulated in the place of this one.
+    pub(super) fn player(&self, member: GroupRank) -> GroupRank {
+        self.folded.as_ref().map_or(member, |folded| folded.player(member))
+    }
+
     /// [`Folded::admits_messages`]
     pub(crate) fn admits_messages(&self) -> bool {
         self.folded.as_ref().is_none_or(Folded::admits_messages)

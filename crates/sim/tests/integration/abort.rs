@@ -53,6 +53,26 @@ fn the_others_wait_until_they_abort_themselves() {
     assert!(waits.halt().ranks[0].ended.is_some());
 }
 
+/// As Gloo does after a time-out: rank 0 aborts the group and closes its connections. Rank 1, which waits for it, hears of that one latency later, and
+/// rank 2, which comes later and has something for rank 0, at once.
+#[test]
+fn closing_an_aborted_group_fails_who_waits_and_who_comes_later() {
+    let closes = vec![
+        collective(CollectiveKind::AllReduce, 9),
+        compute(MS),
+        issue(Activity::Abort(WORLD)),
+        issue(Activity::Close(WORLD)),
+        wait(0),
+    ];
+    let late = vec![compute(3 * MS), wait(0), collective(CollectiveKind::AllReduce, 9), wait(1)];
+    let outcomes = run(&switch(3), vec![closes, blocking(CollectiveKind::AllReduce, 9), late]);
+    assert!(matches!(outcomes.ended, Ending::Finished), "{:?}", outcomes.ended);
+    let by_0 = |handle| Reply::Failed { complete: vec![Handle(handle)], failed: vec![(Handle(handle), RankId(0))] };
+    assert_eq!((outcomes.at(0, 4), outcomes.reply(0, 4)), (MS, by_0(0)));
+    assert_eq!((outcomes.at(1, 1), outcomes.reply(1, 1)), (MS + LATENCY_PS, by_0(0)));
+    assert_eq!((outcomes.at(2, 3), outcomes.reply(2, 3)), (3 * MS, by_0(1)));
+}
+
 /// Messages end alike, and those of another group of the same ranks arrive: n bytes take n/r + L.
 #[test]
 fn other_groups_go_on() {
