@@ -30,6 +30,12 @@ _KERNELS: dict[str, _Kernel] = {
 }
 _KERNELS["avg"] = _KERNELS["premul_sum"] = _KERNELS["sum"]
 
+# Gloo's `min` and `max` (gloo/math.h) are C++'s: of zeros of both signs, and where one of the two is NaN, the first stays.
+_KEEPING_FIRST: dict[str, _Kernel] = {
+    "min": lambda into, other: torch.where(other < into, other, into, out=into),
+    "max": lambda into, other: torch.where(into < other, other, into, out=into),
+}
+
 # As torch/csrc/distributed/c10d/Utils.hpp has it.
 _COMPLEX_TOO = frozenset({"sum", "avg", "premul_sum"})
 
@@ -47,12 +53,13 @@ class Reduction:
 
     __slots__ = ("_factor", "_kernel", "dtype", "is_native", "name")
 
-    def __init__(self, name: str, factor: Any, dtype: torch.dtype) -> None:
-        """`name` as of `reduction_name`; `factor` is that of PREMUL_SUM, otherwise None."""
+    def __init__(self, name: str, factor: Any, dtype: torch.dtype, keeps_first: bool = False) -> None:
+        """`name` as of `reduction_name`; `factor` is that of PREMUL_SUM, otherwise None. `keeps_first`: minimum and maximum are Gloo's."""
         self.name = name
         self.dtype = dtype
         self._factor = factor
-        self._kernel = _KERNELS.get(name)
+        kernels = _KERNELS | _KEEPING_FIRST if keeps_first else _KERNELS
+        self._kernel = kernels.get(name)
         if self._kernel is None:
             raise Unsupported(f"Unhandled ReduceOp {name}")
         if dtype.is_complex and name not in _COMPLEX_TOO:

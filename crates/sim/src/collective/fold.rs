@@ -2,13 +2,14 @@
 //!
 //! Floating-point addition is commutative but not associative: which elements are combined first decides the last bits of the result.
 //! All steps are carried out on expressions in place of values; what is left is which expression every part of the result is.
+//! Gloo's minimum and maximum are not even commutative: of zeros of both signs, and where one operand is no number, they keep the first.
 
 pub(super) mod order;
 
 use super::dataflow::{Memory, carry_out};
 use super::layout::Layout;
 use super::{Algorithm, GroupRank, Span, lanes, root_of};
-use crate::program::{Collective, CollectiveKind};
+use crate::program::{Collective, CollectiveKind, ReduceOp};
 use indexmap::IndexSet;
 use order::Order;
 use std::collections::BTreeSet;
@@ -60,7 +61,7 @@ impl FoldPlan {
             return FoldPlan::in_order(call, size);
         }
         let expressions = Expressions::of_results(algorithm, call, size);
-        let mut planner = Planner::new(expressions.nodes, size);
+        let mut planner = Planner::new(expressions.nodes, size, keeps_first(algorithm, call));
         for (span, wanted) in alike(&expressions.results) {
             planner.plan(span, &wanted);
         }
@@ -103,8 +104,10 @@ struct Piece {
 /// All members' tensors while the steps are carried out.
 struct Expressions {
     size: u32,
-    /// The operands of each combined expression, the smaller one first: each is listed once, whoever combines.
+    /// The operands of each combined expression, the smaller one first: each is listed once, whoever combines. If `keeps_first`, what the
+    /// member that combines had itself comes first.
     nodes: IndexSet<(Expression, Expression)>,
+    keeps_first: bool,
     tensors: Vec<Tensor>,
 }
 
@@ -128,7 +131,8 @@ impl Expressions {
             kind => panic!("{kind} combines nothing"),
         };
         let tensors = (0..size).map(|rank| Tensor::filled(everything, rank)).collect();
-        let mut memory = Expressions { size, nodes: IndexSet::new(), tensors };
+        let mut memory =
+            Expressions { size, nodes: IndexSet::new(), keeps_first: keeps_first(algorithm, call), tensors };
         carry_out(ranks().map(|me| lanes(algorithm, call, size, me)).collect(), &mut memory);
         let read = |me: GroupRank| {
             let tensor = &memory.tensors[me.index()];
@@ -139,7 +143,8 @@ impl Expressions {
     }
 
     fn combine(&mut self, a: Expression, b: Expression) -> Expression {
-        let (index, _) = self.nodes.insert_full((a.min(b), a.max(b)));
+        let operands = if self.keeps_first { (a, b) } else { (a.min(b), a.max(b)) };
+        let (index, _) = self.nodes.insert_full(operands);
         self.size + index as u32
     }
 }
@@ -162,6 +167,11 @@ impl Memory for Expressions {
             .collect();
         self.tensors[rank.index()].write(&combined);
     }
+}
+
+/// Does it matter which of two operands comes first?
+fn keeps_first(algorithm: &dyn Algorithm, call: &Collective) -> bool {
+    algorithm.keeps_first() && matches!(call.reduce, Some(ReduceOp::Min | ReduceOp::Max))
 }
 
 /// The parts that two lists, which cover the same elements, have in common, with what each holds there.
@@ -266,6 +276,8 @@ fn alike(results: &[Vec<Piece>]) -> Vec<(Span, Vec<Expression>)> {
 /// Gives every expression a slot and writes the folds down, range by range.
 struct Planner {
     size: u32,
+    /// A result lies where the first operand has lain, never where the second one has.
+    keeps_first: bool,
     nodes: IndexSet<(Expression, Expression)>,
     slots: u32,
     folds: Vec<Fold>,
@@ -279,11 +291,12 @@ struct Planner {
 }
 
 impl Planner {
-    fn new(nodes: IndexSet<(Expression, Expression)>, size: u32) -> Planner {
+    fn new(nodes: IndexSet<(Expression, Expression)>, size: u32, keeps_first: bool) -> Planner {
         let expressions = size as usize + nodes.len();
         let slot = (0..expressions).map(GroupRank::from).collect();
         let needed = vec![0; expressions];
-        Planner { size, nodes, slots: size, folds: Vec::new(), places: Vec::new(), needed, slot, free: Vec::new() }
+        let (folds, places, free) = (Vec::new(), Vec::new(), Vec::new());
+        Planner { size, keeps_first, nodes, slots: size, folds, places, needed, slot, free }
     }
 
     fn operands(&self, expression: Expression) -> Option<(Expression, Expression)> {
@@ -334,10 +347,10 @@ impl Planner {
         let (a, b) = (self.slot[a as usize], self.slot[b as usize]);
         let (destination, source) = match (a_free, b_free) {
             (true, _) => (a, b),
-            (false, true) => (b, a),
-            (false, false) => (self.copy(span, a), b),
+            (false, true) if !self.keeps_first => (b, a),
+            (false, _) => (self.copy(span, a), b),
         };
-        if a_free && b_free {
+        if source == b && b_free {
             self.free.push(source);
         }
         self.folds.push(Fold { destination, source, span, combine: true });
@@ -388,7 +401,7 @@ mod tests {
     use crate::collective::choose::algorithm_by_name;
     use crate::collective::peers::Peers;
     use crate::collective::{Action, Step, Steps};
-    use crate::program::{DType, PeerKernel, ReduceOp, Shape};
+    use crate::program::{DType, PeerKernel, Shape};
     use crate::time::Rate;
 
     fn call(kind: CollectiveKind, count: u64) -> Collective {
@@ -423,6 +436,20 @@ mod tests {
             assert_eq!(expression(&plan, member, 0), "(((1 2) 3) 0)");
             assert_eq!(expression(&plan, member, 3), "(((2 3) 0) 1)");
             assert_eq!(expression(&plan, member, 7), "(((0 1) 2) 3)");
+        }
+    }
+
+    /// A member combines what it has with what it gets, in this order, which decides where zeros of both signs or NaNs meet: chunk c is
+    /// max(x[c], max(x[c-3], max(x[c-2], x[c-1]))), so that a fold's destination is what the member had.
+    #[test]
+    fn gloos_maximum_keeps_what_the_member_had_itself() {
+        for kind in [CollectiveKind::AllReduce, CollectiveKind::Reduce, CollectiveKind::ReduceScatter] {
+            let call = Collective { reduce: Some(ReduceOp::Max), ..call(kind, 16) };
+            let plan = FoldPlan::derive(&*algorithm_by_name(kind, "gloo_ring").unwrap(), &call, 4);
+            let of_first = plan.folds.iter().filter(|fold| fold.span.start == 0);
+            let folds: Vec<(u32, u32)> = of_first.map(|fold| (fold.destination.0, fold.source.0)).collect();
+            assert_eq!(folds, [(2, 3), (1, 2), (0, 1)], "{kind}");
+            assert_eq!(plan.slots, 4);
         }
     }
 

@@ -5,7 +5,7 @@
 //! **all_reduce** goes down the ring (to rank r-1). The tensor is cut into S = max(ceil(n / 1 MiB), 2P) segments, rounded up to a
 //! multiple of P, of ceil(elements / S) elements each, the last ones shorter or absent; S/P consecutive segments are a chunk. Two
 //! segments are in flight. The reduce-scatter phase leaves chunk r at rank r, the all-gather phase starts when it is over. Chunk c
-//! is combined as ((x\[c-1\] + x\[c-2\]) + ...) + x\[c\], ranks modulo P.
+//! is combined as x\[c\] + (... + (x\[c-2\] + x\[c-1\])), ranks modulo P: a member's own elements are the first operand.
 //!
 //! **reduce** is the same reduce-scatter, then every rank sends its chunk to the root. Its segments are
 //! min(ceil(n / 2P), 1 MiB) long, and with more than two segments a chunk it goes on for S/P - 2 segments that nobody needs.
@@ -43,6 +43,10 @@ impl Algorithm for GlooRing {
 
     fn kinds(&self) -> &'static [CollectiveKind] {
         &[CollectiveKind::AllReduce, CollectiveKind::Reduce, CollectiveKind::AllGather, CollectiveKind::ReduceScatter]
+    }
+
+    fn keeps_first(&self) -> bool {
+        true
     }
 
     fn steps(&self, call: &Collective, size: u32, GroupRank(me): GroupRank) -> Steps {

@@ -89,6 +89,11 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
+    /// Do members combine what they have with what they receive in this order, which matters for Gloo's minimum and maximum?
+    fn keeps_first(&self) -> bool {
+        false
+    }
+
     /// Do members combine elements in the order of the group's ranks, whatever the order of their steps?
     fn combines_in_order(&self) -> bool {
         false
