@@ -52,6 +52,14 @@ struct Member {
     early: BTreeMap<GroupRank, u32>,
     /// It takes no further part.
     failed: bool,
+    /// Its first steps have started, or could have.
+    has_begun: bool,
+    /// Until then: what each peer has sent to it, and the messages that have no room at it, with their senders.
+    early_bytes: BTreeMap<GroupRank, Bytes>,
+    held: Vec<(GroupRank, u32)>,
+    /// How many of its own messages have no room at their receivers, and when the last one of them had.
+    without_room: u32,
+    had_room: SimTime,
 }
 
 /// Steps of a member that start in order.
@@ -209,6 +217,38 @@ impl Instance {
         }
     }
 
+    /// `from` sends so many bytes to a member: how many of them have room there, if not all have. That is `room` until the member comes.
+    pub(crate) fn lacks_room(&mut self, me: GroupRank, from: GroupRank, bytes: Bytes, room: Bytes) -> Option<Bytes> {
+        let member = self.member_or_new(me);
+        if member.has_begun {
+            return None;
+        }
+        let early = member.early_bytes.entry(from).or_default();
+        let left = Bytes(room.0.saturating_sub(early.0));
+        *early += bytes;
+        (bytes > left).then_some(left)
+    }
+
+    /// A message of `sender` that has no room waits until `me` has come.
+    pub(crate) fn hold(&mut self, me: GroupRank, sender: GroupRank, message: u32) {
+        self.member_or_new(me).held.push((sender, message));
+        self.member_or_new(sender).without_room += 1;
+    }
+
+    /// The member has come: the messages that have waited for it.
+    pub(crate) fn begin(&mut self, me: GroupRank, now: SimTime) -> Vec<u32> {
+        let member = self.member_or_new(me);
+        member.has_begun = true;
+        member.early_bytes.clear();
+        let held = std::mem::take(&mut member.held);
+        for (sender, _) in &held {
+            let sender = self.member_or_new(*sender);
+            sender.without_room -= 1;
+            sender.had_room = now;
+        }
+        held.into_iter().map(|(_, message)| message).collect()
+    }
+
     /// Starts every step that may start now and hands it to `post`. True once the member is through.
     pub(crate) fn run(&mut self, me: GroupRank, mut post: impl FnMut(Post)) -> bool {
         let element = self.call.dtype.size();
@@ -304,12 +344,17 @@ impl Instance {
     /// Until when a member of this collective had to wait for a peer to enter, as far as is known now. `SimTime::MAX`: it still does.
     pub(crate) fn peers_entered(&self, me: GroupRank) -> SimTime {
         let all = || if self.entered == self.players { self.last_entry } else { SimTime::MAX };
-        match (self.call.kind, self.call.root == Some(me)) {
+        let by_kind = match (self.call.kind, self.call.root == Some(me)) {
             (CollectiveKind::Broadcast | CollectiveKind::Scatter, true) => SimTime::ZERO,
             (CollectiveKind::Broadcast | CollectiveKind::Scatter, false) => self.root_entry,
             (CollectiveKind::Reduce | CollectiveKind::Gather, false) => SimTime::ZERO,
             _ => all(),
-        }
+        };
+        let for_room = self.members[me.index()].as_ref().map_or(SimTime::ZERO, |member| match member.without_room {
+            0 => member.had_room,
+            _ => SimTime::MAX,
+        });
+        by_kind.max(for_room)
     }
 
     /// Members that have not entered.

@@ -17,7 +17,7 @@ pub(crate) use instance::Caller;
 use crate::cluster::Free;
 use crate::collective::choose::AlgorithmTable;
 use crate::event::{Cause, Meeting, Traffic};
-use crate::ids::{GroupId, GroupRank, Handle, RankId, Site};
+use crate::ids::{GroupId, GroupRank, Handle, MessageId, RankId, Site};
 use crate::network::Asymmetry;
 use crate::program::{Call, CallOp, Collective};
 use crate::symmetry::Symmetry;
@@ -59,6 +59,8 @@ pub(crate) struct Comm {
     cues: Slab<Cue>,
     /// What happens in one instant; kept to reuse its room.
     progress: Vec<TransportEvent>,
+    /// What a member posts at once; kept to reuse its room.
+    posts: Vec<Post>,
 }
 
 /// A send from its issue until its receive is complete.
@@ -74,6 +76,8 @@ pub(crate) struct OpenSend {
 enum Cue {
     /// A member of a collective starts its first steps.
     Run { instance: u32, me: GroupRank },
+    /// What of a message has room at a receiver that has not come to the collective leaves.
+    Part { message: u32, id: MessageId, room: Bytes },
     /// A message between two ranks, or a write from one into the memory of the other, is posted.
     Send { rank: RankId, handle: Handle, group: GroupId, to: GroupRank, bytes: Bytes, purpose: Purpose, wire: u32 },
     /// The receive of a message is.
@@ -136,6 +140,7 @@ impl Comm {
             closed: Closed::default(),
             cues: Slab::new(),
             progress: Vec::new(),
+            posts: Vec::new(),
         }
     }
 
@@ -278,8 +283,11 @@ impl Comm {
             Cue::Run { instance, me } => {
                 let running = self.instances[instance as usize].as_ref().expect("it runs");
                 let cause = Cause::Begun(running.caller(me).handle);
+                let held = self.instances[instance as usize].as_mut().expect("it runs").begin(me, now);
+                held.into_iter().for_each(|message| self.transport.let_go(now, message, cause));
                 self.run_member(now, instance, me, cause);
             }
+            Cue::Part { message, id, room } => self.transport.let_part_go(now, message, id, room),
             Cue::Send { rank, handle, group, to, bytes, purpose, wire } => {
                 let destination = self.groups.get(group).seen_by(rank)[to.index()];
                 if self.closed.is_known(group, rank, destination) {
@@ -456,7 +464,11 @@ impl Comm {
         let (closed, mut failed) = (&self.closed, None);
         let handle = instance.announced(me).map(|caller| caller.handle);
         let mut ties = self.ties.as_mut().zip(handle);
-        let through = instance.run(me, |post| match post {
+        let room = transport.room(wire).filter(|_| !instance.is_of_program());
+        let mut posts = std::mem::take(&mut self.posts);
+        let through = instance.run(me, |post| posts.push(post));
+        let mut parts = Vec::new();
+        posts.drain(..).for_each(|post| match post {
             Post::Send { to: peer, .. } | Post::Receive { from: peer, .. }
                 if closed.is_known(id, group.world_rank(me), group.world_rank(peer)) =>
             {
@@ -469,8 +481,16 @@ impl Comm {
                 if let Some((ties, handle)) = &mut ties {
                     ties.sends(now, id, (source, destination), *handle, true);
                 }
-                transport.send(now, source, destination, id, bytes, purpose, wire, cause);
                 traffic.sent += bytes;
+                let (from, receiver) = group.folded().map_or((me, to), |folded| folded.arrival(me, to));
+                match room.and_then(|room| instance.lacks_room(receiver, from, bytes, room)) {
+                    None => transport.send(now, source, destination, id, bytes, purpose, wire, cause),
+                    Some(room) => {
+                        let (message, id) = transport.hold(now, source, destination, id, bytes, purpose, wire, cause);
+                        instance.hold(receiver, me, message);
+                        parts.push(Cue::Part { message, id, room });
+                    }
+                }
             }
             Post::Receive { from, bytes, combine } if transport.waits_for_receive(bytes, wire, true) => {
                 let (receiver, sender) = pair(from);
@@ -478,6 +498,10 @@ impl Comm {
             }
             Post::Receive { .. } => {}
         });
+        self.posts = posts;
+        // Members that come at this very instant have room for all of it.
+        let soon = now.saturating_add(SimDuration::from_ps(1));
+        parts.into_iter().for_each(|part| self.cue(now, soon, part).expect("a part disagrees with nothing"));
         match failed {
             Some(peer) => self.fail_member(now, index, me, peer),
             None if through => self.member_is_through(now, index, me, cause),

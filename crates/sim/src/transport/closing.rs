@@ -17,6 +17,7 @@ impl Transport {
                 connection.close(&mut dropped);
             }
         }
+        self.lose_held(rank);
         for tag in dropped.into_iter().filter(|tag| tag & PART == 0) {
             self.lose(tag);
         }
@@ -36,9 +37,11 @@ impl Transport {
         let waits = |Message { bytes, wire, purpose, .. }: &Message| {
             self.waits_for_receive(*bytes, *wire, matches!(purpose, Purpose::Step { .. }))
         };
-        let has_left = |message: &Message| !waits(message) || self.grant(message).is_some();
+        let has_left = |tag: u32, message: &Message| {
+            !self.held.contains_key(&tag) && (!waits(message) || self.grant(message).is_some())
+        };
         let between = |message: &Message| (message.group, message.source, message.destination) == (group, from, to);
-        self.messages.iter().any(|(_, message)| between(message) && has_left(message))
+        self.messages.iter().any(|(tag, message)| between(message) && has_left(tag, message))
     }
 
     /// How long the end of a connection takes to be noticed at its other end.

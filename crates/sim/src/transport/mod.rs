@@ -15,6 +15,7 @@
 
 mod closing;
 mod connection;
+mod held;
 mod protocol;
 mod rendezvous;
 mod slab;
@@ -35,7 +36,7 @@ use indexmap::IndexMap;
 use protocol::time_for;
 use rendezvous::Rendezvous;
 use rustc_hash::FxBuildHasher;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use threads::HostThreads;
 use timers::Timers;
 
@@ -60,6 +61,8 @@ pub(crate) struct Transport {
     wire_sent: Vec<Bytes>,
     /// What algorithms' protocols do to messages, by number from 1.
     wires: Vec<Wire>,
+    /// Messages whose receiver has no room for all of them yet: what of each is on its connection.
+    held: BTreeMap<u32, Bytes>,
     /// Ranks whose processes have crashed.
     gone: BTreeSet<RankId>,
     /// The time up to which the network has advanced.
@@ -225,6 +228,7 @@ impl Transport {
             events: Vec::new(),
             wire_sent: vec![Bytes(0); world],
             wires: Vec::new(),
+            held: BTreeMap::new(),
             gone: BTreeSet::new(),
             now: SimTime::ZERO,
             posted: 0,
@@ -241,6 +245,13 @@ impl Transport {
         let waits = |handshake: Handshake| handshake.eager.is_none_or(|eager| bytes > eager);
         let has_room = || is_step || self.protocol.buffer.is_none_or(|buffer| bytes <= buffer);
         !matches!(wire, TIMELESS | ONE_SIDED) && self.protocol.handshake.map_or_else(|| !has_room(), waits)
+    }
+
+    /// How much of what one rank sends to another has room there while that one has not come to the collective; `None`: all of it, or a
+    /// handshake sees to it.
+    pub(crate) fn room(&self, wire: u32) -> Option<Bytes> {
+        let has_buffer = self.protocol.handshake.is_none() && !matches!(wire, TIMELESS | ONE_SIDED);
+        self.protocol.buffer.filter(|_| has_buffer)
     }
 
     /// Is a receiver asked before it says that it is ready?
@@ -313,6 +324,35 @@ impl Transport {
         wire: u32,
         cause: Cause,
     ) {
+        let tag = self.post(now, source, destination, group, bytes, purpose, wire, cause);
+        if wire == TIMELESS {
+            return self.appear(now, tag);
+        }
+        if !self.waits_for_receive(bytes, wire, matches!(purpose, Purpose::Step { .. })) {
+            return self.dispatch(now, tag);
+        }
+        let (connection, channel) = (self.messages.get(tag).connection, purpose.channel(group));
+        if self.asks() || matches!(purpose, Purpose::Send { .. }) {
+            self.announce(now, Control::SendReady { data: connection, channel }, connection);
+        }
+        if let Some(grant) = self.rendezvous.send(connection, channel, tag) {
+            self.granted(now, tag, grant);
+        }
+    }
+
+    /// Makes a message known.
+    #[allow(clippy::too_many_arguments, reason = "what a message is, once")]
+    fn post(
+        &mut self,
+        now: SimTime,
+        source: RankId,
+        destination: RankId,
+        group: GroupId,
+        bytes: Bytes,
+        purpose: Purpose,
+        wire: u32,
+        cause: Cause,
+    ) -> u32 {
         let connection = self.connection(source, destination, group);
         let (operation, step) = match purpose {
             Purpose::Step { handle, step, .. } => (handle, Some(step)),
@@ -322,7 +362,7 @@ impl Transport {
         self.posted += 1;
         let (begun, released) = (now, now);
         let way = MessageWay { id, operation, step, by: source, begun, cause, released, ..MessageWay::default() };
-        let tag = self.messages.keep(Message {
+        self.messages.keep(Message {
             purpose,
             source,
             destination,
@@ -338,20 +378,7 @@ impl Transport {
             connection,
             grant: NO_GRANT,
             wire,
-        });
-        if wire == TIMELESS {
-            return self.appear(now, tag);
-        }
-        if !self.waits_for_receive(bytes, wire, matches!(purpose, Purpose::Step { .. })) {
-            return self.dispatch(now, tag);
-        }
-        let channel = purpose.channel(group);
-        if self.asks() || matches!(purpose, Purpose::Send { .. }) {
-            self.announce(now, Control::SendReady { data: connection, channel }, connection);
-        }
-        if let Some(grant) = self.rendezvous.send(connection, channel, tag) {
-            self.granted(now, tag, grant);
-        }
+        })
     }
 
     /// A message is where it is to be.
@@ -463,12 +490,13 @@ impl Transport {
     fn dispatch(&mut self, now: SimTime, tag: u32) {
         let message = self.messages.get(tag);
         let Message { connection, bytes, wire, .. } = *message;
-        let bytes = self.wire_of(message).map_or(bytes, |wire| wire.stretched(bytes));
+        let stretched = self.wire_of(message).map_or(bytes, |wire| wire.stretched(bytes));
+        let bytes = Bytes(stretched.0 - self.held.remove(&tag).unwrap_or_default().0);
         let handshake = self.protocol.handshake.filter(|_| wire != ONE_SIDED);
         let preamble = handshake.map_or(Bytes(0), |handshake| handshake.preamble);
         let wire_bytes = self.push(now, connection, bytes + preamble, u64::from(tag));
         let message = self.messages.get_mut(tag);
-        message.wire_bytes = wire_bytes;
+        message.wire_bytes += wire_bytes;
         message.way.behind = self.connections[connection as usize].last.replace(message.way.id);
     }
 

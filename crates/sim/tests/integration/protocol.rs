@@ -92,8 +92,39 @@ fn what_has_no_room_at_the_receiver_leaves_when_its_receive_is_posted() {
     }
     let outcomes = run(&cluster(2, buffered()), vec![sends(1000), receives(Some(0), 1000)]);
     assert_eq!([0, 1].map(|rank| outcomes.finish(rank)), [1000 * BETA, late]);
-    // Steps of a collective have room.
-    assert_eq!(time(4, buffered(), AllToAll, 2000), time(4, Protocol::default(), AllToAll, 2000));
+}
+
+/// A broadcast of n bytes to a member that comes at T. Of what the root sends, r bytes have room there before; the rest leaves at T, and
+/// a picosecond at the start is lost: root max(n beta, T + (n - r) beta), member d later.
+#[test]
+fn steps_to_a_member_that_has_not_come_leave_as_far_as_it_has_room() {
+    let ends = |bytes, late| {
+        let member = vec![compute(late), wait(0), collective(Broadcast, bytes), wait(1)];
+        let outcomes = run(&cluster(2, buffered()), vec![blocking(Broadcast, bytes), member]);
+        [0, 1].map(|rank| outcomes.finish(rank))
+    };
+    let late = 50_000_000;
+    assert_eq!(ends(1000, late), [1000 * BETA, late]);
+    assert_eq!(ends(3000, late), [late + 2000 * BETA, late + 2000 * BETA + D]);
+    // It comes before its buffer is full: nothing waits.
+    assert_eq!(ends(3000, 500 * BETA), [3000 * BETA + 1, 3000 * BETA + 1 + D]);
+    // Who comes at the same instant is not late, in any collective.
+    assert_eq!(ends(3000, 0), [3000 * BETA, 3000 * BETA + D]);
+    for kind in CollectiveKind::ALL {
+        assert_eq!(time(4, buffered(), kind, 5000), time(4, Protocol::default(), kind, 5000), "{kind}");
+    }
+}
+
+/// Room is shared by all steps to one member: in a gather of blocks of n bytes each sender has its own, in an all-to-all of two ranks
+/// nothing of the late member comes either.
+#[test]
+fn a_member_that_never_comes_holds_up_whoever_has_more_for_it_than_it_has_room() {
+    let reason = |bytes| match run(&cluster(2, buffered()), vec![blocking(Broadcast, bytes), vec![]]).ended {
+        uniference_sim::engine::Ending::Halted(halt) => Some(halt.reason),
+        _ => None,
+    };
+    assert_eq!(reason(1000), None);
+    assert_eq!(reason(1001), Some(HaltReason::Deadlock));
 }
 
 #[test]
