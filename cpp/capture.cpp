@@ -185,16 +185,10 @@ const Definition& defined(Definition& known, const Stream& key, const torch::jit
   return *definition;
 }
 
-// A call of an extension's operator on a simulated GPU. Operators that it calls are written down by themselves; where it launches kernels of its own, it
-// is an operator, too, and what these would compute is not there.
-void run_foreign(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
-  if (inside > 0 || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, &stack);
-  const size_t count = schema.written.size(), begin = stack.size() - count;
-  const std::vector<c10::IValue> arguments(stack.begin() + begin, stack.end());
-  const bool is_written = !unwritten();
-  OwnKernels kernels;
-  op.redispatchBoxed(below, &stack);
-  if (!kernels.any()) return;
+// Writes down that an extension's operator has launched kernels of its own, which would compute what is now not there.
+void write_own_kernels(
+    const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, bool is_written, OwnKernels& kernels) {
+  const size_t count = arguments.size();
   const OwnWork ours;
   Mirror::ran_own_kernels(schema, arguments, stack, begin, values.has_values(schema, arguments.data(), count));
   // What is timed has its time already.
@@ -210,6 +204,21 @@ void run_foreign(const c10::OperatorHandle& op, const Schema& schema, c10::Dispa
   write_readings(arguments, kernels.stream());
   kernels.write();
   write_execution(definition, Lines::get().here(), /*recorded=*/false, read, stack, begin);
+}
+
+// A call of an extension's operator on a simulated GPU. Operators that it calls are written down by themselves; where it launches kernels of its own, it
+// is an operator, too, and what these would compute is not there.
+void run_foreign(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
+  if (inside > 0 || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, &stack);
+  const size_t count = schema.written.size(), begin = stack.size() - count;
+  const std::vector<c10::IValue> arguments(stack.begin() + begin, stack.end());
+  const bool is_written = !unwritten();
+  const std::optional<c10::Device> waits = Mirror::blocks_on(arguments.data(), count);
+  OwnKernels kernels;
+  op.redispatchBoxed(below, &stack);
+  if (!kernels.any()) return;
+  write_own_kernels(schema, arguments, stack, begin, is_written, kernels);
+  if (waits) Mirror::wait_for(*waits);
 }
 
 // Whether a call is one of shapes alone: of the program's tensors on `meta`, of what `FakeTensorMode` makes of others, as DTensor does for each new shape
@@ -255,6 +264,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   bool computes;
   bool has_values;
   bool recorded = false;
+  std::optional<c10::Device> waits;
   const bool is_written = !unwritten();
   {
     OwnWork ours;
@@ -265,6 +275,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     line = timed ? Lines::pass() : Lines::get().here();
     computes = on_gpu || values.computes(schema, arguments, count);
     has_values = on_gpu && values.has_values(schema, arguments, count);
+    if (on_gpu && !schema.view) waits = Mirror::blocks_on(arguments, count);
     if (!values.all() || schema.has_lengths) kept.assign(stack->begin() + begin, stack->end());
     read.clear();
     for (size_t i = 0; i < count; i++) {
@@ -307,6 +318,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   }
   key.swap(own_key);
   read.swap(own_read);
+  if (waits) Mirror::wait_for(*waits);
   if (timed && is_written) between.begin();
 }
 

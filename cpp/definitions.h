@@ -5,6 +5,8 @@
 #include <ATen/core/ivalue.h>
 
 #include <atomic>
+#include <cstdlib>
+#include <cstring>
 #include <unordered_map>
 
 #include "schema.h"
@@ -110,12 +112,18 @@ class Definitions {
  private:
   // Whether a GPU multiplies its numbers of 32 bits in tensor cores, as the program's settings have it just now.
   static bool in_tensor_cores(const Schema& schema, const c10::IValue* arguments, size_t count) {
-    if (schema.products == at::Float32Op::ALL || at::NoTF32Guard::should_disable_tf32()) return false;
+    if (schema.products == at::Float32Op::ALL) return false;
+    // cuBLAS and cuDNN look at this variable once, and let it go before what the program says: 0 forbids it, 1 demands it.
+    static const char* const override = std::getenv("NVIDIA_TF32_OVERRIDE");
+    const bool forbidden = override != nullptr && std::strcmp(override, "0") == 0;
+    const bool demanded = override != nullptr && std::strcmp(override, "1") == 0;
+    if (forbidden || (!demanded && at::NoTF32Guard::should_disable_tf32())) return false;
     bool on_gpu = false;
     for (size_t i = 0; i < count && !on_gpu; i++) {
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { on_gpu |= tensor.is_cuda() && tensor.scalar_type() == at::kFloat; });
     }
-    return on_gpu && at::globalContext().float32Precision(at::Float32Backend::CUDA, schema.products) == at::Float32Precision::TF32;
+    const bool told = demanded || at::globalContext().float32Precision(at::Float32Backend::CUDA, schema.products) == at::Float32Precision::TF32;
+    return on_gpu && told;
   }
 
   static void tensor(const at::Tensor& tensor, bool written, Stream& out) {

@@ -82,6 +82,20 @@ class Mirror {
     return on_gpu;
   }
 
+  // The device of a call after which the program waits, as launches block (`CUDA_LAUNCH_BLOCKING`); none: it goes on.
+  static std::optional<c10::Device> blocks_on(const c10::IValue* arguments, size_t count) {
+    static const char* const blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
+    if (blocking == nullptr || std::atoi(blocking) == 0) return std::nullopt;
+    return device_of(arguments, count);
+  }
+
+  // What the device's current stream was handed has ended. While the stream is captured, nothing is.
+  static void wait_for(c10::Device device) {
+    const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
+    const c10::Stream stream = guard.getStream(device);
+    if (!is_captured_(guard.getStreamNativeHandle(stream))) guard.synchronizeStream(stream);
+  }
+
   // Carries out a call of communication, which `moves` data, or only its size.
   static void communicate(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack& stack, bool moves) {
     struct Withheld {

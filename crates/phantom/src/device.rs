@@ -6,12 +6,14 @@ pub(crate) mod limits;
 use crate::attach::{attached, link};
 use crate::errors::{INVALID_DEVICE, NO_DEVICE, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, Status};
 use crate::errors::{INVALID_VALUE, PEER_ACCESS_UNSUPPORTED};
+use crate::unimplemented::warn;
 pub(crate) use attributes::{Architecture, BLOCK, GRID, SHARED_OF_BLOCK, THREADS_OF_BLOCK, attribute};
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use uniference_protocol::phantom::Device;
+use uniference_protocol::settings;
 
 /// The version of CUDA that the driver and the runtime say they have: 13.2, as the wheels of PyTorch 2.15.
 pub(crate) const VERSION: i32 = 13_020;
@@ -25,6 +27,9 @@ static USED: AtomicU64 = AtomicU64::new(0);
 
 /// The number in the host of the device that has become the process's own, and 1; 0: none has.
 static OWN: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether launches return when what they launch has ended (`CUDA_LAUNCH_BLOCKING`).
+static LAUNCHES_BLOCK: AtomicBool = AtomicBool::new(false);
 
 /// Pairs of devices: the first may use the second one's memory.
 static PEERS: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
@@ -119,6 +124,11 @@ pub(crate) fn on<T>(ordinal: usize, work: impl FnOnce() -> T) -> T {
 /// Something of the device was used: it has a context.
 pub(crate) fn mark_used(ordinal: usize) {
     let before = USED.fetch_or(1 << ordinal, Relaxed);
+    if before == 0 {
+        let environment = settings::environment();
+        LAUNCHES_BLOCK.store(settings::is_on(&environment, "CUDA_LAUNCH_BLOCKING"), Relaxed);
+        settings::of_cuda(&environment).iter().for_each(|text| warn(text));
+    }
     let number = number(ordinal);
     if before & 1 << ordinal == 0
         && attached().is_some_and(|attached| attached.own != number)
@@ -126,6 +136,11 @@ pub(crate) fn mark_used(ordinal: usize) {
     {
         OWN.store(number + 1, Relaxed);
     }
+}
+
+/// Whether the program waits for what it launches, as the environment says where it first uses a device.
+pub(crate) fn launches_block() -> bool {
+    LAUNCHES_BLOCK.load(Relaxed)
 }
 
 /// The ordinal of the process's own device: the rank's, or the one that it has taken; `None`: the process does not see it.

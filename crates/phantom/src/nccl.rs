@@ -4,6 +4,7 @@
 //! made, and its output is there when somebody looks at what the stream has done ([`crate::arrivals`]).
 
 mod buffers;
+mod configuration;
 
 use crate::attach::communication;
 use crate::calls::{self, Finish, Pending, Prepared, Refused, moves_values, of_world};
@@ -11,8 +12,9 @@ use crate::exports::{Items, Out, Put, exports};
 use crate::launches::Moved;
 use crate::streams::Handle;
 use crate::unimplemented::warn;
-use crate::{arrivals, device};
+use crate::{arrivals, device, streams};
 use buffers::Buffers;
+use configuration::{Configuration, read};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -20,6 +22,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 use uniference_protocol::phantom::{Call, Communication, Operation};
+use uniference_protocol::settings;
 
 /// `ncclResult_t`.
 type Status = c_int;
@@ -83,6 +86,7 @@ pub(crate) struct Communicator {
     /// Factors of reductions that the program has made, by their number less [`MADE`].
     factors: RefCell<Vec<f64>>,
     buffers: Buffers,
+    configuration: Configuration,
 }
 
 #[derive(Clone, Copy)]
@@ -120,22 +124,22 @@ exports! {
         wrote(id.put(UniqueId(bytes)))
     }
     fn ncclCommInitRank(to: Out<*mut Communicator>, size: c_int, id: UniqueId, rank: c_int) -> Status {
-        meet(to, &name_of(&[id]), size, rank)
+        meet(to, &name_of(&[id]), size, rank, Vec::new())
     }
-    fn ncclCommInitRankConfig(to: Out<*mut Communicator>, size: c_int, id: UniqueId, rank: c_int, _config: *const c_void) -> Status {
-        meet(to, &name_of(&[id]), size, rank)
+    fn ncclCommInitRankConfig(to: Out<*mut Communicator>, size: c_int, id: UniqueId, rank: c_int, config: *const c_void) -> Status {
+        meet(to, &name_of(&[id]), size, rank, read(config))
     }
-    fn ncclCommInitRankScalable(to: Out<*mut Communicator>, size: c_int, rank: c_int, count: c_int, ids: *const UniqueId, _config: *const c_void) -> Status {
+    fn ncclCommInitRankScalable(to: Out<*mut Communicator>, size: c_int, rank: c_int, count: c_int, ids: *const UniqueId, config: *const c_void) -> Status {
         if ids.is_null() || count < 1 {
             return INVALID_ARGUMENT;
         }
         // SAFETY: the caller says how many there are.
         let ids = unsafe { std::slice::from_raw_parts(ids, count as usize) };
-        meet(to, &name_of(ids), size, rank)
+        meet(to, &name_of(ids), size, rank, read(config))
     }
-    fn ncclCommSplit(communicator: Of, color: c_int, key: c_int, to: Out<*mut Communicator>, _config: *const c_void) -> Status {
+    fn ncclCommSplit(communicator: Of, color: c_int, key: c_int, to: Out<*mut Communicator>, config: *const c_void) -> Status {
         let Some(communicator) = communicator else { return INVALID_ARGUMENT };
-        communicator.split(color, key, to)
+        communicator.split(color, key, to, config)
     }
     fn ncclCommFinalize(_communicator: Of) -> Status { SUCCESS }
     fn ncclCommDestroy(communicator: *mut Communicator) -> Status { Communicator::close(communicator) }
@@ -151,12 +155,12 @@ exports! {
         arrivals::abort(communicator.group);
         SUCCESS
     }
-    fn ncclCommShrink(communicator: Of, excluded: Items<c_int>, count: c_int, to: Out<*mut Communicator>, _config: *const c_void, flags: c_int) -> Status {
+    fn ncclCommShrink(communicator: Of, excluded: Items<c_int>, count: c_int, to: Out<*mut Communicator>, config: *const c_void, flags: c_int) -> Status {
         let (Some(communicator), Ok(count)) = (communicator, usize::try_from(count)) else { return INVALID_ARGUMENT };
         if flags & SHRINK_ABORT != 0 {
             arrivals::abort(communicator.group);
         }
-        communicator.shrink(excluded.read(count), to)
+        communicator.shrink(excluded.read(count), to, config)
     }
     fn ncclCommGetAsyncError(communicator: Of, status: Out<Status>) -> Status {
         let Some(communicator) = communicator else { return INVALID_ARGUMENT };
@@ -329,15 +333,21 @@ impl Asked {
 }
 
 fn hand_over(calls: Vec<Pending>) -> Status {
+    let on: Vec<(usize, Handle)> = calls.iter().map(|call| (call.device, call.stream)).collect();
     match calls::issue(calls) {
-        Ok(()) => SUCCESS,
+        Ok(()) => {
+            for (of, stream) in on {
+                let _ = device::on(of, || streams::wait_for_launch(stream));
+            }
+            SUCCESS
+        }
         Err(Refused::Captured(_)) => INVALID_USAGE,
         Err(Refused::Called(_)) => INVALID_ARGUMENT,
     }
 }
 
 impl Communicator {
-    fn split(&self, color: c_int, key: c_int, to: Out<*mut Communicator>) -> Status {
+    fn split(&self, color: c_int, key: c_int, to: Out<*mut Communicator>, config: *const c_void) -> Status {
         let Some(link) = communication() else { return INVALID_USAGE };
         self.splits.set(self.splits.get() + 1);
         let name = format!("{}/{}", self.name, self.splits.get());
@@ -366,11 +376,11 @@ impl Communicator {
         };
         let Some(me) = members.iter().position(|member| *member == self.me) else { return INVALID_ARGUMENT };
         let members = members.into_iter().map(|member| self.members[member]).collect();
-        join(to, link, format!("{name}/{color}"), members, me)
+        join(to, link, format!("{name}/{color}"), members, me, self.inherited(config))
     }
 
     /// All members but the excluded ones call this, so nobody need be asked who they are.
-    fn shrink(&self, excluded: &[c_int], to: Out<*mut Communicator>) -> Status {
+    fn shrink(&self, excluded: &[c_int], to: Out<*mut Communicator>, config: *const c_void) -> Status {
         let Some(link) = communication() else { return INVALID_USAGE };
         let is_member = |number: &c_int| usize::try_from(*number).is_ok_and(|number| number < self.members.len());
         let stays = |member: usize| !excluded.contains(&(member as c_int));
@@ -381,7 +391,12 @@ impl Communicator {
         let staying: Vec<usize> = (0..self.members.len()).filter(|member| stays(*member)).collect();
         let me = staying.iter().position(|member| *member == self.me).expect("it stays");
         let members = staying.into_iter().map(|member| self.members[member]).collect();
-        join(to, link, format!("{}/{}", self.name, self.splits.get()), members, me)
+        join(to, link, format!("{}/{}", self.name, self.splits.get()), members, me, self.inherited(config))
+    }
+
+    /// The configuration of a communicator that is made from this one: its own, or this one's.
+    fn inherited(&self, config: *const c_void) -> Configuration {
+        if config.is_null() { self.configuration.clone() } else { read(config) }
     }
 
     /// Makes the connections that a call needs, of which some are messages between members. `peer` is the root, or the other side of a message.
@@ -414,7 +429,7 @@ impl Communicator {
 }
 
 /// The members of a new communicator tell each other which ranks of the world they are.
-fn meet(to: Out<*mut Communicator>, name: &str, size: c_int, rank: c_int) -> Status {
+fn meet(to: Out<*mut Communicator>, name: &str, size: c_int, rank: c_int, configuration: Configuration) -> Status {
     let Some(link) = communication() else { return INVALID_USAGE };
     if size < 1 || !(0..size).contains(&rank) {
         return INVALID_ARGUMENT;
@@ -424,21 +439,42 @@ fn meet(to: Out<*mut Communicator>, name: &str, size: c_int, rank: c_int) -> Sta
     let word = |bytes: &[u8]| <[u8; 4]>::try_from(bytes).expect("four bytes");
     let all = exchange(link, name, rank as usize, 0..size as usize, &mine);
     let members = all.iter().map(|said| Member { rank: u32::from_le_bytes(word(&said[..4])), host: word(&said[4..8]) });
-    join(to, link, name.to_owned(), members.collect(), rank as usize)
+    join(to, link, name.to_owned(), members.collect(), rank as usize, configuration)
 }
 
-fn join(to: Out<*mut Communicator>, link: &Communication, name: String, members: Vec<Member>, me: usize) -> Status {
+fn join(
+    to: Out<*mut Communicator>,
+    link: &Communication,
+    name: String,
+    members: Vec<Member>,
+    me: usize,
+    configuration: Configuration,
+) -> Status {
+    let is_here = |member: &Member| member.host == members[me].host;
+    let spans_servers = !members.iter().all(is_here);
+    let said = match settings::of_communicator(&settings::environment(), &configuration, spans_servers) {
+        Ok(said) => said,
+        Err(refused) => {
+            warn(&format!("NCCL refuses a communicator: {refused}"));
+            return INVALID_ARGUMENT;
+        }
+    };
+    if members.len() > 1 {
+        said.warnings.iter().for_each(|text| warn(text));
+    }
+    let to_engine = said.settings.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let ranks: Vec<u32> = members.iter().map(|member| member.rank).collect();
-    // SAFETY: the ranks are there during the call.
-    let group = unsafe { (link.group)(ranks.as_ptr(), ranks.len()) };
+    // SAFETY: the ranks and the settings are there during the call.
+    let group = unsafe { (link.group)(ranks.as_ptr(), ranks.len(), to_engine) };
     if group == Communication::REFUSED {
         return INVALID_USAGE;
     }
     let device = device::current();
     let (splits, factors) = (Cell::new(0), RefCell::new(Vec::new()));
-    let is_linked = members.iter().all(|member| member.host == members[me].host) && device::all_are_linked();
-    let buffers = Buffers::new(device, members.len(), is_linked);
-    let communicator = Communicator { name, members, me, group, device, splits, factors, buffers };
+    let settings = said.settings.unwrap_or_default();
+    let is_linked = !spans_servers && settings.peer_access && device::all_are_linked();
+    let buffers = Buffers::new(device, members.len(), is_linked, settings.channels);
+    let communicator = Communicator { name, members, me, group, device, splits, factors, buffers, configuration };
     wrote(to.put(Box::into_raw(Box::new(communicator))))
 }
 

@@ -297,7 +297,7 @@ fn group(link: &Communication, flags: &[usize], me: usize) -> Option<u32> {
         return Some(*group);
     }
     // SAFETY: the ranks are there during the call.
-    let group = unsafe { (link.group)(ranks.as_ptr(), ranks.len()) };
+    let group = unsafe { (link.group)(ranks.as_ptr(), ranks.len(), std::ptr::null()) };
     (group != Communication::REFUSED).then(|| *groups.entry(ranks).or_insert(group))
 }
 

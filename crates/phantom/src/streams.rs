@@ -10,6 +10,7 @@ use crate::attach::{attached, link};
 use crate::errors::*;
 use crate::exports::exports;
 use crate::launches::{Moved, Name, Place, Shape};
+use crate::unimplemented::warn;
 use crate::{arrivals, cupti, device, memory, reads};
 pub(crate) use capture::{
     Mode, begin_capture, capture_calls, capture_info, check_unsafe_call, end_capture, exchange_mode, report_capture,
@@ -262,6 +263,12 @@ pub(crate) fn synchronize(stream: Handle) -> Result<(), Status> {
     cupti::waited(cupti::Waited::Stream, place(number).device, Some(number), None);
     arrivals::settle_stream(number);
     Ok(())
+}
+
+/// After a launch: waits for it if launches block. Kernels and copies of operators are waited for by `cpp/capture.cpp`, once the operator is written down.
+pub(crate) fn wait_for_launch(stream: Handle) -> Result<(), Status> {
+    let waits = device::launches_block() && lock().uncaptured(stream).is_ok();
+    if waits { synchronize(stream) } else { Ok(()) }
 }
 
 /// Waits until all streams of the thread's device are empty.
@@ -536,6 +543,9 @@ impl State {
     fn order(&mut self, stream: u32) {
         let (device, flags, is_legacy) = {
             let stream = &self.streams[stream as usize];
+            if stream.priority != PRIORITIES.0 {
+                warn("priorities of CUDA streams are not modelled: kernels of all streams share a GPU equally");
+            }
             if stream.capture.is_some() {
                 return;
             }

@@ -264,7 +264,7 @@ impl Program for Calls {
             _ => match self.calls.next() {
                 Some((ranks, collective)) => {
                     self.next = Some(collective);
-                    Request::JoinGroup { ranks, sequence: 0 }
+                    Request::JoinGroup { ranks, sequence: 0, settings: None }
                 }
                 None => Request::Exit(Outcome::Ok),
             },

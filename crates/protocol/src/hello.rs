@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::io;
 
 /// The version of everything that follows a [`Hello`]. It grows with every change of a message.
-pub const VERSION: u32 = 8;
+pub const VERSION: u32 = 9;
 
 /// The first frame in each direction of a rank's main wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(ours.check(ours), Ok(()));
         assert_eq!(Hello::new(false).check(ours), Ok(()));
         let refused = [
-            (Hello { version: VERSION + 1, capabilities: u64::MAX }, "speaks version 8 of the protocol"),
+            (Hello { version: VERSION + 1, capabilities: u64::MAX }, "speaks version 9 of the protocol"),
             (Hello { capabilities: ours.capabilities ^ LITTLE_ENDIAN, ..ours }, "order the bytes"),
             (Hello::new(false), "cannot share memory"),
         ];

@@ -14,6 +14,7 @@ pub mod memory;
 pub mod messages;
 pub mod phantom;
 pub mod relay;
+pub mod settings;
 pub mod wire;
 
 use rustix::process::Signal;

@@ -8,7 +8,7 @@
 
 use serde::{Deserialize, Serialize};
 use uniference_sim::ids::Site;
-use uniference_sim::program::{Call, DType, Mark, Outcome, ReduceOp, StoreOp, StoreValue};
+use uniference_sim::program::{Call, DType, Mark, NcclSettings, Outcome, ReduceOp, StoreOp, StoreValue};
 use uniference_sim::time::{SimDuration, SimTime};
 
 /// The name that a rank gives an operation before the engine has numbered it.
@@ -104,6 +104,8 @@ pub enum Op {
         ranks: Vec<u32>,
         /// How many groups of just these this rank has named before.
         sequence: u32,
+        /// What the program tells NCCL about the group; `None`: nothing.
+        settings: Option<NcclSettings>,
     },
     /// Asks which operations are complete, once all or any are: [`Answer::Complete`] or [`Answer::TimedOut`].
     Wait {

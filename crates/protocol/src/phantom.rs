@@ -5,6 +5,7 @@
 //! default stream of the rank's own device.
 
 use std::ffi::{c_char, c_int, c_void};
+use uniference_sim::collective::NcclSettings;
 
 /// Of this interface. Both sides refuse another one.
 pub const VERSION: u32 = 11;
@@ -284,8 +285,9 @@ pub struct Communication {
     pub publish: unsafe extern "C" fn(key: *const u8, key_length: usize, value: *const u8, length: usize),
     /// Reads a key, once it is there: as many bytes as the value has, or there is room for.
     pub look_up: unsafe extern "C" fn(key: *const u8, key_length: usize, value: *mut u8, room: usize),
-    /// Names a group of ranks of the world, in this order, or says [`Communication::REFUSED`].
-    pub group: unsafe extern "C" fn(ranks: *const u32, count: usize) -> u32,
+    /// Names a group of ranks of the world, in this order, or says [`Communication::REFUSED`]. `settings`: what the program tells NCCL about it; null:
+    /// nothing.
+    pub group: unsafe extern "C" fn(ranks: *const u32, count: usize, settings: *const NcclSettings) -> u32,
     /// Starts a call, whose input is copied, and names it, or says [`Communication::REFUSED`].
     pub issue: unsafe extern "C" fn(call: *const Call) -> u32,
     /// Waits for a call to end, and copies its output, if it has not failed. Nobody asks for it again. `has_ended`: 1 if the caller knows that

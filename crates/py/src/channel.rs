@@ -14,6 +14,7 @@ use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
+use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use uniference_client::{Blocking, Client, ClientError, Ran};
 use uniference_protocol::memory::{Kernel, Region};
 use uniference_protocol::messages::{Compute, Lack, Span};
+use uniference_protocol::settings;
 use uniference_sim::ids::{GroupId, GroupRank};
 use uniference_sim::program::{Collective, CollectiveKind, DType, Mark, ReduceOp, Shape, StoreOp, StoreValue};
 use uniference_sim::time::{Bytes, SimDuration};
@@ -198,8 +200,16 @@ impl Channel {
         self.client.warn(text);
     }
 
-    fn group(&self, py: Python<'_>, ranks: Vec<u32>) -> PyResult<u32> {
-        py.detach(|| self.client.group(ranks)).map(|group| group.0).map_err(raise)
+    /// `nccl`: what the environment tells NCCL counts for the group.
+    #[pyo3(signature = (ranks, nccl = false))]
+    fn group(&self, py: Python<'_>, ranks: Vec<u32>, nccl: bool) -> PyResult<u32> {
+        let environment = if nccl { settings::environment() } else { BTreeMap::new() };
+        // As `torchrun` says how many hosts there are.
+        let hosts = std::env::var("GROUP_WORLD_SIZE").ok().and_then(|hosts| hosts.parse::<u32>().ok());
+        let spans_servers = hosts.is_some_and(|hosts| hosts > 1);
+        let said = settings::of_communicator(&environment, &[], spans_servers).map_err(PyValueError::new_err)?;
+        said.warnings.iter().for_each(|text| self.client.warn(text));
+        py.detach(|| self.client.group(ranks, said.settings)).map(|group| group.0).map_err(raise)
     }
 
     fn name_group(&self, name: &str, call: &str, site: &str) -> PyResult<()> {

@@ -2,6 +2,7 @@
 //!
 //! A live Python process, a replayed trace and a Rust program all speak this and nothing else, so the engine cannot tell them apart.
 
+pub use crate::collective::NcclSettings;
 pub use crate::device::{Origin, Work};
 pub use crate::dtype::DType;
 
@@ -59,6 +60,8 @@ pub enum Request {
         ranks: Arc<[RankId]>,
         /// How many groups of just these ranks this rank has named before.
         sequence: u32,
+        /// What the program tells NCCL about the group; `None`: nothing. The first member's count.
+        settings: Option<NcclSettings>,
     },
     /// Says by which name the members of a process group find each other, before they do: [`Reply::Complete`] of nothing, or the run halts
     /// where another member has given the name to another group. For live ranks: no record has it.

@@ -94,7 +94,7 @@ class SimulatedBackend(c10d.Backend):
         self._rank = rank
         self._size = len(ranks)
         self._timeout = timeout
-        self._group = channel.group(ranks)
+        self._group = channel.group(ranks, nccl=self.NAME == "nccl")
         self._pid = os.getpid()
         # GPUs' own library carries out what is on GPUs, and this one what is on their hosts.
         self.is_beside_nccl = False

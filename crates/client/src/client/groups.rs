@@ -3,16 +3,17 @@
 use super::arguments::{self, Membership};
 use super::{Answer, Client, ClientError, GroupId, Op, Result, unexpected};
 use uniference_protocol::messages::WRITES;
+use uniference_sim::program::NcclSettings;
 
 impl Client {
-    /// The number of the process group of these ranks, in this order; each call names a new group.
-    pub fn group(&self, ranks: Vec<u32>) -> Result<GroupId> {
+    /// The number of the process group of these ranks, in this order; each call names a new group. `settings`: what the program tells NCCL about it.
+    pub fn group(&self, ranks: Vec<u32>, settings: Option<NcclSettings>) -> Result<GroupId> {
         let sequence = || {
             let mut shared = self.shared();
             let count = shared.group_counts.entry(ranks.clone()).or_default();
             std::mem::replace(count, *count + 1)
         };
-        self.named(ranks.clone(), sequence)
+        self.named(ranks.clone(), sequence, settings)
     }
 
     /// The group in which this rank writes into the memory of another one, which need not know of it.
@@ -21,18 +22,23 @@ impl Client {
         if let Some(group) = self.shared().written.get(&pair) {
             return Ok(*group);
         }
-        let group = self.named(pair.to_vec(), || WRITES)?;
+        let group = self.named(pair.to_vec(), || WRITES, None)?;
         self.shared().written.insert(pair, group);
         Ok(group)
     }
 
-    fn named(&self, ranks: Vec<u32>, sequence: impl FnOnce() -> u32) -> Result<GroupId> {
+    fn named(
+        &self,
+        ranks: Vec<u32>,
+        sequence: impl FnOnce() -> u32,
+        settings: Option<NcclSettings>,
+    ) -> Result<GroupId> {
         if self.relay.is_none() && self.rounds.another_communicates(self.rank) {
             return Err(self.another_communicates());
         }
         let membership = Membership::of(self.rank(), &ranks, self.world_size)?;
         let sequence = sequence();
-        match self.ask(Op::Group { ranks, sequence })? {
+        match self.ask(Op::Group { ranks, sequence, settings })? {
             Answer::Group(Answer::NO_GROUP) => Err(self.another_communicates()),
             Answer::Group(group) => {
                 self.shared().groups.insert(group, membership);

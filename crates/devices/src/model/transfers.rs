@@ -1,19 +1,14 @@
 //! Owns what copies and kernels without an operator cost: what is known of them is how many bytes they move.
 
 use super::{Model, ROOFLINE, estimate};
-use uniference_formats::devices;
+use uniference_formats::devices::{self, PCI_EXPRESS, UNKNOWN_LINK};
 use uniference_formats::operators::CopyKind;
 use uniference_sim::device::{Estimate, Origin};
 use uniference_sim::time::SimDuration;
 
-/// What of PCI Express's raw rate a large copy reaches: headers of packets and flow control take the rest (Neugebauer et al., "Understanding PCIe performance
-/// for end host networking", SIGCOMM 2018).
-const PCI_EXPRESS: f64 = 0.8;
 /// What of a pinned copy's rate a copy of pageable memory reaches, which passes through a pinned buffer: on the slower of its two machines less than
 /// half (Harris, "How to optimize data transfers in CUDA C/C++", NVIDIA 2012).
 const PAGEABLE: f64 = 0.5;
-/// Bytes a second to the host of a device of which nobody knows how it gets there: PCI Express 4.0 with 16 lanes.
-const UNKNOWN_LINK: f64 = 32e9;
 
 /// Seconds that the shortest copies take, and the shortest kernels, whatever they move: of an A100 and V100s in the profiles that
 /// HolisticTraceAnalysis and param publish for their tests, copies of at most 4 KiB take 1.0 to 1.5 us, and one of 20 kernels at most 2 us.

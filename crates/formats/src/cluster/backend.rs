@@ -8,6 +8,7 @@ use super::parameters::{OrNone, Parameters, RawConnections, RawHandshake, RawPac
 use super::raw::{RawBackend, RawCluster, RawRule, RawRules};
 use super::source::{Source, split_hint};
 use super::{AlgorithmChoice, Choices, devices, hierarchy, kind_by_name, steps, suggest_kind};
+use crate::devices::{self as table, KnownDevice, PCI_EXPRESS, UNKNOWN_LINK};
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::units::{Bandwidth, Duration, Size};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +18,7 @@ use toml::Spanned;
 use uniference_sim::cluster::{Backend, Device, Handshake, Protocol, Window};
 use uniference_sim::collective::choose::{AlgorithmTable, Rule, algorithm_by_name, algorithms_for};
 use uniference_sim::collective::hierarchical::{DEFAULT_CHUNKS, Hierarchical};
-use uniference_sim::collective::{Algorithm, Surroundings};
+use uniference_sim::collective::{Algorithm, NcclSettings, Surroundings};
 use uniference_sim::ids::{HostId, LinkId};
 use uniference_sim::network::{PacketOverhead, Topology};
 use uniference_sim::program::CollectiveKind;
@@ -307,7 +308,13 @@ pub(super) fn canonical(
 }
 
 /// Tells algorithms whose choice depends on it what the network is like: where it has both, one link inside a server and one between two.
-pub(super) fn adapt(table: &mut AlgorithmTable, tuning: Option<Tuning>, topology: &Topology, devices: &[Device]) {
+pub(super) fn adapt(
+    algorithms: &mut AlgorithmTable,
+    tuning: Option<Tuning>,
+    topology: &Topology,
+    devices: &[Device],
+    models: &[Option<String>],
+) {
     let server = |rank: usize| topology.server(devices[rank].host);
     let per_server = (0..devices.len()).take_while(|rank| server(*rank) == server(0)).count();
     let hosts: Vec<HostId> = devices.iter().map(|device| device.host).collect();
@@ -325,7 +332,10 @@ pub(super) fn adapt(table: &mut AlgorithmTable, tuning: Option<Tuning>, topology
     let per_server = per_server as u32;
     // Where another backend is told to use one of NCCL's algorithms, it is NCCL's as it comes.
     let Tuning { nvls, max_channels } = tuning.unwrap_or(Tuning { nvls: true, max_channels: 32 });
-    table.adapt(Surroundings { per_server, inside, between, cards, nvls, max_channels });
+    let known = models.first().and_then(|model| table::find(model.as_deref()?).ok());
+    let link = known.and_then(KnownDevice::host_link).unwrap_or(UNKNOWN_LINK);
+    let (host, settings) = (Rate::new(PCI_EXPRESS * link), NcclSettings::default());
+    algorithms.adapt(Surroundings { per_server, inside, between, cards, nvls, max_channels, host, settings });
 }
 
 /// The number of NICs of the server that ranks on `inside` share: the links by which its ways to `outside` leave the ways between its own hosts.

@@ -174,7 +174,7 @@ impl ClusterFile {
         let lacks_servers = said.is_some_and(|network| network.links.is_some() && network.per_server.is_none());
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
         crashes::resolve(&self.raw.crash, &mut devices, &topology, &self.source)?;
-        backend::adapt(&mut backend.algorithms, tuning, &topology, &devices);
+        backend::adapt(&mut backend.algorithms, tuning, &topology, &devices, &models);
         let free = self.free(choices)?;
         backend.free.operations = free.iter().copied().collect();
         hierarchy::lay_out(&mut backend.algorithms, &self.raw, choices, (&topology, &devices), &self.source)?;

@@ -71,6 +71,12 @@ pub enum DeviceKind {
     Gpu,
 }
 
+/// What of PCI Express's raw rate a large copy reaches: headers of packets and flow control take the rest (Neugebauer et al., "Understanding PCIe performance
+/// for end host networking", SIGCOMM 2018).
+pub const PCI_EXPRESS: f64 = 0.8;
+/// Bytes a second to the host of a device of which nobody knows how it gets there: PCI Express 4.0 with 16 lanes.
+pub const UNKNOWN_LINK: f64 = 32e9;
+
 /// All devices, in the order of the table.
 pub fn all() -> &'static [KnownDevice] {
     &TABLE

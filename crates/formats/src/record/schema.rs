@@ -5,14 +5,16 @@
 //! never has [`Step::Named`] or [`Step::Line`], versions 1 and 2 never have [`Step::Operators`] or [`Step::HandlesInOrder`], and none before 4 has
 //! [`Step::Elapsed`], [`Activity::Part`] or [`Activity::Reach`], none before 5 has [`Step::Look`]: their ranks read the clock by [`Step::Now`]; none
 //! before 6 has [`Mark::Open`] or [`Mark::Close`], none before 7 [`Mark::Name`], none before 8 [`Step::Follows`], where they have [`Step::After`],
-//! none before 9 [`CallOp::Write`], and none before 11 [`Mark::Enter`] or [`Mark::Leave`].
+//! none before 9 [`CallOp::Write`], and none before 11 [`Mark::Enter`], [`Mark::Leave`] or [`Step::JoinConfigured`].
 
 use crate::report::Manifest;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use uniference_sim::device::Resource;
 use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
-use uniference_sim::program::{self, CollectiveKind, DType, Origin, Outcome, PeerKernel, ReduceOp, Request};
+use uniference_sim::program::{
+    self, CollectiveKind, DType, NcclSettings, Origin, Outcome, PeerKernel, ReduceOp, Request,
+};
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::{Bytes, SimDuration};
 
@@ -148,6 +150,15 @@ pub(super) enum Step {
         rank: u32,
         task: u32,
         resumption: u64,
+    },
+    /// As `JoinGroup`, of a group with [`NcclSettings`].
+    JoinConfigured {
+        ranks: Vec<u32>,
+        sequence: u32,
+        algorithms: [u8; 5],
+        protocols: [u8; 5],
+        channels: [u32; 2],
+        peer_access: bool,
     },
 }
 
@@ -304,8 +315,14 @@ impl Step {
             }
             Request::Now => Step::Now,
             Request::Look => Step::Look,
-            Request::JoinGroup { ranks, sequence } => {
-                Step::JoinGroup { ranks: ranks.iter().map(|rank| rank.0).collect(), sequence: *sequence }
+            Request::JoinGroup { ranks, sequence, settings } => {
+                let (ranks, sequence) = (ranks.iter().map(|rank| rank.0).collect(), *sequence);
+                match *settings {
+                    None => Step::JoinGroup { ranks, sequence },
+                    Some(NcclSettings { algorithms, protocols, channels, peer_access }) => {
+                        Step::JoinConfigured { ranks, sequence, algorithms, protocols, channels, peer_access }
+                    }
+                }
             }
             Request::NameGroup { name, .. } => panic!("the name {name} of a group is not recorded"),
             Request::Store { operation, timeout, site } => {
@@ -334,7 +351,12 @@ impl Step {
             Step::Now => Request::Now,
             Step::Look => Request::Look,
             Step::JoinGroup { ranks, sequence } => {
-                Request::JoinGroup { ranks: ranks.into_iter().map(RankId).collect(), sequence }
+                Request::JoinGroup { ranks: ranks.into_iter().map(RankId).collect(), sequence, settings: None }
+            }
+            Step::JoinConfigured { ranks, sequence, algorithms, protocols, channels, peer_access } => {
+                let ranks = ranks.into_iter().map(RankId).collect();
+                let settings = NcclSettings { algorithms, protocols, channels, peer_access };
+                Request::JoinGroup { ranks, sequence, settings: Some(settings) }
             }
             Step::Store { operation, timeout, site } => {
                 Request::Store { operation: operation.read(), timeout: limit(timeout), site: Site(site) }

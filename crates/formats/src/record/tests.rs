@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::cell::Cell;
 use std::io::{Cursor, Write};
 use uniference_sim::ids::{GroupId, GroupRank, QueueId, RankId, Site};
-use uniference_sim::program::{Activity, Call, CallOp, Mark, Origin, Outcome, Request, Work};
+use uniference_sim::program::{Activity, Call, CallOp, Mark, NcclSettings, Origin, Outcome, Request, Work};
 use uniference_sim::time::{Bytes, SimDuration};
 
 type Steps = Vec<(TaskId, RecordedStep)>;
@@ -50,6 +50,24 @@ fn ranges_that_overlap_and_names_of_threads_are_read_as_they_were_written() {
     }
     let (steps, _) = read(&writer.finish().unwrap()).unwrap();
     assert_eq!(steps[0], marks.map(|mark| (TaskId(0), marked(mark))));
+}
+
+#[test]
+fn what_programs_tell_nccl_of_a_group_is_read_as_it_was_written() {
+    let settings = NcclSettings {
+        algorithms: [1, 2, 4, 1, 7],
+        protocols: [7, 7, 1, 2, 4],
+        channels: [2, 8],
+        peer_access: false,
+    };
+    let join = |settings| RecordedStep::from(Request::JoinGroup { ranks: [RankId(0)].into(), sequence: 3, settings });
+    let joins = [join(None), join(Some(settings))];
+    let mut writer = RecordWriter::new(Vec::new(), &header(1));
+    for step in &joins {
+        writer.step(RankId(0), TaskId(0), step, "");
+    }
+    let (steps, _) = read(&writer.finish().unwrap()).unwrap();
+    assert_eq!(steps[0], joins.map(|step| (TaskId(0), step)));
 }
 
 /// Operators of a slice, and how long it was measured to take.

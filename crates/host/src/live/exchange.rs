@@ -1061,7 +1061,7 @@ impl Exchange {
                 (Request::Pause { timeout: moment, site: line }, Asked::Yield)
             }
             Op::Pause(span) => (Request::Pause { timeout: span.from(now), site: line }, Asked::Pause),
-            Op::Group { ranks, sequence } => {
+            Op::Group { ranks, sequence, settings } => {
                 if process != OfProcess::default() {
                     self.ranks[rank.index()].communicates = Some(process);
                 }
@@ -1069,7 +1069,7 @@ impl Exchange {
                 let named = (ranks.clone(), sequence);
                 let (present, number) =
                     self.absence.as_mut().map_or(named, |absence| absence.present(&ranks, sequence));
-                let join = |ranks, sequence| Request::JoinGroup { ranks, sequence };
+                let join = |ranks, sequence| Request::JoinGroup { ranks, sequence, settings };
                 let request = join(ranks.clone(), sequence);
                 return self.submit_as(rank, task, request, join(present, number), Asked::Group(ranks));
             }

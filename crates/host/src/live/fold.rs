@@ -51,14 +51,14 @@ impl Plans {
 
     /// The algorithm that carries out `call` in a group of these ranks.
     pub(super) fn choice(&self, call: &Collective, ranks: &[RankId]) -> &'static str {
-        let of_group = self.algorithms.for_group(ranks);
+        let of_group = self.algorithms.for_group(ranks, None);
         of_group.as_ref().unwrap_or(&self.algorithms).algorithm(call, ranks.len() as u32).name()
     }
 
     fn derive(&self, call: &Collective, algorithm: &'static str, ranks: &[RankId]) -> FoldPlan {
         let size = ranks.len() as u32;
         let has_rules = !self.algorithms.rules(call.kind).is_empty();
-        let of_group = self.algorithms.for_group(ranks);
+        let of_group = self.algorithms.for_group(ranks, None);
         let table = of_group.as_ref().unwrap_or(&self.algorithms);
         let chosen = has_rules.then(|| table.algorithm(call, size));
         // What a choice depends on, the table knows; without it a name stands for itself.

@@ -48,7 +48,7 @@ driver! {
         Ok(())
     }
     fn cuGraphInstantiateWithFlags(exec: Out<Handle>, graph: Handle, _flags: c_ulonglong) { exec.give(streams::instantiate(graph)?) }
-    fn cuGraphLaunch(exec: Handle, stream: Handle) { streams::launch_graph(exec, stream) }
+    fn cuGraphLaunch(exec: Handle, stream: Handle) { streams::launch_graph(exec, stream)?; streams::wait_for_launch(stream) }
     fn cuGraphUpload(_exec: Handle, stream: Handle) { streams::describe(stream).map(drop) }
     fn cuGraphDestroy(graph: Handle) { streams::destroy_graph(graph) }
     fn cuGraphExecDestroy(exec: Handle) { streams::destroy_exec(exec) }

@@ -4,7 +4,7 @@
 //! (4,915,200 bytes) and Simple (4 MiB), and 2 MiB where it leaves: the two sizes of allocations, and 32 channels for each pair that exchanges
 //! messages, are those that NCCL logs on 8 H100 (NVIDIA/nccl issue 1685). Connections are made when they are first needed. With 24 channels a ring
 //! and a tree of A100 take 480 to 664 MiB by this, less what leaves; 544 (2 GPUs) and 688 MiB (more) are reported (NVIDIA/nccl issue 964).
-//! Not counted: NVLink SHARP's buffers, those of messages between hosts, which are shared, and channels that `NCCL_MAX_NCHANNELS` would take away.
+//! Not counted: NVLink SHARP's buffers, and those of messages between hosts, which are shared.
 
 use crate::errors::Status;
 use crate::memory;
@@ -36,9 +36,9 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// `is_linked`: the members' devices reach each other's memory.
-    pub(super) fn new(device: usize, members: usize, is_linked: bool) -> Buffers {
-        let channels = if is_linked { CHANNELS } else { FEW_CHANNELS };
+    /// `is_linked`: the members' devices reach each other's memory. `channels`: least and largest number of them.
+    pub(super) fn new(device: usize, members: usize, is_linked: bool, [least, most]: [u32; 2]) -> Buffers {
+        let channels = if is_linked { CHANNELS } else { FEW_CHANNELS }.max(least as usize).min(most as usize);
         let (sent, received) = (RefCell::default(), RefCell::default());
         Buffers {
             device,
@@ -103,13 +103,14 @@ mod tests {
     use crate::errors::OUT_OF_MEMORY;
 
     const MIB: usize = 1 << 20;
+    const ANY: [u32; 2] = [1, u32::MAX];
 
     /// Against what NVIDIA/nccl issue 964 reports of A100, where only arriving data took memory of its own: 544 MiB for a pair, 688 for four.
     #[test]
     fn connections_take_memory_once() {
         attach();
         memory::lend();
-        let pair = Buffers::new(0, 2, true);
+        let pair = Buffers::new(0, 2, true, ANY);
         pair.connect_all(false).unwrap();
         pair.connect_all(false).unwrap();
         assert_eq!(pair.taken.get(), 288 * MIB);
@@ -118,10 +119,13 @@ mod tests {
         pair.connect_pairs(&[1], &[1]).unwrap();
         pair.connect_pairs(&[1], &[1]).unwrap();
         assert_eq!(pair.taken.get(), (576 + 32 * 12) * MIB);
-        let four = Buffers::new(0, 4, true);
+        let four = Buffers::new(0, 4, true, ANY);
         four.connect_all(true).unwrap();
         assert_eq!(four.taken.get(), (288 + 432) * MIB);
-        let alone = Buffers::new(0, 1, true);
+        let few = Buffers::new(0, 2, true, [1, 4]);
+        few.connect_all(false).unwrap();
+        assert_eq!(few.taken.get(), 48 * MIB);
+        let alone = Buffers::new(0, 1, true, ANY);
         alone.connect_all(true).unwrap();
         assert_eq!(alone.taken.get(), 0);
     }
@@ -132,7 +136,7 @@ mod tests {
         attach();
         let free = || memory::info(0).expect("it is attached").0 as usize;
         let before = free();
-        let pair = Buffers::new(0, 2, false);
+        let pair = Buffers::new(0, 2, false, ANY);
         assert_eq!(pair.connect_all(false), Ok(()));
         assert_eq!(before - free(), 24 * MIB);
         assert_eq!(pair.connect_pairs(&[1], &[1]), Err(OUT_OF_MEMORY));

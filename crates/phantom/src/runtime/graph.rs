@@ -69,7 +69,7 @@ runtime! {
     fn cudaGraphInstantiate(exec: Out<Handle>, graph: Handle, _flags: c_ulonglong) { instantiate(exec, graph) }
     fn cudaGraphInstantiateWithFlags(exec: Out<Handle>, graph: Handle, _flags: c_ulonglong) { instantiate(exec, graph) }
     fn cudaGraphUpload(_exec: Handle, stream: Handle) { streams::describe(stream).map(drop) }
-    fn cudaGraphLaunch(exec: Handle, stream: Handle) { streams::launch_graph(exec, stream) }
+    fn cudaGraphLaunch(exec: Handle, stream: Handle) { streams::launch_graph(exec, stream)?; streams::wait_for_launch(stream) }
     fn cudaGraphExecDestroy(exec: Handle) { streams::destroy_exec(exec) }
     fn cudaGraphExecUpdate(exec: Handle, graph: Handle, result: Out<UpdateResult>) {
         let done = streams::update_exec(exec, graph);

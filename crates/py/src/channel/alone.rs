@@ -10,6 +10,7 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use uniference_client::Client;
 use uniference_protocol::phantom::{Call, Communication, VERSION};
+use uniference_sim::program::NcclSettings;
 
 /// [`Communication::scale`]
 type Scale = extern "C" fn(dtype: u32, at: usize, bytes: u64, factor: f64);
@@ -70,7 +71,7 @@ unsafe extern "C" fn look_up(key: *const u8, key_length: usize, value: *mut u8, 
     }
 }
 
-unsafe extern "C" fn group(_: *const u32, count: usize) -> u32 {
+unsafe extern "C" fn group(_: *const u32, count: usize, _: *const NcclSettings) -> u32 {
     if count > 1 {
         if let Some(client) = CLIENT.get() {
             client.warn(&format!(

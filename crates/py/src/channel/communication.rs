@@ -13,7 +13,7 @@ use uniference_protocol::messages::OnStream;
 use uniference_protocol::phantom::{Call, Communication, Operation, VERSION};
 use uniference_sim::ids::{GroupId, GroupRank};
 use uniference_sim::program::{
-    CallOp, Collective, CollectiveKind, DType, PeerKernel, ReduceOp, Shape, StoreOp, StoreValue,
+    CallOp, Collective, CollectiveKind, DType, NcclSettings, PeerKernel, ReduceOp, Shape, StoreOp, StoreValue,
 };
 use uniference_sim::time::{Bytes, SimDuration};
 
@@ -107,12 +107,12 @@ unsafe extern "C" fn look_up(key: *const u8, key_length: usize, value: *mut u8, 
 }
 
 /// # Safety
-/// There are so many ranks.
-unsafe extern "C" fn group(ranks: *const u32, count: usize) -> u32 {
+/// There are so many ranks, and settings or null.
+unsafe extern "C" fn group(ranks: *const u32, count: usize, settings: *const NcclSettings) -> u32 {
     // SAFETY: the caller's.
-    let ranks = unsafe { from_raw_parts(ranks, count) }.to_vec();
+    let (ranks, settings) = unsafe { (from_raw_parts(ranks, count).to_vec(), settings.as_ref().copied()) };
     let _ours = Ours::new();
-    state().client.group(ranks).map_or(Communication::REFUSED, |group| group.0)
+    state().client.group(ranks, settings).map_or(Communication::REFUSED, |group| group.0)
 }
 
 /// # Safety

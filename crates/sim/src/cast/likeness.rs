@@ -426,7 +426,7 @@ mod tests {
     }
 
     fn join(ranks: [u32; 2]) -> RecordedStep {
-        Request::JoinGroup { ranks: ranks.map(RankId).into_iter().collect(), sequence: 0 }.into()
+        Request::JoinGroup { ranks: ranks.map(RankId).into_iter().collect(), sequence: 0, settings: None }.into()
     }
 
     fn hear(likeness: &mut Likeness, rank: u32, steps: &[RecordedStep]) {
@@ -573,7 +573,10 @@ mod tests {
             assert_eq!(likeness.unlike(), None, "before rank {rank}");
             let elements = if less.contains(&rank) { 4 } else { 5 };
             let all = (0..16).map(RankId).collect();
-            let group = [Request::JoinGroup { ranks: all, sequence: 0 }.into(), RecordedStep::Named(GroupId(0))];
+            let group = [
+                Request::JoinGroup { ranks: all, sequence: 0, settings: None }.into(),
+                RecordedStep::Named(GroupId(0)),
+            ];
             hear(&mut likeness, rank, &group);
             hear(&mut likeness, rank, &[all_reduce(0, elements)]);
         }

@@ -17,7 +17,7 @@ use super::recursive_doubling::RecursiveDoubling;
 use super::ring::Ring;
 use super::scatter_allgather::ScatterAllgather;
 pub use super::table::{AlgorithmTable, ChoiceError, Rule};
-use super::{Algorithm, Surroundings};
+use super::{Algorithm, NcclSettings, Surroundings};
 use crate::program::CollectiveKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
@@ -32,6 +32,13 @@ const ONE_SERVER: Surroundings = Surroundings {
     cards: 8,
     nvls: true,
     max_channels: 32,
+    host: None,
+    settings: NcclSettings {
+        algorithms: [NcclSettings::ANY; 5],
+        protocols: [NcclSettings::ANY; 5],
+        channels: [1, u32::MAX],
+        peer_access: true,
+    },
 };
 
 /// Every algorithm there is, by name.
@@ -160,21 +167,36 @@ mod tests {
         let hopper = Rate::new(360e9).unwrap();
         let servers = Surroundings { inside: hopper, ..ONE_SERVER };
         let mut table = AlgorithmTable::ideal();
-        assert!(table.for_group(&[RankId(0), RankId(8)]).is_none(), "nothing here depends on it");
+        assert!(table.for_group(&[RankId(0), RankId(8)], None).is_none(), "nothing here depends on it");
         table.force(AllReduce, named(AllReduce, "nccl"));
         table.adapt(servers);
         let (shape, reduce) = (Shape::Even(1 << 28), Some(ReduceOp::Sum));
         let call = Collective { kind: AllReduce, dtype: DType::Float32, reduce, root: None, shape, kernel: None };
         // Eight consecutive ranks are one server, whose switches reduce; of one rank of each server all traffic is between servers.
         let ranks = |stride: u32| (0..8).map(|rank| RankId(5 * 8 + stride * rank)).collect::<Vec<_>>();
-        assert!(table.for_group(&ranks(1)).is_none());
+        assert!(table.for_group(&ranks(1), None).is_none());
         assert_eq!(table.algorithm(&call, 8).name(), "nvls");
-        let strided = table.for_group(&ranks(8)).unwrap();
+        let strided = table.for_group(&ranks(8), None).unwrap();
         let mut alone = table.clone();
         alone.adapt(Surroundings { per_server: 1, cards: 1, ..servers });
         let of = |table: &AlgorithmTable| (table.algorithm(&call, 8).name(), table.algorithm(&call, 8).wire());
         assert_eq!(of(&strided), of(&alone));
         assert_ne!(of(&strided), of(&table));
+    }
+
+    #[test]
+    fn a_group_has_the_settings_of_its_program() {
+        use crate::program::ReduceOp;
+        let mut table = AlgorithmTable::ideal();
+        let rings = NcclSettings { algorithms: [NcclSettings::RING; 5], ..NcclSettings::default() };
+        let ranks: Vec<RankId> = (0..8).map(RankId).collect();
+        assert!(table.for_group(&ranks, Some(&rings)).is_none(), "another library's algorithms do not read them");
+        table.force(AllReduce, named(AllReduce, "nccl"));
+        table.adapt(Surroundings { inside: Rate::new(360e9).unwrap(), ..ONE_SERVER });
+        let (shape, reduce) = (Shape::Even(1 << 28), Some(ReduceOp::Sum));
+        let call = Collective { kind: AllReduce, dtype: DType::Float32, reduce, root: None, shape, kernel: None };
+        assert_eq!(table.algorithm(&call, 8).name(), "nvls");
+        assert_eq!(table.for_group(&ranks, Some(&rings)).unwrap().algorithm(&call, 8).name(), "ring_simple");
     }
 
     #[test]

@@ -214,7 +214,7 @@ impl Algorithm for Hierarchical {
         let place = grid.part(ranks).map(|sizes| sizes.into_iter().enumerate().map(line));
         let place = place.map(|lines| lines.filter(|line| line.size > 1).collect());
         let otherwise = self.otherwise.as_ref().map(|table| {
-            let table = table.for_group(ranks).unwrap_or_else(|| table.clone());
+            let table = table.for_group(ranks, None).unwrap_or_else(|| table.clone());
             table.told_of(grid, ranks).unwrap_or(table)
         });
         Some(Arc::new(Hierarchical { place, told: true, otherwise, ..self.clone() }))

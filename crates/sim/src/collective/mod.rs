@@ -39,6 +39,7 @@ use crate::network::GridDimension;
 use crate::program::{Collective, CollectiveKind, Shape};
 use crate::symmetry::Relabeling;
 use crate::time::{Bytes, Rate, SimDuration};
+pub use nccl::settings::NcclSettings;
 use std::sync::Arc;
 
 /// A way to carry out some kinds of collective.
@@ -147,6 +148,10 @@ pub struct Surroundings {
     pub nvls: bool,
     /// How many channels NCCL may use; at least 1.
     pub max_channels: u32,
+    /// What a GPU and its host's memory can send to each other, if that is known.
+    pub host: Option<Rate>,
+    /// What the program tells NCCL about the communicator.
+    pub settings: NcclSettings,
 }
 
 /// What a protocol does to a message.

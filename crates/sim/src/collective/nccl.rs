@@ -21,6 +21,7 @@ use crate::time::SimDuration;
 use std::sync::Arc;
 use tuning::{Model, Protocol, Shape, VARIANTS, Variant};
 
+pub(super) mod settings;
 mod tuning;
 
 /// NCCL's own choice.
@@ -37,14 +38,23 @@ impl Nccl {
         match call.kind {
             // A barrier is an all-reduce of one number; the others are sends and receives of one group call.
             CollectiveKind::Barrier => return Arc::new(super::dissemination::Dissemination),
-            CollectiveKind::AllToAll | CollectiveKind::Gather | CollectiveKind::Scatter => return Arc::new(Linear),
+            CollectiveKind::AllToAll | CollectiveKind::Gather | CollectiveKind::Scatter => {
+                return match wire_of_messages(self.surroundings, size) {
+                    Some(wire) => Arc::new(Carried { inner: Arc::new(Linear), name: Linear.name(), wire }),
+                    None => Arc::new(Linear),
+                };
+            }
             _ => {}
         }
         let model = Model::new(self.surroundings, size);
         let bytes = total_bytes(call, size);
         let time = |variant: &&Variant| model.microseconds(variant, call.kind, bytes);
-        let fitting = VARIANTS.iter().filter(|variant| model.fits(variant, call));
-        let variant = fitting.min_by(|a, b| time(a).total_cmp(&time(b))).expect("a ring carries out any of these");
+        let fitting = || VARIANTS.iter().filter(|variant| model.fits(variant, call));
+        let allowed = fitting().filter(|variant| self.surroundings.settings.allow(variant, call.kind));
+        let fastest = allowed.min_by(|a, b| time(a).total_cmp(&time(b)));
+        // NCCL fails if the program's settings leave nothing for a call, of which the program is warned.
+        let variant = fastest.or_else(|| fitting().min_by(|a, b| time(a).total_cmp(&time(b))));
+        let variant = variant.expect("a ring carries out any of these");
         Arc::new(carried(&model, self.surroundings, variant, call, size))
     }
 }
@@ -64,6 +74,13 @@ impl Forced {
     fn carried(&self, call: &Collective, size: u32) -> Carried {
         carried(&Model::new(self.surroundings, size), self.surroundings, self.variant, call, size)
     }
+}
+
+/// What settings leave of the links to messages between two ranks; `None`: all.
+pub(super) fn wire_of_messages(surroundings: Surroundings, size: u32) -> Option<Wire> {
+    let model = Model::new(surroundings, size);
+    let efficiency = ((model.used() / model.bus() * 1000.0).round() as u32).max(1);
+    (efficiency < 1000).then_some(Wire { efficiency, inside: SimDuration::ZERO, between: SimDuration::ZERO })
 }
 
 /// What a call is about in NCCL's words: of all blocks together.

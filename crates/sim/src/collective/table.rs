@@ -1,8 +1,9 @@
 //! Owns which algorithm carries out which kind of collective at which size, and what the algorithms are told of the cluster. It does not know which
 //! algorithms exist, but that kernels of programs are not a matter of choice.
 
+use super::nccl;
 use super::peers::Peers;
-use super::{Algorithm, Grid, Surroundings};
+use super::{Algorithm, Grid, NcclSettings, Surroundings, Wire};
 use crate::ids::RankId;
 use crate::program::{Collective, CollectiveKind};
 use crate::time::Bytes;
@@ -107,8 +108,21 @@ impl AlgorithmTable {
         self.surroundings.is_some() || self.grid.is_some()
     }
 
-    /// The table for a group of these ranks, if it is another one.
-    pub fn for_group(&self, ranks: &[RankId]) -> Option<AlgorithmTable> {
+    /// The table for a group of these ranks with these settings, if it is another one.
+    pub fn for_group(&self, ranks: &[RankId], settings: Option<&NcclSettings>) -> Option<AlgorithmTable> {
+        let placed = self.placed(ranks);
+        let Some((settings, all)) = settings.zip(placed.as_ref().unwrap_or(self).surroundings) else { return placed };
+        let mut table = placed.unwrap_or_else(|| self.clone());
+        table.adapt(Surroundings { settings: *settings, ..all });
+        Some(table)
+    }
+
+    /// What happens to messages between two ranks of a group of so many; `None`: they have all of the links.
+    pub(crate) fn wire_of_messages(&self, size: u32) -> Option<Wire> {
+        nccl::wire_of_messages(self.surroundings?, size)
+    }
+
+    fn placed(&self, ranks: &[RankId]) -> Option<AlgorithmTable> {
         match self.across_servers(ranks) {
             Some(table) => Some(table.on_grid(ranks).unwrap_or(table)),
             None => self.on_grid(ranks),

@@ -3,6 +3,7 @@
 
 mod folded;
 
+use crate::collective::NcclSettings;
 use crate::collective::choose::AlgorithmTable;
 use crate::ids::{GroupId, GroupRank, RankId, Site};
 use crate::network::Asymmetry;
@@ -53,6 +54,8 @@ pub(crate) struct Group {
     sorted: Option<Vec<(RankId, GroupRank)>>,
     /// Where the run has a symmetry: whom of the members representatives play.
     folded: Option<Folded>,
+    /// What the program tells the library about it, if anything: as the first member has said.
+    settings: Option<NcclSettings>,
     /// What carries out its collectives, once one was called, if that is not what all ranks' are carried out by.
     table: OnceCell<Option<AlgorithmTable>>,
 }
@@ -75,18 +78,30 @@ impl Groups {
     ///
     /// # Errors
     /// Where ranks that should be alike would name groups that are not.
-    pub(crate) fn join(&mut self, rank: RankId, ranks: Arc<[RankId]>, sequence: u32) -> Result<GroupId, Asymmetry> {
+    pub(crate) fn join(
+        &mut self,
+        rank: RankId,
+        ranks: Arc<[RankId]>,
+        sequence: u32,
+        settings: Option<NcclSettings>,
+    ) -> Result<GroupId, Asymmetry> {
         if !self.symmetry.is_trivial() {
-            return self.join_folded(rank, ranks, sequence);
+            return self.join_folded(rank, ranks, sequence, settings);
         }
         let entry = self.ids.entry((ranks, sequence));
         let index = entry.index();
-        entry.or_insert_with_key(|(ranks, _)| Group::new(ranks.clone()));
+        entry.or_insert_with_key(|(ranks, _)| Group { settings, ..Group::new(ranks.clone()) });
         Ok(GroupId::from(index))
     }
 
     /// The key is then the group's set of ranks, moved to where the first of their representatives is in it.
-    fn join_folded(&mut self, rank: RankId, ranks: Arc<[RankId]>, sequence: u32) -> Result<GroupId, Asymmetry> {
+    fn join_folded(
+        &mut self,
+        rank: RankId,
+        ranks: Arc<[RankId]>,
+        sequence: u32,
+        settings: Option<NcclSettings>,
+    ) -> Result<GroupId, Asymmetry> {
         let symmetry = self.symmetry.clone();
         let moved = Folded::move_home(&ranks, &symmetry);
         let mut key = moved.clone();
@@ -94,7 +109,7 @@ impl Groups {
         let entry = self.ids.entry((key.into(), sequence));
         let index = entry.index();
         if let indexmap::map::Entry::Vacant(vacant) = entry {
-            let mut group = Group::new(moved.into());
+            let mut group = Group { settings, ..Group::new(moved.into()) };
             let mut folded = Folded::new(&group, &symmetry)?;
             if let Some(places) = &self.places {
                 folded.may_rotate(&group, places);
@@ -141,12 +156,12 @@ impl Group {
             sorted.sort_unstable();
             sorted
         });
-        Group { ranks, sorted, folded: None, table: OnceCell::new() }
+        Group { ranks, sorted, folded: None, settings: None, table: OnceCell::new() }
     }
 
     /// Its table, where `all` is that of all ranks.
     pub(super) fn table<'a>(&'a self, all: &'a AlgorithmTable) -> &'a AlgorithmTable {
-        self.table.get_or_init(|| all.for_group(&self.ranks)).as_ref().unwrap_or(all)
+        self.table.get_or_init(|| all.for_group(&self.ranks, self.settings.as_ref())).as_ref().unwrap_or(all)
     }
 
     pub(crate) fn ranks(&self) -> &[RankId] {
@@ -232,10 +247,10 @@ mod tests {
     #[test]
     fn the_same_members_meet_the_second_group_of_them_is_another() {
         let mut groups = Groups::default();
-        let first = groups.join(RankId(0), ranks(&[2, 0]), 0).unwrap();
-        assert_eq!(groups.join(RankId(0), ranks(&[2, 0]), 0).unwrap(), first);
-        assert_ne!(groups.join(RankId(0), ranks(&[2, 0]), 1).unwrap(), first);
-        assert_ne!(groups.join(RankId(0), ranks(&[0, 2]), 0).unwrap(), first);
+        let first = groups.join(RankId(0), ranks(&[2, 0]), 0, None).unwrap();
+        assert_eq!(groups.join(RankId(0), ranks(&[2, 0]), 0, None).unwrap(), first);
+        assert_ne!(groups.join(RankId(0), ranks(&[2, 0]), 1, None).unwrap(), first);
+        assert_ne!(groups.join(RankId(0), ranks(&[0, 2]), 0, None).unwrap(), first);
         assert_eq!(groups.get(first).position(RankId(0)), Some(GroupRank(1)));
         assert_eq!(groups.get(first).position(RankId(1)), None);
         assert_eq!(groups.get(first).world_rank(GroupRank(0)), RankId(2));

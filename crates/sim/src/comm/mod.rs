@@ -250,7 +250,8 @@ impl Comm {
                 let sends = self.open_sends.entry((receiver, group, tag)).or_default();
                 sends.push_back(OpenSend { from, handle, entered: now });
                 let purpose = Purpose::Send { handle, tag, site, entered: now };
-                Cue::Send { rank, handle, group, to, bytes, purpose, wire: self.wire_of_messages }
+                let wire = self.wire_of_messages_in(group);
+                Cue::Send { rank, handle, group, to, bytes, purpose, wire }
             }
             CallOp::Recv { from, tag, bytes } => {
                 let from = from.map(|from| self.groups.get(group).seen_by(rank)[from.index()]);
@@ -269,6 +270,14 @@ impl Comm {
             wire => self.transport.posted(now, rank, self.bytes(call), wire),
         };
         self.cue(now, at, cue)
+    }
+
+    fn wire_of_messages_in(&mut self, group: GroupId) -> u32 {
+        if self.wire_of_messages == TIMELESS {
+            return TIMELESS;
+        }
+        let group = self.groups.get(group);
+        self.transport.wire(group.table(&self.table).wire_of_messages(group.size()))
     }
 
     /// Does something at once, or when its time comes.

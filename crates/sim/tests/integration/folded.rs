@@ -136,7 +136,7 @@ impl Program for Rank {
                     self.asked = Some(ranks.clone());
                     let named = ranks.iter().copied().map(RankId).collect();
                     self.requests.push_front(Wanted::Call(ranks, op));
-                    return Ok(Request::JoinGroup { ranks: named, sequence: 0 });
+                    return Ok(Request::JoinGroup { ranks: named, sequence: 0, settings: None });
                 }
             },
         };
@@ -269,7 +269,16 @@ fn with_nccl(mut cluster: Cluster, per_server: u32, inside: f64) -> Cluster {
         algorithms.force(kind, algorithm_by_name(kind, "nccl").unwrap());
     }
     let [inside, between] = [inside, 25e9].map(|rate| Rate::new(rate).unwrap());
-    algorithms.adapt(Surroundings { per_server, inside, between, cards: per_server, nvls: true, max_channels: 32 });
+    algorithms.adapt(Surroundings {
+        per_server,
+        inside,
+        between,
+        cards: per_server,
+        nvls: true,
+        max_channels: 32,
+        host: None,
+        settings: Default::default(),
+    });
     let backend = &mut cluster.backend;
     (backend.name, backend.algorithms) = ("nccl".into(), algorithms);
     backend.protocol.call = SimDuration::from_ns(6_600);
@@ -363,6 +372,8 @@ fn trees_over_servers_fold_inside_them() {
             cards: 4,
             nvls: true,
             max_channels: 32,
+            host: None,
+            settings: Default::default(),
         };
         cluster.backend.algorithms.force(AllReduce, forced);
         cluster.backend.algorithms.adapt(surroundings);
@@ -440,7 +451,13 @@ fn operations_that_complete_at_one_instant_have_the_order_of_their_issue() {
                 None => {
                     self.asked += 1;
                     match self.asked {
-                        1 => return Ok(Request::JoinGroup { ranks: (0..5).map(RankId).collect(), sequence: 0 }),
+                        1 => {
+                            return Ok(Request::JoinGroup {
+                                ranks: (0..5).map(RankId).collect(),
+                                sequence: 0,
+                                settings: None,
+                            });
+                        }
                         // Numbers the connections by rank first, and so those that lead to rank 0 in another order than those to rank 1.
                         2 => Activity::Call(Call { group, op: CallOp::Collective(collective(AllToAll, 5_000)) }),
                         3 => Activity::Sleep(SimDuration::from_ps(START)),

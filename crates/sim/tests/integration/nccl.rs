@@ -31,7 +31,16 @@ pub(crate) fn servers(count: u32, nvlink: f64) -> Cluster {
         algorithms.force(kind, algorithm_by_name(kind, "nccl").unwrap());
     }
     let [inside, between] = [nvlink, CARD].map(|rate| Rate::new(rate).unwrap());
-    algorithms.adapt(Surroundings { per_server: GPUS, inside, between, cards: GPUS, nvls: true, max_channels: 32 });
+    algorithms.adapt(Surroundings {
+        per_server: GPUS,
+        inside,
+        between,
+        cards: GPUS,
+        nvls: true,
+        max_channels: 32,
+        host: None,
+        settings: Default::default(),
+    });
     cluster.backend.algorithms = algorithms;
     cluster.backend.protocol = Protocol { call: SimDuration::from_ns(6_600), ..Protocol::default() };
     cluster
@@ -73,7 +82,16 @@ pub(crate) fn near(found: f64, expected: f64, tolerance: f64) {
 fn with(mut cluster: Cluster, kind: CollectiveKind, name: &str, nvlink: f64) -> Cluster {
     cluster.backend.algorithms.force(kind, algorithm_by_name(kind, name).unwrap());
     let [inside, between] = [nvlink, CARD].map(|rate| Rate::new(rate).unwrap());
-    let here = Surroundings { per_server: GPUS, inside, between, cards: GPUS, nvls: true, max_channels: 32 };
+    let here = Surroundings {
+        per_server: GPUS,
+        inside,
+        between,
+        cards: GPUS,
+        nvls: true,
+        max_channels: 32,
+        host: None,
+        settings: Default::default(),
+    };
     cluster.backend.algorithms.adapt(here);
     cluster
 }

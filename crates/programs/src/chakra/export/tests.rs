@@ -106,9 +106,11 @@ impl Live {
                 Request::Wait { handles, any: *any, timeout: timeout.map(ps), site: Site(2) }
             }
             Do::Clock => Request::Now,
-            Do::Join(ranks, sequence) => {
-                Request::JoinGroup { ranks: ranks.iter().copied().map(RankId::from).collect(), sequence: *sequence }
-            }
+            Do::Join(ranks, sequence) => Request::JoinGroup {
+                ranks: ranks.iter().copied().map(RankId::from).collect(),
+                sequence: *sequence,
+                settings: None,
+            },
             Do::Store(operation, timeout) => {
                 Request::Store { operation: operation.clone(), timeout: timeout.map(ps), site: Site(3) }
             }

@@ -202,7 +202,7 @@ fn a_group_is_served_where_it_is_a_part_of_the_grid() {
     let name = |ranks: &[u32]| {
         let ranks: Vec<RankId> = ranks.iter().copied().map(RankId).collect();
         let call = call(CollectiveKind::AllReduce, Shape::Even(1));
-        table.for_group(&ranks).unwrap().algorithm(&call, ranks.len() as u32).name()
+        table.for_group(&ranks, None).unwrap().algorithm(&call, ranks.len() as u32).name()
     };
     assert_eq!([name(&[1, 3, 9, 11]), name(&[0, 5])], ["hierarchical", "ring"]);
 }

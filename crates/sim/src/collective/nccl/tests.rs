@@ -8,7 +8,16 @@ const MIB: u64 = 1 << 20;
 
 fn surroundings(inside: f64) -> Surroundings {
     let rate = |bytes| Rate::new(bytes).unwrap();
-    Surroundings { per_server: 8, inside: rate(inside), between: rate(50e9), cards: 8, nvls: true, max_channels: 32 }
+    Surroundings {
+        per_server: 8,
+        inside: rate(inside),
+        between: rate(50e9),
+        cards: 8,
+        nvls: true,
+        max_channels: 32,
+        host: None,
+        settings: Default::default(),
+    }
 }
 
 /// Eight GPUs a server, over NVLink of the third and the fourth generation.
@@ -131,4 +140,57 @@ fn what_needs_no_fence_is_passed_on_piece_by_piece() {
     assert_eq!(servers(hopper(), 16), Some(Servers { gpus: 8, cards: 8 }));
     assert_eq!(servers(Surroundings { cards: 1, ..hopper() }, 16), Some(Servers { gpus: 8, cards: 1 }));
     assert_eq!((servers(hopper(), 8), servers(hopper(), 12)), (None, None));
+}
+
+fn settled(settings: NcclSettings, call: &Collective, ranks: u32) -> Arc<dyn Algorithm> {
+    let host = Rate::new(51.2e9);
+    Nccl::new(Surroundings { settings, host, ..hopper() }).decide(call, ranks).unwrap()
+}
+
+#[test]
+fn programs_choose_among_algorithms_and_protocols_by_kind() {
+    let any = NcclSettings::default();
+    let large = call(AllReduce, 1 << 30);
+    let name = |settings| settled(settings, &large, 8).name();
+    assert_eq!(name(any), "nvls");
+    assert_eq!(name(NcclSettings { algorithms: [NcclSettings::RING; 5], ..any }), "ring_simple");
+    assert_eq!(name(NcclSettings { algorithms: [NcclSettings::TREE; 5], ..any }), "tree_simple");
+    assert_eq!(name(NcclSettings { protocols: [NcclSettings::LL; 5], ..any }), "ring_ll");
+    // Only of broadcasts, the first kind.
+    let mut of_broadcasts = any;
+    of_broadcasts.protocols[0] = NcclSettings::LL128;
+    assert_eq!(name(of_broadcasts), "nvls");
+    assert_eq!(settled(of_broadcasts, &call(Broadcast, 8), 8).name(), "ring_ll128");
+    // No tree gathers: NCCL fails, and the choice is free here.
+    assert_eq!(
+        settled(NcclSettings { algorithms: [NcclSettings::TREE; 5], ..any }, &call(AllGather, 8), 8).name(),
+        "ring_ll"
+    );
+}
+
+/// 24 channels share the links: a call has a 24th of their rate in one, and so has a message. More than 24 are no faster.
+#[test]
+fn fewer_channels_carry_less() {
+    let with = |channels| NcclSettings { algorithms: [NcclSettings::RING; 5], channels, ..NcclSettings::default() };
+    let efficiency = |channels| settled(with(channels), &call(AllReduce, 1 << 30), 8).wire().unwrap().efficiency;
+    assert_eq!([[1, 1], [1, 6], [1, 24], [32, 32]].map(efficiency), [42, 250, 1000, 1000]);
+    let messages = |settings| wire_of_messages(Surroundings { settings, ..hopper() }, 8).map(|wire| wire.efficiency);
+    assert_eq!((messages(with([1, 12])), messages(NcclSettings::default())), (Some(500), None));
+    let all_to_all =
+        |settings| settled(settings, &call(CollectiveKind::AllToAll, 1 << 20), 8).wire().map(|wire| wire.efficiency);
+    assert_eq!((all_to_all(with([1, 12])), all_to_all(NcclSettings::default())), (Some(500), None));
+}
+
+/// Over the host's memory 51.2 of the links' 360 GB/s are left, with the hops of PCI Express and without LL128.
+#[test]
+fn without_peer_access_data_passes_by_the_host() {
+    let without = NcclSettings { peer_access: false, ..NcclSettings::default() };
+    let chosen = settled(without, &call(AllReduce, 1 << 30), 8);
+    let wire = chosen.wire().unwrap();
+    assert_eq!((chosen.name(), wire.efficiency), ("ring_simple", 142));
+    assert!(wire.inside >= SimDuration::from_ns(5_700));
+    let middle = |settings| settled(settings, &call(AllReduce, MIB), 8).name();
+    assert_ne!((middle(NcclSettings::default()), middle(without)), ("ring_ll128", "ring_ll128"));
+    let insists = NcclSettings { protocols: [NcclSettings::LL128; 5], ..without };
+    assert!(middle(insists).ends_with("_ll128"));
 }

@@ -125,11 +125,19 @@ impl Model {
     }
 
     fn fabric(&self) -> Fabric {
-        match self.surroundings.inside.bytes_per_second() / 1e9 {
+        match self.inside() {
             300.0.. => Fabric::Nvlink4,
             100.0.. => Fabric::Nvlink3,
             _ => Fabric::Pcie,
         }
+    }
+
+    /// What a rank can send to another one in its server, in GB/s: by the host's memory if the GPUs do not reach each other.
+    fn inside(&self) -> f64 {
+        let Surroundings { inside, host, settings, .. } = self.surroundings;
+        let inside = inside.bytes_per_second() / 1e9;
+        let by_host = host.filter(|_| !settings.peer_access).map(|host| host.bytes_per_second() / 1e9);
+        by_host.map_or(inside, |host| inside.min(host))
     }
 
     /// Can `variant` carry out `call`?
@@ -143,23 +151,40 @@ impl Model {
             }
             (Shape::Tree, _) if kind != AllReduce => false,
             // It needs links that keep 128 bytes together.
-            (_, Protocol::Ll128) => self.fabric() != Fabric::Pcie,
+            (_, Protocol::Ll128) => {
+                self.fabric() != Fabric::Pcie || self.surroundings.settings.insists_on_ll128(call.kind)
+            }
             _ => true,
         }
     }
 
     /// What a rank's links carry in all, in GB/s: of a server, its network cards together.
     pub(super) fn bus(&self) -> f64 {
-        let Surroundings { inside, between, cards, .. } = self.surroundings;
-        let inside = inside.bytes_per_second() / 1e9;
+        self.slowest_of(self.surroundings.inside.bytes_per_second() / 1e9)
+    }
+
+    fn slowest_of(&self, inside: f64) -> f64 {
+        let Surroundings { between, cards, .. } = self.surroundings;
         if self.is_across() { inside.min(between.bytes_per_second() / 1e9 * f64::from(cards)) } else { inside }
+    }
+
+    /// What NCCL gets of that: its channels share it equally, so that with fewer of them than it would use a part is left.
+    pub(super) fn used(&self) -> f64 {
+        let all = self.usual_channels();
+        self.slowest_of(self.inside()) * f64::from(self.channels().min(all)) / f64::from(all)
     }
 
     /// Number of channels.
     pub(super) fn channels(&self) -> u32 {
+        let Surroundings { max_channels, settings, .. } = self.surroundings;
+        let [least, most] = settings.channels;
+        self.usual_channels().max(least).min(most).clamp(1, max_channels.max(1))
+    }
+
+    /// Number of channels that NCCL makes if it is told nothing.
+    fn usual_channels(&self) -> u32 {
         let inside = if self.fabric() == Fabric::Pcie { PCIE_CHANNELS } else { NVLINK_CHANNELS };
-        let channels = if self.is_across() { inside.min(CARD_CHANNELS * self.surroundings.cards) } else { inside };
-        channels.clamp(1, self.surroundings.max_channels.max(1))
+        if self.is_across() { inside.min(CARD_CHANNELS * self.surroundings.cards).max(1) } else { inside }
     }
 
     /// How many of them a call uses: each thread of each has enough to do.
@@ -175,7 +200,7 @@ impl Model {
 
     /// Of what a rank's links carry, what is left with all channels, in GB/s.
     pub(super) fn rate(&self, variant: &Variant, kind: CollectiveKind) -> f64 {
-        let (bus, channels) = (self.bus(), f64::from(self.channels()));
+        let (bus, channels) = (self.used(), f64::from(self.channels()));
         let generation = usize::from(self.fabric() == Fabric::Nvlink4);
         let scale = self.servers().min(3) as usize - 1;
         let sums = self.is_across() || matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Reduce);

@@ -1,0 +1,87 @@
+//! Owns the fields of `ncclConfig_t` that a program has set. What they do is the business of `uniference_protocol::settings`.
+
+use std::ffi::{c_int, c_void};
+use std::mem::size_of;
+
+/// The fields that are set, by their names in `nccl.h`; pointers as 1.
+pub(super) type Configuration = Vec<(&'static str, i64)>;
+
+/// `NCCL_CONFIG_UNDEF_INT`.
+const UNSET: c_int = c_int::MIN;
+
+/// The fields in their order, behind the size, a magic number and a version; of older versions the first ones.
+const FIELDS: [(&str, bool); 18] = [
+    ("blocking", false),
+    ("cgaClusterSize", false),
+    ("minCTAs", false),
+    ("maxCTAs", false),
+    ("netName", true),
+    ("splitShare", false),
+    ("trafficClass", false),
+    ("commName", true),
+    ("collnetEnable", false),
+    ("CTAPolicy", false),
+    ("shrinkShare", false),
+    ("nvlsCTAs", false),
+    ("nChannelsPerNetPeer", false),
+    ("nvlinkCentricSched", false),
+    ("graphUsageMode", false),
+    ("numRmaCtx", false),
+    ("maxP2pPeers", false),
+    ("graphStreamOrdering", false),
+];
+
+/// The fields of a configuration that are set; of none: none.
+pub(super) fn read(config: *const c_void) -> Configuration {
+    if config.is_null() {
+        return Vec::new();
+    }
+    let at = config.cast::<u8>();
+    // SAFETY: a configuration begins with its size, within which its fields are read.
+    let size = unsafe { at.cast::<usize>().read_unaligned() };
+    let mut offset = size_of::<usize>() + 2 * size_of::<c_int>();
+    let mut set = Vec::new();
+    for (name, is_pointer) in FIELDS {
+        let length = if is_pointer { size_of::<usize>() } else { size_of::<c_int>() };
+        offset = offset.next_multiple_of(length);
+        if offset + length > size {
+            break;
+        }
+        // SAFETY: the same.
+        let value = unsafe {
+            match is_pointer {
+                true => (at.add(offset).cast::<usize>().read_unaligned() != 0).then_some(1),
+                false => {
+                    Some(at.add(offset).cast::<c_int>().read_unaligned()).filter(|value| *value != UNSET).map(i64::from)
+                }
+            }
+        };
+        set.extend(value.map(|value| (name, value)));
+        offset += length;
+    }
+    set
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As `ncclConfig_v23000` of NCCL 2.30, and the part of it that NCCL 2.18 had.
+    #[test]
+    fn fields_are_found_where_the_header_has_them() {
+        let mut words = [UNSET; 32];
+        words[..2].copy_from_slice(&[120, 0]);
+        // blocking, cgaClusterSize, minCTAs, maxCTAs, then a pointer, from byte 16.
+        (words[6], words[7]) = (2, 4);
+        (words[8], words[9]) = (0, 0);
+        words[10] = 1;
+        (words[12], words[13]) = (0, 7);
+        words[14] = 1;
+        let known = |words: &[c_int; 32]| read(words.as_ptr().cast());
+        let expected = vec![("minCTAs", 2), ("maxCTAs", 4), ("splitShare", 1), ("commName", 1), ("collnetEnable", 1)];
+        assert_eq!(known(&words), expected);
+        words[0] = 32;
+        assert_eq!(known(&words), expected[..2]);
+        assert_eq!(read(std::ptr::null()), []);
+    }
+}

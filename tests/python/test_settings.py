@@ -1,0 +1,174 @@
+"""Settings of NCCL and CUDA by environment variables and configurations: what they change, and what the run warns about."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from harness import uniference, write_script
+
+pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
+
+CLUSTER = """
+backend = "nccl"
+[[device]]
+name = "gpu"
+model = "h100-sxm"
+count = COUNT
+[network]
+preset = "rail"
+per_server = PER_HOST
+fabric = "nvlink4"
+link = "infiniband_ndr"
+"""
+
+HEAD = """
+import os, time
+import torch, torch.distributed as dist
+
+rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+
+def took(call):
+    call(); torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record(); call(); end.record(); torch.cuda.synchronize()
+    return round(begin.elapsed_time(end) * 1e3, 1)
+
+def say(name, figure):
+    if rank == 0:
+        print(name, figure, flush=True)
+"""
+
+
+def run(
+    directory: Path, source: str, gpus: int = 1, per_host: int | None = None, environment: dict[str, str] | None = None
+) -> tuple[dict[str, float], str]:
+    """What the script says, by name, and the warnings of the report; replays give the same figures."""
+    cluster = CLUSTER.replace("PER_HOST", str(per_host or gpus)).replace("COUNT", str(gpus))
+    (directory / "cluster.toml").write_text(cluster)
+    script = write_script(directory, HEAD + source)
+    options = ("--cluster", "cluster.toml", "--cuda", "--compute", "model", "--values", "small", "--out", "out")
+    done = uniference("run", *options, script, cwd=directory, env=environment, cold=environment is not None)
+    assert done.code == 0, done.err + done.out
+    report = json.loads((directory / "out" / "report.json").read_text())
+    replay = uniference("replay", "out", "--json", cwd=directory)
+    assert replay.code == 0, replay.err
+    assert json.loads(replay.out)["digest"] == report["digest"]
+    warnings = "\n".join(report["warnings"])
+    assert all(line.partition("=")[0].split()[-1] in done.err for line in report["warnings"])
+    said = re.findall(r"^(?:\[\d+\] )?(\w+) ([\d.]+)$", done.out, re.M)
+    return {name: float(figure) for name, figure in said}, warnings
+
+
+def test_nccl_follows_its_settings_by_communicator(tmp_path: Path) -> None:
+    """256 MiB among 4 GPUs on links of 360 GB/s: a ring takes 3/2 of the bytes at the links' rate, or at a 24th of it for each channel;
+    without peer access at the 51.2 GB/s of the host's link. NVLink SHARP takes 6/5 of the bytes."""
+    said, warnings = run(
+        tmp_path,
+        """
+torch.cuda.set_device(local)
+dist.init_process_group("nccl", device_id=torch.device("cuda", local))
+x = torch.ones(1 << 26, device="cuda")
+
+def under(name, options=None, **variables):
+    os.environ.update(variables)
+    group = dist.new_group(pg_options=options)
+    say(name, took(lambda: dist.all_reduce(x, group=group)))
+    for variable in variables:
+        del os.environ[variable]
+    return group
+
+under("usual")
+under("ring", NCCL_ALGO="Ring")
+under("without_nvls", NCCL_NVLS_ENABLE="0")
+under("ll", NCCL_ALGO="Ring", NCCL_PROTO="LL")
+under("four_channels", NCCL_ALGO="Ring", NCCL_MAX_NCHANNELS="4")
+under("by_host", NCCL_P2P_DISABLE="1")
+options = dist.ProcessGroupNCCL.Options()
+options.config.max_ctas = options.config.min_ctas = 1
+one = under("one_channel", options, NCCL_ALGO="Ring", NCCL_PROTO="Simple")
+parts = torch.empty_like(x)
+say("all_to_all_one", took(lambda: dist.all_to_all_single(parts, x, group=one)))
+say("all_to_all", took(lambda: dist.all_to_all_single(parts, x)))
+dist.destroy_process_group()
+""",
+        gpus=4,
+    )
+    size = 2**28 / 1e3  # microseconds at 1 GB/s
+    near = lambda figure: pytest.approx(figure, rel=0.05)  # noqa: E731
+    assert said["usual"] == near(6 / 5 * size / 360 + 30)
+    assert said["ring"] == said["without_nvls"] == near(3 / 2 * size / 360 + 30)
+    assert said["ll"] == near(3 / 2 * size / 87.7)
+    assert said["four_channels"] == near(3 / 2 * size / (360 / 6))
+    assert said["one_channel"] == near(3 / 2 * size / (360 / 24))
+    assert said["by_host"] == near(3 / 2 * size / 51.2)
+    assert said["all_to_all_one"] > 20 * said["all_to_all"]
+    assert "not modelled" not in warnings
+
+
+def test_what_is_not_modelled_is_warned_about(tmp_path: Path) -> None:
+    source = """
+torch.cuda.set_device(local)
+dist.init_process_group("nccl")
+stream = torch.cuda.Stream(priority=-1)
+dist.all_reduce(torch.ones(4, device="cuda"))
+with torch.cuda.stream(stream):
+    torch.ones(4, device="cuda")
+torch.cuda.synchronize()
+dist.destroy_process_group()
+"""
+    unmodelled = {"NCCL_BUFFSIZE": "8388608", "NCCL_ALGOS": "Ring", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    between = {"NCCL_IB_DISABLE": "1", "NCCL_DEBUG": "WARN", "NCCL_IB_TIMEOUT": "22"}
+    _, warnings = run(tmp_path, source, gpus=2, per_host=1, environment=unmodelled | between)
+    for name, value in (unmodelled | {"NCCL_IB_DISABLE": "1"}).items():
+        assert warnings.count(f"{name}={value} is not modelled") == 1, warnings
+    assert "NCCL_DEBUG" not in warnings
+    assert "NCCL_IB_TIMEOUT" not in warnings
+    assert warnings.count("priorities of CUDA streams are not modelled") == 1
+    # On one host there is no network to disable, and streams without priorities have none to warn about.
+    source = source.replace("priority=-1", "")
+    _, warnings = run(tmp_path, source, gpus=2, environment=between)
+    assert "not modelled" not in warnings
+
+
+LAUNCHES = """
+x = torch.empty(1 << 26, device="cuda")
+torch.cuda.synchronize()
+begin = time.perf_counter()
+for _ in range(10):
+    x.add_(1)
+say("launched", round((time.perf_counter() - begin) * 1e6))
+torch.cuda.synchronize()
+say("ended", round((time.perf_counter() - begin) * 1e6))
+"""
+
+
+def test_launches_block(tmp_path: Path) -> None:
+    """Each of 10 operators takes 512 MiB at 3.35 TB/s, 160 us."""
+    said, _ = run(tmp_path, LAUNCHES)
+    assert said["launched"] < 100
+    assert said["ended"] > 1_600
+    said, warnings = run(tmp_path, LAUNCHES, environment={"CUDA_LAUNCH_BLOCKING": "1"})
+    assert said["launched"] > 1_600
+    assert said["ended"] - said["launched"] < 20
+    assert "not modelled" not in warnings
+
+
+@pytest.mark.parametrize(("override", "tflops"), [("0", [66.9, 66.9]), ("1", [494.5, 494.5]), ("", [66.9, 494.5])])
+def test_tf32_is_overridden(tmp_path: Path, override: str, tflops: list[float]) -> None:
+    """A GEMM of 2 x 8192^3 operations, as the program forbids and allows TF32: at least at half of the device's rate."""
+    said, _ = run(
+        tmp_path,
+        """
+x = torch.empty(8192, 8192, device="cuda")
+torch.backends.cuda.matmul.allow_tf32 = False
+say("forbidden", took(lambda: x @ x))
+torch.backends.cuda.matmul.allow_tf32 = True
+say("allowed", took(lambda: x @ x))
+""",
+        environment={"NVIDIA_TF32_OVERRIDE": override},
+    )
+    for name, rate in zip(("forbidden", "allowed"), tflops, strict=True):
+        least = 2 * 8192**3 / (rate * 1e6)
+        assert least < said[name] < 2 * least, (name, said)
