@@ -41,6 +41,17 @@ ZERO_GRAD = Replaced(
     "self, set_to_none",
 )
 
+# Work of the CPU beside simulated GPUs
+
+EXTENSION = Replaced(
+    "torch.utils.cpp_extension:_import_module_from_library",
+    "charge time for functions of extensions on CPU tensors",
+    "module_name, path, is_python_module",
+)
+EXTENSIONS = Namespace("uniference", "charge time for functions of extensions on CPU tensors")
+SAVE = Replaced("torch:save", "warn that files take no time", "obj, f, ...")
+LOAD = Replaced("torch:load", "warn that files take no time", "f, ...")
+
 # Kernels of Triton, on simulated GPUs
 
 TRITON_RUN = Replaced(

@@ -21,7 +21,7 @@ from uniference.backends.gloo import Gloo
 from uniference.backends.nccl import Nccl
 from uniference.patches import names
 from uniference.program import hints
-from uniference.rank import capture, kernels, mooncake, values
+from uniference.rank import capture, host_work, kernels, mooncake, values
 
 
 def install(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> None:
@@ -47,6 +47,7 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
     _native.attach_gpus(own, gpus, link, communication)
     process = ctypes.CDLL(None)
     kernels.install(channel, library)
+    host_work.install(channel)
     functions = ("launch", "settle", "is_captured", "compute", "withhold", "clear", "is_untouched", "reads")
     library.mirror(*(_address(process, f"uniference_phantom_{name}") for name in functions))
     is_of_device = process.uniference_phantom_is_of_device

@@ -143,6 +143,33 @@ pub(super) fn cores(raw: &[Spanned<RawDevice>]) -> Vec<Option<u32>> {
     by_rank(raw, |raw| raw.cores.as_ref().map(|cores| *cores.get_ref()))
 }
 
+/// By rank: the processor beside its device, by its whole name: the file's, or else the one that servers with such devices have.
+///
+/// # Errors
+/// A name that the table has not, or not for a processor.
+pub(super) fn host_cpus(raw: &[Spanned<RawDevice>], source: &Source) -> Result<Vec<Option<String>>, Diagnostic> {
+    let host_cpu = |raw: &RawDevice| {
+        let Some(said) = &raw.host_cpu else {
+            let known = raw.model.as_ref().and_then(|model| table::find(model.get_ref()).ok());
+            return Ok(known.and_then(KnownDevice::host_cpu).map(str::to_owned));
+        };
+        if said.get_ref() == "none" {
+            return Ok(None);
+        }
+        match table::find(said.get_ref()) {
+            Ok(known) if known.kind == table::DeviceKind::Cpu => Ok(Some(known.name.clone())),
+            Ok(known) => {
+                let hint = "name a processor, or \"none\"; `uniference devices list` shows them with the kind cpu";
+                Err(source.error(format!("`{}` is no processor", known.name), said.span()).hint(hint))
+            }
+            Err(error) => Err(source.error(error.message, said.span()).hint(error.hint)),
+        }
+    };
+    let found = raw.iter().map(|raw| host_cpu(raw.get_ref())).collect::<Result<Vec<_>, _>>()?;
+    let mut found = found.into_iter();
+    Ok(by_rank(raw, |_| found.next().expect("one for each")))
+}
+
 /// The worker that runs every rank, where the file names one.
 pub(super) fn workers(raw: &[Spanned<RawDevice>]) -> Vec<Option<String>> {
     by_rank(raw, |raw| raw.at.as_ref().map(|at| at.get_ref().clone()))

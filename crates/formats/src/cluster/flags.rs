@@ -74,6 +74,7 @@ fn device(name: &str, count: Option<u32>, slowdown: Option<f64>) -> Spanned<RawD
         slowdown: slowdown.map(here),
         memory: None,
         cores: None,
+        host_cpu: None,
         host: None,
         per_host: None,
         peak_flops: None,

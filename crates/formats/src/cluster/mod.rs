@@ -87,6 +87,8 @@ pub struct Resolved {
     pub models: Vec<Option<String>>,
     /// By rank: how many processor cores its device has, if the file says so; at least 1.
     pub cores: Vec<Option<u32>>,
+    /// By rank: the processor beside its device, by its whole name, if one is known.
+    pub host_cpus: Vec<Option<String>>,
     /// By rank: the worker that runs it, if the file says so.
     pub workers: Vec<Option<String>>,
     /// A cluster file that says everything, defaults and choices included. It resolves to the same cluster.
@@ -167,6 +169,7 @@ impl ClusterFile {
         let rates = devices.iter().map(|device| device.rates).collect();
         let models = devices::models(&self.raw.device, &self.source)?;
         let cores = devices::cores(&self.raw.device);
+        let host_cpus = devices::host_cpus(&self.raw.device, &self.source)?;
         let workers = devices::workers(&self.raw.device);
         dynamics::slow_down(&self.raw.straggler, &mut devices, &self.source)?;
         let (mut backend, packet, tuning) = backend::resolve(&self.raw, choices, &self.attached, &self.source)?;
@@ -200,6 +203,7 @@ impl ClusterFile {
             rates,
             models,
             cores,
+            host_cpus,
             workers,
             toml: to_toml(&raw),
             kernels,

@@ -97,6 +97,9 @@ pub(super) struct RawDevice {
     /// The device of the table that it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) model: Option<Spanned<String>>,
+    /// The processor of the table beside the device, which runs the program's operators on CPU tensors; or `"none"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) host_cpu: Option<Spanned<String>>,
     /// The share of the device that communication takes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) communication_share: Option<Spanned<f64>>,

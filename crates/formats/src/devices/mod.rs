@@ -174,6 +174,20 @@ impl KnownDevice {
         SimDuration::from_secs_f64(self.launch_us? * 1e-6)
     }
 
+    /// The processor that servers with such devices usually have: of each kind one, of which a server has two. `None`: none is known.
+    ///
+    /// NVIDIA's data sheets: DGX H100 and H200 have two Xeon Platinum 8480C, DGX B200 two 8570, DGX A100 two EPYC 7742, GB200 and GB300 Grace.
+    pub fn host_cpu(&self) -> Option<&'static str> {
+        if self.kind != DeviceKind::Gpu || self.vendor != "nvidia" {
+            return None;
+        }
+        match self.link.as_deref()?.split('-').next()? {
+            "nvlink5" if self.name.starts_with("gb") => Some("grace"),
+            "nvlink4" | "nvlink5" | "pcie5" => Some("xeon-platinum-8480plus"),
+            _ => Some("epyc-7742"),
+        }
+    }
+
     /// Bytes a second that it exchanges with its host, in one direction: by its own link where that leads there, else by the generation of PCI Express
     /// that devices with its local links have, 16 lanes of it; `None`: they share memory, or it is not known. Rates are raw: headers, and what else
     /// keeps a link from them, are not taken off.

@@ -6,7 +6,7 @@
 mod remarks;
 
 use super::expansion::{DevicePart, Expansion, Reads, copy_name, python_time};
-use super::{Plan, RankPlan, Way};
+use super::{HostCpu, Plan, RankPlan, Way};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -28,6 +28,9 @@ use uniference_studies::whatif::LineScale;
 
 /// The kind of kernels of which only the number of bytes that they move is known.
 const KERNEL: &str = "kernel";
+
+/// The kind of operators on tensors of the CPU beside a GPU.
+const ON_HOST: &str = "cpu";
 
 /// Costs the slices of all ranks.
 pub(crate) struct Costing {
@@ -68,6 +71,10 @@ struct RankCosting {
     /// Values that were not computed and steered the program: how often, by line and operator.
     answered: BTreeMap<(String, String), u64>,
     on_cpu: bool,
+    /// Operators of the host's processor that are costed by the bytes of their tensors alone.
+    by_bytes: BTreeSet<String>,
+    /// The first operator that takes no time as it runs on a processor of which nothing is known.
+    free_on_host: Option<String>,
     single_tensor_optimizer: bool,
     /// The first kernel whose formulas have no value, and why.
     wrong: Option<(String, String)>,
@@ -80,6 +87,8 @@ enum What {
     Definition { number: usize, previous: usize, autograd: Autograd },
     /// What the device does of a definition, beside the host.
     OnDevice { number: usize },
+    /// What the processor beside the device does of a definition.
+    OnHost { number: usize },
     /// The same of attention with such sequences.
     Attention { number: usize, sequences: [Sequences; 2] },
     /// A kernel of no operator: its number, and the bytes that it names.
@@ -132,6 +141,8 @@ impl Costing {
             parameters: BTreeSet::new(),
             answered: BTreeMap::new(),
             on_cpu: false,
+            by_bytes: BTreeSet::new(),
+            free_on_host: None,
             single_tensor_optimizer: false,
             wrong: None,
         };
@@ -242,7 +253,8 @@ impl RankCosting {
                 Entry::Execution { definition: number, line, .. } if streams => {
                     let reads = Reads { definition: number, readings: std::mem::take(&mut self.readings) };
                     let part = self.expansion.has_launched().then(|| self.operator_part(decoder, reads, line));
-                    self.expansion.operator(part, line);
+                    let on_host = if part.is_none() { self.on_host(decoder, number, line) } else { SimDuration::ZERO };
+                    self.expansion.operator(part, on_host, line);
                 }
                 Entry::Execution { definition: number, line, autograd, allocations } => {
                     let definition = &decoder.definitions()[number];
@@ -361,6 +373,23 @@ impl RankCosting {
         DevicePart { reads: (!reads.readings.is_empty()).then_some(reads), ..part }
     }
 
+    /// What the host's processor computes for an operator on its own tensors.
+    fn on_host(&mut self, decoder: &Decoder, number: usize, line: Line) -> SimDuration {
+        let mut tensors = decoder.definitions()[number].tensors().peekable();
+        let is_its_own = tensors.peek().is_some() && tensors.all(|tensor| tensor.place == Place::CPU);
+        if !is_its_own || self.plan.way != Way::Modelled || self.plan.measures_host {
+            return SimDuration::ZERO;
+        }
+        if self.plan.host_cpu.is_none() {
+            self.free_on_host.get_or_insert_with(|| decoder.definitions()[number].name.clone());
+            return SimDuration::ZERO;
+        }
+        let place = self.place(decoder, What::OnHost { number }, line);
+        let cost = &mut self.costs[place];
+        cost.executions += 1;
+        cost.estimate.duration
+    }
+
     /// The device's part of something, once.
     fn part(&mut self, decoder: &Decoder, what: What, line: Line) -> DevicePart {
         let place = self.place(decoder, what, line);
@@ -375,11 +404,19 @@ impl RankCosting {
 
     /// Where the cost of something is, which is estimated when it is asked for first.
     fn place(&mut self, decoder: &Decoder, what: What, first: Line) -> usize {
-        let RankCosting { plan, costs, places, wrong, .. } = self;
+        let RankCosting { plan, costs, places, wrong, by_bytes, .. } = self;
         *places.entry(what).or_insert_with(|| {
             let definitions = decoder.definitions();
             let (estimate, kind) = match (plan.costs.as_deref(), what) {
-                (None, _) => (Estimate::UNKNOWN, ""),
+                (
+                    None,
+                    What::Definition { .. }
+                    | What::OnDevice { .. }
+                    | What::Attention { .. }
+                    | What::Kernel { .. }
+                    | What::Spin { .. }
+                    | What::Copy { .. },
+                ) => (Estimate::UNKNOWN, ""),
                 (
                     Some(costs),
                     What::Definition { number, .. } | What::OnDevice { number } | What::Attention { number, .. },
@@ -400,6 +437,20 @@ impl RankCosting {
                     Estimate { origin: Origin::None, .. } => (costs.kernel(traffic(&definitions[number])), KERNEL),
                     known => (known, costs.kind(&definitions[number])),
                 },
+                (_, What::OnHost { number }) => {
+                    let HostCpu { costs, ranks } = plan.host_cpu.as_ref().expect("it was looked at");
+                    let definition = &definitions[number];
+                    let estimate = match costs.on_device(definition) {
+                        Estimate { origin: Origin::None, .. } => {
+                            by_bytes.insert(definition.name.clone());
+                            let duration =
+                                SimDuration::from_secs_f64(costs.at_least(definition)).unwrap_or(SimDuration::MAX);
+                            Estimate { duration, origin: Origin::Roofline, spread: None }
+                        }
+                        known => known,
+                    };
+                    (Estimate { duration: estimate.duration.scaled(*ranks), ..estimate }, ON_HOST)
+                }
                 (Some(costs), What::Attention { number, ref sequences }) => {
                     (costs.attention(&definitions[number], sequences), costs.kind(&definitions[number]))
                 }
@@ -411,7 +462,7 @@ impl RankCosting {
             };
             let name: Option<Arc<str>> = match what {
                 What::Definition { .. } => None,
-                What::OnDevice { number } | What::Attention { number, .. } => {
+                What::OnDevice { number } | What::OnHost { number } | What::Attention { number, .. } => {
                     Some(definitions[number].name.as_str().into())
                 }
                 What::Kernel { number, .. } | What::Spin { number, .. } => Some(decoder.kernel(number).into()),
@@ -430,9 +481,10 @@ impl RankCosting {
     /// What an operator or a kernel is called.
     fn name(&self, what: What) -> Option<&str> {
         match what {
-            What::Definition { number, .. } | What::OnDevice { number } | What::Attention { number, .. } => {
-                Some(&self.decoder.definitions()[number].name)
-            }
+            What::Definition { number, .. }
+            | What::OnDevice { number }
+            | What::OnHost { number }
+            | What::Attention { number, .. } => Some(&self.decoder.definitions()[number].name),
             What::Kernel { number, .. } | What::Spin { number, .. } => Some(self.decoder.kernel(number)),
             What::Copy { .. } => None,
         }
@@ -461,8 +513,11 @@ impl RankCosting {
         }
         let mut sums: BTreeMap<(Origin, &'static str), f64> = BTreeMap::new();
         let known = |cost: &&Cost| cost.estimate.duration > SimDuration::ZERO || cost.estimate.origin == Origin::None;
-        if self.host.0 > SimDuration::ZERO {
-            sums.insert((self.host.1, "host"), self.host.0.as_secs_f64() * self.plan.slowdown);
+        // Operators on the host have rows of their own.
+        let operators = self.ran().filter(|cost| cost.kind == ON_HOST).map(|cost| self.seconds(cost)).sum::<f64>();
+        let host = self.host.0.as_secs_f64() * self.plan.slowdown - operators;
+        if host > 0.0 {
+            sums.insert((self.host.1, "host"), host);
         }
         for cost in self.ran().filter(known) {
             *sums.entry((cost.estimate.origin, cost.kind)).or_default() += self.seconds(cost);

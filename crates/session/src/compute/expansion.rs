@@ -206,11 +206,11 @@ impl Expansion {
         }
     }
 
-    /// An operator has run at this line; `part` is the device's, if it has launched any kernel.
-    pub(super) fn operator(&mut self, part: Option<DevicePart>, line: Line) {
+    /// An operator has run at this line; `part` is the device's, if it has launched any kernel, and `on_host` what the host computes for it.
+    pub(super) fn operator(&mut self, part: Option<DevicePart>, on_host: SimDuration, line: Line) {
         // What Python takes to come to an operator is in the operator's figure.
         let python = take(&mut self.python);
-        self.works(self.host.operator.max(python));
+        self.works(sum(self.host.operator.max(python), on_host));
         let inside = take(&mut self.inside);
         let kernels = inside.iter().filter(|(entry, _)| matches!(entry, StreamEntry::Launch { .. }));
         self.unanswered.extend(kernels.flat_map(|(_, own)| &own.numbers));

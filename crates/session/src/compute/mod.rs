@@ -16,7 +16,7 @@ pub use expansion::HostCosts;
 pub(crate) use nodes::NodeModels;
 
 use earlier::Earlier;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -32,7 +32,7 @@ use uniference_formats::report::Manifest;
 use uniference_formats::units::Duration;
 use uniference_host::error::HostError;
 use uniference_host::live::driver;
-use uniference_sim::device::Estimate;
+use uniference_sim::device::{Estimate, Rates};
 use uniference_sim::time::SimDuration;
 use uniference_studies::whatif::LineScale;
 
@@ -343,6 +343,8 @@ struct RankPlan {
     costs: Option<Arc<dyn OperatorCosts>>,
     /// What the user says that kernels cost.
     kernels: Rc<[KernelCost]>,
+    /// What operators on tensors of the CPU cost beside the device, if that is known.
+    host_cpu: Option<HostCpu>,
     /// Whether its device is one beside a processor that runs the program.
     is_gpu: bool,
     slowdown: f64,
@@ -352,6 +354,17 @@ struct RankPlan {
     /// Compute is measured, or was when it was recorded.
     is_measured: bool,
 }
+
+/// The processor that runs a rank's program beside a GPU.
+#[derive(Clone)]
+struct HostCpu {
+    costs: Arc<dyn OperatorCosts>,
+    /// Ranks that share one processor.
+    ranks: f64,
+}
+
+/// Processors of a server.
+const SOCKETS: u32 = 2;
 
 /// What a record says of its compute.
 pub(crate) struct RecordedCompute<'a> {
@@ -463,16 +476,19 @@ impl Plan {
             .collect();
         let was_measured = recorded.is_some_and(|recorded| recorded.manifest.compute == "measured");
         let kernels: Rc<[KernelCost]> = resolved.kernels.as_slice().into();
-        let ranks = ways.into_iter().zip(costs).enumerate().map(|(rank, (way, costs))| RankPlan {
-            way,
-            costs,
-            kernels: Rc::clone(&kernels),
-            is_gpu: is_gpu(resolved, rank),
-            slowdown: resolved.cluster.devices[rank].slowdown,
-            host: host.costs(python),
-            measures_host: host == HostTime::Measured,
-            is_measured: way == Way::Measured || way == Way::Recorded && was_measured,
-        });
+        let host_cpus = host_cpus(&ways, resolved, options)?;
+        let ranks =
+            ways.into_iter().zip(costs).zip(host_cpus).enumerate().map(|(rank, ((way, costs), host_cpu))| RankPlan {
+                way,
+                costs,
+                host_cpu,
+                kernels: Rc::clone(&kernels),
+                is_gpu: is_gpu(resolved, rank),
+                slowdown: resolved.cluster.devices[rank].slowdown,
+                host: host.costs(python),
+                measures_host: host == HostTime::Measured,
+                is_measured: way == Way::Measured || way == Way::Recorded && was_measured,
+            });
         let name = names.into_iter().collect::<Vec<_>>().join(", ");
         let outdated =
             recorded.filter(|recorded| recorded.at_home).and_then(|recorded| outdated(recorded.manifest, &models));
@@ -576,6 +592,27 @@ fn left_out<'a>(name: &'a str, databases: &Databases) -> Result<&'a str, HostErr
     Err(HostError::Usage(format!(
         "--leave-out {name}: no database has operators measured on it\nhint: `uniference devices list` shows of which devices there are some"
     )))
+}
+
+/// The processor beside each rank's GPU whose operators are costed. The ranks of a server share its processors equally.
+fn host_cpus(ways: &[Way], resolved: &Resolved, options: &ComputeOptions) -> Result<Vec<Option<HostCpu>>, HostError> {
+    let devices = &resolved.cluster.devices;
+    let mut on_host: BTreeMap<u32, u32> = BTreeMap::new();
+    for device in devices {
+        *on_host.entry(resolved.cluster.topology.server(device.host)).or_default() += 1;
+    }
+    let host_cpu = |rank: usize| {
+        let known =
+            resolved.host_cpus[rank].as_deref().filter(|_| ways[rank] == Way::Modelled && is_gpu(resolved, rank));
+        let Some(known) = known.and_then(|name| devices::find(name).ok()) else { return Ok(None) };
+        let Some((peaks, memory)) = known.peaks().zip(known.bandwidth()) else { return Ok(None) };
+        let rates = Rates { peaks, memory, launch: SimDuration::ZERO };
+        let target = Target { name: Some(known.name.clone()), rates };
+        let costs: Arc<dyn OperatorCosts> = options.models.of(target, &options.models.databases(options)?);
+        let ranks = on_host[&resolved.cluster.topology.server(devices[rank].host)];
+        Ok(Some(HostCpu { costs, ranks: (f64::from(ranks) / f64::from(SOCKETS)).max(1.0) }))
+    };
+    (0..devices.len()).map(host_cpu).collect()
 }
 
 /// The model of each rank's device that is to have one; ranks on like devices share theirs.

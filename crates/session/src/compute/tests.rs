@@ -94,6 +94,7 @@ fn plan(ranks: usize, way: Way, factor: u64, measures_host: bool) -> Plan {
         kernels: Rc::from([]),
         way,
         costs: Some(Arc::clone(&costs)),
+        host_cpu: None,
         is_gpu: true,
         slowdown: 1.0,
         host: HOST,

@@ -23,6 +23,7 @@ impl Costing {
         let all = [
             self.of_streams(),
             self.of_python(),
+            self.on_host(),
             self.unknown(),
             self.by_traffic(),
             self.bare(),
@@ -47,6 +48,20 @@ impl Costing {
         let kernels = |costing: &RankCosting| costing.ran().any(|cost| matches!(cost.what, What::Kernel { .. }));
         with_streams.any(|costing| costing.plan.is_measured && kernels(costing)).then(|| {
             "kernels of no operator took no time on simulated GPUs, as compute was measured and operators alone are computed on the processor: use --compute model with devices that have a `model`".to_owned()
+        })
+    }
+
+    /// Operators beside GPUs that were not costed, or by the bytes of their tensors alone.
+    fn on_host(&self) -> Option<String> {
+        if let Some(name) = self.ranks.iter().find_map(|costing| costing.free_on_host.as_deref()) {
+            return Some(format!(
+                "operators on CPU tensors beside a GPU took no time, as the host's processor is not known ({name} and others): name it in the cluster file with host_cpu = \"NAME\""
+            ));
+        }
+        let names: BTreeSet<&String> = self.ranks.iter().flat_map(|costing| &costing.by_bytes).collect();
+        (!names.is_empty()).then(|| {
+            let names = listed(names.into_iter().map(|name| name.to_owned()));
+            format!("operators on CPU tensors beside a GPU were costed by the bytes of their tensors alone: {names}")
         })
     }
 
