@@ -556,7 +556,7 @@ def test_strict_values_end_the_run_at_the_first_that_is_missing(tmp_path: Path) 
     done = uniference("run", *options, write_script(tmp_path, COMPARE + SILENCED), cwd=tmp_path)
     assert done.code == 1, done.err + done.out
     assert "sum" not in done.out
-    assert "error: the values of aten::_weight_int4pack_mm are not computed on simulated GPUs: " in done.err
+    assert "error: the values of aten::_convert_weight_to_int4pack are not computed on simulated GPUs: " in done.err
     assert "script.py:" in done.err
     assert "(--strict-values)\nhint: " in done.err.replace("[rank 0] ", "")
 

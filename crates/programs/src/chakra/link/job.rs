@@ -167,8 +167,8 @@ impl RankPart {
         }
         if profile.paired > 0 {
             notes.push(format!(
-                "rank {rank}: {} of {} kernels do not name their launch (`correlation`); paired with launches of the same operator (`External id`), or in order",
-                profile.paired, timeline.kernels
+                "rank {rank}: kernels of the profile that do not name their launch (`correlation`): {}; paired with launches of the same operator (`External id`), or in order",
+                profile.paired
             ));
         }
         let Timeline { kernels, launched, .. } = timeline;

@@ -59,9 +59,13 @@ fn communication_without_correlation_takes_its_bytes_all_the_same() {
     };
     for (what, job) in [("0", linked(zero)), ("none", linked(none)), ("above 2^63", linked(large))] {
         let job = job.unwrap();
-        assert!((makespan(&job, "1 GB/s") - expected).abs() < 0.01, "{what}: {} of {expected} ms", makespan(&job, "1 GB/s"));
+        assert!(
+            (makespan(&job, "1 GB/s") - expected).abs() < 0.01,
+            "{what}: {} of {expected} ms",
+            makespan(&job, "1 GB/s")
+        );
         assert!(error_of(&job) < 1e-6, "{what}");
-        let said = job.notes.iter().any(|note| note.contains("do not name their launch"));
+        let said = job.notes.iter().any(|note| note.contains("that do not name their launch"));
         assert_eq!(said, what != "above 2^63", "{what}: {:?}", job.notes);
     }
 }
@@ -82,13 +86,18 @@ fn spans_that_have_lost_their_times_are_refused() {
 #[test]
 fn what_is_almost_json_is_read_and_what_is_not_is_said_with_its_place() {
     let text = |bandwidth: &str| {
-        format!(r#"{{"traceEvents": [{{"ph": "X", "cat": "cpu_op", "name": "a", "tid": 1, "ts": 5, "dur": 1, "args": {{"bandwidth": {bandwidth}}}}}]}}"#)
+        format!(
+            r#"{{"traceEvents": [{{"ph": "X", "cat": "cpu_op", "name": "a", "tid": 1, "ts": 5, "dur": 1, "args": {{"bandwidth": {bandwidth}}}}}]}}"#
+        )
     };
     for bandwidth in ["inf", "-Infinity", "NaN", "1e3"] {
         assert!(matches!(Recording::read(text(bandwidth).as_bytes()), Ok(Recording::Profile(_))), "{bandwidth}");
     }
     let error = Recording::read(text("infinite").as_bytes()).unwrap_err().to_string();
-    assert!(error.starts_with("the file is damaged: expected value at line 1 column ") && error.contains("\nhint: "), "{error}");
+    assert!(
+        error.starts_with("the file is damaged: expected value at line 1 column ") && error.contains("\nhint: "),
+        "{error}"
+    );
     let cut = Recording::read(&text("1").as_bytes()[..70]).unwrap_err().to_string();
     assert!(cut.starts_with("the file is damaged: EOF while parsing"), "{cut}");
 }
