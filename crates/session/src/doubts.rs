@@ -36,8 +36,8 @@ fn shared_link(resolved: &Resolved) -> Option<String> {
         let rates = links.iter().map(|link| cluster.topology.link(*link).bandwidth.bytes_per_second());
         rates.reduce(f64::min)
     };
-    let shared = (0..gpus.len()).filter(|host| gpus[*host] > 1).map(|host| (HostId::from(host), gpus[host]));
-    let (host, count, rate) = shared.filter_map(|(host, count)| Some((host, count, rate(host)?))).next()?;
+    let mut shared = (0..gpus.len()).filter(|host| gpus[*host] > 1).map(|host| (HostId::from(host), gpus[host]));
+    let (host, count, rate) = shared.find_map(|(host, count)| Some((host, count, rate(host)?)))?;
     let name = &cluster.topology.hosts()[host.index()];
     let (fabric, why) = match rate {
         ..SLOWER_THAN_PCIE => ("pcie4_x16", "which is slower than PCI Express"),
@@ -164,6 +164,7 @@ mod tests {
         }
         assert_eq!(said(&cluster("count = 2", "").replace("nccl", "gloo")), [""; 0]);
         let servers = "count = 4\nhost = \"node\"\nper_host = 2";
-        assert_eq!(said(&cluster(servers, "local = \"pcie4_x16\"")), [""; 0]);
+        let shared = the_one(&cluster(servers, "local = \"pcie4_x16\""));
+        assert!(shared.starts_with("the 2 GPUs of host `node.0` share one link"), "{shared}");
     }
 }
