@@ -7,6 +7,7 @@ What the figures mean is the report's business (`docs/reference/report.md`), wha
 import html
 import importlib
 import json
+import math
 import os
 import re
 from collections.abc import Sequence
@@ -197,9 +198,9 @@ class Table(Sequence[_Row], Generic[_Row]):
 
     def to_pandas(self) -> "pandas.DataFrame":
         """A frame with a row for each row and a column for each of their attributes. Raises ImportError without pandas."""
-        frame: pandas.DataFrame = imported("pandas").DataFrame(
-            [_values(row) for row in self._rows], columns=self._columns()
-        )
+        # What is not known is no number, also where nothing of a column is known.
+        rows = [[math.nan if value is None else value for value in _values(row)] for row in self._rows]
+        frame: pandas.DataFrame = imported("pandas").DataFrame(rows, columns=self._columns())
         return frame
 
     def to_polars(self) -> "polars.DataFrame":
