@@ -1,3 +1,4 @@
+use super::settings::NcclSettings;
 use super::*;
 use crate::program::{DType, ReduceOp, Shape as Elements};
 use crate::time::{Bytes, Rate};
