@@ -120,6 +120,21 @@ pub(crate) fn settle_stream(stream: u32) {
     settle(false, |state| state.behind_stream(stream));
 }
 
+/// Fetches what a stream stands behind that comes to any of these places, each with its bytes.
+pub(crate) fn settle_places(stream: u32, places: &[(usize, u64)]) {
+    let overlaps = |arrival: &Arrival| {
+        let ends_behind = |from: usize, bytes: u64, other: usize| from.saturating_add(bytes as usize) > other;
+        places
+            .iter()
+            .any(|(at, bytes)| ends_behind(*at, *bytes, arrival.to) && ends_behind(arrival.to, arrival.bytes, *at))
+    };
+    settle(false, |state| {
+        let mut behind = state.behind_stream(stream);
+        behind.retain(|number| state.expected.get(number).is_some_and(overlaps));
+        behind
+    });
+}
+
 /// The same of a stream that was found empty.
 pub(crate) fn settle_empty(stream: u32) {
     settle(true, |state| state.behind_stream(stream));
@@ -226,6 +241,21 @@ mod tests {
         settle_event(7);
         assert_eq!(expected(), 1);
         settle_all();
+        assert_eq!(expected(), 0);
+    }
+
+    /// Of two outputs of four bytes, at 100 and at 104, those are fetched that a place overlaps.
+    #[test]
+    fn what_comes_elsewhere_is_not_fetched() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        expect(3, Arrival { to: 100, ..arrival(1) });
+        expect(3, Arrival { to: 104, ..arrival(2) });
+        settle_places(3, &[(0, 100), (108, 4)]);
+        settle_places(4, &[(100, 4)]);
+        assert_eq!(expected(), 2);
+        settle_places(3, &[(103, 1)]);
+        assert_eq!(expected(), 1);
+        settle_places(3, &[(96, 9)]);
         assert_eq!(expected(), 0);
     }
 

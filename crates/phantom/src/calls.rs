@@ -104,8 +104,14 @@ pub(crate) fn issue(calls: Vec<Pending>) -> Result<(), Refused> {
 /// Makes calls that start together, each on a stream of this number.
 fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
     let Some(link) = communication() else { return Err(INVALID_VALUE) };
-    // Input is what the streams have come to.
-    streams.iter().for_each(|stream| arrivals::settle_stream(*stream));
+    // Input is what the streams have come to. A call does not wait for what comes elsewhere: other calls of the program may be what that waits for.
+    let is_told_where =
+        calls.iter().any(|prepared| prepared.kernel.as_ref().is_some_and(|kernel| kernel.input.is_some()));
+    let touched: Vec<(usize, u64)> =
+        calls.iter().filter(|prepared| prepared.call.has_values != 0).flat_map(places).collect();
+    for stream in streams {
+        if is_told_where { arrivals::settle_stream(*stream) } else { arrivals::settle_places(*stream, &touched) }
+    }
     let mut begun = BTreeSet::new();
     for (Prepared { mut call, output, finish, factor, own, kernel: carrier }, stream) in to_others(calls, streams) {
         if let Some((at, offset)) = carrier.as_ref().and_then(|carrier| carrier.input) {
@@ -137,6 +143,11 @@ fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
         arrivals::expect(stream, arrival);
     }
     Ok(())
+}
+
+/// Where a call reads and writes, each with its bytes.
+fn places(Prepared { call, output, .. }: &Prepared) -> [(usize, u64); 2] {
+    [(call.input, call.input_bytes), *output]
 }
 
 /// An address that is in memory of a device.
