@@ -182,8 +182,8 @@ fn doubts(
     let recosted = session.manifest().compute != recorded.compute || session.manifest().models != recorded.models;
     if !at_home || recosted || args.repeat > 1 {
         let digest = (args.repeat == 1).then(|| figures.digest.to_hex());
-        let ways = other_ways(hazards, digest, recorded, path, &figures.lines)?;
-        depends_on_time = !ways.is_empty();
+        let (ways, any) = other_ways(hazards, digest, recorded, path, &figures.lines)?;
+        depends_on_time = any;
         beside.warnings.extend(ways);
     }
     let home = recorded_cluster(recorded, path);
@@ -311,16 +311,16 @@ fn other_seeds(args: &Replay, resolved: &Resolved, steps: &Steps) -> Result<Besi
 }
 
 /// Where the program might have gone another way than it was recorded. `digest` is of the run on the new cluster: where the record's own
-/// cluster gives the same, nothing took another time. Where it is not given, there are several runs.
+/// cluster gives the same, nothing took another time. Where it is not given, there are several runs. Whether it, or a library that it uses, might have.
 fn other_ways(
     mut hazards: Hazards,
     digest: Option<String>,
     recorded: &Manifest,
     path: &Path,
     lines: &[String],
-) -> Result<Vec<String>, HostError> {
+) -> Result<(Vec<String>, bool), HostError> {
     if !hazards.depend_on_time() {
-        return Ok(Vec::new());
+        return Ok((Vec::new(), false));
     }
     if let Some(home) = recorded_cluster(recorded, path) {
         let mut at_home = (Digest::default(), Hazards::default());
@@ -329,11 +329,12 @@ fn other_ways(
             return Err(cut_short(path));
         }
         if digest.is_some_and(|digest| digest == at_home.0.to_hex()) {
-            return Ok(Vec::new());
+            return Ok((Vec::new(), false));
         }
         hazards.merge(&at_home.1);
     }
-    Ok(hazards.warnings(lines).iter().map(ToString::to_string).collect())
+    let told = hazards.warnings(lines).iter().map(ToString::to_string).collect();
+    Ok((told, hazards.any(lines)))
 }
 
 /// How many waits for communication a timeout has ended in the recorded run.

@@ -82,17 +82,19 @@ impl fmt::Display for Warning {
 #[derive(Clone, Debug, Default)]
 pub struct Hazards {
     threads: BTreeMap<(RankId, TaskId), Thread>,
-    found: BTreeMap<Hazard, Occurrences>,
+    /// By hazard and line.
+    found: BTreeMap<(Hazard, Option<Site>), Occurrences>,
     /// Somebody waited with a time-out that did not pass.
     met_time_outs: bool,
 }
 
-/// Where a hazard was met first, and how often.
+/// How often a hazard was met at a line, and who met it there first.
 #[derive(Clone, Copy, Debug)]
 struct Occurrences {
     count: u64,
     rank: RankId,
-    site: Option<Site>,
+    /// How many such places were known before.
+    order: usize,
 }
 
 /// What a thread has asked for last, and what the store has told it.
@@ -123,16 +125,32 @@ enum Pending {
 }
 
 impl Hazards {
-    /// Hazards by kind, with the lines of the program.
+    /// Hazards of the program by kind, each with the line where it was met first.
     pub fn warnings(&self, lines: &[String]) -> Vec<Warning> {
-        let line = |site: Option<Site>| site.and_then(|site| lines.get(site.index()).cloned()).unwrap_or_default();
-        let warning = |(hazard, found): (&Hazard, &Occurrences)| {
-            let Occurrences { count, rank, site } = *found;
-            Warning { hazard: *hazard, count, rank, line: line(site) }
-        };
-        // Without a line it is a library's own, which counts who has come so far: torch's process groups meet like that.
-        let of_the_program = |warning: &Warning| warning.hazard != Hazard::StoreAnswer || !warning.line.is_empty();
-        self.found.iter().map(warning).filter(of_the_program).collect()
+        let mut warnings: BTreeMap<Hazard, (usize, Warning)> = BTreeMap::new();
+        for ((hazard, site), found) in &self.found {
+            let line = line_of(*site, lines);
+            // Without a line it is a library's own: torch's process groups count in the store who has come so far, its allocator and NCCL's watchdog poll.
+            if line.is_empty() && *hazard != Hazard::Clock {
+                continue;
+            }
+            let Occurrences { count, rank, order } = *found;
+            let met = Warning { hazard: *hazard, count, rank, line };
+            match warnings.get_mut(hazard) {
+                None => drop(warnings.insert(*hazard, (order, met))),
+                Some((first, known)) if order < *first => {
+                    let count = known.count + count;
+                    (*first, *known) = (order, Warning { count, ..met });
+                }
+                Some((_, known)) => known.count += count,
+            }
+        }
+        warnings.into_values().map(|(_, warning)| warning).collect()
+    }
+
+    /// Whether another replay may be told something else, be it the program that asks or a library.
+    pub fn any(&self, lines: &[String]) -> bool {
+        self.found.keys().any(|(hazard, site)| *hazard != Hazard::StoreAnswer || !line_of(*site, lines).is_empty())
     }
 
     /// Might another replay of the same record, on another cluster, know more? Then [`Hazards::merge`] it.
@@ -142,8 +160,9 @@ impl Hazards {
 
     /// Adds what another replay of the same record has met more often, and where the store told the two different things.
     pub fn merge(&mut self, other: &Hazards) {
-        for (hazard, found) in &other.found {
-            let mine = self.found.entry(*hazard).or_insert(*found);
+        for (at, found) in &other.found {
+            let order = self.found.len();
+            let mine = self.found.entry(*at).or_insert(Occurrences { order, ..*found });
             mine.count = mine.count.max(found.count);
         }
         let mut differences = Vec::new();
@@ -156,8 +175,13 @@ impl Hazards {
     }
 
     fn add(&mut self, hazard: Hazard, rank: RankId, site: Option<Site>) {
-        self.found.entry(hazard).or_insert(Occurrences { count: 0, rank, site }).count += 1;
+        let order = self.found.len();
+        self.found.entry((hazard, site)).or_insert(Occurrences { count: 0, rank, order }).count += 1;
     }
+}
+
+fn line_of(site: Option<Site>, lines: &[String]) -> String {
+    site.and_then(|site| lines.get(site.index()).cloned()).unwrap_or_default()
 }
 
 impl Observer for Hazards {
@@ -278,6 +302,25 @@ mod tests {
             requests
         });
         insta::assert_snapshot!(found.join("\n"));
+    }
+
+    /// Line 4 is not known: a library's.
+    #[test]
+    fn polls_of_libraries_are_not_told_of_and_yet_say_that_times_matter() {
+        let poll = |line| {
+            let sleeps = issue(Activity::Sleep(SimDuration::from_us(9)), 1);
+            vec![sleeps, wait(0, Some(POLL_COST), line), wait(0, None, 1)]
+        };
+        assert_eq!(warnings(|rank| if rank == 1 { poll(4) } else { Vec::new() }), Vec::<String>::new());
+        let told = warnings(|rank| if rank == 1 { [poll(4), poll(2)].concat() } else { Vec::new() });
+        assert_eq!(told.len(), 1);
+        assert!(told[0].starts_with("rank 1 polled an operation for completion at a.py:2: "), "{told:?}");
+        let mut hazards = Hazards::default();
+        hazards.add(Hazard::Poll, RankId(1), Some(Site(4)));
+        assert!(hazards.any(&[]) && hazards.warnings(&[]).is_empty());
+        hazards = Hazards::default();
+        hazards.add(Hazard::StoreAnswer, RankId(1), Some(Site(4)));
+        assert!(!hazards.any(&[]));
     }
 
     #[test]
