@@ -217,8 +217,11 @@ class Channel:
         """Puts a warning into the report, once however often it is said. Costs nothing and does not block."""
 
     # Operations. `site` is the user's line as "path:line". Each returns a handle.
-    def group(self, ranks: Sequence[int], nccl: bool = False) -> int:
-        """Names a process group by its members, in order. Counts the groups of the same ranks itself."""
+    def group(self, ranks: Sequence[int], nccl: bool = False, rendezvous: bool = False) -> int:
+        """Names a process group by its members, in order. Counts the groups of the same ranks itself.
+
+        With `rendezvous` messages wait for their receives, whatever the cluster's library does.
+        """
     def name_group(self, name: str, call: str, site: str) -> None:
         """This rank is about to create a process group by `call`, whose members find each other by `name`. The run ends with an error
         if another rank has used the name with another call."""

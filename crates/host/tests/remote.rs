@@ -213,7 +213,7 @@ fn run_rank(rank: u32, driver: SocketAddr) {
     // The watch never ends.
     let client: &Client = Box::leak(Box::new(Client::join(wire, tensors, rank, RANKS).unwrap()));
     client.start().unwrap();
-    let group = client.group((0..RANKS).collect(), None).unwrap();
+    let group = client.group((0..RANKS).collect(), None, false).unwrap();
     for count in [1, 300_000] {
         let mut data = vec![rank as f32 + 1.5; count];
         let op = Collective {

@@ -201,15 +201,15 @@ impl Channel {
     }
 
     /// `nccl`: what the environment tells NCCL counts for the group.
-    #[pyo3(signature = (ranks, nccl = false))]
-    fn group(&self, py: Python<'_>, ranks: Vec<u32>, nccl: bool) -> PyResult<u32> {
+    #[pyo3(signature = (ranks, nccl = false, rendezvous = false))]
+    fn group(&self, py: Python<'_>, ranks: Vec<u32>, nccl: bool, rendezvous: bool) -> PyResult<u32> {
         let environment = if nccl { settings::environment() } else { BTreeMap::new() };
         // As `torchrun` says how many hosts there are.
         let hosts = std::env::var("GROUP_WORLD_SIZE").ok().and_then(|hosts| hosts.parse::<u32>().ok());
         let spans_servers = hosts.is_some_and(|hosts| hosts > 1);
         let said = settings::of_communicator(&environment, &[], spans_servers).map_err(PyValueError::new_err)?;
         said.warnings.iter().for_each(|text| self.client.warn(text));
-        py.detach(|| self.client.group(ranks, said.settings)).map(|group| group.0).map_err(raise)
+        py.detach(|| self.client.group(ranks, said.settings, rendezvous)).map(|group| group.0).map_err(raise)
     }
 
     fn name_group(&self, name: &str, call: &str, site: &str) -> PyResult<()> {

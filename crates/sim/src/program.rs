@@ -58,7 +58,7 @@ pub enum Request {
     JoinGroup {
         /// The world's ranks, in the group's order.
         ranks: Arc<[RankId]>,
-        /// How many groups of just these ranks this rank has named before.
+        /// How many groups of just these ranks this rank has named before; with [`RENDEZVOUS`] for a group whose messages wait for their receives.
         sequence: u32,
         /// What the program tells NCCL about the group; `None`: nothing. The first member's count.
         settings: Option<NcclSettings>,
@@ -187,6 +187,14 @@ pub enum Reply {
 
 /// What a poll or a look into the store costs, so that a busy-wait makes progress.
 pub const POLL_COST: SimDuration = SimDuration::from_us(1);
+
+/// In the sequence number of a group: a message leaves once its receive is posted, as in Gloo, also where the cluster's library would have it leave at once.
+pub const RENDEZVOUS: u32 = 1 << 30;
+
+/// Whether a group's sequence number says so. Those above are not counted.
+pub const fn has_rendezvous(sequence: u32) -> bool {
+    sequence / RENDEZVOUS == 1
+}
 
 /// What a read of the clock costs: `clock_gettime` through the vDSO, from Python (45 ns for `time.perf_counter()` on a Xeon of 2.1 GHz).
 pub const LOOK_COST: SimDuration = SimDuration::from_ps(50_000);

@@ -66,6 +66,9 @@ class SimulatedBackend(c10d.Backend):
     KEEPS_FIRST: ClassVar[bool] = False
     """Its minimum and maximum keep the first of two operands that do not compare."""
 
+    WAITS_FOR_RECEIVES: ClassVar[bool] = False
+    """A message leaves once its receive is posted, however short it is."""
+
     # Beside NCCL, of being costed as it.
     _has_warned: ClassVar[bool] = False
 
@@ -85,8 +88,13 @@ class SimulatedBackend(c10d.Backend):
         timeout: timedelta,
         group_name: str,
         members: Sequence[int] = (),
+        *,
+        is_beside_nccl: bool = False,
     ) -> None:
-        """`ranks` are the members' in the simulation, in order; `members` what the program calls them, where it has renumbered them."""
+        """`ranks` are the members' in the simulation, in order; `members` what the program calls them, where it has renumbered them.
+
+        With `is_beside_nccl` the GPUs' own library carries out operations on GPUs, and this one operations on their hosts.
+        """
         super().__init__(rank, len(ranks))
         self.channel = channel
         self._arena = arena
@@ -94,10 +102,10 @@ class SimulatedBackend(c10d.Backend):
         self._rank = rank
         self._size = len(ranks)
         self._timeout = timeout
-        self._group = channel.group(ranks, nccl=self.NAME == "nccl")
+        rendezvous = is_beside_nccl and self.WAITS_FOR_RECEIVES
+        self._group = channel.group(ranks, nccl=self.NAME == "nccl", rendezvous=rendezvous)
         self._pid = os.getpid()
-        # GPUs' own library carries out what is on GPUs, and this one what is on their hosts.
-        self.is_beside_nccl = False
+        self.is_beside_nccl = is_beside_nccl
         self._is_other_backend = os.environ.get("UNIFERENCE_DEFAULT_BACKEND", self.NAME) != self.NAME
         self._sequence = 0
         # What was issued since `start_coalescing`; None outside of such a batch.

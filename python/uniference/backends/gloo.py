@@ -101,6 +101,7 @@ class Gloo(SimulatedBackend):
     CONNECTIONS = Pairs
     KEEPS_FIRST = True
     DEFAULT_TIMEOUTS = (timedelta(minutes=30),)
+    WAITS_FOR_RECEIVES = True
 
     # How many monitored barriers there have been.
     _barriers = 0

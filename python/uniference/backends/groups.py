@@ -152,8 +152,16 @@ class Backends:
         if not members:
             self._meet(opts)
         ranks = [self._world[member] for member in members] or self._world
-        backend = library(self.channel, self._arena, ranks, opts.group_rank, opts.timeout, opts.group_id, members)
-        backend.is_beside_nccl = self._is_nccl_torchs_own
+        backend = library(
+            self.channel,
+            self._arena,
+            ranks,
+            opts.group_rank,
+            opts.timeout,
+            opts.group_id,
+            members,
+            is_beside_nccl=self._is_nccl_torchs_own,
+        )
         self._alive.append(backend)
         return backend
 

@@ -3,15 +3,16 @@
 use super::arguments::{self, Membership};
 use super::{Answer, Client, ClientError, GroupId, Op, Result, unexpected};
 use uniference_protocol::messages::WRITES;
-use uniference_sim::program::NcclSettings;
+use uniference_sim::program::{NcclSettings, RENDEZVOUS};
 
 impl Client {
-    /// The number of the process group of these ranks, in this order; each call names a new group. `settings`: what the program tells NCCL about it.
-    pub fn group(&self, ranks: Vec<u32>, settings: Option<NcclSettings>) -> Result<GroupId> {
+    /// The number of the process group of these ranks, in this order; each call names a new group. `settings`: what the program tells NCCL about it. With
+    /// `rendezvous` its messages wait for their receives, whatever the cluster's library does.
+    pub fn group(&self, ranks: Vec<u32>, settings: Option<NcclSettings>, rendezvous: bool) -> Result<GroupId> {
         let sequence = || {
             let mut shared = self.shared();
             let count = shared.group_counts.entry(ranks.clone()).or_default();
-            std::mem::replace(count, *count + 1)
+            std::mem::replace(count, *count + 1) | if rendezvous { RENDEZVOUS } else { 0 }
         };
         self.named(ranks.clone(), sequence, settings)
     }

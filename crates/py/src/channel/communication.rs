@@ -112,7 +112,7 @@ unsafe extern "C" fn group(ranks: *const u32, count: usize, settings: *const Ncc
     // SAFETY: the caller's.
     let (ranks, settings) = unsafe { (from_raw_parts(ranks, count).to_vec(), settings.as_ref().copied()) };
     let _ours = Ours::new();
-    state().client.group(ranks, settings).map_or(Communication::REFUSED, |group| group.0)
+    state().client.group(ranks, settings, false).map_or(Communication::REFUSED, |group| group.0)
 }
 
 /// # Safety

@@ -19,7 +19,7 @@ use crate::collective::choose::AlgorithmTable;
 use crate::event::{Cause, Meeting, Traffic};
 use crate::ids::{GroupId, GroupRank, Handle, MessageId, RankId, Site};
 use crate::network::Asymmetry;
-use crate::program::{Call, CallOp, Collective};
+use crate::program::{Call, CallOp, Collective, NcclSettings, has_rendezvous};
 use crate::symmetry::Symmetry;
 use crate::time::{Bytes, SimDuration, SimTime};
 use crate::transport::{Message, ONE_SIDED, PLAIN, Purpose, Slab, TIMELESS, Transport, TransportEvent};
@@ -29,6 +29,7 @@ use instance::{Instance, Post};
 use mailbox::{DeliveredMessage, Mailbox, Receive};
 use rustc_hash::FxBuildHasher;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use ties::Ties;
 
 /// All communication of a run.
@@ -321,9 +322,27 @@ impl Comm {
         Ok(())
     }
 
+    /// The group of these ranks, as [`Groups::join`] has it.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn join(
+        &mut self,
+        rank: RankId,
+        ranks: Arc<[RankId]>,
+        sequence: u32,
+        settings: Option<NcclSettings>,
+    ) -> Result<GroupId, Asymmetry> {
+        let group = self.groups.join(rank, ranks, sequence, settings)?;
+        if has_rendezvous(sequence) {
+            self.transport.has_rendezvous(group);
+        }
+        Ok(group)
+    }
+
     /// Does a message of so many bytes between two ranks wait until its receive is posted?
-    pub(crate) fn sends_wait(&self, bytes: Bytes) -> bool {
-        self.transport.waits_for_receive(bytes, self.wire_of_messages, false)
+    pub(crate) fn sends_wait(&self, group: GroupId, bytes: Bytes) -> bool {
+        self.transport.waits_for_receive(group, bytes, self.wire_of_messages, false)
     }
 
     fn post_receive(
@@ -334,7 +353,7 @@ impl Comm {
         tag: u64,
         receive: Receive,
     ) -> Result<(), Box<Disagreement>> {
-        if self.sends_wait(receive.bytes) {
+        if self.sends_wait(group, receive.bytes) {
             let Receive { from, handle, bytes, entered } = receive;
             // As the sender names both.
             let symmetry = self.groups.symmetry();
@@ -473,7 +492,7 @@ impl Comm {
         let (closed, mut failed) = (&self.closed, None);
         let handle = instance.announced(me).map(|caller| caller.handle);
         let mut ties = self.ties.as_mut().zip(handle);
-        let room = transport.room(wire).filter(|_| !instance.is_of_program());
+        let room = transport.room(id, wire).filter(|_| !instance.is_of_program());
         let mut posts = std::mem::take(&mut self.posts);
         let through = instance.run(me, |post| posts.push(post));
         let mut parts = Vec::new();
@@ -501,7 +520,7 @@ impl Comm {
                     }
                 }
             }
-            Post::Receive { from, bytes, combine } if transport.waits_for_receive(bytes, wire, true) => {
+            Post::Receive { from, bytes, combine } if transport.waits_for_receive(id, bytes, wire, true) => {
                 let (receiver, sender) = pair(from);
                 transport.expect(now, receiver, sender, id, (index, combine), cause);
             }

@@ -223,7 +223,7 @@ impl Engine {
         match &call.op {
             CallOp::Collective(_) => self.comm.missing(call.group, sequence),
             CallOp::Recv { from: Some(from), .. } => vec![self.members(call.group)[from.index()]],
-            CallOp::Send { to, bytes, .. } if self.comm.sends_wait(*bytes) => {
+            CallOp::Send { to, bytes, .. } if self.comm.sends_wait(call.group, *bytes) => {
                 vec![self.members(call.group)[to.index()]]
             }
             CallOp::Recv { from: None, .. } | CallOp::Send { .. } | CallOp::Write { .. } => Vec::new(),

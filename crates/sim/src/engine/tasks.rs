@@ -180,7 +180,7 @@ impl Engine {
                 });
                 sends.nth(before.count()).map_or(SimTime::MAX, |send| send.entered)
             }
-            CallOp::Send { to, tag, bytes } if self.comm.sends_wait(bytes) => {
+            CallOp::Send { to, tag, bytes } if self.comm.sends_wait(group, bytes) => {
                 let (receiver, me) = self.symmetry().normalised(members(rank)[to.index()], rank);
                 let mut sends = self.comm.open_sends(receiver, group, tag).filter(|send| send.from == me);
                 let Some(before) = sends.position(|send| send.handle == handle) else { return SimTime::MAX };

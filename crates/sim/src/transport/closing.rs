@@ -34,8 +34,8 @@ impl Transport {
 
     /// Is a message of the group on its way from one rank to the other, or not yet taken in there?
     pub(crate) fn is_on_its_way(&self, group: GroupId, from: RankId, to: RankId) -> bool {
-        let waits = |Message { bytes, wire, purpose, .. }: &Message| {
-            self.waits_for_receive(*bytes, *wire, matches!(purpose, Purpose::Step { .. }))
+        let waits = |Message { group, bytes, wire, purpose, .. }: &Message| {
+            self.waits_for_receive(*group, *bytes, *wire, matches!(purpose, Purpose::Step { .. }))
         };
         let has_left = |tag: u32, message: &Message| {
             !self.held.contains_key(&tag) && (!waits(message) || self.grant(message).is_some())

@@ -55,6 +55,8 @@ pub(crate) struct Transport {
     controls: Slab<Control>,
     grants: Slab<Grant>,
     rendezvous: Rendezvous,
+    /// Groups in which each message waits for its receive, where the protocol has no handshake.
+    waiting_groups: BTreeSet<GroupId>,
     threads: HostThreads,
     timers: Timers<Due>,
     events: Vec<NetworkEvent>,
@@ -223,6 +225,7 @@ impl Transport {
             controls: Slab::new(),
             grants: Slab::new(),
             rendezvous: Rendezvous::default(),
+            waiting_groups: BTreeSet::new(),
             threads: HostThreads::new(world),
             timers: Timers::new(),
             events: Vec::new(),
@@ -240,17 +243,25 @@ impl Transport {
         self.protocol.connections_per_group
     }
 
-    /// Does a message of so many bytes wait until its receive is posted? One of a collective's step waits for a handshake only.
-    pub(crate) fn waits_for_receive(&self, bytes: Bytes, wire: u32, is_step: bool) -> bool {
+    /// Messages of the group wait for their receives from here on.
+    pub(crate) fn has_rendezvous(&mut self, group: GroupId) {
+        self.waiting_groups.insert(group);
+    }
+
+    /// Does a message of so many bytes wait until its receive is posted? One of a collective's step waits for a handshake, or in such a group, only.
+    pub(crate) fn waits_for_receive(&self, group: GroupId, bytes: Bytes, wire: u32, is_step: bool) -> bool {
         let waits = |handshake: Handshake| handshake.eager.is_none_or(|eager| bytes > eager);
         let has_room = || is_step || self.protocol.buffer.is_none_or(|buffer| bytes <= buffer);
-        !matches!(wire, TIMELESS | ONE_SIDED) && self.protocol.handshake.map_or_else(|| !has_room(), waits)
+        !matches!(wire, TIMELESS | ONE_SIDED)
+            && self.protocol.handshake.map_or_else(|| self.waiting_groups.contains(&group) || !has_room(), waits)
     }
 
     /// How much of what one rank sends to another has room there while that one has not come to the collective; `None`: all of it, or a
-    /// handshake sees to it.
-    pub(crate) fn room(&self, wire: u32) -> Option<Bytes> {
-        let has_buffer = self.protocol.handshake.is_none() && !matches!(wire, TIMELESS | ONE_SIDED);
+    /// handshake sees to it, as each message waits.
+    pub(crate) fn room(&self, group: GroupId, wire: u32) -> Option<Bytes> {
+        let has_buffer = self.protocol.handshake.is_none()
+            && !self.waiting_groups.contains(&group)
+            && !matches!(wire, TIMELESS | ONE_SIDED);
         self.protocol.buffer.filter(|_| has_buffer)
     }
 
@@ -328,7 +339,7 @@ impl Transport {
         if wire == TIMELESS {
             return self.appear(now, tag);
         }
-        if !self.waits_for_receive(bytes, wire, matches!(purpose, Purpose::Step { .. })) {
+        if !self.waits_for_receive(group, bytes, wire, matches!(purpose, Purpose::Step { .. })) {
             return self.dispatch(now, tag);
         }
         let (connection, channel) = (self.messages.get(tag).connection, purpose.channel(group));

@@ -3,14 +3,16 @@
 use crate::support::*;
 use proptest::prelude::*;
 use rstest::rstest;
+use std::sync::Arc;
 use uniference_sim::cluster::{Cluster, Handshake, Protocol, Window};
 use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::engine::HaltReason;
+use uniference_sim::ids::{GroupId, GroupRank, RankId};
 use uniference_sim::network::{HostSpec, LinkSpec, PacketOverhead, Preset, Topology};
 use uniference_sim::program::CollectiveKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
-use uniference_sim::program::{CallOp, Collective, DType, ReduceOp, Request, Shape};
+use uniference_sim::program::{Activity, Call, CallOp, Collective, DType, RENDEZVOUS, ReduceOp, Request, Shape};
 use uniference_sim::time::{Bytes, Rate, SimDuration};
 
 /// A byte, and one way.
@@ -125,6 +127,35 @@ fn a_member_that_never_comes_holds_up_whoever_has_more_for_it_than_it_has_room()
     };
     assert_eq!(reason(1000), None);
     assert_eq!(reason(1001), Some(HaltReason::Deadlock));
+}
+
+/// In a group of Gloo's, beside a library by which messages leave at once, a message leaves when its receive is posted, at T: the sender is through at
+/// T + n beta, and so is the root of a broadcast.
+#[test]
+fn messages_of_a_group_with_rendezvous_leave_when_their_receives_are_posted() {
+    let (late, bytes) = (50_000_000, 1000);
+    let world: Arc<[RankId]> = (0..2).map(RankId).collect();
+    let join = |sequence| Request::JoinGroup { ranks: world.clone(), sequence, settings: None };
+    let of_second = |op| issue(Activity::Call(Call { group: GroupId(1), op }));
+    let sends = || of_second(CallOp::Send { to: GroupRank(1), tag: 0, bytes: Bytes(bytes) });
+    let receives = || of_second(CallOp::Recv { from: Some(GroupRank(0)), tag: 0, bytes: Bytes(bytes) });
+    let broadcast = || {
+        let root = Some(GroupRank(0));
+        let (kind, dtype, shape) = (CollectiveKind::Broadcast, DType::UInt8, Shape::Even(bytes));
+        of_second(CallOp::Collective(Collective { kind, dtype, reduce: None, root, shape, kernel: None }))
+    };
+    let through = |sequence: u32, first: Request, second: Request| {
+        let scripts =
+            vec![vec![join(sequence), first, wait(0)], vec![join(sequence), compute(late), wait(0), second, wait(1)]];
+        run(&cluster(2, Protocol::default()), scripts).finish(0)
+    };
+    let waiting = 1 | RENDEZVOUS;
+    assert_eq!(through(1, sends(), receives()), bytes * BETA);
+    assert_eq!(through(waiting, sends(), receives()), late + bytes * BETA);
+    assert_eq!(through(1, broadcast(), broadcast()), bytes * BETA);
+    assert_eq!(through(waiting, broadcast(), broadcast()), late + bytes * BETA);
+    // What is above the numbers of groups says nothing.
+    assert_eq!(through(u32::MAX, sends(), receives()), bytes * BETA);
 }
 
 #[test]
