@@ -27,7 +27,7 @@ use uniference_sim::cast::{Cast, Unlike};
 use uniference_sim::engine::{Engine, Halt, Resumption, Threads, Turn};
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::{GroupId, Handle, OfProcess, QueueId, RankId, Site, TaskId};
-use uniference_sim::program::{Activity, Origin, Outcome, POLL_COST, Reply, Request, Work};
+use uniference_sim::program::{Activity, Origin, Outcome, POLL_COST, Reply, Request, StoreOp, Work};
 use uniference_sim::replay::{RecordedStep, handles_mut};
 use uniference_sim::time::{SimDuration, SimTime};
 
@@ -95,6 +95,8 @@ pub struct Exchange {
     ahead: Vec<(RankId, Fetched)>,
     /// How many main tasks would take theirs so.
     would_take_ahead: usize,
+    /// When a program's own thread has said something last, or a library's something else than that it polls.
+    acted_at: SimTime,
     /// What ranks have done, by their clocks and numbers, and the recorder has not been told: which rank is heard of first is the
     /// host's doing, and must not show in what is recorded.
     unrecorded: BTreeMap<(SimTime, RankId), Vec<(TaskId, RecordedStep)>>,
@@ -267,6 +269,10 @@ struct TaskConversation {
     recorded_as: Handle,
     /// The record has a step of it.
     is_recorded: bool,
+    /// It was at a line of the program's; else it may be a thread of a library's.
+    is_programs: bool,
+    /// What it has asked for last has no time-out.
+    waits_forever: bool,
     /// The line it stood on last.
     line: Site,
     /// Questions it has asked.
@@ -374,6 +380,7 @@ impl Exchange {
             fetching: Vec::new(),
             ahead: Vec::new(),
             would_take_ahead: 0,
+            acted_at: SimTime::ZERO,
             unrecorded: BTreeMap::new(),
             untold: (0..world_size).map(Site).collect(),
             absence: None,
@@ -742,6 +749,7 @@ impl Exchange {
             match self.engine.next(&mut seen) {
                 Turn::Resume(resumption) => self.resumed(resumption),
                 Turn::Blocked if !self.engine.waits_to_idle() => return Standing::Blocked,
+                Turn::Blocked if self.is_dead() => self.engine.gives_up(),
                 Turn::Blocked if self.wakeable().next().is_none() => self.engine.idle(),
                 Turn::Blocked => {
                     let speaks = |rank: RankId| self.lives(rank) && self.ranks[rank.index()].turn.speaks;
@@ -752,6 +760,24 @@ impl Exchange {
                 Turn::Halted(halt) => return Standing::Halted(halt),
             }
         }
+    }
+
+    /// Whether all that still happens is that threads of libraries poll, as NCCL's watchdog does, for what none of the programs will bring: each has ended, or
+    /// waits in the store or for an operation without a time-out. Operations that go on on a stream may be ended by the library when their time is up.
+    fn is_dead(&self) -> bool {
+        /// So long a library may take to see that there is something to do.
+        const PATIENCE: SimDuration = SimDuration::from_us(60_000_000);
+        let waits = |task: &TaskConversation| {
+            matches!(task.state, State::Asked(Asked::Store | Asked::Wait { .. })) && task.waits_forever
+        };
+        let is_over = |task: &TaskConversation| matches!(task.state, State::Ended) || waits(task);
+        let rests = |task: &TaskConversation| !task.is_programs || is_over(task);
+        let is_stuck = |rank: &RankConversation| is_over(&rank.tasks[0]) && rank.tasks.iter().all(rests);
+        self.engine.now().since(self.acted_at.min(self.engine.now())) > PATIENCE
+            && self.ranks.iter().all(is_stuck)
+            && self.ranks.iter().any(|rank| waits(&rank.tasks[0]))
+            && !self.ranks.iter().any(|rank| rank.turn.rests == Some(Threads::WaitOutside))
+            && !self.engine.communicates_on_streams()
     }
 
     /// Whether what the rank's process says still counts.
@@ -917,6 +943,16 @@ impl Exchange {
         let world_size = self.ranks.len() as u32;
         if op.asks() {
             self.task(rank, task).asked_at = self.clock(rank);
+        }
+        let line = own_line(&op);
+        let has_line = line.is_some_and(|site| {
+            let named = self.ranks[rank.index()].tasks[task.index()].sites.get(site.index());
+            named.is_some_and(|site| !self.line(*site).is_empty())
+        });
+        let speaking = self.task(rank, task);
+        speaking.is_programs |= has_line || task == TaskId(0);
+        if speaking.is_programs || !polls(&op) {
+            self.acted_at = self.clock(rank);
         }
         if !only_looks(&op) {
             self.task(rank, task).spins = None;
@@ -1219,7 +1255,10 @@ impl Exchange {
     /// The same where the engine hears of it in other words than the record.
     fn submit_as(&mut self, rank: RankId, task: TaskId, request: Request, heard: Request, asked: Asked) {
         self.after_another(rank, task);
-        self.task(rank, task).state = State::Asked(asked);
+        let asking = self.task(rank, task);
+        asking.waits_forever =
+            matches!(request, Request::Store { timeout: None, .. } | Request::Wait { timeout: None, .. });
+        asking.state = State::Asked(asked);
         self.took(rank, task, RecordedStep::Request(request));
         self.engine.submit(rank, task, heard);
     }
@@ -1541,6 +1580,8 @@ impl TaskConversation {
             awaited: Vec::new(),
             recorded_as: Handle(0),
             is_recorded: false,
+            is_programs: false,
+            waits_forever: false,
             line,
             questions: 0,
             asked_at: SimTime::ZERO,
@@ -1588,6 +1629,15 @@ fn only_looks(op: &Op) -> bool {
         Op::Yield | Op::Now | Op::Site(_) | Op::Process(_) | Op::Thread(_) => true,
         Op::Compute(slice) => slice.operators.is_empty(),
         _ => false,
+    }
+}
+
+/// Whether a library's thread that says no more than this may do so for ever.
+fn polls(op: &Op) -> bool {
+    match op {
+        Op::Pause(_) | Op::Sleep(_) | Op::Query { .. } | Op::Release(_) => true,
+        Op::Store { operation, .. } => matches!(operation, StoreOp::Check { .. }),
+        other => only_looks(other),
     }
 }
 

@@ -333,6 +333,19 @@ impl Engine {
         self.idling.passes_from = Some(self.now);
     }
 
+    /// Nothing that still happens will let a rank go on, as the driver knows: that is a deadlock.
+    pub fn gives_up(&mut self) {
+        self.halt(HaltReason::Deadlock);
+    }
+
+    /// Whether an operation of a process group goes on, on a stream of a device.
+    pub fn communicates_on_streams(&self) -> bool {
+        let calls = |rank: &RankState| {
+            rank.activities.open().any(|(_, open)| open.stream.is_some() && matches!(open.activity, Activity::Call(_)))
+        };
+        self.ranks.iter().any(calls)
+    }
+
     /// Whether the driver is to be asked before time passes to what comes next.
     fn passes_idly(&self, next: EventKey, network: Option<EventKey>) -> bool {
         let asks = self.idling.is_asked && self.idling.passes_from != Some(self.now) && next.at > self.now;

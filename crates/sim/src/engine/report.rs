@@ -380,7 +380,10 @@ impl fmt::Display for Pending {
 impl Halt {
     fn hint(&self) -> &'static str {
         let has_crashed = self.ranks.iter().any(|rank| rank.ended == Some(Outcome::Crashed));
-        let is_inside = |rank: &RankReport| rank.tasks.iter().any(|task| task.doing == Doing::Inside);
+        // Where one of a rank's threads waits for another rank, it is that which keeps the others.
+        let is_inside = |rank: &RankReport| {
+            !rank.tasks.is_empty() && rank.ended.is_none() && rank.tasks.iter().all(|task| task.doing == Doing::Inside)
+        };
         match self.reason {
             HaltReason::Deadlock if has_crashed => {
                 "default timeouts are not simulated; pass a timeout to init_process_group, or call destroy_process_group on ranks that detect the crash"
