@@ -95,8 +95,8 @@ class TritonKernel:
 def combines(reduce: str, dtype: str) -> bool:
     """Whether the channel combines such elements itself, with torch's bits."""
 
-def set_libraries(beginnings: Sequence[str]) -> None:
-    """From here on code in files whose names begin so is not the user's."""
+def set_libraries(beginnings: Sequence[str], python: str) -> None:
+    """From here on code in files whose names begin so is not the user's, nor is what lies in `python`, but what was installed there."""
 
 def user_line() -> str:
     """The user's line that is being executed, as "path:line"."""

@@ -69,6 +69,8 @@ pub struct Client {
     compute: Compute,
     /// Who writes down operators, if anybody does.
     capture: OnceLock<Box<dyn Capture>>,
+    /// Tells the program's line that the calling thread is at, if it is known.
+    line: OnceLock<fn() -> Option<String>>,
     /// What the operators of all threads name by number, as far as the driver has not been told. Held while a thread takes its operators, so that
     /// it is in the order in which it was written.
     dictionary: Mutex<Dictionary>,
@@ -205,6 +207,7 @@ impl Client {
             process: rustix::process::getpid(),
             compute: welcome.compute,
             capture: OnceLock::new(),
+            line: OnceLock::new(),
             dictionary: Mutex::default(),
             started: AtomicBool::new(false),
             charged: AtomicU64::new(0),
@@ -258,6 +261,11 @@ impl Client {
         if self.capture.set(capture).is_ok() && self.is_at_own_work() {
             self.say_inside(true);
         }
+    }
+
+    /// What waits without being told a line has the one that `line` tells from here on. Whoever was set first stays.
+    pub fn find_lines_with(&self, line: fn() -> Option<String>) {
+        let _ = self.line.set(line);
     }
 
     /// From here on threads whose operators stand in one log take turns, one waiting while another goes on, as those of autograd and the one whose backward
@@ -581,8 +589,28 @@ impl Client {
         self.shared.lock().expect("no holder of this lock panics")
     }
 
+    /// The number of a line; of the one that the program is at, where it is empty.
     fn site(&self, line: &str) -> Result<Site> {
-        self.with_link(|_, link| Ok(link.site(line)))
+        let here = if line.is_empty() { self.line.get().and_then(|line| line()) } else { None };
+        self.with_link(|_, link| Ok(link.site(here.as_deref().unwrap_or(line))))
+    }
+
+    /// Says at which line the program is, as the calling thread starts a process: what that one waits for without lines of its own is of this line.
+    pub fn starts_process(&self) -> Result<()> {
+        self.refuse_in_fork()?;
+        let _ours = self.ours();
+        self.stands()?;
+        self.flush()
+    }
+
+    /// Says at which line the program is, for what the calling thread says next that has none of its own: it waits in a function of the C library.
+    fn stands(&self) -> Result<()> {
+        let Some(here) = self.line.get().and_then(|line| line()) else { return Ok(()) };
+        self.with_link(|_, link| {
+            let site = link.site(&here);
+            link.batch.push(Op::At(site));
+            Ok(())
+        })
     }
 
     /// Puts `op` into the batch, behind what the program has done so far.

@@ -82,6 +82,13 @@ impl Interpreter {
         self.allocator.iter().any(|image| image.contains(&address))
     }
 
+    /// Whether the address is one of its code, or of an extension that belongs to it.
+    fn is_pythons(&self, address: usize) -> bool {
+        /// The folder of Python's own extensions.
+        const EXTENSIONS: &str = "/lib-dynload/";
+        self.contains(address) || file_of(address).is_some_and(|file| file.contains(EXTENSIONS))
+    }
+
     /// Whether the calling thread holds the lock.
     pub(crate) fn has_lock(&self) -> bool {
         // SAFETY: it may be called by any thread at any time.
@@ -115,6 +122,22 @@ impl Interpreter {
             (self.restore)(state);
             result
         }
+    }
+}
+
+/// Whether the calling thread holds the interpreter's lock, or may wait for it: the interpreter itself has called us without, and takes it next. Who else calls
+/// may hold a lock that a thread waits for which holds the interpreter's.
+pub(crate) fn may_ask() -> bool {
+    get().is_some_and(|interpreter| interpreter.has_lock() || interpreter.is_pythons(stack::outer_caller()))
+}
+
+/// The file that code lies in.
+fn file_of(address: usize) -> Option<&'static str> {
+    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: the structure is filled if the answer is not 0; the linker's text stays as long as the library.
+    unsafe {
+        let is_known = libc::dladdr(address as *const c_void, found.as_mut_ptr()) != 0;
+        is_known.then(|| CStr::from_ptr(found.assume_init().dli_fname).to_str().ok()).flatten()
     }
 }
 

@@ -92,6 +92,11 @@ fn become_client(client: Client) {
     ACTIVE.store(true, SeqCst);
 }
 
+/// Whether the calling thread, which has called the C library, holds the interpreter's lock or may wait for it.
+pub fn may_ask_interpreter() -> bool {
+    interpreter::may_ask()
+}
+
 /// Sleeps in virtual time; how much is left, if a signal has ended it early.
 ///
 /// # Errors

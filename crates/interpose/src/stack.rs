@@ -34,6 +34,33 @@ fn find(from: usize, stack: usize) -> Option<usize> {
     search.slot.and_then(|slot| slot.checked_sub(stack))
 }
 
+/// The innermost address on the stack that is not in the library of this code; 0 if there is none.
+pub(crate) fn outer_caller() -> usize {
+    extern "C" fn look(frame: *mut c_void, found: *mut c_void) -> c_int {
+        // SAFETY: the unwinder's own description of the frame, and what is passed below.
+        let (address, found) = unsafe { (_Unwind_GetIP(frame), &mut *found.cast::<usize>()) };
+        if library_of(address) == library_of(outer_caller as *const () as usize) {
+            return GO_ON;
+        }
+        *found = address;
+        STOP
+    }
+    let mut found = 0_usize;
+    // SAFETY: the callback gets what it is declared with, and `found` outlives the call.
+    unsafe { _Unwind_Backtrace(look, (&raw mut found).cast()) };
+    found
+}
+
+/// Where the library begins that an address lies in; null if that is not known.
+fn library_of(address: usize) -> *mut c_void {
+    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    // SAFETY: the structure is filled by the call, or zero.
+    unsafe {
+        libc::dladdr(address as *const c_void, found.as_mut_ptr());
+        found.assume_init().dli_fbase
+    }
+}
+
 struct Search {
     from: usize,
     found: bool,

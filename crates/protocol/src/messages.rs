@@ -157,6 +157,10 @@ pub enum Op {
         /// The user's line.
         site: Site,
     },
+    /// Asks to go on once the compute that the task has said is over: [`Answer::Go`].
+    Settle,
+    /// The user's line that the task is at, for what it says next that names none.
+    At(Site),
 }
 
 impl Answer {
@@ -189,6 +193,7 @@ impl Op {
                 | Moves(_)
                 | Times
                 | Elapsed { .. }
+                | Settle
         )
     }
 }

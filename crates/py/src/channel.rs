@@ -52,7 +52,9 @@ impl Channel {
 
     #[staticmethod]
     fn of_relative() -> Option<Channel> {
-        uniference_interpose::relative().map(|client| Channel { client })
+        let client = uniference_interpose::relative()?;
+        client.find_lines_with(crate::site::line_of_thread);
+        Some(Channel { client })
     }
 
     #[getter]
@@ -145,6 +147,7 @@ impl Channel {
 
     fn start(&self, py: Python<'_>) -> PyResult<()> {
         py.detach(|| self.client.start()).map_err(raise)?;
+        self.client.find_lines_with(crate::site::line_of_thread);
         uniference_interpose::activate(self.client.clone()).map_err(|error| PyRuntimeError::new_err(error.to_string()))
     }
 

@@ -11,53 +11,89 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::{LazyLock, Mutex, MutexGuard};
 
+/// Whose code is.
+#[derive(Clone, Copy, PartialEq)]
+enum Owner {
+    Program,
+    /// Python's own modules in Python: a line of the program that calls them says more.
+    Python,
+    /// Libraries that were named.
+    Library,
+}
+
 /// What was found out, once.
 #[derive(Default)]
 struct Known {
     /// Beginnings of library files' names.
     libraries: Vec<String>,
-    /// Whether code is a library's. It is kept, because the address of a code object that has gone may be another's.
-    codes: BTreeMap<usize, (Py<PyAny>, bool)>,
+    /// Where Python's own modules lie.
+    python: Option<String>,
+    /// Whose code is. It is kept, because the address of a code object that has gone may be another's.
+    codes: BTreeMap<usize, (Py<PyAny>, Owner)>,
     /// By code object and instruction, as finding the line of one takes long.
     lines: BTreeMap<(usize, i32), Py<PyString>>,
 }
 
 static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
 
-/// From here on code in files whose names begin so is not the user's.
+/// From here on code in files whose names begin so is not the user's, nor is what lies in `python`, but what was installed there.
 #[pyfunction]
-pub(crate) fn set_libraries(beginnings: Vec<OsString>) {
+pub(crate) fn set_libraries(beginnings: Vec<OsString>, python: OsString) {
     let libraries = beginnings.iter().map(|beginning| beginning.to_string_lossy().into_owned()).collect();
-    *known() = Known { libraries, ..Known::default() };
+    *known() = Known { libraries, python: Some(python.to_string_lossy().into_owned()), ..Known::default() };
 }
 
 /// The user's line that is being executed, as "path:line".
 #[pyfunction]
 pub(crate) fn user_line(py: Python<'_>) -> PyResult<Py<PyString>> {
+    Ok(innermost(py)?.unwrap_or_else(|| PyString::new(py, "unknown:0").unbind()))
+}
+
+/// The same on a thread that has called a function of the C library. `None`: it is in no code of Python's, or may not wait for the interpreter's lock.
+pub(crate) fn line_of_thread() -> Option<String> {
+    // SAFETY: it may be called on any thread, at any time.
+    if unsafe { ffi::PyGILState_GetThisThreadState() }.is_null() || !uniference_interpose::may_ask_interpreter() {
+        return None;
+    }
+    Python::try_attach(|py| innermost(py).ok().flatten().map(|line| line.to_string())).flatten()
+}
+
+/// The innermost line of the program or, if all is Python's own code, of that.
+fn innermost(py: Python<'_>) -> PyResult<Option<Py<PyString>>> {
     // SAFETY: the interpreter's lock is held; a frame that runs, if there is one, is lent.
     let mut frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };
+    let mut of_python = None;
     while let Some(at) = frame {
         // SAFETY: it is a frame, and its code is a new reference.
         let code = unsafe { Bound::from_owned_ptr(py, ffi::PyFrame_GetCode(at.as_ptr().cast()).cast()) };
-        if !is_library(&code)? {
-            return line(&at, &code);
+        match owner(&code)? {
+            Owner::Program => return line(&at, &code).map(Some),
+            Owner::Python if of_python.is_none() => of_python = Some(line(&at, &code)?),
+            _ => {}
         }
         let back = at.getattr(intern!(py, "f_back"))?;
         frame = (!back.is_none()).then_some(back);
     }
-    Ok(PyString::new(py, "unknown:0").unbind())
+    Ok(of_python)
 }
 
-fn is_library(code: &Bound<'_, PyAny>) -> PyResult<bool> {
+fn owner(code: &Bound<'_, PyAny>) -> PyResult<Owner> {
     let address = code.as_ptr() as usize;
-    if let Some((_, is_library)) = known().codes.get(&address) {
-        return Ok(*is_library);
+    if let Some((_, owner)) = known().codes.get(&address) {
+        return Ok(*owner);
     }
     let file = file_of(code)?;
     let mut known = known();
-    let is_library = known.libraries.iter().any(|beginning| file.starts_with(beginning));
-    known.codes.insert(address, (code.clone().unbind(), is_library));
-    Ok(is_library)
+    let is_installed = ["site-packages", "dist-packages"].iter().any(|folder| file.contains(folder));
+    let owner = if known.libraries.iter().any(|beginning| file.starts_with(beginning)) {
+        Owner::Library
+    } else if !is_installed && known.python.as_ref().is_some_and(|python| file.starts_with(python)) {
+        Owner::Python
+    } else {
+        Owner::Program
+    };
+    known.codes.insert(address, (code.clone().unbind(), owner));
+    Ok(owner)
 }
 
 fn line(frame: &Bound<'_, PyAny>, code: &Bound<'_, PyAny>) -> PyResult<Py<PyString>> {

@@ -17,4 +17,4 @@ LIBRARIES = (
 )
 """Beginnings of the names of files whose code is not the user's."""
 
-set_libraries(LIBRARIES)
+set_libraries(LIBRARIES, os.path.dirname(os.path.abspath(os.__file__)) + os.sep)

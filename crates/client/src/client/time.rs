@@ -69,6 +69,7 @@ impl Client {
     pub fn pause<T>(&self, span: Span, kick: Kick, asleep: impl FnOnce() -> T) -> Result<(T, bool)> {
         {
             let _ours = self.ours();
+            self.stands()?;
             self.push(Op::Pause(span))?;
             self.with_link(|client, link| {
                 let reader = link.reader.clone();
@@ -85,6 +86,8 @@ impl Client {
         if !self.rounds.threaded() {
             return Ok(false);
         }
+        let _ours = self.ours();
+        self.stands()?;
         self.ask(Op::Yield)?;
         // What it computes on its way to the clock is charged where that is measured.
         JUST_YIELDED.set(self.compute != Compute::Measured);
@@ -99,6 +102,8 @@ impl Client {
 
     /// Sleeps in virtual time.
     pub fn sleep(&self, span: Span) -> Result<()> {
+        let _ours = self.ours();
+        self.stands()?;
         self.ask(Op::Sleep(span)).map(drop)
     }
 }

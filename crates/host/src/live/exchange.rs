@@ -893,7 +893,11 @@ impl Exchange {
             && let Some(op) = self.task(rank, task).ops.pop_front()
         {
             let answered = self.turn(rank).answered.map(|answered| answered.from);
+            let starts_at = self.task(rank, TaskId(0)).line;
             let speaking = self.task(rank, task);
+            if speaking.carried_out == 0 {
+                speaking.line = starts_at;
+            }
             while let Some((_, cause)) = speaking.causes.front().filter(|(from, _)| *from <= speaking.carried_out) {
                 let cause = *cause;
                 speaking.causes.pop_front();
@@ -976,7 +980,8 @@ impl Exchange {
                     self.retry_fetches();
                 }
             }
-            Op::Start => self.answer(rank, task, Answer::Go),
+            Op::At(_) => drop(self.task(rank, task).line_of(&op)),
+            Op::Start | Op::Settle => self.answer(rank, task, Answer::Go),
             Op::Moves(to) => {
                 assert!(self.lends && rank == RankId(0), "{rank} {task} moves to rank {to}, which lends nothing");
                 let speaking = self.task(rank, task);
@@ -1626,7 +1631,7 @@ impl TaskConversation {
 /// Whether a thread that says no more than this has only looked whether others have done something.
 fn only_looks(op: &Op) -> bool {
     match op {
-        Op::Yield | Op::Now | Op::Site(_) | Op::Process(_) | Op::Thread(_) => true,
+        Op::Yield | Op::Now | Op::Settle | Op::Site(_) | Op::At(_) | Op::Process(_) | Op::Thread(_) => true,
         Op::Compute(slice) => slice.operators.is_empty(),
         _ => false,
     }
@@ -1649,7 +1654,8 @@ fn own_line(op: &Op) -> Option<Site> {
         | Op::NameGroup { site, .. }
         | Op::Synchronize { site, .. }
         | Op::Query { site, .. }
-        | Op::Elapsed { site, .. } => Some(*site),
+        | Op::Elapsed { site, .. }
+        | Op::At(site) => Some(*site),
         _ => None,
     }
 }
