@@ -672,6 +672,7 @@ impl Client {
             }
             Ok(link.read(client, &mut meanwhile))
         })?;
+        account::has_settled();
         if self.rounds.threaded() {
             self.rounds.answered();
         }

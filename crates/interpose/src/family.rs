@@ -6,7 +6,7 @@
 //! loaded (`Interpreter`), so that the rank's GPUs are there as well.
 
 use crate::pauses::{start_own, start_watch, unblock};
-use crate::{become_client, hand_over, rank, real};
+use crate::{become_client, hand_over, rank, real, wakes};
 use libc::{c_char, c_int, c_void, pid_t, posix_spawn_file_actions_t, posix_spawnattr_t};
 use std::arch::naked_asm;
 use std::cell::RefCell;
@@ -86,12 +86,21 @@ extern "C-unwind" fn ask_for(relative: *mut c_void) -> *mut c_void {
     null_mut()
 }
 
+/// The program is about to start a process: at which line, and not before its modelled compute is over.
+fn begins(client: &Client) {
+    if !client.is_inside() {
+        crate::answered(client.starts_process());
+    }
+    wakes::settle();
+}
+
 /// The C library calls it before a fork, on the thread that forks.
 pub(crate) extern "C" fn prepare_fork() {
     if let Some(client) = rank()
         && relay(client).is_some()
         && let Ok(ready) = pipe()
     {
+        begins(client);
         NEXT.set(Some(Copy { path: client.starts_thread(), ready }));
         client.begins_fork();
     }
@@ -178,6 +187,7 @@ thread_local! {
 fn variables(program: Option<&Path>, preloads: &[u8]) -> Option<Vec<(&'static str, Vec<u8>)>> {
     let client = rank()?;
     let (name, library) = (relay(client)?, library()?);
+    begins(client);
     let interpreter = INTERPRETER.get_or_init(Interpreter::own).as_ref();
     let python = interpreter.filter(|interpreter| program.is_some_and(|program| interpreter.runs(program)));
     let known = interpreter.map_or(&[][..], |interpreter| &interpreter.libraries);
@@ -480,6 +490,7 @@ pub unsafe extern "C" fn vfork() -> pid_t {
 extern "C" fn prepare_vfork() -> usize {
     if let Some(client) = rank() {
         relay(client);
+        begins(client);
     }
     real::vfork() as usize
 }

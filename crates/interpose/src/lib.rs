@@ -1,8 +1,8 @@
 //! Owns the C library's functions of time, as a rank's process sees them: clocks read the rank's clock, sleeps and waits with a time-out
 //! spend it. What the rank's clock shows is the engine's business, behind `uniference_client`.
 //!
-//! In the order in which a call travels: the dynamic linker finds the functions of [`clocks`], [`sleeps`], [`waits`], [`blocks`], [`alarms`] and [`threads`]
-//! before the C library's own, because the zygote is started with the extension in `LD_PRELOAD`; they ask the rank's client, which
+//! In the order in which a call travels: the dynamic linker finds the functions of [`clocks`], [`sleeps`], [`waits`], [`blocks`], [`wakes`], [`alarms`] and
+//! [`threads`] before the C library's own, because the zygote is started with the extension in `LD_PRELOAD`; they ask the rank's client, which
 //! [`activate`] was given, or go on to the C library's, which `real` finds. They do the latter in the zygote, and before a rank's
 //! program starts. Processes that it starts are on the rank's clock as well ([`family`]): their client asks that of the rank.
 //!
@@ -33,6 +33,7 @@ pub mod sleeps;
 mod stack;
 pub mod threads;
 pub mod waits;
+pub mod wakes;
 
 use libc::{c_int, clockid_t, timespec};
 use std::ptr::null_mut;

@@ -1,10 +1,10 @@
 //! Owns the way to the C library's own functions, which those of this crate hide.
 
 use libc::{
-    FILE, c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, epoll_event, fd_set, id_t, idtype_t, iovec,
-    itimerval, mode_t, msghdr, nfds_t, pid_t, pollfd, posix_spawn_file_actions_t, posix_spawnattr_t, pthread_attr_t,
-    pthread_cond_t, pthread_mutex_t, pthread_t, rusage, sem_t, siginfo_t, sigset_t, size_t, sockaddr, socklen_t,
-    ssize_t, time_t, timespec, timeval, useconds_t,
+    FILE, c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, epoll_event, eventfd_t, fd_set, id_t, idtype_t,
+    iovec, itimerval, mode_t, msghdr, nfds_t, pid_t, pollfd, posix_spawn_file_actions_t, posix_spawnattr_t,
+    pthread_attr_t, pthread_cond_t, pthread_mutex_t, pthread_t, rusage, sem_t, siginfo_t, sigset_t, size_t, sockaddr,
+    socklen_t, ssize_t, time_t, timespec, timeval, useconds_t,
 };
 use std::ffi::CStr;
 use std::sync::OnceLock;
@@ -65,6 +65,18 @@ functions! {
     pthread_cond_clockwait(*mut pthread_cond_t, *mut pthread_mutex_t, clockid_t, *const timespec) -> c_int;
     pthread_cond_wait(*mut pthread_cond_t, *mut pthread_mutex_t) -> c_int;
     pthread_cond_broadcast(*mut pthread_cond_t) -> c_int;
+    pthread_cond_signal(*mut pthread_cond_t) -> c_int;
+    sem_post(*mut sem_t) -> c_int;
+    write(c_int, *const c_void, size_t) -> ssize_t;
+    writev(c_int, *const iovec, c_int) -> ssize_t;
+    send(c_int, *const c_void, size_t, c_int) -> ssize_t;
+    sendto(c_int, *const c_void, size_t, c_int, *const sockaddr, socklen_t) -> ssize_t;
+    sendmsg(c_int, *const msghdr, c_int) -> ssize_t;
+    eventfd_write(c_int, eventfd_t) -> c_int;
+    shutdown(c_int, c_int) -> c_int;
+    close(c_int) -> c_int;
+    exit(c_int) -> !;
+    _exit(c_int) -> !;
     alarm(c_uint) -> c_uint;
     setitimer(c_int, *const itimerval, *mut itimerval) -> c_int;
     getitimer(c_int, *mut itimerval) -> c_int;

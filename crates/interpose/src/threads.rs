@@ -2,7 +2,7 @@
 
 use crate::pauses::start_watch;
 use crate::real::Start;
-use crate::{hand_over, rank, real};
+use crate::{hand_over, rank, real, wakes};
 use libc::{c_int, c_void, pthread_attr_t, pthread_t};
 use std::mem::MaybeUninit;
 
@@ -34,6 +34,11 @@ pub unsafe extern "C" fn pthread_create(
     if client.begins_threads() {
         start_watch();
     }
+    if is_pythons(start) {
+        wakes::settle_without_lock()
+    } else {
+        wakes::settle()
+    }
     let pool = client.has_cores() && !is_pythons(start);
     let beginning = Box::into_raw(Box::new(Beginning { path: client.starts_thread(), pool, start, argument }));
     // SAFETY: what the caller gave; `begin` takes the box.
@@ -58,6 +63,7 @@ extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
     }
     let result = start(argument);
     hand_over();
+    wakes::settle();
     result
 }
 

@@ -6,6 +6,7 @@
 //! So does one of a process that has started others, or was started by a rank: what it waits for may come from another process.
 
 use crate::pauses::{pause, restore, signal, this_thread, unblock};
+use crate::wakes::{counted, settle_for_call};
 use crate::{
     Kind, answered, errno, hand_over, interpreter, is_length, is_moment, kind, moment, on_host, program, rank, real,
     set_errno, span,
@@ -427,7 +428,7 @@ unsafe fn condition_wait(
         return on_host(then);
     }
     // SAFETY: what the caller gave.
-    let asleep = || unsafe { real::pthread_cond_wait()(condition, mutex) };
+    let asleep = || counted(condition, || unsafe { real::pthread_cond_wait()(condition, mutex) });
     match answered(pause(client, Span::Until(then), Kick::Broadcast(condition as usize), asleep)) {
         Some((result, false)) => result,
         _ => libc::ETIMEDOUT,
@@ -476,7 +477,10 @@ pub unsafe extern "C" fn syscall(
     let time =
         futex_waits(number, second).and_then(|kind| Some((kind, unsafe { (fourth as *const timespec).as_ref() }?)));
     let time = time.filter(|(_, time)| is_length(time));
-    let Some((client, (kind, time))) = program().zip(time) else { return real(fourth) };
+    let Some((client, (kind, time))) = program().zip(time) else {
+        settle_for_call(number, second);
+        return real(fourth);
+    };
     let span = kind.map_or_else(|| span(time), |kind| Span::Until(moment(time, kind)));
     let over = timespec { tv_sec: 0, tv_nsec: 0 };
     let attempt = |host| match host {

@@ -62,6 +62,8 @@ impl Account {
 }
 
 thread_local! {
+    /// The calling thread has said that it ran operators, and asked nothing since: their time has not passed.
+    static UNSETTLED: Cell<bool> = const { Cell::new(false) };
     /// The calling thread asks in the name of another process's, whose operators are not this process's to write down.
     static RELAYS: Cell<bool> = const { Cell::new(false) };
     static ACCOUNTS: RefCell<Vec<Account>> = const { RefCell::new(Vec::new()) };
@@ -189,7 +191,15 @@ impl Client {
             // The other threads' compute goes by the processor time of all.
             self.rounds.leave_out(own_ns);
         }
+        UNSETTLED.set(UNSETTLED.get() || !operators.is_empty());
         Some(Slice { measured: SimDuration::from_ns(owed_ns.saturating_sub(own_ns)), operators })
+    }
+
+    /// Whether the calling thread has run operators whose time has not passed.
+    pub(super) fn has_unsettled(&self) -> bool {
+        UNSETTLED.get()
+            || self.capture().is_some_and(|capture| capture.log().1)
+            || self.with_account(|account| !account.operators.is_empty())
     }
 
     /// The next reading of the CPU clock must be one.
@@ -230,6 +240,11 @@ pub(super) fn begins_to_relay() {
 /// Whether it does.
 pub(super) fn relays() -> bool {
     RELAYS.get()
+}
+
+/// The time of what the calling thread has said has passed.
+pub(super) fn has_settled() {
+    UNSETTLED.set(false);
 }
 
 /// Whether what the calling thread has of its own is gone.

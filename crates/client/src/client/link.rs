@@ -3,7 +3,7 @@
 //! What is said is `client`'s business; of a process with several threads the rounds send it.
 
 use super::account::{is_exiting, relays};
-use super::{Client, ClientError, Result, is_severed, never};
+use super::{Client, ClientError, Compute, Result, is_severed, never};
 use crate::rounds::{self, Speaker};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -212,6 +212,24 @@ impl Client {
             link.hand_over(client)
         });
         handed.unwrap_or_else(|error| error.end());
+    }
+
+    /// Whether operators that the calling thread has run must be charged before it lets another thread or process of the rank go on: their compute is
+    /// modelled, so that less time has passed than the thread has computed.
+    pub fn must_settle(&self) -> bool {
+        if self.compute != Compute::Modelled || !self.rounds.threaded() {
+            return false;
+        }
+        let is_nobodys = is_exiting() || relays() || self.is_inside();
+        !is_nobodys && self.has_unsettled() && self.refuse_in_fork().is_ok()
+    }
+
+    /// Returns once the time of the operators has passed that the calling thread has run.
+    ///
+    /// # Errors
+    /// If the calling process is a rank's child.
+    pub fn settles(&self) -> Result<()> {
+        self.ask(Op::Settle).map(drop)
     }
 
     /// Whether the calling thread keeps what it says until it asks, or until another one does that takes turns with it.

@@ -462,3 +462,43 @@ fn a_threads_name_goes_ahead_of_what_it_says_next() {
     end(client);
     assert_eq!(driver.join().unwrap(), [Op::Start, Op::Mark(Mark::Name("loader".into())), Op::Now, Op::Now]);
 }
+
+/// A thread that has run operators must settle before it lets another one go on, also if it has said that it ran them; not once it has asked something.
+#[test]
+fn modelled_compute_is_to_be_settled_until_the_thread_asks() {
+    for compute in [Compute::Modelled, Compute::Measured, Compute::None] {
+        let is_modelled = compute == Compute::Modelled;
+        let (client, socket) = rank_whose(compute);
+        let driver = driver(socket, vec![reply(Answer::Go), reply(Answer::Go)]);
+        client.start().unwrap();
+        client.ran(&[], &[7]);
+        assert!(!client.must_settle(), "there is no other thread");
+        client.begins_threads();
+        assert_eq!(client.must_settle(), is_modelled);
+        client.mark(Mark::End).unwrap();
+        client.flush().unwrap();
+        assert_eq!(client.must_settle(), is_modelled, "no time has passed");
+        client.settles().unwrap();
+        assert!(!client.must_settle());
+        client.finish(true).unwrap();
+        end(client);
+        let said = driver.join().unwrap();
+        assert!(said.contains(&Op::Settle), "{said:?}");
+    }
+}
+
+/// It is asked for what the thread says without a line: of a wait in the C library and of a question about the device.
+#[test]
+fn what_has_no_line_of_its_own_is_of_the_line_that_the_program_is_at() {
+    let (client, socket) = rank_whose(Compute::None);
+    let driver = driver(socket, vec![reply(Answer::Go), reply(Answer::TimedOut)]);
+    client.find_lines_with(|| Some("a.py:7".to_owned()));
+    client.sleep(Span::For(SimDuration::from_us(1))).unwrap();
+    client.poll(0).unwrap();
+    end(client);
+    let said = driver.join().unwrap();
+    let [Op::Site(line), Op::At(Site(0)), Op::Sleep(_), Op::Wait { site: Site(0), .. }] = &said[..] else {
+        panic!("{said:?}")
+    };
+    assert_eq!(line, "a.py:7");
+}

@@ -550,3 +550,69 @@ fn a_slice_that_waits_for_its_turn_has_the_dictionary_that_came_before_it() {
     let operators: Vec<Vec<u8>> = shown.borrow().iter().map(|(_, _, operators)| operators.clone()).collect();
     assert_eq!(operators, [vec![1, 20], vec![20], vec![2, 2, 20]]);
 }
+
+/// Three operators of a microsecond each.
+#[test]
+fn a_task_that_settles_goes_on_when_its_compute_is_over() {
+    let mut exchange = ranks(1);
+    exchange.cost_with(Box::new(ByBytes(Rc::default())));
+    say(&mut exchange, 0, vec![slice(0, &[1, 2, 3]), Op::Settle]);
+    assert_eq!(heard(&mut exchange), [(0, Answer::Go)]);
+    assert_eq!(exchange.engine().clock(RankId(0)).as_ps(), 3_000_000);
+}
+
+/// The compute before a sleep is of the sleep's line as well; a thread without a line begins at that of the main thread.
+#[test]
+fn a_sleep_is_of_the_line_that_the_task_is_at() {
+    let (mut exchange, mut recorded) = (ranks(1), Recorded::default());
+    let sleep = |us| Op::Sleep(Span::For(SimDuration::from_us(us)));
+    let other = exchange.open_task(RankId(0));
+    exchange.say(RankId(0), other, vec![sleep(2)], Some(OF_TWO));
+    let ops = vec![line("a.py:1"), line("a.py:2"), slice(9, &[]), Op::At(Site(1)), sleep(1)];
+    exchange.say(RankId(0), MAIN, ops, Some(OF_TWO));
+    heard(&mut exchange);
+    exchange.record_rest(&mut recorded);
+    let site = |(_, step): &(RankId, RecordedStep)| match step {
+        RecordedStep::Request(Request::Issue { site, .. }) => Some(*site),
+        _ => None,
+    };
+    let lines: Vec<&str> = recorded.0.iter().filter_map(site).map(|site| exchange.line(site)).collect();
+    assert_eq!(lines, ["a.py:2"; 3]);
+}
+
+/// The main thread waits in the store for what nobody sets, and a library's thread polls every 10 s; or a thread of the program does.
+#[test]
+fn threads_of_libraries_that_poll_keep_no_run_alive() {
+    for (sleeps_at, is_dead) in [(None, true), (Some("a.py:9"), false)] {
+        let mut exchange = ranks(1);
+        let other = exchange.open_task(RankId(0));
+        let get = StoreOp::Get { key: b"never".to_vec() };
+        let asks = Op::Store { operation: get, timeout: None, site: Site(0) };
+        let at = sleeps_at.map(|at| [line(at), Op::At(Site(0))]).into_iter().flatten();
+        let mut polls: Vec<Op> = at.chain([Op::Pause(Span::For(SimDuration::from_us(10_000_000)))]).collect();
+        exchange.say(RankId(0), other, polls.clone(), Some(OF_TWO));
+        exchange.say(RankId(0), MAIN, vec![line("a.py:1"), asks], Some(OF_TWO));
+        polls.retain(Op::asks);
+        let mut ended = None;
+        for _ in 0..20 {
+            match exchange.advance(&mut (), &mut ()) {
+                Standing::Halted(halt) => {
+                    ended = Some(halt);
+                    break;
+                }
+                Standing::Idle => exchange.still_waits(),
+                _ => {}
+            }
+            while let Some(ready) = exchange.take_ready() {
+                exchange.frame(ready);
+                exchange.say(RankId(0), other, polls.clone(), Some(ALONE));
+            }
+        }
+        assert_eq!(ended.is_some(), is_dead, "{sleeps_at:?}");
+        if let Some(halt) = ended {
+            assert_eq!(halt.reason, uniference_sim::engine::HaltReason::Deadlock);
+            // 60 s of patience, noticed at the next look.
+            assert!((60.0..80.0).contains(&halt.at.as_secs_f64()), "{}", halt.at);
+        }
+    }
+}
