@@ -236,15 +236,17 @@ impl Instance {
     }
 
     /// The member has come: the messages that have waited for it.
-    pub(crate) fn begin(&mut self, me: GroupRank, now: SimTime) -> Vec<u32> {
+    pub(crate) fn begin(&mut self, me: GroupRank) -> Vec<u32> {
         let member = self.member_or_new(me);
         member.has_begun = true;
         member.early_bytes.clear();
         let held = std::mem::take(&mut member.held);
+        let entered = member.entered.expect("it comes by entering");
         for (sender, _) in &held {
             let sender = self.member_or_new(*sender);
             sender.without_room -= 1;
-            sender.had_room = now;
+            // What the call itself takes before the first step is no lateness.
+            sender.had_room = sender.had_room.max(entered);
         }
         held.into_iter().map(|(_, message)| message).collect()
     }

@@ -293,7 +293,7 @@ impl Comm {
             Cue::Run { instance, me } => {
                 let running = self.instances[instance as usize].as_ref().expect("it runs");
                 let cause = Cause::Begun(running.caller(me).handle);
-                let held = self.instances[instance as usize].as_mut().expect("it runs").begin(me, now);
+                let held = self.instances[instance as usize].as_mut().expect("it runs").begin(me);
                 held.into_iter().for_each(|message| self.transport.let_go(now, message, cause));
                 self.run_member(now, instance, me, cause);
             }
