@@ -168,7 +168,7 @@ fn may_be_awaited(file: c_int) -> bool {
     // SAFETY: the structure is filled by the call, and valid without.
     let kind = unsafe {
         libc::fstatfs(file, found.as_mut_ptr());
-        found.assume_init().f_type as i64
+        found.assume_init().f_type
     };
     let is_ours = match kind {
         PIPES | ANONYMOUS => true,

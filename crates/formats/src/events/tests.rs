@@ -88,6 +88,7 @@ fn stream(mut see: impl FnMut(SimTime, &Event<'_>)) {
         cause: Cause::Begun(handle),
         released: start,
         behind,
+        ..MessageWay::default()
     };
     let message =
         Event::Message { source: rank, destination: peer, group, bytes, wire_bytes, queued, started, sent, links, way };

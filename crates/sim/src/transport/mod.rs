@@ -101,9 +101,9 @@ impl Message {
     /// A part of it has left within this time, held back by this link, or by none.
     fn is_limited(&mut self, link: Option<LinkId>, lasted: SimDuration) {
         let Some(link) = link else { return };
-        self.left_over_links = self.left_over_links + lasted;
+        self.left_over_links += lasted;
         if self.way.limit == Some(link) {
-            self.limited = self.limited + lasted;
+            self.limited += lasted;
         } else if lasted > self.limited {
             (self.way.limit, self.limited) = (Some(link), lasted);
         }

@@ -277,7 +277,7 @@ fn ranks_that_disagree_are_named_by_their_nodes() {
 
 #[test]
 fn what_a_node_says_wrongly_is_an_error() {
-    let first = |rules, nodes: Vec<Node>| {
+    let first = |rules: Rules, nodes: Vec<Node>| {
         let mut traces = vec![vec![]; rules.world.len()];
         traces[0] = nodes;
         let outcomes = run(rules, &traces);

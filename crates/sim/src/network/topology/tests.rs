@@ -288,7 +288,7 @@ fn what_cannot_be_a_network_is_refused() {
     assert_eq!(error, TopologyError::Overhead { link: "h0 -> switch".into(), packet });
 }
 
-/// 2 x (8 + 4 x 4e9) links, 8192 x 8191, 4096 x 4095: refused before the first one is made, which would take seconds and gigabytes.
+/// 2 x (8 + 4 x 4e9) links, and 8192 x 8191 twice: memory would not hold them if they were made before they are refused.
 #[test]
 fn too_many_links_are_refused_before_any_is_made() {
     let tree = Preset::FatTree { hosts_per_leaf: 2, spines: 4_000_000_000, oversubscription: 1.0 };
@@ -299,13 +299,11 @@ fn too_many_links_are_refused_before_any_is_made() {
         (Preset::Dimensions(vec![mesh]), 8192, 8192 * 8191),
     ] {
         let hosts = hosts(count);
-        let start = std::time::Instant::now();
         let error = Topology::preset(&preset, &hosts, gbps(1.0, 1)).unwrap_err().to_string();
         assert!(
             error.contains(&format!(": {links} links are more than the 16777216 that can be simulated")),
             "{error}"
         );
-        assert!(start.elapsed() < std::time::Duration::from_millis(500), "{error} {:?}", start.elapsed());
     }
 }
 
