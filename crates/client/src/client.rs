@@ -69,7 +69,7 @@ pub struct Client {
     compute: Compute,
     /// Who writes down operators, if anybody does.
     capture: OnceLock<Box<dyn Capture>>,
-    /// Tells the program's line that the calling thread is at, if it is known.
+    /// Function that returns the program's line at which the calling thread is, if that line is known.
     line: OnceLock<fn() -> Option<String>>,
     /// What the operators of all threads name by number, as far as the driver has not been told. Held while a thread takes its operators, so that
     /// it is in the order in which it was written.
@@ -263,7 +263,8 @@ impl Client {
         }
     }
 
-    /// What waits without being told a line has the one that `line` tells from here on. Whoever was set first stays.
+    /// Sets `line` as the function that returns the program's line for waits without a line of their own. Only the
+    /// first call has an effect.
     pub fn find_lines_with(&self, line: fn() -> Option<String>) {
         let _ = self.line.set(line);
     }
@@ -589,13 +590,14 @@ impl Client {
         self.shared.lock().expect("no holder of this lock panics")
     }
 
-    /// The number of a line; of the one that the program is at, where it is empty.
+    /// Number of the line `line`; if `line` is empty, number of the line at which the program is.
     fn site(&self, line: &str) -> Result<Site> {
         let here = if line.is_empty() { self.line.get().and_then(|line| line()) } else { None };
         self.with_link(|_, link| Ok(link.site(here.as_deref().unwrap_or(line))))
     }
 
-    /// Says at which line the program is, as the calling thread starts a process: what that one waits for without lines of its own is of this line.
+    /// Tells the driver at which line the calling thread starts a process. This line applies to waits of the thread
+    /// that have no line of their own.
     pub fn starts_process(&self) -> Result<()> {
         self.refuse_in_fork()?;
         let _ours = self.ours();
@@ -603,7 +605,8 @@ impl Client {
         self.flush()
     }
 
-    /// Says at which line the program is, for what the calling thread says next that has none of its own: it waits in a function of the C library.
+    /// Adds [`Op::At`] with the program's current line to the batch, if that line is known. The line applies to the
+    /// thread's next operation without a line of its own, such as a wait in a C library function.
     fn stands(&self) -> Result<()> {
         let Some(here) = self.line.get().and_then(|line| line()) else { return Ok(()) };
         self.with_link(|_, link| {

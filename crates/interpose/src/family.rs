@@ -86,7 +86,7 @@ extern "C-unwind" fn ask_for(relative: *mut c_void) -> *mut c_void {
     null_mut()
 }
 
-/// The program is about to start a process: at which line, and not before its modelled compute is over.
+/// Prepares the start of a process: reports the program's line, and charges the modelled compute of the calling thread.
 fn begins(client: &Client) {
     if !client.is_inside() {
         crate::answered(client.starts_process());

@@ -82,9 +82,9 @@ impl Interpreter {
         self.allocator.iter().any(|image| image.contains(&address))
     }
 
-    /// Whether the address is one of its code, or of an extension that belongs to it.
+    /// Whether the address is in the interpreter's code or in an extension module of the standard library.
     fn is_pythons(&self, address: usize) -> bool {
-        /// The folder of Python's own extensions.
+        /// Folder of the standard library's extension modules.
         const EXTENSIONS: &str = "/lib-dynload/";
         self.contains(address) || file_of(address).is_some_and(|file| file.contains(EXTENSIONS))
     }
@@ -125,16 +125,17 @@ impl Interpreter {
     }
 }
 
-/// Whether the calling thread holds the interpreter's lock, or may wait for it: the interpreter itself has called us without, and takes it next. Who else calls
-/// may hold a lock that a thread waits for which holds the interpreter's.
+/// Whether the calling thread holds the interpreter's lock or may wait for the lock. A thread may wait if the
+/// interpreter itself has called this library without the lock, since the interpreter acquires the lock next. Other
+/// callers may hold a lock for which the holder of the interpreter's lock waits.
 pub(crate) fn may_ask() -> bool {
     get().is_some_and(|interpreter| interpreter.has_lock() || interpreter.is_pythons(stack::outer_caller()))
 }
 
-/// The file that code lies in.
+/// File that contains the code at `address`.
 fn file_of(address: usize) -> Option<&'static str> {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: the structure is filled if the answer is not 0; the linker's text stays as long as the library.
+    // SAFETY: `dladdr` fills the structure if its result is not 0; the linker's text lives as long as the library.
     unsafe {
         let is_known = libc::dladdr(address as *const c_void, found.as_mut_ptr()) != 0;
         is_known.then(|| CStr::from_ptr(found.assume_init().dli_fname).to_str().ok()).flatten()

@@ -93,7 +93,8 @@ fn become_client(client: Client) {
     ACTIVE.store(true, SeqCst);
 }
 
-/// Whether the calling thread, which has called the C library, holds the interpreter's lock or may wait for it.
+/// Whether the calling thread, which has called a C library function, holds the interpreter's lock or may wait for the
+/// lock.
 pub fn may_ask_interpreter() -> bool {
     interpreter::may_ask()
 }

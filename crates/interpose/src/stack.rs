@@ -34,10 +34,10 @@ fn find(from: usize, stack: usize) -> Option<usize> {
     search.slot.and_then(|slot| slot.checked_sub(stack))
 }
 
-/// The innermost address on the stack that is not in the library of this code; 0 if there is none.
+/// Innermost return address on the stack that is outside of this library; 0 if there is none.
 pub(crate) fn outer_caller() -> usize {
     extern "C" fn look(frame: *mut c_void, found: *mut c_void) -> c_int {
-        // SAFETY: the unwinder's own description of the frame, and what is passed below.
+        // SAFETY: `frame` is valid during the callback, and `found` points to the `usize` that `outer_caller` passes.
         let (address, found) = unsafe { (_Unwind_GetIP(frame), &mut *found.cast::<usize>()) };
         if library_of(address) == library_of(outer_caller as *const () as usize) {
             return GO_ON;
@@ -46,15 +46,15 @@ pub(crate) fn outer_caller() -> usize {
         STOP
     }
     let mut found = 0_usize;
-    // SAFETY: the callback gets what it is declared with, and `found` outlives the call.
+    // SAFETY: `look` has the signature of an unwinder callback, and `found` outlives the call.
     unsafe { _Unwind_Backtrace(look, (&raw mut found).cast()) };
     found
 }
 
-/// Where the library begins that an address lies in; null if that is not known.
+/// Base address of the library that contains `address`; null if that library is unknown.
 fn library_of(address: usize) -> *mut c_void {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the structure is filled by the call, or zero.
+    // SAFETY: the structure is zeroed, and `dladdr` fills it on success; both states are valid.
     unsafe {
         libc::dladdr(address as *const c_void, found.as_mut_ptr());
         found.assume_init().dli_fbase

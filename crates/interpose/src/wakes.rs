@@ -1,7 +1,9 @@
-//! Owns the functions by which a thread lets other threads or processes go on: those must not go on before the compute that it has run is over. Where
-//! compute is modelled, the thread has run it in next to no time, so it is charged first ([`Client::settles`]). Besides that they are the C library's.
+//! Owns the C library functions by which a thread lets other threads or processes go on. If compute is modelled, a
+//! thread has run its operators in almost no real time, so their virtual time is charged first ([`Client::settles`]);
+//! the call then goes on to the C library.
 //!
-//! Mutexes of C code are not among them: memory allocators unlock such in the middle of their work, and cannot be called then.
+//! Mutexes of C code are not included: memory allocators unlock mutexes in the middle of their work, and must not be
+//! called again at that point.
 
 use crate::{answered, interpreter, program, real, set_errno};
 use libc::{
@@ -11,19 +13,20 @@ use std::arch::naked_asm;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use uniference_client::Client;
 
-/// The client, if the calling thread has run what must be charged before it does something that may let another one go on.
+/// The client, if the calling thread has run operators that must be charged before it may let another thread go on.
 fn unsettled() -> Option<&'static Client> {
     program().filter(|client| client.must_settle())
 }
 
-/// Charges what the calling thread has run, before it lets another one go on.
+/// Charges the operators of the calling thread before the thread lets another thread go on.
 pub(crate) fn settle() {
     if let Some(client) = unsettled() {
         settle_with(client);
     }
 }
 
-/// The same for a thread that holds the interpreter's lock and may release it: other threads of Python's run while time passes.
+/// Charges the operators of the calling thread like [`settle`], and releases the interpreter's lock meanwhile if the
+/// thread holds it: other Python threads run while time passes.
 pub(crate) fn settle_without_lock() {
     if let Some(client) = unsettled() {
         without_lock(|| settle_with(client));
@@ -45,10 +48,11 @@ fn settle_with(client: &Client) {
 
 // Semaphores
 
-/// As in the C library. CPython's locks are released by it. It goes on to `post`, which is also told who calls.
+/// `sem_post` of the C library, by which CPython releases its locks. The call goes on to `post` together with the
+/// caller's address.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sem_post(semaphore: *mut sem_t) -> c_int {
@@ -58,10 +62,11 @@ pub unsafe extern "C" fn sem_post(semaphore: *mut sem_t) -> c_int {
     naked_asm!("mov x1, x30", "b {post}", post = sym post);
 }
 
-/// Posts for the caller at address `from`. Locks that threads take without releasing the interpreter's, as those of the interpreter itself, are free before
-/// this thread takes that one again.
+/// Posts `semaphore` for the caller at address `from`. If the caller is the interpreter, the interpreter's lock is
+/// released while time passes. The semaphore is posted before this thread reacquires the interpreter's lock, because
+/// other threads may wait for the semaphore while they hold the interpreter's lock.
 unsafe extern "C" fn post(semaphore: *mut sem_t, from: usize) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the caller of `sem_post` has passed a valid semaphore.
     let real = || unsafe { real::sem_post()(semaphore) };
     let Some(client) = unsettled() else { return real() };
     let settled = || {
@@ -74,15 +79,16 @@ unsafe extern "C" fn post(semaphore: *mut sem_t, from: usize) -> c_int {
 
 // Condition variables
 
-/// How many threads wait for condition variables, by a hash of their addresses.
+/// Number of threads that wait for condition variables, by a hash of the variable's address.
 static WAITERS: [AtomicU32; 256] = [const { AtomicU32::new(0) }; 256];
 
 fn waiters(condition: *mut pthread_cond_t) -> &'static AtomicU32 {
-    // Most are members of larger objects, which are aligned to 16 bytes.
+    // Most condition variables are members of larger objects, which are aligned to 16 bytes.
     &WAITERS[(condition as usize >> 4) % WAITERS.len()]
 }
 
-/// Waits for the condition with `wait`, meanwhile counted on. A thread that is ended in it stays counted.
+/// Waits for the condition with `wait` and counts the thread in [`WAITERS`] meanwhile. A thread that is cancelled in
+/// the wait stays counted.
 pub(crate) fn counted(condition: *mut pthread_cond_t, wait: impl FnOnce() -> c_int) -> c_int {
     waiters(condition).fetch_add(1, SeqCst);
     let result = wait();
@@ -90,7 +96,8 @@ pub(crate) fn counted(condition: *mut pthread_cond_t, wait: impl FnOnce() -> c_i
     result
 }
 
-/// Charges first if a thread waits for the condition, unless it is one of those of the interpreter's lock.
+/// Charges the operators of the calling thread if a thread waits for the condition, unless the condition is part of the
+/// interpreter's lock.
 fn settle_for(condition: *mut pthread_cond_t) {
     let is_lock = || interpreter::get().is_some_and(|interpreter| interpreter.contains(condition as usize));
     if waiters(condition).load(SeqCst) > 0 && !is_lock() {
@@ -98,42 +105,42 @@ fn settle_for(condition: *mut pthread_cond_t) {
     }
 }
 
-/// As in the C library.
+/// `pthread_cond_wait` of the C library, with the waiting thread counted.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn pthread_cond_wait(
     condition: *mut pthread_cond_t,
     mutex: *mut pthread_mutex_t,
 ) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the caller has passed a valid condition and a mutex that it holds.
     counted(condition, || unsafe { real::pthread_cond_wait()(condition, mutex) })
 }
 
-/// As in the C library.
+/// `pthread_cond_signal` of the C library, after the calling thread's operators are charged.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_cond_signal(condition: *mut pthread_cond_t) -> c_int {
     settle_for(condition);
-    // SAFETY: what the caller gave.
+    // SAFETY: the caller has passed a valid condition.
     unsafe { real::pthread_cond_signal()(condition) }
 }
 
-/// As in the C library.
+/// `pthread_cond_broadcast` of the C library, after the calling thread's operators are charged.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_cond_broadcast(condition: *mut pthread_cond_t) -> c_int {
     settle_for(condition);
-    // SAFETY: what the caller gave.
+    // SAFETY: the caller has passed a valid condition.
     unsafe { real::pthread_cond_broadcast()(condition) }
 }
 
-/// Charges first if the system call wakes threads that wait for a futex.
+/// Charges the operators of the calling thread if the system call wakes threads that wait for a futex.
 pub(crate) fn settle_for_call(number: c_long, operation: c_long) {
     let operation = operation as c_int & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME);
     let wakes = || {
@@ -147,8 +154,9 @@ pub(crate) fn settle_for_call(number: c_long, operation: c_long) {
 
 // Descriptors
 
-/// Charges first if another thread or process of the rank may wait for what is written to the descriptor: not for the program's output. What another rank
-/// waits for is not held back: until it is there, that rank keeps time from passing.
+/// Charges the operators of the calling thread before a write to the descriptor if another thread or process of the
+/// rank may wait for the written data. Standard output and standard error are exempt. Writes to other ranks are not
+/// delayed: a rank that waits for data from outside the simulation keeps time from passing until the data arrives.
 fn settle_for_file(file: c_int) {
     let is_output = matches!(file, libc::STDOUT_FILENO | libc::STDERR_FILENO);
     if let Some(client) = unsettled().filter(|_| !is_output && may_be_awaited(file)) {
@@ -156,16 +164,16 @@ fn settle_for_file(file: c_int) {
     }
 }
 
-/// Whether the descriptor is that of a pipe without a name, of something of the kernel's without a file, such as an `eventfd`, or of a socket whose other
-/// end a process of this rank has made.
+/// Whether a thread or process of this rank may read the other end of the descriptor: it is an unnamed pipe, a kernel
+/// object without a file such as an `eventfd`, or a socket whose other end was created by a process of this rank.
 fn may_be_awaited(file: c_int) -> bool {
-    /// Linux, magic.h.
+    /// File system numbers from Linux's `magic.h`.
     const PIPES: i64 = 0x5049_5045;
     const ANONYMOUS: i64 = 0x0904_1934;
     const SOCKETS: i64 = 0x534F_434B;
     let before = crate::errno();
     let mut found = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: the structure is filled by the call, and valid without.
+    // SAFETY: the structure is zeroed, and `fstatfs` fills it on success; both states are valid.
     let kind = unsafe {
         libc::fstatfs(file, found.as_mut_ptr());
         found.assume_init().f_type
@@ -179,29 +187,30 @@ fn may_be_awaited(file: c_int) -> bool {
     is_ours
 }
 
-/// Whether a process of this rank, which has a process group of its own, has made the other end of a Unix socket.
+/// Whether the other end of a Unix socket was created by a process of this rank. The processes of a rank have a process
+/// group of their own.
 fn is_of_rank(socket: c_int) -> bool {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as socklen_t;
-    // SAFETY: the structure has this size.
+    // SAFETY: `length` is the size of `peer`.
     let result = unsafe {
         libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut length)
     };
-    // SAFETY: numbers.
+    // SAFETY: `getpgid` only gets a number.
     result == 0 && peer.pid > 0 && unsafe { libc::getpgid(peer.pid) == libc::getpgid(0) }
 }
 
 macro_rules! settling {
     ($(fn $name:ident($file:ident: c_int $(, $argument:ident: $type:ty)*) -> $result:ty;)*) => {
         $(
-            /// As in the C library.
+            /// Function of the same name of the C library, after the calling thread's operators are charged.
             ///
             /// # Safety
-            /// As in the C library.
+            /// The contract is the C library's.
             #[unsafe(no_mangle)]
             pub unsafe extern "C-unwind" fn $name($file: c_int $(, $argument: $type)*) -> $result {
                 settle_for_file($file);
-                // SAFETY: what the caller gave.
+                // SAFETY: the caller has passed valid arguments.
                 unsafe { real::$name()($file $(, $argument)*) }
             }
         )*
@@ -223,24 +232,24 @@ settling! {
 
 // Processes
 
-/// As in the C library.
+/// `exit` of the C library, after the calling thread's operators are charged.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn exit(status: c_int) -> ! {
     settle();
-    // SAFETY: what the caller gave.
+    // SAFETY: the caller's contract is the C library's.
     unsafe { real::exit()(status) }
 }
 
-/// As in the C library.
+/// `_exit` of the C library, after the calling thread's operators are charged.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn _exit(status: c_int) -> ! {
     settle();
-    // SAFETY: what the caller gave.
+    // SAFETY: `_exit` only gets a number.
     unsafe { real::_exit()(status) }
 }

@@ -120,7 +120,8 @@ pub(crate) fn settle_stream(stream: u32) {
     settle(false, |state| state.behind_stream(stream));
 }
 
-/// Fetches what a stream stands behind that comes to any of these places, each with its bytes.
+/// Fetches the arrivals ahead of the stream's current position whose output overlaps one of `places`: pairs of an
+/// address and a number of bytes.
 pub(crate) fn settle_places(stream: u32, places: &[(usize, u64)]) {
     let overlaps = |arrival: &Arrival| {
         let ends_behind = |from: usize, bytes: u64, other: usize| from.saturating_add(bytes as usize) > other;
@@ -244,7 +245,7 @@ mod tests {
         assert_eq!(expected(), 0);
     }
 
-    /// Of two outputs of four bytes, at 100 and at 104, those are fetched that a place overlaps.
+    /// An arrival of four bytes at 100 and another at 104 are fetched only if a place overlaps their bytes.
     #[test]
     fn what_comes_elsewhere_is_not_fetched() {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -104,7 +104,8 @@ pub(crate) fn issue(calls: Vec<Pending>) -> Result<(), Refused> {
 /// Makes calls that start together, each on a stream of this number.
 fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
     let Some(link) = communication() else { return Err(INVALID_VALUE) };
-    // Input is what the streams have come to. A call does not wait for what comes elsewhere: other calls of the program may be what that waits for.
+    // The streams' earlier arrivals are fetched, as they are the input. A call does not wait for arrivals at other
+    // addresses, because these may depend on other calls of the program.
     let is_told_where =
         calls.iter().any(|prepared| prepared.kernel.as_ref().is_some_and(|kernel| kernel.input.is_some()));
     let touched: Vec<(usize, u64)> =
@@ -145,7 +146,7 @@ fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
     Ok(())
 }
 
-/// Where a call reads and writes, each with its bytes.
+/// Address and bytes of a call's input and of its output.
 fn places(Prepared { call, output, .. }: &Prepared) -> [(usize, u64); 2] {
     [(call.input, call.input_bytes), *output]
 }

@@ -172,7 +172,8 @@ fn recorded<T>(domain: Domain, name: &str, body: impl FnOnce() -> Result<T, Stat
     result
 }
 
-/// Number of a launch on `place`, which starts the work of the graph that `leaves` names (0: no graph); `None` if no profiler runs.
+/// Number of a launch on `place`, or `None` if no profiler runs. `leaves` returns the number of the launched graph (0:
+/// no graph) and the work that the launch starts.
 pub(crate) fn launches<'a>(place: Place, leaves: impl FnOnce() -> (u32, Vec<(u64, Leaf<'a>)>)) -> Option<u64> {
     if ENABLED.load(Relaxed) == 0 {
         return None;

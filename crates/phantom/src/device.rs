@@ -28,7 +28,7 @@ static USED: AtomicU64 = AtomicU64::new(0);
 /// The number in the host of the device that has become the process's own, and 1; 0: none has.
 static OWN: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether launches return when what they launch has ended (`CUDA_LAUNCH_BLOCKING`).
+/// Whether a launch returns only when the launched work has ended (`CUDA_LAUNCH_BLOCKING`).
 static LAUNCHES_BLOCK: AtomicBool = AtomicBool::new(false);
 
 /// Pairs of devices: the first may use the second one's memory.
@@ -138,7 +138,7 @@ pub(crate) fn mark_used(ordinal: usize) {
     }
 }
 
-/// Whether the program waits for what it launches, as the environment says where it first uses a device.
+/// Whether launches block, as the environment said when the program first used a device.
 pub(crate) fn launches_block() -> bool {
     LAUNCHES_BLOCK.load(Relaxed)
 }

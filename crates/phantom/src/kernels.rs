@@ -135,7 +135,7 @@ pub(crate) fn launch(
     let takes = if kernel.spins { unsafe { spin(arguments)? } } else { Takes::Bytes(0) };
     if let Some(link) = attach::link().filter(|_| !kernel.spins) {
         let name = kernel.name.text();
-        // SAFETY: the name is there during the call.
+        // SAFETY: `name` outlives the call.
         unsafe { (link.launches)(name.as_ptr(), name.len()) };
     }
     streams::launch_named(stream, &kernel.name, takes, shape)

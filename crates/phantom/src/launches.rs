@@ -19,7 +19,7 @@ pub(crate) struct Place {
     pub(crate) priority: c_int,
 }
 
-/// A new number for a launch or a captured node.
+/// New number for a launch or a captured node.
 pub(crate) fn next_number() -> u64 {
     NEXT_NUMBER.fetch_add(1, Relaxed)
 }
@@ -54,7 +54,7 @@ pub(crate) struct Moved {
     /// Bytes per row.
     pub(crate) bytes: usize,
     pub(crate) rows: usize,
-    /// Distance in bytes between the starts of two rows: at the destination, at the source.
+    /// Distance in bytes between the starts of two rows, at the destination and at the source.
     pub(crate) pitches: (usize, usize),
 }
 
@@ -79,14 +79,14 @@ impl Moved {
 pub(crate) struct Shape {
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
-    /// Bytes of shared memory: static, dynamic.
+    /// Bytes of static and of dynamic shared memory.
     pub(crate) shared: [u32; 2],
     /// Registers per thread.
     pub(crate) registers: u16,
 }
 
 impl Default for Shape {
-    /// One thread, for library kernels of unknown shape: profilers divide by the number of threads.
+    /// Shape with one thread, for library kernels of unknown shape: profilers divide by the number of threads.
     fn default() -> Shape {
         Shape { grid: [1; 3], block: [1; 3], shared: [0; 2], registers: 0 }
     }

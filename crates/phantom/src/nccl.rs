@@ -394,7 +394,8 @@ impl Communicator {
         join(to, link, format!("{}/{}", self.name, self.splits.get()), members, me, self.inherited(config))
     }
 
-    /// The configuration of a communicator that is made from this one: its own, or this one's.
+    /// Configuration of a communicator that is made from this communicator: `config`, or this communicator's
+    /// configuration if `config` is null.
     fn inherited(&self, config: *const c_void) -> Configuration {
         if config.is_null() { self.configuration.clone() } else { read(config) }
     }
@@ -464,7 +465,7 @@ fn join(
     }
     let to_engine = said.settings.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     let ranks: Vec<u32> = members.iter().map(|member| member.rank).collect();
-    // SAFETY: the ranks and the settings are there during the call.
+    // SAFETY: `ranks` and the settings outlive the call.
     let group = unsafe { (link.group)(ranks.as_ptr(), ranks.len(), to_engine) };
     if group == Communication::REFUSED {
         return INVALID_USAGE;

@@ -265,7 +265,8 @@ pub(crate) fn synchronize(stream: Handle) -> Result<(), Status> {
     Ok(())
 }
 
-/// After a launch: waits for it if launches block. Kernels and copies of operators are waited for by `cpp/capture.cpp`, once the operator is written down.
+/// Waits for a launch if launches block. For kernels and copies of operators, `cpp/capture.cpp` waits once the operator
+/// is written down.
 pub(crate) fn wait_for_launch(stream: Handle) -> Result<(), Status> {
     let waits = device::launches_block() && lock().uncaptured(stream).is_ok();
     if waits { synchronize(stream) } else { Ok(()) }

@@ -40,7 +40,7 @@ pub enum Op {
     },
     /// This task is a thread of that process of the rank, which numbers its operators, streams, events, launches and ranges by itself; else of process 0.
     Process(u32),
-    /// The process calls this thread so in marks that it or another thread says: [`Mark::Enter`].
+    /// Number by which the process refers to this thread in marks, whichever thread sends the mark: [`Mark::Enter`].
     Thread(u32),
     /// The beginning of the operators of the slice that is said next by this task, where they are too long for one message.
     Operators(Vec<u8>),
@@ -67,13 +67,14 @@ pub enum Op {
     Release(LocalHandle),
     /// The folds of an operation, which this rank was picked for, are done.
     Folded(LocalHandle),
-    /// The rank is about to create a process group, as [`Request::NameGroup`](uniference_sim::program::Request::NameGroup) has it.
+    /// Announces that the rank is about to create a process group:
+    /// [`Request::NameGroup`](uniference_sim::program::Request::NameGroup).
     NameGroup {
-        /// The name by which the members find each other.
+        /// Name by which the members of the group find each other.
         name: String,
-        /// The call that creates the group.
+        /// Text of the call that creates the group.
         call: String,
-        /// The user's line.
+        /// User's line of the call.
         site: Site,
     },
     /// The rank closes its connections of a group.
@@ -104,7 +105,7 @@ pub enum Op {
         ranks: Vec<u32>,
         /// How many groups of just these this rank has named before.
         sequence: u32,
-        /// What the program tells NCCL about the group; `None`: nothing.
+        /// NCCL settings that the program makes for the group; `None` if it makes none.
         settings: Option<NcclSettings>,
     },
     /// Asks which operations are complete, once all or any are: [`Answer::Complete`] or [`Answer::TimedOut`].
@@ -157,9 +158,9 @@ pub enum Op {
         /// The user's line.
         site: Site,
     },
-    /// Asks to go on once the compute that the task has said is over: [`Answer::Go`].
+    /// Asks to go on once the compute that the task has reported is over: [`Answer::Go`].
     Settle,
-    /// The user's line that the task is at, for what it says next that names none.
+    /// User's line at which the task is; it applies to the task's next operation without a line of its own.
     At(Site),
 }
 

@@ -198,8 +198,8 @@ pub struct Link {
     pub times: extern "C" fn(take: TakeTimes, data: *mut c_void),
     /// A message for the rank's log and the run's warnings, UTF-8. The library says each once.
     pub warn: unsafe extern "C" fn(text: *const u8, length: usize),
-    /// A kernel that the program or one of its libraries has registered, of this name in UTF-8, is about to be launched by this thread: where no operator of
-    /// torch launches it, nothing computes what it writes.
+    /// Announces that this thread is about to launch a kernel that the program or one of its libraries has registered
+    /// under this UTF-8 name. If no PyTorch operator launches the kernel, its output is not computed.
     pub launches: unsafe extern "C" fn(name: *const u8, length: usize),
 }
 
@@ -279,14 +279,15 @@ pub struct Communication {
     pub version: u32,
     /// The rank, of the world, whose member the process is in communicators of a device, by its number among [`Devices::devices`].
     pub rank: extern "C" fn(device: u32) -> u32,
-    /// Tensors with more elements have no values, as far as [`Communication::is_large`] says so of their type.
+    /// Largest number of elements of a tensor with values, subject to the minimum per element type:
+    /// [`Communication::is_large`].
     pub limit: u64,
     /// Sets a key of the store that all ranks share.
     pub publish: unsafe extern "C" fn(key: *const u8, key_length: usize, value: *const u8, length: usize),
     /// Reads a key, once it is there: as many bytes as the value has, or there is room for.
     pub look_up: unsafe extern "C" fn(key: *const u8, key_length: usize, value: *mut u8, room: usize),
-    /// Names a group of ranks of the world, in this order, or says [`Communication::REFUSED`]. `settings`: what the program tells NCCL about it; null:
-    /// nothing.
+    /// Names a group of ranks of the world, in this order, or returns [`Communication::REFUSED`]. `settings` points to
+    /// the NCCL settings that the program makes for the group, or is null if the program makes none.
     pub group: unsafe extern "C" fn(ranks: *const u32, count: usize, settings: *const NcclSettings) -> u32,
     /// Starts a call, whose input is copied, and names it, or says [`Communication::REFUSED`].
     pub issue: unsafe extern "C" fn(call: *const Call) -> u32,
@@ -307,11 +308,11 @@ impl Communication {
     /// The name that stands for a refused call.
     pub const REFUSED: u32 = u32::MAX;
 
-    /// So many integers always have values, as programs are steered by them; of bytes, into which PyTorch packs objects, more; of other numbers one.
-    /// The same as in `cpp/values.h`.
+    /// Numbers of elements up to which tensors always have values: of integers, because control flow depends on them;
+    /// of bytes, into which PyTorch packs objects; of all other types. `cpp/values.h` has the same numbers.
     const FEWEST: [u64; 3] = [1 << 16, 1 << 26, 1];
 
-    /// Whether a tensor of so many elements (`ncclDataType_t`) has no values.
+    /// Whether a tensor of `elements` elements of the type `dtype` (`ncclDataType_t`) has no values.
     pub fn is_large(&self, elements: u64, dtype: i32) -> bool {
         let [integers, bytes, others] = Communication::FEWEST;
         let fewest = match dtype {

@@ -203,11 +203,11 @@ impl Channel {
         self.client.warn(text);
     }
 
-    /// `nccl`: what the environment tells NCCL counts for the group.
+    /// Creates a process group. With `nccl`, the NCCL variables of the environment apply to the group.
     #[pyo3(signature = (ranks, nccl = false, rendezvous = false))]
     fn group(&self, py: Python<'_>, ranks: Vec<u32>, nccl: bool, rendezvous: bool) -> PyResult<u32> {
         let environment = if nccl { settings::environment() } else { BTreeMap::new() };
-        // As `torchrun` says how many hosts there are.
+        // The number of hosts is taken from a variable that `torchrun` sets.
         let hosts = std::env::var("GROUP_WORLD_SIZE").ok().and_then(|hosts| hosts.parse::<u32>().ok());
         let spans_servers = hosts.is_some_and(|hosts| hosts > 1);
         let said = settings::of_communicator(&environment, &[], spans_servers).map_err(PyValueError::new_err)?;

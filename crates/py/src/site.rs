@@ -11,13 +11,14 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::{LazyLock, Mutex, MutexGuard};
 
-/// Whose code is.
+/// Owner of a code object.
 #[derive(Clone, Copy, PartialEq)]
 enum Owner {
     Program,
-    /// Python's own modules in Python: a line of the program that calls them says more.
+    /// Modules of Python's standard library. The line of the program that calls such a module says more than a line in
+    /// the module.
     Python,
-    /// Libraries that were named.
+    /// Libraries whose file names begin with a prefix in [`Known::libraries`].
     Library,
 }
 
@@ -26,9 +27,10 @@ enum Owner {
 struct Known {
     /// Beginnings of library files' names.
     libraries: Vec<String>,
-    /// Where Python's own modules lie.
+    /// Folder of Python's standard library.
     python: Option<String>,
-    /// Whose code is. It is kept, because the address of a code object that has gone may be another's.
+    /// Owner of each code object, by the code object's address. The code objects are kept alive, because the address of
+    /// a deleted one may be reused.
     codes: BTreeMap<usize, (Py<PyAny>, Owner)>,
     /// By code object and instruction, as finding the line of one takes long.
     lines: BTreeMap<(usize, i32), Py<PyString>>,
@@ -36,7 +38,8 @@ struct Known {
 
 static KNOWN: LazyLock<Mutex<Known>> = LazyLock::new(Mutex::default);
 
-/// From here on code in files whose names begin so is not the user's, nor is what lies in `python`, but what was installed there.
+/// Declares that files whose names begin with one of `beginnings` are libraries, and that files in the folder `python`
+/// are Python's standard library, except packages that are installed in that folder.
 #[pyfunction]
 pub(crate) fn set_libraries(beginnings: Vec<OsString>, python: OsString) {
     let libraries = beginnings.iter().map(|beginning| beginning.to_string_lossy().into_owned()).collect();
@@ -49,16 +52,18 @@ pub(crate) fn user_line(py: Python<'_>) -> PyResult<Py<PyString>> {
     Ok(innermost(py)?.unwrap_or_else(|| PyString::new(py, "unknown:0").unbind()))
 }
 
-/// The same on a thread that has called a function of the C library. `None`: it is in no code of Python's, or may not wait for the interpreter's lock.
+/// User's line on a thread that has called a C library function. `None` if the thread runs no Python code, or may not
+/// wait for the interpreter's lock.
 pub(crate) fn line_of_thread() -> Option<String> {
-    // SAFETY: it may be called on any thread, at any time.
+    // SAFETY: any thread may call this function at any time.
     if unsafe { ffi::PyGILState_GetThisThreadState() }.is_null() || !uniference_interpose::may_ask_interpreter() {
         return None;
     }
     Python::try_attach(|py| innermost(py).ok().flatten().map(|line| line.to_string())).flatten()
 }
 
-/// The innermost line of the program or, if all is Python's own code, of that.
+/// Innermost line of the program; if the stack has only frames of Python's standard library, innermost line of that
+/// library.
 fn innermost(py: Python<'_>) -> PyResult<Option<Py<PyString>>> {
     // SAFETY: the interpreter's lock is held; a frame that runs, if there is one, is lent.
     let mut frame = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };

@@ -132,7 +132,7 @@ pub enum Event<'a> {
         algorithm: Option<&'static str>,
         /// With whom it met.
         meeting: Meeting,
-        /// Where its time on a stream of the rank's device went; `None`: it was on no stream.
+        /// Split of the activity's time on a stream of the rank's device; `None` if the activity was on no stream.
         on_stream: Option<CallTimes>,
         /// Which activity it was, and why it began.
         why: Why,
@@ -168,7 +168,7 @@ pub enum Event<'a> {
     Marked {
         /// The rank whose program marked it.
         rank: RankId,
-        /// The thread of the range: the one that has marked it, or that the mark names.
+        /// Thread of the range: the thread that made the mark, unless the mark names another thread.
         task: TaskId,
         /// The beginning or end of the range.
         mark: &'a Mark,
@@ -344,9 +344,10 @@ pub struct MessageWay {
     pub released: SimTime,
     /// The message before it on its connection.
     pub behind: Option<MessageId>,
-    /// The link that kept its bytes from leaving faster, for most of the time in which they left; `None`: no link did.
+    /// Link that limited the rate of the message for most of the time in which its bytes left; `None` if no link did.
     pub limit: Option<LinkId>,
-    /// How much of the time from its start to its last byte no link held it back, but the window of its connection.
+    /// Part of the time from the message's start to its last byte in which the window of the connection limited the
+    /// rate, not a link.
     pub in_window: SimDuration,
 }
 
@@ -378,10 +379,12 @@ pub enum WaitReason {
 /// Where a rank's time went. The three parts and the time after its finish add up to the makespan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
-    /// Time in which at least one activity computed, or the rank paid for a clock read. For a rank with streams, time of exposed communication is not in it.
+    /// Time in which at least one activity computed, or the rank paid for a clock read. For a rank with streams,
+    /// exposed communication is excluded.
     pub compute: SimDuration,
-    /// Time blocked in a communication call while nothing computed. For a rank with streams also the time in which an operation was under way on a stream
-    /// and no kernel ran on any, whatever its host did: [`StreamTimes::exposed`].
+    /// Time blocked in a communication call while nothing computed. A rank with streams also counts the time in which
+    /// an operation was under way on a stream and no kernel ran on any stream, whatever the launching CPU did:
+    /// [`StreamTimes::exposed`].
     pub exposed: SimDuration,
     /// The part of `exposed` before a peer had entered the operation.
     pub late_peer: SimDuration,
@@ -404,19 +407,19 @@ pub struct StreamTimes {
     pub exposed: SimDuration,
 }
 
-/// Where the time of an operation on a stream of a device went, from when the stream came to it until its end on this rank. The times of operations that
-/// overlap each other count in full for each of them.
+/// Split of the time of an operation on a stream of a device, from the moment when the stream came to the operation
+/// until the operation's end on this rank. If operations overlap, the common time counts in full for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallTimes {
-    /// The stream's number.
+    /// Number of the stream.
     pub stream: u32,
-    /// From when all peers had entered: the part that the network accounts for.
+    /// Time since all peers had entered the operation: the part that is due to the network.
     pub kernel: SimDuration,
-    /// The part of `kernel` in which a kernel that is no communication ran on a stream of the same device.
+    /// Part of `kernel` in which a compute kernel ran on a stream of the same device.
     pub overlapped: SimDuration,
-    /// The part of the whole time in which no such kernel ran.
+    /// Part of the operation's whole time in which no compute kernel ran on the device.
     pub exposed: SimDuration,
-    /// The part of `exposed` before all peers had entered.
+    /// Part of `exposed` before all peers had entered the operation.
     pub late_peer: SimDuration,
     /// Bytes that the operation moves over the bus of each member: [`CallOp::bus_bytes`](crate::program::CallOp::bus_bytes).
     pub bus_bytes: Bytes,

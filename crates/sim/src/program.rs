@@ -58,19 +58,23 @@ pub enum Request {
     JoinGroup {
         /// The world's ranks, in the group's order.
         ranks: Arc<[RankId]>,
-        /// How many groups of just these ranks this rank has named before; with [`RENDEZVOUS`] for a group whose messages wait for their receives.
+        /// Number of groups of exactly these ranks that this rank has named before. The bit [`RENDEZVOUS`] is set for a
+        /// group whose messages wait for their receives.
         sequence: u32,
-        /// What the program tells NCCL about the group; `None`: nothing. The first member's count.
+        /// NCCL settings that the program makes for the group; `None` if it makes none. The first member's settings
+        /// apply.
         settings: Option<NcclSettings>,
     },
-    /// Says by which name the members of a process group find each other, before they do: [`Reply::Complete`] of nothing, or the run halts
-    /// where another member has given the name to another group. For live ranks: no record has it.
+    /// Announces the name by which the members of a process group find each other. The reply is an empty
+    /// [`Reply::Complete`]; if another member has given the name to another group, the run halts. Only live ranks make
+    /// this request; records do not contain it.
     NameGroup {
-        /// The name; members of different groups must not have the same.
+        /// Name of the group; different groups must have different names.
         name: Arc<str>,
-        /// The call that creates the group, with what must agree on all members: `new_group([0, 1], backend="gloo")`.
+        /// Text of the call that creates the group, with the parameters on which all members must agree: `new_group([0,
+        /// 1], backend="gloo")`.
         call: Arc<str>,
-        /// The user's line.
+        /// User's line of the call.
         site: Site,
     },
     /// Reads or changes the key-value store that all ranks share: [`Reply::Store`], or [`Reply::TimedOut`].
@@ -120,11 +124,12 @@ impl Request {
         }
     }
 
-    /// Refuses what no rank of `world` ranks asks for, whatever has happened before: the engine relies on it. A driver checks requests that
-    /// come from a file. What depends on the run, such as whether a handle was issued, is not looked at.
+    /// Checks a request on its own: a rank among `world` ranks must never make a request that this function refuses,
+    /// since the engine relies on it. A driver checks requests that come from a file. Conditions that depend on the
+    /// run, such as whether a handle was issued, are not checked.
     ///
     /// # Errors
-    /// What does not fit.
+    /// A description of the part of the request that is not valid.
     pub fn check(&self, world: u32) -> Result<(), String> {
         match self {
             Request::JoinGroup { ranks, .. } => {
@@ -188,10 +193,12 @@ pub enum Reply {
 /// What a poll or a look into the store costs, so that a busy-wait makes progress.
 pub const POLL_COST: SimDuration = SimDuration::from_us(1);
 
-/// In the sequence number of a group: a message leaves once its receive is posted, as in Gloo, also where the cluster's library would have it leave at once.
+/// Bit of a group's sequence number: messages of the group leave once their receives are posted, as in Gloo, even if
+/// the library in the cluster file would send them at once.
 pub const RENDEZVOUS: u32 = 1 << 30;
 
-/// Whether a group's sequence number says so. Those above are not counted.
+/// Whether a group's sequence number asks for rendezvous: it is at least [`RENDEZVOUS`], and less than twice
+/// [`RENDEZVOUS`].
 pub const fn has_rendezvous(sequence: u32) -> bool {
     sequence / RENDEZVOUS == 1
 }
@@ -229,8 +236,9 @@ pub enum Activity {
     Finish,
     /// Reaches an event: takes no time, and the instant is kept, under a number of the rank's own, until the event is issued again.
     Reach(u32),
-    /// Closes the rank's connections of a group. Whoever waits for data of this rank there, or comes to later, hears of it if this rank has
-    /// aborted the group before, or a rank of the run has crashed; else who waits for a rank that will not come is told so as a deadlock.
+    /// Closes the rank's connections of a group. Ranks that wait for data of this rank in the group, now or later, are
+    /// told so if this rank has aborted the group before or if a rank of the run has crashed. Otherwise a wait for a
+    /// rank that will not come is reported as a deadlock.
     Close(GroupId),
     /// Ends what the rank has outstanding in a group, and whatever it still comes to there: those operations fail, with the rank itself as who
     /// has closed the connection. Other members hear nothing of it: who needs something of this rank waits on.
@@ -240,9 +248,10 @@ pub enum Activity {
 /// A named range of the user's begins or ends, or a thread has a name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Mark {
-    /// A range of the thread begins, nested in the thread's open ranges: in recordings of real runs and in records of earlier versions.
+    /// Beginning of a range of the thread, nested in the thread's open ranges. Only recordings of real runs and records
+    /// of earlier versions have this mark.
     Begin(Arc<str>),
-    /// The thread's innermost open range of those ends.
+    /// End of the thread's innermost open range that a [`Mark::Begin`] began.
     End,
     /// A range of the rank (`nvtx.range_start`) begins. Such ranges need not nest, and may begin and end on different threads.
     Open {
@@ -258,27 +267,28 @@ pub enum Mark {
     },
     /// The thread is called this from here on.
     Name(Arc<str>),
-    /// A range of a thread (`torch.profiler.record_function`, `nvtx.range_push`) begins inside the ranges of that thread that are open, whichever thread the
-    /// mark comes with: autograd's threads hand over what the thread has done for which they work.
+    /// Beginning of a range of a thread (`torch.profiler.record_function`, `nvtx.range_push`), nested in the open
+    /// ranges of that thread. Another thread may report the mark: autograd's threads report marks of the thread for
+    /// which they work.
     Enter {
-        /// The range's number on its rank.
+        /// Number of the range on its rank.
         range: u32,
-        /// The thread of the range.
+        /// Thread to which the range belongs.
         thread: TaskId,
-        /// The name of the range.
+        /// Name of the range.
         name: Arc<str>,
     },
-    /// This range of a thread ends; it need not be the thread's innermost one, and may end on another thread.
+    /// End of a range of a thread. The range need not be the thread's innermost one, and another thread may end it.
     Leave {
-        /// The range's number on its rank.
+        /// Number of the range on its rank.
         range: u32,
-        /// The thread of the range.
+        /// Thread to which the range belongs.
         thread: TaskId,
     },
 }
 
 impl Mark {
-    /// The thread of the range, where the mark says which.
+    /// Thread of the range, if the mark names it.
     pub fn thread(&self) -> Option<TaskId> {
         match self {
             Mark::Enter { thread, .. } | Mark::Leave { thread, .. } => Some(*thread),
@@ -436,7 +446,7 @@ impl CollectiveKind {
         }
     }
 
-    /// Whether one of the members is the root.
+    /// Whether this kind of collective has a root.
     pub const fn has_root(self) -> bool {
         use CollectiveKind::{Broadcast, Gather, Reduce, Scatter};
         matches!(self, Reduce | Broadcast | Gather | Scatter)
@@ -484,8 +494,9 @@ impl CallOp {
         }
     }
 
-    /// Bytes over the duration of the operation are its bus bandwidth, which nccl-tests (`doc/PERFORMANCE.md`) define so that it can be compared with the
-    /// bandwidth of the hardware whatever the number of `members`: what a member sends in the algorithm that sends least.
+    /// Bytes that count for the bus bandwidth: the bytes that a member sends in the algorithm that sends least.
+    /// nccl-tests (`doc/PERFORMANCE.md`) define the bus bandwidth as these bytes over the duration of the operation, so
+    /// that it can be compared with the bandwidth of the hardware for any number of `members`.
     pub fn bus_bytes(&self, members: u32) -> Bytes {
         let CallOp::Collective(collective) = self else { return self.bytes(members) };
         let (named, members) = (u128::from(collective.bytes(members).0), u128::from(members.max(1)));
@@ -650,7 +661,8 @@ pub enum StoreValue {
 mod tests {
     use super::*;
 
-    /// Of four members with blocks of 100 bytes, or tensors of 400 bytes: nccl-tests' factors times the bytes of all blocks, `2 (n - 1) / n` and so on.
+    /// Bus bytes for four members with blocks of 100 bytes, or tensors of 400 bytes: nccl-tests' factors, such as
+    /// `2(n-1)/n`, times the bytes of all blocks.
     #[test]
     fn bus_bandwidth_counts_what_nccl_tests_count() {
         let bytes = |kind, shape| {

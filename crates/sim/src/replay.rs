@@ -82,14 +82,15 @@ pub struct OtherGroup {
     pub group: GroupId,
 }
 
-/// An operation that a record waits for, or that another one follows, and that nothing before it has issued.
+/// Error for an operation that a record waits for, or that another operation follows, but that no earlier step has
+/// issued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the record refers to {handle}, which no step before it has issued\nhint: the record is damaged; copy it again from its source, or run the \
      program again"
 )]
 pub struct NeverIssued {
-    /// The operation's number.
+    /// Handle of the operation.
     pub handle: Handle,
 }
 
@@ -485,7 +486,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
             let fits = match activity {
                 Activity::Call(call) => is_member && fits(call, at.engine.members(call.group).len()),
                 Activity::Abort(_) => is_member,
-                // Where no rank crashes nobody looks at which group is closed.
+                // Closed groups only matter in runs in which a rank crashes.
                 _ => known || !at.engine.may_crash(),
             };
             if !fits {

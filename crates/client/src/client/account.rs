@@ -62,7 +62,8 @@ impl Account {
 }
 
 thread_local! {
-    /// The calling thread has said that it ran operators, and asked nothing since: their time has not passed.
+    /// True if the calling thread has reported operators since its last question to the driver: the time of these
+    /// operators has not passed.
     static UNSETTLED: Cell<bool> = const { Cell::new(false) };
     /// The calling thread asks in the name of another process's, whose operators are not this process's to write down.
     static RELAYS: Cell<bool> = const { Cell::new(false) };
@@ -242,7 +243,7 @@ pub(super) fn relays() -> bool {
     RELAYS.get()
 }
 
-/// The time of what the calling thread has said has passed.
+/// Records that the time of all operators that the calling thread has reported has passed.
 pub(super) fn has_settled() {
     UNSETTLED.set(false);
 }

@@ -6,8 +6,9 @@ use uniference_protocol::messages::WRITES;
 use uniference_sim::program::{NcclSettings, RENDEZVOUS};
 
 impl Client {
-    /// The number of the process group of these ranks, in this order; each call names a new group. `settings`: what the program tells NCCL about it. With
-    /// `rendezvous` its messages wait for their receives, whatever the cluster's library does.
+    /// Number of the process group of these ranks, in this order; each call creates a new group. `settings` are the
+    /// NCCL settings that the program makes for the group. With `rendezvous` the group's messages wait for their
+    /// receives, whichever library the cluster file names.
     pub fn group(&self, ranks: Vec<u32>, settings: Option<NcclSettings>, rendezvous: bool) -> Result<GroupId> {
         let sequence = || {
             let mut shared = self.shared();
@@ -56,7 +57,8 @@ impl Client {
         ))
     }
 
-    /// This rank is about to create a process group by `call`, whose members find each other by `name`.
+    /// Tells the driver that this rank is about to create a process group by `call`, and that the members find each
+    /// other by `name`.
     pub fn name_group(&self, name: &str, call: &str, line: &str) -> Result<()> {
         let _ours = self.ours();
         let site = self.site(line)?;

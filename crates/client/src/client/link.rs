@@ -28,7 +28,7 @@ pub(super) struct Link {
     /// Until the driver has been told of the task.
     pub(super) opens: Option<Opening>,
     frames: FrameBuffer,
-    /// The thread's number in marks, once it has said which.
+    /// Number by which marks refer to this thread; `None` until the thread has reported its number.
     pub(super) thread: Option<u32>,
     pub(super) batch: Vec<Op>,
     sites: BTreeMap<String, Site>,
@@ -214,8 +214,9 @@ impl Client {
         handed.unwrap_or_else(|error| error.end());
     }
 
-    /// Whether operators that the calling thread has run must be charged before it lets another thread or process of the rank go on: their compute is
-    /// modelled, so that less time has passed than the thread has computed.
+    /// Whether operators of the calling thread must be charged before the thread lets another thread or process of the
+    /// rank go on. Operators must be charged if compute is modelled, because the thread has then run the operators in
+    /// less than their virtual time.
     pub fn must_settle(&self) -> bool {
         if self.compute != Compute::Modelled || !self.rounds.threaded() {
             return false;
@@ -224,15 +225,16 @@ impl Client {
         !is_nobodys && self.has_unsettled() && self.refuse_in_fork().is_ok()
     }
 
-    /// Returns once the time of the operators has passed that the calling thread has run.
+    /// Returns once the time of all operators that the calling thread has run has passed.
     ///
     /// # Errors
-    /// If the calling process is a rank's child.
+    /// If the calling process is a child process of a rank.
     pub fn settles(&self) -> Result<()> {
         self.ask(Op::Settle).map(drop)
     }
 
-    /// Whether the calling thread keeps what it says until it asks, or until another one does that takes turns with it.
+    /// Whether the calling thread keeps its operations in the log that it shares with other threads, until one of these
+    /// threads asks the driver something.
     pub(super) fn is_joint(&self) -> bool {
         self.joint.get().is_some() && !relays()
     }

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU32;
 use uniference_sim::ids::TaskId;
 use uniference_sim::program::Mark;
 
-/// Threads that have a number.
+/// Count of the threads that have a number in marks.
 static THREADS: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
@@ -27,7 +27,8 @@ impl Client {
         self.say(Op::Mark(mark))
     }
 
-    /// A named range of the calling thread begins; returns its number. It lies in those that the thread has begun before.
+    /// Begins a named range of the calling thread and returns the range's number. The range is nested in the thread's
+    /// open ranges.
     pub fn enter_range(&self, name: &str) -> Result<u32> {
         let thread = self.thread()?;
         let range = self.ranges.fetch_add(1, Relaxed);
@@ -35,13 +36,14 @@ impl Client {
         Ok(range)
     }
 
-    /// This range of a thread ends, on whatever thread.
+    /// Ends the range `range` of a thread; the calling thread may be another thread.
     pub fn leave_range(&self, range: u32) -> Result<()> {
-        // Whose it is, the driver knows.
+        // The thread 0 is a placeholder: the driver knows to which thread the range belongs.
         self.mark(Mark::Leave { range, thread: TaskId(0) })
     }
 
-    /// The calling thread's number. The thread says it itself, before another one may say what this one has done.
+    /// Number of the calling thread in marks. The thread reports its number to the driver itself, before another thread
+    /// may send marks on its behalf.
     fn thread(&self) -> Result<u32> {
         let _ours = self.ours();
         self.with_link(|client, link| {

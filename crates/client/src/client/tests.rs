@@ -463,7 +463,8 @@ fn a_threads_name_goes_ahead_of_what_it_says_next() {
     assert_eq!(driver.join().unwrap(), [Op::Start, Op::Mark(Mark::Name("loader".into())), Op::Now, Op::Now]);
 }
 
-/// A thread that has run operators must settle before it lets another one go on, also if it has said that it ran them; not once it has asked something.
+/// A thread with modelled compute must settle before it lets another thread go on, from its first operator until its
+/// next question to the driver. Reporting the operators is not enough.
 #[test]
 fn modelled_compute_is_to_be_settled_until_the_thread_asks() {
     for compute in [Compute::Modelled, Compute::Measured, Compute::None] {
@@ -487,7 +488,8 @@ fn modelled_compute_is_to_be_settled_until_the_thread_asks() {
     }
 }
 
-/// It is asked for what the thread says without a line: of a wait in the C library and of a question about the device.
+/// The program's line is looked up for operations without a line: waits in the C library and questions about the
+/// device.
 #[test]
 fn what_has_no_line_of_its_own_is_of_the_line_that_the_program_is_at() {
     let (client, socket) = rank_whose(Compute::None);

@@ -85,7 +85,8 @@ pub struct Setup {
     pub logs: PathBuf,
     /// Who has the terminal, if one of the ranks is debugged.
     pub terminal: Option<Terminal>,
-    /// Standard input of rank 0, where none has the terminal; of the others, and `None`, it is empty.
+    /// Standard input of rank 0 if no rank has the terminal. The standard input of the other ranks is empty, as is that
+    /// of rank 0 if this is `None`.
     pub input: Option<OwnedFd>,
     /// The run ends after so much of this machine's time; `None`: whenever it ends.
     pub timeout: Option<Duration>,

@@ -95,7 +95,7 @@ pub struct Exchange {
     ahead: Vec<(RankId, Fetched)>,
     /// How many main tasks would take theirs so.
     would_take_ahead: usize,
-    /// When a program's own thread has said something last, or a library's something else than that it polls.
+    /// Time of the last operation of a program's own thread, or of a library's thread that did more than poll.
     acted_at: SimTime,
     /// What ranks have done, by their clocks and numbers, and the recorder has not been told: which rank is heard of first is the
     /// host's doing, and must not show in what is recorded.
@@ -269,9 +269,9 @@ struct TaskConversation {
     recorded_as: Handle,
     /// The record has a step of it.
     is_recorded: bool,
-    /// It was at a line of the program's; else it may be a thread of a library's.
+    /// Whether the task has been at a line of the program. A task that has not may be a thread of a library.
     is_programs: bool,
-    /// What it has asked for last has no time-out.
+    /// Whether the task's last question has no timeout.
     waits_forever: bool,
     /// The line it stood on last.
     line: Site,
@@ -314,7 +314,7 @@ enum Asked {
     Sleep,
     SleepEnd,
     Mark,
-    /// To give a group a name, of which no record is kept.
+    /// Names a process group; the record has no step for this request.
     Name,
     Issue(LocalHandle, Option<OnStream>),
     /// Whether it takes the data before the wait is over.
@@ -762,10 +762,12 @@ impl Exchange {
         }
     }
 
-    /// Whether all that still happens is that threads of libraries poll, as NCCL's watchdog does, for what none of the programs will bring: each has ended, or
-    /// waits in the store or for an operation without a time-out. Operations that go on on a stream may be ended by the library when their time is up.
+    /// Whether the run can only go on polling: every main task and every thread of a program has ended, or waits for
+    /// the store or for an operation without a timeout, and threads of libraries have only polled for a minute, as
+    /// NCCL's watchdog does. A run with communication on a stream is not dead, because the library may end this
+    /// communication when its timeout is over.
     fn is_dead(&self) -> bool {
-        /// So long a library may take to see that there is something to do.
+        /// Time within which a library's thread must notice that it has work.
         const PATIENCE: SimDuration = SimDuration::from_us(60_000_000);
         let waits = |task: &TaskConversation| {
             matches!(task.state, State::Asked(Asked::Store | Asked::Wait { .. })) && task.waits_forever
@@ -1637,7 +1639,7 @@ fn only_looks(op: &Op) -> bool {
     }
 }
 
-/// Whether a library's thread that says no more than this may do so for ever.
+/// Whether a library's thread may repeat this operation forever without making progress.
 fn polls(op: &Op) -> bool {
     match op {
         Op::Pause(_) | Op::Sleep(_) | Op::Query { .. } | Op::Release(_) => true,

@@ -81,7 +81,7 @@ struct Fork<'a> {
 }
 
 /// What the zygote is asked for a rank with: a line of JSON.
-/// `input`: it is given a standard input.
+/// `input` says whether the rank is given a standard input.
 pub fn fork(script: &Script, place: &RankPlacement, debug_rank: Option<u32>, input: bool) -> Vec<u8> {
     let fork = Fork {
         op: "fork",

@@ -4,7 +4,7 @@
 //! (4,915,200 bytes) and Simple (4 MiB), and 2 MiB where it leaves: the two sizes of allocations, and 32 channels for each pair that exchanges
 //! messages, are those that NCCL logs on 8 H100 (NVIDIA/nccl issue 1685). Connections are made when they are first needed. With 24 channels a ring
 //! and a tree of A100 take 480 to 664 MiB by this, less what leaves; 544 (2 GPUs) and 688 MiB (more) are reported (NVIDIA/nccl issue 964).
-//! Not counted: NVLink SHARP's buffers, and those of messages between hosts, which are shared.
+//! NVLink SHARP's buffers, and the shared buffers of messages between hosts, are not counted.
 
 use crate::errors::Status;
 use crate::memory;
@@ -36,7 +36,8 @@ pub(super) struct Buffers {
 }
 
 impl Buffers {
-    /// `is_linked`: the members' devices reach each other's memory. `channels`: least and largest number of them.
+    /// Buffers of a communicator on `device`. `is_linked` says whether the members' devices reach each other's memory;
+    /// `least` and `most` bound the number of channels.
     pub(super) fn new(device: usize, members: usize, is_linked: bool, [least, most]: [u32; 2]) -> Buffers {
         let channels = if is_linked { CHANNELS } else { FEW_CHANNELS }.max(least as usize).min(most as usize);
         let (sent, received) = (RefCell::default(), RefCell::default());

@@ -1,15 +1,17 @@
-//! Owns the fields of `ncclConfig_t` that a program has set. What they do is the business of `uniference_protocol::settings`.
+//! Owns the fields of `ncclConfig_t` that a program has set. The effects of these fields are in
+//! `uniference_protocol::settings`.
 
 use std::ffi::{c_int, c_void};
 use std::mem::size_of;
 
-/// The fields that are set, by their names in `nccl.h`; pointers as 1.
+/// Fields that are set, by their names in `nccl.h`; a pointer that is set has the value 1.
 pub(super) type Configuration = Vec<(&'static str, i64)>;
 
-/// `NCCL_CONFIG_UNDEF_INT`.
+/// Value of an integer field that is not set: `NCCL_CONFIG_UNDEF_INT`.
 const UNSET: c_int = c_int::MIN;
 
-/// The fields in their order, behind the size, a magic number and a version; of older versions the first ones.
+/// Fields in the order of `nccl.h`, and whether each is a pointer. A size, a magic number and a version precede the
+/// fields. Structures of older NCCL versions have only the first fields.
 const FIELDS: [(&str, bool); 18] = [
     ("blocking", false),
     ("cgaClusterSize", false),
@@ -31,7 +33,7 @@ const FIELDS: [(&str, bool); 18] = [
     ("graphStreamOrdering", false),
 ];
 
-/// The fields of a configuration that are set; of none: none.
+/// Fields of a configuration that are set; none for a null pointer.
 pub(super) fn read(config: *const c_void) -> Configuration {
     if config.is_null() {
         return Vec::new();
@@ -47,7 +49,7 @@ pub(super) fn read(config: *const c_void) -> Configuration {
         if offset + length > size {
             break;
         }
-        // SAFETY: the same.
+        // SAFETY: the field lies within the size that the configuration names.
         let value = unsafe {
             match is_pointer {
                 true => (at.add(offset).cast::<usize>().read_unaligned() != 0).then_some(1),
@@ -66,12 +68,14 @@ pub(super) fn read(config: *const c_void) -> Configuration {
 mod tests {
     use super::*;
 
-    /// As `ncclConfig_v23000` of NCCL 2.30, and the part of it that NCCL 2.18 had.
+    /// Fields are found at their offsets in `ncclConfig_v23000` of NCCL 2.30, and in the shorter structure of NCCL
+    /// 2.18.
     #[test]
     fn fields_are_found_where_the_header_has_them() {
         let mut words = [UNSET; 32];
         words[..2].copy_from_slice(&[120, 0]);
-        // blocking, cgaClusterSize, minCTAs, maxCTAs, then a pointer, from byte 16.
+        // The words 4 to 7 are blocking, cgaClusterSize, minCTAs and maxCTAs (from byte 16); the words 8 and 9 are a
+        // pointer.
         (words[6], words[7]) = (2, 4);
         (words[8], words[9]) = (0, 0);
         words[10] = 1;

@@ -324,7 +324,8 @@ impl Node {
         });
     }
 
-    /// Number of the graph that the node launches (0: none), and the work that profilers show, each with its captured node's number.
+    /// Number of the graph that the node launches (0: none), and the work that profilers show, each item with the
+    /// number of its captured node.
     pub(super) fn leaves(&self) -> (u32, Vec<(u64, Leaf<'_>)>) {
         match self {
             Node::Graph { number, work, .. } => (*number as u32, work.leaves()),
@@ -332,7 +333,7 @@ impl Node {
         }
     }
 
-    /// Work that profilers show for a node that is no graph.
+    /// Work that profilers show for a node; `None` for a graph node.
     fn leaf(&self) -> Option<Leaf<'_>> {
         match self {
             Node::Kernel { name, shape, .. } => Some(Leaf::Kernel(name, *shape)),
@@ -379,7 +380,7 @@ impl Graph {
 }
 
 impl Work {
-    /// Work that profilers show, each with its captured node's number.
+    /// Work of the graph that profilers show, each item with the number of its captured node.
     fn leaves(&self) -> Vec<(u64, Leaf<'_>)> {
         let each = self.nodes.iter().zip(self.numbers.iter());
         each.flat_map(|(node, number)| match node {

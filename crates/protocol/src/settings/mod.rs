@@ -1,5 +1,5 @@
-//! Owns what the simulation makes of settings of NVIDIA's libraries: environment variables, and NCCL's configuration of a communicator. What time
-//! follows from the ones that it honours is not known here.
+//! Owns the interpretation of the settings of NVIDIA's libraries: environment variables, and NCCL's configuration of a
+//! communicator. The effect of honoured settings on virtual time is computed in `uniference_sim`.
 
 mod table;
 
@@ -11,18 +11,19 @@ use uniference_sim::collective::NcclSettings;
 /// The effect of a setting on virtual time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It changes virtual time as on a real GPU.
+    /// The setting changes virtual time as it changes time on a real GPU.
     Honoured,
-    /// It would change time on a real GPU, and does not here: the run warns about it.
+    /// The setting changes time on a real GPU but not virtual time; the run warns about it.
     NotModelled,
-    /// The same, but only for communicators that span several servers.
+    /// The setting is not modelled, and only matters to communicators that span several servers; the run warns about it
+    /// for these.
     BetweenServers,
-    /// It changes no time on a real GPU either, or so little that nothing here is that exact.
+    /// The setting changes no time on a real GPU, or less than the simulation resolves.
     NoTime,
 }
 
 impl Effect {
-    /// As the documentation calls it.
+    /// Name of the effect in the documentation.
     pub fn name(self) -> &'static str {
         match self {
             Effect::Honoured => "honoured",
@@ -33,14 +34,14 @@ impl Effect {
     }
 }
 
-/// The entry for a name: its own, or the longest beginning of it.
+/// Entry for a name: the entry of exactly this name, or else the one with the longest matching prefix.
 fn find<'a>(settings: &'a [Setting], name: &str) -> Option<&'a Setting> {
     let begins = |setting: &&Setting| setting.name.strip_suffix('*').is_some_and(|begin| name.starts_with(begin));
     let exact = settings.iter().find(|setting| setting.name == name);
     exact.or_else(|| settings.iter().filter(begins).max_by_key(|setting| setting.name.len()))
 }
 
-/// The variables of the process's environment that are listed and set to something.
+/// Variables of the process's environment that are listed in the tables and not blank.
 pub fn environment() -> BTreeMap<String, String> {
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))
@@ -56,7 +57,7 @@ fn warning(what: &str, value: &str, setting: &Setting) -> String {
     )
 }
 
-/// Warnings about variables of CUDA and PyTorch.
+/// Warnings about variables of CUDA and PyTorch that are set and not modelled.
 pub fn of_cuda(environment: &BTreeMap<String, String>) -> Vec<String> {
     let unmodelled = environment.iter().filter_map(|(name, value)| {
         let setting = find(CUDA, name).filter(|setting| setting.effect == Effect::NotModelled)?;
@@ -65,24 +66,25 @@ pub fn of_cuda(environment: &BTreeMap<String, String>) -> Vec<String> {
     unmodelled.collect()
 }
 
-/// Whether a variable says yes as CUDA reads it.
+/// Whether a variable is switched on by CUDA's rule: its value is an integer other than 0.
 pub fn is_on(environment: &BTreeMap<String, String>, name: &str) -> bool {
     environment.get(name).and_then(|value| value.trim().parse::<i64>().ok()).is_some_and(|number| number != 0)
 }
 
-/// What is said about a communicator.
+/// Settings of a communicator, as read from the environment and its configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Read {
-    /// `None`: everything is as NCCL chooses.
+    /// Settings of the communicator; `None` if every choice is left to NCCL.
     pub settings: Option<NcclSettings>,
-    /// About what is not modelled.
+    /// Warnings about settings that are not modelled.
     pub warnings: Vec<String>,
 }
 
-/// What the variables of an environment, and the fields of a configuration that the program has set, say about a communicator.
+/// Reads the settings of a communicator from the variables of an environment and the fields of a configuration that the
+/// program has set.
 ///
 /// # Errors
-/// What NCCL refuses, in words for its log.
+/// A message for NCCL's log if NCCL refuses a setting.
 pub fn of_communicator(
     environment: &BTreeMap<String, String>,
     configuration: &[(&'static str, i64)],
@@ -147,7 +149,8 @@ pub fn of_communicator(
     Ok(Read { settings: (settings != NcclSettings::default()).then_some(settings), warnings })
 }
 
-/// A list as NCCL 2.24 and later read it: `ring,tree`, `^nvls` (all but these), `ring;allreduce:tree,nvls` (by function).
+/// Reads a list in the syntax of NCCL 2.24 and later: `ring,tree`, `^nvls` (all except these),
+/// `ring;allreduce:tree,nvls` (per function).
 fn masks(variable: &str, list: &str, known: &[(&str, u8)], warnings: &mut Vec<String>) -> [u8; 5] {
     const FUNCTIONS: [&str; 5] = ["broadcast", "reduce", "allgather", "reducescatter", "allreduce"];
     let mut masks = [NcclSettings::ANY; 5];
@@ -173,7 +176,7 @@ fn masks(variable: &str, list: &str, known: &[(&str, u8)], warnings: &mut Vec<St
             Some(None) => warnings.push(format!("{variable}={list}: NCCL has no such function")),
         }
     }
-    // What is not modelled cannot be used, and something must be.
+    // A function for which only unmodelled names are listed may use every modelled one.
     for mask in &mut masks {
         if *mask == 0 {
             *mask = NcclSettings::ANY;

@@ -1,17 +1,17 @@
-//! Owns the one list of settings of NVIDIA's and PyTorch's libraries, and the effect of each on virtual time. The table of
-//! docs/reference/settings.md is written from it, and warnings follow from it.
+//! Owns the only list of settings of NVIDIA's and PyTorch's libraries and their effects on virtual time. The table of
+//! docs/reference/settings.md and the warnings about settings are generated from this list.
 
 use super::Effect::{self, BetweenServers, Honoured, NoTime, NotModelled};
 
 /// A setting: an environment variable, or a field of `ncclConfig_t`.
 pub struct Setting {
-    /// Its name; with `*` at the end: all names that begin so and are not listed themselves.
+    /// Name of the setting. A name that ends in `*` matches all names with this prefix that have no entry of their own.
     pub name: &'static str,
-    /// What the simulation makes of it.
+    /// Effect of the setting on virtual time.
     pub effect: Effect,
-    /// The value that changes nothing.
+    /// Value of the setting that has no effect.
     pub default: &'static str,
-    /// What it does here, or what of it is missing.
+    /// Effect of the setting in the simulation, or the part of the effect that is not modelled.
     pub note: &'static str,
 }
 
@@ -19,7 +19,7 @@ const fn setting(name: &'static str, effect: Effect, default: &'static str, note
     Setting { name, effect, default, note }
 }
 
-/// Environment variables of NCCL, which each communicator looks up when it is created.
+/// Environment variables of NCCL, which are read when a communicator is created.
 pub static NCCL: &[Setting] = &[
     setting(
         "NCCL_ALGO",
@@ -121,7 +121,7 @@ pub static NCCL: &[Setting] = &[
     setting("NCCL_*", NotModelled, "", "all others, misspelt names among them"),
 ];
 
-/// Fields of `ncclConfig_t` (`ProcessGroupNCCL.Options.config` in PyTorch), in its order.
+/// Fields of `ncclConfig_t` (`ProcessGroupNCCL.Options.config` in PyTorch), in the order of `nccl.h`.
 pub static CONFIGURATION: &[Setting] = &[
     setting("blocking", NoTime, "", ""),
     setting("cgaClusterSize", NotModelled, "", "`cga_cluster_size`"),
@@ -143,7 +143,7 @@ pub static CONFIGURATION: &[Setting] = &[
     setting("graphStreamOrdering", NotModelled, "", "operations of a communicator run one after the other"),
 ];
 
-/// Environment variables of CUDA and PyTorch, which a rank looks up when its program first uses its GPU.
+/// Environment variables of CUDA and PyTorch, which are read when a rank's program first uses its GPU.
 pub static CUDA: &[Setting] = &[
     setting(
         "CUDA_LAUNCH_BLOCKING",

@@ -11,7 +11,7 @@ fn read(variables: &[(&str, &str)]) -> Read {
 #[test]
 fn nothing_said_leaves_everything_to_nccl() {
     assert_eq!(read(&[]), Read::default());
-    // Values that change nothing, and variables that change no time.
+    // Values that equal the default, and variables that change no time, cause no warning.
     let silent = [
         ("NCCL_DEBUG", "INFO"),
         ("NCCL_IB_DISABLE", "0"),
@@ -34,7 +34,7 @@ fn algorithms_and_protocols_are_read_as_nccl_does() {
     assert_eq!(algorithms("ring,tree"), ([ring | tree; 5], 0));
     assert_eq!(algorithms("^NVLS,NVLSTree"), ([ring | tree; 5], 0));
     assert_eq!(algorithms("ring;allreduce:tree,nvls"), ([ring, ring, ring, ring, tree | nvls], 0));
-    // Of what is not modelled, and of what may fail, the program is warned.
+    // Names that are not modelled, and settings with which NCCL may fail, cause warnings.
     assert_eq!(algorithms("ring,CollnetDirect"), ([ring; 5], 1));
     assert_eq!(algorithms("Tree"), ([tree; 5], 1));
     assert_eq!(algorithms("PAT"), ([NcclSettings::ANY; 5], 1));
@@ -61,7 +61,7 @@ fn what_is_not_modelled_is_said() {
         of_communicator(&environment(variables), &[], spans).unwrap().warnings.join("|")
     };
     assert!(warned(&[("NCCL_BUFFSIZE", "8388608")], false).starts_with("NCCL_BUFFSIZE=8388608 is not modelled"));
-    // Misspelt, or newer than the table.
+    // Variables without an entry of their own, misspelt or newer than the table, cause warnings.
     assert!(warned(&[("NCCL_ALGORITHM", "Ring")], false).starts_with("NCCL_ALGORITHM=Ring is not modelled"));
     assert!(warned(&[("NCCL_IB_DISABLE", "1")], true).starts_with("NCCL_IB_DISABLE=1 is not modelled"));
     assert_eq!(warned(&[("NCCL_IB_DISABLE", "1")], false), "");
@@ -79,7 +79,8 @@ fn what_is_not_modelled_is_said() {
     assert!(is_on(&environment(&[("CUDA_LAUNCH_BLOCKING", "1")]), "CUDA_LAUNCH_BLOCKING"));
 }
 
-/// The page has a line for each entry of the tables. `UPDATE_DOCUMENTATION=1` writes them.
+/// The page docs/reference/settings.md has a line for each entry of the tables. `UPDATE_DOCUMENTATION=1` writes these
+/// lines.
 #[test]
 fn the_documentation_lists_all_settings() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/settings.md");

@@ -107,7 +107,7 @@ unsafe extern "C" fn look_up(key: *const u8, key_length: usize, value: *mut u8, 
 }
 
 /// # Safety
-/// There are so many ranks, and settings or null.
+/// `ranks` points to `count` ranks; `settings` points to settings or is null.
 unsafe extern "C" fn group(ranks: *const u32, count: usize, settings: *const NcclSettings) -> u32 {
     // SAFETY: the caller's.
     let (ranks, settings) = unsafe { (from_raw_parts(ranks, count).to_vec(), settings.as_ref().copied()) };

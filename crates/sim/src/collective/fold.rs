@@ -2,7 +2,8 @@
 //!
 //! Floating-point addition is commutative but not associative: which elements are combined first decides the last bits of the result.
 //! All steps are carried out on expressions in place of values; what is left is which expression every part of the result is.
-//! Gloo's minimum and maximum are not even commutative: of zeros of both signs, and where one operand is no number, they keep the first.
+//! Gloo's minimum and maximum are not commutative: for zeros of different sign, and for NaN, the result is the first
+//! operand.
 
 pub(super) mod order;
 
@@ -104,8 +105,8 @@ struct Piece {
 /// All members' tensors while the steps are carried out.
 struct Expressions {
     size: u32,
-    /// The operands of each combined expression, the smaller one first: each is listed once, whoever combines. If `keeps_first`, what the
-    /// member that combines had itself comes first.
+    /// Operands of each combined expression, each listed once, whichever members combine it. The smaller operand comes
+    /// first, except with `keeps_first`: then the combining member's own operand comes first.
     nodes: IndexSet<(Expression, Expression)>,
     keeps_first: bool,
     tensors: Vec<Tensor>,
@@ -169,7 +170,7 @@ impl Memory for Expressions {
     }
 }
 
-/// Does it matter which of two operands comes first?
+/// Whether the order of a reduction's two operands matters.
 fn keeps_first(algorithm: &dyn Algorithm, call: &Collective) -> bool {
     algorithm.keeps_first() && matches!(call.reduce, Some(ReduceOp::Min | ReduceOp::Max))
 }
@@ -276,7 +277,7 @@ fn alike(results: &[Vec<Piece>]) -> Vec<(Span, Vec<Expression>)> {
 /// Gives every expression a slot and writes the folds down, range by range.
 struct Planner {
     size: u32,
-    /// A result lies where the first operand has lain, never where the second one has.
+    /// Whether a result is stored in the slot of its first operand, never in that of its second operand.
     keeps_first: bool,
     nodes: IndexSet<(Expression, Expression)>,
     slots: u32,
@@ -439,8 +440,9 @@ mod tests {
         }
     }
 
-    /// A member combines what it has with what it gets, in this order, which decides where zeros of both signs or NaNs meet: chunk c is
-    /// max(x[c], max(x[c-3], max(x[c-2], x[c-1]))), so that a fold's destination is what the member had.
+    /// A member combines its own elements, as the first operand, with the received ones; the order matters for zeros of
+    /// different sign and for NaN. Chunk c is max(x[c], max(x[c-3], max(x[c-2], x[c-1]))), so that a fold's destination
+    /// is the member's own element.
     #[test]
     fn gloos_maximum_keeps_what_the_member_had_itself() {
         for kind in [CollectiveKind::AllReduce, CollectiveKind::Reduce, CollectiveKind::ReduceScatter] {

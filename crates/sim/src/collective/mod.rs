@@ -90,7 +90,8 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
-    /// Do members combine what they have with what they receive in this order, which matters for Gloo's minimum and maximum?
+    /// Whether members combine their own elements, as the first operand, with the received ones. The order matters for
+    /// Gloo's minimum and maximum.
     fn keeps_first(&self) -> bool {
         false
     }
@@ -148,9 +149,9 @@ pub struct Surroundings {
     pub nvls: bool,
     /// How many channels NCCL may use; at least 1.
     pub max_channels: u32,
-    /// What a GPU and its host's memory can send to each other, if that is known.
+    /// Rate between a GPU and its host's memory; `None` if unknown.
     pub host: Option<Rate>,
-    /// What the program tells NCCL about the communicator.
+    /// NCCL settings that the program makes for the communicator.
     pub settings: NcclSettings,
 }
 

@@ -1,8 +1,9 @@
 //! Owns NCCL: which shape and protocol it takes for a call, by what its own model of time ([`tuning`]) says is fastest, and what that does
 //! to messages.
 //!
-//! The shapes: a ring's steps are those of [`super::ring`], or where servers have several network cards those of [`super::rails`]; a
-//! tree's are those of [`super::double_tree`]; broadcast and reduce go along a [`super::chain`]; NVLink SHARP is [`super::nvls`].
+//! The module implements these shapes: rings with the steps of [`super::ring`], or of [`super::rails`] if servers have
+//! several NICs; trees with the steps of [`super::double_tree`]; broadcast and reduce along a [`super::chain`]; NVLink
+//! SHARP of [`super::nvls`].
 //!
 //! Channels are the thread blocks that carry a call out side by side, each with its part of every message. They share links as one stream does, so
 //! they are not told apart here: a call that is too small for all of them gets its part of the rate, and trees and chains pass on a chunk of each
@@ -52,7 +53,8 @@ impl Nccl {
         let fitting = || VARIANTS.iter().filter(|variant| model.fits(variant, call));
         let allowed = fitting().filter(|variant| self.surroundings.settings.allow(variant, call.kind));
         let fastest = allowed.min_by(|a, b| time(a).total_cmp(&time(b)));
-        // NCCL fails if the program's settings leave nothing for a call, of which the program is warned.
+        // If the program's settings exclude every variant for a call, NCCL fails. The simulation then ignores the
+        // settings; a warning says so.
         let variant = fastest.or_else(|| fitting().min_by(|a, b| time(a).total_cmp(&time(b))));
         let variant = variant.expect("a ring carries out any of these");
         Arc::new(carried(&model, self.surroundings, variant, call, size))
@@ -76,7 +78,8 @@ impl Forced {
     }
 }
 
-/// What settings leave of the links to messages between two ranks; `None`: all.
+/// Share of the links' rate that the program's settings leave to messages between two ranks; `None` if they have the
+/// full rate.
 pub(super) fn wire_of_messages(surroundings: Surroundings, size: u32) -> Option<Wire> {
     let model = Model::new(surroundings, size);
     let efficiency = ((model.used() / model.bus() * 1000.0).round() as u32).max(1);

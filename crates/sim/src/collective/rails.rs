@@ -1,12 +1,13 @@
-//! Owns the rings through a server's NICs: as many rings as a server has NICs, each with its part of every block, and each leaving and entering
-//! servers at another GPU.
+//! Owns the rings through a server's NICs. A server with C NICs has C rings; each ring carries its part of every block,
+//! and enters and leaves servers at another GPU.
 //!
-//! Source: NVIDIA/nccl, `src/graph/search.cc` and `connect.cc`: rings (channels) go by different NICs. With C NICs for the G GPUs of a server, each
-//! is next to G/C of them. In ring c the GPUs of a server follow each other from c G/C on, and the last one's message goes to GPU c G/C of the next
-//! server. With M servers, P = M G, n bytes in all blocks together, latency a, b seconds a byte of a GPU's links and d of a NIC: all-gather and
-//! reduce-scatter (P-1) (a + n/P max(b, d/C)), all-reduce twice that.
+//! Source: NVIDIA/nccl, `src/graph/search.cc` and `connect.cc`: rings (channels) use different NICs. With C NICs for
+//! the G GPUs of a server, each NIC is next to G/C GPUs. Ring c visits the GPUs of a server in order from GPU c G/C on,
+//! and the last GPU of a server sends to GPU c G/C of the next server. With M servers, P = M G ranks, n bytes in all
+//! blocks together, latency a, and b and d seconds per byte of a GPU's links and of a NIC: all-gather and
+//! reduce-scatter last (P-1) (a + n/P max(b, d/C)), and all-reduce lasts twice as long.
 //!
-//! In ring c a block is combined as in [`super::ring`], in the order of the ring.
+//! The operands of a block in ring c are combined in the order of the ring, as in [`super::ring`].
 
 use super::layout::Layout;
 use super::rounds::{batches, before, recv, recv_combine, send, wrap};
@@ -18,7 +19,7 @@ use crate::symmetry::Relabeling;
 pub(super) struct Rails {
     /// GPUs of a server, which follow each other in the group; the group's size is a multiple.
     pub(super) per_server: u32,
-    /// NICs of a server, of which the number of its GPUs is a multiple.
+    /// Number of NICs per server; the number of GPUs per server is a multiple of it.
     pub(super) nics: u32,
 }
 
@@ -86,7 +87,7 @@ impl Rings {
         [send(next, block(round)), receive(previous, incoming)]
     }
 
-    /// How many GPUs share a NIC.
+    /// Number of GPUs that share a NIC.
     fn stride(&self) -> u32 {
         self.per_server / self.nics
     }

@@ -108,7 +108,7 @@ impl AlgorithmTable {
         self.surroundings.is_some() || self.grid.is_some()
     }
 
-    /// The table for a group of these ranks with these settings, if it is another one.
+    /// Table for a group of these ranks with these settings; `None` if the group uses this table.
     pub fn for_group(&self, ranks: &[RankId], settings: Option<&NcclSettings>) -> Option<AlgorithmTable> {
         let placed = self.placed(ranks);
         let Some((settings, all)) = settings.zip(placed.as_ref().unwrap_or(self).surroundings) else { return placed };
@@ -117,7 +117,8 @@ impl AlgorithmTable {
         Some(table)
     }
 
-    /// What happens to messages between two ranks of a group of so many; `None`: they have all of the links.
+    /// Share of the links' rate that messages between two ranks have in a group of `size` ranks; `None` if they have
+    /// the full rate.
     pub(crate) fn wire_of_messages(&self, size: u32) -> Option<Wire> {
         nccl::wire_of_messages(self.surroundings?, size)
     }

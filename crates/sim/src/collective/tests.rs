@@ -549,7 +549,8 @@ fn is_choice(name: &str) -> bool {
         || ["_ll", "_ll128", "_simple"].iter().any(|end| name.ends_with(end))
 }
 
-/// Of two servers or more, rings through every NIC, of which a server may have fewer than GPUs; a round of each takes a step of a ring's.
+/// Rings through every NIC of two or more servers deliver all data, also with fewer NICs than GPUs per server. A round
+/// of these rings is one step of a single ring.
 #[test]
 fn rings_through_all_cards_deliver_everything() {
     for (per_server, nics, size) in

@@ -11,7 +11,7 @@ use crate::ids::{GroupId, GroupRank, Handle, RankId};
 use crate::time::SimTime;
 use std::collections::BTreeSet;
 
-/// What is closed. Nothing is before the first rank has crashed or has aborted a group.
+/// Closed connections and aborted groups. The sets are empty until a rank crashes or aborts a group.
 #[derive(Default)]
 pub(super) struct Closed {
     gone: BTreeSet<RankId>,
@@ -60,14 +60,15 @@ impl Comm {
         }
     }
 
-    /// The rank closes its ends of the connections of one group. Others hear of it if a rank has crashed, or if this one has aborted the
-    /// group: a program that is over closes them too, and who still waits for it then is in a deadlock.
+    /// Closes the rank's ends of the connections of one group. Other ranks are told of this only if a rank has crashed,
+    /// or if this rank has aborted the group. A program that ends normally closes its connections too, and a rank that
+    /// still waits for it then is in a deadlock.
     pub(crate) fn close(&mut self, now: SimTime, of: RankId, group: GroupId) {
         if self.closed.gone.is_empty() && !self.has_aborted(of, group) {
             return;
         }
         let members = self.groups.get(group);
-        // Members that the rank stands for have closed theirs too.
+        // Members for which the rank is the representative have closed their ends too.
         let own = |member: &GroupRank| members.player(*member) == members.position(of).unwrap_or(*member);
         let ends: Vec<RankId> =
             (0..members.size()).map(GroupRank).filter(own).map(|end| members.world_rank(end)).collect();

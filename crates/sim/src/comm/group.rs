@@ -1,5 +1,5 @@
-//! Owns process groups: who is in one, and in which order. Groups are known by their members; names only serve to find groups that
-//! ranks create as the same one though their members differ.
+//! Owns process groups: their members, in order. A group is identified by its members. Names are only used to detect
+//! that ranks create groups with different members as the same group.
 
 mod folded;
 
@@ -22,27 +22,28 @@ pub(crate) struct Groups {
     symmetry: Symmetry,
     /// [`crate::network::FoldedTopology::places`], where each group has connections of its own.
     places: Option<Vec<[u32; 3]>>,
-    /// The first member that has given a group each name.
+    /// First member's call for each name of a group.
     named: IndexMap<Arc<str>, NamedBy, FxBuildHasher>,
 }
 
 /// A rank's call that creates a process group under a name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedBy {
-    /// The rank that calls.
+    /// Rank of the call.
     pub rank: RankId,
-    /// The line of the call.
+    /// User's line of the call.
     pub site: Site,
-    /// The call, with what must agree on all members.
+    /// Text of the call, which includes the parameters on which all members must agree.
     pub call: Arc<str>,
 }
 
-/// Two ranks create different process groups under one name, so each of them would look for its members at the other's.
+/// Clash of two ranks that create different process groups under one name, so that each rank would look for the other
+/// group's members.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NameClash {
-    /// The call that came first.
+    /// First call with this name.
     pub first: NamedBy,
-    /// The call that differs from it.
+    /// Later call, which differs from the first one.
     pub second: NamedBy,
 }
 
@@ -54,7 +55,7 @@ pub(crate) struct Group {
     sorted: Option<Vec<(RankId, GroupRank)>>,
     /// Where the run has a symmetry: whom of the members representatives play.
     folded: Option<Folded>,
-    /// What the program tells the library about it, if anything: as the first member has said.
+    /// NCCL settings that the first member's program makes for the group; `None` if it makes none.
     settings: Option<NcclSettings>,
     /// What carries out its collectives, once one was called, if that is not what all ranks' are carried out by.
     table: OnceCell<Option<AlgorithmTable>>,
@@ -124,10 +125,10 @@ impl Groups {
         Ok(GroupId::from(index))
     }
 
-    /// A member gives its group a name.
+    /// Records the name that a member gives to its group.
     ///
     /// # Errors
-    /// If the name is that of another group.
+    /// If another group has the name.
     pub(crate) fn name(&mut self, name: Arc<str>, second: NamedBy) -> Result<(), NameClash> {
         let first = self.named.entry(name).or_insert_with(|| second.clone());
         if first.call == second.call { Ok(()) } else { Err(NameClash { first: first.clone(), second }) }
@@ -182,7 +183,7 @@ impl Group {
         self.folded.as_ref().is_none_or(|folded| folded.player(member) == member)
     }
 
-    /// The place of the member that is simulated in the place of this one.
+    /// Group rank of the representative of `member`.
     pub(super) fn player(&self, member: GroupRank) -> GroupRank {
         self.folded.as_ref().map_or(member, |folded| folded.player(member))
     }

@@ -52,12 +52,13 @@ struct Member {
     early: BTreeMap<GroupRank, u32>,
     /// It takes no further part.
     failed: bool,
-    /// Its first steps have started, or could have.
+    /// Whether the member has come to the collective, so that its first steps may start.
     has_begun: bool,
-    /// Until then: what each peer has sent to it, and the messages that have no room at it, with their senders.
+    /// Bytes that each peer has sent to this member before the member's first step.
     early_bytes: BTreeMap<GroupRank, Bytes>,
     held: Vec<(GroupRank, u32)>,
-    /// How many of its own messages have no room at their receivers, and when the last one of them had.
+    /// Number of this member's messages for which the receivers have no room, and the last time at which such a message
+    /// got room.
     without_room: u32,
     had_room: SimTime,
 }
@@ -217,7 +218,9 @@ impl Instance {
         }
     }
 
-    /// `from` sends so many bytes to a member: how many of them have room there, if not all have. That is `room` until the member comes.
+    /// Counts a message of `bytes` bytes from `from` to the member `me`. If `me` has not come to the collective and
+    /// does not have room for the whole message, returns how many of the bytes fit. Each sender has `room` bytes of
+    /// room at `me`.
     pub(crate) fn lacks_room(&mut self, me: GroupRank, from: GroupRank, bytes: Bytes, room: Bytes) -> Option<Bytes> {
         let member = self.member_or_new(me);
         if member.has_begun {
@@ -229,13 +232,13 @@ impl Instance {
         (bytes > left).then_some(left)
     }
 
-    /// A message of `sender` that has no room waits until `me` has come.
+    /// Holds a message of `sender` that lacks room until the member `me` comes to the collective.
     pub(crate) fn hold(&mut self, me: GroupRank, sender: GroupRank, message: u32) {
         self.member_or_new(me).held.push((sender, message));
         self.member_or_new(sender).without_room += 1;
     }
 
-    /// The member has come: the messages that have waited for it.
+    /// Records that the member has come to the collective, and returns the messages that were held for the member.
     pub(crate) fn begin(&mut self, me: GroupRank) -> Vec<u32> {
         let member = self.member_or_new(me);
         member.has_begun = true;
@@ -245,7 +248,7 @@ impl Instance {
         for (sender, _) in &held {
             let sender = self.member_or_new(*sender);
             sender.without_room -= 1;
-            // What the call itself takes before the first step is no lateness.
+            // The time that the call itself needs before its first step does not count as lateness.
             sender.had_room = sender.had_room.max(entered);
         }
         held.into_iter().map(|(_, message)| message).collect()

@@ -60,7 +60,7 @@ pub(crate) struct Comm {
     cues: Slab<Cue>,
     /// What happens in one instant; kept to reuse its room.
     progress: Vec<TransportEvent>,
-    /// What a member posts at once; kept to reuse its room.
+    /// Messages and receives that a member posts at once; kept to reuse the allocation.
     posts: Vec<Post>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) struct OpenSend {
 enum Cue {
     /// A member of a collective starts its first steps.
     Run { instance: u32, me: GroupRank },
-    /// What of a message has room at a receiver that has not come to the collective leaves.
+    /// The part of a message leaves for which a receiver that has not come to the collective has room.
     Part { message: u32, id: MessageId, room: Bytes },
     /// A message between two ranks, or a write from one into the memory of the other, is posted.
     Send { rank: RankId, handle: Handle, group: GroupId, to: GroupRank, bytes: Bytes, purpose: Purpose, wire: u32 },
@@ -220,7 +220,7 @@ impl Comm {
         call.op.bytes(self.groups.get(call.group).size())
     }
 
-    /// What the call's bus bandwidth counts, in its group.
+    /// Bytes of the call that count for the bus bandwidth in its group.
     pub(crate) fn bus_bytes(&self, call: &Call) -> Bytes {
         call.op.bus_bytes(self.groups.get(call.group).size())
     }
@@ -322,10 +322,10 @@ impl Comm {
         Ok(())
     }
 
-    /// The group of these ranks, as [`Groups::join`] has it.
+    /// Joins the group of these ranks: [`Groups::join`].
     ///
     /// # Errors
-    /// As there.
+    /// The errors of [`Groups::join`].
     pub(crate) fn join(
         &mut self,
         rank: RankId,
@@ -527,7 +527,8 @@ impl Comm {
             Post::Receive { .. } => {}
         });
         self.posts = posts;
-        // Members that come at this very instant have room for all of it.
+        // A part leaves a picosecond later, because members that come to the collective in this instant have room for
+        // the whole message.
         let soon = now.saturating_add(SimDuration::from_ps(1));
         parts.into_iter().for_each(|part| self.cue(now, soon, part).expect("a part disagrees with nothing"));
         match failed {

@@ -210,12 +210,12 @@ impl Engine {
         self.comm.groups.get(group).ranks()
     }
 
-    /// Whether the rank takes part in a group that has been named.
+    /// Whether the rank is a member of the group `group`, which must exist.
     pub(crate) fn is_member(&self, rank: RankId, group: GroupId) -> bool {
         self.comm.groups.get(group).position(rank).is_some()
     }
 
-    /// Whether the rank has issued an activity of this number.
+    /// Whether the rank has issued an activity with this handle.
     pub fn has_issued(&self, rank: RankId, handle: Handle) -> bool {
         handle < self.ranks[rank.index()].activities.next_handle()
     }
@@ -333,12 +333,12 @@ impl Engine {
         self.idling.passes_from = Some(self.now);
     }
 
-    /// Nothing that still happens will let a rank go on, as the driver knows: that is a deadlock.
+    /// Ends the run with a deadlock. The driver calls this function if no further event will let a rank go on.
     pub fn gives_up(&mut self) {
         self.halt(HaltReason::Deadlock);
     }
 
-    /// Whether an operation of a process group goes on, on a stream of a device.
+    /// Whether an operation of a process group is under way on a stream of a device.
     pub fn communicates_on_streams(&self) -> bool {
         let calls = |rank: &RankState| {
             rank.activities.open().any(|(_, open)| open.stream.is_some() && matches!(open.activity, Activity::Call(_)))

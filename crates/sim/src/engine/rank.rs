@@ -247,15 +247,16 @@ impl Activities {
     }
 }
 
-/// Where a rank's time went: at every moment it computes, else it is blocked in communication, else it is idle. A rank whose device has streams computes
-/// while a kernel runs; else its communication is exposed while an operation is under way on a stream, whatever its host does meanwhile.
+/// Split of a rank's time. At every moment a rank computes, else is blocked in communication, else is idle. A rank
+/// whose device has streams computes while a kernel runs; without a kernel, its communication is exposed while an
+/// operation is under way on a stream, whatever its launching CPU does.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ledger {
     pub(crate) times: Times,
     settled: SimTime,
     computing: u32,
     communicating: u32,
-    /// Kernels and operations of process groups that are under way on streams.
+    /// Number of kernels, and of operations of process groups, that are under way on streams.
     kernels: u32,
     calls: u32,
 }
@@ -283,7 +284,8 @@ impl Ledger {
         self.on_stream(busy).into_iter().for_each(|count| *count -= 1);
     }
 
-    /// A copy hides no communication, and counts as compute where there is none.
+    /// Counter of the activities of this kind that are under way on streams. Copies have no counter: they hide no
+    /// communication.
     fn on_stream(&mut self, busy: Busy) -> Option<&mut u32> {
         match busy {
             Busy::Kernel => Some(&mut self.kernels),
@@ -457,7 +459,8 @@ mod tests {
 
     #[test]
     fn an_operation_on_a_stream_is_exposed_whatever_the_host_does() {
-        // host 0..8, kernel 1..3, operation on a stream 2..6: compute = 3 + (8 - 6), exposed = 6 - 3, idle = 9 - 8
+        // Timeline: compute of the host 0..8, kernel 1..3, operation on a stream 2..6. Expected: compute = 3 + (8 - 6),
+        // exposed = 6 - 3, idle = 9 - 8.
         let at = SimTime::from_ps;
         let mut ledger = Ledger::default();
         ledger.begin_compute(at(0));

@@ -44,7 +44,7 @@ pub enum HaltReason {
         /// The property that differs, and its values, the second rank's first: "dtype: float32 against float64".
         what: String,
     },
-    /// Two ranks create different process groups as the same one.
+    /// Two ranks create different process groups under one name.
     Groups(NameClash),
     /// The run's clock would pass 213 days.
     EndOfTime,
@@ -380,7 +380,8 @@ impl fmt::Display for Pending {
 impl Halt {
     fn hint(&self) -> &'static str {
         let has_crashed = self.ranks.iter().any(|rank| rank.ended == Some(Outcome::Crashed));
-        // Where one of a rank's threads waits for another rank, it is that which keeps the others.
+        // If a thread of a rank waits for another rank, the other threads of the rank wait for this thread, not for a
+        // lock or queue.
         let is_inside = |rank: &RankReport| {
             !rank.tasks.is_empty() && rank.ended.is_none() && rank.tasks.iter().all(|task| task.doing == Doing::Inside)
         };

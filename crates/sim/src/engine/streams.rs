@@ -29,14 +29,15 @@ pub(crate) struct Streams {
     device: Account,
     streams: BTreeMap<u32, Account>,
     bare: Bare,
-    /// Up to here peers that were late are booked.
+    /// Time up to which the waiting for late peers is booked.
     late_until: SimTime,
 }
 
-/// For how long no kernel has run on the device: at each moment since the first operation began that is still under way, or at the last one.
+/// Total time in which no kernel ran on the device. The total is known for each moment since the start of the earliest
+/// operation that is still under way, and for the present.
 #[derive(Clone, Debug, Default)]
 struct Bare {
-    /// From these moments on kernels run, or none; for how long none had run until then. In order.
+    /// Changes in order: the moment, the total time without a kernel until then, and whether kernels run from then on.
     changes: Vec<(SimTime, SimDuration, bool)>,
 }
 
@@ -54,7 +55,8 @@ impl Bare {
         self.until(end).saturating_sub(self.until(start))
     }
 
-    /// Kernels run from now on, or none does. Without operations that are under way, nobody asks for what was before.
+    /// Records that kernels run from now on, or that none does. If no operation is under way, earlier changes are
+    /// dropped: their totals are not needed any more.
     fn change(&mut self, now: SimTime, kernels: bool, has_calls: bool) {
         let total = self.until(now);
         if !has_calls {
@@ -85,7 +87,8 @@ impl Streams {
         }
     }
 
-    /// Where the time of an operation went that a stream came to at `started` and that is about to end; without its stream and size.
+    /// Split of the time of an operation that is about to end. The stream came to the operation at `started`, and all
+    /// peers had entered the operation at `entered`. The fields for the stream and the size are left at their defaults.
     pub(crate) fn call(&self, started: SimTime, entered: SimTime, now: SimTime) -> CallTimes {
         let entered = entered.clamp(started, now);
         let (kernel, late_peer) = (now.since(entered), self.bare.between(started, entered));
@@ -94,8 +97,8 @@ impl Streams {
         CallTimes { kernel, overlapped, exposed: exposed + late_peer, late_peer, ..CallTimes::default() }
     }
 
-    /// The part of an operation's time before its peers had entered in which communication was exposed and that was not asked for before: of operations
-    /// that overlap each other it counts once.
+    /// Time in which communication was exposed before an operation's peers had entered the operation. Time that was
+    /// returned for an overlapping operation is not returned again.
     pub(crate) fn late(&mut self, started: SimTime, entered: SimTime, now: SimTime) -> SimDuration {
         let entered = entered.clamp(started, now);
         let late = self.bare.between(started.max(self.late_until).min(entered), entered);
@@ -183,7 +186,7 @@ mod tests {
         use Busy::{Communication, Kernel};
         let (at, ps) = (SimTime::from_ps, SimDuration::from_ps);
         let mut streams = Streams::default();
-        // Kernels 0..30 and 50..60; operations 10..100, whose last peer came at 40, and 35..100, whose last one came at 45.
+        // Timeline: kernels 0..30 and 50..60; operations 10..100 (last peer at 40) and 35..100 (last peer at 45).
         for (now, stream, busy) in [(0, 1, Kernel), (10, 2, Communication)] {
             streams.begin(at(now), (stream, busy));
         }
@@ -192,10 +195,10 @@ mod tests {
         streams.begin(at(50), (1, Kernel));
         streams.end(at(60), (1, Kernel));
         let parts = |times: CallTimes| [times.kernel, times.overlapped, times.exposed, times.late_peer];
-        // exposed = (100 - 10) - 20 - 10, of it 40 - 30 for a late peer
+        // The first operation is exposed for (100 - 10) - 20 - 10, of which 40 - 30 are due to a late peer.
         assert_eq!(parts(streams.call(at(10), at(40), at(100))), [60, 10, 60, 10].map(ps));
         assert_eq!(parts(streams.call(at(35), at(45), at(100))), [55, 10, 55, 10].map(ps));
-        // Of the rank's time 30..45 went by for late peers.
+        // The rank waits for late peers during 30..45.
         assert_eq!(streams.late(at(10), at(40), at(100)) + streams.late(at(35), at(45), at(100)), ps(15));
         // A peer that never came was late all the time.
         assert_eq!(parts(streams.call(at(90), SimTime::MAX, at(100))), [0, 0, 10, 10].map(ps));

@@ -123,7 +123,8 @@ impl Engine {
             _ => [SimDuration::ZERO; 2],
         };
         let state = &mut self.ranks[rank.index()];
-        // What an operation on a stream waits for is booked when that is complete, whoever waits for it.
+        // Lateness of an operation on a stream is booked when the operation is complete, not by the threads that wait
+        // for the operation.
         let on_stream =
             |handle: &Handle| state.activities.get(*handle).is_some_and(|state| state.on_stream().is_some());
         if !wait.handles.iter().any(on_stream) {

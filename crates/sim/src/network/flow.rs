@@ -1,7 +1,7 @@
 //! Owns streams: their messages, in order, and what happens to these when. How streams share links is [`super::sharing`]'s business, when
 //! the message at a stream's head has left is [`super::progress`]'s.
 //!
-//! Which links kept a message from leaving faster is kept account of by `limits`, here.
+//! The links that kept a message from leaving faster are recorded in [`super::limits`].
 //!
 //! A stream with bytes waiting is one flow over all links of its route. Its last byte arrives one latency of the route after it has left
 //! (cut-through), and later if it has to wait in front of the receiver ([`super::ingress`]). Messages without bytes wait their turn and then leave at once; so does everything on a route without links.
@@ -76,7 +76,7 @@ struct Stream {
     waiting: VecDeque<Message>,
     /// When the message at the head began to leave.
     started: SimTime,
-    /// Of the message at the head.
+    /// Links that limit the message at the head of the stream.
     limits: Limits,
     /// Where a message's flight depends on when it leaves.
     varying: Option<Box<Varying>>,
@@ -263,7 +263,7 @@ impl FlowNetwork {
         self.changed = false;
     }
 
-    /// Notes which links hold back the streams that have begun to move at this instant, or that another link holds back from now on.
+    /// Records the limiting link of each stream that begins to move at this instant, or whose limiting link changes.
     fn note_limits(&mut self) {
         let FlowNetwork { pending, sharing, stream_of, streams, now, .. } = self;
         let moved = sharing.moved.iter().map(|flow| stream_of[*flow as usize]);
@@ -292,7 +292,7 @@ impl FlowNetwork {
         while let Some(Message { tag, .. }) = self.streams[id.index()].head {
             let stream = &mut self.streams[id.index()];
             let (started, queue) = (stream.started, stream.queue);
-            // The numbers after those of the topology's links are those of streams' caps.
+            // Numbers beyond those of the topology's links are the rate caps of streams.
             let limit = stream.limits.take_longest(started, self.now).map(LinkId);
             let limit = limit.filter(|link| link.index() < self.topology.links().len());
             self.reports.push((id, NetworkEvent::Sent { tag, started, limit }));

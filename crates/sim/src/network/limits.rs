@@ -1,19 +1,20 @@
-//! Owns which link held a message back for how long, while its bytes left. Why it did is [`super::sharing`]'s business.
+//! Owns the record of which link held a message back for how long while its bytes left. The cause is decided in
+//! [`super::sharing`].
 
 use crate::time::{SimDuration, SimTime};
 
-/// The links that have held back the message at the head of a stream.
+/// Links that have held back the message at the head of a stream.
 #[derive(Default)]
 pub(super) struct Limits {
-    /// The link that does so now.
+    /// Link that holds the message back now.
     link: Option<u32>,
     since: SimTime,
-    /// Those that did before, in order.
+    /// Links that held the message back before, in order, with durations.
     before: Vec<(u32, SimDuration)>,
 }
 
 impl Limits {
-    /// From `now` on it is this link; the message has begun to leave at `started`.
+    /// Records that `link` holds the message back from `now` on; the message began to leave at `started`.
     pub(super) fn set(&mut self, link: u32, started: SimTime, now: SimTime) {
         if self.link != Some(link) {
             self.note(started, now);
@@ -21,8 +22,8 @@ impl Limits {
         }
     }
 
-    /// The link that held the message back for longest, of several the first one; the message after it begins anew. `None`: the message left
-    /// at once.
+    /// Link that held the message back for longest; the first link if several did equally long. `None` if the message
+    /// left at once. The record is cleared for the next message.
     pub(super) fn take_longest(&mut self, started: SimTime, now: SimTime) -> Option<u32> {
         self.note(started, now);
         let all = |link: u32| {

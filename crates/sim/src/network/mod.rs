@@ -57,8 +57,8 @@ pub enum NetworkEvent {
         tag: u64,
         /// When its first byte left: when it was pushed, or when the message before it on its stream was sent.
         started: SimTime,
-        /// The link of its route that kept it from leaving faster, for most of the time since then; `None`: its stream's cap did, or it has no
-        /// bytes or crosses no link.
+        /// Link of the route that limited the message's rate for most of the time since `started`. `None` if the
+        /// stream's cap limited the rate, or if the message has no bytes or crosses no link.
         limit: Option<LinkId>,
     },
     /// The last byte has arrived: one latency of the route after it has left, and what it waited in front of the receiver.

@@ -205,14 +205,15 @@ impl Sharing {
         self.flows[flow as usize].bottleneck
     }
 
-    /// The first link of an active flow's route that is full, and on which no flow is faster, once solved: of an uplink and the downlink
-    /// behind it that the same flows fill, only one is their bottleneck here, and which one is chance.
+    /// First full link of an active flow's route on which no flow is faster; valid once the rates are solved.
+    /// [`Self::bottleneck`] names only one link, by chance, if the same flows fill both an uplink and the downlink
+    /// behind it.
     pub(super) fn limit(&self, flow: u32) -> u32 {
         let bottleneck = self.bottleneck(flow);
         let rate = self.level(bottleneck);
         let stops = |link: &u32| {
             let LinkState { capacity, crossing, sums, .. } = &self.links[*link as usize];
-            // Each flow may be a quantum too slow.
+            // Rounding may have made each flow one quantum too slow.
             let is_full = sums.elsewhere + crossing.len() as u128 > u128::from(*capacity);
             self.level(*link) == rate || (sums.known && sums.own == 0 && sums.ceiling <= rate && is_full)
         };

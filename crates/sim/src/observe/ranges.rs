@@ -1,5 +1,6 @@
-//! Owns in which named ranges of its rank an activity was issued. Numbers of activities tell what was before what, also at one instant; when a range is
-//! open in virtual time is the business of whoever asks for that.
+//! Owns the assignment of activities to the named ranges in which they were issued. The order of events is known from
+//! the activities' numbers, also within one instant. The times in virtual time at which a range is open are not
+//! covered.
 
 use crate::event::Why;
 use crate::ids::{Handle, TaskId};
@@ -7,20 +8,19 @@ use crate::program::Mark;
 use std::collections::BTreeMap;
 
 /// The ranges of one rank's threads, by the activities that begin and end them; `N` is what a range is called by.
-///
-/// Threads of which one has handed over marks of the other are one family: autograd's threads and the thread whose backward pass they carry out hand over
-/// what any of them has done, and take turns.
+/// Threads form a family if one of them has reported marks of another: autograd's threads and the thread whose backward
+/// pass they run report each other's marks, and take turns.
 #[derive(Clone, Debug)]
 pub struct IssueRanges<N> {
-    /// All ranges that have begun, in that order.
+    /// All ranges so far, in the order in which they have begun.
     ranges: Vec<Range<N>>,
-    /// Those that are open, by their places in `ranges`, in the order in which they have begun.
+    /// Indices in `ranges` of the open ranges, in the order in which they have begun.
     open: Vec<usize>,
-    /// Threads that belong to the family of an earlier one.
+    /// Head of the family of each thread that belongs to another thread's family.
     families: BTreeMap<TaskId, TaskId>,
     /// From these activities on the range that has begun last was this one; in order.
     of_rank: Vec<(Handle, Option<usize>)>,
-    /// The same of each family by itself.
+    /// Changes of the innermost open range per family: the activity at which each change happened, in order.
     of_families: BTreeMap<TaskId, Vec<(Handle, Option<usize>)>>,
 }
 
@@ -28,11 +28,11 @@ pub struct IssueRanges<N> {
 struct Range<N> {
     name: N,
     thread: TaskId,
-    /// Its number; `None`: it ends as the innermost one of its thread.
+    /// Number of the range; `None` for a range that ends as the innermost one of its thread.
     number: Option<u32>,
-    /// The range of its family that was the last to begin before it and was open.
+    /// Innermost range of the family that was open when this range began.
     outer: Option<usize>,
-    /// The activity that has ended it.
+    /// Activity that ended the range.
     end: Option<Handle>,
 }
 
@@ -44,8 +44,8 @@ impl<N> Default for IssueRanges<N> {
 }
 
 impl<N> IssueRanges<N> {
-    /// A mark of a thread, which `why` has handed over; `name` is called for the name of a range that begins. Ranges of the rank, which may overlap, are in no
-    /// other one and have none inside.
+    /// Records a mark of `thread` that was reported by the task of `why`. `name` converts the name of a range that
+    /// begins. Ranges of the whole rank, which may overlap, are not recorded and are nested in no other range.
     pub fn mark(&mut self, thread: TaskId, why: &Why, mark: &Mark, name: impl FnOnce(&str) -> N) {
         let handle = why.handle;
         self.join(why.task, thread, handle);
@@ -79,12 +79,13 @@ impl<N> IssueRanges<N> {
         self.open.last().map(|at| &self.ranges[*at].name)
     }
 
-    /// The innermost range of a thread's family when it issued an activity, or where that had none the one of the rank that had begun last.
+    /// Innermost range of the thread's family when the thread issued an activity. If the family had no open range, the
+    /// open range of the rank that had begun last.
     pub fn at(&self, task: TaskId, handle: Handle) -> Option<&N> {
         self.all_at(task, handle).next()
     }
 
-    /// The same, and all ranges in which that one lies, from the inside to the outside.
+    /// Innermost range that [`Self::at`] returns, and all ranges that enclose it, from the inside to the outside.
     pub fn all_at(&self, task: TaskId, handle: Handle) -> impl Iterator<Item = &N> {
         let own = self.of_families.get(&self.family(task)).and_then(|own| before(own, handle));
         let innermost = own.or_else(|| before(&self.of_rank, handle));
@@ -101,7 +102,7 @@ impl<N> IssueRanges<N> {
         self.open.iter().rfind(|open| self.family(self.ranges[**open].thread) == family).copied()
     }
 
-    /// From this activity on the two are of one family, if they were not.
+    /// Merges the families of two threads from this activity on.
     fn join(&mut self, one: TaskId, other: TaskId, handle: Handle) {
         let (one, other) = (self.family(one), self.family(other));
         if one == other {
@@ -110,7 +111,7 @@ impl<N> IssueRanges<N> {
         let (joins, family) = (one.max(other), one.min(other));
         self.families.values_mut().filter(|of| **of == joins).for_each(|of| *of = family);
         self.families.insert(joins, family);
-        // What the one that joins has issued before was in its own ranges.
+        // Activities that the joining family has issued before were in its own ranges.
         let before = self.of_families.remove(&joins).unwrap_or_default();
         let innermost = self.innermost(family);
         let all = self.of_families.entry(family).or_default();
@@ -170,7 +171,8 @@ mod tests {
             ranges.mark(mark.thread().unwrap(), &by(by_task, handle), &mark, str::to_owned);
         };
         mark(main, 0, enter(0, main, "step"));
-        // Autograd's thread says what the main one has done before, and the main one what that has done at last.
+        // Autograd's thread reports the main thread's range, and the main thread reports the end of autograd's last
+        // range.
         mark(autograd, 10, enter(1, main, "backward"));
         mark(loader, 12, enter(2, loader, "load"));
         mark(autograd, 14, enter(3, autograd, "hook"));

@@ -12,7 +12,7 @@ pub struct Statistics {
     ranks: Vec<RankStatistics>,
     operations: BTreeMap<(&'static str, GroupId), OperationStatistics>,
     streams: BTreeMap<(RankId, Option<u32>), StreamTimes>,
-    /// Ranks whose calls of an operation were on streams.
+    /// Ranks that called an operation on a stream, with the operation and its group.
     on_streams: BTreeSet<(&'static str, GroupId, RankId)>,
     events: u64,
 }
@@ -41,26 +41,26 @@ pub struct OperationStatistics {
     pub time: SimDuration,
     /// How long ranks were blocked for it while nothing computed. A wait for several operations counts for the last of them.
     pub exposed: SimDuration,
-    /// The same on streams of devices, where it was on some: who waits for it there is no thread.
+    /// Split of the time of the calls that were on streams of devices; `None` if no call was on a stream.
     pub on_streams: Option<StreamStatistics>,
 }
 
-/// Where the time of all calls of one operation went that were on streams of devices, summed over the members.
+/// Split of the time of all calls of one operation on streams of devices, summed over the members.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamStatistics {
-    /// Members that called it.
+    /// Number of members that called the operation on a stream.
     pub ranks: u32,
-    /// Time from when the stream came to it until its completion.
+    /// Time from the moment when the stream came to the operation until the operation's completion.
     pub time: SimDuration,
-    /// The part of it from when all peers had entered.
+    /// Part of `time` since all peers had entered the operation.
     pub kernel: SimDuration,
-    /// The part of `kernel` in which a kernel ran on another stream of the device.
+    /// Part of `kernel` in which a compute kernel ran on another stream of the device.
     pub overlapped: SimDuration,
-    /// The part of `time` in which none ran.
+    /// Part of `time` in which no compute kernel ran on the device.
     pub exposed: SimDuration,
-    /// The part of `exposed` before all peers had entered.
+    /// Part of `exposed` before all peers had entered the operation.
     pub late_peer: SimDuration,
-    /// What bus bandwidth counts.
+    /// Bytes that count for the bus bandwidth.
     pub bus_bytes: Bytes,
 }
 

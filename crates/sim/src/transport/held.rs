@@ -1,6 +1,7 @@
-//! Owns messages of a collective's steps to a member that has not come to it: as much as has room in its buffers leaves, the rest waits.
+//! Owns messages of a collective's steps to a member that has not come to the collective: the part for which the
+//! member's buffers have room leaves, and the rest is held.
 //!
-//! Which messages these are, and when the member has come, is the business of `comm`.
+//! The module `comm` decides which messages are held, and when the member has come.
 
 use super::{GroupId, Message, PART, Purpose, RankId, Transport};
 use crate::event::Cause;
@@ -8,7 +9,8 @@ use crate::ids::MessageId;
 use crate::time::{Bytes, SimTime};
 
 impl Transport {
-    /// Posts a message as [`Transport::send`] does, of which nothing leaves yet. Returns its number here, and the one in events.
+    /// Posts a message like [`Transport::send`], but holds all of its bytes. Returns the message's tag and its number
+    /// in events.
     #[allow(clippy::too_many_arguments, reason = "what a message is, once")]
     pub(crate) fn hold(
         &mut self,
@@ -26,7 +28,8 @@ impl Transport {
         (tag, self.messages.get(tag).way.id)
     }
 
-    /// The first bytes of a message leave, as they have room at its receiver, unless all of it has left meanwhile.
+    /// Sends the first bytes of a held message, for which its receiver has room. Has no effect if the whole message has
+    /// left meanwhile.
     pub(crate) fn let_part_go(&mut self, now: SimTime, tag: u32, id: MessageId, room: Bytes) {
         if room == Bytes(0) || self.held.get(&tag).is_none_or(|_| self.messages.get(tag).way.id != id) {
             return;
@@ -38,9 +41,9 @@ impl Transport {
         self.held.insert(tag, part);
     }
 
-    /// What is left of a message leaves: its receiver has come.
+    /// Sends the rest of a held message, because its receiver has come to the collective.
     pub(crate) fn let_go(&mut self, now: SimTime, tag: u32, cause: Cause) {
-        // One of its ends may be gone.
+        // The message is gone if its sender or receiver has crashed.
         if self.held.contains_key(&tag) {
             let message = self.messages.get_mut(tag);
             if now > message.queued {
@@ -53,7 +56,7 @@ impl Transport {
         }
     }
 
-    /// Messages that wait for this rank, or that are its own, are lost.
+    /// Drops held messages from or to this rank.
     pub(super) fn lose_held(&mut self, rank: RankId) {
         let ends = |Message { source, destination, .. }: &Message| [*source, *destination].contains(&rank);
         let lost: Vec<u32> = self.held.keys().copied().filter(|tag| ends(self.messages.get(*tag))).collect();

@@ -55,7 +55,7 @@ pub(crate) struct Transport {
     controls: Slab<Control>,
     grants: Slab<Grant>,
     rendezvous: Rendezvous,
-    /// Groups in which each message waits for its receive, where the protocol has no handshake.
+    /// Groups in which each message waits for its receive although the protocol has no handshake.
     waiting_groups: BTreeSet<GroupId>,
     threads: HostThreads,
     timers: Timers<Due>,
@@ -63,7 +63,8 @@ pub(crate) struct Transport {
     wire_sent: Vec<Bytes>,
     /// What algorithms' protocols do to messages, by number from 1.
     wires: Vec<Wire>,
-    /// Messages whose receiver has no room for all of them yet: what of each is on its connection.
+    /// Messages whose receiver does not have room for all of their bytes yet, by tag, and the bytes of each message
+    /// that are on its connection.
     held: BTreeMap<u32, Bytes>,
     /// Ranks whose processes have crashed.
     gone: BTreeSet<RankId>,
@@ -87,7 +88,7 @@ pub(crate) struct Message {
     pub(crate) started: SimTime,
     pub(crate) sent: SimTime,
     pub(crate) way: MessageWay,
-    /// How long the link that its way names has held its parts back, and how long all links together.
+    /// Time for which the link `way.limit` limited parts of the message, and time for which any link did.
     limited: SimDuration,
     left_over_links: SimDuration,
     connection: u32,
@@ -98,7 +99,7 @@ pub(crate) struct Message {
 }
 
 impl Message {
-    /// A part of it has left within this time, held back by this link, or by none.
+    /// Records that a part of the message left in the duration `lasted`, limited by `link` or by no link.
     fn is_limited(&mut self, link: Option<LinkId>, lasted: SimDuration) {
         let Some(link) = link else { return };
         self.left_over_links += lasted;
@@ -243,12 +244,13 @@ impl Transport {
         self.protocol.connections_per_group
     }
 
-    /// Messages of the group wait for their receives from here on.
+    /// Makes messages of the group wait for their receives from now on.
     pub(crate) fn has_rendezvous(&mut self, group: GroupId) {
         self.waiting_groups.insert(group);
     }
 
-    /// Does a message of so many bytes wait until its receive is posted? One of a collective's step waits for a handshake, or in such a group, only.
+    /// Whether a message of `bytes` bytes waits until its receive is posted. A message of a collective's step waits
+    /// only for a handshake, or in a group with rendezvous.
     pub(crate) fn waits_for_receive(&self, group: GroupId, bytes: Bytes, wire: u32, is_step: bool) -> bool {
         let waits = |handshake: Handshake| handshake.eager.is_none_or(|eager| bytes > eager);
         let has_room = || is_step || self.protocol.buffer.is_none_or(|buffer| bytes <= buffer);
@@ -256,8 +258,8 @@ impl Transport {
             && self.protocol.handshake.map_or_else(|| self.waiting_groups.contains(&group) || !has_room(), waits)
     }
 
-    /// How much of what one rank sends to another has room there while that one has not come to the collective; `None`: all of it, or a
-    /// handshake sees to it, as each message waits.
+    /// Room in bytes that a member has for messages from one sender before the member comes to the collective. `None`
+    /// if the room is unlimited, or if messages wait for their receives anyway.
     pub(crate) fn room(&self, group: GroupId, wire: u32) -> Option<Bytes> {
         let has_buffer = self.protocol.handshake.is_none()
             && !self.waiting_groups.contains(&group)
@@ -351,7 +353,7 @@ impl Transport {
         }
     }
 
-    /// Makes a message known.
+    /// Registers a message and returns its tag.
     #[allow(clippy::too_many_arguments, reason = "what a message is, once")]
     fn post(
         &mut self,

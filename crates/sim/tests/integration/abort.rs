@@ -53,8 +53,8 @@ fn the_others_wait_until_they_abort_themselves() {
     assert!(waits.halt().ranks[0].ended.is_some());
 }
 
-/// As Gloo does after a time-out: rank 0 aborts the group and closes its connections. Rank 1, which waits for it, hears of that one latency later, and
-/// rank 2, which comes later and has something for rank 0, at once.
+/// Rank 0 aborts the group and closes its connections, as Gloo does after a timeout. Rank 1, which waits for rank 0, is
+/// told one latency later. Rank 2, which enters an operation with rank 0 later, is told at once.
 #[test]
 fn closing_an_aborted_group_fails_who_waits_and_who_comes_later() {
     let closes = vec![

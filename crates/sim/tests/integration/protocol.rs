@@ -96,8 +96,8 @@ fn what_has_no_room_at_the_receiver_leaves_when_its_receive_is_posted() {
     assert_eq!([0, 1].map(|rank| outcomes.finish(rank)), [1000 * BETA, late]);
 }
 
-/// A broadcast of n bytes to a member that comes at T. Of what the root sends, r bytes have room there before; the rest leaves at T, and
-/// a picosecond at the start is lost: root max(n beta, T + (n - r) beta), member d later.
+/// Broadcast of n bytes to a member that comes at T and has room for r bytes before. The rest leaves at T, and a
+/// picosecond at the start is lost: the root ends at max(n beta, T + (n - r) beta), the member d later.
 #[test]
 fn steps_to_a_member_that_has_not_come_leave_as_far_as_it_has_room() {
     let ends = |bytes, late| {
@@ -108,17 +108,16 @@ fn steps_to_a_member_that_has_not_come_leave_as_far_as_it_has_room() {
     let late = 50_000_000;
     assert_eq!(ends(1000, late), [1000 * BETA, late]);
     assert_eq!(ends(3000, late), [late + 2000 * BETA, late + 2000 * BETA + D]);
-    // It comes before its buffer is full: nothing waits.
+    // The member comes before its buffer is full, so no bytes wait.
     assert_eq!(ends(3000, 500 * BETA), [3000 * BETA + 1, 3000 * BETA + 1 + D]);
-    // Who comes at the same instant is not late, in any collective.
+    // A member that comes in the same instant is not late, in any collective.
     assert_eq!(ends(3000, 0), [3000 * BETA, 3000 * BETA + D]);
     for kind in CollectiveKind::ALL {
         assert_eq!(time(4, buffered(), kind, 5000), time(4, Protocol::default(), kind, 5000), "{kind}");
     }
 }
 
-/// Room is shared by all steps to one member: in a gather of blocks of n bytes each sender has its own, in an all-to-all of two ranks
-/// nothing of the late member comes either.
+/// A member that never comes to a broadcast holds up a root that sends more bytes than the member has room for.
 #[test]
 fn a_member_that_never_comes_holds_up_whoever_has_more_for_it_than_it_has_room() {
     let reason = |bytes| match run(&cluster(2, buffered()), vec![blocking(Broadcast, bytes), vec![]]).ended {
@@ -129,8 +128,8 @@ fn a_member_that_never_comes_holds_up_whoever_has_more_for_it_than_it_has_room()
     assert_eq!(reason(1001), Some(HaltReason::Deadlock));
 }
 
-/// In a group of Gloo's, beside a library by which messages leave at once, a message leaves when its receive is posted, at T: the sender is through at
-/// T + n beta, and so is the root of a broadcast.
+/// In a Gloo group of a cluster whose library sends messages at once, a message leaves when its receive is posted, at
+/// T: a sender, and the root of a broadcast, ends at T + n beta.
 #[test]
 fn messages_of_a_group_with_rendezvous_leave_when_their_receives_are_posted() {
     let (late, bytes) = (50_000_000, 1000);
@@ -154,7 +153,7 @@ fn messages_of_a_group_with_rendezvous_leave_when_their_receives_are_posted() {
     assert_eq!(through(waiting, sends(), receives()), late + bytes * BETA);
     assert_eq!(through(1, broadcast(), broadcast()), bytes * BETA);
     assert_eq!(through(waiting, broadcast(), broadcast()), late + bytes * BETA);
-    // What is above the numbers of groups says nothing.
+    // A sequence number of twice `RENDEZVOUS` or more does not ask for rendezvous.
     assert_eq!(through(u32::MAX, sends(), receives()), bytes * BETA);
 }
 

@@ -1,5 +1,6 @@
-//! Owns how the engine numbers the ranges of a rank: in the order in which the engine hears of them, whichever of the rank's threads was the first to
-//! take a number. A range of a thread keeps its thread, whichever thread says that it begins or ends.
+//! Owns the engine's numbers of a rank's ranges. Ranges are numbered in the order in which the engine hears of them,
+//! because the order in which threads draw their processes' numbers depends on the host. A range belongs to its thread,
+//! whichever thread reports its beginning or end.
 
 use std::collections::BTreeMap;
 use uniference_sim::ids::{OfProcess, TaskId};
@@ -9,19 +10,20 @@ use uniference_sim::program::Mark;
 #[derive(Default)]
 pub(super) struct Ranges {
     begun: u32,
-    /// By the process and its number, the engine's number, and of a thread's range that thread.
+    /// Open ranges: from the process and its range number to the engine's number and the range's thread.
     open: BTreeMap<(u32, u32), (u32, TaskId)>,
-    /// By the process and its number of a thread, the task.
+    /// Tasks by process and by the process's number of the thread.
     threads: BTreeMap<(u32, u32), TaskId>,
 }
 
 impl Ranges {
-    /// The task is what its process calls this thread.
+    /// Records that `task` is the thread that `process` numbers `thread`.
     pub(super) fn is_thread(&mut self, process: OfProcess, thread: u32, task: TaskId) {
         self.threads.insert((process.number(), thread), task);
     }
 
-    /// The mark that a task says, with the engine's numbers in place of the process's. What ends a range that has not begun keeps none.
+    /// Replaces the process's numbers in a task's mark by the engine's numbers. The end of a range that has not begun
+    /// gets the number `u32::MAX`.
     pub(super) fn renumber(&mut self, process: OfProcess, task: TaskId, mark: Mark) -> Mark {
         let process = process.number();
         match mark {

@@ -551,7 +551,7 @@ fn a_slice_that_waits_for_its_turn_has_the_dictionary_that_came_before_it() {
     assert_eq!(operators, [vec![1, 20], vec![20], vec![2, 2, 20]]);
 }
 
-/// Three operators of a microsecond each.
+/// A task that settles after three operators of a microsecond each goes on after three microseconds.
 #[test]
 fn a_task_that_settles_goes_on_when_its_compute_is_over() {
     let mut exchange = ranks(1);
@@ -561,7 +561,8 @@ fn a_task_that_settles_goes_on_when_its_compute_is_over() {
     assert_eq!(exchange.engine().clock(RankId(0)).as_ps(), 3_000_000);
 }
 
-/// The compute before a sleep is of the sleep's line as well; a thread without a line begins at that of the main thread.
+/// The compute before a sleep is attributed to the sleep's line; a thread without a line starts with the line of the
+/// main thread.
 #[test]
 fn a_sleep_is_of_the_line_that_the_task_is_at() {
     let (mut exchange, mut recorded) = (ranks(1), Recorded::default());
@@ -580,7 +581,8 @@ fn a_sleep_is_of_the_line_that_the_task_is_at() {
     assert_eq!(lines, ["a.py:2"; 3]);
 }
 
-/// The main thread waits in the store for what nobody sets, and a library's thread polls every 10 s; or a thread of the program does.
+/// A main thread waits for a key of the store that no rank sets, while a second thread polls every 10 s. The run is a
+/// deadlock if the second thread is a library's, and goes on if it is the program's.
 #[test]
 fn threads_of_libraries_that_poll_keep_no_run_alive() {
     for (sleeps_at, is_dead) in [(None, true), (Some("a.py:9"), false)] {
@@ -611,7 +613,7 @@ fn threads_of_libraries_that_poll_keep_no_run_alive() {
         assert_eq!(ended.is_some(), is_dead, "{sleeps_at:?}");
         if let Some(halt) = ended {
             assert_eq!(halt.reason, uniference_sim::engine::HaltReason::Deadlock);
-            // 60 s of patience, noticed at the next look.
+            // The deadlock is found at the first poll after 60 s of patience.
             assert!((60.0..80.0).contains(&halt.at.as_secs_f64()), "{}", halt.at);
         }
     }

@@ -1,5 +1,5 @@
-//! Owns what a program tells NCCL about one communicator, as far as [`super`]'s model knows what that changes. How programs write it (environment
-//! variables, `ncclConfig_t`) is not known here.
+//! Owns a program's NCCL settings of one communicator, as far as the model of NCCL in [`super`] covers their effects.
+//! The notation of these settings in programs (environment variables, `ncclConfig_t`) is read in `uniference_protocol`.
 
 use super::tuning::{Protocol, Shape, Variant};
 use crate::program::CollectiveKind;
@@ -9,18 +9,19 @@ use serde::{Deserialize, Serialize};
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct NcclSettings {
-    /// By kind, in the order of [`NcclSettings::KINDS`]: the algorithms that may be used, of [`NcclSettings::RING`] and so on.
+    /// Algorithms that may be used, by kind of collective in the order of [`NcclSettings::KINDS`]: bits such as
+    /// [`NcclSettings::RING`].
     pub algorithms: [u8; 5],
-    /// By kind: the protocols that may be used, of [`NcclSettings::LL`] and so on.
+    /// Protocols that may be used, by kind of collective: bits such as [`NcclSettings::LL`].
     pub protocols: [u8; 5],
-    /// Least and largest number of channels.
+    /// Smallest and largest number of channels.
     pub channels: [u32; 2],
-    /// Whether GPUs of a server reach each other's memory directly; else data passes through the host's memory.
+    /// Whether GPUs of a server access each other's memory directly. If not, data passes through the host's memory.
     pub peer_access: bool,
 }
 
 impl NcclSettings {
-    /// The kinds of collective between whose algorithms NCCL chooses.
+    /// Kinds of collective for which NCCL chooses among algorithms.
     pub const KINDS: [CollectiveKind; 5] = [
         CollectiveKind::Broadcast,
         CollectiveKind::Reduce,
@@ -28,19 +29,19 @@ impl NcclSettings {
         CollectiveKind::ReduceScatter,
         CollectiveKind::AllReduce,
     ];
-    /// Rings.
+    /// Bit of the ring algorithm.
     pub const RING: u8 = 1 << Shape::Ring as u8;
-    /// Trees.
+    /// Bit of the tree algorithm.
     pub const TREE: u8 = 1 << Shape::Tree as u8;
-    /// NVLink SHARP.
+    /// Bit of the NVLink SHARP algorithm.
     pub const NVLS: u8 = 1 << Shape::Nvls as u8;
-    /// 8 bytes with 8 bytes of flags.
+    /// Bit of the protocol LL, which sends 8 bytes of flags with every 8 bytes of data.
     pub const LL: u8 = 1 << Protocol::Ll as u8;
-    /// 120 bytes with 8 bytes of flags.
+    /// Bit of the protocol LL128, which sends 8 bytes of flags with every 120 bytes of data.
     pub const LL128: u8 = 1 << Protocol::Ll128 as u8;
-    /// Whole chunks.
+    /// Bit of the protocol Simple, which synchronises per chunk of data.
     pub const SIMPLE: u8 = 1 << Protocol::Simple as u8;
-    /// All of them.
+    /// Bits of all algorithms, or of all protocols.
     pub const ANY: u8 = Self::RING | Self::TREE | Self::NVLS;
 
     fn of_kind(masks: &[u8; 5], kind: CollectiveKind) -> u8 {
@@ -54,7 +55,8 @@ impl NcclSettings {
         shapes & 1 << variant.shape as u8 != 0 && protocols & 1 << variant.protocol as u8 != 0
     }
 
-    /// Whether LL128 was asked for by name, which NCCL then uses over links where it would not by itself.
+    /// Whether the program lists protocols for this kind of collective and LL128 is among them. NCCL then also uses
+    /// LL128 on links for which NCCL would not choose LL128 by default.
     pub(super) fn insists_on_ll128(&self, kind: CollectiveKind) -> bool {
         let protocols = NcclSettings::of_kind(&self.protocols, kind);
         protocols != NcclSettings::ANY && protocols & NcclSettings::LL128 != 0

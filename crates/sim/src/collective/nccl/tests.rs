@@ -157,19 +157,20 @@ fn programs_choose_among_algorithms_and_protocols_by_kind() {
     assert_eq!(name(NcclSettings { algorithms: [NcclSettings::RING; 5], ..any }), "ring_simple");
     assert_eq!(name(NcclSettings { algorithms: [NcclSettings::TREE; 5], ..any }), "tree_simple");
     assert_eq!(name(NcclSettings { protocols: [NcclSettings::LL; 5], ..any }), "ring_ll");
-    // Only of broadcasts, the first kind.
+    // The protocol LL128 is forced for broadcasts only, the first kind.
     let mut of_broadcasts = any;
     of_broadcasts.protocols[0] = NcclSettings::LL128;
     assert_eq!(name(of_broadcasts), "nvls");
     assert_eq!(settled(of_broadcasts, &call(Broadcast, 8), 8).name(), "ring_ll128");
-    // No tree gathers: NCCL fails, and the choice is free here.
+    // NCCL has no all-gather by trees and fails; the simulation ignores the setting.
     assert_eq!(
         settled(NcclSettings { algorithms: [NcclSettings::TREE; 5], ..any }, &call(AllGather, 8), 8).name(),
         "ring_ll"
     );
 }
 
-/// 24 channels share the links: a call has a 24th of their rate in one, and so has a message. More than 24 are no faster.
+/// The links' rate is shared by 24 channels: a call or a message with one channel gets a 24th of the rate. More than 24
+/// channels are no faster.
 #[test]
 fn fewer_channels_carry_less() {
     let with = |channels| NcclSettings { algorithms: [NcclSettings::RING; 5], channels, ..NcclSettings::default() };
@@ -182,7 +183,8 @@ fn fewer_channels_carry_less() {
     assert_eq!((all_to_all(with([1, 12])), all_to_all(NcclSettings::default())), (Some(500), None));
 }
 
-/// Over the host's memory 51.2 of the links' 360 GB/s are left, with the hops of PCI Express and without LL128.
+/// Data through the host's memory has 51.2 GB/s in place of the links' 360 GB/s, the hop times of PCI Express, and no
+/// LL128.
 #[test]
 fn without_peer_access_data_passes_by_the_host() {
     let without = NcclSettings { peer_access: false, ..NcclSettings::default() };

@@ -132,7 +132,8 @@ impl Model {
         }
     }
 
-    /// What a rank can send to another one in its server, in GB/s: by the host's memory if the GPUs do not reach each other.
+    /// Rate in GB/s at which a rank can send to another rank of its server: through the host's memory if the GPUs do
+    /// not access each other's memory.
     fn inside(&self) -> f64 {
         let Surroundings { inside, host, settings, .. } = self.surroundings;
         let inside = inside.bytes_per_second() / 1e9;
@@ -168,7 +169,8 @@ impl Model {
         if self.is_across() { inside.min(between.bytes_per_second() / 1e9 * f64::from(cards)) } else { inside }
     }
 
-    /// What NCCL gets of that: its channels share it equally, so that with fewer of them than it would use a part is left.
+    /// Part of the bus rate in GB/s that NCCL uses. NCCL's channels share the rate equally, so a communicator with
+    /// fewer channels than NCCL's default uses only a part of it.
     pub(super) fn used(&self) -> f64 {
         let all = self.usual_channels();
         self.slowest_of(self.inside()) * f64::from(self.channels().min(all)) / f64::from(all)
@@ -181,7 +183,7 @@ impl Model {
         self.usual_channels().max(least).min(most).clamp(1, max_channels.max(1))
     }
 
-    /// Number of channels that NCCL makes if it is told nothing.
+    /// Number of channels that NCCL makes without settings.
     fn usual_channels(&self) -> u32 {
         let inside = if self.fabric() == Fabric::Pcie { PCIE_CHANNELS } else { NVLINK_CHANNELS };
         if self.is_across() { inside.min(CARD_CHANNELS * self.surroundings.cards).max(1) } else { inside }

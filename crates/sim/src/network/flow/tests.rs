@@ -509,7 +509,8 @@ proptest! {
     }
 }
 
-/// Which link is said to have held each message back, by name; all messages are pushed at once on streams of their own, with this cap.
+/// Names of the links that held the messages back. All messages are pushed at once, each on a stream of its own with
+/// the rate cap `cap`.
 fn limited(topology: &Topology, messages: &[(u32, u32, u64)], cap: Option<Rate>) -> Vec<Option<String>> {
     let mut network = FlowNetwork::new(topology.clone());
     for (tag, (from, to, bytes)) in messages.iter().enumerate() {
@@ -528,7 +529,7 @@ fn limited(topology: &Topology, messages: &[(u32, u32, u64)], cap: Option<Rate>)
     limits
 }
 
-/// Two pairs of hosts on two switches, and one trunk between these; all links are equally fast.
+/// Topology of two pairs of hosts on two switches with one trunk between the switches; all links are equally fast.
 fn trunk() -> Topology {
     let link = |a: &str, b: &str| GraphLink {
         between: vec![a.to_owned(), b.to_owned()],
@@ -543,29 +544,32 @@ fn trunk() -> Topology {
 #[test]
 fn a_message_names_the_link_that_held_it_back() {
     let named = |name: &str| Some(name.to_owned());
-    // Two streams share the trunk, half of it each.
+    // Two streams get half of the trunk each.
     assert_eq!(limited(&trunk(), &[(0, 2, 1_000_000), (1, 3, 1_000_000)], None), [named("a -> b"), named("a -> b")]);
-    // Alone it could fill any link of its route: the first one.
+    // A single stream could fill every link of its route; the first link is named.
     assert_eq!(limited(&trunk(), &[(0, 2, 1_000_000)], None), [named("h0 -> a")]);
-    // Two share the receiver's link.
+    // Two streams share the receiver's link.
     assert_eq!(limited(&trunk(), &[(0, 2, 1_000_000), (3, 2, 1_000_000)], None), [named("b -> h2"), named("b -> h2")]);
-    // 1 MB at half of the trunk's rate: 16 ms. What is left of the other message then takes 8 ms of 2 MB, and 24 ms of 4 MB.
+    // 1 MB at half of the trunk's rate lasts 16 ms. The rest of the other message then lasts 8 ms (2 MB), or 24 ms (4
+    // MB).
     let longest = |bytes| limited(&trunk(), &[(0, 2, bytes), (1, 3, 1_000_000)], None)[0].clone();
     assert_eq!([2_000_000, 4_000_000].map(longest), [named("a -> b"), named("h0 -> a")]);
-    // A cap below all links' shares is no link, nor is anything that a message without bytes meets with.
+    // A message that is limited by a rate cap below all links' shares names no link, and so does a message without
+    // bytes.
     assert_eq!(limited(&trunk(), &[(0, 2, 1_000_000)], Rate::new(GIGABIT / 2.0)), [None]);
     assert_eq!(limited(&trunk(), &[(0, 2, 0)], None), [None]);
 }
 
 #[test]
 fn an_oversubscribed_leaf_holds_back_whatever_leaves_it() {
-    // Four hosts share an uplink that is as fast as each of their links.
+    // The uplink that four hosts share is as fast as the link of each host.
     let tree = Preset::FatTree { hosts_per_leaf: 4, spines: 1, oversubscription: 4.0 };
     let topology = Topology::preset(&tree, &hosts(8), spec(GIGABIT, 0)).unwrap();
     let messages: Vec<(u32, u32, u64)> = (0..4).map(|host| (host, host + 4, 1_000_000)).collect();
     let limits = limited(&topology, &messages, None);
     assert_eq!(limits, vec![Some("leaf.0 -> spine.0".to_owned()); 4]);
-    // The downlink of the other leaf is as full: in whatever order messages come, the first one on their way is named.
+    // The downlink of the other leaf is full too. The first full link on the route is named, whatever the order of the
+    // messages.
     let reversed: Vec<(u32, u32, u64)> = messages.iter().rev().copied().collect();
     assert_eq!(limited(&topology, &reversed, None), limits);
 }

@@ -39,7 +39,7 @@ pub(super) struct Graph {
     edges: Vec<Vec<Edge>>,
     /// The ways to each node, once asked for.
     ways: Vec<OnceLock<Ways>>,
-    /// How many consecutive hosts make a server.
+    /// Number of consecutive hosts that form a server.
     pub(super) per_server: u32,
 }
 
@@ -57,7 +57,7 @@ struct Edge {
 /// From each node the edge towards one destination; `None` at the destination.
 type Ways = Vec<Option<Edge>>;
 
-/// Links and graph of a description, whatever its order of links.
+/// Links and graph of a description. The order of the links in the description has no effect.
 pub(super) fn lay_out(
     hosts: &[HostSpec],
     links: &[GraphLink],

@@ -196,10 +196,11 @@ impl Topology {
         Topology::graph_of_servers(hosts, links, 1)
     }
 
-    /// The same where every `per_server` consecutive hosts are GPUs of one server, as those of a [`Preset::Rail`] are.
+    /// Like [`Topology::graph`], with every `per_server` consecutive hosts as the GPUs of one server, as in a
+    /// [`Preset::Rail`].
     ///
     /// # Errors
-    /// As [`Topology::graph`], and if the hosts are no whole number of servers.
+    /// The errors of [`Topology::graph`], and an error if the hosts do not form a whole number of servers.
     pub fn graph_of_servers(
         hosts: &[HostSpec],
         links: &[GraphLink],
@@ -258,8 +259,8 @@ impl Topology {
         Route { links, latency }
     }
 
-    /// The server that a host is in: hosts whose traffic stays on the fabric of a `rail` share one, and those of which a graph says so; others are one
-    /// each.
+    /// Server of a host. Hosts share a server if their traffic stays on the fabric of a `rail`, or if the graph
+    /// declares servers; any other host is a server of its own.
     pub fn server(&self, host: HostId) -> u32 {
         match &self.0.routing {
             Routing::Preset(shape) => shape.server(host),
@@ -302,7 +303,7 @@ fn check_names(hosts: &[HostSpec]) -> Result<(), TopologyError> {
     }
 }
 
-/// Whether hosts are a whole number of servers.
+/// Checks that the hosts form a whole number of servers.
 fn check_servers(preset: &'static str, hosts: u32, per_server: u32) -> Result<(), TopologyError> {
     if per_server > 0 && hosts.is_multiple_of(per_server) {
         return Ok(());

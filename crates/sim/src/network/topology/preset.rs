@@ -170,7 +170,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Refuses a network of more than [`MOST_LINKS`] links before the first of them is made.
+    /// Refuses a network with more than [`MOST_LINKS`] links before any link is allocated.
     fn check_count(&self, preset: &'static str, links: u64) -> Result<(), TopologyError> {
         if links <= MOST_LINKS {
             return Ok(());

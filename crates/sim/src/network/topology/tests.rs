@@ -288,7 +288,8 @@ fn what_cannot_be_a_network_is_refused() {
     assert_eq!(error, TopologyError::Overhead { link: "h0 -> switch".into(), packet });
 }
 
-/// 2 x (8 + 4 x 4e9) links, and 8192 x 8191 twice: memory would not hold them if they were made before they are refused.
+/// Networks of 2 x (8 + 4 x 4e9) links and of 8192 x 8191 links (twice) do not fit into memory, so they must be refused
+/// before any link is allocated.
 #[test]
 fn too_many_links_are_refused_before_any_is_made() {
     let tree = Preset::FatTree { hosts_per_leaf: 2, spines: 4_000_000_000, oversubscription: 1.0 };
