@@ -164,15 +164,16 @@ fn show_stats(traces: &[PathBuf], json: bool, out: &mut impl Write) -> Result<Ex
     Ok(Exit::Ok)
 }
 
-/// What a trace does not say about its job.
+/// Parts of a job's description that its traces lack.
 struct Job<'a> {
     groups: Option<&'a Path>,
-    /// `None`: as many as there are traces.
+    /// Number of ranks of the job; `None`: the number of traces with this prefix.
     ranks: Option<u32>,
 }
 
 impl Job<'_> {
-    /// Refuses what a replay of the trace would refuse. `false`: nobody says how many ranks the job has.
+    /// Checks whether a replay would refuse the trace. Returns `false`, unchecked, if the job's number of ranks is
+    /// unknown.
     fn rehearse(&self, trace: &Path) -> Result<bool, HostError> {
         let named = prefix_and_rank(trace);
         let beside = match &named {
@@ -180,7 +181,7 @@ impl Job<'_> {
             None => None,
         };
         let Some(ranks) = self.ranks.or(beside) else { return Ok(false) };
-        // A trace whose name has no rank is that of all ranks.
+        // A trace without a rank in its name is replayed by all ranks.
         let own = named.map_or(0..ranks, |(_, rank)| rank..rank + 1);
         for rank in own {
             traces::check(trace, rank, ranks, self.groups)?;

@@ -81,7 +81,8 @@ impl ClusterArgs {
         self.options().resolve()
     }
 
-    /// The same with this backend where nothing names another, whatever the devices imply.
+    /// The cluster of the options, with `fallback` as its backend if neither the options nor the file name a backend.
+    /// The backend that the devices imply is ignored.
     pub(super) fn resolve_with(&self, fallback: &str) -> Result<Chosen, HostError> {
         self.options().resolve_with(Some(fallback))
     }

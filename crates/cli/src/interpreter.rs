@@ -25,14 +25,14 @@ pub(super) struct Survey {
     pub(super) gpus: Option<Torch>,
 }
 
-/// For which programs GPUs are simulated.
+/// The choice whether a program runs on simulated GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gpus {
     Yes,
     No,
-    /// For one that cannot do without.
+    /// GPUs are simulated if the program requires CUDA.
     IfNeeded,
-    /// For one that uses them if there are some, too.
+    /// GPUs are simulated if the program requires CUDA or can use it.
     IfUsed,
 }
 
@@ -44,7 +44,9 @@ struct Answer {
     folder: Option<PathBuf>,
 }
 
-/// Asks it. `words` are a script, or with `module` a module's name. Another torch than ours is refused before it takes seconds to load.
+/// Asks the Python interpreter about a program. `words` are a script and its arguments, or with `module` the module's
+/// name in place of the script. A torch version that Uniference does not support is refused before torch is loaded,
+/// which takes seconds.
 pub(super) fn survey(python: &Path, words: &[OsString], module: bool, gpus: Gpus) -> Result<Survey, HostError> {
     let cuda = match gpus {
         Gpus::Yes => "yes",

@@ -87,7 +87,7 @@ impl Args {
         if !cluster.is_given() {
             cluster.ranks = Some(1);
         }
-        // Operators are timed on this machine, without GPUs.
+        // The profiler times operators on this machine, without GPUs.
         cluster.resolve_with(Some("gloo"))
     }
 }

@@ -122,7 +122,8 @@ impl ProgramArgs {
         let gpus = match (self.cuda, self.no_cuda) {
             (true, _) => Gpus::Yes,
             (_, true) => Gpus::No,
-            // Devices that are GPUs are there for programs that use some if there are some; a backend that needs GPUs says that devices are.
+            // GPU devices imply simulated GPUs for programs that can use CUDA. A backend that needs GPUs implies them
+            // for every program.
             _ if chosen.implied => Gpus::IfUsed,
             _ if chosen.resolved.cluster.backend.name == "nccl" => Gpus::Yes,
             _ => Gpus::IfNeeded,
@@ -264,7 +265,8 @@ impl Once<'_> {
         Ok(session)
     }
 
-    /// Standard input for rank 0, where it is a file or a pipe. Programs that are run several times, or elsewhere, are not given any.
+    /// Standard input for rank 0 if it is a file or a pipe. Programs that run several times or on remote workers get no
+    /// standard input.
     fn input(&self, console: &mut dyn driver::Console) -> Result<Option<OwnedFd>, HostError> {
         let input = io::stdin();
         let is_given = rustix::fs::fstat(&input).is_ok_and(|found| {

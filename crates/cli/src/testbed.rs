@@ -45,7 +45,7 @@ impl TestbedArgs {
         self.cluster.is_given() || self.queue.is_some()
     }
 
-    /// The cluster that is emulated. What its ranks communicate by is real, and nothing to simulate.
+    /// The emulated cluster. Its ranks communicate by a real library, so no backend is simulated.
     pub(super) fn resolve(&self) -> Result<Chosen, HostError> {
         self.cluster.resolve_with("gloo")
     }

@@ -20,8 +20,8 @@ const OLDEST: u32 = 1;
 pub struct Report {
     /// Version of this format: [`VERSION`].
     pub version: u32,
-    /// Why the programs did not come to their end, as the command said it: the figures are of what happened until then. `None` (left out): they
-    /// have come to their end.
+    /// The reason why the programs did not finish, in the command's words; the figures then cover the time until
+    /// the failure. `None` (left out): the programs finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
     /// The latest finish of any rank, in seconds of virtual time.
@@ -119,10 +119,10 @@ pub struct RankReport {
     /// When it crashed, as the cluster wanted, in picoseconds of virtual time; `None` (left out): it did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash_ps: Option<u64>,
-    /// Seconds in which it computed, and its communication was not exposed.
+    /// Seconds in which the rank computed while its communication was not exposed.
     pub compute_s: f64,
-    /// Seconds in which it was blocked in a communication call and nothing computed, or in which an operation was under way on a stream of its GPU and no
-    /// kernel ran on any.
+    /// Seconds of exposed communication: the rank was blocked in a communication call and nothing computed, or an
+    /// operation was under way on a CUDA stream of its GPU and no kernel ran on any stream.
     pub exposed_comm_s: f64,
     /// The part of `exposed_comm_s` before a peer had entered the operation.
     pub late_peer_s: f64,
@@ -153,24 +153,26 @@ pub struct OperationReport {
     pub count: u64,
     /// Sizes of the tensors that the members named.
     pub bytes: u64,
-    /// Seconds from issue to completion; on streams of GPUs from when the stream came to it.
+    /// Seconds from the issue of the operations to their completion; on CUDA streams from the time at which the stream
+    /// reached the operation.
     pub time_s: f64,
-    /// Seconds in which ranks were blocked for it and nothing computed; on streams of GPUs the part of `time_s` in which no kernel ran on any stream of the
-    /// GPU.
+    /// Seconds in which ranks were blocked for the operations and nothing computed; on CUDA streams the part of
+    /// `time_s` in which no kernel ran on any stream of the GPU.
     pub exposed_s: f64,
-    /// Number of ranks that called it on streams of GPUs; `None` (left out): it was on none, then also the next four.
+    /// Number of ranks that called the operation on CUDA streams; `None` (left out): no rank did, and the next four
+    /// fields are left out, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<u32>,
-    /// The part of `time_s` from when all members had entered.
+    /// The part of `time_s` after all members had entered the operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_s: Option<f64>,
-    /// The part of `kernel_s` in which a kernel ran on another stream of the GPU.
+    /// The part of `kernel_s` in which a kernel ran on another CUDA stream of the GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overlapped_s: Option<f64>,
-    /// The part of `exposed_s` before all members had entered.
+    /// The part of `exposed_s` before all members had entered the operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub late_peer_s: Option<f64>,
-    /// Bytes per second over `kernel_s`, as nccl-tests define bus bandwidth.
+    /// Bus bandwidth over `kernel_s` in bytes per second, as defined by nccl-tests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bus_bandwidth: Option<f64>,
 }
@@ -250,13 +252,15 @@ pub struct PhaseReport {
     /// Seconds of `total_s` in which the rank computed; `None` (left out): not known, as in a real run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_s: Option<f64>,
-    /// Those in which its communication was exposed, as in [`RankReport`].
+    /// Seconds of `total_s` in which the rank's communication was exposed, as in [`RankReport`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exposed_comm_s: Option<f64>,
-    /// Seconds of kernels and copies that were launched in it, whenever they ran; `None` (left out): nothing was launched in it on streams.
+    /// Seconds of kernels and copies that were launched in the range, whenever they ran; `None` (left out): the range
+    /// launched no work on CUDA streams.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernels_s: Option<f64>,
-    /// Seconds of operations of process groups that were launched in it on streams, from when all their members had entered.
+    /// Seconds of process-group operations that were launched in the range on CUDA streams, counted from the time at
+    /// which all members had entered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub communication_s: Option<f64>,
 }
@@ -280,7 +284,7 @@ pub struct PathPartReport {
     /// Whose time it is; left out where it is a link's, or of several ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
-    /// The link that held messages back; of those that none held back, the slowest link of their routes.
+    /// The link that held the messages back; if no link did, the slowest link of their routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<String>,
     /// What was computed, or the operation.

@@ -147,7 +147,8 @@ fn shown(ranks: &[RankReport]) -> Vec<usize> {
     chosen.into_iter().collect()
 }
 
-/// Operations that threads of ranks wait for, summed over ranks; and those on streams of GPUs, of each rank on average.
+/// Two tables of operations: operations that block threads, summed over ranks, and operations on CUDA streams, averaged
+/// over ranks.
 fn operations(all: &[OperationReport]) -> Vec<String> {
     let (on_streams, others): (Vec<_>, Vec<_>) = all.iter().partition(|operation| operation.ranks.is_some());
     let mut tables = Vec::new();
@@ -197,7 +198,7 @@ fn phases(rows: &[PhaseReport]) -> Option<String> {
     let longest = |rows: &[PhaseReport]| rows.iter().rev().max_by(|a, b| a.total_s.total_cmp(&b.total_s)).cloned();
     let mut phases: Vec<PhaseReport> = by_name.filter_map(longest).collect();
     phases.sort_by(|a, b| b.total_s.total_cmp(&a.total_s));
-    // What was launched in ranges, where ranks have GPUs.
+    // The column `kernels`, with the work launched in each range, is shown if ranks have GPUs.
     let on_streams = phases.iter().any(|phase| phase.kernels_s.is_some());
     let header = ["range", "rank", "count", "total", "p50", "p99", "compute", "exposed"];
     let header: Vec<&str> = header.into_iter().chain(on_streams.then_some("kernels")).collect();

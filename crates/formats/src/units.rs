@@ -73,7 +73,7 @@ const BIT_RATES: &[Unit] = &[
     ("KiB/s", 8 << 10),
 ];
 
-/// Other spellings of rates, which are read and never printed.
+/// Alternative spellings of rates, which are read and never printed.
 const OTHER_RATES: &[Unit] = &[
     ("TBps", 8_000_000_000_000),
     ("GBps", 8_000_000_000),
@@ -116,7 +116,7 @@ const SIZES: &[Unit] = &[
     ("B", 1),
 ];
 
-/// Other spellings of sizes. `Gi` is that of Kubernetes.
+/// Alternative spellings of sizes, which are read and never printed. `Gi` is Kubernetes' spelling.
 const OTHER_SIZES: &[Unit] =
     &[("Ti", 1 << 40), ("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10), ("bytes", 1), ("byte", 1)];
 
@@ -133,7 +133,7 @@ const TIMES: &[Unit] = &[
     ("h", 3_600_000_000_000_000),
 ];
 
-/// Other spellings of durations.
+/// Alternative spellings of durations, which are read and never printed.
 const OTHER_TIMES: &[Unit] = &[
     ("sec", 1_000_000_000_000),
     ("secs", 1_000_000_000_000),
@@ -154,7 +154,7 @@ const OTHER_TIMES: &[Unit] = &[
 /// Units of power, in milliwatts.
 const POWERS: &[Unit] = &[("kW", 1_000_000), ("W", 1_000), ("mW", 1)];
 
-/// Other spellings of power.
+/// Alternative spellings of power, which are read and never printed.
 const OTHER_POWERS: &[Unit] = &[("MW", 1_000_000_000), ("watt", 1_000), ("watts", 1_000), ("Watt", 1_000)];
 
 /// Units of arithmetic, in operations a second.
@@ -166,7 +166,7 @@ const ARITHMETIC: &[Unit] = &[
     ("FLOPS", 1),
 ];
 
-/// Other spellings of rates of arithmetic.
+/// Alternative spellings of arithmetic rates, which are read and never printed.
 const OTHER_ARITHMETIC: &[Unit] = &[
     ("EFLOPS", 1_000_000_000_000_000_000),
     ("EFLOP/s", 1_000_000_000_000_000_000),
@@ -186,11 +186,11 @@ trait Quantity: Copy + PartialEq {
     const NAME: &'static str;
     /// The units it may have.
     const UNITS: &'static [Unit];
-    /// Further spellings of units, which are read and never printed.
+    /// Alternative spellings of the quantity's units, which are read and never printed.
     const OTHERS: &'static [Unit];
-    /// Spellings that could mean several units, and these.
+    /// Ambiguous spellings, each with the two units that it could mean.
     const UNCLEAR: &'static [(&'static str, [&'static str; 2])] = &[];
-    /// Those of the units that messages name.
+    /// Text that lists the quantity's common units in messages.
     const COMMON: &'static str;
     /// What a bare number was probably meant in: the first unit whose limit it does not pass.
     const BARE: &'static [(f64, &'static str)];
@@ -402,17 +402,18 @@ fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
     }
 }
 
-/// All spellings that are read, those that are printed first.
+/// All spellings of the quantity's units that are read, starting with the printed spellings.
 fn units<Q: Quantity>() -> impl Iterator<Item = &'static Unit> {
     Q::UNITS.iter().chain(Q::OTHERS)
 }
 
-/// `Gbits/sec` as `Gbits/s`.
+/// The unit with a trailing `/sec` shortened to `/s`: `Gbits/sec` becomes `Gbits/s`.
 fn seconds(unit: &str) -> &str {
     if unit.ends_with("/sec") { &unit[..unit.len() - "ec".len()] } else { unit }
 }
 
-/// The units that were probably meant: the same letters in another case, or of a rate those of what it carries in a second; else all of them.
+/// A hint with the units that were probably meant: the same letters in another case, or for a rate the units of its
+/// numerator per second; else all common units.
 fn unit_hint<Q: Quantity>(number: &str, unit: &str) -> String {
     let quoted = |names: &[&str]| {
         let values: Vec<String> = names.iter().map(|name| format!("\"{number} {name}\"")).collect();
@@ -583,7 +584,7 @@ mod tests {
         parse::<Q>(text).unwrap_err().to_string()
     }
 
-    /// Spellings of other tools and vendors: each is read as its own unit, or refused with units to choose from.
+    /// Spellings of other tools and vendors are read as the unit that they mean, or refused with units to choose from.
     #[test]
     fn other_spellings_are_read_where_they_mean_one_unit() {
         for (spelled, unit) in [
@@ -623,7 +624,7 @@ mod tests {
         let flops = |text: &str| text.parse::<Flops>().unwrap().0;
         assert_eq!([flops("2 TFLOP/s"), flops("2 TOPS"), flops("0.002 PFLOPS")], [2e12; 3]);
         assert_eq!(["2 kW", "2000 watts", "0.002 MW"].map(|text| text.parse::<Watts>().unwrap().0), [2e3; 3]);
-        // What is read is printed in the usual spelling.
+        // Values that were read in an alternative spelling are printed in the standard spelling.
         assert_eq!("3 TBps".parse::<Bandwidth>().unwrap().to_string(), "3 TB/s");
         assert_eq!("3 Gi".parse::<Size>().unwrap().to_string(), "3 GiB");
         let refused = [

@@ -20,7 +20,8 @@ use uniference_protocol::hello::Hello;
 /// So many connections may be in their handshake at once.
 const MOST_PENDING: usize = 64;
 
-/// So many refused connections are listed one by one; of later ones each whose number is a power of two.
+/// The number of refused connections that are logged one by one; later refused connections are logged if their number
+/// is a power of two.
 const LISTED: u64 = 20;
 
 /// How often the thread that listens looks whether it is to end.
@@ -60,7 +61,7 @@ struct Shared {
     is_closed: AtomicBool,
 }
 
-/// Says who was refused, in a number of lines that a flood of connections does not raise.
+/// Logs refused connections, with a number of lines that stays small under a flood of connections.
 struct Refusals {
     log: Box<dyn Fn(&str) + Send + Sync>,
     count: AtomicU64,
@@ -96,7 +97,8 @@ struct Guests {
 }
 
 impl Door {
-    /// Listens at `address`; `log` is told of who is refused, and at the end how many were.
+    /// Listens at `address`. `log` receives a line per refused connection, up to a limit, and at the end the number of
+    /// refused connections.
     ///
     /// # Errors
     /// If that is no address of this machine, or somebody else listens there.

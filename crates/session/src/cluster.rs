@@ -46,11 +46,12 @@ pub struct Chosen {
     pub resolved: Resolved,
     /// Whether the options or the file name its backend.
     pub backend_named: bool,
-    /// Nothing names its backend, which is NCCL because all its devices are models of GPUs that use it.
+    /// Whether NCCL is the backend because neither the file nor an option names a backend and all devices are GPU
+    /// models that use NCCL.
     pub implied: bool,
-    /// What is said when a simulation on it starts.
+    /// Text that is shown when a simulation on this cluster starts.
     pub note: Option<String>,
-    /// Further reasons to doubt a simulation on it, for its report.
+    /// Further reasons to doubt a simulation on this cluster, for its report.
     pub doubts: Vec<String>,
 }
 
@@ -75,7 +76,8 @@ impl ClusterOptions {
         self.resolve_with(None)
     }
 
-    /// The same with a backend for where neither the options nor the file name one, whatever the devices imply.
+    /// The cluster that the options describe. If neither the options nor the file name a backend, `fallback` is the
+    /// backend, whatever the devices imply.
     ///
     /// # Errors
     /// As [`ClusterOptions::resolve`].
@@ -90,8 +92,9 @@ impl ClusterOptions {
         }
     }
 
-    /// The cluster of an earlier run, as it was or with changes. `origin` is what `toml` is from. A cluster in its place that names no backend has that of
-    /// the run: its program was recorded with it.
+    /// The cluster of an earlier run, unchanged or with changes. `origin` names the source of `toml`. If the options
+    /// give another cluster that names no backend, its backend is the recorded run's, since the program was recorded
+    /// with that backend.
     ///
     /// # Errors
     /// As [`ClusterOptions::resolve`].

@@ -1,6 +1,7 @@
-//! Owns doubts about a cluster: what its file describes and no such machine has. Reports and `uniference cluster check` say them.
+//! Owns doubts about a cluster: properties of the cluster file that no real machine has. Reports and `uniference
+//! cluster check` show the doubts.
 //!
-//! What cannot be simulated at all is an error of `uniference-formats`.
+//! Clusters that cannot be simulated at all are errors of `uniference-formats`.
 
 use uniference_formats::cluster::Resolved;
 use uniference_formats::devices;
@@ -8,11 +9,11 @@ use uniference_sim::cluster::Cluster;
 use uniference_sim::ids::HostId;
 use uniference_sim::network::Link;
 
-/// Bytes a second: no PCI Express of 16 lanes is as fast up to version 5, and none is as slow from version 3 on.
+/// Bounds of PCI Express with 16 lanes, in bytes per second: versions 3 to 5 are between the two.
 const FASTER_THAN_PCIE: f64 = 100e9;
 const SLOWER_THAN_PCIE: f64 = 10e9;
 
-/// The network's, each with a hint.
+/// Doubts about the cluster's network, each with a hint.
 pub fn of_network(resolved: &Resolved) -> Vec<String> {
     [shared_link(resolved), gloo_over_nvlink(&resolved.cluster), unknown_servers(resolved)]
         .into_iter()
@@ -20,7 +21,7 @@ pub fn of_network(resolved: &Resolved) -> Vec<String> {
         .collect()
 }
 
-/// GPUs of a host that share one half-duplex link, where each has a link of its own.
+/// Warns if the GPUs of a host share one half-duplex link, since on a real server each GPU has its own link.
 fn shared_link(resolved: &Resolved) -> Option<String> {
     let cluster = &resolved.cluster;
     let is_gpu = |model: &Option<String>| {
@@ -50,7 +51,7 @@ fn shared_link(resolved: &Resolved) -> Option<String> {
     ))
 }
 
-/// A way as fast as NVLink from one rank to the next, which Gloo would use at that rate. The first ranks stand for all.
+/// Warns if Gloo would use a route as fast as NVLink between neighbouring ranks. Only the first 64 ranks are checked.
 fn gloo_over_nvlink(cluster: &Cluster) -> Option<String> {
     let topology = &cluster.topology;
     let hosts: Vec<HostId> = cluster.devices.iter().map(|device| device.host).take(64).collect();
@@ -67,7 +68,8 @@ fn gloo_over_nvlink(cluster: &Cluster) -> Option<String> {
     ))
 }
 
-/// NCCL, whose rings and trees depend on servers, on a graph whose file does not say which GPUs are in one.
+/// Warns if NCCL, whose rings and trees depend on servers, runs on a graph of links whose file does not say which GPUs
+/// are in one server.
 fn unknown_servers(resolved: &Resolved) -> Option<String> {
     let Resolved { cluster, lacks_servers, .. } = resolved;
     // A host with several devices is a server.
@@ -105,7 +107,7 @@ mod tests {
         assert!(nvlink.contains(
             "\nhint: describe the server by `preset = \"rail\"` with `per_server = 4` and `fabric = \"nvlink4\"`"
         ));
-        // Eight slots share nothing.
+        // On a real server, eight GPUs have eight PCI Express slots and share no link.
         let pcie = the_one(&one_host(8, "local\"pcie4_x16\""));
         assert!(
             pcie.contains("the 8 GPUs of host `server` share one link, `local`, of 25 GB/s, where each GPU has a slot"),
@@ -116,10 +118,10 @@ mod tests {
             "{pcie}"
         );
         assert!(the_one(&one_host(2, "local\"pcie4_x16\"")).contains("up to 2 times as long"));
-        // What hosts share by default is no link for GPUs.
+        // The default link of a host is too slow for GPUs.
         let slow = the_one(&one_host(2, ""));
         assert!(slow.contains("share one link, `local`, of 5 GB/s, which is slower than PCI Express"), "{slow}");
-        // Processors share their host's memory; GPUs of a model do not, whatever the library.
+        // CPUs share their host's memory; GPU models do not, whatever the communication library.
         assert_eq!(said(&one_host(8, "").replace("nccl", "gloo")), [""; 0]);
         let mpi = one_host(8, "").replace("nccl", "mpi").replace("count", "model = \"l40s\"\ncount");
         assert!(the_one(&mpi).contains("the 8 GPUs of host `server` share"));
@@ -137,7 +139,7 @@ mod tests {
         assert!(warning.contains("here it uses `gpu.0 -> fabric.0` at 360 GB/s\nhint: simulate NCCL"), "{warning}");
         assert_eq!(said(&cluster("nccl", rail)), [""; 0]);
         assert_eq!(said(&cluster("gloo", "bandwidth = \"400 Gbps\"")), [""; 0]);
-        // What switches have between them is shared: 4 x 400 Gbps.
+        // Links between switches may be shared: 4 x 400 Gbps.
         let tree = "preset = \"fat_tree\"\nhosts_per_leaf = 4\nspines = 1\nbandwidth = \"400 Gbps\"";
         assert_eq!(said(&cluster("gloo", tree)), [""; 0]);
         let graph = "links = [{ between = [\"gpu.0\", \"gpu.1\"], bandwidth = \"450 GB/s\" }]";

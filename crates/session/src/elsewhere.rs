@@ -1,5 +1,6 @@
-//! Owns what the program of a record would have met with on the cluster that the record is replayed on: memory that does not suffice, timeouts
-//! that pass, and what else it could have found out about its devices. A replay does what was recorded, whatever the program would have done.
+//! Owns the differences that a recorded program would have met on the cluster of its replay: too little memory, expired
+//! timeouts, and other device properties that the program can query. A replay repeats the recorded requests, whatever
+//! the program would have done.
 
 use crate::places::{gpu, places};
 use crate::session::Stop;
@@ -17,14 +18,14 @@ use uniference_studies::memory::{Excess, Memory};
 
 const HINT: &str = "run the program again on this cluster, to see what it does there";
 
-/// Bytes that ranks' devices have, where that is less than in the recorded run; `None`: it is not.
+/// Memory of each rank's device in bytes, if it is less than in the recorded run; `None` otherwise.
 pub(crate) fn limits(home: &Resolved, here: &Resolved) -> Vec<Option<u64>> {
     let had = home.cluster.devices.iter().map(|device| device.memory.map_or(u64::MAX, |memory| memory.0));
     let has = here.cluster.devices.iter().map(|device| device.memory.map(|memory| memory.0));
     had.zip(has).map(|(had, has)| has.filter(|has| *has < had)).collect()
 }
 
-/// Hears what ranks allocate, besides another recorder.
+/// Tracks ranks' allocations and passes each recorded step on to another recorder.
 pub(crate) struct Limited<'a> {
     pub(crate) memory: Option<Memory>,
     pub(crate) recorder: &'a mut dyn Recorder,
@@ -41,7 +42,7 @@ impl Recorder for Limited<'_> {
     }
 }
 
-/// How a run ends that runs out of a device's memory.
+/// The end of a run that exceeds a device's memory.
 pub(crate) fn out_of_memory(excess: &Excess, devices: &[Device]) -> Stop {
     let Excess { rank, held, limit, line, backward } = excess;
     let function = line.as_ref().map(|line| &*line.function).filter(|function| !function.is_empty());
@@ -61,7 +62,7 @@ pub(crate) fn out_of_memory(excess: &Excess, devices: &[Device]) -> Stop {
     Stop { exit: Exit::ProgramFailed, message }
 }
 
-/// Counts waits for communication that a timeout has ended: the program got an error.
+/// Counts waits for communication that ended with a timeout, which is an error in the program.
 #[derive(Default)]
 pub(crate) struct TimedOut {
     pub(crate) count: u64,
@@ -82,7 +83,8 @@ impl Observer for TimedOut {
 }
 
 impl TimedOut {
-    /// How a run ends in which a timeout passes that did not pass in the recorded one; `None`: none passed.
+    /// The end of a run in which a timeout expires that did not expire in the recorded run; `None` if no timeout
+    /// expired.
     pub(crate) fn stop(&self, lines: &[String]) -> Option<Stop> {
         let (rank, operation, lasted, site) = self.first?;
         let line = lines.get(site.index()).filter(|line| !line.is_empty());
@@ -94,8 +96,8 @@ impl TimedOut {
     }
 }
 
-/// What the program could have found out about its devices that is different on this cluster: each is a warning. `on_gpus` says whether it ran
-/// on simulated GPUs, whose driver tells more.
+/// Device properties that the program can query and that differ between the two clusters, each as a warning. `on_gpus`
+/// says whether the program ran on simulated GPUs, whose driver reveals more properties.
 pub(crate) fn noticed(home: &Resolved, here: &Resolved, on_gpus: impl FnOnce() -> bool) -> Vec<String> {
     let of = |resolved: &Resolved| places(&resolved.cluster, &resolved.cores);
     let (before, after) = (of(home), of(here));

@@ -56,7 +56,7 @@ impl Need {
         self.bytes()?.checked_sub(self.available?).filter(|lacking| *lacking > 0)
     }
 
-    /// Whether the device has memory enough, but almost nothing is left.
+    /// Whether the device's memory suffices with almost nothing to spare.
     pub fn is_tight(&self) -> bool {
         self.bytes().zip(self.available).is_some_and(|(bytes, available)| is_tight(bytes, available))
     }

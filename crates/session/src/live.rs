@@ -55,11 +55,12 @@ pub struct Program {
     pub backend_named: bool,
     /// The rank that has the terminal, if one does.
     pub terminal: Option<Terminal>,
-    /// Standard input of rank 0, if it is given one.
+    /// Standard input of rank 0, if the program is given any.
     pub input: Option<OwnedFd>,
     /// Operators on tensors of more elements are not computed; `None`: all are.
     pub values: Option<u64>,
-    /// Whether an operator or kernel on a simulated GPU whose values are not computed, however large, ends the run.
+    /// Whether the run ends at the first operator or kernel on a simulated GPU whose values are not computed, whatever
+    /// its size.
     pub strict_values: bool,
     /// Whether each operator is timed ([`crate::profile`]).
     pub timed: bool,
@@ -192,7 +193,8 @@ impl<'a> Live<'a> {
     }
 }
 
-/// What a program that has failed should know where not all values are computed. `more`: options of `--values` that compute more.
+/// A hint for a program that failed while not all values were computed. `more` are options of `--values` that compute
+/// more values.
 fn zeros(costing: &Costing, ending: &LiveEnding, more: &str) -> String {
     let LiveEnding::Failed { rank, .. } = ending else { return String::new() };
     let read = costing.zeros(|of| of.0 == *rank);

@@ -12,7 +12,7 @@ type Watch = Arc<dyn Fn(SimTime, u64) + Send + Sync>;
 pub struct Notices {
     hear: Hear,
     watch: Option<Watch>,
-    /// Texts that are not said again, whoever has a copy.
+    /// Texts that were said by [`Notices::say_once`], shared by all copies.
     said: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -42,7 +42,7 @@ impl Notices {
         (self.hear)(&format!("{text}\n"));
     }
 
-    /// Says a thing that would be said of each of several simulations alike.
+    /// Says a text unless it was said before, for texts that several simulations have in common.
     pub(crate) fn say_once(&self, text: &str) {
         if self.said.lock().expect("nobody panics who holds it").insert(text.to_owned()) {
             self.say(text);

@@ -1,4 +1,5 @@
-//! Owns where ranks are placed and which GPUs they find there: what a program can learn of the cluster that it runs on.
+//! Owns the placement of ranks on machines and the GPUs that ranks find there: the properties of its cluster that a
+//! program can query.
 
 use crate::cluster::Chosen;
 use uniference_host::error::HostError;
@@ -6,8 +7,8 @@ use uniference_host::live::phantom::Gpu;
 use uniference_host::live::zygote::RankPlacement;
 use uniference_sim::cluster::Cluster;
 
-/// All that a program can find out of the cluster that it runs on, and where its compute comes from by itself, as text: on clusters of which this is equal it asks
-/// for the same, as long as nothing hangs on time.
+/// Text of all cluster properties that a program can query, and of the source of its compute times. On clusters with
+/// equal text the program makes the same requests, unless they depend on time.
 pub(crate) fn seen(chosen: &Chosen) -> String {
     let Chosen { resolved, backend_named, .. } = chosen;
     let devices = resolved.cluster.devices.iter().map(|device| device.crash);
@@ -16,8 +17,8 @@ pub(crate) fn seen(chosen: &Chosen) -> String {
     format!("{} {backend_named} {:?}", resolved.cluster.backend.name, ranks.collect::<Vec<_>>())
 }
 
-/// Ranks numbered on each machine in order, and machines in the order of their first rank. A machine is a host, or the server that hosts
-/// are cards of.
+/// The placement of each rank: ranks are numbered in order on each machine, and machines in the order of their first
+/// rank. A machine is a host, or the server whose GPUs are hosts of the cluster.
 pub(crate) fn places(cluster: &Cluster, cores: &[Option<u32>]) -> Vec<RankPlacement> {
     let mut machines = Vec::new();
     let mut counts = Vec::new();
@@ -53,11 +54,13 @@ pub(crate) fn places(cluster: &Cluster, cores: &[Option<u32>]) -> Vec<RankPlacem
     (0..numbered.len()).map(place).collect()
 }
 
-/// Bytes that the driver takes for a process on a device: what `nvidia-smi` shows of a process that has only started CUDA 12 or 13 on an H100
-/// or A100, with the kernels of PyTorch loaded when they are needed (some 520 MiB; recalled, not measured by this project).
+/// Bytes that the driver uses per process on a device: `nvidia-smi` shows some 520 MiB for a process that has only
+/// started CUDA 12 or 13 on an H100 or A100, with PyTorch's kernels loaded lazily (recalled, not measured by this
+/// project).
 const CONTEXT: u64 = 520 << 20;
 
-/// What a GPU is like whose device has no model in the cluster file, but for its name and what the file says of its memory.
+/// The GPU model that programs see for a device without a model in the cluster file, except for the GPU's name and the
+/// memory that the file gives.
 const DEFAULT_GPU: &str = "h100-sxm";
 
 /// Gives each rank the GPUs of its host.
@@ -72,7 +75,7 @@ pub(crate) fn give_gpus(places: &mut [RankPlacement], models: &[Option<String>])
     Ok(())
 }
 
-/// The GPU of a device: as the driver has its model, or with the device's own name.
+/// The GPU that the driver shows for a device: the GPU of its model, or a default GPU under the device's own name.
 pub(crate) fn gpu(place: &RankPlacement, model: Option<&str>) -> Result<Gpu, HostError> {
     let known = uniference_formats::devices::find(model.unwrap_or(DEFAULT_GPU));
     let known = known.map_err(|error| {
@@ -103,13 +106,15 @@ pub(crate) fn gpu(place: &RankPlacement, model: Option<&str>) -> Result<Gpu, Hos
         context: CONTEXT,
         bandwidth: bandwidth as u64,
         clock: cuda.clock_khz,
-        // Two transfers a clock (CUDA Runtime API, `cudaDeviceProp`): 2 * clock * bits / 8 bytes a second.
+        // Memory makes two transfers per clock (CUDA Runtime API, `cudaDeviceProp`): 2 * clock * bits / 8 bytes per
+        // second.
         memory_clock: (bandwidth * 4.0 / f64::from(cuda.bus_bits) / 1e3) as u32,
         memory_bus: cuda.bus_bits,
         l2: cuda.l2.0,
         pci: (0, 0x10 + place.local.0, 0),
         uuid,
-        // GeForce cards since the RTX 30 cannot (NVIDIA's driver refuses it); of a Jetson there is one.
+        // GeForce GPUs since the RTX 30 series have no peer access (NVIDIA's driver refuses it); a Jetson has only one
+        // GPU.
         reaches_peers: known.link.is_some() && !cuda.name.contains("GeForce"),
     })
 }

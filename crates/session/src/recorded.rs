@@ -310,8 +310,9 @@ fn other_seeds(args: &Replay, resolved: &Resolved, steps: &Steps) -> Result<Besi
     Ok(Beside { others, warnings: warnings.into_iter().collect() })
 }
 
-/// Where the program might have gone another way than it was recorded. `digest` is of the run on the new cluster: where the record's own
-/// cluster gives the same, nothing took another time. Where it is not given, there are several runs. Whether it, or a library that it uses, might have.
+/// Warnings about points at which the program could have taken another path than recorded, and whether the program or a
+/// library that it uses could have. `digest` is the digest of the run on the new cluster, `None` for several runs: if a
+/// replay on the record's own cluster has the same digest, all times are equal and no path can differ.
 fn other_ways(
     mut hazards: Hazards,
     digest: Option<String>,
@@ -337,7 +338,7 @@ fn other_ways(
     Ok((told, hazards.any(lines)))
 }
 
-/// How many waits for communication a timeout has ended in the recorded run.
+/// Number of waits for communication that ended with a timeout in the recorded run.
 fn timeouts_at_home(recorded: &Manifest, path: &Path) -> Result<u64, HostError> {
     let Some(home) = recorded_cluster(recorded, path) else { return Ok(u64::MAX) };
     let mut heard = (TimedOut::default(), Hazards::default());
@@ -402,9 +403,9 @@ struct Steps {
     options: ComputeOptions,
     recorded: Manifest,
     at_home: bool,
-    /// By rank, bytes of its device where it has fewer than it had.
+    /// Memory of each rank's device in bytes, if it is less than in the recorded run.
     limits: Vec<Option<u64>>,
-    /// What the program could have noticed of the cluster, as warnings.
+    /// Warnings about device properties that the program can query and that differ from the recorded run.
     noticed: Vec<String>,
 }
 
@@ -431,7 +432,7 @@ fn has_operators(path: &Path) -> Result<bool, HostError> {
     Ok(ranks.into_iter().any(|mut steps| steps.any(captured)))
 }
 
-/// Whether any rank has handed anything to a stream of a GPU.
+/// Whether any rank has issued work to a CUDA stream.
 fn runs_on_gpus(path: &Path) -> Result<bool, HostError> {
     let (ranks, _rest) = RecordReader::open(BufReader::new(open_record(path)?))?.by_rank();
     let of_stream = |step: &RecordedStep| match step {

@@ -299,7 +299,7 @@ pub(crate) fn of_run(figures: Figures, resolved: &Resolved, beside: Beside, mani
     report
 }
 
-/// Ranges that have begun and did not end before their rank did: they have no duration.
+/// A warning about ranges that were still open when their rank ended and thus have no duration.
 fn left_open(phases: &Phases) -> Option<String> {
     const MOST_NAMED: usize = 4;
     let open = phases.left_open();
@@ -371,7 +371,7 @@ fn without_effect(resolved: &Resolved, computes: &Computes, modelled: &[bool]) -
     warnings
 }
 
-/// The report of a run for ranks that have no cluster: `inputs` say what they ran on.
+/// The report of an ASTRA-sim run, whose ranks have no cluster; `inputs` describe the system instead.
 pub(crate) fn of_astra((statistics, digest): &(Statistics, Digest), inputs: String, command: Vec<String>) -> Report {
     let devices: Vec<Device> = (0..statistics.ranks().len()).map(|rank| device(format!("npu.{rank}"))).collect();
     let manifest = Manifest { cluster: inputs, command, ..versions() };

@@ -123,7 +123,7 @@ pub struct Session {
     record: RecordLevel,
     folder: Folder,
     notices: Notices,
-    /// Reasons to doubt the figures that were known before the simulation.
+    /// Reasons, known before the simulation, to doubt its figures.
     doubts: Vec<String>,
 }
 
@@ -194,7 +194,7 @@ impl Session {
         Ok(match ending {
             Ending::Finished => Outcome::Finished(Box::new(figures)),
             Ending::Stopped(mut stop) => {
-                // Why the run stopped comes before why that cannot be written down.
+                // The run's error is shown before the warning that its report cannot be written.
                 if let Err(error) = self.write(&self.report_of_failure(figures, &stop)) {
                     stop.message += &format!("warning: {error}\n");
                 }
@@ -204,7 +204,7 @@ impl Session {
         })
     }
 
-    /// The figures of programs up to where they stopped.
+    /// The report of a run that stopped, with figures up to that time.
     fn report_of_failure(&self, figures: Figures, stop: &Stop) -> Report {
         let message = stop.message.trim_end();
         let first = message.lines().next().unwrap_or("error: the run was stopped");

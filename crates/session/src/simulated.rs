@@ -37,7 +37,7 @@ pub(crate) struct Simulated {
     pub(crate) modelled: Vec<bool>,
     /// What its way hung on.
     pub(crate) hazards: Hazards,
-    /// What its program could have noticed of the cluster, as warnings.
+    /// Warnings about device properties that the program can query and that differ from the recorded run.
     pub(crate) noticed: Vec<String>,
     /// The program's lines, by site.
     pub(crate) lines: Vec<String>,

@@ -1,18 +1,19 @@
-//! Owns when memory that suffices is called tight, and what is said then.
+//! Owns the definition of tight memory, which suffices with almost nothing to spare, and the warning about it.
 
 use uniference_formats::table::bytes;
 use uniference_sim::cluster::Device;
 
-/// At this percentage of a device's memory and above a job that fits is called tight: fragmentation, and what kernels and libraries allocate
-/// for themselves, may need what is left.
+/// The percentage of a device's memory from which on a job that fits is called tight: fragmentation, and allocations of
+/// kernels and libraries, may need the rest.
 const TIGHT_PERCENT: u128 = 98;
 
-/// Whether so many bytes leave almost nothing of a device's memory, but do not exceed it.
+/// Whether `held` bytes fit into a device's `available` memory with almost nothing to spare.
 pub(crate) fn is_tight(held: u64, available: u64) -> bool {
     held <= available && 100 * u128::from(held) >= TIGHT_PERCENT * u128::from(available)
 }
 
-/// What to say of the rank that leaves least of its device's memory, if it leaves almost nothing; `needs` are its bytes for each device.
+/// The warning about the rank that leaves the least of its device's memory, if memory is tight; `needs` gives a rank's
+/// bytes.
 pub(crate) fn tightness(devices: &[Device], needs: impl Fn(usize) -> Option<u64>) -> Option<String> {
     let tight = devices.iter().enumerate().filter_map(|(rank, device)| {
         let (held, available) = (needs(rank)?, device.memory?.0);

@@ -47,8 +47,8 @@ const LOOKED_AT: usize = 1 << 16;
 /// Execution traces to be replayed.
 #[derive(Clone)]
 pub struct TraceReplay {
-    /// The prefix of traces called `PREFIX.RANK.et` or `PREFIX.RANK.et.gz`, a pattern that has `%d` for the rank, one trace for all ranks,
-    /// or a text workload.
+    /// The prefix of traces named `PREFIX.RANK.et` or `PREFIX.RANK.et.gz`, a pattern with `%d` for the rank, one trace
+    /// for all ranks, or a text workload.
     pub prefix: PathBuf,
     /// What they run on; if it describes none, the cluster that they were recorded on.
     pub cluster: ClusterOptions,
@@ -388,7 +388,7 @@ fn groups(path: &Path) -> Result<Vec<ProcessGroup>, HostError> {
     Ok(groups.into_iter().map(|(name, ranks)| ProcessGroup { name, description: None, ranks }).collect())
 }
 
-/// What is to be said about groups that were given and that no node names.
+/// A warning about process groups that were given and that no node names.
 fn unused_groups(given: &[ProcessGroup], used: bool) -> Option<String> {
     (!used && !given.is_empty()).then(|| {
         format!(
@@ -398,7 +398,7 @@ fn unused_groups(given: &[ProcessGroup], used: bool) -> Option<String> {
     })
 }
 
-/// What is to be said about parts of traces that are not simulated as they are written.
+/// Warnings about parts of traces that are not simulated as written.
 fn oddities(ranks: impl Iterator<Item = Oddities>) -> Vec<String> {
     let mut all = Oddities::default();
     for rank in ranks {
@@ -418,10 +418,10 @@ fn oddities(ranks: impl Iterator<Item = Oddities>) -> Vec<String> {
     types.into_iter().chain(missing).chain(ignored).collect()
 }
 
-/// What of a trace a replay would not simulate as it is written.
+/// Checks a trace without the traces of other ranks, and fails if a replay would refuse it.
 ///
 /// # Errors
-/// What keeps the trace from being replayed, as far as it can be seen without the traces of other ranks.
+/// If the trace, taken alone, cannot be replayed.
 pub fn check(trace: &Path, rank: u32, ranks: u32, groups_file: Option<&Path>) -> Result<(), HostError> {
     let rules =
         Rules { groups: groups_file.map_or(Ok(Vec::new()), groups)?, ..Rules::of((0..ranks).map(RankId).collect()) };

@@ -1,40 +1,40 @@
-//! Owns how files come about that a command writes as a whole: each appears under its name once it is complete, and an error leaves what was
-//! there before.
+//! Owns the atomic writing of files: a file appears under its name once it is complete, and an error leaves the
+//! previous file unchanged. Terminals, pipes and files in read-only folders are written in place.
 //!
-//! Files that grow during a run are written in place: a run that was killed leaves what it had.
+//! Files that grow during a run are written in place, so that a run that was killed leaves the part written so far.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, ErrorKind, Write};
 use std::path::Path;
 
-/// Writes `contents` to a file.
+/// Writes `contents` to a file atomically.
 ///
 /// # Errors
-/// If it cannot be written. A file that was there before is still there, unchanged.
+/// If the file cannot be written. A previous file is then unchanged, unless it is written in place.
 pub fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     write_with(path, |out| out.write_all(contents))
 }
 
-/// Writes a file by `write`, which need not flush.
+/// Writes a file atomically by `write`, which need not flush.
 ///
 /// # Errors
-/// As [`write()`], and those of `write`.
+/// The errors of [`write()`] and of `write`.
 pub fn write_with(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> io::Result<()> {
-    // A link stays a link.
+    // A symbolic link stays a link, and its target is replaced.
     let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let old = match OpenOptions::new().write(true).open(path) {
         Ok(file) => Some(file.metadata()?),
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    // Terminals and pipes have nothing that could be replaced, and a link to nowhere makes its target.
+    // Terminals and pipes are written in place, and a dangling symbolic link gets its target created.
     if old.as_ref().is_some_and(|old| !old.is_file()) || path.is_symlink() {
         return fill(File::create(path)?, write);
     }
     let part = path.with_file_name(part_of(path.file_name().unwrap_or_default().to_owned()));
     let file = match File::create(&part) {
-        // The folder is closed to new files, the file is not.
+        // If the folder does not permit new files, a file that exists is overwritten in place.
         Err(error) if error.kind() == ErrorKind::PermissionDenied && old.is_some() => {
             return fill(File::create(path)?, write);
         }
@@ -52,13 +52,13 @@ fn fill(file: File, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) 
     let mut out = BufWriter::new(file);
     let filled = write(&mut out).and_then(|()| out.flush());
     if filled.is_err() {
-        // What is left in the buffer must not be tried again when it is dropped.
+        // The remaining buffer is discarded, since dropping `out` would try to write it again.
         drop(out.into_parts());
     }
     filled
 }
 
-/// The name of a file that is not complete.
+/// The temporary name of a file that is being written.
 fn part_of(name: OsString) -> OsString {
     let mut part = OsString::from(".");
     part.push(name);
@@ -66,7 +66,8 @@ fn part_of(name: OsString) -> OsString {
     part
 }
 
-/// The name of the file that a command was writing when it was killed, from what that has left.
+/// The name of the file that a killed command was writing, from the temporary name; `None` if `part` is no temporary
+/// name.
 pub(crate) fn unfinished(part: &str) -> Option<&str> {
     let (name, process) = part.strip_prefix('.')?.strip_suffix(".part")?.rsplit_once('.')?;
     process.parse::<u32>().is_ok().then_some(name)

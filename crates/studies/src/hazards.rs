@@ -82,18 +82,18 @@ impl fmt::Display for Warning {
 #[derive(Clone, Debug, Default)]
 pub struct Hazards {
     threads: BTreeMap<(RankId, TaskId), Thread>,
-    /// By hazard and line.
+    /// Occurrences by hazard and line.
     found: BTreeMap<(Hazard, Option<Site>), Occurrences>,
     /// Somebody waited with a time-out that did not pass.
     met_time_outs: bool,
 }
 
-/// How often a hazard was met at a line, and who met it there first.
+/// The number of times that a hazard occurred at a line, and the rank at which it occurred first.
 #[derive(Clone, Copy, Debug)]
 struct Occurrences {
     count: u64,
     rank: RankId,
-    /// How many such places were known before.
+    /// The number of pairs of hazard and line that were found before this one.
     order: usize,
 }
 
@@ -125,12 +125,13 @@ enum Pending {
 }
 
 impl Hazards {
-    /// Hazards of the program by kind, each with the line where it was met first.
+    /// Hazards of the program, one warning per kind, with the line of the first occurrence.
     pub fn warnings(&self, lines: &[String]) -> Vec<Warning> {
         let mut warnings: BTreeMap<Hazard, (usize, Warning)> = BTreeMap::new();
         for ((hazard, site), found) in &self.found {
             let line = line_of(*site, lines);
-            // Without a line it is a library's own: torch's process groups count in the store who has come so far, its allocator and NCCL's watchdog poll.
+            // Hazards without a line are a library's own: torch's process groups count arrivals in the store, and
+            // torch's allocator and NCCL's watchdog poll.
             if line.is_empty() && *hazard != Hazard::Clock {
                 continue;
             }
@@ -148,7 +149,7 @@ impl Hazards {
         warnings.into_values().map(|(_, warning)| warning).collect()
     }
 
-    /// Whether another replay may be told something else, be it the program that asks or a library.
+    /// Whether another replay may give the program, or a library that it uses, other answers.
     pub fn any(&self, lines: &[String]) -> bool {
         self.found.keys().any(|(hazard, site)| *hazard != Hazard::StoreAnswer || !line_of(*site, lines).is_empty())
     }
@@ -304,7 +305,7 @@ mod tests {
         insta::assert_snapshot!(found.join("\n"));
     }
 
-    /// Line 4 is not known: a library's.
+    /// Line 4 is unknown, as for a request of a library.
     #[test]
     fn polls_of_libraries_are_not_told_of_and_yet_say_that_times_matter() {
         let poll = |line| {

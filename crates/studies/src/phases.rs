@@ -1,5 +1,5 @@
-//! Owns how long the named ranges of programs took, what of that was compute and exposed communication, and how long the kernels took that were launched in
-//! them.
+//! Owns the durations of programs' named ranges, their compute and exposed communication, and the durations of the
+//! kernels that were launched in the ranges.
 
 use crate::statistics::Sample;
 use std::collections::BTreeMap;
@@ -19,12 +19,12 @@ pub struct Phases {
     /// Open ranges that have numbers.
     free: BTreeMap<(RankId, u32), Open>,
     closed: BTreeMap<(Arc<str>, RankId), Closed>,
-    /// In which ranges work was handed to streams.
+    /// The ranges in which each rank issued work to CUDA streams.
     issues: BTreeMap<RankId, IssueRanges<Arc<str>>>,
     launched: BTreeMap<(Arc<str>, RankId), Launched>,
 }
 
-/// How long the work took on streams that was launched in ranges of one name on one rank.
+/// Durations of work on CUDA streams that was launched in the ranges of one name on one rank.
 #[derive(Clone, Copy, Default)]
 struct Launched {
     kernels: SimDuration,
@@ -56,7 +56,7 @@ impl Phases {
         closed.into_iter().filter_map(report).collect()
     }
 
-    /// Names of ranges that have begun and did not end, with the rank of the first of each name.
+    /// Names of ranges that started and did not end, each with the rank of its first such range.
     pub fn left_open(&self) -> BTreeMap<Arc<str>, RankId> {
         let nested = self.nested.iter().flat_map(|((rank, _), open)| open.iter().map(|range| (range, *rank)));
         let free = self.free.iter().map(|((rank, _), range)| (range, *rank));
@@ -68,7 +68,7 @@ impl Phases {
         open
     }
 
-    /// Work that this activity has handed to a stream took so long.
+    /// Calls `count` for each range in which the activity `why` was launched, if the activity runs on a CUDA stream.
     fn launched(&mut self, rank: RankId, why: &Why, count: impl Fn(&mut Launched)) {
         let is_launched = why.queue.and_then(QueueId::stream).is_some();
         let Some(issues) = self.issues.get(&rank).filter(|_| is_launched) else { return };
@@ -118,7 +118,7 @@ impl Observer for Phases {
                 return self.launched(*rank, why, |launched| launched.kernels += took);
             }
             Event::Completed { rank, on_stream: Some(times), why, .. } => {
-                // An operation stands in its group's queue.
+                // The completion of an operation names its group's queue, so the queue of the CUDA stream is used.
                 let why = Why { queue: Some(QueueId::of_stream(times.stream)), ..*why };
                 return self.launched(*rank, &why, |launched| launched.communication += times.kernel);
             }
@@ -244,7 +244,7 @@ mod tests {
         mark(1, 10, enter(1, "layer"));
         mark(2, 20, leave(1));
         mark(3, 30, enter(2, "layer"));
-        // The second one is still open: it has no duration, and what it launched is not shown.
+        // The second range `layer` is still open: it has no duration, and the kernels that it launched are not shown.
         mark(4, 40, leave(0));
         let mut kernel = |start, end, handle, stream| {
             let (start, base, origin, name) = (at(start), us(1), Origin::Roofline, None);
@@ -254,7 +254,7 @@ mod tests {
         kernel(10, 13, 5, Some(7));
         kernel(13, 18, 15, Some(7));
         kernel(18, 25, 25, Some(7));
-        // The host's.
+        // The launching CPU computes, so no range gets this time as kernel time.
         kernel(1, 2, 15, None);
         assert_eq!(
             phases.left_open().into_iter().map(|(name, rank)| (name.to_string(), rank)).collect::<Vec<_>>(),

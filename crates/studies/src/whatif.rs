@@ -52,8 +52,9 @@ impl Change {
     }
 }
 
-/// What is worth a try: each kind of device and each link twice as fast, uplinks of half the oversubscription, no latency, nothing that disturbs, each operation of the critical path
-/// free, and with each other algorithm; and compute beside the operations that have some. `toml` is the whole cluster, as it is recorded.
+/// Changes that are worth a try: each kind of device and each link twice as fast, half the oversubscription of uplinks,
+/// no latency, no disturbances, each operation of the critical path free or with each other algorithm, and compute that
+/// overlaps the operations for which this is possible. `toml` is the whole cluster as recorded.
 pub fn candidates(toml: &str, cluster: &Cluster, explanation: &Explanation, chances: &Chances) -> Vec<Change> {
     let keys = speed_keys(toml);
     let each = |speed: Speed, value: &'static str| {
@@ -99,7 +100,7 @@ pub fn candidates(toml: &str, cluster: &Cluster, explanation: &Explanation, chan
     once
 }
 
-/// The names of the ends of a link.
+/// The names of the two ends of a link.
 fn ends(link: &str) -> Option<[&str; 2]> {
     let (from, to) = link.split_once(" <-> ").or_else(|| link.split_once(" -> "))?;
     Some([from, to])

@@ -106,7 +106,7 @@ fn groups_that_no_node_names_and_dependencies_on_missing_nodes_are_noticed() {
     };
     let unused = "no node names a process group of --astra-comm-groups (1 process group)";
     assert!(report("t.et").contains(unused) && !report("named.et").contains(unused));
-    // One on each of two ranks.
+    // Each of the two ranks has one dependency on a missing node.
     assert!(report("t.et").contains("dependencies on missing nodes: 2; treated as satisfied"));
 }
 

@@ -19,9 +19,9 @@ pub const COMM_TAG: &str = "comm_tag";
 pub const ROOT_RANK: &str = "root_rank";
 /// The process group.
 pub const PG_NAME: &str = "pg_name";
-/// The process group, in traces of STG with its legacy attributes.
+/// The process group in STG traces with legacy attributes.
 pub const COMM_GROUP: &str = "comm_group";
-/// The dimensions of the network that a collective spans, in traces of ASTRA-sim 1.0; a list of bools, or one bool per attribute
+/// The network dimensions that a collective spans, in ASTRA-sim 1.0 traces; a list of bools, or one bool per attribute
 /// `involved_dim_N`.
 pub const INVOLVED_DIM: &str = "involved_dim";
 /// Floating-point operations of a compute node.
@@ -162,7 +162,7 @@ impl Node {
         self.group_of(PG_NAME).or_else(|| self.group_of(COMM_GROUP))
     }
 
-    /// The process group that one attribute names.
+    /// The process group that the attribute names.
     pub(super) fn group_of(&self, attribute: &str) -> Option<String> {
         match self.attribute(attribute)? {
             Value::String(name) if name.is_empty() => None,

@@ -1,11 +1,12 @@
-//! Owns MLCommons Chakra's execution traces (ETs): what each rank of a job did, as a graph of compute, memory and communication nodes.
+//! Owns MLCommons Chakra's execution traces (ETs): the work of each rank of a job as a graph of compute, memory and
+//! communication nodes.
 //!
-//! A file is a [`frame`] after the other, each a message of the [`schema`]; [`read`] and [`mod@write`] stream them, so a file may be
-//! larger than memory. [`attributes`] say what a node means, [`groups`] who its process group is, [`check`] whether its
-//! dependencies hold together, [`refuse`] which single nodes cannot be run. [`stats`], [`json`], [`dot`] and [`diff`] show traces to people and to other tools.
+//! A file is a sequence of [`frame`]s, each with one message of the [`schema`]; [`read`] and [`mod@write`] stream the
+//! frames, so a file may be larger than memory. [`attributes`] interprets nodes, [`groups`] finds the members of
+//! process groups, [`check`] finds broken dependencies, and [`refuse`] finds single nodes that cannot be run.
+//! [`stats`], [`json`], [`dot`] and [`diff`] show traces to people and to other tools.
 //!
-//! [`own`] says what the schema has no words for, in traces of Uniference's own. Running traces, and making them, is the business of
-//! `uniference-programs`.
+//! [`own`] names Uniference's additions to the schema. `uniference-programs` runs traces and makes them.
 
 pub mod attributes;
 pub mod check;

@@ -16,7 +16,7 @@ pub const DURATION_PS: &str = "uniference_duration_ps";
 pub const LINE: &str = "uniference_line";
 /// Of a range that may overlap others: which of its rank's it is.
 pub const RANGE: &str = "uniference_range";
-/// Of a range of a thread, that thread.
+/// The thread of a range.
 pub const THREAD: &str = "uniference_thread";
 /// The store's operation, as JSON.
 pub const STORE: &str = "uniference_store";
@@ -32,7 +32,8 @@ pub const OPERATORS: &str = "uniference_operators";
 pub const CLUSTER: &str = "uniference_cluster";
 /// Beside it: the seed of the run.
 pub const SEED: &str = "uniference_seed";
-/// In the metadata of a linked recording without any accelerator: the library that its processors communicate by, `gloo`.
+/// The library by which the CPUs of a linked recording without accelerators communicate, in the trace's metadata:
+/// `gloo`.
 pub const LIBRARY: &str = "uniference_library";
 
 /// A part of a program that is no communication.

@@ -1,12 +1,14 @@
-//! Owns which single nodes cannot be run as they are: values that the schema does not have, and values that contradict each other or
-//! the rank of the trace. Everybody who runs or checks traces asks it about every node.
+//! Owns the reasons why a single node cannot be run: values that the schema does not define, and values that
+//! contradict each other or the rank of the trace. Every caller that runs or checks traces asks this module about every
+//! node.
 //!
-//! Questions that need more than the node, such as the members of a process group, are the business of those who run traces.
+//! Checks that need more than the node, such as the members of its process group, belong to the callers that run
+//! traces.
 
 use super::attributes::{COMM_DST, COMM_GROUP, COMM_SRC, COMM_TYPE, INVOLVED_DIM, PG_NAME};
 use super::schema::{Node, NodeType, Value};
 
-/// Attributes with the prefixes of [`COMMUNICATION`] that are understood, or change nothing.
+/// Attributes that start with a prefix in [`COMMUNICATION`] and are understood, or have no effect.
 const UNDERSTOOD: [&str; 8] = [
     COMM_TYPE,
     super::attributes::COMM_SIZE,
@@ -18,19 +20,20 @@ const UNDERSTOOD: [&str; 8] = [
     "pg_desc",
 ];
 
-/// How the names of attributes begin that say something about communication.
+/// Prefixes of the names of attributes that describe communication.
 const COMMUNICATION: [&str; 3] = ["comm_", "pg_", "group"];
 
-/// Why a node cannot be run.
+/// The reason why a node cannot be run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Words that follow the name of the node.
+    /// Text of an error message after the name of the node.
     pub problem: String,
-    /// How to mend it.
+    /// Advice how to fix the trace.
     pub hint: &'static str,
 }
 
-/// Why the node cannot be run in the trace of `rank`; `None`: nothing in the node itself prevents it.
+/// The reason why the node cannot be run in the trace of `rank`; `None` if nothing in the node itself prevents
+/// it.
 pub fn refusal(node: &Node, rank: u32) -> Option<Refusal> {
     let own = match node.r#type() {
         NodeType::CommColl => None,
@@ -41,14 +44,14 @@ pub fn refusal(node: &Node, rank: u32) -> Option<Refusal> {
     unknown_collective(node).or_else(|| unclear_group(node)).or_else(|| contradicts_rank(node, own?, rank))
 }
 
-/// Attributes of a communication node that seem to say something about the communication and are not understood.
+/// Names of a communication node's attributes that seem to describe the communication and are not understood.
 pub fn ignored(node: &Node) -> impl Iterator<Item = &str> {
     let communicates = matches!(node.r#type(), NodeType::CommColl | NodeType::CommSend | NodeType::CommRecv);
     let names = node.attr.iter().filter(move |_| communicates).map(|attribute| attribute.name.as_str());
     names.filter(|name| COMMUNICATION.iter().any(|prefix| name.starts_with(prefix)) && !UNDERSTOOD.contains(name))
 }
 
-/// The host's half of a collective need not say which one it is.
+/// Refuses a collective of unknown type. The CPU's node of a collective may lack the type.
 fn unknown_collective(node: &Node) -> Option<Refusal> {
     if node.r#type() != NodeType::CommColl || node.comm_type().is_some() {
         return None;

@@ -100,7 +100,8 @@ fn tuning(parameters: &Parameters, source: &Source) -> Result<Option<Tuning>, Di
     }
 }
 
-/// The profile of the backend that was chosen. The caller's choice goes before the file's, the script's after it, and what the devices imply comes last.
+/// The profile of the chosen backend. In order of precedence, the backend is the caller's choice, the file's, the
+/// script's, or the backend that the devices imply.
 fn by_name(raw: &RawCluster, choices: &Choices, source: &Source) -> Result<RawCluster, Diagnostic> {
     if let Some(name) = &choices.backend {
         return profile(name, |message| Diagnostic::new(message).at("--backend", name, 0..name.len()));
@@ -338,7 +339,8 @@ pub(super) fn adapt(
     algorithms.adapt(Surroundings { per_server, inside, between, cards, nvls, max_channels, host, settings });
 }
 
-/// The number of NICs of the server that ranks on `inside` share: the links by which its ways to `outside` leave the ways between its own hosts.
+/// The number of NICs that the ranks on the hosts `inside` of one server share: the links by which routes to `outside`
+/// leave the routes between the server's own hosts.
 fn network_cards(topology: &Topology, inside: &[HostId], outside: &[HostId]) -> u32 {
     let Some(last) = outside.len().checked_sub(1) else {
         return inside.iter().collect::<BTreeSet<_>>().len() as u32;
@@ -349,7 +351,7 @@ fn network_cards(topology: &Topology, inside: &[HostId], outside: &[HostId]) -> 
         .flat_map(|(a, b)| [topology.route(*a, *b), topology.route(*b, *a)])
         .flat_map(|route| route.links)
         .collect();
-    // Each host's way to its counterpart in the next server.
+    // The first link outside the server on the route of a host to its counterpart in the next server.
     let exit = |(at, host): (usize, &HostId)| {
         let route = topology.route(*host, outside[at.min(last)]);
         route.links.into_iter().find(|link| !within.contains(link))
@@ -378,7 +380,7 @@ mod tests {
     use super::*;
     use crate::cluster::ClusterFile;
 
-    /// Servers of four GPUs on one NVSwitch: the links that leave it, or the GPUs, are the NICs.
+    /// Servers have four GPUs on one NVSwitch: their NICs are the links that leave the switch or the GPUs.
     #[test]
     fn network_cards_are_the_links_that_leave_a_server() {
         let cards = |network: &str| {
@@ -397,7 +399,8 @@ mod tests {
             links.dedup();
             format!("per_server = 4\nlinks = [{}]", links.join(", "))
         };
-        // A NIC for each GPU on one leaf; on rails; two for each server; one, on the NVSwitch; and what 4:1 uplinks leave is a NIC each, too.
+        // Topologies: one NIC per GPU on one leaf; one NIC per GPU on rails; two NICs per server; one NIC on the
+        // NVSwitch; and 4:1 uplinks, with one NIC per GPU, too.
         assert_eq!(cards(&graph(&|gpu| link(format!("g.{gpu}"), "leaf".to_owned()))), 4);
         assert_eq!(cards(&graph(&|gpu| link(format!("g.{gpu}"), format!("rail.{}", gpu % 4)))), 4);
         let two = |gpu: u32| link(format!("g.{}", gpu / 2 * 2), "leaf".to_owned());

@@ -143,10 +143,11 @@ pub(super) fn cores(raw: &[Spanned<RawDevice>]) -> Vec<Option<u32>> {
     by_rank(raw, |raw| raw.cores.as_ref().map(|cores| *cores.get_ref()))
 }
 
-/// By rank: the processor beside its device, by its whole name: the file's, or else the one that servers with such devices have.
+/// Full name of the host CPU of each rank's device, by rank: the CPU in the file, or else the CPU that servers with
+/// this device usually have.
 ///
 /// # Errors
-/// A name that the table has not, or not for a processor.
+/// If the table of devices does not have a CPU of the name in the file.
 pub(super) fn host_cpus(raw: &[Spanned<RawDevice>], source: &Source) -> Result<Vec<Option<String>>, Diagnostic> {
     let host_cpu = |raw: &RawDevice| {
         let Some(said) = &raw.host_cpu else {

@@ -59,7 +59,8 @@ pub struct ClusterFile {
 pub struct Choices {
     /// In place of the file's backend.
     pub backend: Option<String>,
-    /// Where neither names one: the name that the script passed. Without it `nccl` if all devices are models of GPUs that use it, else `gloo`.
+    /// The backend that the script passed, used if neither the file nor the caller names one. Without any of the three,
+    /// the backend is `nccl` if all devices are GPU models that use NCCL, else `gloo`.
     pub fallback_backend: Option<String>,
     /// In place of the file's and the backend's algorithms.
     pub algorithms: Vec<AlgorithmChoice>,
@@ -87,7 +88,7 @@ pub struct Resolved {
     pub models: Vec<Option<String>>,
     /// By rank: how many processor cores its device has, if the file says so; at least 1.
     pub cores: Vec<Option<u32>>,
-    /// By rank: the processor beside its device, by its whole name, if one is known.
+    /// Full name of the host CPU of each rank's device, by rank, if it is known.
     pub host_cpus: Vec<Option<String>>,
     /// By rank: the worker that runs it, if the file says so.
     pub workers: Vec<Option<String>>,
@@ -97,7 +98,7 @@ pub struct Resolved {
     pub kernels: Vec<KernelCost>,
     /// What is known of the model's errors on this cluster.
     pub uncertainty: Option<Uncertainty>,
-    /// The network is a graph of links of which the file does not say which hosts are GPUs of one server.
+    /// The network is a graph of links, and the file does not say which hosts are GPUs of one server.
     pub lacks_servers: bool,
 }
 
@@ -138,7 +139,7 @@ impl ClusterFile {
         self.raw.backend.as_ref().map(|backend| backend.get_ref().0.name.get_ref().as_str())
     }
 
-    /// Whether the devices are models of GPUs that use NCCL, so that a backend that is not named is NCCL.
+    /// Whether all devices are GPU models that use NCCL, so that the default backend is NCCL.
     pub fn implies_nccl(&self) -> bool {
         devices::all_use_nccl(&self.raw.device)
     }

@@ -52,7 +52,8 @@ pub(super) fn resolve(
     Ok((topology, filled))
 }
 
-/// What links carry and how far hosts are apart, as the file says it: one value, or the least and the greatest where links have their own.
+/// The bandwidth and the latency of the network's links for display, as the file spells them: one value, or the least
+/// and the greatest value if links differ.
 pub(super) fn headline(raw: &RawNetwork) -> (Option<String>, Option<String>) {
     let usual = (raw.bandwidth.as_ref().map(|rates| *rates.get_ref()), raw.latency);
     let own = |rates: Option<RawRates>, time: Option<Duration>| {
@@ -389,7 +390,7 @@ mod tests {
         format!("{DEVICES}links = [{}]\n", all.join(", "))
     }
 
-    /// The headline of a report has what links have, and no default that none of them has.
+    /// The headline of a report shows the values that links have, and not a default that every link overrides.
     #[test]
     fn a_headline_says_what_links_carry() {
         let headline = |text: &str| {
@@ -398,7 +399,7 @@ mod tests {
         };
         let own = ", bandwidth = \"100 Gbps\", latency = \"3 us\"";
         assert_eq!(headline(&links(own)), "c (4 links, 25 Gbps to 50 GB/s, 2 us to 3 us, gloo)");
-        // The last link has the defaults.
+        // The last link uses the network's defaults.
         assert_eq!(headline(&links("")), "c (4 links, 10 Gbps to 50 GB/s, 2 us to 10 us, gloo)");
         let usual = format!("{}bandwidth = \"1 Gbps\"\nlatency = \"2 us\"\n", links(""));
         assert_eq!(headline(&usual), "c (4 links, 1 Gbps to 50 GB/s, 2 us, gloo)");

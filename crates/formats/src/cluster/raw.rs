@@ -97,7 +97,8 @@ pub(super) struct RawDevice {
     /// The device of the table that it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) model: Option<Spanned<String>>,
-    /// The processor of the table beside the device, which runs the program's operators on CPU tensors; or `"none"`.
+    /// Host CPU of the device, by its name in the table of devices, which runs the program's operators on CPU tensors;
+    /// or `"none"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) host_cpu: Option<Spanned<String>>,
     /// The share of the device that communication takes.

@@ -18,7 +18,7 @@ pub enum Speed {
     Slowdown,
     /// How many bytes a second it carries.
     Bandwidth,
-    /// How many times the bandwidth of a switch's uplinks that of its hosts is.
+    /// The ratio of the hosts' bandwidth at a switch to the bandwidth of the switch's uplinks.
     Oversubscription,
     /// How long the last byte is on its way.
     Latency,
@@ -77,10 +77,11 @@ pub fn bandwidth_of_host(cluster: &str, host: &str) -> Option<String> {
     has_hosts.then(|| format!("network.host.{}.bandwidth", quoted(host)))
 }
 
-/// The key of the bandwidth of a link that the cluster lists, by the names of its ends; `None`: there is no such link.
+/// The TOML key of the bandwidth of the link between the named `ends` in a cluster that lists links; `None` if the
+/// cluster lists no such link.
 ///
 /// # Panics
-/// As in [`speed_keys`].
+/// If the cluster is not valid TOML.
 pub fn bandwidth_of_link(cluster: &str, ends: [&str; 2]) -> Option<String> {
     let root: Table = cluster.parse().expect("a cluster that was resolved is TOML");
     let links = root.get("network")?.get("links")?.as_array()?;

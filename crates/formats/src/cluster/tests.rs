@@ -104,7 +104,7 @@ fn the_backend_is_the_callers_then_the_files_then_the_scripts() {
     assert_eq!(backend(&silent, None, None), "gloo");
 }
 
-/// GPUs of NVIDIA communicate by NCCL; boards, other makers' GPUs, devices of given rates and clusters of several kinds do not.
+/// NVIDIA GPUs imply NCCL; Jetson boards, GPUs of other vendors, devices with explicit rates and mixed clusters do not.
 #[test]
 fn models_of_gpus_imply_nccl() {
     let backend = |devices: &[&str], fallback: Option<&str>| {

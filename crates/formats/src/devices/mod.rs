@@ -71,10 +71,11 @@ pub enum DeviceKind {
     Gpu,
 }
 
-/// What of PCI Express's raw rate a large copy reaches: headers of packets and flow control take the rest (Neugebauer et al., "Understanding PCIe performance
-/// for end host networking", SIGCOMM 2018).
+/// The fraction of PCI Express's raw rate that a large copy reaches; packet headers and flow control use the rest
+/// (Neugebauer et al., "Understanding PCIe performance for end host networking", SIGCOMM 2018).
 pub const PCI_EXPRESS: f64 = 0.8;
-/// Bytes a second to the host of a device of which nobody knows how it gets there: PCI Express 4.0 with 16 lanes.
+/// Bytes per second between the host and a device whose host link is unknown: the rate of PCI Express 4.0 with 16
+/// lanes.
 pub const UNKNOWN_LINK: f64 = 32e9;
 
 /// All devices, in the order of the table.
@@ -82,10 +83,11 @@ pub fn all() -> &'static [KnownDevice] {
     &TABLE
 }
 
-/// Parts of a name that tell variants of one product apart: form factor, kind of memory, die. Sizes of memory (`80gb`) are further ones.
+/// Parts of device names that distinguish variants of one product: form factor, kind of memory, die. Memory sizes
+/// (`80gb`) also distinguish variants.
 const VARIANTS: [&str; 7] = ["sxm", "sxm2", "sxm4", "pcie", "nvl", "hbm2e", "gcd"];
 
-/// The device called `name`: its whole name, a short one, or its product, of which the table has one variant.
+/// The device called `name`: a full name, a short name, or the name of a product that has one variant in the table.
 ///
 /// # Errors
 /// If no device, or more than one, has such a name; the text ends with a hint.
@@ -94,7 +96,8 @@ pub fn find(name: &str) -> Result<&'static KnownDevice, UnknownDevice> {
     if let Some(device) = TABLE.iter().find(exactly) {
         return Ok(device);
     }
-    // Another product may begin with the same letters: an H20 is no H200, a Jetson AGX Xavier no Jetson AGX Orin.
+    // Different products may start with the same letters: `h20` is not an H200, and Jetson AGX Xavier is not a Jetson
+    // AGX Orin.
     let variants: Vec<&KnownDevice> = TABLE.iter().filter(|device| is_product(name, &device.name)).collect();
     let begins = |device: &&KnownDevice| !name.is_empty() && device.name.starts_with(&name.to_lowercase());
     let begins: Vec<&str> = TABLE.iter().filter(begins).map(|device| device.name.as_str()).collect();
@@ -119,7 +122,7 @@ pub fn find(name: &str) -> Result<&'static KnownDevice, UnknownDevice> {
     }
 }
 
-/// Whether all that the name of a device has beyond `name` tells variants of one product apart.
+/// Whether all parts of the device's name after `name` distinguish variants of one product.
 fn is_product(name: &str, device: &str) -> bool {
     let is_memory = |part: &str| part.strip_suffix("gb").is_some_and(|size| size.parse::<u32>().is_ok());
     let rest = device.strip_prefix(name).and_then(|rest| rest.strip_prefix('-'));
@@ -174,9 +177,10 @@ impl KnownDevice {
         SimDuration::from_secs_f64(self.launch_us? * 1e-6)
     }
 
-    /// The processor that servers with such devices usually have: of each kind one, of which a server has two. `None`: none is known.
+    /// The CPU model that servers with this device usually have, two CPUs per server; `None` if it is unknown.
     ///
-    /// NVIDIA's data sheets: DGX H100 and H200 have two Xeon Platinum 8480C, DGX B200 two 8570, DGX A100 two EPYC 7742, GB200 and GB300 Grace.
+    /// From NVIDIA's data sheets: DGX H100 and H200 have two Xeon Platinum 8480C, DGX B200 two 8570, DGX A100 two EPYC
+    /// 7742, GB200 and GB300 Grace.
     pub fn host_cpu(&self) -> Option<&'static str> {
         if self.kind != DeviceKind::Gpu || self.vendor != "nvidia" {
             return None;
@@ -244,8 +248,8 @@ impl KnownDevice {
         })
     }
 
-    /// Whether programs on it communicate by NCCL: GPUs of NVIDIA do, except those that share the host's memory (Jetson), for which NVIDIA builds PyTorch
-    /// without NCCL.
+    /// Whether programs on this device communicate by NCCL. NVIDIA GPUs use NCCL, except GPUs that share the host's
+    /// memory (Jetson), for which NVIDIA builds PyTorch without NCCL.
     pub fn uses_nccl(&self) -> bool {
         self.vendor == "nvidia" && self.kind == DeviceKind::Gpu && self.host_link().is_some()
     }
@@ -336,7 +340,7 @@ mod tests {
         assert!(named("").unwrap_err().contains("device models are"));
     }
 
-    /// Each of these is a product of its own, or several, that begins as a device of the table does.
+    /// Each name is a different product, or several products, whose name starts like a device of the table.
     #[test]
     fn a_name_of_another_product_is_refused() {
         let refused = |name: &str| match find(name) {

@@ -1,11 +1,14 @@
-//! Owns how a program record spells what ranks ask for, apart from what the simulator calls it, so that the one may change without the other.
+//! Owns the encoding of ranks' requests in a program record. The encoding is separate from the simulator's types, so
+//! that either may change without the other.
 //!
-//! Everything is postcard. Its enums are numbered in the order of their variants here, and the tables below number what has no fields: what
-//! is new goes to the end of either, and nothing changes its place. Times are picoseconds, sizes bytes. All versions of the format share it, but version 1
-//! never has [`Step::Named`] or [`Step::Line`], versions 1 and 2 never have [`Step::Operators`] or [`Step::HandlesInOrder`], and none before 4 has
-//! [`Step::Elapsed`], [`Activity::Part`] or [`Activity::Reach`], none before 5 has [`Step::Look`]: their ranks read the clock by [`Step::Now`]; none
-//! before 6 has [`Mark::Open`] or [`Mark::Close`], none before 7 [`Mark::Name`], none before 8 [`Step::Follows`], where they have [`Step::After`],
-//! none before 9 [`CallOp::Write`], and none before 11 [`Mark::Enter`], [`Mark::Leave`] or [`Step::JoinConfigured`].
+//! All frames are postcard. Postcard numbers the variants of an enum in their order in this file, and the tables below
+//! number enums without fields: new variants are added at the end, and no variant changes its position. Times are
+//! picoseconds, sizes bytes. All versions of the format share this encoding. Some variants occur only from a version
+//! on: [`Step::Named`] and [`Step::Line`] from version 2; [`Step::Operators`] and [`Step::HandlesInOrder`] from version
+//! 3; [`Step::Elapsed`], [`Activity::Part`] and [`Activity::Reach`] from version 4; [`Step::Look`] from version 5
+//! (ranks of earlier versions read the clock by [`Step::Now`]); [`Mark::Open`] and [`Mark::Close`] from version 6;
+//! [`Mark::Name`] from version 7; [`Step::Follows`] from version 8 (earlier versions have [`Step::After`]);
+//! [`CallOp::Write`] from version 9; and [`Mark::Enter`], [`Mark::Leave`] and [`Step::JoinConfigured`] from version 11.
 
 use crate::report::Manifest;
 use serde::{Deserialize, Serialize};
@@ -151,7 +154,7 @@ pub(super) enum Step {
         task: u32,
         resumption: u64,
     },
-    /// As `JoinGroup`, of a group with [`NcclSettings`].
+    /// Like `JoinGroup`, for a group with [`NcclSettings`].
     JoinConfigured {
         ranks: Vec<u32>,
         sequence: u32,

@@ -102,9 +102,9 @@ struct RankRows {
     /// `rank 0 (orin.0)`.
     name: String,
     rows: BTreeMap<What, Vec<Lane>>,
-    /// The threads' ranges that are open, in the order in which they have begun: thread, name, and number if it has one.
+    /// Open ranges of the rank's threads, in the order of their start: thread, name, and number if the range has one.
     ranges: Vec<(TaskId, String, Option<u32>)>,
-    /// The ranges in which its threads issued activities.
+    /// The ranges in which the rank's threads issued activities.
     issues: IssueRanges<Arc<str>>,
     /// By number, on which of its rows a range is open that may overlap others.
     overlapping: BTreeMap<u32, usize>,
@@ -318,7 +318,8 @@ impl<F: Format> TraceWriter<F> {
                 let inside: Vec<String> =
                     open[at_place..].iter().filter(|(by, ..)| *by == task).map(|(_, name, _)| name.clone()).collect();
                 let tid = self.lane(rank, What::Ranges(task), at).id;
-                // Slices of a row lie in each other: those that have begun in this one end with it, and begin anew.
+                // Timeline slices of one row must nest: slices that started inside the ended slice end with it and
+                // start again.
                 (0..=inside.len()).for_each(|_| self.out.end(Row { pid, tid }, at));
                 inside.iter().for_each(|name| self.out.begin(Row { pid, tid }, at, name));
             }

@@ -161,7 +161,7 @@ fn a_flood_of_strangers_is_logged_in_a_bounded_number_of_lines() {
     (0..100_000).for_each(|_| refusals.note("10.0.0.1:7", &"the token is wrong"));
     drop(refusals);
     let said = said.lock().unwrap();
-    // The first 20, the 32nd to the 65,536th (12 powers of two), and their number.
+    // The log has the first 20 refusals, the 32nd to the 65,536th (12 powers of two), and the total.
     assert_eq!(said.len() as u64, LISTED + 12 + 1);
     assert_eq!(said[0], "refused 10.0.0.1:7: the token is wrong");
     assert!(said[20].ends_with("(32 connections refused so far, not all are listed)"), "{}", said[20]);

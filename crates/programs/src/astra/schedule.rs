@@ -94,20 +94,21 @@ pub struct CompletedNode<'a> {
     pub ended: u64,
 }
 
-/// What deserves a word about traces that ran to their end.
+/// Doubts about the simulation of traces that ran to their end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Doubts {
-    /// Number of compute nodes that took 1 ns because they give their operations and no duration, and the system has its roofline
-    /// disabled.
+    /// Number of compute nodes that took 1 ns because they give a number of operations and no duration, and the system
+    /// has its roofline model disabled.
     pub untimed: u64,
-    /// Whether a node named one of the process groups that were given beside the traces.
+    /// Whether a node named one of the process groups that were given in addition to the traces.
     pub uses_given_groups: bool,
 }
 
-/// Runs a trace for each rank. `observer` hears of the ranks' ends, `done` of each node that takes time, as it ends.
+/// Runs a trace for each rank. `observer` receives the ends of the ranks, `done` each node that took time, when the
+/// node ends.
 ///
 /// # Errors
-/// A trace that cannot be read, asks for what ASTRA-sim does not have, or waits for ever.
+/// If a trace cannot be read, uses a feature that ASTRA-sim does not have, or deadlocks.
 ///
 /// # Panics
 /// If there are not as many traces as the model has ranks.

@@ -175,7 +175,8 @@ impl<N: Nodes> Feed<N> {
         &self.groups
     }
 
-    /// Number of dependencies on nodes that the trace does not have. Known once it has been read to its end.
+    /// Number of dependencies on nodes that the trace does not have. The number is final once the trace has been read
+    /// to its end.
     pub fn missing(&self) -> u64 {
         self.missing
     }

@@ -151,14 +151,14 @@ pub struct Replay<N> {
     operators: IndexMap<String, Option<CostedOperator>, FxBuildHasher>,
 }
 
-/// Parts of traces that are not simulated as they are written.
+/// Parts of traces that are not simulated as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Oddities {
-    /// Number of nodes of an unknown type: they take no time.
+    /// Number of nodes of an unknown type, which take no time.
     pub unknown_types: u64,
-    /// Number of dependencies on nodes that are not in the trace: they count as met.
+    /// Number of dependencies on nodes that are not in the trace; they count as satisfied.
     pub missing_dependencies: u64,
-    /// Number of communication nodes, by an attribute that is not understood and has no effect.
+    /// Number of communication nodes for each attribute that is not understood and has no effect.
     pub ignored: BTreeMap<String, u64>,
 }
 
@@ -237,17 +237,17 @@ impl<N: Nodes> Replay<N> {
         self.untimed
     }
 
-    /// What is not simulated as the trace has it, of the nodes so far.
+    /// Parts of the trace's nodes so far that are not simulated as written.
     pub fn oddities(&self) -> Oddities {
         Oddities { missing_dependencies: self.feed.missing(), ..self.oddities.clone() }
     }
 
-    /// The process groups besides those that the traces describe.
+    /// The process groups that were given in addition to the groups that the traces describe.
     pub fn given_groups(&self) -> &[ProcessGroup] {
         &self.rules.groups
     }
 
-    /// Whether a node so far names one of [`Rules::groups`].
+    /// Whether any node so far names one of [`Rules::groups`].
     pub fn uses_given_groups(&self) -> bool {
         self.rules.groups.iter().any(|group| self.named.contains_key(&group.name))
     }
@@ -311,7 +311,7 @@ impl<N: Nodes> Replay<N> {
         }
     }
 
-    /// Refuses a node that cannot be run as it is, and counts what is not understood.
+    /// Refuses a node that cannot be run, and counts its attributes that are not understood.
     fn examine(&mut self, id: u64) -> Result<(), ReplayError> {
         let node = self.feed.node(id);
         if let Some(Refusal { problem, hint }) = refusal(node, self.rank.0) {
@@ -706,10 +706,11 @@ impl<N: Nodes> Replay<N> {
     }
 }
 
-/// Runs a trace by itself to its end, all operations done at once, which shows whether it can be replayed.
+/// Runs one trace without the other ranks to its end, with all operations complete at once, which shows whether the
+/// trace can be replayed.
 ///
 /// # Errors
-/// What a replay of the trace would refuse. Whether it agrees with the traces of other ranks is not looked at.
+/// If a replay would refuse the trace. Contradictions with traces of other ranks are not detected.
 pub fn rehearse<N: Nodes>(rank: RankId, trace: N, rules: Arc<Rules>) -> Result<Oddities, ReplayError> {
     let mut replay = Replay::new(rank, trace, rules);
     let (mut reply, mut answers) = (Reply::Start, 0_u32);

@@ -1,8 +1,9 @@
-//! Owns how many bytes of a device's memory a rank needs: what it holds all the time, and the most that it holds besides at one time. It
-//! does not know what devices have.
+//! Owns the bytes of device memory that a rank needs: the memory that it holds all the time, and the maximum of the
+//! memory that it holds temporarily. The memory sizes of devices are not known to this module.
 //!
-//! Counted is what the generated job cannot do without. Not counted: what kernels, allocators and communication libraries take for
-//! themselves, gradients of activations except those of the eager loss, numbers of a few bytes a token, scales of numbers in 8 bits.
+//! The sum contains the memory that the generated job cannot do without. It lacks memory that kernels, allocators and
+//! communication libraries use for themselves, gradients of activations except in the eager loss, values of a few bytes
+//! per token, and scales of 8-bit numbers.
 
 use super::layout::{ContextMethod, RankPosition};
 use super::load::Routing;
@@ -14,15 +15,15 @@ use super::{AttentionKernels, ELEMENT, Fusion, LayerKind, Mlp, Phase, Recompute,
 const OPTIMIZER: u64 = 12;
 /// Bytes of a float32: scores of the vocabulary, statistics of a softmax.
 const FLOAT: u64 = 4;
-/// Bytes that an eager root-mean-square norm keeps of an element more than a fused one, which keeps its input and its output: the input is
-/// in float32, and what the weights scale is there as well.
+/// Additional bytes per element that an eager RMS norm keeps compared with a fused RMS norm, which keeps its input and
+/// its output: the eager norm's input is in float32, and the tensor that its weights scale is kept as well.
 const EAGER_NORM: u64 = FLOAT;
 
 /// Bytes that a rank needs of its device's memory, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Parameters in 16 bits; at inference with [`Implementation::float8`](super::Implementation::float8) the matrices of layers in 8
-    /// bits. This rank's shard of them with ZeRO's stage 3.
+    /// Parameters in 16 bits; at inference with [`Implementation::float8`](super::Implementation::float8) the matrices
+    /// of layers in 8 bits. With ZeRO's stage 3, only this rank's shard of the parameters.
     pub weights: u64,
     /// None but when training; this rank's shard of them from ZeRO's stage 2 on.
     pub gradients: u64,
@@ -65,8 +66,8 @@ impl Memory {
 /// (Dao et al., "FlashAttention", 2022, section 3.1) unless it writes them. With sequence parallelism each rank keeps its own tokens of
 /// what it gathers. A mask of dropout has a byte an element.
 ///
-/// Autograd keeps more of eager kernels: a root-mean-square norm's input is its float32 copy, and what is scaled by the weights is kept
-/// too; the activation of the gate is kept beside the gate.
+/// Autograd keeps more for eager kernels: the float32 copy of an RMS norm's input, the tensor that the norm's weights
+/// scale, and the output of the gate's activation in addition to the gate.
 struct Layer {
     /// The layer's input.
     input: u64,
@@ -98,7 +99,7 @@ impl Layer {
             Mlp::SwiGlu => 3,
             Mlp::Gelu => 2,
         };
-        // What a norm keeps of its input besides its type's two bytes.
+        // Bytes that a norm keeps for its input in addition to the 2 bytes per element of the input's type.
         let of_norm = if eager && model.mlp == Mlp::SwiGlu { input / ELEMENT * EAGER_NORM } else { 0 };
         let of_narrow_norms =
             if eager { model.latent.map_or(0, |latent| latent.query_rank + latent.kv_rank) } else { 0 };
@@ -176,13 +177,15 @@ impl Spec {
         }
     }
 
-    /// Do PyTorch's kernels run one by one for a backward pass, which keeps what each of them reads? (Without one nothing is kept.)
+    /// Whether PyTorch's kernels run one by one and a backward pass follows, so that the inputs of each kernel are
+    /// kept.
     fn trains_eagerly(&self) -> bool {
         self.implementation.fusion == Fusion::Eager && self.phase == Phase::Train
     }
 
-    /// Parameters of a stage on one rank that are in 8 bits in memory: at inference, what its linear layers multiply. Published FP8 models
-    /// leave embedding, head, norms, biases and routers in 16 bits (DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 3.3.1).
+    /// Number of a stage's parameters that one rank holds in 8 bits: at inference, the matrices of linear layers.
+    /// Published FP8 models leave embedding, head, norms, biases and routers in 16 bits (DeepSeek-AI, "DeepSeek-V3
+    /// technical report", 2024, section 3.3.1).
     fn float8_parameters(&self, stage: u32) -> u64 {
         if !self.implementation.float8 || self.phase == Phase::Train {
             return 0;
@@ -240,8 +243,9 @@ impl Spec {
         std::iter::once(dense).chain(of_experts).filter(|(count, _)| *count > 0).collect()
     }
 
-    /// What is kept of all micro-batches in flight. A layer that is computed again is there as a whole meanwhile; before any is, the eager
-    /// loss has its scores' gradients.
+    /// Bytes of activations that are kept for all micro-batches in flight. A layer that is recomputed is held as a
+    /// whole during its backward pass; before the first recomputation, the eager loss holds the gradients of its
+    /// scores.
     fn kept(&self, place: RankPosition) -> u64 {
         let (stage, recompute) = (place.stage, self.recompute);
         let of_chunk = |index: u32| {
@@ -261,14 +265,15 @@ impl Spec {
         kept.saturating_add(again.max(loss))
     }
 
-    /// Gradients of the logarithms of probabilities, and of the scores that they are made of, both in float32 and whole: `nll_loss` and
-    /// `log_softmax` have one kernel each.
+    /// Bytes of the gradients of log-probabilities and of scores in the eager loss, both complete float32 tensors:
+    /// `nll_loss` and `log_softmax` are one kernel each.
     fn of_eager_loss(&self) -> u64 {
         bytes(self.tokens(), 2 * FLOAT * self.model.vocabulary, u64::from(self.layout.tensor))
     }
 
-    /// The last norm's input and output, and the scores of the vocabulary in float32 (Korthikanti et al. 2022, section 4.3). The last norm
-    /// is one kernel, however those of layers are made. A compiler keeps scores in 16 bits for the backward pass.
+    /// Bytes of the last norm's input and output, and of the vocabulary scores in float32 (Korthikanti et al. 2022,
+    /// section 4.3). The last norm is always one kernel, even if norms of layers are not. A compiler keeps scores in 16
+    /// bits for the backward pass.
     fn of_head(&self, tokens: u64) -> u64 {
         let tensor = u64::from(self.layout.tensor);
         let share = if self.layout.sequence_parallel { tensor } else { 1 };
@@ -364,8 +369,9 @@ mod tests {
         let again = |recompute| memory(Spec { recompute, ..llama_8b(Phase::Train) }).activations;
         assert_eq!(again(Recompute::Selective), 8192 * (32 * layer + 4 * 32 + head));
         assert_eq!(again(Recompute::Full), 8192 * (31 * 2 * 4096 + layer + 4 * 32 + head));
-        // Eager: a norm keeps its input in float32, what its weights scale, and its output; SiLU's result is kept beside the gate; and the loss
-        // has two float32 of gradients for each score in the backward pass. A compiler keeps scores in 16 bits.
+        // Eager kernels keep a norm's input in float32, the tensor that its weights scale, and its output; SiLU's
+        // output in addition to the gate; and two float32 gradients per score in the backward pass of the loss. A
+        // compiler keeps scores in 16 bits.
         let made = |fusion| {
             let implementation = Implementation { fusion, ..Implementation::default() };
             memory(Spec { implementation, ..llama_8b(Phase::Train) }).activations

@@ -235,7 +235,7 @@ impl Workload {
     }
 }
 
-/// Micro-batches times layers times new tokens: a rank's operators are several times as many.
+/// The maximum of micro-batches times layers times new tokens; a rank has several operators for each.
 const MOST_PASSES: u128 = 1 << 26;
 
 impl Spec {

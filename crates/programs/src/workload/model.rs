@@ -246,7 +246,7 @@ impl Model {
         }
     }
 
-    /// Of these, those in matrices.
+    /// Number of the parameters of one layer's routed experts that are in matrices.
     pub(super) fn expert_matrices(&self, kind: LayerKind) -> u64 {
         match self.experts {
             Some(experts) if kind == LayerKind::Experts => self.matrices() * self.hidden * experts.ffn * experts.count,

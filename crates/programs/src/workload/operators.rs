@@ -28,11 +28,11 @@ const ADAM_BYTES: u64 = 3 * FLOAT;
 pub struct Implementation {
     /// Elements of activations and weights: of 16 bits.
     pub dtype: DType,
-    /// Linear layers of the transformer are multiplied in 8 bits: inputs, weights and gradients are scaled and cast first (Micikevicius et
-    /// al., "FP8 formats for deep learning", 2022). The head is not. Inference has these weights in 8 bits in memory, as published FP8
-    /// models are, and casts inputs only.
+    /// Linear layers of the transformer are FP8 GEMMs: inputs, weights and gradients are scaled and cast first
+    /// (Micikevicius et al., "FP8 formats for deep learning", 2022). The head stays in 16 bits. At inference these
+    /// weights are held in 8 bits, as in published FP8 models, and only inputs are cast.
     pub float8: bool,
-    /// The KV cache has elements of 8 bits. Attention of tokens that are decoded is then computed in 8 bits.
+    /// The KV cache has elements of 8 bits. Attention of decoded tokens is then computed in 8 bits.
     pub float8_cache: bool,
     /// What lies between products.
     pub fusion: Fusion,

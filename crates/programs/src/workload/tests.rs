@@ -671,7 +671,7 @@ fn what_does_not_fit_is_refused() {
         Spec { new_tokens: 2, ..base() },
         Spec { model: Model { kv_heads: 6, ..small().model }, ..base() },
         Spec { phase: Phase::Prefill, zero: 3, ..base() },
-        // 2^38 / 2 micro-batches, and 2^27 layers: nothing of them is built.
+        // The check refuses 2^38 / 2 micro-batches, and 2^27 layers, before it builds any operator.
         Spec { batch: 1 << 38, micro_batch: 1, ..base() },
         Spec {
             model: Model { layers: 1 << 27, hidden: 8, heads: 8, kv_heads: 8, ffn: 8, vocabulary: 8, ..small().model },

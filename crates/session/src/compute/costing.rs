@@ -29,7 +29,7 @@ use uniference_studies::whatif::LineScale;
 /// The kind of kernels of which only the number of bytes that they move is known.
 const KERNEL: &str = "kernel";
 
-/// The kind of operators on tensors of the CPU beside a GPU.
+/// The kind of operators on CPU tensors of a program that uses a GPU.
 const ON_HOST: &str = "cpu";
 
 /// Costs the slices of all ranks.
@@ -71,9 +71,9 @@ struct RankCosting {
     /// Values that were not computed and steered the program: how often, by line and operator.
     answered: BTreeMap<(String, String), u64>,
     on_cpu: bool,
-    /// Operators of the host's processor that are costed by the bytes of their tensors alone.
+    /// Operators on the host CPU whose cost is estimated only from the bytes of their tensors.
     by_bytes: BTreeSet<String>,
-    /// The first operator that takes no time as it runs on a processor of which nothing is known.
+    /// The first operator that costs no time because it runs on an unknown host CPU.
     free_on_host: Option<String>,
     single_tensor_optimizer: bool,
     /// The first kernel whose formulas have no value, and why.
@@ -87,7 +87,7 @@ enum What {
     Definition { number: usize, previous: usize, autograd: Autograd },
     /// What the device does of a definition, beside the host.
     OnDevice { number: usize },
-    /// What the processor beside the device does of a definition.
+    /// Work of an operator's definition on the host CPU of the device.
     OnHost { number: usize },
     /// The same of attention with such sequences.
     Attention { number: usize, sequences: [Sequences; 2] },
@@ -373,7 +373,7 @@ impl RankCosting {
         DevicePart { reads: (!reads.readings.is_empty()).then_some(reads), ..part }
     }
 
-    /// What the host's processor computes for an operator on its own tensors.
+    /// Time of an operator on the host CPU; zero unless all its tensors are CPU tensors and compute is modelled.
     fn on_host(&mut self, decoder: &Decoder, number: usize, line: Line) -> SimDuration {
         let mut tensors = decoder.definitions()[number].tensors().peekable();
         let is_its_own = tensors.peek().is_some() && tensors.all(|tensor| tensor.place == Place::CPU);
@@ -513,7 +513,7 @@ impl RankCosting {
         }
         let mut sums: BTreeMap<(Origin, &'static str), f64> = BTreeMap::new();
         let known = |cost: &&Cost| cost.estimate.duration > SimDuration::ZERO || cost.estimate.origin == Origin::None;
-        // Operators on the host have rows of their own.
+        // Operators on the host CPU have rows of their own.
         let operators = self.ran().filter(|cost| cost.kind == ON_HOST).map(|cost| self.seconds(cost)).sum::<f64>();
         let host = self.host.0.as_secs_f64() * self.plan.slowdown - operators;
         if host > 0.0 {

@@ -206,7 +206,8 @@ impl Expansion {
         }
     }
 
-    /// An operator has run at this line; `part` is the device's, if it has launched any kernel, and `on_host` what the host computes for it.
+    /// Adds an operator that ran at this line. `part` is its work on the device, if it launched a kernel, and `on_host`
+    /// its compute time on the host CPU.
     pub(super) fn operator(&mut self, part: Option<DevicePart>, on_host: SimDuration, line: Line) {
         // What Python takes to come to an operator is in the operator's figure.
         let python = take(&mut self.python);

@@ -343,7 +343,7 @@ struct RankPlan {
     costs: Option<Arc<dyn OperatorCosts>>,
     /// What the user says that kernels cost.
     kernels: Rc<[KernelCost]>,
-    /// What operators on tensors of the CPU cost beside the device, if that is known.
+    /// Costs of operators on CPU tensors on the host CPU, if the CPU is known.
     host_cpu: Option<HostCpu>,
     /// Whether its device is one beside a processor that runs the program.
     is_gpu: bool,
@@ -355,15 +355,15 @@ struct RankPlan {
     is_measured: bool,
 }
 
-/// The processor that runs a rank's program beside a GPU.
+/// The host CPU of a GPU, which runs the rank's program.
 #[derive(Clone)]
 struct HostCpu {
     costs: Arc<dyn OperatorCosts>,
-    /// Ranks that share one processor.
+    /// Number of ranks that share one CPU.
     ranks: f64,
 }
 
-/// Processors of a server.
+/// CPU sockets per server.
 const SOCKETS: u32 = 2;
 
 /// What a record says of its compute.
@@ -594,7 +594,8 @@ fn left_out<'a>(name: &'a str, databases: &Databases) -> Result<&'a str, HostErr
     )))
 }
 
-/// The processor beside each rank's GPU whose operators are costed. The ranks of a server share its processors equally.
+/// The host CPU of each rank's GPU, for ranks with modelled compute and a known host CPU. The ranks of a server share
+/// its CPUs equally.
 fn host_cpus(ways: &[Way], resolved: &Resolved, options: &ComputeOptions) -> Result<Vec<Option<HostCpu>>, HostError> {
     let devices = &resolved.cluster.devices;
     let mut on_host: BTreeMap<u32, u32> = BTreeMap::new();

@@ -17,10 +17,10 @@ use uniference_programs::astra::layers::{TextWorkload, is_text_workload};
 /// Number of bytes of a file that are read at once.
 const CHUNK: u64 = 1 << 16;
 
-/// What the names of traces end with.
+/// Suffixes of the names of traces.
 const SUFFIXES: [&str; 2] = [".et", ".et.gz"];
 
-/// What stands for the rank in the pattern of traces' names.
+/// The placeholder for the rank in a pattern of trace names.
 const RANK: &str = "%d";
 
 /// Bytes that tell a text workload from a trace.
@@ -30,7 +30,7 @@ const BEGINNING: u64 = 256;
 pub(super) enum Traces<'a> {
     Files {
         prefix: &'a Path,
-        /// By rank; `None`: one trace for all ranks.
+        /// Paths of the traces by rank; `None`: one trace for all ranks.
         there: Option<Vec<PathBuf>>,
     },
     /// They are made of a text workload.
@@ -88,7 +88,7 @@ pub fn text_workload(path: &Path) -> Result<Option<TextWorkload>, HostError> {
     TextWorkload::parse(&path.display().to_string(), &text).map(Some).map_err(show)
 }
 
-/// The trace of each rank; `None`: there is one trace for all.
+/// The trace of each rank; `None` if there is one trace for all ranks.
 fn of_all_ranks(prefix: &Path) -> Result<Option<Vec<PathBuf>>, HostError> {
     if prefix.is_file() {
         return Ok(None);
@@ -113,7 +113,8 @@ fn of_all_ranks(prefix: &Path) -> Result<Option<Vec<PathBuf>>, HostError> {
     }
 }
 
-/// The traces called PREFIX.RANK.et or PREFIX.RANK.et.gz, by rank; of a pattern that has `%d`, those that have the rank in its place.
+/// The traces named PREFIX.RANK.et or PREFIX.RANK.et.gz, by rank; for a pattern with `%d`, the traces with a rank in
+/// place of `%d`.
 ///
 /// # Errors
 /// If there are two traces of a rank.
@@ -145,7 +146,7 @@ pub fn ranks_of(prefix: &Path) -> Result<BTreeMap<usize, PathBuf>, HostError> {
     Ok(ranks)
 }
 
-/// The prefix that a trace's name has and its rank; `None`: its name has no rank.
+/// The prefix and the rank in a trace's name; `None` if the name has no rank.
 pub fn prefix_and_rank(trace: &Path) -> Option<(PathBuf, u32)> {
     let name = trace.file_name()?.to_str()?;
     let stem = SUFFIXES.iter().find_map(|suffix| name.strip_suffix(suffix))?;
@@ -154,7 +155,7 @@ pub fn prefix_and_rank(trace: &Path) -> Option<(PathBuf, u32)> {
     Some((trace.with_file_name(prefix), number))
 }
 
-/// The trace of a rank as a person would name it: the prefix may be a pattern.
+/// The name of a rank's trace in messages; the prefix may be a pattern.
 fn name_of(prefix: &Path, rank: usize) -> PathBuf {
     match prefix.to_string_lossy().split_once(RANK) {
         Some((start, end)) => format!("{start}{rank}{end}").into(),

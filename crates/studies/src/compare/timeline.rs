@@ -130,7 +130,7 @@ impl Observer for Timeline {
             Event::Completed { rank, handle, call, bytes, issued, started, meeting, on_stream, .. } => {
                 let operation = call.op.name();
                 let site = self.issued.get(&(rank, handle)).map_or(NOWHERE, |(_, site)| *site);
-                // A host issues operations on streams long before the streams come to them.
+                // CPUs issue operations on CUDA streams long before the streams reach them, so the start counts.
                 let entered = if on_stream.is_some() { started } else { issued };
                 // What a receive was sent by is looked up when the run is over.
                 if !matches!(call.op, CallOp::Send { .. }) {

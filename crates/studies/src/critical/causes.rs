@@ -84,8 +84,9 @@ pub(super) enum Waited {
     Other,
 }
 
-/// A message that has arrived: from `begun` to `released` it waited for its receiver, to `started` for messages before it, to `sent` it
-/// left, for `in_window` of this while the window of its connection was full, to `arrived` it was on its way.
+/// A message that has arrived. From `begun` to `released` the message waited for its receiver, until `started` for
+/// earlier messages, until `sent` its bytes left (for `in_window` of this time held back by the full window of its
+/// connection), and until `arrived` its last byte was on the way.
 #[derive(Clone, Copy)]
 pub(super) struct Message {
     pub(super) begun: SimTime,
@@ -100,9 +101,9 @@ pub(super) struct Message {
     pub(super) source: RankId,
     /// The sender's operation.
     pub(super) operation: Handle,
-    /// What of the time in which it left went by with its connection's window.
+    /// The part of the time from `started` to `sent` in which the window of the connection was full.
     pub(super) in_window: SimDuration,
-    /// The link that held it back for longest while it left; if none did, the slowest of its route.
+    /// The link that held the message back for longest while it left; if no link did, the slowest link of its route.
     pub(super) link: Option<LinkId>,
     /// The message before it on its connection.
     pub(super) behind: Option<MessageId>,

@@ -41,8 +41,8 @@ pub struct Explanation {
     pub kinds: Vec<Part<&'static str>>,
     /// The path by rank.
     pub ranks: Vec<Part<u32>>,
-    /// By link: all time of messages that it held back for longest while they left; of those that no link held back, by the slowest link of
-    /// their route.
+    /// Time of messages by link: each message counts for the link that held it back for longest while it left, or, if
+    /// no link did, for the slowest link of its route.
     pub links: Vec<Part<String>>,
     /// By operation of process groups.
     pub operations: Vec<Part<String>>,
@@ -142,8 +142,8 @@ pub struct What {
     pub kind: &'static str,
     /// Whose time it is; of a message, its sender's; `None` where ranks' messages on one link are added up.
     pub rank: Option<u32>,
-    /// Of a message: the link that held it back for longest, else the slowest link of its route; `None` (null) between ranks of one host that
-    /// has no link.
+    /// The link that held the message back for longest, else the slowest link of its route; `None` (null) for other
+    /// kinds of time and between ranks of one host that has no link.
     pub link: Option<String>,
     /// What is computed, or the operation.
     pub name: Option<String>,

@@ -465,7 +465,8 @@ proptest! {
     }
 }
 
-/// Four hosts of a leaf send at once: its uplink, as fast as each of their links, has a fourth of its rate for each.
+/// Four hosts of a leaf send at once: the leaf's uplink, as fast as each host's link, gives each message a fourth of
+/// its rate.
 #[test]
 fn the_link_that_is_full_is_named_and_not_the_first_of_those_that_are_as_fast() {
     let tree = cluster(8, "preset = \"fat_tree\"\nhosts_per_leaf = 4\nspines = 1\noversubscription = 4.0\n");
@@ -473,14 +474,14 @@ fn the_link_that_is_full_is_named_and_not_the_first_of_those_that_are_as_fast() 
         0..4 => vec![send(rank + 4, 100_000, 1), wait(&[0], 1)],
         _ => vec![receive(rank - 4, 100_000, 2), wait(&[0], 2)],
     });
-    // 100 us alone, 400 us together, and two latencies.
+    // Each message takes 100 us alone and 400 us when four share the uplink, plus two latencies.
     assert_eq!(us(&explanation.kinds), [("contention", 300), ("bandwidth", 100), ("latency", 20)]);
     assert_eq!(us(&explanation.links), [("leaf.0 -> spine.0".to_owned(), 420)]);
     assert!(explanation.summary.contains("contention of leaf.0 -> spine.0"), "{}", explanation.summary);
     assert_eq!(explanation.parts[0].what.link.as_deref(), Some("leaf.0 -> spine.0"));
 }
 
-/// A window of 10,000 bytes for a round trip of 20 us: 0.5 GB/s on links of 1 GB/s.
+/// A window of 10,000 bytes per round trip of 20 us limits a connection to 0.5 GB/s on links of 1 GB/s.
 #[test]
 fn what_a_window_holds_back_is_no_contention_of_a_link() {
     let file = "backend = { name = \"ideal\", window = { first = \"10 kB\", cap = \"10 kB\" } }\n[[device]]\nname = \"a\"\ncount = 2\n[network]\nbandwidth = \"1 GB/s\"\nlatency = \"10 us\"\n";

@@ -14,7 +14,8 @@ pub(super) struct Span {
     /// Whose time it is: of a message its sender's, or its receiver's while that lets the sender wait.
     pub(super) rank: RankId,
     pub(super) kind: Kind,
-    /// On the network: the link that held the message back for longest; if none did, the slowest link of its route.
+    /// The link of a span on the network: the link that held the message back for longest; if no link did, the slowest
+    /// link of its route.
     pub(super) link: Option<LinkId>,
     /// What was computed, or the operation.
     pub(super) name: Option<Name>,
@@ -30,11 +31,12 @@ pub enum Kind {
     Compute,
     /// Bytes leave at the rate of the slowest link of their route.
     Bandwidth,
-    /// They leave more slowly than that: a link is shared with other messages, or changed by the cluster file.
+    /// Bytes leave more slowly than at the rate of the slowest link: a link is shared with other messages, or changed
+    /// by the cluster file.
     Contention,
     /// The last byte is on its way.
     Latency,
-    /// A message, or the rest of it, waits for the window of its connection.
+    /// A message, or the rest of a message, waits for the window of its connection.
     Queueing,
     /// A message waits for its receiver to say that it is ready.
     Handshake,
@@ -179,7 +181,7 @@ impl Walk<'_> {
         let kind = if arrived && rank == source { Kind::Latency } else { Kind::Library };
         self.pass(if arrived { at } else { sent }, Span { rank, kind, activity: here, ..of_sender });
         self.pass(sent, on_link(Kind::Latency));
-        // Where in this time the window was full does not matter to what it adds up to.
+        // Times with a full window are moved to the end of this span: only their sum matters.
         let alone = started.saturating_add(alone).min(sent);
         let over_links = started.saturating_add(sent.since(started).saturating_sub(in_window));
         self.pass(over_links.max(alone), on_link(Kind::Queueing));

@@ -184,22 +184,23 @@ impl Held {
 /// An allocation that exceeds the memory of a rank's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Excess {
-    /// The rank that allocates.
+    /// The rank that makes the allocation.
     pub rank: RankId,
-    /// Bytes that the rank holds with the allocation, without those that torch's allocator has reserved for later: these it would give back.
+    /// Bytes that the rank holds including the allocation, without memory that torch's allocator has reserved but not
+    /// used, which it would free.
     pub held: ByKind,
-    /// Bytes that the device has.
+    /// Memory of the device in bytes.
     pub limit: u64,
-    /// The line of the operator during which it happens; `None`: it is not known.
+    /// The line of the operator that makes the allocation; `None` if the line is unknown.
     pub line: Option<SourceLine>,
-    /// That operator runs in the backward pass of the line.
+    /// Whether the operator runs in the backward pass of `line`.
     pub backward: bool,
 }
 
 /// Listens to a run, live or replayed: to the steps of its ranks, and to the engine's events.
 pub struct Memory {
     ranks: Vec<RankMemory>,
-    /// Ranks that have exceeded their limits, in the order in which they were heard.
+    /// Ranks that have exceeded their limits, in the order in which the excess was found.
     exceeding: Vec<RankId>,
     /// What tasks have captured and not been heard to compute yet: a slice may come in pieces.
     slices: BTreeMap<(RankId, TaskId), Vec<u8>>,
@@ -214,14 +215,16 @@ impl Memory {
         Memory { ranks, exceeding: Vec::new(), slices: BTreeMap::new(), invalid: None }
     }
 
-    /// Of ranks whose devices have so many bytes, where that is known: [`Memory::excess`] says which of them would run out of it.
+    /// A `Memory` with the device memory of each rank as its limit, if known: [`Memory::excess`] returns the first
+    /// allocation that exceeds a limit.
     pub fn within(limits: &[Option<u64>]) -> Memory {
         let mut memory = Memory::new(limits.len(), false);
         memory.ranks.iter_mut().zip(limits).for_each(|(rank, limit)| rank.limit = *limit);
         memory
     }
 
-    /// The first allocation that exceeds a rank's limit, of several ranks that of the one that was heard first.
+    /// The first allocation that exceeds its rank's limit; if several ranks exceed theirs, the allocation that was
+    /// found first.
     pub fn excess(&self) -> Option<Excess> {
         self.exceeding.iter().find_map(|rank| {
             let state = &self.ranks[rank.index()];
@@ -232,7 +235,7 @@ impl Memory {
         })
     }
 
-    /// Whether no rank's allocations are known.
+    /// Whether the allocations of all ranks are unknown.
     pub fn knows_nothing(&self) -> bool {
         self.ranks.iter().all(|rank| rank.peak.number == 0)
     }
@@ -261,7 +264,7 @@ impl Memory {
                     self.exceeding.push(rank);
                 }
             }
-            // What is handed to streams between pieces of the host's work does not end a slice.
+            // Work issued to CUDA streams between pieces of the CPU's work does not end a compute slice.
             RecordedStep::Request(Request::Issue { queue, .. }) if queue.stream().is_some() => {}
             RecordedStep::Request(_) => {
                 self.ranks[rank.index()].timeline.iter_mut().for_each(|timeline| timeline.closes(task));
@@ -333,17 +336,17 @@ struct RankMemory {
     peak_line: Line,
     /// The operator during which the peak came has not been named yet: it is, when it has ended.
     in_peak: bool,
-    /// Bytes that its device has, if anybody wants to know whether they are exceeded.
+    /// Memory of the rank's device in bytes, if allocations are checked against it.
     limit: Option<u64>,
-    /// What it held when it first exceeded them, and the line at which it did.
+    /// Bytes that the rank held when it first exceeded `limit`, and the line of that allocation.
     excess: Option<(ByKind, Line)>,
-    /// The operator during which that was has not been named yet.
+    /// Whether the operator that exceeded `limit` has not been named yet.
     in_excess: bool,
-    /// The most that was held since the last segment of a slice ended.
+    /// The maximum memory that was held since the end of the last segment of a compute slice.
     slice_peak: Moment,
-    /// Those of the slice that is read, if there is a timeline.
+    /// Segments of the compute slice that is being read, if there is a timeline.
     segments: Vec<Segment>,
-    /// Kernels that the operator that runs has launched.
+    /// Number of kernels that the running operator has launched.
     kernels: u64,
     attention: Attention,
     timeline: Option<Timeline>,
@@ -366,8 +369,9 @@ impl RankMemory {
         read
     }
 
-    /// What the host takes for an entry, in nanoseconds, as `HostCosts` of the session has it by default; only what parts of a slice's time
-    /// entries have hangs on it. What is inside of an operator is launched in the operator's time, but for kernels after the first.
+    /// Launching CPU's time for an entry in nanoseconds, by the defaults of the session's `HostCosts`. These times only
+    /// determine the entries' shares of their slice's time. An operator's time includes the launch of its first kernel;
+    /// each further kernel adds a launch.
     fn host_time(&mut self, entry: &Entry<'_>) -> u64 {
         let (operator, launch, call) = (6_000, 3_800, 1_000);
         match entry {
@@ -538,7 +542,7 @@ impl RankMemory {
     fn computes(&mut self, task: TaskId, duration: SimDuration) {
         let segments = std::mem::take(&mut self.segments);
         if let Some(timeline) = &mut self.timeline {
-            // Only a GPU's host has a time for each operator.
+            // Only the launching CPU of a GPU has a time for each operator.
             let all = segments.iter().copied().reduce(joined);
             let segments =
                 if self.has_gpu { segments } else { all.map(|all| Segment { weight: 1, ..all }).into_iter().collect() };

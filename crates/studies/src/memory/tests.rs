@@ -383,7 +383,8 @@ fn a_gpu_holds_what_is_reserved_and_its_context_and_the_host_is_counted_apart() 
     assert_eq!((last.of(Kind::Reserved), last.of(Kind::Host)), (1200, 400));
 }
 
-/// A slice of a GPU's host: three pieces, of 6, 6 and 12 us, that the engine carries out with a gap of 10 us before the second one.
+/// The launching CPU of a GPU has a compute slice in three pieces, of 6, 6 and 12 us, and the engine runs them with a
+/// gap of 10 us before the second piece.
 #[test]
 fn what_a_program_on_a_gpu_allocates_stands_at_the_time_of_its_host() {
     let mut rank = Rank::new();
@@ -416,12 +417,13 @@ fn what_a_program_on_a_gpu_allocates_stands_at_the_time_of_its_host() {
         rank.memory.record(at(end), &event);
     }
     let Held { timelines, .. } = rank.memory.finish().unwrap();
-    // Each operator takes the host 6 of its 24 us; what it allocates is there from then on. What follows the last one is freed in no time.
+    // Each of four operators uses 6 of the CPU's 24 us, and its allocation is held from its start on. The memory freed
+    // after the last operator is freed at the end of the slice.
     let totals: Vec<_> = timelines[0].iter().map(|point| (point.at, point.held.total())).collect();
     assert_eq!(totals, [(at(0), 100), (at(6), 300), (at(22), 600), (at(28), 1000), (at(34), 600)]);
 }
 
-/// 600 bytes, then 400 more on line 2, then 40,000.
+/// The rank allocates 600 bytes, then 400 bytes on line 2, then 40,000 bytes.
 #[test]
 fn an_allocation_that_exceeds_a_limit_is_named_with_its_line() {
     let held = |limit| {
@@ -444,7 +446,7 @@ fn an_allocation_that_exceeds_a_limit_is_named_with_its_line() {
     assert!(Memory::within(&[Some(1)]).knows_nothing());
 }
 
-/// What torch's allocator has reserved for later it gives back before it runs out of memory.
+/// Before torch's allocator runs out of memory, it frees memory that it has reserved and not used.
 #[test]
 fn what_is_reserved_on_a_gpu_exceeds_no_limit() {
     let excess = |limit| {

@@ -1,10 +1,12 @@
-//! Owns when a rank's moments of memory were in virtual time.
+//! Owns the points in virtual time at which a rank's memory changed.
 //!
-//! A slice of compute is told of twice: by the rank, with what it held meanwhile, and by the engine, with when it began and ended. Either may come first.
-//! What a rank held in a slice comes in segments: from the beginning of each on the most that was held in it counts, from its end on what was left.
+//! Each compute slice is reported twice, in either order: by the rank, with the memory that it held during the slice,
+//! and by the engine, with the slice's start and end. A slice consists of segments: from the start of a segment its
+//! maximum counts as held memory, from the segment's end the memory that was left.
 //!
-//! A slice of a rank with a GPU consists of several pieces of the host's work, with what the host hands to streams between them. Segments are
-//! parts of their time, in proportion to their weights. Otherwise a slice is one segment: which part of it an operator took is not known here.
+//! For a rank with a GPU, a compute slice consists of several pieces of CPU work, between which the CPU issues work to
+//! CUDA streams. Segments divide the pieces' time in proportion to the segments' weights. Without a GPU, a slice is one
+//! segment, since the times of its operators are unknown.
 
 use super::{ByKind, Moment};
 use std::collections::{BTreeMap, VecDeque};
@@ -23,10 +25,10 @@ pub struct Point {
     pub held: ByKind,
 }
 
-/// A part of a slice.
+/// A part of a compute slice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Segment {
-    /// Its part of the slice's time, in any unit.
+    /// The segment's share of the slice's time, in any unit.
     pub(super) weight: u64,
     pub(super) most: Moment,
     pub(super) left: Moment,
@@ -39,29 +41,30 @@ pub(super) struct Timeline {
     tasks: BTreeMap<TaskId, Slices>,
 }
 
-/// Of one task, in order: slices that take time, and when the engine has carried their pieces out.
+/// Compute slices of one task, in order: slices that take time, and the times at which the engine ran their pieces.
 #[derive(Default)]
 struct Slices {
-    /// More pieces of it may come.
+    /// The slice to which further pieces may be added.
     open: Option<Slice>,
     said: VecDeque<Slice>,
     computed: VecDeque<(SimTime, SimTime)>,
-    /// Of slices that took no time since the last one that did, in one segment.
+    /// All slices that took no time since the last slice with a duration, joined into one segment.
     instant: Option<Segment>,
 }
 
 struct Slice {
     segments: Vec<Segment>,
-    /// Of the pieces that take time, on the reference device.
+    /// Durations of the slice's pieces that take time, on the reference device.
     durations: Vec<SimDuration>,
 }
 
 impl Timeline {
-    /// A task computes for so long on the reference device: a piece of a slice, the first of which comes with all segments.
+    /// Adds a piece of a compute slice, with its duration on the reference device; the first piece of a slice has all
+    /// its segments.
     pub(super) fn computes(&mut self, task: TaskId, duration: SimDuration, segments: Vec<Segment>) {
         let slices = self.tasks.entry(task).or_default();
         let slice = slices.open.get_or_insert_with(|| {
-            // What takes no time is no event, so it belongs to the next slice.
+            // A slice without a duration causes no event of the engine, so its segment belongs to the next slice.
             Slice { segments: slices.instant.take().into_iter().collect(), durations: Vec::new() }
         });
         slice.segments.extend(segments);
@@ -70,7 +73,7 @@ impl Timeline {
         }
     }
 
-    /// No more pieces of the task's slice come.
+    /// Ends the task's open slice, which gets no further pieces.
     pub(super) fn closes(&mut self, task: TaskId) {
         let Some(slices) = self.tasks.get_mut(&task) else { return };
         let Some(slice) = slices.open.take() else { return };
@@ -82,7 +85,7 @@ impl Timeline {
         }
     }
 
-    /// The engine has carried out a piece of a slice.
+    /// Adds the time at which the engine ran a piece of a slice.
     pub(super) fn computed(&mut self, task: TaskId, start: SimTime, end: SimTime) {
         self.tasks.entry(task).or_default().computed.push_back((start, end));
         self.pair(task);
@@ -132,14 +135,14 @@ impl Timeline {
     }
 }
 
-/// Two segments, one after the other, as one.
+/// Two consecutive segments joined into one.
 pub(super) fn joined(first: Segment, second: Segment) -> Segment {
     let most = if second.most.held.weight() > first.most.held.weight() { second.most } else { first.most };
     Segment { weight: first.weight.saturating_add(second.weight), most, left: second.left }
 }
 
 impl Slice {
-    /// What was held from when on; `pieces` are the times of its pieces.
+    /// The held memory from each point in time on; `pieces` are the times of the slice's pieces.
     fn points(&self, pieces: &[(SimTime, SimTime)]) -> Vec<(SimTime, Moment)> {
         let weights: u128 = self.segments.iter().map(|segment| u128::from(segment.weight)).sum();
         let duration: u128 = self.durations.iter().map(|lasts| u128::from(lasts.as_ps())).sum();
@@ -152,7 +155,7 @@ impl Slice {
         points
     }
 
-    /// When its pieces have worked for so many picoseconds of the reference device.
+    /// The time at which the slice's pieces have done `worked` picoseconds of work, counted on the reference device.
     fn at(&self, pieces: &[(SimTime, SimTime)], mut worked: u128) -> SimTime {
         for (lasts, (start, end)) in self.durations.iter().zip(pieces) {
             let lasts = u128::from(lasts.as_ps());

@@ -28,7 +28,7 @@ pub(super) struct Timeline {
     rows: BTreeMap<(RankId, Part), Row>,
     most: usize,
     names: Names,
-    /// By thread, in the order in which they have begun.
+    /// Open ranges of each thread, in the order of their start.
     open: BTreeMap<(RankId, TaskId), Vec<OpenRange>>,
     /// By number, ranges that may overlap: on which row, its name, and since when.
     overlapping: BTreeMap<(RankId, u32), (usize, u32, SimTime)>,
@@ -47,12 +47,12 @@ enum Part {
     Overlapping(usize),
 }
 
-/// A thread's range that has not ended.
+/// A range of a thread that has not ended.
 #[derive(Clone, Copy)]
 struct OpenRange {
-    /// Its number; `None`: it ends as the innermost one without a number.
+    /// The range's number; `None` for a range that ends as its thread's innermost range without a number.
     number: Option<u32>,
-    /// On which of the thread's rows it is.
+    /// Index of the range's row among the rows of its thread.
     depth: usize,
     name: u32,
     since: SimTime,

@@ -135,7 +135,7 @@ fn a_line_is_named_for_both_of_its_passes() {
     }
 }
 
-/// What is tried for a job of four hosts on this network.
+/// The changes that are tried for a job of four hosts on this network.
 fn tried(network: &str) -> Vec<String> {
     let file = format!("[[device]]\nname = \"n\"\ncount = 4\n[network]\nbandwidth = \"1 Gbps\"\n{network}");
     let Resolved { cluster, toml, .. } = resolve(&file, &Change::default());
@@ -152,7 +152,7 @@ fn tried(network: &str) -> Vec<String> {
 fn uplinks_and_shared_trunks_are_tried() {
     let tree = tried("preset = \"fat_tree\"\nhosts_per_leaf = 2\nspines = 1\noversubscription = 4.0\n");
     assert!(tree.contains(&"--set network.oversubscription=/2".to_owned()), "{tree:?}");
-    // The trunk is the narrowest, has the network's bandwidth, and comes last.
+    // The trunk is the slowest link, has the network's default bandwidth, and is the last link in the list.
     let link = |from: &str, to: &str, more: &str| format!("{{ between = [\"{from}\", \"{to}\"]{more} }}");
     let hosts = [("n.0", "a"), ("n.1", "a"), ("n.2", "b"), ("n.3", "b")];
     let hosts = hosts.map(|(host, on)| link(host, on, ", bandwidth = \"2 Gbps\""));

@@ -1,16 +1,17 @@
-//! Records that were changed behind right checksums: each is replayed or refused with a hint, and none reaches an assertion of the engine.
+//! Tests that records with altered contents and valid checksums are replayed or refused with a hint, and never violate
+//! an assertion of the engine.
 
 use super::*;
 use uniference_sim::device::Resource;
 use uniference_sim::program::{Mark, ReduceOp, StoreOp};
 use uniference_sim::replay::RecordedStep;
 
-/// FNV-1a, as in the format.
+/// The FNV-1a checksum of the record format.
 fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5_u32, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
-/// Two ranks that ask for something of every kind, the second with two threads.
+/// A record of two ranks that make requests of every kind, the second rank with two threads.
 fn written() -> Vec<u8> {
     let toml = Flags { ranks: 2, bandwidth: None, latency: None, slowdown: vec![] }.to_toml().unwrap();
     let cluster = ClusterFile::parse("test", &toml, &[]).unwrap().resolve(&Choices::default()).unwrap().toml;
@@ -77,7 +78,7 @@ fn written() -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-/// Where the contents of frames are: offset and length.
+/// Offset and length of the contents of each frame.
 fn frames(record: &[u8]) -> Vec<(usize, usize)> {
     let (mut found, mut at) = (Vec::new(), 8);
     while let Some(head) = record.get(at..at + 8) {
@@ -92,7 +93,7 @@ fn frames(record: &[u8]) -> Vec<(usize, usize)> {
     found
 }
 
-/// Numbers that look random (Knuth's MMIX).
+/// A pseudorandom number generator (Knuth's MMIX).
 struct Draw(u64);
 
 impl Draw {
@@ -102,7 +103,7 @@ impl Draw {
     }
 }
 
-/// A frame with some bytes changed, behind the right checksum.
+/// The record with some bytes of one frame altered and the frame's checksum recomputed.
 fn damaged(record: &[u8], (start, length): (usize, usize), draw: &mut Draw) -> Vec<u8> {
     let mut file = record.to_vec();
     for _ in 0..[1, 1, 2, 5][draw.below(4)] {
@@ -158,7 +159,7 @@ fn a_record_damaged_behind_a_right_checksum_is_replayed_or_refused() {
         };
         *ends.entry(format!("{:?}", end(&record, &words))).or_insert(0) += 1;
     }
-    // Most damage is noticed, and some has no effect, such as that of names.
+    // Most alterations are detected; some have no effect, for example alterations of names.
     assert!(ends.values().sum::<i32>() == 600 && ends.contains_key("Usage") && ends.contains_key("Ok"), "{ends:?}");
 }
 

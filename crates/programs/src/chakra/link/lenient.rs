@@ -1,26 +1,27 @@
-//! Owns what profilers write that is no JSON, made JSON on its way to the parser: numbers that are not finite, by any of their names
-//! (pytorch/kineto#105 writes a bare `inf`), become `null`; a byte-order mark goes; control characters and bytes that are no UTF-8 inside of texts
-//! become what JSON has for them.
+//! Owns the repair of profiles that are not valid JSON, on their way to the parser: non-finite numbers, in any of their
+//! spellings (pytorch/kineto#105 writes a bare `inf`), become `null`; a byte-order mark is removed; control characters
+//! and invalid UTF-8 inside of strings are replaced by valid JSON.
 //!
-//! Only letters outside of texts and single bytes inside of them are changed: what else is no JSON stays an error, at its place.
+//! Only words outside of strings and single bytes inside of strings are changed. All other invalid JSON remains an
+//! error, at its position in the file.
 
 use std::io::{self, BufRead, Read};
 
-/// Names of numbers that are not finite, without a sign.
+/// Spellings of non-finite numbers, without a sign.
 const NOT_FINITE: [&[u8]; 5] = [b"nan", b"NaN", b"inf", b"Infinity", b"infinity"];
 
-/// No word that is looked at is longer.
+/// The maximum length of a word that is compared with [`NOT_FINITE`].
 const LONGEST_WORD: usize = 16;
 
-/// Text that is JSON where the one below is but for the exceptions above.
+/// A reader that repairs the JSON of `input` as described above.
 pub(super) struct Lenient<R> {
     input: R,
-    /// What is ready, and how much of it was given.
+    /// Repaired bytes that are ready for the caller, and in `given` the number of them that were passed on.
     ready: Vec<u8>,
     given: usize,
-    /// Bytes of a character whose rest has not been read.
+    /// First bytes of a UTF-8 character whose other bytes have not been read.
     begun: Vec<u8>,
-    /// Letters and signs outside of texts, up to where they are seen to be one of [`NOT_FINITE`] or not.
+    /// Letters and signs of a word outside of strings, kept until the word is known to be in [`NOT_FINITE`] or not.
     word: Vec<u8>,
     place: Place,
     started: bool,
@@ -31,7 +32,7 @@ pub(super) struct Lenient<R> {
 enum Place {
     Outside,
     Text,
-    /// Behind a backslash.
+    /// Inside of a string, after a backslash.
     Escape,
 }
 
@@ -49,7 +50,7 @@ impl<R: BufRead> Lenient<R> {
         }
     }
 
-    /// Makes more ready, if there is more.
+    /// Repairs the next bytes of the input, if there are any.
     fn go_on(&mut self) -> io::Result<()> {
         self.ready.clear();
         self.given = 0;
@@ -153,7 +154,7 @@ mod tests {
     use super::*;
     use std::io::BufReader;
 
-    /// Read in pieces of any size, the same comes out.
+    /// The repaired text of `bytes`; the text does not depend on the size of the chunks in which `bytes` are read.
     fn read(bytes: &[u8]) -> String {
         let of = |size: usize| {
             let mut text = String::new();
@@ -178,7 +179,7 @@ mod tests {
         assert_eq!(read(b"[NaN,-Infinity, inf ,nan,-inf]"), "[null,null, null ,null,null]");
         assert_eq!(read(b"\xef\xbb\xbf{\"a\": inf}"), "{\"a\": null}");
         assert_eq!(read(b"[\"a\x01b\xe9c\", inf]"), "[\"a\\u0001b\u{fffd}c\", null]");
-        // What else is no JSON is left to the parser.
+        // Other invalid JSON is left to the parser.
         assert_eq!(read(b"[infinite, +inf, 1inf]"), "[infinite, +inf, 1inf]");
     }
 }

@@ -1,16 +1,19 @@
-//! Owns the way from recordings of real runs to execution traces: from the profiler's traces (Kineto), one a rank, and from PyTorch's
-//! host traces (`ExecutionTraceObserver`), where there are any, which know sizes that profiles may lack.
+//! Owns the linking of recordings of real runs into execution traces: the profiler's traces (Kineto), one per rank, and
+//! optionally PyTorch's host traces (`ExecutionTraceObserver`), which contain sizes that profiles may lack.
 //!
-//! The data's way: [`Recording`] reads a file, whichever of the two it is, through `lenient`, as not all that profilers write is JSON; `iterations` chooses what is linked; `matching` pairs
-//! the host trace's operators with the profile's; `timeline` takes each rank's time apart into work and waiting, `comm` says what
-//! is communicated; `job` brings the ranks together: process groups, which collective is which, what each took once all ranks had
-//! come to it, and by how much the clocks differ; `nodes` writes it down as a graph, and `repair` drops what
-//! closes circles. [`Job::replay_recorded`] then shows whether the graph is the recording.
+//! Flow of the data: [`Recording`] reads a file of either kind through `lenient`, which repairs invalid JSON of
+//! profilers; `iterations` chooses the training steps to link; `matching` pairs operators of the host trace with
+//! operators of the profile; `timeline` splits each rank's time into work and waiting; `comm` finds the communication;
+//! `job` combines the ranks: their process groups, the collectives that belong together, the duration of each
+//! collective once all ranks had entered it, and the offsets of the clocks; `nodes` writes the result as a graph; and
+//! `repair` drops dependencies that close cycles. [`Job::replay_recorded`] then shows whether the graph reproduces the
+//! recording.
 //!
-//! **What the graph says.** Every piece of work lasts as long as it did, and starts when what it depends on is done, or as much later
-//! as it did in the recording: that is a node of its own (`uniference_part: delay`). Threads and streams run side by side
-//! (`side_by_side`). So a replay in which communication takes what it took ends when the recording did; and where communication takes
-//! longer, waits grow and work does not. What a recording cannot say is concluded from time: see `timeline`.
+//! **Meaning of the graph.** All work lasts as long as in the recording. Work starts when its dependencies are done, or
+//! later by the same delay as in the recording; the delay is a node of its own (`uniference_part: delay`). Threads and
+//! streams run concurrently (`side_by_side`). A replay in which communication lasts as long as in the recording
+//! therefore ends at the same time; if communication takes longer, waits grow and work does not. Facts that a recording
+//! lacks are inferred from times: see `timeline`.
 
 mod comm;
 mod host;

@@ -15,7 +15,7 @@ use std::fmt;
 /// No time is beyond (the year 2043, counted from 1970): differences of two times, and of two sums of two, fit into 64 bits.
 pub(super) const LATEST_NS: i64 = 1 << 61;
 
-/// Times beyond are counted from an epoch, not from the beginning of the recording: an hour.
+/// Timestamps greater than this, an hour, are counted from an epoch, and not from the start of the recording.
 const LATE_NS: i64 = 3_600_000_000_000;
 
 /// A profiler's trace of one rank.
@@ -28,7 +28,7 @@ pub struct Profile {
     pub(super) base_ns: i64,
     /// What it says about the job.
     pub(super) distributed: Distributed,
-    /// Number of kernels that name no launch, and were given one by what else is said of them.
+    /// Number of kernels that name no launch call and were paired with a launch call by other information.
     pub(super) paired: usize,
     /// Number of spans without a time: `ts` and `dur` are 0.
     timeless: usize,
@@ -52,7 +52,7 @@ pub(super) struct Event {
     pub(super) correlation: Option<u64>,
     /// Of a synchronisation: the stream waited for, and the correlation of the call that recorded the event.
     pub(super) waits_on: Option<(i64, Option<u64>)>,
-    /// The id of the operator around it, as the profiler counts operators.
+    /// The profiler's id of the operator around the span (`External id`).
     external: Option<u64>,
     /// What it says of communication.
     pub(super) comm: Option<Box<CommArgs>>,
@@ -108,7 +108,7 @@ pub(super) struct GroupConfig {
 }
 
 impl Event {
-    /// Whether a call launches it.
+    /// Whether the span is a kernel or a copy, which a call launches.
     fn runs(&self) -> bool {
         matches!(self.category, Category::Kernel | Category::Copy)
     }
@@ -134,8 +134,8 @@ impl Profile {
         self.pair_kernels();
     }
 
-    /// Refuses a profile in which spans have lost their times (pytorch/pytorch#188481): without them, and what they communicate, the rest would
-    /// look like a whole recording.
+    /// Refuses a profile in which spans have lost their times (pytorch/pytorch#188481): without those spans and their
+    /// communication, the rest would look like a complete recording.
     pub(super) fn refuse_lost_times(&self) -> Result<(), LinkError> {
         let timed = self.events.iter().map(|event| event.start_ns).filter(|start| *start != 0);
         match timed.min() {
@@ -152,8 +152,9 @@ impl Profile {
         }
     }
 
-    /// Gives kernels that name no launch one that no other kernel names: of the same operator (`External id`), and if there are just as many left as
-    /// such launches, the next one in order (ROCm/roctracer#100: the correlation of all communication kernels is 0).
+    /// Pairs kernels that name no launch call with launch calls that no other kernel names: first with calls of the
+    /// same operator (`External id`); then in order, if equal numbers of kernels and calls are left
+    /// (ROCm/roctracer#100: the correlation of all communication kernels is 0).
     fn pair_kernels(&mut self) {
         let named: FxHashSet<u64> =
             self.events.iter().filter(|event| event.runs()).filter_map(|event| event.correlation).collect();
@@ -188,7 +189,7 @@ impl Profile {
             pairs.extend(calls.into_iter().zip(left));
         }
         self.paired = pairs.len();
-        // No profiler counts down from here.
+        // Correlation ids that count down from the maximum do not collide with the profiler's ids.
         for (number, (call, kernel)) in (0..).zip(pairs) {
             let correlation = *self.events[call].correlation.get_or_insert(u64::MAX - number);
             self.events[kernel].correlation = Some(correlation);
@@ -247,7 +248,7 @@ impl Profile {
             end_ns: start_ns.saturating_add(length.max(0)).min(LATEST_NS),
             // Without an observer of execution traces, all are 0.
             function: args.function.0.filter(|id| *id > 0).or(args.external.0),
-            // Profilers count from 1.
+            // Profilers number correlations from 1, so 0 means that there is none.
             correlation: args.correlation.0.filter(|id| *id > 0),
             waits_on: args.wait_on_stream.0.map(|stream| (stream, args.wait_on_record.0)),
             external: args.external.0.filter(|id| *id > 0),
@@ -376,7 +377,7 @@ arguments! {
 /// What a value is read as, whatever its type in the file: versions of PyTorch differ.
 enum AnyValue {
     Integer(i64),
-    /// Above what [`AnyValue::Integer`] holds.
+    /// An integer too large for [`AnyValue::Integer`].
     Large(u64),
     Float(f64),
     Text(String),
@@ -501,7 +502,7 @@ loosely! {
         AnyValue::Integer(number) => Some(number.to_string()),
         _ => None,
     };
-    /// An id: any number of 64 bits, also as text.
+    /// An id: any unsigned 64-bit number, also written as text.
     Id(Option<u64>) = |value| value.unsigned();
     /// A whole number, also as text.
     Number(Option<i64>) = |value| value.integer();

@@ -313,7 +313,7 @@ fn what_a_node_says_wrongly_is_an_error() {
     let messages: Vec<String> = cases
         .into_iter()
         .map(|(rules, node)| {
-            // A check of the trace alone refuses what a replay does, by the same words.
+            // A check of the trace alone reports the same error as a replay.
             let trace = Reader::open(std::io::Cursor::new(bytes(std::slice::from_ref(&node)))).unwrap();
             let rehearsed = rehearse(RankId(0), trace, Arc::new(rules.clone())).unwrap_err().to_string();
             let replayed = first(rules, vec![node]);
@@ -326,7 +326,8 @@ fn what_a_node_says_wrongly_is_an_error() {
 
 #[test]
 fn a_legacy_attribute_names_the_group_of_a_collective() {
-    // Two groups of two: a ring of 2 ranks sends 2 steps of 5,000 bytes at 1 ns and 5 us each; among all four it would be 6 steps of 2,500.
+    // There are two groups of two ranks. A ring of 2 ranks has 2 algorithm steps, each of which takes 5 us for its
+    // 5,000 bytes at 1 ns per byte and 5 us of latency; a ring of all four ranks would have 6 steps of 2,500 bytes.
     let nodes = |group: u64| {
         let mut node = collective(1, &[], CommType::AllReduce, 10_000);
         node.set("comm_group", Value::Int32(group as i32));

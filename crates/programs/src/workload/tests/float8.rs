@@ -1,9 +1,9 @@
-//! Inference in 8 bits: what is held, and what is read.
+//! Tests of FP8 inference: bytes held in memory, and bytes read.
 
 use super::*;
 use uniference_formats::chakra::attributes::TENSOR_SIZE;
 
-/// DeepSeek-V3, decoding for 8 sequences of 4,096 tokens on 8 tensor-parallel ranks.
+/// DeepSeek-V3 in its decode phase, with 8 sequences of 4,096 tokens on 8 tensor-parallel ranks.
 fn deepseek_v3(float8: bool, float8_cache: bool) -> Spec {
     let experts = Experts { count: 256, top_k: 8, ffn: 2048, shared: 1, dense_layers: 3 };
     let latent = Latent { query_rank: 1536, kv_rank: 512, plain: 128, rotary: 64, value: 128 };
@@ -32,26 +32,29 @@ fn held(spec: Spec) -> Memory {
 
 #[test]
 fn published_models_in_8_bits_have_matrices_of_one_byte_an_element() {
-    // Shared by 8 ranks in 8 bits: queries, keys and values made of latent vectors, projection; three layers of width 18,432; in 58 layers
-    // 256 experts and a shared one of width 2,048. On every rank in 8 bits: projections to latent vectors.
+    // Parameters in 8 bits and sharded over 8 ranks: queries, keys and values made of latent vectors, and the
+    // projection; three layers of width 18,432; in 58 layers 256 experts and a shared expert of width 2,048. Parameters
+    // in 8 bits on every rank: projections to latent vectors.
     let attention = 1536 * 128 * 192 + 512 * 128 * (128 + 128) + 128 * 128 * 7168;
     let shared = 61 * attention + 3 * 3 * 7168 * 18_432 + 58 * 257 * 3 * 7168 * 2048;
     let narrow = 61 * 7168 * (1536 + 512 + 64);
-    // In 16 bits: embedding and head, shared; on every rank norms of layers, of latent vectors and the last one, and routers.
+    // Parameters in 16 bits: embedding and head, sharded; on every rank norms of layers and of latent vectors, the last
+    // norm, and routers.
     let tables = 2 * 129_280 * 7168;
     let own = 61 * (2 * 7168 + 1536 + 512) + 7168 + 58 * 7168 * 256;
     assert_eq!(held(deepseek_v3(false, false)).weights, 2 * ((shared + tables) / 8 + narrow + own));
     assert_eq!(held(deepseek_v3(true, false)).weights, shared / 8 + narrow + 2 * (tables / 8 + own));
-    // 79 GiB: eight devices of 141 GB hold it, as people run it.
+    // The weights are 79 GiB per rank, so eight devices of 141 GB hold the model, as in practice.
     assert_eq!(held(deepseek_v3(true, false)).weights >> 30, 79);
-    // Training casts weights of 16 bits whenever it multiplies.
+    // Training holds weights in 16 bits and casts them before each GEMM.
     let implementation = Implementation { float8: true, ..Implementation::default() };
     assert_eq!(held(Spec { implementation, ..small() }).weights, held(small()).weights);
 }
 
 #[test]
 fn a_cache_in_8_bits_is_half_as_large() {
-    // The vector of 512 elements and the key of 64, of 4,097 tokens of 8 sequences in 61 layers.
+    // The cache has a latent vector of 512 elements and a key of 64 for each of 4,097 tokens of 8 sequences in 61
+    // layers.
     let elements = 8 * 4097 * 61 * (512 + 64);
     assert_eq!(held(deepseek_v3(true, false)).cache, 2 * elements);
     assert_eq!(held(deepseek_v3(true, true)).cache, elements);
@@ -62,7 +65,7 @@ fn a_cache_in_8_bits_is_half_as_large() {
     assert_eq!((llama(false), llama(true)), (2 * 16 * 128 * 4 * 64, 16 * 128 * 4 * 64));
 }
 
-/// Bytes that attention, or what multiplies matrices of layers, reads and writes for one token.
+/// Bytes that the nodes whose names end with `node`, attention or linear layers, read and write for one token.
 fn moved(implementation: Implementation, node: &str) -> u64 {
     let spec = Spec { phase: Phase::Decode, batch: 1, micro_batch: 1, implementation, ..small() };
     total(&nodes(&spec), TENSOR_SIZE, |found| found.name.ends_with(node))
@@ -71,12 +74,13 @@ fn moved(implementation: Implementation, node: &str) -> u64 {
 #[test]
 fn weights_and_cache_in_8_bits_are_read_as_they_are() {
     let plain = Implementation::default();
-    // 4 layers project 64 elements to 64: 2 bytes an element of the weights, of the input and of the result.
+    // In 4 layers the projection has 64 x 64 weights, 64 inputs and 64 outputs of 2 bytes each.
     assert_eq!(moved(plain, "projection"), 4 * 2 * (64 * 64 + 64 + 64));
-    // The input is read for its largest value, read again, cast and read; weights are read once, a byte each.
+    // FP8 reads the input for its maximum, reads the input again to cast it, and reads the cast input; weights are read
+    // once, one byte each.
     let float8 = Implementation { float8: true, ..plain };
     assert_eq!(moved(float8, "projection"), 4 * (64 * 64 + 2 * 2 * 64 + 2 * 64 + 2 * 64));
-    // Attention reads and writes 64 elements, and 128 tokens' keys and values of 32 elements each.
+    // Attention reads and writes 64 elements, and reads keys and values of 128 tokens, 32 elements each.
     assert_eq!(moved(plain, "attention"), 4 * (2 * 2 * 64 + 2 * 128 * 2 * 32));
     let cache = Implementation { float8_cache: true, ..plain };
     assert_eq!(moved(cache, "attention"), 4 * (2 * 2 * 64 + 128 * 2 * 32));

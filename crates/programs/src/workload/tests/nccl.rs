@@ -170,7 +170,8 @@ fn sums_say_what_they_add_up() {
     assert!(finish("nvls = true") < finish("nvls = false"));
 }
 
-/// A rail's links one by one: two to a GPU's fabric of 350 ns each, as 700 ns are from GPU to GPU, and two of 1 us to the rail of its NIC.
+/// A rail network as a list of links: two links of 350 ns from each GPU to its fabric, since GPU to GPU takes 700 ns,
+/// and two links of 1 us from the GPU's NIC to its rail.
 fn listed(ranks: u32, per_server: u32, more: &str) -> String {
     let link = |gpu: u32| {
         let (server, rail) = (gpu / per_server, gpu % per_server);
@@ -182,7 +183,7 @@ fn listed(ranks: u32, per_server: u32, more: &str) -> String {
     format!("{more}\nlinks = [{}]", (0..ranks).map(link).collect::<Vec<_>>().join(", "))
 }
 
-/// Rings and trees go through all NICs of servers that are listed link by link, once the file says which GPUs are in one.
+/// Rings and trees use all NICs of servers that are listed link by link, if the file says which GPUs are in one server.
 #[test]
 fn a_rail_takes_as_long_as_its_links() {
     let job = job([1, 1, 1, 16, 1], 1024, 1);
@@ -191,6 +192,6 @@ fn a_rail_takes_as_long_as_its_links() {
     let end = |figures: &[RankStatistics]| figures.iter().map(|rank| rank.finish.unwrap()).max().unwrap();
     let rail = figures(&servers(8, "nvlink3"));
     assert_eq!(figures(&listed(16, 8, "per_server = 8")), rail);
-    // One ring through one NIC at a time.
+    // Without servers, one ring uses one NIC at a time.
     assert!(end(&figures(&listed(16, 8, ""))) > end(&rail));
 }

@@ -51,7 +51,8 @@ impl Costing {
         })
     }
 
-    /// Operators beside GPUs that were not costed, or by the bytes of their tensors alone.
+    /// A remark on operators on host CPUs that took no time, or whose cost was estimated only from the bytes of their
+    /// tensors.
     fn on_host(&self) -> Option<String> {
         if let Some(name) = self.ranks.iter().find_map(|costing| costing.free_on_host.as_deref()) {
             return Some(format!(

@@ -1,11 +1,12 @@
-//! Profiles in odd forms that carry the same information as a plain one, or have lost some of it.
+//! Tests of profiles in unusual forms that carry the same information as a regular profile, or have lost some of it.
 
 use super::*;
 
-/// Microseconds since 1970.
+/// Timestamp of the start of the profile, in microseconds since 1970.
 const EPOCH: f64 = 1_700_000_000_000_000.0;
 
-/// One step of one rank of two: a product of 300 us, an all-reduce of 200 us behind it, and the host, which waits for both.
+/// Events of one training step on one of two ranks: a GEMM of 300 us, an all-reduce of 200 us after it, and the CPU,
+/// which waits for both.
 fn events(rank: u32) -> Vec<Json> {
     let step = |ts: f64| EPOCH + ts;
     let mut reduces = json!({"correlation": 2, "stream": 20, "device": rank, "Collective name": "allreduce", "In msg nelems": 1 << 20,
@@ -27,7 +28,7 @@ fn events(rank: u32) -> Vec<Json> {
     ]
 }
 
-/// Links both ranks' events, each changed.
+/// Links the events of both ranks after `change` has altered each event.
 fn linked(change: impl Fn(&mut Json)) -> Result<Job, LinkError> {
     let rank = |rank: u32| {
         let mut events = events(rank);
@@ -42,7 +43,7 @@ fn linked(change: impl Fn(&mut Json)) -> Result<Job, LinkError> {
 #[test]
 fn communication_without_correlation_takes_its_bytes_all_the_same() {
     let plain = linked(|_| {}).unwrap();
-    // All-reduces of 4 MiB over 1 GB/s take milliseconds, which the host waits for.
+    // All-reduces of 4 MiB at 1 GB/s take milliseconds, and the CPU waits for them.
     let (expected, fast) = (makespan(&plain, "1 GB/s"), makespan(&plain, "100 GB/s"));
     assert!(expected > fast + 3.0, "{expected} ms and {fast} ms");
     let zero = |event: &mut Json| {
