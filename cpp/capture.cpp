@@ -185,7 +185,7 @@ const Definition& defined(Definition& known, const Stream& key, const torch::jit
   return *definition;
 }
 
-// Writes down that an extension's operator has launched kernels of its own, which would compute what is now not there.
+// Writes an execution of an extension's operator that has launched kernels of its own, and marks the values that these kernels would have computed as absent.
 void write_own_kernels(
     const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, bool is_written, OwnKernels& kernels) {
   const size_t count = arguments.size();
@@ -206,8 +206,8 @@ void write_own_kernels(
   write_execution(definition, Lines::get().here(), /*recorded=*/false, read, stack, begin);
 }
 
-// A call of an extension's operator on a simulated GPU. Operators that it calls are written down by themselves; where it launches kernels of its own, it
-// is an operator, too, and what these would compute is not there.
+// Runs an extension's operator on a simulated GPU. The PyTorch operators that the extension calls are written down individually. If the extension launches
+// kernels of its own, its operator is written down too, and the values that these kernels would compute are absent.
 void run_foreign(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
   if (inside > 0 || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, &stack);
   const size_t count = schema.written.size(), begin = stack.size() - count;
@@ -397,10 +397,10 @@ __attribute__((visibility("default"))) void uniference_capture_lacking(Host::Lac
   Host::tell(lacking, available);
 }
 
-// Who is told, in UTF-8, of an operator or kernel whose values are not computed.
+// Sets the callback that receives a warning (UTF-8) when an operator or kernel without values runs for the first time.
 __attribute__((visibility("default"))) void uniference_capture_uncomputed(Uncomputed::Tell tell) { Uncomputed::tell(tell); }
 
-// Which operators and kernels had no values, and how often each, if one had none more than once; else an empty text.
+// Returns the operators and kernels without values and the number of calls of each; an empty text if each has run at most once.
 __attribute__((visibility("default"))) const char* uniference_capture_uncomputed_counts() { return Uncomputed::counts(); }
 
 __attribute__((visibility("default"))) uint64_t uniference_capture_ticks() { return ticks(); }
@@ -531,7 +531,8 @@ __attribute__((visibility("default"))) int uniference_capture_is_absent(const vo
   return Values::is_absent(static_cast<const c10::StorageImpl*>(storage));
 }
 
-// Whether communication moves the size of a tensor of so many elements, and no data. They are floating-point numbers, complex ones, bytes or integers.
+// Whether communication of a tensor with this number of elements moves only its size, and no data. `type`: 0 floating-point numbers, 1 complex numbers,
+// 2 bytes, 3 integers.
 __attribute__((visibility("default"))) int uniference_capture_is_large(int64_t elements, int type) {
   constexpr c10::ScalarType kTypes[] = {at::kFloat, at::kComplexFloat, at::kByte, at::kLong};
   return values.is_large(elements, kTypes[type]);

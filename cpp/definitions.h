@@ -113,7 +113,7 @@ class Definitions {
   // Whether a GPU multiplies its numbers of 32 bits in tensor cores, as the program's settings have it just now.
   static bool in_tensor_cores(const Schema& schema, const c10::IValue* arguments, size_t count) {
     if (schema.products == at::Float32Op::ALL) return false;
-    // cuBLAS and cuDNN look at this variable once, and let it go before what the program says: 0 forbids it, 1 demands it.
+    // cuBLAS and cuDNN read NVIDIA_TF32_OVERRIDE once, and it overrides the program's settings: 0 forbids TF32, 1 forces TF32.
     static const char* const override = std::getenv("NVIDIA_TF32_OVERRIDE");
     const bool forbidden = override != nullptr && std::strcmp(override, "0") == 0;
     const bool demanded = override != nullptr && std::strcmp(override, "1") == 0;

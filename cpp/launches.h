@@ -241,7 +241,7 @@ struct Launches {
   void (*number)(uint64_t number);
   // Within an operator: which one of the thread it is, from 1; else 0.
   uint64_t (*running_operator)();
-  // A kernel of the program's or of a library of its is about to be launched by this thread, of this name.
+  // Called before this thread launches a kernel of this name; the kernel belongs to the program or to one of its libraries.
   void (*launches)(const char* name, size_t length);
 };
 

@@ -82,14 +82,14 @@ class Mirror {
     return on_gpu;
   }
 
-  // The device of a call after which the program waits, as launches block (`CUDA_LAUNCH_BLOCKING`); none: it goes on.
+  // The device for which the program waits after a call because launches block (`CUDA_LAUNCH_BLOCKING`); none if launches do not block.
   static std::optional<c10::Device> blocks_on(const c10::IValue* arguments, size_t count) {
     static const char* const blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
     if (blocking == nullptr || std::atoi(blocking) == 0) return std::nullopt;
     return device_of(arguments, count);
   }
 
-  // What the device's current stream was handed has ended. While the stream is captured, nothing is.
+  // Waits until all work on the device's current stream has ended. Returns at once if the stream is being captured.
   static void wait_for(c10::Device device) {
     const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
     const c10::Stream stream = guard.getStream(device);

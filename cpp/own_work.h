@@ -18,13 +18,13 @@ class Inside {
   ~Inside() { inside--; }
 };
 
-// Whether operators pass through the capture at all: somebody wants to know them, or not all are computed.
+// Whether operators pass through the capture at all: they are recorded, or some of them are not computed.
 inline bool watching = false;
 
 // Whether this thread compiles the program. What it runs for that has values, and is not written down: a program that finds all compiled has none of it.
 inline thread_local bool compiling = false;
 
-// How deep this thread is in work whose results nobody looks at, as what measures the time of kernels: it has no values.
+// Nesting depth of this thread in work whose results are not read, such as benchmarks of kernels. Such work has no values.
 inline thread_local int unvalued = 0;
 
 // Of how many streams graphs are captured. That is written down whoever does it, as the program launches them.

@@ -1,5 +1,5 @@
-// Owns what is said of values that are missing though the program asked for them: of operators and kernels on simulated GPUs that nothing computes. The
-// driver is told, as a program may silence torch's own warnings.
+// Owns the warnings about operators and kernels on simulated GPUs whose values are not computed. The warnings go to the driver, because a program may
+// silence torch's own warnings.
 #pragma once
 
 #include <cxxabi.h>
@@ -15,12 +15,12 @@ namespace uniference {
 
 class Uncomputed {
  public:
-  // Who is told of an operator or kernel when it runs for the first time: a text in UTF-8.
+  // Callback that receives the warning (UTF-8) when an operator or kernel without values runs for the first time.
   using Tell = void (*)(const char* text);
 
   static void tell(Tell tell) { tell_ = tell; }
 
-  // `what` has run, and its values are not computed for this reason.
+  // Counts a call of `what`, an operator or kernel whose values are not computed for this `reason`, and warns at its first call.
   static void note(const std::string& what, const std::string& reason) {
     {
       std::lock_guard<std::mutex> lock(mutex());
@@ -28,7 +28,7 @@ class Uncomputed {
       entry->second.count++;
       if (!is_new) return;
     }
-    // Under the interpreter's lock, which must not be waited for under ours.
+    // `text` takes the interpreter's lock, which a thread must not wait for while it holds `mutex`.
     const std::string line(Lines::get().text());
     {
       std::lock_guard<std::mutex> lock(mutex());
@@ -38,7 +38,7 @@ class Uncomputed {
     if (tell_ != nullptr) tell_(("the values of " + what + " are not computed on simulated GPUs: " + reason + at).c_str());
   }
 
-  // A kernel of this name is launched by no operator.
+  // Counts a launch of the kernel with this (mangled) name that no operator makes.
   static void note_kernel(const char* name, size_t length) {
     const std::string mangled(name, length);
     int status = 0;
@@ -48,7 +48,8 @@ class Uncomputed {
     note("kernel " + shown, "no operator launches it");
   }
 
-  // How often each has run, as text; empty: none has run more than once. It stays until it is asked for again.
+  // Number of calls of each operator and kernel without values, as text; empty if each has run at most once. The text is valid until the next call of
+  // `counts`.
   static const char* counts() {
     static std::string text;
     std::lock_guard<std::mutex> lock(mutex());

@@ -31,7 +31,8 @@ class Values {
   void set_limit(int64_t elements) { limit_ = elements; }
   bool all() const { return limit_ == std::numeric_limits<int64_t>::max(); }
 
-  // Whether communication moves the size of a tensor, and no data: by the limit of its type, above which operators on it are not computed either.
+  // Whether communication moves only the size of a tensor, and no data. The limit depends on the tensor's type; operators on tensors above the limit are not
+  // computed either.
   bool is_large(const at::Tensor& tensor) const { return is_large(tensor.numel(), tensor.scalar_type()); }
   bool is_large(int64_t elements, c10::ScalarType dtype) const {
     if (all()) return false;
@@ -154,7 +155,7 @@ class Values {
   // So many are in work that is known to steer: a mask of 16,384 by 16,384.
   static constexpr int64_t kMask = 1 << 28;
 
-  // So many elements of any type are always computed: the step of an optimizer by which it divides, a scale, a loss.
+  // Number of elements up to which tensors of any type are always computed, such as an optimizer's step count, by which it divides, a scale, or a loss.
   static constexpr int64_t kSmallest = 1;
 
   int64_t computed() const { return std::max(limit_, kSmallest); }

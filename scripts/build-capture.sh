@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compiles cpp/ for the torch of an environment: `build-capture.sh PYTHON [FOLDER]` writes FOLDER/capture-TORCH.so (python/uniference).
-# `build-capture.sh --check PYTHON` writes nothing; warnings are errors.
-# Without a C++ compiler operators are captured in Python, several times as slowly; so that is no error.
+# `build-capture.sh --check PYTHON` compiles without writing a file, and treats warnings as errors.
+# A missing C++ compiler is no error: operators are then captured in Python, several times as slowly.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 check=

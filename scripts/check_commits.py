@@ -2,7 +2,8 @@
 
 python scripts/check_commits.py [REVISIONS]
 
-Without REVISIONS (as `git log` has them), all commits after FIRST are checked. A clone that lacks FIRST is not checked, and says so.
+Without REVISIONS (in the syntax of `git log`), all commits after FIRST are checked. If the clone lacks FIRST, no commit is checked, and a
+message says so.
 """
 
 import re
@@ -10,15 +11,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-# The last commit before the rule.
+# The last commit that need not follow the rule.
 FIRST = "3b9c3506eb8e"
 COLUMNS = 72
-# First words that are no verbs, but have stood in front of subjects.
+# Words that are no verbs, but that subjects have begun with.
 NOT_VERBS = re.compile(
     r"an?|the|this|that|these|those|its?|they|we|who|whose|what|when|where|which|why|how|all|both|each|every|some|no|not|more|two|three"
     r"|in|on|of|by|for|from|to|with|without|as|at|if|tests|docs|accuracy"
 )
-# Participles and third persons, and the verbs that end like them.
+# Endings of participles and of the third person, and imperatives with the same endings.
 NOT_IMPERATIVES = re.compile(r".*(?:ed|ing|s)")
 IMPERATIVES = re.compile(r"bring|embed|exceed|feed|focus|need|seed|shed|speed|string|\w+ss")
 

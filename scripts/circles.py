@@ -15,7 +15,7 @@ Module = tuple[str, ...]
 
 USE = re.compile(r"(?m)^[ \t]*(pub(?:\([^)]*\))?[ \t]+)?use\s+([^;]+);")
 PATH = re.compile(r"\b(?:crate|super)(?:::\w+)+")
-# A test module: a file of its own, or inline up to the closing brace of its level, which rustfmt puts below the opening line.
+# Test modules: declared (`mod tests;`), or inline up to the closing brace, which rustfmt indents like the opening line.
 TESTS = re.compile(r"(?ms)^([ \t]*)#\[cfg\(test\)\]\n(?:[ \t]*#\[[^\n]*\]\n)*[ \t]*(?:pub(?:\([^)]*\))? )?mod \w+(?:;| \{.*?^\1\})")
 
 

@@ -96,7 +96,8 @@ def combines(reduce: str, dtype: str) -> bool:
     """Whether the channel combines such elements itself, with torch's bits."""
 
 def set_libraries(beginnings: Sequence[str], python: str) -> None:
-    """From here on code in files whose names begin so is not the user's, nor is what lies in `python`, but what was installed there."""
+    """Sets the code that is not the user's: files whose names have one of these beginnings, and the standard library's folder
+    `python`, except the packages that are installed in it."""
 
 def user_line() -> str:
     """The user's line that is being executed, as "path:line"."""
@@ -205,13 +206,13 @@ class Channel:
         """The rank's clock. Holds the rank until the engine's time has reached it, and costs it 1 us."""
     def sleep(self, duration: int) -> None: ...
     def begin_range(self, name: str) -> int:
-        """A named range of the thread begins; returns its number. As all of these it costs nothing and does not block."""
+        """Begins a named range of the thread; returns the range's number. Calls for ranges cost nothing and do not block."""
     def end_range(self, number: int) -> None:
-        """That one ends, on whatever thread."""
+        """Ends the range of a thread that has this number, on any thread."""
     def open_range(self, name: str) -> int:
-        """A named range begins that may overlap others; returns its number."""
+        """Begins a named range that may overlap others; returns the range's number."""
     def close_range(self, number: int) -> None:
-        """That one ends, on whatever thread."""
+        """Ends the range of the rank that has this number, on any thread."""
 
     def warn(self, text: str) -> None:
         """Puts a warning into the report, once however often it is said. Costs nothing and does not block."""
@@ -220,11 +221,12 @@ class Channel:
     def group(self, ranks: Sequence[int], nccl: bool = False, rendezvous: bool = False) -> int:
         """Names a process group by its members, in order. Counts the groups of the same ranks itself.
 
-        With `rendezvous` messages wait for their receives, whatever the cluster's library does.
+        With `nccl` the settings of NCCL in the environment apply to the group. With `rendezvous` the group's messages wait for their
+        receives even if the cluster's backend would send them at once.
         """
     def name_group(self, name: str, call: str, site: str) -> None:
-        """This rank is about to create a process group by `call`, whose members find each other by `name`. The run ends with an error
-        if another rank has used the name with another call."""
+        """Announces that this rank is about to create a process group by `call`, whose members find each other by `name`. The run ends
+        with an error if another rank has used the name with another call."""
     def collective(
         self,
         group: int,
@@ -295,9 +297,9 @@ class Channel:
     def release(self, handle: int) -> None:
         """Forgets an operation, complete or not: its error has been raised, and nobody will ask for its data."""
     def abort(self, group: int) -> None:
-        """Ends what this rank has outstanding in a group, and whatever it still comes to there: those operations fail, by this rank."""
+        """Aborts a group on this rank: the rank's outstanding and future operations in the group fail, and name this rank as the cause."""
     def close(self, group: int) -> None:
-        """This rank closes its connections of a group: others hear of it if this rank has aborted the group, or a rank has crashed."""
+        """Closes this rank's connections of a group. Other ranks get an error only if this rank has aborted the group or a rank crashed."""
 
     # Store. Blocking operations return None after `timeout`.
     def store_set(self, key: bytes, value: bytes) -> None: ...

@@ -72,20 +72,20 @@ class Operation:
     bytes: int
     """Sizes of the tensors that the members named in the calls."""
     time_s: float
-    """Seconds from issue to completion; on streams of GPUs from when the stream came to it."""
+    """Seconds from issue to completion of the calls; on CUDA streams from when the stream reached the operation."""
     exposed_s: float
-    """Seconds during which ranks were blocked for it and nothing computed; on streams of GPUs the part of `time_s` in which no kernel ran
-    on any stream of the GPU."""
+    """Seconds of exposed communication: ranks were blocked for the operation and nothing computed; on CUDA streams the part of
+    `time_s` in which no kernel ran on any stream of the GPU."""
     ranks: int | None = None
-    """Number of ranks that called it on streams of GPUs; None: it was on none, then also the next four."""
+    """Number of ranks that called the operation on CUDA streams. None, as are the next four attributes, if no rank did."""
     kernel_s: float | None = None
-    """The part of `time_s` from when all members had entered."""
+    """The part of `time_s` after all members had entered the operation."""
     overlapped_s: float | None = None
     """The part of `kernel_s` in which a kernel ran on another stream of the GPU."""
     late_peer_s: float | None = None
-    """The part of `exposed_s` before all members had entered."""
+    """The part of `exposed_s` before all members had entered the operation."""
     bus_bandwidth: float | None = None
-    """Bytes per second over `kernel_s`, as nccl-tests define bus bandwidth."""
+    """Bus bandwidth in bytes per second over `kernel_s`, as nccl-tests define it."""
 
     def __repr__(self) -> str:
         return f"<Operation {self.operation} of group {self.group}: {self.count} calls, {self.bytes} B, {self.time_s:.6g} s>"
@@ -96,27 +96,27 @@ class Phase:
     """All named ranges (`torch.profiler.record_function`) of one name that one rank has opened and closed."""
 
     name: str
-    """As the program calls it."""
+    """Name of the ranges in the program."""
     rank: int
     """Rank in the world."""
     count: int
-    """How many there were."""
+    """Number of ranges."""
     total_s: float
-    """Seconds from their beginnings to their ends, together."""
+    """Sum of the durations of the ranges in seconds."""
     p50_s: float
-    """Seconds that half of them took at most."""
+    """Median duration of the ranges in seconds."""
     p90_s: float
-    """Seconds that 90 % of them took at most."""
+    """90th percentile of the ranges' durations in seconds."""
     p99_s: float
-    """Seconds that 99 % of them took at most."""
+    """99th percentile of the ranges' durations in seconds."""
     compute_s: float | None = None
-    """The part of `total_s` in which the rank computed; None in real runs."""
+    """Seconds of `total_s` in which the rank computed; None in real runs."""
     exposed_comm_s: float | None = None
-    """The part of `total_s` in which its communication was exposed; None in real runs."""
+    """Seconds of `total_s` in which the rank's communication was exposed; None in real runs."""
     kernels_s: float | None = None
-    """Seconds of kernels and copies that were launched in it, whenever they ran; None: nothing was launched in it on streams."""
+    """Seconds of the kernels and copies launched in the ranges, whenever they ran; None if nothing was launched on CUDA streams."""
     communication_s: float | None = None
-    """Seconds of operations that were launched in it on streams, from when all their members had entered."""
+    """Seconds of the operations launched in the ranges on CUDA streams, each after all its members had entered."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,9 @@ class PathPart:
     share: float
     """The same as a fraction."""
     rank: int | None = None
-    """The rank whose time it is; None where it is a link's."""
+    """The rank whose time the part is; None if the part is a link's time."""
     link: str | None = None
-    """The link that limited the messages, or if none did, the slowest of their route; None where it is a rank's time."""
+    """The link that limited the messages, or if none did, the slowest link of their route; None if the part is a rank's time."""
     name: str | None = None
     """What was computed, or the operation."""
     line: str | None = None
@@ -198,7 +198,7 @@ class Table(Sequence[_Row], Generic[_Row]):
 
     def to_pandas(self) -> "pandas.DataFrame":
         """A frame with a row for each row and a column for each of their attributes. Raises ImportError without pandas."""
-        # What is not known is no number, also where nothing of a column is known.
+        # Unknown values become NaN, also in columns without any known value.
         rows = [[math.nan if value is None else value for value in _values(row)] for row in self._rows]
         frame: pandas.DataFrame = imported("pandas").DataFrame(rows, columns=self._columns())
         return frame
@@ -283,7 +283,7 @@ class Answer(dict[str, Any]):
 
 @dataclass(frozen=True)
 class Run:
-    """The result of a simulation or of a real run; `failure` says whether it has come to its end."""
+    """The result of a simulation or of a real run. `failure` is None if the program finished."""
 
     directory: Path
     """The folder of the report, the program record, the trace and the ranks' output."""
@@ -301,7 +301,7 @@ class Run:
 
     @property
     def failure(self) -> str | None:
-        """Why the program did not come to its end, as the command said it: all figures are of what happened until then. None: it did."""
+        """Error with which the program failed, as the command printed it; all figures then end at the failure. None if it finished."""
         return self.report.get("failure")
 
     @property

@@ -1,6 +1,6 @@
-"""Where the time of programs with GPUs is booked: communication on streams, and ranges of several threads.
+"""Attribution of the time of programs with GPUs: communication on CUDA streams, and named ranges of several threads.
 
-Traces, what-ifs and PyTorch's profiler say the same.
+The report agrees with the timeline, with what-ifs and with PyTorch's profiler.
 """
 
 import json
@@ -26,7 +26,7 @@ per_server = 2
 fabric = "nvlink4"
 link = "infiniband_ndr"
 """
-# The gradients of the first layer are scattered when nothing is left to do but the all-reduce, for whose result the program waits.
+# FSDP program. The reduce-scatter of the first layer's gradients overlaps only the all-reduce, whose result the program waits for.
 FSDP = """
 import json, os
 import torch, torch.distributed as dist
@@ -62,7 +62,7 @@ if dist.get_rank() == 0:
 dist.destroy_process_group()
 """
 
-# Ranges that hooks begin and end, of modules, gradients, DistributedDataParallel and autograd functions, and in what is computed again.
+# Ranges that begin and end in hooks of modules, gradients and DistributedDataParallel, in autograd functions, and in recomputed layers.
 HOOKS = """
 import json, os
 import torch, torch.distributed as dist
@@ -202,7 +202,7 @@ def bare(span: tuple[float, float], kernels: Spans) -> float:
 
 
 def traced(folder: Path) -> tuple[dict[int, Spans], dict[int, dict[str, Spans]]]:
-    """From the trace, by rank: when kernels ran on streams, and when operations did."""
+    """Reads from the timeline, by rank, the spans of kernels on CUDA streams and the spans of operations."""
     events = read(folder, "trace.json")
     events = events["traceEvents"] if isinstance(events, dict) else events
     rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e.get("name") == "thread_name"}
@@ -214,7 +214,7 @@ def traced(folder: Path) -> tuple[dict[int, Spans], dict[int, dict[str, Spans]]]
         if e.get("ph") != "X" or e["pid"] not in numbers:
             continue
         rank, row, span = numbers[e["pid"]], rows[e["pid"], e["tid"]], (e["ts"], e["ts"] + e["dur"])
-        # Copies between host and GPU hide nothing.
+        # Copies between host and GPU do not count as kernels that hide communication.
         if row.startswith("stream ") and not e["name"].startswith("copy to "):
             kernels[rank].append(span)
         elif row.startswith("operations "):
@@ -235,12 +235,12 @@ def test_operations_are_booked_on_their_streams_as_the_trace_has_them(folder: Pa
         assert row["exposed_s"] == pytest.approx(sum(bare(span, kernels[rank]) for rank, span in spans))
         assert row["kernel_s"] - row["overlapped_s"] == pytest.approx(row["exposed_s"] - row["late_peer_s"])
         assert row["time_s"] <= RANKS * report["makespan_s"]
-    # The first gathers and the last scatter have nothing to hide behind, and the others do.
+    # The first all-gathers and the last reduce-scatter overlap no compute; the other operations do.
     for name in ("all_gather", "reduce_scatter"):
         assert 0.1 * rows[name]["kernel_s"] < rows[name]["exposed_s"], name
         assert 0.1 * rows[name]["kernel_s"] < rows[name]["overlapped_s"], name
     assert rows["all_reduce"]["exposed_s"] < rows["reduce_scatter"]["exposed_s"]
-    # Two GPUs send half of a tensor each: no faster than their NVLinks, and not by orders of magnitude slower.
+    # Bus bandwidth of two GPUs: at most the bandwidth of their NVLinks, and not orders of magnitude below it.
     assert 50e9 < rows["reduce_scatter"]["bus_bandwidth"] < 450e9
 
 
@@ -265,7 +265,7 @@ def test_what_is_exposed_is_what_free_operations_gain(folder: Path) -> None:
         (outcome,) = asked(folder, "whatif", "out", "--free", name)["changes"]
         gains[name] = outcome["gain_s"]
         assert gains[name] <= exposed[name] + 1e-8, name
-    # Behind the first gathers the GPU waits for launches, and behind the last scatter for nothing else.
+    # After the first all-gathers the GPU waits for launches; after the last reduce-scatter it waits for nothing.
     assert gains["reduce_scatter"] > 0.7 * exposed["reduce_scatter"]
     assert gains["all_reduce"] == pytest.approx(exposed["all_reduce"], rel=0.05)
     explained = {part["name"]: part["seconds"] for part in asked(folder, "explain", "out")["operations"]}
@@ -292,17 +292,17 @@ def test_ranges_last_as_long_as_for_the_profiler(folder: Path) -> None:
     assert {name for name in profiled if name.startswith("FSDP::post_forward")}
     for name, (count, seconds, _) in profiled.items():
         assert rows[name]["count"] == count, name
-        # Between two questions to the simulator, the profiler's clock is interpolated.
+        # The profiler's clock is interpolated between two reads of virtual time.
         assert rows[name]["total_s"] == pytest.approx(seconds, rel=0.1, abs=20e-6 * count), name
 
 
 def test_kernels_belong_to_the_ranges_that_launched_them(folder: Path) -> None:
     profiled = json.loads((folder / "profiled.json").read_text())
     rows = {row["name"]: row for row in read(folder)["phases"] if row["rank"] == 0}
-    # PyTorch counts NCCL's kernels from when the stream comes to them.
+    # PyTorch's profiler counts an NCCL kernel from when the stream reaches it.
     forward = rows["forward"]["kernels_s"] + rows["forward"]["communication_s"]
     assert forward == pytest.approx(profiled["forward"][2], rel=0.1)
-    # Each layer has two products in the backward pass, but the first one; and they are launched by autograd's thread.
+    # Each layer but the first has two GEMMs in the backward pass, which autograd's thread launches.
     assert rows["backward"]["kernels_s"] > 1.5 * rows["forward"]["kernels_s"]
     gathered = {name: row for name, row in rows.items() if name.startswith("FSDP::post_backward_reduce")}
     assert sum(row["communication_s"] for row in gathered.values()) > 0
@@ -321,7 +321,7 @@ def test_ranges_of_the_program_and_of_autograd_stay_on_their_threads(folder: Pat
         threads.setdefault(line["begin"].split(" ")[0], set()).add(line["task"])
     assert threads["forward"] == threads["backward"] == threads["FSDP::post_forward"] == {0}
     assert 0 not in threads["FSDP::post_backward_reduce"]
-    # The last unit's forward pass is over before the backward pass begins, and the path does not go there for the latter's kernels.
+    # The last unit's forward pass ends before the backward pass begins, so kernels of the backward pass are not booked to its range.
     explained = asked(folder, "explain", "out")
     after = sum(part["seconds"] for part in explained["ranges"] if str(part["name"]).startswith("FSDP::post_forward"))
     assert after < 0.05 * explained["makespan_s"]
@@ -343,13 +343,13 @@ def test_ranges_of_hooks_are_where_the_profiler_has_them(tmp_path: Path) -> None
     assert threads == {name: {0} for name in on_one} | {name: {autograd} for name in on_other} | {
         "recomputed": {0, autograd}
     }
-    # PyTorch's profiler does not see NVTX. DistributedDataParallel has one bucket in the first step and two in the second one.
+    # PyTorch's profiler does not record NVTX ranges. DistributedDataParallel has one bucket in the first step and two in the second step.
     assert rows["accumulated"]["count"] == 4
     for name in rows.keys() - {"accumulated"}:
         count, seconds, on_device, its_threads = profiled[name]
         assert (rows[name]["count"], len(threads[name])) == (count, len(its_threads)), name
         assert rows[name]["total_s"] == pytest.approx(seconds, rel=0.1, abs=30e-6 * count), name
-        # What autograd's thread launches is in the profiler's figures of ranges of that thread only.
+        # The profiler counts kernels that autograd's thread launches only in ranges of that thread.
         if name not in ("backward", "across"):
             launched = rows[name]["kernels_s"] + rows[name]["communication_s"]
             assert launched == pytest.approx(on_device, rel=0.2), name

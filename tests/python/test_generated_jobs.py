@@ -46,7 +46,7 @@ def test_a_program_takes_as_long_as_the_job_that_is_generated(phase: str, ranks:
 
 
 def test_gpus_of_nvidia_communicate_by_nccl_unless_another_backend_is_named(tmp_path: Path) -> None:
-    """NVLink carries 360 GB/s: with NCCL the job is fast, and one line says whose choice that was."""
+    """A job on NVIDIA GPUs uses NCCL, and NVLink's 360 GB/s, by default; a note says that the backend was chosen."""
     (tmp_path / "named.toml").write_text(CLUSTER.format(ranks=8))
     (tmp_path / "silent.toml").write_text(CLUSTER.format(ranks=8).replace('backend = "nccl"\n', ""))
     options = f"{SHAPE} --dp 8 --batch 8 --run --record summary".split()
@@ -70,7 +70,7 @@ def test_gpus_of_nvidia_communicate_by_nccl_unless_another_backend_is_named(tmp_
 
 
 def test_a_check_says_what_it_doubts_of_a_cluster(tmp_path: Path) -> None:
-    """The cluster goes to standard output, and what is doubted of it to standard error."""
+    """`cluster check` prints the cluster to standard output and doubts about it to standard error."""
     server = '[[device]]\nname = "gpu"\ncount = 8\nmodel = "l40s"\nhost = "server"\n[network]\nlocal = "pcie4_x16"\n'
     (tmp_path / "server.toml").write_text(server)
     check = uniference("cluster", "check", "server.toml", cwd=tmp_path)
@@ -86,9 +86,9 @@ def test_a_check_says_what_it_doubts_of_a_cluster(tmp_path: Path) -> None:
 
 
 def test_a_program_holds_what_is_counted_of_the_eager_job(tmp_path: Path) -> None:
-    """Within 5 %, at the peak in the loss's backward pass; fused kernels would need a third less for activations."""
+    """Program and generated job agree within 5 % at the memory peak, in the loss's backward pass. Fused kernels hold a third less."""
     (tmp_path / "cluster.toml").write_text(CLUSTER.format(ranks=1))
-    # As the generated job has it, the loss casts its scores.
+    # The loss casts its logits to float32, as in the generated job.
     source = PROGRAM.read_text().replace(".flatten(0, 1), tokens", ".flatten(0, 1).float(), tokens")
     assert ".float(), tokens" in source
     (tmp_path / "llama.py").write_text(source)
@@ -96,7 +96,7 @@ def test_a_program_holds_what_is_counted_of_the_eager_job(tmp_path: Path) -> Non
     program = uniference("fit", *where, "--cuda", "llama.py", "train", cwd=tmp_path)
     assert program.code == 0, program.err
     held = json.loads(program.out)["ranks"][0]["kinds"]
-    # The buffer of gradients is no tensor that a module or an optimizer knows.
+    # The sum covers all kinds that hold tensors, because the gradient buffer belongs to no module and no optimizer.
     held = sum(size for kind, size in held.items() if kind not in ("reserved", "context", "host"))
 
     def counted(kernels: str) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Gloo's minimum and maximum of zeros of both signs, infinities and NaNs: the same bits under real Gloo and under us."""
+"""Gloo's minimum and maximum of zeros of both signs, infinities and NaNs: the simulation gives the bits of real Gloo."""
 
 from pathlib import Path
 

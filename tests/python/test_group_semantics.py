@@ -1,4 +1,4 @@
-"""Operations on simulated GPUs that never end: by the rules of the group's own library, and with its own time-out."""
+"""Operations that never end in programs with simulated GPUs: each group follows the rules and the timeout of its own library."""
 
 import re
 from pathlib import Path
@@ -39,7 +39,7 @@ torch.cuda.set_device(0 if torch.cuda.device_count() == 1 else rank)
 
 
 def test_a_send_of_gloo_beside_nccl_waits_for_its_receive(tmp_path: Path) -> None:
-    """Real Gloo hangs: each send waits for a receive that stands behind the other rank's send."""
+    """Sends that both ranks post first deadlock, as in real Gloo: each waits for a receive that the other rank posts after its send."""
     done = run(tmp_path, BESIDE + "dist.send(x, 1 - rank)\ndist.recv(x, 1 - rank)\n")
     assert done.code == 3, done.err + done.out
     assert re.search(r"rank 0.*waits for send.*script\.py:6", done.err), done.err
@@ -60,7 +60,7 @@ y = torch.zeros(1, device="cuda"); dist.all_reduce(y); torch.cuda.synchronize()
 
 
 def test_the_root_of_gloos_broadcast_beside_nccl_waits_for_late_members(tmp_path: Path) -> None:
-    """The root has sent all once the other rank is there: a second after its call."""
+    """The root's broadcast ends only when the late member has called it, a second later."""
     body = """
 dist.barrier()
 begun = time.perf_counter()
@@ -76,7 +76,7 @@ print("rank", rank, "took", round(time.perf_counter() - begun, 1))
 
 
 def test_an_own_time_out_of_nccl_ends_crossed_messages(tmp_path: Path) -> None:
-    """Both receives stand before the sends on the stream of the pair. The calls that send return, as they read other memory."""
+    """Both ranks' receives precede their sends on the pair's CUDA stream. The calls that send return, because they read other memory."""
     body = """
 import datetime, torch, torch.distributed as dist
 dist.init_process_group("nccl", timeout=datetime.timedelta(seconds=10))
@@ -95,7 +95,7 @@ torch.cuda.synchronize()
 
 @pytest.mark.parametrize("peer", ["", "dist.barrier()"])
 def test_a_communicator_that_a_rank_waits_for_alone_is_a_deadlock(peer: str, tmp_path: Path) -> None:
-    """The members of the group make its communicator at the first call. A thread of PyTorch's that polls meanwhile would go on for ever."""
+    """The first call creates the group's communicator and needs all members. PyTorch's polling thread does not hide the deadlock."""
     body = f"""
 import torch, torch.distributed as dist
 dist.init_process_group("nccl")

@@ -1,4 +1,4 @@
-"""Operators on CPU tensors, functions of C++ extensions, and files, beside simulated GPUs."""
+"""Operators on CPU tensors, functions of C++ extensions, and files in programs with simulated GPUs."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def took(name, call):
 
 
 def run(directory: Path, source: str, cluster: str = ONE_GPU) -> tuple[dict[str, float], dict[str, object]]:
-    """The milliseconds that the script says by name, of its first rank, and the report."""
+    """Runs a script. Returns the milliseconds that its rank 0 prints, by name, and the report."""
     (directory / "cluster.toml").write_text(cluster)
     script = write_script(directory, HEAD + source)
     options = ("--cluster", "cluster.toml", "--cuda", "--compute", "model", "--values", "small", "--out", "out")
@@ -50,13 +50,13 @@ took("copy", lambda: g.copy_(m))
 
 
 def test_operators_on_the_host_take_its_processors_time(tmp_path: Path) -> None:
-    """The usual processor of such a server (307.2 GB/s, 7.17 TFLOPS): 3 GiB are read and written, and 2 x 8192^3 operations."""
+    """The default CPU of the GPU's server (307.2 GB/s, 7.17 TFLOPS) reads and writes 3 GiB, and carries out 2 x 8192^3 operations."""
     said, report = run(tmp_path, SOURCE)
     add, matmul = 3 * 2**30 / 307.2e9 * 1e3, 2 * 8192**3 / 7.17e12 * 1e3
     assert add < said["add"] < 2 * add
     assert matmul < said["matmul"] < 2 * matmul
     assert said["view"] < 0.1
-    # From pageable memory: half of 80 % of 64 GB/s.
+    # Copies from pageable memory have half of 80 % of 64 GB/s.
     assert said["copy"] == pytest.approx(2**28 / 25.6e9 * 1e3, rel=0.05)
     seconds = {row["kind"]: row["seconds"] for row in report["compute"]}  # type: ignore[union-attr, attr-defined]
     assert seconds["cpu"] == pytest.approx((said["add"] + said["matmul"]) / 1e3, rel=0.05)
@@ -94,7 +94,7 @@ PyMODINIT_FUNC PyInit_adam(void) { return PyModule_Create(&module); }
 
 
 def test_functions_of_extensions_are_costed_by_their_tensors(tmp_path: Path) -> None:
-    """An optimizer's step on 4 tensors of 512 MiB, each read and written, at 307.2 GB/s."""
+    """An optimizer step reads and writes 4 tensors of 512 MiB each at 307.2 GB/s."""
     (tmp_path / "adam.c").write_text(MODULE)
     include = sysconfig.get_path("include")
     command = ["cc", "-shared", "-fPIC", f"-I{include}", "-o", str(tmp_path / "adam.so"), str(tmp_path / "adam.c")]

@@ -1,12 +1,12 @@
-"""A member that comes to an operation after others have timed out there: with Gloo it fails at once, as their connections are closed."""
+"""Members that call an operation after others have timed out in it. With Gloo a late member fails at once: its connections are closed."""
 
 from pathlib import Path
 
 import pytest
 from harness import run_on_gloo, uniference, write_script
 
-# Each operation twice in a group of its own: rank `late` comes 2 s after the others, whose time-out is 1 s.
-# Says what each rank is told, and when.
+# Program that calls each operation twice in a group of its own. Rank `late` calls 2 s after the others, whose timeout is 1 s.
+# Each rank prints the error that it gets, and the time.
 PROGRAM = """
 import datetime, sys, time, torch, torch.distributed as dist
 kinds, backend = sys.argv[2].split(","), sys.argv[3]
@@ -77,7 +77,7 @@ def test_whoever_comes_late_finds_the_connections_closed(size: int, tmp_path: Pa
             if rank == late:
                 assert (first, second) == ("closed by peer at 2", "closed by peer at 2"), (kind, rank)
             elif size == 2 or rank == 0 or kind not in ("send", "recv", "monitored_barrier"):
-                # Of two that wait for each other one may hear of the other's closed pairs before it times out itself.
+                # If two ranks wait for each other, one may get the error of the other's closed pairs before its own timeout.
                 assert first in ("timed out at 1", "closed by peer at 1"), (kind, rank)
                 assert second in ("closed pairs at 1", "closed by peer at 1"), (kind, rank)
 

@@ -243,7 +243,7 @@ def test_a_run_that_leaves_almost_nothing_of_a_device_is_called_tight(tmp_path: 
         assert all(warning.splitlines()[0] in done.err for warning in found)
         return found
 
-    # 100 MiB are held: 98 % of 102 MiB, and 97 % of 103.
+    # The program holds 100 MiB: 98 % of 102 MiB, and 97 % of 103 MiB.
     [warning] = warnings("102 MiB")
     assert warning.startswith(
         "memory is tight: rank 0 leaves 2.00 MiB of the 102.00 MiB of device `gpu.0`; 2 of 2 ranks"
@@ -264,7 +264,7 @@ def test_a_replay_without_the_memory_that_its_run_held_ends_as_the_program_would
 
     fits = again("200 MiB")
     assert fits.code == 0, fits.err
-    # As in the run itself: the line of the first allocation that does not fit, in a record that went on.
+    # The error names the line of the first allocation that does not fit, although the recorded run continued.
     replayed = again("100 MiB")
     live = run(tmp_path, more, "--cluster", cluster(tmp_path, "100 MiB"))
     assert live.code == replayed.code == 1
@@ -287,7 +287,7 @@ TIMEOUT = SETUP + (
 def test_a_replay_in_which_a_timeout_passes_that_did_not_ends_as_the_program_would(tmp_path: Path) -> None:
     done = run(tmp_path, TIMEOUT, "--ranks", 2, "--compute", "none")
     assert done.code == 0, done.err
-    # 4 MiB at 10 Mbps: 3.4 s.
+    # The transfer of 4 MiB at 10 Mbps takes 3.4 s.
     slow = ("--set", 'network.bandwidth="10 Mbps"')
     replayed = uniference("replay", tmp_path / "out", *slow, "--out", tmp_path / "slow", cwd=tmp_path)
     assert replayed.code == 1
@@ -323,10 +323,10 @@ def test_what_a_program_on_a_gpu_holds_grows_as_its_host_allocates(tmp_path: Pat
         return [(e["ts"], e["args"].get("activations", 0)) for e in memory]
 
     points = times(tmp_path / "out")
-    # The first moment at which 4, 8 ... 32 MiB are there: each tensor's operators take the host 6 us and more.
+    # First times at which 4, 8 ... 32 MiB are held: the host needs at least 6 us for each tensor's operators.
     first = [min(at for at, held in points if held == size << 22) for size in range(1, 9)]
     assert all(later - before >= 6 for before, later in itertools.pairwise(first)), points
-    # They are gone after the synchronization, not before.
+    # The tensors are freed after the synchronization, not before.
     assert min(at for at, held in points if at > first[-1] and held < 32 << 20) >= first[-1] + 6
     assert 16 << 20 in [held for at, held in points if at > first[-1]]
     again = uniference("replay", tmp_path / "out", "--out", tmp_path / "again", cwd=tmp_path)

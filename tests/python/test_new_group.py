@@ -1,11 +1,11 @@
-"""`new_group` called differently on different ranks: an error of the program, which its ranks' lines explain."""
+"""Calls of `new_group` that differ between ranks end the run with an error that names the lines of the calls."""
 
 from pathlib import Path
 
 import pytest
 from harness import run_script, uniference, write_script
 
-# `{}` creates a group of two of the four ranks, and leaves this rank's in `group`.
+# Program of four ranks. The code in place of `{}` creates groups of two ranks and assigns this rank's group to `group`.
 PROGRAM = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -76,7 +76,7 @@ LEGAL = {
 def test_groups_of_legal_programs_meet(case: str, tmp_path: Path) -> None:
     done = run_script(tmp_path, PROGRAM.format(LEGAL[case]), ranks=4)
     assert done.code == 0, done.err
-    # 0 + 3 = 1 + 2.
+    # Sums of the ranks in both groups: 0 + 3 = 1 + 2.
     assert done.out.count("has 3.0") == 4
 
 
@@ -92,5 +92,5 @@ print(f"rank {rank} has {x[0].item()}", flush=True)
 """
     done = uniference("run", "--ranks", 4, "--compute", "none", write_script(tmp_path, source), cwd=tmp_path)
     assert done.code == 0, done.err
-    # 0 + 1 and 2 + 3.
+    # Sums of the ranks in each world: 0 + 1 and 2 + 3.
     assert (done.out.count("has 1.0"), done.out.count("has 5.0")) == (2, 2)

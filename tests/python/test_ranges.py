@@ -67,7 +67,7 @@ def test_ranges_may_overlap_and_belong_to_threads(tmp_path: Path) -> None:
     ]
 
 
-# Ranges that end in other places than where they have begun. What PyTorch's profiler says of them is printed.
+# Program whose ranges end on other threads or in other calls than they began in. It prints the ranges' figures of PyTorch's profiler.
 ELSEWHERE = """
 import asyncio
 import json
@@ -188,7 +188,7 @@ def test_ranges_end_where_the_profiler_has_them_end(tmp_path: Path) -> None:
         assert {row["name"]: row["count"] for row in rows} == dict.fromkeys(SECONDS, 1)
         for row in rows:
             assert abs(row["total_s"] - SECONDS[row["name"]]) < 1e-3, row
-    # The profiler looks at the thread that has begun it: of another one it knows neither ranges nor ends.
+    # The profiler watches only the thread that has begun it, and sees neither beginnings nor ends of ranges on other threads.
     (said,) = [line for line in done.out.splitlines() if '{"handed over' in line]
     profiled = json.loads(said[said.index("{") :])
     for name in SECONDS.keys() - {"handed over", "helper"}:
@@ -201,7 +201,7 @@ def test_ranges_end_where_the_profiler_has_them_end(tmp_path: Path) -> None:
     number, helper = threads["handed over"][0], threads["helper"][1]
     assert helper != 0
     assert [task for name, (_, task) in threads.items() if name != "helper"] == [0] * (len(threads) - 1)
-    # It ended on the thread of the other one, and is the first one's.
+    # The range ended on the second thread, but belongs to the first, which began it.
     assert [line["task"] for line in marked if line["range"] == number] == [0, 0]
 
 

@@ -1,4 +1,4 @@
-"""Settings of NCCL and CUDA by environment variables and configurations: what they change, and what the run warns about."""
+"""Settings of NCCL and CUDA by environment variables and configurations: their effects, and the warnings about settings without a model."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def say(name, figure):
 def run(
     directory: Path, source: str, gpus: int = 1, per_host: int | None = None, environment: dict[str, str] | None = None
 ) -> tuple[dict[str, float], str]:
-    """What the script says, by name, and the warnings of the report; replays give the same figures."""
+    """Runs a script. Returns the figures that it prints, by name, and the report's warnings; checks that replays give the same figures."""
     cluster = CLUSTER.replace("PER_HOST", str(per_host or gpus)).replace("COUNT", str(gpus))
     (directory / "cluster.toml").write_text(cluster)
     script = write_script(directory, HEAD + source)
@@ -62,8 +62,8 @@ def run(
 
 
 def test_nccl_follows_its_settings_by_communicator(tmp_path: Path) -> None:
-    """256 MiB among 4 GPUs on links of 360 GB/s: a ring takes 3/2 of the bytes at the links' rate, or at a 24th of it for each channel;
-    without peer access at the 51.2 GB/s of the host's link. NVLink SHARP takes 6/5 of the bytes."""
+    """All-reduces of 256 MiB among 4 GPUs with links of 360 GB/s. A ring moves 3/2 of the bytes at the links' rate, or at a 24th of that
+    rate per channel; without peer access it moves them at the 51.2 GB/s of the host's link. NVLink SHARP moves 6/5 of the bytes."""
     said, warnings = run(
         tmp_path,
         """
@@ -126,7 +126,7 @@ dist.destroy_process_group()
     assert "NCCL_DEBUG" not in warnings
     assert "NCCL_IB_TIMEOUT" not in warnings
     assert warnings.count("priorities of CUDA streams are not modelled") == 1
-    # On one host there is no network to disable, and streams without priorities have none to warn about.
+    # No warnings about a disabled network on one host, nor about priorities if no stream has one.
     source = source.replace("priority=-1", "")
     _, warnings = run(tmp_path, source, gpus=2, environment=between)
     assert "not modelled" not in warnings
@@ -145,7 +145,7 @@ say("ended", round((time.perf_counter() - begin) * 1e6))
 
 
 def test_launches_block(tmp_path: Path) -> None:
-    """Each of 10 operators takes 512 MiB at 3.35 TB/s, 160 us."""
+    """Each of 10 operators moves 512 MiB at 3.35 TB/s and takes 160 us."""
     said, _ = run(tmp_path, LAUNCHES)
     assert said["launched"] < 100
     assert said["ended"] > 1_600
@@ -157,7 +157,7 @@ def test_launches_block(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("override", "tflops"), [("0", [66.9, 66.9]), ("1", [494.5, 494.5]), ("", [66.9, 494.5])])
 def test_tf32_is_overridden(tmp_path: Path, override: str, tflops: list[float]) -> None:
-    """A GEMM of 2 x 8192^3 operations, as the program forbids and allows TF32: at least at half of the device's rate."""
+    """A GEMM of 2 x 8192^3 operations, with TF32 forbidden and allowed by the program, reaches at least half of the device's rate."""
     said, _ = run(
         tmp_path,
         """

@@ -521,12 +521,12 @@ assert out.tolist() == [0.0] * 4
 
 
 def missing_values(directory: Path) -> list[str]:
-    """What the report says of values that nothing has computed."""
+    """Returns the report's warnings about values that are not computed."""
     report = json.loads((directory / "out" / "report.json").read_text())
     return [warning for warning in report["warnings"] if "not computed" in warning or "without values" in warning]
 
 
-# As launchers and notebooks do: the driver says it all the same.
+# Program that silences Python's warnings, as launchers and notebooks do. The driver prints its own warning regardless.
 SILENCED = """
 import warnings
 warnings.simplefilter("ignore")
@@ -576,5 +576,5 @@ print("done")
     assert any(
         "kernel add are not computed on simulated GPUs: no operator launches it" in warning for warning in said
     ), said
-    # `torch.cuda._sleep` writes nothing.
+    # `torch.cuda._sleep` launches a kernel that writes nothing, so no warning names it.
     assert len(said) == 2, said

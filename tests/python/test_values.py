@@ -81,7 +81,7 @@ def test_the_step_by_which_an_optimizer_divides_is_real(values: str, tmp_path: P
     [("uint8", 1 << 26), ("int8", 1 << 16), ("int64", 1 << 16), ("bool", 1 << 16), ("float32", 1), ("complex64", 0)],
 )
 def test_large_tensors_of_all_types_move_as_sizes(dtype: str, most: int, tmp_path: Path) -> None:
-    """As many elements as have values travel with the one that is set; of more elements none does."""
+    """Tensors up to the limit of their type arrive with their values; larger tensors arrive as sizes, without the element that was set."""
     source = SETUP + (
         f"for elements, moves in (({most}, True), ({most + 1}, False)):\n"
         f"    for call in (lambda x: dist.send(x, 1) if rank == 0 else dist.recv(x, 0), lambda x: dist.broadcast(x, 0)):\n"

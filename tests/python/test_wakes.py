@@ -1,4 +1,4 @@
-"""Threads and processes that a thread lets go on after compute that is modelled: they do not go on before that compute is over."""
+"""Threads and processes that a thread wakes after modelled compute continue only at the virtual time at which that compute has ended."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,8 @@ def now():
     return 1e3 * time.perf_counter()
 """
 
-# By name: what a thread waits in, and what lets it go on. It says when it goes on, from when the other thread begins to compute.
+# Pairs of a blocking call and the call that ends it, by name. The waiting thread prints when it continues, counted from the time at which
+# the other thread begins to compute.
 THREADS = """
 event, lock, condition, semaphore = threading.Event(), threading.Lock(), threading.Condition(), threading.Semaphore(0)
 lock.acquire()
@@ -169,10 +170,10 @@ def test_a_thread_goes_on_when_the_compute_before_its_wake_is_over(tmp_path: Pat
     took = run(tmp_path, THREADS)
     work = took.pop("work")
     assert work > 1
-    # The other thread has slept half a millisecond, and only that.
+    # The other thread continues after its sleep of half a millisecond.
     assert 0.3 < took.pop("sleep") < 0.6
     assert len(took) == 17
-    # Each goes on when the work is over: time = work + some microseconds for reading clocks.
+    # Each thread continues when the compute has ended, plus some microseconds for clock reads.
     late = {name: time for name, time in took.items() if not work - 0.001 < time < work + 0.1}
     assert not late, (work, late)
 

@@ -64,10 +64,10 @@ class SimulatedBackend(c10d.Backend):
     happen, that is a deadlock."""
 
     KEEPS_FIRST: ClassVar[bool] = False
-    """Its minimum and maximum keep the first of two operands that do not compare."""
+    """Whether the library's minimum and maximum keep the first of two operands that do not compare."""
 
     WAITS_FOR_RECEIVES: ClassVar[bool] = False
-    """A message leaves once its receive is posted, however short it is."""
+    """Whether each of the library's messages, however short, leaves only once its receive is posted."""
 
     # Beside NCCL, of being costed as it.
     _has_warned: ClassVar[bool] = False
@@ -91,9 +91,9 @@ class SimulatedBackend(c10d.Backend):
         *,
         is_beside_nccl: bool = False,
     ) -> None:
-        """`ranks` are the members' in the simulation, in order; `members` what the program calls them, where it has renumbered them.
+        """`ranks` are the members' ranks in the simulation, in order; `members` are their ranks in the program, if it has renumbered them.
 
-        With `is_beside_nccl` the GPUs' own library carries out operations on GPUs, and this one operations on their hosts.
+        With `is_beside_nccl` NCCL carries out the operations on GPUs, and this backend the operations on the hosts.
         """
         super().__init__(rank, len(ranks))
         self.channel = channel

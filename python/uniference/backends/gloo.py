@@ -75,7 +75,7 @@ class Pairs(Connections):
         )
 
     def _close(self) -> None:
-        """What this rank has outstanding in the group ends. Members that wait for it, or come later, hear that its pairs are closed."""
+        """Ends this rank's outstanding operations in the group. Members that wait for this rank, now or later, get an error."""
         self.closed = True
         self._channel.abort(self._group)
         self._channel.close(self._group)

@@ -60,13 +60,13 @@ def _split_among_members() -> None:
 
 
 def _name_groups(channel: Channel) -> None:
-    """Tells the engine which group a rank is about to create under which name: two groups of one name are an error of the program.
+    """Tells the engine the name and the members of each group that a rank is about to create: two groups with one name are a program error.
 
-    Members of a group find each other in the store, below the group's name. torch numbers the groups of a rank for this, so a rank
-    that leaves out a call of `new_group`, or calls it with other ranks, looks for its members at those of another group.
+    Members of a group find each other in the store by the group's name, which is a counter of each rank. A rank that leaves out a
+    call of `new_group`, or calls it with other ranks, therefore meets the members of another group (decision 0064).
     """
     original = names.NEW_GROUP.current
-    # A store and a size of the world have a new world whenever a program calls init_process_group again.
+    # Number of calls of init_process_group by store and world size: each call makes a new world, whose groups are numbered anew.
     worlds: Counter[tuple[str, int]] = Counter()
     world = ""
 

@@ -10,9 +10,9 @@ from uniference.backends.work import Work
 
 
 class _NcclConnections(Connections):
-    """Its communicator is aborted when an operation has timed out, of which other members hear nothing: they wait until they time out.
+    """The NCCL communicator of a rank. A timeout aborts it without telling other members, which wait until they time out themselves.
 
-    On a real cluster the watchdog ends the process, too, unless the program waits with TORCH_NCCL_BLOCKING_WAIT=1.
+    On a real cluster PyTorch's watchdog also ends the process, unless the program sets TORCH_NCCL_BLOCKING_WAIT=1.
     """
 
     def check(self) -> None:
@@ -38,7 +38,7 @@ class _NcclConnections(Connections):
 
 
 def _aborted(rank: int) -> RuntimeError:
-    """What NCCL says of a communicator after a time-out (`torch/csrc/distributed/c10d/NCCLUtils.cpp`)."""
+    """PyTorch's error for a call on an aborted communicator (`torch/csrc/distributed/c10d/NCCLUtils.cpp`)."""
     return dist.DistBackendError(f"NCCL communicator was aborted on rank {rank}.")
 
 

@@ -30,7 +30,7 @@ _KERNELS: dict[str, _Kernel] = {
 }
 _KERNELS["avg"] = _KERNELS["premul_sum"] = _KERNELS["sum"]
 
-# Gloo's `min` and `max` (gloo/math.h) are C++'s: of zeros of both signs, and where one of the two is NaN, the first stays.
+# Gloo's `min` and `max` (gloo/math.h) are `std::min` and `std::max`: the first operand stays if both are zeros, or if one is NaN.
 _KEEPING_FIRST: dict[str, _Kernel] = {
     "min": lambda into, other: torch.where(other < into, other, into, out=into),
     "max": lambda into, other: torch.where(into < other, other, into, out=into),
@@ -54,7 +54,7 @@ class Reduction:
     __slots__ = ("_factor", "_kernel", "dtype", "is_native", "name")
 
     def __init__(self, name: str, factor: Any, dtype: torch.dtype, keeps_first: bool = False) -> None:
-        """`name` as of `reduction_name`; `factor` is that of PREMUL_SUM, otherwise None. `keeps_first`: minimum and maximum are Gloo's."""
+        """`name` is a result of `reduction_name`; `factor` is PREMUL_SUM's, else None. `keeps_first` selects Gloo's minimum and maximum."""
         self.name = name
         self.dtype = dtype
         self._factor = factor

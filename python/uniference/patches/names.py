@@ -41,7 +41,7 @@ ZERO_GRAD = Replaced(
     "self, set_to_none",
 )
 
-# Work of the CPU beside simulated GPUs
+# CPU work in programs with simulated GPUs
 
 EXTENSION = Replaced(
     "torch.utils.cpp_extension:_import_module_from_library",

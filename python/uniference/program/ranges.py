@@ -1,7 +1,7 @@
-"""Owns how the ranges that a program names are seen: `torch.profiler.record_function`, and those of NVTX.
+"""Watches the named ranges of a program: `torch.profiler.record_function` and NVTX ranges.
 
-A range of `record_function` ends as PyTorch's profiler ends it: with its own `__exit__`, on whatever thread that is called and whatever has
-begun since; with the future that it was handed to; or with its object.
+A range of `record_function` ends when PyTorch's profiler ends it: at its own `__exit__`, on any thread and even if other ranges have begun
+since; when the future completes to which the program has attached the range; or when the range's object is destroyed.
 """
 
 import atexit
@@ -16,23 +16,23 @@ from uniference.patches import names
 
 
 class Listener(Protocol):
-    """Hears of ranges. Each has a number, and may end on another thread than the one that it begins on."""
+    """Receives the beginnings and ends of named ranges. Each range has a number, and may end on another thread than it began on."""
 
     def begin_range(self, name: str) -> int:
-        """One of the calling thread begins; returns its number."""
+        """Begins a range of the calling thread; returns the range's number."""
 
     def end_range(self, number: int) -> None:
-        """That one ends."""
+        """Ends the range of a thread that has this number."""
 
     def open_range(self, name: str) -> int:
-        """One of the rank begins, which may overlap others; returns its number."""
+        """Begins a range of the rank, which may overlap other ranges; returns the range's number."""
 
     def close_range(self, number: int) -> None:
-        """That one ends."""
+        """Ends the range of the rank that has this number."""
 
 
 class _Range:
-    """A range that has begun. It ends once, at the latest when nothing refers to it any more."""
+    """A range of a thread that has begun. The range ends once, at the latest when this object is destroyed."""
 
     __slots__ = ("_end", "_number")
 
@@ -50,29 +50,29 @@ class _Range:
 
 
 def watch(listener: Listener) -> None:
-    """Tells it of all ranges of this process, not of those that it forks."""
+    """Reports all ranges of this process, but not of its forks, to the listener."""
     enter, leave = names.RANGE_ENTER.original, names.RANGE_EXIT.original
     until = names.RANGE_UNTIL.original
     push, pop = names.NVTX_PUSH.original, names.NVTX_POP.original
     start, end = names.NVTX_START.original, names.NVTX_END.original
     # What a tool calls them that listens to NVTX; without one they are all 0.
     by_tool = dict[int, int]()
-    # The ranges of NVTX that each thread has pushed.
+    # Numbers of the open NVTX ranges that each thread has pushed.
     pushed = threading.local()
     is_watched = True
 
     def end_range(number: int) -> None:
-        # In a fork the range is the parent's; and at the end of the process nobody listens.
+        # Ranges that end in a fork belong to the parent, and ranges that end while the process exits are not reported.
         if is_watched:
             listener.end_range(number)
 
     def watched_enter(self: profiler.record_function) -> Any:
-        # One that is entered again begins anew, as in PyTorch.
+        # A record_function that is entered again begins a new range, as in PyTorch.
         vars(self)["_uniference_range"] = _Range(listener.begin_range(self.name), end_range)
         return enter(self)
 
     def watched_leave(self: profiler.record_function, *error: Any) -> None:
-        # One that was handed to a future ends with that.
+        # A range that the program has attached to a future ends when the future completes.
         begun = vars(self).get("_uniference_range")
         if begun is not None and self.run_callbacks_on_exit:
             begun.end()

@@ -3,8 +3,8 @@
 The interpreter is handed it as text (`crates/cli/src/interpreter.rs`) with the arguments PROGRAM, KIND (`script` or `module`) and
 CUDA (`yes`, `no`, `needed` or `used`), and answers with a JSON object. It imports neither torch nor this package.
 
-A program needs GPUs if its file names `nccl` or a CUDA device, and never asks whether there is one, nor which backend it was given.
-It uses GPUs if its file, or a module in its folder that it imports, names one of these or asks for accelerators.
+A program needs GPUs if its file names `nccl` or a CUDA device, and asks neither whether a GPU is available nor which backend it was given.
+A program uses GPUs if its file, or a module in its folder that it imports, names `nccl` or a CUDA device or uses `torch.accelerator`.
 """
 
 import ast
@@ -31,7 +31,7 @@ def needs_gpu(path: Path) -> bool:
 
 
 def uses_gpu(path: Path) -> bool:
-    """Whether the program in this file, or a module in its folder or the current one that it imports, uses GPUs where there are some."""
+    """Whether this program uses GPUs if it finds some. Modules that it imports from its folder or the current folder count too."""
     folders = [path.parent, Path()]
     waiting, seen = [path], {path}
     while waiting and len(seen) <= _MOST_MODULES:
@@ -49,7 +49,7 @@ def _nodes(path: Path) -> list[ast.AST]:
     try:
         return list(ast.walk(ast.parse(path.read_bytes())))
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return []  # running it will say what is wrong
+        return []  # running the program reports the error
 
 
 def _files(node: ast.AST, module: Path, folders: list[Path]) -> list[Path]:
@@ -57,7 +57,7 @@ def _files(node: ast.AST, module: Path, folders: list[Path]) -> list[Path]:
     if isinstance(node, ast.Import):
         names = [name.name for name in node.names]
     elif isinstance(node, ast.ImportFrom):
-        # One dot is the module's own package.
+        # A relative import with one dot starts at the module's own package.
         if 0 < node.level <= len(module.parents):
             folders = [module.parents[node.level - 1]]
         first = node.module or ""

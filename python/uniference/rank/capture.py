@@ -41,7 +41,7 @@ PYTHON_CALLS = "UNIFERENCE_PYTHON_CALLS"
 """In a rank's environment: calls of functions are counted."""
 
 STRICT_VALUES = "UNIFERENCE_STRICT_VALUES"
-"""In a rank's environment: an operator or kernel whose values are not computed ends the run."""
+"""Environment variable of a rank: if set, the first operator or kernel without values ends the run (`--strict-values`)."""
 
 UNLIMITED = "UNIFERENCE_UNLIMITED"
 """In a rank's environment: it may allocate more than its device has."""
@@ -193,7 +193,7 @@ class Library:
         return bool(self.functions.uniference_capture_is_absent(tensor.untyped_storage()._cdata))
 
     def is_large(self, tensor: torch.Tensor) -> bool:
-        """Whether communication moves the tensor's size, and no data."""
+        """Whether communication moves only the tensor's size, and no data."""
         floating = 0 if tensor.is_floating_point() else 1 if tensor.is_complex() else None
         integral = 2 if tensor.dtype == torch.uint8 else 3
         kind = integral if floating is None else floating
@@ -252,7 +252,7 @@ _Uncomputed = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
 
 def _warns_of_missing_values(channel: Channel) -> Callable[[bytes], None]:
-    """Tells the driver of an operator or kernel whose values are not computed, or ends this rank and its run if the user wants that."""
+    """Returns the callback for operators and kernels without values, which warns the driver, or ends the run with `STRICT_VALUES`."""
 
     def warn(text: bytes) -> None:
         said = text.decode(errors="replace")
@@ -269,7 +269,7 @@ def _warns_of_missing_values(channel: Channel) -> Callable[[bytes], None]:
 
 
 def _count_missing_values(channel: Channel, native: Library) -> None:
-    """Tells the driver how often each such operator or kernel has run."""
+    """Tells the driver the number of calls of each operator and kernel without values."""
     native.functions.uniference_capture_uncomputed_counts.restype = ctypes.c_char_p
     counts = native.functions.uniference_capture_uncomputed_counts()
     if counts:

@@ -1,7 +1,5 @@
-"""Owns debuggers and `input()`: on the rank that has the terminal they work, and cost no virtual time; on any other they say how to get it.
-A rank whose standard input is a file or a pipe has `input()` alone.
-
-Which rank has the terminal is the command line's business (`--debug-rank`).
+"""Owns debuggers and `input()`. Both work, at no cost in virtual time, on the rank that has the terminal (`--debug-rank`); on a rank whose
+standard input is a file or a pipe only `input()` works; on any other rank both fail with a message that names the option.
 """
 
 import bdb
@@ -17,7 +15,7 @@ from uniference.program.execution import is_ours
 
 
 def install(channel: Channel, attached: bool, has_input: bool) -> None:
-    """`attached`: this rank has the terminal. `has_input`: its standard input is a file or a pipe."""
+    """Installs debuggers and `input()`. `attached`: this rank has the terminal. `has_input`: its standard input is a file or a pipe."""
     if attached:
         for name in (names.INPUT, names.INTERACTION):
             name.wrap(lambda function: _uncharged(channel, function))

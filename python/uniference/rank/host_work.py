@@ -1,7 +1,7 @@
-"""Owns work of the CPU beside a simulated GPU that is no operator of PyTorch: functions of C++ extensions, and files.
+"""Charges the CPU work of programs with simulated GPUs that is no PyTorch operator: functions of C++ extensions. Warns about files.
 
-A function of an extension is written down as an operator on the CPU tensors that it is given, each of which it reads and writes. Files take
-no time, and the run says so. Extensions that are neither built by `torch.utils.cpp_extension` nor DeepSpeed's are not known here.
+A call of an extension's function is recorded as an operator that reads and writes each of its CPU tensors. Files cost no time, and the run
+warns about `torch.save` and `torch.load`. Limitation: only extensions that `torch.utils.cpp_extension` loads and DeepSpeed's are charged.
 """
 
 import functools
@@ -17,11 +17,11 @@ from uniference.patches import names
 from uniference.patches.later import when_imported
 
 _PREBUILT = tuple(f"deepspeed.ops.{kind}.cpu_{kind}_op" for kind in ("adam", "adagrad", "lion"))
-"""Extensions of DeepSpeed that compute on the CPU, where they were built with its wheel."""
+"""DeepSpeed's extensions for the CPU, which are modules of their own if they were built with its wheel."""
 
 
 def install(channel: Channel) -> None:
-    """Costs functions of this process's extensions from here on, and warns about files."""
+    """Charges functions of the extensions that this process loads from now on, and warns about files."""
     of_extensions = {"torch.utils.cpp_extension": lambda: names.EXTENSION.wrap(_costs)}
     when_imported(of_extensions | {name: functools.partial(_cost_module, name) for name in _PREBUILT})
     for name in (names.SAVE, names.LOAD):
@@ -57,7 +57,7 @@ def _costed(function: Callable[..., Any]) -> Callable[..., Any]:
         result = function(*args, **kwargs)
         tensors = list(_tensors((*args, *kwargs.values())))
         if tensors and all(tensor.is_cpu for tensor in tensors):
-            # Each is read, and written.
+            # The operator's cost counts each tensor twice: one read and one write.
             operator([*tensors, *tensors])
         return result
 

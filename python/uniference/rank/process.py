@@ -56,7 +56,7 @@ class Task:
     """It is the only program, and its GPUs are those of all ranks."""
     debugged: bool
     input: bool
-    """It has a standard input."""
+    """Whether the rank has a standard input."""
 
     @staticmethod
     def from_command(command: Mapping[str, Any]) -> "Task":

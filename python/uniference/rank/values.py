@@ -21,7 +21,7 @@ def limit() -> int | None:
 
 
 def are_absent(tensors: Sequence[Tensor]) -> bool:
-    """Whether one of the tensors has no values, or is large for its type: then communication moves the sizes of all, and no data."""
+    """Whether communication of these tensors moves only their sizes: one tensor has no values or is above the limit of its type."""
     library = capture.library() if VARIABLE in os.environ else None
     if library is None:
         return False

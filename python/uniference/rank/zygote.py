@@ -6,8 +6,8 @@ Started as `python -m uniference.rank.zygote FD [MODULE...]`, where FD is an inh
 modules before it forks any rank. Both ways: one JSON object a line. It ends, and every rank with it, when that socket closes or its
 parent dies.
 
-From the driver, with three descriptors attached (SCM_RIGHTS) to the line: [control, stdout, stderr], and for the rank `debug_rank`,
-or with `input`, a fourth one, stdin. `control` is the rank's
+Lines from the driver have three descriptors attached (SCM_RIGHTS): [control, stdout, stderr], and for the rank `debug_rank`, or with
+`input`, a fourth one, stdin. `control` is the rank's
 socket to the engine, from which `_native.Channel.adopt` takes everything else:
 
     {"op": "fork", "rank": 0, "world_size": 2, "argv": ["train.py", "--lr", "0.1"], "module": false,

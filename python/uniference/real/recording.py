@@ -8,8 +8,8 @@ whose first element is the kind. Times are nanoseconds of the rank's own clock (
     ["i", time, task, handle, group, kind, dtype, shape, root, site]  an operation is issued; root: a message's peer too
     ["d", time, handle, peer]                                         it is complete; peer: whom a receive from anybody has met
     ["w", start, end, task, reason, handles, site]                    a thread was blocked: communication, store or sleep
-    ["n", time, task, range, name]                                    a named range of a thread begins, or, with null, ends; by its number
-    ["r", time, task, range, name]                                    the same of one of the rank that may overlap others
+    ["n", time, task, range, name]                                    a thread's range with this number begins; name null: it ends
+    ["r", time, task, range, name]                                    a rank's range, which may overlap others, begins; name null: it ends
 
 A shape is a number of elements, a list with one for each rank, or for all-to-all two lists: sent and received. Of a message it is bytes.
 """
@@ -40,7 +40,7 @@ class Recording:
         self._next_site, self._next_task, self._next_range = itertools.count(), itertools.count(1), itertools.count()
         self._sites: dict[str, int] = {}
         self._tasks: dict[int, int] = {threading.get_ident(): 0}
-        # Of ranges that have begun, their threads.
+        # Task of the thread that began each open range, by the range's number.
         self._range_tasks: dict[int, int] = {}
 
     def add(self, *record: Any) -> None:
@@ -48,24 +48,24 @@ class Recording:
         self._records.append(record)
 
     def begin_range(self, name: str) -> int:
-        """A named range of the calling thread begins; returns its number."""
+        """Records the beginning of a named range of the calling thread; returns the range's number."""
         number = next(self._next_range)
         self._range_tasks[number] = task = self.task()
         self.add("n", now(), task, number, name)
         return number
 
     def end_range(self, number: int) -> None:
-        """That one ends, on whatever thread."""
+        """Records the end of the range with this number, on any thread."""
         self.add("n", now(), self._range_tasks.pop(number), number, None)
 
     def open_range(self, name: str) -> int:
-        """A named range begins that may overlap others; returns its number."""
+        """Records the beginning of a named range that may overlap others; returns the range's number."""
         number = next(self._next_range)
         self.add("r", now(), self.task(), number, name)
         return number
 
     def close_range(self, number: int) -> None:
-        """That one ends, on whatever thread."""
+        """Records the end of the range of the rank that has this number, on any thread."""
         self.add("r", now(), self.task(), number, None)
 
     def charge(self, since: int) -> None:
