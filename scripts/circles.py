@@ -16,7 +16,9 @@ Module = tuple[str, ...]
 USE = re.compile(r"(?m)^[ \t]*(pub(?:\([^)]*\))?[ \t]+)?use\s+([^;]+);")
 PATH = re.compile(r"\b(?:crate|super)(?:::\w+)+")
 # Test modules: declared (`mod tests;`), or inline up to the closing brace, which rustfmt indents like the opening line.
-TESTS = re.compile(r"(?ms)^([ \t]*)#\[cfg\(test\)\]\n(?:[ \t]*#\[[^\n]*\]\n)*[ \t]*(?:pub(?:\([^)]*\))? )?mod \w+(?:;| \{.*?^\1\})")
+TESTS = re.compile(
+    r"(?ms)^([ \t]*)#\[cfg\(test\)\]\n(?:[ \t]*#\[[^\n]*\]\n)*[ \t]*(?:pub(?:\([^)]*\))? )?mod \w+(?:;| \{.*?^\1\})"
+)
 
 
 def main() -> int:
