@@ -17,7 +17,7 @@ pub(crate) fn is_tight(held: u64, available: u64) -> bool {
 pub(crate) fn tightness(devices: &[Device], needs: impl Fn(usize) -> Option<u64>) -> Option<String> {
     let tight = devices.iter().enumerate().filter_map(|(rank, device)| {
         let (held, available) = (needs(rank)?, device.memory?.0);
-        is_tight(held, available).then_some((available - held, rank, available))
+        is_tight(held, available).then(|| (available - held, rank, available))
     });
     let tight: Vec<(u64, usize, u64)> = tight.collect();
     let (spare, rank, available) = tight.iter().min()?;

@@ -461,7 +461,11 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         let causes = ahead.iter().take_while(|step| follows(step)).count();
         let Some(next) = ahead.get(causes) else { return Ok(false) };
         let has_happened = |step: &RecordedStep| at.told.has_happened(rank, step);
-        if !ahead.iter().take(causes).all(has_happened) || !knows_handles(self.handles.as_ref(), next) {
+        let is_issued = |handle: &Handle| match &self.handles {
+            Some(handles) => handles.of_engine(*handle).is_some(),
+            None => at.engine.has_issued(rank, *handle),
+        };
+        if !ahead.iter().take(causes).all(has_happened) || !names_only(next, is_issued) {
             return Ok(false);
         }
         ahead.drain(..causes);
@@ -512,13 +516,13 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
     }
 }
 
-/// Whether all that the next request waits for has been issued: here another thread may be later with that.
-fn knows_handles(handles: Option<&Handles>, next: &RecordedStep) -> bool {
-    match (next, handles) {
-        (
-            RecordedStep::Request(Request::Wait { handles: named, .. } | Request::Issue { after: named, .. }),
-            Some(handles),
-        ) => named.iter().all(|handle| handles.of_engine(*handle).is_some()),
+/// Whether all operations that the next request waits for or follows have been issued: another thread may issue one
+/// later than in the recorded run.
+fn names_only(next: &RecordedStep, is_issued: impl Fn(&Handle) -> bool) -> bool {
+    match next {
+        RecordedStep::Request(Request::Wait { handles: named, .. } | Request::Issue { after: named, .. }) => {
+            named.iter().all(is_issued)
+        }
         _ => true,
     }
 }

@@ -474,14 +474,15 @@ fn modelled_compute_is_to_be_settled_until_the_thread_asks() {
         client.start().unwrap();
         client.ran(&[], &[7]);
         assert!(!client.must_settle(), "there is no other thread");
+        client.settles().unwrap();
         client.begins_threads();
+        assert!(!client.must_settle(), "the time of the first operator has passed");
+        client.ran(&[], &[8]);
         assert_eq!(client.must_settle(), is_modelled);
         client.mark(Mark::End).unwrap();
         client.flush().unwrap();
         assert_eq!(client.must_settle(), is_modelled, "no time has passed");
-        client.settles().unwrap();
-        assert!(!client.must_settle());
-        client.finish(true).unwrap();
+        client.rounds.end(&client);
         end(client);
         let said = driver.join().unwrap();
         assert!(said.contains(&Op::Settle), "{said:?}");

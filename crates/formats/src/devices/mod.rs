@@ -389,7 +389,9 @@ mod tests {
                 "apple-m4-pro",
                 "raspberry-pi-5",
                 "xeon-platinum-8480plus",
-                "epyc-9654"
+                "epyc-9654",
+                "epyc-7742",
+                "grace"
             ]
         );
     }

@@ -8,7 +8,8 @@ use uniference_sim::ids::{GroupId, GroupRank, RankId, TaskId};
 use uniference_sim::program::{Call, CallOp, Collective, CollectiveKind, DType, Mark, Shape};
 use uniference_sim::time::Bytes;
 
-const VERSION: u32 = 3;
+/// Versions of the format that are read. In version 2 the end of a range is that of its thread's innermost range.
+const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
 
 /// What one rank has recorded.
 #[derive(Clone, Debug)]
@@ -93,7 +94,7 @@ pub enum RealError {
     },
     /// Another version of this program wrote it.
     #[error(
-        "unsupported version {0} of a rank's file; the supported version is {VERSION}\nhint: use the version of Uniference that wrote it"
+        "unsupported version {0} of a rank's file; the supported versions are 2 and 3\nhint: use the version of Uniference that wrote it"
     )]
     Version(u32),
     /// It has no last line.
@@ -126,7 +127,7 @@ impl RankFile {
         let at = |line: usize| move |error: serde_json::Error| RealError::Line { line, problem: error.to_string() };
         let [first, between @ .., last] = &lines[..] else { return Err(RealError::CutShort) };
         let head: Head = serde_json::from_str(first).map_err(at(1))?;
-        if head.version != VERSION {
+        if !VERSIONS.contains(&head.version) {
             return Err(RealError::Version(head.version));
         }
         if !last.starts_with('{') {
@@ -225,6 +226,10 @@ fn record(line: &str) -> Result<Record, serde_json::Error> {
             let (_, start, end, task, reason, handles, site): (IgnoredAny, i64, i64, u32, Reason, Vec<u32>, u32) =
                 serde_json::from_str(line)?;
             Record::Waited { start, end, task, reason, handles, site }
+        }
+        r#"["m""# => {
+            let (_, at, task, name): (IgnoredAny, i64, u32, Option<String>) = serde_json::from_str(line)?;
+            Record::Marked { at, task, mark: name.map_or(Mark::End, |name| Mark::Begin(name.into())) }
         }
         r#"["n""# => {
             let (_, at, task, range, name): (IgnoredAny, i64, u32, u32, Option<String>) = serde_json::from_str(line)?;

@@ -568,8 +568,8 @@ fn a_sleep_is_of_the_line_that_the_task_is_at() {
     let (mut exchange, mut recorded) = (ranks(1), Recorded::default());
     let sleep = |us| Op::Sleep(Span::For(SimDuration::from_us(us)));
     let other = exchange.open_task(RankId(0));
-    exchange.say(RankId(0), other, vec![sleep(2)], Some(OF_TWO));
-    let ops = vec![line("a.py:1"), line("a.py:2"), slice(9, &[]), Op::At(Site(1)), sleep(1)];
+    exchange.say(RankId(0), other, vec![sleep(5)], Some(OF_TWO));
+    let ops = vec![line("a.py:1"), line("a.py:2"), slice(1, &[]), Op::At(Site(1)), sleep(1)];
     exchange.say(RankId(0), MAIN, ops, Some(OF_TWO));
     heard(&mut exchange);
     exchange.record_rest(&mut recorded);
