@@ -5,7 +5,7 @@
 //! default stream of the rank's own device.
 
 use std::ffi::{c_char, c_int, c_void};
-use uniference_sim::collective::NcclSettings;
+use uniference_sim::program::NcclSettings;
 
 /// Of this interface. Both sides refuse another one.
 pub const VERSION: u32 = 11;

@@ -2,9 +2,11 @@
 //!
 //! A live Python process, a replayed trace and a Rust program all speak this and nothing else, so the engine cannot tell them apart.
 
-pub use crate::collective::NcclSettings;
+mod nccl_settings;
+
 pub use crate::device::{Origin, Work};
 pub use crate::dtype::DType;
+pub use nccl_settings::NcclSettings;
 
 use crate::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
 use crate::time::{Bytes, SimDuration, SimTime};

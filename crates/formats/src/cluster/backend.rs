@@ -18,10 +18,10 @@ use toml::Spanned;
 use uniference_sim::cluster::{Backend, Device, Handshake, Protocol, Window};
 use uniference_sim::collective::choose::{AlgorithmTable, Rule, algorithm_by_name, algorithms_for};
 use uniference_sim::collective::hierarchical::{DEFAULT_CHUNKS, Hierarchical};
-use uniference_sim::collective::{Algorithm, NcclSettings, Surroundings};
+use uniference_sim::collective::{Algorithm, Surroundings};
 use uniference_sim::ids::{HostId, LinkId};
 use uniference_sim::network::{PacketOverhead, Topology};
-use uniference_sim::program::CollectiveKind;
+use uniference_sim::program::{CollectiveKind, NcclSettings};
 use uniference_sim::time::{Bytes, Rate};
 
 /// The communication libraries that can be simulated, with their profiles.

@@ -6,7 +6,7 @@ mod table;
 pub use table::{CONFIGURATION, CUDA, NCCL, Setting};
 
 use std::collections::BTreeMap;
-use uniference_sim::collective::NcclSettings;
+use uniference_sim::program::NcclSettings;
 
 /// The effect of a setting on virtual time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

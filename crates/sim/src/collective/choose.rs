@@ -17,10 +17,11 @@ use super::recursive_doubling::RecursiveDoubling;
 use super::ring::Ring;
 use super::scatter_allgather::ScatterAllgather;
 pub use super::table::{AlgorithmTable, ChoiceError, Rule};
-use super::{Algorithm, NcclSettings, Surroundings};
+use super::{Algorithm, Surroundings};
 use crate::program::CollectiveKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
+use crate::program::NcclSettings;
 use crate::time::Rate;
 use std::sync::Arc;
 

@@ -36,10 +36,9 @@ mod tests;
 
 use crate::ids::{GroupRank, RankId};
 use crate::network::GridDimension;
-use crate::program::{Collective, CollectiveKind, Shape};
+use crate::program::{Collective, CollectiveKind, NcclSettings, Shape};
 use crate::symmetry::Relabeling;
 use crate::time::{Bytes, Rate, SimDuration};
-pub use nccl::settings::NcclSettings;
 use std::sync::Arc;
 
 /// A way to carry out some kinds of collective.

@@ -22,7 +22,6 @@ use crate::time::SimDuration;
 use std::sync::Arc;
 use tuning::{Model, Protocol, Shape, VARIANTS, Variant};
 
-pub(super) mod settings;
 mod tuning;
 
 /// NCCL's own choice.
@@ -51,7 +50,7 @@ impl Nccl {
         let bytes = total_bytes(call, size);
         let time = |variant: &&Variant| model.microseconds(variant, call.kind, bytes);
         let fitting = || VARIANTS.iter().filter(|variant| model.fits(variant, call));
-        let allowed = fitting().filter(|variant| self.surroundings.settings.allow(variant, call.kind));
+        let allowed = fitting().filter(|variant| variant.is_allowed(&self.surroundings.settings, call.kind));
         let fastest = allowed.min_by(|a, b| time(a).total_cmp(&time(b)));
         // If the program's settings exclude every variant for a call, NCCL fails. The simulation then ignores the
         // settings; a warning says so.

@@ -3,9 +3,9 @@
 
 use super::nccl;
 use super::peers::Peers;
-use super::{Algorithm, Grid, NcclSettings, Surroundings, Wire};
+use super::{Algorithm, Grid, Surroundings, Wire};
 use crate::ids::RankId;
-use crate::program::{Collective, CollectiveKind};
+use crate::program::{Collective, CollectiveKind, NcclSettings};
 use crate::time::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

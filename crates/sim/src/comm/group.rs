@@ -3,10 +3,10 @@
 
 mod folded;
 
-use crate::collective::NcclSettings;
 use crate::collective::choose::AlgorithmTable;
 use crate::ids::{GroupId, GroupRank, RankId, Site};
 use crate::network::Asymmetry;
+use crate::program::NcclSettings;
 use crate::symmetry::Symmetry;
 use folded::Folded;
 use indexmap::IndexMap;

@@ -1,5 +1,5 @@
-use super::settings::NcclSettings;
 use super::*;
+use crate::program::NcclSettings;
 use crate::program::{DType, ReduceOp, Shape as Elements};
 use crate::time::{Bytes, Rate};
 use CollectiveKind::{AllGather, AllReduce, Broadcast, ReduceScatter};

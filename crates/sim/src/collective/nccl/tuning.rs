@@ -6,7 +6,7 @@
 
 use super::super::Surroundings;
 use super::super::double_tree::Servers;
-use crate::program::{Collective, CollectiveKind, DType, ReduceOp};
+use crate::program::{Collective, CollectiveKind, DType, NcclSettings, ReduceOp};
 
 /// A shape and a protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +15,23 @@ pub(super) struct Variant {
     pub(super) name: &'static str,
     pub(super) shape: Shape,
     pub(super) protocol: Protocol,
+}
+
+impl Variant {
+    /// Whether a program's settings leave the variant to a kind of collective.
+    pub(super) fn is_allowed(self, settings: &NcclSettings, kind: CollectiveKind) -> bool {
+        let algorithm = match self.shape {
+            Shape::Ring => NcclSettings::RING,
+            Shape::Tree => NcclSettings::TREE,
+            Shape::Nvls => NcclSettings::NVLS,
+        };
+        let protocol = match self.protocol {
+            Protocol::Ll => NcclSettings::LL,
+            Protocol::Ll128 => NcclSettings::LL128,
+            Protocol::Simple => NcclSettings::SIMPLE,
+        };
+        settings.algorithms_for(kind) & algorithm != 0 && settings.protocols_for(kind) & protocol != 0
+    }
 }
 
 /// The pattern of communication.

@@ -1,8 +1,8 @@
-//! Owns a program's NCCL settings of one communicator, as far as the model of NCCL in [`super`] covers their effects.
-//! The notation of these settings in programs (environment variables, `ncclConfig_t`) is read in `uniference_protocol`.
+//! Owns a program's NCCL settings of one communicator, as far as the model of NCCL (`collective/nccl.rs`) covers their
+//! effects. The notation of these settings in programs (environment variables, `ncclConfig_t`) is read in
+//! `uniference_protocol`.
 
-use super::tuning::{Protocol, Shape, Variant};
-use crate::program::CollectiveKind;
+use super::CollectiveKind;
 use serde::{Deserialize, Serialize};
 
 /// Settings of a communicator. The default leaves every choice to NCCL.
@@ -30,17 +30,17 @@ impl NcclSettings {
         CollectiveKind::AllReduce,
     ];
     /// Bit of the ring algorithm.
-    pub const RING: u8 = 1 << Shape::Ring as u8;
+    pub const RING: u8 = 1;
     /// Bit of the tree algorithm.
-    pub const TREE: u8 = 1 << Shape::Tree as u8;
+    pub const TREE: u8 = 2;
     /// Bit of the NVLink SHARP algorithm.
-    pub const NVLS: u8 = 1 << Shape::Nvls as u8;
+    pub const NVLS: u8 = 4;
     /// Bit of the protocol LL, which sends 8 bytes of flags with every 8 bytes of data.
-    pub const LL: u8 = 1 << Protocol::Ll as u8;
+    pub const LL: u8 = 1;
     /// Bit of the protocol LL128, which sends 8 bytes of flags with every 120 bytes of data.
-    pub const LL128: u8 = 1 << Protocol::Ll128 as u8;
+    pub const LL128: u8 = 2;
     /// Bit of the protocol Simple, which synchronises per chunk of data.
-    pub const SIMPLE: u8 = 1 << Protocol::Simple as u8;
+    pub const SIMPLE: u8 = 4;
     /// Bits of all algorithms, or of all protocols.
     pub const ANY: u8 = Self::RING | Self::TREE | Self::NVLS;
 
@@ -49,16 +49,20 @@ impl NcclSettings {
         place.map_or(NcclSettings::ANY, |place| masks[place])
     }
 
-    pub(super) fn allow(&self, variant: &Variant, kind: CollectiveKind) -> bool {
-        let shapes = NcclSettings::of_kind(&self.algorithms, kind);
-        let protocols = NcclSettings::of_kind(&self.protocols, kind);
-        shapes & 1 << variant.shape as u8 != 0 && protocols & 1 << variant.protocol as u8 != 0
+    /// Algorithms that may be used for a kind of collective, as bits.
+    pub(crate) fn algorithms_for(&self, kind: CollectiveKind) -> u8 {
+        NcclSettings::of_kind(&self.algorithms, kind)
+    }
+
+    /// Protocols that may be used for a kind of collective, as bits.
+    pub(crate) fn protocols_for(&self, kind: CollectiveKind) -> u8 {
+        NcclSettings::of_kind(&self.protocols, kind)
     }
 
     /// Whether the program lists protocols for this kind of collective and LL128 is among them. NCCL then also uses
     /// LL128 on links for which NCCL would not choose LL128 by default.
-    pub(super) fn insists_on_ll128(&self, kind: CollectiveKind) -> bool {
-        let protocols = NcclSettings::of_kind(&self.protocols, kind);
+    pub(crate) fn insists_on_ll128(&self, kind: CollectiveKind) -> bool {
+        let protocols = self.protocols_for(kind);
         protocols != NcclSettings::ANY && protocols & NcclSettings::LL128 != 0
     }
 }
