@@ -277,6 +277,7 @@ close(stepped("cuda"), stepped("cpu"), "optimizer")
 
 from torch.sparse import to_sparse_semi_structured
 
+import warnings
 with warnings.catch_warnings():
     warnings.simplefilter("default")
     # Nobody computes that one.
@@ -565,16 +566,12 @@ def test_kernels_that_no_operator_launches_are_named(tmp_path: Path) -> None:
     body = """
 square = torch.cuda.jiterator._create_jit_fn("template <typename T> T square(T x) { return x * x; }")
 assert square(torch.full((4,), 3.0, device="cuda")).tolist() == [0.0] * 4
-kernel = torch.cuda._compile_kernel('extern "C" __global__ void add(float* a, int n) { if (threadIdx.x < n) a[threadIdx.x] += 1; }', "add")
-zeros = torch.zeros(8, device="cuda")
-kernel((1, 1, 1), (8, 1, 1), (zeros, 8))
 torch.cuda._sleep(1000)
 print("done")
 """
     assert "done" in run(tmp_path, body, "--out", "out")
     said = missing_values(tmp_path)
-    assert any(
-        "kernel add are not computed on simulated GPUs: no operator launches it" in warning for warning in said
-    ), said
     # `torch.cuda._sleep` launches a kernel that writes nothing, so no warning names it.
-    assert len(said) == 2, said
+    (warning,) = said
+    assert "the values of kernel square_" in warning
+    assert "are not computed on simulated GPUs: no operator launches it" in warning
