@@ -33,6 +33,14 @@ pub enum Hazard {
     StoreAnswer,
 }
 
+impl Hazard {
+    /// Whether a hazard without a line is a library's own: torch's process groups count arrivals in the store, and
+    /// torch's allocator and NCCL's watchdog poll.
+    fn is_of_libraries(self) -> bool {
+        matches!(self, Hazard::Poll | Hazard::StoreLook | Hazard::StoreAnswer)
+    }
+}
+
 impl fmt::Display for Hazard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -130,9 +138,7 @@ impl Hazards {
         let mut warnings: BTreeMap<Hazard, (usize, Warning)> = BTreeMap::new();
         for ((hazard, site), found) in &self.found {
             let line = line_of(*site, lines);
-            // Hazards without a line are a library's own: torch's process groups count arrivals in the store, and
-            // torch's allocator and NCCL's watchdog poll.
-            if line.is_empty() && *hazard != Hazard::Clock {
+            if hazard.is_of_libraries() && line.is_empty() {
                 continue;
             }
             let Occurrences { count, rank, order } = *found;
