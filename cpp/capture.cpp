@@ -96,7 +96,7 @@ thread_local Span between;
 // A value that is not there steers the program.
 void say_answered(const Schema& schema, uint64_t line) {
   Log::Writer log;
-  log->tag(kAnswered);
+  log->tag(Tag::Answered);
   log->entries().number(line);
   log->entries().text(schema.name);
 }
@@ -153,7 +153,7 @@ void write_times(uint64_t before, uint64_t lasted) {
   const auto more = static_cast<uint64_t>(static_cast<double>(detour) * nanoseconds_a_tick);
   const uint64_t rest = before < more ? more - before : 0;
   Log::Writer log;
-  log->tag(kTimed);
+  log->tag(Tag::Timed);
   log->entries().number(before - (more - rest));
   log->entries().number(lasted - std::min(lasted, rest));
 }
@@ -169,7 +169,7 @@ void write_execution(
   Log::Writer log;
   PythonCalls::write(*log);
   log->recorded(recorded);
-  log->tag(kExecution + definition.number - 1);
+  log->execution(definition.number - 1);
   log->entries().number(line);
   for (uint64_t id : read) log->allocation(id);
   for (uint64_t id : results) log->allocation(id);

@@ -71,7 +71,7 @@ class Definitions {
     out.number(count + tf32);
     for (size_t i = 0; i < count; i++) argument(arguments[i], schema.written[i], schema.one_view, out);
     if (!tf32) return;
-    out.byte(kText);
+    out.tag(ArgumentTag::Text);
     out.text("tf32");
   }
 
@@ -100,7 +100,7 @@ class Definitions {
     if (definition.number != 0) return;
     // All of it or nothing: a tensor of the program's own may refuse to be asked.
     Stream line;
-    line.number(kDefinition);
+    line.tag(Tag::Definition);
     line.append(key);
     line.number(count);
     for (size_t i = 0; i < count; i++) argument(results[i], false, false, line);
@@ -127,8 +127,8 @@ class Definitions {
   }
 
   static void tensor(const at::Tensor& tensor, bool written, Stream& out) {
-    if (!tensor.defined()) return out.byte(kNone);
-    out.byte(kTensor);
+    if (!tensor.defined()) return out.tag(ArgumentTag::None);
+    out.tag(ArgumentTag::Tensor);
     out.byte(static_cast<uint8_t>(tensor.scalar_type()));
     out.byte(static_cast<uint8_t>(tensor.device().type()));
     out.byte(written);
@@ -144,43 +144,43 @@ class Definitions {
   // Of a view it does not matter which part it is.
   static void argument(const c10::IValue& value, bool written, bool view, Stream& out) {
     if (value.isNone()) {
-      out.byte(kNone);
+      out.tag(ArgumentTag::None);
     } else if (value.isTensor()) {
       tensor(value.toTensor(), written, out);
     } else if (value.isBool()) {
-      out.byte(value.toBool() ? kTrue : kFalse);
+      out.tag(value.toBool() ? ArgumentTag::True : ArgumentTag::False);
     } else if (value.isInt()) {
-      out.byte(view ? kOther : kInt);
+      out.tag(view ? ArgumentTag::Other : ArgumentTag::Int);
       if (!view) out.integer(value.toInt());
     } else if (value.isDouble()) {
-      out.byte(kFloat);
+      out.tag(ArgumentTag::Float);
     } else if (value.isString()) {
-      out.byte(kText);
+      out.tag(ArgumentTag::Text);
       out.text(value.toStringRef());
     } else if (value.isIntList()) {
-      if (view) return out.byte(kOther);
+      if (view) return out.tag(ArgumentTag::Other);
       const auto list = value.toIntVector();
-      out.byte(kInts);
+      out.tag(ArgumentTag::Ints);
       out.number(list.size());
       for (int64_t item : list) out.integer(item);
     } else if (value.isBoolList()) {
       // Which results there are may depend on them.
       const auto list = value.toBoolList();
-      out.byte(kInts);
+      out.tag(ArgumentTag::Ints);
       out.number(list.size());
       for (bool item : list) out.integer(item);
     } else if (value.isTensorList()) {
       const auto list = value.toTensorList();
-      out.byte(kTensors);
+      out.tag(ArgumentTag::Tensors);
       out.number(list.size());
       for (const at::Tensor& item : list) tensor(item, written, out);
     } else if (value.isOptionalTensorList()) {
       const auto list = value.toOptionalTensorList();
-      out.byte(kTensors);
+      out.tag(ArgumentTag::Tensors);
       out.number(list.size());
       for (std::optional<at::Tensor> item : list) tensor(item.value_or(at::Tensor()), written, out);
     } else {
-      out.byte(kOther);
+      out.tag(ArgumentTag::Other);
     }
   }
 

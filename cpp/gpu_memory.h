@@ -37,7 +37,7 @@ class GpuMemory {
     std::lock_guard<std::mutex> only_one(lock_);
     const auto found = blocks_.find(reinterpret_cast<uintptr_t>(storage->data()));
     if (found == blocks_.end()) return 0;
-    if (is_parameter && found->second.kind == kUnknownKind) set_kind(found->second, kParameter);
+    if (is_parameter && found->second.kind == kUnknownKind) set_kind(found->second, Kind::Parameter);
     return found->second.id;
   }
 
@@ -90,9 +90,6 @@ class GpuMemory {
     bool absent = false;
   };
 
-  // As in the format of operators: what a GPU's allocation and its two levels are.
-  static constexpr uint8_t kOnGpu = 5, kReserved = 6, kContext = 7;
-
   // Bytes that the allocator has reserved, and allocated.
   static std::pair<uint64_t, uint64_t> statistics() {
     c10::DeviceAllocator* allocator = c10::getDeviceAllocator(c10::kCUDA);
@@ -114,7 +111,10 @@ class GpuMemory {
     blocks_[at] = block;
     held_[kUnknownKind] += block.bytes;
     write_levels(reserved);
-    write(block.id, kOnGpu, block.bytes);
+    Log::Writer log;
+    log->tag(Tag::AllocatedOnGpu);
+    log->allocation(block.id);
+    log->entries().number(block.bytes);
   }
 
   static void freed(uintptr_t at) {
@@ -132,8 +132,8 @@ class GpuMemory {
   static void write_levels(uint64_t reserved) {
     const uint64_t taken = taken_();
     const uint64_t context = taken - std::min(taken, reserved);
-    if (reserved_.exchange(reserved, std::memory_order_relaxed) != reserved) write(0, kReserved, reserved);
-    if (context_.exchange(context, std::memory_order_relaxed) != context) write(0, kContext, context);
+    if (reserved_.exchange(reserved, std::memory_order_relaxed) != reserved) write_level(Tag::Reserved, reserved);
+    if (context_.exchange(context, std::memory_order_relaxed) != context) write_level(Tag::Context, context);
   }
 
   static void set_kind(Block& block, Kind kind) {
@@ -143,11 +143,9 @@ class GpuMemory {
     Storages::write_kind(block.id, kind);
   }
 
-  static void write(uint64_t id, uint8_t kind, uint64_t bytes) {
+  static void write_level(Tag level, uint64_t bytes) {
     Log::Writer log;
-    log->tag(kKind);
-    log->allocation(id);
-    log->entries().byte(kind);
+    log->tag(level);
     log->entries().number(bytes);
   }
 
@@ -171,7 +169,7 @@ inline uint64_t allocation_of(const at::Tensor& tensor) {
   }
   Allocation* allocation = Storages::of(tensor);
   if (allocation == nullptr) return 0;
-  if (is_parameter && allocation->kind == kUnknownKind) Storages::is_of_kind(*allocation, kParameter);
+  if (is_parameter && allocation->kind == kUnknownKind) Storages::is_of_kind(*allocation, Kind::Parameter);
   return allocation->id;
 }
 

@@ -56,7 +56,7 @@ class Kernels {
     std::lock_guard<std::mutex> lock(Dictionary::get().mutex());
     const auto [entry, added] = known->try_emplace(std::string(name, length), static_cast<uint32_t>(known->size()) + 1);
     if (added) {
-      Dictionary::get().added().number(kKernel);
+      Dictionary::get().added().tag(Tag::Kernel);
       Dictionary::get().added().text(name, length);
       if (entry->first.find("spin_kernel") != std::string::npos) sleep_.store(entry->second, std::memory_order_relaxed);
     }
@@ -65,20 +65,6 @@ class Kernels {
 
  private:
   static inline std::atomic<uint32_t> sleep_ = 0;
-};
-
-// Flags of a launch: the operator whose execution follows has launched it.
-constexpr uint32_t kInside = 1;
-
-// What is said in place of a kind of memory: `kind` of crates/formats/src/operators/mod.rs.
-enum Said : uint8_t {
-  kNumber = 11,
-  kCall = 12,
-  kResumption = 13,
-  kIntegers = 14,
-  kReading = 15,
-  kExternalRecord = 17,
-  kExternalWait = 18,
 };
 
 template <typename... Fields>
@@ -90,26 +76,14 @@ void write_entry(Tag tag, Fields... fields) {
   (log->entries().number(fields), ...);
 }
 
-template <typename... Fields>
-void write_kind(Said kind, Fields... fields) {
-  if (inside > 0 || !counting.load(std::memory_order_relaxed)) return;
-  Log::Writer log;
-  log->tag(kKind);
-  log->allocation(0);
-  log->entries().byte(kind);
-  (log->entries().number(fields), ...);
-}
-
 // What is handed to a stream next has this number.
 inline void write_number(uint64_t number) {
-  if (!unwritten()) write_kind(kNumber, number);
+  if (!unwritten()) write_entry(Tag::LaunchNumber, number);
 }
 
 inline void write_integers(uint32_t buffer, const std::vector<int32_t>& values) {
   Log::Writer log;
-  log->tag(kKind);
-  log->allocation(0);
-  log->entries().byte(kIntegers);
+  log->tag(Tag::Integers);
   log->entries().number(buffer);
   log->entries().number(values.size());
   for (int32_t value : values) log->entries().integer(value);
@@ -117,7 +91,7 @@ inline void write_integers(uint32_t buffer, const std::vector<int32_t>& values) 
 
 inline void write_reading(size_t place, const at::Tensor& tensor, uint32_t stream) {
   const uint32_t buffer = Buffers::get().read(tensor, stream, write_integers);
-  write_kind(kReading, place, buffer, tensor.numel());
+  write_entry(Tag::Reading, place, buffer, tensor.numel());
 }
 
 // Integers that an operator, whose execution follows, is given in a GPU's memory: lengths, say, which decide how much it does. Of PyTorch's, vLLM's and
@@ -147,7 +121,7 @@ inline void write_kernels_readings(const std::vector<c10::IValue>& arguments, ui
   }
 }
 
-inline uint32_t with_operator(uint32_t flags) { return operators > 0 ? flags | kInside : flags; }
+inline uint32_t with_operator(uint32_t flags) { return operators > 0 ? flags | abi::LAUNCH_INSIDE : flags; }
 
 // Kernels that an operator launches itself while it also calls other operators, which are written down before it. What it has launched is
 // written down when it has returned, or the thread waits for what it has handed to streams; then it is the operator's.
@@ -179,7 +153,7 @@ class OwnKernels {
   uint64_t take_number() { return std::exchange(number_, 0); }
 
   // The operator's execution follows.
-  void write() { write(kInside); }
+  void write() { write(abi::LAUNCH_INSIDE); }
 
  private:
   struct Launch {
@@ -192,7 +166,7 @@ class OwnKernels {
     for (const Launch& launch : std::exchange(launches_, {})) {
       if (unwritten()) continue;
       if (launch.number != 0) write_number(launch.number);
-      write_entry(kLaunch, launch.kernel, launch.stream, launch.flags | flags, launch.bytes);
+      write_entry(Tag::Launch, launch.kernel, launch.stream, launch.flags | flags, launch.bytes);
     }
   }
 
@@ -210,7 +184,7 @@ inline void launch(uint32_t kernel, uint32_t stream, uint32_t flags, uint64_t by
   last_stream = stream;
   OwnKernels* own = OwnKernels::running();
   if (own != nullptr && kernel != Kernels::sleep()) return own->launch(kernel, stream, flags, bytes);
-  if (!unwritten()) write_entry(kLaunch, kernel, stream, with_operator(flags), bytes);
+  if (!unwritten()) write_entry(Tag::Launch, kernel, stream, with_operator(flags), bytes);
 }
 
 inline void number_next(uint64_t number) {
@@ -224,61 +198,40 @@ inline void number_this() {
   if (const uint64_t number = own == nullptr ? 0 : own->take_number()) write_number(number);
 }
 
-// `Launches` of crates/py/src/channel/device.rs.
-struct Launches {
-  uint32_t (*kernel)(const char* name, size_t length);
-  void (*launch)(uint32_t kernel, uint32_t stream, uint32_t flags, uint64_t bytes);
-  void (*copy)(uint32_t stream, uint32_t kind, uint64_t bytes, uint32_t flags);
-  void (*record)(uint32_t event, uint32_t stream);
-  void (*wait_event)(uint32_t stream, uint32_t event);
-  void (*external_record)(uint32_t event, uint32_t stream);
-  void (*external_wait)(uint32_t stream, uint32_t event);
-  void (*capture)(uint32_t stream, uint32_t graph);
-  void (*graph_launch)(uint32_t graph, uint32_t stream);
-  void (*captured_call)(uint32_t stream, uint32_t with_previous);
-  void (*graph_resume)(uint32_t graph, uint32_t stream);
-  void (*host_function)(uint32_t stream);
-  void (*number)(uint64_t number);
-  // Within an operator: which one of the thread it is, from 1; else 0.
-  uint64_t (*running_operator)();
-  // Called before this thread launches a kernel of this name; the kernel belongs to the program or to one of its libraries.
-  void (*launches)(const char* name, size_t length);
-};
-
-inline constexpr Launches launches{
-    Kernels::number,
+inline constexpr abi::Launches launches{
+    [](const uint8_t* name, size_t length) { return Kernels::number(reinterpret_cast<const char*>(name), length); },
     launch,
     [](uint32_t stream, uint32_t kind, uint64_t bytes, uint32_t flags) {
       number_this();
-      if (!unwritten()) write_entry(kCopy, stream, kind, bytes, with_operator(flags));
+      if (!unwritten()) write_entry(Tag::Copy, stream, kind, bytes, with_operator(flags));
     },
     [](uint32_t event, uint32_t stream) {
-      if (!unwritten()) write_entry(kRecord, event, stream);
+      if (!unwritten()) write_entry(Tag::Record, event, stream);
     },
-    [](uint32_t stream, uint32_t event) { write_entry(kWait, stream, event); },
-    [](uint32_t event, uint32_t stream) { write_kind(kExternalRecord, event, stream); },
-    [](uint32_t stream, uint32_t event) { write_kind(kExternalWait, stream, event); },
+    [](uint32_t stream, uint32_t event) { write_entry(Tag::Wait, stream, event); },
+    [](uint32_t event, uint32_t stream) { write_entry(Tag::ExternalRecord, event, stream); },
+    [](uint32_t stream, uint32_t event) { write_entry(Tag::ExternalWait, stream, event); },
     [](uint32_t stream, uint32_t graph) {
       graph != 0 ? capturing++ : capturing--;
       Buffers::get().capture(stream, graph);
-      write_entry(kCapture, stream, graph);
+      write_entry(Tag::Capture, stream, graph);
     },
     [](uint32_t graph, uint32_t stream) {
       if (inside == 0 && counting.load(std::memory_order_relaxed)) Buffers::get().launch(graph, stream, write_integers);
       number_this();
-      write_entry(kGraphLaunch, graph, stream);
+      write_entry(Tag::GraphLaunch, graph, stream);
     },
     [](uint32_t stream, uint32_t with_previous) {
       number_this();
-      write_kind(kCall, stream, with_previous);
+      write_entry(Tag::CapturedCall, stream, with_previous);
     },
-    [](uint32_t graph, uint32_t stream) { write_kind(kResumption, graph, stream); },
-    [](uint32_t stream) { write_entry(kHostFunction, stream); },
+    [](uint32_t graph, uint32_t stream) { write_entry(Tag::Resumption, graph, stream); },
+    [](uint32_t stream) { write_entry(Tag::HostFunction, stream); },
     number_next,
     OperatorCall::running,
-    [](const char* name, size_t length) {
+    [](const uint8_t* name, size_t length) {
       const bool is_wanted = watching && inside == 0 && !compiling && unvalued == 0;
-      if (is_wanted && operators == 0 && OperatorCall::running() == 0) Uncomputed::note_kernel(name, length);
+      if (is_wanted && operators == 0 && OperatorCall::running() == 0) Uncomputed::note_kernel(reinterpret_cast<const char*>(name), length);
     },
 };
 

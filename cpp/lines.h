@@ -160,7 +160,7 @@ class Lines {
       std::string function = attribute(code, "co_qualname");
       Dictionary& dictionary = Dictionary::get();
       std::lock_guard<std::mutex> lock(dictionary.mutex());
-      dictionary.added().number(kSite);
+      dictionary.added().tag(Tag::Site);
       dictionary.added().text(line);
       dictionary.added().text(function);
     }

@@ -28,9 +28,8 @@ class PythonCalls {
   // Says how many there were on this thread since it was said last.
   static void write(Log& log) {
     if (calls_ == 0) return;
-    log.tag(kKind);
-    log.allocation(0);
-    finish(log.entries());
+    log.tag(Tag::PythonCalls);
+    log.entries().number(std::exchange(calls_, 0));
   }
 
  private:
@@ -40,18 +39,10 @@ class PythonCalls {
     depth_ = 0;
     if (calls_ == 0) return;
     Stream left;
-    left.number(kRestart);
-    left.number(kKind);
-    left.integer(0);
-    finish(left);
+    left.tag(Tag::Restart);
+    left.tag(Tag::PythonCalls);
+    left.number(std::exchange(calls_, 0));
     Dictionary::get().leave(left);
-  }
-
-  static void finish(Stream& entries) {
-    // What is said in place of a kind of memory: `kind` of crates/formats/src/operators/mod.rs.
-    constexpr uint8_t kPythonCalls = 19;
-    entries.byte(kPythonCalls);
-    entries.number(std::exchange(calls_, 0));
   }
 
   static inline thread_local uint64_t calls_ = 0;

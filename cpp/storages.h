@@ -21,8 +21,10 @@
 
 namespace uniference {
 
-// What a storage is for, as the program's objects say.
-enum Kind : uint8_t { kUnknownKind = 0, kParameter = 1, kGradient = 2, kOptimizer = 3, kBuffer = 4, kKinds = 5 };
+// The kind of data in a storage, as the program's objects say.
+using Kind = abi::MemoryKind;
+constexpr Kind kUnknownKind{0};
+constexpr size_t kKinds = 5;
 
 // One allocation. It lies just before its bytes, as torch wants an allocation that it knows by nothing but where its bytes are.
 struct alignas(64) Allocation {
@@ -31,7 +33,7 @@ struct alignas(64) Allocation {
   size_t bytes;
   // Its pages come when they are written to.
   bool mapped;
-  uint8_t kind;
+  Kind kind;
   // Something in it was not computed: it reads as zeros.
   std::atomic<bool> absent;
 
@@ -127,27 +129,34 @@ class Storages final : public c10::Allocator {
   }
 
   // Bytes by kind.
-  using ByKind = std::array<std::atomic<uint64_t>, kKinds>;
+  class ByKind {
+   public:
+    std::atomic<uint64_t>& operator[](Kind kind) { return bytes_[static_cast<size_t>(kind)]; }
+    uint64_t operator[](Kind kind) const { return bytes_[static_cast<size_t>(kind)]; }
+
+   private:
+    std::array<std::atomic<uint64_t>, kKinds> bytes_{};
+  };
 
   // The number of an allocation that somebody else makes.
   static uint64_t next_number() { return ++newest_; }
 
   static void write_kind(uint64_t id, Kind kind) {
     Log::Writer log;
-    log->tag(kKind);
+    log->tag(Tag::MemoryKind);
     log->allocation(id);
-    log->entries().byte(kind);
+    log->entries().byte(static_cast<uint8_t>(kind));
   }
 
   static void write_freed(uint64_t id) {
     Log::Writer log;
-    log->tag(kFreed);
+    log->tag(Tag::Freed);
     log->allocation(id);
   }
 
   static std::string in_words(const ByKind& held) {
-    return "Of the allocated memory " + size(held[kParameter]) + " is parameters, " + size(held[kGradient]) + " gradients, " +
-           size(held[kOptimizer]) + " optimizer state, " + size(held[kBuffer]) + " buffers, and " + size(held[kUnknownKind]) +
+    return "Of the allocated memory " + size(held[Kind::Parameter]) + " is parameters, " + size(held[Kind::Gradient]) + " gradients, " +
+           size(held[Kind::Optimizer]) + " optimizer state, " + size(held[Kind::Buffer]) + " buffers, and " + size(held[kUnknownKind]) +
            " activations and other tensors.";
   }
 
@@ -185,7 +194,7 @@ class Storages final : public c10::Allocator {
 
   static void write_allocated(uint64_t id, uint64_t bytes) {
     Log::Writer log;
-    log->tag(kAllocated);
+    log->tag(Tag::Allocated);
     log->allocation(id);
     log->entries().number(bytes);
   }

@@ -1,6 +1,6 @@
 // Owns how a rank's operators are written down: a stream of entries, each a tag and numbers in LEB128.
 //
-// The format is documented, and read, in crates/formats/src/operators/mod.rs; python/uniference/rank/capture.py writes it, too.
+// The format is documented, and read, in crates/formats/src/operators/mod.rs; numbers are those of crates/abi.
 #pragma once
 
 #include <c10/util/ThreadLocalDebugInfo.h>
@@ -15,43 +15,12 @@
 #include <string_view>
 #include <vector>
 
+#include "abi.h"
+
 namespace uniference {
 
-// What an entry is.
-enum Tag : uint64_t {
-  kDefinition = 0,
-  kSite = 1,
-  kAllocated = 2,
-  kFreed = 3,
-  kKind = 4,
-  kAnswered = 5,
-  kRestart = 6,
-  kTimed = 7,
-  kKernel = 8,
-  kLaunch = 9,
-  kCopy = 10,
-  kRecord = 11,
-  kWait = 12,
-  kCapture = 13,
-  kGraphLaunch = 14,
-  kHostFunction = 15,
-  // And from here on: an execution of the definition of this number.
-  kExecution = 16,
-};
-
-// What an argument is.
-enum ArgumentTag : uint8_t {
-  kNone = 0,
-  kFalse = 1,
-  kTrue = 2,
-  kInt = 3,
-  kFloat = 4,
-  kText = 5,
-  kInts = 6,
-  kTensor = 7,
-  kTensors = 8,
-  kOther = 9,
-};
+using abi::ArgumentTag;
+using abi::Tag;
 
 class Stream {
  public:
@@ -69,6 +38,8 @@ class Stream {
   }
 
   void byte(uint8_t value) { bytes_.push_back(value); }
+  void tag(Tag value) { byte(static_cast<uint8_t>(value)); }
+  void tag(ArgumentTag value) { byte(static_cast<uint8_t>(value)); }
 
   void text(const char* data, size_t length) {
     number(length);
@@ -164,23 +135,22 @@ class Log {
   static void want(bool wanted) { wanted_ = wanted; }
   static bool is_wanted() { return wanted_; }
 
-  void tag(uint64_t tag) {
-    if (!wanted_) entries_.clear();
-    if (entries_.empty()) {
-      entries_.number(kRestart);
-      last_ = 0;
-      recorded_ = false;
-    }
-    entries_.number(tag);
+  void tag(Tag tag) {
+    begin_entry();
+    entries_.tag(tag);
   }
 
-  // Whether autograd records what follows: said where it changes, as 8 in place of a kind of memory.
+  // An execution of a definition, by its number from 0.
+  void execution(uint64_t definition) {
+    begin_entry();
+    entries_.number(abi::EXECUTION + definition);
+  }
+
+  // Writes whether autograd records the executions that follow, if that has changed.
   void recorded(bool recorded) {
     const bool known = !entries_.empty() && recorded_;
     if (recorded == known) return;
-    tag(kKind);
-    allocation(0);
-    entries_.byte(8);
+    tag(Tag::Autograd);
     entries_.number(recorded);
     recorded_ = recorded;
   }
@@ -191,11 +161,10 @@ class Log {
     last_ = id;
   }
 
-  // The call that comes next reads an allocation, or writes it: said in place of a kind of memory.
+  // Writes that the thread's next call reads or writes an allocation.
   void called(uint64_t id, bool written) {
-    tag(kKind);
+    tag(written ? Tag::WrittenByCall : Tag::ReadByCall);
     allocation(id);
-    entries_.byte(written ? 10 : 9);
   }
 
   Stream& entries() { return entries_; }
@@ -206,6 +175,15 @@ class Log {
   }
 
  private:
+  // A log without entries begins with a restart.
+  void begin_entry() {
+    if (!wanted_) entries_.clear();
+    if (!entries_.empty()) return;
+    entries_.tag(Tag::Restart);
+    last_ = 0;
+    recorded_ = false;
+  }
+
   struct Owner;
   struct Own;
   static const std::shared_ptr<Owner>& own();

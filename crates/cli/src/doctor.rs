@@ -5,12 +5,12 @@ use rustix::process::{Resource, getrlimit};
 use serde::Deserialize;
 use std::io::ErrorKind;
 use std::path::Path;
+use uniference_abi::gpus::LIBRARY;
 use uniference_host::capacity;
 use uniference_host::error::{Exit, FILE_SIZE, HostError};
 use uniference_host::symbols::{self, Torch};
 use uniference_host::testbed::Testbed;
 use uniference_protocol::arena::{self, Layout};
-use uniference_protocol::phantom::LIBRARY;
 
 #[derive(clap::Args, Debug)]
 pub(super) struct Args {

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use uniference_protocol::phantom::SONAMES;
+use uniference_abi::gpus::SONAMES;
 
 /// The compiler that torch brings may stay: it asks for no device.
 const KEPT: &str = "libnvrtc.so";

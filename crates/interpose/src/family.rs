@@ -18,8 +18,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
+use uniference_abi::gpus;
 use uniference_client::{Client, Meter, Relative, Relay};
-use uniference_protocol::phantom;
 use uniference_protocol::relay::{INTERPRETER_VARIABLE, LIBRARIES_VARIABLE, PATH_VARIABLE, SOCKET_VARIABLE};
 
 /// The library of programs that a rank starts, beside the one that this code is in.

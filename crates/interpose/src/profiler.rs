@@ -13,8 +13,8 @@ use crate::{EPOCH_S, PS_PER_NS, answered, interpreter, program};
 use std::collections::BTreeSet;
 use std::ffi::{CStr, c_void};
 use std::sync::{Arc, Mutex, PoisonError};
+use uniference_abi::gpus::PROFILER_DATES;
 use uniference_client::{Client, ClientError, Ticks, Timeline};
-use uniference_protocol::phantom::PROFILER_DATES;
 
 /// Addresses of the objects that are a profile of this rank's.
 static PROFILES: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());

@@ -4,7 +4,7 @@ use crate::exports::exports;
 use std::ffi::c_int;
 use std::slice::from_raw_parts;
 use std::sync::OnceLock;
-use uniference_protocol::phantom::{Attach, Communication, Device, Devices, Link, VERSION};
+use uniference_abi::gpus::{Attach, Communication, Device, Devices, Link, VERSION};
 
 static ATTACHED: OnceLock<Attached> = OnceLock::new();
 
@@ -78,7 +78,7 @@ pub(crate) mod tests {
     use super::*;
     use std::cell::{Cell, RefCell};
     use std::ffi::c_void;
-    use uniference_protocol::phantom::{Recorded, TakeTimes, Times};
+    use uniference_abi::gpus::{Recorded, TakeTimes, Times};
 
     thread_local! {
         static TOLD: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };

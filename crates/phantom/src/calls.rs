@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::c_int;
 use std::sync::Arc;
-use uniference_protocol::phantom::{Call, Communication, Operation};
+use uniference_abi::gpus::{Call, Communication, Operation};
 
 thread_local! {
     /// How deep the thread is in communication that moves sizes and no data, of whatever type.

@@ -12,7 +12,7 @@ use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock, PoisonError};
-use uniference_protocol::phantom::Device;
+use uniference_abi::gpus::Device;
 use uniference_protocol::settings;
 
 /// The version of CUDA that the driver and the runtime say they have: 13.2, as the wheels of PyTorch 2.15.

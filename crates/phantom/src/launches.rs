@@ -6,7 +6,7 @@ use crate::memory;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use uniference_protocol::phantom::{CopyKind, Link};
+use uniference_abi::gpus::{CopyKind, Link};
 
 /// Number of the next launch while a profiler runs, or of the next captured node; the first is 1.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);

@@ -506,7 +506,7 @@ impl Guard {
         }
         Ok(self.0.get_or_insert_with(|| {
             let length = WINDOW.min(SPAN / count.next_power_of_two());
-            let pool = |(i, device): (usize, &uniference_protocol::phantom::Device)| {
+            let pool = |(i, device): (usize, &uniference_abi::gpus::Device)| {
                 Pool::new(BASE + i * length, length, device.memory.saturating_sub(device.context))
             };
             Memory {

@@ -21,7 +21,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
-use uniference_protocol::phantom::{Call, Communication, Operation};
+use uniference_abi::gpus::{Call, Communication, Operation};
 use uniference_protocol::settings;
 
 /// `ncclResult_t`.

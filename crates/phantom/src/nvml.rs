@@ -7,7 +7,7 @@ use crate::device::{self, bus_id, uuid};
 use crate::exports::{Items, Out, Put, Text, exports};
 use crate::memory;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
-use uniference_protocol::phantom::{DEVICES, Device};
+use uniference_abi::gpus::{DEVICES, Device};
 
 /// `nvmlReturn_t`.
 type Status = c_int;

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
-use uniference_protocol::phantom::{Call, Communication, Operation};
+use uniference_abi::gpus::{Call, Communication, Operation};
 
 /// Bytes that a thread of these kernels moves at once.
 const PACK: u64 = 16;

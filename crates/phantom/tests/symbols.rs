@@ -25,7 +25,7 @@ fn every_name_of_the_tables_is_exported() -> Result<(), Box<dyn Error>> {
         missing.extend(names.filter(|name| !exported.contains(name)).map(str::to_owned));
         tables += 1;
     }
-    assert_eq!(tables, uniference_protocol::phantom::SONAMES.len(), "one table for each library");
+    assert_eq!(tables, uniference_abi::gpus::SONAMES.len(), "one table for each library");
     assert!(missing.is_empty(), "not exported: {missing:?}");
     Ok(())
 }

@@ -12,7 +12,6 @@ pub mod hello;
 pub mod leftovers;
 pub mod memory;
 pub mod messages;
-pub mod phantom;
 pub mod relay;
 pub mod settings;
 pub mod wire;

@@ -6,7 +6,7 @@
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::ffi::{CString, c_char, c_void};
-use uniference_protocol::phantom::{ATTACH, Attach, Communication, Device, Devices, Link, VERSION};
+use uniference_abi::gpus::{ATTACH, Attach, Communication, Device, Devices, Link, VERSION};
 
 /// `uniference_host::live::phantom::Gpu`, as Python has read it.
 #[derive(FromPyObject)]

@@ -4,10 +4,17 @@
 
 use super::definition::{Argument, Definition, Place, ScalarType, Tensor};
 use super::numbers::Numbers;
-use super::{argument, kind, tag};
 use std::collections::BTreeMap;
+use uniference_abi::entries::{
+    ArgumentTag, CopyKind, EXECUTION, LAUNCH_FREE, LAUNCH_INSIDE, LAUNCH_SPINS, MemoryKind, Tag,
+};
 
-/// Torch's tensors have no more dimensions.
+/// The entry with which streams of records of version 11 or older begin.
+pub(crate) const VERSION_11: [u8; 1] = [Tag::Version11 as u8];
+
+/// Tags minus the numbers that stand for them in entries of streams of version 11.
+const VERSION_11_KINDS: u64 = 11;
+/// Largest number of dimensions of torch's tensors.
 const MOST_DIMENSIONS: u64 = 64;
 
 /// What is wrong with a stream of operators.
@@ -255,40 +262,9 @@ pub struct LaunchFlags {
 
 impl LaunchFlags {
     pub(super) fn number(self) -> u64 {
-        u64::from(self.inside) + 2 * u64::from(self.free) + 4 * u64::from(self.spins)
+        let flags = [(self.inside, LAUNCH_INSIDE), (self.free, LAUNCH_FREE), (self.spins, LAUNCH_SPINS)];
+        flags.into_iter().filter(|(set, _)| *set).map(|(_, bit)| u64::from(bit)).sum()
     }
-}
-
-/// From where to where memory is copied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum CopyKind {
-    /// From memory of the host that can be swapped out.
-    PageableToDevice,
-    /// From pinned memory of the host to a device.
-    PinnedToDevice,
-    /// From a device to pageable memory of the host.
-    DeviceToPageable,
-    /// From a device to pinned memory of the host.
-    DeviceToPinned,
-    /// In the memory of one device.
-    Within,
-    /// From one device to another.
-    Peer,
-    /// A value is written.
-    Set,
-}
-
-impl CopyKind {
-    /// Every kind of copy, in the order of their numbers from 0.
-    pub(super) const ALL: [CopyKind; 7] = [
-        CopyKind::PageableToDevice,
-        CopyKind::PinnedToDevice,
-        CopyKind::DeviceToPageable,
-        CopyKind::DeviceToPinned,
-        CopyKind::Within,
-        CopyKind::Peer,
-        CopyKind::Set,
-    ];
 }
 
 /// The line that the program was at.
@@ -324,22 +300,6 @@ pub struct SourceLine {
     pub function: String,
 }
 
-/// What memory is for, as the program's objects say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[allow(missing_docs)] // the names say it
-pub enum MemoryKind {
-    Parameter,
-    Gradient,
-    Optimizer,
-    Buffer,
-}
-
-impl MemoryKind {
-    /// Every kind of memory, in the order of their numbers from 1.
-    pub(super) const ALL: [MemoryKind; 4] =
-        [MemoryKind::Parameter, MemoryKind::Gradient, MemoryKind::Optimizer, MemoryKind::Buffer];
-}
-
 /// What takes memory of a GPU as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
@@ -364,6 +324,8 @@ pub struct Decoder {
     others: BTreeMap<u32, Numbers>,
     /// Allocations of the execution that is being read.
     allocations: Vec<u64>,
+    /// Whether the stream is one of a record of version 11 or older.
+    is_version_11: bool,
 }
 
 impl Decoder {
@@ -414,132 +376,174 @@ impl Decoder {
     }
 
     fn entry(&mut self, bytes: &mut Bytes<'_>, visit: &mut impl FnMut(&Decoder, Entry<'_>)) -> Result<(), Problem> {
-        match bytes.number()? {
-            tag::DEFINITION => {
+        let number = bytes.number()?;
+        let executions = if self.is_version_11 { Tag::AllocatedOnGpu as u64 } else { EXECUTION };
+        if let Some(definition) = number.checked_sub(executions) {
+            return self.execution(definition, bytes, visit);
+        }
+        let tag = Tag::from_number(number).ok_or(Problem::Entry(number))?;
+        if self.is_version_11 && tag == Tag::MemoryKind {
+            self.memory_entry(bytes, visit)
+        } else {
+            self.fields(tag, bytes, visit)
+        }
+    }
+
+    /// Reads an entry of the tag [`Tag::MemoryKind`] in a stream of version 11 or older, which stands for entries of 16 tags.
+    fn memory_entry(
+        &mut self,
+        bytes: &mut Bytes<'_>,
+        visit: &mut impl FnMut(&Decoder, Entry<'_>),
+    ) -> Result<(), Problem> {
+        let (allocation, number) = (self.allocation(bytes)?, bytes.byte()?);
+        if let Some(kind) = MemoryKind::from_number(number.into()) {
+            visit(self, Entry::Kind { allocation, kind });
+            return Ok(());
+        }
+        let tag = Tag::from_number(u64::from(number) + VERSION_11_KINDS);
+        match tag.filter(|tag| (Tag::AllocatedOnGpu..Tag::Version11).contains(tag)).ok_or(Problem::Kind(number))? {
+            tag @ (Tag::AllocatedOnGpu | Tag::ReadByCall | Tag::WrittenByCall) => {
+                let entry = self.allocation_entry(tag, allocation, bytes)?;
+                visit(self, entry);
+                Ok(())
+            }
+            tag => self.fields(tag, bytes, visit),
+        }
+    }
+
+    /// Reads the fields of an entry.
+    fn fields(
+        &mut self,
+        tag: Tag,
+        bytes: &mut Bytes<'_>,
+        visit: &mut impl FnMut(&Decoder, Entry<'_>),
+    ) -> Result<(), Problem> {
+        let entry = match tag {
+            Tag::Definition => {
                 let definition = bytes.definition()?;
                 self.tensors.push(definition.tensors().count() as u32);
                 self.numbers.definitions.push(self.definitions.len() as u32);
                 self.definitions.push(definition);
+                return Ok(());
             }
-            tag::SITE => {
+            Tag::Site => {
                 let (line, function) = (bytes.text()?, bytes.text()?);
                 self.site(SourceLine { line, function });
+                return Ok(());
             }
-            tag::ALLOCATED => {
-                let (allocation, bytes) = (self.allocation(bytes)?, bytes.number()?);
-                visit(self, Entry::Allocated { allocation, bytes, on_gpu: false });
-            }
-            tag::FREED => {
-                let allocation = self.allocation(bytes)?;
-                visit(self, Entry::Freed { allocation });
-            }
-            tag::KIND => {
-                let (allocation, number) = (self.allocation(bytes)?, bytes.byte()?);
-                if number == kind::INTEGERS {
-                    let (buffer, values) = (self.small(bytes)?, bytes.several(Bytes::integer)?);
-                    visit(self, Entry::Integers { buffer, values: &values });
-                } else if let Some(entry) = self.memory_entry(allocation, number, bytes)? {
-                    visit(self, entry);
-                }
-            }
-            tag::ANSWERED => {
-                let (line, operator) = (self.line(bytes)?, bytes.text()?);
-                visit(self, Entry::Answered { line, operator: &operator });
-            }
-            tag::RESTART => (self.numbers.previous, self.numbers.recorded) = (0, false),
-            tag::TIMED => {
-                let (before, lasted) = (bytes.number()?, bytes.number()?);
-                visit(self, Entry::Timed { before, lasted });
-            }
-            tag::KERNEL => {
+            Tag::Kernel => {
                 self.kernels.push(bytes.text()?);
                 self.numbers.kernels.push(self.kernels.len() as u32);
+                return Ok(());
             }
-            tag @ tag::LAUNCH..tag::EXECUTION => {
-                let entry = self.stream_entry(tag, bytes)?;
-                visit(self, Entry::Stream(entry));
+            Tag::Restart => {
+                (self.numbers.previous, self.numbers.recorded) = (0, false);
+                return Ok(());
             }
-            other => self.execution(other, bytes, visit)?,
-        }
+            Tag::Autograd => {
+                self.numbers.recorded = bytes.number()? != 0;
+                return Ok(());
+            }
+            Tag::Process => return bytes.number().and_then(|process| self.is_of(process)),
+            Tag::Version11 => {
+                self.is_version_11 = true;
+                return Ok(());
+            }
+            Tag::Answered => {
+                let (line, operator) = (self.line(bytes)?, bytes.text()?);
+                visit(self, Entry::Answered { line, operator: &operator });
+                return Ok(());
+            }
+            Tag::Integers => {
+                let (buffer, values) = (self.small(bytes)?, bytes.several(Bytes::integer)?);
+                visit(self, Entry::Integers { buffer, values: &values });
+                return Ok(());
+            }
+            Tag::Allocated
+            | Tag::Freed
+            | Tag::MemoryKind
+            | Tag::AllocatedOnGpu
+            | Tag::ReadByCall
+            | Tag::WrittenByCall => {
+                let allocation = self.allocation(bytes)?;
+                self.allocation_entry(tag, allocation, bytes)?
+            }
+            Tag::Timed => Entry::Timed { before: bytes.number()?, lasted: bytes.number()? },
+            Tag::Reserved => self.level(Level::Reserved, bytes.number()?),
+            Tag::Context => self.level(Level::Context, bytes.number()?),
+            Tag::LaunchNumber => Entry::Number(self.numbers.launch(bytes.number()?)),
+            Tag::PythonCalls => Entry::PythonCalls(bytes.number()?),
+            Tag::Reading => {
+                Entry::Reading(Reading { argument: bytes.small()?, buffer: self.small(bytes)?, count: bytes.small()? })
+            }
+            Tag::Launch
+            | Tag::Copy
+            | Tag::Record
+            | Tag::Wait
+            | Tag::Capture
+            | Tag::GraphLaunch
+            | Tag::HostFunction
+            | Tag::CapturedCall
+            | Tag::Resumption
+            | Tag::ExternalRecord
+            | Tag::ExternalWait => Entry::Stream(self.stream_entry(tag, bytes)?),
+        };
+        visit(self, entry);
         Ok(())
     }
 
-    fn memory_entry(
-        &mut self,
-        allocation: u64,
-        number: u8,
-        bytes: &mut Bytes<'_>,
-    ) -> Result<Option<Entry<'static>>, Problem> {
-        Ok(Some(match number {
-            kind::RECORDED => {
-                self.numbers.recorded = bytes.number()? != 0;
-                return Ok(None);
+    /// Reads the fields that follow the allocation of an entry.
+    fn allocation_entry(&self, tag: Tag, allocation: u64, bytes: &mut Bytes<'_>) -> Result<Entry<'static>, Problem> {
+        Ok(match tag {
+            Tag::Allocated | Tag::AllocatedOnGpu => {
+                Entry::Allocated { allocation, bytes: bytes.number()?, on_gpu: tag == Tag::AllocatedOnGpu }
             }
-            kind::ALLOCATED => Entry::Allocated { allocation, bytes: bytes.number()?, on_gpu: true },
-            kind::PROCESS => {
-                self.is_of(bytes.number()?)?;
-                return Ok(None);
+            Tag::Freed => Entry::Freed { allocation },
+            Tag::MemoryKind => {
+                let kind = bytes.byte()?;
+                Entry::Kind { allocation, kind: MemoryKind::from_number(kind.into()).ok_or(Problem::Kind(kind))? }
             }
-            kind::RESERVED => self.level(Level::Reserved, bytes.number()?),
-            kind::READ | kind::WRITTEN => Entry::Called { allocation, written: number == kind::WRITTEN },
-            kind::CONTEXT => self.level(Level::Context, bytes.number()?),
-            kind::NUMBER => Entry::Number(self.numbers.launch(bytes.number()?)),
-            kind::PYTHON_CALLS => Entry::PythonCalls(bytes.number()?),
-            kind::CALL => {
-                Entry::Stream(StreamEntry::Call { stream: self.small(bytes)?, with_previous: bytes.number()? != 0 })
-            }
-            kind::RESUMPTION => {
-                Entry::Stream(StreamEntry::Resumption { graph: self.small(bytes)?, stream: self.small(bytes)? })
-            }
-            kind::EXTERNAL_RECORD => {
-                Entry::Stream(StreamEntry::ExternalRecord { event: self.small(bytes)?, stream: self.small(bytes)? })
-            }
-            kind::EXTERNAL_WAIT => {
-                Entry::Stream(StreamEntry::ExternalWait { stream: self.small(bytes)?, event: self.small(bytes)? })
-            }
-            kind::READING => {
-                Entry::Reading(Reading { argument: bytes.small()?, buffer: self.small(bytes)?, count: bytes.small()? })
-            }
-            number => {
-                let kind = usize::from(number).checked_sub(1).and_then(|at| MemoryKind::ALL.get(at)).copied();
-                Entry::Kind { allocation, kind: kind.ok_or(Problem::Kind(number))? }
-            }
-        }))
+            _ => Entry::Called { allocation, written: tag == Tag::WrittenByCall },
+        })
     }
 
-    fn stream_entry(&self, tag: u64, bytes: &mut Bytes<'_>) -> Result<StreamEntry, Problem> {
+    fn stream_entry(&self, tag: Tag, bytes: &mut Bytes<'_>) -> Result<StreamEntry, Problem> {
         Ok(match tag {
-            tag::LAUNCH => {
+            Tag::Launch => {
                 let (kernel, stream) = (bytes.number()?, self.small(bytes)?);
                 let kernel = self.numbers.kernel(kernel).ok_or(Problem::Kernel(kernel))?;
                 StreamEntry::Launch { kernel, stream, flags: bytes.flags()?, bytes: bytes.number()? }
             }
-            tag::COPY => {
+            Tag::Copy => {
                 let (stream, kind) = (self.small(bytes)?, bytes.number()?);
-                let known = usize::try_from(kind).ok().and_then(|kind| CopyKind::ALL.get(kind)).copied();
-                let kind = known.ok_or(Problem::Copy(kind))?;
+                let kind = CopyKind::from_number(kind).ok_or(Problem::Copy(kind))?;
                 StreamEntry::Copy { stream, kind, bytes: bytes.number()?, flags: bytes.flags()? }
             }
-            tag::RECORD => StreamEntry::Record { event: self.small(bytes)?, stream: self.small(bytes)? },
-            tag::WAIT => StreamEntry::Wait { stream: self.small(bytes)?, event: self.small(bytes)? },
-            tag::CAPTURE => {
+            Tag::Record => StreamEntry::Record { event: self.small(bytes)?, stream: self.small(bytes)? },
+            Tag::Wait => StreamEntry::Wait { stream: self.small(bytes)?, event: self.small(bytes)? },
+            Tag::Capture => {
                 let (stream, graph) = (self.small(bytes)?, bytes.small()?);
                 let known = || self.numbers.small(graph).ok_or(Problem::Number(graph.into()));
                 StreamEntry::Capture { stream, graph: (graph > 0).then(known).transpose()? }
             }
-            tag::GRAPH_LAUNCH => StreamEntry::GraphLaunch { graph: self.small(bytes)?, stream: self.small(bytes)? },
-            tag::HOST_FUNCTION => StreamEntry::HostFunction { stream: self.small(bytes)? },
-            other => return Err(Problem::Entry(other)),
+            Tag::GraphLaunch => StreamEntry::GraphLaunch { graph: self.small(bytes)?, stream: self.small(bytes)? },
+            Tag::HostFunction => StreamEntry::HostFunction { stream: self.small(bytes)? },
+            Tag::CapturedCall => StreamEntry::Call { stream: self.small(bytes)?, with_previous: bytes.number()? != 0 },
+            Tag::Resumption => StreamEntry::Resumption { graph: self.small(bytes)?, stream: self.small(bytes)? },
+            Tag::ExternalRecord => {
+                StreamEntry::ExternalRecord { event: self.small(bytes)?, stream: self.small(bytes)? }
+            }
+            Tag::ExternalWait => StreamEntry::ExternalWait { stream: self.small(bytes)?, event: self.small(bytes)? },
+            other => return Err(Problem::Entry(other as u64)),
         })
     }
 
     fn execution(
         &mut self,
-        tag: u64,
+        number: u64,
         bytes: &mut Bytes<'_>,
         visit: &mut impl FnMut(&Decoder, Entry<'_>),
     ) -> Result<(), Problem> {
-        let number = tag.checked_sub(tag::EXECUTION).ok_or(Problem::Entry(tag))?;
         let definition = self.numbers.definition(number).ok_or(Problem::Definition(number))?;
         let tensors = self.tensors[definition];
         let line = self.line(bytes)?;
@@ -625,12 +629,18 @@ pub fn dictionary_length(slice: &[u8]) -> Result<usize, Invalid> {
 pub(super) fn dictionary_entry(bytes: &[u8]) -> Result<Option<(usize, Option<SourceLine>)>, Problem> {
     let mut left = Bytes { rest: bytes };
     let mut site = None;
-    match left.number()? {
-        tag::DEFINITION => drop(left.definition()?),
-        tag::SITE => site = Some(SourceLine { line: left.text()?, function: left.text()? }),
-        tag::KERNEL => drop(left.text()?),
-        // Every other entry about memory belongs to the thread that wrote it.
-        tag::KIND if (left.integer()?, left.byte()?) == (0, kind::PROCESS) => drop(left.number()?),
+    match Tag::from_number(left.number()?) {
+        Some(Tag::Definition) => drop(left.definition()?),
+        Some(Tag::Site) => site = Some(SourceLine { line: left.text()?, function: left.text()? }),
+        Some(Tag::Kernel) => drop(left.text()?),
+        Some(Tag::Process) => drop(left.number()?),
+        Some(Tag::Version11) => {}
+        // In streams of version 11 a process has this entry; no kind of memory has its number.
+        Some(Tag::MemoryKind)
+            if left.integer()? == 0 && u64::from(left.byte()?) + VERSION_11_KINDS == Tag::Process as u64 =>
+        {
+            drop(left.number()?)
+        }
         _ => return Ok(None),
     }
     Ok(Some((bytes.len() - left.rest.len(), site)))
@@ -673,7 +683,8 @@ impl Bytes<'_> {
     /// Bits that nobody has given a meaning have none.
     fn flags(&mut self) -> Result<LaunchFlags, Problem> {
         let bits = self.number()?;
-        Ok(LaunchFlags { inside: bits & 1 != 0, free: bits & 2 != 0, spins: bits & 4 != 0 })
+        let has = |flag: u32| bits & u64::from(flag) != 0;
+        Ok(LaunchFlags { inside: has(LAUNCH_INSIDE), free: has(LAUNCH_FREE), spins: has(LAUNCH_SPINS) })
     }
 
     fn integer(&mut self) -> Result<i64, Problem> {
@@ -706,23 +717,27 @@ impl Bytes<'_> {
         Ok(Definition { name, arguments: self.several(Self::argument)?, results: self.several(Self::argument)? })
     }
 
+    fn argument_tag(&mut self) -> Result<ArgumentTag, Problem> {
+        let byte = self.byte()?;
+        ArgumentTag::from_number(byte.into()).ok_or(Problem::Argument(byte))
+    }
+
     fn argument(&mut self) -> Result<Argument, Problem> {
-        Ok(match self.byte()? {
-            argument::NONE => Argument::None,
-            argument::FALSE => Argument::Bool(false),
-            argument::TRUE => Argument::Bool(true),
-            argument::INT => Argument::Int(self.integer()?),
-            argument::FLOAT => Argument::Float,
-            argument::TEXT => Argument::Text(self.text()?),
-            argument::INTS => Argument::Ints(self.several(Self::integer)?),
-            argument::TENSOR => Argument::Tensor(self.tensor()?),
-            argument::TENSORS => Argument::Tensors(self.several(|bytes| match bytes.byte()? {
-                argument::NONE => Ok(None),
-                argument::TENSOR => bytes.tensor().map(Some),
-                other => Err(Problem::Argument(other)),
+        Ok(match self.argument_tag()? {
+            ArgumentTag::None => Argument::None,
+            ArgumentTag::False => Argument::Bool(false),
+            ArgumentTag::True => Argument::Bool(true),
+            ArgumentTag::Int => Argument::Int(self.integer()?),
+            ArgumentTag::Float => Argument::Float,
+            ArgumentTag::Text => Argument::Text(self.text()?),
+            ArgumentTag::Ints => Argument::Ints(self.several(Self::integer)?),
+            ArgumentTag::Tensor => Argument::Tensor(self.tensor()?),
+            ArgumentTag::Tensors => Argument::Tensors(self.several(|bytes| match bytes.argument_tag()? {
+                ArgumentTag::None => Ok(None),
+                ArgumentTag::Tensor => bytes.tensor().map(Some),
+                other => Err(Problem::Argument(other as u8)),
             })?),
-            argument::OTHER => Argument::Other,
-            other => return Err(Problem::Argument(other)),
+            ArgumentTag::Other => Argument::Other,
         })
     }
 

@@ -1,8 +1,8 @@
-//! Owns the writing of a stream of operators. Ranks have writers of their own, in C++ and Python; this one makes streams where there is no rank.
+//! Owns the writing of a stream of operators. Ranks' streams are written in C++; this writer makes streams without a rank.
 
-use super::decode::{CopyKind, Level, Line, MemoryKind, Reading, StreamEntry, dictionary_entry};
+use super::decode::{Level, Line, Reading, StreamEntry, dictionary_entry};
 use super::definition::{Argument, Definition, Tensor};
-use super::{argument, kind, tag};
+use uniference_abi::entries::{ArgumentTag, EXECUTION, MemoryKind, Tag};
 
 /// Writes the stream of one rank.
 #[derive(Clone, Debug, Default)]
@@ -20,7 +20,7 @@ impl Encoder {
 
     /// The next definition; the n-th has the number n - 1.
     pub fn definition(&mut self, definition: &Definition) {
-        self.number(tag::DEFINITION);
+        self.tag(Tag::Definition);
         self.text(&definition.name);
         for arguments in [&definition.arguments, &definition.results] {
             self.number(arguments.len() as u64);
@@ -30,91 +30,85 @@ impl Encoder {
 
     /// The next line of the program; the n-th has the number n.
     pub fn site(&mut self, line: &str, function: &str) {
-        self.number(tag::SITE);
+        self.tag(Tag::Site);
         self.text(line);
         self.text(function);
     }
 
     /// An operator ran, on this memory for each of its definition's tensors.
     pub fn execution(&mut self, definition: usize, line: Line, allocations: &[u64]) {
-        self.number(tag::EXECUTION + definition as u64);
+        self.number(EXECUTION + definition as u64);
         self.line(line);
         allocations.iter().for_each(|allocation| self.allocation(*allocation));
     }
 
     /// Memory was taken.
     pub fn allocated(&mut self, allocation: u64, bytes: u64) {
-        self.number(tag::ALLOCATED);
+        self.tag(Tag::Allocated);
         self.allocation(allocation);
         self.number(bytes);
     }
 
     /// Memory of the rank's GPU was taken.
     pub fn allocated_on_gpu(&mut self, allocation: u64, bytes: u64) {
-        self.kind_with(allocation, kind::ALLOCATED, bytes);
+        self.tag(Tag::AllocatedOnGpu);
+        self.allocation(allocation);
+        self.number(bytes);
     }
 
     /// From here on, `bytes` of the GPU's memory are in use besides the allocations.
     pub fn level(&mut self, level: Level, bytes: u64) {
-        let kind = match level {
-            Level::Reserved => kind::RESERVED,
-            Level::Context => kind::CONTEXT,
-        };
-        self.kind_with(0, kind, bytes);
+        self.tag(match level {
+            Level::Reserved => Tag::Reserved,
+            Level::Context => Tag::Context,
+        });
+        self.number(bytes);
     }
 
     /// Whether autograd records the executions from here on, until the thread's part ends.
     pub fn recorded(&mut self, recorded: bool) {
         if std::mem::replace(&mut self.recorded, recorded) != recorded {
-            self.kind_with(0, kind::RECORDED, recorded.into());
+            self.tag(Tag::Autograd);
+            self.number(recorded.into());
         }
     }
 
     /// The call that ends the slice reads an allocation, or writes it.
     pub fn called(&mut self, allocation: u64, written: bool) {
-        self.number(tag::KIND);
+        self.tag(if written { Tag::WrittenByCall } else { Tag::ReadByCall });
         self.allocation(allocation);
-        self.bytes.push(if written { kind::WRITTEN } else { kind::READ });
     }
 
     /// Memory was given back.
     pub fn freed(&mut self, allocation: u64) {
-        self.number(tag::FREED);
+        self.tag(Tag::Freed);
         self.allocation(allocation);
     }
 
     /// The kind of data that an allocation holds.
     pub fn kind(&mut self, allocation: u64, kind: MemoryKind) {
-        let at = MemoryKind::ALL.iter().position(|known| *known == kind).expect("it has all of them");
-        self.number(tag::KIND);
+        self.tag(Tag::MemoryKind);
         self.allocation(allocation);
-        self.bytes.push(at as u8 + 1);
-    }
-
-    fn kind_with(&mut self, allocation: u64, kind: u8, number: u64) {
-        self.number(tag::KIND);
-        self.allocation(allocation);
-        self.bytes.push(kind);
-        self.number(number);
+        self.bytes.push(kind as u8);
     }
 
     /// A value that was not computed steered the program.
     pub fn answered(&mut self, line: Line, operator: &str) {
-        self.number(tag::ANSWERED);
+        self.tag(Tag::Answered);
         self.line(line);
         self.text(operator);
     }
 
     /// How long the next execution took, in nanoseconds.
     pub fn timed(&mut self, before: u64, lasted: u64) {
-        self.number(tag::TIMED);
+        self.tag(Tag::Timed);
         self.number(before);
         self.number(lasted);
     }
 
     /// The next kernel; the n-th has the number n.
     pub fn kernel(&mut self, name: &str) {
-        self.number(tag::KERNEL);
+        self.tag(Tag::Kernel);
         self.text(name);
     }
 
@@ -122,74 +116,69 @@ impl Encoder {
     pub fn stream(&mut self, entry: StreamEntry) {
         let (tag, fields) = match entry {
             StreamEntry::Call { stream, with_previous } => {
-                self.kind_with(0, kind::CALL, stream.into());
-                return self.number(with_previous.into());
+                (Tag::CapturedCall, vec![stream.into(), with_previous.into()])
             }
-            StreamEntry::Resumption { graph, stream } => {
-                self.kind_with(0, kind::RESUMPTION, graph.into());
-                return self.number(stream.into());
-            }
-            StreamEntry::ExternalRecord { event, stream } => {
-                self.kind_with(0, kind::EXTERNAL_RECORD, event.into());
-                return self.number(stream.into());
-            }
-            StreamEntry::ExternalWait { stream, event } => {
-                self.kind_with(0, kind::EXTERNAL_WAIT, stream.into());
-                return self.number(event.into());
-            }
+            StreamEntry::Resumption { graph, stream } => (Tag::Resumption, vec![graph.into(), stream.into()]),
+            StreamEntry::ExternalRecord { event, stream } => (Tag::ExternalRecord, vec![event.into(), stream.into()]),
+            StreamEntry::ExternalWait { stream, event } => (Tag::ExternalWait, vec![stream.into(), event.into()]),
             StreamEntry::Launch { kernel, stream, flags, bytes } => {
-                (tag::LAUNCH, vec![kernel.into(), stream.into(), flags.number(), bytes])
+                (Tag::Launch, vec![kernel.into(), stream.into(), flags.number(), bytes])
             }
             StreamEntry::Copy { stream, kind, bytes, flags } => {
-                let at = CopyKind::ALL.iter().position(|known| *known == kind).expect("it has all of them");
-                (tag::COPY, vec![stream.into(), at as u64, bytes, flags.number()])
+                (Tag::Copy, vec![stream.into(), kind as u64, bytes, flags.number()])
             }
-            StreamEntry::Record { event, stream } => (tag::RECORD, vec![event.into(), stream.into()]),
-            StreamEntry::Wait { stream, event } => (tag::WAIT, vec![stream.into(), event.into()]),
-            StreamEntry::Capture { stream, graph } => (tag::CAPTURE, vec![stream.into(), graph.unwrap_or(0).into()]),
-            StreamEntry::GraphLaunch { graph, stream } => (tag::GRAPH_LAUNCH, vec![graph.into(), stream.into()]),
-            StreamEntry::HostFunction { stream } => (tag::HOST_FUNCTION, vec![stream.into()]),
+            StreamEntry::Record { event, stream } => (Tag::Record, vec![event.into(), stream.into()]),
+            StreamEntry::Wait { stream, event } => (Tag::Wait, vec![stream.into(), event.into()]),
+            StreamEntry::Capture { stream, graph } => (Tag::Capture, vec![stream.into(), graph.unwrap_or(0).into()]),
+            StreamEntry::GraphLaunch { graph, stream } => (Tag::GraphLaunch, vec![graph.into(), stream.into()]),
+            StreamEntry::HostFunction { stream } => (Tag::HostFunction, vec![stream.into()]),
         };
-        self.number(tag);
+        self.tag(tag);
         fields.into_iter().for_each(|field| self.number(field));
     }
 
     /// The launch, copy or graph launch that follows has this number.
     pub fn launch_number(&mut self, number: u64) {
-        self.kind_with(0, kind::NUMBER, number);
+        self.tag(Tag::LaunchNumber);
+        self.number(number);
     }
 
     /// Number of functions of Python that have begun on the thread since the last such entry.
     pub fn python_calls(&mut self, calls: u64) {
-        self.kind_with(0, kind::PYTHON_CALLS, calls);
+        self.tag(Tag::PythonCalls);
+        self.number(calls);
     }
 
     /// What lies in a buffer.
     pub fn integers(&mut self, buffer: u32, values: &[i64]) {
-        self.kind_with(0, kind::INTEGERS, buffer.into());
+        self.tag(Tag::Integers);
+        self.number(buffer.into());
         self.number(values.len() as u64);
         values.iter().for_each(|value| self.integer(*value));
     }
 
     /// An argument of the next execution lies in a buffer.
     pub fn reading(&mut self, Reading { argument, buffer, count }: Reading) {
-        self.kind_with(0, kind::READING, argument.into());
+        self.tag(Tag::Reading);
+        self.number(argument.into());
         self.number(buffer.into());
         self.number(count.into());
     }
 
     /// A thread's part begins.
     pub fn restart(&mut self) {
-        self.number(tag::RESTART);
+        self.tag(Tag::Restart);
         (self.previous, self.recorded) = (0, false);
     }
 
     /// What follows was written by that process of the rank.
     pub fn process(&mut self, process: u32) {
-        self.number(tag::KIND);
-        self.integer(0);
-        self.bytes.push(kind::PROCESS);
+        self.tag(Tag::Process);
         self.number(process.into());
+    }
+
+    fn tag(&mut self, tag: Tag) {
+        self.number(tag as u64);
     }
 
     fn number(&mut self, mut value: u64) {
@@ -220,18 +209,18 @@ impl Encoder {
 
     fn argument(&mut self, value: &Argument) {
         let byte = match value {
-            Argument::None => argument::NONE,
-            Argument::Bool(false) => argument::FALSE,
-            Argument::Bool(true) => argument::TRUE,
-            Argument::Int(_) => argument::INT,
-            Argument::Float => argument::FLOAT,
-            Argument::Text(_) => argument::TEXT,
-            Argument::Ints(_) => argument::INTS,
-            Argument::Tensor(_) => argument::TENSOR,
-            Argument::Tensors(_) => argument::TENSORS,
-            Argument::Other => argument::OTHER,
+            Argument::None => ArgumentTag::None,
+            Argument::Bool(false) => ArgumentTag::False,
+            Argument::Bool(true) => ArgumentTag::True,
+            Argument::Int(_) => ArgumentTag::Int,
+            Argument::Float => ArgumentTag::Float,
+            Argument::Text(_) => ArgumentTag::Text,
+            Argument::Ints(_) => ArgumentTag::Ints,
+            Argument::Tensor(_) => ArgumentTag::Tensor,
+            Argument::Tensors(_) => ArgumentTag::Tensors,
+            Argument::Other => ArgumentTag::Other,
         };
-        self.bytes.push(byte);
+        self.bytes.push(byte as u8);
         match value {
             Argument::Int(value) => self.integer(*value),
             Argument::Text(text) => self.text(text),
@@ -243,7 +232,7 @@ impl Encoder {
             Argument::Tensors(tensors) => {
                 self.number(tensors.len() as u64);
                 for tensor in tensors {
-                    self.bytes.push(if tensor.is_some() { argument::TENSOR } else { argument::NONE });
+                    self.bytes.push(if tensor.is_some() { ArgumentTag::Tensor } else { ArgumentTag::None } as u8);
                     tensor.iter().for_each(|tensor| self.tensor(tensor));
                 }
             }

@@ -15,6 +15,7 @@ mod write;
 
 pub use write::RecordWriter;
 
+use crate::operators::VERSION_11;
 use crate::report::Manifest;
 use std::cell::{Ref, RefCell};
 use std::collections::VecDeque;
@@ -26,7 +27,9 @@ use uniference_sim::replay::RecordedStep;
 /// What a record starts with; a byte with the version of the format follows.
 const MAGIC: [u8; 7] = *b"UNIREC\n";
 /// The version that is written. Those before it are read, too.
-const VERSION: u8 = 11;
+const VERSION: u8 = 12;
+/// The newest version whose streams of operators are of the older format.
+const OLD_OPERATORS: u8 = 11;
 /// No frame is longer: the longest steps list a few numbers for each rank.
 const LONGEST_FRAME: u32 = 1 << 28;
 /// Length and checksum of a frame.
@@ -87,6 +90,7 @@ pub struct RecordReader<R> {
     input: R,
     header: Header,
     contents: Contents,
+    has_old_operators: bool,
 }
 
 /// Where each rank's steps lie, and how the file ends.
@@ -101,7 +105,7 @@ struct Contents {
 #[derive(Clone, Copy, PartialEq)]
 enum Version {
     One,
-    /// Versions 2 to 4: they differ in which steps they have.
+    /// Later versions, which differ in their steps.
     Indexed,
 }
 
@@ -156,7 +160,7 @@ impl<R: Read + Seek> RecordReader<R> {
             Version::One => version1::contents(&mut input, start, header.world_size)?,
             Version::Indexed => index::contents(&mut input, start, header.world_size)?,
         };
-        Ok(RecordReader { input, header, contents })
+        Ok(RecordReader { input, header, contents, has_old_operators: magic[MAGIC.len()] <= OLD_OPERATORS })
     }
 
     /// The header: what was recorded, and by which program.
@@ -181,7 +185,18 @@ impl<R: Read + Seek> RecordReader<R> {
             |of: &usize| RankFrames { extents: extents[*of].clone(), of: *of, tasks: 1, ..RankFrames::default() };
         let ranks: Vec<RankFrames> = ranks.iter().map(frames).collect();
         let (count, world) = (ranks.len(), self.header.world_size);
-        let shared = Shared { input: self.input, version, world, ranks, lines, steps: 0, ending, error: None };
+        let has_old_operators = self.has_old_operators;
+        let shared = Shared {
+            input: self.input,
+            version,
+            has_old_operators,
+            world,
+            ranks,
+            lines,
+            steps: 0,
+            ending,
+            error: None,
+        };
         let shared = Rc::new(RefCell::new(shared));
         let ranks = (0..count).map(|rank| RankRecord { rank, shared: Rc::clone(&shared) }).collect();
         (ranks, RestOfRecord { shared })
@@ -192,6 +207,8 @@ impl<R: Read + Seek> RecordReader<R> {
 struct Shared<R> {
     input: R,
     version: Version,
+    /// Whether the ranks' operators are in the format of version 11.
+    has_old_operators: bool,
     /// The number of recorded ranks.
     world: u32,
     ranks: Vec<RankFrames>,
@@ -214,6 +231,8 @@ struct RankFrames {
     at: usize,
     /// How many tasks it has had.
     tasks: u32,
+    /// Whether operators have been read.
+    has_operators: bool,
 }
 
 impl<R: Read + Seek> Shared<R> {
@@ -256,7 +275,7 @@ impl<R: Read + Seek> Shared<R> {
                     }
                     self.lines[site.index()] = text;
                 }
-                schema::Read::Step(step) => {
+                schema::Read::Step(mut step) => {
                     if task > frames.tasks {
                         return Err(damage(format!("rank {of} starts task {task} before task {}", frames.tasks)));
                     }
@@ -264,6 +283,12 @@ impl<R: Read + Seek> Shared<R> {
                         request.check(self.world).map_err(|problem| damage(format!("rank {of} asks for {problem}")))?;
                     }
                     frames.tasks = frames.tasks.max(task + 1);
+                    if let RecordedStep::Operators { operators, .. } = &mut step
+                        && self.has_old_operators
+                        && !std::mem::replace(&mut frames.has_operators, true)
+                    {
+                        operators.splice(..0, VERSION_11);
+                    }
                     self.steps += u64::from(of == rank);
                     return Ok(Some((TaskId(task), step)));
                 }

@@ -18,9 +18,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
-use uniference_protocol::phantom::{DEVICES, LIBRARY, NAMED, PRELOAD, SONAMES};
+use uniference_abi::gpus::{DEVICES, LIBRARY, NAMED, PRELOAD, SONAMES};
 
-/// A simulated GPU, as a rank's process is told of it: [`uniference_protocol::phantom::Device`] in JSON.
+/// A simulated GPU, as a rank's process is told of it: [`uniference_abi::gpus::Device`] in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
     /// As the driver names it.

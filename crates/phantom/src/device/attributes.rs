@@ -1,6 +1,6 @@
 //! Owns what programs can ask of a device: numbers by compute capability, as NVIDIA's documentation lists them, and what the cluster says.
 
-use uniference_protocol::phantom::Device;
+use uniference_abi::gpus::Device;
 
 /// What all devices of a compute capability have alike: CUDA C++ Programming Guide 13, "Technical Specifications per Compute Capability".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

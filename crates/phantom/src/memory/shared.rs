@@ -333,7 +333,7 @@ impl Key {
 /// Of the command's libraries.
 #[cfg(not(test))]
 fn folder() -> Option<PathBuf> {
-    let preloaded = std::env::var_os(uniference_protocol::phantom::PRELOAD)?;
+    let preloaded = std::env::var_os(uniference_abi::gpus::PRELOAD)?;
     std::path::Path::new(&preloaded).parent().map(PathBuf::from)
 }
 

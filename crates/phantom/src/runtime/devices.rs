@@ -8,7 +8,7 @@ use crate::errors::*;
 use crate::exports::{Items, Out, Put, Text};
 use crate::streams::{self, PRIORITIES};
 use std::ffi::{c_char, c_int, c_uint};
-use uniference_protocol::phantom::Device;
+use uniference_abi::gpus::Device;
 
 /// `cudaDeviceProp` of CUDA 13: the fields that this library knows, in their places; the others are 0.
 #[repr(C)]

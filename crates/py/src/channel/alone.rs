@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use uniference_abi::gpus::{Call, Communication, VERSION};
 use uniference_client::Client;
-use uniference_protocol::phantom::{Call, Communication, VERSION};
 use uniference_sim::program::NcclSettings;
 
 /// [`Communication::scale`]

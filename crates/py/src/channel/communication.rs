@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use uniference_abi::gpus::{Call, Communication, Operation, VERSION};
 use uniference_client::{Client, ClientError, ticks};
 use uniference_protocol::memory::{Kernel, Region};
 use uniference_protocol::messages::OnStream;
-use uniference_protocol::phantom::{Call, Communication, Operation, VERSION};
 use uniference_sim::ids::{GroupId, GroupRank};
 use uniference_sim::program::{
     CallOp, Collective, CollectiveKind, DType, NcclSettings, PeerKernel, ReduceOp, Shape, StoreOp, StoreValue,

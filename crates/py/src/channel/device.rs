@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::slice::from_raw_parts;
 use std::sync::{Arc, OnceLock};
+use uniference_abi::gpus::{Link, NOT_ELAPSED, Recorded, TakeTimes, Times, VERSION};
 use uniference_client::{Client, ticks};
 use uniference_interpose::EPOCH_S;
 use uniference_protocol::messages::DeviceWork;
-use uniference_protocol::phantom::{Link, NOT_ELAPSED, Recorded, TakeTimes, Times, VERSION};
 use uniference_sim::time::SimTime;
 
 /// The client of this process's rank.

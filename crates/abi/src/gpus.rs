@@ -4,11 +4,9 @@
 //! rank's program. Streams, events and graphs are numbers that the library gives, unique in the process and from 1; stream 0 is the legacy
 //! default stream of the rank's own device.
 
+use crate::calls::Call;
 use std::ffi::{c_char, c_int, c_void};
 use uniference_sim::program::NcclSettings;
-
-/// Of this interface. Both sides refuse another one.
-pub const VERSION: u32 = 11;
 
 /// The name of the function of the type [`Attach`].
 pub const ATTACH: &str = "uniference_phantom_attach";
@@ -59,7 +57,7 @@ pub type Attach =
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Devices {
-    /// Version of this interface: [`VERSION`].
+    /// Version of this interface: [`crate::VERSION`].
     pub version: u32,
     /// Number of devices on the host, one for each of its ranks.
     pub count: u32,
@@ -101,34 +99,6 @@ pub struct Device {
     pub uuid: [u8; 16],
 }
 
-/// What a launch is, besides its kernel: bits of `flags`.
-pub mod flags {
-    /// Inside of an operator. The library does not know: the log adds it.
-    pub const INSIDE: u32 = 1;
-    /// Costs the host no time, as a node of a graph.
-    pub const FREE: u32 = 2;
-}
-
-/// The memories that a copy is from and to.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CopyKind {
-    /// From pageable memory of the host to the device.
-    PageableToDevice = 0,
-    /// From pinned memory of the host to the device.
-    PinnedToDevice = 1,
-    /// From the device to pageable memory of the host.
-    DeviceToPageable = 2,
-    /// From the device to pinned memory of the host.
-    DeviceToPinned = 3,
-    /// Within a device.
-    Within = 4,
-    /// Between two devices.
-    Peer = 5,
-    /// A value into memory of the device.
-    Set = 6,
-}
-
 /// What [`Link::elapsed`] returns where there is no such time.
 pub const NOT_ELAPSED: i64 = i64::MIN;
 
@@ -147,7 +117,7 @@ pub struct Recorded {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Link {
-    /// Version of this interface: [`VERSION`].
+    /// Version of this interface: [`crate::VERSION`].
     pub version: u32,
     /// A new stream: its number, its device and its priority (lower is more urgent).
     pub stream: extern "C" fn(stream: u32, device: u32, priority: i32),
@@ -155,7 +125,7 @@ pub struct Link {
     pub kernel: unsafe extern "C" fn(name: *const u8, length: usize) -> u32,
     /// A kernel starts on a stream; `bytes` of its arguments if known, else 0.
     pub launch: extern "C" fn(kernel: u32, stream: u32, flags: u32, bytes: u64),
-    /// A copy ([`CopyKind`]) starts on a stream.
+    /// A copy ([`crate::entries::CopyKind`]) starts on a stream.
     pub copy: extern "C" fn(stream: u32, kind: u32, bytes: u64, flags: u32),
     /// The event happens when what is on the stream so far has ended.
     pub record: extern "C" fn(event: u32, stream: u32),
@@ -220,54 +190,19 @@ pub struct Times {
     pub ended: u64,
 }
 
-/// An operation of a communicator.
-#[repr(u32)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // NCCL's names
-pub enum Operation {
-    AllReduce = 0,
-    Reduce = 1,
-    Broadcast = 2,
-    AllGather = 3,
-    ReduceScatter = 4,
-    AllToAll = 5,
-    Gather = 6,
-    Scatter = 7,
-    Send = 8,
-    Recv = 9,
-}
-
-/// A call of a communicator, as one member makes it.
+/// A call of a communicator on a stream.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub struct Call {
-    /// Number of the operation, as in [`Operation`].
-    pub operation: u32,
-    /// The group, as [`Communication::group`] has named it.
-    pub group: u32,
-    /// `ncclDataType_t`.
-    pub dtype: u32,
-    /// `ncclRedOp_t`: sum, product, maximum or minimum; what has a factor is a sum.
-    pub reduction: u32,
-    /// The root, or whom a message is for or from; -1: there is none.
-    pub peer: i32,
-    /// The calling member's place in the group.
-    pub me: i32,
-    /// 1: data moves; 0: only its size does.
-    pub has_values: u32,
-    /// Elements as NCCL counts them: of an all-gather, gather and all-to-all what each member sends another, else what it receives.
-    pub elements: u64,
-    /// Where what is sent lies, and how long it is.
-    pub input: usize,
-    /// Size of the input in bytes.
-    pub input_bytes: u64,
-    /// The stream that the call is on.
+pub struct StreamCall {
+    /// The call; its output is [`Communication::deliver`]'s.
+    pub call: Call,
+    /// Number of the stream.
     pub stream: u32,
-    /// 0: it starts with the call before it on the stream, being of the same group of calls.
+    /// 0: it starts with the previous call on the stream, as both belong to one group of calls; else 1.
     pub first: u32,
-    /// As of [`Link::number`]; 0: nobody wants to know when it was.
+    /// The launch's number, as in [`Link::number`]; 0: its times are not needed.
     pub number: u64,
-    /// What carries it out: 0 is NCCL, 1 a kernel of the program's that reads other GPUs' memory in one shot, 2 one that does so in two.
+    /// The carrier: 0 NCCL; 1 a kernel of the program that reads other GPUs' memory in one shot; 2 one that does so in two.
     pub kernel: u32,
 }
 
@@ -275,7 +210,7 @@ pub struct Call {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Communication {
-    /// Version of this interface: [`VERSION`].
+    /// Version of this interface: [`crate::VERSION`].
     pub version: u32,
     /// The rank, of the world, whose member the process is in communicators of a device, by its number among [`Devices::devices`].
     pub rank: extern "C" fn(device: u32) -> u32,
@@ -290,7 +225,7 @@ pub struct Communication {
     /// the NCCL settings that the program makes for the group, or is null if the program makes none.
     pub group: unsafe extern "C" fn(ranks: *const u32, count: usize, settings: *const NcclSettings) -> u32,
     /// Starts a call, whose input is copied, and names it, or says [`Communication::REFUSED`].
-    pub issue: unsafe extern "C" fn(call: *const Call) -> u32,
+    pub issue: unsafe extern "C" fn(call: *const StreamCall) -> u32,
     /// Waits for a call to end, and copies its output, if it has not failed. Nobody asks for it again. `has_ended`: 1 if the caller knows that
     /// it has ended; else 0.
     pub deliver: extern "C" fn(handle: u32, to: usize, bytes: u64, has_ended: c_int),
