@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "abi.h"
 #include "lines.h"
 #include "storages.h"
 #include "values.h"
@@ -26,51 +27,27 @@ void PyEval_RestoreThread(_ts*);
 
 namespace uniference {
 
-// What `crates/py/src/channel/calls.rs` takes; the layouts must be the same.
-struct Text {
-  const char* data;
-  size_t length;
-
-  Text(std::string_view text = {}) : data(text.data()), length(text.size()) {}
-};
-
-struct Memory {
-  void* address = nullptr;
-  size_t bytes = 0;
-
-  Memory() = default;
-  explicit Memory(const at::Tensor& tensor) : address(tensor.data_ptr()), bytes(tensor.nbytes()) {}
-};
-
-struct Call {
-  Text kind;
-  // Of an element, and of what combines two; empty where nothing is combined.
-  Text dtype = std::string_view("uint8");
-  Text reduction;
-  Text site;
-  uint64_t elements = 0;
-  // Picoseconds; the largest number: without end.
-  uint64_t timeout = ~0ull;
-  Memory input;
-  Memory output;
-  uint32_t group = 0;
-  // Negative: there is none.
-  int32_t root = -1;
-  // Whether this rank contributes the input.
-  uint32_t contributes = 0;
-};
-
-// A call with the tensors that it communicates.
-struct DescribedCall : Call {
+// A collective with the tensors that it communicates.
+struct DescribedCall : abi::BlockingCall {
   const at::Tensor* reads = nullptr;
   const at::Tensor* writes = nullptr;
+
+  explicit DescribedCall(uint32_t group) : abi::BlockingCall{} {
+    call.dtype = static_cast<uint8_t>(at::kByte);
+    call.reduction = abi::NO_REDUCTION;
+    call.group = group;
+    call.peer = -1;
+    timeout = abi::NO_TIMEOUT;
+  }
+
+  static abi::Memory memory_of(const at::Tensor& tensor) { return {reinterpret_cast<uintptr_t>(tensor.data_ptr()), tensor.nbytes()}; }
 
   static void write_called(const at::Tensor& tensor, bool written) {
     const Allocation* allocation = Storages::of(tensor);
     Log::Writer()->called(allocation == nullptr ? 0 : allocation->id, written);
   }
 
-  // Writes down which memory that is.
+  // Writes down the memory that the collective reads and writes.
   void note() const {
     if (!Log::is_wanted()) return;
     if (reads != nullptr) write_called(*reads, false);
@@ -78,21 +55,12 @@ struct DescribedCall : Call {
   }
 };
 
-enum class Ending : uint32_t {
-  // The data is there.
-  kDone = 0,
-  // It has ended, and Python knows what is to be done about it.
-  kTell = 1,
-  // Nothing has happened: Python carries it out.
-  kAsk = 2,
-};
-
 // The rank's client, by the addresses of its functions.
 struct Client {
   const void* client = nullptr;
   void (*enter)(const void*) = nullptr;
   void (*leave)(const void*) = nullptr;
-  Ending (*run)(const void*, const Call*) = nullptr;
+  abi::Outcome (*run)(const void*, const abi::BlockingCall*) = nullptr;
 
   static Client& get() {
     static Client client;
@@ -139,7 +107,7 @@ class Backend : public c10d::Backend {
     return carry_out(
         [&](DescribedCall& call) {
           if (!plain(tensors, opts) || !reduces(call, opts.reduceOp)) return false;
-          call.kind = std::string_view("all_reduce");
+          call.call.operation = static_cast<uint8_t>(abi::Operation::AllReduce);
           return moves(call, tensors[0], &tensors[0], &tensors[0], tensors[0].numel());
         },
         opts, [&] { return python_->allreduce(tensors, opts); });
@@ -149,7 +117,7 @@ class Backend : public c10d::Backend {
     return carry_out(
         [&](DescribedCall& call) {
           if (!plain(tensors, opts) || !reduces(call, opts.reduceOp) || !has_root(call, opts)) return false;
-          call.kind = std::string_view("reduce");
+          call.call.operation = static_cast<uint8_t>(abi::Operation::Reduce);
           return moves(call, tensors[0], &tensors[0], is_root(opts) ? &tensors[0] : nullptr, tensors[0].numel());
         },
         opts, [&] { return python_->reduce(tensors, opts); });
@@ -159,7 +127,7 @@ class Backend : public c10d::Backend {
     return carry_out(
         [&](DescribedCall& call) {
           if (!plain(tensors, opts) || !has_root(call, opts)) return false;
-          call.kind = std::string_view("broadcast");
+          call.call.operation = static_cast<uint8_t>(abi::Operation::Broadcast);
           return moves(call, tensors[0], is_root(opts) ? &tensors[0] : nullptr, &tensors[0], tensors[0].numel());
         },
         opts, [&] { return python_->broadcast(tensors, opts); });
@@ -169,7 +137,7 @@ class Backend : public c10d::Backend {
     return carry_out(
         [&](DescribedCall& call) {
           if (!plain(output, opts) || !plain(input, opts) || !rows_of_all(output, input)) return false;
-          call.kind = std::string_view("all_gather");
+          call.call.operation = static_cast<uint8_t>(abi::Operation::AllGather);
           return moves(call, input, &input, &output, input.numel());
         },
         opts, [&] { return python_->all_gather_single(output, input, opts); });
@@ -179,7 +147,7 @@ class Backend : public c10d::Backend {
     return carry_out(
         [&](DescribedCall& call) {
           if (!plain(output, opts) || !plain(input, opts) || !rows_of_all(input, output) || !reduces(call, opts.reduceOp)) return false;
-          call.kind = std::string_view("reduce_scatter");
+          call.call.operation = static_cast<uint8_t>(abi::Operation::ReduceScatter);
           return moves(call, output, &input, &output, output.numel());
         },
         opts, [&] { return python_->reduce_scatter_single(output, input, opts); });
@@ -189,7 +157,7 @@ class Backend : public c10d::Backend {
     return carry_out(
         [&](DescribedCall& call) {
           if (!plain(opts)) return false;
-          call.kind = std::string_view("barrier");
+          call.call.operation = static_cast<uint8_t>(abi::Operation::Barrier);
           return true;
         },
         opts, [&] { return python_->barrier(opts); });
@@ -296,27 +264,27 @@ class Backend : public c10d::Backend {
   // `describe` says what the call is, or that it is not plain. Nobody gets a Work for what has ended.
   template <class Describe, class Options, class ToPython>
   MaybeWork carry_out(Describe describe, const Options& opts, ToPython to_python) {
-    DescribedCall call;
-    call.group = group_;
+    DescribedCall call(group_);
     if (!describe(call)) return to_python();
     call.timeout = picoseconds(opts.timeout);
     Uncharged ours;
-    call.site = Lines::get().text();
+    const std::string_view line = Lines::get().text();
+    call.site = {reinterpret_cast<const uint8_t*>(line.data()), line.size()};
     if (call.site.length == 0) return to_python();
     call.note();
-    Ending ending;
+    abi::Outcome outcome;
     {
       Unlocked others;
-      ending = Client::get().run(Client::get().client, &call);
+      outcome = Client::get().run(Client::get().client, &call);
     }
-    if (ending != Ending::kDone) return to_python();
+    if (outcome != abi::Outcome::Complete) return to_python();
     carried_out_++;
     return {};
   }
 
   // The group's time-out, or the call's own; those that the program has not asked for are none.
   uint64_t picoseconds(Milliseconds own) const {
-    constexpr uint64_t kPicoseconds = 1'000'000'000, kNone = ~0ull;
+    constexpr uint64_t kPicoseconds = 1'000'000'000, kNone = abi::NO_TIMEOUT;
     const Milliseconds chosen = own < Milliseconds(0) ? timeout_ : own;
     if (std::find(defaults_.begin(), defaults_.end(), chosen) != defaults_.end()) return kNone;
     const auto count = static_cast<uint64_t>(chosen.count());
@@ -335,7 +303,7 @@ class Backend : public c10d::Backend {
 
   template <class Options>
   bool plain(const at::Tensor& tensor, const Options& opts) const {
-    return plain(opts) && tensor.defined() && tensor.is_cpu() && tensor.layout() == c10::kStrided && !dtype(tensor).empty() &&
+    return plain(opts) && tensor.defined() && tensor.is_cpu() && tensor.layout() == c10::kStrided && is_carried(tensor.scalar_type()) &&
            !tensor.key_set().has_any(c10::python_ks) && !tensor.key_set().has(c10::DispatchKey::Functionalize) && tensor.is_contiguous() &&
            tensor.has_storage() && !tensor.is_neg() && has_values(tensor);
   }
@@ -357,53 +325,54 @@ class Backend : public c10d::Backend {
   }
 
   template <class Options>
-  bool has_root(Call& call, const Options& opts) const {
-    call.root = static_cast<int32_t>(opts.rootRank);
+  bool has_root(DescribedCall& call, const Options& opts) const {
+    call.call.peer = static_cast<int32_t>(opts.rootRank);
     return opts.rootRank >= 0 && opts.rootRank < getSize();
   }
 
   // What the client combines by itself depends on the elements, too: it says so when it is asked.
-  static bool reduces(Call& call, const c10d::ReduceOp& op) {
-    call.reduction = reduction(op);
-    return call.reduction.length > 0;
+  static bool reduces(DescribedCall& call, const c10d::ReduceOp& op) {
+    const auto type = static_cast<c10d::ReduceOp::RedOpType>(op);
+    call.call.reduction = static_cast<uint8_t>(type);
+    return is_plain(type);
   }
 
   static bool moves(DescribedCall& call, const at::Tensor& like, const at::Tensor* input, const at::Tensor* output, int64_t elements) {
-    call.dtype = dtype(like);
-    call.elements = static_cast<uint64_t>(elements);
-    call.contributes = input != nullptr;
-    if (input != nullptr) call.input = Memory(*input);
-    if (output != nullptr) call.output = Memory(*output);
+    call.call.dtype = static_cast<uint8_t>(like.scalar_type());
+    call.call.elements = static_cast<uint64_t>(elements);
+    call.call.has_values = input != nullptr;
+    if (input != nullptr) call.call.input = DescribedCall::memory_of(*input);
+    if (output != nullptr) call.call.output = DescribedCall::memory_of(*output);
     call.reads = input;
     call.writes = output;
     return true;
   }
 
-  // Reductions without a last step of each member's own.
-  static std::string_view reduction(const c10d::ReduceOp& op) {
-    switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
-      case c10d::ReduceOp::SUM: return "sum";
-      case c10d::ReduceOp::PRODUCT: return "product";
-      case c10d::ReduceOp::BAND: return "band";
-      case c10d::ReduceOp::BOR: return "bor";
-      case c10d::ReduceOp::BXOR: return "bxor";
-      default: return "";
+  // Whether a reduction has no last step of each member's own.
+  static bool is_plain(c10d::ReduceOp::RedOpType type) {
+    switch (type) {
+      case c10d::ReduceOp::SUM:
+      case c10d::ReduceOp::PRODUCT:
+      case c10d::ReduceOp::BAND:
+      case c10d::ReduceOp::BOR:
+      case c10d::ReduceOp::BXOR: return true;
+      default: return false;
     }
   }
 
-  // Elements that every library carries.
-  static std::string_view dtype(const at::Tensor& tensor) {
-    switch (tensor.scalar_type()) {
-      case c10::ScalarType::Float: return "float32";
-      case c10::ScalarType::Double: return "float64";
-      case c10::ScalarType::Half: return "float16";
-      case c10::ScalarType::BFloat16: return "bfloat16";
-      case c10::ScalarType::Char: return "int8";
-      case c10::ScalarType::Byte: return "uint8";
-      case c10::ScalarType::Int: return "int32";
-      case c10::ScalarType::Long: return "int64";
-      case c10::ScalarType::Bool: return "bool";
-      default: return "";
+  // Whether every library carries elements of this type.
+  static bool is_carried(c10::ScalarType type) {
+    switch (type) {
+      case c10::ScalarType::Float:
+      case c10::ScalarType::Double:
+      case c10::ScalarType::Half:
+      case c10::ScalarType::BFloat16:
+      case c10::ScalarType::Char:
+      case c10::ScalarType::Byte:
+      case c10::ScalarType::Int:
+      case c10::ScalarType::Long:
+      case c10::ScalarType::Bool: return true;
+      default: return false;
     }
   }
 

@@ -481,7 +481,8 @@ __attribute__((visibility("default"))) void uniference_capture_site(const char**
 
 // Where a process group's calls go that need no Python: a client, and the functions of `crates/py/src/channel/calls.rs`.
 __attribute__((visibility("default"))) void uniference_backend_begin(
-    const void* client, void (*enter)(const void*), void (*leave)(const void*), Ending (*run)(const void*, const Call*)) {
+    const void* client, void (*enter)(const void*), void (*leave)(const void*),
+    abi::Outcome (*run)(const void*, const abi::BlockingCall*)) {
   Client::get() = {client, enter, leave, run};
 }
 

@@ -21,7 +21,8 @@ pub struct Launches {
     pub number: extern "C" fn(number: u64),
     /// Number of the operator that this thread runs, from 1; 0 outside of operators.
     pub running_operator: extern "C" fn() -> u64,
-    pub launches: unsafe extern "C" fn(name: *const u8, length: usize),
+    /// Whether no operator launches the kernel: 1, else 0.
+    pub launches: unsafe extern "C" fn(name: *const u8, length: usize) -> i32,
 }
 
 /// The C++ library's functions. Its exported function `uniference_capture_functions` returns their address, which stays
