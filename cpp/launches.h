@@ -278,7 +278,8 @@ inline constexpr Launches launches{
     OperatorCall::running,
     [](const char* name, size_t length) {
       const bool is_wanted = watching && inside == 0 && !compiling && unvalued == 0;
-      if (is_wanted && operators == 0 && OperatorCall::running() == 0) Uncomputed::note_kernel(name, length);
+      const bool in_operator = operators > 0 || OperatorCall::running() != 0 || OwnKernels::running() != nullptr;
+      if (is_wanted && !in_operator) Uncomputed::note_kernel(name, length);
     },
 };
 
