@@ -155,6 +155,28 @@ def test_launches_block(tmp_path: Path) -> None:
     assert "not modelled" not in warnings
 
 
+def test_a_graph_with_a_collective_is_captured_if_launches_block(tmp_path: Path) -> None:
+    """The replay, too, ends before its launch returns."""
+    source = """
+torch.cuda.set_device(local)
+dist.init_process_group("nccl", device_id=torch.device("cuda", local))
+x = torch.ones(1 << 26, device="cuda")
+dist.all_reduce(x)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    dist.all_reduce(x)
+begin = time.perf_counter()
+graph.replay()
+say("launched", round((time.perf_counter() - begin) * 1e6))
+torch.cuda.synchronize()
+say("ended", round((time.perf_counter() - begin) * 1e6))
+dist.destroy_process_group()
+"""
+    said, _ = run(tmp_path, source, gpus=2, environment={"CUDA_LAUNCH_BLOCKING": "1"})
+    assert said["launched"] > 500
+    assert said["ended"] - said["launched"] < 20
+
+
 @pytest.mark.parametrize(("override", "tflops"), [("0", [66.9, 66.9]), ("1", [494.5, 494.5]), ("", [66.9, 494.5])])
 def test_tf32_is_overridden(tmp_path: Path, override: str, tflops: list[float]) -> None:
     """A GEMM of 2 x 8192^3 operations, with TF32 forbidden and allowed by the program, reaches at least half of the device's rate."""

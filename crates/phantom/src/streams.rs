@@ -265,11 +265,13 @@ pub(crate) fn synchronize(stream: Handle) -> Result<(), Status> {
     Ok(())
 }
 
-/// Waits for a launch if launches block. For kernels and copies of operators, `cpp/capture.cpp` waits once the operator
-/// is written down.
+/// Waits for a launch if launches block and the stream is not in capture. For kernels and copies of operators,
+/// `cpp/capture.cpp` waits once the operator is written down.
 pub(crate) fn wait_for_launch(stream: Handle) -> Result<(), Status> {
-    let waits = device::launches_block() && lock().uncaptured(stream).is_ok();
-    if waits { synchronize(stream) } else { Ok(()) }
+    if !device::launches_block() || capture_info(stream)?.is_some() {
+        return Ok(());
+    }
+    synchronize(stream)
 }
 
 /// Waits until all streams of the thread's device are empty.
