@@ -429,8 +429,9 @@ __attribute__((visibility("default"))) const Launches* uniference_capture_launch
 // Operators on simulated GPUs have values from here on; see `Mirror`.
 __attribute__((visibility("default"))) void uniference_capture_mirror(
     Mirror::Launch launch, Mirror::Settle settle, Mirror::IsCaptured is_captured, Mirror::Compute compute,
-    Mirror::Withhold withhold, Mirror::Clear clear, Mirror::IsUntouched is_untouched, Mirror::Reads reads) {
-  Mirror::begin(launch, settle, is_captured, compute, withhold, clear, is_untouched, reads);
+    Mirror::Withhold withhold, Mirror::Clear clear, Mirror::IsUntouched is_untouched, Mirror::Reads reads,
+    Mirror::LaunchesBlock launches_block) {
+  Mirror::begin(launch, settle, is_captured, compute, withhold, clear, is_untouched, reads, launches_block);
   watching = true;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }

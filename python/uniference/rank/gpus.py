@@ -48,7 +48,10 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
     process = ctypes.CDLL(None)
     kernels.install(channel, library)
     host_work.install(channel)
-    functions = ("launch", "settle", "is_captured", "compute", "withhold", "clear", "is_untouched", "reads")
+    functions = (
+        *("launch", "settle", "is_captured", "compute", "withhold"),
+        *("clear", "is_untouched", "reads", "launches_block"),
+    )
     library.mirror(*(_address(process, f"uniference_phantom_{name}") for name in functions))
     is_of_device = process.uniference_phantom_is_of_device
     is_of_device.argtypes = [ctypes.c_void_p]
