@@ -155,6 +155,26 @@ def test_launches_block(tmp_path: Path) -> None:
     assert "not modelled" not in warnings
 
 
+def test_kernels_outside_of_operators_block(tmp_path: Path) -> None:
+    """The kernel of `torch.cuda._sleep` spins for 2e6 cycles, which are more than 0.9 ms; the other one's time is unknown."""
+    source = """
+double = torch.cuda.jiterator._create_jit_fn("template <typename T> T twice(T x) { return x + x; }")
+x = torch.ones(1 << 26, device="cuda")
+double(x)
+torch.cuda.synchronize()
+begin = time.perf_counter()
+torch.cuda._sleep(2_000_000)
+say("slept", round((time.perf_counter() - begin) * 1e6))
+double(x)
+say("launched", round((time.perf_counter() - begin) * 1e6))
+torch.cuda.synchronize()
+say("ended", round((time.perf_counter() - begin) * 1e6))
+"""
+    said, _ = run(tmp_path, source, environment={"CUDA_LAUNCH_BLOCKING": "1"})
+    assert said["slept"] > 900
+    assert said["ended"] - said["launched"] < 20
+
+
 def test_a_graph_with_a_collective_is_captured_if_launches_block(tmp_path: Path) -> None:
     """The replay, too, ends before its launch returns."""
     source = """

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_void};
 use uniference_sim::program::NcclSettings;
 
 /// Of this interface. Both sides refuse another one.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// The name of the function of the type [`Attach`].
 pub const ATTACH: &str = "uniference_phantom_attach";
@@ -199,8 +199,9 @@ pub struct Link {
     /// A message for the rank's log and the run's warnings, UTF-8. The library says each once.
     pub warn: unsafe extern "C" fn(text: *const u8, length: usize),
     /// Announces that this thread is about to launch a kernel that the program or one of its libraries has registered
-    /// under this UTF-8 name. If no PyTorch operator launches the kernel, its output is not computed.
-    pub launches: unsafe extern "C" fn(name: *const u8, length: usize),
+    /// under this UTF-8 name. Returns 1 if no PyTorch operator launches the kernel, else 0; the output of such a kernel
+    /// is not computed.
+    pub launches: unsafe extern "C" fn(name: *const u8, length: usize) -> c_int,
 }
 
 /// The type of the callback of [`Link::times`].
