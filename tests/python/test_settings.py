@@ -112,9 +112,11 @@ def test_what_is_not_modelled_is_warned_about(tmp_path: Path) -> None:
 torch.cuda.set_device(local)
 dist.init_process_group("nccl")
 stream = torch.cuda.Stream(priority=-1)
-dist.all_reduce(torch.ones(4, device="cuda"))
-with torch.cuda.stream(stream):
-    torch.ones(4, device="cuda")
+torch.cuda.Stream(priority=-2).record_event()
+x = torch.ones(4, device="cuda")
+dist.all_reduce(x)
+with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+    x + x
 torch.cuda.synchronize()
 dist.destroy_process_group()
 """
@@ -126,7 +128,7 @@ dist.destroy_process_group()
     assert "NCCL_DEBUG" not in warnings
     assert "NCCL_IB_TIMEOUT" not in warnings
     assert warnings.count("priorities of CUDA streams are not modelled") == 1
-    # No warnings about a disabled network on one host, nor about priorities if no stream has one.
+    # No warnings about a disabled network on one host, nor about priorities if no work is launched on a stream with one.
     source = source.replace("priority=-1", "")
     _, warnings = run(tmp_path, source, gpus=2, environment=between)
     assert "not modelled" not in warnings
