@@ -169,6 +169,11 @@ class Channel:
 
         The caller ends the process.
         """
+    def lacks_values(self, text: str) -> None:
+        """The program has run an operator or kernel whose values are not computed, as `text` says: the driver ends the run.
+
+        The caller ends the process.
+        """
     def enter(self) -> None:
         """From here to the matching `leave` this thread does our work, not the program's: none of its time is charged. Nests."""
     def leave(self) -> None: ...

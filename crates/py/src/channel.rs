@@ -159,6 +159,10 @@ impl Channel {
         self.client.lacks_memory(Lack { wanted, available, line });
     }
 
+    fn lacks_values(&self, text: &str) {
+        self.client.lacks_values(text);
+    }
+
     fn enter(&self) {
         self.client.enter();
     }

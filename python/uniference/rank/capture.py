@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial, wraps
 from importlib.resources import files
 from pathlib import Path
@@ -259,10 +259,10 @@ def _warns_of_missing_values(channel: Channel) -> Callable[[bytes], None]:
         if STRICT_VALUES not in os.environ:
             channel.warn(said)
             return
-        hint = "remove --strict-values, or change the line: what such an operator writes reads as zero"
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        print(f"error: {said} (--strict-values)\nhint: {hint}", file=sys.stderr, flush=True)
+            with suppress(Exception):  # the program may have closed it
+                stream.flush()
+        channel.lacks_values(said)
         os._exit(1)
 
     return warn
