@@ -311,7 +311,7 @@ impl Communication {
 
     /// Numbers of elements up to which tensors always have values: of integers, because control flow depends on them;
     /// of bytes, into which PyTorch packs objects; of all other types. `cpp/values.h` has the same numbers.
-    const FEWEST: [u64; 3] = [1 << 16, 1 << 26, 1];
+    const FEWEST: [u64; 3] = [1 << 16, 1 << 26, 2];
 
     /// Whether a tensor of `elements` elements of the type `dtype` (`ncclDataType_t`) has no values.
     pub fn is_large(&self, elements: u64, dtype: i32) -> bool {
