@@ -532,11 +532,9 @@ __attribute__((visibility("default"))) int uniference_capture_is_absent(const vo
   return Values::is_absent(static_cast<const c10::StorageImpl*>(storage));
 }
 
-// Whether communication of a tensor with this number of elements moves only its size, and no data. `type`: 0 floating-point numbers, 1 complex numbers,
-// 2 bytes, 3 integers.
-__attribute__((visibility("default"))) int uniference_capture_is_large(int64_t elements, int type) {
-  constexpr c10::ScalarType kTypes[] = {at::kFloat, at::kComplexFloat, at::kByte, at::kLong};
-  return values.is_large(elements, kTypes[type]);
+// Whether communication of this number of elements of the type `dtype` (`ncclDataType_t`) moves only their size, and no data.
+__attribute__((visibility("default"))) int uniference_capture_is_large(uint64_t elements, uint32_t dtype) {
+  return values.is_large(static_cast<int64_t>(elements), Reductions::type_of(dtype));
 }
 
 // What is in a storage was not computed.

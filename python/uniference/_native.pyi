@@ -189,10 +189,9 @@ class Channel:
         """What the C++ backend carries out collectives with (`uniference_backend_begin` of `cpp/capture.cpp`): addresses of the client
         and of three functions. One that did not end well it asks Python for: `run` then returns how it has ended.
         """
-    def communication(self, combine: int, scale: int, site: int, limit: int | None) -> int:
+    def communication(self, combine: int, scale: int, site: int, is_large: int) -> int:
         """The address of what a library of simulated GPUs communicates by. It stays; the others are addresses of the functions
-        `uniference_capture_combine`, `_scale` and `_site` of `cpp/capture.cpp`. Tensors of floating-point numbers with more than `limit`
-        elements have no values."""
+        `uniference_capture_combine`, `_scale`, `_site` and `_is_large` of `cpp/capture.cpp`."""
     def device_link(self, launches: int) -> int:
         """The address of the `Link` (`crates/protocol/src/phantom.rs`) by which a library of simulated GPUs writes down what a program
         hands to streams, and asks about them. It stays; `launches` is what `uniference_capture_launches` of `cpp/capture.cpp` has returned.

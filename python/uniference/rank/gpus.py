@@ -21,7 +21,7 @@ from uniference.backends.gloo import Gloo
 from uniference.backends.nccl import Nccl
 from uniference.patches import names
 from uniference.program import hints
-from uniference.rank import capture, host_work, kernels, mooncake, values
+from uniference.rank import capture, host_work, kernels, mooncake
 
 
 def install(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> None:
@@ -43,7 +43,7 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
         )
     _turn_flight_recorder_off()
     _stand_in_for_files()
-    link, communication = library.device_link(channel), library.communication(channel, values.limit())
+    link, communication = library.device_link(channel), library.communication(channel)
     _native.attach_gpus(own, gpus, link, communication)
     process = ctypes.CDLL(None)
     kernels.install(channel, library)
