@@ -109,7 +109,9 @@ class Library:
     def communication(self, channel: Channel) -> int:
         """What a library of simulated GPUs communicates by: see `Channel.communication`."""
         names = ("combine", "scale", "site", "is_large")
-        return channel.communication(*(_address(getattr(self.functions, f"uniference_capture_{name}")) for name in names))
+        return channel.communication(
+            *(_address(getattr(self.functions, f"uniference_capture_{name}")) for name in names)
+        )
 
     def mirror(self, *functions: int) -> None:
         """Operators on simulated GPUs have values from here on: by functions of the library of these GPUs."""
