@@ -292,6 +292,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   own_key.swap(key);
   own_read.swap(read);
   const OperatorCall call;
+  if (!schema.view && !schema.empty) computing_operators++;
   Span computing;
   if (timed) computing.begin();
   bool answered = !computes && values.answer(op, schema, *definition, *stack);
@@ -440,6 +441,9 @@ __attribute__((visibility("default"))) void uniference_capture_mirror(
 __attribute__((visibility("default"))) uint64_t uniference_capture_take_captured() { return std::exchange(captured_last, 0); }
 __attribute__((visibility("default"))) uint64_t uniference_capture_computed() { return computed_now; }
 __attribute__((visibility("default"))) uint64_t uniference_capture_forgotten() { return Mirror::forgotten(); }
+
+// The number of operators that this thread has run so far and that are charged for what they compute.
+__attribute__((visibility("default"))) uint64_t uniference_capture_computing_operators() { return computing_operators; }
 
 // Results of operators on simulated GPUs that this thread runs until it says -1 are nobody's.
 __attribute__((visibility("default"))) void uniference_capture_unvalued(int change) { unvalued += change; }

@@ -35,6 +35,9 @@ class OperatorCall {
   static inline thread_local int depth_ = 0;
 };
 
+// Number of operators that this thread has begun and that are charged for what they compute: neither views nor `empty`.
+inline thread_local uint64_t computing_operators = 0;
+
 // How many operators this thread is running that are written down when they have returned.
 inline thread_local int operators = 0;
 

@@ -129,6 +129,10 @@ class Library:
         """The number of an operator whose graph is gone, each once; 0: none."""
         return self._number("forgotten")
 
+    def computing_operators(self) -> int:
+        """The number of operators that this thread has run so far and that are charged for what they compute: views are not."""
+        return self._number("computing_operators")
+
     def _number(self, name: str) -> int:
         function = getattr(self.functions, f"uniference_capture_{name}")
         function.restype = ctypes.c_uint64

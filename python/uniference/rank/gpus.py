@@ -47,7 +47,7 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
     _native.attach_gpus(own, gpus, link, communication)
     process = ctypes.CDLL(None)
     kernels.install(channel, library)
-    host_work.install(channel)
+    host_work.install(channel, library)
     functions = (
         *("launch", "settle", "is_captured", "compute", "withhold"),
         *("clear", "is_untouched", "reads", "launches_block"),
