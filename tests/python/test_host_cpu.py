@@ -126,3 +126,9 @@ def test_files_are_warned_about(tmp_path: Path) -> None:
     _, report = run(tmp_path, 'torch.save(torch.ones(8), "x.pt")\ntorch.load("x.pt")\n')
     (warning,) = [text for text in report["warnings"] if "torch.save" in text]  # type: ignore[attr-defined]
     assert "none for files" in warning
+
+
+def test_buffers_in_memory_are_not_warned_about(tmp_path: Path) -> None:
+    source = "import io\nf = io.BytesIO()\ntorch.save(torch.ones(8), f)\nf.seek(0)\ntorch.load(f=f)\n"
+    _, report = run(tmp_path, source)
+    assert not any("torch.save" in text for text in report["warnings"])  # type: ignore[attr-defined]

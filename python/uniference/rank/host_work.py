@@ -6,6 +6,7 @@ that `torch.utils.cpp_extension` loads and DeepSpeed's are charged.
 """
 
 import functools
+import io
 import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -29,8 +30,8 @@ def install(channel: Channel, library: Library) -> None:
     }
     prebuilt = {name: functools.partial(_charge_prebuilt, library, name) for name in _PREBUILT}
     when_imported(of_extensions | prebuilt)
-    for name in (names.SAVE, names.LOAD):
-        name.wrap(functools.partial(_warning_of_files, channel))
+    names.SAVE.wrap(functools.partial(_warning_of_files, channel, 1))
+    names.LOAD.wrap(functools.partial(_warning_of_files, channel, 0))
 
 
 def _charging_loader(library: Library, load: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,13 +80,17 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-def _warning_of_files(channel: Channel, function: Callable[..., Any]) -> Callable[..., Any]:
+def _warning_of_files(channel: Channel, place: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose argument `f` is at this place, with a warning unless `f` is a buffer in memory."""
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        channel.warn(
-            "torch.save and torch.load take the time of their operators, and none for files: where files matter, "
-            "add time.sleep(bytes / rate) to the program"
-        )
+        file = args[place] if len(args) > place else kwargs.get("f")
+        if not isinstance(file, io.BytesIO):
+            channel.warn(
+                "torch.save and torch.load take the time of their operators, and none for files: where files matter, "
+                "add time.sleep(bytes / rate) to the program"
+            )
         return function(*args, **kwargs)
 
     return call
