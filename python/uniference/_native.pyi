@@ -212,11 +212,11 @@ class Channel:
     def begin_range(self, name: str) -> int:
         """Begins a named range of the thread; returns the range's number. Calls for ranges cost nothing and do not block."""
     def end_range(self, number: int) -> None:
-        """Ends the range of a thread that has this number, on any thread."""
+        """Ends thread range `number`. Any thread may call this."""
     def open_range(self, name: str) -> int:
         """Begins a named range that may overlap others; returns the range's number."""
     def close_range(self, number: int) -> None:
-        """Ends the range of the rank that has this number, on any thread."""
+        """Ends rank range `number`. Any thread may call this."""
 
     def warn(self, text: str) -> None:
         """Puts a warning into the report, once however often it is said. Costs nothing and does not block."""

@@ -64,7 +64,7 @@ class SimulatedBackend(c10d.Backend):
     happen, that is a deadlock."""
 
     KEEPS_FIRST: ClassVar[bool] = False
-    """Whether the library's minimum and maximum keep the first operand if neither operand is less than the other (zeros of both signs, NaN)."""
+    """Whether the library's minimum and maximum keep the first operand if neither is less than the other (zeros of both signs, NaN)."""
 
     WAITS_FOR_RECEIVES: ClassVar[bool] = False
     """Whether each of the library's messages, however short, leaves only once its receive is posted."""
