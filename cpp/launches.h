@@ -35,6 +35,9 @@ class OperatorCall {
   static inline thread_local int depth_ = 0;
 };
 
+// Number of operators that this thread has begun and that are charged for what they compute: neither views nor `empty`.
+inline thread_local uint64_t computing_operators = 0;
+
 // How many operators this thread is running that are written down when they have returned.
 inline thread_local int operators = 0;
 
@@ -230,8 +233,10 @@ inline constexpr abi::Launches launches{
     number_next,
     OperatorCall::running,
     [](const uint8_t* name, size_t length) {
-      const bool is_wanted = watching && inside == 0 && !compiling && unvalued == 0;
-      if (is_wanted && operators == 0 && OperatorCall::running() == 0) Uncomputed::note_kernel(reinterpret_cast<const char*>(name), length);
+      const bool in_operator = operators > 0 || OperatorCall::running() != 0 || OwnKernels::running() != nullptr;
+      if (in_operator || inside > 0 || !watching) return 0;
+      if (!compiling && unvalued == 0) Uncomputed::note_kernel(reinterpret_cast<const char*>(name), length);
+      return 1;
     },
 };
 
