@@ -7,7 +7,7 @@
 #include <cstdint>
 
 namespace uniference {
-namespace abi {
+namespace shared {
 
 // The tag of an execution of definition 0; definition d has the tag `EXECUTION + d`.
 constexpr static const uint64_t EXECUTION = 32;
@@ -120,7 +120,7 @@ enum class Operation : uint8_t {
   Recv = 10,
 };
 
-// The result of a [`BlockingCall`].
+// The result of a collective that its caller waits for.
 enum class Outcome : uint32_t {
   // The collective is complete, and its data has been delivered.
   Complete = 0,
@@ -133,12 +133,20 @@ enum class Outcome : uint32_t {
 // Memory of the program.
 struct Memory {
   // Address of the first byte.
-  uintptr_t address;
+  size_t address;
   // Number of bytes.
-  uintptr_t bytes;
+  size_t bytes;
 };
 
-// A call of a process group.
+// UTF-8 text that the caller owns.
+struct Text {
+  // Address of the first byte.
+  const uint8_t *data;
+  // Number of bytes.
+  size_t length;
+};
+
+// A call of a process group, as one member makes it.
 struct Call {
   // Number of the operation: [`Operation`].
   uint8_t operation;
@@ -152,37 +160,33 @@ struct Call {
   uint32_t group;
   // The root, or the peer of a message, as a member of the group; -1 if the operation has none.
   int32_t peer;
+  // The carrier of a call on a stream: 0 NCCL; 1 a kernel of the program that reads other GPUs' memory in one shot; 2 one
+  // that does so in two.
+  uint32_t kernel;
   // Number of elements that each member sends to each other member (all-gather, gather, all-to-all), or that each member
   // receives (other operations).
   uint64_t elements;
   // Data that this member sends.
   Memory input;
-  // Memory for data that this member receives.
+  // Memory for data that this member receives; empty for calls on streams, whose output is copied by
+  // [`crate::gpus::Communication::deliver`].
   Memory output;
-};
-
-// UTF-8 text that the caller owns.
-struct Text {
-  // Address of the first byte.
-  const uint8_t *data;
-  // Number of bytes.
-  uintptr_t length;
-};
-
-// A collective for which its caller waits.
-struct BlockingCall {
-  // The collective.
-  Call call;
-  // The program's line.
+  // The program's line of a call that its caller waits for; empty for calls on streams.
   Text site;
-  // Timeout in picoseconds, or [`NO_TIMEOUT`].
+  // Timeout in picoseconds of a call that its caller waits for, or [`NO_TIMEOUT`].
   uint64_t timeout;
+  // Number of the stream of a call on a stream.
+  uint32_t stream;
+  // 0: the call starts with the previous call on its stream, as both belong to one group of calls; else 1.
+  uint32_t first;
+  // The launch's number, as in [`crate::gpus::Link::number`]; 0: its times are not needed.
+  uint64_t number;
 };
 
 // Functions by which work on streams of simulated GPUs enters the stream of operators. Streams, events, graphs and
 // kernels are numbers; [`crate::gpus::Link`] documents each function.
 struct Launches {
-  uint32_t (*kernel)(const uint8_t *name, uintptr_t length);
+  uint32_t (*kernel)(const uint8_t *name, size_t length);
   void (*launch)(uint32_t kernel, uint32_t stream, uint32_t flags, uint64_t bytes);
   void (*copy)(uint32_t stream, uint32_t kind, uint64_t bytes, uint32_t flags);
   void (*record)(uint32_t event, uint32_t stream);
@@ -197,7 +201,8 @@ struct Launches {
   void (*number)(uint64_t number);
   // Number of the operator that this thread runs, from 1; 0 outside of operators.
   uint64_t (*running_operator)();
-  void (*launches)(const uint8_t *name, uintptr_t length);
+  // Whether no operator launches the kernel: 1, else 0.
+  int32_t (*launches)(const uint8_t *name, size_t length);
 };
 
 // The C++ library's functions. Its exported function `uniference_capture_functions` returns their address, which stays
@@ -207,7 +212,7 @@ struct Functions {
   uint32_t version;
   // Hands over the entries that this thread and the dictionary have gained since the last call; the bytes stay valid
   // until the thread's next call. Returns the capture's own time on this thread since then in nanoseconds.
-  uint64_t (*take)(const uint8_t **data, uintptr_t *length);
+  uint64_t (*take)(const uint8_t **data, size_t *length);
   // Begins (1) or ends (-1) work of the simulator on this thread, which is not captured.
   void (*inside)(int32_t change);
   // Begins the capture on a new thread of the program.
@@ -218,11 +223,13 @@ struct Functions {
   int32_t (*is_compiling)();
   // Combines `bytes` bytes of elements with others in place, by torch's kernels. `reduction` and `dtype` are numbers of
   // `c10d::ReduceOp::RedOpType` and `c10::ScalarType`.
-  void (*combine)(uint32_t reduction, uint32_t dtype, uintptr_t into, uintptr_t from, uint64_t bytes);
+  void (*combine)(uint32_t reduction, uint32_t dtype, size_t into, size_t from, uint64_t bytes);
   // Multiplies elements by a factor in the precision of their type; integers are rounded towards zero.
-  void (*scale)(uint32_t dtype, uintptr_t at, uint64_t bytes, double factor);
+  void (*scale)(uint32_t dtype, size_t at, uint64_t bytes, double factor);
+  // Whether communication of `elements` elements of a type moves only their size, and no data: 1, else 0.
+  int32_t (*is_large)(uint64_t elements, uint32_t dtype);
   // The program's line that this thread executes as UTF-8, which stays valid; empty outside of the program.
-  void (*site)(const uint8_t **data, uintptr_t *length);
+  void (*site)(const uint8_t **data, size_t *length);
   // Functions for work on streams.
   Launches launches;
 };
@@ -234,20 +241,22 @@ static_assert(offsetof(Text, length) == 8);
 static_assert(sizeof(Memory) == 16 && alignof(Memory) == 8);
 static_assert(offsetof(Memory, address) == 0);
 static_assert(offsetof(Memory, bytes) == 8);
-static_assert(sizeof(Call) == 56 && alignof(Call) == 8);
+static_assert(sizeof(Call) == 96 && alignof(Call) == 8);
 static_assert(offsetof(Call, operation) == 0);
 static_assert(offsetof(Call, dtype) == 1);
 static_assert(offsetof(Call, reduction) == 2);
 static_assert(offsetof(Call, has_values) == 3);
 static_assert(offsetof(Call, group) == 4);
 static_assert(offsetof(Call, peer) == 8);
+static_assert(offsetof(Call, kernel) == 12);
 static_assert(offsetof(Call, elements) == 16);
 static_assert(offsetof(Call, input) == 24);
 static_assert(offsetof(Call, output) == 40);
-static_assert(sizeof(BlockingCall) == 80 && alignof(BlockingCall) == 8);
-static_assert(offsetof(BlockingCall, call) == 0);
-static_assert(offsetof(BlockingCall, site) == 56);
-static_assert(offsetof(BlockingCall, timeout) == 72);
+static_assert(offsetof(Call, site) == 56);
+static_assert(offsetof(Call, timeout) == 72);
+static_assert(offsetof(Call, stream) == 80);
+static_assert(offsetof(Call, first) == 84);
+static_assert(offsetof(Call, number) == 88);
 static_assert(sizeof(Launches) == 120 && alignof(Launches) == 8);
 static_assert(offsetof(Launches, kernel) == 0);
 static_assert(offsetof(Launches, launch) == 8);
@@ -264,7 +273,7 @@ static_assert(offsetof(Launches, host_function) == 88);
 static_assert(offsetof(Launches, number) == 96);
 static_assert(offsetof(Launches, running_operator) == 104);
 static_assert(offsetof(Launches, launches) == 112);
-static_assert(sizeof(Functions) == 192 && alignof(Functions) == 8);
+static_assert(sizeof(Functions) == 200 && alignof(Functions) == 8);
 static_assert(offsetof(Functions, version) == 0);
 static_assert(offsetof(Functions, take) == 8);
 static_assert(offsetof(Functions, inside) == 16);
@@ -273,8 +282,9 @@ static_assert(offsetof(Functions, log) == 32);
 static_assert(offsetof(Functions, is_compiling) == 40);
 static_assert(offsetof(Functions, combine) == 48);
 static_assert(offsetof(Functions, scale) == 56);
-static_assert(offsetof(Functions, site) == 64);
-static_assert(offsetof(Functions, launches) == 72);
+static_assert(offsetof(Functions, is_large) == 64);
+static_assert(offsetof(Functions, site) == 72);
+static_assert(offsetof(Functions, launches) == 80);
 
-}  // namespace abi
+}  // namespace shared
 }  // namespace uniference

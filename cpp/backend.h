@@ -28,19 +28,18 @@ void PyEval_RestoreThread(_ts*);
 namespace uniference {
 
 // A collective with the tensors that it communicates.
-struct DescribedCall : abi::BlockingCall {
+struct DescribedCall : shared::Call {
   const at::Tensor* reads = nullptr;
   const at::Tensor* writes = nullptr;
 
-  explicit DescribedCall(uint32_t group) : abi::BlockingCall{} {
-    call.dtype = static_cast<uint8_t>(at::kByte);
-    call.reduction = abi::NO_REDUCTION;
-    call.group = group;
-    call.peer = -1;
-    timeout = abi::NO_TIMEOUT;
+  explicit DescribedCall(uint32_t of) : shared::Call{} {
+    reduction = shared::NO_REDUCTION;
+    group = of;
+    peer = -1;
+    timeout = shared::NO_TIMEOUT;
   }
 
-  static abi::Memory memory_of(const at::Tensor& tensor) { return {reinterpret_cast<uintptr_t>(tensor.data_ptr()), tensor.nbytes()}; }
+  static shared::Memory memory_of(const at::Tensor& tensor) { return {reinterpret_cast<uintptr_t>(tensor.data_ptr()), tensor.nbytes()}; }
 
   static void write_called(const at::Tensor& tensor, bool written) {
     const Allocation* allocation = Storages::of(tensor);
@@ -60,7 +59,7 @@ struct Client {
   const void* client = nullptr;
   void (*enter)(const void*) = nullptr;
   void (*leave)(const void*) = nullptr;
-  abi::Outcome (*run)(const void*, const abi::BlockingCall*) = nullptr;
+  shared::Outcome (*run)(const void*, const shared::Call*) = nullptr;
 
   static Client& get() {
     static Client client;
@@ -107,7 +106,7 @@ class Backend : public c10d::Backend {
     return carry_out(
         [&](DescribedCall& call) {
           if (!plain(tensors, opts) || !reduces(call, opts.reduceOp)) return false;
-          call.call.operation = static_cast<uint8_t>(abi::Operation::AllReduce);
+          call.operation = static_cast<uint8_t>(shared::Operation::AllReduce);
           return moves(call, tensors[0], &tensors[0], &tensors[0], tensors[0].numel());
         },
         opts, [&] { return python_->allreduce(tensors, opts); });
@@ -117,7 +116,7 @@ class Backend : public c10d::Backend {
     return carry_out(
         [&](DescribedCall& call) {
           if (!plain(tensors, opts) || !reduces(call, opts.reduceOp) || !has_root(call, opts)) return false;
-          call.call.operation = static_cast<uint8_t>(abi::Operation::Reduce);
+          call.operation = static_cast<uint8_t>(shared::Operation::Reduce);
           return moves(call, tensors[0], &tensors[0], is_root(opts) ? &tensors[0] : nullptr, tensors[0].numel());
         },
         opts, [&] { return python_->reduce(tensors, opts); });
@@ -127,7 +126,7 @@ class Backend : public c10d::Backend {
     return carry_out(
         [&](DescribedCall& call) {
           if (!plain(tensors, opts) || !has_root(call, opts)) return false;
-          call.call.operation = static_cast<uint8_t>(abi::Operation::Broadcast);
+          call.operation = static_cast<uint8_t>(shared::Operation::Broadcast);
           return moves(call, tensors[0], is_root(opts) ? &tensors[0] : nullptr, &tensors[0], tensors[0].numel());
         },
         opts, [&] { return python_->broadcast(tensors, opts); });
@@ -137,7 +136,7 @@ class Backend : public c10d::Backend {
     return carry_out(
         [&](DescribedCall& call) {
           if (!plain(output, opts) || !plain(input, opts) || !rows_of_all(output, input)) return false;
-          call.call.operation = static_cast<uint8_t>(abi::Operation::AllGather);
+          call.operation = static_cast<uint8_t>(shared::Operation::AllGather);
           return moves(call, input, &input, &output, input.numel());
         },
         opts, [&] { return python_->all_gather_single(output, input, opts); });
@@ -147,7 +146,7 @@ class Backend : public c10d::Backend {
     return carry_out(
         [&](DescribedCall& call) {
           if (!plain(output, opts) || !plain(input, opts) || !rows_of_all(input, output) || !reduces(call, opts.reduceOp)) return false;
-          call.call.operation = static_cast<uint8_t>(abi::Operation::ReduceScatter);
+          call.operation = static_cast<uint8_t>(shared::Operation::ReduceScatter);
           return moves(call, output, &input, &output, output.numel());
         },
         opts, [&] { return python_->reduce_scatter_single(output, input, opts); });
@@ -157,7 +156,7 @@ class Backend : public c10d::Backend {
     return carry_out(
         [&](DescribedCall& call) {
           if (!plain(opts)) return false;
-          call.call.operation = static_cast<uint8_t>(abi::Operation::Barrier);
+          call.operation = static_cast<uint8_t>(shared::Operation::Barrier);
           return true;
         },
         opts, [&] { return python_->barrier(opts); });
@@ -272,19 +271,19 @@ class Backend : public c10d::Backend {
     call.site = {reinterpret_cast<const uint8_t*>(line.data()), line.size()};
     if (call.site.length == 0) return to_python();
     call.note();
-    abi::Outcome outcome;
+    shared::Outcome outcome;
     {
       Unlocked others;
       outcome = Client::get().run(Client::get().client, &call);
     }
-    if (outcome != abi::Outcome::Complete) return to_python();
+    if (outcome != shared::Outcome::Complete) return to_python();
     carried_out_++;
     return {};
   }
 
   // The group's time-out, or the call's own; those that the program has not asked for are none.
   uint64_t picoseconds(Milliseconds own) const {
-    constexpr uint64_t kPicoseconds = 1'000'000'000, kNone = abi::NO_TIMEOUT;
+    constexpr uint64_t kPicoseconds = 1'000'000'000, kNone = shared::NO_TIMEOUT;
     const Milliseconds chosen = own < Milliseconds(0) ? timeout_ : own;
     if (std::find(defaults_.begin(), defaults_.end(), chosen) != defaults_.end()) return kNone;
     const auto count = static_cast<uint64_t>(chosen.count());
@@ -326,23 +325,23 @@ class Backend : public c10d::Backend {
 
   template <class Options>
   bool has_root(DescribedCall& call, const Options& opts) const {
-    call.call.peer = static_cast<int32_t>(opts.rootRank);
+    call.peer = static_cast<int32_t>(opts.rootRank);
     return opts.rootRank >= 0 && opts.rootRank < getSize();
   }
 
   // What the client combines by itself depends on the elements, too: it says so when it is asked.
   static bool reduces(DescribedCall& call, const c10d::ReduceOp& op) {
     const auto type = static_cast<c10d::ReduceOp::RedOpType>(op);
-    call.call.reduction = static_cast<uint8_t>(type);
+    call.reduction = static_cast<uint8_t>(type);
     return is_plain(type);
   }
 
   static bool moves(DescribedCall& call, const at::Tensor& like, const at::Tensor* input, const at::Tensor* output, int64_t elements) {
-    call.call.dtype = static_cast<uint8_t>(like.scalar_type());
-    call.call.elements = static_cast<uint64_t>(elements);
-    call.call.has_values = input != nullptr;
-    if (input != nullptr) call.call.input = DescribedCall::memory_of(*input);
-    if (output != nullptr) call.call.output = DescribedCall::memory_of(*output);
+    call.dtype = static_cast<uint8_t>(like.scalar_type());
+    call.elements = static_cast<uint64_t>(elements);
+    call.has_values = input != nullptr;
+    if (input != nullptr) call.input = DescribedCall::memory_of(*input);
+    if (output != nullptr) call.output = DescribedCall::memory_of(*output);
     call.reads = input;
     call.writes = output;
     return true;

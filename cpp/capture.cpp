@@ -344,6 +344,69 @@ uint64_t measure_detour(at::Tensor& a, const at::Tensor& b) {
   return with - std::min(with, without);
 }
 
+// The functions that the extension module calls, as `shared::Functions` documents them.
+
+uint64_t take(const uint8_t** data, size_t* length) {
+  static thread_local Stream taken;
+  taken.clear();
+  Storages::forget_foreign();
+  if (OwnKernels* own = OwnKernels::running()) own->write();
+  // A thread's part names what the dictionary has by then.
+  Stream done;
+  {
+    Log::Writer log;
+    if (counting.load(std::memory_order_relaxed)) PythonCalls::write(*log);
+    log->drain(done);
+  }
+  Dictionary::get().drain(taken);
+  taken.append(done);
+  *data = taken.data();
+  *length = taken.size();
+  const double took = static_cast<double>(std::exchange(own_ticks, 0)) * nanoseconds_a_tick;
+  return static_cast<uint64_t>(took);
+}
+
+void change_inside(int change) {
+  inside += change;
+  if (timed && inside == 0) {
+    interruptions.forget();
+    between.begin();
+  }
+}
+
+void begin_thread() {
+  if (watching && counting.load(std::memory_order_relaxed)) c10::impl::tls_set_dispatch_key_included(kKey, true);
+  Log::begin();
+}
+
+uint64_t log_of_thread(int* written) {
+  Log::Writer log;
+  *written = !log->empty();
+  return log->number();
+}
+
+void site(const uint8_t** data, size_t* length) {
+  const std::string_view line = Lines::get().text();
+  *data = reinterpret_cast<const uint8_t*>(line.data());
+  *length = line.size();
+}
+
+constexpr shared::Functions functions{
+    .version = UNIFERENCE_ABI_VERSION,
+    .take = take,
+    .inside = change_inside,
+    .thread = begin_thread,
+    .log = log_of_thread,
+    .is_compiling = [] { return compiling ? 1 : 0; },
+    .combine = Reductions::combine,
+    .scale = Reductions::scale,
+    .is_large = [](uint64_t elements, uint32_t dtype) {
+      return values.is_large(static_cast<int64_t>(elements), static_cast<c10::ScalarType>(dtype)) ? 1 : 0;
+    },
+    .site = site,
+    .launches = launches,
+};
+
 }  // namespace
 }  // namespace uniference
 
@@ -406,26 +469,8 @@ __attribute__((visibility("default"))) const char* uniference_capture_uncomputed
 
 __attribute__((visibility("default"))) uint64_t uniference_capture_ticks() { return ticks(); }
 
-// A thread of the program has started.
-__attribute__((visibility("default"))) void uniference_capture_thread() {
-  if (watching && counting.load(std::memory_order_relaxed)) c10::impl::tls_set_dispatch_key_included(kKey, true);
-  Log::begin();
-}
-
-// The calling thread begins (1) or ends (-1) work of the simulator's own.
-__attribute__((visibility("default"))) void uniference_capture_inside(int change) {
-  inside += change;
-  if (timed && inside == 0) {
-    interruptions.forget();
-    between.begin();
-  }
-}
-
 // What counts the calls of functions, on threads whose profile function it is.
 __attribute__((visibility("default"))) int (*uniference_capture_python_calls())(void*, void*, int, void*) { return PythonCalls::count; }
-
-// Functions by which what is handed to streams of simulated GPUs is written down.
-__attribute__((visibility("default"))) const Launches* uniference_capture_launches() { return &launches; }
 
 // Operators on simulated GPUs have values from here on; see `Mirror`.
 __attribute__((visibility("default"))) void uniference_capture_mirror(
@@ -454,8 +499,6 @@ __attribute__((visibility("default"))) void uniference_capture_steering(int chan
 // Whether this thread compiles the program from here on; returns whether it did.
 __attribute__((visibility("default"))) int uniference_capture_compiling(int now) { return std::exchange(compiling, now != 0) ? 1 : 0; }
 
-__attribute__((visibility("default"))) int uniference_capture_is_compiling() { return compiling ? 1 : 0; }
-
 // What is allocated on the rank's own GPU is counted from here on; see `GpuMemory`.
 __attribute__((visibility("default"))) void uniference_capture_gpu_memory(GpuMemory::Own own, GpuMemory::Taken taken) {
   GpuMemory::begin(own, taken);
@@ -468,57 +511,15 @@ __attribute__((visibility("default"))) const char* uniference_capture_held() {
   return words.c_str();
 }
 
-// Arithmetic of collectives on simulated GPUs; see `Reductions`.
-__attribute__((visibility("default"))) void uniference_capture_combine(uint32_t operation, uint32_t dtype, void* into, const void* from, uint64_t bytes) {
-  Reductions::combine(operation, dtype, into, from, bytes);
-}
-
-__attribute__((visibility("default"))) void uniference_capture_scale(uint32_t dtype, void* at, uint64_t bytes, double factor) {
-  Reductions::scale(dtype, at, bytes, factor);
-}
-
-// The program's line that this thread is at, as UTF-8; empty where it is in none.
-__attribute__((visibility("default"))) void uniference_capture_site(const char** data, size_t* length) {
-  const std::string_view line = Lines::get().text();
-  *data = line.data();
-  *length = line.size();
-}
-
 // Where a process group's calls go that need no Python: a client, and the functions of `crates/py/src/channel/calls.rs`.
 __attribute__((visibility("default"))) void uniference_backend_begin(
     const void* client, void (*enter)(const void*), void (*leave)(const void*),
-    abi::Outcome (*run)(const void*, const abi::BlockingCall*)) {
+    shared::Outcome (*run)(const void*, const shared::Call*)) {
   Client::get() = {client, enter, leave, run};
 }
 
-// Hands over what was written down since the last call, by this thread and of the dictionary: valid until this thread calls again.
-// Returns how long the capture itself has taken on this thread meanwhile, in nanoseconds.
-__attribute__((visibility("default"))) uint64_t uniference_capture_take(const uint8_t** data, size_t* length) {
-  static thread_local Stream taken;
-  taken.clear();
-  Storages::forget_foreign();
-  if (OwnKernels* own = OwnKernels::running()) own->write();
-  // A thread's part names what the dictionary has by then.
-  Stream done;
-  {
-    Log::Writer log;
-    if (counting.load(std::memory_order_relaxed)) PythonCalls::write(*log);
-    log->drain(done);
-  }
-  Dictionary::get().drain(taken);
-  taken.append(done);
-  *data = taken.data();
-  *length = taken.size();
-  const double took = static_cast<double>(std::exchange(own_ticks, 0)) * nanoseconds_a_tick;
-  return static_cast<uint64_t>(took);
-}
-
-// The number of the log that the calling thread writes to; `written`: whether anything stands in it.
-__attribute__((visibility("default"))) uint64_t uniference_capture_log(int* written) {
-  Log::Writer log;
-  *written = !log->empty();
-  return log->number();
-}
+// The functions that the extension module calls; valid as long as the library is loaded.
+__attribute__((visibility("default"))) const shared::Functions* uniference_capture_functions() { return &functions; }
 
 // Says what a storage (torch's `UntypedStorage._cdata`) is for; see `Kind`.
 __attribute__((visibility("default"))) void uniference_capture_kind(const void* storage, int kind) {
@@ -537,9 +538,9 @@ __attribute__((visibility("default"))) int uniference_capture_is_absent(const vo
   return Values::is_absent(static_cast<const c10::StorageImpl*>(storage));
 }
 
-// Whether communication of this number of elements of the type `dtype` (`ncclDataType_t`) moves only their size, and no data.
+// `Functions::is_large`, for Python.
 __attribute__((visibility("default"))) int uniference_capture_is_large(uint64_t elements, uint32_t dtype) {
-  return values.is_large(static_cast<int64_t>(elements), Reductions::type_of(dtype));
+  return functions.is_large(elements, dtype);
 }
 
 // What is in a storage was not computed.

@@ -157,7 +157,7 @@ class GpuMemory {
   static inline uint64_t allocated_ = 0;
   static inline std::atomic<uint64_t> reserved_ = 0;
   static inline std::atomic<uint64_t> context_ = 0;
-  static inline Storages::ByKind held_{};
+  static inline ByKind held_{};
 };
 
 // The number of the allocation of a tensor, whichever device it is on; 0: it is not ours. A leaf that requires a gradient is noted to be a parameter.

@@ -124,7 +124,7 @@ inline void write_kernels_readings(const std::vector<c10::IValue>& arguments, ui
   }
 }
 
-inline uint32_t with_operator(uint32_t flags) { return operators > 0 ? flags | abi::LAUNCH_INSIDE : flags; }
+inline uint32_t with_operator(uint32_t flags) { return operators > 0 ? flags | shared::LAUNCH_INSIDE : flags; }
 
 // Kernels that an operator launches itself while it also calls other operators, which are written down before it. What it has launched is
 // written down when it has returned, or the thread waits for what it has handed to streams; then it is the operator's.
@@ -156,7 +156,7 @@ class OwnKernels {
   uint64_t take_number() { return std::exchange(number_, 0); }
 
   // The operator's execution follows.
-  void write() { write(abi::LAUNCH_INSIDE); }
+  void write() { write(shared::LAUNCH_INSIDE); }
 
  private:
   struct Launch {
@@ -201,7 +201,7 @@ inline void number_this() {
   if (const uint64_t number = own == nullptr ? 0 : own->take_number()) write_number(number);
 }
 
-inline constexpr abi::Launches launches{
+inline constexpr shared::Launches launches{
     [](const uint8_t* name, size_t length) { return Kernels::number(reinterpret_cast<const char*>(name), length); },
     launch,
     [](uint32_t stream, uint32_t kind, uint64_t bytes, uint32_t flags) {

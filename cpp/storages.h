@@ -22,9 +22,25 @@
 namespace uniference {
 
 // The kind of data in a storage, as the program's objects say.
-using Kind = abi::MemoryKind;
+using Kind = shared::MemoryKind;
 constexpr Kind kUnknownKind{0};
 constexpr size_t kKinds = 5;
+
+// Bytes by kind.
+class ByKind {
+ public:
+  std::atomic<uint64_t>& operator[](Kind kind) { return bytes_[static_cast<size_t>(kind)]; }
+  uint64_t operator[](Kind kind) const { return bytes_[static_cast<size_t>(kind)]; }
+
+  uint64_t sum() const {
+    uint64_t sum = 0;
+    for (const auto& of_kind : bytes_) sum += of_kind;
+    return sum;
+  }
+
+ private:
+  std::array<std::atomic<uint64_t>, kKinds> bytes_{};
+};
 
 // One allocation. It lies just before its bytes, as torch wants an allocation that it knows by nothing but where its bytes are.
 struct alignas(64) Allocation {
@@ -128,16 +144,6 @@ class Storages final : public c10::Allocator {
     any_foreign_.store(!foreign_.empty(), std::memory_order_relaxed);
   }
 
-  // Bytes by kind.
-  class ByKind {
-   public:
-    std::atomic<uint64_t>& operator[](Kind kind) { return bytes_[static_cast<size_t>(kind)]; }
-    uint64_t operator[](Kind kind) const { return bytes_[static_cast<size_t>(kind)]; }
-
-   private:
-    std::array<std::atomic<uint64_t>, kKinds> bytes_{};
-  };
-
   // The number of an allocation that somebody else makes.
   static uint64_t next_number() { return ++newest_; }
 
@@ -221,8 +227,7 @@ class Storages final : public c10::Allocator {
   // In torch's words for a GPU: a device of a cluster ends where its memory does, and not where the host's does.
   static void refuse_beyond_capacity(size_t bytes) {
     if (capacity_ == 0) return;
-    uint64_t held = 0;
-    for (const auto& of_kind : held_) held += of_kind;
+    const uint64_t held = held_.sum();
     if (held + bytes <= capacity_) return;
     TORCH_CHECK_WITH(
         OutOfMemoryError, false, device_, " is out of memory. Tried to allocate ", size(bytes), ". The device has a total capacity of ",

@@ -19,8 +19,8 @@
 
 namespace uniference {
 
-using abi::ArgumentTag;
-using abi::Tag;
+using shared::ArgumentTag;
+using shared::Tag;
 
 class Stream {
  public:
@@ -143,7 +143,7 @@ class Log {
   // An execution of a definition, by its number from 0.
   void execution(uint64_t definition) {
     begin_entry();
-    entries_.number(abi::EXECUTION + definition);
+    entries_.number(shared::EXECUTION + definition);
   }
 
   // Writes whether autograd records the executions that follow, if that has changed.

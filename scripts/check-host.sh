@@ -20,9 +20,9 @@ free_gb=$(($(df -Pk . | awk 'NR == 2 { print $4 }') / 1000000))
 
 command -v cc >/dev/null || lacks "there is no C compiler" "apt install gcc (or your system's package of it)"
 
-# Not an error: operators are then captured in Python.
+# Not an error: programs then run with `--compute none`.
 command -v "${CXX:-g++}" >/dev/null ||
-    printf 'warning: %s\nhint: %s\n' "there is no C++ compiler: operators are captured in Python, several times as slowly, and --values must be all" \
+    printf 'warning: %s\nhint: %s\n' "there is no C++ compiler: operators are not captured, and programs run with --compute none and --values all only" \
         "apt install g++ (or your system's package of it), or name another: CXX=clang++" >&2
 
 rust_needed=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)

@@ -95,6 +95,12 @@ class TritonKernel:
 def combines(reduce: str, dtype: str) -> bool:
     """Whether the channel combines such elements itself, with torch's bits."""
 
+def check_capture(address: int) -> None:
+    """Raises `RuntimeError` if the C++ library, whose table of functions is at `address`, was built from other sources."""
+
+def scalar_type(name: str) -> int:
+    """Returns the number of a dtype in torch's C++ code (`c10::ScalarType`), by its name without `torch.`."""
+
 def set_libraries(beginnings: Sequence[str], python: str) -> None:
     """Sets the code that is not the user's: files whose names have one of these beginnings, and the standard library's folder
     `python`, except the packages that are installed in it."""
@@ -177,11 +183,10 @@ class Channel:
     def enter(self) -> None:
         """From here to the matching `leave` this thread does our work, not the program's: none of its time is charged. Nests."""
     def leave(self) -> None: ...
-    def capture(self, take: int, inside: int, thread: int, log: int, compiling: int) -> None:
-        """From here on the program's operators are those that the C++ extension writes down; call it once, before `start`.
+    def capture(self, functions: int) -> None:
+        """From here on the program's operators are those that the C++ library captures; call it once, before `start`.
 
-        The arguments are the addresses of `uniference_capture_take`, `_inside`, `_thread`, `_log` and `_is_compiling`
-        (`cpp/capture.cpp`), in a library that stays.
+        `functions` is the address that `uniference_capture_functions` of `cpp/capture.cpp` returns.
         """
     def available_memory(self) -> int:
         """The address of a function that says how many bytes of this machine's memory are left; the largest number: it is not known."""
@@ -189,21 +194,13 @@ class Channel:
         """What the C++ backend carries out collectives with (`uniference_backend_begin` of `cpp/capture.cpp`): addresses of the client
         and of three functions. One that did not end well it asks Python for: `run` then returns how it has ended.
         """
-    def communication(self, combine: int, scale: int, site: int, is_large: int) -> int:
-        """The address of what a library of simulated GPUs communicates by. It stays; the others are addresses of the functions
-        `uniference_capture_combine`, `_scale`, `_site` and `_is_large` of `cpp/capture.cpp`."""
-    def device_link(self, launches: int) -> int:
-        """The address of the `Link` (`crates/protocol/src/phantom.rs`) by which a library of simulated GPUs writes down what a program
-        hands to streams, and asks about them. It stays; `launches` is what `uniference_capture_launches` of `cpp/capture.cpp` has returned.
-        """
+    def communication(self, functions: int) -> int:
+        """Returns the address of the table by which simulated GPUs communicate, which stays; `functions` as in `capture`."""
+    def device_link(self, functions: int) -> int:
+        """Returns the address of the `Link` (`crates/abi/src/gpus.rs`) by which simulated GPUs write down work on streams and
+        ask about it, which stays; `functions` as in `capture`."""
     def has_in_flight(self, some: bool) -> None:
         """Whether there are operations that later waits deliver: then the C++ backend tells Python of the end of each of its calls."""
-    def operators(self, slice: bytes) -> None:
-        """The program has run these operators on this thread, for which there is no extension.
-
-        The bytes are those that `crates/formats/src/operators/mod.rs` describes, definitions and sites first. They belong to the
-        compute before the thread's next call.
-        """
 
     # Time
     def now(self) -> int:

@@ -47,7 +47,7 @@ attempt(lambda: dist.broadcast(whole, 5))
 print(whole, numbers, gathered, scattered, dist.group.WORLD._get_sequence_number_for_group())
 """
 
-BACKENDS = {"C++": {}, "Python": {"UNIFERENCE_CAPTURE": "python"}}
+BACKENDS = {"C++": {}, "Python": {"UNIFERENCE_BACKEND": "python"}}
 
 # What the run is like, and what its ranks have printed: on the terminal, their lines come as the host has it.
 FILES = ("program.record", "report.json", "trace.json", "rank-0.log", "rank-1.log")

@@ -82,22 +82,6 @@ def test_a_modelled_run_is_the_same_in_every_way_to_get_it(tmp_path: Path) -> No
         assert (other["digest"], other["makespan_ps"]) == (first["digest"], first["makespan_ps"])
 
 
-def test_both_captures_find_the_same_work(tmp_path: Path) -> None:
-    from uniference.rank import capture
-
-    if capture.library() is None:
-        pytest.skip("there is no C++ library for this torch: no compiler was found when Uniference was built")
-    runs = Runs(tmp_path)
-    here, there = (
-        {row["kind"]: row["seconds"] for row in report["compute"] if row["rank"] == 0}
-        for report in (runs.run("cpp"), runs.run("python", **{capture.CAPTURE: "python"}))
-    )
-    assert here.keys() == there.keys()
-    for kind, seconds in here.items():
-        # Python's dispatch modes do not see what DistributedDataParallel does in C++.
-        assert seconds == pytest.approx(there[kind], rel=0.01)
-
-
 def test_a_faster_device_takes_less_time(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
     runs.run("h100")
@@ -152,14 +136,11 @@ with torch.inference_mode():
 """
 
 
-@pytest.mark.parametrize("captured", ["", "python"])
-def test_shapes_alone_take_no_time(tmp_path: Path, captured: str) -> None:
-    from uniference.rank import capture
-
+def test_shapes_alone_take_no_time(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     script = write_script(tmp_path, SHAPES_ALONE)
     words = ("run", "--cluster", "cluster.toml", "--set", "device.gpu.count=1", script)
-    done = uniference(*words, cwd=tmp_path, env={capture.CAPTURE: captured} if captured else None)
+    done = uniference(*words, cwd=tmp_path)
     assert done.code == 0, done.err
     took = {name: float(seconds) for name, seconds in re.findall(r"^(\w+) ([\d.e-]+)$", done.out, re.MULTILINE)}
     # Reading the clock takes 50 ns.

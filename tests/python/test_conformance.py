@@ -21,7 +21,7 @@ Results = list[dict[str, Any]]
 
 
 # By which backends a part runs, and what the environment says for that.
-BACKENDS: dict[str, dict[str, str]] = {"C++": {}, "Python": {"UNIFERENCE_CAPTURE": "python"}}
+BACKENDS: dict[str, dict[str, str]] = {"C++": {}, "Python": {"UNIFERENCE_BACKEND": "python"}}
 
 # What runs without `--all-sizes`.
 SHORT = (("calls", 2), ("calls", 3), ("arguments", 2), ("layers", 2))

@@ -63,7 +63,7 @@ pub struct Memory {
     pub bytes: usize,
 }
 
-/// A call of a process group.
+/// A call of a process group, as one member makes it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Call {
@@ -79,28 +79,61 @@ pub struct Call {
     pub group: u32,
     /// The root, or the peer of a message, as a member of the group; -1 if the operation has none.
     pub peer: i32,
+    /// The carrier of a call on a stream: 0 NCCL; 1 a kernel of the program that reads other GPUs' memory in one shot; 2 one
+    /// that does so in two.
+    pub kernel: u32,
     /// Number of elements that each member sends to each other member (all-gather, gather, all-to-all), or that each member
     /// receives (other operations).
     pub elements: u64,
     /// Data that this member sends.
     pub input: Memory,
-    /// Memory for data that this member receives.
+    /// Memory for data that this member receives; empty for calls on streams, whose output is copied by
+    /// [`crate::gpus::Communication::deliver`].
     pub output: Memory,
-}
-
-/// A collective for which its caller waits.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct BlockingCall {
-    /// The collective.
-    pub call: Call,
-    /// The program's line.
+    /// The program's line of a call that its caller waits for; empty for calls on streams.
     pub site: Text,
-    /// Timeout in picoseconds, or [`NO_TIMEOUT`].
+    /// Timeout in picoseconds of a call that its caller waits for, or [`NO_TIMEOUT`].
     pub timeout: u64,
+    /// Number of the stream of a call on a stream.
+    pub stream: u32,
+    /// 0: the call starts with the previous call on its stream, as both belong to one group of calls; else 1.
+    pub first: u32,
+    /// The launch's number, as in [`crate::gpus::Link::number`]; 0: its times are not needed.
+    pub number: u64,
 }
 
-/// The result of a [`BlockingCall`].
+impl Call {
+    /// A call of a group without data.
+    pub const fn new(operation: Operation, group: u32) -> Call {
+        const NOTHING: Memory = Memory { address: 0, bytes: 0 };
+        Call {
+            operation: operation as u8,
+            dtype: 0,
+            reduction: NO_REDUCTION,
+            has_values: 0,
+            group,
+            peer: -1,
+            kernel: 0,
+            elements: 0,
+            input: NOTHING,
+            output: NOTHING,
+            site: Text { data: std::ptr::null(), length: 0 },
+            timeout: NO_TIMEOUT,
+            stream: 0,
+            first: 1,
+            number: 0,
+        }
+    }
+}
+
+// SAFETY: the pointers of a call are to memory of the process, which any thread may read.
+#[allow(unsafe_code)]
+unsafe impl Send for Call {}
+// SAFETY: the same; nothing is changed through them.
+#[allow(unsafe_code)]
+unsafe impl Sync for Call {}
+
+/// The result of a collective that its caller waits for.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {

@@ -48,6 +48,8 @@ pub struct Functions {
     pub combine: extern "C" fn(reduction: u32, dtype: u32, into: usize, from: usize, bytes: u64),
     /// Multiplies elements by a factor in the precision of their type; integers are rounded towards zero.
     pub scale: extern "C" fn(dtype: u32, at: usize, bytes: u64, factor: f64),
+    /// Whether communication of `elements` elements of a type moves only their size, and no data: 1, else 0.
+    pub is_large: extern "C" fn(elements: u64, dtype: u32) -> i32,
     /// The program's line that this thread executes as UTF-8, which stays valid; empty outside of the program.
     pub site: unsafe extern "C" fn(data: *mut *const u8, length: *mut usize),
     /// Functions for work on streams.

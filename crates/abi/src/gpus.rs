@@ -191,22 +191,6 @@ pub struct Times {
     pub ended: u64,
 }
 
-/// A call of a communicator on a stream.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct StreamCall {
-    /// The call; its output is [`Communication::deliver`]'s.
-    pub call: Call,
-    /// Number of the stream.
-    pub stream: u32,
-    /// 0: it starts with the previous call on the stream, as both belong to one group of calls; else 1.
-    pub first: u32,
-    /// The launch's number, as in [`Link::number`]; 0: its times are not needed.
-    pub number: u64,
-    /// The carrier: 0 NCCL; 1 a kernel of the program that reads other GPUs' memory in one shot; 2 one that does so in two.
-    pub kernel: u32,
-}
-
 /// How the library communicates. Functions block in virtual time where they say so.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -215,8 +199,8 @@ pub struct Communication {
     pub version: u32,
     /// The rank, of the world, whose member the process is in communicators of a device, by its number among [`Devices::devices`].
     pub rank: extern "C" fn(device: u32) -> u32,
-    /// Whether communication of `elements` elements of the type `dtype` (`ncclDataType_t`) moves only their size, and no
-    /// data: 1, else 0. It is `uniference_capture_is_large` of `cpp/capture.cpp`.
+    /// Whether communication of `elements` elements of a type (`c10::ScalarType`) moves only their size, and no
+    /// data: 1, else 0. It is a function of the C++ library.
     pub is_large: extern "C" fn(elements: u64, dtype: u32) -> c_int,
     /// Sets a key of the store that all ranks share.
     pub publish: unsafe extern "C" fn(key: *const u8, key_length: usize, value: *const u8, length: usize),
@@ -226,7 +210,7 @@ pub struct Communication {
     /// the NCCL settings that the program makes for the group, or is null if the program makes none.
     pub group: unsafe extern "C" fn(ranks: *const u32, count: usize, settings: *const NcclSettings) -> u32,
     /// Starts a call, whose input is copied, and names it, or says [`Communication::REFUSED`].
-    pub issue: unsafe extern "C" fn(call: *const StreamCall) -> u32,
+    pub issue: unsafe extern "C" fn(call: *const Call) -> u32,
     /// Waits for a call to end, and copies its output, if it has not failed. Nobody asks for it again. `has_ended`: 1 if the caller knows that
     /// it has ended; else 0.
     pub deliver: extern "C" fn(handle: u32, to: usize, bytes: u64, has_ended: c_int),
@@ -236,7 +220,7 @@ pub struct Communication {
     pub abort: extern "C" fn(group: u32),
     /// Whether a call in the group has failed, as another rank has closed its connection: 1, else 0.
     pub has_failed: extern "C" fn(group: u32) -> c_int,
-    /// Multiplies elements (`ncclDataType_t`) by a factor, in the precision of their type.
+    /// Multiplies elements (`c10::ScalarType`) by a factor, in the precision of their type.
     pub scale: extern "C" fn(dtype: u32, at: usize, bytes: u64, factor: f64),
 }
 

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::mem::{align_of, offset_of, size_of};
 use std::path::Path;
-use uniference_abi::calls::{BlockingCall, Call, Memory, Text};
+use uniference_abi::calls::{Call, Memory, Text};
 use uniference_abi::capture::{Functions, Launches};
 
 const NOTICE: &str = "// Owns the numbers and structures that C++ shares with Rust. Generated from crates/abi: change the source there, then run
@@ -21,11 +21,11 @@ fn layouts() -> String {
     let mut text = "\n// Layouts of the structures in Rust.\n".to_owned();
     layout!(text, Text: data length);
     layout!(text, Memory: address bytes);
-    layout!(text, Call: operation dtype reduction has_values group peer elements input output);
-    layout!(text, BlockingCall: call site timeout);
+    layout!(text, Call: operation dtype reduction has_values group peer kernel elements input output site timeout stream first
+        number);
     layout!(text, Launches: kernel launch copy record wait_event external_record external_wait capture graph_launch
         captured_call graph_resume host_function number running_operator launches);
-    layout!(text, Functions: version take inside thread log is_compiling combine scale site launches);
+    layout!(text, Functions: version take inside thread log is_compiling combine scale is_large site launches);
     text
 }
 
@@ -34,7 +34,7 @@ fn header() -> String {
     let mut config = cbindgen::Config {
         language: cbindgen::Language::Cxx,
         pragma_once: true,
-        namespaces: Some(vec!["uniference".into(), "abi".into()]),
+        namespaces: Some(vec!["uniference".into(), "shared".into()]),
         header: Some(NOTICE.into()),
         no_includes: true,
         usize_is_size_t: true,
@@ -44,9 +44,10 @@ fn header() -> String {
         tab_width: 2,
         ..cbindgen::Config::default()
     };
-    config.export.include = ["Tag", "ArgumentTag", "MemoryKind", "CopyKind", "Operation", "BlockingCall", "Functions", "Outcome"]
-        .map(String::from)
-        .to_vec();
+    config.export.include =
+        ["Tag", "ArgumentTag", "MemoryKind", "CopyKind", "Operation", "Call", "Functions", "Outcome"]
+            .map(String::from)
+            .to_vec();
     config.enumeration.prefix_with_name = false;
     config.constant.allow_constexpr = true;
     let mut builder = cbindgen::Builder::new().with_config(config);
@@ -70,5 +71,8 @@ fn header_is_up_to_date() {
         return std::fs::write(path, header).unwrap();
     }
     let found = std::fs::read_to_string(path).unwrap();
-    assert!(found == header, "cpp/abi.h differs from crates/abi: write it with UNIFERENCE_WRITE=1 cargo test -p uniference-abi");
+    assert!(
+        found == header,
+        "cpp/abi.h differs from crates/abi: write it with UNIFERENCE_WRITE=1 cargo test -p uniference-abi"
+    );
 }

@@ -107,20 +107,26 @@ fn patches(python: &Path) -> Finding {
     Finding { what: "patches", found, problem }
 }
 
-/// Whether operators are captured in C++. It can be done without, so it is never a problem.
+/// Whether the C++ library that captures operators is there.
 fn capture(python: &Path) -> Finding {
     let code = "import importlib.metadata as m, importlib.util as u, pathlib\n\
                 name = 'capture-%s.so' % '.'.join(m.version('torch').split('.')[:2])\n\
                 print(name, (pathlib.Path(u.find_spec('uniference').origin).parent / name).exists())";
-    let found = match ask(python, ["-c", code]) {
-        Ok(found) if found.ends_with("True") => "operators are captured in C++".to_owned(),
-        Ok(found) => format!(
-            "{} is missing: operators are captured in Python, several times as slowly, and --values must be all",
-            found.split(' ').next().unwrap_or_default()
+    let (found, problem) = match ask(python, ["-c", code]) {
+        Ok(found) if found.ends_with("True") => ("operators are captured".to_owned(), None),
+        Ok(found) => (
+            format!(
+                "{} is missing: without it, programs run with --compute none and --values all only",
+                found.split(' ').next().unwrap_or_default()
+            ),
+            Some(
+                "install g++ and run `make setup` again, or install a wheel that was built for this version of torch"
+                    .to_owned(),
+            ),
         ),
-        Err(error) => error,
+        Err(error) => (error, None),
     };
-    Finding { what: "capture", found, problem: None }
+    Finding { what: "capture", found, problem }
 }
 
 /// Whether GPUs can be simulated. It can be done without, so only another torch than expected is a problem.

@@ -223,7 +223,7 @@ impl Interpreter {
     /// The one that this process is, as it is the rank's.
     fn own() -> Option<Interpreter> {
         let extension = own_library()?.as_os_str().as_bytes().to_vec();
-        let gpus = std::env::var_os(phantom::PRELOAD).map(|gpus| gpus.as_bytes().to_vec());
+        let gpus = std::env::var_os(gpus::PRELOAD).map(|gpus| gpus.as_bytes().to_vec());
         let libraries = std::iter::once(extension).chain(gpus).collect::<Vec<_>>().join(&b':');
         Some(Interpreter { program: std::fs::read_link("/proc/self/exe").ok()?, libraries })
     }

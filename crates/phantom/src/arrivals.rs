@@ -19,7 +19,7 @@ pub(crate) struct Arrival {
     /// 0: no data comes.
     pub(crate) bytes: u64,
     /// `ncclDataType_t`.
-    pub(crate) dtype: u32,
+    pub(crate) dtype: u8,
     /// Elements are divided by this once they are there.
     pub(crate) divide: Option<f64>,
 }
@@ -183,7 +183,7 @@ fn bring(Arrival { handle, to, bytes, dtype, divide, .. }: Arrival, has_arrived:
     let Some(link) = communication() else { return };
     (link.deliver)(handle, to, bytes, has_arrived.into());
     if let Some(divide) = divide {
-        (link.scale)(dtype, to, bytes, 1.0 / divide);
+        (link.scale)(dtype.into(), to, bytes, 1.0 / divide);
     }
 }
 
@@ -224,7 +224,7 @@ mod tests {
     }
 
     fn arrival(handle: u32) -> Arrival {
-        Arrival { handle, group: 0, to: 0, bytes: 4, dtype: 7, divide: None }
+        Arrival { handle, group: 0, to: 0, bytes: 4, dtype: 6, divide: None }
     }
 
     /// What an event stands behind is handed on by it; what comes on its stream afterwards is not.

@@ -4,7 +4,8 @@ use crate::exports::exports;
 use std::ffi::c_int;
 use std::slice::from_raw_parts;
 use std::sync::OnceLock;
-use uniference_abi::gpus::{Attach, Communication, Device, Devices, Link, VERSION};
+use uniference_abi::VERSION;
+use uniference_abi::gpus::{Attach, Communication, Device, Devices, Link};
 
 static ATTACHED: OnceLock<Attached> = OnceLock::new();
 

@@ -12,7 +12,8 @@ use std::cell::Cell;
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::c_int;
 use std::sync::Arc;
-use uniference_abi::gpus::{Call, Communication, Operation};
+use uniference_abi::calls::{Call, Memory, Operation};
+use uniference_abi::gpus::Communication;
 
 thread_local! {
     /// How deep the thread is in communication that moves sizes and no data, of whatever type.
@@ -24,9 +25,20 @@ exports! {
     fn uniference_phantom_withhold(change: c_int) { WITHHELD.set(WITHHELD.get() + change); }
 }
 
-/// Whether data of so many elements (`ncclDataType_t`) moves in this thread's calls.
-pub(crate) fn moves_values(link: &Communication, elements: u64, dtype: c_int) -> bool {
-    (link.is_large)(elements, dtype as u32) == 0 && WITHHELD.get() == 0
+/// The number in `c10::ScalarType` of each `ncclDataType_t`: the interface to the rank has torch's numbers.
+const SCALAR_TYPES: [u8; 12] = [1, 0, 3, 28, 4, 29, 5, 6, 7, 15, 24, 23];
+
+/// The number in `c10::ScalarType` of a `ncclDataType_t`.
+pub(crate) fn scalar_type(dtype: c_int) -> u8 {
+    SCALAR_TYPES[dtype as usize]
+}
+
+/// Numbers in `c10d::ReduceOp::RedOpType` of NCCL's sum, product, maximum and minimum (`ncclRedOp_t`).
+pub(crate) const REDUCTIONS: [u8; 4] = [0, 2, 4, 3];
+
+/// Whether data of this number of elements (`c10::ScalarType`) moves in this thread's calls.
+pub(crate) fn moves_values(link: &Communication, elements: u64, dtype: u8) -> bool {
+    (link.is_large)(elements, dtype.into()) == 0 && WITHHELD.get() == 0
 }
 
 /// Which rank the calling thread is in communicators.
@@ -46,6 +58,8 @@ pub(crate) struct Pending {
 #[derive(Clone)]
 pub(crate) struct Prepared {
     pub(crate) call: Call,
+    /// The calling member's place in the group.
+    pub(crate) me: usize,
     /// Where it goes, and its bytes.
     pub(crate) output: (usize, u64),
     pub(crate) finish: Finish,
@@ -68,7 +82,7 @@ pub(crate) struct Carrier {
 /// What is done with an output once it is there.
 #[derive(Clone, Copy)]
 pub(crate) struct Finish {
-    pub(crate) dtype: u32,
+    pub(crate) dtype: u8,
     /// Elements are divided by this.
     pub(crate) divide: Option<f64>,
 }
@@ -114,9 +128,9 @@ fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
         if is_told_where { arrivals::settle_stream(*stream) } else { arrivals::settle_places(*stream, &touched) }
     }
     let mut begun = BTreeSet::new();
-    for (Prepared { mut call, output, finish, factor, own, kernel: carrier }, stream) in to_others(calls, streams) {
+    for (Prepared { mut call, output, finish, factor, own, kernel: carrier, .. }, stream) in to_others(calls, streams) {
         if let Some((at, offset)) = carrier.as_ref().and_then(|carrier| carrier.input) {
-            call.input = tensor_at(at, call.has_values != 0)? + offset;
+            call.input.address = tensor_at(at, call.has_values != 0)? + offset;
         }
         // Without values there may be nothing where it comes from.
         if let Some(own) = own.filter(|_| call.has_values != 0) {
@@ -124,7 +138,7 @@ fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
         }
         let scaled = factor.map(|factor| scaled(link, &call, factor));
         if let Some(input) = &scaled {
-            call.input = input.as_ptr() as usize;
+            call.input.address = input.as_ptr() as usize;
         }
         call.stream = stream;
         call.first = u32::from(begun.insert(stream));
@@ -148,7 +162,7 @@ fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
 
 /// Address and bytes of a call's input and of its output.
 fn places(Prepared { call, output, .. }: &Prepared) -> [(usize, u64); 2] {
-    [(call.input, call.input_bytes), *output]
+    [(call.input.address, call.input.bytes as u64), *output]
 }
 
 /// An address that is in memory of a device.
@@ -167,9 +181,10 @@ fn tensor_at(at: usize, is_read: bool) -> Result<usize, Status> {
 
 /// What profiles call an operation: as NCCL calls its kernels, without the algorithm and the protocol, which are the engine's choice.
 fn kernel(call: &Call, finish: Finish) -> String {
-    const REDUCTIONS: [&str; 4] = ["Sum", "Prod", "Max", "Min"];
+    const NAMES: [&str; 4] = ["Sum", "Prod", "Max", "Min"];
     const TYPES: [&str; 12] = ["i8", "u8", "i32", "u32", "i64", "u64", "f16", "f32", "f64", "bf16", "f8e4m3", "f8e5m2"];
-    let is = |operation: Operation| call.operation == operation as u32;
+    let place = |numbers: &[u8], of: u8| numbers.iter().position(|number| *number == of);
+    let is = |operation: Operation| call.operation == operation as u8;
     let name = match () {
         () if is(Operation::AllReduce) => "AllReduce",
         () if is(Operation::Reduce) => "Reduce",
@@ -179,14 +194,17 @@ fn kernel(call: &Call, finish: Finish) -> String {
         // All others are messages.
         () => return "ncclDevKernel_SendRecv".to_owned(),
     };
-    let reduction = if finish.divide.is_some() { "SumPostDiv" } else { REDUCTIONS[call.reduction as usize] };
-    format!("ncclDevKernel_{name}_{reduction}_{}", TYPES[call.dtype as usize])
+    let reduction = match finish.divide {
+        Some(_) => "SumPostDiv",
+        None => place(&REDUCTIONS, call.reduction).map_or("Sum", |at| NAMES[at]),
+    };
+    format!("ncclDevKernel_{name}_{reduction}_{}", place(&SCALAR_TYPES, call.dtype).map_or("u8", |at| TYPES[at]))
 }
 
 /// Without messages of ranks to themselves, which are moved: the n-th that is sent to the n-th that is received. Each with its stream.
 fn to_others(calls: &[Prepared], streams: &[u32]) -> Vec<(Prepared, u32)> {
     let own = |(prepared, _): &(Prepared, u32), operation: Operation| {
-        prepared.call.operation == operation as u32 && prepared.call.peer == prepared.call.me
+        prepared.call.operation == operation as u8 && prepared.call.peer == prepared.me as i32
     };
     let mut rest = Vec::new();
     let all = calls.iter().cloned().zip(streams.iter().copied());
@@ -198,7 +216,7 @@ fn to_others(calls: &[Prepared], streams: &[u32]) -> Vec<(Prepared, u32)> {
         } else if let Some((Prepared { call, .. }, _)) = sent.pop_front() {
             let (to, room) = received.0.output;
             if received.0.call.has_values != 0 {
-                let _ = memory::copy(to, call.input, call.input_bytes.min(room) as usize);
+                let _ = memory::copy(to, call.input.address, (call.input.bytes as u64).min(room) as usize);
             }
         }
     }
@@ -207,8 +225,9 @@ fn to_others(calls: &[Prepared], streams: &[u32]) -> Vec<(Prepared, u32)> {
 
 /// A call's input, each element times a factor.
 fn scaled(link: &Communication, call: &Call, factor: f64) -> Vec<u8> {
-    let mut copy = vec![0; call.input_bytes as usize];
-    let _ = memory::copy(copy.as_mut_ptr() as usize, call.input, copy.len());
-    (link.scale)(call.dtype, copy.as_mut_ptr() as usize, copy.len() as u64, factor);
+    let Memory { address, bytes } = call.input;
+    let mut copy = vec![0; bytes];
+    let _ = memory::copy(copy.as_mut_ptr() as usize, address, bytes);
+    (link.scale)(call.dtype.into(), copy.as_mut_ptr() as usize, copy.len() as u64, factor);
     copy
 }

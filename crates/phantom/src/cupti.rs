@@ -25,7 +25,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use uniference_abi::gpus::{CopyKind, PROFILER_DATES, Times};
+use uniference_abi::entries::CopyKind;
+use uniference_abi::gpus::{PROFILER_DATES, Times};
 
 const LIBRARY: &str = "libcupti";
 

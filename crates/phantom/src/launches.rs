@@ -6,7 +6,8 @@ use crate::memory;
 use std::ffi::c_int;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use uniference_abi::gpus::{CopyKind, Link};
+use uniference_abi::entries::CopyKind;
+use uniference_abi::gpus::Link;
 
 /// Number of the next launch while a profiler runs, or of the next captured node; the first is 1.
 static NEXT_NUMBER: AtomicU64 = AtomicU64::new(1);

@@ -7,7 +7,7 @@ mod buffers;
 mod configuration;
 
 use crate::attach::communication;
-use crate::calls::{self, Finish, Pending, Prepared, Refused, moves_values, of_world};
+use crate::calls::{self, Finish, Pending, Prepared, Refused, moves_values, of_world, scalar_type};
 use crate::exports::{Items, Out, Put, exports};
 use crate::launches::Moved;
 use crate::streams::Handle;
@@ -21,7 +21,8 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
-use uniference_abi::gpus::{Call, Communication, Operation};
+use uniference_abi::calls::{Call, Memory, Operation};
+use uniference_abi::gpus::Communication;
 use uniference_protocol::settings;
 
 /// `ncclResult_t`.
@@ -278,6 +279,7 @@ impl Asked {
             Broadcast | Scatter => (is_root, self.operation == Scatter || !is_root),
             Send => (true, false),
             Recv => (false, true),
+            Operation::Barrier => unreachable!("NCCL has no barrier"),
         };
         let (reduction, factor) = match self.op {
             None => (0, None),
@@ -295,31 +297,31 @@ impl Asked {
             LACKS_MEMORY.store(true, Relaxed);
             return UNHANDLED_CUDA_ERROR;
         }
-        let has_values = moves_values(link, self.count as u64, self.dtype);
+        let dtype = scalar_type(self.dtype);
+        let has_values = moves_values(link, self.count as u64, dtype);
+        let input = Memory { address: self.from, bytes: bytes(self.parts[0]) as usize };
         let call = Call {
-            operation: self.operation as u32,
-            group: communicator.group,
-            dtype: self.dtype as u32,
-            reduction: reduction as u32,
+            dtype,
+            reduction: calls::REDUCTIONS[reduction as usize],
             peer: self.peer.unwrap_or(-1),
-            me: communicator.me as i32,
-            has_values: u32::from(has_values),
+            has_values: has_values.into(),
             elements: self.count as u64,
-            input: if sends { self.from } else { 0 },
-            input_bytes: if sends { bytes(self.parts[0]) } else { 0 },
-            stream: 0,
-            first: 1,
-            number: 0,
-            kernel: 0,
+            input: if sends { input } else { Memory::default() },
+            ..Call::new(self.operation, communicator.group)
         };
         let copies = has_values && self.operation == Broadcast && is_root && self.from != self.to;
-        let own = copies.then(|| Moved::line(self.to, self.from, call.input_bytes as usize));
+        let own = copies.then(|| Moved::line(self.to, self.from, call.input.bytes));
         let output = if receives { (self.to, bytes(self.parts[1])) } else { (0, 0) };
-        let finish = Finish {
-            dtype: self.dtype as u32,
-            divide: (self.op == Some(4) && !is_float(self.dtype)).then_some(members as f64),
+        let finish = Finish { dtype, divide: (self.op == Some(4) && !is_float(self.dtype)).then_some(members as f64) };
+        let call = Prepared {
+            call,
+            me: communicator.me,
+            output,
+            finish,
+            factor: factor.filter(|_| has_values),
+            own,
+            kernel: None,
         };
-        let call = Prepared { call, output, finish, factor: factor.filter(|_| has_values), own, kernel: None };
         let pending = Pending { call, stream, device: communicator.device };
         let alone = GROUP.with_borrow_mut(|(depth, calls)| {
             if *depth > 0 {

@@ -6,7 +6,9 @@
 //! `CUDASymmetricMemory.cu`; and the names of the kernels, which have the types.
 
 use crate::attach::communication;
-use crate::calls::{self, Carrier, Finish, Pending, Prepared, Refused, address_at, moves_values, of_world};
+use crate::calls::{
+    self, Carrier, Finish, Pending, Prepared, REDUCTIONS, Refused, address_at, moves_values, of_world, scalar_type,
+};
 use crate::device;
 use crate::errors::Status;
 use crate::launches::{Moved, Name};
@@ -17,7 +19,8 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
-use uniference_abi::gpus::{Call, Communication, Operation};
+use uniference_abi::calls::{Call, Memory, Operation};
+use uniference_abi::gpus::Communication;
 
 /// Bytes that a thread of these kernels moves at once.
 const PACK: u64 = 16;
@@ -179,12 +182,13 @@ impl Peers {
             return None;
         };
         let members = flags.len() as u64;
-        let call = self.call(link, group, (me, members), (given, bytes));
+        let call = self.call(link, group, members, (given, bytes));
         let received = if self.operation == Operation::AllGather { bytes * members } else { bytes };
         let prepared = Prepared {
             call,
+            me,
             output: (output, received),
-            finish: Finish { dtype: self.dtype as u32, divide: None },
+            finish: Finish { dtype: scalar_type(self.dtype), divide: None },
             factor: None,
             own,
             kernel: Some(Carrier { name: Arc::clone(name), input }),
@@ -253,24 +257,18 @@ impl Peers {
         if matches!(self.dtype, FLOAT | UINT32) { 4 } else { 2 }
     }
 
-    fn call(self, link: &Communication, group: u32, (me, members): (usize, u64), (input, bytes): (usize, u64)) -> Call {
+    fn call(self, link: &Communication, group: u32, members: u64, (input, bytes): (usize, u64)) -> Call {
         let elements = bytes / self.size();
         let sent = if self.operation == Operation::ReduceScatter { bytes * members } else { bytes };
+        let dtype = scalar_type(self.dtype);
         Call {
-            operation: self.operation as u32,
-            group,
-            dtype: self.dtype as u32,
-            reduction: 0,
-            peer: -1,
-            me: me as i32,
-            has_values: u32::from(moves_values(link, elements, self.dtype)),
-            elements,
-            input,
-            input_bytes: sent,
-            stream: 0,
-            first: 1,
-            number: 0,
+            dtype,
+            reduction: REDUCTIONS[0],
+            has_values: moves_values(link, elements, dtype).into(),
             kernel: self.shots,
+            elements,
+            input: Memory { address: input, bytes: sent as usize },
+            ..Call::new(self.operation, group)
         }
     }
 }

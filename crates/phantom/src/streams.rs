@@ -24,7 +24,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
-use uniference_abi::gpus::{CopyKind, Link, NOT_ELAPSED, Recorded};
+use uniference_abi::entries::CopyKind;
+use uniference_abi::gpus::{Link, NOT_ELAPSED, Recorded};
 
 /// `cudaStream_t`, `CUstream`: 0 and 1 are the legacy default stream of the thread's device, 2 is the thread's own default stream there.
 pub(crate) type Handle = *mut c_void;

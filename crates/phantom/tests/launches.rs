@@ -6,7 +6,8 @@ use std::ffi::{c_char, c_int, c_longlong, c_void};
 use std::mem::MaybeUninit;
 use std::ptr::{addr_of_mut, null, null_mut};
 use std::sync::{Mutex, Once, PoisonError};
-use uniference_abi::gpus::{Communication, Device, Devices, Link, VERSION};
+use uniference_abi::VERSION;
+use uniference_abi::gpus::{Communication, Device, Devices, Link};
 use uniference_phantom as _;
 
 type P = *const c_void;

@@ -8,7 +8,7 @@ mod calls;
 mod communication;
 mod device;
 
-use crate::capture::{Extension, split};
+use crate::capture::{Extension, functions_at};
 use crate::tensors::Tensors;
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::ffi;
@@ -82,8 +82,8 @@ impl Channel {
         self.client.is_inside()
     }
 
-    fn capture(&self, take: usize, inside: usize, thread: usize, log: usize, compiling: usize) -> PyResult<()> {
-        self.client.capture_with(Box::new(Extension::at(take, inside, thread, log, compiling)?));
+    fn capture(&self, functions: usize) -> PyResult<()> {
+        self.client.capture_with(Box::new(Extension(functions_at(functions)?)));
         Ok(())
     }
 
@@ -98,22 +98,14 @@ impl Channel {
         calls::addresses(&self.client)
     }
 
-    fn device_link(&self, launches: usize) -> PyResult<usize> {
-        if launches == 0 {
-            return Err(PyValueError::new_err("the address of the functions is 0"));
-        }
-        // SAFETY: the caller says that they are there, as the method's documentation asks it to.
-        let link = unsafe { device::link(&self.client, launches as *const device::Launches) };
+    fn device_link(&self, functions: usize) -> PyResult<usize> {
+        let link = device::link(&self.client, &functions_at(functions)?.launches);
         Ok(std::ptr::from_ref(link) as usize)
     }
 
-    fn communication(&self, combine: usize, scale: usize, site: usize, is_large: usize) -> PyResult<usize> {
-        if [combine, scale, site, is_large].contains(&0) {
-            return Err(PyValueError::new_err("the address of a function is 0"));
-        }
+    fn communication(&self, functions: usize) -> PyResult<usize> {
+        let functions = functions_at(functions)?;
         self.client.join_threads();
-        // SAFETY: the caller says that they are there, as the method's documentation asks it to.
-        let functions = unsafe { communication::Functions::at(combine, scale, site, is_large) };
         let table = match self.client.relay() {
             None => communication::table(&self.client, functions),
             Some(_) if self.client.borrows_gpus() => communication::table(&self.client, functions),
@@ -137,11 +129,6 @@ impl Channel {
 
     fn has_in_flight(&self, some: bool) {
         calls::IN_FLIGHT.store(some, Relaxed);
-    }
-
-    fn operators(&self, slice: &[u8]) {
-        let (dictionary, operators) = split(slice);
-        self.client.ran(dictionary, operators);
     }
 
     fn start(&self, py: Python<'_>) -> PyResult<()> {
@@ -504,18 +491,7 @@ pub(crate) fn kind_named(name: &str) -> PyResult<CollectiveKind> {
 }
 
 pub(crate) fn reduce_named(name: &str) -> PyResult<ReduceOp> {
-    Ok(match name {
-        "sum" => ReduceOp::Sum,
-        "avg" => ReduceOp::Avg,
-        "product" => ReduceOp::Product,
-        "min" => ReduceOp::Min,
-        "max" => ReduceOp::Max,
-        "band" => ReduceOp::Band,
-        "bor" => ReduceOp::Bor,
-        "bxor" => ReduceOp::Bxor,
-        "premul_sum" => ReduceOp::PremulSum,
-        _ => return Err(unknown("reduction", name)),
-    })
+    ReduceOp::ALL.into_iter().find(|reduce| reduce.name() == name).ok_or_else(|| unknown("reduction", name))
 }
 
 pub(crate) fn dtype_named(name: &str) -> PyResult<DType> {

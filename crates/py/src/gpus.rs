@@ -6,7 +6,8 @@
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::ffi::{CString, c_char, c_void};
-use uniference_abi::gpus::{ATTACH, Attach, Communication, Device, Devices, Link, VERSION};
+use uniference_abi::VERSION;
+use uniference_abi::gpus::{ATTACH, Attach, Communication, Device, Devices, Link};
 
 /// `uniference_host::live::phantom::Gpu`, as Python has read it.
 #[derive(FromPyObject)]

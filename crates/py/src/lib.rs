@@ -80,6 +80,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(die_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(gpus::attach_gpus, module)?)?;
     module.add_function(wrap_pyfunction!(channel::combines, module)?)?;
+    module.add_function(wrap_pyfunction!(capture::check_capture, module)?)?;
+    module.add_function(wrap_pyfunction!(capture::scalar_type, module)?)?;
     module.add_function(wrap_pyfunction!(site::set_libraries, module)?)?;
     module.add_function(wrap_pyfunction!(site::user_line, module)?)?;
     module.add_function(wrap_pyfunction!(clocks::read_clock, module)?)?;

@@ -567,6 +567,11 @@ impl ReduceOp {
         ReduceOp::PremulSum,
     ];
 
+    /// The reduction of this number in torch (`c10d::ReduceOp::RedOpType`), which is its place in [`ReduceOp::ALL`].
+    pub fn from_number(number: u8) -> Option<ReduceOp> {
+        ReduceOp::ALL.get(usize::from(number)).copied()
+    }
+
     /// torch's name, as in `torch.distributed.ReduceOp`.
     pub const fn name(self) -> &'static str {
         match self {

@@ -352,7 +352,6 @@ _RECORDING = (
 # Operators
 
 _CAPTURE = (
-    Name("torch.utils._python_dispatch:TorchDispatchMode", "capture operators where there is no C++ library"),
     Name("torch._ops:_higher_order_ops", "let operators that take functions pass by the capture"),
     Name(
         "torch._ops:_HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS",
@@ -360,7 +359,6 @@ _CAPTURE = (
     ),
     Name("torch._ops:HigherOrderOperator.fallthrough", "the same", "self, dispatch_key"),
     Name("torch._C:_parse_dispatch_key", "name the key that the capture stands on"),
-    Name("torch:ops.aten.mm.default._schema", "know which arguments an operator writes to"),
 )
 
 ALL = collect(globals())

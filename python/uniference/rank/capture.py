@@ -1,6 +1,6 @@
-"""Owns the capture of a rank's operators: the C++ library where it was built, else a dispatch mode that writes the same stream.
+"""Owns the C++ library that captures a rank's operators (`cpp/capture.cpp`).
 
-What is written is documented in `crates/formats/src/operators`, and read nowhere else.
+The stream that the library writes is documented, and read, in `crates/formats/src/operators`.
 """
 
 import atexit
@@ -11,28 +11,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from functools import cache, partial, wraps
+from functools import partial, wraps
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module
 from torch.nn.parameter import is_lazy
 from torch.optim import optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from uniference._native import Channel
+from uniference._native import Channel, check_capture, scalar_type
 from uniference.patches import names
 from uniference.patches.later import when_imported
 from uniference.program.lines import LIBRARIES, user_line
 from uniference.rank import compiling
-
-CAPTURE = "UNIFERENCE_CAPTURE"
-"""In the environment of a run: `python` captures operators in Python though the library is there."""
 
 TIMED = "UNIFERENCE_TIMED"
 """In a rank's environment: how long each operator takes is captured, too."""
@@ -46,7 +40,8 @@ STRICT_VALUES = "UNIFERENCE_STRICT_VALUES"
 UNLIMITED = "UNIFERENCE_UNLIMITED"
 """In a rank's environment: it may allocate more than its device has."""
 
-_PARAMETER, _GRADIENT, _OPTIMIZER, _BUFFER = 1, 2, 3, 4
+# Numbers of `MemoryKind` in crates/abi.
+_PARAMETER, _GRADIENT, _OPTIMIZER, _BUFFER = range(1, 5)
 
 # Numbers of element types in `ncclDataType_t`.
 _NCCL_UINT8, _NCCL_INT64, _NCCL_FLOAT32 = 1, 4, 7
@@ -57,6 +52,7 @@ class Library:
 
     def __init__(self, path: Path, nanoseconds_a_tick: float | None = None) -> None:
         self.functions = ctypes.CDLL(str(path))
+        self.address = _functions_of(self.functions, path)
         self.functions.uniference_capture_ticks.restype = ctypes.c_uint64
         self.functions.uniference_capture_begin.argtypes = [
             ctypes.c_int64,
@@ -75,8 +71,7 @@ class Library:
 
     def begin(self, channel: Channel, limit: int | None, device: str, memory: int | None) -> None:
         """Captures what this process computes from here on; see `install`."""
-        functions = ("take", "inside", "thread", "log", "is_compiling")
-        channel.capture(*(_address(getattr(self.functions, f"uniference_capture_{name}")) for name in functions))
+        channel.capture(self.address)
         libraries = b"".join(os.fsencode(beginning) + b"\0" for beginning in LIBRARIES) + b"\0"
         self._lacking = _Lacking(_ends_without_memory(channel))
         self.functions.uniference_capture_lacking(self._lacking, ctypes.c_void_p(channel.available_memory()))
@@ -108,10 +103,7 @@ class Library:
 
     def communication(self, channel: Channel) -> int:
         """What a library of simulated GPUs communicates by: see `Channel.communication`."""
-        names = ("combine", "scale", "site", "is_large")
-        return channel.communication(
-            *(_address(getattr(self.functions, f"uniference_capture_{name}")) for name in names)
-        )
+        return channel.communication(self.address)
 
     def mirror(self, *functions: int) -> None:
         """Operators on simulated GPUs have values from here on: by functions of the library of these GPUs."""
@@ -175,8 +167,7 @@ class Library:
 
     def device_link(self, channel: Channel) -> int:
         """Where a library of simulated GPUs writes to: see `Channel.device_link`."""
-        self.functions.uniference_capture_launches.restype = ctypes.c_void_p
-        return channel.device_link(self.functions.uniference_capture_launches())
+        return channel.device_link(self.address)
 
     def carry_out_calls(self, channel: Channel) -> None:
         """Calls of process groups that need no Python go to the channel's client."""
@@ -202,11 +193,8 @@ class Library:
 
     def is_large(self, tensor: torch.Tensor) -> bool:
         """Whether communication moves only the tensor's size, and no data."""
-        # NCCL counts a complex number as two elements. Among the other types, the limit depends on these three alone.
-        integral = _NCCL_UINT8 if tensor.dtype == torch.uint8 else _NCCL_INT64
-        dtype = _NCCL_FLOAT32 if tensor.is_floating_point() or tensor.is_complex() else integral
-        elements = tensor.numel() * (2 if tensor.is_complex() else 1)
-        return bool(self.functions.uniference_capture_is_large(elements, dtype))
+        dtype = scalar_type(str(tensor.dtype).removeprefix("torch."))
+        return bool(self.functions.uniference_capture_is_large(tensor.numel(), dtype))
 
     def mark_absent(self, tensor: torch.Tensor) -> None:
         """The tensor's elements were not computed."""
@@ -285,17 +273,26 @@ def _count_missing_values(channel: Channel, native: Library) -> None:
         channel.warn(f"operators and kernels without values: {counts.decode(errors='replace')}")
 
 
-def _address(function: Any) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0
+def _functions_of(library: ctypes.CDLL, path: Path) -> int:
+    """Returns the address of the library's table of functions, if the library fits the extension module."""
+    try:
+        find = library.uniference_capture_functions
+        find.restype = ctypes.c_void_p
+        address = int(find())
+        check_capture(address)
+    except (AttributeError, RuntimeError) as error:
+        raise RuntimeError(
+            f"{path} was built from other sources than Uniference's extension module\n"
+            "hint: run `make setup` again with a C++ compiler, or install a wheel that was built for this version of torch"
+        ) from error
+    return address
 
 
 def load(nanoseconds_a_tick: float | None = None) -> Library | None:
-    """The library for the torch that is loaded, if there is one and the environment does not ask to do without.
+    """The library for the torch that is loaded, if there is one.
 
     How long the processor's counter takes for a tick is measured, unless somebody knows.
     """
-    if os.environ.get(CAPTURE) == "python":
-        return None
     version = ".".join(torch.__version__.split(".")[:2])
     path = Path(str(files("uniference"))) / f"capture-{version}.so"
     return Library(path, nanoseconds_a_tick) if path.exists() else None
@@ -336,18 +333,16 @@ def install(channel: Channel, limit: int | None, device: str, memory: int | None
     if native is not None:
         native.begin(channel, limit, device, memory)
         return
-    if limit is not None:
+    if limit is not None or channel.captures:
         raise RuntimeError(
-            f"--values small and none require Uniference's C++ library for torch {torch.__version__}, which was not built\n"
-            "hint: install g++ and run `make setup` again, or install a wheel that was built for this version of torch"
+            f"capturing operators requires Uniference's C++ library for torch {torch.__version__}, which was not built\n"
+            "hint: install g++ and run `make setup` again, install a wheel that was built for this version of torch, or add --compute none"
         )
     if memory is not None and channel.rank == 0:
         print(
             "warning: the memory of devices is not checked: Uniference's C++ library for this version of torch was not built",
             file=sys.stderr,
         )
-    if channel.captures:
-        Capture(channel).__enter__()  # type: ignore[no-untyped-call]
 
 
 def count_python_calls(channel: Channel) -> None:
@@ -439,183 +434,3 @@ def _uncharged(channel: Channel) -> Iterator[None]:
         yield
     finally:
         channel.leave()
-
-
-class Stream:
-    """Bytes of the format that `crates/formats/src/operators` documents."""
-
-    def __init__(self) -> None:
-        self.bytes = bytearray()
-
-    def number(self, value: int) -> None:
-        while value >= 0x80:
-            self.bytes.append(value & 0x7F | 0x80)
-            value >>= 7
-        self.bytes.append(value)
-
-    def integer(self, value: int) -> None:
-        self.number((value << 1) ^ (value >> 63) if -(1 << 63) <= value < 1 << 63 else 0)
-
-    def text(self, value: str) -> None:
-        data = value.encode()
-        self.number(len(data))
-        self.bytes += data
-
-    def tensor(self, tensor: torch.Tensor, written: bool) -> None:
-        strided = tensor.layout == torch.strided
-        self.bytes += bytes((7, _DTYPES.get(tensor.dtype, 255), _PLACES.get(tensor.device.type, 255), written))
-        self.number(tensor.dim() if strided else 0)
-        if strided:
-            for size in tensor.shape:
-                self.number(size)
-            for stride in tensor.stride():
-                self.integer(stride)
-
-    def argument(self, value: Any, written: bool, view: bool) -> None:
-        match value:
-            case None:
-                self.bytes.append(0)
-            case bool():
-                self.bytes.append(2 if value else 1)
-            case int():
-                self.bytes.append(9 if view else 3)
-                if not view:
-                    self.integer(value)
-            case float():
-                self.bytes.append(4)
-            case str():
-                self.bytes.append(5)
-                self.text(value)
-            case torch.Tensor():
-                self.tensor(value, written)
-            case list() | tuple() if value and all(isinstance(item, torch.Tensor | None) for item in value):
-                self.bytes.append(8)
-                self.number(len(value))
-                for item in value:
-                    if item is None:
-                        self.bytes.append(0)
-                    else:
-                        self.tensor(item, written)
-            case list() | tuple() if not view and all(type(item) in (int, bool) for item in value):
-                self.bytes.append(6)
-                self.number(len(value))
-                for item in value:
-                    self.integer(item)
-            case _:
-                self.bytes.append(9)
-
-
-class Capture(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """The same stream without the C++ library: allocations are not known, so all memory counts as not tracked."""
-
-    def __init__(self, channel: Channel) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._channel = channel
-        self._definitions: dict[bytes, int] = {}
-        self._lines: dict[str, int] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        channel = self._channel
-        if not channel.is_inside and not types and _is_composite(func):
-            with self:
-                return func.decompose(*args, **(kwargs or {}))
-        result = func(*args, **(kwargs or {}))
-        # Of tensors on `meta`, and in `FakeTensorMode`, there are shapes alone.
-        shapes_alone = any(
-            isinstance(leaf, FakeTensor) or (isinstance(leaf, torch.Tensor) and leaf.is_meta)
-            for leaf in tree_leaves(result)
-        )
-        if channel.is_inside or shapes_alone:
-            return result
-        channel.enter()
-        try:
-            channel.operators(bytes(self._written(func, args, kwargs or {}, result)))
-        finally:
-            channel.leave()
-        return result
-
-    def _written(self, func: Any, args: Any, kwargs: Any, result: Any) -> bytearray:
-        out, key = Stream(), Stream()
-        schema = func._schema
-        # How many parts a view has depends on their sizes.
-        view = len(schema.returns) == 1 and not isinstance(schema.returns[0].type, torch.ListType)
-        view = view and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
-        arguments = [
-            args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
-            for i, argument in enumerate(schema.arguments)
-        ]
-        key.text(schema.name + (f".{schema.overload_name}" if schema.overload_name else ""))
-        key.number(len(arguments))
-        for value, argument in zip(arguments, schema.arguments, strict=True):
-            written = argument.alias_info is not None and argument.alias_info.is_write
-            key.argument(value, written, view)
-        results = [result] if len(schema.returns) == 1 else list(result or ())
-        number = self._definitions.get(bytes(key.bytes))
-        if number is None:
-            number = self._definitions[bytes(key.bytes)] = len(self._definitions)
-            out.number(0)
-            out.bytes += key.bytes
-            out.number(len(results))
-            for value in results:
-                out.argument(value, False, False)
-        line = self._line(out)
-        recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(arguments))
-        if recorded:
-            out.bytes += bytes((4, 0, 8, 1))
-        out.number(16 + number)
-        out.number(2 * line + (torch._C._current_autograd_node() is not None))
-        for _ in _tensors([*arguments, *results]):
-            out.integer(0)
-        if recorded:
-            out.bytes += bytes((4, 0, 8, 0))
-        return out.bytes
-
-    def _line(self, out: Stream) -> int:
-        line = user_line()
-        number = self._lines.get(line)
-        if number is None:
-            number = self._lines[line] = len(self._lines) + 1
-            out.number(1)
-            out.text(line)
-            out.text("")
-        return number
-
-
-@cache
-def _is_composite(func: Any) -> bool:
-    """Whether an operator is carried out by calling others: autograd takes it apart before it comes here, inference mode does not."""
-    return func.has_kernel_for_dispatch_key("CompositeImplicitAutograd") and not func.has_kernel_for_dispatch_key("CPU")
-
-
-def _tensors(values: Iterable[Any]) -> Iterable[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from (item for item in value if isinstance(item, torch.Tensor))
-
-
-# Numbers of c10::ScalarType and c10::DeviceType.
-_DTYPES = {
-    torch.uint8: 0,
-    torch.int8: 1,
-    torch.int16: 2,
-    torch.int32: 3,
-    torch.int64: 4,
-    torch.float16: 5,
-    torch.float32: 6,
-    torch.float64: 7,
-    torch.complex32: 8,
-    torch.complex64: 9,
-    torch.complex128: 10,
-    torch.bool: 11,
-    torch.bfloat16: 15,
-    torch.float8_e5m2: 23,
-    torch.float8_e4m3fn: 24,
-    torch.float8_e5m2fnuz: 25,
-    torch.float8_e4m3fnuz: 26,
-    torch.uint16: 27,
-    torch.uint32: 28,
-    torch.uint64: 29,
-}
-_PLACES = {"cpu": 0, "cuda": 1, "meta": 14}

@@ -633,13 +633,15 @@ pub(super) fn dictionary_entry(bytes: &[u8]) -> Result<Option<(usize, Option<Sou
         Some(Tag::Definition) => drop(left.definition()?),
         Some(Tag::Site) => site = Some(SourceLine { line: left.text()?, function: left.text()? }),
         Some(Tag::Kernel) => drop(left.text()?),
-        Some(Tag::Process) => drop(left.number()?),
+        Some(Tag::Process) => {
+            left.number()?;
+        }
         Some(Tag::Version11) => {}
         // In streams of version 11 a process has this entry; no kind of memory has its number.
         Some(Tag::MemoryKind)
             if left.integer()? == 0 && u64::from(left.byte()?) + VERSION_11_KINDS == Tag::Process as u64 =>
         {
-            drop(left.number()?)
+            left.number()?;
         }
         _ => return Ok(None),
     }

@@ -107,34 +107,10 @@ impl Tensor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ScalarType(pub u8);
 
-/// By number, the types that tensors of process groups may have, too.
-const DTYPES: [(u8, DType); 20] = [
-    (0, DType::UInt8),
-    (1, DType::Int8),
-    (2, DType::Int16),
-    (3, DType::Int32),
-    (4, DType::Int64),
-    (5, DType::Float16),
-    (6, DType::Float32),
-    (7, DType::Float64),
-    (8, DType::Complex32),
-    (9, DType::Complex64),
-    (10, DType::Complex128),
-    (11, DType::Bool),
-    (15, DType::BFloat16),
-    (23, DType::Float8E5M2),
-    (24, DType::Float8E4M3),
-    (25, DType::Float8E5M2Fnuz),
-    (26, DType::Float8E4M3Fnuz),
-    (27, DType::UInt16),
-    (28, DType::UInt32),
-    (29, DType::UInt64),
-];
-
 impl ScalarType {
     /// The same as a type that process groups know; `None`: a quantised one, or one with less than a byte an element.
     pub fn dtype(self) -> Option<DType> {
-        DTYPES.iter().find(|(number, _)| *number == self.0).map(|(_, dtype)| *dtype)
+        DType::from_number(self.0)
     }
 
     /// Bytes of one element, as torch's `elementSize` has them: elements of less than a byte are stored packed, and torch counts packages.
@@ -153,7 +129,7 @@ impl ScalarType {
 
 impl From<DType> for ScalarType {
     fn from(dtype: DType) -> ScalarType {
-        let number = DTYPES.iter().find(|(_, known)| *known == dtype).map(|(number, _)| *number);
+        let number = Some(dtype.number());
         ScalarType(number.expect("the table has all of them"))
     }
 }

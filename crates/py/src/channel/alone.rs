@@ -4,12 +4,14 @@
 // The functions are called by another library, which passes addresses.
 #![allow(unsafe_code)]
 
-use super::communication::Functions;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use uniference_abi::gpus::{Call, Communication, VERSION};
+use uniference_abi::VERSION;
+use uniference_abi::calls::Call;
+use uniference_abi::capture::Functions;
+use uniference_abi::gpus::Communication;
 use uniference_client::Client;
 use uniference_sim::program::NcclSettings;
 
@@ -25,8 +27,8 @@ static CLIENT: OnceLock<Arc<Client>> = OnceLock::new();
 static STATE: Mutex<State> = Mutex::new(State { said: BTreeMap::new(), groups: 0, calls: 0, data: BTreeMap::new() });
 
 /// What the library of simulated GPUs is given, which stays.
-pub(super) fn table(client: &Arc<Client>, functions: Functions) -> &'static Communication {
-    let Functions { scale, is_large, .. } = functions;
+pub(super) fn table(client: &Arc<Client>, functions: &Functions) -> &'static Communication {
+    let Functions { scale, is_large, .. } = *functions;
     let _ = CLIENT.set(client.clone());
     Box::leak(Box::new(Communication {
         version: VERSION,
@@ -92,9 +94,9 @@ unsafe extern "C" fn issue(call: *const Call) -> u32 {
     let mut state = state();
     let handle = state.calls;
     state.calls = handle.wrapping_add(1) % Communication::REFUSED;
-    if call.has_values != 0 && call.input_bytes > 0 {
+    if call.has_values != 0 && call.input.bytes > 0 {
         // SAFETY: the caller's.
-        let input = unsafe { from_raw_parts(call.input as *const u8, call.input_bytes as usize) };
+        let input = unsafe { from_raw_parts(call.input.address as *const u8, call.input.bytes) };
         state.data.insert(handle, input.to_vec());
     }
     handle

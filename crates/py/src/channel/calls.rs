@@ -5,15 +5,15 @@
 // The functions are called by a library in C++, which passes addresses.
 #![allow(unsafe_code)]
 
-use super::{dtype_named, kind_named, reduce_named};
+use super::communication;
 use std::cell::Cell;
-use std::slice::from_raw_parts;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use uniference_abi::calls::{Call, Memory, NO_TIMEOUT, Outcome};
 use uniference_client::{Blocking, Client, Ran};
 use uniference_protocol::memory::{Kernel, Region};
-use uniference_sim::ids::{GroupId, GroupRank};
-use uniference_sim::program::{Collective, Shape};
+use uniference_sim::ids::GroupId;
+use uniference_sim::program::Collective;
 use uniference_sim::time::SimDuration;
 
 /// Whether Python has operations in flight, which it looks after at the end of each call.
@@ -32,46 +32,6 @@ pub(crate) fn ended() -> Option<Ran> {
 pub(crate) fn addresses(client: &Arc<Client>) -> (usize, usize, usize, usize) {
     let client = Arc::into_raw(client.clone());
     (client as usize, enter as *const () as usize, leave as *const () as usize, run as *const () as usize)
-}
-
-/// `Text` of `cpp/backend.h`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Text {
-    data: *const u8,
-    length: usize,
-}
-
-/// `Memory` of `cpp/backend.h`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Memory {
-    address: usize,
-    bytes: usize,
-}
-
-/// `Call` of `cpp/backend.h`.
-#[repr(C)]
-struct Call {
-    kind: Text,
-    dtype: Text,
-    reduction: Text,
-    site: Text,
-    elements: u64,
-    timeout: u64,
-    input: Memory,
-    output: Memory,
-    group: u32,
-    root: i32,
-    contributes: u32,
-}
-
-/// `Ending` of `cpp/backend.h`.
-#[repr(u32)]
-enum Ending {
-    Done = 0,
-    Tell = 1,
-    Ask = 2,
 }
 
 /// # Safety
@@ -93,64 +53,42 @@ unsafe extern "C" fn leave(client: *const Client) {
 ///
 /// # Safety
 /// The client is that of [`addresses`], and what the call names stays until this returns.
-unsafe extern "C" fn run(client: *const Client, call: *const Call) -> Ending {
+unsafe extern "C" fn run(client: *const Client, call: *const Call) -> Outcome {
     // SAFETY: the caller's.
     let (client, call) = unsafe { (&*client, &*call) };
     let group = GroupId(call.group);
-    let Some(op) = call.collective().filter(|_| !client.has_closed(group)) else { return Ending::Ask };
+    let Some(op) = collective(call).filter(|_| !client.has_closed(group)) else { return Outcome::Decline };
     // SAFETY: the caller's.
-    let (input, output) = unsafe { (call.input.region(), call.output.region()) };
+    let (input, output) = unsafe { (region(call.input), region(call.output)) };
     let blocking = Blocking {
         op,
-        input: (call.contributes != 0).then_some(input.as_slice()),
+        input: (call.has_values != 0).then_some(input.as_slice()),
         output: if call.output.bytes == 0 { &[] } else { &output },
-        timeout: (call.timeout < u64::MAX).then(|| SimDuration::from_ps(call.timeout)),
-        site: call.site.get(),
+        timeout: (call.timeout < NO_TIMEOUT).then(|| SimDuration::from_ps(call.timeout)),
+        // SAFETY: the caller's text stays until this returns.
+        site: unsafe { call.site.get() }.expect("lines come from Python as UTF-8"),
     };
     match client.run(group, blocking) {
-        Ok(Ran::Delivered { lacks_values: false }) if !IN_FLIGHT.load(Relaxed) => Ending::Done,
+        Ok(Ran::Delivered { lacks_values: false }) if !IN_FLIGHT.load(Relaxed) => Outcome::Complete,
         Ok(ran) => {
             ENDED.set(Some(ran));
-            Ending::Tell
+            Outcome::Report
         }
         // Nothing was sent: the same call from Python fails in the same way.
-        Err(_) => Ending::Ask,
+        Err(_) => Outcome::Decline,
     }
 }
 
-impl Call {
-    /// `None`: torch's kernels combine such elements.
-    fn collective(&self) -> Option<Collective> {
-        let dtype = dtype_named(self.dtype.get()).ok()?;
-        let reduce = match self.reduction.get() {
-            "" => None,
-            name => Some(reduce_named(name).ok()?),
-        };
-        reduce.map_or(Some(()), |reduce| Kernel::of(reduce, dtype).map(drop))?;
-        Some(Collective {
-            kind: kind_named(self.kind.get()).ok()?,
-            dtype,
-            reduce,
-            root: u32::try_from(self.root).ok().map(GroupRank),
-            shape: Shape::Even(self.elements),
-            kernel: None,
-        })
-    }
+/// The collective of a call. `None`: the client does not combine such elements.
+fn collective(call: &Call) -> Option<Collective> {
+    let collective = communication::collective(call)?;
+    collective.reduce.map_or(Some(()), |reduce| Kernel::of(reduce, collective.dtype).map(drop))?;
+    Some(collective)
 }
 
-impl Text {
-    fn get(&self) -> &str {
-        // SAFETY: `data` is that of a string of `length` bytes, or nothing; the call holds it.
-        let bytes = if self.length == 0 { &[] } else { unsafe { from_raw_parts(self.data, self.length) } };
-        std::str::from_utf8(bytes).expect("names and lines come from Python as UTF-8")
-    }
-}
-
-impl Memory {
-    /// # Safety
-    /// As [`Region::new`].
-    unsafe fn region(self) -> [Region; 1] {
-        // SAFETY: the caller's.
-        [unsafe { Region::new(self.address, self.bytes) }]
-    }
+/// # Safety
+/// As [`Region::new`].
+unsafe fn region(Memory { address, bytes }: Memory) -> [Region; 1] {
+    // SAFETY: the caller's.
+    [unsafe { Region::new(address, bytes) }]
 }

@@ -7,7 +7,10 @@ use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use uniference_abi::gpus::{Call, Communication, Operation, VERSION};
+use uniference_abi::VERSION;
+use uniference_abi::calls::{Call, Operation};
+use uniference_abi::capture::Functions;
+use uniference_abi::gpus::Communication;
 use uniference_client::{Client, ClientError, ticks};
 use uniference_protocol::memory::{Kernel, Region};
 use uniference_protocol::messages::OnStream;
@@ -17,46 +20,21 @@ use uniference_sim::program::{
 };
 use uniference_sim::time::{Bytes, SimDuration};
 
-/// What this module needs of the C++ library (`cpp/capture.cpp`).
-#[derive(Clone, Copy)]
-pub(crate) struct Functions {
-    pub(crate) combine: extern "C" fn(operation: u32, dtype: u32, into: usize, from: usize, bytes: u64),
-    pub(crate) scale: extern "C" fn(dtype: u32, at: usize, bytes: u64, factor: f64),
-    pub(crate) site: extern "C" fn(data: &mut *const u8, length: &mut usize),
-    pub(crate) is_large: extern "C" fn(elements: u64, dtype: u32) -> c_int,
-}
-
-impl Functions {
-    /// # Safety
-    /// These are addresses of the functions of a library that is never unloaded.
-    pub(crate) unsafe fn at(combine: usize, scale: usize, site: usize, is_large: usize) -> Functions {
-        // SAFETY: the caller's.
-        unsafe {
-            Functions {
-                combine: std::mem::transmute::<usize, extern "C" fn(u32, u32, usize, usize, u64)>(combine),
-                scale: std::mem::transmute::<usize, extern "C" fn(u32, usize, u64, f64)>(scale),
-                site: std::mem::transmute::<usize, extern "C" fn(&mut *const u8, &mut usize)>(site),
-                is_large: std::mem::transmute::<usize, extern "C" fn(u64, u32) -> c_int>(is_large),
-            }
-        }
-    }
-}
-
 /// Of the rank that this process is.
 struct State {
     client: Arc<Client>,
-    functions: Functions,
-    /// Reductions that go on: by handle, operation and type in NCCL's numbers.
-    reductions: Mutex<BTreeMap<u32, (u32, u32)>>,
+    functions: &'static Functions,
+    /// Reductions in progress: by handle, the reduction and the type of elements.
+    reductions: Mutex<BTreeMap<u32, (u8, u8)>>,
 }
 
 static STATE: OnceLock<State> = OnceLock::new();
 
 /// What the library of simulated GPUs is given, which stays.
-pub(crate) fn table(client: &Arc<Client>, functions: Functions) -> &'static Communication {
+pub(crate) fn table(client: &Arc<Client>, functions: &'static Functions) -> &'static Communication {
     let state = State { client: client.clone(), functions, reductions: Mutex::default() };
     let _ = STATE.set(state);
-    let Functions { scale, is_large, .. } = functions;
+    let Functions { scale, is_large, .. } = *functions;
     let table = Communication {
         version: VERSION,
         rank,
@@ -124,8 +102,8 @@ unsafe extern "C" fn issue(call: *const Call) -> u32 {
     let _ours = Ours::new();
     let State { client, reductions, .. } = state();
     // SAFETY: the caller's.
-    let input = [unsafe { Region::new(call.input, call.input_bytes as usize) }];
-    let input = (call.has_values != 0 && call.input_bytes > 0).then_some(input.as_slice());
+    let input = [unsafe { Region::new(call.input.address, call.input.bytes) }];
+    let input = (call.has_values != 0 && call.input.bytes > 0).then_some(input.as_slice());
     let group = GroupId(call.group);
     let Some(op) = operation(call) else { return Communication::REFUSED };
     // What the client cannot combine is combined by torch's kernels.
@@ -164,7 +142,7 @@ extern "C" fn deliver(handle: u32, to: usize, bytes: u64, has_ended: c_int) {
         let folds = client.folds(handle);
         for (into, from, length) in &folds {
             let at = |offset: u64| arena as usize + offset as usize;
-            (functions.combine)(operation, dtype, at(*into), at(*from), *length);
+            (functions.combine)(operation.into(), dtype.into(), at(*into), at(*from), *length);
         }
         if !folds.is_empty() {
             ended(client.folded(handle).map(Some));
@@ -216,59 +194,46 @@ fn ended<T>(result: Result<Option<T>, ClientError>) -> Option<T> {
 
 fn site() -> &'static str {
     let (mut data, mut length) = (std::ptr::null(), 0);
-    (state().functions.site)(&mut data, &mut length);
-    // SAFETY: lines stay.
-    let bytes = if length == 0 { &[] } else { unsafe { from_raw_parts(data, length) } };
+    // SAFETY: both are written to; lines stay.
+    let bytes = unsafe {
+        (state().functions.site)(&mut data, &mut length);
+        if length == 0 { &[] } else { from_raw_parts(data, length) }
+    };
     std::str::from_utf8(bytes).unwrap_or_default()
 }
 
-/// What is called. `None`: no such operation or type.
+/// The operation of a call. `None`: the operation or the type of elements is unknown.
 fn operation(call: &Call) -> Option<CallOp> {
-    use CollectiveKind::*;
-    let dtype = dtype(call.dtype)?;
+    let dtype = DType::from_number(call.dtype)?;
     let peer = u32::try_from(call.peer).ok().map(GroupRank);
-    let is = |operation: Operation| call.operation == operation as u32;
     let bytes = Bytes(call.elements * dtype.size());
     // NCCL matches messages by their order alone.
-    if is(Operation::Send) {
+    if call.operation == Operation::Send as u8 {
         return Some(CallOp::Send { to: peer?, tag: 0, bytes });
     }
-    if is(Operation::Recv) {
+    if call.operation == Operation::Recv as u8 {
         return Some(CallOp::Recv { from: Some(peer?), tag: 0, bytes });
     }
-    let collectives = [
-        (Operation::AllReduce, AllReduce),
-        (Operation::Reduce, Reduce),
-        (Operation::Broadcast, Broadcast),
-        (Operation::AllGather, AllGather),
-        (Operation::ReduceScatter, ReduceScatter),
-        (Operation::AllToAll, AllToAll),
-        (Operation::Gather, Gather),
-        (Operation::Scatter, Scatter),
-    ];
-    let kind = collectives.into_iter().find(|(operation, _)| is(*operation))?.1;
-    let reduce = matches!(kind, AllReduce | Reduce | ReduceScatter).then(|| reduction(call.reduction));
-    let kernel = match call.kernel {
-        0 => None,
-        1 => Some(PeerKernel::OneShot),
-        _ => Some(PeerKernel::TwoShot),
-    };
-    let shape = Shape::Even(call.elements);
-    Some(CallOp::Collective(Collective { kind, dtype, reduce, root: peer, shape, kernel }))
+    Some(CallOp::Collective(collective(call)?))
 }
 
-fn dtype(number: u32) -> Option<DType> {
-    use DType::*;
-    let types =
-        [Int8, UInt8, Int32, UInt32, Int64, UInt64, Float16, Float32, Float64, BFloat16, Float8E4M3, Float8E5M2];
-    types.get(number as usize).copied()
-}
-
-fn reduction(number: u32) -> ReduceOp {
-    [ReduceOp::Sum, ReduceOp::Product, ReduceOp::Max, ReduceOp::Min]
-        .get(number as usize)
-        .copied()
-        .unwrap_or(ReduceOp::Sum)
+/// The collective of a call. `None`: the operation, the type of elements or the reduction is unknown.
+pub(super) fn collective(call: &Call) -> Option<Collective> {
+    use CollectiveKind::{AllReduce, Reduce, ReduceScatter};
+    let kind = CollectiveKind::ALL.get(usize::from(call.operation)).copied()?;
+    let reduces = matches!(kind, AllReduce | Reduce | ReduceScatter);
+    Some(Collective {
+        kind,
+        dtype: DType::from_number(call.dtype)?,
+        reduce: if reduces { Some(ReduceOp::from_number(call.reduction)?) } else { None },
+        root: u32::try_from(call.peer).ok().map(GroupRank),
+        shape: Shape::Even(call.elements),
+        kernel: match call.kernel {
+            0 => None,
+            1 => Some(PeerKernel::OneShot),
+            _ => Some(PeerKernel::TwoShot),
+        },
+    })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

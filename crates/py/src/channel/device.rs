@@ -9,7 +9,9 @@ use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
 use std::slice::from_raw_parts;
 use std::sync::{Arc, OnceLock};
-use uniference_abi::gpus::{Link, NOT_ELAPSED, Recorded, TakeTimes, Times, VERSION};
+use uniference_abi::VERSION;
+use uniference_abi::capture::Launches;
+use uniference_abi::gpus::{Link, NOT_ELAPSED, Recorded, TakeTimes, Times};
 use uniference_client::{Client, ticks};
 use uniference_interpose::EPOCH_S;
 use uniference_protocol::messages::DeviceWork;
@@ -34,35 +36,10 @@ struct Denied {
     left: u64,
 }
 
-/// `Launches` of `cpp/launches.h`.
-#[repr(C)]
-pub(super) struct Launches {
-    kernel: unsafe extern "C" fn(*const u8, usize) -> u32,
-    launch: extern "C" fn(u32, u32, u32, u64),
-    copy: extern "C" fn(u32, u32, u64, u32),
-    record: extern "C" fn(u32, u32),
-    wait_event: extern "C" fn(u32, u32),
-    external_record: extern "C" fn(u32, u32),
-    external_wait: extern "C" fn(u32, u32),
-    capture: extern "C" fn(u32, u32),
-    graph_launch: extern "C" fn(u32, u32),
-    captured_call: extern "C" fn(u32, u32),
-    graph_resume: extern "C" fn(u32, u32),
-    host_function: extern "C" fn(u32),
-    number: extern "C" fn(u64),
-    running_operator: extern "C" fn() -> u64,
-    launches: unsafe extern "C" fn(*const u8, usize) -> c_int,
-}
-
 /// The link of this process, which stays.
-///
-/// # Safety
-/// `launches` is what `uniference_capture_launches` has returned, in a library that is never unloaded.
-pub(super) unsafe fn link(client: &Arc<Client>, launches: *const Launches) -> &'static Link {
+pub(super) fn link(client: &Arc<Client>, launches: &Launches) -> &'static Link {
     // Whoever was first stays: a process is one rank.
     let _ = CLIENT.set(client.clone());
-    // SAFETY: the caller's.
-    let launches = unsafe { &*launches };
     let _ = NUMBER.set(launches.number);
     let _ = RUNNING_OPERATOR.set(launches.running_operator);
     let name = "memory";
