@@ -764,9 +764,8 @@ impl Exchange {
 
     /// Whether the run can only go on polling: every main task and every thread of a program has ended, or waits for
     /// the store or for an operation without a timeout, and threads of libraries have only polled for a minute, as
-    /// NCCL's watchdog does. A run with communication on a stream is not dead, because the library may end this
-    /// communication when its timeout is over.
-    fn is_dead(&self) -> bool {
+    /// NCCL's watchdog does. A run is not dead as long as the engine has work or communication under way.
+    fn is_dead(&mut self) -> bool {
         /// Time within which a library's thread must notice that it has work.
         const PATIENCE: SimDuration = SimDuration::from_us(60_000_000);
         let waits = |task: &TaskConversation| {
@@ -779,7 +778,7 @@ impl Exchange {
             && self.ranks.iter().all(is_stuck)
             && self.ranks.iter().any(|rank| waits(&rank.tasks[0]))
             && !self.ranks.iter().any(|rank| rank.turn.rests == Some(Threads::WaitOutside))
-            && !self.engine.communicates_on_streams()
+            && !self.engine.may_still_act()
     }
 
     /// Whether what the rank's process says still counts.
@@ -958,7 +957,7 @@ impl Exchange {
         let speaking = self.task(rank, task);
         speaking.is_programs |= has_line || task == TaskId(0);
         if speaking.is_programs || !polls(&op) {
-            self.acted_at = self.clock(rank);
+            self.acted_at = self.acted_at.max(self.clock(rank));
         }
         if !only_looks(&op) {
             self.task(rank, task).spins = None;

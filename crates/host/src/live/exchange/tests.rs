@@ -618,3 +618,37 @@ fn threads_of_libraries_that_poll_keep_no_run_alive() {
         }
     }
 }
+
+/// A main thread waits for 80 GB, which a network of 1 GB/s carries for 80 s, while a library's thread polls every 10 s.
+/// The run goes on, because the network moves bytes.
+#[test]
+fn a_long_transfer_beside_a_polling_thread_is_no_deadlock() {
+    let mut exchange = ranks(2);
+    join(&mut exchange, 2);
+    heard(&mut exchange);
+    let other = exchange.open_task(RankId(1));
+    let polls = || vec![Op::Pause(Span::For(SimDuration::from_us(10_000_000)))];
+    let bytes = Bytes(80_000_000_000);
+    say(&mut exchange, 0, vec![issue(0, CallOp::Send { to: GroupRank(1), tag: 0, bytes }, None), wait(0)]);
+    exchange.say(RankId(1), other, polls(), Some(OF_TWO));
+    let receive = issue(0, CallOp::Recv { from: Some(GroupRank(0)), tag: 0, bytes }, None);
+    exchange.say(RankId(1), MAIN, vec![receive, wait(0)], Some(OF_TWO));
+    let mut received = None;
+    while received.is_none() {
+        match exchange.advance(&mut (), &mut ()) {
+            Standing::Halted(halt) => panic!("{:?} at {}", halt.reason, halt.at),
+            Standing::Idle => exchange.still_waits(),
+            _ => {}
+        }
+        while let Some(ready) = exchange.take_ready() {
+            let (rank, task) = (ready.rank, ready.task);
+            let frame = exchange.frame(ready).unwrap();
+            match (rank, task) {
+                (RankId(1), MAIN) => received = Some(frame.now),
+                (RankId(1), _) => drop(exchange.say(RankId(1), other, polls(), Some(ALONE))),
+                _ => drop(exchange.say(rank, task, vec![Op::Exit(Outcome::Ok)], None)),
+            }
+        }
+    }
+    assert!(received.unwrap().as_secs_f64() >= 80.0);
+}
