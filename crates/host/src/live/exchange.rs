@@ -1103,7 +1103,7 @@ impl Exchange {
                 (Request::Pause { timeout: moment, site: line }, Asked::Yield)
             }
             Op::Pause(span) => (Request::Pause { timeout: span.from(now), site: line }, Asked::Pause),
-            Op::Group { ranks, sequence, settings } => {
+            Op::Group { ranks, sequence, settings, rendezvous } => {
                 if process != OfProcess::default() {
                     self.ranks[rank.index()].communicates = Some(process);
                 }
@@ -1111,7 +1111,7 @@ impl Exchange {
                 let named = (ranks.clone(), sequence);
                 let (present, number) =
                     self.absence.as_mut().map_or(named, |absence| absence.present(&ranks, sequence));
-                let join = |ranks, sequence| Request::JoinGroup { ranks, sequence, settings };
+                let join = |ranks, sequence| Request::JoinGroup { ranks, sequence, settings, rendezvous };
                 let request = join(ranks.clone(), sequence);
                 return self.submit_as(rank, task, request, join(present, number), Asked::Group(ranks));
             }

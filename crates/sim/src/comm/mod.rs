@@ -19,7 +19,7 @@ use crate::collective::choose::AlgorithmTable;
 use crate::event::{Cause, Meeting, Traffic};
 use crate::ids::{GroupId, GroupRank, Handle, MessageId, RankId, Site};
 use crate::network::Asymmetry;
-use crate::program::{Call, CallOp, Collective, NcclSettings, has_rendezvous};
+use crate::program::{Call, CallOp, Collective, NcclSettings};
 use crate::symmetry::Symmetry;
 use crate::time::{Bytes, SimDuration, SimTime};
 use crate::transport::{Message, ONE_SIDED, PLAIN, Purpose, Slab, TIMELESS, Transport, TransportEvent};
@@ -332,9 +332,10 @@ impl Comm {
         ranks: Arc<[RankId]>,
         sequence: u32,
         settings: Option<NcclSettings>,
+        rendezvous: bool,
     ) -> Result<GroupId, Asymmetry> {
         let group = self.groups.join(rank, ranks, sequence, settings)?;
-        if has_rendezvous(sequence) {
+        if rendezvous {
             self.transport.has_rendezvous(group);
         }
         Ok(group)

@@ -437,10 +437,12 @@ impl Engine {
                 let elapsed = reached(from).zip(reached(to)).map(between);
                 self.pay(rank, task, POLL_COST, Reply::Elapsed(elapsed));
             }
-            Request::JoinGroup { ranks, sequence, settings } => match self.comm.join(rank, ranks, sequence, settings) {
-                Ok(group) => self.resume(rank, task, Reply::Group(group)),
-                Err(asymmetry) => self.halt(HaltReason::Asymmetry(asymmetry)),
-            },
+            Request::JoinGroup { ranks, sequence, settings, rendezvous } => {
+                match self.comm.join(rank, ranks, sequence, settings, rendezvous) {
+                    Ok(group) => self.resume(rank, task, Reply::Group(group)),
+                    Err(asymmetry) => self.halt(HaltReason::Asymmetry(asymmetry)),
+                }
+            }
             Request::NameGroup { name, call, site } => {
                 match self.comm.groups.name(name, NamedBy { rank, site, call }) {
                     Ok(()) => self.resume(rank, task, Reply::Complete(Vec::new())),

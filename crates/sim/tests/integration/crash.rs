@@ -113,7 +113,8 @@ fn who_does_not_need_the_crashed_rank_does_not_notice() {
 /// The rest of the ranks can make a group of their own and go on.
 #[test]
 fn the_survivors_go_on_in_a_new_group() {
-    let survivors = || Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0, settings: None };
+    let survivors =
+        || Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0, settings: None, rendezvous: false };
     let barrier = || {
         let [mut call, _] = <[Request; 2]>::try_from(blocking(CollectiveKind::Barrier, 0)).unwrap();
         if let Request::Issue { activity: Activity::Call(call), .. } = &mut call {

@@ -55,7 +55,7 @@ fn steps(cluster: &Cluster, requests: impl Fn(u32) -> Vec<Request>) -> Vec<Vec<(
     let ranks = cluster.devices.len() as u32;
     let world: Arc<[RankId]> = (0..ranks).map(RankId).collect();
     let script = |rank| {
-        let join = Request::JoinGroup { ranks: Arc::clone(&world), sequence: 0, settings: None };
+        let join = Request::JoinGroup { ranks: Arc::clone(&world), sequence: 0, settings: None, rendezvous: false };
         let whole = [vec![join], requests(rank), vec![Request::Exit(Outcome::Ok)]].concat();
         whole.into_iter().map(|request| (TaskId(0), request.into())).collect()
     };

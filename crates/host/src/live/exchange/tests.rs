@@ -62,7 +62,11 @@ fn heard(exchange: &mut Exchange) -> Vec<(u32, Answer)> {
 /// Names the group of all ranks first of all. It is group 0.
 fn join(exchange: &mut Exchange, count: u32) {
     for rank in 0..count {
-        say(exchange, rank, vec![Op::Group { ranks: (0..count).collect(), sequence: 0, settings: None }]);
+        say(
+            exchange,
+            rank,
+            vec![Op::Group { ranks: (0..count).collect(), sequence: 0, settings: None, rendezvous: false }],
+        );
     }
 }
 
