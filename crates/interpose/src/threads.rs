@@ -34,12 +34,13 @@ pub unsafe extern "C" fn pthread_create(
     if client.begins_threads() {
         start_watch();
     }
-    if is_pythons(start) {
+    let is_pythons = is_pythons(start);
+    if is_pythons {
         wakes::settle_without_lock()
     } else {
         wakes::settle()
     }
-    let pool = client.has_cores() && !is_pythons(start);
+    let pool = client.has_cores() && !is_pythons;
     let beginning = Box::into_raw(Box::new(Beginning { path: client.starts_thread(), pool, start, argument }));
     // SAFETY: what the caller gave; `begin` takes the box.
     let result = unsafe { real::pthread_create()(thread, attributes, begin, beginning.cast()) };
