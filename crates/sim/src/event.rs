@@ -346,8 +346,8 @@ pub struct MessageWay {
     pub behind: Option<MessageId>,
     /// Link that limited the rate of the message for most of the time in which its bytes left; `None` if no link did.
     pub limit: Option<LinkId>,
-    /// Part of the time from the message's start to its last byte in which the window of the connection limited the
-    /// rate, not a link.
+    /// Part of the time from the message's start, or from its release if that is later, to its last byte in which the
+    /// window of the connection limited the rate, not a link.
     pub in_window: SimDuration,
 }
 

@@ -51,6 +51,8 @@ impl Transport {
                 message.way.by = message.destination;
                 message.way.begun = now;
                 message.way.cause = cause;
+                message.way.limit = None;
+                (message.limited, message.left_over_links) = Default::default();
             }
             self.dispatch(now, tag);
         }

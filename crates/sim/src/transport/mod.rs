@@ -619,7 +619,7 @@ impl Transport {
                 self.connections[message.connection as usize].is_used(now);
                 if tag & PART == 0 {
                     message.sent = now;
-                    let lasted = now.since(message.started);
+                    let lasted = now.since(message.started.max(message.way.released));
                     message.way.in_window = lasted.saturating_sub(message.left_over_links);
                     let wake = if message.wire == ONE_SIDED { SimDuration::ZERO } else { self.protocol.wake };
                     self.after(now, wake, Due::Sent(tag as u32), happened);

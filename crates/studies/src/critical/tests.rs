@@ -207,6 +207,26 @@ fn a_pipeline_is_its_slowest_stage_and_the_ends_of_the_others() {
     assert_eq!(us(&explanation.ranks), [(1, 5 * 40 + 4 + 11), (0, 10 + 11), (2, 20)]);
 }
 
+/// The root of a broadcast of 50,000 bytes sends the 1,000 bytes for which the other rank has room, and the rest once
+/// that rank has computed for 100 us.
+#[test]
+fn the_path_of_a_held_message_goes_through_the_late_receiver() {
+    let mut cluster = cluster(2, "");
+    cluster.backend.protocol.buffer = Some(Bytes(1_000));
+    let broadcast = |line| {
+        let (kind, dtype, root) = (CollectiveKind::Broadcast, DType::UInt8, Some(GroupRank(0)));
+        let shape = Shape::Even(50_000);
+        call(CallOp::Collective(Collective { kind, dtype, reduce: None, root, shape, kernel: None }), line)
+    };
+    let explanation = explain(&cluster, |rank| match rank {
+        0 => vec![broadcast(1), wait(&[0], 1)],
+        _ => vec![compute(100, 2), wait(&[0], 2), broadcast(3), wait(&[1], 3)],
+    });
+    assert_eq!(us(&explanation.kinds), [("compute", 100), ("bandwidth", 49), ("latency", 10)]);
+    let line = |number: u32| Some(format!("a.py:{number}"));
+    assert_eq!(us(&explanation.lines), [(line(2), 100), (line(1), 59)]);
+}
+
 #[test]
 fn of_two_streams_the_longer_one_is_the_path() {
     let stream = |queue, us, line| {
