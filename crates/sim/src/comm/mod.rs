@@ -294,7 +294,7 @@ impl Comm {
                 let running = self.instances[instance as usize].as_ref().expect("it runs");
                 let cause = Cause::Begun(running.caller(me).handle);
                 let held = self.instances[instance as usize].as_mut().expect("it runs").begin(me);
-                held.into_iter().for_each(|message| self.transport.let_go(now, message, cause));
+                held.into_iter().for_each(|(message, id)| self.transport.let_go(now, message, id, cause));
                 self.run_member(now, instance, me, cause);
             }
             Cue::Part { message, id, room } => self.transport.let_part_go(now, message, id, room),
@@ -516,7 +516,7 @@ impl Comm {
                     None => transport.send(now, source, destination, id, bytes, purpose, wire, cause),
                     Some(room) => {
                         let (message, id) = transport.hold(now, source, destination, id, bytes, purpose, wire, cause);
-                        instance.hold(receiver, me, message);
+                        instance.hold(receiver, me, message, id);
                         parts.push(Cue::Part { message, id, room });
                     }
                 }
