@@ -88,8 +88,9 @@ pub(crate) struct Message {
     pub(crate) started: SimTime,
     pub(crate) sent: SimTime,
     pub(crate) way: MessageWay,
-    /// Time for which the link `way.limit` limited parts of the message, and time for which any link did.
+    /// Lead of `way.limit` over all other links, in time for which a link limited parts of the message.
     limited: SimDuration,
+    /// Time for which any link limited parts of the message.
     left_over_links: SimDuration,
     connection: u32,
     /// In `Transport::grants`, once its receiver is ready and where the protocol has a handshake; else [`NO_GRANT`].
@@ -106,7 +107,9 @@ impl Message {
         if self.way.limit == Some(link) {
             self.limited += lasted;
         } else if lasted > self.limited {
-            (self.way.limit, self.limited) = (Some(link), lasted);
+            (self.way.limit, self.limited) = (Some(link), lasted - self.limited);
+        } else {
+            self.limited -= lasted;
         }
     }
 }
@@ -739,5 +742,36 @@ impl Transport {
     /// The way that a message takes.
     pub(crate) fn route(&self, message: &Message) -> &Route {
         &self.connections[message.connection as usize].route
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parts of 3, 2, 2, 2 and 2 ps: link 0 limited 3 ps of 11, link 1 the rest.
+    #[test]
+    fn the_link_that_limited_most_parts_of_a_message_is_named() {
+        let mut message = Message {
+            purpose: Purpose::Write { handle: Handle(0) },
+            source: RankId(0),
+            destination: RankId(1),
+            group: GroupId(0),
+            bytes: Bytes(0),
+            wire_bytes: Bytes(0),
+            queued: SimTime::ZERO,
+            started: SimTime::ZERO,
+            sent: SimTime::ZERO,
+            way: MessageWay::default(),
+            limited: SimDuration::ZERO,
+            left_over_links: SimDuration::ZERO,
+            connection: 0,
+            grant: NO_GRANT,
+            wire: PLAIN,
+        };
+        for (link, ps) in [(0, 3), (1, 2), (1, 2), (1, 2), (1, 2)] {
+            message.is_limited(Some(LinkId(link)), SimDuration::from_ps(ps));
+        }
+        assert_eq!((message.way.limit, message.left_over_links.as_ps()), (Some(LinkId(1)), 11));
     }
 }
