@@ -277,8 +277,7 @@ impl Comm {
         if self.wire_of_messages == TIMELESS {
             return TIMELESS;
         }
-        let group = self.groups.get(group);
-        self.transport.wire(group.table(&self.table).wire_of_messages(group.size()))
+        self.transport.wire(self.groups.get(group).table(&self.table).wire_of_messages())
     }
 
     /// Does something at once, or when its time comes.

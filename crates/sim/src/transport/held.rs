@@ -35,7 +35,7 @@ impl Transport {
             return;
         }
         let message = self.messages.get(tag);
-        let (connection, part) = (message.connection, self.wire_of(message).map_or(room, |wire| wire.stretched(room)));
+        let (connection, part) = (message.connection, self.hop(message).map_or(room, |hop| hop.stretched(room)));
         let wire_bytes = self.push(now, connection, part, u64::from(tag) | PART);
         self.messages.get_mut(tag).wire_bytes += wire_bytes;
         self.held.insert(tag, part);

@@ -26,7 +26,7 @@ pub use protocol::{Handshake, Protocol, Window};
 pub(crate) use rendezvous::{Channel, Grant};
 pub(crate) use slab::Slab;
 
-use crate::collective::Wire;
+use crate::collective::{Hop, Wire};
 use crate::event::{Cause, MessageWay};
 use crate::ids::{GroupId, GroupRank, Handle, HostId, LinkId, MessageId, RankId, Site};
 use crate::network::{Network, NetworkEvent, Route, Topology};
@@ -323,10 +323,6 @@ impl Transport {
         index as u32 + 1
     }
 
-    fn wire_of(&self, message: &Message) -> Option<Wire> {
-        (!matches!(message.wire, PLAIN | ONE_SIDED)).then(|| self.wires[message.wire as usize - 1])
-    }
-
     /// Posts a send, by a protocol as [`Transport::wire`] numbers them.
     #[allow(clippy::too_many_arguments, reason = "what a message is, once")]
     pub(crate) fn send(
@@ -506,7 +502,7 @@ impl Transport {
     fn dispatch(&mut self, now: SimTime, tag: u32) {
         let message = self.messages.get(tag);
         let Message { connection, bytes, wire, .. } = *message;
-        let stretched = self.wire_of(message).map_or(bytes, |wire| wire.stretched(bytes));
+        let stretched = self.hop(message).map_or(bytes, |hop| hop.stretched(bytes));
         let bytes = Bytes(stretched.0 - self.held.remove(&tag).unwrap_or_default().0);
         let handshake = self.protocol.handshake.filter(|_| wire != ONE_SIDED);
         let preamble = handshake.map_or(Bytes(0), |handshake| handshake.preamble);
@@ -631,19 +627,22 @@ impl Transport {
             NetworkEvent::Delivered { tag } if tag & PART != 0 => {}
             NetworkEvent::Delivered { tag } if tag & CONTROL != 0 => self.control_arrives(now, tag as u32, happened),
             NetworkEvent::Delivered { tag } => {
-                let hop = self.hop(tag as u32);
-                self.after(now, hop, Due::Landed(tag as u32), happened);
+                let message = self.messages.get(tag as u32);
+                let least = self.hop(message).map_or(SimDuration::ZERO, |hop| hop.latency);
+                let left = least.saturating_sub(self.route(message).latency);
+                self.after(now, left, Due::Landed(tag as u32), happened);
             }
         }
     }
 
-    /// What the protocol of a message takes more than its way.
-    fn hop(&self, tag: u32) -> SimDuration {
-        let message = self.messages.get(tag);
-        let Some(Wire { inside, between, .. }) = self.wire_of(message) else { return SimDuration::ZERO };
+    /// Effect of a message's protocol on the message.
+    fn hop(&self, message: &Message) -> Option<Hop> {
+        if matches!(message.wire, PLAIN | ONE_SIDED) {
+            return None;
+        }
+        let Wire { inside, between } = self.wires[message.wire as usize - 1];
         let server = |rank: RankId| self.topology.server(self.hosts[rank.index()]);
-        let least = if server(message.source) == server(message.destination) { inside } else { between };
-        least.saturating_sub(self.route(message).latency)
+        Some(if server(message.source) == server(message.destination) { inside } else { between })
     }
 
     /// Schedules `due` after `delay`; it happens at once if `delay` is zero.

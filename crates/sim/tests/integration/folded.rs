@@ -276,7 +276,7 @@ fn with_nccl(mut cluster: Cluster, per_server: u32, inside: f64) -> Cluster {
         cards: per_server,
         nvls: true,
         max_channels: 32,
-        host: None,
+        host: Rate::new(25e9).unwrap(),
         settings: Default::default(),
     });
     let backend = &mut cluster.backend;
@@ -372,7 +372,7 @@ fn trees_over_servers_fold_inside_them() {
             cards: 4,
             nvls: true,
             max_channels: 32,
-            host: None,
+            host: Rate::new(25e9).unwrap(),
             settings: Default::default(),
         };
         cluster.backend.algorithms.force(AllReduce, forced);
