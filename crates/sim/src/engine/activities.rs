@@ -344,7 +344,7 @@ impl Engine {
             if let CallOp::Recv { .. } = call.op {
                 ledger.times.no_data += late;
             }
-            CallTimes { stream, bus_bytes: self.comm.bus_bytes(call), ..times }
+            (stream, CallTimes { bus_bytes: self.comm.bus_bytes(call), ..times })
         });
         let event =
             Event::Completed { rank, handle, call, bytes, issued, started, algorithm, meeting, on_stream, why, cause };

@@ -107,7 +107,7 @@ impl Streams {
     }
 
     /// Split of the time of an operation that is about to end. The stream came to the operation at `started`, and all
-    /// peers had entered the operation at `entered`. The fields for the stream and the size are left at their defaults.
+    /// peers had entered the operation at `entered`. The field for the size is left at its default.
     pub(crate) fn call(&self, started: SimTime, entered: SimTime, now: SimTime) -> CallTimes {
         let entered = entered.clamp(started, now);
         let (kernel, late_peer) = (now.since(entered), self.bare.between(started, entered));
