@@ -111,9 +111,10 @@ pub unsafe extern "C" fn pthread_cond_broadcast(condition: *mut pthread_cond_t) 
 pub(crate) fn settle_for_call(number: c_long, operation: c_long) {
     use libc::{FUTEX_CMP_REQUEUE, FUTEX_REQUEUE, FUTEX_WAKE, FUTEX_WAKE_BITSET, FUTEX_WAKE_OP};
     let operation = operation as c_int & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME);
-    if number == libc::SYS_futex
-        && matches!(operation, FUTEX_WAKE | FUTEX_WAKE_BITSET | FUTEX_WAKE_OP | FUTEX_REQUEUE | FUTEX_CMP_REQUEUE)
-    {
+    if matches!(
+        (number, operation),
+        (libc::SYS_futex, FUTEX_WAKE | FUTEX_WAKE_BITSET | FUTEX_WAKE_OP | FUTEX_REQUEUE | FUTEX_CMP_REQUEUE)
+    ) {
         settle();
     }
 }

@@ -488,9 +488,9 @@ impl CallOp {
         }
     }
 
-    /// Bytes that count for the bus bandwidth: the bytes that a member sends in the algorithm that sends least.
-    /// nccl-tests (`doc/PERFORMANCE.md`) define the bus bandwidth as these bytes over the duration of the operation, so
-    /// that it can be compared with the bandwidth of the hardware for any number of `members`.
+    /// Bytes that count for the bus bandwidth: the bytes of the operation times nccl-tests' factor for its kind
+    /// (`doc/PERFORMANCE.md`). These bytes over the duration of the operation are the bus bandwidth, which can be compared
+    /// with the bandwidth of the hardware for any number of `members`.
     pub fn bus_bytes(&self, members: u32) -> Bytes {
         let CallOp::Collective(collective) = self else { return self.bytes(members) };
         let (named, members) = (u128::from(collective.bytes(members).0), u128::from(members.max(1)));
