@@ -22,6 +22,7 @@ use crate::error::HostError;
 use crate::interrupt::{Interrupt, Interrupts};
 use crate::symbols::Torch;
 use rustix::io::Errno;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -183,7 +184,7 @@ pub struct Driver<'a> {
     /// Time passes as soon as all are found to wait still.
     idles: bool,
     looks: Looks,
-    /// What ranks have warned of, and which of them.
+    /// Warnings, each with the ranks that gave it; without ranks if the run itself warns.
     warned: BTreeMap<String, BTreeSet<u32>>,
     /// Where the driver waits, and ranks that are not away for long.
     stay: Option<Visit>,
@@ -294,6 +295,7 @@ impl<'a> Driver<'a> {
     /// What ranks have warned of, for the report.
     pub fn warnings(&self) -> Vec<String> {
         let said = |(text, ranks): (&String, &BTreeSet<u32>)| match ranks.first() {
+            None => text.clone(),
             Some(rank) if ranks.len() == 1 => format!("rank {rank}: {text}"),
             _ => format!("{} ranks: {text}", ranks.len()),
         };
@@ -355,6 +357,12 @@ impl<'a> Driver<'a> {
         }
         while let Some((rank, frame)) = self.exchange.take_ahead() {
             self.write(rank, TaskId(0), &frame);
+        }
+        if let Some(text) = self.exchange.disagreement()
+            && let Entry::Vacant(entry) = self.warned.entry(text)
+        {
+            self.watch.console.warn(entry.key());
+            entry.insert(BTreeSet::new());
         }
         self.slots.expire(Instant::now());
         while let Some(ready) = self.slots.take(Instant::now()) {

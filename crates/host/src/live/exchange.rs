@@ -27,7 +27,7 @@ use uniference_sim::cast::{Cast, Unlike};
 use uniference_sim::engine::{Engine, Halt, Resumption, Threads, Turn};
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::{GroupId, Handle, OfProcess, QueueId, RankId, Site, TaskId};
-use uniference_sim::program::{Activity, Origin, Outcome, POLL_COST, Reply, Request, StoreOp, Work};
+use uniference_sim::program::{Activity, NcclSettings, Origin, Outcome, POLL_COST, Reply, Request, StoreOp, Work};
 use uniference_sim::replay::{RecordedStep, handles_mut};
 use uniference_sim::time::{SimDuration, SimTime};
 
@@ -325,7 +325,7 @@ enum Asked {
     Now,
     Pause,
     Yield,
-    Group(Arc<[RankId]>),
+    Group(Arc<[RankId]>, Option<NcclSettings>),
     Store,
     /// The end of work of its device.
     Device(Vec<Handle>, DeviceQuestion),
@@ -457,6 +457,15 @@ impl Exchange {
     /// The engine, to look at.
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// Warning if members gave one group different NCCL settings.
+    pub fn disagreement(&self) -> Option<String> {
+        let [first, other] = self.data.disagreement()?;
+        Some(format!(
+            "ranks {} and {} give one communicator different NCCL settings; the settings of rank {} count",
+            first.0, other.0, first.0
+        ))
     }
 
     /// Whether a thread of the rank's process runs, or is about to: others wait for the engine, which waits for those.
@@ -1113,7 +1122,7 @@ impl Exchange {
                     self.absence.as_mut().map_or(named, |absence| absence.present(&ranks, sequence));
                 let join = |ranks, sequence| Request::JoinGroup { ranks, sequence, settings, rendezvous };
                 let request = join(ranks.clone(), sequence);
-                return self.submit_as(rank, task, request, join(present, number), Asked::Group(ranks));
+                return self.submit_as(rank, task, request, join(present, number), Asked::Group(ranks, settings));
             }
             Op::Store { operation, timeout, .. } => (Request::Store { operation, timeout, site: line }, Asked::Store),
             Op::Synchronize { work, .. } => {
@@ -1397,9 +1406,9 @@ impl Exchange {
             (Asked::Elapsed, Reply::Elapsed(elapsed)) => self.answer(rank, task, Answer::Elapsed(elapsed)),
             (Asked::Pause, Reply::TimedOut) => self.answer(rank, task, Answer::Over),
             (Asked::Yield, Reply::TimedOut) => self.answer(rank, task, Answer::Go),
-            (Asked::Group(ranks), Reply::Group(group)) => {
+            (Asked::Group(ranks, settings), Reply::Group(group)) => {
                 self.took(rank, task, RecordedStep::Named(group));
-                self.joined(rank, task, group, &ranks);
+                self.joined(rank, task, group, &ranks, settings);
             }
             (Asked::Store, Reply::Store(value)) => self.answer(rank, task, Answer::Store(value)),
             (Asked::FirstTurn, Reply::Start)
@@ -1444,11 +1453,18 @@ impl Exchange {
         self.fetch(Fetching { rank, task, complete, failed });
     }
 
-    fn joined(&mut self, rank: RankId, task: TaskId, group: GroupId, ranks: &Arc<[RankId]>) {
+    fn joined(
+        &mut self,
+        rank: RankId,
+        task: TaskId,
+        group: GroupId,
+        ranks: &Arc<[RankId]>,
+        settings: Option<NcclSettings>,
+    ) {
         if let Some(absence) = &mut self.absence {
             absence.joined(group, ranks);
         }
-        if let Err(member) = self.data.join(group, ranks) {
+        if let Err(member) = self.data.join(group, rank, ranks, settings) {
             let size = ranks.len();
             let problem = format!("{rank} is in a group of {size} ranks in which nobody that runs is like {member}");
             return self.deviates(Unlike::absence(problem));

@@ -656,3 +656,17 @@ fn a_long_transfer_beside_a_polling_thread_is_no_deadlock() {
     }
     assert!(received.unwrap().as_secs_f64() >= 80.0);
 }
+
+#[test]
+fn members_with_different_settings_are_reported() {
+    let mut exchange = ranks(3);
+    let rings = NcclSettings { algorithms: [NcclSettings::RING; 5], ..NcclSettings::default() };
+    let join = |settings| Op::Group { ranks: vec![0, 1, 2], sequence: 0, settings, rendezvous: false };
+    for (rank, settings) in [(0, Some(rings)), (1, Some(rings)), (2, None)] {
+        assert_eq!(exchange.disagreement(), None);
+        say(&mut exchange, rank, vec![join(settings)]);
+        assert_eq!(heard(&mut exchange), [(rank, Answer::Group(0))]);
+    }
+    let text = "ranks 0 and 2 give one communicator different NCCL settings; the settings of rank 0 count";
+    assert_eq!(exchange.disagreement().as_deref(), Some(text));
+}
