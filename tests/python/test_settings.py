@@ -132,6 +132,32 @@ dist.destroy_process_group()
     assert "not modelled" not in warnings
 
 
+def test_simulated_nccl_warns_about_its_groups(tmp_path: Path) -> None:
+    """Variables of the network matter to a group across two servers of two ranks, and not to a group within a server."""
+    (tmp_path / "cluster.toml").write_text(CLUSTER.replace("PER_HOST", "2").replace("COUNT", "4"))
+    script = write_script(
+        tmp_path,
+        """
+import sys
+import torch.distributed as dist
+dist.init_process_group("gloo")
+options = dist.ProcessGroupNCCL.Options() if "options" in sys.argv else None
+dist.new_group([0, int(sys.argv[1])], backend="nccl", pg_options=options)
+dist.destroy_process_group()
+""",
+    )
+
+    def warnings(*words: str) -> str:
+        options = ("--cluster", "cluster.toml", "--out", "out")
+        done = uniference("run", *options, script, *words, cwd=tmp_path, env={"NCCL_IB_DISABLE": "1"}, cold=True)
+        assert done.code == 0, done.err + done.out
+        return "\n".join(json.loads((tmp_path / "out" / "report.json").read_text())["warnings"])
+
+    assert "NCCL_IB_DISABLE" not in warnings("1")
+    assert warnings("2").count("NCCL_IB_DISABLE=1 is not modelled") == 1
+    assert warnings("1", "options").count("pg_options have no effect") == 1
+
+
 LAUNCHES = """
 x = torch.empty(1 << 26, device="cuda")
 torch.cuda.synchronize()

@@ -460,13 +460,13 @@ fn operation_report(operation: &str, group: GroupId, sums: &OperationStatistics)
         count: sums.count,
         bytes: sums.bytes.0,
         time_s: seconds(of_streams.map_or(sums.time, |sums| sums.time)),
-        exposed_s: seconds(of_streams.map_or(sums.exposed, |sums| sums.exposed)),
+        exposed_s: seconds(of_streams.map_or(sums.exposed, |sums| sums.calls.exposed)),
         ranks: of_streams.map(|sums| sums.ranks),
-        kernel_s: of_streams.map(|sums| seconds(sums.kernel)),
-        overlapped_s: of_streams.map(|sums| seconds(sums.overlapped)),
-        late_peer_s: of_streams.map(|sums| seconds(sums.late_peer)),
+        kernel_s: of_streams.map(|sums| seconds(sums.calls.kernel)),
+        overlapped_s: of_streams.map(|sums| seconds(sums.calls.overlapped)),
+        late_peer_s: of_streams.map(|sums| seconds(sums.calls.late_peer)),
         bus_bandwidth: of_streams
-            .map(|sums| sums.bus_bytes.0 as f64 / seconds(sums.kernel))
+            .map(|sums| sums.calls.bus_bytes.0 as f64 / seconds(sums.calls.kernel))
             .filter(|rate| rate.is_finite()),
     }
 }

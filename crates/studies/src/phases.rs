@@ -117,9 +117,9 @@ impl Observer for Phases {
                 let took = at.since(*start);
                 return self.launched(*rank, why, |launched| launched.kernels += took);
             }
-            Event::Completed { rank, on_stream: Some(times), why, .. } => {
+            Event::Completed { rank, on_stream: Some((stream, times)), why, .. } => {
                 // The completion of an operation names its group's queue, so the queue of the CUDA stream is used.
-                let why = Why { queue: Some(QueueId::of_stream(times.stream)), ..*why };
+                let why = Why { queue: Some(QueueId::of_stream(*stream)), ..*why };
                 return self.launched(*rank, &why, |launched| launched.communication += times.kernel);
             }
             _ => return,

@@ -95,7 +95,8 @@ fn rates_without_an_effect_are_said() {
 /// Ranks 0 and 2 send 8 and 16 bytes to whichever receive of rank 1 takes them: if the second overtakes the first, the sizes do not fit.
 #[test]
 fn seeds_that_halt_are_counted_and_left_out() {
-    let join = || Request::JoinGroup { ranks: (0..3).map(RankId).collect(), sequence: 0, settings: None };
+    let join =
+        || Request::JoinGroup { ranks: (0..3).map(RankId).collect(), sequence: 0, settings: None, rendezvous: false };
     let call = |op| issue(Activity::Call(Call { group: GroupId(0), op }));
     let send = |bytes| call(CallOp::Send { to: GroupRank(1), tag: 0, bytes: Bytes(bytes) });
     let recv = |bytes| call(CallOp::Recv { from: None, tag: 0, bytes: Bytes(bytes) });
@@ -124,7 +125,7 @@ fn seeds_that_halt_are_counted_and_left_out() {
 fn a_record_whose_groups_are_others_on_the_cluster_is_refused() {
     let work = |us| Work::new(SimDuration::from_us(us), Origin::Recorded);
     let program = |rank: u32| {
-        let join = Request::JoinGroup { ranks: [RankId(rank)].into(), sequence: 0, settings: None };
+        let join = Request::JoinGroup { ranks: [RankId(rank)].into(), sequence: 0, settings: None, rendezvous: false };
         let (kind, dtype, shape) = (CollectiveKind::Barrier, DType::UInt8, Shape::Even(0));
         let op = CallOp::Collective(Collective { kind, dtype, reduce: None, root: None, shape, kernel: None });
         let call = issue(Activity::Call(Call { group: GroupId(rank), op }));

@@ -335,7 +335,8 @@ pub(super) fn adapt(
     let Tuning { nvls, max_channels } = tuning.unwrap_or(Tuning { nvls: true, max_channels: 32 });
     let known = models.first().and_then(|model| table::find(model.as_deref()?).ok());
     let link = known.and_then(KnownDevice::host_link).unwrap_or(UNKNOWN_LINK);
-    let (host, settings) = (Rate::new(PCI_EXPRESS * link), NcclSettings::default());
+    let host = Rate::new(PCI_EXPRESS * link).expect("links have a rate");
+    let settings = NcclSettings::default();
     algorithms.adapt(Surroundings { per_server, inside, between, cards, nvls, max_channels, host, settings });
 }
 

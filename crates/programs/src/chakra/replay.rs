@@ -443,7 +443,7 @@ impl<N: Nodes> Replay<N> {
                     let (ranks, sequence) = members.clone();
                     self.asked = Some(Asked::Group(members.clone()));
                     self.issue.push_front(task);
-                    return Request::JoinGroup { ranks, sequence, settings: None };
+                    return Request::JoinGroup { ranks, sequence, settings: None, rendezvous: false };
                 }
             },
         };
