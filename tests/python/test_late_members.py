@@ -93,3 +93,21 @@ def test_with_nccl_the_late_member_waits_until_it_times_out(tmp_path: Path) -> N
     outcome = simulate(tmp_path, 2, "all_reduce", "nccl", "--no-cuda")
     assert outcome[0] == ["all_reduce timed out at 1", "all_reduce aborted at 1"]
     assert outcome[1] == ["all_reduce timed out at 3", "all_reduce aborted at 3"]
+
+
+def test_nccl_names_the_rank_in_the_group(tmp_path: Path) -> None:
+    source = """
+import datetime, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+group = dist.new_group([1, 2], timeout=datetime.timedelta(seconds=1))
+if dist.get_rank() == 1:
+    for _ in range(2):
+        try:
+            dist.all_reduce(torch.ones(4), group=group)
+        except dist.DistBackendError as error:
+            print(error)
+"""
+    options = ("--ranks", 3, "--compute", "none", "--backend", "nccl", "--no-cuda", "--out", tmp_path / "out")
+    done = uniference("run", *options, write_script(tmp_path, source), cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "NCCL communicator was aborted on rank 0." in done.out

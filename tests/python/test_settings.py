@@ -112,9 +112,11 @@ def test_what_is_not_modelled_is_warned_about(tmp_path: Path) -> None:
 torch.cuda.set_device(local)
 dist.init_process_group("nccl")
 stream = torch.cuda.Stream(priority=-1)
-dist.all_reduce(torch.ones(4, device="cuda"))
-with torch.cuda.stream(stream):
-    torch.ones(4, device="cuda")
+torch.cuda.Stream(priority=-2).record_event()
+x = torch.ones(4, device="cuda")
+dist.all_reduce(x)
+with torch.cuda.graph(torch.cuda.CUDAGraph(), stream=stream):
+    x + x
 torch.cuda.synchronize()
 dist.destroy_process_group()
 """
@@ -126,7 +128,7 @@ dist.destroy_process_group()
     assert "NCCL_DEBUG" not in warnings
     assert "NCCL_IB_TIMEOUT" not in warnings
     assert warnings.count("priorities of CUDA streams are not modelled") == 1
-    # No warnings about a disabled network on one host, nor about priorities if no stream has one.
+    # No warnings about a disabled network on one host, nor about priorities if no work is launched on a stream with one.
     source = source.replace("priority=-1", "")
     _, warnings = run(tmp_path, source, gpus=2, environment=between)
     assert "not modelled" not in warnings
@@ -181,10 +183,52 @@ def test_launches_block(tmp_path: Path) -> None:
     assert "not modelled" not in warnings
 
 
-@pytest.mark.parametrize(("override", "tflops"), [("0", [66.9, 66.9]), ("1", [494.5, 494.5]), ("", [66.9, 494.5])])
+def test_kernels_outside_of_operators_block(tmp_path: Path) -> None:
+    """The kernel of `torch.cuda._sleep` spins for 2e6 cycles, which are more than 0.9 ms; the other one's time is unknown."""
+    source = """
+double = torch.cuda.jiterator._create_jit_fn("template <typename T> T twice(T x) { return x + x; }")
+x = torch.ones(1 << 26, device="cuda")
+double(x)
+torch.cuda.synchronize()
+begin = time.perf_counter()
+torch.cuda._sleep(2_000_000)
+say("slept", round((time.perf_counter() - begin) * 1e6))
+double(x)
+say("launched", round((time.perf_counter() - begin) * 1e6))
+torch.cuda.synchronize()
+say("ended", round((time.perf_counter() - begin) * 1e6))
+"""
+    said, _ = run(tmp_path, source, environment={"CUDA_LAUNCH_BLOCKING": "1"})
+    assert said["slept"] > 900
+    assert said["ended"] - said["launched"] < 20
+
+
+def test_a_graph_with_a_collective_is_captured_if_launches_block(tmp_path: Path) -> None:
+    """The replay, too, ends before its launch returns."""
+    source = """
+torch.cuda.set_device(local)
+dist.init_process_group("nccl", device_id=torch.device("cuda", local))
+x = torch.ones(1 << 26, device="cuda")
+dist.all_reduce(x)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    dist.all_reduce(x)
+begin = time.perf_counter()
+graph.replay()
+say("launched", round((time.perf_counter() - begin) * 1e6))
+torch.cuda.synchronize()
+say("ended", round((time.perf_counter() - begin) * 1e6))
+dist.destroy_process_group()
+"""
+    said, _ = run(tmp_path, source, gpus=2, environment={"CUDA_LAUNCH_BLOCKING": "1"})
+    assert said["launched"] > 500
+    assert said["ended"] - said["launched"] < 20
+
+
+@pytest.mark.parametrize(("override", "tflops"), [("0", [66.9, 66.9]), ("1", [66.9, 494.5]), ("", [66.9, 494.5])])
 def test_tf32_is_overridden(tmp_path: Path, override: str, tflops: list[float]) -> None:
     """A GEMM of 2 x 8192^3 operations, with TF32 forbidden and allowed by the program, reaches at least half of the device's rate."""
-    said, _ = run(
+    said, warnings = run(
         tmp_path,
         """
 x = torch.empty(8192, 8192, device="cuda")
@@ -198,3 +242,4 @@ say("allowed", took(lambda: x @ x))
     for name, rate in zip(("forbidden", "allowed"), tflops, strict=True):
         least = 2 * 8192**3 / (rate * 1e6)
         assert least < said[name] < 2 * least, (name, said)
+    assert ("NVIDIA_TF32_OVERRIDE=1 is not modelled" in warnings) == (override == "1")

@@ -559,7 +559,26 @@ def test_strict_values_end_the_run_at_the_first_that_is_missing(tmp_path: Path) 
     assert "sum" not in done.out
     assert "error: the values of aten::_convert_weight_to_int4pack are not computed on simulated GPUs: " in done.err
     assert "script.py:" in done.err
-    assert "(--strict-values)\nhint: " in done.err.replace("[rank 0] ", "")
+    assert "(--strict-values)\nhint: " in done.err
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import sys\nsys.stdout.close()\n" + SILENCED,
+        f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {'import torch' + SILENCED!r}])\n",
+    ],
+    ids=["closed output", "child process"],
+)
+def test_strict_values_end_the_run(body: str, tmp_path: Path) -> None:
+    """The program does not go on, though its standard output is closed, or a child process lacks the values."""
+    (tmp_path / "cluster.toml").write_text(ONE_GPU)
+    options = ("--cluster", "cluster.toml", "--cuda", "--compute", "none", "--strict-values")
+    body += "sys.stderr.write('it goes on')\n"
+    done = uniference("run", *options, write_script(tmp_path, COMPARE + body), cwd=tmp_path)
+    assert done.code == 1, done.err + done.out
+    assert "it goes on" not in done.err
+    assert "error: the values of aten::_convert_weight_to_int4pack are not computed on simulated GPUs: " in done.err
 
 
 def test_kernels_that_no_operator_launches_are_named(tmp_path: Path) -> None:

@@ -308,6 +308,12 @@ impl Client {
         self.write_main(&Batch { opens_task: None, ops: vec![Op::LacksMemory(lack)], quiet: None });
     }
 
+    /// Ends the run because of an operator or kernel whose values are not computed. The caller, any thread, ends the
+    /// process.
+    pub fn lacks_values(&self, text: &str) {
+        self.write_main(&Batch { opens_task: None, ops: vec![Op::LacksValues(text.to_owned())], quiet: None });
+    }
+
     /// Tells the user something, though the run goes on.
     pub fn warn(&self, text: &str) {
         self.write_main(&Batch { opens_task: None, ops: vec![Op::Warn(text.to_owned())], quiet: None });

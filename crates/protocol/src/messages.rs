@@ -85,6 +85,9 @@ pub enum Op {
     Exit(Outcome),
     /// This machine has no memory for a tensor of the program's, so its process ends. It counts at once, from any thread.
     LacksMemory(Lack),
+    /// The program has run an operator or kernel whose values are not computed, as the text says, and the run is to end
+    /// then (`--strict-values`). The process ends. It counts at once, from any thread.
+    LacksValues(String),
     /// Something that the user should know. It counts at once, from any thread.
     Warn(String),
     /// Asks for the first turn: [`Answer::Go`].

@@ -107,18 +107,17 @@ impl Channel {
         Ok(std::ptr::from_ref(link) as usize)
     }
 
-    #[pyo3(signature = (combine, scale, site, limit))]
-    fn communication(&self, combine: usize, scale: usize, site: usize, limit: Option<u64>) -> PyResult<usize> {
-        if [combine, scale, site].contains(&0) {
+    fn communication(&self, combine: usize, scale: usize, site: usize, is_large: usize) -> PyResult<usize> {
+        if [combine, scale, site, is_large].contains(&0) {
             return Err(PyValueError::new_err("the address of a function is 0"));
         }
         self.client.join_threads();
         // SAFETY: the caller says that they are there, as the method's documentation asks it to.
-        let functions = unsafe { communication::Functions::at(combine, scale, site) };
+        let functions = unsafe { communication::Functions::at(combine, scale, site, is_large) };
         let table = match self.client.relay() {
-            None => communication::table(&self.client, functions, limit),
-            Some(_) if self.client.borrows_gpus() => communication::table(&self.client, functions, limit),
-            Some(_) => alone::table(&self.client, functions.scale, limit),
+            None => communication::table(&self.client, functions),
+            Some(_) if self.client.borrows_gpus() => communication::table(&self.client, functions),
+            Some(_) => alone::table(&self.client, functions),
         };
         Ok(std::ptr::from_ref(table) as usize)
     }
@@ -157,6 +156,10 @@ impl Channel {
 
     fn lacks_memory(&self, wanted: u64, available: u64, line: String) {
         self.client.lacks_memory(Lack { wanted, available, line });
+    }
+
+    fn lacks_values(&self, text: &str) {
+        self.client.lacks_values(text);
     }
 
     fn enter(&self) {

@@ -548,6 +548,9 @@ impl<'a> Driver<'a> {
         if let Some(lack) = ops.iter().find_map(|op| if let Op::LacksMemory(lack) = op { Some(lack) } else { None }) {
             return Err(capacity::lacks(rank.0, lack, self.board(rank.0).map(Board::name)));
         }
+        if let [Op::LacksValues(text)] = &ops[..] {
+            return Err(HostError::MissingValues(text.clone()));
+        }
         if let [Op::Warn(text)] = &ops[..] {
             self.watch.console.warn(&format!("rank {}: {text}", rank.0));
             self.warned.entry(text.clone()).or_default().insert(rank.0);

@@ -60,8 +60,13 @@ fn warning(what: &str, value: &str, setting: &Setting) -> String {
 /// Warnings about variables of CUDA and PyTorch that are set and not modelled.
 pub fn of_cuda(environment: &BTreeMap<String, String>) -> Vec<String> {
     let unmodelled = environment.iter().filter_map(|(name, value)| {
-        let setting = find(CUDA, name).filter(|setting| setting.effect == Effect::NotModelled)?;
-        (value.trim() != setting.default).then(|| warning(name, value, setting))
+        let setting = find(CUDA, name)?;
+        let is_unmodelled = match name.as_str() {
+            // NVIDIA documents no other value than 0.
+            "NVIDIA_TF32_OVERRIDE" => value.trim() != "0",
+            _ => setting.effect == Effect::NotModelled && value.trim() != setting.default,
+        };
+        is_unmodelled.then(|| warning(name, value, setting))
     });
     unmodelled.collect()
 }

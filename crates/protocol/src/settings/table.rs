@@ -155,7 +155,7 @@ pub static CUDA: &[Setting] = &[
         "NVIDIA_TF32_OVERRIDE",
         Honoured,
         "",
-        "0: GEMMs and convolutions of float32 do not use TF32, whatever the program says; 1: they do",
+        "0: GEMMs and convolutions of float32 do not use TF32, whatever the program says; other values are warned about",
     ),
     setting("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", Honoured, "", "PyTorch reads it"),
     setting("CUDA_VISIBLE_DEVICES", Honoured, "", "as on CUDA, set by the program before it uses CUDA"),

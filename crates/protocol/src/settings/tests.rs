@@ -80,6 +80,8 @@ fn what_is_not_modelled_is_said() {
     assert_eq!(of_cuda(&environment(&[("CUDA_DEVICE_MAX_CONNECTIONS", "8"), ("CUDA_LAUNCH_BLOCKING", "1")])), [""; 0]);
     let said = of_cuda(&environment(&[("CUDA_DEVICE_MAX_CONNECTIONS", "1")]));
     assert!(said[0].starts_with("CUDA_DEVICE_MAX_CONNECTIONS=1 is not modelled"), "{said:?}");
+    assert_eq!(of_cuda(&environment(&[("NVIDIA_TF32_OVERRIDE", "0")])), [""; 0]);
+    assert_eq!(of_cuda(&environment(&[("NVIDIA_TF32_OVERRIDE", "1")])).len(), 1);
     assert!(is_on(&environment(&[("CUDA_LAUNCH_BLOCKING", "1")]), "CUDA_LAUNCH_BLOCKING"));
 }
 
