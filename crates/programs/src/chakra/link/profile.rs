@@ -30,8 +30,8 @@ pub struct Profile {
     pub(super) distributed: Distributed,
     /// Number of kernels that name no launch call and were paired with a launch call by other information.
     pub(super) paired: usize,
-    /// Number of spans without a time: `ts` and `dur` are 0.
-    timeless: usize,
+    /// Number of spans whose `ts` or `dur` is missing or no time, such as NaN. They are not among `events`.
+    unreadable_times: usize,
 }
 
 /// A span, or a call.
@@ -137,19 +137,21 @@ impl Profile {
     /// Refuses a profile in which spans have lost their times (pytorch/pytorch#188481): without those spans and their
     /// communication, the rest would look like a complete recording.
     pub(super) fn refuse_lost_times(&self) -> Result<(), LinkError> {
-        let timed = self.events.iter().map(|event| event.start_ns).filter(|start| *start != 0);
-        match timed.min() {
-            Some(first) if self.timeless > 0 && first > LATE_NS => Err(LinkError::Input {
-                problem: format!(
-                    "{} of {} spans have no time (`ts` and `dur` are 0), while the others begin at {} us",
-                    self.timeless,
-                    self.events.len(),
-                    first / 1_000
-                ),
-                hint: "the profiler has lost them; record again, with fewer steps or another version of PyTorch",
-            }),
-            _ => Ok(()),
-        }
+        let zero = self.events.iter().filter(|event| event.start_ns == 0 && event.end_ns == 0).count();
+        let first = self.events.iter().map(|event| event.start_ns).filter(|start| *start != 0).min();
+        let problem = match (self.unreadable_times, first) {
+            (0, Some(first)) if zero > 0 && first > LATE_NS => format!(
+                "{zero} of {} spans have no time (`ts` and `dur` are 0), while the others begin at {} us",
+                self.events.len(),
+                first / 1_000
+            ),
+            (0, _) => return Ok(()),
+            (lost, _) => {
+                format!("{lost} of {} spans have no time (`ts` or `dur` is no number)", self.events.len() + lost)
+            }
+        };
+        let hint = "the profiler has lost them; record again, with fewer steps or another version of PyTorch";
+        Err(LinkError::Input { problem, hint })
     }
 
     /// Pairs kernels that name no launch call with launch calls that no other kernel names: first with calls of the
@@ -197,11 +199,9 @@ impl Profile {
     }
 
     fn add(&mut self, raw: RawEvent) {
-        let (Some(start_ns), Some(length)) = (raw.ts.0, raw.dur.0) else { return };
         if raw.ph.0 != "X" {
             return;
         }
-        self.timeless += usize::from(start_ns == 0 && length == 0);
         let category = match raw.cat.0.as_str() {
             "cpu_op" => Category::Operator,
             "user_annotation" => Category::Annotation,
@@ -212,6 +212,10 @@ impl Profile {
             "gpu_memcpy" | "gpu_memset" => Category::Copy,
             "cuda_sync" => Category::Sync,
             _ => return,
+        };
+        let (Some(start_ns), Some(length)) = (raw.ts.0, raw.dur.0) else {
+            self.unreadable_times += 1;
+            return;
         };
         let args = raw.args;
         let on_accelerator = matches!(category, Category::Kernel | Category::Copy | Category::Sync);

@@ -84,6 +84,28 @@ fn spans_that_have_lost_their_times_are_refused() {
     assert!(text.contains("\nhint: "), "{text}");
 }
 
+#[rstest]
+#[case("ts", "NaN")]
+#[case("dur", "inf")]
+fn spans_whose_times_are_not_finite_are_refused(#[case] key: &str, #[case] value: &str) {
+    let mut events = events(0);
+    let kernel = events.iter_mut().find(|event| event["name"].as_str().unwrap().starts_with("nccl")).unwrap();
+    kernel[key] = json!("VALUE");
+    let text = json!({"traceEvents": events}).to_string().replace("\"VALUE\"", value);
+    let error = Recording::read(text.as_bytes()).unwrap_err().to_string();
+    assert!(error.starts_with("1 of 8 spans have no time (`ts` or `dur` is no number)\nhint: "), "{error}");
+}
+
+#[test]
+fn the_number_of_lost_spans_is_at_most_the_number_of_spans() {
+    // A category that is not linked counts in neither number.
+    let late = span("cpu_op", "aten::mm", 1, EPOCH, 5.0, json!({}));
+    let lost = |category: &str| span(category, "lost", 1, 0.0, 0.0, json!({}));
+    let text = json!({"traceEvents": [late, lost("cpu_op"), lost("Trace"), lost("python_function")]}).to_string();
+    let error = Recording::read(text.as_bytes()).unwrap_err().to_string();
+    assert!(error.starts_with("1 of 2 spans have no time (`ts` and `dur` are 0)"), "{error}");
+}
+
 #[test]
 fn what_is_almost_json_is_read_and_what_is_not_is_said_with_its_place() {
     let text = |bandwidth: &str| {
