@@ -255,6 +255,7 @@ impl Recording {
             (Some(mut profile), None) => {
                 profile.refuse_lost_times()?;
                 profile.sort();
+                profile.pair_kernels();
                 Ok(Recording::Profile(profile))
             }
             (None, Some(mut host)) => {

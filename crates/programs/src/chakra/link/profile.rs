@@ -131,7 +131,6 @@ impl Profile {
 
     pub(super) fn sort(&mut self) {
         self.events.sort_by_key(|event| (event.start_ns, std::cmp::Reverse(event.end_ns)));
-        self.pair_kernels();
     }
 
     /// Refuses a profile in which spans have lost their times (pytorch/pytorch#188481): without those spans and their
@@ -157,7 +156,7 @@ impl Profile {
     /// Pairs kernels that name no launch call with launch calls that no other kernel names: first with calls of the
     /// same operator (`External id`); then in order, if equal numbers of kernels and calls are left
     /// (ROCm/roctracer#100: the correlation of all communication kernels is 0).
-    fn pair_kernels(&mut self) {
+    pub(super) fn pair_kernels(&mut self) {
         let named: FxHashSet<u64> =
             self.events.iter().filter(|event| event.runs()).filter_map(|event| event.correlation).collect();
         let is_free = |event: &Event| {
