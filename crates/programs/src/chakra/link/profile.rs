@@ -204,9 +204,7 @@ impl Profile {
         let category = match raw.cat.0.as_str() {
             "cpu_op" => Category::Operator,
             "user_annotation" => Category::Annotation,
-            "cuda_runtime" | "cuda_driver" | "hip_runtime" | "hip_driver" | "xpu_runtime" | "privateuse1_runtime" => {
-                Category::Call
-            }
+            name if name.ends_with("_runtime") || name.ends_with("_driver") => Category::Call,
             "kernel" => Category::Kernel,
             "gpu_memcpy" | "gpu_memset" => Category::Copy,
             "cuda_sync" => Category::Sync,

@@ -106,6 +106,19 @@ fn the_number_of_lost_spans_is_at_most_the_number_of_spans() {
     assert!(error.starts_with("1 of 2 spans have no time (`ts` and `dur` are 0)"), "{error}");
 }
 
+#[rstest]
+fn calls_of_every_runtime_and_driver_are_read(
+    #[values("cuda", "hip", "xpu", "mtia", "privateuse1")] vendor: &str,
+    #[values("runtime", "driver")] kind: &str,
+) {
+    let job = linked(|event| {
+        if event["cat"] == "cuda_runtime" {
+            event["cat"] = json!(format!("{vendor}_{kind}"));
+        }
+    });
+    assert_eq!(work(&job.unwrap().ranks[0]), work(&linked(|_| {}).unwrap().ranks[0]));
+}
+
 #[test]
 fn what_is_almost_json_is_read_and_what_is_not_is_said_with_its_place() {
     let text = |bandwidth: &str| {
