@@ -5,11 +5,11 @@
 
 use super::LinkError;
 use indexmap::IndexSet;
-use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
+use rustc_hash::{FxBuildHasher, FxHashSet};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// No time is beyond (the year 2043, counted from 1970): differences of two times, and of two sums of two, fit into 64 bits.
@@ -154,40 +154,48 @@ impl Profile {
     }
 
     /// Pairs kernels that name no launch call with launch calls that no other kernel names: first with calls of the
-    /// same operator (`External id`); then in order, if equal numbers of kernels and calls are left
-    /// (ROCm/roctracer#100: the correlation of all communication kernels is 0).
+    /// same operator (`External id`); then in order (ROCm/roctracer#100: the correlation of all communication kernels
+    /// is 0). Kernels and copies are paired separately, and only if there are as many calls and each call precedes its
+    /// kernel.
     pub(super) fn pair_kernels(&mut self) {
         let named: FxHashSet<u64> =
             self.events.iter().filter(|event| event.runs()).filter_map(|event| event.correlation).collect();
+        let copies = |event: &Event| ["Memcpy", "Memset"].iter().any(|what| self.name(event).contains(what));
         let is_free = |event: &Event| {
             event.category == Category::Call
                 && event.correlation.is_none_or(|correlation| !named.contains(&correlation))
-                && ["Launch", "Memcpy", "Memset"].iter().any(|what| self.name(event).contains(what))
+                && (copies(event) || self.name(event).contains("Launch"))
         };
-        let all = || 0..self.events.len();
-        let kernels: Vec<usize> =
-            all().filter(|at| self.events[*at].runs() && self.events[*at].correlation.is_none()).collect();
-        if kernels.is_empty() {
-            return;
-        }
-        let mut of_operator: FxHashMap<Option<u64>, VecDeque<usize>> = FxHashMap::default();
-        for call in all().filter(|at| is_free(&self.events[*at])) {
-            of_operator.entry(self.events[call].external).or_default().push_back(call);
-        }
-        let (mut pairs, mut left) = (Vec::new(), Vec::new());
-        for kernel in kernels {
-            let external = self.events[kernel].external;
-            let call = external.and_then(|_| of_operator.get_mut(&external)?.pop_front());
-            match call {
-                Some(call) => pairs.push((call, kernel)),
-                None => left.push(kernel),
+        // Calls, and what they may have launched.
+        type Candidates = (Vec<usize>, Vec<usize>);
+        let mut by_operator: BTreeMap<(bool, Option<u64>), Candidates> = BTreeMap::new();
+        for (at, event) in self.events.iter().enumerate() {
+            if event.runs() && event.correlation.is_none() {
+                by_operator.entry((event.category == Category::Copy, event.external)).or_default().1.push(at);
+            } else if is_free(event) {
+                by_operator.entry((copies(event), event.external)).or_default().0.push(at);
             }
         }
-        let mut calls: Vec<usize> = of_operator.into_values().flatten().collect();
-        calls.sort_unstable();
         let precedes = |(call, kernel): (&usize, &usize)| self.events[*call].start_ns <= self.events[*kernel].start_ns;
-        if left.len() == calls.len() && calls.iter().zip(&left).all(precedes) {
-            pairs.extend(calls.into_iter().zip(left));
+        let fit = |(calls, kernels): &Candidates| {
+            calls.len() == kernels.len() && calls.iter().zip(kernels).all(precedes)
+        };
+        let (mut pairs, mut in_order) = (Vec::new(), BTreeMap::<bool, Candidates>::new());
+        for ((copies, external), candidates) in by_operator {
+            if external.is_some() && fit(&candidates) {
+                pairs.extend(candidates.0.into_iter().zip(candidates.1));
+            } else {
+                let left = in_order.entry(copies).or_default();
+                left.0.extend(candidates.0);
+                left.1.extend(candidates.1);
+            }
+        }
+        for mut left in in_order.into_values() {
+            left.0.sort_unstable();
+            left.1.sort_unstable();
+            if fit(&left) {
+                pairs.extend(left.0.into_iter().zip(left.1));
+            }
         }
         self.paired = pairs.len();
         // Correlation ids that count down from the maximum do not collide with the profiler's ids.

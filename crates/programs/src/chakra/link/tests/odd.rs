@@ -72,6 +72,33 @@ fn communication_without_correlation_takes_its_bytes_all_the_same() {
 }
 
 #[test]
+fn a_kernel_without_correlation_is_not_paired_with_a_copy_or_a_later_launch_of_its_operator() {
+    let of = |mut event: Json| {
+        event["args"]["External id"] = json!(5);
+        event["args"].as_object_mut().unwrap().remove("correlation");
+        event
+    };
+    let paired = |events: &[Json]| {
+        let Recording::Profile(profile) = recording(&json!({"traceEvents": events})) else { panic!("it has events") };
+        let call = |kernel: &profile::Event| {
+            let call = profile.events.iter().find(|event| {
+                event.category == profile::Category::Call && event.correlation == kernel.correlation
+            })?;
+            Some(profile.name(call).to_owned())
+        };
+        let kernel = profile.events.iter().find(|event| event.category == profile::Category::Kernel).unwrap();
+        kernel.correlation.and_then(|_| call(kernel))
+    };
+    let copy = of(call("hipMemcpyAsync", 0.0, 5.0, 1));
+    let launch = |ts: f64| of(call("hipLaunchKernel", ts, 5.0, 1));
+    let kernel = of(kernel("gemm", 7, 20.0, 5.0, 1));
+    assert_eq!(paired(&[copy, launch(10.0), kernel.clone()]).as_deref(), Some("hipLaunchKernel"));
+    // Which of two calls it was is unknown, and a later one it was not.
+    assert_eq!(paired(&[launch(0.0), launch(10.0), kernel.clone()]), None);
+    assert_eq!(paired(&[launch(30.0), kernel]), None);
+}
+
+#[test]
 fn spans_that_have_lost_their_times_are_refused() {
     let error = linked(|event| {
         if event["ts"].as_f64().unwrap() > EPOCH + 55.0 {
