@@ -163,6 +163,26 @@ fn what_is_almost_json_is_read_and_what_is_not_is_said_with_its_place() {
     );
     let cut = Recording::read(&text("1").as_bytes()[..70]).unwrap_err().to_string();
     assert!(cut.starts_with("the file is damaged: EOF while parsing"), "{cut}");
+    let zip = Recording::read(&b"PK\x03\x04"[..]).unwrap_err().to_string();
+    assert!(zip.starts_with("not a recording of PyTorch: expected value at line 1 column 1\nhint: give "), "{zip}");
+}
+
+#[test]
+fn errors_of_reading_are_not_called_damage() {
+    struct Failing(io::ErrorKind);
+    impl Read for Failing {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::Error::new(self.0, "it fails"))
+        }
+    }
+    let error = |input: &mut dyn Read| Recording::read(input).unwrap_err().to_string();
+    let hint = "copy the file again from its source, or record again";
+    assert_eq!(error(&mut Failing(io::ErrorKind::IsADirectory)), format!("cannot be read: it fails\nhint: {hint}"));
+    let begun = || &b"{\"traceEvents\": ["[..];
+    let interrupted = error(&mut begun().chain(Failing(io::ErrorKind::TimedOut)));
+    assert_eq!(interrupted, format!("cannot be read: it fails\nhint: {hint}"));
+    let endless = error(&mut begun().chain(Failing(io::ErrorKind::FileTooLarge)));
+    assert_eq!(endless, "cannot be read: it fails\nhint: record fewer steps");
 }
 
 #[test]
