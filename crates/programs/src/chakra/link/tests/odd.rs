@@ -66,7 +66,7 @@ fn communication_without_correlation_takes_its_bytes_all_the_same() {
             makespan(&job, "1 GB/s")
         );
         assert!(error_of(&job) < 1e-6, "{what}");
-        let said = job.notes.iter().any(|note| note.contains("that do not name their launch"));
+        let said = job.notes.iter().any(|note| note.contains("no `correlation`; paired"));
         assert_eq!(said, what != "above 2^63", "{what}: {:?}", job.notes);
     }
 }
@@ -186,8 +186,16 @@ fn errors_of_reading_are_not_called_damage() {
 }
 
 #[test]
-fn traces_without_accelerators_name_the_library_of_processors() {
+fn traces_name_gloo_if_it_carried_out_their_communication() {
     let library = |linked: &Linked| linked.metadata.text(uniference_formats::chakra::own::LIBRARY).map(str::to_owned);
-    assert_eq!(library(&alone(&[operation("aten::mm", 0.0, 5.0)])).as_deref(), Some("gloo"));
+    assert_eq!(library(&alone(&[operation("aten::mm", 0.0, 5.0)])), None);
+    let issue = || operation("c10d::allreduce_", 0.0, 5.0);
+    let args = json!({"Collective name": "allreduce", "In msg nelems": 8, "Out msg nelems": 8, "dtype": "Float"});
+    let mark = span("user_annotation", "gloo:all_reduce", 11, 6.0, 5.0, args);
+    assert_eq!(library(&alone(&[issue(), mark])).as_deref(), Some("gloo"));
+    // Without the accelerator's activity, a program that uses NCCL looks like this.
+    let job = link(vec![of_events(&[issue()], &json!({}))], &Options::default()).unwrap();
+    assert_eq!(library(&job.ranks[0]), None);
+    assert!(job.notes.iter().any(|note| note.contains("record with ProfilerActivity.CUDA")), "{:?}", job.notes);
     assert_eq!(library(&linked(|_| {}).unwrap().ranks[0]), None);
 }
