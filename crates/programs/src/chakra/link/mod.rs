@@ -292,10 +292,9 @@ struct Bounded<R> {
 impl<R: Read> Read for Bounded<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.input.read(buffer)?;
-        self.left = self
-            .left
-            .checked_sub(count as u64)
-            .ok_or_else(|| io::Error::new(io::ErrorKind::FileTooLarge, format!("more than {} GiB of text", LONGEST >> 30)))?;
+        self.left = self.left.checked_sub(count as u64).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::FileTooLarge, format!("more than {} GiB of text", LONGEST >> 30))
+        })?;
         Ok(count)
     }
 }

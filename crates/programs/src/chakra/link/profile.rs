@@ -177,9 +177,8 @@ impl Profile {
             }
         }
         let precedes = |(call, kernel): (&usize, &usize)| self.events[*call].start_ns <= self.events[*kernel].start_ns;
-        let fit = |(calls, kernels): &Candidates| {
-            calls.len() == kernels.len() && calls.iter().zip(kernels).all(precedes)
-        };
+        let fit =
+            |(calls, kernels): &Candidates| calls.len() == kernels.len() && calls.iter().zip(kernels).all(precedes);
         let (mut pairs, mut in_order) = (Vec::new(), BTreeMap::<bool, Candidates>::new());
         for ((copies, external), candidates) in by_operator {
             if external.is_some() && fit(&candidates) {

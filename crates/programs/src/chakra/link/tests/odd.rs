@@ -81,9 +81,10 @@ fn a_kernel_without_correlation_is_not_paired_with_a_copy_or_a_later_launch_of_i
     let paired = |events: &[Json]| {
         let Recording::Profile(profile) = recording(&json!({"traceEvents": events})) else { panic!("it has events") };
         let call = |kernel: &profile::Event| {
-            let call = profile.events.iter().find(|event| {
-                event.category == profile::Category::Call && event.correlation == kernel.correlation
-            })?;
+            let call = profile
+                .events
+                .iter()
+                .find(|event| event.category == profile::Category::Call && event.correlation == kernel.correlation)?;
             Some(profile.name(call).to_owned())
         };
         let kernel = profile.events.iter().find(|event| event.category == profile::Category::Kernel).unwrap();
