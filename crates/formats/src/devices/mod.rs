@@ -73,10 +73,19 @@ pub enum DeviceKind {
 
 /// The fraction of PCI Express's raw rate that a large copy reaches; packet headers and flow control use the rest
 /// (Neugebauer et al., "Understanding PCIe performance for end host networking", SIGCOMM 2018).
-pub const PCI_EXPRESS: f64 = 0.8;
+const PCI_EXPRESS: f64 = 0.8;
 /// Bytes per second between the host and a device whose host link is unknown: the rate of PCI Express 4.0 with 16
 /// lanes.
-pub const UNKNOWN_LINK: f64 = 32e9;
+const UNKNOWN_LINK: f64 = 32e9;
+
+/// Bytes per second of a large copy between the host and a device, `known` if the table has it. A device without any
+/// link shares the host's memory, where a copy reads and writes each byte at the bandwidth `memory`.
+pub fn host_rate(known: Option<&KnownDevice>, memory: f64) -> f64 {
+    match known {
+        Some(device) if device.link.is_none() => memory / 2.0,
+        _ => PCI_EXPRESS * known.and_then(KnownDevice::host_link).unwrap_or(UNKNOWN_LINK),
+    }
+}
 
 /// All devices, in the order of the table.
 pub fn all() -> &'static [KnownDevice] {
