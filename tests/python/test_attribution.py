@@ -276,7 +276,7 @@ def test_what_is_exposed_is_what_free_operations_gain(folder: Path) -> None:
 def test_the_table_has_the_mean_of_the_ranks(folder: Path) -> None:
     done = uniference("replay", "out", "--out", "again", cwd=folder)
     assert done.code == 0, done.err
-    (header,) = [line for line in done.out.splitlines() if "on GPU streams" in line]
+    (header,) = [line for line in done.out.splitlines() if "on CUDA streams" in line]
     assert header.split()[3:] == ["group", "calls", "bytes", "kernel", "overlapped", "exposed", "(late", "peer)", "bus"]
     (line,) = [line for line in done.out.splitlines() if line.strip().startswith("reduce_scatter")]
     (row,) = [row for row in read(folder)["operations"] if row["operation"] == "reduce_scatter"]

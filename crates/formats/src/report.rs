@@ -154,7 +154,7 @@ pub struct OperationReport {
     /// Sizes of the tensors that the members named.
     pub bytes: u64,
     /// Seconds from the issue of the operations to their completion; on CUDA streams from the time at which the stream
-    /// reached the operation.
+    /// reached the operation. If any call of the row was on a CUDA stream, only those calls count.
     pub time_s: f64,
     /// Seconds in which ranks were blocked for the operations and nothing computed; on CUDA streams the part of
     /// `time_s` in which no kernel ran on any stream of the GPU.

@@ -287,7 +287,7 @@ fn replay_astra(args: &TraceReplay, closed_form: &ClosedForm) -> Result<Done, Ho
     };
     let mut note = |done: &schedule::CompletedNode<'_>| timeline.iter_mut().for_each(|timeline| timeline.node(done));
     match schedule::run(&machine, &groups, scales, traces, &mut figures, &mut note) {
-        Ok(Doubts { untimed, uses_given_groups }) => {
+        Ok(Doubts { untimed, uses_given_groups, oddities: odd }) => {
             timeline.map(TimelineWriter::finish).transpose()?;
             let inputs = format!("{}\n{}", text(network_file)?, text(system_file)?);
             let mut report = results::of_astra(&figures, inputs, args.command.clone());
@@ -297,6 +297,7 @@ fn replay_astra(args: &TraceReplay, closed_form: &ClosedForm) -> Result<Done, Ho
                     "{untimed} compute nodes give a number of operations (`num_ops`) and no duration; simulated as 1 ns each\nhint: set \"roofline-enabled\" to 1 in the system file, with `peak-perf` and `local-mem-bw`"
                 )
             }));
+            report.warnings.extend(oddities(std::iter::once(odd)));
             folder.write(results::REPORT, report.to_json().as_bytes())?;
             Ok(Done::Finished { report: Box::new(report), folder })
         }

@@ -289,6 +289,19 @@ impl Mark {
             Mark::Begin(_) | Mark::End | Mark::Open { .. } | Mark::Close { .. } | Mark::Name(_) => None,
         }
     }
+
+    /// Number of the range, if the mark begins or ends a range of a thread and names the range.
+    pub fn number(&self) -> Option<u32> {
+        match self {
+            Mark::Enter { range, .. } | Mark::Leave { range, .. } => Some(*range),
+            Mark::Begin(_) | Mark::End | Mark::Open { .. } | Mark::Close { .. } | Mark::Name(_) => None,
+        }
+    }
+
+    /// The mark that ends the range of `thread` whose beginning had the `number`.
+    pub fn end_of(number: Option<u32>, thread: TaskId) -> Mark {
+        number.map_or(Mark::End, |range| Mark::Leave { range, thread })
+    }
 }
 
 /// An operation of a process group, as one member asks for it.

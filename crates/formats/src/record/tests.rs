@@ -43,7 +43,10 @@ fn steps() -> [Steps; 2] {
 #[test]
 fn ranges_that_overlap_and_names_of_threads_are_read_as_they_were_written() {
     let name = Mark::Name("loader".into());
-    let marks = [Mark::Open { range: 3, name: "request".into() }, Mark::End, Mark::Close { range: 3 }, name];
+    let thread = TaskId(2);
+    let enter = Mark::Enter { range: 4, thread, name: "forward".into() };
+    let open = Mark::Open { range: 3, name: "request".into() };
+    let marks = [open, Mark::End, Mark::Close { range: 3 }, name, enter, Mark::Leave { range: 4, thread }];
     let mut writer = RecordWriter::new(Vec::new(), &header(1));
     for mark in marks.clone() {
         writer.step(RankId(0), TaskId(0), &marked(mark), LINES[0]);

@@ -53,15 +53,13 @@ impl<N> IssueRanges<N> {
         let family = self.family(thread);
         match mark {
             Mark::Begin(text) | Mark::Enter { name: text, .. } => {
-                let number = if let Mark::Enter { range, .. } = mark { Some(*range) } else { None };
                 let outer = self.innermost(family);
                 self.open.push(self.ranges.len());
-                self.ranges.push(Range { name: name(text), thread, number, outer, end: None });
+                self.ranges.push(Range { name: name(text), thread, number: mark.number(), outer, end: None });
             }
             Mark::End | Mark::Leave { .. } => {
-                let number = if let Mark::Leave { range, .. } = mark { Some(*range) } else { None };
-                let ends = |range: &Range<N>| match number {
-                    Some(_) => range.number == number,
+                let ends = |range: &Range<N>| match mark.number() {
+                    Some(number) => range.number == Some(number),
                     None => range.thread == thread && range.number.is_none(),
                 };
                 let Some(at) = self.open.iter().rposition(|open| ends(&self.ranges[*open])) else { return };
