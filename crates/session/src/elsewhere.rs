@@ -4,6 +4,7 @@
 
 use crate::places::{gpu, places};
 use crate::session::Stop;
+use std::collections::BTreeMap;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::table::{bytes, kind_of_memory, place};
 use uniference_host::error::Exit;
@@ -12,6 +13,7 @@ use uniference_host::live::zygote::RankPlacement;
 use uniference_sim::cluster::Device;
 use uniference_sim::event::{Cause, Event, Observer, WaitReason};
 use uniference_sim::ids::{RankId, Site, TaskId};
+use uniference_sim::program::POLL_COST;
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::{SimDuration, SimTime};
 use uniference_studies::memory::{Excess, Memory};
@@ -62,31 +64,48 @@ pub(crate) fn out_of_memory(excess: &Excess, devices: &[Device]) -> Stop {
     Stop { exit: Exit::ProgramFailed, message }
 }
 
-/// Counts waits for communication that ended with a timeout, which is an error in the program.
+/// Waits for communication that ended with a timeout, which is an error in the program, in order of time. Unsuccessful
+/// polls are not among them.
 #[derive(Default)]
-pub(crate) struct TimedOut {
-    pub(crate) count: u64,
-    first: Option<(RankId, &'static str, SimDuration, Site)>,
+pub(crate) struct TimedOut(Vec<Expired>);
+
+struct Expired {
+    rank: RankId,
+    site: Site,
+    operation: &'static str,
+    lasted: SimDuration,
 }
 
 impl Observer for TimedOut {
     fn record(&mut self, at: SimTime, event: &Event<'_>) {
-        if let Event::Waited {
-            rank, start, reason: WaitReason::Communication, call, site, cause: Cause::Time, ..
-        } = event
+        if let Event::Waited { rank, start, reason: WaitReason::Communication, call, site, cause: Cause::Time, .. } =
+            event
+            && at.since(*start) != POLL_COST
         {
             let operation = call.map_or("an operation", |call| call.op.name());
-            self.first.get_or_insert((*rank, operation, at.since(*start), *site));
-            self.count += 1;
+            self.0.push(Expired { rank: *rank, site: *site, operation, lasted: at.since(*start) });
         }
     }
 }
 
 impl TimedOut {
-    /// The end of a run in which a timeout expires that did not expire in the recorded run; `None` if no timeout
-    /// expired.
-    pub(crate) fn stop(&self, lines: &[String]) -> Option<Stop> {
-        let (rank, operation, lasted, site) = self.first?;
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The end of a run in which a rank reaches a timeout at a line more often than at `home`, the recorded run; `None`
+    /// if no rank does.
+    pub(crate) fn stop(&self, home: &TimedOut, lines: &[String]) -> Option<Stop> {
+        let mut expected: BTreeMap<(RankId, Site), u64> = BTreeMap::new();
+        home.0.iter().for_each(|expired| *expected.entry((expired.rank, expired.site)).or_default() += 1);
+        let is_new = |expired: &&Expired| match expected.get_mut(&(expired.rank, expired.site)) {
+            Some(left) if *left > 0 => {
+                *left -= 1;
+                false
+            }
+            _ => true,
+        };
+        let Expired { rank, site, operation, lasted } = self.0.iter().find(is_new)?;
         let line = lines.get(site.index()).filter(|line| !line.is_empty());
         let message = format!(
             "error: {rank} reaches its timeout in {operation}{} after {lasted}, which it did not in the recorded run\nhint: the program would get an error there; {HINT}, or give it a longer timeout\n",

@@ -232,10 +232,10 @@ impl Source for Recorded<'_> {
             }
         }
         let timed_out = observer.1;
-        if timed_out.count > 0
+        if !timed_out.is_empty()
             && !at_home
-            && timed_out.count > timeouts_at_home(recorded, path)?
-            && let Some(stop) = timed_out.stop(&lines)
+            && let Some(at_home) = timeouts_at_home(recorded, path)?
+            && let Some(stop) = timed_out.stop(&at_home, &lines)
         {
             return Ok(End::new(Ending::Stopped(stop), lines));
         }
@@ -338,12 +338,12 @@ fn other_ways(
     Ok((told, hazards.any(lines)))
 }
 
-/// Number of waits for communication that ended with a timeout in the recorded run.
-fn timeouts_at_home(recorded: &Manifest, path: &Path) -> Result<u64, HostError> {
-    let Some(home) = recorded_cluster(recorded, path) else { return Ok(u64::MAX) };
-    let mut heard = (TimedOut::default(), Hazards::default());
+/// Waits for communication that ended with a timeout in the recorded run; `None` if its cluster is unknown.
+fn timeouts_at_home(recorded: &Manifest, path: &Path) -> Result<Option<TimedOut>, HostError> {
+    let Some(home) = recorded_cluster(recorded, path) else { return Ok(None) };
+    let mut heard = (TimedOut::default(), ());
     let _ = again(&home.cluster, path, None, None, &mut heard)?;
-    Ok(heard.0.count)
+    Ok(Some(heard.0))
 }
 
 /// The cluster of the run that was recorded, with its seed; `None` where there is none: that of a real run has no devices.
