@@ -7,7 +7,7 @@ use crate::session::Stop;
 use std::collections::BTreeMap;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::table::{bytes, kind_of_memory, place};
-use uniference_host::error::Exit;
+use uniference_host::error::{Exit, HostError};
 use uniference_host::live::exchange::Recorder;
 use uniference_host::live::zygote::RankPlacement;
 use uniference_sim::cluster::Device;
@@ -20,11 +20,25 @@ use uniference_studies::memory::{Excess, Memory};
 
 const HINT: &str = "run the program again on this cluster, to see what it does there";
 
-/// Memory of each rank's device in bytes, if it is less than in the recorded run; `None` otherwise.
+/// Memory of each rank's device in bytes, if it is less than in the recorded run or unknown there; `None` otherwise.
 pub(crate) fn limits(home: &Resolved, here: &Resolved) -> Vec<Option<u64>> {
     let had = home.cluster.devices.iter().map(|device| device.memory.map_or(u64::MAX, |memory| memory.0));
     let has = here.cluster.devices.iter().map(|device| device.memory.map(|memory| memory.0));
     had.zip(has).map(|(had, has)| has.filter(|has| *has < had)).collect()
+}
+
+/// The warning of a replay whose record contains no allocations.
+///
+/// # Errors
+/// If a device has less memory than the recorded run is known to have had.
+pub(crate) fn unknown_allocations(home: &Resolved, limits: &[Option<u64>]) -> Result<String, HostError> {
+    let mut devices = home.cluster.devices.iter().zip(limits);
+    if devices.any(|(device, limit)| limit.is_some() && device.memory.is_some()) {
+        return Err(HostError::Usage(
+            "the record does not contain allocations, so `memory` cannot be less than in the recorded run\nhint: run the program again on this cluster".into(),
+        ));
+    }
+    Ok("the record does not contain allocations; whether the program fits the memory of the devices is not checked\nhint: run the program again on this cluster".into())
 }
 
 /// Tracks ranks' allocations and passes each recorded step on to another recorder.

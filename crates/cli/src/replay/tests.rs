@@ -137,6 +137,25 @@ fn the_timeout_that_passes_only_elsewhere_is_named() {
 }
 
 #[test]
+fn a_record_without_allocations_is_checked_for_no_memory_unless_there_is_less() {
+    let model = "[[device]]\nname = \"gpu\"\nmodel = \"l4\"\n[network]\n";
+    let (work, dir) = (Work::new(SimDuration::from_us(1_000), Origin::Measured), tempfile::tempdir().unwrap());
+    let cluster = dir.path().join("c.toml").display().to_string();
+    fs::write(&cluster, model).unwrap();
+    let program = || vec![issue(Activity::Compute(work.clone())), wait(0)];
+    let unknown = Flags { ranks: 1, bandwidth: None, latency: None, slowdown: vec![] }.to_toml().unwrap();
+    let (exit, report) = replayed(&record(&[program()], &unknown), &["--cluster", &cluster]);
+    let warnings = report.unwrap().warnings;
+    assert_eq!(exit, Exit::Ok);
+    assert!(warnings.iter().any(|text| text.starts_with("the record does not contain allocations;")), "{warnings:?}");
+    let known = record(&[program()], model);
+    assert_eq!(replayed(&known, &[]).0, Exit::Ok);
+    let source = known.path().display().to_string();
+    let less = crate::tests::refused(&["replay", &source, "--set", "device.gpu.memory=\"1 GiB\""]);
+    assert!(less.contains("`memory` cannot be less than in the recorded run\nhint: "), "{less}");
+}
+
+#[test]
 fn a_run_may_be_named_by_its_record() {
     let toml = Flags { ranks: 1, bandwidth: None, latency: None, slowdown: vec![] }.to_toml().unwrap();
     let dir = record(&[vec![]], &toml);
