@@ -138,12 +138,6 @@ pub(crate) fn noticed(home: &Resolved, here: &Resolved, on_gpus: impl FnOnce() -
         let mut pairs = before.iter().zip(&after);
         pairs.find(|(before, after)| is_other(before, after)).map(|(_, after)| after.rank as usize)
     };
-    let warn = |rank: usize, what: String| {
-        let name = &here.cluster.devices[rank].name;
-        format!(
-            "{what} of device `{name}` (rank {rank}) than in the recorded run; a replay does what was recorded\nhint: {HINT}"
-        )
-    };
     let crashes = |resolved: &Resolved, rank: usize| resolved.cluster.devices[rank].crash;
     let crashing = (0..after.len().min(before.len())).find(|rank| crashes(home, *rank) != crashes(here, *rank));
     let gpus = (0..after.len().min(before.len())).find(|rank| {
@@ -153,15 +147,27 @@ pub(crate) fn noticed(home: &Resolved, here: &Resolved, on_gpus: impl FnOnce() -
         };
         gpu(&before[*rank], home) != gpu(&after[*rank], here)
     });
-    let gpu = gpus.filter(|_| on_gpus());
+    let device = |rank: usize| format!("device `{}`", here.cluster.devices[rank].name);
     let known = [
-        gpu.map(|rank| warn(rank, "the program could find another GPU or another size of its memory".to_owned())),
-        differs(&|before, after| before.cores != after.cores).map(|rank| {
-            warn(rank, "the program would start with other threads, as there are other `cores`".to_owned())
+        gpus.filter(|_| on_gpus()).map(|rank| {
+            let device = device(rank);
+            format!("rank {rank} would see another GPU model or memory size on {device} than in the recorded run")
         }),
-        differs(&|before, after| (before.local, before.group) != (after.local, after.group))
-            .map(|rank| warn(rank, "the program would find other ranks on the host".to_owned())),
-        crashing.map(|rank| warn(rank, "other programs would notice another crash".to_owned())),
+        differs(&|before, after| before.cores != after.cores).map(|rank| {
+            let device = device(rank);
+            format!(
+                "rank {rank} would start another number of threads: `cores` of {device} differs from the recorded run"
+            )
+        }),
+        differs(&|before, after| (before.local, before.group) != (after.local, after.group)).map(|rank| {
+            let device = device(rank);
+            format!("rank {rank} would find other ranks on the host of {device} than in the recorded run")
+        }),
+        crashing.map(|rank| {
+            let device = device(rank);
+            format!("{device} (rank {rank}) crashes at another time than in the recorded run")
+        }),
     ];
-    known.into_iter().flatten().collect()
+    let warn = |what: String| format!("{what}; a replay does what was recorded\nhint: {HINT}");
+    known.into_iter().flatten().map(warn).collect()
 }

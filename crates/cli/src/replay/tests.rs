@@ -156,6 +156,24 @@ fn a_record_without_allocations_is_checked_for_no_memory_unless_there_is_less() 
 }
 
 #[test]
+fn properties_that_a_program_could_notice_are_named() {
+    let device = "[[device]]\nname = \"a\"\ncores = 2\n[network]\n";
+    let dir = record(&[vec![issue(Activity::Sleep(SimDuration::from_us(1))), wait(0)]], device);
+    let cluster = dir.path().join("c.toml").display().to_string();
+    fs::write(&cluster, format!("{device}[[crash]]\nrank = 0\nat = \"1 s\"\n")).unwrap();
+    for (options, expected) in [
+        (
+            ["--set", "device.a.cores=4"],
+            "rank 0 would start another number of threads: `cores` of device `a` differs from the recorded run; ",
+        ),
+        (["--cluster", &cluster], "device `a` (rank 0) crashes at another time than in the recorded run; "),
+    ] {
+        let warnings = replayed(&dir, &options).1.unwrap().warnings;
+        assert!(warnings.iter().any(|text| text.starts_with(expected)), "{warnings:?}");
+    }
+}
+
+#[test]
 fn a_run_may_be_named_by_its_record() {
     let toml = Flags { ranks: 1, bandwidth: None, latency: None, slowdown: vec![] }.to_toml().unwrap();
     let dir = record(&[vec![]], &toml);
