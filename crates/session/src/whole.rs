@@ -1,5 +1,5 @@
 //! Owns the atomic writing of files: a file appears under its name once it is complete, and an error leaves the
-//! previous file unchanged. Terminals, pipes and files in read-only folders are written in place.
+//! previous file unchanged. Terminals, pipes, mount points and files in read-only folders are written in place.
 //!
 //! Files that grow during a run are written in place, so that a run that was killed leaves the part written so far.
 
@@ -48,8 +48,19 @@ pub fn write_with(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::R
         }
         file => file?,
     };
-    let filled = old.map_or(Ok(()), |old| file.set_permissions(old.permissions())).and_then(|()| fill(file, write));
-    let written = filled.and_then(|()| fs::rename(&part, path));
+    let permitted = old.as_ref().map_or(Ok(()), |old| file.set_permissions(old.permissions()));
+    let filled = permitted.and_then(|()| fill(file, write));
+    let written = filled.and_then(|()| match fs::rename(&part, path) {
+        // A mount point cannot be replaced, nor can another user's file in a folder with the sticky bit.
+        Err(error)
+            if old.is_some() && [ErrorKind::ResourceBusy, ErrorKind::PermissionDenied].contains(&error.kind()) =>
+        {
+            let mut file = OpenOptions::new().write(true).truncate(true).open(path)?;
+            io::copy(&mut File::open(&part)?, &mut file)?;
+            fs::remove_file(&part)
+        }
+        renamed => renamed,
+    });
     if written.is_err() {
         let _ = fs::remove_file(&part);
     }
@@ -126,13 +137,6 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_command_has_left_is_known() {
-        let part = part_of("report.json".into()).into_string().unwrap();
-        assert_eq!(unfinished(&part), Some("report.json"));
-        assert_eq!([".part", ".x.part", "report.json.7.part"].map(unfinished), [None; 3]);
-    }
-}
-    #[test]
     fn the_reader_of_a_pipe_gets_the_whole_text_from_one_writer() {
         let dir = tempfile::tempdir().unwrap();
         let pipe = dir.path().join("pipe");
@@ -151,3 +155,10 @@ mod tests {
         assert_eq!(names(dir.path()), ["pipe"]);
     }
 
+    #[test]
+    fn what_a_killed_command_has_left_is_known() {
+        let part = part_of("report.json".into()).into_string().unwrap();
+        assert_eq!(unfinished(&part), Some("report.json"));
+        assert_eq!([".part", ".x.part", "report.json.7.part"].map(unfinished), [None; 3]);
+    }
+}
