@@ -1,5 +1,5 @@
-//! Owns doubts about a cluster: properties of the cluster file that no real machine has. Reports and `uniference
-//! cluster check` show the doubts.
+//! Owns doubts about a cluster: implausible hardware, and cluster files that omit which GPUs form a server. Reports and
+//! `uniference cluster check` show the doubts.
 //!
 //! Clusters that cannot be simulated at all are errors of `uniference-formats`.
 
