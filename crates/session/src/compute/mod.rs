@@ -12,7 +12,6 @@ mod nodes;
 mod tests;
 
 pub(crate) use costing::{Costed, Costing, RankSteps, Shared};
-pub use expansion::HostCosts;
 pub(crate) use nodes::NodeModels;
 
 use earlier::Earlier;
@@ -32,7 +31,7 @@ use uniference_formats::report::Manifest;
 use uniference_formats::units::Duration;
 use uniference_host::error::HostError;
 use uniference_host::live::driver;
-use uniference_sim::device::{Estimate, Rates};
+use uniference_sim::device::{Estimate, HostCosts, Rates};
 use uniference_sim::time::SimDuration;
 use uniference_studies::whatif::LineScale;
 

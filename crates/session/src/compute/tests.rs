@@ -5,7 +5,6 @@ mod graphs;
 mod lines;
 
 use super::*;
-use crate::compute::expansion::HostCosts;
 use std::cell::RefCell;
 use std::io::Cursor;
 use uniference_devices::operators::Sequences;
@@ -117,6 +116,7 @@ fn cluster(ranks: u32) -> Cluster {
     let file = ClusterFile::parse("test", &flags.to_toml().unwrap(), &[]).unwrap();
     file.resolve(&Choices { backend: Some("ideal".into()), ..Choices::default() }).unwrap().cluster
 }
+
 /// Two CPUs per server with x86 CPUs; one Grace per two GPUs, 36 in an NVL72.
 #[test]
 fn ranks_of_a_server_share_its_cpus() {
@@ -132,7 +132,6 @@ fn ranks_of_a_server_share_its_cpus() {
     let of = |model| [1, 2, 4, 8, 72].map(|count| shares(model, count));
     assert_eq!((of("b200"), of("gb200")), ([1.0, 1.0, 2.0, 4.0, 4.0], [1.0, 1.0, 2.0, 2.0, 2.0]));
 }
-
 
 /// What a program does.
 enum Doing {
