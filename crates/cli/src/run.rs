@@ -136,10 +136,10 @@ impl ProgramArgs {
         };
         if gpus == Gpus::IfUsed && survey.gpus.is_some() {
             super::complain(format_args!(
-                "note: the devices are GPUs of NVIDIA; simulating GPUs and NCCL (undo it with --no-cuda, --backend, or `backend` in the cluster file)\n"
+                "note: the devices are NVIDIA GPUs; simulating GPUs and NCCL (undo it with --no-cuda, --backend, or `backend` in the cluster file)\n"
             ));
         } else if gpus == Gpus::IfUsed {
-            chosen.doubts.push("the devices are GPUs of NVIDIA, but the program names no CUDA device: it ran without GPUs and with Gloo\nhint: simulate GPUs and NCCL with --cuda, or set `backend` in the cluster file".to_owned());
+            chosen.doubts.push("the devices are NVIDIA GPUs, but the program names no CUDA device: it ran without GPUs and with Gloo\nhint: simulate GPUs and NCCL with --cuda, or set `backend` in the cluster file".to_owned());
         }
         let tight = capacity::check_memory(ranks)?;
         capacity::check_descriptors(ranks)?;
