@@ -265,13 +265,14 @@ impl Once<'_> {
         Ok(session)
     }
 
-    /// Standard input for rank 0 if it is a file or a pipe. Programs that run several times or on remote workers get no
-    /// standard input.
+    /// Standard input for rank 0 if it is a file, a pipe or a socket. Programs that run several times or on remote
+    /// workers get no standard input.
     fn input(&self, console: &mut dyn driver::Console) -> Result<Option<OwnedFd>, HostError> {
         let input = io::stdin();
         let is_given = rustix::fs::fstat(&input).is_ok_and(|found| {
             let kind = rustix::fs::FileType::from_raw_mode(found.st_mode);
-            matches!(kind, rustix::fs::FileType::RegularFile | rustix::fs::FileType::Fifo)
+            use rustix::fs::FileType::{Fifo, RegularFile, Socket};
+            matches!(kind, RegularFile | Fifo | Socket)
         });
         let once = self.args.repeat == 1 && self.args.fold != Fold::Auto && self.workers.is_none();
         if !is_given {
