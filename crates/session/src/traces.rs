@@ -223,7 +223,7 @@ fn cluster(traces: &Traces<'_>, args: &TraceReplay) -> Result<(Chosen, u64), Hos
     let chosen = match metadata.text(CLUSTER) {
         // Our own records are of programs whose library is the cluster's, whatever they computed on.
         Some(toml) => args.cluster.resolve_again(&first, toml)?,
-        None if metadata.text(LIBRARY) == Some("gloo") => args.cluster.resolve()?,
+        None if metadata.text(LIBRARY) == Some("gloo") => args.cluster.resolve_with(Some("gloo"))?,
         None => match runs_on_accelerator(&mut reader).map_err(in_file(&first))? {
             true => on_accelerators(args)?,
             false => args.cluster.resolve()?,
