@@ -63,7 +63,7 @@ def test_gpus_of_nvidia_communicate_by_nccl_unless_another_backend_is_named(tmp_
     )
     assert named["digest"] == silent["digest"]
     assert "note:" not in quiet
-    assert note.count("note: the devices are GPUs of NVIDIA; using backend nccl") == 1
+    assert note.count("note: the devices are NVIDIA GPUs; using backend nccl") == 1
     assert gloo["makespan_s"] > 3 * named["makespan_s"]
     assert "Gloo communicates over TCP" in gloo["warnings"][0]
     assert not [text for text in named["warnings"] if "Gloo" in text]
@@ -76,7 +76,7 @@ def test_a_check_says_what_it_doubts_of_a_cluster(tmp_path: Path) -> None:
     check = uniference("cluster", "check", "server.toml", cwd=tmp_path)
     assert (check.code, 'name = "nccl"' in check.out) == (0, True)
     note, warning, hint = check.err.splitlines()
-    assert note.startswith("note: the devices are GPUs of NVIDIA; using backend nccl")
+    assert note.startswith("note: the devices are NVIDIA GPUs; using backend nccl")
     assert warning.startswith("warning: the 8 GPUs of host `server` share one link, `local`, of 25 GB/s")
     assert hint.startswith(
         'hint: describe the server by `preset = "rail"` with `per_server = 8` and `fabric = "pcie4_x16"`'

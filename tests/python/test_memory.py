@@ -367,7 +367,7 @@ def test_fit_says_whether_by_how_much_and_why(tmp_path: Path) -> None:
     assert done.code == 0
     assert (answer["tight"], tight["tight"], tight["ranks"][0]["tight"]) == (False, True, True)
     words = uniference("fit", "--cluster", cluster(tmp_path, f"{peak} B"), script, cwd=tmp_path)
-    assert "tight: 2 of 2 ranks leave less than 2 % of their device's memory" in words.out
+    assert "tight: 2 of 2 ranks leave at most 2 % of their device's memory" in words.out
     done, answer = fit(tmp_path, script, f"{peak - 1} B")
     assert done.code == 1, done.err
     assert answer["fits"] is False

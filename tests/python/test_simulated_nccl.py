@@ -581,12 +581,12 @@ def test_a_program_that_asks_for_gpus_finds_those_of_the_cluster(
     done = uniference("run", *cluster, *options, "--compute", "model", "--out", "out", script, cwd=tmp_path)
     assert done.code == 0, done.err
     assert says in done.out
-    assert done.err.count("note: the devices are GPUs of NVIDIA; simulating GPUs and NCCL") == note
+    assert done.err.count("note: the devices are NVIDIA GPUs; simulating GPUs and NCCL") == note
     warnings = json.loads((tmp_path / "out" / "report.json").read_text())["warnings"]
     assert any("Gloo communicates over TCP" in warning for warning in warnings) == ("gloo" in says)
     fit = uniference("fit", *cluster, *options, script, cwd=tmp_path)
     assert fit.code == 0, fit.err
-    assert fit.err.count("note: the devices are GPUs of NVIDIA; simulating GPUs and NCCL") == note
+    assert fit.err.count("note: the devices are NVIDIA GPUs; simulating GPUs and NCCL") == note
 
 
 def test_a_program_without_cuda_on_gpus_is_warned_of(tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ impl KnownDevice {
         SimDuration::from_secs_f64(self.launch_us? * 1e-6)
     }
 
-    /// The CPU model that servers with this device usually have, two CPUs per server; `None` if it is unknown.
+    /// The CPU model that servers with this device usually have; `None` if it is unknown.
     ///
     /// From NVIDIA's data sheets: DGX A100 has two EPYC 7742, DGX H100 and H200 two Xeon Platinum 8480C, and DGX B200
     /// two 8570, for which the 8480+ stands; GB200 and GB300 have Grace.
@@ -197,6 +197,12 @@ impl KnownDevice {
             "gb200" | "gb300" => Some("grace"),
             _ => None,
         }
+    }
+
+    /// Number of GPUs for which servers with more than two of these CPUs have one CPU: Grace has two (NVIDIA, "GB200
+    /// NVL72": 36 CPUs for 72 GPUs), x86 CPUs have four, as in servers with eight GPUs and two CPUs.
+    pub fn gpus_per_cpu(&self) -> u32 {
+        if self.name == "grace" { 2 } else { 4 }
     }
 
     /// Bytes a second that it exchanges with its host, in one direction: by its own link where that leads there, else by the generation of PCI Express

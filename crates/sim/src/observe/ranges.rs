@@ -94,6 +94,11 @@ impl<N> IssueRanges<N> {
         outwards.filter(is_open).map(|at| &self.ranges[at].name)
     }
 
+    /// Names of the ranges that have ended, in the order in which they have begun.
+    pub fn ended(&self) -> impl Iterator<Item = &N> {
+        self.ranges.iter().filter(|range| range.end.is_some()).map(|range| &range.name)
+    }
+
     /// Head of the family to which a thread belongs now.
     fn family(&self, thread: TaskId) -> TaskId {
         self.families.get(&thread).and_then(|all| all.last()).map_or(thread, |(_, family)| *family)
