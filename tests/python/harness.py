@@ -28,6 +28,22 @@ model = "h100-sxm"
 """
 
 
+def gpus(count: int, per_server: int | None = None) -> str:
+    """A cluster of H100 GPUs in servers with NVLink, with `per_server` GPUs each; by default all are in one server."""
+    return f"""
+backend = "nccl"
+[[device]]
+name = "gpu"
+model = "h100-sxm"
+count = {count}
+[network]
+preset = "rail"
+per_server = {per_server or count}
+fabric = "nvlink4"
+link = "infiniband_ndr"
+"""
+
+
 @dataclass(frozen=True)
 class Done:
     """A command that has ended."""

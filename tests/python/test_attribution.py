@@ -9,23 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from harness import uniference, write_script
+from harness import gpus, uniference, write_script
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
 RANKS = 2
-CLUSTER = """
-backend = "nccl"
-[[device]]
-name = "gpu"
-model = "h100-sxm"
-count = 2
-[network]
-preset = "rail"
-per_server = 2
-fabric = "nvlink4"
-link = "infiniband_ndr"
-"""
 # FSDP program. The reduce-scatter of the first layer's gradients overlaps only the all-reduce, whose result the program waits for.
 FSDP = """
 import json, os
@@ -164,7 +152,7 @@ Spans = list[tuple[float, float]]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fsdp")
-    (folder / "cluster.toml").write_text(CLUSTER)
+    (folder / "cluster.toml").write_text(gpus(RANKS))
     script = write_script(folder, FSDP)
     options = ("--cluster", "cluster.toml", "--cuda", "--compute", "model", "--values", "small", "--record", "full")
     done = uniference("run", *options, "--out", "out", script, cwd=folder)
@@ -328,7 +316,7 @@ def test_ranges_of_the_program_and_of_autograd_stay_on_their_threads(folder: Pat
 
 
 def test_ranges_of_hooks_are_where_the_profiler_has_them(tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    (tmp_path / "cluster.toml").write_text(gpus(RANKS))
     options = ("--cluster", "cluster.toml", "--cuda", "--compute", "model", "--values", "small", "--record", "full")
     done = uniference("run", *options, "--out", "out", write_script(tmp_path, HOOKS), cwd=tmp_path)
     assert done.code == 0, done.err

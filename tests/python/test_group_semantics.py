@@ -5,26 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import Done, uniference, write_script
+from harness import Done, gpus, uniference, write_script
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
-CLUSTER = """
-backend = "nccl"
-[[device]]
-name = "gpu"
-model = "h100-sxm"
-count = 2
-[network]
-preset = "rail"
-per_server = 2
-fabric = "nvlink4"
-link = "infiniband_ndr"
-"""
-
 
 def run(directory: Path, source: str, environment: dict[str, str] | None = None) -> Done:
-    (directory / "cluster.toml").write_text(CLUSTER)
+    (directory / "cluster.toml").write_text(gpus(2))
     script = write_script(directory, source)
     words = ("run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", script)
     return uniference(*words, cwd=directory, env=environment, cold=environment is not None)
