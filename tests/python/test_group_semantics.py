@@ -78,9 +78,13 @@ torch.cuda.synchronize()
     assert done.code == 1, done.err + done.out
     assert done.out.count("issued") == 2
     assert "deadlock" not in done.err
+    waited = [int(figure) for figure in re.findall(r"Operation timed out after (\d+) ms", done.out + done.err)]
+    # PyTorch's watchdog looks at operations once a second.
+    assert waited
+    assert all(10_000 <= figure <= 12_000 for figure in waited), waited
 
 
-@pytest.mark.parametrize("peer", ["", "dist.barrier()"])
+@pytest.mark.parametrize("peer", ["pass", "dist.all_reduce(x, group=other)"])
 def test_a_communicator_that_a_rank_waits_for_alone_is_a_deadlock(peer: str, tmp_path: Path) -> None:
     """The first call creates the group's communicator and needs all members. PyTorch's polling thread does not hide the deadlock."""
     body = f"""
@@ -92,7 +96,7 @@ x = torch.ones(1, device="cuda")
 if rank == 0:
     dist.all_reduce(x)
 else:
-    {peer.replace("dist.barrier()", "dist.all_reduce(x, group=other)") or "pass"}
+    {peer}
 torch.cuda.synchronize()
 """
     done = run(tmp_path, body, {"TORCH_DIST_USE_NCCL2": "0"})
