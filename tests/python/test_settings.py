@@ -42,7 +42,7 @@ def run(
     assert replay.code == 0, replay.err
     assert json.loads(replay.out)["digest"] == report["digest"]
     warnings = "\n".join(report["warnings"])
-    assert all(line.partition("=")[0].split()[-1] in done.err for line in report["warnings"])
+    assert all(line.splitlines()[0] in done.err for line in report["warnings"])
     said = re.findall(r"^(?:\[\d+\] )?(\w+) ([\d.]+)$", done.out, re.M)
     return {name: float(figure) for name, figure in said}, warnings
 
@@ -83,8 +83,9 @@ dist.destroy_process_group()
     )
     size = 2**28 / 1e3  # microseconds at 1 GB/s
     near = lambda figure: pytest.approx(figure, rel=0.05)  # noqa: E731
-    assert said["usual"] == near(6 / 5 * size / 360 + 30)
-    assert said["ring"] == said["without_nvls"] == near(3 / 2 * size / 360 + 30)
+    # NVLink SHARP takes 23 us and a launch of 6.6 us; a ring takes 8.4 us and 6 hops of 3.4 us. The events take another microsecond.
+    assert said["usual"] == pytest.approx(6 / 5 * size / 360 + 23 + 6.6, abs=1.5)
+    assert said["ring"] == said["without_nvls"] == pytest.approx(3 / 2 * size / 360 + 8.4 + 6 * 3.4, abs=1.5)
     assert said["ll"] == near(3 / 2 * size / 87.7)
     assert said["four_channels"] == near(3 / 2 * size / (360 / 6))
     assert said["one_channel"] == near(3 / 2 * size / (360 / 24))
