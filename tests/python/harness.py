@@ -73,7 +73,9 @@ def _nursery() -> Nursery:
     return Nursery()
 
 
-def uniference(*arguments: object, cwd: Path, env: dict[str, str] | None = None, cold: bool = False) -> Done:
+def uniference(
+    *arguments: object, cwd: Path, env: dict[str, str] | None = None, cold: bool = False, input: str | None = None
+) -> Done:
     """Runs the command. Ranks come from the nursery, unless the interpreter is to start anew (`cold`, or by the environment)."""
     words = list(map(str, arguments))
     environment = os.environ | (env or {})
@@ -82,7 +84,7 @@ def uniference(*arguments: object, cwd: Path, env: dict[str, str] | None = None,
     else:
         command = [sys.executable, "-m", "uniference", *words]
     done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        command, cwd=cwd, env=environment, input=input, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     return Done(done.returncode, done.stdout, done.stderr)
 
