@@ -207,7 +207,7 @@ torch.cuda.synchronize()
 say("ended", round((time.perf_counter() - begin) * 1e6))
 dist.destroy_process_group()
 """
-    said, _ = run(tmp_path, source, gpus=2, environment={"CUDA_LAUNCH_BLOCKING": "1"})
+    said, _ = run(tmp_path, source, ranks=2, environment={"CUDA_LAUNCH_BLOCKING": "1"})
     assert said["launched"] > 500
     assert said["ended"] - said["launched"] < 20
 
