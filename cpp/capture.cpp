@@ -292,6 +292,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   own_key.swap(key);
   own_read.swap(read);
   const OperatorCall call;
+  if (!schema.view && !schema.empty) computing_operators++;
   Span computing;
   if (timed) computing.begin();
   bool answered = !computes && values.answer(op, schema, *definition, *stack);
@@ -429,8 +430,9 @@ __attribute__((visibility("default"))) const Launches* uniference_capture_launch
 // Operators on simulated GPUs have values from here on; see `Mirror`.
 __attribute__((visibility("default"))) void uniference_capture_mirror(
     Mirror::Launch launch, Mirror::Settle settle, Mirror::IsCaptured is_captured, Mirror::Compute compute,
-    Mirror::Withhold withhold, Mirror::Clear clear, Mirror::IsUntouched is_untouched, Mirror::Reads reads) {
-  Mirror::begin(launch, settle, is_captured, compute, withhold, clear, is_untouched, reads);
+    Mirror::Withhold withhold, Mirror::Clear clear, Mirror::IsUntouched is_untouched, Mirror::Reads reads,
+    Mirror::LaunchesBlock launches_block) {
+  Mirror::begin(launch, settle, is_captured, compute, withhold, clear, is_untouched, reads, launches_block);
   watching = true;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
@@ -439,6 +441,9 @@ __attribute__((visibility("default"))) void uniference_capture_mirror(
 __attribute__((visibility("default"))) uint64_t uniference_capture_take_captured() { return std::exchange(captured_last, 0); }
 __attribute__((visibility("default"))) uint64_t uniference_capture_computed() { return computed_now; }
 __attribute__((visibility("default"))) uint64_t uniference_capture_forgotten() { return Mirror::forgotten(); }
+
+// The number of operators that this thread has run so far and that are charged for what they compute.
+__attribute__((visibility("default"))) uint64_t uniference_capture_computing_operators() { return computing_operators; }
 
 // Results of operators on simulated GPUs that this thread runs until it says -1 are nobody's.
 __attribute__((visibility("default"))) void uniference_capture_unvalued(int change) { unvalued += change; }
@@ -531,11 +536,9 @@ __attribute__((visibility("default"))) int uniference_capture_is_absent(const vo
   return Values::is_absent(static_cast<const c10::StorageImpl*>(storage));
 }
 
-// Whether communication of a tensor with this number of elements moves only its size, and no data. `type`: 0 floating-point numbers, 1 complex numbers,
-// 2 bytes, 3 integers.
-__attribute__((visibility("default"))) int uniference_capture_is_large(int64_t elements, int type) {
-  constexpr c10::ScalarType kTypes[] = {at::kFloat, at::kComplexFloat, at::kByte, at::kLong};
-  return values.is_large(elements, kTypes[type]);
+// Whether communication of this number of elements of the type `dtype` (`ncclDataType_t`) moves only their size, and no data.
+__attribute__((visibility("default"))) int uniference_capture_is_large(uint64_t elements, uint32_t dtype) {
+  return values.is_large(static_cast<int64_t>(elements), Reductions::type_of(dtype));
 }
 
 // What is in a storage was not computed.

@@ -35,6 +35,9 @@ class OperatorCall {
   static inline thread_local int depth_ = 0;
 };
 
+// Number of operators that this thread has begun and that are charged for what they compute: neither views nor `empty`.
+inline thread_local uint64_t computing_operators = 0;
+
 // How many operators this thread is running that are written down when they have returned.
 inline thread_local int operators = 0;
 
@@ -241,8 +244,9 @@ struct Launches {
   void (*number)(uint64_t number);
   // Within an operator: which one of the thread it is, from 1; else 0.
   uint64_t (*running_operator)();
-  // Called before this thread launches a kernel of this name; the kernel belongs to the program or to one of its libraries.
-  void (*launches)(const char* name, size_t length);
+  // Called before this thread launches a kernel of this name; the kernel belongs to the program or to one of its libraries. Returns 1 if no operator
+  // launches it, else 0.
+  int (*launches)(const char* name, size_t length);
 };
 
 inline constexpr Launches launches{
@@ -277,8 +281,10 @@ inline constexpr Launches launches{
     number_next,
     OperatorCall::running,
     [](const char* name, size_t length) {
-      const bool is_wanted = watching && inside == 0 && !compiling && unvalued == 0;
-      if (is_wanted && operators == 0 && OperatorCall::running() == 0) Uncomputed::note_kernel(name, length);
+      const bool in_operator = operators > 0 || OperatorCall::running() != 0 || OwnKernels::running() != nullptr;
+      if (in_operator || inside > 0 || !watching) return 0;
+      if (!compiling && unvalued == 0) Uncomputed::note_kernel(name, length);
+      return 1;
     },
 };
 

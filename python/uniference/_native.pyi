@@ -169,6 +169,11 @@ class Channel:
 
         The caller ends the process.
         """
+    def lacks_values(self, text: str) -> None:
+        """The program has run an operator or kernel whose values are not computed, as `text` says: the driver ends the run.
+
+        The caller ends the process.
+        """
     def enter(self) -> None:
         """From here to the matching `leave` this thread does our work, not the program's: none of its time is charged. Nests."""
     def leave(self) -> None: ...
@@ -184,10 +189,9 @@ class Channel:
         """What the C++ backend carries out collectives with (`uniference_backend_begin` of `cpp/capture.cpp`): addresses of the client
         and of three functions. One that did not end well it asks Python for: `run` then returns how it has ended.
         """
-    def communication(self, combine: int, scale: int, site: int, limit: int | None) -> int:
+    def communication(self, combine: int, scale: int, site: int, is_large: int) -> int:
         """The address of what a library of simulated GPUs communicates by. It stays; the others are addresses of the functions
-        `uniference_capture_combine`, `_scale` and `_site` of `cpp/capture.cpp`. Tensors of floating-point numbers with more than `limit`
-        elements have no values."""
+        `uniference_capture_combine`, `_scale`, `_site` and `_is_large` of `cpp/capture.cpp`."""
     def device_link(self, launches: int) -> int:
         """The address of the `Link` (`crates/protocol/src/phantom.rs`) by which a library of simulated GPUs writes down what a program
         hands to streams, and asks about them. It stays; `launches` is what `uniference_capture_launches` of `cpp/capture.cpp` has returned.
@@ -208,11 +212,11 @@ class Channel:
     def begin_range(self, name: str) -> int:
         """Begins a named range of the thread; returns the range's number. Calls for ranges cost nothing and do not block."""
     def end_range(self, number: int) -> None:
-        """Ends the range of a thread that has this number, on any thread."""
+        """Ends thread range `number`. Any thread may call this."""
     def open_range(self, name: str) -> int:
         """Begins a named range that may overlap others; returns the range's number."""
     def close_range(self, number: int) -> None:
-        """Ends the range of the rank that has this number, on any thread."""
+        """Ends rank range `number`. Any thread may call this."""
 
     def warn(self, text: str) -> None:
         """Puts a warning into the report, once however often it is said. Costs nothing and does not block."""

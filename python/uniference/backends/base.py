@@ -64,7 +64,7 @@ class SimulatedBackend(c10d.Backend):
     happen, that is a deadlock."""
 
     KEEPS_FIRST: ClassVar[bool] = False
-    """Whether the library's minimum and maximum keep the first of two operands that do not compare."""
+    """Whether the library's minimum and maximum keep the first operand if neither is less than the other (zeros of both signs, NaN)."""
 
     WAITS_FOR_RECEIVES: ClassVar[bool] = False
     """Whether each of the library's messages, however short, leaves only once its receive is posted."""
@@ -110,7 +110,7 @@ class SimulatedBackend(c10d.Backend):
         self._sequence = 0
         # What was issued since `start_coalescing`; None outside of such a batch.
         self._batch: list[Work] | None = None
-        self._connections = self.CONNECTIONS(channel, self._group)
+        self._connections = self.CONNECTIONS(channel, self._group, rank)
         self._options = c10d.Backend.Options(self.NAME, timeout)
         self._options.global_ranks_in_group = list(members or ranks)
         self._options.group_name = group_name  # type: ignore[assignment]

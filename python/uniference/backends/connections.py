@@ -9,12 +9,19 @@ from uniference._native import Channel
 class Connections(ABC):
     """Those of one process group. Each library has a class of its own."""
 
-    def __init__(self, channel: Channel, group: int) -> None:
+    def __init__(self, channel: Channel, group: int, rank: int) -> None:
         self._channel = channel
         self._group = group
+        self._rank = rank
+        """Rank in the group."""
 
     closed = False
-    """An operation has timed out, and the library has closed them: none can be used again."""
+    """An operation has timed out: later calls on these connections fail."""
+
+    def abort(self) -> None:
+        """Closes the connections and ends this rank's outstanding operations in the group."""
+        self.closed = True
+        self._channel.abort(self._group)
 
     @abstractmethod
     def check(self) -> None:

@@ -56,7 +56,7 @@ class Task:
     """It is the only program, and its GPUs are those of all ranks."""
     debugged: bool
     input: bool
-    """Whether the rank has a standard input."""
+    """Whether the rank's standard input is a file or a pipe that the driver passes."""
 
     @staticmethod
     def from_command(command: Mapping[str, Any]) -> "Task":
