@@ -80,8 +80,8 @@ def test_the_processor_is_a_key_of_the_cluster_file(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(ONE_GPU.replace("[network]", 'host_cpu = "h200"\n[network]'))
     done = uniference("run", "--cluster", "cluster.toml", "--cuda", "script.py", cwd=tmp_path)
     assert done.code == 2
-    assert "`h200-sxm-141gb` is no processor" in done.err
-    assert "hint: name a processor" in done.err
+    assert "`h200-sxm-141gb` is not a CPU" in done.err
+    assert "hint: name a CPU" in done.err
 
 
 MODULE = """

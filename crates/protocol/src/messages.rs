@@ -110,6 +110,8 @@ pub enum Op {
         sequence: u32,
         /// NCCL settings that the program makes for the group; `None` if it makes none.
         settings: Option<NcclSettings>,
+        /// Whether messages of the group leave only once their receives are posted.
+        rendezvous: bool,
     },
     /// Asks which operations are complete, once all or any are: [`Answer::Complete`] or [`Answer::TimedOut`].
     Wait {

@@ -197,9 +197,12 @@ impl Channel {
     #[pyo3(signature = (ranks, nccl = false, rendezvous = false))]
     fn group(&self, py: Python<'_>, ranks: Vec<u32>, nccl: bool, rendezvous: bool) -> PyResult<u32> {
         let environment = if nccl { settings::environment() } else { BTreeMap::new() };
-        // The number of hosts is taken from a variable that `torchrun` sets.
-        let hosts = std::env::var("GROUP_WORLD_SIZE").ok().and_then(|hosts| hosts.parse::<u32>().ok());
-        let spans_servers = hosts.is_some_and(|hosts| hosts > 1);
+        // Ranks of a server have consecutive numbers, which follow from variables that `torchrun` sets.
+        let number = |name| std::env::var(name).ok()?.parse::<u32>().ok();
+        let spans_servers = number("LOCAL_RANK").zip(number("LOCAL_WORLD_SIZE")).is_some_and(|(local, count)| {
+            let first = self.client.rank().saturating_sub(local);
+            !ranks.iter().all(|rank| (first..first.saturating_add(count)).contains(rank))
+        });
         let said = settings::of_communicator(&environment, &[], spans_servers).map_err(PyValueError::new_err)?;
         said.warnings.iter().for_each(|text| self.client.warn(text));
         py.detach(|| self.client.group(ranks, said.settings, rendezvous)).map(|group| group.0).map_err(raise)

@@ -158,6 +158,8 @@ pub fn of_communicator(
 /// `ring;allreduce:tree,nvls` (per function).
 fn masks(variable: &str, list: &str, known: &[(&str, u8)], warnings: &mut Vec<String>) -> [u8; 5] {
     const FUNCTIONS: [&str; 5] = ["broadcast", "reduce", "allgather", "reducescatter", "allreduce"];
+    // NCCL's other algorithms. The simulation never chooses them, so excluding them has no effect.
+    const UNMODELLED: [&str; 4] = ["NVLSTree", "CollnetDirect", "CollnetChain", "PAT"];
     let mut masks = [NcclSettings::ANY; 5];
     for part in list.split(';').map(str::trim).filter(|part| !part.is_empty()) {
         let (function, names) =
@@ -168,20 +170,25 @@ fn masks(variable: &str, list: &str, known: &[(&str, u8)], warnings: &mut Vec<St
         for name in names.split(',').map(str::trim) {
             match known.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
                 Some((_, bit)) => mask |= bit,
-                None if is_negated => {}
+                None if is_negated && UNMODELLED.iter().any(|known| known.eq_ignore_ascii_case(name)) => {}
                 None => warnings.push(format!(
                     "{variable}={list}: `{name}` is not modelled; docs/reference/settings.md lists all settings"
                 )),
             }
         }
         let mask = if is_negated { NcclSettings::ANY & !mask } else { mask };
+        if is_negated && mask == 0 {
+            warnings.push(format!(
+                "{variable}={list} excludes everything that is modelled: the simulation chooses by itself; docs/reference/settings.md lists all settings"
+            ));
+        }
         match function.map(|function| FUNCTIONS.iter().position(|known| known.eq_ignore_ascii_case(function))) {
             None => masks = [mask; 5],
             Some(Some(place)) => masks[place] = mask,
             Some(None) => warnings.push(format!("{variable}={list}: NCCL has no such function")),
         }
     }
-    // A function for which only unmodelled names are listed may use every modelled one.
+    // A function that may use nothing modelled may use everything modelled. A warning has been given.
     for mask in &mut masks {
         if *mask == 0 {
             *mask = NcclSettings::ANY;

@@ -38,6 +38,10 @@ fn algorithms_and_protocols_are_read_as_nccl_does() {
     assert_eq!(algorithms("ring,CollnetDirect"), ([ring; 5], 1));
     assert_eq!(algorithms("Tree"), ([tree; 5], 1));
     assert_eq!(algorithms("PAT"), ([NcclSettings::ANY; 5], 1));
+    assert_eq!(algorithms("^Rign"), ([NcclSettings::ANY; 5], 1));
+    assert_eq!(algorithms("^ring,tree,nvls"), ([NcclSettings::ANY; 5], 1));
+    let without_protocol = read(&[("NCCL_PROTO", "^LL,LL128,Simple")]);
+    assert_eq!((without_protocol.settings, without_protocol.warnings.len()), (None, 1));
     let protocols = read(&[("NCCL_PROTO", "^LL128")]).settings.unwrap().protocols;
     assert_eq!(protocols, [NcclSettings::LL | NcclSettings::SIMPLE; 5]);
     let without_nvls = read(&[("NCCL_NVLS_ENABLE", "0")]).settings.unwrap().algorithms;
