@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(cast.stand_ins(&last), Ok(vec![0, 1, 2, 1, 4, 1, 2, 7]));
     }
 
-    /// Of 16 ranks, those from 9 on have less: they are at the end along axis 8 and one further axis.
+    /// Ranks 9 to 15 of 16 have less: they are at the end along axis 8 and one further axis.
     #[test]
     fn the_rest_is_what_is_in_none_of_the_ends_apart() {
         assert_eq!(rest(16, 4, &[]), [End::from([1, 2, 4, 8])]);

@@ -180,7 +180,7 @@ impl TreePosition {
 
 /// Pipeline that carries a part of the tensor up a tree and down again, in chunks. With one chunk in flight, in round t
 /// a member of height h sends chunk t - h up, and a member of depth d receives chunk t - top - (d - 1) from above: both
-/// sides of a message have it in the same round. With more chunks in flight, a hop takes as many rounds.
+/// sides of a message have it in the same round. With more chunks in flight, a hop lasts as many rounds.
 struct Pipeline {
     place: TreePosition,
     span: Span,

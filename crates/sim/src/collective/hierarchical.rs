@@ -423,8 +423,8 @@ impl Plan {
         Box::new(rounds.map(move |round| renumbered(round, rank).into_iter().flatten().collect()))
     }
 
-    /// The elements of a row's places `first` up to `end`; each place stands for as many blocks as there are members in
-    /// the later dimensions.
+    /// The elements of a row's places `first` up to `end`; each place stands for as many blocks as there
+    /// are combinations of the remaining coordinates.
     fn spans(&self, dimension: usize, phase: Phase, chunk: u32) -> impl Fn(u32, u32) -> Span + Send + use<> {
         let pieces = self.pieces.clone();
         let (mut begin, mut blocks, mut left) = (0, self.size, self.me);
