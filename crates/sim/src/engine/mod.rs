@@ -72,7 +72,7 @@ struct Idling {
     passes_from: Option<SimTime>,
 }
 
-/// Action that the driver must take next.
+/// Next action of the driver.
 #[derive(Debug)]
 #[must_use = "a task that is not resumed holds time back for ever"]
 pub enum Turn {
@@ -278,7 +278,7 @@ impl Engine {
         self.update_hold(rank);
     }
 
-    /// Continues as far as possible, and returns the action that the driver must take next.
+    /// Continues as far as possible, and returns the next action of the driver.
     pub fn next(&mut self, observer: &mut dyn Observer) -> Turn {
         self.idling.waits = false;
         loop {

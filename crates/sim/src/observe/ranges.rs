@@ -18,7 +18,7 @@ pub struct IssueRanges<N> {
     open: Vec<usize>,
     /// Head of the family of each thread that belongs to another thread's family.
     families: BTreeMap<TaskId, TaskId>,
-    /// From these activities on the range that has begun last was this one; in order.
+    /// Changes of the open range that has begun last: the activity at which each change happened, in order.
     of_rank: Vec<(Handle, Option<usize>)>,
     /// Changes of the innermost open range per family: the activity at which each change happened, in order.
     of_families: BTreeMap<TaskId, Vec<(Handle, Option<usize>)>>,
@@ -74,7 +74,7 @@ impl<N> IssueRanges<N> {
         self.of_families.entry(family).or_default().push((handle, own));
     }
 
-    /// Of the ranges that are open now, the one that has begun last.
+    /// The open range that has begun last.
     pub fn last(&self) -> Option<&N> {
         self.open.last().map(|at| &self.ranges[*at].name)
     }
