@@ -1,4 +1,5 @@
-//! Closed forms of the collectives' times. n bytes, P ranks, alpha a latency, beta the time of a byte; one host a rank on an ideal switch.
+//! Closed forms of the collectives' times. n bytes, P ranks, alpha: latency, beta: time of a byte; one host per rank on
+//! an ideal switch.
 
 use crate::support::*;
 use rstest::rstest;
@@ -17,7 +18,7 @@ use uniference_sim::time::{Rate, SimDuration};
 const ALPHA: u64 = LATENCY_PS;
 const BETA: u64 = PS_PER_BYTE;
 
-/// When the last rank is through.
+/// Time at which the last rank finishes.
 fn time(ranks: usize, kind: CollectiveKind, algorithm: &str, bytes: u64) -> u64 {
     let cluster = forced(ranks, kind, algorithm);
     let outcomes = run(&cluster, (0..ranks).map(|_| blocking(kind, bytes)).collect());
@@ -181,7 +182,7 @@ fn hierarchical_on_two_dimensions(
             assert_eq!(time(AllReduce, n), all_reduce, "all-reduce {byte:?}");
         }
     }
-    // All-to-all of 1,000 bytes a pair: k1 blocks for each of k0 - 1 members at once, then k0 for each of k1 - 1.
+    // All-to-all of 1,000 bytes per pair: k1 blocks for each of k0 - 1 members at once, then k0 for each of k1 - 1.
     let straight = 2 * ALPHA + 1000 * ((k0 - 1) * k1 * 1_000 + (k1 - 1) * k0 * 100_000);
     assert_eq!(two_dimensions(sizes, [1_000, 100_000], AllToAll, 1, 1000), straight);
 }
