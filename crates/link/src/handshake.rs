@@ -1,8 +1,8 @@
 //! Owns the handshake of driver and worker: TLS 1.3 with a fresh key, then the [`Hello`]s, then proofs of the token.
 //!
 //! TLS prevents eavesdropping and tampering; its key proves no identity, because no authority certifies it. The proofs
-//! are bound to the connection by its exported key material, so that a man in the middle, who has two connections, can
-//! relay neither proof.
+//! are bound to the connection by its exported key material, so that a man in the middle with two connections can relay
+//! neither proof.
 //!
 //! Messages: the worker's and the driver's [`Hello`]; the worker's [`Claim`]; the driver's [`Verdict`].
 
@@ -66,7 +66,7 @@ pub(crate) enum Failure {
     DriverProof,
 }
 
-/// Name of the rejected worker, if it was said, and the reason.
+/// Name of the rejected worker, if the worker sent it, and the reason.
 pub(crate) type Rejected = (Option<String>, Failure);
 
 /// A worker's name and its proof of the token.

@@ -1,6 +1,6 @@
 //! Owns the first message of both sides: their protocol version and their capabilities.
 //!
-//! The encoding of a [`Hello`] is the same in all versions, so that sides of different versions can tell the
+//! The encoding of a [`Hello`] is the same in all versions, so that sides of different versions can detect the
 //! difference.
 
 use crate::frame::FrameBuffer;

@@ -3,8 +3,8 @@
 //!
 //! The module `data` decides which bytes are moved, the module `fold` the order of reductions.
 
-// Tensors and the arena are raw memory: other processes write to it, so no Rust reference to it may exist. Everything else in live
-// ranks goes through the checked functions of this module.
+// Tensors and the arena are raw memory: other processes write to it, so no Rust reference to it may exist. Everything
+// else in live ranks goes through the checked functions of this module.
 #![allow(unsafe_code)]
 
 use crate::messages::{Fetched, Offset, Piece};
@@ -14,7 +14,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use uniference_sim::program::{DType, ReduceOp};
 
-/// Size from which writes bypass the caches: so much data is evicted before it is read back.
+/// Size from which writes bypass the caches: data of this size is evicted before it is read back.
 const STREAMED: usize = 8 << 20;
 
 /// Buffer size of reductions, in bytes; the buffer stays in the L1 cache.
@@ -84,7 +84,7 @@ pub trait Tensors: Send + Sync {
     /// If the arena is no longer reachable.
     ///
     /// # Panics
-    /// If [`Kernel`] cannot combine such elements.
+    /// If [`Kernel`] cannot combine the operation's elements.
     fn fold(&self, fetched: &Fetched) -> io::Result<()>;
 
     /// Frees the memory of bytes that are no longer needed.

@@ -331,8 +331,8 @@ pub struct Batch {
     /// The task's operations, in order.
     pub ops: Vec<Op>,
     /// Set if no thread of the rank's process runs any more. A process with one thread sends it with each question. A
-    /// process with several threads sends it with the last message of each thread and with the dictionary; if there are
-    /// none of these, alone on the main task's socket.
+    /// process with several threads sends it with the last message of each thread and with the dictionary; without such
+    /// messages, the process sends it alone on the main task's socket.
     pub quiet: Option<Quiet>,
 }
 

@@ -18,8 +18,8 @@ pub const PATH_VARIABLE: &str = "UNIFERENCE_RELAY_PATH";
 /// rank's GPUs.
 pub const INTERPRETER_VARIABLE: &str = "UNIFERENCE_RELAY_INTERPRETER";
 
-/// Environment variable with the libraries that are preloaded in such a process instead of those for other programs:
-/// paths, separated by colons.
+/// Environment variable with the libraries that are preloaded in a process that runs this interpreter, instead of the
+/// libraries for other programs: paths, separated by colons.
 pub const LIBRARIES_VARIABLE: &str = "UNIFERENCE_RELAY_LIBRARIES";
 
 /// The first frame of a connection.

@@ -48,7 +48,7 @@ pub trait Wire: AsFd + Send + Sync {
     /// The driver's end of a wire that a rank has opened; `along` holds the descriptors that came with its frame.
     ///
     /// # Errors
-    /// If there is no such wire.
+    /// If no wire with this ticket was opened.
     fn accept(&self, ticket: u64, along: &mut VecDeque<OwnedFd>) -> io::Result<Arc<dyn Wire>>;
 }
 

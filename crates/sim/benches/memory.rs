@@ -1,5 +1,5 @@
 //! Memory of activities that no program ever waits for: the process's resident memory after every million activities.
-//! It must not grow.
+//! The memory must not grow.
 
 use std::sync::Arc;
 use uniference_sim::cluster::{Backend, Cluster, Device};

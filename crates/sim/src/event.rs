@@ -4,8 +4,8 @@
 //! Events come in the engine's order. An event with a duration is reported at its end, with its start.
 //!
 //! Each event names its causes: of its beginning, and of its end ([`Cause`]). This lets you walk back from the end of a
-//! rank's program, event by event, to the beginning of the run. The spans on that way leave no gap: the events alone
-//! show where time was spent. Digests contain neither ids nor causes.
+//! rank's program, event by event, to the beginning of the run. The spans between these causes leave no gap: the events
+//! alone show where time was spent. Digests contain neither ids nor causes.
 
 use crate::ids::{GroupId, Handle, LinkId, MessageId, QueueId, RankId, Site, TaskId};
 use crate::program::{Call, Mark, Origin, Outcome};
@@ -428,7 +428,8 @@ pub struct CallTimes {
     pub exposed: SimDuration,
     /// Part of `exposed` before all peers had entered the operation.
     pub late_peer: SimDuration,
-    /// Bytes that the operation moves over the bus of each member: [`CallOp::bus_bytes`](crate::program::CallOp::bus_bytes).
+    /// Bytes that the operation moves over the bus of each member:
+    /// [`CallOp::bus_bytes`](crate::program::CallOp::bus_bytes).
     pub bus_bytes: Bytes,
 }
 

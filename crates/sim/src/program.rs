@@ -43,8 +43,8 @@ pub enum Request {
         /// The user's line.
         site: Site,
     },
-    /// Blocks until all (or any) of `handles` are complete, or one has failed: [`Reply::Complete`], [`Reply::Failed`] or
-    /// [`Reply::TimedOut`].
+    /// Blocks until all (or any) of `handles` are complete, or one has failed: [`Reply::Complete`], [`Reply::Failed`]
+    /// or [`Reply::TimedOut`].
     Wait {
         /// Handles of this rank. A complete handle may be named any number of times; a failure is reported once.
         handles: Vec<Handle>,
@@ -233,8 +233,8 @@ pub enum Activity {
     Sleep(SimDuration),
     /// A mark in traces; lasts no time.
     Mark(Mark),
-    /// An operation of the store without an answer: complete once the store has served it. It is for ranks that are
-    /// graphs of activities; a program uses [`Request::Store`].
+    /// An operation of the store without an answer: complete once the store has served it. This activity is for ranks
+    /// that are graphs of activities; a program uses [`Request::Store`].
     Store(StoreOp),
     /// The rank's program ends, and the rank is finished although its task continues: for graphs whose last node is not
     /// the program's end, as when threads outlive it.
@@ -260,7 +260,8 @@ pub enum Mark {
     Begin(Arc<str>),
     /// End of the thread's innermost open range that a [`Mark::Begin`] began.
     End,
-    /// A range of the rank (`nvtx.range_start`) begins. Such ranges need not nest, and may begin and end on different threads.
+    /// A range of the rank (`nvtx.range_start`) begins. Such ranges need not nest, and may begin and end on different
+    /// threads.
     Open {
         /// The range's number on its rank.
         range: u32,
@@ -613,7 +614,8 @@ pub enum StoreOp {
         key: Vec<u8>,
         value: Vec<u8>,
     },
-    /// Sets `desired` if the value is `expected` (or the key is absent and `expected` is empty); returns the value then held.
+    /// Sets `desired` if the value is `expected` (or the key is absent and `expected` is empty); returns the value then
+    /// held.
     CompareSet {
         key: Vec<u8>,
         expected: Vec<u8>,
@@ -643,7 +645,8 @@ pub enum StoreOp {
         key: Vec<u8>,
         value: Vec<u8>,
     },
-    /// The oldest value of a queue; blocks until there is one if `block`, else an empty queue is [`StoreValue::Absent`].
+    /// The oldest value of a queue; blocks until the queue has one if `block`, else an empty queue is
+    /// [`StoreValue::Absent`].
     QueuePop {
         key: Vec<u8>,
         block: bool,

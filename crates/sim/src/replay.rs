@@ -36,7 +36,7 @@ pub enum RecordedStep {
         resumption: u64,
     },
     /// The operators of the task's next compute, as written by its capture; several such steps in a row are
-    /// concatenated. It is no request to the engine.
+    /// concatenated. The step is no request to the engine.
     Operators {
         /// Encoded operators, which `uniference-formats` decodes.
         operators: Vec<u8>,

@@ -1,5 +1,5 @@
-//! Owns the key-value store that all ranks share (torch's `Store`). It costs no network time, but a rank's wait for
-//! another rank lasts time.
+//! Owns the key-value store that all ranks share (torch's `Store`). The store costs no network time, but a rank's wait
+//! for another rank lasts time.
 
 use crate::program::{StoreOp, StoreValue};
 use std::collections::{BTreeMap, VecDeque};

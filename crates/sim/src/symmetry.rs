@@ -1,5 +1,5 @@
 //! Owns symmetric ranks: ranks that are equivalent under shifts of a grid of ranks, and the representatives of their
-//! classes. It does not know whether a job or a cluster really looks the same from each of them:
+//! classes. The module does not know whether a job or a cluster really looks the same from each of them:
 //! [`crate::network::FoldedTopology`] checks the cluster, and the engine checks the job during the run.
 //!
 //! Rank `r` has the coordinate `r / stride % extent` along each [`Axis`]. A [`Shift`] moves all ranks by the same steps

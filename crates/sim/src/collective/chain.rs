@@ -1,5 +1,5 @@
-//! Owns the pipelined chain: broadcast from each member to the next one up, in chunks that follow each other, and reduce the same way to
-//! the root.
+//! Owns the pipelined chain: broadcast from each member to the next one up, in chunks that follow each other, and
+//! reduce the same way to the root.
 //!
 //! Sources: Open MPI, `coll_base_bcast.c` (`pipeline`); NCCL carries out broadcast and reduce this way on a ring. With
 //! P members, n bytes, chunks of c, latency a and b seconds per byte: (P - 2 + ceil(n / c)) (a + c b).

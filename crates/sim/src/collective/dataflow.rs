@@ -73,7 +73,7 @@ struct Lane {
     started: u64,
     /// Started receives, with their step number.
     pending: VecDeque<(u64, Receive)>,
-    /// The member from whom the lane awaits a message.
+    /// The member from which the lane awaits a message.
     awaits: Option<GroupRank>,
 }
 
@@ -127,7 +127,7 @@ impl<M: Memory> Member<M> {
     }
 }
 
-/// Advances one member as far as possible; returns the members to whom it has sent.
+/// Advances one member as far as possible; returns the members to which it has sent.
 fn advance<M: Memory>(members: &mut [Member<M>], rank: usize, memory: &mut M) -> Vec<usize> {
     let me = GroupRank::from(rank);
     let mut receivers = Vec::new();

@@ -1,4 +1,5 @@
-//! Owns the order in which a reducing collective combines its members' elements, derived from the steps of its algorithm.
+//! Owns the order in which a reducing collective combines its members' elements, derived from the steps of its
+//! algorithm.
 //!
 //! Floating-point addition is commutative but not associative: the order of combination determines the last bits of the
 //! result. All steps are carried out on expressions in place of values; the outcome is the expression of every part of

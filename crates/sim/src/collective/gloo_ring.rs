@@ -2,10 +2,11 @@
 //!
 //! Sources: pytorch/gloo, `gloo/allreduce.cc`, `gloo/reduce.cc`, `gloo/allgather.cc`, `gloo/allgatherv.cc`.
 //!
-//! **all_reduce** goes down the ring (to rank r-1). The tensor is cut into S = max(ceil(n / 1 MiB), 2P) segments, rounded up to a
-//! multiple of P, of ceil(elements / S) elements each, the last ones shorter or absent; S/P consecutive segments are a chunk. Two
-//! segments are in flight. The reduce-scatter phase leaves chunk r at rank r, the all-gather phase starts when it is over. Chunk c
-//! is combined as x\[c\] + (... + (x\[c-2\] + x\[c-1\])), ranks modulo P: a member's own elements are the first operand.
+//! **all_reduce** goes down the ring (to rank r-1). The tensor is cut into S = max(ceil(n / 1 MiB), 2P) segments,
+//! rounded up to a multiple of P, of ceil(elements / S) elements each, the last ones shorter or absent; S/P consecutive
+//! segments are a chunk. Two segments are in flight. The reduce-scatter phase leaves chunk r at rank r, the all-gather
+//! phase starts when it is over. Chunk c is combined as x\[c\] + (... + (x\[c-2\] + x\[c-1\])), ranks modulo P: a
+//! member's own elements are the first operand.
 //!
 //! **reduce** is the same reduce-scatter, then every rank sends its chunk to the root. Its segments are min(ceil(n /
 //! 2P), 1 MiB) long, and with more than two segments per chunk it continues for S/P - 2 segments that are not needed.
@@ -128,7 +129,8 @@ impl Segments {
     }
 }
 
-/// `count` rounds down the ring: the first sends the segments from chunk `first` on, and receives those from the next chunk on.
+/// `count` rounds down the ring: the first sends the segments from chunk `first` on, and receives those from the next
+/// chunk on.
 fn down_the_ring(
     segments: Segments,
     me: u32,

@@ -52,8 +52,9 @@ pub trait Algorithm: Send + Sync {
 
     /// Steps of member `me` of a group of `size`, in order, computed without the plan of the whole group.
     ///
-    /// The steps of all members fit together: the n-th send from a to b is received by the n-th receive of b from a, with the
-    /// same number of elements. `size` is at least 2 and every block may be empty; an empty message is still a message.
+    /// The steps of all members fit together: the n-th send from a to b is received by the n-th receive of b from a,
+    /// with the same number of elements. `size` is at least 2 and every block may be empty; an empty message is still a
+    /// message.
     ///
     /// # Panics
     /// If `call.kind` is not one of [`Algorithm::kinds`], or lacks its root.
@@ -185,7 +186,8 @@ pub type Steps = Box<dyn Iterator<Item = Step> + Send>;
 pub struct Step {
     /// The send or receive.
     pub action: Action,
-    /// The step may start once the first `after` steps of its lane are complete; at most the step's own index in the lane.
+    /// The step may start once the first `after` steps of its lane are complete; at most the step's own index in the
+    /// lane.
     pub after: u64,
     /// The step also waits until these steps of another lane are complete.
     pub beside: Beside,

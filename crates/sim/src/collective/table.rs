@@ -1,5 +1,5 @@
-//! Owns the choice of algorithm by kind and size of a collective, and the adaptation of algorithms to the cluster. It
-//! does not know which algorithms exist, except that kernels of programs are not a matter of choice.
+//! Owns the choice of algorithm by kind and size of a collective, and the adaptation of algorithms to the cluster. The
+//! module does not know which algorithms exist, except that kernels of programs are not a matter of choice.
 
 use super::nccl;
 use super::peers::Peers;
@@ -78,7 +78,7 @@ impl AlgorithmTable {
         self.surroundings.map(|surroundings| surroundings.per_server)
     }
 
-    /// Adapts all algorithms to the layout of so many ranks on the network.
+    /// Adapts all algorithms to the network layout of a world of `ranks` ranks.
     pub fn lay_out(&mut self, grid: Grid, ranks: u32) {
         let ranks: Vec<RankId> = (0..ranks).map(RankId).collect();
         self.grid = Some(Arc::new(grid));
@@ -171,7 +171,7 @@ impl AlgorithmTable {
 
     /// Algorithm of a call in a group of `size`: the rule's algorithm, or its decision if the rule's algorithm is a
     /// choice. A call of one of the program's kernels uses that kernel if the group is known to be in one server; in a
-    /// replay it may not be, and such programs then call the library.
+    /// replay the group may span servers, and programs then call the library.
     pub fn algorithm(&self, call: &Collective, size: u32) -> Arc<dyn Algorithm> {
         let server = self.surroundings.filter(|surroundings| size <= surroundings.per_server);
         if let (Some(kernel), Some(server)) = (call.kernel, server) {

@@ -262,7 +262,7 @@ impl Case {
         slots
     }
 
-    /// The blocks that members have at the start are delivered where the kind says.
+    /// The blocks that members have at the start are delivered to the members that the kind prescribes.
     fn check_delivery(&self) {
         let layout = self.layout();
         let everything = layout.blocks(0, self.size());

@@ -2,9 +2,9 @@
 //! decides when a rank closes its connections, and reports failed operations to programs.
 //!
 //! The model follows Gloo over TCP (docs/explanation/network-model.md): the close of a connection is noticed one
-//! latency later, after all data that has left before. Operations that wait for something on this connection then fail,
-//! and later ones fail when they use it. Members of a collective that exchange no data with the closed end wait on,
-//! until a member that has failed closes its own end.
+//! latency later, after all data that has left before. Operations that wait for data on this connection then fail, and
+//! later ones fail when they use it. Members of a collective that exchange no data with the closed end wait on, until a
+//! member that has failed closes its own end.
 
 use super::{Comm, Completion, Cue};
 use crate::event::{Cause, Meeting};
@@ -42,7 +42,7 @@ impl Closed {
 }
 
 impl Comm {
-    /// Records that the rank's process has crashed.
+    /// Handles the crash of a rank's process.
     pub(crate) fn crash(&mut self, now: SimTime, rank: RankId) {
         self.transport.crash(now, rank);
         self.closed.gone.insert(rank);
@@ -61,8 +61,8 @@ impl Comm {
         }
     }
 
-    /// Closes the rank's ends of the connections of one group. Other ranks are told of this only if a rank has crashed,
-    /// or if this rank has aborted the group. A program that ends normally closes its connections too, and a rank that
+    /// Closes the rank's ends of the connections of one group. Other ranks are notified only if a rank has crashed, or
+    /// if this rank has aborted the group. A program that ends normally closes its connections too, and a rank that
     /// still waits for it then is in a deadlock.
     pub(crate) fn close(&mut self, now: SimTime, of: RankId, group: GroupId) {
         if self.closed.gone.is_empty() && !self.has_aborted(of, group) {

@@ -1,7 +1,7 @@
 //! Owns communication between ranks: process groups, the matching of calls, and the running collectives.
 //!
-//! It turns calls into messages for `transport` and arrivals into completions for the engine. It does not know the
-//! order of virtual time, nor the activities that tasks wait for.
+//! The module turns calls into messages for `transport` and arrivals into completions for the engine. It knows neither
+//! the order of virtual time nor the activities that tasks wait for.
 
 mod closing;
 mod group;
@@ -341,7 +341,7 @@ impl Comm {
         Ok(group)
     }
 
-    /// Whether a message of so many bytes between two ranks waits until its receive is posted.
+    /// Whether a message of `bytes` between two ranks waits until its receive is posted.
     pub(crate) fn sends_wait(&self, group: GroupId, bytes: Bytes) -> bool {
         self.transport.waits_for_receive(group, bytes, self.wire_of_messages, false)
     }

@@ -1,5 +1,5 @@
-//! Owns the detection of results that depend on the order of simultaneous events. Symmetric ranks need not agree on that order, so such a run
-//! cannot be folded.
+//! Owns the detection of results that depend on the order of simultaneous events. Symmetric ranks need not agree on
+//! that order, so such a run cannot be folded.
 
 use crate::ids::{GroupId, Handle, RankId};
 use crate::network::Asymmetry;
@@ -20,7 +20,8 @@ type Connection = (Option<GroupId>, RankId, RankId);
 #[derive(Debug)]
 pub(super) struct Ties {
     per_group: bool,
-    /// For each connection, the time of its last message, the operation that the message belongs to, and whether that is a collective.
+    /// For each connection, the time of its last message, the operation that the message belongs to, and whether that
+    /// is a collective.
     last: IndexMap<Connection, (SimTime, Handle, bool), FxBuildHasher>,
     found: Option<Asymmetry>,
 }

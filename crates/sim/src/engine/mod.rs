@@ -1,8 +1,8 @@
 //! Owns virtual time: the order of events, the ranks' clocks and tasks, their activities, and the end of a run.
 //!
-//! It does no I/O and starts no threads: the driver resumes tasks when the engine says so, and submits their requests.
-//! Ranks may run concurrently outside; the engine handles a request only when no running rank could still make an
-//! earlier one, so that the result does not depend on real time.
+//! The engine does no I/O and starts no threads: the driver resumes tasks at the engine's request, and submits their
+//! requests. Ranks may run concurrently outside; the engine handles a request only when no running rank could still
+//! make an earlier one, so that the result does not depend on real time.
 
 mod activities;
 mod crash;
@@ -76,7 +76,7 @@ struct Idling {
 #[derive(Debug)]
 #[must_use = "a task that is not resumed holds time back for ever"]
 pub enum Turn {
-    /// Resume a task. It runs until it submits a request.
+    /// Resume a task, which then runs until it submits a request.
     Resume(Resumption),
     /// Wait: a running task must submit a request first.
     Blocked,

@@ -1,4 +1,4 @@
-//! Owns the order of events. It does not know the events' effects.
+//! Owns the order of events. The queue does not know the events' effects.
 
 use crate::ids::{RankId, TaskId};
 use crate::time::SimTime;

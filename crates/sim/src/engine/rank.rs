@@ -106,8 +106,8 @@ pub(crate) struct Wait {
     pub(crate) blocks_on: Blocked,
     /// The `handles` that were not complete when the wait began, in order, each once.
     pub(crate) awaited: Vec<Handle>,
-    /// Number of `awaited` activities that are not complete yet. It is counted, because a wait may name any number of
-    /// activities.
+    /// Number of `awaited` activities that are not complete yet. The number is counted, because a wait may name any
+    /// number of activities.
     pub(crate) left: usize,
     /// Whether one of `awaited` has failed.
     pub(crate) failed: bool,

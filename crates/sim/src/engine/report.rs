@@ -28,7 +28,7 @@ pub struct Halt {
 pub enum HaltReason {
     /// No event is left that could end the ranks' waits.
     Deadlock,
-    /// Two ranks called what should be one operation in different ways.
+    /// Two ranks called one operation in different ways.
     Mismatch {
         /// The process group of the operation.
         group: GroupId,

@@ -1,5 +1,5 @@
 //! Owns the changes of a network in virtual time: bandwidth and latency over time, outages, jitter, background traffic.
-//! It does not know messages; [`super::flow`] applies a change to the sharing of links.
+//! The module does not know messages; [`super::flow`] applies a change to the sharing of links.
 //!
 //! All values are functions of the description, its seed and the instant: no random number depends on an order that
 //! could differ from run to run.

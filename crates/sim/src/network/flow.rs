@@ -107,7 +107,7 @@ struct Flight {
 }
 
 impl FlowNetwork {
-    /// The network of `topology`, at time zero, without streams. It does not change.
+    /// The network of `topology`, at time zero, without streams and changes.
     pub fn new(topology: Topology) -> FlowNetwork {
         FlowNetwork::over(topology, None, Dynamics::default())
     }

@@ -1,4 +1,5 @@
-//! Owns a priority queue of small integer ids whose keys can change. It does not know the meaning of ids and keys.
+//! Owns a priority queue of small integer ids whose keys can change. The queue does not know the meaning of ids and
+//! keys.
 
 /// Ids with keys, the smallest key first; among equal keys the smallest id. Each operation needs time logarithmic in
 /// the number of ids, and much less if a key changes little.

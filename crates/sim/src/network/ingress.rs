@@ -6,8 +6,8 @@
 //! last bytes have arrived:
 //!
 //! ```text
-//! b(t) = b(t0) + (a - C) (t - t0)      what waits, between 0 and the queue's size
-//! a message whose last byte comes when b waits has left as soon as the link has carried b more: after b / C, if C stays as it is.
+//! b(t) = b(t0) + (a - C) (t - t0)      queued bytes, between 0 and the queue's size
+//! a message whose last byte arrives at b queued bytes leaves once the link has carried b more: after b / C at constant C
 //! ```
 //!
 //! Once the queue is full, the link is *closed*: it limits streams like a link without a queue, and the queue's content

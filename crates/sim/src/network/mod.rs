@@ -1,7 +1,7 @@
 //! Owns the network: its links, the route between two hosts, and the sharing of links among connection streams with
 //! bytes waiting.
 //!
-//! It does not know ranks, protocols or the meaning of messages: streams carry tagged sizes.
+//! The network does not know ranks, protocols or the meaning of messages: streams carry tagged sizes.
 
 mod dynamics;
 mod flow;

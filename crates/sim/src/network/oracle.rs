@@ -1,6 +1,6 @@
-//! Owns a simple solver of max-min fair sharing, from scratch, to test the real solver against. It follows the textbook
-//! (Bertsekas and Gallager, "Data Networks", 6.5.2): raise all rates together, a quantum at a time; if links have no
-//! room for one more quantum, their flows stop, those of several links together.
+//! Owns a simple solver of max-min fair sharing, from scratch, to test the real solver against. The solver follows the
+//! textbook (Bertsekas and Gallager, "Data Networks", 6.5.2): raise all rates together, a quantum at a time; if links
+//! have no room for one more quantum, their flows stop, those of several links together.
 
 /// The rate of each flow, from the links' capacities and the links on each flow's route.
 pub(super) fn max_min_rates(capacities: &[u64], routes: &[Vec<u32>]) -> Vec<u64> {

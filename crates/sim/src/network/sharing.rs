@@ -1,9 +1,9 @@
-//! Owns max-min fair sharing: the rate of each flow. It knows neither time nor bytes, and never sums anything over
+//! Owns max-min fair sharing: the rate of each flow. The solver knows neither time nor bytes, and keeps no sums over
 //! time.
 //!
 //! # Definition
 //!
-//! Link `l` has capacity `C_l`. It has a *level* `L_l`, which is [`UNBOUNDED`] if it is no flow's bottleneck. The rates
+//! Link `l` has a capacity `C_l` and a *level* `L_l`, which is [`UNBOUNDED`] if it is no flow's bottleneck. The rates
 //! `x_f` of flows are max-min fair, and the levels belong to them, when
 //!
 //! ```text
@@ -48,7 +48,7 @@
 //! with the next level is right as soon as it is reviewed. Because reviews are in the order of levels, and levels
 //! mostly change little, a link whose level changes is reviewed once, seldom twice. In random traffic on an overloaded
 //! switch an event changes the levels of a handful of links among thousands. If each host has tens of flows, an event
-//! changes most levels above the link where a flow has ended, by ever smaller amounts, which are exact all the same.
+//! changes most levels above the link where a flow has ended, by ever smaller amounts, which are nevertheless exact.
 
 use super::review::Review;
 use super::scale::UNBOUNDED;
@@ -131,8 +131,8 @@ impl Sums {
         self.ceiling = self.ceiling.max(rate);
     }
 
-    /// The level, if the rates of flows that stop at other links are well below it, so that rounding does not matter; see
-    /// [`fall`].
+    /// The level, if the rates of flows that stop at other links are well below it, so that rounding does not matter;
+    /// see [`fall`].
     fn level(&self, capacity: u64, flows: u64) -> Option<u64> {
         let left = capacity.checked_sub(u64::try_from(self.elsewhere).ok()?)?;
         match left.checked_div(self.own.into()) {

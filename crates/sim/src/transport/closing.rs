@@ -32,7 +32,7 @@ impl Transport {
         self.take_grant(&message);
     }
 
-    /// Whether a message of the group is in flight from one rank to the other, or not yet received there.
+    /// Whether a message of the group is in flight from one rank to the other, or not received yet.
     pub(crate) fn is_on_its_way(&self, group: GroupId, from: RankId, to: RankId) -> bool {
         let waits = |Message { group, bytes, wire, purpose, .. }: &Message| {
             self.waits_for_receive(*group, *bytes, *wire, matches!(purpose, Purpose::Step { .. }))

@@ -36,7 +36,7 @@ pub(super) struct Connection {
     opening: Option<Box<Opening>>,
     /// Last time at which it had data to send.
     used: SimTime,
-    /// The last message that was put on it.
+    /// The last message on this connection.
     pub(super) last: Option<MessageId>,
 }
 

@@ -1,7 +1,7 @@
 //! Owns the transport between a communication step and bytes on connection streams: connections, handshakes, windows,
-//! and the threads that move bytes in and out of sockets. It thereby defines the delivery of a message.
+//! and the threads that move bytes in and out of sockets. The transport thereby defines the delivery of a message.
 //!
-//! A message is posted by its sender and expected by its receiver. It passes these stages:
+//! A message is posted by its sender, is expected by its receiver, and passes these stages:
 //!
 //! 1. [`rendezvous`]: if the protocol has a handshake, data waits until the sender knows that its receiver is ready;
 //! 2. [`connection`]: the message is in the one byte stream of its pair and direction, together with control messages,

@@ -1,5 +1,5 @@
-//! Owns the handshake before a message's data leaves: the matching of ready receivers and senders. It knows neither
-//! time nor bytes on links.
+//! Owns the handshake before a message's data leaves: the matching of ready receivers and senders. The module knows
+//! neither time nor bytes on links.
 //!
 //! Source: pytorch/gloo, `gloo/transport/tcp/pair.cc`. A receive from a known rank tells the sender at once that it is
 //! ready (RECV_READY); the n-th such message to arrive releases the n-th send of the same channel. A send between two
@@ -111,8 +111,7 @@ impl Rendezvous {
         }
     }
 
-    /// Posts a receive between two ranks. Returns the sender that is told of it; `None`: the receive waits for an
-    /// announcement.
+    /// Posts a receive between two ranks. Returns the sender to notify; `None`: the receive waits for an announcement.
     pub(super) fn receive(
         &mut self,
         receiver: RankId,

@@ -35,7 +35,8 @@ impl<T: Copy> Slab<T> {
         &mut self.values[number as usize]
     }
 
-    /// Every value and its number, in order of numbers. The iterator visits all numbers that were ever in use at once.
+    /// Every value and its number, in order of numbers. The cost grows with the largest number of values that were ever
+    /// kept at once.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let free: BTreeSet<u32> = self.free.iter().copied().collect();
         (0..).zip(&self.values).filter(move |(number, _)| !free.contains(number))

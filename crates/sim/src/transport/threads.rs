@@ -40,8 +40,8 @@ impl HostThreads {
         occupy(&mut self.program[rank.index()], now, work)
     }
 
-    /// Time at which the thread of a collective has done its `work` on a message. It need not be woken if it is still
-    /// busy with another one.
+    /// Time at which the thread of a collective has done its `work` on a message. The thread need not be woken if it is
+    /// still busy with another message.
     pub(super) fn work(
         &mut self,
         rank: RankId,

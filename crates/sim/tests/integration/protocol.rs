@@ -187,7 +187,8 @@ fn senders_that_ask_are_matched_by_name_tag_and_order() {
 
 #[test]
 fn data_waits_for_a_late_receiver_and_not_for_an_early_one() {
-    // The receive is posted at T. T = 50 us: T + 2 d + n beta. The send is posted at T, long after the receive: T + d + n beta.
+    // The receive is posted at T. T = 50 us: T + 2 d + n beta. The send is posted at T, long after the receive: T + d +
+    // n beta.
     let late = 50_000_000;
     let quick = |first: Request, at: u64| vec![compute(at), wait(0), first, wait(1)];
     let outcomes =

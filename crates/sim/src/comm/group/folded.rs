@@ -1,5 +1,5 @@
 //! Owns folded process groups: the member that each representative plays, and the check that the group looks the same
-//! from all equivalent members. It does not know messages or collectives.
+//! from all equivalent members. The module does not know messages or collectives.
 //!
 //! `M` is the group, and `H` are the shifts that map it to itself. A member and its images under `H` are played by one
 //! rank, at the first of their places. Shifts relabel places. If all of them do so by one kind of [`Relabeling`], a

@@ -250,7 +250,8 @@ fn an_outage_holds_a_stream_up_for_its_length() {
 
 #[test]
 fn bandwidth_follows_a_profile() {
-    // 3 MB: 0.5 MB in 4 ms at 125 MB/s, 0.25 MB in 4 ms at 62.5 MB/s, and the other 2.25 MB at 125 MB/s, the receiver's: 18 ms.
+    // 3 MB: 0.5 MB in 4 ms at 125 MB/s, 0.25 MB in 4 ms at 62.5 MB/s, and the other 2.25 MB at 125 MB/s, the
+    // receiver's: 18 ms.
     let points = [point(4, GIGABIT / 2.0), point(8, 10.0 * GIGABIT)].into();
     let profile = Some(Profile { points, period: None });
     let mut network = changing(out_of_host_0(LinkDynamics { profile, ..LinkDynamics::default() }));
@@ -346,7 +347,8 @@ fn assert_equals_simgrid(links: &[(f64, u64)], flows: &[SimGridFlow]) {
 
 #[test]
 fn simgrid_two_flows_on_one_link() {
-    // Alone until 0.501 s: 62.5 of 100 MB; then half each, 62.5 MB/s: 0.6 s for the 37.5 MB left; the other has 12.5 MB left: 0.1 s.
+    // Alone until 0.501 s: 62.5 of 100 MB; then half each, 62.5 MB/s: 0.6 s for the 37.5 MB left; the other has 12.5 MB
+    // left: 0.1 s.
     assert_equals_simgrid(&[(GIGABIT, 1_000)], &[flow(&[0], 0, 100, 1.101), flow(&[0], 500_000, 50, 1.201)]);
 }
 
@@ -389,7 +391,8 @@ fn simgrid_parking_lot() {
 
 #[test]
 fn simgrid_parking_lot_of_unequal_links() {
-    // The long flow gets half of the slowest link, 15.625 MB/s; the short ones the rest: 109.375, 46.875 and 15.625 MB/s.
+    // The long flow gets half of the slowest link, 15.625 MB/s; the short ones the rest: 109.375, 46.875 and 15.625
+    // MB/s.
     let flows = [
         flow(&[0, 1, 2], 0, 50, 3.20005),
         flow(&[0], 0, 50, 0.457_178_571_428_571_4),

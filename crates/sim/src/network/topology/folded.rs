@@ -1,5 +1,5 @@
 //! Owns the network of symmetric ranks: the check that a topology looks the same after every shift, and routes over the
-//! representatives of equivalent links. It does not know the work of ranks.
+//! representatives of equivalent links. The module does not know the work of ranks.
 //!
 //! A shift of the ranks moves hosts, and with them the links that belong to hosts. If each route moves along with its
 //! ends, and links move to equal links, no flow can distinguish the shifted network from the original. If, in addition,

@@ -1,4 +1,4 @@
-//! Owns hosts, links and the route between any two hosts. It does not know the traffic.
+//! Owns hosts, links and the route between any two hosts. The module does not know the traffic.
 //!
 //! [`preset`] builds the usual topologies, whose routes have a closed form; [`graph`] accepts any topology and searches
 //! for routes. In both cases a route is computed on demand: no table grows with the square of the number of hosts
