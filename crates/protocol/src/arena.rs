@@ -24,7 +24,7 @@ const RETAIN: u64 = 1 << 30;
 pub struct Layout {
     /// Bytes of address space for each rank.
     pub part: u64,
-    /// Bytes of address space in all.
+    /// Bytes of address space for all ranks together.
     pub total: u64,
     /// Bytes a rank may keep touched but unused.
     pub retain: u64,

@@ -19,7 +19,7 @@ const HIGHEST: u64 = 4096;
 static RAISED: Mutex<()> = Mutex::new(());
 
 /// Moves a file to a descriptor number above the program's soft limit, out of the program's reach. If the limit cannot
-/// be raised, the number is at least [`ABOVE`], or stays.
+/// be raised, the number is at least 900, or stays.
 pub fn lift(fd: OwnedFd) -> OwnedFd {
     let above_limit = || {
         let _one = RAISED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -322,7 +322,7 @@ unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
     let head = to.align_offset(LINE).min(bytes);
     let lines = (bytes - head) / LINE;
     let tail = head + lines * LINE;
-    // SAFETY: SSE2 is in every x86-64 processor; `to + head` is aligned to a line, and all is within the ranges.
+    // SAFETY: SSE2 is in every x86-64 CPU; `to + head` is aligned to a line, and all is within the ranges.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, head);
         for line in 0..lines {
@@ -348,7 +348,7 @@ unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
 fn finish_streaming(whole: usize) {
     #[cfg(target_arch = "x86_64")]
     if whole >= STREAMED {
-        // SAFETY: SSE is in every x86-64 processor.
+        // SAFETY: SSE is in every x86-64 CPU.
         unsafe { std::arch::x86_64::_mm_sfence() };
     }
     #[cfg(not(target_arch = "x86_64"))]

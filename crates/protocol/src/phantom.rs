@@ -84,7 +84,7 @@ pub struct Device {
     pub capability: [u32; 2],
     /// Number of streaming multiprocessors.
     pub multiprocessors: u32,
-    /// Bytes of memory in all.
+    /// Total bytes of memory.
     pub memory: u64,
     /// Bytes of memory that a process's context occupies.
     pub context: u64,

@@ -302,7 +302,7 @@ pub enum Cause {
     Stored(RankId, TaskId),
     /// A change of the store by an activity of this rank, at its beginning.
     StoredBy(RankId, Handle),
-    /// This rank had closed its end of a connection.
+    /// The close of a connection by this rank.
     Closed(RankId),
     /// A crash of the rank, as specified for the cluster.
     Crash,

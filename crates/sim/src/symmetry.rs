@@ -11,11 +11,11 @@ use crate::ids::RankId;
 /// Effect of shifts along an axis on its coordinate `x`, and on the places of a process group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relabeling {
-    /// To `(x + k) mod n`.
+    /// Maps `x` to `(x + k) mod n`.
     Rotation,
-    /// To `x xor k`; `n` is a power of two.
+    /// Maps `x` to `x xor k`; `n` is a power of two.
     Flip,
-    /// In blocks of `b` that follow each other: to block `(x div b + k div b) mod (n div b)`, and in it to `(x + k) mod
+    /// Maps `x` in consecutive blocks of `b`: to block `(x div b + k div b) mod (n div b)`, and in it to `(x + k) mod
     /// b`; `b` divides `n`.
     Blocks(u32),
 }

@@ -374,7 +374,7 @@ impl Comm {
         self.mailboxes[rank.index()].unclaimed(group, from)
     }
 
-    /// Ends an operation; its completion follows once its result is where the program wants it.
+    /// Ends an operation; its completion follows once its result is in the program's memory.
     fn complete(&mut self, now: SimTime, at: SimTime, completion: Completion) {
         self.cue(now, at, Cue::Complete(completion)).expect("a completion disagrees with nothing");
     }

@@ -418,7 +418,7 @@ impl HaltReason {
         }
     }
 
-    /// `site` finds the line of an operation of which only the handle is known.
+    /// `site` finds the line of an operation whose handle alone is known.
     pub(crate) fn of(disagreement: Disagreement, site: impl Fn(RankId, Handle) -> Option<Site>) -> HaltReason {
         let Disagreement { group, first, first_call, second, what } = disagreement;
         let line = |caller: Caller| site(caller.rank, caller.handle).unwrap_or(caller.site);

@@ -286,12 +286,12 @@ impl Transport {
         self.passes(now, call + hand_over + time_for(staging, bytes), wire)
     }
 
-    /// Time at which the result of `bytes` of a collective that ends now, on this rank, is where the program wants it.
+    /// Time at which the result of `bytes` of a collective that ends now, on this rank, is in the program's memory.
     pub(crate) fn ends(&self, now: SimTime, bytes: Bytes, wire: u32) -> SimTime {
         self.passes(now, self.protocol.hand_over + time_for(self.protocol.staging, bytes), wire)
     }
 
-    /// Time at which the data of a message between two ranks that ends now is where the program wants it.
+    /// Time at which the data of a message between two ranks that ends now is in the program's memory.
     pub(crate) fn brings(&self, now: SimTime, bytes: Bytes, wire: u32) -> SimTime {
         self.passes(now, time_for(self.protocol.staging, bytes), wire)
     }
