@@ -6,8 +6,8 @@
 //! Computing 35(12), 2009; NCCL 2.4 and later use it across servers (NVIDIA/nccl, `src/graph/trees.cc`). In the first
 //! tree a member's children are its neighbours at half of its lowest set bit; the second tree is the first one for
 //! members numbered one further (an odd number of members) or backwards (an even one), so that an inner node of one
-//! tree is a leaf of the other. With P members, n bytes, chunks of c, latency a and b seconds per byte: about (2 log2 P
-//! + n / 2c) rounds of a + 4 c b.
+//! tree is a leaf of the other. With P members, n bytes, chunks of c, latency a and b seconds per byte: about
+//! (2 log2 P + n / 2c) rounds of a + 4 c b.
 //!
 //! Across servers each NIC has two trees of its own (`src/graph/connect.cc`), with its part of the tensor: the GPU at
 //! the NIC is in the trees of servers, and the server's other GPUs follow it in a chain. With M servers of G GPUs a
