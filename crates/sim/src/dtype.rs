@@ -4,13 +4,13 @@ use serde::{Deserialize, Serialize};
 
 macro_rules! dtypes {
     ($($variant:ident $name:literal $size:literal),* $(,)?) => {
-        /// Type of an element; torch's names.
+        /// Type of a tensor's elements, with torch's name.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[allow(missing_docs)] // the names say it
         pub enum DType { $($variant),* }
 
         impl DType {
-            /// torch's name, without `torch.`.
+            /// Name in torch, without `torch.`.
             pub const fn name(self) -> &'static str {
                 match self { $(DType::$variant => $name),* }
             }
@@ -20,7 +20,7 @@ macro_rules! dtypes {
                 match self { $(DType::$variant => $size),* }
             }
 
-            /// The type that torch calls `name`.
+            /// The type whose name in torch is `name`.
             pub fn from_name(name: &str) -> Option<DType> {
                 match name { $($name => Some(DType::$variant),)* _ => None }
             }
