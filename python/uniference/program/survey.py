@@ -7,7 +7,8 @@ neither torch nor this package.
 
 A program needs GPUs if its file names `nccl` or a CUDA device, and asks neither whether a GPU is available nor which
 backend it was given. A program uses GPUs if its file, or a module in its folder that it imports, names `nccl` or a CUDA
-device or uses `torch.accelerator`."""
+device or uses `torch.accelerator`.
+"""
 
 import ast
 import ctypes

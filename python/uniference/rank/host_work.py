@@ -17,7 +17,7 @@ from uniference.patches import names
 from uniference.patches.later import when_imported
 
 _PREBUILT = tuple(f"deepspeed.ops.{kind}.cpu_{kind}_op" for kind in ("adam", "adagrad", "lion"))
-"""DeepSpeed's extensions for the CPU, which are modules of their own if they were built with its wheel."""
+"""DeepSpeed's CPU extensions, which are separate modules if they were built with its wheel."""
 
 
 def install(channel: Channel) -> None:
