@@ -503,7 +503,7 @@ __attribute__((visibility("default"))) uint64_t uniference_capture_take(const ui
   taken.clear();
   Storages::forget_foreign();
   if (OwnKernels* own = OwnKernels::running()) own->write();
-  // The thread's part comes first from the log, because it may refer to dictionary entries that exist by then.
+  // Drains the thread's log before the dictionary, so that the dictionary has all entries that the log refers to.
   Stream done;
   {
     Log::Writer log;
