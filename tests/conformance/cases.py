@@ -25,8 +25,8 @@ SIZE = int(os.environ["WORLD_SIZE"])
 os.environ.setdefault("BACKEND", "gloo")
 os.environ["TEMP_DIR"] = str(PLAN)
 
-# With torchvision, tests for GPUs train a ResNet-50 on pictures of a million pixels, which takes an hour on CPUs. The
-# tests have other models, too.
+# With torchvision, tests for GPUs train a ResNet-50 on pictures of a million pixels: an hour on CPUs. The tests have
+# other models, too.
 sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 import torch.distributed as dist  # noqa: E402 - after the environment is set

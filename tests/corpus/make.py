@@ -322,7 +322,7 @@ def make(case: Case, folder: Path) -> None:
 
 def replayed(here: Path, name: str, *options: object) -> dict[str, Any] | None:
     """Figures of a record's replay; None if the replay does not reach its end, for example because the program would
-    have taken another branch."""
+    have chosen another branch."""
     out = here / f"on-{name}"
     ended = uniference("replay", "run", *options, "--out", out, cwd=here)
     if ended != 0:

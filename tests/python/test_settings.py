@@ -1,4 +1,5 @@
-"""Settings of NCCL and CUDA by environment variables and configurations: their effects, and the warnings about settings without a model."""
+"""Settings of NCCL and CUDA by environment variables and configurations: their effects, and the warnings about settings
+without a model."""
 
 import json
 import re
@@ -62,8 +63,9 @@ def run(
 
 
 def test_nccl_follows_its_settings_by_communicator(tmp_path: Path) -> None:
-    """All-reduces of 256 MiB among 4 GPUs with links of 360 GB/s. A ring moves 3/2 of the bytes at the links' rate, or at a 24th of that
-    rate per channel; without peer access it moves them at the 51.2 GB/s of the host's link. NVLink SHARP moves 6/5 of the bytes."""
+    """All-reduces of 256 MiB among 4 GPUs with links of 360 GB/s. A ring moves 3/2 of the bytes at the links' rate, or
+    at a 24th of that rate per channel; without peer access it moves them at the 51.2 GB/s of the host's link. NVLink
+    SHARP moves 6/5 of the bytes."""
     said, warnings = run(
         tmp_path,
         """
