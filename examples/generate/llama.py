@@ -244,8 +244,7 @@ def plan(layers: range, whole_attention: bool) -> dict[str, ParallelStyle]:
 
 
 def cut(model: Llama, mesh: DeviceMesh | None, whole_attention: bool = False) -> Llama:
-    """Reduces each rank of the mesh to its slice of each matrix. Nothing is sent, because all ranks have the same
-    model."""
+    """Reduces each rank of the mesh to its slice of each matrix, without communication: all have the same model."""
     if mesh is None or mesh.size() == 1:
         return model
     if model.config.kv_heads % mesh.size() and not whole_attention:
