@@ -229,7 +229,7 @@ void run_foreign(const c10::OperatorHandle& op, const Schema& schema, c10::Dispa
 
 // Whether a call concerns only shapes: it has tensors on `meta` or fake tensors of `FakeTensorMode`, or requests a
 // tensor on `meta`. DTensor makes fake tensors for each new shape, and torch's compiler makes them with symbolic sizes,
-// which must not be converted to numbers here.
+// which must not be converted to numbers.
 bool is_shape(c10::DispatchKeySet keys, const c10::IValue* arguments, size_t count) {
   if (keys.has_backend(c10::BackendComponent::MetaBit)) return true;
   bool is_shape = false;
