@@ -299,6 +299,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   own_key.swap(key);
   own_read.swap(read);
   const OperatorCall call;
+  if (!schema.view && !schema.empty) computing_operators++;
   Span computing;
   if (timed) computing.begin();
   bool answered = !computes && values.answer(op, schema, *definition, *stack);
@@ -438,8 +439,9 @@ __attribute__((visibility("default"))) const Launches* uniference_capture_launch
 // Computes values of operators on simulated GPUs from now on; see `Mirror`.
 __attribute__((visibility("default"))) void uniference_capture_mirror(
     Mirror::Launch launch, Mirror::Settle settle, Mirror::IsCaptured is_captured, Mirror::Compute compute,
-    Mirror::Withhold withhold, Mirror::Clear clear, Mirror::IsUntouched is_untouched, Mirror::Reads reads) {
-  Mirror::begin(launch, settle, is_captured, compute, withhold, clear, is_untouched, reads);
+    Mirror::Withhold withhold, Mirror::Clear clear, Mirror::IsUntouched is_untouched, Mirror::Reads reads,
+    Mirror::LaunchesBlock launches_block) {
+  Mirror::begin(launch, settle, is_captured, compute, withhold, clear, is_untouched, reads, launches_block);
   watching = true;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
@@ -449,6 +451,9 @@ __attribute__((visibility("default"))) void uniference_capture_mirror(
 __attribute__((visibility("default"))) uint64_t uniference_capture_take_captured() { return std::exchange(captured_last, 0); }
 __attribute__((visibility("default"))) uint64_t uniference_capture_computed() { return computed_now; }
 __attribute__((visibility("default"))) uint64_t uniference_capture_forgotten() { return Mirror::forgotten(); }
+
+// The number of operators that this thread has run so far and whose compute is charged.
+__attribute__((visibility("default"))) uint64_t uniference_capture_computing_operators() { return computing_operators; }
 
 // Begins (1) or ends (-1) work of this thread on simulated GPUs whose results are not used.
 __attribute__((visibility("default"))) void uniference_capture_unvalued(int change) { unvalued += change; }
@@ -542,11 +547,10 @@ __attribute__((visibility("default"))) int uniference_capture_is_absent(const vo
   return Values::is_absent(static_cast<const c10::StorageImpl*>(storage));
 }
 
-// Whether communication of a tensor with this number of elements moves only its size, and no data. `type`: 0
-// floating-point numbers, 1 complex numbers, 2 bytes, 3 integers.
-__attribute__((visibility("default"))) int uniference_capture_is_large(int64_t elements, int type) {
-  constexpr c10::ScalarType kTypes[] = {at::kFloat, at::kComplexFloat, at::kByte, at::kLong};
-  return values.is_large(elements, kTypes[type]);
+// Whether communication of this number of elements of the type `dtype` (`ncclDataType_t`) moves only their size, and no
+// data.
+__attribute__((visibility("default"))) int uniference_capture_is_large(uint64_t elements, uint32_t dtype) {
+  return values.is_large(static_cast<int64_t>(elements), Reductions::type_of(dtype));
 }
 
 // Marks a storage as not computed.

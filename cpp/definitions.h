@@ -115,17 +115,15 @@ class Definitions {
   // Whether a GPU multiplies 32-bit numbers in tensor cores, by the program's current settings.
   static bool in_tensor_cores(const Schema& schema, const c10::IValue* arguments, size_t count) {
     if (schema.products == at::Float32Op::ALL) return false;
-    // cuBLAS and cuDNN read NVIDIA_TF32_OVERRIDE once, and it overrides the program's settings: 0 forbids TF32, 1 forces TF32.
-    static const char* const override = std::getenv("NVIDIA_TF32_OVERRIDE");
-    const bool forbidden = override != nullptr && std::strcmp(override, "0") == 0;
-    const bool demanded = override != nullptr && std::strcmp(override, "1") == 0;
-    if (forbidden || (!demanded && at::NoTF32Guard::should_disable_tf32())) return false;
+    // cuBLAS and cuDNN read NVIDIA_TF32_OVERRIDE once: 0 forbids TF32, whatever the program's settings say. NVIDIA documents no other value.
+    static const char* const setting = std::getenv("NVIDIA_TF32_OVERRIDE");
+    static const bool is_forbidden = setting != nullptr && std::strcmp(setting, "0") == 0;
+    if (is_forbidden || at::NoTF32Guard::should_disable_tf32()) return false;
     bool on_gpu = false;
     for (size_t i = 0; i < count && !on_gpu; i++) {
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { on_gpu |= tensor.is_cuda() && tensor.scalar_type() == at::kFloat; });
     }
-    const bool told = demanded || at::globalContext().float32Precision(at::Float32Backend::CUDA, schema.products) == at::Float32Precision::TF32;
-    return on_gpu && told;
+    return on_gpu && at::globalContext().float32Precision(at::Float32Backend::CUDA, schema.products) == at::Float32Precision::TF32;
   }
 
   static void tensor(const at::Tensor& tensor, bool written, Stream& out) {

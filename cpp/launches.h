@@ -35,6 +35,9 @@ class OperatorCall {
   static inline thread_local int depth_ = 0;
 };
 
+// Number of operators that this thread has begun and whose compute is charged: neither views nor `empty`.
+inline thread_local uint64_t computing_operators = 0;
+
 // Nesting depth of this thread in operators that are recorded when they return.
 inline thread_local int operators = 0;
 
@@ -242,8 +245,9 @@ struct Launches {
   void (*number)(uint64_t number);
   // Number of the thread's current operator call, from 1; 0 outside of operators.
   uint64_t (*running_operator)();
-  // Called before this thread launches a kernel of this name; the kernel belongs to the program or to one of its libraries.
-  void (*launches)(const char* name, size_t length);
+  // Called before this thread launches a kernel of this name; the kernel belongs to the program or to one of its libraries. Returns 1 if no operator
+  // launches it, else 0.
+  int (*launches)(const char* name, size_t length);
 };
 
 inline constexpr Launches launches{
@@ -278,8 +282,10 @@ inline constexpr Launches launches{
     number_next,
     OperatorCall::running,
     [](const char* name, size_t length) {
-      const bool is_wanted = watching && inside == 0 && !compiling && unvalued == 0;
-      if (is_wanted && operators == 0 && OperatorCall::running() == 0) Uncomputed::note_kernel(name, length);
+      const bool in_operator = operators > 0 || OperatorCall::running() != 0 || OwnKernels::running() != nullptr;
+      if (in_operator || inside > 0 || !watching) return 0;
+      if (!compiling && unvalued == 0) Uncomputed::note_kernel(name, length);
+      return 1;
     },
 };
 

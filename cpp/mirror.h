@@ -58,10 +58,13 @@ class Mirror {
   using IsUntouched = int (*)(const void* at, size_t bytes);
   // Sets whether this thread may read from devices (`crates/phantom/src/reads.rs`); returns the previous setting.
   using Reads = int (*)(int now);
+  // Whether a launch returns only when the launched work has ended (`CUDA_LAUNCH_BLOCKING`).
+  using LaunchesBlock = int (*)();
 
   // Computes values of operators on GPUs from now on.
   static void begin(
-      Launch launch, Settle settle, IsCaptured is_captured, Compute compute, Withhold withhold, Clear clear, IsUntouched is_untouched, Reads reads) {
+      Launch launch, Settle settle, IsCaptured is_captured, Compute compute, Withhold withhold, Clear clear, IsUntouched is_untouched, Reads reads,
+      LaunchesBlock launches_block) {
     launch_ = launch;
     settle_ = settle;
     is_captured_ = is_captured;
@@ -70,6 +73,7 @@ class Mirror {
     clear_ = clear;
     is_untouched_ = is_untouched;
     reads_ = reads;
+    launches_block_ = launches_block;
     wanted_ = true;
   }
 
@@ -85,12 +89,9 @@ class Mirror {
     return on_gpu;
   }
 
-  // The device for which the program waits after a call because launches block (`CUDA_LAUNCH_BLOCKING`); none if
-  // launches do not block.
+  // The device for which the program waits after a call because launches block; none if launches do not block.
   static std::optional<c10::Device> blocks_on(const c10::IValue* arguments, size_t count) {
-    static const char* const blocking = std::getenv("CUDA_LAUNCH_BLOCKING");
-    if (blocking == nullptr || std::atoi(blocking) == 0) return std::nullopt;
-    return device_of(arguments, count);
+    return launches_block_() ? std::optional<c10::Device>(device_of(arguments, count)) : std::nullopt;
   }
 
   // Waits until all work on the device's current stream has ended. Returns at once if the stream is being captured.
@@ -719,6 +720,7 @@ class Mirror {
   static inline Clear clear_ = nullptr;
   static inline IsUntouched is_untouched_ = nullptr;
   static inline Reads reads_ = nullptr;
+  static inline LaunchesBlock launches_block_ = nullptr;
   static inline bool wanted_ = false;
 };
 

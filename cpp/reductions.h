@@ -55,6 +55,14 @@ class Reductions {
     }
   }
 
+  // The torch type of an `ncclDataType_t`. Unsigned numbers of 32 and 64 bits have no kernels; sums and products of the signed ones are the same bits.
+  static c10::ScalarType type_of(uint32_t dtype) {
+    static constexpr std::array<c10::ScalarType, 12> kTypes = {
+        at::kChar, at::kByte,  at::kInt,    at::kInt,      at::kLong,          at::kLong,
+        at::kHalf, at::kFloat, at::kDouble, at::kBFloat16, at::kFloat8_e4m3fn, at::kFloat8_e5m2};
+    return kTypes[dtype];
+  }
+
  private:
   // Disables autograd and the capture.
   struct Inside {
@@ -85,12 +93,8 @@ class Reductions {
     return of.scalar_type() == at::kInt ? at::Scalar(std::numeric_limits<int32_t>::min()) : at::Scalar(std::numeric_limits<int64_t>::min());
   }
 
-  // Unsigned numbers of 32 and 64 bits have no kernels; sums and products of signed numbers have the same bits.
   static at::Tensor elements(uint32_t dtype, void* at, uint64_t bytes) {
-    static constexpr std::array<c10::ScalarType, 12> kTypes = {
-        at::kChar, at::kByte,  at::kInt,    at::kInt,      at::kLong,          at::kLong,
-        at::kHalf, at::kFloat, at::kDouble, at::kBFloat16, at::kFloat8_e4m3fn, at::kFloat8_e5m2};
-    const c10::ScalarType type = kTypes[dtype];
+    const c10::ScalarType type = type_of(dtype);
     return at::from_blob(at, {static_cast<int64_t>(bytes / c10::elementSize(type))}, at::TensorOptions().dtype(type));
   }
 };

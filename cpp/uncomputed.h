@@ -40,12 +40,7 @@ class Uncomputed {
 
   // Counts a launch of the kernel with this (mangled) name that no operator makes.
   static void note_kernel(const char* name, size_t length) {
-    const std::string mangled(name, length);
-    int status = 0;
-    char* readable = abi::__cxa_demangle(mangled.c_str(), nullptr, nullptr, &status);
-    const std::string shown = status == 0 ? readable : mangled;
-    std::free(readable);
-    note("kernel " + shown, "no operator launches it");
+    note("kernel " + readable({name, length}), "no operator launches it");
   }
 
   // Number of calls of each operator and kernel without values, as text; empty if each has run at most once. The text is valid until the next call of
@@ -69,6 +64,20 @@ class Uncomputed {
     uint64_t count = 0;
     std::string line;
   };
+
+  // The demangled form of a name; the name itself if it is not mangled.
+  static std::string readable(const std::string& name) {
+    static auto* known = new std::map<std::string, std::string>();
+    std::lock_guard<std::mutex> lock(mutex());
+    const auto [entry, is_new] = known->try_emplace(name, name);
+    if (is_new) {
+      int status = 0;
+      char* demangled = abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status);
+      if (status == 0) entry->second = demangled;
+      std::free(demangled);
+    }
+    return entry->second;
+  }
 
   static std::mutex& mutex() {
     static auto* mutex = new std::mutex();

@@ -37,8 +37,8 @@ class Values {
   bool is_large(const at::Tensor& tensor) const { return is_large(tensor.numel(), tensor.scalar_type()); }
   bool is_large(int64_t elements, c10::ScalarType dtype) const {
     if (all()) return false;
-    // NCCL counts a complex number as two.
-    if (!c10::isIntegralType(dtype, /*includeBool=*/true)) return elements * (c10::isComplexType(dtype) ? 2 : 1) > computed();
+    // NCCL counts a complex number as two elements, so a complex tensor moves its data only up to half the limit.
+    if (!c10::isIntegralType(dtype, /*includeBool=*/true)) return elements * (c10::isComplexType(dtype) ? 2 : 1) > limit_of_floats();
     return elements > std::max(limit_, dtype == at::kByte ? kPacked : kSteering);
   }
 
@@ -60,7 +60,7 @@ class Values {
     // Calls whose results are not larger than their arguments; a comparison of each element with each has larger ones.
     const bool steers = limit_ > 0 && of_integers && !schema.kernel && (schema.factory || schema.keeps_size || steering > 0);
     const bool looks_up = schema.kernel && of_integers && !of_data && programs(arguments[count - 1]) <= kPrograms;
-    return most <= (steers ? limit_of_integers() : computed()) || looks_up;
+    return most <= (steers ? limit_of_integers() : limit_of_floats()) || looks_up;
   }
 
   // Whether communication of simulated GPUs moves truth values, which NCCL treats as bytes: those of large tensors were
@@ -79,7 +79,7 @@ class Values {
   bool computes(const Schema& schema, const c10::IValue* arguments, size_t count) const {
     if (all() || schema.view || names_other_device(arguments, count)) return true;
     if (schema.factory) {
-      const int64_t limit = makes_integers(schema, arguments, count) ? limit_of_integers() : computed();
+      const int64_t limit = makes_integers(schema, arguments, count) ? limit_of_integers() : limit_of_floats();
       // Handing out uninitialized memory costs nothing.
       return schema.empty || elements_asked(schema, arguments, count) <= limit;
     }
@@ -95,7 +95,7 @@ class Values {
         of_bytes = of_bytes && tensor.scalar_type() == at::kByte;
       });
     }
-    const int64_t limit = of_integers ? limit_of_integers() : computed();
+    const int64_t limit = of_integers ? limit_of_integers() : limit_of_floats();
     return !on_cpu || most <= (of_bytes ? std::max(limit, kPacked) : limit);
   }
 
@@ -158,10 +158,11 @@ class Values {
   // The limit in work that is known to decide control flow: a mask of 16,384 by 16,384.
   static constexpr int64_t kMask = 1 << 28;
 
-  // Number of elements up to which tensors of any type are always computed, such as an optimizer's step count, by which it divides, a scale, or a loss.
-  static constexpr int64_t kSmallest = 1;
+  // Number of elements up to which tensors of any type are always computed, such as an optimizer's step count, by which it divides, a scale, or a loss. It is
+  // 2, the number of elements as which NCCL counts one complex number.
+  static constexpr int64_t kSmallest = 2;
 
-  int64_t computed() const { return std::max(limit_, kSmallest); }
+  int64_t limit_of_floats() const { return std::max(limit_, kSmallest); }
   int64_t limit_of_integers() const { return std::max(limit_, steering > 0 ? kMask : kSteering); }
 
   // Number of bytes up to which byte tensors are always computed: PyTorch packs objects into them, for example objects

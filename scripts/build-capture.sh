@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compiles cpp/ for the torch of an environment: `build-capture.sh PYTHON [FOLDER]` writes FOLDER/capture-TORCH.so (python/uniference).
 # `build-capture.sh --check PYTHON` compiles without writing a file, and treats warnings as errors.
-# A missing C++ compiler is no error: operators are then captured in Python, several times as slowly.
+# A missing C++ compiler is an error only with --check: operators are then captured in Python, several times as slowly.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 check=
@@ -10,6 +10,7 @@ python=$1
 folder=${2:-python/uniference}
 cxx=${CXX:-g++}
 if ! command -v "$cxx" >/dev/null; then
+    if [ "$check" ]; then echo "error: there is no C++ compiler ($cxx)" >&2; exit 1; fi
     echo "warning: there is no C++ compiler ($cxx): operators are captured in Python, several times as slowly" >&2
     echo "hint: apt install g++ (or your system's package of it), or name another: CXX=clang++" >&2
     exit 0

@@ -180,6 +180,11 @@ class Channel:
 
         The caller ends the process.
         """
+    def lacks_values(self, text: str) -> None:
+        """The program has run an operator or kernel whose values are not computed, as `text` says: the driver ends the run.
+
+        The caller ends the process.
+        """
     def enter(self) -> None:
         """Marks this thread's work as the simulator's until the matching `leave`: none of its time is charged.
         Nests."""
@@ -197,10 +202,10 @@ class Channel:
         """Addresses that the C++ backend needs for collectives (`uniference_backend_begin` of `cpp/capture.cpp`): of
         the client and of three functions. If a collective fails, the C++ backend calls Python: `run` then returns how
         it ended."""
-    def communication(self, combine: int, scale: int, site: int, limit: int | None) -> int:
+    def communication(self, combine: int, scale: int, site: int, is_large: int) -> int:
         """The address of the structure through which a simulated GPU library communicates. It stays valid. The
-        arguments are addresses of the functions `uniference_capture_combine`, `_scale` and `_site` of
-        `cpp/capture.cpp`. Tensors of floating-point numbers with more than `limit` elements have no values."""
+        arguments are addresses of the functions `uniference_capture_combine`, `_scale`, `_site` and `_is_large` of
+        `cpp/capture.cpp`."""
     def device_link(self, launches: int) -> int:
         """The address of the `Link` (`crates/protocol/src/phantom.rs`) through which a simulated GPU library records
         the program's launches and queries them. It stays valid; `launches` is the return value of
@@ -223,11 +228,11 @@ class Channel:
         """Begins a named range of the thread; returns the range's number. Calls for ranges cost nothing and do not
         block."""
     def end_range(self, number: int) -> None:
-        """Ends the range of a thread that has this number, on any thread."""
+        """Ends thread range `number`. Any thread may call this."""
     def open_range(self, name: str) -> int:
         """Begins a named range that may overlap others; returns the range's number."""
     def close_range(self, number: int) -> None:
-        """Ends the range of the rank that has this number, on any thread."""
+        """Ends rank range `number`. Any thread may call this."""
 
     def warn(self, text: str) -> None:
         """Adds a warning to the report; repeated texts are listed once. Costs nothing and does not block."""

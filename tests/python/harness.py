@@ -28,6 +28,22 @@ model = "h100-sxm"
 """
 
 
+def gpus(count: int, per_server: int | None = None) -> str:
+    """A cluster of H100 GPUs in servers with NVLink, with `per_server` GPUs each; by default all are in one server."""
+    return f"""
+backend = "nccl"
+[[device]]
+name = "gpu"
+model = "h100-sxm"
+count = {count}
+[network]
+preset = "rail"
+per_server = {per_server or count}
+fabric = "nvlink4"
+link = "infiniband_ndr"
+"""
+
+
 @dataclass(frozen=True)
 class Done:
     """A command that has ended."""
@@ -57,7 +73,9 @@ def _nursery() -> Nursery:
     return Nursery()
 
 
-def uniference(*arguments: object, cwd: Path, env: dict[str, str] | None = None, cold: bool = False) -> Done:
+def uniference(
+    *arguments: object, cwd: Path, env: dict[str, str] | None = None, cold: bool = False, input: str | None = None
+) -> Done:
     """Runs the command. Ranks come from the nursery, unless the interpreter must start anew (`cold`, or because of its
     environment)."""
     words = list(map(str, arguments))
@@ -67,7 +85,7 @@ def uniference(*arguments: object, cwd: Path, env: dict[str, str] | None = None,
     else:
         command = [sys.executable, "-m", "uniference", *words]
     done = subprocess.run(
-        command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        command, cwd=cwd, env=environment, input=input, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     return Done(done.returncode, done.stdout, done.stderr)
 

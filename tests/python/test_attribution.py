@@ -9,23 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from harness import uniference, write_script
+from harness import gpus, uniference, write_script
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
 RANKS = 2
-CLUSTER = """
-backend = "nccl"
-[[device]]
-name = "gpu"
-model = "h100-sxm"
-count = 2
-[network]
-preset = "rail"
-per_server = 2
-fabric = "nvlink4"
-link = "infiniband_ndr"
-"""
+# Error of the profiler's ranges, in seconds. Between two launches the profiler's clock shares out virtual time by the CPU's counter
+# (decision 0044), so a busy machine moves the ends of a range by up to the virtual time between two launches.
+PROFILER_S = 100e-6
 # FSDP program. The reduce-scatter of the first layer's gradients overlaps only the all-reduce, whose result the program waits for.
 FSDP = """
 import json, os
@@ -164,7 +155,7 @@ Spans = list[tuple[float, float]]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fsdp")
-    (folder / "cluster.toml").write_text(CLUSTER)
+    (folder / "cluster.toml").write_text(gpus(RANKS))
     script = write_script(folder, FSDP)
     options = ("--cluster", "cluster.toml", "--cuda", "--compute", "model", "--values", "small", "--record", "full")
     done = uniference("run", *options, "--out", "out", script, cwd=folder)
@@ -276,7 +267,7 @@ def test_what_is_exposed_is_what_free_operations_gain(folder: Path) -> None:
 def test_the_table_has_the_mean_of_the_ranks(folder: Path) -> None:
     done = uniference("replay", "out", "--out", "again", cwd=folder)
     assert done.code == 0, done.err
-    (header,) = [line for line in done.out.splitlines() if "on GPU streams" in line]
+    (header,) = [line for line in done.out.splitlines() if "on CUDA streams" in line]
     assert header.split()[3:] == ["group", "calls", "bytes", "kernel", "overlapped", "exposed", "(late", "peer)", "bus"]
     (line,) = [line for line in done.out.splitlines() if line.strip().startswith("reduce_scatter")]
     (row,) = [row for row in read(folder)["operations"] if row["operation"] == "reduce_scatter"]
@@ -292,8 +283,10 @@ def test_ranges_last_as_long_as_for_the_profiler(folder: Path) -> None:
     assert {name for name in profiled if name.startswith("FSDP::post_forward")}
     for name, (count, seconds, _) in profiled.items():
         assert rows[name]["count"] == count, name
-        # The profiler's clock is interpolated between two reads of virtual time.
-        assert rows[name]["total_s"] == pytest.approx(seconds, rel=0.1, abs=30e-6 * count), name
+        assert rows[name]["total_s"] == pytest.approx(seconds, rel=0.1, abs=PROFILER_S * count), name
+        if name.startswith("FSDP::post_forward"):
+            # No kernel is launched in the range, and the backward pass is not part of it.
+            assert rows[name]["total_s"] < 0.3e-3 * count, name
 
 
 def test_kernels_belong_to_the_ranges_that_launched_them(folder: Path) -> None:
@@ -328,7 +321,7 @@ def test_ranges_of_the_program_and_of_autograd_stay_on_their_threads(folder: Pat
 
 
 def test_ranges_of_hooks_are_where_the_profiler_has_them(tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    (tmp_path / "cluster.toml").write_text(gpus(RANKS))
     options = ("--cluster", "cluster.toml", "--cuda", "--compute", "model", "--values", "small", "--record", "full")
     done = uniference("run", *options, "--out", "out", write_script(tmp_path, HOOKS), cwd=tmp_path)
     assert done.code == 0, done.err
@@ -343,12 +336,12 @@ def test_ranges_of_hooks_are_where_the_profiler_has_them(tmp_path: Path) -> None
     assert threads == {name: {0} for name in on_one} | {name: {autograd} for name in on_other} | {
         "recomputed": {0, autograd}
     }
-    # PyTorch's profiler does not record NVTX ranges. DistributedDataParallel has one bucket in the first step and two in the second step.
+    # PyTorch's profiler does not record NVTX ranges: 2 parameters of the first layer, in 2 steps.
     assert rows["accumulated"]["count"] == 4
     for name in rows.keys() - {"accumulated"}:
         count, seconds, on_device, its_threads = profiled[name]
         assert (rows[name]["count"], len(threads[name])) == (count, len(its_threads)), name
-        assert rows[name]["total_s"] == pytest.approx(seconds, rel=0.1, abs=30e-6 * count), name
+        assert rows[name]["total_s"] == pytest.approx(seconds, rel=0.1, abs=PROFILER_S * count), name
         # The profiler counts kernels that autograd's thread launches only in ranges of that thread.
         if name not in ("backward", "across"):
             launched = rows[name]["kernels_s"] + rows[name]["communication_s"]

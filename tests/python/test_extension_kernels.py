@@ -86,6 +86,14 @@ assert large[5].item() == 1
         "the values of mine::doubled are not computed on simulated GPUs: it launches kernels of its own"
         in done.out + done.err
     )
+    assert "no operator launches it" not in done.out + done.err
+
+
+def test_an_extensions_kernels_on_large_tensors_are_allowed_without_values(tmp_path: Path) -> None:
+    """The option `--strict-values` allows missing values of tensors above the limit."""
+    body = EXTENSION + 'x = torch.empty(1 << 20, device="cuda")\ntorch.ops.mine.doubled(x, x)\n'
+    done = run(tmp_path, body, "", "--values", "small", "--strict-values")
+    assert done.code == 0, done.err
 
 
 ATTENTION = """

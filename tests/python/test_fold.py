@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import Done, uniference, write_script
+from harness import Done, gpus, uniference, write_script
 
 CLUSTER = """
 [[device]]
@@ -20,19 +20,6 @@ preset = "rail"
 per_server = 8
 fabric = "nvlink4"
 link = "ethernet_25g"
-"""
-
-GPUS = """
-backend = "nccl"
-[[device]]
-name = "gpu"
-model = "h100-sxm"
-count = 8
-[network]
-preset = "rail"
-per_server = 4
-fabric = "nvlink4"
-link = "infiniband_ndr"
 """
 
 
@@ -178,7 +165,7 @@ print("sum", x.item())
 
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 def test_communicators_of_nccl_have_their_absent_members(tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text(GPUS.replace("per_server = 4", "per_server = 8"))
+    (tmp_path / "cluster.toml").write_text(gpus(8))
     script = write_script(tmp_path, ON_GPUS)
     done, report = run(tmp_path, script, "auto", "--cluster", "cluster.toml", "--cuda", "--compute", "model")
     assert done.out.count("sum 8.0") == 5, done.out
@@ -216,7 +203,7 @@ if rank == 0:
 @pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 @pytest.mark.parametrize(("ranks", "running"), [(8, [0, 1, 2, 4, 7]), (16, [0, 1, 2, 4, 7, 8, 15])])
 def test_a_mesh_of_split_communicators_whose_first_rank_sleeps(tmp_path: Path, ranks: int, running: list[int]) -> None:
-    cluster = GPUS.replace("count = 8", f"count = {ranks}").replace("per_server = 4", "per_server = 8")
+    cluster = gpus(ranks, per_server=8)
     (tmp_path / "cluster.toml").write_text(cluster)
     options = ("--cluster", "cluster.toml", "--cuda", "--compute", "model", "--values", "small")
     run_both(tmp_path, SPLIT, *options)

@@ -5,31 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import uniference
+from harness import gpus, uniference
 
 PROGRAM = Path(__file__).with_name("llama.py")
 
 SHAPE = "--layers 4 --hidden 4096 --heads 32 --kv-heads 32 --ffn 14336 --vocab 32000 --seq 2048 --micro-batch 1"
-
-CLUSTER = """
-backend = "nccl"
-[[device]]
-name = "gpu"
-model = "h100-sxm"
-count = {ranks}
-[network]
-preset = "rail"
-per_server = {ranks}
-fabric = "nvlink4"
-link = "infiniband_ndr"
-"""
 
 
 @pytest.mark.parametrize(("phase", "ranks"), [("prefill", 1), ("train", 1), ("train", 8)])
 def test_a_program_takes_as_long_as_the_job_that_is_generated(phase: str, ranks: int, tmp_path: Path) -> None:
     """Within 5 %. The optimizer is left out, because PyTorch has none with gradients and parameters of 2 bytes and
     states of 4."""
-    (tmp_path / "cluster.toml").write_text(CLUSTER.format(ranks=ranks))
+    (tmp_path / "cluster.toml").write_text(gpus(ranks))
     cluster = ("--cluster", "cluster.toml")
     run = uniference("run", *cluster, "--values", "small", "--cuda", "--out", "run", PROGRAM, phase, cwd=tmp_path)
     assert run.code == 0, run.err
@@ -48,8 +35,8 @@ def test_a_program_takes_as_long_as_the_job_that_is_generated(phase: str, ranks:
 
 def test_gpus_of_nvidia_communicate_by_nccl_unless_another_backend_is_named(tmp_path: Path) -> None:
     """A job on NVIDIA GPUs uses NCCL, and NVLink's 360 GB/s, by default; a note says that the backend was chosen."""
-    (tmp_path / "named.toml").write_text(CLUSTER.format(ranks=8))
-    (tmp_path / "silent.toml").write_text(CLUSTER.format(ranks=8).replace('backend = "nccl"\n', ""))
+    (tmp_path / "named.toml").write_text(gpus(8))
+    (tmp_path / "silent.toml").write_text(gpus(8).replace('backend = "nccl"\n', ""))
     options = f"{SHAPE} --dp 8 --batch 8 --run --record summary".split()
 
     def job(cluster: str, *more: str) -> tuple[dict[str, Any], str]:
@@ -64,7 +51,7 @@ def test_gpus_of_nvidia_communicate_by_nccl_unless_another_backend_is_named(tmp_
     )
     assert named["digest"] == silent["digest"]
     assert "note:" not in quiet
-    assert note.count("note: the devices are GPUs of NVIDIA; using backend nccl") == 1
+    assert note.count("note: the devices are NVIDIA GPUs; using backend nccl") == 1
     assert gloo["makespan_s"] > 3 * named["makespan_s"]
     assert "Gloo communicates over TCP" in gloo["warnings"][0]
     assert not [text for text in named["warnings"] if "Gloo" in text]
@@ -77,18 +64,18 @@ def test_a_check_says_what_it_doubts_of_a_cluster(tmp_path: Path) -> None:
     check = uniference("cluster", "check", "server.toml", cwd=tmp_path)
     assert (check.code, 'name = "nccl"' in check.out) == (0, True)
     note, warning, hint = check.err.splitlines()
-    assert note.startswith("note: the devices are GPUs of NVIDIA; using backend nccl")
+    assert note.startswith("note: the devices are NVIDIA GPUs; using backend nccl")
     assert warning.startswith("warning: the 8 GPUs of host `server` share one link, `local`, of 25 GB/s")
     assert hint.startswith(
         'hint: describe the server by `preset = "rail"` with `per_server = 8` and `fabric = "pcie4_x16"`'
     )
-    (tmp_path / "rail.toml").write_text(CLUSTER.format(ranks=8))
+    (tmp_path / "rail.toml").write_text(gpus(8))
     assert uniference("cluster", "check", "rail.toml", cwd=tmp_path).err == ""
 
 
 def test_a_program_holds_what_is_counted_of_the_eager_job(tmp_path: Path) -> None:
     """Program and generated job agree within 5 % at the memory peak, in the loss's backward pass. Fused kernels hold a third less."""
-    (tmp_path / "cluster.toml").write_text(CLUSTER.format(ranks=1))
+    (tmp_path / "cluster.toml").write_text(gpus(1))
     # The loss casts its logits to float32, as in the generated job.
     source = PROGRAM.read_text().replace(".flatten(0, 1), tokens", ".flatten(0, 1).float(), tokens")
     assert ".float(), tokens" in source

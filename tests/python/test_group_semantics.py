@@ -5,26 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import Done, uniference, write_script
+from harness import Done, gpus, uniference, write_script
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
-CLUSTER = """
-backend = "nccl"
-[[device]]
-name = "gpu"
-model = "h100-sxm"
-count = 2
-[network]
-preset = "rail"
-per_server = 2
-fabric = "nvlink4"
-link = "infiniband_ndr"
-"""
-
 
 def run(directory: Path, source: str, environment: dict[str, str] | None = None) -> Done:
-    (directory / "cluster.toml").write_text(CLUSTER)
+    (directory / "cluster.toml").write_text(gpus(2))
     script = write_script(directory, source)
     words = ("run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", script)
     return uniference(*words, cwd=directory, env=environment, cold=environment is not None)
@@ -92,9 +79,13 @@ torch.cuda.synchronize()
     assert done.code == 1, done.err + done.out
     assert done.out.count("issued") == 2
     assert "deadlock" not in done.err
+    waited = [int(figure) for figure in re.findall(r"Operation timed out after (\d+) ms", done.out + done.err)]
+    # PyTorch's watchdog looks at operations once a second.
+    assert waited
+    assert all(10_000 <= figure <= 12_000 for figure in waited), waited
 
 
-@pytest.mark.parametrize("peer", ["", "dist.barrier()"])
+@pytest.mark.parametrize("peer", ["pass", "dist.all_reduce(x, group=other)"])
 def test_a_communicator_that_a_rank_waits_for_alone_is_a_deadlock(peer: str, tmp_path: Path) -> None:
     """The first call creates the group's communicator and needs all members. PyTorch's polling thread does not hide the deadlock."""
     body = f"""
@@ -106,7 +97,7 @@ x = torch.ones(1, device="cuda")
 if rank == 0:
     dist.all_reduce(x)
 else:
-    {peer.replace("dist.barrier()", "dist.all_reduce(x, group=other)") or "pass"}
+    {peer}
 torch.cuda.synchronize()
 """
     done = run(tmp_path, body, {"TORCH_DIST_USE_NCCL2": "0"})

@@ -80,21 +80,24 @@ def test_the_processor_is_a_key_of_the_cluster_file(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(ONE_GPU.replace("[network]", 'host_cpu = "h200"\n[network]'))
     done = uniference("run", "--cluster", "cluster.toml", "--cuda", "script.py", cwd=tmp_path)
     assert done.code == 2
-    assert "`h200-sxm-141gb` is no processor" in done.err
-    assert "hint: name a processor" in done.err
+    assert "`h200-sxm-141gb` is not a CPU" in done.err
+    assert "hint: name a CPU" in done.err
 
 
 MODULE = """
 #include <Python.h>
 static PyObject* step(PyObject* self, PyObject* args) { Py_RETURN_NONE; }
-static PyMethodDef methods[] = {{"step", step, METH_VARARGS, ""}, {0}};
+static PyObject* add(PyObject* self, PyObject* args) {
+  return PyObject_CallMethod(PyTuple_GetItem(args, 0), "add_", "O", PyTuple_GetItem(args, 1));
+}
+static PyMethodDef methods[] = {{"step", step, METH_VARARGS, ""}, {"add", add, METH_VARARGS, ""}, {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "adam", "", -1, methods};
 PyMODINIT_FUNC PyInit_adam(void) { return PyModule_Create(&module); }
 """
 
 
 def test_functions_of_extensions_are_costed_by_their_tensors(tmp_path: Path) -> None:
-    """An optimizer step reads and writes 4 tensors of 512 MiB each at 307.2 GB/s."""
+    """An optimizer step reads and writes 4 tensors of 512 MiB each at 307.2 GB/s. An operator of a function is charged once."""
     (tmp_path / "adam.c").write_text(MODULE)
     include = sysconfig.get_path("include")
     command = ["cc", "-shared", "-fPIC", f"-I{include}", "-o", str(tmp_path / "adam.so"), str(tmp_path / "adam.c")]
@@ -107,9 +110,15 @@ import torch.utils.cpp_extension as extensions
 adam = extensions._import_module_from_library("adam", {str(tmp_path)!r}, True)
 state = [torch.empty(1 << 27) for _ in range(4)]
 took("step", lambda: adam.step(1, 1e-3, *state))
+on_gpu = torch.empty(1 << 27, device="cuda")
+took("mixed", lambda: adam.step(1, 1e-3, on_gpu, *state))
+took("operator", lambda: state[0].add_(state[1]))
+took("function", lambda: adam.add(state[0], state[1]))
 """,
     )
     assert said["step"] == pytest.approx(2 * 4 * 2**29 / 307.2e9 * 1e3, rel=0.05)
+    assert said["mixed"] == pytest.approx(said["step"], rel=0.01)
+    assert said["function"] == pytest.approx(said["operator"], rel=0.01)
     assert any("function_of_extension" in text for text in report["warnings"])  # type: ignore[attr-defined]
 
 
@@ -117,3 +126,9 @@ def test_files_are_warned_about(tmp_path: Path) -> None:
     _, report = run(tmp_path, 'torch.save(torch.ones(8), "x.pt")\ntorch.load("x.pt")\n')
     (warning,) = [text for text in report["warnings"] if "torch.save" in text]  # type: ignore[attr-defined]
     assert "none for files" in warning
+
+
+def test_buffers_in_memory_are_not_warned_about(tmp_path: Path) -> None:
+    source = "import io\nf = io.BytesIO()\ntorch.save(torch.ones(8), f)\nf.seek(0)\ntorch.load(f=f)\n"
+    _, report = run(tmp_path, source)
+    assert not any("torch.save" in text for text in report["warnings"])  # type: ignore[attr-defined]

@@ -48,7 +48,7 @@ with open(f"{sys.argv[1]}.{rank}", "w") as told:
             except RuntimeError as error:
                 what = [name for words, name in TOLD.items() if words in str(error)][0]
             print(kind, what, "at", round(time.perf_counter() - start), file=told)
-        time.sleep(max(0.0, 4 - (time.perf_counter() - start)))
+        time.sleep(max(0.0, 2.5 - (time.perf_counter() - start)))
 """
 
 KINDS = "all_reduce broadcast.0 reduce.0 gather.0 scatter.0 all_gather reduce_scatter all_to_all barrier monitored_barrier send recv"
@@ -76,7 +76,9 @@ def test_whoever_comes_late_finds_the_connections_closed(size: int, tmp_path: Pa
             first, second = (line.removeprefix(f"{kind} ") for line in outcome[rank][2 * index : 2 * index + 2])
             if rank == late:
                 assert (first, second) == ("closed by peer at 2", "closed by peer at 2"), (kind, rank)
-            elif size == 2 or rank == 0 or kind not in ("send", "recv", "monitored_barrier"):
+            elif size == 2:
+                assert (first, second) == ("timed out at 1", "closed pairs at 1"), (kind, rank)
+            elif rank == 0 or kind not in ("send", "recv", "monitored_barrier"):
                 # If two ranks wait for each other, one may get the error of the other's closed pairs before its own timeout.
                 assert first in ("timed out at 1", "closed by peer at 1"), (kind, rank)
                 assert second in ("closed pairs at 1", "closed by peer at 1"), (kind, rank)
@@ -86,10 +88,30 @@ def test_real_gloo_says_the_same(tmp_path: Path) -> None:
     kinds = "all_reduce,broadcast.0,send,recv"
     ours = simulate(tmp_path, 2, kinds)
     run_on_gloo(2, write_script(tmp_path, PROGRAM), tmp_path / "told", kinds, "gloo")
-    assert told(tmp_path, 2) == ours
+    # A busy machine delays the errors of real Gloo, which are in real time.
+    kinds_and_errors = [[line.partition(" at ")[0] for line in lines] for lines in told(tmp_path, 2)]
+    assert kinds_and_errors == [[line.partition(" at ")[0] for line in lines] for lines in ours]
 
 
 def test_with_nccl_the_late_member_waits_until_it_times_out(tmp_path: Path) -> None:
     outcome = simulate(tmp_path, 2, "all_reduce", "nccl", "--no-cuda")
     assert outcome[0] == ["all_reduce timed out at 1", "all_reduce aborted at 1"]
     assert outcome[1] == ["all_reduce timed out at 3", "all_reduce aborted at 3"]
+
+
+def test_nccl_names_the_rank_in_the_group(tmp_path: Path) -> None:
+    source = """
+import datetime, torch, torch.distributed as dist
+dist.init_process_group("nccl")
+group = dist.new_group([1, 2], timeout=datetime.timedelta(seconds=1))
+if dist.get_rank() == 1:
+    for _ in range(2):
+        try:
+            dist.all_reduce(torch.ones(4), group=group)
+        except dist.DistBackendError as error:
+            print(error)
+"""
+    options = ("--ranks", 3, "--compute", "none", "--backend", "nccl", "--no-cuda", "--out", tmp_path / "out")
+    done = uniference("run", *options, write_script(tmp_path, source), cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert "NCCL communicator was aborted on rank 0." in done.out

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 import time
 from pathlib import Path
 from typing import Any
@@ -251,13 +250,15 @@ def test_a_run_that_leaves_almost_nothing_of_a_device_is_called_tight(tmp_path: 
     assert warning.startswith(
         "memory is tight: rank 0 leaves 2.00 MiB of the 102.00 MiB of device `gpu.0`; 2 of 2 ranks"
     )
-    assert warnings("104 MiB") == []
+    assert warnings("103 MiB") == []
 
 
 @pytest.mark.parametrize("command", ["replay", "explain", "whatif"])
 def test_a_replay_without_the_memory_that_its_run_held_ends_as_the_program_would(command: str, tmp_path: Path) -> None:
     more = FULL + "third = torch.empty(1, dtype=torch.uint8)\ndist.barrier()\n"
-    done = run(tmp_path, more, "--cluster", cluster(tmp_path, None))
+    # Modelled compute lets both ranks allocate at the same time; measured compute lets one of them be the first.
+    rates = ("--set", 'device.gpu.peak_flops="1 TFLOPS"', "--set", 'device.gpu.memory_bandwidth="100 GB/s"')
+    done = run(tmp_path, more, "--cluster", cluster(tmp_path, None), *rates, "--compute", "model")
     assert done.code == 0, done.err
 
     def again(memory: str) -> Done:
@@ -272,13 +273,9 @@ def test_a_replay_without_the_memory_that_its_run_held_ends_as_the_program_would
     live = run(tmp_path, more, "--cluster", cluster(tmp_path, "100 MiB"))
     assert live.code == replayed.code == 1
     assert f'File "{tmp_path / "script.py"}", line 8' in live.err
-    # Both ranks run out of memory at the same line; which one is named depends on the order of their events.
-    said = (
-        rf"error: rank ([01]) runs out of memory at {re.escape(str(tmp_path / 'script.py'))}:8: it needs 100.00 MiB \("
-    )
-    named = re.search(said, replayed.err)
-    assert named, replayed.err
-    assert f"and device `gpu.{named[1]}` has 100.00 MiB\nhint: " in replayed.err
+    said = f"error: rank 0 runs out of memory at {tmp_path / 'script.py'}:8: it needs 100.00 MiB ("
+    assert said in replayed.err, replayed.err
+    assert "and device `gpu.0` has 100.00 MiB\nhint: " in replayed.err
 
 
 TIMEOUT = SETUP + (
@@ -370,7 +367,7 @@ def test_fit_says_whether_by_how_much_and_why(tmp_path: Path) -> None:
     assert done.code == 0
     assert (answer["tight"], tight["tight"], tight["ranks"][0]["tight"]) == (False, True, True)
     words = uniference("fit", "--cluster", cluster(tmp_path, f"{peak} B"), script, cwd=tmp_path)
-    assert "tight: 2 of 2 ranks leave less than 2 % of their device's memory" in words.out
+    assert "tight: 2 of 2 ranks leave at most 2 % of their device's memory" in words.out
     done, answer = fit(tmp_path, script, f"{peak - 1} B")
     assert done.code == 1, done.err
     assert answer["fits"] is False

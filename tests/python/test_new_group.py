@@ -46,7 +46,7 @@ def test_groups_that_clash_are_named_with_their_lines(case: str, tmp_path: Path)
     source = PROGRAM.format(create)
     done = run_script(tmp_path, source, ranks=4)
     assert done.code == 3, done.err
-    assert "create different process groups as the same one" in done.err
+    assert "create different process groups under one name" in done.err
     assert "has" not in done.out
     last = source[: source.index("\nx = ")].count("\n") + 1
     for call in calls:

@@ -11,22 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import uniference, write_script
+from harness import gpus, uniference, write_script
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
-
-CLUSTER = """
-backend = "nccl"
-[[device]]
-name = "gpu"
-model = "h100-sxm"
-count = 4
-[network]
-preset = "rail"
-per_server = 4
-fabric = "nvlink4"
-link = "infiniband_ndr"
-"""
 
 HEAD = """
 import ctypes, os
@@ -106,10 +93,10 @@ TYPES = {torch.float32: "f", torch.float16: "6__half", torch.bfloat16: "13__nv_b
 """
 
 
-def run(directory: Path, source: str, *, gpus: int = 2) -> tuple[str, str]:
+def run(directory: Path, source: str, *, ranks: int = 2) -> tuple[str, str]:
     """Runs a script on the GPUs of one host, and checks that a replay has the same figures; returns its output, and
     warnings."""
-    (directory / "cluster.toml").write_text(CLUSTER.replace("= 4\n", f"= {gpus}\n"))
+    (directory / "cluster.toml").write_text(gpus(ranks))
     script = write_script(directory, HEAD + source)
     done = uniference(
         "run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", "--out", "out", script, cwd=directory
@@ -201,7 +188,7 @@ assert gathered.tolist() == [float(i + member) for member in range(4) for i in r
 x = torch.full((4,), [2.0**24, 1.0, 1.0, 1.0][rank], device="cuda")
 print("sum", reduced(x).tolist()[0] - 2**24)
 """,
-        gpus=4,
+        ranks=4,
     )
     assert re.findall(r"sum (\S+)", out) == ["0.0"] * 4
 
@@ -255,8 +242,8 @@ for elements in (256, 1 << 20):
     print(f"took {elements} {one:.2f} {two:.2f}")
 """
     )
-    for gpus, small, large in ((2, 3.7, None), (4, 4.5, (23.0, 26.0))):
-        out, _ = run(tmp_path, source, gpus=gpus)
+    for ranks, small, large in ((2, 3.7, None), (4, 4.5, (23.0, 26.0))):
+        out, _ = run(tmp_path, source, ranks=ranks)
         took = {
             int(elements): (float(one), float(two)) for elements, one, two in re.findall(r"took (\d+) (\S+) (\S+)", out)
         }
@@ -266,7 +253,7 @@ for elements in (256, 1 << 20):
 
 
 def test_members_that_start_different_kernels_are_told(tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text(CLUSTER.replace("= 4\n", "= 2\n"))
+    (tmp_path / "cluster.toml").write_text(gpus(2))
     source = """
 name = ["cross_device_reduce_1stage", "cross_device_reduce_2stage"][rank]
 reduced(torch.ones(8, device="cuda"), name)

@@ -120,7 +120,7 @@ def complete():
 
 
 with profile(activities=[ProfilerActivity.CPU]) as prof:
-    # Begins here, and ends on another thread inside of a range of that one.
+    # Begins here, and ends on another thread inside a range of that thread.
     begun = record_function("handed over")
     begun.__enter__()
     with record_function("main"):

@@ -5,22 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import uniference, write_script
+from harness import gpus, uniference, write_script
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
-
-CLUSTER = """
-backend = "nccl"
-[[device]]
-name = "gpu"
-model = "h100-sxm"
-count = 2
-[network]
-preset = "rail"
-per_server = 2
-fabric = "nvlink4"
-link = "infiniband_ndr"
-"""
 
 HEAD = """
 import copy, os
@@ -36,9 +23,9 @@ def full(value, elements=4, dtype=torch.float32):
 """
 
 
-def run(directory: Path, source: str, *options: str, gpus: int = 2, environment: dict[str, str] | None = None) -> str:
+def run(directory: Path, source: str, *options: str, ranks: int = 2, environment: dict[str, str] | None = None) -> str:
     """Runs a script on the GPUs of one host, and checks that a replay has the same figures; returns its output."""
-    (directory / "cluster.toml").write_text(CLUSTER.replace("= 2\n", f"= {gpus}\n"))
+    (directory / "cluster.toml").write_text(gpus(ranks))
     script = write_script(directory, HEAD + source)
     arguments = ("run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", "--out", "out", *options, script)
     done = uniference(*arguments, cwd=directory, env=environment, cold=environment is not None)
@@ -305,7 +292,7 @@ on_host = torch.ones(4)
 dist.all_reduce(on_host)
 print("on the host", on_host.tolist())
 """
-    (tmp_path / "cluster.toml").write_text(CLUSTER.replace('backend = "nccl"', ""))
+    (tmp_path / "cluster.toml").write_text(gpus(2).replace('backend = "nccl"', ""))
     script = write_script(tmp_path, source)
     done = uniference(
         "run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", "--out", "out", script, cwd=tmp_path
@@ -411,7 +398,7 @@ if rank != 1:
     assert dist.get_world_size() == 3
     x = full(float(rank)); dist.all_reduce(x); assert x.tolist() == [5.0] * 4
 """,
-        gpus=4,
+        ranks=4,
     )
 
 
@@ -438,7 +425,7 @@ def test_a_run_is_the_same_each_time(tmp_path: Path) -> None:
     ],
 )
 def test_members_that_call_differently_end_the_run_with_both_lines(calls: str, what: str, tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    (tmp_path / "cluster.toml").write_text(gpus(2))
     script = write_script(tmp_path, HEAD + calls + "\ntorch.cuda.synchronize()\n")
     done = uniference(
         "run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", "--out", "out", script, cwd=tmp_path
@@ -450,7 +437,7 @@ def test_members_that_call_differently_end_the_run_with_both_lines(calls: str, w
 
 @pytest.mark.parametrize("values", ["all", "none"])
 def test_the_watchdog_ends_a_rank_whose_peer_has_crashed(values: str, tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text(CLUSTER + '[[crash]]\nrank = 1\nat = "5 ms"\n')
+    (tmp_path / "cluster.toml").write_text(gpus(2) + '[[crash]]\nrank = 1\nat = "5 ms"\n')
     source = """
 import time
 x = full(1.0); dist.all_reduce(x); torch.cuda.synchronize()
@@ -479,7 +466,7 @@ time.sleep(1000)
 
 @pytest.mark.parametrize("goes_on", ["time.sleep(1000)", "x.tolist()"])
 def test_what_only_the_watchdog_ends_is_reported_with_what_it_waited_for(goes_on: str, tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text(CLUSTER)
+    (tmp_path / "cluster.toml").write_text(gpus(2))
     source = f"import time\nx = full(1.0); dist.all_reduce(x); x.tolist()\nif rank == 0: dist.all_reduce(x)\n{goes_on}"
     script = write_script(tmp_path, HEAD + source)
     arguments = ("--cluster", "cluster.toml", "--cuda", "--compute", "model", "--out", "out", script)
@@ -578,22 +565,22 @@ print("on", x.device.type, dist.get_backend(), x[0].item())
 def test_a_program_that_asks_for_gpus_finds_those_of_the_cluster(
     backend: str, options: tuple[str, ...], says: str, note: bool, tmp_path: Path
 ) -> None:
-    (tmp_path / "cluster.toml").write_text(CLUSTER.replace('backend = "nccl"', backend))
+    (tmp_path / "cluster.toml").write_text(gpus(2).replace('backend = "nccl"', backend))
     script = write_script(tmp_path, ASKS)
     cluster = ("--cluster", "cluster.toml")
     done = uniference("run", *cluster, *options, "--compute", "model", "--out", "out", script, cwd=tmp_path)
     assert done.code == 0, done.err
     assert says in done.out
-    assert done.err.count("note: the devices are GPUs of NVIDIA; simulating GPUs and NCCL") == note
+    assert done.err.count("note: the devices are NVIDIA GPUs; simulating GPUs and NCCL") == note
     warnings = json.loads((tmp_path / "out" / "report.json").read_text())["warnings"]
     assert any("Gloo communicates over TCP" in warning for warning in warnings) == ("gloo" in says)
     fit = uniference("fit", *cluster, *options, script, cwd=tmp_path)
     assert fit.code == 0, fit.err
-    assert fit.err.count("note: the devices are GPUs of NVIDIA; simulating GPUs and NCCL") == note
+    assert fit.err.count("note: the devices are NVIDIA GPUs; simulating GPUs and NCCL") == note
 
 
 def test_a_program_without_cuda_on_gpus_is_warned_of(tmp_path: Path) -> None:
-    (tmp_path / "cluster.toml").write_text(CLUSTER.replace('backend = "nccl"', ""))
+    (tmp_path / "cluster.toml").write_text(gpus(2).replace('backend = "nccl"', ""))
     source = "import torch, torch.distributed as dist\ndist.init_process_group()\ndist.all_reduce(torch.ones(4))\n"
     script = write_script(tmp_path, source + "print(dist.get_backend())\n")
     done = uniference("run", "--cluster", "cluster.toml", "--compute", "none", "--out", "out", script, cwd=tmp_path)

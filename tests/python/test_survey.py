@@ -41,6 +41,11 @@ def test_a_program_needs_gpus_if_it_names_them_and_does_not_ask(source: str, nee
         (NEEDS, True),
         ("device = 'cuda' if torch.cuda.is_available() else 'cpu'", True),
         ("device = torch.accelerator.current_accelerator()", True),
+        ("from torch import accelerator", True),
+        ("from torch.accelerator import current_accelerator", True),
+        ("import torch.accelerator as gpu", True),
+        ("import torch as t; t.accelerator.current_accelerator()", True),
+        ("if args.accelerator: train(self.accelerator.device)", False),
         ("dist.init_process_group('nccl' if torch.cuda.is_available() else 'gloo')", True),
         ("dist.init_process_group('gloo' if dist.is_available() else None)", False),
         ("import numpy, torch, json", False),
@@ -48,11 +53,16 @@ def test_a_program_needs_gpus_if_it_names_them_and_does_not_ask(source: str, nee
         ("from package.sub import leaf", True),
         ("import package.sub.leaf as leaf", True),
         ("from package import plain", False),
+        ("import loads.plain", True),
+        ("from loads.plain import it", True),
     ],
 )
 def test_a_program_uses_gpus_if_it_or_a_module_beside_it_does(source: str, uses: bool, tmp_path: Path) -> None:
     (tmp_path / "package" / "sub").mkdir(parents=True)
     (tmp_path / "model.py").write_text("import torch\nuse = torch.cuda.is_available()\n")
+    (tmp_path / "loads").mkdir()
+    (tmp_path / "loads" / "__init__.py").write_text("import torch\nuse = torch.cuda.is_available()\n")
+    (tmp_path / "loads" / "plain.py").write_text("it = 1\n")
     (tmp_path / "package" / "__init__.py").write_text("")
     (tmp_path / "package" / "other.py").write_text("import itself\nfrom .. import nothing\n")
     (tmp_path / "package" / "plain.py").write_text("from .other import it\n")

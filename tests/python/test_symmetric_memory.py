@@ -6,22 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import uniference, write_script
+from harness import gpus, uniference, write_script
 
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
-
-CLUSTER = """
-backend = "nccl"
-[[device]]
-name = "gpu"
-model = "h100-sxm"
-count = {ranks}
-[network]
-preset = "rail"
-per_server = {ranks}
-fabric = "nvlink4"
-link = "infiniband_ndr"
-"""
 
 HEAD = """
 import os
@@ -85,7 +72,7 @@ def report(folder: Path) -> dict[str, object]:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_values_are_those_of_this_round_and_runs_are_the_same(tmp_path: Path, ranks: int) -> None:
     cluster = tmp_path / "cluster.toml"
-    cluster.write_text(CLUSTER.format(ranks=ranks))
+    cluster.write_text(gpus(ranks))
     script = write_script(tmp_path, HEAD + VALUES)
     digests = set()
     for out in ("first", "second"):
@@ -104,7 +91,7 @@ def test_values_are_those_of_this_round_and_runs_are_the_same(tmp_path: Path, ra
 
 def test_a_kernel_that_waits_for_unknown_flags_is_named(tmp_path: Path) -> None:
     cluster = tmp_path / "cluster.toml"
-    cluster.write_text(CLUSTER.format(ranks=2))
+    cluster.write_text(gpus(2))
     source = HEAD + "handle.put_signal(1 - rank, 0)\nhandle.wait_signal(1 - rank, 0)\ntorch.cuda.synchronize()\n"
     options = ("--cluster", cluster, "--cuda", "--compute", "model", "--out", tmp_path / "out")
     done = uniference("run", *options, write_script(tmp_path, source), cwd=tmp_path)
@@ -115,7 +102,7 @@ def test_a_kernel_that_waits_for_unknown_flags_is_named(tmp_path: Path) -> None:
 
 def test_memory_that_was_not_made_for_it_is_not_shared(tmp_path: Path) -> None:
     cluster = tmp_path / "cluster.toml"
-    cluster.write_text(CLUSTER.format(ranks=1))
+    cluster.write_text(gpus(1))
     source = """
 import ctypes
 import torch
@@ -168,7 +155,7 @@ print("imported", status, "same memory", ctypes.string_at(second, 4) == bytes([5
 
 def test_memory_that_is_not_handed_out_is_private(tmp_path: Path) -> None:
     cluster = tmp_path / "cluster.toml"
-    cluster.write_text(CLUSTER.format(ranks=1))
+    cluster.write_text(gpus(1))
     source = """
 import os
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"

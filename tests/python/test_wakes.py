@@ -32,8 +32,8 @@ def now():
     return 1e3 * time.perf_counter()
 """
 
-# Pairs of a blocking call and the call that ends it, by name. The waiting thread prints when it continues, counted from
-# the time at which the other thread begins to compute.
+# Pairs of a blocking call and the call that ends it, by name. Each waiting thread records the time at which it
+# continues, counted from the time at which the other thread begins to compute.
 THREADS = """
 event, lock, condition, semaphore = threading.Event(), threading.Lock(), threading.Condition(), threading.Semaphore(0)
 lock.acquire()
@@ -110,7 +110,8 @@ thread = threading.Thread(target=lambda: took.update({"beginning of a thread": n
 thread.start()
 thread.join()
 
-# Who sleeps meanwhile goes on meanwhile, though the other one comes to its lock at once.
+# A thread that sleeps while the main thread computes continues when its sleep ends, although the main thread acquires a lock right
+# after its operators.
 passed = []
 def sleeps():
     time.sleep(0.0005)

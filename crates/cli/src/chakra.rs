@@ -15,7 +15,7 @@ use uniference_session::export;
 use uniference_session::folder::Folder;
 use uniference_session::input::open_record;
 use uniference_session::results::{PREFIX, RECORD};
-use uniference_session::traces::{self, in_file, of_rank, prefix_and_rank, ranks_of, text_workload};
+use uniference_session::traces::{self, in_file, of_rank, prefix_and_rank, text_workload, without_gaps};
 use uniference_session::whole;
 use uniference_session::{Exit, HostError};
 
@@ -44,7 +44,7 @@ pub(super) enum Command {
         /// File of process groups, as of `uniference replay`
         #[arg(long, value_name = "FILE")]
         astra_comm_groups: Option<PathBuf>,
-        /// Number of ranks of the job [default: number of traces PREFIX.RANK.et beside the trace]
+        /// Number of ranks of the job [default: number of traces PREFIX.RANK.et next to the trace]
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         ranks: Option<u32>,
     },
@@ -176,17 +176,24 @@ impl Job<'_> {
     /// unknown.
     fn rehearse(&self, trace: &Path) -> Result<bool, HostError> {
         let named = prefix_and_rank(trace);
-        let beside = match &named {
-            Some((prefix, _)) => ranks_of(prefix)?.last_key_value().map(|(last, _)| *last as u32 + 1),
-            None => None,
+        let ranks = match (self.ranks, &named) {
+            (Some(ranks), _) => ranks,
+            (None, Some((prefix, _))) => without_gaps(prefix)?.len() as u32,
+            (None, None) => return Ok(false),
         };
-        let Some(ranks) = self.ranks.or(beside) else { return Ok(false) };
-        // A trace without a rank in its name is replayed by all ranks.
-        let own = named.map_or(0..ranks, |(_, rank)| rank..rank + 1);
-        for rank in own {
-            traces::check(trace, rank, ranks, self.groups)?;
-        }
-        Ok(true)
+        let own = match named {
+            Some((_, rank)) if rank >= ranks => {
+                return Err(HostError::Usage(format!(
+                    "{} is the trace of rank {rank}, but the job has {}\nhint: ranks are numbered from 0; give the number of ranks with --ranks",
+                    trace.display(),
+                    counted(ranks as usize, "rank")
+                )));
+            }
+            Some((_, rank)) => rank..rank + 1,
+            // A trace without a rank in its name is replayed by all ranks.
+            None => 0..ranks,
+        };
+        traces::check(trace, own, ranks, self.groups).map(|()| true)
     }
 }
 

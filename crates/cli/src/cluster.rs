@@ -99,7 +99,7 @@ impl OverrideArgs {
 pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
     let Command::Check { file, overrides } = command;
     let chosen = overrides.options().resolve(file, &read(file)?, None)?;
-    if let Some(note) = &chosen.note {
+    if let Some(note) = chosen.note() {
         super::complain(format_args!("{note}\n"));
     }
     for doubt in of_network(&chosen.resolved) {

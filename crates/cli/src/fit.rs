@@ -15,7 +15,7 @@ use uniference_formats::table::{bytes, kind_of_memory, place, row, table};
 use uniference_host::interrupt::Interrupts;
 use uniference_host::live::driver;
 use uniference_session::compute::{Compute, ComputeOptions, Plan};
-use uniference_session::fit::{self, Fit, Need, Scratch, Verdict};
+use uniference_session::fit::{self, Fit, Need, Scratch, Verdict, leave_little};
 use uniference_session::live::Program;
 use uniference_session::results::command;
 use uniference_session::{Exit, HostError, Session};
@@ -179,10 +179,7 @@ fn answer(fit: &Fit, verdict: &Verdict) -> String {
             let tight = fit.needs.iter().filter(|need| need.is_tight()).count();
             let tight = match tight {
                 0 => String::new(),
-                _ => format!(
-                    "tight: {tight} of {} ranks leave less than 2 % of their device's memory; real kernels, libraries and fragmentation may need more\n",
-                    fit.needs.len()
-                ),
+                _ => format!("tight: {}\n", leave_little(tight, fit.needs.len())),
             };
             format!("\nfits: rank {} has least to spare, {} of {}\n{tight}", least.rank, bytes(spare), bytes(all))
         }

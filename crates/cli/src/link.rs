@@ -130,6 +130,14 @@ fn write(job: &Job, out: &Path) -> Result<(), HostError> {
     };
     // The first one's stands for all of the prefix.
     let _lock = Lock::of_file(&trace(0), Writing::Alone, &super::notices())?;
+    // They would be taken for ranks of this job, and are no output of this command that it could replace.
+    let is_compressed = |path: &&PathBuf| path.extension().is_some_and(|extension| extension == "gz");
+    if let Some(compressed) = ranks_of(Path::new(prefix))?.values().find(is_compressed) {
+        return Err(HostError::Usage(format!(
+            "{} is a trace of another job with the same prefix\nhint: remove it, or choose another prefix with --out",
+            compressed.display()
+        )));
+    }
     for (rank, linked) in job.ranks.iter().enumerate() {
         let path = trace(rank);
         let unwritable = |source| HostError::File {
@@ -141,8 +149,7 @@ fn write(job: &Job, out: &Path) -> Result<(), HostError> {
         write_trace(linked, &path).map_err(unwritable)?;
     }
     // Traces of a larger job under the same prefix would be taken for ranks of this one.
-    let mut stale = ranks_of(Path::new(prefix))?.split_off(&job.ranks.len());
-    stale.retain(|_, path| path.extension().is_some_and(|extension| extension == "et"));
+    let stale = ranks_of(Path::new(prefix))?.split_off(&job.ranks.len());
     if let (Some((first, _)), Some((last, _))) = (stale.first_key_value(), stale.last_key_value()) {
         for path in stale.values() {
             fs::remove_file(path).map_err(|source| HostError::File {
@@ -234,6 +241,12 @@ mod tests {
         assert!(!dir.path().join("job.2.et").exists() && !dir.path().join("job.7.et").exists());
         assert!(
             ["job.1.et", "job.07.et", "jobs.2.et", "job.2.et.bak"].iter().all(|name| dir.path().join(name).is_file())
+        );
+        fs::write(dir.path().join("job.2.et.gz"), "old").unwrap();
+        let compressed = refused(&["chakra", "link", &given, "--out", &prefix]);
+        assert!(
+            compressed.contains("job.2.et.gz is a trace of another job with the same prefix\nhint: "),
+            "{compressed}"
         );
         let folder = refused(&["replay", &given, "--ranks", "2"]);
         assert!(

@@ -136,10 +136,10 @@ impl ProgramArgs {
         };
         if gpus == Gpus::IfUsed && survey.gpus.is_some() {
             super::complain(format_args!(
-                "note: the devices are GPUs of NVIDIA; simulating GPUs and NCCL (undo it with --no-cuda, --backend, or `backend` in the cluster file)\n"
+                "note: the devices are NVIDIA GPUs; simulating GPUs and NCCL (undo it with --no-cuda, --backend, or `backend` in the cluster file)\n"
             ));
         } else if gpus == Gpus::IfUsed {
-            chosen.doubts.push("the devices are GPUs of NVIDIA, but the program names no CUDA device: it ran without GPUs and with Gloo\nhint: simulate GPUs and NCCL with --cuda, or set `backend` in the cluster file".to_owned());
+            chosen.doubts.push("the devices are NVIDIA GPUs, but the program names no CUDA device: it ran without GPUs and with Gloo\nhint: simulate GPUs and NCCL with --cuda, or set `backend` in the cluster file".to_owned());
         }
         let tight = capacity::check_memory(ranks)?;
         capacity::check_descriptors(ranks)?;
@@ -265,13 +265,14 @@ impl Once<'_> {
         Ok(session)
     }
 
-    /// Standard input for rank 0 if it is a file or a pipe. Programs that run several times or on remote workers get no
-    /// standard input.
+    /// Standard input for rank 0 if it is a file, a pipe or a socket. Programs that run several times or on remote
+    /// workers get no standard input.
     fn input(&self, console: &mut dyn driver::Console) -> Result<Option<OwnedFd>, HostError> {
         let input = io::stdin();
         let is_given = rustix::fs::fstat(&input).is_ok_and(|found| {
             let kind = rustix::fs::FileType::from_raw_mode(found.st_mode);
-            matches!(kind, rustix::fs::FileType::RegularFile | rustix::fs::FileType::Fifo)
+            use rustix::fs::FileType::{Fifo, RegularFile, Socket};
+            matches!(kind, RegularFile | Fifo | Socket)
         });
         let once = self.args.repeat == 1 && self.args.fold != Fold::Auto && self.workers.is_none();
         if !is_given {

@@ -396,7 +396,7 @@ enum Fold {
 /// Carries the command out.
 pub(super) fn command(command: &Command, argv: &[OsString]) -> Result<Exit, HostError> {
     let Command::Llama(args) = command;
-    let workload = Workload::new(args.job.spec()?).map_err(|error| HostError::Usage(error.to_string()))?;
+    let workload = args.job.short_workload()?;
     let headline = headline(&workload);
     if args.output.run {
         let Output { json, progress, .. } = &args.output;
@@ -423,11 +423,17 @@ pub(super) fn carry_out(command: &Command, argv: &[OsString], notices: &Notices)
         let hint = "add --run";
         return Err(HostError::Usage(format!("without --run traces are written and nothing is run\nhint: {hint}")));
     }
-    let workload = Workload::new(args.job.spec()?).map_err(|error| HostError::Usage(error.to_string()))?;
+    let workload = args.job.short_workload()?;
     run(args, workload, argv, notices)
 }
 
 impl LlamaJob {
+    /// The job, if its traces are short enough to be generated.
+    fn short_workload(&self) -> Result<Workload, HostError> {
+        let workload = Workload::new(self.spec()?);
+        workload.and_then(|job| job.check_passes().map(|()| job)).map_err(|error| HostError::Usage(error.to_string()))
+    }
+
     fn spec(&self) -> Result<Spec, HostError> {
         let ModelArgs { layers, hidden, heads, kv_heads, vocab, mlp, .. } = self.model;
         let ModelArgs { tied_embeddings, learned_positions, .. } = self.model;

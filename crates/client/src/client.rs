@@ -5,6 +5,7 @@
 
 mod account;
 mod arguments;
+mod calls;
 mod device;
 mod error;
 mod groups;
@@ -24,7 +25,7 @@ use super::timeline::{Moments, ticks};
 pub(super) use account::clock_ns;
 use arguments::Membership;
 pub use error::ClientError;
-use link::{Fill, Joint, Link, Meanwhile};
+use link::{Joint, Link, Meanwhile};
 use names::Dictionary;
 pub use relay::{Relative, Relay};
 use rounds::Rounds;
@@ -43,18 +44,15 @@ use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::hello::Hello;
 use uniference_protocol::memory::{Region, Tensors};
 use uniference_protocol::messages::{
-    Answer, Batch, Compute, Fetched, Lack, LocalHandle, Offset, OnStream, Op, Quiet, Reply, Room, Span, Welcome,
+    Answer, Batch, Compute, Fetched, Lack, LocalHandle, Offset, Op, Quiet, Reply, Span, Welcome,
 };
 use uniference_protocol::wire::{Opening, UnixWire, Wire};
-use uniference_sim::ids::{GroupId, GroupRank, Site};
-use uniference_sim::program::{Call, CallOp, Collective, Outcome, POLL_COST, StoreOp, StoreValue};
-use uniference_sim::time::{Bytes, SimDuration, SimTime};
+use uniference_sim::ids::{GroupId, Site};
+use uniference_sim::program::{Collective, Outcome, POLL_COST, StoreOp, StoreValue};
+use uniference_sim::time::{SimDuration, SimTime};
 
 /// Between two calls so close to each other a rank does not leave the driver's processor: others cannot win what waking one takes.
 const SHORT_NS: u64 = 500_000;
-
-/// Copying so many bytes takes longer than telling others about it.
-const MANY: u64 = 1 << 20;
 
 type Result<T> = std::result::Result<T, ClientError>;
 
@@ -310,147 +308,15 @@ impl Client {
         self.write_main(&Batch { opens_task: None, ops: vec![Op::LacksMemory(lack)], quiet: None });
     }
 
+    /// Ends the run because of an operator or kernel whose values are not computed. The caller, any thread, ends the
+    /// process.
+    pub fn lacks_values(&self, text: &str) {
+        self.write_main(&Batch { opens_task: None, ops: vec![Op::LacksValues(text.to_owned())], quiet: None });
+    }
+
     /// Tells the user something, though the run goes on.
     pub fn warn(&self, text: &str) {
         self.write_main(&Batch { opens_task: None, ops: vec![Op::Warn(text.to_owned())], quiet: None });
-    }
-
-    /// Copies an input into fresh room; returns its offset in the arena.
-    fn stage(&self, input: &[Region]) -> Result<Offset> {
-        let offset = self.room_for(input)?;
-        self.tensors().write(offset, input).unwrap_or_else(|error| self.lost(&error));
-        Ok(offset)
-    }
-
-    fn room_for(&self, input: &[Region]) -> Result<Offset> {
-        let bytes = size_of_all(input);
-        self.shared().rooms.allocate(bytes).ok_or(ClientError::ArenaFull { rank: self.rank, bytes })
-    }
-
-    /// Carries a collective out from its issue to its data: `collective`, `wait` and `deliver` by one question. However it ends, nobody
-    /// will ask for the operation again.
-    pub fn run(&self, group: GroupId, blocking: Blocking<'_>) -> Result<Ran> {
-        let Blocking { op, input, output, timeout, site } = blocking;
-        self.member_of(group)?.check(&op, input, Some(output))?;
-        let _ours = self.ours();
-        let (staged, fill) = self.stage_or_promise(input)?;
-        let staged = staged.zip(input).map(room);
-        let (handle, site) = (self.next_handle(), self.site(site)?);
-        let call = Call { group, op: CallOp::Collective(op) };
-        self.push(Op::Issue { handle, call, staged, filled: fill.is_none(), stream: None, site })?;
-        let mut came_ahead = false;
-        let mut take = |fetched: Fetched| {
-            came_ahead = true;
-            self.read(&fetched, output);
-        };
-        let ahead = self.copies_side_by_side(output);
-        let wait = Op::Wait { handles: vec![handle], any: false, timeout, ahead, site };
-        let ran = match self.ask_meanwhile(wait, Meanwhile { fill, take: Some(&mut take) })? {
-            Answer::Complete(mut complete) => {
-                let (_, fetched) = complete.pop().expect("one was asked for");
-                if !came_ahead {
-                    self.fold(handle, &fetched)?;
-                    self.read(&fetched, output);
-                }
-                let delivered = Ran::Delivered { lacks_values: fetched.lacks_values };
-                fetched.closed_by.map_or(delivered, Ran::ClosedBy)
-            }
-            Answer::TimedOut => Ran::TimedOut,
-            other => unexpected("Wait", &other),
-        };
-        self.with_link(|client, link| link.push(client, Op::Release(handle)))?;
-        Ok(ran)
-    }
-
-    /// Copies an input into fresh room, or says what is still to be copied to where.
-    fn stage_or_promise<'a>(&self, input: Option<&'a [Region]>) -> Result<(Option<Offset>, Option<Fill<'a>>)> {
-        let Some(input) = input else { return Ok((None, None)) };
-        if !self.copies_side_by_side(input) {
-            return Ok((Some(self.stage(input)?), None));
-        }
-        let room = self.room_for(input)?;
-        Ok((Some(room), Some((input, room))))
-    }
-
-    /// Whether so much is best copied while the others copy theirs. Nobody's compute is then disturbed, as none is measured.
-    fn copies_side_by_side(&self, memory: &[Region]) -> bool {
-        self.compute != Compute::Measured && self.is_alone() && size_of_all(memory) >= MANY
-    }
-
-    /// Issues a collective with its input, if it contributes one.
-    pub fn collective(
-        &self,
-        group: GroupId,
-        op: Collective,
-        input: Option<&[Region]>,
-        site: &str,
-    ) -> Result<LocalHandle> {
-        self.member_of(group)?.check(&op, input, None)?;
-        self.issue(Call { group, op: CallOp::Collective(op) }, input, None, site)
-    }
-
-    /// Issues an operation on a stream of the rank's device, with its input, if it contributes one and has values.
-    pub fn call_on(&self, stream: OnStream, call: Call, input: Option<&[Region]>, site: &str) -> Result<LocalHandle> {
-        let member = self.member_of(call.group)?;
-        match &call.op {
-            CallOp::Collective(op) => member.check(op, input, None)?,
-            CallOp::Send { to: peer, .. } | CallOp::Recv { from: Some(peer), .. } | CallOp::Write { to: peer, .. } => {
-                member.check_peer(*peer)?;
-            }
-            CallOp::Recv { from: None, .. } => {}
-        }
-        self.issue(call, input, Some(stream), site)
-    }
-
-    /// Issues a send of `input`; of its size alone, if its values were not computed.
-    pub fn send(
-        &self,
-        group: GroupId,
-        to: GroupRank,
-        tag: u64,
-        input: &[Region],
-        has_values: bool,
-        site: &str,
-    ) -> Result<LocalHandle> {
-        self.member_of(group)?.check_peer(to)?;
-        let bytes = Bytes(input.iter().map(Region::bytes).sum());
-        self.issue(Call { group, op: CallOp::Send { to, tag, bytes } }, has_values.then_some(input), None, site)
-    }
-
-    /// Issues a receive.
-    pub fn recv(
-        &self,
-        group: GroupId,
-        from: Option<GroupRank>,
-        tag: u64,
-        bytes: Bytes,
-        site: &str,
-    ) -> Result<LocalHandle> {
-        let member = self.member_of(group)?;
-        from.map_or(Ok(()), |from| member.check_peer(from))?;
-        self.issue(Call { group, op: CallOp::Recv { from, tag, bytes } }, None, None, site)
-    }
-
-    /// Issues a write of so many bytes, without values, into the memory of another rank, which takes no part.
-    ///
-    /// # Errors
-    /// There is no such rank, or another process communicates for this one.
-    pub fn write(&self, to: u32, bytes: Bytes, site: &str) -> Result<LocalHandle> {
-        let group = self.group_of_writes(to)?;
-        self.issue(Call { group, op: CallOp::Write { to: GroupRank(1), bytes } }, None, None, site)
-    }
-
-    fn issue(&self, call: Call, input: Option<&[Region]>, stream: Option<OnStream>, site: &str) -> Result<LocalHandle> {
-        let _ours = self.ours();
-        let staged = input.map(|input| self.stage(input)).transpose()?.zip(input).map(room);
-        let (handle, site) = (self.next_handle(), self.site(site)?);
-        self.say(Op::Issue { handle, call, staged, filled: true, stream, site }).map(|()| handle)
-    }
-
-    fn next_handle(&self) -> LocalHandle {
-        let mut shared = self.shared();
-        let next = shared.next_handle.checked_add(1).expect("more than 2^32 operations of one rank");
-        std::mem::replace(&mut shared.next_handle, next)
     }
 
     /// Blocks until all (any) of `handles` are complete; which are, in the order asked for. `None`: the time-out has passed.
@@ -794,10 +660,6 @@ fn greet(wire: &dyn Wire, ours: Hello) -> io::Result<(FrameBuffer, Welcome)> {
 }
 
 /// What an input takes that was staged at an offset.
-fn room((at, input): (Offset, &[Region])) -> Room {
-    Room { at, bytes: size_of_all(input) }
-}
-
 fn size_of_all(memory: &[Region]) -> u64 {
     memory.iter().map(Region::bytes).sum()
 }

@@ -154,7 +154,7 @@ pub struct OperationReport {
     /// Sizes of the tensors that the members named.
     pub bytes: u64,
     /// Seconds from the issue of the operations to their completion; on CUDA streams from the time at which the stream
-    /// reached the operation.
+    /// reached the operation. If any call of the row was on a CUDA stream, only those calls count.
     pub time_s: f64,
     /// Seconds in which ranks were blocked for the operations and nothing computed; on CUDA streams the part of
     /// `time_s` in which no kernel ran on any stream of the GPU.
@@ -460,13 +460,13 @@ fn operation_report(operation: &str, group: GroupId, sums: &OperationStatistics)
         count: sums.count,
         bytes: sums.bytes.0,
         time_s: seconds(of_streams.map_or(sums.time, |sums| sums.time)),
-        exposed_s: seconds(of_streams.map_or(sums.exposed, |sums| sums.exposed)),
+        exposed_s: seconds(of_streams.map_or(sums.exposed, |sums| sums.calls.exposed)),
         ranks: of_streams.map(|sums| sums.ranks),
-        kernel_s: of_streams.map(|sums| seconds(sums.kernel)),
-        overlapped_s: of_streams.map(|sums| seconds(sums.overlapped)),
-        late_peer_s: of_streams.map(|sums| seconds(sums.late_peer)),
+        kernel_s: of_streams.map(|sums| seconds(sums.calls.kernel)),
+        overlapped_s: of_streams.map(|sums| seconds(sums.calls.overlapped)),
+        late_peer_s: of_streams.map(|sums| seconds(sums.calls.late_peer)),
         bus_bandwidth: of_streams
-            .map(|sums| sums.bus_bytes.0 as f64 / seconds(sums.kernel))
+            .map(|sums| sums.calls.bus_bytes.0 as f64 / seconds(sums.calls.kernel))
             .filter(|rate| rate.is_finite()),
     }
 }

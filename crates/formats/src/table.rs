@@ -168,16 +168,16 @@ fn operations(all: &[OperationReport]) -> Vec<String> {
     }
     if !on_streams.is_empty() {
         let header =
-            ["on GPU streams", "group", "calls", "bytes", "kernel", "overlapped", "exposed", "(late peer)", "bus"];
+            ["on CUDA streams", "group", "calls", "bytes", "kernel", "overlapped", "exposed", "(late peer)", "bus"];
         let mut table = table(&header, 1);
         table.set_width(WIDTH + A_COLUMN);
         for operation in on_streams {
-            let ranks = operation.ranks.unwrap_or(1).max(1);
-            let mean = |all: Option<f64>| seconds(all.unwrap_or_default() / f64::from(ranks));
+            let ranks = f64::from(operation.ranks.unwrap_or(1).max(1));
+            let mean = |all: Option<f64>| all.map_or_else(String::new, |all| seconds(all / ranks));
             let numbers = [
                 operation.group.to_string(),
-                (operation.count / u64::from(ranks)).to_string(),
-                bytes(operation.bytes / u64::from(ranks)),
+                short(operation.count as f64 / ranks),
+                bytes_of(operation.bytes as f64 / ranks),
                 mean(operation.kernel_s),
                 mean(operation.overlapped_s),
                 mean(Some(operation.exposed_s)),
@@ -343,16 +343,23 @@ pub fn signed_percent(difference: f64) -> String {
     format!("{:+.1} %", (1000.0 * difference).round() / 10.0 + 0.0)
 }
 
+/// A number without decimals if it is whole, else with one.
+fn short(number: f64) -> String {
+    format!("{number:.*}", usize::from(number.fract() != 0.0))
+}
+
 /// With two decimals in the largest binary unit that leaves at least 1.
 pub fn bytes(bytes: u64) -> String {
-    let (unit, name) = match bytes {
-        0..1_024 => return format!("{bytes} B"),
-        1_024..1_048_576 => (1_u64 << 10, "KiB"),
-        1_048_576..1_073_741_824 => (1 << 20, "MiB"),
-        1_073_741_824..1_099_511_627_776 => (1 << 30, "GiB"),
-        _ => (1 << 40, "TiB"),
-    };
-    format!("{:.2} {name}", bytes as f64 / unit as f64)
+    bytes_of(bytes as f64)
+}
+
+/// As [`bytes`], for a mean, which need not be whole.
+fn bytes_of(bytes: f64) -> String {
+    let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")].map(|(bits, name)| ((1_u64 << bits) as f64, name));
+    match units.into_iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) => format!("{:.2} {name}", bytes / unit),
+        None => format!("{} B", short(bytes)),
+    }
 }
 
 #[cfg(test)]
@@ -465,6 +472,28 @@ mod tests {
             "\nGPU streams of rank 1: kernels 8.100 s, copies 0, communication 2.000 s, of it exposed 310.000 ms\n";
         let text = render(&report);
         assert!(text.contains(expected), "{text}");
+    }
+
+    /// Three sends of two ranks are 1.5 per rank; an older report lacks figures of streams.
+    #[test]
+    fn operations_on_streams_are_averaged_and_missing_figures_stay_blank() {
+        let mut report = sample(2);
+        let row = OperationReport {
+            operation: "send".to_owned(),
+            count: 3,
+            bytes: 3 << 9,
+            exposed_s: 4e-6,
+            ranks: Some(2),
+            kernel_s: None,
+            overlapped_s: None,
+            late_peer_s: Some(0.0),
+            bus_bandwidth: None,
+            ..report.operations[0].clone()
+        };
+        report.operations = vec![row];
+        let text = render(&report);
+        let row = text.lines().find(|line| line.trim_start().starts_with("send")).expect("it has a row");
+        assert_eq!(row.split_whitespace().collect::<Vec<_>>().join(" "), "send 0 1.5 768 B 2.000 us 0", "{text}");
     }
 
     #[test]

@@ -155,7 +155,7 @@ const OTHER_TIMES: &[Unit] = &[
 const POWERS: &[Unit] = &[("kW", 1_000_000), ("W", 1_000), ("mW", 1)];
 
 /// Alternative spellings of power, which are read and never printed.
-const OTHER_POWERS: &[Unit] = &[("MW", 1_000_000_000), ("watt", 1_000), ("watts", 1_000), ("Watt", 1_000)];
+const OTHER_POWERS: &[Unit] = &[("watt", 1_000), ("watts", 1_000), ("Watt", 1_000)];
 
 /// Units of arithmetic, in operations a second.
 const ARITHMETIC: &[Unit] = &[
@@ -391,14 +391,15 @@ fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
     if unit.is_empty() {
         return Err(bare_number::<Q>(trimmed, decimal.number));
     }
-    match units::<Q>().find(|(name, _)| *name == seconds(unit)) {
+    let short = seconds(unit);
+    match units::<Q>().find(|(name, _)| *name == short) {
         Some((_, worth)) => Q::from_decimal(decimal, *worth).or_else(|why| {
             error(
                 format!("the {} \"{trimmed}\" {why}", Q::NAME),
                 format!("a {} looks like \"{}\"", Q::NAME, Q::EXAMPLE),
             )
         }),
-        None => error(format!("\"{unit}\" is not a unit of {}", Q::NAME), unit_hint::<Q>(number, unit)),
+        None => error(format!("\"{unit}\" is not a unit of {}", Q::NAME), unit_hint::<Q>(number, short)),
     }
 }
 
@@ -423,7 +424,7 @@ fn unit_hint<Q: Quantity>(number: &str, unit: &str) -> String {
         return format!("write {}", quoted(names));
     }
     for end in ["", "/s", "ps", "bps"] {
-        let spelled = format!("{}{end}", seconds(unit));
+        let spelled = format!("{unit}{end}");
         let mut names: Vec<&str> = units::<Q>().map(|(name, _)| *name).filter(|name| *name == spelled).collect();
         if names.is_empty() {
             let mut same: Vec<&Unit> = units::<Q>().filter(|(name, _)| name.eq_ignore_ascii_case(&spelled)).collect();
@@ -435,6 +436,7 @@ fn unit_hint<Q: Quantity>(number: &str, unit: &str) -> String {
             ([], _) => {}
             ([_], "") => return format!("did you mean {}? (units are case-sensitive)", quoted(&names)),
             ([_], _) => return format!("did you mean {}?", quoted(&names)),
+            // Only rates have such units.
             _ => return format!("did you mean {}? (b is a bit, B is a byte)", quoted(&names)),
         }
     }
@@ -623,24 +625,38 @@ mod tests {
         }
         let flops = |text: &str| text.parse::<Flops>().unwrap().0;
         assert_eq!([flops("2 TFLOP/s"), flops("2 TOPS"), flops("0.002 PFLOPS")], [2e12; 3]);
-        assert_eq!(["2 kW", "2000 watts", "0.002 MW"].map(|text| text.parse::<Watts>().unwrap().0), [2e3; 3]);
+        assert_eq!(["2 kW", "2000 watts", "2000000 mW"].map(|text| text.parse::<Watts>().unwrap().0), [2e3; 3]);
         // Values that were read in an alternative spelling are printed in the standard spelling.
         assert_eq!("3 TBps".parse::<Bandwidth>().unwrap().to_string(), "3 TB/s");
         assert_eq!("3 Gi".parse::<Size>().unwrap().to_string(), "3 GiB");
         let refused = [
             (
                 "rate",
-                vec!["100 gbps", "100 GBPS", "100 gb/s", "100 GB", "100 Gb", "100 G", "100 gb", "8 KB/s", "16 GT/s"],
+                vec![
+                    "100 gbps",
+                    "100 GBPS",
+                    "100 gb/s",
+                    "100 GB",
+                    "100 Gb",
+                    "100 G",
+                    "100 gb",
+                    "8 KB/s",
+                    "8 KB/sec",
+                    "100 gb/sec",
+                    "16 GT/s",
+                ],
             ),
             ("size", vec!["8 gb", "8 Gib", "64 KB", "64 K", "8 G", "8 Gbit"]),
             ("time", vec!["3 US", "3 m", "3 d", "3 Sec"]),
             ("arithmetic", vec!["3 tflops", "3 TFlops", "3 T"]),
+            ("power", vec!["15 MW", "15 w", "15 kw"]),
         ];
         let hints = refused.map(|(quantity, texts)| {
             let error = |text: &&str| match quantity {
                 "rate" => parse::<Bandwidth>(text).unwrap_err(),
                 "size" => parse::<Size>(text).unwrap_err(),
                 "time" => parse::<Duration>(text).unwrap_err(),
+                "power" => parse::<Watts>(text).unwrap_err(),
                 _ => parse::<Flops>(text).unwrap_err(),
             };
             texts.iter().map(|text| format!("{text}: {}\n", error(text).hint)).collect::<String>()
@@ -654,6 +670,8 @@ mod tests {
         100 G: did you mean "100 Gbps"?
         100 gb: did you mean "100 Gb/s" or "100 GB/s"? (b is a bit, B is a byte)
         8 KB/s: write "8 kB/s" or "8 KiB/s"
+        8 KB/sec: write "8 kB/s" or "8 KiB/s"
+        100 gb/sec: did you mean "100 Gb/s" or "100 GB/s"? (b is a bit, B is a byte)
         16 GT/s: the units are bps, kbps, Mbps, Gbps, Tbps, B/s, kB/s, MB/s, GB/s, KiB/s, MiB/s, GiB/s
         8 gb: did you mean "8 GB"? (units are case-sensitive)
         8 Gib: did you mean "8 GiB"? (units are case-sensitive)
@@ -668,6 +686,9 @@ mod tests {
         3 tflops: did you mean "3 TFLOPS"? (units are case-sensitive)
         3 TFlops: did you mean "3 TFLOPS"? (units are case-sensitive)
         3 T: the units are MFLOPS, GFLOPS, TFLOPS, PFLOPS
+        15 MW: did you mean "15 mW"? (units are case-sensitive)
+        15 w: did you mean "15 W"? (units are case-sensitive)
+        15 kw: did you mean "15 kW"? (units are case-sensitive)
         "#);
     }
 

@@ -53,8 +53,12 @@ fn requests() -> Vec<Request> {
         shape: Shape::Even(250_000),
         kernel: None,
     });
-    let mut requests =
-        vec![Request::JoinGroup { ranks: (0..RANKS).map(RankId).collect(), sequence: 0, settings: None }];
+    let mut requests = vec![Request::JoinGroup {
+        ranks: (0..RANKS).map(RankId).collect(),
+        sequence: 0,
+        settings: None,
+        rendezvous: false,
+    }];
     let mut handle = 0;
     for step in ["first", "second"] {
         requests.push(issue(Activity::Mark(Mark::Begin(step.into()))));

@@ -66,6 +66,11 @@ pub enum HostError {
         /// What to do.
         hint: String,
     },
+    /// A rank has run an operator or kernel whose values are not computed, as the text says, with `--strict-values`.
+    #[error(
+        "{0} (--strict-values)\nhint: remove --strict-values, or change the line: what such an operator writes reads as zero"
+    )]
+    MissingValues(String),
     /// The process that ranks are forked from did not start.
     #[error("{what}\nhint: {hint}")]
     Zygote {
@@ -130,7 +135,7 @@ impl HostError {
     pub fn exit(&self) -> Exit {
         match self {
             HostError::System { .. } => Exit::Bug,
-            HostError::ZygoteLost { .. } => Exit::ProgramFailed,
+            HostError::ZygoteLost { .. } | HostError::MissingValues(_) => Exit::ProgramFailed,
             _ => Exit::Usage,
         }
     }

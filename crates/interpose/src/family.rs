@@ -350,15 +350,8 @@ fn library() -> Option<&'static [u8]> {
 
 /// Where the library is that this code is in.
 fn own_library() -> Option<&'static Path> {
-    let mut info = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: the structure is filled if the answer is not 0.
-    let info = unsafe {
-        let known = libc::dladdr(own_library as *const c_void, info.as_mut_ptr()) != 0;
-        known.then(|| info.assume_init())
-    }?;
-    // SAFETY: the linker's own text, which stays.
-    let own: &'static CStr = unsafe { CStr::from_ptr(info.dli_fname) };
-    Some(Path::new(OsStr::from_bytes(own.to_bytes())))
+    let own = crate::stack::library_of(own_library as *const () as usize)?;
+    Some(Path::new(OsStr::from_bytes(own.file.to_bytes())))
 }
 
 /// As in the C library.

@@ -86,7 +86,8 @@ impl Interpreter {
     fn is_pythons(&self, address: usize) -> bool {
         /// Folder of the standard library's extension modules.
         const EXTENSIONS: &str = "/lib-dynload/";
-        self.contains(address) || file_of(address).is_some_and(|file| file.contains(EXTENSIONS))
+        let file = || stack::library_of(address)?.file.to_str().ok();
+        self.contains(address) || file().is_some_and(|file| file.contains(EXTENSIONS))
     }
 
     /// Whether the calling thread holds the lock.
@@ -130,16 +131,6 @@ impl Interpreter {
 /// callers may hold a lock for which the holder of the interpreter's lock waits.
 pub(crate) fn may_ask() -> bool {
     get().is_some_and(|interpreter| interpreter.has_lock() || interpreter.is_pythons(stack::outer_caller()))
-}
-
-/// File that contains the code at `address`.
-fn file_of(address: usize) -> Option<&'static str> {
-    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: `dladdr` fills the structure if its result is not 0; the linker's text lives as long as the library.
-    unsafe {
-        let is_known = libc::dladdr(address as *const c_void, found.as_mut_ptr()) != 0;
-        is_known.then(|| CStr::from_ptr(found.assume_init().dli_fname).to_str().ok()).flatten()
-    }
 }
 
 /// The code of a function of the interpreter.

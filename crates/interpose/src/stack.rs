@@ -1,10 +1,11 @@
-//! Owns one look at the stack: who has called the function that has called us.
+//! Owns looks at the stack: who has called the function that has called us, and which library an address is in.
 //!
 //! The distance between the two return addresses is the size of one function's frame, which is the same in every call from one place.
 //! It is found with the unwinder at the first call from there. That holds for functions that do not allocate on the stack as they go;
 //! `interpreter` asks only of such.
 
 use libc::{c_int, c_void};
+use std::ffi::CStr;
 use std::sync::OnceLock;
 
 /// How many places that call us are remembered; the interpreter and the C++ library have two or three each.
@@ -36,10 +37,12 @@ fn find(from: usize, stack: usize) -> Option<usize> {
 
 /// Innermost return address on the stack that is outside of this library; 0 if there is none.
 pub(crate) fn outer_caller() -> usize {
+    static OWN: OnceLock<Option<usize>> = OnceLock::new();
     extern "C" fn look(frame: *mut c_void, found: *mut c_void) -> c_int {
+        let own = OWN.get_or_init(|| library_of(outer_caller as *const () as usize).map(|library| library.base));
         // SAFETY: `frame` is valid during the callback, and `found` points to the `usize` that `outer_caller` passes.
         let (address, found) = unsafe { (_Unwind_GetIP(frame), &mut *found.cast::<usize>()) };
-        if library_of(address) == library_of(outer_caller as *const () as usize) {
+        if library_of(address).map(|library| library.base) == *own {
             return GO_ON;
         }
         *found = address;
@@ -51,13 +54,22 @@ pub(crate) fn outer_caller() -> usize {
     found
 }
 
-/// Base address of the library that contains `address`; null if that library is unknown.
-fn library_of(address: usize) -> *mut c_void {
-    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the structure is zeroed, and `dladdr` fills it on success; both states are valid.
+/// A loaded library, or the program itself.
+pub(crate) struct Library {
+    pub(crate) base: usize,
+    pub(crate) file: &'static CStr,
+}
+
+/// Library that contains `address`, if it is known.
+pub(crate) fn library_of(address: usize) -> Option<Library> {
+    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
+    // SAFETY: `dladdr` fills the structure if its result is not 0; the linker's text lives as long as the library.
     unsafe {
-        libc::dladdr(address as *const c_void, found.as_mut_ptr());
-        found.assume_init().dli_fbase
+        let is_known = libc::dladdr(address as *const c_void, found.as_mut_ptr()) != 0;
+        is_known.then(|| {
+            let found = found.assume_init();
+            Library { base: found.dli_fbase as usize, file: CStr::from_ptr(found.dli_fname) }
+        })
     }
 }
 

@@ -2,9 +2,9 @@
 
 use crate::pauses::start_watch;
 use crate::real::Start;
+use crate::stack::library_of;
 use crate::{hand_over, rank, real, wakes};
 use libc::{c_int, c_void, pthread_attr_t, pthread_t};
-use std::mem::MaybeUninit;
 
 /// What a new thread is to do.
 struct Beginning {
@@ -34,12 +34,13 @@ pub unsafe extern "C" fn pthread_create(
     if client.begins_threads() {
         start_watch();
     }
-    if is_pythons(start) {
+    let is_pythons = is_pythons(start);
+    if is_pythons {
         wakes::settle_without_lock()
     } else {
         wakes::settle()
     }
-    let pool = client.has_cores() && !is_pythons(start);
+    let pool = client.has_cores() && !is_pythons;
     let beginning = Box::into_raw(Box::new(Beginning { path: client.starts_thread(), pool, start, argument }));
     // SAFETY: what the caller gave; `begin` takes the box.
     let result = unsafe { real::pthread_create()(thread, attributes, begin, beginning.cast()) };
@@ -72,11 +73,6 @@ extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
 fn is_pythons(start: Start) -> bool {
     // SAFETY: the name ends with a zero.
     let known = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"PyThread_start_new_thread".as_ptr()) };
-    let library = |address: *const c_void| {
-        let mut info = MaybeUninit::<libc::Dl_info>::uninit();
-        // SAFETY: the structure is filled if the answer is not 0.
-        let found = unsafe { libc::dladdr(address, info.as_mut_ptr()) } != 0;
-        found.then(|| unsafe { info.assume_init() }.dli_fbase)
-    };
-    library(start as *const c_void) == library(known)
+    let base = |address: usize| library_of(address).map(|library| library.base);
+    base(start as usize) == base(known as usize)
 }

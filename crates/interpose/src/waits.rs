@@ -6,7 +6,7 @@
 //! So does one of a process that has started others, or was started by a rank: what it waits for may come from another process.
 
 use crate::pauses::{pause, restore, signal, this_thread, unblock};
-use crate::wakes::{counted, settle_for_call};
+use crate::wakes::settle_for_call;
 use crate::{
     Kind, answered, errno, hand_over, interpreter, is_length, is_moment, kind, moment, on_host, program, rank, real,
     set_errno, span,
@@ -428,7 +428,7 @@ unsafe fn condition_wait(
         return on_host(then);
     }
     // SAFETY: what the caller gave.
-    let asleep = || counted(condition, || unsafe { real::pthread_cond_wait()(condition, mutex) });
+    let asleep = || unsafe { real::pthread_cond_wait()(condition, mutex) };
     match answered(pause(client, Span::Until(then), Kick::Broadcast(condition as usize), asleep)) {
         Some((result, false)) => result,
         _ => libc::ETIMEDOUT,

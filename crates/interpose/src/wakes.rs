@@ -6,11 +6,8 @@
 //! called again at that point.
 
 use crate::{answered, interpreter, program, real, set_errno};
-use libc::{
-    c_int, c_long, c_void, iovec, msghdr, pthread_cond_t, pthread_mutex_t, sem_t, size_t, sockaddr, socklen_t, ssize_t,
-};
+use libc::{c_int, c_long, c_void, iovec, msghdr, pthread_cond_t, sem_t, size_t, sockaddr, socklen_t, ssize_t};
 use std::arch::naked_asm;
-use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use uniference_client::Client;
 
 /// The client, if the calling thread has run operators that must be charged before it may let another thread go on.
@@ -79,43 +76,13 @@ unsafe extern "C" fn post(semaphore: *mut sem_t, from: usize) -> c_int {
 
 // Condition variables
 
-/// Number of threads that wait for condition variables, by a hash of the variable's address.
-static WAITERS: [AtomicU32; 256] = [const { AtomicU32::new(0) }; 256];
-
-fn waiters(condition: *mut pthread_cond_t) -> &'static AtomicU32 {
-    // Most condition variables are members of larger objects, which are aligned to 16 bytes.
-    &WAITERS[(condition as usize >> 4) % WAITERS.len()]
-}
-
-/// Waits for the condition with `wait` and counts the thread in [`WAITERS`] meanwhile. A thread that is cancelled in
-/// the wait stays counted.
-pub(crate) fn counted(condition: *mut pthread_cond_t, wait: impl FnOnce() -> c_int) -> c_int {
-    waiters(condition).fetch_add(1, SeqCst);
-    let result = wait();
-    waiters(condition).fetch_sub(1, SeqCst);
-    result
-}
-
-/// Charges the operators of the calling thread if a thread waits for the condition, unless the condition is part of the
-/// interpreter's lock.
+/// Charges the operators of the calling thread, unless the condition is part of the interpreter's lock. Whether a thread
+/// waits for the condition does not matter: that depends on this machine's timing, and the result must not.
 fn settle_for(condition: *mut pthread_cond_t) {
     let is_lock = || interpreter::get().is_some_and(|interpreter| interpreter.contains(condition as usize));
-    if waiters(condition).load(SeqCst) > 0 && !is_lock() {
-        settle();
+    if let Some(client) = unsettled().filter(|_| !is_lock()) {
+        settle_with(client);
     }
-}
-
-/// `pthread_cond_wait` of the C library, with the waiting thread counted.
-///
-/// # Safety
-/// The contract is the C library's.
-#[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn pthread_cond_wait(
-    condition: *mut pthread_cond_t,
-    mutex: *mut pthread_mutex_t,
-) -> c_int {
-    // SAFETY: the caller has passed a valid condition and a mutex that it holds.
-    counted(condition, || unsafe { real::pthread_cond_wait()(condition, mutex) })
 }
 
 /// `pthread_cond_signal` of the C library, after the calling thread's operators are charged.
@@ -142,12 +109,12 @@ pub unsafe extern "C" fn pthread_cond_broadcast(condition: *mut pthread_cond_t) 
 
 /// Charges the operators of the calling thread if the system call wakes threads that wait for a futex.
 pub(crate) fn settle_for_call(number: c_long, operation: c_long) {
+    use libc::{FUTEX_CMP_REQUEUE, FUTEX_REQUEUE, FUTEX_WAKE, FUTEX_WAKE_BITSET, FUTEX_WAKE_OP};
     let operation = operation as c_int & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME);
-    let wakes = || {
-        let all = [libc::FUTEX_WAKE, libc::FUTEX_WAKE_BITSET, libc::FUTEX_REQUEUE, libc::FUTEX_CMP_REQUEUE];
-        all.contains(&operation) || operation == libc::FUTEX_WAKE_OP
-    };
-    if number == libc::SYS_futex && wakes() {
+    if matches!(
+        (number, operation),
+        (libc::SYS_futex, FUTEX_WAKE | FUTEX_WAKE_BITSET | FUTEX_WAKE_OP | FUTEX_REQUEUE | FUTEX_CMP_REQUEUE)
+    ) {
         settle();
     }
 }

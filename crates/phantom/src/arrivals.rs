@@ -120,8 +120,8 @@ pub(crate) fn settle_stream(stream: u32) {
     settle(false, |state| state.behind_stream(stream));
 }
 
-/// Fetches the arrivals ahead of the stream's current position whose output overlaps one of `places`: pairs of an
-/// address and a number of bytes.
+/// Fetches the arrivals that the stream must wait for and whose output overlaps one of `places`: pairs of an address and
+/// a number of bytes.
 pub(crate) fn settle_places(stream: u32, places: &[(usize, u64)]) {
     let overlaps = |arrival: &Arrival| {
         let ends_behind = |from: usize, bytes: u64, other: usize| from.saturating_add(bytes as usize) > other;

@@ -120,7 +120,9 @@ pub(crate) mod tests {
             name[0].into()
         }
         unsafe extern "C" fn warn(_: *const u8, _: usize) {}
-        unsafe extern "C" fn launches(_: *const u8, _: usize) {}
+        unsafe extern "C" fn launches(_: *const u8, _: usize) -> c_int {
+            0
+        }
         extern "C" fn stream(_: u32, _: u32, _: i32) {}
         extern "C" fn launch(kernel: u32, stream: u32, _: u32, _: u64) {
             tell(format!("launch {} on {stream}", char::from(kernel as u8)));

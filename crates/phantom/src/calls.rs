@@ -26,7 +26,7 @@ exports! {
 
 /// Whether data of so many elements (`ncclDataType_t`) moves in this thread's calls.
 pub(crate) fn moves_values(link: &Communication, elements: u64, dtype: c_int) -> bool {
-    !link.is_large(elements, dtype) && WITHHELD.get() == 0
+    (link.is_large)(elements, dtype as u32) == 0 && WITHHELD.get() == 0
 }
 
 /// Which rank the calling thread is in communicators.

@@ -6,12 +6,14 @@ pub(crate) mod limits;
 use crate::attach::{attached, link};
 use crate::errors::{INVALID_DEVICE, NO_DEVICE, PEER_ACCESS_ALREADY_ENABLED, PEER_ACCESS_NOT_ENABLED, Status};
 use crate::errors::{INVALID_VALUE, PEER_ACCESS_UNSUPPORTED};
+use crate::exports::exports;
 use crate::unimplemented::warn;
 pub(crate) use attributes::{Architecture, BLOCK, GRID, SHARED_OF_BLOCK, THREADS_OF_BLOCK, attribute};
 use std::cell::Cell;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{LazyLock, Mutex, Once, OnceLock, PoisonError};
 use uniference_protocol::phantom::Device;
 use uniference_protocol::settings;
 
@@ -29,7 +31,8 @@ static USED: AtomicU64 = AtomicU64::new(0);
 static OWN: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether a launch returns only when the launched work has ended (`CUDA_LAUNCH_BLOCKING`).
-static LAUNCHES_BLOCK: AtomicBool = AtomicBool::new(false);
+static LAUNCHES_BLOCK: LazyLock<bool> =
+    LazyLock::new(|| settings::is_on(&settings::environment(), "CUDA_LAUNCH_BLOCKING"));
 
 /// Pairs of devices: the first may use the second one's memory.
 static PEERS: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
@@ -123,12 +126,12 @@ pub(crate) fn on<T>(ordinal: usize, work: impl FnOnce() -> T) -> T {
 
 /// Something of the device was used: it has a context.
 pub(crate) fn mark_used(ordinal: usize) {
+    static SETTINGS: Once = Once::new();
+    SETTINGS.call_once(|| {
+        LazyLock::force(&LAUNCHES_BLOCK);
+        settings::of_cuda(&settings::environment()).iter().for_each(|text| warn(text));
+    });
     let before = USED.fetch_or(1 << ordinal, Relaxed);
-    if before == 0 {
-        let environment = settings::environment();
-        LAUNCHES_BLOCK.store(settings::is_on(&environment, "CUDA_LAUNCH_BLOCKING"), Relaxed);
-        settings::of_cuda(&environment).iter().for_each(|text| warn(text));
-    }
     let number = number(ordinal);
     if before & 1 << ordinal == 0
         && attached().is_some_and(|attached| attached.own != number)
@@ -140,7 +143,12 @@ pub(crate) fn mark_used(ordinal: usize) {
 
 /// Whether launches block, as the environment said when the program first used a device.
 pub(crate) fn launches_block() -> bool {
-    LAUNCHES_BLOCK.load(Relaxed)
+    *LAUNCHES_BLOCK
+}
+
+exports! {
+    /// Whether launches block, for `cpp/mirror.h`.
+    fn uniference_phantom_launches_block() -> c_int { launches_block().into() }
 }
 
 /// The ordinal of the process's own device: the rank's, or the one that it has taken; `None`: the process does not see it.

@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
+use uniference_protocol::phantom::Link;
 
 static KERNELS: RwLock<BTreeMap<usize, Entry>> = RwLock::new(BTreeMap::new());
 
@@ -125,7 +126,8 @@ pub(crate) fn launch(
     }
     // SAFETY: who launches a kernel passes its arguments.
     if let Some(launched) = kernel.peers.and_then(|peers| unsafe { peers.launch(&kernel.name, arguments, stream) }) {
-        return launched;
+        launched?;
+        return streams::wait_for_launch(stream);
     }
     let array = |size: Dim3| [size.x, size.y, size.z];
     let Needs { registers, shared: own, .. } = kernel.needs;
@@ -133,12 +135,13 @@ pub(crate) fn launch(
         Shape { grid: array(grid), block: array(block), shared: [own, shared as u32], registers: registers as u16 };
     // SAFETY: as above, and it has one argument.
     let takes = if kernel.spins { unsafe { spin(arguments)? } } else { Takes::Bytes(0) };
-    if let Some(link) = attach::link().filter(|_| !kernel.spins) {
-        let name = kernel.name.text();
-        // SAFETY: `name` outlives the call.
-        unsafe { (link.launches)(name.as_ptr(), name.len()) };
-    }
-    streams::launch_named(stream, &kernel.name, takes, shape)
+    let name = kernel.name.text();
+    // SAFETY: `name` outlives the call.
+    let is_outside = |link: &Link| unsafe { (link.launches)(name.as_ptr(), name.len()) } != 0;
+    // No operator launches the kernel of `torch.cuda._sleep`, which has no output.
+    let is_outside = kernel.spins || attach::link().is_some_and(is_outside);
+    streams::launch_named(stream, &kernel.name, takes, shape)?;
+    if is_outside { streams::wait_for_launch(stream) } else { Ok(()) }
 }
 
 /// How long cycles of the multiprocessors' clock take, of which an argument says how many.

@@ -16,7 +16,7 @@ use crate::{arrivals, device, streams};
 use buffers::Buffers;
 use configuration::{Configuration, read};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -333,10 +333,12 @@ impl Asked {
 }
 
 fn hand_over(calls: Vec<Pending>) -> Status {
-    let on: Vec<(usize, Handle)> = calls.iter().map(|call| (call.device, call.stream)).collect();
+    let blocking = calls.iter().filter(|_| device::launches_block());
+    let streams: BTreeSet<(usize, Handle)> = blocking.map(|call| (call.device, call.stream)).collect();
     match calls::issue(calls) {
         Ok(()) => {
-            for (of, stream) in on {
+            for (of, stream) in streams {
+                // The calls were issued, so a stream that another thread has destroyed meanwhile is no error.
                 let _ = device::on(of, || streams::wait_for_launch(stream));
             }
             SUCCESS

@@ -23,7 +23,7 @@ pub(crate) use graphs::{
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use uniference_protocol::phantom::{CopyKind, Link, NOT_ELAPSED, Recorded};
 
 /// `cudaStream_t`, `CUstream`: 0 and 1 are the legacy default stream of the thread's device, 2 is the thread's own default stream there.
@@ -152,6 +152,7 @@ pub(crate) fn launch_named(stream: Handle, name: &Arc<Name>, takes: Takes, shape
 pub(crate) fn begin(stream: Handle) -> Result<u32, Status> {
     let mut state = lock();
     let number = state.uncaptured(stream)?;
+    state.check_priority(number);
     state.order(number);
     Ok(number)
 }
@@ -265,11 +266,13 @@ pub(crate) fn synchronize(stream: Handle) -> Result<(), Status> {
     Ok(())
 }
 
-/// Waits for a launch if launches block. For kernels and copies of operators, `cpp/capture.cpp` waits once the operator
-/// is written down.
+/// Waits for a launch if launches block and the stream is not in capture. For kernels and copies of operators,
+/// `cpp/capture.cpp` waits once the operator is written down.
 pub(crate) fn wait_for_launch(stream: Handle) -> Result<(), Status> {
-    let waits = device::launches_block() && lock().uncaptured(stream).is_ok();
-    if waits { synchronize(stream) } else { Ok(()) }
+    if !device::launches_block() || capture_info(stream)?.is_some() {
+        return Ok(());
+    }
+    synchronize(stream)
 }
 
 /// Waits until all streams of the thread's device are empty.
@@ -506,6 +509,7 @@ impl State {
 
     /// Has something start on a stream, or be part of the graph that is captured there.
     fn submit(&mut self, stream: u32, node: Node) -> Result<(), Status> {
+        self.check_priority(stream);
         let captured = self.capture_node(stream, &node)?;
         if captured.is_none() {
             self.order(stream);
@@ -516,6 +520,16 @@ impl State {
         }
         node.tell(stream, 0);
         Ok(())
+    }
+
+    /// Warns once that work is launched on a stream with a priority.
+    fn check_priority(&self, stream: u32) {
+        static WARNING: Once = Once::new();
+        if self.streams[stream as usize].priority != PRIORITIES.0 {
+            WARNING.call_once(|| {
+                warn("priorities of CUDA streams are not modelled: kernels of all streams share a GPU equally")
+            });
+        }
     }
 
     fn place(&self, stream: u32) -> Place {
@@ -544,9 +558,6 @@ impl State {
     fn order(&mut self, stream: u32) {
         let (device, flags, is_legacy) = {
             let stream = &self.streams[stream as usize];
-            if stream.priority != PRIORITIES.0 {
-                warn("priorities of CUDA streams are not modelled: kernels of all streams share a GPU equally");
-            }
             if stream.capture.is_some() {
                 return;
             }

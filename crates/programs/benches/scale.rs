@@ -264,7 +264,7 @@ impl Program for Calls {
             _ => match self.calls.next() {
                 Some((ranks, collective)) => {
                     self.next = Some(collective);
-                    Request::JoinGroup { ranks, sequence: 0, settings: None }
+                    Request::JoinGroup { ranks, sequence: 0, settings: None, rendezvous: false }
                 }
                 None => Request::Exit(Outcome::Ok),
             },

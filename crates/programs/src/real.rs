@@ -22,7 +22,12 @@ fn steps_of(run: &Merged, rank: &RealRank) -> Vec<RecordedStep> {
     let mut before: BTreeMap<&[RankId], u32> = BTreeMap::new();
     for (group, members) in run.groups.iter().enumerate() {
         let sequence = before.entry(members).or_default();
-        program.ask(Request::JoinGroup { ranks: members[..].into(), sequence: *sequence, settings: None });
+        program.ask(Request::JoinGroup {
+            ranks: members[..].into(),
+            sequence: *sequence,
+            settings: None,
+            rendezvous: false,
+        });
         program.steps.push(RecordedStep::Named(GroupId::from(group)));
         *sequence += 1;
     }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::io;
 
 /// The version of everything that follows a [`Hello`]. It grows with every change of a message.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// The first frame in each direction of a rank's main wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -85,6 +85,9 @@ pub enum Op {
     Exit(Outcome),
     /// This machine has no memory for a tensor of the program's, so its process ends. It counts at once, from any thread.
     LacksMemory(Lack),
+    /// The program has run an operator or kernel whose values are not computed, as the text says, and the run is to end
+    /// then (`--strict-values`). The process ends. It counts at once, from any thread.
+    LacksValues(String),
     /// Something that the user should know. It counts at once, from any thread.
     Warn(String),
     /// Asks for the first turn: [`Answer::Go`].
@@ -107,6 +110,8 @@ pub enum Op {
         sequence: u32,
         /// NCCL settings that the program makes for the group; `None` if it makes none.
         settings: Option<NcclSettings>,
+        /// Whether messages of the group leave only once their receives are posted.
+        rendezvous: bool,
     },
     /// Asks which operations are complete, once all or any are: [`Answer::Complete`] or [`Answer::TimedOut`].
     Wait {

@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_void};
 use uniference_sim::program::NcclSettings;
 
 /// Of this interface. Both sides refuse another one.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// The name of the function of the type [`Attach`].
 pub const ATTACH: &str = "uniference_phantom_attach";
@@ -199,8 +199,9 @@ pub struct Link {
     /// A message for the rank's log and the run's warnings, UTF-8. The library says each once.
     pub warn: unsafe extern "C" fn(text: *const u8, length: usize),
     /// Announces that this thread is about to launch a kernel that the program or one of its libraries has registered
-    /// under this UTF-8 name. If no PyTorch operator launches the kernel, its output is not computed.
-    pub launches: unsafe extern "C" fn(name: *const u8, length: usize),
+    /// under this UTF-8 name. Returns 1 if no PyTorch operator launches the kernel, else 0; the output of such a kernel
+    /// is not computed.
+    pub launches: unsafe extern "C" fn(name: *const u8, length: usize) -> c_int,
 }
 
 /// The type of the callback of [`Link::times`].
@@ -279,9 +280,9 @@ pub struct Communication {
     pub version: u32,
     /// The rank, of the world, whose member the process is in communicators of a device, by its number among [`Devices::devices`].
     pub rank: extern "C" fn(device: u32) -> u32,
-    /// Largest number of elements of a tensor with values, subject to the minimum per element type:
-    /// [`Communication::is_large`].
-    pub limit: u64,
+    /// Whether communication of `elements` elements of the type `dtype` (`ncclDataType_t`) moves only their size, and no
+    /// data: 1, else 0. It is `uniference_capture_is_large` of `cpp/capture.cpp`.
+    pub is_large: extern "C" fn(elements: u64, dtype: u32) -> c_int,
     /// Sets a key of the store that all ranks share.
     pub publish: unsafe extern "C" fn(key: *const u8, key_length: usize, value: *const u8, length: usize),
     /// Reads a key, once it is there: as many bytes as the value has, or there is room for.
@@ -307,19 +308,4 @@ pub struct Communication {
 impl Communication {
     /// The name that stands for a refused call.
     pub const REFUSED: u32 = u32::MAX;
-
-    /// Numbers of elements up to which tensors always have values: of integers, because control flow depends on them;
-    /// of bytes, into which PyTorch packs objects; of all other types. `cpp/values.h` has the same numbers.
-    const FEWEST: [u64; 3] = [1 << 16, 1 << 26, 1];
-
-    /// Whether a tensor of `elements` elements of the type `dtype` (`ncclDataType_t`) has no values.
-    pub fn is_large(&self, elements: u64, dtype: i32) -> bool {
-        let [integers, bytes, others] = Communication::FEWEST;
-        let fewest = match dtype {
-            1 => bytes,
-            0..=5 => integers,
-            _ => others,
-        };
-        elements > self.limit.max(fewest)
-    }
 }

@@ -107,18 +107,17 @@ impl Channel {
         Ok(std::ptr::from_ref(link) as usize)
     }
 
-    #[pyo3(signature = (combine, scale, site, limit))]
-    fn communication(&self, combine: usize, scale: usize, site: usize, limit: Option<u64>) -> PyResult<usize> {
-        if [combine, scale, site].contains(&0) {
+    fn communication(&self, combine: usize, scale: usize, site: usize, is_large: usize) -> PyResult<usize> {
+        if [combine, scale, site, is_large].contains(&0) {
             return Err(PyValueError::new_err("the address of a function is 0"));
         }
         self.client.join_threads();
         // SAFETY: the caller says that they are there, as the method's documentation asks it to.
-        let functions = unsafe { communication::Functions::at(combine, scale, site) };
+        let functions = unsafe { communication::Functions::at(combine, scale, site, is_large) };
         let table = match self.client.relay() {
-            None => communication::table(&self.client, functions, limit),
-            Some(_) if self.client.borrows_gpus() => communication::table(&self.client, functions, limit),
-            Some(_) => alone::table(&self.client, functions.scale, limit),
+            None => communication::table(&self.client, functions),
+            Some(_) if self.client.borrows_gpus() => communication::table(&self.client, functions),
+            Some(_) => alone::table(&self.client, functions),
         };
         Ok(std::ptr::from_ref(table) as usize)
     }
@@ -157,6 +156,10 @@ impl Channel {
 
     fn lacks_memory(&self, wanted: u64, available: u64, line: String) {
         self.client.lacks_memory(Lack { wanted, available, line });
+    }
+
+    fn lacks_values(&self, text: &str) {
+        self.client.lacks_values(text);
     }
 
     fn enter(&self) {
@@ -207,9 +210,12 @@ impl Channel {
     #[pyo3(signature = (ranks, nccl = false, rendezvous = false))]
     fn group(&self, py: Python<'_>, ranks: Vec<u32>, nccl: bool, rendezvous: bool) -> PyResult<u32> {
         let environment = if nccl { settings::environment() } else { BTreeMap::new() };
-        // The number of hosts is taken from a variable that `torchrun` sets.
-        let hosts = std::env::var("GROUP_WORLD_SIZE").ok().and_then(|hosts| hosts.parse::<u32>().ok());
-        let spans_servers = hosts.is_some_and(|hosts| hosts > 1);
+        // Ranks of a server have consecutive numbers, which follow from variables that `torchrun` sets.
+        let number = |name| std::env::var(name).ok()?.parse::<u32>().ok();
+        let spans_servers = number("LOCAL_RANK").zip(number("LOCAL_WORLD_SIZE")).is_some_and(|(local, count)| {
+            let first = self.client.rank().saturating_sub(local);
+            !ranks.iter().all(|rank| (first..first.saturating_add(count)).contains(rank))
+        });
         let said = settings::of_communicator(&environment, &[], spans_servers).map_err(PyValueError::new_err)?;
         said.warnings.iter().for_each(|text| self.client.warn(text));
         py.detach(|| self.client.group(ranks, said.settings, rendezvous)).map(|group| group.0).map_err(raise)

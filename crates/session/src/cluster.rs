@@ -49,13 +49,18 @@ pub struct Chosen {
     /// Whether NCCL is the backend because neither the file nor an option names a backend and all devices are GPU
     /// models that use NCCL.
     pub implied: bool,
-    /// Text that is shown when a simulation on this cluster starts.
-    pub note: Option<String>,
     /// Further reasons to doubt a simulation on this cluster, for its report.
     pub doubts: Vec<String>,
 }
 
 impl Chosen {
+    /// Text that is shown when a simulation on this cluster starts.
+    pub fn note(&self) -> Option<&'static str> {
+        self.implied.then_some(
+            "note: the devices are NVIDIA GPUs; using backend nccl (change it with --backend, or `backend` in the cluster file)",
+        )
+    }
+
     /// Whether anything on it depends on random numbers.
     pub fn is_random(&self) -> bool {
         self.resolved.cluster.dynamics.links.values().any(|link| link.jitter.is_some())
@@ -164,10 +169,7 @@ impl Overrides {
         let backend_named = self.backend.is_some() || file.backend().is_some();
         let implied = !backend_named && fallback.is_none() && file.implies_nccl();
         let resolved = file.resolve(&choices).map_err(show)?;
-        let note = implied.then(|| {
-            "note: the devices are GPUs of NVIDIA; using backend nccl (change it with --backend, or `backend` in the cluster file)".to_owned()
-        });
-        Ok(Chosen { resolved, backend_named, implied, note, doubts: Vec::new() })
+        Ok(Chosen { resolved, backend_named, implied, doubts: Vec::new() })
     }
 }
 

@@ -1,11 +1,10 @@
-//! Owns doubts about a cluster: properties of the cluster file that no real machine has. Reports and `uniference
-//! cluster check` show the doubts.
+//! Owns doubts about a cluster: implausible hardware, and cluster files that omit which GPUs form a server. Reports and
+//! `uniference cluster check` show the doubts.
 //!
 //! Clusters that cannot be simulated at all are errors of `uniference-formats`.
 
 use uniference_formats::cluster::Resolved;
 use uniference_formats::devices;
-use uniference_sim::cluster::Cluster;
 use uniference_sim::ids::HostId;
 use uniference_sim::network::Link;
 
@@ -15,19 +14,19 @@ const SLOWER_THAN_PCIE: f64 = 10e9;
 
 /// Doubts about the cluster's network, each with a hint.
 pub fn of_network(resolved: &Resolved) -> Vec<String> {
-    [shared_link(resolved), gloo_over_nvlink(&resolved.cluster), unknown_servers(resolved)]
-        .into_iter()
-        .flatten()
-        .collect()
+    [shared_link(resolved), gloo_over_nvlink(resolved), unknown_servers(resolved)].into_iter().flatten().collect()
+}
+
+/// Whether any device is a GPU model.
+fn has_gpus(resolved: &Resolved) -> bool {
+    let mut models = resolved.models.iter().flatten();
+    models.any(|model| devices::find(model).is_ok_and(|device| device.host_link().is_some()))
 }
 
 /// Warns if the GPUs of a host share one half-duplex link, since on a real server each GPU has its own link.
 fn shared_link(resolved: &Resolved) -> Option<String> {
     let cluster = &resolved.cluster;
-    let is_gpu = |model: &Option<String>| {
-        model.as_deref().is_some_and(|model| devices::find(model).is_ok_and(|device| device.host_link().is_some()))
-    };
-    if cluster.backend.name != "nccl" && !resolved.models.iter().any(is_gpu) {
+    if cluster.backend.name != "nccl" && !has_gpus(resolved) {
         return None;
     }
     let mut gpus = vec![0_u32; cluster.topology.hosts().len()];
@@ -51,16 +50,21 @@ fn shared_link(resolved: &Resolved) -> Option<String> {
     ))
 }
 
-/// Warns if Gloo would use a route as fast as NVLink between neighbouring ranks. Only the first 64 ranks are checked.
-fn gloo_over_nvlink(cluster: &Cluster) -> Option<String> {
+/// Warns if Gloo would use a route as fast as NVLink between neighbouring ranks on GPUs. Only the first 64 ranks are
+/// checked.
+fn gloo_over_nvlink(resolved: &Resolved) -> Option<String> {
+    let cluster = &resolved.cluster;
+    if cluster.backend.name != "gloo" || !has_gpus(resolved) {
+        return None;
+    }
     let topology = &cluster.topology;
     let hosts: Vec<HostId> = cluster.devices.iter().map(|device| device.host).take(64).collect();
     let slowest = |pair: &[HostId]| {
         let links = topology.route(pair[0], pair[1]).links.into_iter().map(|link| topology.link(link));
         links.min_by(|a, b| a.bandwidth.bytes_per_second().total_cmp(&b.bandwidth.bytes_per_second()))
     };
-    let is_fast = |link: &&Link| link.bandwidth.bytes_per_second() >= FASTER_THAN_PCIE;
-    let fast = hosts.windows(2).filter_map(slowest).find(is_fast).filter(|_| cluster.backend.name == "gloo")?;
+    let is_fast = |link: &&Link| link.bandwidth.bytes_per_second() > FASTER_THAN_PCIE;
+    let fast = hosts.windows(2).filter_map(slowest).find(is_fast)?;
     Some(format!(
         "Gloo communicates over TCP through the memory of the hosts and uses no NVLink: here it uses `{}` at {} GB/s\nhint: simulate NCCL with `backend = \"nccl\"` in the cluster file, or --backend nccl; or give the link the rate of TCP",
         fast.name,
@@ -132,13 +136,20 @@ mod tests {
     #[test]
     fn gloo_on_links_that_it_does_not_use_is_named() {
         let cluster = |backend: &str, network: &str| {
-            format!("backend = \"{backend}\"\n[[device]]\nname = \"gpu\"\ncount = 8\n[network]\n{network}\n")
+            format!(
+                "backend = \"{backend}\"\n[[device]]\nname = \"gpu\"\nmodel = \"h100-sxm\"\ncount = 8\n[network]\n{network}\n"
+            )
         };
         let rail = "preset = \"rail\"\nper_server = 8\nfabric = \"nvlink4\"";
         let warning = the_one(&cluster("gloo", rail));
         assert!(warning.contains("here it uses `gpu.0 -> fabric.0` at 360 GB/s\nhint: simulate NCCL"), "{warning}");
         assert_eq!(said(&cluster("nccl", rail)), [""; 0]);
-        assert_eq!(said(&cluster("gloo", "bandwidth = \"400 Gbps\"")), [""; 0]);
+        // CPUs that share their host's memory have no NVLink.
+        assert_eq!(said(&cluster("gloo", rail).replace("model = \"h100-sxm\"\n", "")), [""; 0]);
+        // 800 Gbps are 100 GB/s, as fast as two NICs and no NVLink.
+        for rate in ["400", "800"] {
+            assert_eq!(said(&cluster("gloo", &format!("bandwidth = \"{rate} Gbps\""))), [""; 0]);
+        }
         // Links between switches may be shared: 4 x 400 Gbps.
         let tree = "preset = \"fat_tree\"\nhosts_per_leaf = 4\nspines = 1\nbandwidth = \"400 Gbps\"";
         assert_eq!(said(&cluster("gloo", tree)), [""; 0]);

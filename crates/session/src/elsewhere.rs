@@ -4,25 +4,41 @@
 
 use crate::places::{gpu, places};
 use crate::session::Stop;
+use std::collections::BTreeMap;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::table::{bytes, kind_of_memory, place};
-use uniference_host::error::Exit;
+use uniference_host::error::{Exit, HostError};
 use uniference_host::live::exchange::Recorder;
 use uniference_host::live::zygote::RankPlacement;
 use uniference_sim::cluster::Device;
 use uniference_sim::event::{Cause, Event, Observer, WaitReason};
 use uniference_sim::ids::{RankId, Site, TaskId};
+use uniference_sim::program::POLL_COST;
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::{SimDuration, SimTime};
 use uniference_studies::memory::{Excess, Memory};
 
 const HINT: &str = "run the program again on this cluster, to see what it does there";
 
-/// Memory of each rank's device in bytes, if it is less than in the recorded run; `None` otherwise.
+/// Memory of each rank's device in bytes, if it is less than in the recorded run or unknown there; `None` otherwise.
 pub(crate) fn limits(home: &Resolved, here: &Resolved) -> Vec<Option<u64>> {
     let had = home.cluster.devices.iter().map(|device| device.memory.map_or(u64::MAX, |memory| memory.0));
     let has = here.cluster.devices.iter().map(|device| device.memory.map(|memory| memory.0));
     had.zip(has).map(|(had, has)| has.filter(|has| *has < had)).collect()
+}
+
+/// The warning of a replay whose record contains no allocations.
+///
+/// # Errors
+/// If a device has less memory than the recorded run is known to have had.
+pub(crate) fn unknown_allocations(home: &Resolved, limits: &[Option<u64>]) -> Result<String, HostError> {
+    let mut devices = home.cluster.devices.iter().zip(limits);
+    if devices.any(|(device, limit)| limit.is_some() && device.memory.is_some()) {
+        return Err(HostError::Usage(
+            "the record does not contain allocations, so `memory` cannot be less than in the recorded run\nhint: run the program again on this cluster".into(),
+        ));
+    }
+    Ok("the record does not contain allocations; whether the program fits the memory of the devices is not checked\nhint: run the program again on this cluster".into())
 }
 
 /// Tracks ranks' allocations and passes each recorded step on to another recorder.
@@ -62,31 +78,48 @@ pub(crate) fn out_of_memory(excess: &Excess, devices: &[Device]) -> Stop {
     Stop { exit: Exit::ProgramFailed, message }
 }
 
-/// Counts waits for communication that ended with a timeout, which is an error in the program.
+/// Waits for communication that ended with a timeout, which is an error in the program, in order of time. Unsuccessful
+/// polls are not among them.
 #[derive(Default)]
-pub(crate) struct TimedOut {
-    pub(crate) count: u64,
-    first: Option<(RankId, &'static str, SimDuration, Site)>,
+pub(crate) struct TimedOut(Vec<Expired>);
+
+struct Expired {
+    rank: RankId,
+    site: Site,
+    operation: &'static str,
+    lasted: SimDuration,
 }
 
 impl Observer for TimedOut {
     fn record(&mut self, at: SimTime, event: &Event<'_>) {
-        if let Event::Waited {
-            rank, start, reason: WaitReason::Communication, call, site, cause: Cause::Time, ..
-        } = event
+        if let Event::Waited { rank, start, reason: WaitReason::Communication, call, site, cause: Cause::Time, .. } =
+            event
+            && at.since(*start) != POLL_COST
         {
             let operation = call.map_or("an operation", |call| call.op.name());
-            self.first.get_or_insert((*rank, operation, at.since(*start), *site));
-            self.count += 1;
+            self.0.push(Expired { rank: *rank, site: *site, operation, lasted: at.since(*start) });
         }
     }
 }
 
 impl TimedOut {
-    /// The end of a run in which a timeout expires that did not expire in the recorded run; `None` if no timeout
-    /// expired.
-    pub(crate) fn stop(&self, lines: &[String]) -> Option<Stop> {
-        let (rank, operation, lasted, site) = self.first?;
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The end of a run in which a rank reaches a timeout at a line more often than at `home`, the recorded run; `None`
+    /// if no rank does.
+    pub(crate) fn stop(&self, home: &TimedOut, lines: &[String]) -> Option<Stop> {
+        let mut expected: BTreeMap<(RankId, Site), u64> = BTreeMap::new();
+        home.0.iter().for_each(|expired| *expected.entry((expired.rank, expired.site)).or_default() += 1);
+        let is_new = |expired: &&Expired| match expected.get_mut(&(expired.rank, expired.site)) {
+            Some(left) if *left > 0 => {
+                *left -= 1;
+                false
+            }
+            _ => true,
+        };
+        let Expired { rank, site, operation, lasted } = self.0.iter().find(is_new)?;
         let line = lines.get(site.index()).filter(|line| !line.is_empty());
         let message = format!(
             "error: {rank} reaches its timeout in {operation}{} after {lasted}, which it did not in the recorded run\nhint: the program would get an error there; {HINT}, or give it a longer timeout\n",
@@ -105,12 +138,6 @@ pub(crate) fn noticed(home: &Resolved, here: &Resolved, on_gpus: impl FnOnce() -
         let mut pairs = before.iter().zip(&after);
         pairs.find(|(before, after)| is_other(before, after)).map(|(_, after)| after.rank as usize)
     };
-    let warn = |rank: usize, what: String| {
-        let name = &here.cluster.devices[rank].name;
-        format!(
-            "{what} of device `{name}` (rank {rank}) than in the recorded run; a replay does what was recorded\nhint: {HINT}"
-        )
-    };
     let crashes = |resolved: &Resolved, rank: usize| resolved.cluster.devices[rank].crash;
     let crashing = (0..after.len().min(before.len())).find(|rank| crashes(home, *rank) != crashes(here, *rank));
     let gpus = (0..after.len().min(before.len())).find(|rank| {
@@ -120,15 +147,27 @@ pub(crate) fn noticed(home: &Resolved, here: &Resolved, on_gpus: impl FnOnce() -
         };
         gpu(&before[*rank], home) != gpu(&after[*rank], here)
     });
-    let gpu = gpus.filter(|_| on_gpus());
+    let device = |rank: usize| format!("device `{}`", here.cluster.devices[rank].name);
     let known = [
-        gpu.map(|rank| warn(rank, "the program could find another GPU or another size of its memory".to_owned())),
-        differs(&|before, after| before.cores != after.cores).map(|rank| {
-            warn(rank, "the program would start with other threads, as there are other `cores`".to_owned())
+        gpus.filter(|_| on_gpus()).map(|rank| {
+            let device = device(rank);
+            format!("rank {rank} would see another GPU model or memory size on {device} than in the recorded run")
         }),
-        differs(&|before, after| (before.local, before.group) != (after.local, after.group))
-            .map(|rank| warn(rank, "the program would find other ranks on the host".to_owned())),
-        crashing.map(|rank| warn(rank, "other programs would notice another crash".to_owned())),
+        differs(&|before, after| before.cores != after.cores).map(|rank| {
+            let device = device(rank);
+            format!(
+                "rank {rank} would start another number of threads: `cores` of {device} differs from the recorded run"
+            )
+        }),
+        differs(&|before, after| (before.local, before.group) != (after.local, after.group)).map(|rank| {
+            let device = device(rank);
+            format!("rank {rank} would find other ranks on the host of {device} than in the recorded run")
+        }),
+        crashing.map(|rank| {
+            let device = device(rank);
+            format!("{device} (rank {rank}) crashes at another time than in the recorded run")
+        }),
     ];
-    known.into_iter().flatten().collect()
+    let warn = |what: String| format!("{what}; a replay does what was recorded\nhint: {HINT}");
+    known.into_iter().flatten().map(warn).collect()
 }

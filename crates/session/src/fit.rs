@@ -11,6 +11,7 @@ use crate::notices::Notices;
 use crate::results::{Listened, RecordLevel};
 use crate::session::{Ending, Output, Session, Source, Stop, Watch};
 use crate::tight::is_tight;
+pub use crate::tight::leave_little;
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};

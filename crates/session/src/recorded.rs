@@ -3,7 +3,7 @@
 
 use crate::cluster::{Chosen, ClusterOptions};
 use crate::compute::{ComputeOptions, Costing, Plan, RankSteps, RecordedCompute};
-use crate::elsewhere::{Limited, TimedOut, limits, noticed, out_of_memory};
+use crate::elsewhere::{Limited, TimedOut, limits, noticed, out_of_memory, unknown_allocations};
 use crate::input::open_record;
 use crate::overlap::{Arrangement, Examined, Lined, Moves, Overlapped, examine, lined};
 use crate::programs::halted;
@@ -159,9 +159,15 @@ fn prepare(args: &Replay) -> Result<Prepared, HostError> {
     let at_home = recorded.cluster == chosen.resolved.toml && recorded.seed == seed;
     let (options, arrangement) = (args.compute.clone(), args.arrangement.clone());
     let home = recorded_cluster(&recorded, &path);
-    let limits = home.as_ref().map_or_else(Vec::new, |home| limits(home, &chosen.resolved));
+    let mut limits = home.as_ref().map_or_else(Vec::new, |home| limits(home, &chosen.resolved));
     let on_gpus = || runs_on_gpus(&path).unwrap_or(false);
-    let noticed = home.map_or_else(Vec::new, |home| noticed(&home, &chosen.resolved, on_gpus));
+    let mut noticed = home.as_ref().map_or_else(Vec::new, |home| noticed(home, &chosen.resolved, on_gpus));
+    if let Some(home) = home.filter(|_| limits.iter().any(Option::is_some))
+        && !has_allocations(&path)?
+    {
+        noticed.push(unknown_allocations(&home, &limits)?);
+        limits.clear();
+    }
     let steps = Steps { path, arrangement, options, recorded, at_home, limits, noticed };
     let plan = steps.plan(&chosen.resolved)?;
     Ok(Prepared { chosen, seed, reader, steps, plan })
@@ -223,19 +229,14 @@ impl Source for Recorded<'_> {
         let (ended, hazards) = play(cluster, ranks, &self.costing, arrangement.as_ref(), heard);
         self.hazards = hazards;
         let lines = rest.finish()?;
-        if let Some(memory) = limited.memory {
-            if let Some(excess) = memory.excess() {
-                return Ok(End::new(Ending::Stopped(out_of_memory(&excess, &cluster.devices)), lines));
-            }
-            if memory.knows_nothing() {
-                return Err(HostError::Usage("the record does not say what ranks allocate, so `memory` cannot be less than it was\nhint: run the program again on this cluster".into()));
-            }
+        if let Some(excess) = limited.memory.and_then(|memory| memory.excess()) {
+            return Ok(End::new(Ending::Stopped(out_of_memory(&excess, &cluster.devices)), lines));
         }
         let timed_out = observer.1;
-        if timed_out.count > 0
+        if !timed_out.is_empty()
             && !at_home
-            && timed_out.count > timeouts_at_home(recorded, path)?
-            && let Some(stop) = timed_out.stop(&lines)
+            && let Some(at_home) = timeouts_at_home(recorded, path)?
+            && let Some(stop) = timed_out.stop(&at_home, &lines)
         {
             return Ok(End::new(Ending::Stopped(stop), lines));
         }
@@ -338,12 +339,12 @@ fn other_ways(
     Ok((told, hazards.any(lines)))
 }
 
-/// Number of waits for communication that ended with a timeout in the recorded run.
-fn timeouts_at_home(recorded: &Manifest, path: &Path) -> Result<u64, HostError> {
-    let Some(home) = recorded_cluster(recorded, path) else { return Ok(u64::MAX) };
-    let mut heard = (TimedOut::default(), Hazards::default());
+/// Waits for communication that ended with a timeout in the recorded run; `None` if its cluster is unknown.
+fn timeouts_at_home(recorded: &Manifest, path: &Path) -> Result<Option<TimedOut>, HostError> {
+    let Some(home) = recorded_cluster(recorded, path) else { return Ok(None) };
+    let mut heard = (TimedOut::default(), ());
     let _ = again(&home.cluster, path, None, None, &mut heard)?;
-    Ok(heard.0.count)
+    Ok(Some(heard.0))
 }
 
 /// The cluster of the run that was recorded, with its seed; `None` where there is none: that of a real run has no devices.
@@ -430,6 +431,21 @@ fn has_operators(path: &Path) -> Result<bool, HostError> {
     let (ranks, _rest) = RecordReader::open(BufReader::new(open_record(path)?))?.by_rank();
     let captured = |(_, step)| matches!(step, RecordedStep::Operators { operators, .. } if !operators.is_empty());
     Ok(ranks.into_iter().any(|mut steps| steps.any(captured)))
+}
+
+/// Whether any rank's allocations were captured.
+fn has_allocations(path: &Path) -> Result<bool, HostError> {
+    let (ranks, _rest) = RecordReader::open(BufReader::new(open_record(path)?))?.by_rank();
+    let mut memory = Memory::within(&vec![None; ranks.len()]);
+    for (rank, steps) in (0..).map(RankId).zip(ranks) {
+        for (task, step) in steps {
+            memory.step(rank, task, &step);
+            if !memory.knows_nothing() {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// Whether any rank has issued work to a CUDA stream.

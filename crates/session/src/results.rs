@@ -278,7 +278,11 @@ pub(crate) fn of_run(figures: Figures, resolved: &Resolved, beside: Beside, mani
     }
     report.links = links.map_or_else(Vec::new, |links| links.report(&resolved.cluster, statistics.makespan()));
     report.memory = held.report();
-    let peak = |rank: usize| held.peaks.get(rank)?.as_ref().map(|peak| peak.held.total());
+    // Reserved memory without allocations is not counted: torch's allocator frees it before an allocation fails.
+    let peak = |rank: usize| {
+        let held = held.peaks.get(rank)?.as_ref()?.held;
+        Some(held.total() - held.of(Kind::Reserved))
+    };
     report.warnings.extend(tightness(&resolved.cluster.devices, peak));
     report.warnings.extend(left_open(&phases));
     report.phases = phases.report();

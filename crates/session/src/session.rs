@@ -141,11 +141,11 @@ impl Session {
     pub(crate) fn with_manifest(chosen: Chosen, manifest: Manifest, output: &Output) -> Result<Session, HostError> {
         let Output { folder, name, record, notices } = output;
         let folder = Folder::prepare(folder.as_deref(), name, notices)?;
-        let Chosen { mut resolved, note, doubts, .. } = chosen;
-        resolved.cluster.dynamics.seed = manifest.seed;
-        if let Some(note) = note {
-            notices.say(&note);
+        if let Some(note) = chosen.note() {
+            notices.say(note);
         }
+        let Chosen { mut resolved, doubts, .. } = chosen;
+        resolved.cluster.dynamics.seed = manifest.seed;
         Ok(Session { resolved, manifest, record: *record, folder, notices: notices.clone(), doubts })
     }
 

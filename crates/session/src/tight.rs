@@ -12,6 +12,14 @@ pub(crate) fn is_tight(held: u64, available: u64) -> bool {
     held <= available && 100 * u128::from(held) >= TIGHT_PERCENT * u128::from(available)
 }
 
+/// The sentence that says how many ranks have tight memory.
+pub fn leave_little(tight: usize, ranks: usize) -> String {
+    format!(
+        "{tight} of {ranks} ranks leave at most {} % of their device's memory; real kernels, libraries and fragmentation may need more",
+        100 - TIGHT_PERCENT
+    )
+}
+
 /// The warning about the rank that leaves the least of its device's memory, if memory is tight; `needs` gives a rank's
 /// bytes.
 pub(crate) fn tightness(devices: &[Device], needs: impl Fn(usize) -> Option<u64>) -> Option<String> {
@@ -22,12 +30,10 @@ pub(crate) fn tightness(devices: &[Device], needs: impl Fn(usize) -> Option<u64>
     let tight: Vec<(u64, usize, u64)> = tight.collect();
     let (spare, rank, available) = tight.iter().min()?;
     Some(format!(
-        "memory is tight: rank {rank} leaves {} of the {} of device `{}`; {} of {} ranks leave less than {} %\nhint: real kernels, libraries and fragmentation may need more; leave more, to be sure that it runs",
+        "memory is tight: rank {rank} leaves {} of the {} of device `{}`; {}\nhint: leave more, to be sure that it runs",
         bytes(*spare),
         bytes(*available),
         devices[*rank].name,
-        tight.len(),
-        devices.len(),
-        100 - TIGHT_PERCENT,
+        leave_little(tight.len(), devices.len()),
     ))
 }

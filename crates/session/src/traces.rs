@@ -12,9 +12,10 @@ use crate::session::{Done, End, Ending, Outcome, Output, Session, Source, Stop, 
 use crate::simulated::{Ended, Look, Simulated};
 use crate::{folder::Folder, input};
 use files::{Pieces, Traces, open, with_suffix};
-pub use files::{in_file, of_rank, prefix_and_rank, ranks_of, text_workload};
+pub use files::{in_file, of_rank, prefix_and_rank, ranks_of, text_workload, without_gaps};
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use uniference_devices::model::Target;
@@ -222,7 +223,7 @@ fn cluster(traces: &Traces<'_>, args: &TraceReplay) -> Result<(Chosen, u64), Hos
     let chosen = match metadata.text(CLUSTER) {
         // Our own records are of programs whose library is the cluster's, whatever they computed on.
         Some(toml) => args.cluster.resolve_again(&first, toml)?,
-        None if metadata.text(LIBRARY) == Some("gloo") => args.cluster.resolve()?,
+        None if metadata.text(LIBRARY) == Some("gloo") => args.cluster.resolve_with(Some("gloo"))?,
         None => match runs_on_accelerator(&mut reader).map_err(in_file(&first))? {
             true => on_accelerators(args)?,
             false => args.cluster.resolve()?,
@@ -287,7 +288,7 @@ fn replay_astra(args: &TraceReplay, closed_form: &ClosedForm) -> Result<Done, Ho
     };
     let mut note = |done: &schedule::CompletedNode<'_>| timeline.iter_mut().for_each(|timeline| timeline.node(done));
     match schedule::run(&machine, &groups, scales, traces, &mut figures, &mut note) {
-        Ok(Doubts { untimed, uses_given_groups }) => {
+        Ok(Doubts { untimed, uses_given_groups, oddities: odd }) => {
             timeline.map(TimelineWriter::finish).transpose()?;
             let inputs = format!("{}\n{}", text(network_file)?, text(system_file)?);
             let mut report = results::of_astra(&figures, inputs, args.command.clone());
@@ -297,6 +298,7 @@ fn replay_astra(args: &TraceReplay, closed_form: &ClosedForm) -> Result<Done, Ho
                     "{untimed} compute nodes give a number of operations (`num_ops`) and no duration; simulated as 1 ns each\nhint: set \"roofline-enabled\" to 1 in the system file, with `peak-perf` and `local-mem-bw`"
                 )
             }));
+            report.warnings.extend(oddities(std::iter::once(odd)));
             folder.write(results::REPORT, report.to_json().as_bytes())?;
             Ok(Done::Finished { report: Box::new(report), folder })
         }
@@ -418,14 +420,18 @@ fn oddities(ranks: impl Iterator<Item = Oddities>) -> Vec<String> {
     types.into_iter().chain(missing).chain(ignored).collect()
 }
 
-/// Checks a trace without the traces of other ranks, and fails if a replay would refuse it.
+/// Checks a trace as the trace of each of `own` ranks of a job, without the traces of other ranks, and fails if a replay
+/// would refuse it.
 ///
 /// # Errors
 /// If the trace, taken alone, cannot be replayed.
-pub fn check(trace: &Path, rank: u32, ranks: u32, groups_file: Option<&Path>) -> Result<(), HostError> {
-    let rules =
-        Rules { groups: groups_file.map_or(Ok(Vec::new()), groups)?, ..Rules::of((0..ranks).map(RankId).collect()) };
-    rehearse(RankId(rank), open(trace)?, Arc::new(rules)).map(drop).map_err(in_file(trace))
+pub fn check(trace: &Path, own: Range<u32>, ranks: u32, groups_file: Option<&Path>) -> Result<(), HostError> {
+    let groups = groups_file.map_or(Ok(Vec::new()), groups)?;
+    let rules = Arc::new(Rules { groups, ..Rules::of((0..ranks).map(RankId).collect()) });
+    for rank in own {
+        rehearse(RankId(rank), open(trace)?, Arc::clone(&rules)).map_err(in_file(trace))?;
+    }
+    Ok(())
 }
 
 impl Traced {

@@ -1,5 +1,5 @@
 //! Owns the atomic writing of files: a file appears under its name once it is complete, and an error leaves the
-//! previous file unchanged. Terminals, pipes and files in read-only folders are written in place.
+//! previous file unchanged. Terminals, pipes, mount points and files in read-only folders are written in place.
 //!
 //! Files that grow during a run are written in place, so that a run that was killed leaves the part written so far.
 
@@ -24,12 +24,20 @@ pub fn write_with(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::R
     // A symbolic link stays a link, and its target is replaced.
     let path = &path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let old = match OpenOptions::new().write(true).open(path) {
-        Ok(file) => Some(file.metadata()?),
+        Ok(file) => {
+            let known = file.metadata()?;
+            // Terminals and pipes are written in place. The reader of a pipe would take a second opening for another
+            // writer.
+            if !known.is_file() {
+                return fill(file, write);
+            }
+            Some(known)
+        }
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         Err(error) => return Err(error),
     };
-    // Terminals and pipes are written in place, and a dangling symbolic link gets its target created.
-    if old.as_ref().is_some_and(|old| !old.is_file()) || path.is_symlink() {
+    // A dangling symbolic link gets its target created.
+    if path.is_symlink() {
         return fill(File::create(path)?, write);
     }
     let part = path.with_file_name(part_of(path.file_name().unwrap_or_default().to_owned()));
@@ -40,8 +48,19 @@ pub fn write_with(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::R
         }
         file => file?,
     };
-    let filled = old.map_or(Ok(()), |old| file.set_permissions(old.permissions())).and_then(|()| fill(file, write));
-    let written = filled.and_then(|()| fs::rename(&part, path));
+    let permitted = old.as_ref().map_or(Ok(()), |old| file.set_permissions(old.permissions()));
+    let filled = permitted.and_then(|()| fill(file, write));
+    let written = filled.and_then(|()| match fs::rename(&part, path) {
+        // A mount point cannot be replaced, nor can another user's file in a folder with the sticky bit.
+        Err(error)
+            if old.is_some() && [ErrorKind::ResourceBusy, ErrorKind::PermissionDenied].contains(&error.kind()) =>
+        {
+            let mut file = OpenOptions::new().write(true).truncate(true).open(path)?;
+            io::copy(&mut File::open(&part)?, &mut file)?;
+            fs::remove_file(&part)
+        }
+        renamed => renamed,
+    });
     if written.is_err() {
         let _ = fs::remove_file(&part);
     }
@@ -115,6 +134,25 @@ mod tests {
         assert_eq!(names(dir.path()), ["dangling", "file", "link", "target"]);
         write(Path::new("/dev/null"), b"text").unwrap();
         assert!(write(dir.path(), b"text").is_err());
+    }
+
+    #[test]
+    fn the_reader_of_a_pipe_gets_the_whole_text_from_one_writer() {
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read(pipe).unwrap()
+        });
+        write_with(&pipe, |out| {
+            // The reader has time to see an early end.
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            out.write_all(b"text")
+        })
+        .unwrap();
+        assert_eq!(reader.join().unwrap(), b"text");
+        assert_eq!(names(dir.path()), ["pipe"]);
     }
 
     #[test]

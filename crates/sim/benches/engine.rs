@@ -131,7 +131,7 @@ fn program(case: &Case, world: &Arc<[RankId]>) -> Box<dyn Program> {
     };
     let call = Activity::Call(Call { group: GroupId(0), op: CallOp::Collective(collective) });
     let requests = [
-        Request::JoinGroup { ranks: world.clone(), sequence: 0, settings: None },
+        Request::JoinGroup { ranks: world.clone(), sequence: 0, settings: None, rendezvous: false },
         Request::Issue { activity: call, queue: QueueId(0), after: vec![], site: Site(0) },
         Request::Wait { handles: vec![Handle(0)], any: false, timeout: None, site: Site(0) },
         Request::Exit(Outcome::Ok),

@@ -21,7 +21,7 @@ fn main() {
     while issued < ACTIVITIES {
         let Turn::Resume(Resumption { rank, reply, .. }) = engine.next(&mut ()) else { panic!("both ranks go on") };
         let request = match reply {
-            Reply::Start => Request::JoinGroup { ranks: world.clone(), sequence: 0, settings: None },
+            Reply::Start => Request::JoinGroup { ranks: world.clone(), sequence: 0, settings: None, rendezvous: false },
             Reply::Issued(Handle(number)) if number % 7 < 6 => issue(rank, number % 7 + 1),
             Reply::Issued(sleep) => Request::Wait { handles: vec![sleep], any: false, timeout: None, site: Site(0) },
             _ => issue(rank, 0),

@@ -10,6 +10,7 @@ use crate::ids::{GroupId, Handle, LinkId, MessageId, QueueId, RankId, Site, Task
 use crate::program::{Call, Mark, Origin, Outcome};
 use crate::time::{Bytes, SimDuration, SimTime};
 use serde::Serialize;
+use std::ops::AddAssign;
 
 /// Sees every event of a run.
 pub trait Observer {
@@ -132,8 +133,9 @@ pub enum Event<'a> {
         algorithm: Option<&'static str>,
         /// With whom it met.
         meeting: Meeting,
-        /// Split of the activity's time on a stream of the rank's device; `None` if the activity was on no stream.
-        on_stream: Option<CallTimes>,
+        /// Number of the activity's stream of the rank's device, and the split of its time on the stream; `None` if the
+        /// activity was on no stream.
+        on_stream: Option<(u32, CallTimes)>,
         /// Which activity it was, and why it began.
         why: Why,
         /// What completed it.
@@ -346,8 +348,8 @@ pub struct MessageWay {
     pub behind: Option<MessageId>,
     /// Link that limited the rate of the message for most of the time in which its bytes left; `None` if no link did.
     pub limit: Option<LinkId>,
-    /// Part of the time from the message's start to its last byte in which the window of the connection limited the
-    /// rate, not a link.
+    /// Part of the time from the message's start, or from its release if that is later, to its last byte in which the
+    /// window of the connection limited the rate, not a link.
     pub in_window: SimDuration,
 }
 
@@ -411,8 +413,6 @@ pub struct StreamTimes {
 /// until the operation's end on this rank. If operations overlap, the common time counts in full for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallTimes {
-    /// Number of the stream.
-    pub stream: u32,
     /// Time since all peers had entered the operation: the part that is due to the network.
     pub kernel: SimDuration,
     /// Part of `kernel` in which a compute kernel ran on a stream of the same device.
@@ -423,6 +423,17 @@ pub struct CallTimes {
     pub late_peer: SimDuration,
     /// Bytes that the operation moves over the bus of each member: [`CallOp::bus_bytes`](crate::program::CallOp::bus_bytes).
     pub bus_bytes: Bytes,
+}
+
+impl AddAssign for CallTimes {
+    fn add_assign(&mut self, other: CallTimes) {
+        let CallTimes { kernel, overlapped, exposed, late_peer, bus_bytes } = other;
+        self.kernel += kernel;
+        self.overlapped += overlapped;
+        self.exposed += exposed;
+        self.late_peer += late_peer;
+        self.bus_bytes += bus_bytes;
+    }
 }
 
 /// Bytes that a rank has moved.

@@ -60,12 +60,14 @@ pub enum Request {
     JoinGroup {
         /// The world's ranks, in the group's order.
         ranks: Arc<[RankId]>,
-        /// Number of groups of exactly these ranks that this rank has named before. The bit [`RENDEZVOUS`] is set for a
-        /// group whose messages wait for their receives.
+        /// Number of groups of exactly these ranks that this rank has named before.
         sequence: u32,
         /// NCCL settings that the program makes for the group; `None` if it makes none. The first member's settings
         /// apply.
         settings: Option<NcclSettings>,
+        /// Whether messages of the group leave only once their receives are posted, as in Gloo, even if the library in
+        /// the cluster file would send them at once.
+        rendezvous: bool,
     },
     /// Announces the name by which the members of a process group find each other. The reply is an empty
     /// [`Reply::Complete`]; if another member has given the name to another group, the run halts. Only live ranks make
@@ -195,16 +197,6 @@ pub enum Reply {
 /// What a poll or a look into the store costs, so that a busy-wait makes progress.
 pub const POLL_COST: SimDuration = SimDuration::from_us(1);
 
-/// Bit of a group's sequence number: messages of the group leave once their receives are posted, as in Gloo, even if
-/// the library in the cluster file would send them at once.
-pub const RENDEZVOUS: u32 = 1 << 30;
-
-/// Whether a group's sequence number asks for rendezvous: it is at least [`RENDEZVOUS`], and less than twice
-/// [`RENDEZVOUS`].
-pub const fn has_rendezvous(sequence: u32) -> bool {
-    sequence / RENDEZVOUS == 1
-}
-
 /// What a read of the clock costs: `clock_gettime` through the vDSO, from Python (45 ns for `time.perf_counter()` on a Xeon of 2.1 GHz).
 pub const LOOK_COST: SimDuration = SimDuration::from_ps(50_000);
 
@@ -296,6 +288,19 @@ impl Mark {
             Mark::Enter { thread, .. } | Mark::Leave { thread, .. } => Some(*thread),
             Mark::Begin(_) | Mark::End | Mark::Open { .. } | Mark::Close { .. } | Mark::Name(_) => None,
         }
+    }
+
+    /// Number of the range, if the mark begins or ends a range of a thread and names the range.
+    pub fn number(&self) -> Option<u32> {
+        match self {
+            Mark::Enter { range, .. } | Mark::Leave { range, .. } => Some(*range),
+            Mark::Begin(_) | Mark::End | Mark::Open { .. } | Mark::Close { .. } | Mark::Name(_) => None,
+        }
+    }
+
+    /// The mark that ends the range of `thread` whose beginning had the `number`.
+    pub fn end_of(number: Option<u32>, thread: TaskId) -> Mark {
+        number.map_or(Mark::End, |range| Mark::Leave { range, thread })
     }
 }
 
@@ -496,9 +501,9 @@ impl CallOp {
         }
     }
 
-    /// Bytes that count for the bus bandwidth: the bytes that a member sends in the algorithm that sends least.
-    /// nccl-tests (`doc/PERFORMANCE.md`) define the bus bandwidth as these bytes over the duration of the operation, so
-    /// that it can be compared with the bandwidth of the hardware for any number of `members`.
+    /// Bytes that count for the bus bandwidth: the bytes of the operation times nccl-tests' factor for its kind
+    /// (`doc/PERFORMANCE.md`). These bytes over the duration of the operation are the bus bandwidth, which can be compared
+    /// with the bandwidth of the hardware for any number of `members`.
     pub fn bus_bytes(&self, members: u32) -> Bytes {
         let CallOp::Collective(collective) = self else { return self.bytes(members) };
         let (named, members) = (u128::from(collective.bytes(members).0), u128::from(members.max(1)));

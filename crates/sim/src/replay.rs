@@ -492,8 +492,8 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
             let fits = match activity {
                 Activity::Call(call) => is_member && fits(call, at.engine.members(call.group).len()),
                 Activity::Abort(_) => is_member,
-                // Closed groups only matter in runs in which a rank crashes.
-                _ => known || !at.engine.may_crash(),
+                // A close has an effect only if a rank crashes, or after this rank's abort, which requires membership.
+                _ => is_member || !at.engine.may_crash(),
             };
             if !fits {
                 return Err(OtherGroup { group: recorded }.into());

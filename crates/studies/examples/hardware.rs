@@ -177,7 +177,7 @@ impl Program for OneCall {
     fn resume(&mut self, _: SimTime, _: TaskId, _: Reply) -> Result<Request, ProgramError> {
         self.turn += 1;
         Ok(match self.turn {
-            1 => Request::JoinGroup { ranks: self.world.clone(), sequence: 0, settings: None },
+            1 => Request::JoinGroup { ranks: self.world.clone(), sequence: 0, settings: None, rendezvous: false },
             2 => {
                 let call = Call { group: GroupId(0), op: CallOp::Collective(self.call.clone()) };
                 Request::Issue { activity: Activity::Call(call), queue: QueueId(0), after: Vec::new(), site: Site(0) }

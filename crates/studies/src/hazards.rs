@@ -277,7 +277,7 @@ mod tests {
         let cluster = ClusterFile::parse("test", toml, &[]).unwrap().resolve(&Choices::default()).unwrap().cluster;
         let world: Arc<[RankId]> = (0..RANKS).map(RankId).collect();
         let script = |rank| {
-            let join = Request::JoinGroup { ranks: Arc::clone(&world), sequence: 0, settings: None };
+            let join = Request::JoinGroup { ranks: Arc::clone(&world), sequence: 0, settings: None, rendezvous: false };
             let whole = [vec![join], requests(rank), vec![Request::Exit(Outcome::Ok)]].concat();
             whole.into_iter().map(|request| (TaskId(0), request.into()))
         };

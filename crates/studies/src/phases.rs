@@ -19,12 +19,13 @@ pub struct Phases {
     /// Open ranges that have numbers.
     free: BTreeMap<(RankId, u32), Open>,
     closed: BTreeMap<(Arc<str>, RankId), Closed>,
-    /// The ranges in which each rank issued work to CUDA streams.
-    issues: BTreeMap<RankId, IssueRanges<Arc<str>>>,
-    launched: BTreeMap<(Arc<str>, RankId), Launched>,
+    /// The ranges in which each rank issued work to CUDA streams, as indices of `launched`.
+    issues: BTreeMap<RankId, IssueRanges<usize>>,
+    /// Work that was launched in each range, with the range's name; `None`: the range has launched none.
+    launched: Vec<(Arc<str>, Option<Launched>)>,
 }
 
-/// Durations of work on CUDA streams that was launched in the ranges of one name on one rank.
+/// Durations of work on CUDA streams that was launched in a range, or in the ranges of one name on one rank.
 #[derive(Clone, Copy, Default)]
 struct Launched {
     kernels: SimDuration,
@@ -48,9 +49,16 @@ struct Closed {
 impl Phases {
     /// By name, then by rank. Ranges that are still open are none.
     pub fn report(self) -> Vec<PhaseReport> {
-        let Phases { closed, launched, .. } = self;
+        let Phases { closed, issues, launched, .. } = self;
+        let mut sums: BTreeMap<(Arc<str>, RankId), Launched> = BTreeMap::new();
+        for (rank, range) in issues.iter().flat_map(|(rank, ranges)| ranges.ended().map(|range| (*rank, *range))) {
+            let (name, Some(launched)) = &launched[range] else { continue };
+            let sum = sums.entry((name.clone(), rank)).or_default();
+            sum.kernels += launched.kernels;
+            sum.communication += launched.communication;
+        }
         let report = |((name, rank), closed): ((Arc<str>, RankId), Closed)| {
-            let launched = launched.get(&(name.clone(), rank)).copied();
+            let launched = sums.get(&(name.clone(), rank)).copied();
             closed.report(&name, rank, launched)
         };
         closed.into_iter().filter_map(report).collect()
@@ -72,8 +80,8 @@ impl Phases {
     fn launched(&mut self, rank: RankId, why: &Why, count: impl Fn(&mut Launched)) {
         let is_launched = why.queue.and_then(QueueId::stream).is_some();
         let Some(issues) = self.issues.get(&rank).filter(|_| is_launched) else { return };
-        for name in issues.all_at(why.task, why.handle) {
-            count(self.launched.entry((name.clone(), rank)).or_default());
+        for range in issues.all_at(why.task, why.handle) {
+            count(self.launched[*range].1.get_or_insert_default());
         }
     }
 
@@ -117,14 +125,17 @@ impl Observer for Phases {
                 let took = at.since(*start);
                 return self.launched(*rank, why, |launched| launched.kernels += took);
             }
-            Event::Completed { rank, on_stream: Some(times), why, .. } => {
+            Event::Completed { rank, on_stream: Some((stream, times)), why, .. } => {
                 // The completion of an operation names its group's queue, so the queue of the CUDA stream is used.
-                let why = Why { queue: Some(QueueId::of_stream(times.stream)), ..*why };
+                let why = Why { queue: Some(QueueId::of_stream(*stream)), ..*why };
                 return self.launched(*rank, &why, |launched| launched.communication += times.kernel);
             }
             _ => return,
         };
-        self.issues.entry(*rank).or_default().mark(*task, why, mark, |name| Arc::from(name));
+        self.issues.entry(*rank).or_default().mark(*task, why, mark, |name| {
+            self.launched.push((Arc::from(name), None));
+            self.launched.len() - 1
+        });
         let open = |name: &Arc<str>| Open { name: name.clone(), since: at, spent: *spent };
         match mark {
             Mark::Begin(name) => self.nested.entry((*rank, *task)).or_default().push(open(name)),
@@ -254,6 +265,7 @@ mod tests {
         kernel(10, 13, 5, Some(7));
         kernel(13, 18, 15, Some(7));
         kernel(18, 25, 25, Some(7));
+        kernel(25, 29, 35, Some(7));
         // The launching CPU computes, so no range gets this time as kernel time.
         kernel(1, 2, 15, None);
         assert_eq!(
@@ -262,6 +274,6 @@ mod tests {
         );
         let report = phases.report();
         let rows: Vec<_> = report.iter().map(|row| (&*row.name, row.count, row.total_s, row.kernels_s)).collect();
-        assert_eq!(rows, [("layer", 1, 1e-6, Some(5e-6)), ("step", 1, 4e-6, Some(15e-6))]);
+        assert_eq!(rows, [("layer", 1, 1e-6, Some(5e-6)), ("step", 1, 4e-6, Some(19e-6))]);
     }
 }

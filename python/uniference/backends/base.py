@@ -66,7 +66,8 @@ class SimulatedBackend(c10d.Backend):
     left, the run ends with a deadlock."""
 
     KEEPS_FIRST: ClassVar[bool] = False
-    """Whether the library's minimum and maximum keep the first of two operands that are unordered."""
+    """Whether the library's minimum and maximum keep the first operand if neither is less than the other (zeros of both
+    signs, NaN)."""
 
     WAITS_FOR_RECEIVES: ClassVar[bool] = False
     """Whether every message of the library, even a short one, is sent only once its receive is posted."""
@@ -113,7 +114,7 @@ class SimulatedBackend(c10d.Backend):
         self._sequence = 0
         # Works issued since `start_coalescing`; None outside of a batch.
         self._batch: list[Work] | None = None
-        self._connections = self.CONNECTIONS(channel, self._group)
+        self._connections = self.CONNECTIONS(channel, self._group, rank)
         self._options = c10d.Backend.Options(self.NAME, timeout)
         self._options.global_ranks_in_group = list(members or ranks)
         self._options.group_name = group_name  # type: ignore[assignment]

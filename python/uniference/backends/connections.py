@@ -9,12 +9,19 @@ from uniference._native import Channel
 class Connections(ABC):
     """The connections of one process group. Each library has a subclass."""
 
-    def __init__(self, channel: Channel, group: int) -> None:
+    def __init__(self, channel: Channel, group: int, rank: int) -> None:
         self._channel = channel
         self._group = group
+        self._rank = rank
+        """Rank in the group."""
 
     closed = False
-    """Whether the library has closed the connections after an operation timed out: none can be used again."""
+    """Whether an operation has timed out: later calls on these connections fail."""
+
+    def abort(self) -> None:
+        """Closes the connections and ends this rank's outstanding operations in the group."""
+        self.closed = True
+        self._channel.abort(self._group)
 
     @abstractmethod
     def check(self) -> None:

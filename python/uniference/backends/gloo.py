@@ -80,8 +80,7 @@ class Pairs(Connections):
     def _close(self) -> None:
         """Ends this rank's outstanding operations in the group. Members that wait for this rank, now or later, get an
         error."""
-        self.closed = True
-        self._channel.abort(self._group)
+        self.abort()
         self._channel.close(self._group)
 
     def closed_by(self, peer: int) -> RuntimeError:

@@ -135,11 +135,17 @@ class Backends:
         _name_groups(self.channel)
 
     def _creator(self, name: str, library: type[SimulatedBackend] | None) -> Callable[[Any, Any], SimulatedBackend]:
-        def create(opts: Any, _backend_options: Any) -> SimulatedBackend:
+        def create(opts: Any, backend_options: Any) -> SimulatedBackend:
             if library is None:
                 raise RuntimeError(
                     f'the backend "{name}" cannot be simulated\n'
                     'hint: pass "gloo" or "nccl" to init_process_group, and choose the simulated backend with --backend'
+                )
+            # Gloo has no options in torch either.
+            if library is Nccl and backend_options is not None:
+                self.channel.warn(
+                    "pg_options have no effect on process groups of CPU tensors with the backend nccl; "
+                    "docs/reference/settings.md lists the environment variables that have one"
                 )
             return self._create(library, opts)
 

@@ -17,11 +17,10 @@ class _NcclConnections(Connections):
 
     def check(self) -> None:
         if self.closed:
-            raise _aborted(self._channel.rank)
+            raise self._aborted()
 
     def timed_out(self, name: str, limit: timedelta, callers: bool = False) -> RuntimeError:
-        self.closed = True
-        self._channel.abort(self._group)
+        self.abort()
         milliseconds = limit // timedelta(milliseconds=1)
         return dist.DistBackendError(
             f"Watchdog caught collective operation timeout: WorkNCCL(OpType={name.upper()}, Timeout(ms)={milliseconds}) "
@@ -30,16 +29,15 @@ class _NcclConnections(Connections):
 
     def closed_by(self, peer: int) -> RuntimeError:
         if self.closed and peer == self._channel.rank:
-            return _aborted(peer)
+            return self._aborted()
         return dist.DistBackendError(
             "NCCL error: remote process exited or there was a network error\n"
             "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely."
         )
 
-
-def _aborted(rank: int) -> RuntimeError:
-    """PyTorch's error for a call on an aborted communicator (`torch/csrc/distributed/c10d/NCCLUtils.cpp`)."""
-    return dist.DistBackendError(f"NCCL communicator was aborted on rank {rank}.")
+    def _aborted(self) -> RuntimeError:
+        """PyTorch's error for a call on an aborted communicator (`torch/csrc/distributed/c10d/NCCLUtils.cpp`)."""
+        return dist.DistBackendError(f"NCCL communicator was aborted on rank {self._rank}.")
 
 
 class Nccl(SimulatedBackend):

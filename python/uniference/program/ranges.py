@@ -23,13 +23,13 @@ class Listener(Protocol):
         """Begins a range of the calling thread; returns the range's number."""
 
     def end_range(self, number: int) -> None:
-        """Ends the range of a thread that has this number."""
+        """Ends thread range `number`. Any thread may call this."""
 
     def open_range(self, name: str) -> int:
         """Begins a range of the rank, which may overlap other ranges; returns the range's number."""
 
     def close_range(self, number: int) -> None:
-        """Ends the range of the rank that has this number."""
+        """Ends rank range `number`. Any thread may call this."""
 
 
 class _Range:

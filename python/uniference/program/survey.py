@@ -14,6 +14,7 @@ import ast
 import ctypes
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import platform
@@ -23,7 +24,7 @@ from pathlib import Path
 
 _ASKS = ("is_available", "current_accelerator")
 
-
+# Bounds the time of the survey to seconds: GPUs that only further modules use are not found.
 _MOST_MODULES = 1000
 
 
@@ -36,7 +37,8 @@ def needs_gpu(path: Path) -> bool:
 def uses_gpu(path: Path) -> bool:
     """Whether this program uses GPUs if it finds some. Modules that it imports from its folder or the current folder
     count too."""
-    folders = [path.parent, Path()]
+    path = path.resolve()
+    folders = list(dict.fromkeys((path.parent, Path.cwd())))
     waiting, seen = [path], {path}
     while waiting and len(seen) <= _MOST_MODULES:
         module = waiting.pop()
@@ -65,10 +67,12 @@ def _files(node: ast.AST, module: Path, folders: list[Path]) -> list[Path]:
         if 0 < node.level <= len(module.parents):
             folders = [module.parents[node.level - 1]]
         first = node.module or ""
-        names = [first, *(f"{first}.{name.name}".strip(".") for name in node.names)]
+        names = [f"{first}.{name.name}".strip(".") for name in node.names]
     else:
         return []
-    places = [Path(folder, *name.split(".")) for folder in folders for name in names if name]
+    # An import of `a.b` runs `a` first.
+    paths = {part for name in names for part in itertools.accumulate(name.split("."), os.path.join)}
+    places = [Path(folder, path) for folder in folders for path in paths]
     files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
     return [file for file in files if file.is_file()]
 
@@ -112,7 +116,16 @@ def _uses_cuda(node: ast.AST) -> bool:
 
 
 def _uses_accelerator(node: ast.AST) -> bool:
-    return isinstance(node, ast.Attribute) and node.attr in ("accelerator", "current_accelerator")
+    if isinstance(node, ast.Attribute):
+        # An attribute `accelerator` of other objects may be an option of the program.
+        return node.attr == "current_accelerator" or (node.attr == "accelerator" and _name(node.value) == "torch")
+    if isinstance(node, ast.Import):
+        names = [name.name for name in node.names]
+    elif isinstance(node, ast.ImportFrom) and not node.level:
+        names = [f"{node.module}.{name.name}" for name in node.names]
+    else:
+        return False
+    return any(f"{name}.".startswith("torch.accelerator.") for name in names)
 
 
 def _asks(node: ast.AST) -> bool:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cache, partial, wraps
 from importlib.resources import files
 from pathlib import Path
@@ -49,6 +49,9 @@ UNLIMITED = "UNIFERENCE_UNLIMITED"
 
 _PARAMETER, _GRADIENT, _OPTIMIZER, _BUFFER = 1, 2, 3, 4
 
+# Numbers of element types in `ncclDataType_t`.
+_NCCL_UINT8, _NCCL_INT64, _NCCL_FLOAT32 = 1, 4, 7
+
 
 class Library:
     """The C++ part, loaded once by the process that ranks are forked from."""
@@ -66,7 +69,7 @@ class Library:
         self.functions.uniference_capture_limit.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
         for name in ("is_absent", "mark_absent"):
             getattr(self.functions, f"uniference_capture_{name}").argtypes = [ctypes.c_void_p]
-        self.functions.uniference_capture_is_large.argtypes = [ctypes.c_int64, ctypes.c_int]
+        self.functions.uniference_capture_is_large.argtypes = [ctypes.c_uint64, ctypes.c_uint32]
         for name in ("kind", "call"):
             getattr(self.functions, f"uniference_capture_{name}").argtypes = [ctypes.c_void_p, ctypes.c_int]
         self.nanoseconds_a_tick = nanoseconds_a_tick or self._nanoseconds_a_tick()
@@ -104,11 +107,12 @@ class Library:
         threading.setprofile(begin)
         begin()
 
-    def communication(self, channel: Channel, limit: int | None) -> int:
+    def communication(self, channel: Channel) -> int:
         """The structure through which a library of simulated GPUs communicates: see `Channel.communication`."""
-        names = ("combine", "scale", "site")
-        combine, scale, site = (_address(getattr(self.functions, f"uniference_capture_{name}")) for name in names)
-        return channel.communication(combine, scale, site, limit)
+        names = ("combine", "scale", "site", "is_large")
+        return channel.communication(
+            *(_address(getattr(self.functions, f"uniference_capture_{name}")) for name in names)
+        )
 
     def mirror(self, *functions: int) -> None:
         """Computes the values of operators on simulated GPUs from now on, through functions of the simulated GPU
@@ -126,6 +130,10 @@ class Library:
     def forgotten(self) -> int:
         """Number of an operator whose graph was destroyed, each once; 0: none."""
         return self._number("forgotten")
+
+    def computing_operators(self) -> int:
+        """The number of operators that this thread has run so far and that are charged for what they compute: views are not."""
+        return self._number("computing_operators")
 
     def _number(self, name: str) -> int:
         function = getattr(self.functions, f"uniference_capture_{name}")
@@ -199,10 +207,11 @@ class Library:
 
     def is_large(self, tensor: torch.Tensor) -> bool:
         """Whether communication moves only the tensor's size, and no data."""
-        floating = 0 if tensor.is_floating_point() else 1 if tensor.is_complex() else None
-        integral = 2 if tensor.dtype == torch.uint8 else 3
-        kind = integral if floating is None else floating
-        return bool(self.functions.uniference_capture_is_large(tensor.numel(), kind))
+        # NCCL counts a complex number as two elements. Among the other types, the limit depends on these three alone.
+        integral = _NCCL_UINT8 if tensor.dtype == torch.uint8 else _NCCL_INT64
+        dtype = _NCCL_FLOAT32 if tensor.is_floating_point() or tensor.is_complex() else integral
+        elements = tensor.numel() * (2 if tensor.is_complex() else 1)
+        return bool(self.functions.uniference_capture_is_large(elements, dtype))
 
     def mark_absent(self, tensor: torch.Tensor) -> None:
         """Marks the tensor's elements as not computed."""
@@ -266,10 +275,10 @@ def _warns_of_missing_values(channel: Channel) -> Callable[[bytes], None]:
         if STRICT_VALUES not in os.environ:
             channel.warn(said)
             return
-        hint = "remove --strict-values, or change the line: what such an operator writes reads as zero"
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        print(f"error: {said} (--strict-values)\nhint: {hint}", file=sys.stderr, flush=True)
+            with suppress(Exception):  # the program may have closed it
+                stream.flush()
+        channel.lacks_values(said)
         os._exit(1)
 
     return warn

@@ -21,7 +21,7 @@ from uniference.backends.gloo import Gloo
 from uniference.backends.nccl import Nccl
 from uniference.patches import names
 from uniference.program import hints
-from uniference.rank import capture, host_work, kernels, mooncake, values
+from uniference.rank import capture, host_work, kernels, mooncake
 
 
 def install(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> None:
@@ -44,12 +44,15 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
         )
     _turn_flight_recorder_off()
     _stand_in_for_files()
-    link, communication = library.device_link(channel), library.communication(channel, values.limit())
+    link, communication = library.device_link(channel), library.communication(channel)
     _native.attach_gpus(own, gpus, link, communication)
     process = ctypes.CDLL(None)
     kernels.install(channel, library)
-    host_work.install(channel)
-    functions = ("launch", "settle", "is_captured", "compute", "withhold", "clear", "is_untouched", "reads")
+    host_work.install(channel, library)
+    functions = (
+        *("launch", "settle", "is_captured", "compute", "withhold"),
+        *("clear", "is_untouched", "reads", "launches_block"),
+    )
     library.mirror(*(_address(process, f"uniference_phantom_{name}") for name in functions))
     is_of_device = process.uniference_phantom_is_of_device
     is_of_device.argtypes = [ctypes.c_void_p]

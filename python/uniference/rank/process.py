@@ -58,7 +58,7 @@ class Task:
     """Whether this process is the only program of the run, and uses the GPUs of all ranks."""
     debugged: bool
     input: bool
-    """Whether the rank has a standard input."""
+    """Whether the rank's standard input is a file or a pipe that the driver passes."""
 
     @staticmethod
     def from_command(command: Mapping[str, Any]) -> "Task":

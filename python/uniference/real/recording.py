@@ -57,7 +57,7 @@ class Recording:
         return number
 
     def end_range(self, number: int) -> None:
-        """Records the end of the range with this number, on any thread."""
+        """Records the end of thread range `number`. Any thread may call this."""
         self.add("n", now(), self._range_tasks.pop(number), number, None)
 
     def open_range(self, name: str) -> int:
@@ -67,7 +67,7 @@ class Recording:
         return number
 
     def close_range(self, number: int) -> None:
-        """Records the end of the range of the rank that has this number, on any thread."""
+        """Records the end of rank range `number`. Any thread may call this."""
         self.add("r", now(), self.task(), number, None)
 
     def charge(self, since: int) -> None:

@@ -107,6 +107,18 @@ fn check_refuses_what_replay_refuses() {
     let (exit, text) = with(vec![path("all.et")], Some(1));
     assert_eq!(exit, Ok(Exit::Usage));
     assert!(text.contains("has peer rank 1, which is out of range for 1 ranks"), "{text}");
+    // The number of ranks is the number of traces, which are numbered without gaps.
+    write("gap.4294967295.et", NodeType::Comp, &[]);
+    let gap = path("gap.4294967295.et");
+    let (exit, text) = with(vec![gap.clone()], None);
+    assert_eq!(exit, Ok(Exit::Usage));
+    assert!(text.contains("trace gap.0.et is missing, but gap.4294967295.et exists\nhint: "), "{text}");
+    let (exit, text) = with(vec![gap], Some(8));
+    assert_eq!(exit, Ok(Exit::Usage));
+    assert!(
+        text.contains("gap.4294967295.et is the trace of rank 4294967295, but the job has 8 ranks\nhint: "),
+        "{text}"
+    );
 }
 
 /// Whoever should read the output has gone away, or its disk is full.

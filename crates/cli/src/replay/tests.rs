@@ -13,6 +13,8 @@ use uniference_formats::cluster::{Choices, ClusterFile, Flags};
 use uniference_formats::record::{Header, RecordWriter};
 use uniference_formats::report::Manifest;
 use uniference_formats::report::Report;
+use uniference_session::cluster::{ClusterOptions, Overrides};
+use uniference_session::compute::ComputeOptions;
 use uniference_session::results::REPORT;
 use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId};
 use uniference_sim::ids::{RankId, Site, TaskId};
@@ -30,7 +32,7 @@ pub(crate) fn wait(handle: u32) -> Request {
     Request::Wait { handles: vec![Handle(handle)], any: false, timeout: None, site: Site(0) }
 }
 
-/// A folder with the record of ranks that asked for these, and returned.
+/// A folder with the record of ranks that asked for these, and returned. Site `n` is line `n + 3` of the program.
 pub(crate) fn record(programs: &[Vec<Request>], toml: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let cluster = ClusterFile::parse("test", toml, &[]).unwrap().resolve(&Choices::default()).unwrap().toml;
@@ -39,7 +41,10 @@ pub(crate) fn record(programs: &[Vec<Request>], toml: &str) -> tempfile::TempDir
     let mut writer = RecordWriter::new(File::create(dir.path().join(RECORD)).unwrap(), &header);
     for (rank, program) in (0..).map(RankId).zip(programs) {
         let all = program.iter().chain([&Request::Exit(Outcome::Ok)]);
-        all.for_each(|request| writer.step(rank, TaskId(0), &request.clone().into(), "a.py:3"));
+        for request in all {
+            let line = request.site().map_or(3, |site| 3 + site.index());
+            writer.step(rank, TaskId(0), &request.clone().into(), &format!("a.py:{line}"));
+        }
     }
     writer.finish().unwrap();
     dir
@@ -66,6 +71,106 @@ fn a_program_that_read_the_clock_might_have_gone_another_way_elsewhere() {
     // Another cluster, on which all took the same time.
     assert!(!warnings(&["--ranks", "1", "--bandwidth", "1 Gbps"]).iter().any(hazard));
     assert!(warnings(&["--ranks", "1", "--slowdown", "2"]).iter().any(hazard));
+}
+
+/// A record of two ranks, of which the second one receives a message of 1 MB and then makes these requests.
+fn received(requests: Vec<Request>, toml: &str) -> tempfile::TempDir {
+    let join = || Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0, settings: None, rendezvous: false };
+    let call = |op| issue(Activity::Call(Call { group: GroupId(0), op }));
+    let bytes = Bytes(1_000_000);
+    let send = call(CallOp::Send { to: GroupRank(1), tag: 0, bytes });
+    let recv = call(CallOp::Recv { from: Some(GroupRank(0)), tag: 0, bytes });
+    record(&[vec![join(), send, wait(0)], [vec![join(), recv], requests].concat()], toml)
+}
+
+fn wait_for(us: u64, site: u32) -> Request {
+    let timeout = Some(SimDuration::from_us(us));
+    Request::Wait { handles: vec![Handle(0)], any: false, timeout, site: Site(site) }
+}
+
+fn two_ranks() -> String {
+    Flags { ranks: 2, bandwidth: None, latency: None, slowdown: vec![] }.to_toml().unwrap()
+}
+
+/// The message takes about 1.4 ms at 10 Gbps and 2.3 ms at 5 Gbps.
+#[test]
+fn polls_that_are_not_successful_elsewhere_are_no_timeouts() {
+    let sleep = issue(Activity::Sleep(SimDuration::from_us(1_800)));
+    let dir = received(vec![sleep, wait(1), wait_for(1, 1), wait_for(10_000, 2)], &two_ranks());
+    let (exit, report) = replayed(&dir, &["--set", "network.bandwidth=\"5 Gbps\""]);
+    let warnings = report.unwrap().warnings;
+    assert_eq!(exit, Exit::Ok);
+    assert!(warnings.iter().any(|text| text.contains("polled an operation for completion")), "{warnings:?}");
+}
+
+#[test]
+fn the_timeout_that_passes_only_elsewhere_is_named() {
+    let dir = received(vec![wait_for(100, 1), wait_for(1_800, 2), wait(0)], &two_ranks());
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let stopped = |bandwidth: &str| {
+        let (record, out) = (path(""), Some(path("again").into()));
+        let set = vec![format!("network.bandwidth=\"{bandwidth}\"")];
+        let done = uniference_session::recorded::replay(&uniference_session::recorded::Replay {
+            run: record.into(),
+            cluster: ClusterOptions {
+                overrides: Overrides { set, ..Overrides::default() },
+                ..ClusterOptions::default()
+            },
+            seed: None,
+            repeat: 1,
+            command: Vec::new(),
+            compute: ComputeOptions::default(),
+            arrangement: None,
+            output: Output { folder: out, ..Output::default() },
+        });
+        match done.unwrap() {
+            Done::Stopped(stop) => Some(stop.message),
+            Done::Finished { .. } => None,
+        }
+    };
+    assert_eq!(stopped("9 Gbps"), None);
+    let message = stopped("5 Gbps").expect("it does not arrive in time");
+    assert!(
+        message.starts_with("error: rank 1 reaches its timeout in recv at a.py:5 after 1.800 ms, which"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_record_without_allocations_is_checked_for_no_memory_unless_there_is_less() {
+    let model = "[[device]]\nname = \"gpu\"\nmodel = \"l4\"\n[network]\n";
+    let (work, dir) = (Work::new(SimDuration::from_us(1_000), Origin::Measured), tempfile::tempdir().unwrap());
+    let cluster = dir.path().join("c.toml").display().to_string();
+    fs::write(&cluster, model).unwrap();
+    let program = || vec![issue(Activity::Compute(work.clone())), wait(0)];
+    let unknown = Flags { ranks: 1, bandwidth: None, latency: None, slowdown: vec![] }.to_toml().unwrap();
+    let (exit, report) = replayed(&record(&[program()], &unknown), &["--cluster", &cluster]);
+    let warnings = report.unwrap().warnings;
+    assert_eq!(exit, Exit::Ok);
+    assert!(warnings.iter().any(|text| text.starts_with("the record does not contain allocations;")), "{warnings:?}");
+    let known = record(&[program()], model);
+    assert_eq!(replayed(&known, &[]).0, Exit::Ok);
+    let source = known.path().display().to_string();
+    let less = crate::tests::refused(&["replay", &source, "--set", "device.gpu.memory=\"1 GiB\""]);
+    assert!(less.contains("`memory` cannot be less than in the recorded run\nhint: "), "{less}");
+}
+
+#[test]
+fn properties_that_a_program_could_notice_are_named() {
+    let device = "[[device]]\nname = \"a\"\ncores = 2\n[network]\n";
+    let dir = record(&[vec![issue(Activity::Sleep(SimDuration::from_us(1))), wait(0)]], device);
+    let cluster = dir.path().join("c.toml").display().to_string();
+    fs::write(&cluster, format!("{device}[[crash]]\nrank = 0\nat = \"1 s\"\n")).unwrap();
+    for (options, expected) in [
+        (
+            ["--set", "device.a.cores=4"],
+            "rank 0 would start another number of threads: `cores` of device `a` differs from the recorded run; ",
+        ),
+        (["--cluster", &cluster], "device `a` (rank 0) crashes at another time than in the recorded run; "),
+    ] {
+        let warnings = replayed(&dir, &options).1.unwrap().warnings;
+        assert!(warnings.iter().any(|text| text.starts_with(expected)), "{warnings:?}");
+    }
 }
 
 #[test]
@@ -95,7 +200,8 @@ fn rates_without_an_effect_are_said() {
 /// Ranks 0 and 2 send 8 and 16 bytes to whichever receive of rank 1 takes them: if the second overtakes the first, the sizes do not fit.
 #[test]
 fn seeds_that_halt_are_counted_and_left_out() {
-    let join = || Request::JoinGroup { ranks: (0..3).map(RankId).collect(), sequence: 0, settings: None };
+    let join =
+        || Request::JoinGroup { ranks: (0..3).map(RankId).collect(), sequence: 0, settings: None, rendezvous: false };
     let call = |op| issue(Activity::Call(Call { group: GroupId(0), op }));
     let send = |bytes| call(CallOp::Send { to: GroupRank(1), tag: 0, bytes: Bytes(bytes) });
     let recv = |bytes| call(CallOp::Recv { from: None, tag: 0, bytes: Bytes(bytes) });
@@ -124,7 +230,7 @@ fn seeds_that_halt_are_counted_and_left_out() {
 fn a_record_whose_groups_are_others_on_the_cluster_is_refused() {
     let work = |us| Work::new(SimDuration::from_us(us), Origin::Recorded);
     let program = |rank: u32| {
-        let join = Request::JoinGroup { ranks: [RankId(rank)].into(), sequence: 0, settings: None };
+        let join = Request::JoinGroup { ranks: [RankId(rank)].into(), sequence: 0, settings: None, rendezvous: false };
         let (kind, dtype, shape) = (CollectiveKind::Barrier, DType::UInt8, Shape::Even(0));
         let op = CallOp::Collective(Collective { kind, dtype, reduce: None, root: None, shape, kernel: None });
         let call = issue(Activity::Call(Call { group: GroupId(rank), op }));

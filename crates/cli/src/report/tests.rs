@@ -26,7 +26,8 @@ fn folder() -> tempfile::TempDir {
     };
     let program = |us| {
         let work = Work::new(SimDuration::from_us(us), Origin::Recorded);
-        let join = Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0, settings: None };
+        let join =
+            Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0, settings: None, rendezvous: false };
         let call = Call { group: GroupId(0), op: CallOp::Collective(all_reduce.clone()) };
         let [begin, end] = [Mark::Begin("step".into()), Mark::End].map(|mark| issue(Activity::Mark(mark)));
         vec![join, begin, issue(Activity::Compute(work)), wait(1), issue(Activity::Call(call)), wait(2), end]

@@ -3,6 +3,7 @@ use crate::tests::{refused, run};
 use std::fs;
 use std::path::Path;
 use uniference_formats::chakra::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TYPE, TENSOR_SIZE};
+use uniference_formats::chakra::own;
 use uniference_formats::chakra::schema::{Attribute, GlobalMetadata, Node, NodeType, Value};
 use uniference_formats::chakra::write::Writer;
 use uniference_session::cluster::Overrides;
@@ -159,6 +160,21 @@ fn traces_of_accelerators_run_on_nccl_where_nobody_names_a_library() {
     assert_eq!(of(&kernels, &["--ranks", "2"]), "nccl");
     assert_eq!(of(&kernels, &["--ranks", "2", "--backend", "ideal"]), "ideal");
     assert_eq!(of(&kernels, &["--cluster", &named]), "gloo");
+    // Profiles without kernels become such traces, which NVIDIA GPUs do not turn into traces of NCCL.
+    let metadata = GlobalMetadata {
+        attr: vec![Attribute::new(own::LIBRARY, Value::String("gloo".to_owned()))],
+        ..GlobalMetadata::default()
+    };
+    let mut writer = Writer::new(Vec::new(), &metadata).unwrap();
+    writer.node(&on_host(1)).unwrap();
+    fs::write(path("t.et"), writer.finish().unwrap()).unwrap();
+    let nvidia = path("nvidia.toml");
+    fs::write(&nvidia, "[[device]]\nname = \"a\"\nmodel = \"h100-sxm\"\ncount = 2\n[network]\n").unwrap();
+    let replay = ["replay", &path("t.et"), "--out", &out, "--cluster", &nvidia];
+    for (options, expected) in [(&[][..], "gloo"), (&["--backend", "nccl"], "nccl")] {
+        assert_eq!(run(&[&replay[..], options].concat()).unwrap(), Exit::Ok);
+        assert_eq!(backend(&out), expected);
+    }
     // All send to their neighbour before they receive: with Gloo each send waits for its receiver, as in ASTRA-sim's ring it does not.
     for (rank, peer) in [(0, 1), (1, 0)] {
         let send = node(1, NodeType::CommSend, &[(COMM_DST, peer), (COMM_SIZE, 64)]);

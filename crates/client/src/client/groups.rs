@@ -3,7 +3,7 @@
 use super::arguments::{self, Membership};
 use super::{Answer, Client, ClientError, GroupId, Op, Result, unexpected};
 use uniference_protocol::messages::WRITES;
-use uniference_sim::program::{NcclSettings, RENDEZVOUS};
+use uniference_sim::program::NcclSettings;
 
 impl Client {
     /// Number of the process group of these ranks, in this order; each call creates a new group. `settings` are the
@@ -13,9 +13,9 @@ impl Client {
         let sequence = || {
             let mut shared = self.shared();
             let count = shared.group_counts.entry(ranks.clone()).or_default();
-            std::mem::replace(count, *count + 1) | if rendezvous { RENDEZVOUS } else { 0 }
+            std::mem::replace(count, *count + 1)
         };
-        self.named(ranks.clone(), sequence, settings)
+        self.named(ranks.clone(), sequence, settings, rendezvous)
     }
 
     /// The group in which this rank writes into the memory of another one, which need not know of it.
@@ -24,7 +24,7 @@ impl Client {
         if let Some(group) = self.shared().written.get(&pair) {
             return Ok(*group);
         }
-        let group = self.named(pair.to_vec(), || WRITES, None)?;
+        let group = self.named(pair.to_vec(), || WRITES, None, false)?;
         self.shared().written.insert(pair, group);
         Ok(group)
     }
@@ -34,13 +34,14 @@ impl Client {
         ranks: Vec<u32>,
         sequence: impl FnOnce() -> u32,
         settings: Option<NcclSettings>,
+        rendezvous: bool,
     ) -> Result<GroupId> {
         if self.relay.is_none() && self.rounds.another_communicates(self.rank) {
             return Err(self.another_communicates());
         }
         let membership = Membership::of(self.rank(), &ranks, self.world_size)?;
         let sequence = sequence();
-        match self.ask(Op::Group { ranks, sequence, settings })? {
+        match self.ask(Op::Group { ranks, sequence, settings, rendezvous })? {
             Answer::Group(Answer::NO_GROUP) => Err(self.another_communicates()),
             Answer::Group(group) => {
                 self.shared().groups.insert(group, membership);

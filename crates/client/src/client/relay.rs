@@ -297,6 +297,7 @@ impl Client {
             match op {
                 Op::Warn(text) => self.warn(&text),
                 Op::LacksMemory(lack) => self.lacks_memory(lack),
+                Op::LacksValues(text) => self.lacks_values(&text),
                 Op::Operators(operators) => self.ran(&[], &operators),
                 Op::Compute(slice) => {
                     self.ran(&[], &slice.operators);

@@ -1,5 +1,6 @@
 //! A rank whose driver is written down here.
 
+use super::calls::MANY;
 use super::*;
 use std::cell::Cell;
 use std::thread;

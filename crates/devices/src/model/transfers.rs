@@ -1,7 +1,7 @@
 //! Owns what copies and kernels without an operator cost: what is known of them is how many bytes they move.
 
 use super::{Model, ROOFLINE, estimate};
-use uniference_formats::devices::{self, PCI_EXPRESS, UNKNOWN_LINK};
+use uniference_formats::devices;
 use uniference_formats::operators::CopyKind;
 use uniference_sim::device::{Estimate, Origin};
 use uniference_sim::time::SimDuration;
@@ -20,12 +20,7 @@ impl Model {
     pub fn copy(&self, kind: CopyKind, bytes: u64) -> Estimate {
         let memory = self.target.rates.memory;
         let known = self.target.name.as_deref().and_then(|name| devices::find(name).ok());
-        let shares_memory = known.is_some_and(|device| device.link.is_none());
-        let host = match known.and_then(|device| device.host_link()) {
-            Some(raw) => PCI_EXPRESS * raw,
-            None if shares_memory => memory / 2.0,
-            None => PCI_EXPRESS * UNKNOWN_LINK,
-        };
+        let host = devices::host_rate(known, memory);
         let rate = match kind {
             CopyKind::PinnedToDevice | CopyKind::DeviceToPinned => host,
             CopyKind::PageableToDevice | CopyKind::DeviceToPageable => PAGEABLE * host,

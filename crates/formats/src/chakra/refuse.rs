@@ -5,20 +5,11 @@
 //! Checks that need more than the node, such as the members of its process group, belong to the callers that run
 //! traces.
 
-use super::attributes::{COMM_DST, COMM_GROUP, COMM_SRC, COMM_TYPE, INVOLVED_DIM, PG_NAME};
+use super::attributes::{COMM_DST, COMM_GROUP, COMM_SIZE, COMM_SRC, COMM_TAG, COMM_TYPE, INVOLVED_DIM, PG_NAME};
 use super::schema::{Node, NodeType, Value};
 
 /// Attributes that start with a prefix in [`COMMUNICATION`] and are understood, or have no effect.
-const UNDERSTOOD: [&str; 8] = [
-    COMM_TYPE,
-    super::attributes::COMM_SIZE,
-    COMM_SRC,
-    COMM_DST,
-    super::attributes::COMM_TAG,
-    COMM_GROUP,
-    PG_NAME,
-    "pg_desc",
-];
+const UNDERSTOOD: [&str; 8] = [COMM_TYPE, COMM_SIZE, COMM_SRC, COMM_DST, COMM_TAG, COMM_GROUP, PG_NAME, "pg_desc"];
 
 /// Prefixes of the names of attributes that describe communication.
 const COMMUNICATION: [&str; 3] = ["comm_", "pg_", "group"];
@@ -41,7 +32,10 @@ pub fn refusal(node: &Node, rank: u32) -> Option<Refusal> {
         NodeType::CommRecv => Some(COMM_DST),
         _ => return None,
     };
-    unknown_collective(node).or_else(|| unclear_group(node)).or_else(|| contradicts_rank(node, own?, rank))
+    unknown_collective(node)
+        .or_else(|| unclear_group(node))
+        .or_else(|| spans_some_dimensions(node))
+        .or_else(|| contradicts_rank(node, own?, rank))
 }
 
 /// Names of a communication node's attributes that seem to describe the communication and are not understood.
@@ -84,6 +78,11 @@ fn unclear_group(node: &Node) -> Option<Refusal> {
         let problem = format!("is in process group `{first}` (`{PG_NAME}`) and in `{second}` (`{COMM_GROUP}`)");
         return Some(Refusal { problem, hint });
     }
+    None
+}
+
+/// Refuses communication along only some of the network's dimensions, which would run along all of them.
+fn spans_some_dimensions(node: &Node) -> Option<Refusal> {
     let narrowing = node.attr.iter().find(|attribute| {
         attribute.name.starts_with(INVOLVED_DIM)
             && match &attribute.value {

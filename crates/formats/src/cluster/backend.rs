@@ -8,7 +8,7 @@ use super::parameters::{OrNone, Parameters, RawConnections, RawHandshake, RawPac
 use super::raw::{RawBackend, RawCluster, RawRule, RawRules};
 use super::source::{Source, split_hint};
 use super::{AlgorithmChoice, Choices, devices, hierarchy, kind_by_name, steps, suggest_kind};
-use crate::devices::{self as table, KnownDevice, PCI_EXPRESS, UNKNOWN_LINK};
+use crate::devices as table;
 use crate::diagnostic::{Diagnostic, suggest};
 use crate::units::{Bandwidth, Duration, Size};
 use std::collections::{BTreeMap, BTreeSet};
@@ -319,7 +319,7 @@ pub(super) fn adapt(
     let server = |rank: usize| topology.server(devices[rank].host);
     let per_server = (0..devices.len()).take_while(|rank| server(*rank) == server(0)).count();
     let hosts: Vec<HostId> = devices.iter().map(|device| device.host).collect();
-    let cards = network_cards(topology, &hosts[..per_server], &hosts[per_server..]);
+    let nics = nics_of_server(topology, &hosts[..per_server], &hosts[per_server..]);
     let rate = |rank: usize| {
         let route = topology.route(devices.first()?.host, devices.get(rank)?.host);
         route
@@ -334,14 +334,16 @@ pub(super) fn adapt(
     // Where another backend is told to use one of NCCL's algorithms, it is NCCL's as it comes.
     let Tuning { nvls, max_channels } = tuning.unwrap_or(Tuning { nvls: true, max_channels: 32 });
     let known = models.first().and_then(|model| table::find(model.as_deref()?).ok());
-    let link = known.and_then(KnownDevice::host_link).unwrap_or(UNKNOWN_LINK);
-    let (host, settings) = (Rate::new(PCI_EXPRESS * link), NcclSettings::default());
-    algorithms.adapt(Surroundings { per_server, inside, between, cards, nvls, max_channels, host, settings });
+    let memory = devices[0].rates.map_or(0.0, |rates| rates.memory);
+    // A device that shares the host's memory may have no memory bandwidth here.
+    let host = [table::host_rate(known, memory), table::host_rate(None, memory)].into_iter().find_map(Rate::new);
+    let (host, settings) = (host.expect("PCI Express has a rate"), NcclSettings::default());
+    algorithms.adapt(Surroundings { per_server, inside, between, cards: nics, nvls, max_channels, host, settings });
 }
 
 /// The number of NICs that the ranks on the hosts `inside` of one server share: the links by which routes to `outside`
-/// leave the routes between the server's own hosts.
-fn network_cards(topology: &Topology, inside: &[HostId], outside: &[HostId]) -> u32 {
+/// leave the routes between the server's own hosts. With one server, the number of its hosts.
+fn nics_of_server(topology: &Topology, inside: &[HostId], outside: &[HostId]) -> u32 {
     let Some(last) = outside.len().checked_sub(1) else {
         return inside.iter().collect::<BTreeSet<_>>().len() as u32;
     };
@@ -382,33 +384,33 @@ mod tests {
 
     /// Servers have four GPUs on one NVSwitch: their NICs are the links that leave the switch or the GPUs.
     #[test]
-    fn network_cards_are_the_links_that_leave_a_server() {
-        let cards = |network: &str| {
+    fn nics_are_the_links_that_leave_a_server() {
+        let nics = |network: &str| {
             let text = format!("[[device]]\nname = \"g\"\ncount = 8\n[network]\n{network}\n");
             let resolved = ClusterFile::parse("c.toml", &text, &[]).unwrap().resolve(&Choices::default()).unwrap();
             let hosts: Vec<HostId> = resolved.cluster.devices.iter().map(|device| device.host).collect();
             let (inside, outside) = hosts.split_at(4);
-            network_cards(&resolved.cluster.topology, inside, outside)
+            nics_of_server(&resolved.cluster.topology, inside, outside)
         };
         let link = |a: String, b: String| format!("{{ between = [\"{a}\", \"{b}\"] }}");
-        let graph = |nics: &dyn Fn(u32) -> String| {
+        let graph = |uplink: &dyn Fn(u32) -> String| {
             let inside = |gpu| format!("{{ between = [\"g.{gpu}\", \"nvswitch.{}\"], latency = \"350 ns\" }}", gpu / 4);
             let inside = (0..8).map(inside);
-            let mut links: Vec<String> = inside.chain((0..8).map(nics)).collect();
+            let mut links: Vec<String> = inside.chain((0..8).map(uplink)).collect();
             links.sort();
             links.dedup();
             format!("per_server = 4\nlinks = [{}]", links.join(", "))
         };
         // Topologies: one NIC per GPU on one leaf; one NIC per GPU on rails; two NICs per server; one NIC on the
         // NVSwitch; and 4:1 uplinks, with one NIC per GPU, too.
-        assert_eq!(cards(&graph(&|gpu| link(format!("g.{gpu}"), "leaf".to_owned()))), 4);
-        assert_eq!(cards(&graph(&|gpu| link(format!("g.{gpu}"), format!("rail.{}", gpu % 4)))), 4);
+        assert_eq!(nics(&graph(&|gpu| link(format!("g.{gpu}"), "leaf".to_owned()))), 4);
+        assert_eq!(nics(&graph(&|gpu| link(format!("g.{gpu}"), format!("rail.{}", gpu % 4)))), 4);
         let two = |gpu: u32| link(format!("g.{}", gpu / 2 * 2), "leaf".to_owned());
-        assert_eq!(cards(&graph(&two)), 2);
-        assert_eq!(cards(&graph(&|gpu| link(format!("nvswitch.{}", gpu / 4), "leaf".to_owned()))), 1);
+        assert_eq!(nics(&graph(&two)), 2);
+        assert_eq!(nics(&graph(&|gpu| link(format!("nvswitch.{}", gpu / 4), "leaf".to_owned()))), 1);
         let tree = graph(&|gpu| link(format!("g.{gpu}"), format!("leaf.{}", gpu / 4)));
         let spine = link("leaf.0".to_owned(), "leaf.1".to_owned());
-        assert_eq!(cards(&tree.replace("links = [", &format!("links = [{spine}, "))), 4);
-        assert_eq!(cards("preset = \"rail\"\nper_server = 4\nfabric = \"nvlink4\""), 4);
+        assert_eq!(nics(&tree.replace("links = [", &format!("links = [{spine}, "))), 4);
+        assert_eq!(nics("preset = \"rail\"\nper_server = 4\nfabric = \"nvlink4\""), 4);
     }
 }

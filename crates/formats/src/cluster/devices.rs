@@ -57,7 +57,7 @@ fn hardware(raw: &RawDevice, source: &Source) -> Result<Hardware, Diagnostic> {
             Err(error) => {
                 let end = if error.hint.ends_with('?') { "" } else { "." };
                 let hint = format!(
-                    "{}{end} For a device that is not in the table give its rates in place of `model`: `peak_flops` and `memory_bandwidth`",
+                    "{}{end} For a device that is not in the table also give its rates: `peak_flops` and `memory_bandwidth`",
                     error.hint
                 );
                 return Err(source.error(error.message, model.span()).hint(hint));
@@ -147,21 +147,25 @@ pub(super) fn cores(raw: &[Spanned<RawDevice>]) -> Vec<Option<u32>> {
 /// this device usually have.
 ///
 /// # Errors
-/// If the table of devices does not have a CPU of the name in the file.
+/// If the table of devices does not have a CPU of the name in the file, or the device is a CPU itself.
 pub(super) fn host_cpus(raw: &[Spanned<RawDevice>], source: &Source) -> Result<Vec<Option<String>>, Diagnostic> {
     let host_cpu = |raw: &RawDevice| {
+        let model = raw.model.as_ref().and_then(|model| table::find(model.get_ref()).ok());
         let Some(said) = &raw.host_cpu else {
-            let known = raw.model.as_ref().and_then(|model| table::find(model.get_ref()).ok());
-            return Ok(known.and_then(KnownDevice::host_cpu).map(str::to_owned));
+            return Ok(model.and_then(KnownDevice::host_cpu).map(str::to_owned));
         };
+        if model.is_some_and(|model| model.kind == table::DeviceKind::Cpu) {
+            let hint = "remove the key; it names the CPU of a GPU's server";
+            return Err(source.error("a CPU has no `host_cpu`", said.span()).hint(hint));
+        }
         if said.get_ref() == "none" {
             return Ok(None);
         }
         match table::find(said.get_ref()) {
             Ok(known) if known.kind == table::DeviceKind::Cpu => Ok(Some(known.name.clone())),
             Ok(known) => {
-                let hint = "name a processor, or \"none\"; `uniference devices list` shows them with the kind cpu";
-                Err(source.error(format!("`{}` is no processor", known.name), said.span()).hint(hint))
+                let hint = "name a CPU, or \"none\"; `uniference devices list` shows CPUs with the kind cpu";
+                Err(source.error(format!("`{}` is not a CPU", known.name), said.span()).hint(hint))
             }
             Err(error) => Err(source.error(error.message, said.span()).hint(error.hint)),
         }

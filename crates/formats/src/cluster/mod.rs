@@ -148,7 +148,8 @@ impl ClusterFile {
     pub fn summary(&self) -> String {
         let network = self.raw.network.as_ref().map(|network| network.get_ref());
         let links = |network: &raw::RawNetwork| Some(format!("{} links", network.links.as_ref()?.get_ref().len()));
-        let (bandwidth, latency) = network.map_or((None, None), network::headline);
+        let hosts = devices::resolve(&self.raw.device, &self.source).map_or(usize::MAX, |(hosts, _)| hosts.len());
+        let (bandwidth, latency) = network.map_or((None, None), |network| network::headline(network, hosts));
         let parts = [
             network.and_then(|network| links(network).or_else(|| Some(network.preset.as_ref()?.get_ref().clone()))),
             bandwidth,

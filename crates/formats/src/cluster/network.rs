@@ -53,32 +53,31 @@ pub(super) fn resolve(
 }
 
 /// The bandwidth and the latency of the network's links for display, as the file spells them: one value, or the least
-/// and the greatest value if links differ.
-pub(super) fn headline(raw: &RawNetwork) -> (Option<String>, Option<String>) {
+/// and the greatest value if links differ. `hosts` is the number of hosts.
+pub(super) fn headline(raw: &RawNetwork, hosts: usize) -> (Option<String>, Option<String>) {
     let usual = (raw.bandwidth.as_ref().map(|rates| *rates.get_ref()), raw.latency);
     let own = |rates: Option<RawRates>, time: Option<Duration>| {
         let rates = rates.map_or(usual.0, |rates| Some(usual.0.map_or(rates, |usual| rates.or(usual))));
         (rates, time.or(usual.1))
     };
-    let of_link = |link: &Spanned<RawLink>| {
-        let link = link.get_ref();
-        own(link.bandwidth.as_ref().map(|rates| *rates.get_ref()), link.latency)
-    };
+    let given = |rates: &Option<Spanned<RawRates>>| rates.as_ref().map(|rates| *rates.get_ref());
+    let of_link = |link: &Spanned<RawLink>| own(given(&link.get_ref().bandwidth), link.get_ref().latency);
     let of_dimension = |dimension: &RawDimension| own(dimension.bandwidth.map(RawRates::both), dimension.latency);
+    let of_host = |host: &RawHost| own(given(&host.bandwidth), host.latency.as_ref().map(|time| *time.get_ref()));
     let all: Vec<(Option<RawRates>, Option<Duration>)> = match (&raw.links, &raw.dimensions) {
         (Some(links), _) => links.get_ref().iter().map(of_link).collect(),
         (None, Some(dimensions)) => dimensions.get_ref().iter().map(of_dimension).collect(),
-        (None, None) => vec![usual],
+        (None, None) => raw.host.values().map(of_host).chain((raw.host.len() < hosts).then_some(usual)).collect(),
     };
-    let rates = all.iter().filter_map(|(rates, _)| *rates);
-    let rates: Vec<Bandwidth> = rates.flat_map(|rates| [rates.egress(), rates.ingress()]).flatten().collect();
-    let least = rates.iter().copied().reduce(|a, b| if b.0 < a.0 { b } else { a });
-    let greatest = rates.iter().copied().reduce(|a, b| if b.0 > a.0 { b } else { a });
+    let bandwidth = if all.windows(2).all(|links| links[0].0 == links[1].0) {
+        all.first().and_then(|(rates, _)| Some(rates.as_ref()?.to_string()))
+    } else {
+        let rates = all.iter().filter_map(|(rates, _)| *rates);
+        let rates: Vec<Bandwidth> = rates.flat_map(|rates| [rates.egress(), rates.ingress()]).flatten().collect();
+        let least = rates.iter().copied().reduce(|a, b| if b.0 < a.0 { b } else { a });
+        range(least, rates.iter().copied().reduce(|a, b| if b.0 > a.0 { b } else { a }))
+    };
     let times = || all.iter().filter_map(|(_, time)| *time);
-    let bandwidth = match (raw.links.is_some() || raw.dimensions.is_some(), usual.0) {
-        (false, usual) => usual.map(|rates| rates.to_string()),
-        (true, _) => range(least, greatest),
-    };
     (bandwidth, range(times().min(), times().max()))
 }
 
@@ -195,10 +194,10 @@ impl Reader<'_> {
         };
         if let Some((key, span)) = self.own_keys().into_iter().find(|(key, _)| !keys.contains(key)) {
             let owners = PRESETS.iter().filter(|(_, keys)| keys.contains(&key));
-            let mut owners: Vec<String> = owners.map(|(owner, _)| format!("`{owner}`")).collect();
-            owners.extend((key == "per_server").then(|| "networks of `links`".to_owned()));
+            let owners: Vec<String> = owners.map(|(owner, _)| format!("`{owner}`")).collect();
+            let graphs = if key == "per_server" { " and of networks with `links`" } else { "" };
             let message = format!("the preset `{preset}` has no key `{key}`");
-            return Err(self.error(message, span).hint(format!("it is a key of {}", owners.join(", "))));
+            return Err(self.error(message, span).hint(format!("it is a key of {}{graphs}", owners.join(", "))));
         }
         if matches!(*preset, "wifi" | "dimensions") {
             self.refuse_directions(preset)?;
@@ -407,6 +406,13 @@ mod tests {
                     { kind = \"switch\", size = 2, bandwidth = \"400 Gbps\", latency = \"2 us\" }]\n";
         assert_eq!(headline(&format!("{DEVICES}{grid}")), "c (dimensions, 50 GB/s to 1.6 Tbps, 50 ns to 2 us, gloo)");
         assert_eq!(headline(&format!("{DEVICES}bandwidth = \"25 Gbps\"\n")), "c (switch, 25 Gbps, 10 us, gloo)");
+        let host = |gpu: u32| format!("[network.host.\"gpu.{gpu}\"]\nbandwidth = \"1 Gbps\"\nlatency = \"20 us\"\n");
+        assert_eq!(headline(&format!("{DEVICES}{}", host(0))), "c (switch, 1 Gbps to 10 Gbps, 10 us to 20 us, gloo)");
+        let all: String = (0..4).map(host).collect();
+        assert_eq!(headline(&format!("{DEVICES}{all}")), "c (switch, 1 Gbps, 20 us, gloo)");
+        let directions = "bandwidth = { egress = \"1 Gbps\", ingress = \"2 Gbps\" }\n";
+        let directions = headline(&format!("{DEVICES}{directions}"));
+        assert_eq!(directions, "c (switch, 1 Gbps out and 2 Gbps in, 10 us, gloo)");
     }
 
     #[test]
@@ -426,6 +432,6 @@ mod tests {
         assert!(refused.contains("4 hosts cannot be divided into servers of 3"), "{refused}");
         let preset = ClusterFile::parse("c.toml", &format!("{DEVICES}per_server = 2\n"), &[]).unwrap();
         let preset = preset.resolve(&Choices::default()).err().unwrap().to_string();
-        assert!(preset.contains("it is a key of `rail`, networks of `links`"), "{preset}");
+        assert!(preset.contains("it is a key of `rail` and of networks with `links`"), "{preset}");
     }
 }

@@ -687,6 +687,8 @@ fn devices_that_make_no_sense_are_refused_with_a_hint() {
         "peak_flops = { float32 = \"3 GB/s\" }\nmemory_bandwidth = \"1 TB/s\"",
         "peak_flops = {}\nmemory_bandwidth = \"1 TB/s\"",
         "peak_flops = 3\nmemory_bandwidth = \"1 TB/s\"",
+        "model = \"grace\"\nhost_cpu = \"epyc-7742\"",
+        "model = \"h100-sxm\"\nhost_cpu = \"l4\"",
     ];
     let shown =
         refused.map(|keys| mistake(&format!("[[device]]\nname = \"a\"\n{keys}\n[network]\npreset = \"switch\"\n")));

@@ -73,10 +73,19 @@ pub enum DeviceKind {
 
 /// The fraction of PCI Express's raw rate that a large copy reaches; packet headers and flow control use the rest
 /// (Neugebauer et al., "Understanding PCIe performance for end host networking", SIGCOMM 2018).
-pub const PCI_EXPRESS: f64 = 0.8;
+const PCI_EXPRESS: f64 = 0.8;
 /// Bytes per second between the host and a device whose host link is unknown: the rate of PCI Express 4.0 with 16
 /// lanes.
-pub const UNKNOWN_LINK: f64 = 32e9;
+const UNKNOWN_LINK: f64 = 32e9;
+
+/// Bytes per second of a large copy between the host and a device, `known` if the table has it. A device without any
+/// link shares the host's memory, where a copy reads and writes each byte at the bandwidth `memory`.
+pub fn host_rate(known: Option<&KnownDevice>, memory: f64) -> f64 {
+    match known {
+        Some(device) if device.link.is_none() => memory / 2.0,
+        _ => PCI_EXPRESS * known.and_then(KnownDevice::host_link).unwrap_or(UNKNOWN_LINK),
+    }
+}
 
 /// All devices, in the order of the table.
 pub fn all() -> &'static [KnownDevice] {
@@ -177,19 +186,23 @@ impl KnownDevice {
         SimDuration::from_secs_f64(self.launch_us? * 1e-6)
     }
 
-    /// The CPU model that servers with this device usually have, two CPUs per server; `None` if it is unknown.
+    /// The CPU model that servers with this device usually have; `None` if it is unknown.
     ///
-    /// From NVIDIA's data sheets: DGX H100 and H200 have two Xeon Platinum 8480C, DGX B200 two 8570, DGX A100 two EPYC
-    /// 7742, GB200 and GB300 Grace.
+    /// From NVIDIA's data sheets: DGX A100 has two EPYC 7742, DGX H100 and H200 two Xeon Platinum 8480C, and DGX B200
+    /// two 8570, for which the 8480+ stands; GB200 and GB300 have Grace.
     pub fn host_cpu(&self) -> Option<&'static str> {
-        if self.kind != DeviceKind::Gpu || self.vendor != "nvidia" {
-            return None;
+        match &*self.name {
+            "a100-sxm4-40gb" | "a100-sxm4-80gb" => Some("epyc-7742"),
+            "h100-sxm-80gb" | "h200-sxm-141gb" | "b200-sxm-180gb" => Some("xeon-platinum-8480plus"),
+            "gb200" | "gb300" => Some("grace"),
+            _ => None,
         }
-        match self.link.as_deref()?.split('-').next()? {
-            "nvlink5" if self.name.starts_with("gb") => Some("grace"),
-            "nvlink4" | "nvlink5" | "pcie5" => Some("xeon-platinum-8480plus"),
-            _ => Some("epyc-7742"),
-        }
+    }
+
+    /// Number of GPUs for which servers with more than two of these CPUs have one CPU: Grace has two (NVIDIA, "GB200
+    /// NVL72": 36 CPUs for 72 GPUs), x86 CPUs have four, as in servers with eight GPUs and two CPUs.
+    pub fn gpus_per_cpu(&self) -> u32 {
+        if self.name == "grace" { 2 } else { 4 }
     }
 
     /// Bytes a second that it exchanges with its host, in one direction: by its own link where that leads there, else by the generation of PCI Express
@@ -307,6 +320,18 @@ mod tests {
             assert!(!device.source.is_empty());
             assert!(device.peaks().is_some() || device.bandwidth().is_some(), "nothing is known of {}", device.name);
         }
+    }
+
+    #[test]
+    fn host_cpus_are_those_of_servers_that_nvidia_sells() {
+        let host_cpu = |name: &str| find(name).unwrap().host_cpu();
+        assert_eq!(host_cpu("a100-sxm4-80gb"), Some("epyc-7742"));
+        assert_eq!(host_cpu("b200"), Some("xeon-platinum-8480plus"));
+        assert_eq!(host_cpu("gb300"), Some("grace"));
+        for name in ["a100-pcie-80gb", "v100-sxm2-32gb", "l4", "rtx-4090", "mi300x", "jetson-agx-orin", "grace"] {
+            assert_eq!(host_cpu(name), None, "{name}");
+        }
+        assert!(all().iter().filter_map(KnownDevice::host_cpu).all(|cpu| find(cpu).unwrap().kind == DeviceKind::Cpu));
     }
 
     #[test]

@@ -88,7 +88,7 @@ pub fn cells_of(event: &Event<'_>, put: &mut impl FnMut(Cell<'_>)) {
             caused(cause).into_iter().for_each(&mut *put);
             match on_stream {
                 None => [Cell::Null; 6].into_iter().for_each(put),
-                Some(CallTimes { stream, kernel, overlapped, exposed, late_peer, bus_bytes }) => {
+                Some((stream, CallTimes { kernel, overlapped, exposed, late_peer, bus_bytes })) => {
                     put(Cell::U32(stream));
                     [kernel, overlapped, exposed, late_peer].into_iter().for_each(|lasts| put(span(lasts)));
                     put(Cell::U64(bus_bytes.0));

@@ -94,7 +94,9 @@ pub enum RealError {
     },
     /// Another version of this program wrote it.
     #[error(
-        "unsupported version {0} of a rank's file; the supported versions are 2 and 3\nhint: use the version of Uniference that wrote it"
+        "unsupported version {0} of a rank's file; the supported versions are {first} to {last}\nhint: use the version of Uniference that wrote it",
+        first = VERSIONS.start(),
+        last = VERSIONS.end()
     )]
     Version(u32),
     /// It has no last line.

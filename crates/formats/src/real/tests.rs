@@ -2,8 +2,9 @@ use super::clock::{Clock, Reading};
 use super::*;
 use std::collections::BTreeMap;
 use uniference_sim::event::{Event, Meeting, Observer, WaitReason};
-use uniference_sim::ids::RankId;
+use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::observe::Statistics;
+use uniference_sim::program::Mark;
 use uniference_sim::time::{SimDuration, SimTime};
 
 /// One line of an event that matters here, times in nanoseconds.
@@ -105,6 +106,25 @@ fn compute_exposed_and_idle_add_up_to_the_finish() {
         assert_eq!((ns(times.compute), ns(times.exposed), ns(times.idle)), (compute, exposed, idle), "rank {rank}");
         assert_eq!(figures.finish, Some(SimTime::from_ps(finish * 1_000)));
     }
+}
+
+#[test]
+fn numbered_ranges_begin_and_end_by_their_numbers() {
+    struct Marks(Vec<(u64, Mark)>);
+    impl Observer for Marks {
+        fn record(&mut self, at: SimTime, event: &Event<'_>) {
+            if let Event::Marked { mark, .. } = event {
+                self.0.push((at.as_ps() / 1_000, (*mark).clone()));
+            }
+        }
+    }
+    let records = [r#"["n",200,1,7,"forward"]"#, r#"["n",300,1,7,null]"#];
+    let other = file(1, "a", "[]", (100, 400), &[]);
+    let mut marks = Marks(Vec::new());
+    merge(vec![file(0, "a", "[]", (100, 400), &records), other]).unwrap().tell(&mut marks);
+    let (range, thread) = (7, TaskId(1));
+    let expected = [(100, Mark::Enter { range, thread, name: "forward".into() }), (200, Mark::Leave { range, thread })];
+    assert_eq!(marks.0, expected);
 }
 
 #[test]

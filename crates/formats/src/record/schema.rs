@@ -154,7 +154,7 @@ pub(super) enum Step {
         task: u32,
         resumption: u64,
     },
-    /// Like `JoinGroup`, for a group with [`NcclSettings`].
+    /// Like `JoinGroup`, for a group with [`NcclSettings`] or with rendezvous.
     JoinConfigured {
         ranks: Vec<u32>,
         sequence: u32,
@@ -162,6 +162,7 @@ pub(super) enum Step {
         protocols: [u8; 5],
         channels: [u32; 2],
         peer_access: bool,
+        rendezvous: bool,
     },
 }
 
@@ -318,14 +319,14 @@ impl Step {
             }
             Request::Now => Step::Now,
             Request::Look => Step::Look,
-            Request::JoinGroup { ranks, sequence, settings } => {
+            Request::JoinGroup { ranks, sequence, settings, rendezvous } => {
                 let (ranks, sequence) = (ranks.iter().map(|rank| rank.0).collect(), *sequence);
-                match *settings {
-                    None => Step::JoinGroup { ranks, sequence },
-                    Some(NcclSettings { algorithms, protocols, channels, peer_access }) => {
-                        Step::JoinConfigured { ranks, sequence, algorithms, protocols, channels, peer_access }
-                    }
+                if settings.is_none() && !rendezvous {
+                    return Step::JoinGroup { ranks, sequence };
                 }
+                let NcclSettings { algorithms, protocols, channels, peer_access } = settings.unwrap_or_default();
+                let rendezvous = *rendezvous;
+                Step::JoinConfigured { ranks, sequence, algorithms, protocols, channels, peer_access, rendezvous }
             }
             Request::NameGroup { name, .. } => panic!("the name {name} of a group is not recorded"),
             Request::Store { operation, timeout, site } => {
@@ -353,13 +354,17 @@ impl Step {
             }
             Step::Now => Request::Now,
             Step::Look => Request::Look,
-            Step::JoinGroup { ranks, sequence } => {
-                Request::JoinGroup { ranks: ranks.into_iter().map(RankId).collect(), sequence, settings: None }
-            }
-            Step::JoinConfigured { ranks, sequence, algorithms, protocols, channels, peer_access } => {
+            Step::JoinGroup { ranks, sequence } => Request::JoinGroup {
+                ranks: ranks.into_iter().map(RankId).collect(),
+                sequence,
+                settings: None,
+                rendezvous: false,
+            },
+            Step::JoinConfigured { ranks, sequence, algorithms, protocols, channels, peer_access, rendezvous } => {
                 let ranks = ranks.into_iter().map(RankId).collect();
                 let settings = NcclSettings { algorithms, protocols, channels, peer_access };
-                Request::JoinGroup { ranks, sequence, settings: Some(settings) }
+                let settings = (settings != NcclSettings::default()).then_some(settings);
+                Request::JoinGroup { ranks, sequence, settings, rendezvous }
             }
             Step::Store { operation, timeout, site } => {
                 Request::Store { operation: operation.read(), timeout: limit(timeout), site: Site(site) }

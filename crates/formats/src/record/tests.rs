@@ -43,7 +43,10 @@ fn steps() -> [Steps; 2] {
 #[test]
 fn ranges_that_overlap_and_names_of_threads_are_read_as_they_were_written() {
     let name = Mark::Name("loader".into());
-    let marks = [Mark::Open { range: 3, name: "request".into() }, Mark::End, Mark::Close { range: 3 }, name];
+    let thread = TaskId(2);
+    let enter = Mark::Enter { range: 4, thread, name: "forward".into() };
+    let open = Mark::Open { range: 3, name: "request".into() };
+    let marks = [open, Mark::End, Mark::Close { range: 3 }, name, enter, Mark::Leave { range: 4, thread }];
     let mut writer = RecordWriter::new(Vec::new(), &header(1));
     for mark in marks.clone() {
         writer.step(RankId(0), TaskId(0), &marked(mark), LINES[0]);
@@ -53,11 +56,13 @@ fn ranges_that_overlap_and_names_of_threads_are_read_as_they_were_written() {
 }
 
 #[test]
-fn what_programs_tell_nccl_of_a_group_is_read_as_it_was_written() {
+fn options_of_a_group_are_read_as_they_were_written() {
     let settings =
         NcclSettings { algorithms: [1, 2, 4, 1, 7], protocols: [7, 7, 1, 2, 4], channels: [2, 8], peer_access: false };
-    let join = |settings| RecordedStep::from(Request::JoinGroup { ranks: [RankId(0)].into(), sequence: 3, settings });
-    let joins = [join(None), join(Some(settings))];
+    let join = |settings, rendezvous| {
+        RecordedStep::from(Request::JoinGroup { ranks: [RankId(0)].into(), sequence: 3, settings, rendezvous })
+    };
+    let joins = [join(None, false), join(Some(settings), false), join(None, true), join(Some(settings), true)];
     let mut writer = RecordWriter::new(Vec::new(), &header(1));
     for step in &joins {
         writer.step(RankId(0), TaskId(0), step, "");

@@ -303,16 +303,14 @@ impl<F: Format> TraceWriter<F> {
         let pid = pid(rank);
         match mark {
             Mark::Begin(name) | Mark::Enter { name, .. } => {
-                let number = if let Mark::Enter { range, .. } = mark { Some(*range) } else { None };
                 let tid = self.lane(rank, What::Ranges(task), at).id;
-                self.ranks[rank.index()].ranges.push((task, name.as_ref().to_owned(), number));
+                self.ranks[rank.index()].ranges.push((task, name.as_ref().to_owned(), mark.number()));
                 self.out.begin(Row { pid, tid }, at, name);
             }
             Mark::End | Mark::Leave { .. } => {
-                let number = if let Mark::Leave { range, .. } = mark { Some(*range) } else { None };
                 // What was never opened has nothing to close.
                 let open = &mut self.ranks[rank.index()].ranges;
-                let ends = |(by, _, its): &(TaskId, String, Option<u32>)| *by == task && *its == number;
+                let ends = |(by, _, its): &(TaskId, String, Option<u32>)| *by == task && *its == mark.number();
                 let Some(at_place) = open.iter().rposition(ends) else { return };
                 open.remove(at_place);
                 let inside: Vec<String> =
@@ -346,7 +344,7 @@ impl<F: Format> TraceWriter<F> {
     fn close_ranges(&mut self, at: SimTime, rank: RankId) {
         while let Some((task, _, number)) = self.ranks[rank.index()].ranges.last() {
             let thread = *task;
-            let mark = number.map_or(Mark::End, |range| Mark::Leave { range, thread });
+            let mark = Mark::end_of(*number, thread);
             self.mark(at, rank, thread, &mark);
         }
         while let Some((range, _)) = self.ranks[rank.index()].overlapping.first_key_value() {

@@ -400,6 +400,27 @@ fn work_of_a_stream_is_in_the_range_of_its_launch() {
     assert_eq!((range("kernel"), range("host")), (&json!("forward"), &json!("wait")));
 }
 
+/// Slices of one row nest: the inner range, which ends later, is cut in two.
+#[test]
+fn a_range_that_outlives_the_one_around_it_starts_again() {
+    let mut trace = TraceWriter::new(Chrome::new(Vec::new()), &cluster(), Lines::default());
+    let thread = TaskId(0);
+    let enter = |range, name: &str| Mark::Enter { range, thread, name: name.into() };
+    let leave = |range| Mark::Leave { range, thread };
+    for (at, its) in [(1, enter(0, "a")), (2, enter(1, "b")), (3, leave(0)), (4, leave(1))] {
+        mark(&mut trace, at, 0, &its);
+    }
+    let document: serde_json::Value = serde_json::from_slice(&trace.finish().unwrap()).unwrap();
+    let entries = document["traceEvents"].as_array().unwrap().iter();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let slices: Vec<(f64, String, String)> = entries
+        .map(|entry| (entry["ts"].as_f64().unwrap_or_default(), text(&entry["ph"]), text(&entry["name"])))
+        .filter(|(_, phase, _)| phase == "B" || phase == "E")
+        .collect();
+    let expected = [(1.0, "B", "a"), (2.0, "B", "b"), (3.0, "E", ""), (3.0, "E", ""), (3.0, "B", "b"), (4.0, "E", "")];
+    assert_eq!(slices, expected.map(|(at, phase, name)| (at, phase.to_owned(), name.to_owned())));
+}
+
 #[test]
 fn rows_have_the_names_that_threads_and_processes_were_given() {
     let (rank, base, origin) = (RankId(0), SimDuration::from_ps(1), Origin::Measured);

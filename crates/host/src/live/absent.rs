@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use uniference_sim::cast::{Cast, DueTo, Likeness, Unlike};
 use uniference_sim::ids::{GroupId, GroupRank, RankId};
-use uniference_sim::program::{Call, CallOp, Collective, RENDEZVOUS, Shape, has_rendezvous};
+use uniference_sim::program::{Call, CallOp, Collective, Shape};
 use uniference_sim::symmetry::Axis;
 
 /// What the engine hears in a rehearsal: of groups the members that run.
@@ -39,7 +39,7 @@ impl Absence {
             named.push(name);
             named.len() - 1
         });
-        (present, number as u32 | if has_rendezvous(sequence) { RENDEZVOUS } else { 0 })
+        (present, number as u32)
     }
 
     /// The engine calls a whole group so.

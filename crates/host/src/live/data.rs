@@ -16,12 +16,14 @@ use uniference_sim::cast::Cast;
 use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::event::{Event, Meeting};
 use uniference_sim::ids::{GroupId, Handle, RankId, TaskId};
-use uniference_sim::program::{Call, CallOp, Collective};
+use uniference_sim::program::{Call, CallOp, Collective, NcclSettings};
 
 /// Where all data lies.
 #[derive(Default)]
 pub struct DataPlane {
-    groups: BTreeMap<GroupId, Arc<[RankId]>>,
+    groups: BTreeMap<GroupId, Group>,
+    /// First two ranks that gave one group different NCCL settings.
+    disagreement: Option<[RankId; 2]>,
     /// Calls that the engine has not begun with.
     announced: BTreeMap<RankId, Vec<Announced>>,
     /// How many collectives of a group a rank has issued.
@@ -46,6 +48,15 @@ pub struct DataPlane {
     gone: BTreeSet<RankId>,
     /// Of a rehearsal.
     copies: Option<Copies>,
+}
+
+/// A process group.
+pub(super) struct Group {
+    pub(super) ranks: Arc<[RankId]>,
+    /// Rank that joined first.
+    pub(super) first: RankId,
+    /// NCCL settings of the rank that joined first; `None` if it made none.
+    pub(super) settings: Option<NcclSettings>,
 }
 
 /// A call that the engine will begin with.
@@ -92,19 +103,33 @@ impl DataPlane {
         self.copies = Some(Copies::new(cast, window, part));
     }
 
-    /// `group` is these ranks.
+    /// Records that `rank` joins `group` of `ranks` with these NCCL settings. The settings of the first member count.
     ///
     /// # Errors
     /// A member that does not run, and nobody stands in for.
-    pub fn join(&mut self, group: GroupId, ranks: &Arc<[RankId]>) -> Result<(), RankId> {
-        self.groups.entry(group).or_insert_with(|| ranks.clone());
+    pub fn join(
+        &mut self,
+        group: GroupId,
+        rank: RankId,
+        ranks: &Arc<[RankId]>,
+        settings: Option<NcclSettings>,
+    ) -> Result<(), RankId> {
+        let known = self.groups.entry(group).or_insert_with(|| Group { ranks: ranks.clone(), first: rank, settings });
+        if known.settings != settings {
+            self.disagreement.get_or_insert([known.first, rank]);
+        }
         self.copies.as_mut().map_or(Ok(()), |copies| copies.join(group, ranks))
+    }
+
+    /// First two ranks that gave one group different NCCL settings.
+    pub fn disagreement(&self) -> Option<[RankId; 2]> {
+        self.disagreement
     }
 
     /// A task is about to issue `call`, of which the engine hears as `heard`, with its input at `staged`.
     pub fn announce(&mut self, (rank, task): (RankId, TaskId), heard: Call, call: Call, staged: Option<Offset>) {
         if let Some(copies) = &mut self.copies {
-            let ranks = &self.groups[&call.group];
+            let ranks = &self.groups[&call.group].ranks;
             let me = ranks.iter().position(|member| *member == rank).expect("who calls is a member");
             let there = staged.filter(|room| !self.filling.contains(room));
             copies.contributes((rank, task), (&call.op, ranks.len(), me), staged, there.is_some());
@@ -139,7 +164,7 @@ impl DataPlane {
         let held = match &call.op {
             CallOp::Collective(collective) => self.enter((rank, handle), call.group, collective, staged),
             CallOp::Send { to, .. } => {
-                let receiver = self.groups[&call.group][to.index()];
+                let receiver = self.groups[&call.group].ranks[to.index()];
                 self.sends.extend(staged.map(|offset| ((rank, handle), (offset, receiver))));
                 if self.gone.contains(&receiver) {
                     self.free_send((rank, handle));
@@ -163,11 +188,11 @@ impl DataPlane {
         let me = self.group_rank(group, rank);
         let count = self.counts.entry((rank, group)).or_default();
         let key = (group, std::mem::replace(count, *count + 1));
-        let size = self.groups[&group].len();
+        let size = self.groups[&group].ranks.len();
         let instance = self.collectives.entry(key).or_insert_with(|| Instance::new(size));
         instance.enter(me, Member { handle, call: collective.clone(), staged, released: false });
         if let Some(copies) = &mut self.copies {
-            let ranks = &self.groups[&group];
+            let ranks = &self.groups[&group].ranks;
             let is_filling = staged.is_some_and(|room| self.filling.contains(&room));
             for (member, staged) in copies.of(group, ranks, me, collective, staged, is_filling) {
                 instance.enter(member, Member { handle, call: collective.clone(), staged, released: true });
@@ -178,7 +203,7 @@ impl DataPlane {
     }
 
     fn group_rank(&self, group: GroupId, rank: RankId) -> usize {
-        let ranks = self.groups.get(&group).unwrap_or_else(|| panic!("{group} was never named"));
+        let Group { ranks, .. } = self.groups.get(&group).unwrap_or_else(|| panic!("{group} was never named"));
         ranks.iter().position(|r| *r == rank).unwrap_or_else(|| panic!("{rank} is not in {group}"))
     }
 
@@ -209,7 +234,7 @@ impl DataPlane {
             self.free_send(send);
         }
         for key in
-            self.collectives.keys().filter(|key| self.groups[&key.0].contains(&rank)).copied().collect::<Vec<_>>()
+            self.collectives.keys().filter(|key| self.groups[&key.0].ranks.contains(&rank)).copied().collect::<Vec<_>>()
         {
             self.settle(key);
         }
@@ -292,7 +317,7 @@ impl DataPlane {
     pub fn members(&self, rank: RankId, handle: Handle) -> Vec<(RankId, Handle)> {
         let Some(Held::Collective { key, .. }) = self.held.get(&(rank, handle)) else { return Vec::new() };
         let handles = self.collectives.get(key).and_then(Instance::handles);
-        handles.map_or(Vec::new(), |handles| self.groups[&key.0].iter().copied().zip(handles).collect())
+        handles.map_or(Vec::new(), |handles| self.groups[&key.0].ranks.iter().copied().zip(handles).collect())
     }
 
     /// `rank` has folded the collective that it was picked for.
@@ -345,12 +370,12 @@ impl DataPlane {
 
     /// Frees the rooms of a collective that all members have entered and all who receive have released, as far as they are still there.
     fn settle(&mut self, key: Key) {
-        let ranks = &self.groups[&key.0];
+        let ranks = &self.groups[&key.0].ranks;
         if !self.collectives[&key].over(|me| !self.gone.is_empty() && self.gone.contains(&ranks[me])) {
             return;
         }
         let instance = self.collectives.remove(&key).expect("it was there");
-        for (rank, room) in self.groups[&key.0].iter().zip(instance.rooms()) {
+        for (rank, room) in self.groups[&key.0].ranks.iter().zip(instance.rooms()) {
             match &mut self.copies {
                 Some(copies) if !copies.runs(*rank) => copies.free(*rank, room),
                 _ => self.freed.entry(*rank).or_default().extend(room),

@@ -3,15 +3,16 @@
 //! What the ranks' words mean is `exchange`'s business, what the engine makes of them the engine's; what the user sees is decided by
 //! the [`Console`]. However the run ends, nothing of it stays: [`Zygote`] ends all processes when it is dropped.
 
+mod starts;
 mod whereabouts;
 
 use self::whereabouts::{AGAIN, Looks};
-use super::connections::{Process, RankConnections, TaskConnection, pipe};
+use super::connections::{Process, RankConnections, TaskConnection};
 use super::exchange::{Costs, Exchange, Ready, Recorder, Standing};
 use super::lookout::{self, Lookout};
-use super::output::{Logs, Pipe, Stream};
+use super::output::{Logs, Stream};
 use super::phantom::Libraries;
-use super::remote::board::{Birth, Board, BoardNews};
+use super::remote::board::{Board, BoardNews};
 use super::remote::{Joined, Synced};
 use super::slots::Slots;
 use super::sources::{Source, Sources};
@@ -21,10 +22,10 @@ use crate::error::HostError;
 use crate::interrupt::{Interrupt, Interrupts};
 use crate::symbols::Torch;
 use rustix::io::Errno;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,8 +34,8 @@ use uniference_protocol::arena::{self, Layout};
 use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::hello::Hello;
 pub use uniference_protocol::messages::Compute;
-use uniference_protocol::messages::{Batch, Op, Reply, Welcome};
-use uniference_protocol::wire::{UnixWire, Wire, write_with_fds};
+use uniference_protocol::messages::{Batch, Op, Reply};
+use uniference_protocol::wire::Wire;
 use uniference_sim::cast::{Cast, Unlike};
 use uniference_sim::engine::{Engine, Halt};
 use uniference_sim::event::Observer;
@@ -183,7 +184,7 @@ pub struct Driver<'a> {
     /// Time passes as soon as all are found to wait still.
     idles: bool,
     looks: Looks,
-    /// What ranks have warned of, and which of them.
+    /// Warnings, each with the ranks that gave it; without ranks if the run itself warns.
     warned: BTreeMap<String, BTreeSet<u32>>,
     /// Where the driver waits, and ranks that are not away for long.
     stay: Option<Visit>,
@@ -294,6 +295,7 @@ impl<'a> Driver<'a> {
     /// What ranks have warned of, for the report.
     pub fn warnings(&self) -> Vec<String> {
         let said = |(text, ranks): (&String, &BTreeSet<u32>)| match ranks.first() {
+            None => text.clone(),
             Some(rank) if ranks.len() == 1 => format!("rank {rank}: {text}"),
             _ => format!("{} ranks: {text}", ranks.len()),
         };
@@ -355,6 +357,12 @@ impl<'a> Driver<'a> {
         }
         while let Some((rank, frame)) = self.exchange.take_ahead() {
             self.write(rank, TaskId(0), &frame);
+        }
+        if let Some(text) = self.exchange.disagreement()
+            && let Entry::Vacant(entry) = self.warned.entry(text)
+        {
+            self.watch.console.warn(entry.key());
+            entry.insert(BTreeSet::new());
         }
         self.slots.expire(Instant::now());
         while let Some(ready) = self.slots.take(Instant::now()) {
@@ -501,109 +509,6 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    fn ask_for_ranks(&mut self, count: u32) -> Result<(), HostError> {
-        let setup = self.setup;
-        let mut left = count;
-        while left > 0
-            && let Some(place) = setup.places.get(self.asked as usize)
-        {
-            self.asked += 1;
-            let runs = match &self.cast {
-                Some(cast) => cast.runs(RankId(place.rank)),
-                None => !setup.one_program || place.rank == 0,
-            };
-            if runs {
-                self.ask_for_rank(place)?;
-                left -= 1;
-            } else {
-                self.ranks.push(RankConnections::absent());
-            }
-        }
-        Ok(())
-    }
-
-    fn ask_for_rank(&mut self, place: &RankPlacement) -> Result<(), HostError> {
-        let rank = RankId(place.rank);
-        if self.board_of[rank.index()].is_some() {
-            return self.ask_board_for_rank(place);
-        }
-        let (socket, control) = UnixStream::pair().map_err(HostError::system("creating a rank's socket"))?;
-        self.greet(&socket, place.rank)?;
-        let setup = self.setup;
-        let pipes = match &setup.terminal {
-            Some(terminal) if terminal.rank == place.rank => {
-                let [input, out, err] = &terminal.fds;
-                let fds = [control.as_fd(), out.as_fd(), err.as_fd(), input.as_fd()];
-                self.zygote.fork(&zygote::fork(&setup.script, place, Some(terminal.rank), false), &fds)?;
-                [None, None]
-            }
-            other => {
-                let ((out, their_out), (err, their_err)) = (pipe()?, pipe()?);
-                let debugged = other.as_ref().map(|terminal| terminal.rank);
-                let input = setup.input.as_ref().filter(|_| place.rank == 0 && debugged.is_none());
-                let mut fds = vec![control.as_fd(), their_out.as_fd(), their_err.as_fd()];
-                fds.extend(input.map(AsFd::as_fd));
-                self.zygote.fork(&zygote::fork(&setup.script, place, debugged, input.is_some()), &fds)?;
-                self.sources.add(out.as_fd(), Source::Pipe(rank, Stream::Out))?;
-                self.sources.add(err.as_fd(), Source::Pipe(rank, Stream::Err))?;
-                [Some(Pipe::new(out)), Some(Pipe::new(err))]
-            }
-        };
-        self.sources.add(socket.as_fd(), Source::Task(rank, TaskId(0)))?;
-        let main = TaskConnection::new(Arc::new(UnixWire::of_driver(socket)));
-        self.ranks.push(RankConnections {
-            tasks: vec![main],
-            greeted: false,
-            pipes,
-            process: Process::Coming,
-            crashed: false,
-        });
-        Ok(())
-    }
-
-    fn ask_board_for_rank(&mut self, place: &RankPlacement) -> Result<(), HostError> {
-        let (rank, layout) = (RankId(place.rank), self.arena.1);
-        let ((out, their_out), (err, their_err)) = (pipe()?, pipe()?);
-        let board = self.board(place.rank).expect("it runs there");
-        let wire = board.fork(Birth {
-            rank: place.rank,
-            compute: self.setup.compute[rank.index()],
-            cores: place.cores.unwrap_or(1),
-            home: (layout.part * u64::from(place.rank), layout.part),
-            order: zygote::fork(&self.setup.script, place, None, false),
-            outputs: [their_out, their_err],
-        })?;
-        self.sources.add(out.as_fd(), Source::Pipe(rank, Stream::Out))?;
-        self.sources.add(err.as_fd(), Source::Pipe(rank, Stream::Err))?;
-        self.sources.add(wire.as_fd(), Source::Task(rank, TaskId(0)))?;
-        self.ranks.push(RankConnections {
-            tasks: vec![TaskConnection::new(wire)],
-            // The worker has heard what it is.
-            greeted: true,
-            pipes: [Some(Pipe::new(out)), Some(Pipe::new(err))],
-            process: Process::Coming,
-            crashed: false,
-        });
-        Ok(())
-    }
-
-    fn greet(&self, socket: &UnixStream, rank: u32) -> Result<(), HostError> {
-        let (file, layout) = &self.arena;
-        let welcome = Welcome {
-            compute: self.setup.compute[rank as usize],
-            cores: self.setup.places[rank as usize].cores.unwrap_or(1),
-            arena_bytes: layout.total,
-            staging: (layout.part * u64::from(rank), layout.part),
-            retain_bytes: layout.retain,
-            processor: self.stay.as_ref().map(Visit::processor),
-        };
-        let mut bytes = Vec::new();
-        frame::encode(&Hello::new(true), &mut bytes);
-        frame::encode(&welcome, &mut bytes);
-        write_with_fds(socket, &bytes, &[file.as_fd(), self.lookout.file()])
-            .map_err(HostError::system("sending the welcome to a rank"))
-    }
-
     fn hear_task(&mut self, rank: RankId, task: TaskId) -> Result<(), HostError> {
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
         let Some(wire) = &state.wire else { return Ok(()) };
@@ -642,6 +547,9 @@ impl<'a> Driver<'a> {
         }
         if let Some(lack) = ops.iter().find_map(|op| if let Op::LacksMemory(lack) = op { Some(lack) } else { None }) {
             return Err(capacity::lacks(rank.0, lack, self.board(rank.0).map(Board::name)));
+        }
+        if let [Op::LacksValues(text)] = &ops[..] {
+            return Err(HostError::MissingValues(text.clone()));
         }
         if let [Op::Warn(text)] = &ops[..] {
             self.watch.console.warn(&format!("rank {}: {text}", rank.0));

@@ -27,7 +27,7 @@ use uniference_sim::cast::{Cast, Unlike};
 use uniference_sim::engine::{Engine, Halt, Resumption, Threads, Turn};
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::{GroupId, Handle, OfProcess, QueueId, RankId, Site, TaskId};
-use uniference_sim::program::{Activity, Origin, Outcome, POLL_COST, Reply, Request, StoreOp, Work};
+use uniference_sim::program::{Activity, NcclSettings, Origin, Outcome, POLL_COST, Reply, Request, StoreOp, Work};
 use uniference_sim::replay::{RecordedStep, handles_mut};
 use uniference_sim::time::{SimDuration, SimTime};
 
@@ -325,7 +325,7 @@ enum Asked {
     Now,
     Pause,
     Yield,
-    Group(Arc<[RankId]>),
+    Group(Arc<[RankId]>, Option<NcclSettings>),
     Store,
     /// The end of work of its device.
     Device(Vec<Handle>, DeviceQuestion),
@@ -457,6 +457,15 @@ impl Exchange {
     /// The engine, to look at.
     pub fn engine(&self) -> &Engine {
         &self.engine
+    }
+
+    /// Warning if members gave one group different NCCL settings.
+    pub fn disagreement(&self) -> Option<String> {
+        let [first, other] = self.data.disagreement()?;
+        Some(format!(
+            "ranks {} and {} give one communicator different NCCL settings; the settings of rank {} count",
+            first.0, other.0, first.0
+        ))
     }
 
     /// Whether a thread of the rank's process runs, or is about to: others wait for the engine, which waits for those.
@@ -764,9 +773,8 @@ impl Exchange {
 
     /// Whether the run can only go on polling: every main task and every thread of a program has ended, or waits for
     /// the store or for an operation without a timeout, and threads of libraries have only polled for a minute, as
-    /// NCCL's watchdog does. A run with communication on a stream is not dead, because the library may end this
-    /// communication when its timeout is over.
-    fn is_dead(&self) -> bool {
+    /// NCCL's watchdog does. A run is not dead as long as the engine has work or communication under way.
+    fn is_dead(&mut self) -> bool {
         /// Time within which a library's thread must notice that it has work.
         const PATIENCE: SimDuration = SimDuration::from_us(60_000_000);
         let waits = |task: &TaskConversation| {
@@ -779,7 +787,7 @@ impl Exchange {
             && self.ranks.iter().all(is_stuck)
             && self.ranks.iter().any(|rank| waits(&rank.tasks[0]))
             && !self.ranks.iter().any(|rank| rank.turn.rests == Some(Threads::WaitOutside))
-            && !self.engine.communicates_on_streams()
+            && !self.engine.may_still_act()
     }
 
     /// Whether what the rank's process says still counts.
@@ -958,7 +966,7 @@ impl Exchange {
         let speaking = self.task(rank, task);
         speaking.is_programs |= has_line || task == TaskId(0);
         if speaking.is_programs || !polls(&op) {
-            self.acted_at = self.clock(rank);
+            self.acted_at = self.acted_at.max(self.clock(rank));
         }
         if !only_looks(&op) {
             self.task(rank, task).spins = None;
@@ -1104,7 +1112,7 @@ impl Exchange {
                 (Request::Pause { timeout: moment, site: line }, Asked::Yield)
             }
             Op::Pause(span) => (Request::Pause { timeout: span.from(now), site: line }, Asked::Pause),
-            Op::Group { ranks, sequence, settings } => {
+            Op::Group { ranks, sequence, settings, rendezvous } => {
                 if process != OfProcess::default() {
                     self.ranks[rank.index()].communicates = Some(process);
                 }
@@ -1112,9 +1120,9 @@ impl Exchange {
                 let named = (ranks.clone(), sequence);
                 let (present, number) =
                     self.absence.as_mut().map_or(named, |absence| absence.present(&ranks, sequence));
-                let join = |ranks, sequence| Request::JoinGroup { ranks, sequence, settings };
+                let join = |ranks, sequence| Request::JoinGroup { ranks, sequence, settings, rendezvous };
                 let request = join(ranks.clone(), sequence);
-                return self.submit_as(rank, task, request, join(present, number), Asked::Group(ranks));
+                return self.submit_as(rank, task, request, join(present, number), Asked::Group(ranks, settings));
             }
             Op::Store { operation, timeout, .. } => (Request::Store { operation, timeout, site: line }, Asked::Store),
             Op::Synchronize { work, .. } => {
@@ -1398,9 +1406,9 @@ impl Exchange {
             (Asked::Elapsed, Reply::Elapsed(elapsed)) => self.answer(rank, task, Answer::Elapsed(elapsed)),
             (Asked::Pause, Reply::TimedOut) => self.answer(rank, task, Answer::Over),
             (Asked::Yield, Reply::TimedOut) => self.answer(rank, task, Answer::Go),
-            (Asked::Group(ranks), Reply::Group(group)) => {
+            (Asked::Group(ranks, settings), Reply::Group(group)) => {
                 self.took(rank, task, RecordedStep::Named(group));
-                self.joined(rank, task, group, &ranks);
+                self.joined(rank, task, group, &ranks, settings);
             }
             (Asked::Store, Reply::Store(value)) => self.answer(rank, task, Answer::Store(value)),
             (Asked::FirstTurn, Reply::Start)
@@ -1445,11 +1453,18 @@ impl Exchange {
         self.fetch(Fetching { rank, task, complete, failed });
     }
 
-    fn joined(&mut self, rank: RankId, task: TaskId, group: GroupId, ranks: &Arc<[RankId]>) {
+    fn joined(
+        &mut self,
+        rank: RankId,
+        task: TaskId,
+        group: GroupId,
+        ranks: &Arc<[RankId]>,
+        settings: Option<NcclSettings>,
+    ) {
         if let Some(absence) = &mut self.absence {
             absence.joined(group, ranks);
         }
-        if let Err(member) = self.data.join(group, ranks) {
+        if let Err(member) = self.data.join(group, rank, ranks, settings) {
             let size = ranks.len();
             let problem = format!("{rank} is in a group of {size} ranks in which nobody that runs is like {member}");
             return self.deviates(Unlike::absence(problem));

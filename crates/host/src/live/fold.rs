@@ -1,11 +1,12 @@
 //! Owns the fold plans of a run: each is derived once and kept while collectives alike come again, as the layers of a model do.
 
+use super::data::Group;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
 use uniference_sim::collective::fold::FoldPlan;
 use uniference_sim::ids::RankId;
-use uniference_sim::program::{Collective, CollectiveKind};
+use uniference_sim::program::{Collective, CollectiveKind, NcclSettings};
 
 /// Enough for the different collectives of one step of a program; more would only hold memory.
 const KEPT: usize = 32;
@@ -18,8 +19,9 @@ pub(super) struct Plans {
     algorithms: AlgorithmTable,
 }
 
-/// What a plan depends on: the call, the algorithm's name, the group's size, and, if it matters where in the cluster the group is, its ranks.
-type Key = (Collective, &'static str, u32, Option<Arc<[RankId]>>);
+/// What a plan depends on: the call, the algorithm's name, the group's size, and, if it matters where in the cluster the
+/// group is, its ranks and NCCL settings.
+type Key = (Collective, &'static str, u32, Option<(Arc<[RankId]>, Option<NcclSettings>)>);
 
 impl Plans {
     /// For collectives that these algorithms carry out.
@@ -27,20 +29,20 @@ impl Plans {
         Plans { kept: VecDeque::new(), algorithms }
     }
 
-    /// How `algorithm` combines the elements of `call` in a group of these ranks, at least 2.
+    /// How `algorithm` combines the elements of `call` in a group of at least 2 ranks.
     ///
     /// # Panics
     /// If the plan needs room beyond the members' inputs, which no algorithm that we have does (see the tests); where a user's does, the
     /// elements are combined as in a ring, or for a reduce one rank after the other.
-    pub(super) fn get(&mut self, call: &Collective, algorithm: &'static str, ranks: &Arc<[RankId]>) -> Arc<FoldPlan> {
-        let (size, place) = (ranks.len() as u32, self.algorithms.depends_on_place().then_some(ranks));
-        let known =
-            |(key, _): &(Key, _)| key.0 == *call && key.1 == algorithm && key.2 == size && key.3.as_ref() == place;
+    pub(super) fn get(&mut self, call: &Collective, algorithm: &'static str, group: &Group) -> Arc<FoldPlan> {
+        let size = group.ranks.len() as u32;
+        let place = self.algorithms.depends_on_place().then(|| (group.ranks.clone(), group.settings));
+        let known = |(key, _): &(Key, _)| key.0 == *call && key.1 == algorithm && key.2 == size && key.3 == place;
         let entry = match self.kept.iter().position(known) {
             Some(at) => self.kept.remove(at).expect("just found"),
             None => {
-                let plan = self.derive(call, algorithm, ranks);
-                ((call.clone(), algorithm, size, place.cloned()), Arc::new(plan))
+                let plan = self.derive(call, algorithm, group);
+                ((call.clone(), algorithm, size, place), Arc::new(plan))
             }
         };
         let plan = entry.1.clone();
@@ -49,16 +51,16 @@ impl Plans {
         plan
     }
 
-    /// The algorithm that carries out `call` in a group of these ranks.
-    pub(super) fn choice(&self, call: &Collective, ranks: &[RankId]) -> &'static str {
-        let of_group = self.algorithms.for_group(ranks, None);
-        of_group.as_ref().unwrap_or(&self.algorithms).algorithm(call, ranks.len() as u32).name()
+    /// The algorithm that carries out `call` in the group.
+    pub(super) fn choice(&self, call: &Collective, group: &Group) -> &'static str {
+        let of_group = self.algorithms.for_group(&group.ranks, group.settings.as_ref());
+        of_group.as_ref().unwrap_or(&self.algorithms).algorithm(call, group.ranks.len() as u32).name()
     }
 
-    fn derive(&self, call: &Collective, algorithm: &'static str, ranks: &[RankId]) -> FoldPlan {
-        let size = ranks.len() as u32;
+    fn derive(&self, call: &Collective, algorithm: &'static str, group: &Group) -> FoldPlan {
+        let size = group.ranks.len() as u32;
         let has_rules = !self.algorithms.rules(call.kind).is_empty();
-        let of_group = self.algorithms.for_group(ranks, None);
+        let of_group = self.algorithms.for_group(&group.ranks, group.settings.as_ref());
         let table = of_group.as_ref().unwrap_or(&self.algorithms);
         let chosen = has_rules.then(|| table.algorithm(call, size));
         // What a choice depends on, the table knows; without it a name stands for itself.
@@ -90,8 +92,13 @@ mod tests {
     use uniference_sim::ids::GroupRank;
     use uniference_sim::program::{CollectiveKind, DType, ReduceOp, Shape};
 
-    fn first(size: u32) -> Arc<[RankId]> {
-        (0..size).map(RankId).collect()
+    fn group(ranks: impl IntoIterator<Item = u32>, settings: Option<NcclSettings>) -> Group {
+        let ranks: Arc<[RankId]> = ranks.into_iter().map(RankId).collect();
+        Group { first: ranks[0], ranks, settings }
+    }
+
+    fn first(size: u32) -> Group {
+        group(0..size, None)
     }
 
     fn call(kind: CollectiveKind) -> Collective {
@@ -150,10 +157,35 @@ mod tests {
         let table = ClusterFile::parse("test", text, &[]).unwrap().resolve(&Choices::default()).unwrap().cluster;
         let mut plans = Plans::of(table.backend.algorithms.clone());
         for ranks in [vec![0, 1, 2, 3, 4, 5], vec![1, 3, 5], vec![0, 1], vec![0, 1, 2, 3]] {
-            let ranks: Arc<[RankId]> = ranks.into_iter().map(RankId).collect();
-            let plan = plans.get(&call(CollectiveKind::AllReduce), "hierarchical", &ranks);
+            let plan = plans.get(&call(CollectiveKind::AllReduce), "hierarchical", &group(ranks.clone(), None));
             let combined: u64 = plan.folds.iter().map(|fold| fold.span.len).sum();
             assert_eq!(combined, 1001 * (ranks.len() as u64 - 1), "{ranks:?}");
         }
+    }
+
+    /// With the group's settings, NCCL carries out the call by trees whose order depends on the cluster's servers.
+    #[test]
+    fn a_groups_plan_follows_its_settings() {
+        let text = "[[device]]\nname = \"a\"\ncount = 8\n\
+                    [network]\npreset = \"rail\"\nper_server = 4\nfabric = \"nvlink4\"\nlink = \"infiniband_ndr\"\n";
+        let file = ClusterFile::parse("test", text, &[]).unwrap();
+        let choices = Choices { backend: Some("nccl".into()), ..Choices::default() };
+        let table = file.resolve(&choices).unwrap().cluster.backend.algorithms;
+        let mut plans = Plans::of(table.clone());
+        let large = Collective { shape: Shape::Even(8 << 20), ..call(CollectiveKind::AllReduce) };
+        let trees = NcclSettings { algorithms: [NcclSettings::TREE; 5], ..NcclSettings::default() };
+        for settings in [None, Some(trees)] {
+            let group = group(0..8, settings);
+            let of_group = table.for_group(&group.ranks, settings.as_ref());
+            let expected = of_group.as_ref().unwrap_or(&table).algorithm(&large, 8);
+            assert_eq!(plans.choice(&large, &group), expected.name());
+            let plan = plans.get(&large, expected.name(), &group);
+            assert_eq!(plan.folds, FoldPlan::derive(&*expected, &large, 8).folds);
+        }
+        let tree = plans.choice(&large, &group(0..8, Some(trees)));
+        assert!(tree.starts_with("tree"));
+        // By its name alone, an algorithm is the one for a single server.
+        let [with, without] = [Some(trees), None].map(|settings| plans.get(&large, tree, &group(0..8, settings)));
+        assert_ne!(with.folds, without.folds);
     }
 }

@@ -2,12 +2,13 @@
 //!
 //! When it happens is the engine's business, when rooms are freed `data`'s.
 
+use super::data::Group;
 use super::fold::Plans;
 use std::sync::Arc;
 use uniference_protocol::memory::{Kernel, Window};
 use uniference_protocol::messages::{Fetched, Offset, Piece};
 use uniference_sim::collective::fold::{Fold, FoldPlan};
-use uniference_sim::ids::{GroupRank, Handle, RankId};
+use uniference_sim::ids::{GroupRank, Handle};
 use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape};
 
 /// Reductions of up to so many bytes in all are done where they are handed out: it takes less time than asking a member to.
@@ -90,11 +91,11 @@ impl Instance {
         settled.then(|| Fetched { pieces: self.pieces(me), ..Fetched::default() })
     }
 
-    /// The output of `me` in a group of `ranks`, who folds if nobody does; `None` while another member folds. With `here`, small reductions are done here.
+    /// The output of `me` in `group`, who folds if nobody does; `None` while another member folds. With `here`, small reductions are done here.
     pub(super) fn claim(
         &mut self,
         me: usize,
-        ranks: &Arc<[RankId]>,
+        group: &Group,
         plans: &mut Plans,
         here: Option<&Window>,
     ) -> Option<Fetched> {
@@ -103,7 +104,7 @@ impl Instance {
         }
         if self.folding == Folding::Open {
             let algorithm = self.algorithm.expect("a complete collective has an algorithm");
-            self.plan = Some(plans.get(&self.call(me).call, algorithm, ranks));
+            self.plan = Some(plans.get(&self.call(me).call, algorithm, group));
             if let Some(sums) = self.sums(me) {
                 return Some(sums);
             }

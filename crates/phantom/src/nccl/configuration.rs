@@ -39,11 +39,15 @@ pub(super) fn read(config: *const c_void) -> Configuration {
         return Vec::new();
     }
     let at = config.cast::<u8>();
-    // SAFETY: a configuration begins with its size, within which its fields are read.
-    let size = unsafe { at.cast::<usize>().read_unaligned() };
+    // SAFETY: a configuration begins with its size, a magic number and a version; its fields are read within its size.
+    let (size, version) = unsafe { (at.cast::<usize>().read_unaligned(), at.add(12).cast::<c_int>().read_unaligned()) };
     let mut offset = size_of::<usize>() + 2 * size_of::<c_int>();
     let mut set = Vec::new();
     for (name, is_pointer) in FIELDS {
+        // Before NCCL 2.25, the structure has padding in this place (`src/init.cc`).
+        if name == "trafficClass" && version < 22_500 {
+            break;
+        }
         let length = if is_pointer { size_of::<usize>() } else { size_of::<c_int>() };
         offset = offset.next_multiple_of(length);
         if offset + length > size {
@@ -72,18 +76,25 @@ mod tests {
     /// 2.18.
     #[test]
     fn fields_are_found_where_the_header_has_them() {
-        let mut words = [UNSET; 32];
-        words[..2].copy_from_slice(&[120, 0]);
+        let mut words = [UNSET; 24];
+        words[..4].copy_from_slice(&[96, 0, 0, 23_000]);
         // The words 4 to 7 are blocking, cgaClusterSize, minCTAs and maxCTAs (from byte 16); the words 8 and 9 are a
         // pointer.
         (words[6], words[7]) = (2, 4);
         (words[8], words[9]) = (0, 0);
         words[10] = 1;
         (words[12], words[13]) = (0, 7);
-        words[14] = 1;
-        let known = |words: &[c_int; 32]| read(words.as_ptr().cast());
-        let expected = vec![("minCTAs", 2), ("maxCTAs", 4), ("splitShare", 1), ("commName", 1), ("collnetEnable", 1)];
+        (words[14], words[23]) = (1, 1);
+        let known = |words: &[c_int; 24]| read(words.as_ptr().cast());
+        let mut expected =
+            vec![("minCTAs", 2), ("maxCTAs", 4), ("splitShare", 1), ("commName", 1), ("collnetEnable", 1)];
+        expected.push(("graphStreamOrdering", 1));
         assert_eq!(known(&words), expected);
+        // The size of 48 has padding behind `splitShare` in NCCL 2.18, and `trafficClass` in NCCL 2.25.
+        (words[0], words[3], words[11]) = (48, 21_800, 5);
+        assert_eq!(known(&words), expected[..3]);
+        words[3] = 22_500;
+        assert_eq!(known(&words)[3..], [("trafficClass", 5)]);
         words[0] = 32;
         assert_eq!(known(&words), expected[..2]);
         assert_eq!(read(std::ptr::null()), []);

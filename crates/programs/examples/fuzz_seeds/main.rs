@@ -103,7 +103,7 @@ fn record(toml: &str) -> Vec<u8> {
     let work = Work::new(SimDuration::from_us(3), Origin::Measured);
     for rank in (0..2).map(RankId) {
         let script = [
-            Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0, settings: None },
+            Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0, settings: None, rendezvous: false },
             issue(Activity::Compute(work.clone())),
             issue(Activity::Call(Call { group: GroupId(0), op: reduce.clone() })),
             issue(Activity::Call(Call { group: GroupId(0), op: write(1 - rank.0) })),

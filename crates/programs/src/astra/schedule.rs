@@ -6,6 +6,7 @@
 
 use super::closed_form::AnalyticalModel;
 use crate::chakra::feed::{Expand, Feed, FeedError};
+use crate::chakra::replay::Oddities;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::io::Read;
@@ -95,13 +96,15 @@ pub struct CompletedNode<'a> {
 }
 
 /// Doubts about the simulation of traces that ran to their end.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Doubts {
     /// Number of compute nodes that took 1 ns because they give a number of operations and no duration, and the system
     /// has its roofline model disabled.
     pub untimed: u64,
     /// Whether a node named one of the process groups that were given in addition to the traces.
     pub uses_given_groups: bool,
+    /// Parts of the traces that are not simulated as written.
+    pub oddities: Oddities,
 }
 
 /// Runs a trace for each rank. `observer` receives the ends of the ranks, `done` each node that took time, when the
@@ -143,6 +146,7 @@ pub fn run<R: Read>(
     };
     run.finish(done)?;
     run.report(observer);
+    run.doubts.oddities.missing_dependencies = run.ranks.iter().map(|rank| rank.feed.missing()).sum();
     Ok(run.doubts)
 }
 
@@ -316,6 +320,7 @@ impl<R: Read> Simulation<'_, R> {
         if let Some(Refusal { problem, hint }) = refusal(node, rank as u32) {
             return Err(self.wrong(rank, id, problem, hint));
         }
+        self.doubts.oddities.count(node);
         match node.r#type() {
             NodeType::Metadata | NodeType::Invalid => {
                 self.ranks[rank].issued.remove(&id);

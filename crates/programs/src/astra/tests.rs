@@ -1,6 +1,7 @@
 use super::closed_form::AnalyticalModel;
 use super::custom::Custom;
 use super::schedule::{Machine, Scales, run};
+use crate::chakra::replay::Oddities;
 use uniference_formats::astra::inputs::{AstraCollective, Network, System};
 use uniference_formats::astra::memory::RemoteMemory;
 use uniference_formats::chakra::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TYPE, NUM_OPS, PG_NAME, TENSOR_SIZE};
@@ -251,6 +252,22 @@ fn reader(nodes: &[Node]) -> Reader<std::io::Cursor<Vec<u8>>> {
     let mut writer = Writer::new(Vec::new(), &GlobalMetadata::default()).unwrap();
     nodes.iter().for_each(|node| writer.node(node).unwrap());
     Reader::open(std::io::Cursor::new(writer.finish().unwrap())).unwrap()
+}
+
+#[test]
+fn parts_that_are_not_simulated_as_written_are_counted() {
+    let mut prioritized = node(1, NodeType::CommColl, &[99], &[(COMM_TYPE, 0), (COMM_SIZE, 20), ("comm_priority", 1)]);
+    let unknown = Node { r#type: 77, ..node(2, NodeType::Comp, &[1], &[]) };
+    let traces = vec![reader(&[prioritized.clone(), unknown]), {
+        prioritized.data_deps.clear();
+        reader(&[prioritized])
+    }];
+    let model = AnalyticalModel::new(system(&["ring"], "\"endpoint-delay\": 0"), network(&[("Ring", 2, 10)]), 1);
+    let machine = Machine { model: &model, memory: None, expand: None };
+    let scales = Scales { compute: 1.0, communication: 1.0 };
+    let doubts = run(&machine, &[], scales, traces, &mut Statistics::default(), &mut |_| {}).unwrap();
+    let ignored = [("comm_priority".to_owned(), 2)].into();
+    assert_eq!(doubts.oddities, Oddities { unknown_types: 1, missing_dependencies: 1, ignored });
 }
 
 #[test]

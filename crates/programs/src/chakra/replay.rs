@@ -162,6 +162,16 @@ pub struct Oddities {
     pub ignored: BTreeMap<String, u64>,
 }
 
+impl Oddities {
+    /// Counts the parts of a node that are not simulated as written.
+    pub fn count(&mut self, node: &Node) {
+        self.unknown_types += u64::from(node.r#type() == NodeType::Invalid);
+        for attribute in ignored(node) {
+            *self.ignored.entry(attribute.to_owned()).or_default() += 1;
+        }
+    }
+}
+
 /// A group: its ranks, and how many groups of just these ranks come before it.
 type GroupKey = (Arc<[RankId]>, u32);
 
@@ -317,11 +327,7 @@ impl<N: Nodes> Replay<N> {
         if let Some(Refusal { problem, hint }) = refusal(node, self.rank.0) {
             return Err(self.wrong(id, problem, hint));
         }
-        self.oddities.unknown_types +=
-            u64::from(matches!(NodeType::try_from(node.r#type), Err(_) | Ok(NodeType::Invalid)));
-        for attribute in ignored(node) {
-            *self.oddities.ignored.entry(attribute.to_owned()).or_default() += 1;
-        }
+        self.oddities.count(node);
         Ok(())
     }
 
@@ -443,7 +449,7 @@ impl<N: Nodes> Replay<N> {
                     let (ranks, sequence) = members.clone();
                     self.asked = Some(Asked::Group(members.clone()));
                     self.issue.push_front(task);
-                    return Request::JoinGroup { ranks, sequence, settings: None };
+                    return Request::JoinGroup { ranks, sequence, settings: None, rendezvous: false };
                 }
             },
         };

@@ -671,15 +671,31 @@ fn what_does_not_fit_is_refused() {
         Spec { new_tokens: 2, ..base() },
         Spec { model: Model { kv_heads: 6, ..small().model }, ..base() },
         Spec { phase: Phase::Prefill, zero: 3, ..base() },
-        // The check refuses 2^38 / 2 micro-batches, and 2^27 layers, before it builds any operator.
+        // The checks refuse 2^38 / 2 micro-batches, and 2^27 layers, before any operator is built.
         Spec { batch: 1 << 38, micro_batch: 1, ..base() },
         Spec {
             model: Model { layers: 1 << 27, hidden: 8, heads: 8, kv_heads: 8, ffn: 8, vocabulary: 8, ..small().model },
             ..base()
         },
     ];
-    let shown = specs.map(|spec| Workload::new(spec).err().map_or("accepted".to_owned(), |error| error.to_string()));
+    let check = |spec| Workload::new(spec).and_then(|workload| workload.check_passes());
+    let shown = specs.map(|spec| check(spec).err().map_or("accepted".to_owned(), |error| error.to_string()));
     insta::assert_snapshot!(shown.join("\n"));
+}
+
+/// Each of 16 stages carries out 128 micro-batches in 4 layers for 16,384 tokens: 2^23 passes. Memory does not grow with
+/// passes, so that a job without a pipeline can be asked for it.
+#[test]
+fn long_jobs_of_large_models_can_be_generated() {
+    let model = Model { layers: 61, ..small().model };
+    let decode = |stages| {
+        let spec = Spec { model: model.clone(), phase: Phase::Decode, new_tokens: 1 << 14, batch: 128, ..small() };
+        Workload::new(Spec { micro_batch: 1, ..laid_out(spec, [1, 1, 1, 1, stages]) }).unwrap()
+    };
+    assert_eq!([1, 16].map(|stages| decode(stages).check_passes()), [Ok(()), Ok(())]);
+    let longer = Spec { batch: 1 << 12, ..decode(1).spec().clone() };
+    let longer = Workload::new(longer).unwrap();
+    assert!(longer.check_passes().is_err() && longer.memory(0).total() > 0);
 }
 
 impl Spec {

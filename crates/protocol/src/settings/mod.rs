@@ -60,8 +60,13 @@ fn warning(what: &str, value: &str, setting: &Setting) -> String {
 /// Warnings about variables of CUDA and PyTorch that are set and not modelled.
 pub fn of_cuda(environment: &BTreeMap<String, String>) -> Vec<String> {
     let unmodelled = environment.iter().filter_map(|(name, value)| {
-        let setting = find(CUDA, name).filter(|setting| setting.effect == Effect::NotModelled)?;
-        (value.trim() != setting.default).then(|| warning(name, value, setting))
+        let setting = find(CUDA, name)?;
+        let is_unmodelled = match name.as_str() {
+            // NVIDIA documents no other value than 0.
+            "NVIDIA_TF32_OVERRIDE" => value.trim() != "0",
+            _ => setting.effect == Effect::NotModelled && value.trim() != setting.default,
+        };
+        is_unmodelled.then(|| warning(name, value, setting))
     });
     unmodelled.collect()
 }
@@ -153,6 +158,8 @@ pub fn of_communicator(
 /// `ring;allreduce:tree,nvls` (per function).
 fn masks(variable: &str, list: &str, known: &[(&str, u8)], warnings: &mut Vec<String>) -> [u8; 5] {
     const FUNCTIONS: [&str; 5] = ["broadcast", "reduce", "allgather", "reducescatter", "allreduce"];
+    // NCCL's other algorithms. The simulation never chooses them, so excluding them has no effect.
+    const UNMODELLED: [&str; 4] = ["NVLSTree", "CollnetDirect", "CollnetChain", "PAT"];
     let mut masks = [NcclSettings::ANY; 5];
     for part in list.split(';').map(str::trim).filter(|part| !part.is_empty()) {
         let (function, names) =
@@ -163,20 +170,25 @@ fn masks(variable: &str, list: &str, known: &[(&str, u8)], warnings: &mut Vec<St
         for name in names.split(',').map(str::trim) {
             match known.iter().find(|(known, _)| known.eq_ignore_ascii_case(name)) {
                 Some((_, bit)) => mask |= bit,
-                None if is_negated => {}
+                None if is_negated && UNMODELLED.iter().any(|known| known.eq_ignore_ascii_case(name)) => {}
                 None => warnings.push(format!(
                     "{variable}={list}: `{name}` is not modelled; docs/reference/settings.md lists all settings"
                 )),
             }
         }
         let mask = if is_negated { NcclSettings::ANY & !mask } else { mask };
+        if is_negated && mask == 0 {
+            warnings.push(format!(
+                "{variable}={list} excludes everything that is modelled: the simulation chooses by itself; docs/reference/settings.md lists all settings"
+            ));
+        }
         match function.map(|function| FUNCTIONS.iter().position(|known| known.eq_ignore_ascii_case(function))) {
             None => masks = [mask; 5],
             Some(Some(place)) => masks[place] = mask,
             Some(None) => warnings.push(format!("{variable}={list}: NCCL has no such function")),
         }
     }
-    // A function for which only unmodelled names are listed may use every modelled one.
+    // A function that may use nothing modelled may use everything modelled. A warning has been given.
     for mask in &mut masks {
         if *mask == 0 {
             *mask = NcclSettings::ANY;

@@ -38,6 +38,10 @@ fn algorithms_and_protocols_are_read_as_nccl_does() {
     assert_eq!(algorithms("ring,CollnetDirect"), ([ring; 5], 1));
     assert_eq!(algorithms("Tree"), ([tree; 5], 1));
     assert_eq!(algorithms("PAT"), ([NcclSettings::ANY; 5], 1));
+    assert_eq!(algorithms("^Rign"), ([NcclSettings::ANY; 5], 1));
+    assert_eq!(algorithms("^ring,tree,nvls"), ([NcclSettings::ANY; 5], 1));
+    let without_protocol = read(&[("NCCL_PROTO", "^LL,LL128,Simple")]);
+    assert_eq!((without_protocol.settings, without_protocol.warnings.len()), (None, 1));
     let protocols = read(&[("NCCL_PROTO", "^LL128")]).settings.unwrap().protocols;
     assert_eq!(protocols, [NcclSettings::LL | NcclSettings::SIMPLE; 5]);
     let without_nvls = read(&[("NCCL_NVLS_ENABLE", "0")]).settings.unwrap().algorithms;
@@ -76,6 +80,8 @@ fn what_is_not_modelled_is_said() {
     assert_eq!(of_cuda(&environment(&[("CUDA_DEVICE_MAX_CONNECTIONS", "8"), ("CUDA_LAUNCH_BLOCKING", "1")])), [""; 0]);
     let said = of_cuda(&environment(&[("CUDA_DEVICE_MAX_CONNECTIONS", "1")]));
     assert!(said[0].starts_with("CUDA_DEVICE_MAX_CONNECTIONS=1 is not modelled"), "{said:?}");
+    assert_eq!(of_cuda(&environment(&[("NVIDIA_TF32_OVERRIDE", "0")])), [""; 0]);
+    assert_eq!(of_cuda(&environment(&[("NVIDIA_TF32_OVERRIDE", "1")])).len(), 1);
     assert!(is_on(&environment(&[("CUDA_LAUNCH_BLOCKING", "1")]), "CUDA_LAUNCH_BLOCKING"));
 }
 

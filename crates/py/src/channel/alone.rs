@@ -4,6 +4,7 @@
 // The functions are called by another library, which passes addresses.
 #![allow(unsafe_code)]
 
+use super::communication::Functions;
 use std::collections::BTreeMap;
 use std::ffi::c_int;
 use std::slice::{from_raw_parts, from_raw_parts_mut};
@@ -11,9 +12,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use uniference_client::Client;
 use uniference_protocol::phantom::{Call, Communication, VERSION};
 use uniference_sim::program::NcclSettings;
-
-/// [`Communication::scale`]
-type Scale = extern "C" fn(dtype: u32, at: usize, bytes: u64, factor: f64);
 
 struct State {
     said: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -26,14 +24,14 @@ struct State {
 static CLIENT: OnceLock<Arc<Client>> = OnceLock::new();
 static STATE: Mutex<State> = Mutex::new(State { said: BTreeMap::new(), groups: 0, calls: 0, data: BTreeMap::new() });
 
-/// What the library of simulated GPUs is given, which stays. Tensors of floating-point numbers with more than `limit` elements have no values.
-pub(super) fn table(client: &Arc<Client>, scale: Scale, limit: Option<u64>) -> &'static Communication {
-    let limit = limit.unwrap_or(u64::MAX);
+/// What the library of simulated GPUs is given, which stays.
+pub(super) fn table(client: &Arc<Client>, functions: Functions) -> &'static Communication {
+    let Functions { scale, is_large, .. } = functions;
     let _ = CLIENT.set(client.clone());
     Box::leak(Box::new(Communication {
         version: VERSION,
         rank,
-        limit,
+        is_large,
         publish,
         look_up,
         group,

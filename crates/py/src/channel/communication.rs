@@ -23,18 +23,20 @@ pub(crate) struct Functions {
     pub(crate) combine: extern "C" fn(operation: u32, dtype: u32, into: usize, from: usize, bytes: u64),
     pub(crate) scale: extern "C" fn(dtype: u32, at: usize, bytes: u64, factor: f64),
     pub(crate) site: extern "C" fn(data: &mut *const u8, length: &mut usize),
+    pub(crate) is_large: extern "C" fn(elements: u64, dtype: u32) -> c_int,
 }
 
 impl Functions {
     /// # Safety
     /// These are addresses of the functions of a library that is never unloaded.
-    pub(crate) unsafe fn at(combine: usize, scale: usize, site: usize) -> Functions {
+    pub(crate) unsafe fn at(combine: usize, scale: usize, site: usize, is_large: usize) -> Functions {
         // SAFETY: the caller's.
         unsafe {
             Functions {
                 combine: std::mem::transmute::<usize, extern "C" fn(u32, u32, usize, usize, u64)>(combine),
                 scale: std::mem::transmute::<usize, extern "C" fn(u32, usize, u64, f64)>(scale),
                 site: std::mem::transmute::<usize, extern "C" fn(&mut *const u8, &mut usize)>(site),
+                is_large: std::mem::transmute::<usize, extern "C" fn(u64, u32) -> c_int>(is_large),
             }
         }
     }
@@ -50,16 +52,15 @@ struct State {
 
 static STATE: OnceLock<State> = OnceLock::new();
 
-/// What the library of simulated GPUs is given, which stays. Tensors of floating-point numbers with more than `limit` elements have no values.
-pub(crate) fn table(client: &Arc<Client>, functions: Functions, limit: Option<u64>) -> &'static Communication {
+/// What the library of simulated GPUs is given, which stays.
+pub(crate) fn table(client: &Arc<Client>, functions: Functions) -> &'static Communication {
     let state = State { client: client.clone(), functions, reductions: Mutex::default() };
-    let limit = limit.unwrap_or(u64::MAX);
     let _ = STATE.set(state);
-    let scale = functions.scale;
+    let Functions { scale, is_large, .. } = functions;
     let table = Communication {
         version: VERSION,
         rank,
-        limit,
+        is_large,
         publish,
         look_up,
         group,

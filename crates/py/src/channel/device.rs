@@ -51,7 +51,7 @@ pub(super) struct Launches {
     host_function: extern "C" fn(u32),
     number: extern "C" fn(u64),
     running_operator: extern "C" fn() -> u64,
-    launches: unsafe extern "C" fn(*const u8, usize),
+    launches: unsafe extern "C" fn(*const u8, usize) -> c_int,
 }
 
 /// The link of this process, which stays.

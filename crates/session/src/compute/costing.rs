@@ -408,15 +408,21 @@ impl RankCosting {
         *places.entry(what).or_insert_with(|| {
             let definitions = decoder.definitions();
             let (estimate, kind) = match (plan.costs.as_deref(), what) {
-                (
-                    None,
-                    What::Definition { .. }
-                    | What::OnDevice { .. }
-                    | What::Attention { .. }
-                    | What::Kernel { .. }
-                    | What::Spin { .. }
-                    | What::Copy { .. },
-                ) => (Estimate::UNKNOWN, ""),
+                (_, What::OnHost { number }) => {
+                    let HostCpu { costs, ranks } = plan.host_cpu.as_ref().expect("it was looked at");
+                    let definition = &definitions[number];
+                    let estimate = match costs.on_device(definition) {
+                        Estimate { origin: Origin::None, .. } => {
+                            by_bytes.insert(definition.name.clone());
+                            let duration =
+                                SimDuration::from_secs_f64(costs.at_least(definition)).unwrap_or(SimDuration::MAX);
+                            Estimate { duration, origin: Origin::Roofline, spread: None }
+                        }
+                        known => known,
+                    };
+                    (Estimate { duration: estimate.duration.scaled(*ranks), ..estimate }, ON_HOST)
+                }
+                (None, _) => (Estimate::UNKNOWN, ""),
                 (
                     Some(costs),
                     What::Definition { number, .. } | What::OnDevice { number } | What::Attention { number, .. },
@@ -437,20 +443,6 @@ impl RankCosting {
                     Estimate { origin: Origin::None, .. } => (costs.kernel(traffic(&definitions[number])), KERNEL),
                     known => (known, costs.kind(&definitions[number])),
                 },
-                (_, What::OnHost { number }) => {
-                    let HostCpu { costs, ranks } = plan.host_cpu.as_ref().expect("it was looked at");
-                    let definition = &definitions[number];
-                    let estimate = match costs.on_device(definition) {
-                        Estimate { origin: Origin::None, .. } => {
-                            by_bytes.insert(definition.name.clone());
-                            let duration =
-                                SimDuration::from_secs_f64(costs.at_least(definition)).unwrap_or(SimDuration::MAX);
-                            Estimate { duration, origin: Origin::Roofline, spread: None }
-                        }
-                        known => known,
-                    };
-                    (Estimate { duration: estimate.duration.scaled(*ranks), ..estimate }, ON_HOST)
-                }
                 (Some(costs), What::Attention { number, ref sequences }) => {
                     (costs.attention(&definitions[number], sequences), costs.kind(&definitions[number]))
                 }

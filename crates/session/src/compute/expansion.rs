@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::mem::take;
 use uniference_formats::operators::{CopyKind, LaunchFlags, Line, Reading, StreamEntry};
 use uniference_host::live::exchange::{CopyEngine, Launch, LaunchId, Piece};
-use uniference_sim::device::{Resource, Work};
+use uniference_sim::device::{HostCosts, Resource, Work};
 use uniference_sim::program::Origin;
 use uniference_sim::time::SimDuration;
 
@@ -23,33 +23,6 @@ use uniference_sim::time::SimDuration;
 const OF_GRAPHS: u32 = 1 << 31;
 /// In a graph: the stream on which it is launched.
 const ORIGIN: u32 = u32::MAX;
-
-/// How long the host takes for what a program does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostCosts {
-    /// To come to an operator, and launch its first kernel.
-    pub operator: SimDuration,
-    /// To launch another one, or a copy or a graph.
-    pub launch: SimDuration,
-    /// To record an event, or make a stream wait for one.
-    pub call: SimDuration,
-    /// To carry out a function of Python, where the program calls more of them than an operator's time has room for.
-    pub python: SimDuration,
-}
-
-impl Default for HostCosts {
-    /// An operator: PyTorch 2.15 with CUDA's libraries replaced by ones that do nothing takes 5 to 7 us on a server's processor, from the
-    /// Python of a transformer's forward pass on. A launch: where the host is the bottleneck, a loop of short kernels takes 3.8 us a kernel (Gray,
-    /// "Getting started with CUDA graphs", NVIDIA 2019). A call: as long as a look at the clock.
-    fn default() -> HostCosts {
-        HostCosts {
-            operator: SimDuration::from_us(6),
-            launch: SimDuration::from_ns(3_800),
-            call: SimDuration::from_us(1),
-            python: SimDuration::ZERO,
-        }
-    }
-}
 
 /// A piece, and which figure its duration is.
 pub(super) struct CostedPiece {

@@ -12,7 +12,6 @@ mod nodes;
 mod tests;
 
 pub(crate) use costing::{Costed, Costing, RankSteps, Shared};
-pub use expansion::HostCosts;
 pub(crate) use nodes::NodeModels;
 
 use earlier::Earlier;
@@ -32,7 +31,7 @@ use uniference_formats::report::Manifest;
 use uniference_formats::units::Duration;
 use uniference_host::error::HostError;
 use uniference_host::live::driver;
-use uniference_sim::device::{Estimate, Rates};
+use uniference_sim::device::{Estimate, HostCosts, Rates};
 use uniference_sim::time::SimDuration;
 use uniference_studies::whatif::LineScale;
 
@@ -363,7 +362,7 @@ struct HostCpu {
     ranks: f64,
 }
 
-/// CPU sockets per server.
+/// CPU sockets per server, unless the server has more GPUs than [`devices::KnownDevice::gpus_per_cpu`] per socket.
 const SOCKETS: u32 = 2;
 
 /// What a record says of its compute.
@@ -611,7 +610,8 @@ fn host_cpus(ways: &[Way], resolved: &Resolved, options: &ComputeOptions) -> Res
         let target = Target { name: Some(known.name.clone()), rates };
         let costs: Arc<dyn OperatorCosts> = options.models.of(target, &options.models.databases(options)?);
         let ranks = on_host[&resolved.cluster.topology.server(devices[rank].host)];
-        Ok(Some(HostCpu { costs, ranks: (f64::from(ranks) / f64::from(SOCKETS)).max(1.0) }))
+        let ranks = (f64::from(ranks) / f64::from(SOCKETS)).clamp(1.0, known.gpus_per_cpu().into());
+        Ok(Some(HostCpu { costs, ranks }))
     };
     (0..devices.len()).map(host_cpu).collect()
 }

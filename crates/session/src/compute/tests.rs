@@ -5,7 +5,6 @@ mod graphs;
 mod lines;
 
 use super::*;
-use crate::compute::expansion::HostCosts;
 use std::cell::RefCell;
 use std::io::Cursor;
 use uniference_devices::operators::Sequences;
@@ -116,6 +115,22 @@ fn cluster(ranks: u32) -> Cluster {
     };
     let file = ClusterFile::parse("test", &flags.to_toml().unwrap(), &[]).unwrap();
     file.resolve(&Choices { backend: Some("ideal".into()), ..Choices::default() }).unwrap().cluster
+}
+
+/// Two CPUs per server with x86 CPUs; one Grace per two GPUs, 36 in an NVL72.
+#[test]
+fn ranks_of_a_server_share_its_cpus() {
+    let shares = |model: &str, count: u32| {
+        let network = format!("preset = \"rail\"\nper_server = {count}\nfabric = \"nvlink4\"");
+        let text = format!("[[device]]\nname = \"a\"\nmodel = \"{model}\"\ncount = {count}\n[network]\n{network}\n");
+        let file = ClusterFile::parse("test", &text, &[]).unwrap();
+        let resolved = file.resolve(&Choices::default()).unwrap();
+        let ways = vec![Way::Modelled; count as usize];
+        let cpus = host_cpus(&ways, &resolved, &ComputeOptions::default()).unwrap();
+        cpus[0].as_ref().unwrap().ranks
+    };
+    let of = |model| [1, 2, 4, 8, 72].map(|count| shares(model, count));
+    assert_eq!((of("b200"), of("gb200")), ([1.0, 1.0, 2.0, 4.0, 4.0], [1.0, 1.0, 2.0, 2.0, 2.0]));
 }
 
 /// What a program does.

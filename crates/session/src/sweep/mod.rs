@@ -17,6 +17,7 @@ use crate::folder::{next_default, unwritable};
 use crate::lock::{LOCK, Lock, Writer};
 use crate::notices::Notices;
 use crate::places::seen;
+use crate::whole;
 use journal::{Done, Journal};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -229,8 +230,8 @@ impl SweepFolder {
         fs::create_dir_all(&path).map_err(|source| unwritable("create", &path, source))?;
         let lock = Lock::of_folder(&path, Writer::Alone, notices)?;
         let file = path.join(JOURNAL);
-        let is_other =
-            |name: &str| ![LOCK, JOURNAL, "journal.sqlite-journal", CSV, PARQUET, PAGE, TRIALS].contains(&name);
+        let own = [LOCK, JOURNAL, "journal.sqlite-journal", CSV, PARQUET, PAGE, TRIALS];
+        let is_other = |name: &str| !own.contains(&whole::unfinished(name).unwrap_or(name));
         let entries = fs::read_dir(&path).map_err(|source| unwritable("read", &path, source))?;
         let names = entries.filter_map(Result::ok).map(|entry| entry.file_name().to_string_lossy().into_owned());
         let mut names: Vec<String> = names.filter(|name| name != LOCK).collect();
@@ -286,17 +287,9 @@ impl SweepFolder {
     pub fn write(&self, undertaking: &Undertaking<'_>) -> Result<Results, HostError> {
         let table = self.table(undertaking);
         let page = uniference_studies::page::sweep(undertaking.sweep, &table);
-        let trials = self.path.join(TRIALS);
-        fs::create_dir_all(&trials).map_err(|source| unwritable("create", &trials, source))?;
         for (name, bytes) in [(CSV, table.to_csv()), (PARQUET, table.to_parquet()), (PAGE, page.into_bytes())] {
             let path = self.path.join(name);
-            // Whoever reads meanwhile sees the old file or the new one.
-            let part = trials.join(format!(".{name}.part"));
-            let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, &path));
-            if written.is_err() {
-                let _ = fs::remove_file(&part);
-            }
-            written.map_err(|source| unwritable("write", &path, source))?;
+            whole::write(&path, &bytes).map_err(|source| unwritable("write", &path, source))?;
         }
         Ok(table)
     }

@@ -93,6 +93,14 @@ fn of_all_ranks(prefix: &Path) -> Result<Option<Vec<PathBuf>>, HostError> {
     if prefix.is_file() {
         return Ok(None);
     }
+    without_gaps(prefix).map(Some)
+}
+
+/// The traces with this prefix, in the order of their ranks.
+///
+/// # Errors
+/// If there are none, if the trace of a rank is missing, or if there are two of a rank.
+pub fn without_gaps(prefix: &Path) -> Result<Vec<PathBuf>, HostError> {
     let ranks = ranks_of(prefix)?;
     let Some((last, path)) = ranks.last_key_value() else {
         let first = name_of(prefix, 0);
@@ -109,7 +117,7 @@ fn of_all_ranks(prefix: &Path) -> Result<Option<Vec<PathBuf>>, HostError> {
             name_of(prefix, missing).display(),
             path.display(),
         ))),
-        None => Ok(Some(ranks.into_values().collect())),
+        None => Ok(ranks.into_values().collect()),
     }
 }
 

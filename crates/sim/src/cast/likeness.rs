@@ -426,7 +426,13 @@ mod tests {
     }
 
     fn join(ranks: [u32; 2]) -> RecordedStep {
-        Request::JoinGroup { ranks: ranks.map(RankId).into_iter().collect(), sequence: 0, settings: None }.into()
+        Request::JoinGroup {
+            ranks: ranks.map(RankId).into_iter().collect(),
+            sequence: 0,
+            settings: None,
+            rendezvous: false,
+        }
+        .into()
     }
 
     fn hear(likeness: &mut Likeness, rank: u32, steps: &[RecordedStep]) {
@@ -574,7 +580,7 @@ mod tests {
             let elements = if less.contains(&rank) { 4 } else { 5 };
             let all = (0..16).map(RankId).collect();
             let group = [
-                Request::JoinGroup { ranks: all, sequence: 0, settings: None }.into(),
+                Request::JoinGroup { ranks: all, sequence: 0, settings: None, rendezvous: false }.into(),
                 RecordedStep::Named(GroupId(0)),
             ];
             hear(&mut likeness, rank, &group);

@@ -97,8 +97,13 @@ mod tests {
     }
 
     fn join(ranks: &[u32]) -> RecordedStep {
-        Request::JoinGroup { ranks: ranks.iter().map(|rank| RankId(*rank)).collect(), sequence: 0, settings: None }
-            .into()
+        Request::JoinGroup {
+            ranks: ranks.iter().map(|rank| RankId(*rank)).collect(),
+            sequence: 0,
+            settings: None,
+            rendezvous: false,
+        }
+        .into()
     }
 
     /// Ranks 0, 2, 4, 6 of 8, moved by 1 and by 4: to 1, 3, 5, 7, and to 4, 6, 0, 2, which are named in order.

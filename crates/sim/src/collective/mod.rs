@@ -148,25 +148,32 @@ pub struct Surroundings {
     pub nvls: bool,
     /// How many channels NCCL may use; at least 1.
     pub max_channels: u32,
-    /// Rate between a GPU and its host's memory; `None` if unknown.
-    pub host: Option<Rate>,
+    /// Rate between a GPU and its host's memory.
+    pub host: Rate,
     /// NCCL settings that the program makes for the communicator.
     pub settings: NcclSettings,
 }
 
-/// What a protocol does to a message.
+/// Effect of a protocol on messages, by where the receiver is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wire {
-    /// How many bytes of payload go where 1,000 bytes could; above zero.
-    pub efficiency: u32,
-    /// From the last byte's leaving until the receiver can go on, at least, inside a server.
-    pub inside: SimDuration,
-    /// The same between servers.
-    pub between: SimDuration,
+    /// Messages to a rank in the same server.
+    pub inside: Hop,
+    /// Messages to another server.
+    pub between: Hop,
 }
 
-impl Wire {
-    /// What `bytes` of payload take up.
+/// Effect of a protocol on a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hop {
+    /// Bytes of payload that a link carries in the time of 1,000 bytes; above zero.
+    pub efficiency: u32,
+    /// Shortest time from the departure of the last byte until the receiver can go on.
+    pub latency: SimDuration,
+}
+
+impl Hop {
+    /// Bytes for which `bytes` of payload occupy links.
     pub(crate) fn stretched(&self, bytes: Bytes) -> Bytes {
         let stretched = (u128::from(bytes.0) * 1000).div_ceil(self.efficiency.into());
         Bytes(stretched.try_into().unwrap_or(u64::MAX))

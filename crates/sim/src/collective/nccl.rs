@@ -15,7 +15,7 @@ use super::linear::Linear;
 use super::nvls::Nvls;
 use super::rails::Rails;
 use super::ring::Ring;
-use super::{Algorithm, GroupRank, Steps, Surroundings, Wire};
+use super::{Algorithm, GroupRank, Hop, Steps, Surroundings, Wire};
 use crate::program::{Collective, CollectiveKind};
 use crate::symmetry::Relabeling;
 use crate::time::SimDuration;
@@ -39,7 +39,7 @@ impl Nccl {
             // A barrier is an all-reduce of one number; the others are sends and receives of one group call.
             CollectiveKind::Barrier => return Arc::new(super::dissemination::Dissemination),
             CollectiveKind::AllToAll | CollectiveKind::Gather | CollectiveKind::Scatter => {
-                return match wire_of_messages(self.surroundings, size) {
+                return match wire_of_messages(self.surroundings) {
                     Some(wire) => Arc::new(Carried { inner: Arc::new(Linear), name: Linear.name(), wire }),
                     None => Arc::new(Linear),
                 };
@@ -79,10 +79,9 @@ impl Forced {
 
 /// Share of the links' rate that the program's settings leave to messages between two ranks; `None` if they have the
 /// full rate.
-pub(super) fn wire_of_messages(surroundings: Surroundings, size: u32) -> Option<Wire> {
-    let model = Model::new(surroundings, size);
-    let efficiency = ((model.used() / model.bus() * 1000.0).round() as u32).max(1);
-    (efficiency < 1000).then_some(Wire { efficiency, inside: SimDuration::ZERO, between: SimDuration::ZERO })
+pub(super) fn wire_of_messages(surroundings: Surroundings) -> Option<Wire> {
+    let [inside, between] = tuning::message_shares(surroundings).map(|share| hop(share, 0.0));
+    (inside.efficiency < 1000 || between.efficiency < 1000).then_some(Wire { inside, between })
 }
 
 /// What a call is about in NCCL's words: of all blocks together.
@@ -103,7 +102,7 @@ fn carried(model: &Model, surroundings: Surroundings, variant: &Variant, call: &
     if rails && variant.shape == Shape::Ring {
         // Rings that wait for each other would wait for the longest hop in every round; each by itself has few of them.
         let mean = model.mean_hop(variant, call.kind) + start(model, variant, call.kind, size);
-        (wire.inside, wire.between) = (hop(mean), hop(mean));
+        (wire.inside.latency, wire.between.latency) = (latency(mean), latency(mean));
     }
     let inner: Arc<dyn Algorithm> = match (variant.shape, call.kind) {
         (_, CollectiveKind::Broadcast | CollectiveKind::Reduce) => Arc::new(Chain { chunk, servers }),
@@ -135,8 +134,8 @@ fn wire(model: &Model, variant: &Variant, kind: CollectiveKind, bytes: u64, size
         }
     };
     let start = start(model, variant, kind, size);
-    let [inside, between] = hops.map(|microseconds| hop(microseconds + start));
-    Wire { efficiency: ((efficiency * 1000.0).round() as u32).max(1), inside, between }
+    let [inside, between] = hops.map(|microseconds| hop(efficiency, microseconds + start));
+    Wire { inside, between }
 }
 
 /// Of what comes before the first step, each hop's part.
@@ -155,7 +154,11 @@ fn phases(kind: CollectiveKind) -> f64 {
     if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 }
 }
 
-fn hop(microseconds: f64) -> SimDuration {
+fn hop(efficiency: f64, microseconds: f64) -> Hop {
+    Hop { efficiency: ((efficiency * 1000.0).round() as u32).max(1), latency: latency(microseconds) }
+}
+
+fn latency(microseconds: f64) -> SimDuration {
     SimDuration::from_ns((microseconds * 1e3).round() as u64)
 }
 

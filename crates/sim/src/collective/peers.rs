@@ -17,7 +17,7 @@
 
 use super::layout::Layout;
 use super::rounds::{batches, before, recv, recv_combine, send, wrap};
-use super::{Action, Algorithm, GroupRank, Steps, Wire, even_blocks};
+use super::{Action, Algorithm, GroupRank, Hop, Steps, Wire, even_blocks};
 use crate::program::{Collective, CollectiveKind, PeerKernel, Shape};
 use crate::symmetry::Relabeling;
 use crate::time::{Bytes, Rate, SimDuration};
@@ -53,8 +53,8 @@ impl Peers {
             // Of two phases.
             PeerKernel::TwoShot => (TWO_SHOTS_RATE, (start + SECOND_SHOT) / 2),
         };
-        let hop = SimDuration::from_ns(hop);
-        Peers { kernel, wire: Wire { efficiency, inside: hop, between: hop } }
+        let hop = Hop { efficiency, latency: SimDuration::from_ns(hop) };
+        Peers { kernel, wire: Wire { inside: hop, between: hop } }
     }
 
     /// Where the members' blocks are. Those of an all-reduce are as many packs for each, and the rest for the last.

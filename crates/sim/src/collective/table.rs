@@ -117,10 +117,9 @@ impl AlgorithmTable {
         Some(table)
     }
 
-    /// Share of the links' rate that messages between two ranks have in a group of `size` ranks; `None` if they have
-    /// the full rate.
-    pub(crate) fn wire_of_messages(&self, size: u32) -> Option<Wire> {
-        nccl::wire_of_messages(self.surroundings?, size)
+    /// Share of the links' rate that messages between two ranks have; `None` if they have the full rate.
+    pub(crate) fn wire_of_messages(&self) -> Option<Wire> {
+        nccl::wire_of_messages(self.surroundings?)
     }
 
     fn placed(&self, ranks: &[RankId]) -> Option<AlgorithmTable> {

@@ -68,13 +68,14 @@ impl Comm {
             return;
         }
         let members = self.groups.get(group);
+        let Some(me) = members.position(of) else { return };
         // Members for which the rank is the representative have closed their ends too.
-        let own = |member: &GroupRank| members.player(*member) == members.position(of).unwrap_or(*member);
-        let ends: Vec<RankId> =
-            (0..members.size()).map(GroupRank).filter(own).map(|end| members.world_rank(end)).collect();
-        let others = (0..members.size()).map(GroupRank).filter(|member| members.plays(*member) && !own(member));
-        let others: Vec<RankId> = others.map(|member| members.world_rank(member)).collect();
-        for to in others.into_iter().filter(|to| !self.closed.gone.contains(to)).collect::<Vec<_>>() {
+        let (own, others): (Vec<_>, Vec<_>) =
+            (0..members.size()).map(GroupRank).partition(|member| members.player(*member) == me);
+        let ends: Vec<RankId> = own.into_iter().map(|end| members.world_rank(end)).collect();
+        let others =
+            others.into_iter().filter(|member| members.plays(*member)).map(|member| members.world_rank(member));
+        for to in others.filter(|to| !self.closed.gone.contains(to)).collect::<Vec<_>>() {
             for of in &ends {
                 let at = now.saturating_add(self.transport.latency(*of, to));
                 let notice = Notice { group, to, of: *of };

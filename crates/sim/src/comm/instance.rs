@@ -1,7 +1,7 @@
 //! Owns one collective while it runs: its members' entries, their steps, and what has arrived before it was asked for.
 
 use crate::collective::{Action, Algorithm, Beside, Step, Steps};
-use crate::ids::{GroupId, GroupRank, Handle, RankId, Site};
+use crate::ids::{GroupId, GroupRank, Handle, MessageId, RankId, Site};
 use crate::program::{Collective, CollectiveKind, PeerKernel, Shape};
 use crate::time::{Bytes, SimTime};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -56,7 +56,8 @@ struct Member {
     has_begun: bool,
     /// Bytes that each peer has sent to this member before the member's first step.
     early_bytes: BTreeMap<GroupRank, Bytes>,
-    held: Vec<(GroupRank, u32)>,
+    /// Messages for this member that are held, each with its sender and its tag.
+    held: Vec<(GroupRank, u32, MessageId)>,
     /// Number of this member's messages for which the receivers have no room, and the last time at which such a message
     /// got room.
     without_room: u32,
@@ -233,25 +234,25 @@ impl Instance {
     }
 
     /// Holds a message of `sender` that lacks room until the member `me` comes to the collective.
-    pub(crate) fn hold(&mut self, me: GroupRank, sender: GroupRank, message: u32) {
-        self.member_or_new(me).held.push((sender, message));
+    pub(crate) fn hold(&mut self, me: GroupRank, sender: GroupRank, message: u32, id: MessageId) {
+        self.member_or_new(me).held.push((sender, message, id));
         self.member_or_new(sender).without_room += 1;
     }
 
     /// Records that the member has come to the collective, and returns the messages that were held for the member.
-    pub(crate) fn begin(&mut self, me: GroupRank) -> Vec<u32> {
+    pub(crate) fn begin(&mut self, me: GroupRank) -> Vec<(u32, MessageId)> {
         let member = self.member_or_new(me);
         member.has_begun = true;
         member.early_bytes.clear();
         let held = std::mem::take(&mut member.held);
         let entered = member.entered.expect("it comes by entering");
-        for (sender, _) in &held {
+        for (sender, ..) in &held {
             let sender = self.member_or_new(*sender);
             sender.without_room -= 1;
             // The time that the call itself needs before its first step does not count as lateness.
             sender.had_room = sender.had_room.max(entered);
         }
-        held.into_iter().map(|(_, message)| message).collect()
+        held.into_iter().map(|(_, message, id)| (message, id)).collect()
     }
 
     /// Starts every step that may start now and hands it to `post`. True once the member is through.

@@ -19,7 +19,7 @@ use crate::collective::choose::AlgorithmTable;
 use crate::event::{Cause, Meeting, Traffic};
 use crate::ids::{GroupId, GroupRank, Handle, MessageId, RankId, Site};
 use crate::network::Asymmetry;
-use crate::program::{Call, CallOp, Collective, NcclSettings, has_rendezvous};
+use crate::program::{Call, CallOp, Collective, NcclSettings};
 use crate::symmetry::Symmetry;
 use crate::time::{Bytes, SimDuration, SimTime};
 use crate::transport::{Message, ONE_SIDED, PLAIN, Purpose, Slab, TIMELESS, Transport, TransportEvent};
@@ -277,8 +277,7 @@ impl Comm {
         if self.wire_of_messages == TIMELESS {
             return TIMELESS;
         }
-        let group = self.groups.get(group);
-        self.transport.wire(group.table(&self.table).wire_of_messages(group.size()))
+        self.transport.wire(self.groups.get(group).table(&self.table).wire_of_messages())
     }
 
     /// Does something at once, or when its time comes.
@@ -294,7 +293,7 @@ impl Comm {
                 let running = self.instances[instance as usize].as_ref().expect("it runs");
                 let cause = Cause::Begun(running.caller(me).handle);
                 let held = self.instances[instance as usize].as_mut().expect("it runs").begin(me);
-                held.into_iter().for_each(|message| self.transport.let_go(now, message, cause));
+                held.into_iter().for_each(|(message, id)| self.transport.let_go(now, message, id, cause));
                 self.run_member(now, instance, me, cause);
             }
             Cue::Part { message, id, room } => self.transport.let_part_go(now, message, id, room),
@@ -332,9 +331,10 @@ impl Comm {
         ranks: Arc<[RankId]>,
         sequence: u32,
         settings: Option<NcclSettings>,
+        rendezvous: bool,
     ) -> Result<GroupId, Asymmetry> {
         let group = self.groups.join(rank, ranks, sequence, settings)?;
-        if has_rendezvous(sequence) {
+        if rendezvous {
             self.transport.has_rendezvous(group);
         }
         Ok(group)
@@ -515,7 +515,7 @@ impl Comm {
                     None => transport.send(now, source, destination, id, bytes, purpose, wire, cause),
                     Some(room) => {
                         let (message, id) = transport.hold(now, source, destination, id, bytes, purpose, wire, cause);
-                        instance.hold(receiver, me, message);
+                        instance.hold(receiver, me, message, id);
                         parts.push(Cue::Part { message, id, room });
                     }
                 }

@@ -13,7 +13,7 @@ mod rates;
 mod sharing;
 mod work;
 
-pub use cost::{CostModel, Estimate, HostMemory};
+pub use cost::{CostModel, Estimate, HostCosts, HostMemory};
 pub use operator::{Dimensions, Elements, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
 pub use power::Power;
 pub use rates::{Peaks, Precision, Rates};

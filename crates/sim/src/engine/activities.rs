@@ -344,7 +344,7 @@ impl Engine {
             if let CallOp::Recv { .. } = call.op {
                 ledger.times.no_data += late;
             }
-            CallTimes { stream, bus_bytes: self.comm.bus_bytes(call), ..times }
+            (stream, CallTimes { bus_bytes: self.comm.bus_bytes(call), ..times })
         });
         let event =
             Event::Completed { rank, handle, call, bytes, issued, started, algorithm, meeting, on_stream, why, cause };
@@ -366,8 +366,8 @@ impl Engine {
         activity.complete = true;
         let failed = activity.failed.is_some();
         let dependents = std::mem::take(&mut activity.dependents);
-        if let Some(busy) = activity.on_stream() {
-            state.streams.end(self.now, busy);
+        if let Some((busy, started)) = activity.on_stream().zip(activity.started) {
+            state.streams.end(self.now, started, busy);
             state.ledger.end_on_stream(self.now, busy.1);
         }
         let key = activity.queue;

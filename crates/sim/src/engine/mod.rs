@@ -338,12 +338,29 @@ impl Engine {
         self.halt(HaltReason::Deadlock);
     }
 
-    /// Whether an operation of a process group is under way on a stream of a device.
-    pub fn communicates_on_streams(&self) -> bool {
+    /// Whether a blocked task may go on for another reason than the end of a sleep or timeout: the network moves bytes, work is
+    /// under way, or a stream of a device carries an operation of a process group, which a library ends after its timeout.
+    pub fn may_still_act(&mut self) -> bool {
+        let moves_bytes = self.comm.next_event().is_some();
         let calls = |rank: &RankState| {
             rank.activities.open().any(|(_, open)| open.stream.is_some() && matches!(open.activity, Activity::Call(_)))
         };
-        self.ranks.iter().any(calls)
+        let acts = |(key, event): (&EventKey, &PendingEvent)| {
+            event.matters(key, &self.ranks[key.rank.index()]) && !self.only_passes_time(key, event)
+        };
+        moves_bytes || self.ranks.iter().any(calls) || self.events.iter().any(acts)
+    }
+
+    /// Whether the event is the end of a sleep or timeout.
+    fn only_passes_time(&self, key: &EventKey, event: &PendingEvent) -> bool {
+        match event {
+            PendingEvent::TimeOut => true,
+            PendingEvent::End(handle) => {
+                let ending = self.ranks[key.rank.index()].activities.get(*handle);
+                ending.is_some_and(|ending| matches!(ending.activity, Activity::Sleep(_)))
+            }
+            _ => false,
+        }
     }
 
     /// Whether the driver is to be asked before time passes to what comes next.
@@ -352,14 +369,7 @@ impl Engine {
         if !asks || network == Some(next) {
             return false;
         }
-        self.events.first().is_some_and(|(key, event)| match event {
-            PendingEvent::TimeOut => true,
-            PendingEvent::End(handle) => {
-                let ending = self.ranks[key.rank.index()].activities.get(*handle);
-                ending.is_some_and(|ending| matches!(ending.activity, Activity::Sleep(_)))
-            }
-            _ => false,
-        })
+        self.events.first().is_some_and(|(key, event)| self.only_passes_time(key, event))
     }
 
     fn somebody_runs(&self) -> bool {
@@ -427,10 +437,12 @@ impl Engine {
                 let elapsed = reached(from).zip(reached(to)).map(between);
                 self.pay(rank, task, POLL_COST, Reply::Elapsed(elapsed));
             }
-            Request::JoinGroup { ranks, sequence, settings } => match self.comm.join(rank, ranks, sequence, settings) {
-                Ok(group) => self.resume(rank, task, Reply::Group(group)),
-                Err(asymmetry) => self.halt(HaltReason::Asymmetry(asymmetry)),
-            },
+            Request::JoinGroup { ranks, sequence, settings, rendezvous } => {
+                match self.comm.join(rank, ranks, sequence, settings, rendezvous) {
+                    Ok(group) => self.resume(rank, task, Reply::Group(group)),
+                    Err(asymmetry) => self.halt(HaltReason::Asymmetry(asymmetry)),
+                }
+            }
             Request::NameGroup { name, call, site } => {
                 match self.comm.groups.name(name, NamedBy { rank, site, call }) {
                     Ok(()) => self.resume(rank, task, Reply::Complete(Vec::new())),

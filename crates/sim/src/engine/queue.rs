@@ -66,6 +66,11 @@ impl<E> EventQueue<E> {
         self.heap.peek().map(|Reverse(Entry { key, event })| (key, event))
     }
 
+    /// All events, in no order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (&EventKey, &E)> {
+        self.heap.iter().map(|Reverse(Entry { key, event })| (key, event))
+    }
+
     pub(crate) fn pop(&mut self) -> Option<(EventKey, E)> {
         let Reverse(entry) = self.heap.pop()?;
         assert!(entry.key.at >= self.last, "time goes back from {} to {:?}", self.last, entry.key);

@@ -269,7 +269,7 @@ impl Halt {
             HaltReason::Groups(NameClash { first, second }) => {
                 let line = |by: &NamedBy| format!("  {} called {}, at {}\n", by.rank, by.call, site(by.site));
                 format!(
-                    "mismatch at {}: {} and {} create different process groups as the same one\n{}{}",
+                    "mismatch at {}: {} and {} create different process groups under one name\n{}{}",
                     self.at,
                     second.rank,
                     first.rank,

@@ -29,8 +29,11 @@ pub(crate) struct Streams {
     device: Account,
     streams: BTreeMap<u32, Account>,
     bare: Bare,
-    /// Time up to which the waiting for late peers is booked.
-    late_until: SimTime,
+    /// Start times of the operations under way, each with the number of operations.
+    calls: BTreeMap<SimTime, u32>,
+    /// Disjoint intervals, in order, for which the waiting for late peers is booked. Intervals before all operations
+    /// under way are dropped.
+    booked: Vec<(SimTime, SimTime)>,
 }
 
 /// Total time in which no kernel ran on the device. The total is known for each moment since the start of the earliest
@@ -55,14 +58,13 @@ impl Bare {
         self.until(end).saturating_sub(self.until(start))
     }
 
-    /// Records that kernels run from now on, or that none does. If no operation is under way, earlier changes are
-    /// dropped: their totals are not needed any more.
-    fn change(&mut self, now: SimTime, kernels: bool, has_calls: bool) {
+    /// Records that kernels run from now on, or that none does. `earliest` is the start of the earliest operation under
+    /// way. Totals before `earliest` are not needed any more, so all changes before the last one until then are dropped.
+    fn change(&mut self, now: SimTime, kernels: bool, earliest: SimTime) {
         let total = self.until(now);
-        if !has_calls {
-            self.changes.clear();
-        }
         self.changes.push((now, total, kernels));
+        let after = self.changes.partition_point(|(since, ..)| *since <= earliest);
+        self.changes.drain(..after.saturating_sub(1));
     }
 }
 
@@ -73,22 +75,39 @@ impl Streams {
         *self.device.running(busy) += 1;
         *self.streams.entry(stream).or_default().running(busy) += 1;
         if busy == Busy::Kernel && self.device.kernels == 1 {
-            self.bare.change(now, true, self.device.calls > 0);
+            self.bare.change(now, true, self.earliest(now));
+        }
+        if busy == Busy::Communication {
+            *self.calls.entry(now).or_default() += 1;
         }
     }
 
-    /// The activity is complete.
-    pub(crate) fn end(&mut self, now: SimTime, (stream, busy): (u32, Busy)) {
+    /// Start of the earliest operation under way, or `now` if there is none.
+    fn earliest(&self, now: SimTime) -> SimTime {
+        self.calls.first_key_value().map_or(now, |(started, _)| *started)
+    }
+
+    /// The activity, which began at `started`, is complete.
+    pub(crate) fn end(&mut self, now: SimTime, started: SimTime, (stream, busy): (u32, Busy)) {
         self.settle(now);
         *self.device.running(busy) -= 1;
         *self.streams.entry(stream).or_default().running(busy) -= 1;
         if busy == Busy::Kernel && self.device.kernels == 0 {
-            self.bare.change(now, false, self.device.calls > 0);
+            self.bare.change(now, false, self.earliest(now));
+        }
+        if busy == Busy::Communication {
+            let calls = self.calls.get_mut(&started).expect("it has begun");
+            *calls -= 1;
+            if *calls == 0 {
+                self.calls.remove(&started);
+            }
+            let earliest = self.earliest(now);
+            self.booked.retain(|(_, to)| *to > earliest);
         }
     }
 
     /// Split of the time of an operation that is about to end. The stream came to the operation at `started`, and all
-    /// peers had entered the operation at `entered`. The fields for the stream and the size are left at their defaults.
+    /// peers had entered the operation at `entered`. The field for the size is left at its default.
     pub(crate) fn call(&self, started: SimTime, entered: SimTime, now: SimTime) -> CallTimes {
         let entered = entered.clamp(started, now);
         let (kernel, late_peer) = (now.since(entered), self.bare.between(started, entered));
@@ -101,8 +120,20 @@ impl Streams {
     /// returned for an overlapping operation is not returned again.
     pub(crate) fn late(&mut self, started: SimTime, entered: SimTime, now: SimTime) -> SimDuration {
         let entered = entered.clamp(started, now);
-        let late = self.bare.between(started.max(self.late_until).min(entered), entered);
-        self.late_until = self.late_until.max(entered);
+        let (mut from, mut late) = (started, SimDuration::ZERO);
+        let (mut start, mut end) = (started, entered);
+        // Intervals that overlap or touch the new one become one interval with it.
+        self.booked.retain(|(booked_from, booked_to)| {
+            if *booked_to < started || entered < *booked_from {
+                return true;
+            }
+            late += self.bare.between(from, (*booked_from).max(from));
+            from = from.max(*booked_to);
+            (start, end) = (start.min(*booked_from), end.max(*booked_to));
+            false
+        });
+        late += self.bare.between(from, entered);
+        self.booked.insert(self.booked.partition_point(|(booked_from, _)| *booked_from < start), (start, end));
         late
     }
 
@@ -144,15 +175,18 @@ mod tests {
 
     /// Of stretches of time from and to, by stream: the device's times, and those of each stream.
     fn times(stretches: &[(u64, u64, u32, Busy)]) -> Vec<[u64; 4]> {
-        let mut changes: Vec<(u64, bool, (u32, Busy))> = stretches
+        let mut changes: Vec<(u64, Option<u64>, (u32, Busy))> = stretches
             .iter()
-            .flat_map(|&(from, to, stream, busy)| [(from, true, (stream, busy)), (to, false, (stream, busy))])
+            .flat_map(|&(from, to, stream, busy)| [(from, None, (stream, busy)), (to, Some(from), (stream, busy))])
             .collect();
         changes.sort_by_key(|(at, ..)| *at);
         let mut streams = Streams::default();
-        for (at, begins, busy) in changes {
+        for (at, ends, busy) in changes {
             let at = SimTime::from_ps(at);
-            if begins { streams.begin(at, busy) } else { streams.end(at, busy) }
+            match ends {
+                None => streams.begin(at, busy),
+                Some(from) => streams.end(at, SimTime::from_ps(from), busy),
+            }
         }
         let all = streams.times(SimTime::from_ps(1_000));
         let spans = |times: StreamTimes| [times.kernels, times.copies, times.communication, times.exposed];
@@ -190,18 +224,53 @@ mod tests {
         for (now, stream, busy) in [(0, 1, Kernel), (10, 2, Communication)] {
             streams.begin(at(now), (stream, busy));
         }
-        streams.end(at(30), (1, Kernel));
+        streams.end(at(30), at(0), (1, Kernel));
         streams.begin(at(35), (3, Communication));
         streams.begin(at(50), (1, Kernel));
-        streams.end(at(60), (1, Kernel));
+        streams.end(at(60), at(50), (1, Kernel));
         let parts = |times: CallTimes| [times.kernel, times.overlapped, times.exposed, times.late_peer];
         // The first operation is exposed for (100 - 10) - 20 - 10, of which 40 - 30 are due to a late peer.
         assert_eq!(parts(streams.call(at(10), at(40), at(100))), [60, 10, 60, 10].map(ps));
         assert_eq!(parts(streams.call(at(35), at(45), at(100))), [55, 10, 55, 10].map(ps));
         // The rank waits for late peers during 30..45.
-        assert_eq!(streams.late(at(10), at(40), at(100)) + streams.late(at(35), at(45), at(100)), ps(15));
+        let late = [(10, 40), (35, 45)].map(|(started, entered)| (at(started), at(entered)));
+        for order in [late, [late[1], late[0]]] {
+            let mut streams = streams.clone();
+            let [first, second] = order.map(|(started, entered)| streams.late(started, entered, at(100)));
+            assert_eq!(first + second, ps(15));
+        }
         // A peer that never came was late all the time.
         assert_eq!(parts(streams.call(at(90), SimTime::MAX, at(100))), [0, 0, 10, 10].map(ps));
+    }
+
+    /// A 0..100 with the last peer at 90, B 50..60 with the last peer at 55: the rank waits for peers during 0..90, whichever
+    /// operation is complete first.
+    #[test]
+    fn an_operation_within_another_does_not_hide_how_late_peers_were() {
+        let (at, ps) = (SimTime::from_ps, SimDuration::from_ps);
+        let mut streams = Streams::default();
+        streams.begin(at(0), (1, Busy::Communication));
+        streams.begin(at(50), (2, Busy::Communication));
+        assert_eq!(streams.late(at(50), at(55), at(60)), ps(5));
+        streams.end(at(60), at(50), (2, Busy::Communication));
+        assert_eq!(streams.late(at(0), at(90), at(100)), ps(85));
+    }
+
+    /// Each operation begins before the one before ends, and a kernel runs during each: only the changes since the start of
+    /// the earliest operation under way are kept.
+    #[test]
+    fn operations_that_always_overlap_keep_no_history() {
+        let at = |step: u64| SimTime::from_ps(10 * step);
+        let mut streams = Streams::default();
+        streams.begin(at(0), (0, Busy::Communication));
+        for step in 1..1000 {
+            streams.begin(at(step), (step as u32 % 2, Busy::Communication));
+            streams.begin(at(step), (2, Busy::Kernel));
+            streams.late(at(step - 1), at(step), at(step));
+            streams.end(at(step), at(step - 1), ((step - 1) as u32 % 2, Busy::Communication));
+            streams.end(at(step) + SimDuration::from_ps(5), at(step), (2, Busy::Kernel));
+        }
+        assert!(streams.bare.changes.len() <= 4 && streams.booked.len() <= 1);
     }
 
     #[test]

@@ -89,7 +89,9 @@ fn what_is_never_awaited_is_forgotten_when_it_is_complete() {
         }
         let (peer, last) = (GroupRank(1 - rank.0), Handle(issued[rank.index()]));
         let request = match (reply, requests[rank.index()] % 9) {
-            (Reply::Start, _) => Request::JoinGroup { ranks: world.clone(), sequence: 0, settings: None },
+            (Reply::Start, _) => {
+                Request::JoinGroup { ranks: world.clone(), sequence: 0, settings: None, rendezvous: false }
+            }
             // A receive that nothing is ever sent for stays at the head of the table.
             (Reply::Group(_), _) => issue(call(CallOp::Recv { from: Some(peer), tag: 9, bytes: Bytes(1) }), 0, vec![]),
             (_, 0) => issue(Activity::Mark(Mark::Begin("step".into())), 0, vec![]),

@@ -263,7 +263,7 @@ impl FlowNetwork {
         self.changed = false;
     }
 
-    /// Records the limiting link of each stream that begins to move at this instant, or whose limiting link changes.
+    /// Records the limiting link of each stream that begins to move at this instant or has moved to another bottleneck.
     fn note_limits(&mut self) {
         let FlowNetwork { pending, sharing, stream_of, streams, now, .. } = self;
         let moved = sharing.moved.iter().map(|flow| stream_of[*flow as usize]);

@@ -9,7 +9,7 @@ pub(super) struct Limits {
     /// Link that holds the message back now.
     link: Option<u32>,
     since: SimTime,
-    /// Links that held the message back before, in order, with durations.
+    /// Links that held the message back before, in the order of their first times, each with its total duration.
     before: Vec<(u32, SimDuration)>,
 }
 
@@ -26,20 +26,17 @@ impl Limits {
     /// left at once. The record is cleared for the next message.
     pub(super) fn take_longest(&mut self, started: SimTime, now: SimTime) -> Option<u32> {
         self.note(started, now);
-        let all = |link: u32| {
-            let of_link = self.before.iter().filter(|(other, _)| *other == link);
-            of_link.fold(SimDuration::ZERO, |sum, (_, lasts)| sum + *lasts)
-        };
-        let links = self.before.iter().map(|(link, _)| (all(*link), *link));
-        let longest = links.reduce(|most, next| if next.0 > most.0 { next } else { most });
-        self.before.clear();
-        longest.map(|(_, link)| link)
+        let longest = self.before.drain(..).reduce(|most, next| if next.1 > most.1 { next } else { most });
+        longest.map(|(link, _)| link)
     }
 
     fn note(&mut self, started: SimTime, now: SimTime) {
         let lasted = now.since(self.since.max(started));
         if let Some(link) = self.link.filter(|_| lasted > SimDuration::ZERO) {
-            self.before.push((link, lasted));
+            match self.before.iter_mut().find(|(before, _)| *before == link) {
+                Some((_, sum)) => *sum += lasted,
+                None => self.before.push((link, lasted)),
+            }
         }
         self.since = now;
     }

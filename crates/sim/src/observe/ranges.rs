@@ -16,8 +16,9 @@ pub struct IssueRanges<N> {
     ranges: Vec<Range<N>>,
     /// Indices in `ranges` of the open ranges, in the order in which they have begun.
     open: Vec<usize>,
-    /// Head of the family of each thread that belongs to another thread's family.
-    families: BTreeMap<TaskId, TaskId>,
+    /// Heads of the families to which each thread has belonged, unless it has only been in its own family: the activity
+    /// after which the thread belonged to the family, in order.
+    families: BTreeMap<TaskId, Vec<(Handle, TaskId)>>,
     /// From these activities on the range that has begun last was this one; in order.
     of_rank: Vec<(Handle, Option<usize>)>,
     /// Changes of the innermost open range per family: the activity at which each change happened, in order.
@@ -52,15 +53,13 @@ impl<N> IssueRanges<N> {
         let family = self.family(thread);
         match mark {
             Mark::Begin(text) | Mark::Enter { name: text, .. } => {
-                let number = if let Mark::Enter { range, .. } = mark { Some(*range) } else { None };
                 let outer = self.innermost(family);
                 self.open.push(self.ranges.len());
-                self.ranges.push(Range { name: name(text), thread, number, outer, end: None });
+                self.ranges.push(Range { name: name(text), thread, number: mark.number(), outer, end: None });
             }
             Mark::End | Mark::Leave { .. } => {
-                let number = if let Mark::Leave { range, .. } = mark { Some(*range) } else { None };
-                let ends = |range: &Range<N>| match number {
-                    Some(_) => range.number == number,
+                let ends = |range: &Range<N>| match mark.number() {
+                    Some(number) => range.number == Some(number),
                     None => range.thread == thread && range.number.is_none(),
                 };
                 let Some(at) = self.open.iter().rposition(|open| ends(&self.ranges[*open])) else { return };
@@ -87,15 +86,22 @@ impl<N> IssueRanges<N> {
 
     /// Innermost range that [`Self::at`] returns, and all ranges that enclose it, from the inside to the outside.
     pub fn all_at(&self, task: TaskId, handle: Handle) -> impl Iterator<Item = &N> {
-        let own = self.of_families.get(&self.family(task)).and_then(|own| before(own, handle));
-        let innermost = own.or_else(|| before(&self.of_rank, handle));
+        let family = self.families.get(&task).and_then(|all| before(all, handle)).unwrap_or(task);
+        let own = self.of_families.get(&family).and_then(|own| before(own, handle)?);
+        let innermost = own.or_else(|| before(&self.of_rank, handle)?);
         let outwards = std::iter::successors(innermost, |at| self.ranges[*at].outer);
         let is_open = move |at: &usize| self.ranges[*at].end.is_none_or(|end| end > handle);
         outwards.filter(is_open).map(|at| &self.ranges[at].name)
     }
 
+    /// Names of the ranges that have ended, in the order in which they have begun.
+    pub fn ended(&self) -> impl Iterator<Item = &N> {
+        self.ranges.iter().filter(|range| range.end.is_some()).map(|range| &range.name)
+    }
+
+    /// Head of the family to which a thread belongs now.
     fn family(&self, thread: TaskId) -> TaskId {
-        self.families.get(&thread).copied().unwrap_or(thread)
+        self.families.get(&thread).and_then(|all| all.last()).map_or(thread, |(_, family)| *family)
     }
 
     fn innermost(&self, family: TaskId) -> Option<usize> {
@@ -109,21 +115,21 @@ impl<N> IssueRanges<N> {
             return;
         }
         let (joins, family) = (one.max(other), one.min(other));
-        self.families.values_mut().filter(|of| **of == joins).for_each(|of| *of = family);
-        self.families.insert(joins, family);
-        // Activities that the joining family has issued before were in its own ranges.
-        let before = self.of_families.remove(&joins).unwrap_or_default();
+        self.families.entry(joins).or_default();
+        for (thread, all) in &mut self.families {
+            if all.last().map_or(*thread, |(_, of)| *of) == joins {
+                all.push((handle, family));
+            }
+        }
         let innermost = self.innermost(family);
-        let all = self.of_families.entry(family).or_default();
-        all.extend(before);
-        all.sort_by_key(|(mark, _)| *mark);
-        all.push((handle, innermost));
+        self.of_families.entry(family).or_default().push((handle, innermost));
     }
 }
 
-fn before(marks: &[(Handle, Option<usize>)], handle: Handle) -> Option<usize> {
-    let last = marks.partition_point(|(mark, _)| *mark < handle).checked_sub(1)?;
-    marks[last].1
+/// Value of the last change before an activity.
+fn before<T: Copy>(changes: &[(Handle, T)], handle: Handle) -> Option<T> {
+    let last = changes.partition_point(|(change, _)| *change < handle).checked_sub(1)?;
+    Some(changes[last].1)
 }
 
 #[cfg(test)]
@@ -183,6 +189,22 @@ mod tests {
         assert_eq!([at(autograd, 15), at(main, 15)], [["hook", "backward", "step"]; 2]);
         assert_eq!([at(main, 25), at(autograd, 25)], [["backward", "step"]; 2]);
         assert_eq!((at(loader, 25), at(main, 35)), (vec!["load"], vec!["step"]));
+    }
+
+    #[test]
+    fn activities_before_two_families_join_stay_in_their_own_ranges() {
+        let (main, autograd) = (TaskId(0), TaskId(1));
+        let enter = |range, thread, name: &str| Mark::Enter { range, thread, name: name.into() };
+        let mut ranges = IssueRanges::default();
+        let mut mark = |by_task, handle, mark: Mark| {
+            ranges.mark(mark.thread().unwrap(), &by(by_task, handle), &mark, str::to_owned);
+        };
+        mark(main, 0, enter(0, main, "step"));
+        mark(autograd, 10, enter(1, autograd, "hook"));
+        mark(autograd, 20, enter(2, main, "backward"));
+        let at = |task, handle| ranges.at(task, Handle(handle)).map(String::as_str);
+        assert_eq!([at(main, 15), at(autograd, 15)], [Some("step"), Some("hook")]);
+        assert_eq!([at(main, 25), at(autograd, 25)], [Some("backward"); 2]);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Owns the figures of a run's report, summed while the run goes on: where each rank's time went, and what each operation cost.
 
-use crate::event::{Event, Observer, StreamTimes, Times, Traffic};
+use crate::event::{CallTimes, Event, Observer, StreamTimes, Times, Traffic};
 use crate::ids::{GroupId, RankId};
 use crate::program::{Call, Outcome};
 use crate::time::{Bytes, SimDuration, SimTime};
@@ -52,16 +52,8 @@ pub struct StreamStatistics {
     pub ranks: u32,
     /// Time from the moment when the stream came to the operation until the operation's completion.
     pub time: SimDuration,
-    /// Part of `time` since all peers had entered the operation.
-    pub kernel: SimDuration,
-    /// Part of `kernel` in which a compute kernel ran on another stream of the device.
-    pub overlapped: SimDuration,
-    /// Part of `time` in which no compute kernel ran on the device.
-    pub exposed: SimDuration,
-    /// Part of `exposed` before all peers had entered the operation.
-    pub late_peer: SimDuration,
-    /// Bytes that count for the bus bandwidth.
-    pub bus_bytes: Bytes,
+    /// Split of `time`.
+    pub calls: CallTimes,
 }
 
 impl Statistics {
@@ -94,9 +86,11 @@ impl Statistics {
             (operation.time, operation.exposed) = (times(operation.time), times(operation.exposed));
             if let Some(all) = &mut operation.on_streams {
                 all.ranks *= ranks;
-                all.bus_bytes = Bytes(all.bus_bytes.0.saturating_mul(u64::from(ranks)));
-                let spans = [&mut all.time, &mut all.kernel, &mut all.overlapped, &mut all.exposed, &mut all.late_peer];
-                spans.into_iter().for_each(|span| *span = times(*span));
+                let CallTimes { kernel, overlapped, exposed, late_peer, bus_bytes } = &mut all.calls;
+                *bus_bytes = Bytes(bus_bytes.0.saturating_mul(u64::from(ranks)));
+                for span in [&mut all.time, kernel, overlapped, exposed, late_peer] {
+                    *span = times(*span);
+                }
             }
         }
     }
@@ -131,15 +125,11 @@ impl Observer for Statistics {
                 let is_first = on_stream.is_some() && self.on_streams.insert((call.op.name(), call.group, *rank));
                 let operation = self.operation(call);
                 operation.time += at.since(*issued);
-                if let Some(times) = on_stream {
+                if let Some((_, times)) = on_stream {
                     let sums = operation.on_streams.get_or_insert_default();
                     sums.ranks += u32::from(is_first);
                     sums.time += at.since(*started);
-                    sums.kernel += times.kernel;
-                    sums.overlapped += times.overlapped;
-                    sums.exposed += times.exposed;
-                    sums.late_peer += times.late_peer;
-                    sums.bus_bytes += times.bus_bytes;
+                    sums.calls += *times;
                 }
             }
             Event::Failed { call, issued, .. } => self.operation(call).time += at.since(*issued),

@@ -31,26 +31,33 @@ impl Transport {
     /// Sends the first bytes of a held message, for which its receiver has room. Has no effect if the whole message has
     /// left meanwhile.
     pub(crate) fn let_part_go(&mut self, now: SimTime, tag: u32, id: MessageId, room: Bytes) {
-        if room == Bytes(0) || self.held.get(&tag).is_none_or(|_| self.messages.get(tag).way.id != id) {
+        if room == Bytes(0) || !self.holds(tag, id) {
             return;
         }
         let message = self.messages.get(tag);
-        let (connection, part) = (message.connection, self.wire_of(message).map_or(room, |wire| wire.stretched(room)));
+        let (connection, part) = (message.connection, self.hop(message).map_or(room, |hop| hop.stretched(room)));
         let wire_bytes = self.push(now, connection, part, u64::from(tag) | PART);
         self.messages.get_mut(tag).wire_bytes += wire_bytes;
         self.held.insert(tag, part);
     }
 
+    /// Whether the message is held. A message is gone if its sender or receiver has crashed; another message may then
+    /// have its tag.
+    fn holds(&self, tag: u32, id: MessageId) -> bool {
+        self.held.contains_key(&tag) && self.messages.get(tag).way.id == id
+    }
+
     /// Sends the rest of a held message, because its receiver has come to the collective.
-    pub(crate) fn let_go(&mut self, now: SimTime, tag: u32, cause: Cause) {
-        // The message is gone if its sender or receiver has crashed.
-        if self.held.contains_key(&tag) {
+    pub(crate) fn let_go(&mut self, now: SimTime, tag: u32, id: MessageId, cause: Cause) {
+        if self.holds(tag, id) {
             let message = self.messages.get_mut(tag);
             if now > message.queued {
                 message.way.released = now;
                 message.way.by = message.destination;
                 message.way.begun = now;
                 message.way.cause = cause;
+                message.way.limit = None;
+                (message.limited, message.left_over_links) = Default::default();
             }
             self.dispatch(now, tag);
         }

@@ -26,7 +26,7 @@ pub use protocol::{Handshake, Protocol, Window};
 pub(crate) use rendezvous::{Channel, Grant};
 pub(crate) use slab::Slab;
 
-use crate::collective::Wire;
+use crate::collective::{Hop, Wire};
 use crate::event::{Cause, MessageWay};
 use crate::ids::{GroupId, GroupRank, Handle, HostId, LinkId, MessageId, RankId, Site};
 use crate::network::{Network, NetworkEvent, Route, Topology};
@@ -88,8 +88,9 @@ pub(crate) struct Message {
     pub(crate) started: SimTime,
     pub(crate) sent: SimTime,
     pub(crate) way: MessageWay,
-    /// Time for which the link `way.limit` limited parts of the message, and time for which any link did.
+    /// Lead of `way.limit` over all other links, in time for which a link limited parts of the message.
     limited: SimDuration,
+    /// Time for which any link limited parts of the message.
     left_over_links: SimDuration,
     connection: u32,
     /// In `Transport::grants`, once its receiver is ready and where the protocol has a handshake; else [`NO_GRANT`].
@@ -106,7 +107,9 @@ impl Message {
         if self.way.limit == Some(link) {
             self.limited += lasted;
         } else if lasted > self.limited {
-            (self.way.limit, self.limited) = (Some(link), lasted);
+            (self.way.limit, self.limited) = (Some(link), lasted - self.limited);
+        } else {
+            self.limited -= lasted;
         }
     }
 }
@@ -320,10 +323,6 @@ impl Transport {
         index as u32 + 1
     }
 
-    fn wire_of(&self, message: &Message) -> Option<Wire> {
-        (!matches!(message.wire, PLAIN | ONE_SIDED)).then(|| self.wires[message.wire as usize - 1])
-    }
-
     /// Posts a send, by a protocol as [`Transport::wire`] numbers them.
     #[allow(clippy::too_many_arguments, reason = "what a message is, once")]
     pub(crate) fn send(
@@ -503,7 +502,7 @@ impl Transport {
     fn dispatch(&mut self, now: SimTime, tag: u32) {
         let message = self.messages.get(tag);
         let Message { connection, bytes, wire, .. } = *message;
-        let stretched = self.wire_of(message).map_or(bytes, |wire| wire.stretched(bytes));
+        let stretched = self.hop(message).map_or(bytes, |hop| hop.stretched(bytes));
         let bytes = Bytes(stretched.0 - self.held.remove(&tag).unwrap_or_default().0);
         let handshake = self.protocol.handshake.filter(|_| wire != ONE_SIDED);
         let preamble = handshake.map_or(Bytes(0), |handshake| handshake.preamble);
@@ -619,7 +618,7 @@ impl Transport {
                 self.connections[message.connection as usize].is_used(now);
                 if tag & PART == 0 {
                     message.sent = now;
-                    let lasted = now.since(message.started);
+                    let lasted = now.since(message.started.max(message.way.released));
                     message.way.in_window = lasted.saturating_sub(message.left_over_links);
                     let wake = if message.wire == ONE_SIDED { SimDuration::ZERO } else { self.protocol.wake };
                     self.after(now, wake, Due::Sent(tag as u32), happened);
@@ -628,19 +627,22 @@ impl Transport {
             NetworkEvent::Delivered { tag } if tag & PART != 0 => {}
             NetworkEvent::Delivered { tag } if tag & CONTROL != 0 => self.control_arrives(now, tag as u32, happened),
             NetworkEvent::Delivered { tag } => {
-                let hop = self.hop(tag as u32);
-                self.after(now, hop, Due::Landed(tag as u32), happened);
+                let message = self.messages.get(tag as u32);
+                let least = self.hop(message).map_or(SimDuration::ZERO, |hop| hop.latency);
+                let left = least.saturating_sub(self.route(message).latency);
+                self.after(now, left, Due::Landed(tag as u32), happened);
             }
         }
     }
 
-    /// What the protocol of a message takes more than its way.
-    fn hop(&self, tag: u32) -> SimDuration {
-        let message = self.messages.get(tag);
-        let Some(Wire { inside, between, .. }) = self.wire_of(message) else { return SimDuration::ZERO };
+    /// Effect of a message's protocol on the message.
+    fn hop(&self, message: &Message) -> Option<Hop> {
+        if matches!(message.wire, PLAIN | ONE_SIDED) {
+            return None;
+        }
+        let Wire { inside, between } = self.wires[message.wire as usize - 1];
         let server = |rank: RankId| self.topology.server(self.hosts[rank.index()]);
-        let least = if server(message.source) == server(message.destination) { inside } else { between };
-        least.saturating_sub(self.route(message).latency)
+        Some(if server(message.source) == server(message.destination) { inside } else { between })
     }
 
     /// Schedules `due` after `delay`; it happens at once if `delay` is zero.
@@ -739,5 +741,36 @@ impl Transport {
     /// The way that a message takes.
     pub(crate) fn route(&self, message: &Message) -> &Route {
         &self.connections[message.connection as usize].route
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parts of 3, 2, 2, 2 and 2 ps: link 0 limited 3 ps of 11, link 1 the rest.
+    #[test]
+    fn the_link_that_limited_most_parts_of_a_message_is_named() {
+        let mut message = Message {
+            purpose: Purpose::Write { handle: Handle(0) },
+            source: RankId(0),
+            destination: RankId(1),
+            group: GroupId(0),
+            bytes: Bytes(0),
+            wire_bytes: Bytes(0),
+            queued: SimTime::ZERO,
+            started: SimTime::ZERO,
+            sent: SimTime::ZERO,
+            way: MessageWay::default(),
+            limited: SimDuration::ZERO,
+            left_over_links: SimDuration::ZERO,
+            connection: 0,
+            grant: NO_GRANT,
+            wire: PLAIN,
+        };
+        for (link, ps) in [(0, 3), (1, 2), (1, 2), (1, 2), (1, 2)] {
+            message.is_limited(Some(LinkId(link)), SimDuration::from_ps(ps));
+        }
+        assert_eq!((message.way.limit, message.left_over_links.as_ps()), (Some(LinkId(1)), 11));
     }
 }

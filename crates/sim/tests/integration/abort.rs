@@ -82,7 +82,8 @@ fn other_groups_go_on() {
         };
         Request::Issue { activity: Activity::Call(Call { group: GroupId(1), op }), queue, after, site }
     };
-    let join = || Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 1, settings: None };
+    let join =
+        || Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 1, settings: None, rendezvous: false };
     let receives =
         vec![join(), recv(Some(1), 0, 8), other(recv(Some(1), 0, 8)), issue(Activity::Abort(WORLD)), wait(0), wait(1)];
     let outcomes = run(&switch(2), vec![receives, vec![join(), other(send(0, 0, 8)), wait(0)]]);

@@ -297,7 +297,8 @@ fn observed(cluster: &Cluster, scripts: Vec<Vec<Request>>) -> Causes {
     let world: Arc<[RankId]> = (0..scripts.len()).map(RankId::from).collect();
     let mut programs: Vec<Box<dyn Program>> = Vec::new();
     for script in scripts {
-        let mut requests = vec![Request::JoinGroup { ranks: world.clone(), sequence: 0, settings: None }];
+        let mut requests =
+            vec![Request::JoinGroup { ranks: world.clone(), sequence: 0, settings: None, rendezvous: false }];
         requests.extend(script);
         programs.push(Box::new(Requests(requests.into_iter())));
     }

@@ -3,9 +3,9 @@
 use crate::support::{LATENCY_PS, PS_PER_BYTE, WORLD, blocking, compute, issue, recv, run, send, switch, wait};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{Ending, HaltReason};
-use uniference_sim::ids::{Handle, RankId};
+use uniference_sim::ids::{GroupId, Handle, RankId};
 use uniference_sim::program::{Activity, CollectiveKind, Outcome, Reply, Request};
-use uniference_sim::time::SimTime;
+use uniference_sim::time::{Bytes, SimTime};
 
 const MS: u64 = 1_000_000_000;
 const LONG: u64 = 1_000 * MS;
@@ -62,6 +62,46 @@ fn closing_a_group_is_no_failure_by_itself() {
     assert_eq!(run(&switch(2), scripts).halt().reason, HaltReason::Deadlock);
 }
 
+/// Members have room for 1,000 bytes. A root whose broadcast to rank 1 is held crashes; then rank 2 begins a broadcast to
+/// rank 1. That broadcast goes on when rank 1 comes to it, not when rank 1 comes to the first one.
+#[test]
+fn a_broadcast_after_a_crash_waits_for_its_own_receiver() {
+    let mut cluster = crashing(3, 0, MS);
+    cluster.backend.protocol.buffer = Some(Bytes(1_000));
+    let join = |root: u32| Request::JoinGroup {
+        ranks: [RankId(root), RankId(1)].into(),
+        sequence: 0,
+        settings: None,
+        rendezvous: false,
+    };
+    let broadcast = |group: u32| {
+        let [mut call, _] = <[Request; 2]>::try_from(blocking(CollectiveKind::Broadcast, 4_000)).unwrap();
+        if let Request::Issue { activity: Activity::Call(call), .. } = &mut call {
+            call.group = GroupId(group);
+        }
+        call
+    };
+    let scripts = vec![
+        vec![join(0), broadcast(1), compute(LONG), wait(1)],
+        vec![
+            join(0),
+            join(2),
+            compute(3 * MS),
+            wait(0),
+            broadcast(1),
+            wait(1),
+            compute(2 * MS),
+            wait(2),
+            broadcast(2),
+            wait(3),
+        ],
+        vec![join(2), compute(2 * MS), wait(0), broadcast(2), wait(1)],
+    ];
+    let outcomes = run(&cluster, scripts);
+    assert_eq!(outcomes.reply(1, 5), failed_by(1, 0));
+    assert!(outcomes.at(2, 4) >= 5 * MS, "{}", outcomes.at(2, 4));
+}
+
 /// A message of n bytes takes n/r + L. If its sender crashes before n/r, its receiver hears of that one latency after; what had left by
 /// then arrives, and the next receive fails.
 #[test]
@@ -113,11 +153,12 @@ fn who_does_not_need_the_crashed_rank_does_not_notice() {
 /// The rest of the ranks can make a group of their own and go on.
 #[test]
 fn the_survivors_go_on_in_a_new_group() {
-    let survivors = || Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0, settings: None };
+    let survivors =
+        || Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0, settings: None, rendezvous: false };
     let barrier = || {
         let [mut call, _] = <[Request; 2]>::try_from(blocking(CollectiveKind::Barrier, 0)).unwrap();
         if let Request::Issue { activity: Activity::Call(call), .. } = &mut call {
-            call.group = uniference_sim::ids::GroupId(1);
+            call.group = GroupId(1);
         }
         call
     };

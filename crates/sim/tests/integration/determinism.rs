@@ -47,7 +47,7 @@ fn scripts(seed: &[u64]) -> Vec<Vec<Request>> {
 fn run_shuffled(scripts: Vec<Vec<Request>>, choices: &[usize]) -> String {
     let cluster = switch(RANKS);
     let world: Arc<[RankId]> = (0..RANKS).map(RankId::from).collect();
-    let join = Request::JoinGroup { ranks: world, sequence: 0, settings: None };
+    let join = Request::JoinGroup { ranks: world, sequence: 0, settings: None, rendezvous: false };
     let mut scripts: Vec<_> = scripts
         .into_iter()
         .map(|script| std::iter::once(join.clone()).chain(script).collect::<Vec<_>>().into_iter())
@@ -89,7 +89,7 @@ proptest! {
         let expected = run(&cluster, scripts(&seed)).digest;
         let world: Arc<[RankId]> = (0..RANKS).map(RankId::from).collect();
         let records = scripts(&seed).into_iter().map(|script| {
-            let join = Request::JoinGroup { ranks: world.clone(), sequence: 0, settings: None };
+            let join = Request::JoinGroup { ranks: world.clone(), sequence: 0, settings: None, rendezvous: false };
             let end = Request::Exit(Outcome::Ok);
             std::iter::once(join).chain(script).chain([end]).map(|request| (TaskId(0), request.into())).collect::<Vec<_>>().into_iter()
         }).collect();
@@ -117,8 +117,12 @@ fn pairs(slow: f64, named: bool) -> (Ending, Statistics) {
         };
         let all_reduce =
             |op: CallOp| Request::Issue { activity: Activity::Call(Call { group, op }), queue, after, site };
-        let join =
-            Request::JoinGroup { ranks: [2 * pair, 2 * pair + 1].map(RankId).into(), sequence: 0, settings: None };
+        let join = Request::JoinGroup {
+            ranks: [2 * pair, 2 * pair + 1].map(RankId).into(),
+            sequence: 0,
+            settings: None,
+            rendezvous: false,
+        };
         let mut steps: Vec<RecordedStep> = vec![compute(before).into(), wait(0).into(), join.into()];
         steps.extend(named.then_some(RecordedStep::Named(group)));
         steps.extend([all_reduce(op), wait(1), Request::Exit(Outcome::Ok)].map(RecordedStep::from));

@@ -136,7 +136,7 @@ impl Program for Rank {
                     self.asked = Some(ranks.clone());
                     let named = ranks.iter().copied().map(RankId).collect();
                     self.requests.push_front(Wanted::Call(ranks, op));
-                    return Ok(Request::JoinGroup { ranks: named, sequence: 0, settings: None });
+                    return Ok(Request::JoinGroup { ranks: named, sequence: 0, settings: None, rendezvous: false });
                 }
             },
         };
@@ -276,7 +276,7 @@ fn with_nccl(mut cluster: Cluster, per_server: u32, inside: f64) -> Cluster {
         cards: per_server,
         nvls: true,
         max_channels: 32,
-        host: None,
+        host: Rate::new(25e9).unwrap(),
         settings: Default::default(),
     });
     let backend = &mut cluster.backend;
@@ -372,7 +372,7 @@ fn trees_over_servers_fold_inside_them() {
             cards: 4,
             nvls: true,
             max_channels: 32,
-            host: None,
+            host: Rate::new(25e9).unwrap(),
             settings: Default::default(),
         };
         cluster.backend.algorithms.force(AllReduce, forced);
@@ -456,6 +456,7 @@ fn operations_that_complete_at_one_instant_have_the_order_of_their_issue() {
                                 ranks: (0..5).map(RankId).collect(),
                                 sequence: 0,
                                 settings: None,
+                                rendezvous: false,
                             });
                         }
                         // Numbers the connections by rank first, and so those that lead to rank 0 in another order than those to rank 1.

@@ -8,15 +8,24 @@ use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
 use uniference_sim::ids::GroupRank;
 use uniference_sim::network::{HostSpec, LinkSpec, Preset, Topology};
 use uniference_sim::program::CollectiveKind::{self, AllGather, AllReduce, Broadcast, Reduce, ReduceScatter};
-use uniference_sim::program::{CallOp, Collective, DType, ReduceOp, Request, Shape};
+use uniference_sim::program::{CallOp, Collective, DType, NcclSettings, ReduceOp, Request, Shape};
 use uniference_sim::time::{Rate, SimDuration};
 
 const GPUS: u32 = 8;
 /// B/s of a GPU's network card.
 const CARD: f64 = 50e9;
+/// B/s between a GPU and its host's memory.
+const HOST: f64 = 25e9;
 const MICROSECOND: f64 = 1e-6;
 /// What the launch takes.
 const LAUNCH: f64 = 6.6 * MICROSECOND;
+
+/// GPUs that send `nvlink` bytes a second to each other and 50 GB/s to other servers.
+fn surroundings(nvlink: f64) -> Surroundings {
+    let [inside, between, host] = [nvlink, CARD, HOST].map(|rate| Rate::new(rate).unwrap());
+    let (nvls, max_channels, settings) = (true, 32, NcclSettings::default());
+    Surroundings { per_server: GPUS, inside, between, cards: GPUS, nvls, max_channels, host, settings }
+}
 
 /// Servers whose GPUs send `nvlink` bytes a second to each other and 50 GB/s to other servers.
 pub(crate) fn servers(count: u32, nvlink: f64) -> Cluster {
@@ -30,17 +39,7 @@ pub(crate) fn servers(count: u32, nvlink: f64) -> Cluster {
     for kind in [AllReduce, AllGather, ReduceScatter, Broadcast, Reduce] {
         algorithms.force(kind, algorithm_by_name(kind, "nccl").unwrap());
     }
-    let [inside, between] = [nvlink, CARD].map(|rate| Rate::new(rate).unwrap());
-    algorithms.adapt(Surroundings {
-        per_server: GPUS,
-        inside,
-        between,
-        cards: GPUS,
-        nvls: true,
-        max_channels: 32,
-        host: None,
-        settings: Default::default(),
-    });
+    algorithms.adapt(surroundings(nvlink));
     cluster.backend.algorithms = algorithms;
     cluster.backend.protocol = Protocol { call: SimDuration::from_ns(6_600), ..Protocol::default() };
     cluster
@@ -81,18 +80,7 @@ pub(crate) fn near(found: f64, expected: f64, tolerance: f64) {
 
 fn with(mut cluster: Cluster, kind: CollectiveKind, name: &str, nvlink: f64) -> Cluster {
     cluster.backend.algorithms.force(kind, algorithm_by_name(kind, name).unwrap());
-    let [inside, between] = [nvlink, CARD].map(|rate| Rate::new(rate).unwrap());
-    let here = Surroundings {
-        per_server: GPUS,
-        inside,
-        between,
-        cards: GPUS,
-        nvls: true,
-        max_channels: 32,
-        host: None,
-        settings: Default::default(),
-    };
-    cluster.backend.algorithms.adapt(here);
+    cluster.backend.algorithms.adapt(surroundings(nvlink));
     cluster
 }
 
@@ -141,6 +129,29 @@ fn broadcasts_pass_on_a_chunk_of_every_channel() {
 }
 
 /// Operations of a communicator stand in one stream: two take twice as long as one, but for the second's launch.
+/// Messages of 1 GB to a GPU of the same server and to one of another server. Without peer access the former passes
+/// through the host's memory; with one channel in place of two the latter has half of a NIC's rate.
+#[test]
+fn settings_affect_messages_by_where_the_receiver_is() {
+    let seconds = |settings, to| {
+        let mut cluster = ampere(2);
+        cluster.backend.algorithms.adapt(Surroundings { settings, ..surroundings(240e9) });
+        let mut scripts = vec![Vec::new(); 16];
+        scripts[0] = vec![send(to, 0, 1_000_000_000), wait(0)];
+        scripts[to as usize] = vec![recv(Some(0), 0, 1_000_000_000), wait(0)];
+        run(&cluster, scripts).finish(to as usize) as f64 * 1e-12
+    };
+    let usual = NcclSettings::default();
+    let by_host = NcclSettings { peer_access: false, ..usual };
+    let one_channel = NcclSettings { channels: [1, 1], ..usual };
+    for (settings, inside, between) in
+        [(usual, 240e9, CARD), (by_host, HOST, CARD), (one_channel, 240e9 / 24.0, CARD / 2.0)]
+    {
+        near(seconds(settings, 1), 1e9 / inside, 0.015);
+        near(seconds(settings, 8), 1e9 / between, 0.015);
+    }
+}
+
 #[test]
 fn a_communicator_has_one_stream() {
     let [one, two] = [1, 2].map(|times| seconds_of(&ampere(1), AllReduce, 1 << 26, times));

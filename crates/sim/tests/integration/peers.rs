@@ -35,8 +35,12 @@ fn seconds(
         if group.len() as u32 == ranks {
             return vec![issue_of(0, kind, bytes, kernel), wait(0)];
         }
-        let join =
-            Request::JoinGroup { ranks: group.iter().copied().map(RankId).collect(), sequence: 0, settings: None };
+        let join = Request::JoinGroup {
+            ranks: group.iter().copied().map(RankId).collect(),
+            sequence: 0,
+            settings: None,
+            rendezvous: false,
+        };
         vec![join, issue_of(1, kind, bytes, kernel), wait(0)]
     };
     let outcomes = run(cluster, (0..ranks).map(script).collect());

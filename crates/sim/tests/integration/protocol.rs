@@ -12,7 +12,7 @@ use uniference_sim::network::{HostSpec, LinkSpec, PacketOverhead, Preset, Topolo
 use uniference_sim::program::CollectiveKind::{
     self, AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
 };
-use uniference_sim::program::{Activity, Call, CallOp, Collective, DType, RENDEZVOUS, ReduceOp, Request, Shape};
+use uniference_sim::program::{Activity, Call, CallOp, Collective, DType, ReduceOp, Request, Shape};
 use uniference_sim::time::{Bytes, Rate, SimDuration};
 
 /// A byte, and one way.
@@ -134,7 +134,7 @@ fn a_member_that_never_comes_holds_up_whoever_has_more_for_it_than_it_has_room()
 fn messages_of_a_group_with_rendezvous_leave_when_their_receives_are_posted() {
     let (late, bytes) = (50_000_000, 1000);
     let world: Arc<[RankId]> = (0..2).map(RankId).collect();
-    let join = |sequence| Request::JoinGroup { ranks: world.clone(), sequence, settings: None };
+    let join = |rendezvous| Request::JoinGroup { ranks: world.clone(), sequence: 1, settings: None, rendezvous };
     let of_second = |op| issue(Activity::Call(Call { group: GroupId(1), op }));
     let sends = || of_second(CallOp::Send { to: GroupRank(1), tag: 0, bytes: Bytes(bytes) });
     let receives = || of_second(CallOp::Recv { from: Some(GroupRank(0)), tag: 0, bytes: Bytes(bytes) });
@@ -143,18 +143,17 @@ fn messages_of_a_group_with_rendezvous_leave_when_their_receives_are_posted() {
         let (kind, dtype, shape) = (CollectiveKind::Broadcast, DType::UInt8, Shape::Even(bytes));
         of_second(CallOp::Collective(Collective { kind, dtype, reduce: None, root, shape, kernel: None }))
     };
-    let through = |sequence: u32, first: Request, second: Request| {
-        let scripts =
-            vec![vec![join(sequence), first, wait(0)], vec![join(sequence), compute(late), wait(0), second, wait(1)]];
+    let through = |rendezvous: bool, first: Request, second: Request| {
+        let scripts = vec![
+            vec![join(rendezvous), first, wait(0)],
+            vec![join(rendezvous), compute(late), wait(0), second, wait(1)],
+        ];
         run(&cluster(2, Protocol::default()), scripts).finish(0)
     };
-    let waiting = 1 | RENDEZVOUS;
-    assert_eq!(through(1, sends(), receives()), bytes * BETA);
-    assert_eq!(through(waiting, sends(), receives()), late + bytes * BETA);
-    assert_eq!(through(1, broadcast(), broadcast()), bytes * BETA);
-    assert_eq!(through(waiting, broadcast(), broadcast()), late + bytes * BETA);
-    // A sequence number of twice `RENDEZVOUS` or more does not ask for rendezvous.
-    assert_eq!(through(u32::MAX, sends(), receives()), bytes * BETA);
+    assert_eq!(through(false, sends(), receives()), bytes * BETA);
+    assert_eq!(through(true, sends(), receives()), late + bytes * BETA);
+    assert_eq!(through(false, broadcast(), broadcast()), bytes * BETA);
+    assert_eq!(through(true, broadcast(), broadcast()), late + bytes * BETA);
 }
 
 #[test]

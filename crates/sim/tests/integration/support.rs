@@ -119,7 +119,8 @@ pub(crate) fn run(cluster: &Cluster, scripts: Vec<Vec<Request>>) -> Outcomes {
     let logs: Vec<Log> = scripts.iter().map(|_| Log::default()).collect();
     let mut programs: Vec<Box<dyn Program>> = Vec::new();
     for (script, log) in scripts.into_iter().zip(&logs) {
-        let mut requests = vec![Request::JoinGroup { ranks: world.clone(), sequence: 0, settings: None }];
+        let mut requests =
+            vec![Request::JoinGroup { ranks: world.clone(), sequence: 0, settings: None, rendezvous: false }];
         requests.extend(script);
         programs.push(Box::new(Script { requests: requests.into_iter(), log: log.clone() }));
     }

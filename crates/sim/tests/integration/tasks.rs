@@ -37,8 +37,11 @@ fn a_thread_may_wait_while_the_main_one_is_inside_a_call() {
         assert_eq!(resumption(engine.next(&mut ())).rank, rank);
     }
     let threads = [RankId(0), RankId(1)].map(|rank| (rank, engine.open_task(rank)));
-    let requests =
-        [Request::JoinGroup { ranks: world, sequence: 0, settings: None }, collective(AllReduce, 1000), wait(0)];
+    let requests = [
+        Request::JoinGroup { ranks: world, sequence: 0, settings: None, rendezvous: false },
+        collective(AllReduce, 1000),
+        wait(0),
+    ];
     let mut scripts = [requests.clone().into_iter(), requests.into_iter()];
     for (rank, thread) in threads {
         engine.submit(rank, thread, scripts[rank.index()].next().unwrap());

@@ -351,7 +351,12 @@ impl Player {
 impl Program for Player {
     fn resume(&mut self, now: SimTime, _: TaskId, reply: Reply) -> Result<Request, ProgramError> {
         Ok(match reply {
-            Reply::Start => Request::JoinGroup { ranks: [RankId(0), RankId(1)].into(), sequence: 0, settings: None },
+            Reply::Start => Request::JoinGroup {
+                ranks: [RankId(0), RankId(1)].into(),
+                sequence: 0,
+                settings: None,
+                rendezvous: false,
+            },
             Reply::Group(group) => {
                 self.group = group;
                 self.next()

@@ -55,7 +55,7 @@ fn steps(cluster: &Cluster, requests: impl Fn(u32) -> Vec<Request>) -> Vec<Vec<(
     let ranks = cluster.devices.len() as u32;
     let world: Arc<[RankId]> = (0..ranks).map(RankId).collect();
     let script = |rank| {
-        let join = Request::JoinGroup { ranks: Arc::clone(&world), sequence: 0, settings: None };
+        let join = Request::JoinGroup { ranks: Arc::clone(&world), sequence: 0, settings: None, rendezvous: false };
         let whole = [vec![join], requests(rank), vec![Request::Exit(Outcome::Ok)]].concat();
         whole.into_iter().map(|request| (TaskId(0), request.into())).collect()
     };
@@ -205,6 +205,26 @@ fn a_pipeline_is_its_slowest_stage_and_the_ends_of_the_others() {
     let bubbles = [("compute", 10 + 5 * 40 + 20), ("latency", 2 * 10), ("bandwidth", 2 + 4)];
     assert_eq!(us(&explanation.kinds), bubbles);
     assert_eq!(us(&explanation.ranks), [(1, 5 * 40 + 4 + 11), (0, 10 + 11), (2, 20)]);
+}
+
+/// The root of a broadcast of 50,000 bytes sends the 1,000 bytes for which the other rank has room, and the rest once
+/// that rank has computed for 100 us.
+#[test]
+fn the_path_of_a_held_message_goes_through_the_late_receiver() {
+    let mut cluster = cluster(2, "");
+    cluster.backend.protocol.buffer = Some(Bytes(1_000));
+    let broadcast = |line| {
+        let (kind, dtype, root) = (CollectiveKind::Broadcast, DType::UInt8, Some(GroupRank(0)));
+        let shape = Shape::Even(50_000);
+        call(CallOp::Collective(Collective { kind, dtype, reduce: None, root, shape, kernel: None }), line)
+    };
+    let explanation = explain(&cluster, |rank| match rank {
+        0 => vec![broadcast(1), wait(&[0], 1)],
+        _ => vec![compute(100, 2), wait(&[0], 2), broadcast(3), wait(&[1], 3)],
+    });
+    assert_eq!(us(&explanation.kinds), [("compute", 100), ("bandwidth", 49), ("latency", 10)]);
+    let line = |number: u32| Some(format!("a.py:{number}"));
+    assert_eq!(us(&explanation.lines), [(line(2), 100), (line(1), 59)]);
 }
 
 #[test]

@@ -172,6 +172,8 @@ impl Walk<'_> {
     fn message(&mut self, rank: RankId, id: MessageId, arrived: bool) -> Option<At> {
         let message = *self.causes.message(id)?;
         let Message { begun, released, started, sent, arrived: at, alone, in_window, source, by, link, .. } = message;
+        // Bytes that left before the release, for which the receiver had room, delayed nothing.
+        let started = started.max(released);
         let sender = self.causes.activity(source, message.operation);
         let of_sender =
             sender.map_or(Span::of(source, Kind::Library), |activity| of_activity(source, message.operation, activity));

@@ -21,6 +21,7 @@ pub use timeline::Point;
 use timeline::{Segment, Timeline, joined};
 use uniference_formats::operators::{Decoder, Entry, Invalid, Level, Line, MemoryKind, SourceLine, StreamEntry};
 use uniference_formats::report::{HOST_MEMORY, MemoryReport};
+use uniference_sim::device::HostCosts;
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::{QueueId, RankId, TaskId};
 use uniference_sim::program::{Activity, Request};
@@ -369,11 +370,12 @@ impl RankMemory {
         read
     }
 
-    /// Launching CPU's time for an entry in nanoseconds, by the defaults of the session's `HostCosts`. These times only
+    /// Launching CPU's time for an entry in nanoseconds, by the defaults of [`HostCosts`]. These times only
     /// determine the entries' shares of their slice's time. An operator's time includes the launch of its first kernel;
     /// each further kernel adds a launch.
     fn host_time(&mut self, entry: &Entry<'_>) -> u64 {
-        let (operator, launch, call) = (6_000, 3_800, 1_000);
+        let HostCosts { operator, launch, call, .. } = HostCosts::default();
+        let [operator, launch, call] = [operator, launch, call].map(|cost| cost.as_ps() / 1000);
         match entry {
             Entry::Execution { .. } => operator + launch * std::mem::take(&mut self.kernels).saturating_sub(1),
             Entry::Stream(StreamEntry::Launch { flags, .. }) if flags.inside => {

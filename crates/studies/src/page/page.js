@@ -156,7 +156,7 @@ function operationsSection(run) {
     column("size", (row) => row.bytes, bytes), column("time", (row) => row.time_s, seconds), column("exposed", (row) => row.exposed_s, seconds),
     ...(run.report.operations.some((row) => row.ranks)
       ? [
-          column("kernel on GPU streams", (row) => row.kernel_s ?? null, seconds), column("overlapped by kernels", (row) => row.overlapped_s ?? null, seconds),
+          column("kernel on CUDA streams", (row) => row.kernel_s ?? null, seconds), column("overlapped by kernels", (row) => row.overlapped_s ?? null, seconds),
           column("exposed: late peer", (row) => row.late_peer_s ?? null, seconds), column("bus bandwidth", (row) => row.bus_bandwidth ?? null, (rate) => `${(rate / 1e9).toFixed(1)} GB/s`),
         ]
       : []),

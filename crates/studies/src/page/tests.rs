@@ -32,7 +32,7 @@ fn seen(cluster: &Cluster, sleeps: &[u64], call: impl Fn(u32) -> Option<CallOp>)
         let call = call(rank).map(|op| issue(Activity::Call(Call { group: GroupId(0), op })));
         let wait = |handle| Request::Wait { handles: vec![Handle(handle)], any: false, timeout: None, site: Site(0) };
         let waited = call.is_some().then(|| wait(1));
-        let join = Request::JoinGroup { ranks: Arc::clone(&world), sequence: 0, settings: None };
+        let join = Request::JoinGroup { ranks: Arc::clone(&world), sequence: 0, settings: None, rendezvous: false };
         let all = [Some(join), Some(sleep), Some(wait(0)), call, waited, Some(Request::Exit(Outcome::Ok))];
         all.into_iter()
             .flatten()

@@ -136,16 +136,14 @@ impl Timeline {
     fn range(&mut self, rank: RankId, task: TaskId, at: SimTime, mark: &RangeMark) {
         match mark {
             RangeMark::Begin(name) | RangeMark::Enter { name, .. } => {
-                let number = if let RangeMark::Enter { range, .. } = mark { Some(*range) } else { None };
                 let name = self.names.number(name);
                 let open = self.open.entry((rank, task)).or_default();
                 let depth = (0..).find(|depth| open.iter().all(|its| its.depth != *depth)).expect("few are open");
-                open.push(OpenRange { number, depth, name, since: at });
+                open.push(OpenRange { number: mark.number(), depth, name, since: at });
             }
             RangeMark::End | RangeMark::Leave { .. } => {
-                let number = if let RangeMark::Leave { range, .. } = mark { Some(*range) } else { None };
                 let Some(open) = self.open.get_mut(&(rank, task)) else { return };
-                let Some(ended) = open.iter().rposition(|its| its.number == number) else { return };
+                let Some(ended) = open.iter().rposition(|its| its.number == mark.number()) else { return };
                 let OpenRange { depth, name, since, .. } = open.remove(ended);
                 self.show_range(rank, Part::Ranges(task, depth), name, since, at);
             }
@@ -183,7 +181,7 @@ impl Timeline {
         let nested: Vec<(TaskId, Option<u32>)> =
             nested.flat_map(|((_, task), open)| open.iter().rev().map(|its| (*task, its.number))).collect();
         for (thread, number) in nested {
-            let mark = number.map_or(RangeMark::End, |range| RangeMark::Leave { range, thread });
+            let mark = RangeMark::end_of(number, thread);
             self.range(rank, thread, at, &mark);
         }
         let overlapping = self.overlapping.range((rank, 0)..=(rank, u32::MAX));

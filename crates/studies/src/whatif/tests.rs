@@ -50,7 +50,7 @@ fn explanation(cluster: &Cluster) -> Explanation {
     };
     let script = |_| {
         let requests = vec![
-            Request::JoinGroup { ranks: world.clone(), sequence: 0, settings: None },
+            Request::JoinGroup { ranks: world.clone(), sequence: 0, settings: None, rendezvous: false },
             issue(Activity::Compute(Work::new(SimDuration::from_us(10_000), Origin::Recorded))),
             wait(0),
             issue(Activity::Call(Call { group: GroupId(0), op: CallOp::Collective(reduce.clone()) })),

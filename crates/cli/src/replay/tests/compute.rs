@@ -2,7 +2,9 @@
 
 use super::*;
 use std::collections::BTreeMap;
-use uniference_formats::operators::{Argument, Definition, Encoder, Line, MemoryKind, Place, ScalarType, Tensor};
+use uniference_formats::operators::{
+    Argument, Definition, Encoder, Level, Line, MemoryKind, Place, ScalarType, Tensor,
+};
 use uniference_formats::report::ComputeReport;
 use uniference_sim::replay::RecordedStep;
 
@@ -316,6 +318,23 @@ fn an_update_of_one_parameter_at_a_time_is_told_from_other_sums() {
         let headline = report(&dir, &["--compute", "model"]).headline.unwrap();
         assert_eq!(headline.contains("an optimizer without foreach"), is_parameter, "{headline}");
     }
+}
+
+/// The allocator of a GPU with 1,000 B has reserved 990 B.
+#[test]
+fn memory_is_not_tight_while_the_allocator_can_free_some() {
+    let toml = PLAIN.replace("name = \"a\"\n", "name = \"a\"\nmemory = \"1000 B\"\n");
+    let is_tight = |allocated| {
+        let mut encoder = Encoder::default();
+        encoder.definition(&definition("aten::mm"));
+        encoder.restart();
+        encoder.level(Level::Reserved, 990);
+        encoder.allocated_on_gpu(1, allocated);
+        encoder.execution(0, Line::default(), &[1, 2, 3]);
+        let dir = captured(&[vec![Slice("a.py:3", 1_000, encoder.take())]], &toml);
+        report(&dir, &[]).warnings.iter().any(|text| text.starts_with("memory is tight"))
+    };
+    assert_eq!([400, 985].map(is_tight), [false, true]);
 }
 
 #[test]

@@ -17,7 +17,12 @@ fn steps() -> tempfile::TempDir {
     let (kind, dtype, shape) = (CollectiveKind::AllReduce, DType::UInt8, Shape::Even(100_000));
     let reduce = Collective { kind, dtype, reduce: Some(ReduceOp::Sum), root: None, shape, kernel: None };
     let call = || issue(Activity::Call(Call { group: GroupId(0), op: CallOp::Collective(reduce.clone()) }));
-    let mut program = vec![Request::JoinGroup { ranks: (0..3).map(RankId).collect(), sequence: 0, settings: None }];
+    let mut program = vec![Request::JoinGroup {
+        ranks: (0..3).map(RankId).collect(),
+        sequence: 0,
+        settings: None,
+        rendezvous: false,
+    }];
     for step in 0..5 {
         program.extend([work(), wait(2 * step), call(), wait(2 * step + 1)]);
     }

@@ -62,7 +62,11 @@ fn heard(exchange: &mut Exchange) -> Vec<(u32, Answer)> {
 /// Names the group of all ranks first of all. It is group 0.
 fn join(exchange: &mut Exchange, count: u32) {
     for rank in 0..count {
-        say(exchange, rank, vec![Op::Group { ranks: (0..count).collect(), sequence: 0, settings: None }]);
+        say(
+            exchange,
+            rank,
+            vec![Op::Group { ranks: (0..count).collect(), sequence: 0, settings: None, rendezvous: false }],
+        );
     }
 }
 
@@ -617,4 +621,53 @@ fn threads_of_libraries_that_poll_keep_no_run_alive() {
             assert!((60.0..80.0).contains(&halt.at.as_secs_f64()), "{}", halt.at);
         }
     }
+}
+
+/// A main thread waits for 80 GB, which a network of 1 GB/s carries for 80 s, while a library's thread polls every 10 s.
+/// The run goes on, because the network moves bytes.
+#[test]
+fn a_long_transfer_beside_a_polling_thread_is_no_deadlock() {
+    let mut exchange = ranks(2);
+    join(&mut exchange, 2);
+    heard(&mut exchange);
+    let other = exchange.open_task(RankId(1));
+    let polls = || vec![Op::Pause(Span::For(SimDuration::from_us(10_000_000)))];
+    let bytes = Bytes(80_000_000_000);
+    say(&mut exchange, 0, vec![issue(0, CallOp::Send { to: GroupRank(1), tag: 0, bytes }, None), wait(0)]);
+    exchange.say(RankId(1), other, polls(), Some(OF_TWO));
+    let receive = issue(0, CallOp::Recv { from: Some(GroupRank(0)), tag: 0, bytes }, None);
+    exchange.say(RankId(1), MAIN, vec![receive, wait(0)], Some(OF_TWO));
+    let mut received = None;
+    while received.is_none() {
+        match exchange.advance(&mut (), &mut ()) {
+            Standing::Halted(halt) => panic!("{:?} at {}", halt.reason, halt.at),
+            Standing::Idle => exchange.still_waits(),
+            _ => {}
+        }
+        while let Some(ready) = exchange.take_ready() {
+            let (rank, task) = (ready.rank, ready.task);
+            let frame = exchange.frame(ready).unwrap();
+            match (rank, task) {
+                _ if matches!(frame.answer, Answer::Group(_)) => {}
+                (RankId(1), MAIN) => received = Some(frame.now),
+                (RankId(1), _) => drop(exchange.say(RankId(1), other, polls(), Some(ALONE))),
+                _ => drop(exchange.say(rank, task, vec![Op::Exit(Outcome::Ok)], None)),
+            }
+        }
+    }
+    let seconds = received.unwrap().as_secs_f64();
+    assert!((79.9..81.0).contains(&seconds), "{seconds}");
+}
+
+#[test]
+fn members_with_different_settings_are_reported() {
+    let mut exchange = ranks(3);
+    let rings = NcclSettings { algorithms: [NcclSettings::RING; 5], ..NcclSettings::default() };
+    let members: Arc<[RankId]> = (0..3).map(RankId).collect();
+    for (rank, settings) in [(0, Some(rings)), (1, Some(rings)), (2, None)] {
+        assert_eq!(exchange.disagreement(), None);
+        exchange.data.join(GroupId(0), RankId(rank), &members, settings).unwrap();
+    }
+    let text = "ranks 0 and 2 give one communicator different NCCL settings; the settings of rank 0 count";
+    assert_eq!(exchange.disagreement().as_deref(), Some(text));
 }

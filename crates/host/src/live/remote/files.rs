@@ -152,7 +152,7 @@ pub(super) fn localize_word(root: &Path, word: &mut serde_json::Value) {
 pub(super) fn name_as_there(root: Option<&Path>, ops: &mut [Op]) {
     for op in ops {
         match op {
-            Op::Site(text) | Op::Warn(text) => *text = as_there(root, text),
+            Op::Site(text) | Op::Warn(text) | Op::LacksValues(text) => *text = as_there(root, text),
             Op::LacksMemory(lack) => lack.line = as_there(root, &lack.line),
             Op::Dictionary { entries, .. } => *entries = with_lines(entries, |line| as_there(root, line)),
             _ => {}

@@ -110,6 +110,7 @@ impl Live {
                 ranks: ranks.iter().copied().map(RankId::from).collect(),
                 sequence: *sequence,
                 settings: None,
+                rendezvous: false,
             },
             Do::Store(operation, timeout) => {
                 Request::Store { operation: operation.clone(), timeout: timeout.map(ps), site: Site(3) }

@@ -5,7 +5,7 @@ use super::comm::{Comm, CommKind, GroupName};
 use super::iterations::{self, Window};
 use super::matching::{self, Matching};
 use super::nodes::{self, Call, Group};
-use super::profile::Profile;
+use super::profile::{Event, Profile};
 use super::timeline::{self, ItemKind, RankFiles, Timeline};
 use super::{HostTrace, Job, LinkError, Linked, Options, RankRecording};
 use rustc_hash::FxHashMap;
@@ -167,8 +167,21 @@ impl RankPart {
         }
         if profile.paired > 0 {
             notes.push(format!(
-                "rank {rank}: kernels of the profile that do not name their launch (`correlation`): {}; paired with launches of the same operator (`External id`), or in order",
-                profile.paired
+                "rank {rank}: {} no `correlation`; paired with the launches of the same operator (`External id`), or in order",
+                if profile.paired == 1 { "1 kernel has".to_owned() } else { format!("{} kernels have", profile.paired) }
+            ));
+        }
+        let communicates =
+            |item: &timeline::Item| matches!(item.what, ItemKind::Communication(..) | ItemKind::Unknown(..));
+        let issues = |event: &&Event| {
+            window.contains(event.start_ns)
+                && ["c10d::", "nccl:"].iter().any(|prefix| profile.name(event).starts_with(prefix))
+        };
+        let issued = profile.events.iter().filter(issues).count();
+        if issued > 0 && !timeline.items.iter().any(communicates) {
+            notes.push(format!(
+                "rank {rank}: {} issued communication, but no kernel of NCCL and no span of Gloo carried it out; it is left out (record with ProfilerActivity.CUDA to have the kernels)",
+                counted(issued, "`c10d::` or `nccl:` span")
             ));
         }
         let Timeline { kernels, launched, .. } = timeline;

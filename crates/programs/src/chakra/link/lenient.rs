@@ -3,7 +3,7 @@
 //! and invalid UTF-8 inside of strings are replaced by valid JSON.
 //!
 //! Only words outside of strings and single bytes inside of strings are changed. All other invalid JSON remains an
-//! error, at its position in the file.
+//! error; its column may be off by the repairs before it in that line.
 
 use std::io::{self, BufRead, Read};
 
@@ -23,15 +23,17 @@ pub(super) struct Lenient<R> {
     begun: Vec<u8>,
     /// Letters and signs of a word outside of strings, kept until the word is known to be in [`NOT_FINITE`] or not.
     word: Vec<u8>,
-    place: Place,
+    context: JsonContext,
     started: bool,
     ended: bool,
 }
 
+/// Context of a byte in the JSON text.
 #[derive(Clone, Copy, PartialEq)]
-enum Place {
+enum JsonContext {
+    /// Outside of strings.
     Outside,
-    Text,
+    String,
     /// Inside of a string, after a backslash.
     Escape,
 }
@@ -44,14 +46,14 @@ impl<R: BufRead> Lenient<R> {
             given: 0,
             begun: Vec::new(),
             word: Vec::new(),
-            place: Place::Outside,
+            context: JsonContext::Outside,
             started: false,
             ended: false,
         }
     }
 
     /// Repairs the next bytes of the input, if there are any.
-    fn go_on(&mut self) -> io::Result<()> {
+    fn repair_next_chunk(&mut self) -> io::Result<()> {
         self.ready.clear();
         self.given = 0;
         let piece = self.input.fill_buf()?;
@@ -60,7 +62,7 @@ impl<R: BufRead> Lenient<R> {
         self.input.consume(read);
         if read == 0 {
             self.ended = true;
-            self.take_text(&String::from_utf8_lossy(&bytes));
+            self.repair_text(&String::from_utf8_lossy(&bytes));
             self.end_word();
             return Ok(());
         }
@@ -77,51 +79,51 @@ impl<R: BufRead> Lenient<R> {
         loop {
             match std::str::from_utf8(rest) {
                 Ok(text) => {
-                    self.take_text(text);
+                    self.repair_text(text);
                     return Ok(());
                 }
                 Err(error) => {
                     let (valid, after) = rest.split_at(error.valid_up_to());
-                    self.take_text(std::str::from_utf8(valid).expect("it was just found to be"));
+                    self.repair_text(std::str::from_utf8(valid).expect("it was just found to be"));
                     let Some(invalid) = error.error_len() else {
                         self.begun = after.to_vec();
                         return Ok(());
                     };
-                    self.take_text("\u{fffd}");
+                    self.repair_text("\u{fffd}");
                     rest = &after[invalid..];
                 }
             }
         }
     }
 
-    fn take_text(&mut self, text: &str) {
+    fn repair_text(&mut self, text: &str) {
         for byte in text.bytes() {
-            match (self.place, byte) {
-                (Place::Outside, b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'+' | b'.')
+            match (self.context, byte) {
+                (JsonContext::Outside, b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'+' | b'.')
                     if self.word.len() < LONGEST_WORD =>
                 {
                     self.word.push(byte);
                 }
-                (Place::Outside, _) => {
+                (JsonContext::Outside, _) => {
                     self.end_word();
                     self.ready.push(byte);
                     if byte == b'"' {
-                        self.place = Place::Text;
+                        self.context = JsonContext::String;
                     }
                 }
-                (Place::Text, 0..0x20) => self.ready.extend_from_slice(format!("\\u{byte:04x}").as_bytes()),
-                (Place::Text, b'"') => {
+                (JsonContext::String, 0..0x20) => self.ready.extend_from_slice(format!("\\u{byte:04x}").as_bytes()),
+                (JsonContext::String, b'"') => {
                     self.ready.push(byte);
-                    self.place = Place::Outside;
+                    self.context = JsonContext::Outside;
                 }
-                (Place::Text, b'\\') => {
+                (JsonContext::String, b'\\') => {
                     self.ready.push(byte);
-                    self.place = Place::Escape;
+                    self.context = JsonContext::Escape;
                 }
-                (Place::Text, _) => self.ready.push(byte),
-                (Place::Escape, _) => {
+                (JsonContext::String, _) => self.ready.push(byte),
+                (JsonContext::Escape, _) => {
                     self.ready.push(byte);
-                    self.place = Place::Text;
+                    self.context = JsonContext::String;
                 }
             }
         }
@@ -140,7 +142,7 @@ impl<R: BufRead> Lenient<R> {
 impl<R: BufRead> Read for Lenient<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.given == self.ready.len() && !self.ended {
-            self.go_on()?;
+            self.repair_next_chunk()?;
         }
         let count = buffer.len().min(self.ready.len() - self.given);
         buffer[..count].copy_from_slice(&self.ready[self.given..self.given + count]);

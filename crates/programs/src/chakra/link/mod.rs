@@ -33,6 +33,7 @@ pub use profile::Profile;
 
 use flate2::bufread::MultiGzDecoder;
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::error::Category;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
 use std::sync::Arc;
@@ -234,18 +235,30 @@ impl Recording {
     /// It is neither, or damaged.
     pub fn read(input: impl Read) -> Result<Recording, LinkError> {
         let mut input = BufReader::new(input);
-        let unreadable = |error: &dyn fmt::Display| LinkError::Input {
-            problem: format!("not a recording of PyTorch: {error}"),
-            hint: "give a file written by torch.profiler.profile.export_chrome_trace or ExecutionTraceObserver, optionally compressed",
+        let refused = |what: &str, error: &dyn fmt::Display, hint| {
+            let problem = format!("{what}: {error}");
+            LinkError::Input { problem, hint }
+        };
+        let foreign = |error: &dyn fmt::Display| {
+            let hint = "give a file written by torch.profiler.profile.export_chrome_trace or ExecutionTraceObserver, optionally compressed";
+            refused("not a recording of PyTorch", error, hint)
+        };
+        let unreadable = |error: &dyn fmt::Display, kind: Option<io::ErrorKind>| match kind {
+            Some(io::ErrorKind::FileTooLarge) => refused("cannot be read", error, "record fewer steps"),
+            _ => refused("cannot be read", error, "copy the file again from its source, or record again"),
         };
         let invalid = |error: serde_json::Error| match error.classify() {
-            serde_json::error::Category::Data => unreadable(&error),
-            _ => LinkError::Input {
-                problem: format!("the file is damaged: {error}"),
-                hint: "copy it again from its source, or record again; `python -m json.tool FILE` shows the place too",
-            },
+            Category::Io => unreadable(&error, error.io_error_kind()),
+            Category::Data => foreign(&error),
+            Category::Syntax if error.line() == 1 && error.column() <= 1 => foreign(&error),
+            Category::Syntax | Category::Eof => refused(
+                "the file is damaged",
+                &error,
+                "copy it again from its source, or record again; `python -m json.tool FILE` shows the place too",
+            ),
         };
-        let compressed = input.fill_buf().map_err(|error| unreadable(&error))?.starts_with(&[0x1f, 0x8b]);
+        let start = input.fill_buf().map_err(|error| unreadable(&error, Some(error.kind())))?;
+        let compressed = start.starts_with(&[0x1f, 0x8b]);
         let (profile, host) = match compressed {
             true => parse(BufReader::new(Bounded { input: MultiGzDecoder::new(input), left: LONGEST })),
             false => parse(BufReader::new(Bounded { input, left: LONGEST })),
@@ -255,13 +268,14 @@ impl Recording {
             (Some(mut profile), None) => {
                 profile.refuse_lost_times()?;
                 profile.sort();
+                profile.pair_kernels();
                 Ok(Recording::Profile(profile))
             }
             (None, Some(mut host)) => {
                 host.finish()?;
                 Ok(Recording::Host(host))
             }
-            _ => Err(unreadable(&"a profile must have `traceEvents`, and a host trace `schema` and `nodes`")),
+            _ => Err(foreign(&"a profile must have `traceEvents`, and a host trace `schema` and `nodes`")),
         }
     }
 }
@@ -278,10 +292,9 @@ struct Bounded<R> {
 impl<R: Read> Read for Bounded<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let count = self.input.read(buffer)?;
-        self.left = self
-            .left
-            .checked_sub(count as u64)
-            .ok_or_else(|| io::Error::other(format!("more than {} GiB of text", LONGEST >> 30)))?;
+        self.left = self.left.checked_sub(count as u64).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::FileTooLarge, format!("more than {} GiB of text", LONGEST >> 30))
+        })?;
         Ok(count)
     }
 }

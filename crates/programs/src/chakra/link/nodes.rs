@@ -111,7 +111,10 @@ pub(super) fn write(rank: &LinkedRank<'_>, repair: bool, dropped: &mut Vec<Strin
     if let Some((host, _)) = rank.recording.host {
         attr.push(Attribute::new("schema", Value::String(host.schema.clone())));
     }
-    if items.iter().all(|item| matches!(item.lane, Lane::Thread(_))) {
+    // Of what communicates, only marks of Gloo are on threads.
+    let on_thread = |item: &Item| matches!(item.lane, Lane::Thread(_));
+    let mut communication = items.iter().filter(|item| matches!(item.what, ItemKind::Communication(..))).peekable();
+    if communication.peek().is_some() && communication.all(on_thread) {
         attr.push(Attribute::new(LIBRARY, Value::String("gloo".to_owned())));
     }
     let metadata = GlobalMetadata { version: "1.0.0".to_owned(), attr };

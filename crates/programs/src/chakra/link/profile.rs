@@ -5,11 +5,11 @@
 
 use super::LinkError;
 use indexmap::IndexSet;
-use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
+use rustc_hash::{FxBuildHasher, FxHashSet};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, de};
 use std::borrow::Cow;
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// No time is beyond (the year 2043, counted from 1970): differences of two times, and of two sums of two, fit into 64 bits.
@@ -30,8 +30,8 @@ pub struct Profile {
     pub(super) distributed: Distributed,
     /// Number of kernels that name no launch call and were paired with a launch call by other information.
     pub(super) paired: usize,
-    /// Number of spans without a time: `ts` and `dur` are 0.
-    timeless: usize,
+    /// Number of spans whose `ts` or `dur` is missing or no time, such as NaN. They are not among `events`.
+    unreadable_times: usize,
 }
 
 /// A span, or a call.
@@ -131,62 +131,70 @@ impl Profile {
 
     pub(super) fn sort(&mut self) {
         self.events.sort_by_key(|event| (event.start_ns, std::cmp::Reverse(event.end_ns)));
-        self.pair_kernels();
     }
 
     /// Refuses a profile in which spans have lost their times (pytorch/pytorch#188481): without those spans and their
     /// communication, the rest would look like a complete recording.
     pub(super) fn refuse_lost_times(&self) -> Result<(), LinkError> {
-        let timed = self.events.iter().map(|event| event.start_ns).filter(|start| *start != 0);
-        match timed.min() {
-            Some(first) if self.timeless > 0 && first > LATE_NS => Err(LinkError::Input {
-                problem: format!(
-                    "{} of {} spans have no time (`ts` and `dur` are 0), while the others begin at {} us",
-                    self.timeless,
-                    self.events.len(),
-                    first / 1_000
-                ),
-                hint: "the profiler has lost them; record again, with fewer steps or another version of PyTorch",
-            }),
-            _ => Ok(()),
-        }
+        let zero = self.events.iter().filter(|event| event.start_ns == 0 && event.end_ns == 0).count();
+        let first = self.events.iter().map(|event| event.start_ns).filter(|start| *start != 0).min();
+        let problem = match (self.unreadable_times, first) {
+            (0, Some(first)) if zero > 0 && first > LATE_NS => format!(
+                "{zero} of {} spans have no time (`ts` and `dur` are 0), while the others begin at {} us",
+                self.events.len(),
+                first / 1_000
+            ),
+            (0, _) => return Ok(()),
+            (lost, _) => {
+                format!("{lost} of {} spans have no time (`ts` or `dur` is no number)", self.events.len() + lost)
+            }
+        };
+        let hint = "the profiler has lost them; record again, with fewer steps or another version of PyTorch";
+        Err(LinkError::Input { problem, hint })
     }
 
     /// Pairs kernels that name no launch call with launch calls that no other kernel names: first with calls of the
-    /// same operator (`External id`); then in order, if equal numbers of kernels and calls are left
-    /// (ROCm/roctracer#100: the correlation of all communication kernels is 0).
-    fn pair_kernels(&mut self) {
+    /// same operator (`External id`); then in order (ROCm/roctracer#100: the correlation of all communication kernels
+    /// is 0). Kernels and copies are paired separately, and only if there are as many calls and each call precedes its
+    /// kernel.
+    pub(super) fn pair_kernels(&mut self) {
         let named: FxHashSet<u64> =
             self.events.iter().filter(|event| event.runs()).filter_map(|event| event.correlation).collect();
+        let copies = |event: &Event| ["Memcpy", "Memset"].iter().any(|what| self.name(event).contains(what));
         let is_free = |event: &Event| {
             event.category == Category::Call
                 && event.correlation.is_none_or(|correlation| !named.contains(&correlation))
-                && ["Launch", "Memcpy", "Memset"].iter().any(|what| self.name(event).contains(what))
+                && (copies(event) || self.name(event).contains("Launch"))
         };
-        let all = || 0..self.events.len();
-        let kernels: Vec<usize> =
-            all().filter(|at| self.events[*at].runs() && self.events[*at].correlation.is_none()).collect();
-        if kernels.is_empty() {
-            return;
-        }
-        let mut of_operator: FxHashMap<Option<u64>, VecDeque<usize>> = FxHashMap::default();
-        for call in all().filter(|at| is_free(&self.events[*at])) {
-            of_operator.entry(self.events[call].external).or_default().push_back(call);
-        }
-        let (mut pairs, mut left) = (Vec::new(), Vec::new());
-        for kernel in kernels {
-            let external = self.events[kernel].external;
-            let call = external.and_then(|_| of_operator.get_mut(&external)?.pop_front());
-            match call {
-                Some(call) => pairs.push((call, kernel)),
-                None => left.push(kernel),
+        // Calls, and what they may have launched.
+        type Candidates = (Vec<usize>, Vec<usize>);
+        let mut by_operator: BTreeMap<(bool, Option<u64>), Candidates> = BTreeMap::new();
+        for (at, event) in self.events.iter().enumerate() {
+            if event.runs() && event.correlation.is_none() {
+                by_operator.entry((event.category == Category::Copy, event.external)).or_default().1.push(at);
+            } else if is_free(event) {
+                by_operator.entry((copies(event), event.external)).or_default().0.push(at);
             }
         }
-        let mut calls: Vec<usize> = of_operator.into_values().flatten().collect();
-        calls.sort_unstable();
         let precedes = |(call, kernel): (&usize, &usize)| self.events[*call].start_ns <= self.events[*kernel].start_ns;
-        if left.len() == calls.len() && calls.iter().zip(&left).all(precedes) {
-            pairs.extend(calls.into_iter().zip(left));
+        let fit =
+            |(calls, kernels): &Candidates| calls.len() == kernels.len() && calls.iter().zip(kernels).all(precedes);
+        let (mut pairs, mut in_order) = (Vec::new(), BTreeMap::<bool, Candidates>::new());
+        for ((copies, external), candidates) in by_operator {
+            if external.is_some() && fit(&candidates) {
+                pairs.extend(candidates.0.into_iter().zip(candidates.1));
+            } else {
+                let left = in_order.entry(copies).or_default();
+                left.0.extend(candidates.0);
+                left.1.extend(candidates.1);
+            }
+        }
+        for mut left in in_order.into_values() {
+            left.0.sort_unstable();
+            left.1.sort_unstable();
+            if fit(&left) {
+                pairs.extend(left.0.into_iter().zip(left.1));
+            }
         }
         self.paired = pairs.len();
         // Correlation ids that count down from the maximum do not collide with the profiler's ids.
@@ -197,21 +205,21 @@ impl Profile {
     }
 
     fn add(&mut self, raw: RawEvent) {
-        let (Some(start_ns), Some(length)) = (raw.ts.0, raw.dur.0) else { return };
         if raw.ph.0 != "X" {
             return;
         }
-        self.timeless += usize::from(start_ns == 0 && length == 0);
         let category = match raw.cat.0.as_str() {
             "cpu_op" => Category::Operator,
             "user_annotation" => Category::Annotation,
-            "cuda_runtime" | "cuda_driver" | "hip_runtime" | "hip_driver" | "xpu_runtime" | "privateuse1_runtime" => {
-                Category::Call
-            }
+            name if name.ends_with("_runtime") || name.ends_with("_driver") => Category::Call,
             "kernel" => Category::Kernel,
             "gpu_memcpy" | "gpu_memset" => Category::Copy,
             "cuda_sync" => Category::Sync,
             _ => return,
+        };
+        let (Some(start_ns), Some(length)) = (raw.ts.0, raw.dur.0) else {
+            self.unreadable_times += 1;
+            return;
         };
         let args = raw.args;
         let on_accelerator = matches!(category, Category::Kernel | Category::Copy | Category::Sync);

@@ -56,13 +56,15 @@ impl Costing {
     fn on_host(&self) -> Option<String> {
         if let Some(name) = self.ranks.iter().find_map(|costing| costing.free_on_host.as_deref()) {
             return Some(format!(
-                "operators on CPU tensors beside a GPU took no time, as the host's processor is not known ({name} and others): name it in the cluster file with host_cpu = \"NAME\""
+                "operators on CPU tensors of ranks with a GPU took no CPU time of their own, since `host_cpu` is unknown (first: {name})\nhint: set host_cpu = \"NAME\" in the cluster file"
             ));
         }
         let names: BTreeSet<&String> = self.ranks.iter().flat_map(|costing| &costing.by_bytes).collect();
         (!names.is_empty()).then(|| {
             let names = listed(names.into_iter().map(|name| name.to_owned()));
-            format!("operators on CPU tensors beside a GPU were costed by the bytes of their tensors alone: {names}")
+            format!(
+                "operators on CPU tensors of ranks with a GPU were costed by the bytes of their tensors alone: {names}"
+            )
         })
     }
 

@@ -115,6 +115,15 @@ const STEP: [u64; 3] = [32 << 10, 576_000, 512 << 10];
 const PIECES: u64 = 16;
 const LEAST_PIECE: u64 = 1 << 10;
 
+/// Shares of the links' rate that messages between two ranks have inside a server and between servers. A message between
+/// servers leaves through one NIC, and never depends on the access of GPUs to each other's memory.
+pub(super) fn message_shares(surroundings: Surroundings) -> [f64; 2] {
+    let model = Model::new(surroundings, 1);
+    let share = |usual: u32| f64::from(model.limited(usual).min(usual)) / f64::from(usual);
+    let inside = model.inside() / (surroundings.inside.bytes_per_second() / 1e9);
+    [inside * share(model.channels_inside()), share(CARD_CHANNELS)]
+}
+
 /// The model of one group.
 pub(super) struct Model {
     surroundings: Surroundings,
@@ -153,9 +162,8 @@ impl Model {
     /// not access each other's memory.
     fn inside(&self) -> f64 {
         let Surroundings { inside, host, settings, .. } = self.surroundings;
-        let inside = inside.bytes_per_second() / 1e9;
-        let by_host = host.filter(|_| !settings.peer_access).map(|host| host.bytes_per_second() / 1e9);
-        by_host.map_or(inside, |host| inside.min(host))
+        let [inside, host] = [inside, host].map(|rate| rate.bytes_per_second() / 1e9);
+        if settings.peer_access { inside } else { inside.min(host) }
     }
 
     /// Can `variant` carry out `call`?
@@ -195,14 +203,23 @@ impl Model {
 
     /// Number of channels.
     pub(super) fn channels(&self) -> u32 {
+        self.limited(self.usual_channels())
+    }
+
+    /// Number of channels that the settings leave in place of `usual` ones.
+    fn limited(&self, usual: u32) -> u32 {
         let Surroundings { max_channels, settings, .. } = self.surroundings;
         let [least, most] = settings.channels;
-        self.usual_channels().max(least).min(most).clamp(1, max_channels.max(1))
+        usual.max(least).min(most).clamp(1, max_channels.max(1))
+    }
+
+    fn channels_inside(&self) -> u32 {
+        if self.fabric() == Fabric::Pcie { PCIE_CHANNELS } else { NVLINK_CHANNELS }
     }
 
     /// Number of channels that NCCL makes without settings.
     fn usual_channels(&self) -> u32 {
-        let inside = if self.fabric() == Fabric::Pcie { PCIE_CHANNELS } else { NVLINK_CHANNELS };
+        let inside = self.channels_inside();
         if self.is_across() { inside.min(CARD_CHANNELS * self.surroundings.cards).max(1) } else { inside }
     }
 

@@ -66,9 +66,37 @@ fn communication_without_correlation_takes_its_bytes_all_the_same() {
             makespan(&job, "1 GB/s")
         );
         assert!(error_of(&job) < 1e-6, "{what}");
-        let said = job.notes.iter().any(|note| note.contains("that do not name their launch"));
+        let said = job.notes.iter().any(|note| note.contains("no `correlation`; paired"));
         assert_eq!(said, what != "above 2^63", "{what}: {:?}", job.notes);
     }
+}
+
+#[test]
+fn a_kernel_without_correlation_is_not_paired_with_a_copy_or_a_later_launch_of_its_operator() {
+    let of = |mut event: Json| {
+        event["args"]["External id"] = json!(5);
+        event["args"].as_object_mut().unwrap().remove("correlation");
+        event
+    };
+    let paired = |events: &[Json]| {
+        let Recording::Profile(profile) = recording(&json!({"traceEvents": events})) else { panic!("it has events") };
+        let call = |kernel: &profile::Event| {
+            let call = profile
+                .events
+                .iter()
+                .find(|event| event.category == profile::Category::Call && event.correlation == kernel.correlation)?;
+            Some(profile.name(call).to_owned())
+        };
+        let kernel = profile.events.iter().find(|event| event.category == profile::Category::Kernel).unwrap();
+        kernel.correlation.and_then(|_| call(kernel))
+    };
+    let copy = of(call("hipMemcpyAsync", 0.0, 5.0, 1));
+    let launch = |ts: f64| of(call("hipLaunchKernel", ts, 5.0, 1));
+    let kernel = of(kernel("gemm", 7, 20.0, 5.0, 1));
+    assert_eq!(paired(&[copy, launch(10.0), kernel.clone()]).as_deref(), Some("hipLaunchKernel"));
+    // Which of two calls it was is unknown, and a later one it was not.
+    assert_eq!(paired(&[launch(0.0), launch(10.0), kernel.clone()]), None);
+    assert_eq!(paired(&[launch(30.0), kernel]), None);
 }
 
 #[test]
@@ -82,6 +110,41 @@ fn spans_that_have_lost_their_times_are_refused() {
     let text = error.unwrap_err().to_string();
     assert!(text.starts_with("4 of 8 spans have no time (`ts` and `dur` are 0), while the others begin at "), "{text}");
     assert!(text.contains("\nhint: "), "{text}");
+}
+
+#[rstest]
+#[case("ts", "NaN")]
+#[case("dur", "inf")]
+fn spans_whose_times_are_not_finite_are_refused(#[case] key: &str, #[case] value: &str) {
+    let mut events = events(0);
+    let kernel = events.iter_mut().find(|event| event["name"].as_str().unwrap().starts_with("nccl")).unwrap();
+    kernel[key] = json!("VALUE");
+    let text = json!({"traceEvents": events}).to_string().replace("\"VALUE\"", value);
+    let error = Recording::read(text.as_bytes()).unwrap_err().to_string();
+    assert!(error.starts_with("1 of 8 spans have no time (`ts` or `dur` is no number)\nhint: "), "{error}");
+}
+
+#[test]
+fn the_number_of_lost_spans_is_at_most_the_number_of_spans() {
+    // A category that is not linked counts in neither number.
+    let late = span("cpu_op", "aten::mm", 1, EPOCH, 5.0, json!({}));
+    let lost = |category: &str| span(category, "lost", 1, 0.0, 0.0, json!({}));
+    let text = json!({"traceEvents": [late, lost("cpu_op"), lost("Trace"), lost("python_function")]}).to_string();
+    let error = Recording::read(text.as_bytes()).unwrap_err().to_string();
+    assert!(error.starts_with("1 of 2 spans have no time (`ts` and `dur` are 0)"), "{error}");
+}
+
+#[rstest]
+fn calls_of_every_runtime_and_driver_are_read(
+    #[values("cuda", "hip", "xpu", "mtia", "privateuse1")] vendor: &str,
+    #[values("runtime", "driver")] kind: &str,
+) {
+    let job = linked(|event| {
+        if event["cat"] == "cuda_runtime" {
+            event["cat"] = json!(format!("{vendor}_{kind}"));
+        }
+    });
+    assert_eq!(work(&job.unwrap().ranks[0]), work(&linked(|_| {}).unwrap().ranks[0]));
 }
 
 #[test]
@@ -101,11 +164,39 @@ fn what_is_almost_json_is_read_and_what_is_not_is_said_with_its_place() {
     );
     let cut = Recording::read(&text("1").as_bytes()[..70]).unwrap_err().to_string();
     assert!(cut.starts_with("the file is damaged: EOF while parsing"), "{cut}");
+    let zip = Recording::read(&b"PK\x03\x04"[..]).unwrap_err().to_string();
+    assert!(zip.starts_with("not a recording of PyTorch: expected value at line 1 column 1\nhint: give "), "{zip}");
 }
 
 #[test]
-fn traces_without_accelerators_name_the_library_of_processors() {
+fn errors_of_reading_are_not_called_damage() {
+    struct Failing(io::ErrorKind);
+    impl Read for Failing {
+        fn read(&mut self, _: &mut [u8]) -> io::Result<usize> {
+            Err(io::Error::new(self.0, "it fails"))
+        }
+    }
+    let error = |input: &mut dyn Read| Recording::read(input).unwrap_err().to_string();
+    let hint = "copy the file again from its source, or record again";
+    assert_eq!(error(&mut Failing(io::ErrorKind::IsADirectory)), format!("cannot be read: it fails\nhint: {hint}"));
+    let begun = || &b"{\"traceEvents\": ["[..];
+    let interrupted = error(&mut begun().chain(Failing(io::ErrorKind::TimedOut)));
+    assert_eq!(interrupted, format!("cannot be read: it fails\nhint: {hint}"));
+    let endless = error(&mut begun().chain(Failing(io::ErrorKind::FileTooLarge)));
+    assert_eq!(endless, "cannot be read: it fails\nhint: record fewer steps");
+}
+
+#[test]
+fn traces_name_gloo_if_it_carried_out_their_communication() {
     let library = |linked: &Linked| linked.metadata.text(uniference_formats::chakra::own::LIBRARY).map(str::to_owned);
-    assert_eq!(library(&alone(&[operation("aten::mm", 0.0, 5.0)])).as_deref(), Some("gloo"));
+    assert_eq!(library(&alone(&[operation("aten::mm", 0.0, 5.0)])), None);
+    let issue = || operation("c10d::allreduce_", 0.0, 5.0);
+    let args = json!({"Collective name": "allreduce", "In msg nelems": 8, "Out msg nelems": 8, "dtype": "Float"});
+    let mark = span("user_annotation", "gloo:all_reduce", 11, 6.0, 5.0, args);
+    assert_eq!(library(&alone(&[issue(), mark])).as_deref(), Some("gloo"));
+    // Without the accelerator's activity, a program that uses NCCL looks like this.
+    let job = link(vec![of_events(&[issue()], &json!({}))], &Options::default()).unwrap();
+    assert_eq!(library(&job.ranks[0]), None);
+    assert!(job.notes.iter().any(|note| note.contains("record with ProfilerActivity.CUDA")), "{:?}", job.notes);
     assert_eq!(library(&linked(|_| {}).unwrap().ranks[0]), None);
 }
