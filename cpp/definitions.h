@@ -115,7 +115,8 @@ class Definitions {
   // Whether a GPU multiplies 32-bit numbers in tensor cores, by the program's current settings.
   static bool in_tensor_cores(const Schema& schema, const c10::IValue* arguments, size_t count) {
     if (schema.products == at::Float32Op::ALL) return false;
-    // cuBLAS and cuDNN read NVIDIA_TF32_OVERRIDE once: 0 forbids TF32, whatever the program's settings say. NVIDIA documents no other value.
+    // cuBLAS and cuDNN read NVIDIA_TF32_OVERRIDE once: 0 forbids TF32, whatever the program's settings are. NVIDIA
+    // documents no other value.
     static const char* const setting = std::getenv("NVIDIA_TF32_OVERRIDE");
     static const bool is_forbidden = setting != nullptr && std::strcmp(setting, "0") == 0;
     if (is_forbidden || at::NoTF32Guard::should_disable_tf32()) return false;

@@ -245,8 +245,8 @@ struct Launches {
   void (*number)(uint64_t number);
   // Number of the thread's current operator call, from 1; 0 outside of operators.
   uint64_t (*running_operator)();
-  // Called before this thread launches a kernel of this name; the kernel belongs to the program or to one of its libraries. Returns 1 if no operator
-  // launches it, else 0.
+  // Called before this thread launches a kernel of this name; the kernel belongs to the program or to one of its
+  // libraries. Returns 1 if no operator launches it, else 0.
   int (*launches)(const char* name, size_t length);
 };
 

@@ -55,7 +55,8 @@ class Reductions {
     }
   }
 
-  // The torch type of an `ncclDataType_t`. Unsigned numbers of 32 and 64 bits have no kernels; sums and products of the signed ones are the same bits.
+  // The torch type of an `ncclDataType_t`. Unsigned numbers of 32 and 64 bits have no kernels; sums and products of
+  // signed numbers have the same bits.
   static c10::ScalarType type_of(uint32_t dtype) {
     static constexpr std::array<c10::ScalarType, 12> kTypes = {
         at::kChar, at::kByte,  at::kInt,    at::kInt,      at::kLong,          at::kLong,

@@ -158,8 +158,8 @@ class Values {
   // The limit in work that is known to decide control flow: a mask of 16,384 by 16,384.
   static constexpr int64_t kMask = 1 << 28;
 
-  // Number of elements up to which tensors of any type are always computed, such as an optimizer's step count, by which it divides, a scale, or a loss. It is
-  // 2, the number of elements as which NCCL counts one complex number.
+  // Number of elements up to which tensors of any type are always computed, such as an optimizer's step count, by which
+  // it divides, a scale, or a loss. It is 2, because NCCL counts one complex number as 2 elements.
   static constexpr int64_t kSmallest = 2;
 
   int64_t limit_of_floats() const { return std::max(limit_, kSmallest); }

@@ -181,7 +181,7 @@ class Channel:
         The caller ends the process.
         """
     def lacks_values(self, text: str) -> None:
-        """The program has run an operator or kernel whose values are not computed, as `text` says: the driver ends the run.
+        """Reports an operator or kernel whose values are not computed, described by `text`: the driver ends the run.
 
         The caller ends the process.
         """

@@ -85,7 +85,8 @@ dist.destroy_process_group()
     )
     size = 2**28 / 1e3  # microseconds at 1 GB/s
     near = lambda figure: pytest.approx(figure, rel=0.05)  # noqa: E731
-    # NVLink SHARP takes 23 us and a launch of 6.6 us; a ring takes 8.4 us and 6 hops of 3.4 us. The events add another microsecond.
+    # NVLink SHARP takes 23 us and a launch of 6.6 us; a ring takes 8.4 us and 6 hops of 3.4 us. The events add another
+    # microsecond.
     assert said["usual"] == pytest.approx(6 / 5 * size / 360 + 23 + 6.6, abs=1.5)
     assert said["ring"] == said["without_nvls"] == pytest.approx(3 / 2 * size / 360 + 8.4 + 6 * 3.4, abs=1.5)
     assert said["ll"] == near(3 / 2 * size / 87.7)

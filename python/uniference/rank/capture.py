@@ -132,7 +132,7 @@ class Library:
         return self._number("forgotten")
 
     def computing_operators(self) -> int:
-        """The number of operators that this thread has run so far and that are charged for what they compute: views are not."""
+        """Number of operators that this thread has run so far and whose compute is charged: views are not."""
         return self._number("computing_operators")
 
     def _number(self, name: str) -> int:

@@ -64,8 +64,8 @@ def _charged(library: Library, function: Callable[..., Any]) -> Callable[..., An
         result = function(*args, **kwargs)
         tensors = [tensor.detach() for tensor in _tensors((*args, *kwargs.values())) if tensor.is_cpu]
         if tensors and library.computing_operators() == before:
-            # The operator's cost counts each tensor twice: one read and one write. A schema that says that the operator writes the tensors
-            # would mark their values as missing, and change their versions for autograd.
+            # The operator's cost counts each tensor twice: one read and one write. If the schema declared the writes,
+            # the tensors' values would be marked as missing, and their versions for autograd would change.
             operator([*tensors, *tensors])
         return result
 
