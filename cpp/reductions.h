@@ -1,4 +1,4 @@
-// Owns the arithmetic of collectives on simulated GPUs, by torch's kernels. Types and operations have NCCL's numbers.
+// Owns the arithmetic of collectives on simulated GPUs, with torch's kernels. Types and operations have NCCL's numbers.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -13,7 +13,7 @@ namespace uniference {
 
 class Reductions {
  public:
-  // Combines elements with others, in place.
+  // Combines elements with others in place.
   static void combine(uint32_t operation, uint32_t dtype, void* into, const void* from, uint64_t bytes) {
     const Inside ours;
     at::Tensor result = elements(dtype, into, bytes);
@@ -23,7 +23,7 @@ class Reductions {
       apply(operation, wide, other.to(at::kFloat));
       narrow(wide, result);
     } else if (is_unsigned(dtype) && operation >= kMaximum) {
-      // In the order of signed numbers if the upper bit is turned round.
+      // Flipping the highest bit maps unsigned order to signed order.
       result.bitwise_xor_(lowest(result));
       apply(operation, result, other.bitwise_xor(lowest(other)));
       result.bitwise_xor_(lowest(result));
@@ -32,7 +32,7 @@ class Reductions {
     }
   }
 
-  // Multiplies elements by a factor, or the part that one member in so many has; whole numbers are rounded towards zero.
+  // Multiplies elements by a factor; for integers it divides by 1 / factor and rounds towards zero.
   static void scale(uint32_t dtype, void* at, uint64_t bytes, double factor) {
     const Inside ours;
     const auto divided = [&](auto* numbers) {
@@ -48,14 +48,15 @@ class Reductions {
     } else if (values.is_floating_point()) {
       values.mul_(factor);
     } else if (divides) {
-      // There may be more members than the type has numbers.
+      // The number of members may exceed the range of the type.
       values.copy_(values.to(at::kLong).div_(static_cast<int64_t>(std::llround(1 / factor)), "trunc"));
     } else {
       values.mul_(static_cast<int64_t>(factor));
     }
   }
 
-  // The torch type of an `ncclDataType_t`. Unsigned numbers of 32 and 64 bits have no kernels; sums and products of the signed ones are the same bits.
+  // The torch type of an `ncclDataType_t`. Unsigned numbers of 32 and 64 bits have no kernels; sums and products of
+  // signed numbers have the same bits.
   static c10::ScalarType type_of(uint32_t dtype) {
     static constexpr std::array<c10::ScalarType, 12> kTypes = {
         at::kChar, at::kByte,  at::kInt,    at::kInt,      at::kLong,          at::kLong,
@@ -64,7 +65,7 @@ class Reductions {
   }
 
  private:
-  // Nothing of it is written down, or recorded by autograd.
+  // Disables autograd and the capture.
   struct Inside {
     c10::impl::ExcludeDispatchKeyGuard below{c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(c10::DispatchKey::Fake)};
     OwnWork ours;
@@ -81,7 +82,7 @@ class Reductions {
     }
   }
 
-  // Of eight bits: what is too large becomes the largest.
+  // Converts to 8 bits: too large values become the largest one.
   static void narrow(const at::Tensor& wide, at::Tensor& to) {
     const double most = to.scalar_type() == at::kFloat8_e5m2 ? 57344 : 448;
     to.copy_(wide.clamp(-most, most));
