@@ -98,7 +98,8 @@ fn chunks_share_dimensions() {
 
 #[test]
 fn what_chunks_do_not_divide_is_one_more_chunk() {
-    // 4,002 bytes in two chunks of 2,001, and 4,003 in two of 2,001 and a third as large: ring, T = 100 + 500, P = 3 floor(500 / 100).
+    // 4,002 bytes in two chunks of 2,001, and 4,003 in two chunks of 2,001 and a third one of the same size: ring, T =
+    // 100 + 500, P = 3 floor(500 / 100).
     let model = |splits: u32| {
         let more = format!("\"endpoint-delay\": 7, \"preferred-dataset-splits\": {splits}");
         AnalyticalModel::new(system(&["ring"], &more), network(&[("Ring", 4, 100)]), 1)

@@ -32,12 +32,12 @@ pub struct Model {
 /// The kind of a layer's feed-forward network, norms and biases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mlp {
-    /// As in Llama: three matrices, of which one is a gate (Shazeer, "GLU variants improve transformer", 2020); root-mean-square norms, no
-    /// biases.
+    /// As in Llama: three matrices, of which one is a gate (Shazeer, "GLU variants improve transformer", 2020);
+    /// root-mean-square norms, no biases.
     #[default]
     SwiGlu,
-    /// As in GPT: two matrices (Hendrycks and Gimpel, "Gaussian error linear units", 2016); layer norms with biases, linear layers with
-    /// biases.
+    /// As in GPT: two matrices (Hendrycks and Gimpel, "Gaussian error linear units", 2016); layer norms with biases,
+    /// linear layers with biases.
     Gelu,
 }
 

@@ -3,10 +3,11 @@
 //!
 //! This module reads the files; [`nodes`] makes execution traces of them.
 //!
-//! Sources: astra-sim/astra-sim, `astra-sim/workload/Workload.cc` of version 1.0; mlcommons/chakra, `src/converter/text_converter.py`;
-//! aliyun/SimAI, `astra-sim-alibabacloud/astra-sim/workload/Workload.cc` and `system/MockNcclGroup.cc`. The first line names the policy, the second
-//! the number of layers; each layer is `name dependency`, then time, collective and bytes of the forward pass, of the input's gradient and
-//! of the weights' gradient, and the time of the weights' update.
+//! Sources: astra-sim/astra-sim, `astra-sim/workload/Workload.cc` of version 1.0; mlcommons/chakra,
+//! `src/converter/text_converter.py`; aliyun/SimAI, `astra-sim-alibabacloud/astra-sim/workload/Workload.cc` and
+//! `system/MockNcclGroup.cc`. The first line names the policy, the second the number of layers; each layer is `name
+//! dependency`, then time, collective and bytes of the forward pass, of the input's gradient and of the weights'
+//! gradient, and the time of the weights' update.
 
 pub mod nodes;
 

@@ -63,7 +63,7 @@ fn gradients_of_weights_fill_the_bubble(#[values(2, 4, 8)] stages: u32, #[values
 #[case(8, 16)]
 fn both_ends_of_dualpipe_meet(#[case] stages: u32, #[case] micro_batches: u64) {
     // (p / 2 - 1) (F&B + B - 3 W), B with W (DeepSeek-V3 technical report, table 2); without communication F&B is F +
-    // B. That holds if the gradients of inputs last as long as a forward pass, which is so without attention.
+    // B. That holds if the gradients of inputs last as long as a forward pass, as they do without attention.
     let workload = alike(Schedule::DualPipe, stages, micro_batches, 512);
     let Times { forward, inputs, weights } = Times::of(&alike(Schedule::ZeroBubble, stages, micro_batches, 512));
     let (backward, others) = (inputs + weights, f64::from(stages / 2 - 1));
