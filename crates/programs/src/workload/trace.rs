@@ -514,8 +514,8 @@ impl Trace {
 
     // Replicas
 
-    /// Reduces gradients over replicas, by all-reduce, or if gradients are sharded, by reduce-scatter: after the last
-    /// micro-batch, or from ZeRO's stage 2 on, after each one (Rajbhandari et al., "ZeRO", 2020, section 7).
+    /// Reduces gradients over replicas, by all-reduce, or with ZeRO, by reduce-scatter: after the last micro-batch, or
+    /// from ZeRO's stage 2 on, after each one (Rajbhandari et al., "ZeRO", 2020, section 7).
     fn gradients(&mut self, item: Item, unit: Unit) {
         let (dense, experts) = self.spec.parameters(unit);
         let Spec { zero, gradient_bytes, .. } = self.spec;

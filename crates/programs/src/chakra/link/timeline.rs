@@ -227,7 +227,7 @@ impl<'a> Builder<'a> {
         let launches = |call: &u32| {
             self.event(*call).correlation.is_some_and(|correlation| self.by_correlation.contains_key(&correlation))
         };
-        // Threads without operators that launch nothing, such as NCCL's watchdog, only poll, and are left out.
+        // Threads without spans and launches, such as NCCL's watchdog, only poll, and are left out.
         let works = |thread: &Thread| !thread.spans.is_empty() || thread.calls.iter().any(launches);
         let idle: Vec<i64> =
             self.threads.iter().filter(|(_, thread)| !works(thread)).map(|(thread, _)| *thread).collect();
@@ -326,7 +326,8 @@ impl<'a> Builder<'a> {
         ended_meanwhile().filter(|_| frees).into_iter().collect()
     }
 
-    /// The thread that runs the program: the one with marks of iterations, or else the first active one.
+    /// The thread that runs the program: the one with marks of iterations, or else the first active one without a
+    /// backward pass.
     fn main_thread(&self) -> Option<i64> {
         let marks = |thread: &Thread| {
             let mark = |span: &u32| {

@@ -1,16 +1,16 @@
 //! Owns DualPipe's order and its assignment of model chunks to stages (DeepSeek-AI, "DeepSeek-V3 technical report",
 //! 2024, section 3.2.1, figure 5).
 //!
-//! One half of the micro-batches enters at stage 0 and goes up, the other at stage p-1 and goes down. A stage and the
-//! opposite one, stage p-1 minus it, have the same two chunks: the one *near* the end at which a direction enters, and
-//! the one *far* from it. Opposite stages therefore do the same work in mirrored positions. The order of the k-th stage
-//! from the nearer end, with h = p/2, is:
+//! One half of the micro-batches enters at stage 0 and goes up, the other at stage p-1 and goes down. A stage s and the
+//! opposite stage p-1-s have the same two chunks: the one *near* the end at which a direction enters, and the one *far*
+//! from it. Opposite stages therefore do the same work in mirrored positions. The order of the k-th stage from the
+//! nearer end, with h = p/2, is:
 //!
 //! 1. 2 (h-1-k) forward passes of near,
 //! 2. k+1 forward passes of near and far alternately,
 //! 3. h-1-k times: input gradients of far, weight gradients, a forward pass of far,
 //! 4. m/2 - p + k + 1 times: a forward pass of near that overlaps a backward pass of far, then a forward pass of far
-//!    that overlaps a backward pass of near; on the stages in the middle the first of these do not overlap,
+//!    that overlaps a backward pass of near; on the two stages in the middle, the first two passes do not overlap,
 //! 5. h-1-k times: a backward pass of far, then a forward pass of far that overlaps a backward pass of near,
 //! 6. k+1 backward passes of far and near alternately, the second half of them of inputs only,
 //! 7. h-1-k times: weight gradients, input gradients of near,

@@ -122,8 +122,8 @@ impl Trace {
     }
 
     /// Ring attention (Liu et al. 2023), as implemented in Transformer Engine (`AttnFuncWithCPAndKVP2P`): keys and
-    /// values go from rank to rank; each rank sends them on while it computes the attention of its queries to them, C -
-    /// 1 times with C ranks. The rank that receives them last starts the backward pass with them, and they go back;
+    /// values go from rank to rank, (C - 1) times with C ranks; each rank sends them on while it computes the attention
+    /// of its queries to them. The rank that receives them last starts the backward pass with them, and they go back;
     /// their gradients go with them, each rank adds its own, and they end at the rank that the keys came from.
     fn attend_round(&mut self, way: Direction) {
         let (place, layout) = (self.place, self.spec.layout);
