@@ -405,8 +405,8 @@ impl Expansion {
         }
     }
 
-    /// Launches a graph up to its first call; the caller announces calls of a captured graph itself. The whole graph
-    /// counts as one launch of the stream.
+    /// Launches a graph up to its first call; the caller ensures that the graph was captured. The whole graph counts as
+    /// one launch of the stream.
     fn launch_graph(&mut self, graph: u32, on: u32, number: Option<u64>) {
         let mut nodes = self.graphs.get(&graph).map(|graph| graph.nodes.clone()).unwrap_or_default();
         let captured = self.capturing.get(&on).copied();
