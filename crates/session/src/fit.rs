@@ -118,7 +118,7 @@ impl Fit {
 /// Memory that a generated job needs on a cluster.
 ///
 /// # Errors
-/// If the cluster cannot be resolved, or has fewer devices than the job has ranks.
+/// If the cluster cannot be resolved, or its number of devices differs from the number of ranks.
 pub fn of_job(workload: &Workload, cluster: &ClusterOptions) -> Result<Fit, HostError> {
     let chosen = cluster.resolve()?;
     generated::check_ranks(workload, &chosen.resolved)?;

@@ -126,7 +126,7 @@ pub fn run(job: &Job) -> Result<Done, HostError> {
     Err(HostError::Usage(format!("ranks are not equivalent: {asymmetry}")))
 }
 
-/// Refuses a cluster with fewer devices than the job has ranks.
+/// Refuses a cluster whose number of devices differs from the number of ranks.
 pub(crate) fn check_ranks(workload: &Workload, resolved: &Resolved) -> Result<(), HostError> {
     let (ranks, devices) = (workload.world_size(), resolved.cluster.devices.len());
     if ranks as usize == devices {

@@ -314,8 +314,8 @@ fn other_seeds(args: &Replay, resolved: &Resolved, steps: &Steps) -> Result<Besi
 }
 
 /// Warnings about points at which the program could have diverged from the record, and whether the program or a library
-/// that it uses could have diverged. `digest` is the digest of the run on the new cluster, `None` for several runs: if a
-/// replay on the record's own cluster has the same digest, all times are equal and no path can differ.
+/// that it uses could have diverged. `digest` is the digest of the run on the new cluster, `None` for several runs: if
+/// a replay on the record's own cluster has the same digest, all times are equal and no path can differ.
 fn other_ways(
     mut hazards: Hazards,
     digest: Option<String>,

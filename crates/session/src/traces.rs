@@ -421,8 +421,8 @@ fn oddities(ranks: impl Iterator<Item = Oddities>) -> Vec<String> {
     types.into_iter().chain(missing).chain(ignored).collect()
 }
 
-/// Checks a trace as the trace of each of `own` ranks of a job, without the traces of other ranks, and fails if a replay
-/// would refuse it.
+/// Checks a trace as the trace of each of `own` ranks of a job, without the traces of other ranks, and fails if a
+/// replay would refuse it.
 ///
 /// # Errors
 /// If the trace alone cannot be replayed.
