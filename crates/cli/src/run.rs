@@ -351,7 +351,7 @@ fn conclude(
     lost: Option<io::Error>,
 ) -> Result<Exit, HostError> {
     let shown = show(report, folder, Showing::new(args.output.json, args.progress.quiet));
-    // Files are written first, because standard output may be closed.
+    // Traces are exported even if the report could not be printed.
     traces.map(|traces| export(folder.path(), &traces, &super::notices())).transpose()?;
     lost.map_or(shown, |lost| Err(HostError::Output { source: lost })).map(|()| Exit::Ok)
 }

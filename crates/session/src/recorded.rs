@@ -174,8 +174,8 @@ fn prepare(args: &Replay) -> Result<Prepared, HostError> {
     Ok(Prepared { chosen, seed, reader, steps, plan })
 }
 
-/// Warnings about the figures of a replay: other seeds, other paths of the program, keys without an
-/// effect. The returned flag says whether other paths are possible.
+/// Warnings about the figures of a replay: other seeds, other paths of the program, keys without an effect. The returned
+/// flag says whether other paths are possible.
 fn doubts(
     args: &Replay,
     session: &Session,

@@ -18,7 +18,7 @@ use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::Site;
 use uniference_sim::time::SimTime;
 
-/// Longest wall time for which a part is open: what it would hold is lost if the process is killed.
+/// Longest wall time for which a part is open: its rows are lost if the process is killed.
 const LONGEST_OPEN: Duration = Duration::from_secs(10);
 
 /// The event tables of an active run.
@@ -111,7 +111,6 @@ impl Observer for Tables {
 
 /// Files in the folder `events`: a complete part is named `KIND/NUMBER.parquet`. Readers see only complete parts,
 /// because an open part has another name outside of its table's folder.
-/// table's folder.
 struct Files(PathBuf);
 
 impl Files {

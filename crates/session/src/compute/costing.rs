@@ -605,8 +605,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep, String)>> RankSteps<I> {
         let mut costing = self.costing.borrow_mut();
         let way = costing.ranks[self.rank.index()].plan.way;
         if ahead.works.is_empty() {
-            // A slice cannot begin with work of a CUDA stream: its launch would be in the time of an operator of an
-            // earlier slice.
+            // A slice that begins with work of a CUDA stream ends an operator of an earlier slice, so it has operators.
             if queue.stream().is_some() && ahead.operators.is_empty() {
                 costing.differs.get_or_insert(self.rank);
                 return work.clone();

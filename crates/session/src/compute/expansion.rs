@@ -102,7 +102,7 @@ enum Node {
         cost: Option<usize>,
         reads: Option<Reads>,
     },
-    /// A call of a process group.
+    /// A process group call.
     Call {
         /// Number of the captured stream in the graph.
         own: u32,
