@@ -184,7 +184,7 @@ pub enum PythonTime {
 
 impl PythonTime {
     /// vLLM 0.33's engine with Python 3.11 takes 0.33 us per call on a server CPU (AMD EPYC, 2026): steps of 8 to 256
-    /// requests differ by 27 to 32 us of CPU time and 84 calls per request. Short functions in caches take less, 0.1 to
+    /// requests differ by 27 to 32 us of CPU time and 84 calls per request. Short functions in caches need less, 0.1 to
     /// 0.3 us.
     const MODEL: PythonTime = PythonTime::Call(SimDuration::from_ns(350));
 }
