@@ -255,8 +255,8 @@ fn is_trace(name: &str) -> bool {
     rank.is_some_and(|rank| rank.parse::<u32>().is_ok()) || name == GROUPS
 }
 
-/// Whether a file stays: the lock, the folder that `uniference chakra export` makes next to the results, and the
-/// folders of repeated runs.
+/// Whether a name belongs to the lock, to the folder that `uniference chakra export` makes next to the results, or to a
+/// repeated run's folder.
 fn is_ours(name: &str) -> bool {
     name == LOCK || name == PREFIX || is_repeated(name)
 }
