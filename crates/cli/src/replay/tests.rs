@@ -75,7 +75,8 @@ fn a_program_that_read_the_clock_might_have_gone_another_way_elsewhere() {
 
 /// A record of two ranks, of which the second one receives a message of 1 MB and then makes these requests.
 fn received(requests: Vec<Request>, toml: &str) -> tempfile::TempDir {
-    let join = || Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0, settings: None, rendezvous: false };
+    let join =
+        || Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0, settings: None, rendezvous: false };
     let call = |op| issue(Activity::Call(Call { group: GroupId(0), op }));
     let bytes = Bytes(1_000_000);
     let send = call(CallOp::Send { to: GroupRank(1), tag: 0, bytes });
