@@ -1,7 +1,7 @@
-// Owns the charts: of each, what ECharts is to draw, as a function of colours and width, how high it is, and the sentence that says the same. Where they
-// stand on the page is page.js's business.
+// Owns the charts: for each, a function of colours and width that returns ECharts' options, the height, and a sentence
+// with the same content. page.js places them on the page.
 
-// Told apart with any colour vision (Okabe and Ito's set, shifted for contrast), and in the order of MarkKind.
+// Colours that any colour vision tells apart (Okabe and Ito's set, shifted for contrast), in the order of MarkKind.
 const COLOURS = {
   light: {
     text: "#1c2430", faint: "#566173", line: "#d9dee6", sheet: "#ffffff", bound: "#1c2430",
@@ -137,7 +137,7 @@ function origins(run) {
   const of = new Map();
   for (const { origin, seconds: time } of run.report.compute ?? []) of.set(origin, (of.get(origin) ?? 0) + time);
   const total = sum([...of.values()]);
-  // Of a single origin the headline says all.
+  // A single origin is in the headline.
   if (!(total > 0) || of.size < 2) return null;
   const shares = [...of].sort((a, b) => b[1] - a[1]).filter(([, time]) => time > 0);
   return stackedBars({
@@ -158,7 +158,7 @@ function timeline(run, longest) {
   const data = marks.map(({ row, mark: [start, length] }) => [row, start * ps, (start + length) * ps]);
   const has = (mark, kind) => (mark.length === 4 ? mark[3] === kind : mark[4][kind] > 0);
   const kinds = KIND_NAMES.map((_, kind) => kind).filter((kind) => marks.some(({ mark }) => has(mark, kind)));
-  // Operations of several groups are under way at once: where the next mark lies on this one, neither name could be read.
+  // Operations of several groups overlap: if the next mark covers this one, neither name would be readable.
   const isCovered = marks.map(({ row, mark: [start, length] }, at) => [at - 1, at + 1].some((other) => {
     const next = marks[other];
     return next?.row === row && next.mark[0] < start + length && start < next.mark[0] + next.mark[1];
@@ -191,7 +191,7 @@ function timeline(run, longest) {
         }
         return drawn;
       }
-      // Spans that were joined: their kinds' shares of the time, on top of each other.
+      // Joined spans are stacked by the kinds' shares of the time.
       let bottom = middle + height / 2;
       const all = Math.max(sum(mark[4]), mark[1]);
       const children = mark[4].flatMap((time, kind) => {
@@ -217,7 +217,7 @@ function timeline(run, longest) {
       ],
       series: [
         { type: "custom", renderItem: draw, data, encode: { x: [1, 2], y: 0 }, progressive: 0 },
-        // For the legend: marks of all kinds are one series.
+        // The legend needs a series per kind: the marks of all kinds are one series.
         ...kinds.map((kind) => ({ type: "scatter", name: KIND_NAMES[kind], data: [], itemStyle: { color: colours.kinds[kind], opacity: 1 } })),
       ],
     };

@@ -1,5 +1,5 @@
-// Owns what every page has: how its charts are drawn anew when the theme or the width changes, and how their pictures are taken. What is on a page is its own
-// script's business.
+// Owns the frame of every page: it redraws charts if the theme or the width changes, and exports them as pictures. The
+// content of a page is in its own script.
 
 /** All charts of the page. The tests look at them, and `uniference report --figures` takes their pictures. */
 const charts = [];
@@ -40,7 +40,7 @@ function themes() {
   const button = document.getElementById("theme");
   const names = { "": "as the system", light: "light", dark: "dark" };
   const apply = (theme) => {
-    // The style sheet knows light and dark; what the system wants is found out here, for charts too.
+    // The style sheet has light and dark; the system's choice is read in this script, for charts too.
     button.dataset.choice = theme;
     button.textContent = `Theme: ${names[theme]}`;
     const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
@@ -63,7 +63,7 @@ function takePictures() {
   const [width, light] = [1000, COLOURS.light];
   const pictures = charts.map((chart) => {
     const option = { ...chart.option(light, width), backgroundColor: light.sheet };
-    // Nobody can move the slider of a picture.
+    // The slider of a picture cannot be moved.
     const rows = (option.dataZoom ?? []).filter((zoom) => zoom.yAxisIndex !== undefined);
     if (option.dataZoom?.length > rows.length) option.grid.bottom = 30;
     option.dataZoom = rows;

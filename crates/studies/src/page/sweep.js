@@ -1,4 +1,4 @@
-// Owns what stands on the page of a sweep: lines, heat map and Pareto front of its trials, what is chosen of them, and the table of all.
+// Owns the page of a sweep: lines, heat map and Pareto front of its trials, the controls, and the table of all trials.
 
 const study = JSON.parse(document.getElementById("data").textContent);
 const cellsOf = new Map(study.columns.map(({ name, cells }) => [name, cells]));
