@@ -6,7 +6,7 @@ use uniference_sim::ids::RankId;
 use uniference_sim::observe::Statistics;
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// One line of an event that matters here, times in nanoseconds.
+/// One line per relevant event, times in nanoseconds.
 #[derive(Default)]
 struct Seen(Vec<String>);
 
@@ -32,7 +32,7 @@ impl Observer for Seen {
     }
 }
 
-/// A rank's file: its host, clock readings, start and finish, and what lies between the first and the last line.
+/// A rank's file: its host, clock readings, start and finish, and the records between the first and the last line.
 fn file(rank: u32, host: &str, clocks: &str, span: (i64, i64), records: &[&str]) -> RankFile {
     RankFile::parse(&text(rank, host, clocks, span, records)).unwrap()
 }
@@ -133,7 +133,7 @@ fn messages_of_a_pair_meet_in_their_order() {
             r#"["w",500,600,0,"communication",[1],0]"#,
         ],
     );
-    // The second receive is from anybody, and met rank 0.
+    // The second receive is from any rank, and matched rank 0.
     let receives = file(
         1,
         "a",
@@ -232,7 +232,8 @@ fn files_that_are_not_of_one_run_are_refused() {
 
 #[test]
 fn operations_are_told_apart_by_their_numbers_and_lines_may_be_described_late() {
-    // A thread took number 0 and was interrupted before it wrote; the other one's line of the program was not written yet.
+    // A thread got number 0 and was interrupted before it wrote; the other thread's line of the program was not written
+    // yet.
     let records = [
         GROUP,
         r#"["i",100,1,1,0,"barrier","uint8",0,-1,0]"#,
