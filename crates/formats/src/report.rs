@@ -85,7 +85,7 @@ pub struct Report {
 /// The interval in which the makespan of a real run should lie.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
-    /// Probability with which it should hold the real makespan: 0.95.
+    /// Probability with which the interval should hold the real makespan: 0.95.
     pub level: f64,
     /// Lower end in seconds.
     pub low_s: f64,
@@ -126,7 +126,7 @@ pub struct RankReport {
     /// Seconds in which the rank computed while its communication was not exposed.
     pub compute_s: f64,
     /// Seconds of exposed communication: the rank was blocked in a communication call and nothing computed, or an
-    /// operation was under way on a CUDA stream of its GPU and no kernel ran on any stream.
+    /// operation was in progress on a CUDA stream of its GPU and no kernel ran on any stream.
     pub exposed_comm_s: f64,
     /// The part of `exposed_comm_s` before a peer had entered the operation.
     pub late_peer_s: f64,
@@ -352,7 +352,7 @@ pub struct MemoryReport {
 /// The data needed to run a program again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// The resolved cluster as a cluster file that says everything.
+    /// The resolved cluster as a complete cluster file.
     pub cluster: String,
     /// Versions of Uniference and of the packages that the script used, by name.
     pub versions: BTreeMap<String, String>,

@@ -25,7 +25,8 @@ const LEAST_OF_PATH: f64 = 0.005;
 /// Fraction of the run from which on waits for data get a column.
 const NOT_NEGLIGIBLE: f64 = 0.01;
 
-/// Several lines that end with a newline: the ranks, the operations, the memory of the rank that held most, the makespan and the cluster.
+/// Several lines that end with a newline: the ranks, the operations, the memory of the rank that held most, the
+/// makespan and the cluster.
 pub fn render(report: &Report) -> String {
     let mut parts = vec![ranks(&report.ranks)];
     parts.extend(operations(&report.operations));
@@ -50,7 +51,8 @@ pub fn render(report: &Report) -> String {
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-/// A table that is [`WIDTH`] columns wide at most; the first `texts` columns are aligned to the left, the others to the right.
+/// A table that is [`WIDTH`] columns wide at most; the first `texts` columns are aligned to the left, the others to the
+/// right.
 pub fn table(header: &[&str], texts: usize) -> Table {
     let mut table = Table::new();
     table.load_style(TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')));
@@ -69,7 +71,7 @@ pub fn wrapped(text: &str) -> String {
     textwrap::fill(text, options.word_splitter(textwrap::WordSplitter::NoHyphenation))
 }
 
-/// A row of such a table.
+/// A row of a `table`: texts, then numbers.
 pub fn row(texts: &[&str], numbers: &[String]) -> Vec<Cell> {
     texts.iter().map(|text| aligned(text, false)).chain(numbers.iter().map(|number| aligned(number, true))).collect()
 }
@@ -234,7 +236,8 @@ fn streams(rows: &[StreamReport]) -> Option<String> {
     ))
 }
 
-/// `critical path: latency 61 %, compute 39 %`, and its two longest parts: `60 % latency of a.0 -> switch in all_reduce at train.py:12`.
+/// `critical path: latency 61 %, compute 39 %`, and its two longest parts: `60 % latency of a.0 -> switch in all_reduce
+/// at train.py:12`.
 fn critical_path(path: &CriticalPathReport) -> Option<String> {
     let kinds = path.kinds.iter().filter(|part| part.share >= LEAST_OF_PATH).take(MOST_OF_PATH);
     let kinds: Vec<String> = kinds.map(|part| format!("{} {}", part.kind, percent(part.share))).collect();

@@ -14,7 +14,8 @@ pub fn counted<N: Copy + fmt::Display + TryInto<u64>>(count: N, noun: &str) -> S
     format!("{count} {noun}{plural}")
 }
 
-/// A data rate above zero. Bits or bytes per second: `"25 Gbps"` is 25e9 bit/s, `"1 GB/s"` 1e9 B/s, `"100 MiB/s"` 100 x 2^20 B/s.
+/// A data rate above zero. Bits or bytes per second: `"25 Gbps"` is 25e9 bit/s, `"1 GB/s"` 1e9 B/s, `"100 MiB/s"` 100 x
+/// 2^20 B/s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bandwidth(pub Rate);
 
@@ -345,7 +346,7 @@ impl Quantity for Duration {
 /// A number in its notation: `mantissa / 10^places`, and the nearest float.
 #[derive(Clone, Copy)]
 struct Decimal {
-    /// `None` if it does not fit.
+    /// The digits without the decimal point; `None` if they do not fit.
     mantissa: Option<u128>,
     places: u32,
     number: f64,
@@ -364,7 +365,7 @@ impl Decimal {
         Some(Decimal { mantissa, places: fraction.len() as u32, number: digits.parse().ok()? })
     }
 
-    /// The whole part of `self * unit`, and whether anything is left; `None` if it does not fit.
+    /// The whole part of `self * unit`, and whether there is a remainder; `None` if the whole part does not fit.
     fn times(self, unit: u64) -> Option<(u64, bool)> {
         let scale = 10u128.checked_pow(self.places)?;
         let product = self.mantissa?.checked_mul(u128::from(unit))?;

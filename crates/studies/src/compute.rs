@@ -33,7 +33,7 @@ pub struct Computes {
 
 #[derive(Default)]
 struct RankComputes {
-    /// Operations, sizes and lines of its calls, in order.
+    /// Operations, sizes and lines of the rank's calls, in order.
     calls: FxHasher,
     /// Compute since the rank's last call.
     pending: SimDuration,

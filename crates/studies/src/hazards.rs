@@ -30,7 +30,7 @@ pub enum Hazard {
     AnyOf,
     /// The program read the store without waiting.
     StoreLook,
-    /// The store answered something else than in another run.
+    /// The store gave another answer than in another run.
     StoreAnswer,
 }
 

@@ -152,7 +152,7 @@ mod tests {
         assert!(close(found.low_s, expected[0]) && close(found.high_s, expected[2]), "{found:?}");
     }
 
-    /// One definition of `t` seconds and spread `s`: the quantiles of t exp(s z) lie at t exp(-1.96 s) and t exp(1.96 s).
+    /// One definition of `t` seconds and spread `s`: the quantiles of t exp(s z) are t exp(-1.96 s) and t exp(1.96 s).
     #[test]
     fn operators_have_errors_of_their_own_and_not_those_of_other_compute() {
         let report = report();

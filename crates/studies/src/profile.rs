@@ -85,7 +85,7 @@ impl Reached {
 #[derive(Clone, Debug, Default)]
 struct Times {
     kept: Vec<u64>,
-    /// Reciprocal of the share of times that is kept, a power of two.
+    /// Binary logarithm of the thinning: one of 2^`thinned` times is kept.
     thinned: u32,
     count: u64,
 }

@@ -20,7 +20,7 @@ impl Sample {
         below + (above - below) * place.fract()
     }
 
-    /// The value in the middle.
+    /// The median; for an even number of values the mean of the two in the middle.
     pub(crate) fn median(&self) -> f64 {
         self.quantile(0.5)
     }

@@ -144,7 +144,7 @@ pub struct WhatIf {
 /// The result of one change.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
-    /// The words of the command line that make it.
+    /// The words of the command line that make the change.
     pub options: Vec<String>,
     /// Makespan with the change.
     pub makespan_s: f64,
@@ -164,7 +164,7 @@ pub struct Outcome {
 pub struct KindChange {
     /// The name of the kind.
     pub name: &'static str,
-    /// Seconds of the critical path in the run as it is.
+    /// Seconds of the critical path in the unchanged run.
     pub before_s: f64,
     /// Seconds of the critical path with the change.
     pub after_s: f64,
@@ -173,9 +173,9 @@ pub struct KindChange {
 /// A change that could not be simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refused {
-    /// The words of the command line that make it.
+    /// The words of the command line that make the change.
     pub options: Vec<String>,
-    /// Why it could not be simulated.
+    /// The reason why the change could not be simulated.
     pub error: String,
 }
 
@@ -329,7 +329,7 @@ impl LineName {
 pub struct LineScale {
     /// The line of the program.
     pub line: LineName,
-    /// Factor on the duration of its compute; finite, not negative.
+    /// Factor on the duration of the line's compute; finite, not negative.
     pub factor: f64,
 }
 

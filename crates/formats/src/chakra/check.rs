@@ -48,7 +48,7 @@ pub enum Finding {
 pub struct Found {
     /// Number of findings.
     pub count: u64,
-    /// The first few of them.
+    /// The first few findings.
     pub examples: Vec<String>,
 }
 
@@ -69,7 +69,7 @@ pub enum CheckError {
     /// The trace cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// Two nodes have one id.
+    /// Two nodes have the same id.
     #[error(
         "duplicate node id {id} (second node: `{name}`)\nhint: node ids must be unique in a file; check the program that wrote the trace"
     )]
@@ -79,7 +79,7 @@ pub enum CheckError {
         /// Name of the second node.
         name: String,
     },
-    /// Nodes that wait for each other.
+    /// The dependencies of nodes form a cycle.
     #[error(transparent)]
     Cycle(#[from] Cycle),
 }

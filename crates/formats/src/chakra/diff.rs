@@ -12,9 +12,9 @@ use std::io::Read;
 pub enum Difference {
     /// A difference of the whole file: its subject, the first value, the second value.
     Metadata(String, String, String),
-    /// A node that only the first has.
+    /// A node that only the first trace has.
     OnlyFirst(u64, String),
-    /// A node that only the second has.
+    /// A node that only the second trace has.
     OnlySecond(u64, String),
     /// A difference of a node that both traces have: id, its subject, the first value, the second value.
     Node(u64, String, String, String),

@@ -67,7 +67,7 @@ impl<R: Read> FrameReader<R> {
         let at = self.next;
         let Some((length, prefix)) = self.length()? else { return Ok(None) };
         self.buffer.clear();
-        // A damaged length must not reserve memory for bytes that are not there.
+        // A damaged length must not reserve memory for missing bytes.
         (&mut self.input).take(length.into()).read_to_end(&mut self.buffer).map_err(|error| failed(error, at))?;
         if self.buffer.len() < length as usize {
             return Err(FrameError::Truncated { at });

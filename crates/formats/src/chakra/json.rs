@@ -1,5 +1,5 @@
-//! Owns the form of a trace in JSON: protobuf's canonical mapping, one object after the other, indented by two spaces. It is the form
-//! that `chakra_jsonizer` writes.
+//! Owns the form of a trace in JSON: protobuf's canonical mapping, one object after the other, indented by two spaces.
+//! `chakra_jsonizer` writes the same form.
 //!
 //! In JSON 64-bit integers are strings, bytes are base 64, and default values are left out.
 

@@ -115,7 +115,8 @@ pub struct Uncertainty {
 }
 
 impl ClusterFile {
-    /// Reads the text of a cluster file that came from `origin` (its path), then `KEY=VALUE` assignments that override it.
+    /// Reads the text of a cluster file that came from `origin` (its path), then the `KEY=VALUE` assignments that
+    /// override it.
     ///
     /// # Errors
     /// If the text is no TOML, has an unknown key, or a value of the wrong type or without its unit, or if an

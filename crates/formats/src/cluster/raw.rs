@@ -278,7 +278,7 @@ pub(super) struct RawDimension {
     pub(super) latency: Option<Duration>,
 }
 
-/// How the hosts along a dimension are joined.
+/// Connection of the hosts along a dimension.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RawDimensionKind {

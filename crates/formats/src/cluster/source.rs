@@ -72,7 +72,7 @@ impl Source {
         self.pieces.push(Piece { origin: origin.to_owned(), text: text.to_owned(), start });
     }
 
-    /// A mistake at a place.
+    /// The error at a place.
     pub(super) fn error(&self, message: impl Into<String>, span: Range<usize>) -> Diagnostic {
         let piece = self.pieces.iter().rev().find(|piece| piece.start <= span.start).expect("the file starts at 0");
         piece.error(message, span.start - piece.start..span.end.saturating_sub(piece.start))

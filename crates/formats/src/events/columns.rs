@@ -3,7 +3,8 @@
 
 use std::fmt::Write as _;
 
-/// Version of the stream. It is incremented when a column is removed or changes its meaning, not when columns or kinds of events are added.
+/// Version of the stream. It is incremented if a column is removed or changes its meaning, not if columns or kinds of
+/// events are added.
 pub const VERSION: u32 = 2;
 
 /// A kind of event.

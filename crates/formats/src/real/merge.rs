@@ -141,8 +141,8 @@ struct Groups {
 }
 
 impl Groups {
-    /// Numbers the groups by their first use. Groups of two ranks are the same if their members are, and if equally
-    /// many groups of these members came before.
+    /// Numbers the groups by their first use. A group is identified by its members, and by the number of groups of the
+    /// same members before it.
     fn number(files: &[RankFile], clocks: &[Clock]) -> Groups {
         let mut first: BTreeMap<(Vec<RankId>, u32), i64> = BTreeMap::new();
         let mut found = Vec::new();

@@ -49,8 +49,8 @@ fn text(rank: u32, host: &str, clocks: &str, (start, finish): (i64, i64), record
 const GROUP: &str = r#"["g",0,0,[0,1]]"#;
 const SITE: &str = r#"["s",0,"a.py:1"]"#;
 
-/// Rank 1's clock is 1,000 ns ahead of rank 0's and runs at the same speed. On rank 0's clock: both start at 100, rank 0 enters an all-reduce at
-/// 200 and waits until 600; rank 1 enters at 450 and waits until 620.
+/// Rank 1's clock is 1,000 ns ahead of rank 0's and runs at the same speed. On rank 0's clock: both start at 100, rank
+/// 0 enters an all-reduce at 200 and waits until 600; rank 1 enters at 450 and waits until 620.
 fn two_hosts() -> Merged {
     let zero = file(
         0,
@@ -159,7 +159,7 @@ fn messages_of_a_pair_meet_in_their_order() {
             "610 rank 1 handle 1 recv since 550 Some((RankId(0), Handle(1)))",
         ]
     );
-    // rank 0 waits from 30 for a peer that comes at 400, and from 500 for one that comes at 550
+    // rank 0 waits from 30 for a peer that enters at 400, and from 500 for a peer that enters at 550
     let late: Vec<&String> = seen.0.iter().filter(|line| line.contains("rank 0 waited")).collect();
     assert!(late[0].ends_with("late 370") && late[1].ends_with("late 50"), "{late:?}");
 }

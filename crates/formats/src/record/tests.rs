@@ -377,7 +377,7 @@ proptest! {
     }
 }
 
-/// A third rank takes the steps of rank 1, which is read for itself as well.
+/// A third rank replays the steps of rank 1, which is read as rank 1 as well.
 #[test]
 fn ranks_can_take_the_steps_of_others() {
     let file = written();

@@ -99,9 +99,9 @@ pub enum Replays {
 /// A parameter of the sweep.
 #[derive(Clone, Debug)]
 pub struct Parameter {
-    /// The name of its column.
+    /// The name of the parameter's column.
     pub name: String,
-    /// The setting that it changes.
+    /// The setting that the parameter changes.
     pub target: Target,
     /// The values that the parameter can have.
     pub domain: Domain,
@@ -159,7 +159,7 @@ pub enum Value {
 /// A derived figure.
 #[derive(Clone, Debug)]
 pub struct Measure {
-    /// The name of its column.
+    /// The name of the measure's column.
     pub name: String,
     /// The formula of parameters and columns.
     pub formula: Formula,

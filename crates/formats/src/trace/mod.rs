@@ -43,7 +43,7 @@ pub type Lines = Rc<RefCell<Vec<String>>>;
 /// The resolution of viewers' times, in picoseconds.
 const NANOSECOND: u64 = 1_000;
 
-/// Writes a trace while the run goes on.
+/// Writes a trace during the run.
 pub struct TraceWriter<F> {
     out: F,
     ranks: Vec<RankRows>,

@@ -13,7 +13,7 @@ pub struct Change {
     pub operation: String,
     /// Number of ranks that took part.
     pub ranks: usize,
-    /// The sizes between which it changes.
+    /// The sizes between which the operation changes.
     #[serde(flatten)]
     pub at: Breakpoint,
 }

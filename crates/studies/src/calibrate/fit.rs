@@ -41,7 +41,7 @@ const ARRIVED: f64 = 1e-4;
 const RESAMPLES: usize = 400;
 
 impl Observation {
-    /// The observation of what was measured between two ranks.
+    /// The observation of a measurement between two ranks.
     pub fn new(pair: &Pair) -> Observation {
         let logarithms = pair.seconds.iter().map(|time| time.ln()).collect();
         Observation { logarithms, weight: 1.0 / pair.scatter().max(LEAST_SCATTER) }

@@ -59,7 +59,7 @@ pub enum MeasurementError {
 /// Reads a file. An incomplete last line is left out: measuring was interrupted, and will repeat that case.
 ///
 /// # Errors
-/// The first line that is no measurement.
+/// If a line is no measurement: the first such line.
 pub fn parse(text: &str) -> Result<Vec<Measurement>, MeasurementError> {
     let complete = text.rfind('\n').map_or("", |end| &text[..end]);
     let read = |(index, line): (usize, &str)| {

@@ -54,11 +54,11 @@ pub struct Calibration {
 pub struct Parameter {
     /// Name of the parameter: `latency`, `host 2 bandwidth`.
     pub name: String,
-    /// The value, as the cluster file has it.
+    /// The value in the cluster file's notation.
     pub value: String,
-    /// Lower end of its 95 % interval, from the bootstrap.
+    /// Lower end of the value's 95 % interval, from the bootstrap.
     pub low: String,
-    /// Upper end of its 95 % interval, from the bootstrap.
+    /// Upper end of the value's 95 % interval, from the bootstrap.
     pub high: String,
 }
 

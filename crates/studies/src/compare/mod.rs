@@ -60,7 +60,7 @@ pub struct Pair {
 pub struct RankDifference {
     /// The rank that is compared.
     pub rank: usize,
-    /// The time at which it finished, in both runs.
+    /// The time at which the rank finished, in both runs.
     pub finish: Pair,
     /// Difference of compute: first minus second.
     pub compute_s: f64,
@@ -109,7 +109,7 @@ pub struct Unmatched {
     pub operation: &'static str,
     /// The members' ranks; for a message its sender and its receiver.
     pub members: Vec<u32>,
-    /// Its number among that run's operations of this name and these members, from 0.
+    /// The operation's number among that run's operations of this name and these members, from 0.
     pub number: usize,
     /// The largest size that a member named.
     pub bytes: u64,

@@ -36,7 +36,7 @@ pub(super) struct RankCauses {
     turns: Vec<Vec<Turn>>,
     /// The rank's innermost range from each moment on, in order; `None` if no range was open.
     pub(super) ranges: Vec<(SimTime, Option<Name>)>,
-    /// The ranges in which its threads issued activities.
+    /// The ranges in which the rank's threads issued activities.
     issues: IssueRanges<Name>,
     pub(super) finish: Option<(SimTime, Cause)>,
 }
@@ -106,7 +106,7 @@ pub(super) struct Message {
     pub(super) in_window: SimDuration,
     /// The link that held the message back for longest while it left; if no link did, the slowest link of its route.
     pub(super) link: Option<LinkId>,
-    /// The message before it on its connection.
+    /// The message before this one on the same connection.
     pub(super) behind: Option<MessageId>,
 }
 

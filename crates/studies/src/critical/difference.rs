@@ -184,7 +184,8 @@ fn part_changes(first: &[Contribution], second: &[Contribution]) -> Vec<PartChan
     changes
 }
 
-/// `the second run takes 24.300 s more, 13.80 times as long: +21.000 s latency in all_reduce (1660 spans instead of 12), +3.000 s compute`.
+/// `the second run takes 24.300 s more, 13.80 times as long: +21.000 s latency in all_reduce (1660 spans instead of
+/// 12), +3.000 s compute`.
 fn summary(first: &Explanation, second: &Explanation, parts: &[PartChange]) -> String {
     let (was, is) = (first.makespan_s, second.makespan_s);
     let difference = is - was;

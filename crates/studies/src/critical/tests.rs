@@ -181,7 +181,8 @@ fn an_incast_is_contention_for_what_its_messages_share() {
 
 #[test]
 fn a_pipeline_is_its_slowest_stage_and_the_ends_of_the_others() {
-    // Stages of 10, 40 and 20 us, 5 microbatches of 1,000 bytes: the first, 10 + 11 us; then the second stage's, 5 x 40; then 11 + 20 us.
+    // Stages of 10, 40 and 20 us, 5 microbatches of 1,000 bytes: the first, 10 + 11 us; then the second stage's, 5 x
+    // 40; then 11 + 20 us.
     let stages = [10, 40, 20];
     let explanation = explain(&cluster(3, ""), |rank| {
         let mut requests = Vec::new();
@@ -230,7 +231,8 @@ fn of_two_streams_the_longer_one_is_the_path() {
 
 #[test]
 fn the_path_goes_from_thread_to_thread() {
-    // The first thread computes for 10 us and starts a second one, which computes for 20 us; then the first one goes on, and computes for 5 us.
+    // The first thread computes for 10 us and starts a second one, which computes for 20 us; then the first one goes
+    // on, and computes for 5 us.
     let on = |queue: u32, us, line| {
         on_queue(queue, Activity::Compute(Work::new(SimDuration::from_us(us), Origin::Recorded)), line).into()
     };

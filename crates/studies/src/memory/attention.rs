@@ -228,8 +228,8 @@ impl Role {
             || ["_flash_attention_forward", "_efficient_attention_forward"].contains(&name);
         match name {
             _ if results.is_empty() => Role::Other,
-            // A call of it in the backward pass is known by its line; this case is for gradients that a program
-            // requests itself.
+            // A backward pass that runs such an operator is known by its line; this case is for gradients that a
+            // program requests itself.
             _ if name.ends_with("_backward") => Role::Other,
             _ if fused && count >= 3 => Role::Fused { keys: 1, values: 2 },
             "bmm" if count == 2 => Role::Product { left: 0, right: 1, result },

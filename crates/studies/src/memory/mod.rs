@@ -43,7 +43,7 @@ pub enum Kind {
     Buffers,
     /// The KV cache of attention.
     KvCache,
-    /// Everything else: activations, inputs, temporary results, tensors for communication.
+    /// All other allocations: activations, inputs, temporary results, tensors for communication.
     Activations,
     /// GPU memory that torch's allocator has reserved and not allocated.
     Reserved,
@@ -54,7 +54,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// In the order of tables.
+    /// All kinds, in the order of tables.
     pub const ALL: [Kind; 9] = [
         Kind::Parameters,
         Kind::Gradients,
@@ -205,7 +205,7 @@ pub struct Memory {
     ranks: Vec<RankMemory>,
     /// Ranks that have exceeded their limits, in the order in which the excess was found.
     exceeding: Vec<RankId>,
-    /// Captures of tasks whose compute has not begun yet: a slice may come in pieces.
+    /// Captured operators of tasks whose compute request has not been read yet: a slice may come in pieces.
     slices: BTreeMap<(RankId, TaskId), Vec<u8>>,
     invalid: Option<(RankId, Invalid)>,
 }

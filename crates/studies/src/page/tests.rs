@@ -69,7 +69,8 @@ fn a_ring_on_a_switch_needs_little_more_than_the_bound() {
     let seen =
         seen(&hosts(4, "ideal", network), &[0, 0, 0, 30], |_| Some(collective(CollectiveKind::AllReduce, 4_000_000)));
     let row = only(&seen);
-    // 2 (4 - 1) * 4 MB through 4 links of 1 GB/s, and the latency of the last byte; the ring has that of 6 steps.
+    // 2 (4 - 1) * 4 MB through 4 links of 1 GB/s, and the latency of the last byte; the ring has the latency of 6
+    // steps.
     assert_eq!(row.bound_s, Some(6e-3 + 10e-6));
     assert!((row.time_s - (6e-3 + 60e-6 + 30e-6)).abs() < 1e-9, "{row:?}");
     assert_eq!((row.members, row.count, row.bytes, row.late_s), (4, 1, 4e6, 30e-6));
