@@ -38,8 +38,9 @@ function element(tag, attributes = {}, ...children) {
 }
 
 /**
- * A table whose columns sort by a click on their titles. `columns`: `{title, of, show}`, where `of` gives the value of a row that is sorted by and
- * `show` its text; numbers stand to the right. Long tables show their first rows until all are asked for.
+ * A table with columns that sort by a click on their titles. `columns`: `{title, of, show}`, where `of` returns the
+ * value of a row for sorting and `show` the value's text; numbers are aligned to the right. A long table shows its first
+ * rows until the user asks for all.
  */
 function sortableTable(caption, columns, rows) {
   const MOST = 200;

@@ -1,20 +1,20 @@
 // Owns the frame of every page: it redraws charts if the theme or the width changes, and exports them as pictures. The
 // content of a page is in its own script.
 
-/** All charts of the page. The tests look at them, and `uniference report --figures` takes their pictures. */
+/** All charts of the page, for the tests and for the pictures of `uniference report --figures`. */
 const charts = [];
 const isDark = () =>
   (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
 const colours = () => COLOURS[isDark() ? "dark" : "light"];
 
-/** Draws all that is on show; colours and widths may have changed. */
+/** Draws a chart with the current colours and width. */
 function draw(chart) {
   if (!chart.drawn) chart.drawn = echarts.init(chart.box, null, { renderer: "canvas" });
   else chart.drawn.resize();
   chart.drawn.setOption(chart.option(colours(), chart.box.clientWidth), true);
 }
 
-/** A chart with its sentence and, where it is given, its table. `null` where there is nothing to draw. */
+/** A chart with its sentence and its table, if it has one; `null` if `chart` is. */
 function figure(name, run, chart, ...more) {
   if (!chart) return null;
   const box = element("div", { class: "chart", role: "img", "aria-label": chart.text, style: `height: ${chart.height}px` });
@@ -85,7 +85,7 @@ function takePictures() {
   document.body.append(element("script", { type: "application/json", id: "pictures" }, text));
 }
 
-/** Draws the page that `build` puts together, now and whenever it looks otherwise. */
+/** Builds the page by `build`, and draws it now and after each change of the width. */
 function start(build) {
   themes();
   build();

@@ -255,7 +255,7 @@ function originSection(run) {
   ];
 }
 
-/** What runs have in common, before each is shown by itself. */
+/** Comparison of the runs, above the sections of single runs. */
 function comparison() {
   const first = runs[0].report.makespan_s;
   const table = sortableTable("Runs", [
@@ -284,7 +284,7 @@ const SECTIONS = [
   ["what-if", "What if?", "The run simulated again with one thing changed at a time.", whatIfSection],
   ["origin", "Where it comes from", null, originSection],
 ];
-/** Where a section has nothing of any run, one sentence says so. */
+/** Sentences for sections without data of any run. */
 const ABSENT = {
   timeline: "No timeline: the events of these runs are not known.", links: "The use of links is not known.", operations: "These runs have no operations of process groups.",
   phases: "These programs name no ranges (torch.profiler.record_function).", memory: "What the ranks held in memory is not known: their operators were not captured.",
