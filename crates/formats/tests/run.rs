@@ -135,8 +135,8 @@ fn the_report_adds_up() {
         let sum = rank.compute_s + rank.exposed_comm_s + rank.idle_s;
         assert!((sum - report.makespan_s).abs() < 1e-12);
     }
-    // Rank 0 waits 100 us for the slow rank; rank 0 leaves the first ring one latency after it, and therefore waits 95
-    // us the second time.
+    // Rank 0 waits 100 us for the slow rank. Rank 0 leaves the first ring one latency after it, and therefore waits
+    // 95 us the second time.
     assert!((report.ranks[0].late_peer_s - 195e-6).abs() < 1e-12, "{}", report.ranks[0].late_peer_s);
     assert_eq!((report.operations[0].count, report.operations[0].bytes), (8, 8_000_000));
 }

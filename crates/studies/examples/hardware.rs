@@ -1,5 +1,5 @@
-//! Compares predictions with published measurements of real clusters: `cargo run --release -p uniference-studies
-//! --example hardware -- FOLDER`.
+//! Compares predictions with published measurements of real clusters. Usage:
+//! `cargo run --release -p uniference-studies --example hardware -- FOLDER`
 //!
 //! The folder holds `real_allgather_time_vs_size.csv` (Gloo's all-gather by size, on two clusters),
 //! `sim_vs_real_orin_tp4_comm.csv` and `real_tp_comm_totals.csv` (communication time of whole tensor-parallel runs).

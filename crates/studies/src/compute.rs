@@ -13,7 +13,7 @@ use uniference_sim::ids::{RankId, Site};
 use uniference_sim::program::Origin;
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// Factor between the compute of two ranks before one line's calls from which on it differs.
+/// Ratio of two ranks' compute before one line's calls from which on their compute counts as different.
 const DIFFERS: f64 = 1.1;
 /// Factor from which on a difference is ascribed to other work: contention for a busy host's caches and threads does
 /// not double compute.
@@ -58,8 +58,8 @@ impl Computes {
     }
 
     /// A warning about ranks that should have computed equally long and did not: ranks with the same calls, in the same
-    /// order, from the same lines, of the same sizes, whose compute before some of these lines differs by more than 10
-    /// % (and less than twice), if these lines are at least half of the comparable compute. `lines` are the lines of
+    /// order, from the same lines, of the same sizes, whose compute before some of these lines differs by more than
+    /// 10 % (and less than twice), if these lines are at least half of the comparable compute. `lines` are the lines of
     /// the program.
     pub fn spread(&self, lines: &[String]) -> Option<String> {
         let mut alike: BTreeMap<u64, Vec<(RankId, &RankComputes)>> = BTreeMap::new();

@@ -40,7 +40,7 @@ pub struct Timing {
     pub repetitions: u64,
 }
 
-/// The host's way to an operator.
+/// The key of the host's times: an operator, the operator before it, and autograd's state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Host {
     /// The operator's name.

@@ -45,9 +45,11 @@ struct Hardware {
     power: Option<Power>,
 }
 
+/// The properties of a `[[device]]`.
+///
 /// # Errors
-/// If the model is not in the table. A model with rates in the file need not be in the table: its name is the name of
-/// operators in the user's database.
+/// If the model is not in the table, and the file gives no rates. With rates in the file, the model's name is the name
+/// of its operators in the user's database.
 fn hardware(raw: &RawDevice, source: &Source) -> Result<Hardware, Diagnostic> {
     let peaks = raw.peak_flops.as_ref().map(|peaks| peaks.get_ref().resolved());
     let bandwidth = raw.memory_bandwidth.as_ref().map(|rate| rate.get_ref().0.bytes_per_second());

@@ -1,5 +1,5 @@
-//! Owns the reason of each wait of a run in words: the rank that was waited for, and what it did during the wait. The
-//! waits' spans are [`mod@super::walk`]'s business.
+//! Owns the reason of each wait of a run in words: the rank that was waited for, and what that rank did during the
+//! wait. [`mod@super::walk`] finds the spans of a wait.
 
 use super::causes::{Causes, Waited};
 use super::walk::{Kind, Span, before};
