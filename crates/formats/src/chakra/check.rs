@@ -20,7 +20,7 @@ pub const VERSIONS: [&str; 3] = ["", "0.0.4", "1.0.0"];
 /// Number of examples of each finding that are kept.
 const EXAMPLES: usize = 4;
 
-/// A finding that the trace's user may want to know. The trace can still be run.
+/// Something about a trace that its user may want to know. A replay refuses some communication that is incomplete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Finding {
     /// The schema's version is none of [`VERSIONS`].
