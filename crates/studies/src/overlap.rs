@@ -217,7 +217,8 @@ mod tests {
 
     #[test]
     fn what_feeds_a_call_stays_before_it() {
-        // 10 -> 11 -> 1 feeds the call, 12 -> 13 does not; 14 overwrites 13 after it was read.
+        // 10 -> 11 -> 1 feeds the call, 12 -> 13 -> 14 does not. In the second list 15 -> 12 overwrites memory that the
+        // first execution has read.
         let before = [access(&[10], &[11]), access(&[12], &[13]), access(&[11], &[1]), access(&[13], &[14])];
         assert_eq!(movable_behind(&before, &call()), [false, true, false, true]);
         let overwritten = [access(&[12], &[13]), access(&[15], &[12]), access(&[12], &[1])];

@@ -9,8 +9,8 @@ pub fn feasible(search: &Search, results: &Results, row: usize) -> Vec<bool> {
     search.constraints.iter().map(|constraint| constraint.value(cell).is_some_and(|holds| holds != 0.0)).collect()
 }
 
-/// The rows that no other row beats, that is, as good in all objectives and better in one. Among equal rows the first
-/// counts; the best row by the first objective comes first.
+/// The rows that no other row beats: a row beats another if it is as good in all objectives and better in one. Among
+/// equal rows the first counts; the best row by the first objective comes first.
 pub fn best(search: &Search, results: &Results) -> Vec<usize> {
     let rows = results.columns.first().map_or(0, |column| column.cells.len());
     let goals = |row: usize| -> Option<Vec<f64>> {
