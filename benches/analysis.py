@@ -1,6 +1,7 @@
-"""Owns the benchmark of what is recorded of a run, and of what is asked about it: recording, `explain` and `whatif`.
+"""Owns the benchmark of recording and analysis: the overhead of records, `explain` and `whatif`.
 
-Programs run the user's way, by `uniference run`. `make bench` runs all (8 minutes, 6 GB of disk); `--quick` a little of each.
+Programs run by `uniference run`, as for users. `make bench` runs all cases (8 minutes, 6 GB of disk); `--quick` a part
+of each.
 """
 
 import argparse
@@ -14,8 +15,8 @@ from statistics import median
 
 PROGRAM = Path(__file__).with_name("analysis_program.py")
 RANKS = 8
-# What is to be reached: seconds and bytes of `explain` on so many events; seconds of so many rows of `whatif` on a run of so many events;
-# the part of a run that recording at `ops` may cost; bytes of an event in the tables.
+# Targets: seconds and bytes of `explain` for a number of events; seconds of a number of `whatif` rows for a number of
+# events; the share of a run that recording at `ops` may cost; bytes per event in the tables.
 EXPLAIN_EVENTS, EXPLAIN_S, EXPLAIN_BYTES = 10_000_000, 60, 2_000_000_000
 WHATIF_EVENTS, WHATIF_ROWS, WHATIF_S = 10_000, 40, 2
 RECORDING, EVENT_BYTES = 0.05, 100
@@ -23,7 +24,8 @@ RECORDING, EVENT_BYTES = 0.05, 100
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a command with all its processes: seconds on the clock and of processors, and the most memory of one process in bytes."""
+    """Cost of a command with all its processes: wall-clock seconds, CPU seconds, and the largest memory of one process
+    in bytes."""
 
     wall_s: float
     cpu_s: float
@@ -31,7 +33,7 @@ class Cost:
 
 
 def main() -> None:
-    """Prints a line for each question."""
+    """Prints a line for each case."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a little of each")
     quick = parser.parse_args().quick
@@ -43,7 +45,7 @@ def main() -> None:
 
 
 def recording(folder: Path, rounds: int) -> None:
-    """A program that computes, with its record and without, in turns."""
+    """Runs a program with compute, with and without its record, alternately."""
     print("recording: a run with `ops` beside one with `summary`, in turns; medians")
     for size, times in ((0, 2_000), (256, 600)):
         costs: dict[str, list[Cost]] = {"summary": [], "ops": []}
@@ -63,7 +65,7 @@ def recording(folder: Path, rounds: int) -> None:
 
 
 def table(folder: Path, quick: bool) -> None:
-    """The table of what-ifs."""
+    """Times the table of what-ifs."""
     events = 0
     rounds = WHATIF_EVENTS // (RANKS * 8)
     while True:
@@ -82,7 +84,7 @@ def table(folder: Path, quick: bool) -> None:
 
 
 def large(folder: Path, wanted: int) -> None:
-    """A run of very many events: what its tables and record take, and the time to explain it."""
+    """Measures a run with very many events: the size of its tables and record, and the time to explain it."""
     run(folder / "sample", 100, 0, "--compute", "none", "--record", "full")
     rounds = wanted * 100 // counted(folder / "sample") + 1
     cost = run(folder / "large", rounds, 0, "--compute", "none", "--record", "full")
@@ -102,7 +104,7 @@ def large(folder: Path, wanted: int) -> None:
 
 
 def counted(folder: Path) -> int:
-    """Rows of all tables of events."""
+    """Number of rows of all event tables."""
     from pyarrow import parquet  # type: ignore[import-untyped]
 
     names = {"line", "link"}
@@ -117,7 +119,7 @@ def run(out: Path, rounds: int, size: int, *options: str) -> Cost:
 
 
 def command(*words: str | Path) -> tuple[Cost, str]:
-    """Runs a command, in a process between that has no other children: what it has cost, and what it has printed."""
+    """Runs a command below an intermediate process that has no other children; returns its cost and its output."""
     measure = (
         "import json, resource, subprocess, sys, time\n"
         "begun = time.monotonic()\n"

@@ -1,6 +1,8 @@
-"""Owns the benchmark of the bridge between PyTorch programs and the engine: what a call costs the host, not virtual time.
+"""Owns the benchmark of the bridge between PyTorch programs and the engine: the host time of a call, not its virtual
+time.
 
-Programs run the user's way, by `uniference run`. `make bench` runs all (2 minutes); `--quick` a little of each, with 2 ranks.
+Programs run by `uniference run`, as for users. `make bench` runs all cases (2 minutes); `--quick` a part of each, with
+2 ranks.
 """
 
 import argparse
@@ -15,14 +17,14 @@ from statistics import median
 
 PROGRAM = Path(__file__).with_name("bridge_program.py")
 
-# Milliseconds of one all-reduce, by ranks: of the program that this one follows, and what this one is to reach.
+# Milliseconds per all-reduce, by number of ranks: of Uniference's predecessor, and the target.
 ORIGINAL_MS = {2: 0.6, 8: 30, 32: 1_550, 128: 217_000}
 TARGET_MS = {2: 0.15, 8: 0.5, 32: 3, 128: 15}
 
 ROUNDS = {2: 5_000, 8: 2_000, 32: 400, 128: 80}
 SMALL = ("all_reduce", "send")
 MEGABYTES = (4, 64, 256)
-# Microseconds that the capture and the costing of an operator are to take together; a round has so many operators.
+# Target of microseconds per operator for capture and costing together; and number of operators per round.
 TARGET_US = 1.5
 OPERATORS = 3
 LARGE = ("copy", "all_reduce", "broadcast", "all_gather", "send")
@@ -30,7 +32,7 @@ LARGE = ("copy", "all_reduce", "broadcast", "all_gather", "send")
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one round. Seconds; `rank_cpu` is the mean of all ranks."""
+    """Cost of one round in seconds; `rank_cpu` is the mean of all ranks."""
 
     wall: float
     rank_cpu: float
@@ -39,7 +41,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that the program has said: when, and what CPU time the driver had used by then."""
+    """A mark that the program has printed: its time, and the driver's CPU time at that moment."""
 
     kind: str
     values: Sequence[str]
@@ -50,7 +52,7 @@ class Mark:
 def run(
     cluster: Sequence[str], compute: str, cases: Sequence[str], program: Path = PROGRAM, options: Sequence[str] = ()
 ) -> Iterator[Mark]:
-    """Runs a program on what options say of its cluster, and yields its marks as they come."""
+    """Runs a program on the cluster that the options describe, and yields its marks as they arrive."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "uniference", "run", *cluster, "--compute", compute]
         if compute == "model":
@@ -68,13 +70,13 @@ def run(
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used so far, all of its threads (the first field of schedstat, in nanoseconds)."""
+    """CPU time of a process so far, with all of its threads (the first field of schedstat, in nanoseconds)."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def costs(ranks: int, compute: str, cases: Sequence[tuple[str, int, int]]) -> list[Cost]:
-    """What each case (operation, bytes, rounds) costs."""
+    """The cost of each case (operation, bytes, rounds)."""
     marks = iter(run(["--ranks", str(ranks)], compute, [":".join(map(str, case)) for case in cases]))
     return [
         cost(count, *triple) for (_, _, count), triple in zip(cases, zip(marks, marks, marks, strict=True), strict=True)
@@ -123,7 +125,8 @@ def memory(ranks: int) -> None:
 
 
 def operators(pairs: int) -> None:
-    """Blocks without and with the capture take turns, and each is compared with its neighbour, which the machine disturbs alike."""
+    """Runs blocks without and with the capture alternately, and compares each with its neighbour, because the machine
+    disturbs both equally."""
     cases = [(name, 4, 5_000) for _ in range(pairs) for name in ("bare", "captured")]
     found = costs(1, "model", cases)
     compared = [

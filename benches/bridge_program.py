@@ -1,11 +1,12 @@
-"""Owns what `bridge.py` measures: a program of communication calls that says when a measured stretch begins and ends.
+"""Owns the program that `bridge.py` measures: communication calls between marks of the beginning and the end of a
+measurement.
 
-It reads no clock but its own CPU's: the marks are stamped by whoever reads them, in host time.
+It reads no clock but its own CPU time: the process that reads the marks adds timestamps, in host time.
 
     uniference run --ranks N bridge_program.py CASE...
 
-A case is OPERATION:BYTES:ROUNDS with the output's bytes (operations: see `ROUNDS`), or `memory`. Of `captured` and `bare`, a round is
-three operators without communication, as the run captures them and past the capture.
+A case is OPERATION:BYTES:ROUNDS with the output's bytes (operations: see `ROUNDS`), or `memory`. In `captured` and
+`bare`, a round is three operators without communication, with the run's capture and without it.
 """
 
 import contextlib
@@ -24,13 +25,13 @@ Round = Callable[[], object]
 
 
 def cpu_seconds() -> float:
-    """What this process has used of the host. `time.process_time` would say what the program was charged."""
+    """CPU time of this process on the host. `time.process_time` would return the time charged to the program."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def copy(tensor: Tensor) -> Round:
-    """No communication: what the first rank's memory can do."""
+    """No communication: the copy rate of the first rank's memory."""
     other = torch.ones_like(tensor)
     return (lambda: None) if dist.get_rank() else (lambda: other.copy_(tensor))
 
@@ -41,20 +42,20 @@ def all_gather(tensor: Tensor) -> Round:
 
 
 def send(tensor: Tensor) -> Round:
-    """Every rank takes part in one send or its receive."""
+    """Every rank sends or receives one message."""
     rank = dist.get_rank()
     return (lambda: dist.recv(tensor, rank - 1)) if rank % 2 else (lambda: dist.send(tensor, rank + 1))
 
 
 def operators(tensor: Tensor) -> Round:
-    """A product, an activation and a sum, so small that little but the call is left."""
+    """A GEMM, an activation and a sum, so small that call overhead dominates."""
     a = torch.ones(8, 8)
     return lambda: (a @ a).relu_().add_(a)
 
 
 @contextlib.contextmanager
 def past_the_capture() -> Iterator[None]:
-    """Operators do not come by the dispatch key under which the capture stands."""
+    """Excludes the capture's dispatch key for operators."""
     torch._C._dispatch_tls_set_dispatch_key_excluded("Fake", True)
     yield
     torch._C._dispatch_tls_set_dispatch_key_excluded("Fake", False)
@@ -91,7 +92,7 @@ def measure(case: str) -> None:
 
 
 def memory() -> None:
-    """Every rank's private and proportional share of memory, in KiB: the mean, once all have communicated."""
+    """Mean private and proportional memory of the ranks, in KiB, once all have communicated."""
     dist.all_reduce(torch.ones(1))
     fields = dict(line.split(":") for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     private = kib(fields["Private_Clean"]) + kib(fields["Private_Dirty"])

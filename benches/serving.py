@@ -1,19 +1,21 @@
 """Owns the comparison of served requests with published measurements: `serving.py TABLE [options]`.
 
-`TABLE` is a CSV of measurements with the columns source, model, hardware, gpus, parallelism, seq_len, batch, dtype, metric and value, of
-which the rows are taken that tests/programs/vllm_serve.py and sglang_serve.py can serve: Qwen3-32B in bfloat16, and Qwen3-235B-A22B
-in 8 bits, on H100 and H200, cut over all GPUs, experts too, with as many requests at any time as `batch` says. Each point
-is a run of its own, and is not run again once it is there. A report, never a gate.
+`TABLE` is a CSV of measurements with the columns source, model, hardware, gpus, parallelism, seq_len, batch, dtype,
+metric and value. Only rows that tests/programs/vllm_serve.py and sglang_serve.py can serve are used: Qwen3-32B in
+bfloat16, and Qwen3-235B-A22B in FP8, on H100 and H200, sharded over all GPUs, experts too, with `batch` concurrent
+requests. Each point is a separate run, and existing runs are not repeated. The errors are a report, and fail no check.
 
-The load is that of the tools that are published beside the measurements, aiconfigurator's `genai_perf_runner.py` and
-`benchmark/vllm.rule`: as many prompts at once as requests run at any time, twice as many of them in all to warm up, then ten times as
-many after those have ended; for vLLM the tokens of a step are those of a prompt, one for each request, and 1,500. `benchmark/sglang.rule`
-says the same of SGLang, but its rows do not fit that: 16 prompts of 1,024 tokens have their first tokens after as long as all of them
-take together. As many as fit 16,384 tokens are computed at once here, which is an inference from the rows.
+The load is that of the tools published with the measurements, aiconfigurator's `genai_perf_runner.py` and
+`benchmark/vllm.rule`: as many prompts at once as requests run concurrently, twice as many of them in all to warm up,
+then ten times as many after those have ended; for vLLM the tokens of a step are those of a prompt, one for each
+request, and 1,500. `benchmark/sglang.rule` specifies the same for SGLang, but its rows contradict that: 16 prompts of
+1,024 tokens have their first tokens only after the time of all of them together. The simulation computes as many
+prompts at once as fit into 16,384 tokens, which is an inference from the rows.
 
-Requests come through the processes before the engine, which take `frontend` seconds for each, one after the other. That is how much longer
-the last of 32 prompts of 1,024 tokens, sent at once, waits for its first token than one alone, of 31 each, if the servers' own processes
-serve the shape `tiny` (tests/programs/vllm_server.py and sglang_server.py with `--python-time model`).
+Requests pass through the processes in front of the engine, which need `frontend` seconds for each, one after the other.
+The value is the additional wait for the first token of the last of 32 prompts of 1,024 tokens, sent at once, compared
+with a single prompt, divided by 31, if the servers' own processes serve the shape `tiny` (tests/programs/vllm_server.py
+and sglang_server.py with `--python-time model`).
 """
 
 import argparse
@@ -31,16 +33,16 @@ from statistics import mean
 from devices.section import ROOT, Row, table
 
 PROGRAMS = ROOT / "tests" / "programs"
-# What schedules a step when the one before has ended, unless told otherwise.
+# Versions that schedule a step when the one before has ended, by default.
 SYNCHRONOUS = ("vllm-0.12.0",)
-# In multiples of the requests at any time: those before, and those that count. Tokens of a step besides those of a prompt.
+# Requests in multiples of the concurrent ones: for the warm-up, and for the measurement. Additional tokens of a step.
 WARM_UP, WAVES, SPARE = 2, 10, 1500
-# Tokens of SGLang's prompts that are computed at once.
+# Largest number of prompt tokens that SGLang computes at once.
 PREFILL = 16384
 METRICS = {"TTFT_ms": "ttft_ms", "TPOT_ms": "tpot_ms", "E2E_ms": "end_to_end_ms"}
 
-# The shapes of tests/programs/shapes.py, by the model and its type as the table calls them. The weights of this checkpoint in 8 bits have
-# a scale for each block, whatever they are called.
+# The shapes of tests/programs/shapes.py, by the table's model and type. The FP8 weights of this checkpoint have a scale
+# for each block, whatever the type is called.
 SHAPES = {
     ("Qwen/Qwen3-32B", "gemm=nan moe=nan"): "qwen3-32b",
     ("Qwen/Qwen3-235B-A22B-FP8", "gemm=fp8 moe=fp8"): "qwen3-235b-fp8",
@@ -64,7 +66,7 @@ link = "infiniband_ndr"
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """What was measured: a model by a framework with so many GPUs, requests at any time, and tokens of each."""
+    """A measured point: a model with a framework and a number of GPUs, concurrent requests, and tokens of each."""
 
     shape: str
     device: str
@@ -93,7 +95,8 @@ def points(path: Path) -> dict[Point, dict[str, float]]:
             shape, device = SHAPES.get((row["model"], row["dtype"])), DEVICES.get(row["hardware"])
             if shape is None or device is None:
                 continue
-            # Neither pipeline nor attention of its own for each rank, experts cut as all else is, and no separate GPUs for prompts.
+            # Only rows without pipeline parallelism, without data-parallel attention, with experts sharded as all other
+            # layers, and without separate prefill GPUs.
             how = re.fullmatch(r"agg TP(\d+) PP1 attnDP1 moeTP(\d+) EP[01] (\S+)", row["parallelism"])
             lengths = re.fullmatch(r"in(\d+) out(\d+)", row["seq_len"])
             load = re.fullmatch(r"concurrency(\d+)", row["batch"])
@@ -104,13 +107,13 @@ def points(path: Path) -> dict[Point, dict[str, float]]:
                 if metrics.setdefault(row["metric"], value) != value:
                     sys.exit(f"{path} has two values of {row['metric']} for {Point(*of).name}")
     for point, metrics in found.items():
-        # Each token after the first takes TPOT.
+        # The time of each token after the first is TPOT.
         metrics["E2E_ms"] = metrics["TTFT_ms"] + (point.output - 1) * metrics["TPOT_ms"]
     return dict(found)
 
 
 def serve(point: Point, words: argparse.Namespace) -> dict[str, float] | None:
-    """Simulates it: the means of its requests. None if the run has failed."""
+    """Simulates a point: the means of its requests. None if the run has failed."""
     stack = STACKS[point.stack]
     how = [words.graphs or "eager", *stack.how(point)]
     load = f"tp{point.gpus}-{point.input}-{point.output}-c{point.concurrency}-f{1e6 * frontend(point, words):.0f}"
@@ -141,14 +144,14 @@ def serve(point: Point, words: argparse.Namespace) -> dict[str, float] | None:
 
 
 def load_of(point: Point, words: argparse.Namespace) -> list[object]:
-    """What tests/programs/loads.py is told of it."""
+    """Options of tests/programs/loads.py for a point."""
     load: list[object] = [point.shape, "--concurrency", point.concurrency, "--drain"]
     load += ["--warmup", words.warm_up * point.concurrency, "--count", words.waves * point.concurrency]
     return [*load, "--input", point.input, "--output", point.output, "--frontend", frontend(point, words)]
 
 
 def frontend(point: Point, words: argparse.Namespace) -> float:
-    """Seconds that requests take through the processes before the engine."""
+    """Seconds that each request spends in the processes in front of the engine."""
     return STACKS[point.stack].frontend if words.frontend is None else words.frontend
 
 

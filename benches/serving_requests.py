@@ -1,12 +1,13 @@
-"""Owns the comparison of recorded requests with what was measured of them: `serving_requests.py TABLE [options]`.
+"""Owns the comparison of recorded requests with their published measurements: `serving_requests.py TABLE [options]`.
 
-LLMServingSim (casys-kaist/LLMServingSim at 5daddb21) has published when 300 requests of ShareGPT arrived at vLLM 0.19 with Llama 3.1 8B on
-an RTX 4090, and how long their prompts and answers were (`devices/rows/llmservingsim_requests.csv`); `TABLE` is a CSV of measurements with
-the columns source, metric and value, which has the statistics of what vLLM took for them. Here the same requests arrive at the same times.
-They ask for more memory than there is: most of their time they wait, so that the figures depend on how many fit into the cache of keys and
-values.
+LLMServingSim (casys-kaist/LLMServingSim at 5daddb21) has published the arrival times of 300 ShareGPT requests at vLLM
+0.19 with Llama 3.1 8B on an RTX 4090, and the lengths of their prompts and answers
+(`devices/rows/llmservingsim_requests.csv`); `TABLE` is a CSV of measurements with the columns source, metric and value,
+which has the statistics of vLLM's latencies. The simulation serves the same requests at the same times. They need more
+memory than the GPU has: most of their time they wait, so the figures depend on the size of the KV cache.
 
-What vLLM was told, and that its cache had 41,408 tokens, says `bench/results/llama-3.1-8b-rtx4090/meta.json` there. A report, never a gate.
+vLLM's options, and the size of its cache, 41,408 tokens, are in `bench/results/llama-3.1-8b-rtx4090/meta.json` of that
+repository. The errors are a report, and fail no check.
 """
 
 import argparse
@@ -39,7 +40,7 @@ count = 1
 preset = "switch"
 link = "pcie4_x16"
 """
-# As in the source; the rest is vLLM's.
+# Options of the source; all others are vLLM's defaults.
 SERVED = ["8b", "--graphs", "FULL_AND_PIECEWISE", "--max-sequences", "256", "--max-batched-tokens", "2048"]
 SERVED += ["--gpu-memory-utilization", "0.9", "--prefix-caching", "--brief"]
 
@@ -52,14 +53,14 @@ STATISTICS: dict[str, Callable[[numpy.ndarray], float]] = {
 
 
 def serve(words: argparse.Namespace) -> None:
-    """Simulates them."""
+    """Simulates the requests."""
     words.out.mkdir(parents=True, exist_ok=True)
     cluster = words.out / "cluster.toml"
     cluster.write_text(CLUSTER)
     simulated = ["--cluster", cluster, "--cuda", "--compute", "model", "--values", "small", "--record", "summary"]
     command = [INTERPRETER, "-m", "uniference", "run", *simulated, "--out", words.out / "run", PROGRAM, *SERVED]
     command += ["--arrivals", REQUESTS, "--requests", words.out / "requests.csv"]
-    # While it compiles, vLLM takes more memory than when it finds all compiled, and so has a smaller cache of keys and values.
+    # A run that compiles needs more memory than one with a warm cache, which leaves a smaller KV cache.
     caches = {"VLLM_CACHE_ROOT": f"{words.out}/vllm", "TORCHINDUCTOR_CACHE_DIR": f"{words.out}/inductor"}
     for folder in caches.values():
         shutil.rmtree(folder, ignore_errors=True)

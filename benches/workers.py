@@ -1,7 +1,8 @@
-"""Owns the benchmark of ranks at workers: what a call costs the host beyond that of a local rank, beside a round trip of the link.
+"""Owns the benchmark of ranks on workers: the host time of a call compared with a local rank's, and a round trip of the
+link.
 
-Two ranks, one `at` a worker on this machine's loopback, and the same with both local take turns. `make bench` runs it (a minute);
-`--quick` a little of it, without the link.
+Two ranks, one `at` a worker on this machine's loopback, and two local ranks run alternately. `make bench` runs it (a
+minute); `--quick` a part of it, without the link.
 """
 
 import argparse
@@ -52,14 +53,14 @@ def main() -> None:
 
 
 def a_call(cluster: Path, options: list[str]) -> float:
-    """Microseconds of a call."""
+    """Microseconds per call."""
     begin, end, cpu = run(["--cluster", str(cluster), *options], "none", [f"all_reduce:4:{CALLS}"])
     return cost(CALLS, begin, end, cpu).wall * 1e6
 
 
 @contextmanager
 def worker(folder: Path) -> Iterator[list[str]]:
-    """Runs a worker that joins whoever listens with these options."""
+    """Runs a worker that joins the driver that listens with these options."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -74,7 +75,7 @@ def worker(folder: Path) -> Iterator[list[str]]:
 
 
 def round_trip() -> float:
-    """Microseconds, by the benchmark of the link's own crate."""
+    """Microseconds per round trip, by the benchmark of the link's own crate."""
     command = ["cargo", "bench", "--locked", "--quiet", "--package", "uniference-link", "--bench", "round_trip"]
     said = subprocess.run(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True, check=True).stdout
     found = re.search(r"median ([\d.]+) us", said)

@@ -1,5 +1,6 @@
-// Owns the values of attention whose kernels only GPUs have. They are those of the CPU's own kernel, to the last digit, where it can; with dropout,
-// and for the gradient of a bias, they are scores, probabilities and their gradients by matrix products.
+// Owns values of attention operators that only GPUs have. If possible they are computed by the CPU's own kernel, bit
+// for bit; with dropout, and for the gradient of a bias, they are computed as scores, probabilities and their gradients
+// by GEMMs.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -14,8 +15,8 @@ namespace uniference {
 
 class Attention {
  public:
-  // Each computes the operator of its name, whose arguments are on the stack, tensors of the CPU; its results take their place. `seed`: what dropout
-  // draws from; the forward pass hands it on in place of the GPU's own state.
+  // Each function computes the operator of its name. The arguments are CPU tensors on the stack, and the results
+  // replace them. `seed`: seed of dropout; the forward pass returns it in place of the GPU's generator state.
   static void flash(torch::jit::Stack& stack, uint64_t seed) {
     const auto mask = from_the_last(stack[0], stack[1], stack[4]);
     const Attention attention(stack[0], stack[1], stack[2], mask, stack[3], mask ? false : stack[4], stack[6], seed);
@@ -27,7 +28,7 @@ class Attention {
   static void efficient(torch::jit::Stack& stack, uint64_t seed) {
     const Attention attention(stack[0], stack[1], stack[2], stack[3].toOptional<at::Tensor>(), stack[5], stack[6], stack[7], seed);
     const at::Tensor query = stack[0].toTensor();
-    // The kernel works on 32 queries at a time, and says sums where they are asked for.
+    // The GPU's kernel works on blocks of 32 queries, and returns logarithms of sums only on request.
     const int64_t queries = stack[4].toBool() ? (query.size(2) + 31) / 32 * 32 : 0;
     const at::Tensor sums = at::full({query.size(0), query.size(1), queries}, std::numeric_limits<float>::infinity(), at::kFloat);
     if (queries > 0) sums.narrow(2, 0, query.size(2)).copy_(attention.log_sums());
@@ -69,7 +70,8 @@ class Attention {
     return tensor.defined() && tensor.numel() > 0 ? static_cast<uint64_t>(tensor.flatten()[0].to(at::kLong).item<int64_t>()) : 0;
   }
 
-  // Of queries (batch, heads, queries, width), and keys and values of as many heads, or fewer that several heads of queries share.
+  // Queries (batch, heads, queries, width), and keys and values with as many heads, or fewer that several query heads
+  // share.
   Attention(const c10::IValue& query, const c10::IValue& key, const c10::IValue& value, const std::optional<at::Tensor>& bias, const c10::IValue& dropout,
             const c10::IValue& causal, const c10::IValue& scale, uint64_t seed, bool of_bias = false)
       : type_(query.toTensor().scalar_type()), key_heads_(key.toTensor().size(1)), causal_(causal.toBool()), query_(rows(query.toTensor())) {
@@ -78,7 +80,7 @@ class Attention {
     scale_ = scale.isNone() ? 1 / std::sqrt(static_cast<double>(query_.size(3))) : scale.toDouble();
     if (bias && bias->defined()) bias_ = *bias;
     const double dropped = dropout.toDouble();
-    // By the CPU's kernel a query that sees no key results in NaN, by FlashAttention in zeros.
+    // For a query without visible keys the CPU's kernel returns NaN, FlashAttention zeros.
     const bool all_see = !bias_.defined() || query_.size(2) <= key_.size(2);
     by_kernel_ = dropped == 0 && !of_bias && all_see && query_.size(3) == value_.size(3);
     if (by_kernel_) {
@@ -90,10 +92,10 @@ class Attention {
 
   at::Tensor output() const { return output_; }
 
-  // Of single precision, as on a GPU: (batch, heads, queries).
+  // In single precision, as on a GPU: (batch, heads, queries).
   at::Tensor log_sums() const { return log_sums_.to(at::kFloat); }
 
-  // Of query, key and value.
+  // Gradients of query, key and value.
   torch::jit::Stack gradients(const at::Tensor& of_output) const {
     if (by_kernel_) {
       const auto [of_query, of_key, of_value] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
@@ -112,7 +114,8 @@ class Attention {
   }
 
  private:
-  // FlashAttention 2 counts from the end: the last query sees all keys, of which there may be more than queries, or fewer.
+  // FlashAttention 2 aligns the causal mask to the end: the last query sees all keys, whether there are more keys than
+  // queries or fewer.
   static std::optional<at::Tensor> from_the_last(const c10::IValue& query, const c10::IValue& key, const c10::IValue& causal) {
     const int64_t queries = query.toTensor().size(2), keys = key.toTensor().size(2);
     if (!causal.toBool() || queries == keys) return std::nullopt;
@@ -142,13 +145,13 @@ class Attention {
     return probabilities_ * (of_probabilities - (of_probabilities * probabilities_).sum(-1, true));
   }
 
-  // What heads of queries share, once for each of them.
+  // Repeats a tensor of key heads for each query head that shares them.
   at::Tensor for_all_heads(const at::Tensor& tensor) const {
     const int64_t shared = query_.size(1) / key_heads_;
     return shared == 1 ? tensor : tensor.repeat_interleave(shared, 1);
   }
 
-  // Over the heads of queries that share a head.
+  // Sums a gradient over the query heads that share a key head.
   at::Tensor summed(const at::Tensor& gradient) const {
     if (gradient.size(1) == key_heads_) return gradient.to(type_);
     const auto sizes = gradient.sizes();
@@ -157,7 +160,7 @@ class Attention {
 
   std::optional<at::Tensor> mask() const { return bias_.defined() ? std::optional<at::Tensor>(bias_) : std::nullopt; }
 
-  // With rows as the CPU's kernel reads them.
+  // A tensor with contiguous rows, as the CPU's kernel reads them.
   static at::Tensor rows(const at::Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
 
   static at::Tensor wide(const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat); }
@@ -167,7 +170,7 @@ class Attention {
   bool causal_, by_kernel_;
   double scale_;
   at::Tensor query_, key_, value_, bias_, output_, log_sums_;
-  // Where the CPU's kernel cannot.
+  // Used if the CPU's kernel cannot compute the call.
   at::Tensor probabilities_, kept_;
 };
 

@@ -1,8 +1,10 @@
-// Owns the short way of a collective that its caller waits for: from torch to the rank's client, without the interpreter.
+// Owns the fast path of collectives that their callers wait for: from torch to the rank's client, without the
+// interpreter.
 //
-// A `Backend` stands in front of the process group that `python/uniference/backends` has made of a library. It carries out what is plain: one
-// dense tensor on the CPU each way, elements that the client combines itself, nobody who profiles. Everything else it hands to Python, which
-// also says what came of a call that did not end well: so errors and their words are in one place.
+// A `Backend` stands in front of the process group that `python/uniference/backends` has created for a library. It
+// carries out plain calls: one dense CPU tensor in each direction, elements that the client reduces itself, and no
+// active profiler. It forwards all other calls to Python, which also handles failed calls, so errors and their messages
+// are in one place.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -67,14 +69,14 @@ struct Client {
   }
 };
 
-// While it lives, the thread does the simulator's work.
+// Marks the thread's work as the simulator's while the object lives.
 class Uncharged {
  public:
   Uncharged() { Client::get().enter(Client::get().client); }
   ~Uncharged() { Client::get().leave(Client::get().client); }
 };
 
-// While it lives, other threads of the program may have the interpreter.
+// Releases the interpreter's lock while the object lives.
 class Unlocked {
  public:
   Unlocked() : state_(PyGILState_Check() != 0 ? PyEval_SaveThread() : nullptr) {}
@@ -92,7 +94,7 @@ class Backend : public c10d::Backend {
   using MaybeWork = c10::intrusive_ptr<c10d::Work>;
 
  public:
-  // `group` is the client's number of it. `timeout` is what its program has asked for; one of `defaults` is none.
+  // `group` is the client's number of the group. `timeout` is the group's; a value in `defaults` counts as no timeout.
   Backend(c10::intrusive_ptr<c10d::Backend> python, uint32_t group, Milliseconds timeout, std::vector<Milliseconds> defaults)
       : c10d::Backend(python->getRank(), python->getSize()),
         python_(std::move(python)),
@@ -100,7 +102,7 @@ class Backend : public c10d::Backend {
         timeout_(timeout),
         defaults_(std::move(defaults)) {}
 
-  // What is carried out here
+  // Calls that this class may carry out
 
   MaybeWork allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
     return carry_out(
@@ -162,7 +164,7 @@ class Backend : public c10d::Backend {
         opts, [&] { return python_->barrier(opts); });
   }
 
-  // What changes how calls are carried out
+  // Settings of calls
 
   void setTimeout(Milliseconds timeout) override {
     python_->setTimeout(timeout);
@@ -178,7 +180,7 @@ class Backend : public c10d::Backend {
   }
   uint64_t getSequenceNumberForGroup() override { return python_->getSequenceNumberForGroup() + carried_out_; }
 
-  // What Python does, or answers
+  // Calls and queries that are forwarded to Python
 
   MaybeWork allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override { return python_->allreduce_sparse(tensors, opts); }
   MaybeWork allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override {
@@ -260,7 +262,7 @@ class Backend : public c10d::Backend {
   std::unordered_map<std::string, uint64_t> getMemoryStats() override { return python_->getMemoryStats(); }
 
  private:
-  // `describe` says what the call is, or that it is not plain. Nobody gets a Work for what has ended.
+  // Carries out a call. `describe` fills in the call, or reports that it is not plain. Completed calls return no Work.
   template <class Describe, class Options, class ToPython>
   MaybeWork carry_out(Describe describe, const Options& opts, ToPython to_python) {
     DescribedCall call(group_);
@@ -281,7 +283,7 @@ class Backend : public c10d::Backend {
     return {};
   }
 
-  // The group's time-out, or the call's own; those that the program has not asked for are none.
+  // The call's own timeout, or the group's; timeouts that the program has not set count as none.
   uint64_t picoseconds(Milliseconds own) const {
     constexpr uint64_t kPicoseconds = 1'000'000'000, kNone = shared::NO_TIMEOUT;
     const Milliseconds chosen = own < Milliseconds(0) ? timeout_ : own;
@@ -312,7 +314,7 @@ class Backend : public c10d::Backend {
     return values.all() || !(Values::is_absent(tensor) || values.is_large(tensor));
   }
 
-  // Whether `all` has the rows of as many tensors like `one` as the group has members.
+  // Whether `all` has as many times the rows of `one` as the group has members.
   bool rows_of_all(const at::Tensor& all, const at::Tensor& one) const {
     if (all.scalar_type() != one.scalar_type() || all.dim() == 0 || all.dim() != one.dim()) return false;
     return all.size(0) == one.size(0) * getSize() && all.sizes().slice(1) == one.sizes().slice(1);
@@ -383,7 +385,7 @@ class Backend : public c10d::Backend {
   std::atomic<uint64_t> carried_out_ = 0;
 };
 
-// Lets the process group carry out calls on a device by a `Backend` in front of the Python backend that `made` has for it.
+// Puts a `Backend` in front of the Python backend that `made` has for a device, so that the process group uses it.
 inline void stand_in_front(
     const c10::intrusive_ptr<c10d::ProcessGroup>& made,
     const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
@@ -394,7 +396,7 @@ inline void stand_in_front(
   std::vector<std::chrono::milliseconds> none(defaults.begin(), defaults.end());
   auto backend = c10::make_intrusive<Backend>(
       made->getBackend(device.type()), static_cast<uint32_t>(group), std::chrono::milliseconds(timeout), std::move(none));
-  // A backend of several types of devices is one for torch, which has the first one bound to the group's device and expects that of the others.
+  // Torch binds the first of a group's backends to the group's device, and expects the same device of the others.
   backend->setBoundDeviceId(process_group->getBoundDeviceId());
   process_group->setBackend(device.type(), c10d::ProcessGroup::BackendType::CUSTOM, backend);
 }

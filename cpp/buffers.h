@@ -1,5 +1,6 @@
-// Owns which integers in a GPU's memory decide how much operators do: lengths of sequences, say. What lies there is written down when it is read first,
-// and when it has changed; what operators of a graph read, whenever that is launched.
+// Owns integers in GPU memory that decide the work of operators, such as sequence lengths. Their values are recorded at
+// the first read and after each change; values that operators of a CUDA graph read are recorded at each launch of the
+// graph.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -32,7 +33,7 @@ class Buffers {
            tensor.is_contiguous() && tensor.numel() > 0 && tensor.numel() <= kMost && !Values::is_absent(tensor);
   }
 
-  // What operators on the stream read is read. Returns the buffer's number, from 1.
+  // Records the buffer's current values, which operators on the stream read. Returns the buffer's number, from 1.
   uint32_t read(const at::Tensor& tensor, uint32_t stream, Write write) {
     std::lock_guard<std::mutex> lock(mutex_);
     const Place place{tensor.const_data_ptr(), static_cast<uint32_t>(tensor.numel()), tensor.scalar_type() == at::kLong};
@@ -41,7 +42,7 @@ class Buffers {
     return number;
   }
 
-  // What is launched on the stream belongs to the graph; with 0 no longer.
+  // Assigns later reads on the stream to the graph; graph 0 ends the assignment.
   void capture(uint32_t stream, uint32_t graph) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (graph == 0) {
@@ -51,7 +52,7 @@ class Buffers {
     }
   }
 
-  // A graph is launched, or captured as a part of another one.
+  // Records the reads of a graph that is launched, or captured as a part of another graph.
   void launch(uint32_t graph, uint32_t stream, Write write) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto known = graphs_.find(graph);
@@ -67,20 +68,20 @@ class Buffers {
   }
 
  private:
-  // More are no lengths of sequences.
+  // Larger buffers are no sequence lengths.
   static constexpr int64_t kMost = 1 << 16;
 
   struct Buffer {
     uint32_t number = 0;
     std::vector<int32_t> written;
-    // By whom: logs of different threads are read in an order that nobody knows here.
+    // The thread whose log has the values: the order in which logs of different threads are read is unknown.
     std::thread::id by;
   };
 
   struct Place {
     const void* at;
     uint32_t count;
-    // They have 64 bits.
+    // Whether the integers have 64 bits.
     bool is_wide;
   };
 
@@ -92,7 +93,7 @@ class Buffers {
   uint32_t notice(Place place, Write write) {
     if (!place.is_wide) return notice(place.at, false, static_cast<const int32_t*>(place.at), place.count, write);
     const auto* wide = static_cast<const int64_t*>(place.at);
-    // No length has more than 32 bits.
+    // Lengths fit into 32 bits.
     std::vector<int32_t> narrow(place.count);
     std::transform(wide, wide + place.count, narrow.begin(), [](int64_t value) { return static_cast<int32_t>(value); });
     return notice(place.at, true, narrow.data(), place.count, write);
@@ -112,11 +113,11 @@ class Buffers {
   }
 
   std::mutex mutex_;
-  // By the address, and whether what is there has 64 bits.
+  // Buffers by address, and whether their integers have 64 bits.
   std::map<std::pair<const void*, bool>, Buffer> buffers_;
   std::unordered_map<uint32_t, uint32_t> capturing_;
-  // Where operators of a graph read, and how much at most, by the buffer's number: in that order it is written down. References to elements of a
-  // map stay valid when others come.
+  // Locations that a graph's operators read, and the largest number of elements of each, by graph and buffer number, in
+  // which order they are recorded. References to elements of a map stay valid after insertions.
   std::map<uint32_t, std::map<uint32_t, Place>> graphs_;
 };
 

@@ -1,7 +1,9 @@
-// Owns the capture of a rank's operators: a boxed fallback below autograd, so that forward, backward and optimisers pass through it.
+// Owns the capture of a rank's operators: a boxed fallback below autograd, through which forward, backward and
+// optimizers pass.
 //
-// It hangs on torch's dispatch key `Fake`, which nothing else uses, and which takes part on threads that ask for it. What is written down is
-// `stream`'s business, what is not computed that of `values`. The functions at the end are all that the rank's client sees.
+// It is registered for torch's dispatch key `Fake`, which is otherwise unused, and is enabled per thread. `stream`
+// defines the recorded format, `values` decides which operators are computed. The functions at the end are the
+// interface to the rank's client.
 
 #include <pthread.h>
 #include <sys/syscall.h>
@@ -32,23 +34,24 @@ Values& values = Values::get();
 // Whether each execution is timed.
 bool timed = false;
 double nanoseconds_a_tick = 0;
-// What the detour through here adds to one operator, in ticks, beside what is counted as our own work: arguments are put on a stack and taken from it
-// again.
+// Ticks that the capture adds to one operator, in addition to the time counted as its own work: arguments are pushed to
+// a stack and popped again.
 uint64_t detour = 0;
-// While that is measured nothing is written down.
+// Whether the detour is being measured; nothing is recorded meanwhile.
 bool measures_detour = false;
 
-// Tells the time of the program on one thread from the time in which the thread was interrupted. The thread's processor time is a call of the system,
-// which costs as much as an operator and empties caches, so it is asked only after a long span: in a short one there is no interruption.
+// Separates the program's time on one thread from interruptions of the thread. Reading the thread's CPU time is a
+// system call, which costs as much as an operator and evicts caches. It is therefore read only after long spans: a
+// short one has no interruption.
 class Interruptions {
  public:
-  // Nothing before now counts.
+  // Restarts the measurement from now.
   void forget() {
     processor_ = processor_ns();
     ticks_ = ticks();
   }
 
-  // What there was of them in the span that ends now and took so many nanoseconds.
+  // Nanoseconds of interruptions in the span that ends now and lasted `wall` nanoseconds.
   uint64_t within(uint64_t wall) {
     const uint64_t processor = processor_, began = ticks_;
     forget();
@@ -58,7 +61,7 @@ class Interruptions {
   }
 
  private:
-  // As the C library's function tells the simulated time.
+  // Reads the real CPU time by a system call, because the C library's function returns simulated time.
   static uint64_t processor_ns() {
     timespec time{};
     syscall(SYS_clock_gettime, CLOCK_THREAD_CPUTIME_ID, &time);
@@ -76,7 +79,7 @@ class Span {
  public:
   void begin() { begin_ = ticks(); }
 
-  // In nanoseconds; 0 if it has not begun.
+  // Length in nanoseconds; 0 if the span has not begun.
   uint64_t end() const {
     if (begin_ == 0) return 0;
     const auto wall = static_cast<uint64_t>(static_cast<double>(ticks() - begin_) * nanoseconds_a_tick);
@@ -84,16 +87,16 @@ class Span {
   }
 
  private:
-  // Another program on the processor takes longer.
+  // A time slice of another program on the CPU is longer.
   static constexpr uint64_t kUninterrupted = 30'000;
 
   uint64_t begin_ = 0;
 };
 
-// Since the operator before ended on this thread, or the simulator's own work did.
+// Time since the previous operator, or the simulator's own work, ended on this thread.
 thread_local Span between;
 
-// A value that is not there steers the program.
+// Records that the program reads a value that was not computed.
 void say_answered(const Schema& schema, uint64_t line) {
   Log::Writer log;
   log->tag(Tag::Answered);
@@ -101,7 +104,7 @@ void say_answered(const Schema& schema, uint64_t line) {
   log->entries().text(schema.name);
 }
 
-// What is computed from what is not there is not there either.
+// Marks results of uncomputed values as not computed.
 void spread_absence(const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, uint64_t line) {
   bool absent = false;
   for (const auto& argument : arguments) {
@@ -119,14 +122,15 @@ void spread_absence(const Schema& schema, const std::vector<c10::IValue>& argume
   }
 }
 
-// A call of communication on a simulated GPU. Where it moves sizes alone, or data that is not there, what it brings is not there either.
+// Carries out a communication call on a simulated GPU. If only sizes are communicated, or uncomputed data, its results
+// count as not computed.
 void communicate(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
   const size_t count = schema.written.size(), begin = stack.size() - count;
   const bool moves = values.moves(&stack[begin], count);
   if (values.all()) return Mirror::communicate(op, below, stack, moves);
   const std::vector<c10::IValue> arguments(stack.begin() + begin, stack.end());
   Mirror::communicate(op, below, stack, moves);
-  // NCCL counts the elements of a member's part, which is the smaller of what is sent and received.
+  // NCCL counts the elements of one member's part, the smaller of the sent and the received tensor.
   bool large = true, absent = false, any = false;
   for (const auto& argument : arguments) {
     for_each_tensor(argument, [&](const at::Tensor& tensor) {
@@ -148,7 +152,7 @@ void communicate(const c10::OperatorHandle& op, const Schema& schema, c10::Dispa
   }
 }
 
-// How long the program took to come to an operator, and the operator itself.
+// Records the program's time before an operator, and the operator's duration.
 void write_times(uint64_t before, uint64_t lasted) {
   const auto more = static_cast<uint64_t>(static_cast<double>(detour) * nanoseconds_a_tick);
   const uint64_t rest = before < more ? more - before : 0;
@@ -175,7 +179,7 @@ void write_execution(
   for (uint64_t id : results) log->allocation(id);
 }
 
-// The definition of a call, with the results that it has come to: `known` is what there was of it by its arguments alone.
+// The definition of a call, including its results; `known` is the definition by the arguments alone.
 const Definition& defined(Definition& known, const Stream& key, const torch::jit::Stack& stack, size_t begin) {
   const size_t results = stack.size() - begin;
   const size_t tensors = Definitions::tensors(stack.data() + begin, results);
@@ -185,13 +189,14 @@ const Definition& defined(Definition& known, const Stream& key, const torch::jit
   return *definition;
 }
 
-// Writes an execution of an extension's operator that has launched kernels of its own, and marks the values that these kernels would have computed as absent.
+// Records an execution of an extension's operator that has launched kernels of its own, and marks the values that these
+// kernels would have computed as absent.
 void write_own_kernels(
     const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, bool is_written, OwnKernels& kernels) {
   const size_t count = arguments.size();
   const OwnWork ours;
   Mirror::ran_own_kernels(schema, arguments, stack, begin, values.has_values(schema, arguments.data(), count));
-  // What is timed has its time already.
+  // Timed operators have a measured duration already.
   if (timed || !is_written) return;
   Stream key;
   std::vector<uint64_t> read;
@@ -206,8 +211,9 @@ void write_own_kernels(
   write_execution(definition, Lines::get().here(), /*recorded=*/false, read, stack, begin);
 }
 
-// Runs an extension's operator on a simulated GPU. The PyTorch operators that the extension calls are written down individually. If the extension launches
-// kernels of its own, its operator is written down too, and the values that these kernels would compute are absent.
+// Runs an extension's operator on a simulated GPU. The PyTorch operators that the extension calls are recorded
+// individually. If the extension launches kernels of its own, its operator is recorded too, and the values that these
+// kernels would compute are absent.
 void run_foreign(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
   if (inside > 0 || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, &stack);
   const size_t count = schema.written.size(), begin = stack.size() - count;
@@ -221,8 +227,9 @@ void run_foreign(const c10::OperatorHandle& op, const Schema& schema, c10::Dispa
   if (waits) Mirror::wait_for(*waits);
 }
 
-// Whether a call is one of shapes alone: of the program's tensors on `meta`, of what `FakeTensorMode` makes of others, as DTensor does for each new shape
-// and torch's compiler with symbolic sizes, which must not be asked for numbers here, or one that asks for a tensor on `meta`.
+// Whether a call concerns only shapes: it has tensors on `meta` or fake tensors of `FakeTensorMode`, or requests a
+// tensor on `meta`. DTensor makes fake tensors for each new shape, and torch's compiler makes them with symbolic sizes,
+// which must not be converted to numbers.
 bool is_shape(c10::DispatchKeySet keys, const c10::IValue* arguments, size_t count) {
   if (keys.has_backend(c10::BackendComponent::MetaBit)) return true;
   bool is_shape = false;
@@ -271,7 +278,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     const c10::IValue* arguments = count == 0 ? nullptr : &(*stack)[begin];
     Definitions::key(schema, arguments, count, key);
     definition = &Definitions::get().find(key);
-    // Looking for the line makes the interpreter slower: who times operators does without.
+    // Finding the line slows the interpreter down, so timed runs skip it.
     line = timed ? Lines::pass() : Lines::get().here();
     computes = on_gpu || values.computes(schema, arguments, count);
     has_values = on_gpu && values.has_values(schema, arguments, count);
@@ -286,7 +293,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     }
     recorded = recorded && c10::GradMode::is_enabled();
   }
-  // An operator that runs others of ours while it runs would overwrite what this thread has found out about this one.
+  // Copies for operators that run other captured operators, which would overwrite this thread's buffers.
   Stream own_key;
   std::vector<uint64_t> own_read;
   own_key.swap(key);
@@ -323,7 +330,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   if (timed && is_written) between.begin();
 }
 
-// The least of several rounds, as whatever disturbs one makes it longer.
+// The minimum of several rounds, because disturbances only make a round longer.
 uint64_t measure_detour(at::Tensor& a, const at::Tensor& b) {
   constexpr int kRounds = 10, kOperators = 100;
   const auto round = [&] {
@@ -414,7 +421,7 @@ TORCH_LIBRARY_IMPL(_, Fake, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&uniference::fallback>());
 }
 
-// Calls of process groups are nothing to write down: they do not even pass through here.
+// Calls of process groups are not recorded, and skip the capture.
 TORCH_LIBRARY_IMPL(c10d, Fake, m) {
   for (const char* name :
        {"_allgather_base_", "_reduce_scatter_base_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_", "allreduce_",
@@ -430,9 +437,10 @@ using namespace uniference;
 
 extern "C" {
 
-// Begins the capture in this process, on this thread. `limit`: operators on tensors of more elements are not computed; negative: all are.
-// `libraries`: beginnings of file names, each ended by a zero byte, the last by two. `wanted`: what is written down is taken; else memory is
-// counted and nothing is kept. `with_times`: each execution is timed. `tick`: nanoseconds that one tick of the clock takes.
+// Begins the capture in this process, on this thread. `limit`: operators on tensors of more elements are not computed;
+// negative: all are. `libraries`: beginnings of file names, each ended by a zero byte, the last by two. `wanted`: the
+// client reads the records; otherwise memory is counted and nothing is kept. `with_times`: each execution is timed.
+// `tick`: nanoseconds per tick of the clock.
 __attribute__((visibility("default"))) void uniference_capture_begin(int64_t limit, const char* libraries, int wanted, int with_times, double tick) {
   std::vector<std::string> beginnings;
   for (const char* at = libraries; *at != 0; at += beginnings.back().size() + 1) beginnings.emplace_back(at);
@@ -442,10 +450,10 @@ __attribute__((visibility("default"))) void uniference_capture_begin(int64_t lim
   Log::want(wanted != 0);
   values.set_limit(limit < 0 ? std::numeric_limits<int64_t>::max() : limit);
   nanoseconds_a_tick = tick;
-  // Of the allocator that is there before ours.
+  // Allocated by torch's own allocator, before it is replaced.
   at::Tensor a = at::zeros({1}), b = at::zeros({1});
   Storages::install(limit >= 0);
-  // Nobody takes what a process would write down that this one forks.
+  // Forked children stop recording, because no client reads their records.
   pthread_atfork(nullptr, nullptr, [] { counting.store(false, std::memory_order_relaxed); });
   counting.store(true, std::memory_order_relaxed);
   if (wanted != 0) detour = measure_detour(a, b);
@@ -453,10 +461,11 @@ __attribute__((visibility("default"))) void uniference_capture_begin(int64_t lim
   Log::begin();
 }
 
-// What the program allocates may be so many bytes in all; `device` is what the message calls the device by.
+// Limits the program's allocations to `bytes` in all; `device` is the device's name in the error message.
 __attribute__((visibility("default"))) void uniference_capture_limit(const char* device, uint64_t bytes) { Storages::limit(device, bytes); }
 
-// Memory that this machine has not got is asked for: `lacking` is called with the bytes that are wanted, and those that there are, as `available` says.
+// Sets the callback for allocations that do not fit into this machine's memory: `lacking` receives the requested and
+// the free bytes, the latter from `available`.
 __attribute__((visibility("default"))) void uniference_capture_lacking(Host::Lacking lacking, Host::Available available) {
   Host::tell(lacking, available);
 }
@@ -482,21 +491,22 @@ __attribute__((visibility("default"))) void uniference_capture_mirror(
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
-// Calls in graphs; see `Mirror`. This thread's last call, if that was captured; the one that it computes; and one that is gone.
+// Calls in CUDA graphs; see `Mirror`. The number of this thread's last call, if it was captured; of the call that it
+// computes; and of one whose graph was destroyed.
 __attribute__((visibility("default"))) uint64_t uniference_capture_take_captured() { return std::exchange(captured_last, 0); }
 __attribute__((visibility("default"))) uint64_t uniference_capture_computed() { return computed_now; }
 __attribute__((visibility("default"))) uint64_t uniference_capture_forgotten() { return Mirror::forgotten(); }
 
-// The number of operators that this thread has run so far and that are charged for what they compute.
+// The number of operators that this thread has run so far and whose compute is charged.
 __attribute__((visibility("default"))) uint64_t uniference_capture_computing_operators() { return computing_operators; }
 
-// Results of operators on simulated GPUs that this thread runs until it says -1 are nobody's.
+// Begins (1) or ends (-1) work of this thread on simulated GPUs whose results are not used.
 __attribute__((visibility("default"))) void uniference_capture_unvalued(int change) { unvalued += change; }
 
-// Tables of integers that this thread computes until it says -1 have values, however large they are made from.
+// Begins (1) or ends (-1) work of this thread whose integer tensors have values, however large the inputs are.
 __attribute__((visibility("default"))) void uniference_capture_steering(int change) { steering += change; }
 
-// Whether this thread compiles the program from here on; returns whether it did.
+// Sets whether this thread compiles the program; returns the previous setting.
 __attribute__((visibility("default"))) int uniference_capture_compiling(int now) { return std::exchange(compiling, now != 0) ? 1 : 0; }
 
 // What is allocated on the rank's own GPU is counted from here on; see `GpuMemory`.
@@ -504,7 +514,7 @@ __attribute__((visibility("default"))) void uniference_capture_gpu_memory(GpuMem
   GpuMemory::begin(own, taken);
 }
 
-// What is allocated on the GPU by kind, as UTF-8; valid until this thread asks again.
+// Memory allocated on the GPU, by kind, as UTF-8; valid until this thread's next call.
 __attribute__((visibility("default"))) const char* uniference_capture_held() {
   static thread_local std::string words;
   words = GpuMemory::held();
@@ -521,19 +531,19 @@ __attribute__((visibility("default"))) void uniference_backend_begin(
 // The functions that the extension module calls; valid as long as the library is loaded.
 __attribute__((visibility("default"))) const shared::Functions* uniference_capture_functions() { return &functions; }
 
-// Says what a storage (torch's `UntypedStorage._cdata`) is for; see `Kind`.
+// Sets the kind of a storage (torch's `UntypedStorage._cdata`); see `Kind`.
 __attribute__((visibility("default"))) void uniference_capture_kind(const void* storage, int kind) {
   auto* noted = static_cast<c10::StorageImpl*>(const_cast<void*>(storage));
   noted->device().is_cuda() ? GpuMemory::is_of_kind(noted, static_cast<Kind>(kind)) : Storages::is_of_kind(noted, static_cast<Kind>(kind));
 }
 
-// The call that this thread makes next reads a storage, or writes it.
+// Announces that this thread's next call reads or writes a storage.
 __attribute__((visibility("default"))) void uniference_capture_call(const void* storage, int written) {
   const Allocation* allocation = Storages::of(static_cast<const c10::StorageImpl*>(storage));
   if (Log::is_wanted()) Log::Writer()->called(allocation == nullptr ? 0 : allocation->id, written != 0);
 }
 
-// Whether something in a storage was not computed.
+// Whether a storage has elements that were not computed.
 __attribute__((visibility("default"))) int uniference_capture_is_absent(const void* storage) {
   return Values::is_absent(static_cast<const c10::StorageImpl*>(storage));
 }
@@ -543,7 +553,7 @@ __attribute__((visibility("default"))) int uniference_capture_is_large(uint64_t 
   return functions.is_large(elements, dtype);
 }
 
-// What is in a storage was not computed.
+// Marks a storage as not computed.
 __attribute__((visibility("default"))) void uniference_capture_mark_absent(const void* storage) {
   Values::mark_absent(static_cast<const c10::StorageImpl*>(storage));
 }

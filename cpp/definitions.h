@@ -1,4 +1,4 @@
-// Owns how calls of operators are told apart: by name, and by what their arguments are apart from values.
+// Owns definitions of operator calls: the operator's name, and its arguments apart from tensors' values.
 #pragma once
 
 #include <ATen/Context.h>
@@ -22,12 +22,13 @@ struct TensorType {
   std::vector<int64_t> strides;
 };
 
-// An operator as it is called with arguments like these.
+// An operator with arguments of these types and sizes.
 struct Definition {
   uint64_t number = 0;
-  // How many tensors its results are.
+  // Number of result tensors.
   size_t tensors = 0;
-  // What a call that was not carried out hands back, if that is known: tensors, one a result. Set once, by whichever thread is first.
+  // Types of the results, one tensor each, for calls that are not carried out; null if unknown. Set once, by the first
+  // thread.
   std::atomic<const std::vector<TensorType>*> results{nullptr};
 };
 
@@ -47,7 +48,7 @@ void for_each_tensor(const c10::IValue& value, F&& f) {
   }
 }
 
-// Whether a result is one of the arguments, whose values a call that does not write to it has left as they were.
+// Whether a result is one of the arguments, whose values are unchanged unless the call writes to it.
 inline bool is_given(const std::vector<c10::IValue>& arguments, const at::Tensor& result) {
   bool given = false;
   for (const auto& argument : arguments) {
@@ -81,7 +82,8 @@ class Definitions {
     return found;
   }
 
-  // Of a call like others that has come to so many tensors: which results there are may depend on more than the arguments' types.
+  // The definition for calls of this key with so many result tensors, because the results may depend on more than the
+  // arguments' types.
   Definition& with_results(const Stream& key, size_t tensors) {
     Stream own = key;
     own.number(tensors);
@@ -94,11 +96,11 @@ class Definitions {
     return found != known_.end() ? found->second : known_[std::string(key.view())];
   }
 
-  // Gives it a number, and writes it down with its results.
+  // Assigns a number to the definition, and records it with its results.
   void add(Definition& definition, const Stream& key, const c10::IValue* results, size_t count) {
     std::lock_guard<std::mutex> lock(Dictionary::get().mutex());
     if (definition.number != 0) return;
-    // All of it or nothing: a tensor of the program's own may refuse to be asked.
+    // The record is built completely before it is added, because a tensor subclass of the program may throw.
     Stream line;
     line.tag(Tag::Definition);
     line.append(key);
@@ -110,10 +112,11 @@ class Definitions {
   }
 
  private:
-  // Whether a GPU multiplies its numbers of 32 bits in tensor cores, as the program's settings have it just now.
+  // Whether a GPU multiplies 32-bit numbers in tensor cores, by the program's current settings.
   static bool in_tensor_cores(const Schema& schema, const c10::IValue* arguments, size_t count) {
     if (schema.products == at::Float32Op::ALL) return false;
-    // cuBLAS and cuDNN read NVIDIA_TF32_OVERRIDE once: 0 forbids TF32, whatever the program's settings say. NVIDIA documents no other value.
+    // cuBLAS and cuDNN read NVIDIA_TF32_OVERRIDE once: 0 forbids TF32, whatever the program's settings are. NVIDIA
+    // documents no other value.
     static const char* const setting = std::getenv("NVIDIA_TF32_OVERRIDE");
     static const bool is_forbidden = setting != nullptr && std::strcmp(setting, "0") == 0;
     if (is_forbidden || at::NoTF32Guard::should_disable_tf32()) return false;
@@ -131,7 +134,7 @@ class Definitions {
     out.byte(static_cast<uint8_t>(tensor.device().type()));
     out.byte(written);
     const auto* implementation = tensor.unsafeGetTensorImpl();
-    // One that is nested has no sizes.
+    // Nested tensors have no sizes.
     const bool strided = implementation->layout() == c10::kStrided && !tensor.is_nested();
     out.number(strided ? implementation->dim() : 0);
     if (!strided) return;
@@ -139,7 +142,7 @@ class Definitions {
     for (int64_t stride : implementation->strides()) out.integer(stride);
   }
 
-  // Of a view it does not matter which part it is.
+  // Writes an argument. For a view, the position of the viewed part is left out.
   static void argument(const c10::IValue& value, bool written, bool view, Stream& out) {
     if (value.isNone()) {
       out.tag(ArgumentTag::None);
@@ -162,7 +165,7 @@ class Definitions {
       out.number(list.size());
       for (int64_t item : list) out.integer(item);
     } else if (value.isBoolList()) {
-      // Which results there are may depend on them.
+      // The results may depend on the flags.
       const auto list = value.toBoolList();
       out.tag(ArgumentTag::Ints);
       out.number(list.size());
@@ -182,12 +185,12 @@ class Definitions {
     }
   }
 
-  // Looks for a key without a copy of it.
+  // Allows look-ups without a copy of the key.
   struct Hash : std::hash<std::string_view> {
     using is_transparent = void;
   };
 
-  // A node's address stays when others come.
+  // A node's address stays valid after insertions.
   std::unordered_map<std::string, Definition, Hash, std::equal_to<>> known_;
   uint64_t count_ = 0;
 };

@@ -1,6 +1,8 @@
-// Owns what torch's own allocator of simulated GPUs holds: its allocations have numbers as those of the CPU's do, and it says what it has reserved.
+// Owns the accounting of torch's caching allocator for simulated GPUs: its allocations are numbered like those of the
+// CPU, and reserved memory is recorded.
 //
-// The allocator tells whoever traces GPUs of each allocation by address; how large it is follows from the allocator's own statistics.
+// The allocator reports the address of each allocation to the GPU tracer; the size follows from the allocator's
+// statistics.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -19,10 +21,10 @@ class GpuMemory {
  public:
   // Torch's number of the rank's own GPU; -1: the process does not see it.
   using Own = int (*)();
-  // What this process has taken of its memory, in bytes; 0: it has not used the GPU.
+  // Bytes of the GPU's memory that this process uses; 0: it has not used the GPU.
   using Taken = uint64_t (*)();
 
-  // From here on what is allocated on the rank's own GPU is written down.
+  // Records allocations on the rank's own GPU from now on.
   static void begin(Own own, Taken taken) {
     own_ = own;
     taken_ = taken;
@@ -31,7 +33,8 @@ class GpuMemory {
     c10::impl::GPUTrace::set_trace(&traced);
   }
 
-  // The number of the allocation behind a storage; 0: it is not on the rank's GPU. What is not known to be anything else is a parameter, if so.
+  // The number of the allocation behind a storage; 0: it is not on the rank's GPU. With `is_parameter`, an allocation
+  // of unknown kind becomes a parameter.
   static uint64_t number(const c10::StorageImpl* storage, bool is_parameter) {
     if (storage == nullptr) return 0;
     std::lock_guard<std::mutex> only_one(lock_);
@@ -41,7 +44,7 @@ class GpuMemory {
     return found->second.id;
   }
 
-  // Says what an allocation is for.
+  // Sets the kind of an allocation.
   static void is_of_kind(const c10::StorageImpl* storage, Kind kind) {
     if (!counting.load(std::memory_order_relaxed)) return;
     std::lock_guard<std::mutex> only_one(lock_);
@@ -49,8 +52,9 @@ class GpuMemory {
     if (found != blocks_.end() && found->second.kind != kind) set_kind(found->second, kind);
   }
 
-  // Writes down what else takes memory, where that has changed without an allocation of torch's: a library has taken some, or the allocator has
-  // given some back. Not for a thread that the simulator waits for: another may hold the allocator while it waits for the simulator.
+  // Records other use of memory if it has changed without an allocation of torch's: a library has allocated memory, or
+  // the allocator has released some. Must not be called on a thread that the simulator waits for, because another
+  // thread may hold the allocator's lock while it waits for the simulator.
   static void notice_levels() {
     if (taken_ == nullptr || !counting.load(std::memory_order_relaxed)) return;
     if (taken_() == reserved_.load(std::memory_order_relaxed) + context_.load(std::memory_order_relaxed)) return;
@@ -59,7 +63,7 @@ class GpuMemory {
     write_levels(reserved);
   }
 
-  // Whether something in a storage was not computed.
+  // Whether a storage has elements that were not computed.
   static bool is_absent(const c10::StorageImpl* storage) {
     if (!any_absent_.load(std::memory_order_relaxed)) return false;
     std::lock_guard<std::mutex> only_one(lock_);
@@ -67,7 +71,7 @@ class GpuMemory {
     return found != blocks_.end() && found->second.absent;
   }
 
-  // What is in a storage was not computed.
+  // Marks a storage as not computed.
   static void mark_absent(const c10::StorageImpl* storage) {
     std::lock_guard<std::mutex> only_one(lock_);
     const auto found = blocks_.find(reinterpret_cast<uintptr_t>(storage->data()));
@@ -76,7 +80,7 @@ class GpuMemory {
     any_absent_.store(true, std::memory_order_relaxed);
   }
 
-  // In words: what is allocated by kind.
+  // Allocated memory by kind, as text.
   static std::string held() {
     std::lock_guard<std::mutex> only_one(lock_);
     return Storages::in_words(held_);
@@ -100,12 +104,13 @@ class GpuMemory {
     return {now.reserved_bytes[kAll].current, now.allocated_bytes[kAll].current};
   }
 
-  // What statistics have grown by since the last allocation: of two threads that allocate at the same time, one may be taken to have both blocks.
+  // Records an allocation, whose size is the growth of the statistics since the last one. If two threads allocate at
+  // the same time, both blocks may be attributed to one allocation.
   static void allocated(uintptr_t at) {
     if (!counting.load(std::memory_order_relaxed)) return;
     const auto [reserved, allocated] = statistics();
     std::lock_guard<std::mutex> only_one(lock_);
-    // Another GPU's, as its statistics have not moved.
+    // The statistics are unchanged, so the allocation was on another GPU.
     if (allocated <= allocated_) return;
     const Block block{Storages::next_number(), allocated - std::exchange(allocated_, allocated), kUnknownKind};
     blocks_[at] = block;
@@ -160,7 +165,8 @@ class GpuMemory {
   static inline ByKind held_{};
 };
 
-// The number of the allocation of a tensor, whichever device it is on; 0: it is not ours. A leaf that requires a gradient is noted to be a parameter.
+// The number of a tensor's allocation, on the CPU or the GPU; 0: the memory is not tracked. A leaf that requires a
+// gradient is recorded as a parameter.
 inline uint64_t allocation_of(const at::Tensor& tensor) {
   const bool is_parameter = tensor.requires_grad() && tensor.is_leaf();
   const auto* implementation = tensor.unsafeGetTensorImpl();

@@ -1,4 +1,5 @@
-// Owns torch's view of whoever traces its GPUs: an interpreter, of which torch calls nothing but what it is told of GPUs.
+// Owns the GPU tracer that torch notifies: a stand-in for a Python interpreter, of which torch calls only the GPU trace
+// functions.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -30,7 +31,7 @@ class GpuTracer final : public c10::impl::PyInterpreterVTable {
 
   std::string name() const override { return "uniference"; }
 
-  // It has no objects: no tensor refers to it.
+  // The stand-in has no objects: no tensor refers to it.
   void incref(PyObject*) const override { has_no_objects(); }
   void decref(PyObject*) const override { has_no_objects(); }
   bool try_incref(const c10::impl::PyObjectSlot&) const override { has_no_objects(); }

@@ -1,4 +1,5 @@
-// Owns what memory this machine has left for tensors, so that a program is told before the kernel ends it.
+// Owns the check of this machine's free memory before tensors are allocated, so that the run ends with a message before
+// the kernel kills it.
 #pragma once
 
 #include <atomic>
@@ -12,16 +13,17 @@ class Host {
  public:
   using Lacking = void (*)(uint64_t wanted, uint64_t available);
 
-  // Bytes that are left; the largest number: it is not known.
+  // Returns the free bytes; the largest number: unknown.
   using Available = uint64_t (*)();
 
-  // Who is to be told, which does not return, and who knows what is left.
+  // Sets the callback for a lack of memory, which does not return, and the function that returns the free bytes.
   static void tell(Lacking lacking, Available available) {
     available_ = available;
     lacking_ = lacking;
   }
 
-  // So many bytes are about to be allocated. Files of the kernel are read once in a while only: it takes longer to write to as much memory.
+  // Checks memory before an allocation of `bytes`. The kernel's files are read only once per `kSeldom` bytes: writing
+  // to as much memory takes longer than reading the files.
   static void allocates(uint64_t bytes) {
     if (lacking_ == nullptr) return;
     uint64_t unseen = unseen_.fetch_add(bytes, std::memory_order_relaxed) + bytes;
@@ -32,7 +34,8 @@ class Host {
     if (bytes + kSpare > there || bytes + kSpare < bytes) lacking_(bytes, there);
   }
 
-  // The C library has none left. Where the machine has, it is the program that has set itself a limit, and torch says so.
+  // Handles a failed allocation of the C library. If the machine has free memory, the program has set a limit for
+  // itself, and torch raises the error.
   static void has_none(uint64_t bytes) {
     if (lacking_ == nullptr) return;
     const uint64_t there = available_();
@@ -40,9 +43,9 @@ class Host {
   }
 
  private:
-  // Memory is looked at whenever so much more was allocated.
+  // Allocated bytes between two checks of free memory.
   static constexpr uint64_t kSeldom = 32 << 20;
-  // What is left to everything but tensors.
+  // Bytes that are kept free for uses other than tensors.
   static constexpr uint64_t kSpare = 64 << 20;
 
   static inline Lacking lacking_ = nullptr;

@@ -1,4 +1,4 @@
-// Owns how a rank writes down what it hands to streams of simulated GPUs, between its operators.
+// Owns the records of a rank's launches on streams of simulated GPUs, between its operators.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 
 namespace uniference {
 
-// A call of an operator, whether it runs or is answered for.
+// A call of an operator, whether it runs or is answered without running.
 class OperatorCall {
  public:
   OperatorCall() {
@@ -27,7 +27,7 @@ class OperatorCall {
   OperatorCall(const OperatorCall&) = delete;
   OperatorCall& operator=(const OperatorCall&) = delete;
 
-  // The number of the thread's last one, from 1, if it is within one; else 0.
+  // Number of the thread's current operator call, from 1; 0 outside of operators.
   static uint64_t running() { return depth_ > 0 ? begun_ : 0; }
 
  private:
@@ -35,13 +35,13 @@ class OperatorCall {
   static inline thread_local int depth_ = 0;
 };
 
-// Number of operators that this thread has begun and that are charged for what they compute: neither views nor `empty`.
+// Number of operators that this thread has begun and whose compute is charged: neither views nor `empty`.
 inline thread_local uint64_t computing_operators = 0;
 
-// How many operators this thread is running that are written down when they have returned.
+// Nesting depth of this thread in operators that are recorded when they return.
 inline thread_local int operators = 0;
 
-// While it lives, what is launched is the operator's.
+// Attributes launches to the operator while the object lives.
 class Operator {
  public:
   Operator() { operators++; }
@@ -51,7 +51,7 @@ class Operator {
 // Numbers of kernels by name.
 class Kernels {
  public:
-  // That of `torch.cuda._sleep`, which writes nothing; 0: it has not run.
+  // Number of the kernel of `torch.cuda._sleep`, which writes no memory; 0: it has not run.
   static uint32_t sleep() { return sleep_.load(std::memory_order_relaxed); }
 
   static uint32_t number(const char* name, size_t length) {
@@ -97,8 +97,8 @@ inline void write_reading(size_t place, const at::Tensor& tensor, uint32_t strea
   write_entry(Tag::Reading, place, buffer, tensor.numel());
 }
 
-// Integers that an operator, whose execution follows, is given in a GPU's memory: lengths, say, which decide how much it does. Of PyTorch's, vLLM's and
-// SGLang's operators these have 32 bits, and places in memory 64.
+// Records integers in GPU memory that an operator, whose execution follows, reads, such as lengths that decide its
+// work. In PyTorch's, vLLM's and SGLang's operators lengths have 32 bits, and positions in memory 64.
 inline void write_readings(const std::vector<c10::IValue>& arguments, uint32_t stream) {
   for (size_t place = 0; place < arguments.size(); place++) {
     if (!arguments[place].isTensor()) continue;
@@ -107,7 +107,8 @@ inline void write_readings(const std::vector<c10::IValue>& arguments, uint32_t s
   }
 }
 
-// The same of a kernel of Triton's: a text with names, two lists of tensors, and integers. Each tensor of a list has a place among the arguments.
+// The same for a Triton kernel. Its operator's arguments are a text with names, two lists of tensors, and integers.
+// Each tensor of a list counts as one argument.
 inline void write_kernels_readings(const std::vector<c10::IValue>& arguments, uint32_t stream) {
   static const std::set<std::string> kLengths = {"B_Seqlen", "kv_indptr", "num_kv_splits", "qo_indptr", "query_start_len_ptr", "seq_lens_ptr"};
   const std::string& names = arguments[0].toStringRef();
@@ -126,23 +127,23 @@ inline void write_kernels_readings(const std::vector<c10::IValue>& arguments, ui
 
 inline uint32_t with_operator(uint32_t flags) { return operators > 0 ? flags | shared::LAUNCH_INSIDE : flags; }
 
-// Kernels that an operator launches itself while it also calls other operators, which are written down before it. What it has launched is
-// written down when it has returned, or the thread waits for what it has handed to streams; then it is the operator's.
+// Kernels that an operator launches itself while it also calls other operators, which are recorded before it. Its
+// launches are recorded when it returns, or when the thread waits for a stream; they belong to the operator.
 class OwnKernels {
  public:
   OwnKernels() : outer_(innermost_) { innermost_ = this; }
   OwnKernels(const OwnKernels&) = delete;
   OwnKernels& operator=(const OwnKernels&) = delete;
-  // If the operator has failed, they are nobody's.
+  // After a failure of the operator its launches belong to no operator.
   ~OwnKernels() {
     write(0);
     innermost_ = outer_;
   }
 
-  // Of the operator that this thread runs; null: there is none, or one that it has called is running.
+  // The launches of the operator that this thread runs; null: no operator is running, or an operator inside of it.
   static OwnKernels* running() { return operators == 0 && inside == 0 && counting.load(std::memory_order_relaxed) ? innermost_ : nullptr; }
 
-  // Whether it has launched any, and where the first.
+  // Whether the operator has launched kernels, and the stream of the first.
   bool any() const { return any_; }
   uint32_t stream() const { return launches_.empty() ? 0 : launches_.front().stream; }
 
@@ -151,7 +152,7 @@ class OwnKernels {
     launches_.push_back({std::exchange(number_, 0), kernel, stream, flags, bytes});
   }
 
-  // What it hands to a stream next has this number. That may be no kernel, which is written down at once.
+  // Sets the number of the operator's next launch. A launch that is no kernel is recorded at once.
   void number(uint64_t number) { number_ = number; }
   uint64_t take_number() { return std::exchange(number_, 0); }
 
@@ -180,7 +181,7 @@ class OwnKernels {
   bool any_ = false;
 };
 
-// Where this thread has launched a kernel last.
+// Stream of this thread's last kernel launch.
 inline thread_local uint32_t last_stream = 0;
 
 inline void launch(uint32_t kernel, uint32_t stream, uint32_t flags, uint64_t bytes) {
@@ -195,7 +196,7 @@ inline void number_next(uint64_t number) {
   write_number(number);
 }
 
-// Of what is no kernel, and is written down at once.
+// Numbers a launch that is no kernel, and is recorded at once.
 inline void number_this() {
   OwnKernels* own = OwnKernels::running();
   if (const uint64_t number = own == nullptr ? 0 : own->take_number()) write_number(number);

@@ -1,7 +1,8 @@
-// Owns the answer to "which line of the program is this operator of?": the first frame outside the libraries, or, in the backward pass,
-// the line whose operator made the node that runs.
+// Owns the program's line of an operator: the line of the first frame outside the libraries, or, in the backward pass,
+// the line whose operator created the autograd node that runs.
 //
-// These few functions of CPython are declared here and not taken from its headers, so that one library serves every version of it.
+// The functions of CPython are declared in this file instead of included from its headers, so that one library works
+// with every version of it.
 #pragma once
 
 #include <ATen/SequenceNumber.h>
@@ -40,7 +41,8 @@ void PyErr_Clear();
 
 namespace uniference {
 
-// Which frames are not the program's, and the numbers of lines that have been written down. What it has of these is used under the interpreter's lock.
+// Decides which frames belong to the program, and numbers recorded lines. Its state is protected by the interpreter's
+// lock.
 class Lines {
  public:
   static Lines& get() {
@@ -50,11 +52,11 @@ class Lines {
 
   void set_libraries(std::vector<std::string> beginnings) { libraries_ = std::move(beginnings); }
 
-  // The number of the line of the operator that runs on this thread, times two, and one more in the backward pass; 0: it is not known.
+  // The line number of the current operator of this thread, times two, plus one in the backward pass; 0: unknown.
   uint64_t here() {
     if (auto node = torch::autograd::get_current_node()) {
       if (const uint64_t line = maker(node->thread_id(), node->sequence_nr())) return 2 * line + 1;
-      // It was made before this rank, or too long ago: the line that began the backward pass.
+      // The node was created before this rank began, or too long ago: its line is the one that began the backward pass.
       return 2 * of_frame() + 1;
     }
     uint64_t line = of_frame();
@@ -63,10 +65,10 @@ class Lines {
     return 2 * line;
   }
 
-  // The same of a line that is not known.
+  // The same for an unknown line.
   static uint64_t pass() { return torch::autograd::get_current_node() ? 1 : 0; }
 
-  // The line that runs on this thread, as "path:line", which stays; empty: it is not known.
+  // The program's current line on this thread, as "path:line", which stays valid; empty: unknown.
   std::string_view text() {
     std::string_view text;
     in_frame([&](Code& known, _object* code, _frame* frame) {
@@ -81,24 +83,24 @@ class Lines {
  private:
   static constexpr uint64_t kMask = (1 << 18) - 1;
 
-  // A node of autograd is known by the thread that made it and its number there.
+  // An autograd node is identified by the thread that created it and its sequence number on that thread.
   struct Made {
     uint64_t thread = 0;
     uint64_t sequence = ~0ull;
     uint64_t line = 0;
   };
 
-  // Threads begin far from each other.
+  // Entries of different threads begin far from each other in the table.
   static uint64_t place(uint64_t thread, uint64_t sequence) { return (sequence + thread * 0x9e37) & kMask; }
 
-  // The operator that comes first when a node is made has made it: later ones may make none.
+  // Records the creator of the node with this sequence number: the first operator, because later ones may create none.
   void makes(uint64_t thread, uint64_t sequence, uint64_t line) {
     std::lock_guard<std::mutex> only_one(making_);
     Made& made = made_[place(thread, sequence)];
     if (made.thread != thread || made.sequence != sequence) made = {thread, sequence, line};
   }
 
-  // The line that made a node; 0: it is not known.
+  // The line that created a node; 0: unknown.
   uint64_t maker(uint64_t thread, uint64_t sequence) {
     std::lock_guard<std::mutex> only_one(making_);
     const Made& made = made_[place(thread, sequence)];
@@ -107,7 +109,7 @@ class Lines {
 
   struct Code {
     bool library;
-    // By instruction.
+    // Line numbers by instruction.
     std::unordered_map<int, uint64_t> lines;
     std::unordered_map<int, std::string> texts;
   };
@@ -122,7 +124,8 @@ class Lines {
     return line;
   }
 
-  // Calls `found` with the program's innermost frame on this thread, if there is one, under the interpreter's lock.
+  // Calls `found` with the program's innermost frame on this thread, if there is one, while it holds the interpreter's
+  // lock.
   template <class Found>
   void in_frame(Found found) {
     _ts* state = PyGILState_GetThisThreadState();
@@ -144,7 +147,7 @@ class Lines {
   Code& of_code(_object* code) {
     auto [entry, is_new] = codes_.try_emplace(code);
     if (is_new) {
-      // The address of code that has gone may be another's: this one stays.
+      // The reference keeps the code object alive, because its address may otherwise be reused.
       Py_IncRef(code);
       std::string file = attribute(code, "co_filename");
       entry->second.library = false;

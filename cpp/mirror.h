@@ -1,8 +1,9 @@
-// Owns the values of tensors on simulated GPUs. An operator runs there as always, with its allocations and launches, but nothing is computed; then
-// the CPU's kernel of the same operator works on the same bytes, as a simulated GPU's memory lies in the host's.
+// Owns values of tensors on simulated GPUs. An operator runs on the simulated GPU with its allocations and launches,
+// but without computing; then the CPU's kernel of the same operator computes on the same bytes, because a simulated
+// GPU's memory lies in the host's.
 //
-// What cannot run there without values, because how large its results are depends on them, runs on the CPU first, and so does what the simulated
-// libraries lack; its results are then allocated on the GPU.
+// Operators whose result sizes depend on values cannot run on the simulated GPU without values. They run on the CPU
+// first, as do operators whose functions the simulated libraries lack; their results are then allocated on the GPU.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -25,13 +26,14 @@
 
 namespace uniference {
 
-// Calls in graphs have numbers from 1. Of this thread: its last call's, if that was captured, and the one that is computed; 0: none.
+// Calls in CUDA graphs are numbered from 1. For this thread: number of its last call, if it was captured, and of the
+// call that is computed; 0: none.
 inline thread_local uint64_t captured_last = 0;
 inline thread_local uint64_t computed_now = 0;
 
 class Mirror {
  public:
-  // The number of a call whose graph is gone, each once; 0: there is none.
+  // The number of a call whose graph was destroyed, each once; 0: none.
   static uint64_t forgotten() {
     std::lock_guard<std::mutex> lock(forgotten_mutex_);
     if (forgotten_.empty()) return 0;
@@ -40,25 +42,26 @@ class Mirror {
     return number;
   }
 
-  // What the library of simulated GPUs is told (`crates/phantom`): a kernel of this name starts on the stream; what communication brings to the
-  // stream must be there.
+  // Functions of the simulated GPU library (`crates/phantom`): announces that a kernel of this name starts on the
+  // stream; waits until data received by communication on the stream has arrived.
   using Launch = void (*)(const char* name, size_t length, void* stream);
   using Settle = void (*)(void* stream);
-  // Whether the stream is captured into a graph; and that a function is called whenever the graph is launched, until the other one is.
+  // Whether the stream is being captured into a CUDA graph; and registers `run`, called at each launch of the graph,
+  // and `forget`, called when the graph is destroyed.
   using IsCaptured = int (*)(void* stream);
   using Compute = void (*)(void* stream, void (*run)(void* data), void (*forget)(void* data), void* data);
-  // Communication that this thread asks for moves sizes and no data, until it says -1.
+  // Begins (1) or ends (-1) communication of this thread that moves sizes without data.
   using Withhold = void (*)(int change);
-  // Bytes become zero, without taking the host's memory for it.
+  // Sets bytes to zero, without using host memory for them.
   using Clear = void (*)(void* at, size_t bytes);
-  // Whether nobody has written to the pages of these bytes, so that they are zero.
+  // Whether no page of these bytes has been written to, so that they are zero.
   using IsUntouched = int (*)(const void* at, size_t bytes);
-  // Whether this thread may read from devices (`crates/phantom/src/reads.rs`); what was before.
+  // Sets whether this thread may read from devices (`crates/phantom/src/reads.rs`); returns the previous setting.
   using Reads = int (*)(int now);
   // Whether a launch returns only when the launched work has ended (`CUDA_LAUNCH_BLOCKING`).
   using LaunchesBlock = int (*)();
 
-  // From here on operators of GPUs have values.
+  // Computes values of operators on GPUs from now on.
   static void begin(
       Launch launch, Settle settle, IsCaptured is_captured, Compute compute, Withhold withhold, Clear clear, IsUntouched is_untouched, Reads reads,
       LaunchesBlock launches_block) {
@@ -76,7 +79,7 @@ class Mirror {
 
   static bool wanted() { return wanted_; }
 
-  // Whether a call is one of a GPU.
+  // Whether a call has GPU tensors, or requests one.
   static bool concerns(const c10::IValue* arguments, size_t count) {
     bool on_gpu = false;
     for (size_t i = 0; i < count && !on_gpu; i++) {
@@ -98,7 +101,7 @@ class Mirror {
     if (!is_captured_(guard.getStreamNativeHandle(stream))) guard.synchronizeStream(stream);
   }
 
-  // Carries out a call of communication, which `moves` data, or only its size.
+  // Carries out a communication call, which `moves` data, or only its size.
   static void communicate(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack& stack, bool moves) {
     struct Withheld {
       explicit Withheld(bool is_withheld) : change(is_withheld ? 1 : 0) { withhold_(change); }
@@ -108,8 +111,8 @@ class Mirror {
     op.redispatchBoxed(below, &stack);
   }
 
-  // Carries out a call whose arguments are on the stack, on the GPU and, if it `has_values`, on the CPU. What depends on values on its way, as sizes do,
-  // is found there however large it is.
+  // Carries out a call whose arguments are on the stack: on the GPU and, if it `has_values`, on the CPU. A call that
+  // reads values on its way, for example for the size of its result, is computed on the CPU however large it is.
   static void run(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, bool has_values) {
     captured_last = 0;
     const size_t count = op.schema().arguments().size();
@@ -118,7 +121,7 @@ class Mirror {
     if (schema.view || schema.moves_no_values || (unvalued > 0 && !sized)) return op.redispatchBoxed(below, &stack);
     if (!(has_values || sized) && run_without_values(op, schema, below, stack, begin)) return;
     const c10::Device device = device_of(&stack[begin], count);
-    // Default streams are the current device's, and so are generators.
+    // Default streams and generators are those of the current device.
     const c10::DeviceGuard on(device);
     const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
     void* stream = guard.getStreamNativeHandle(guard.getStream(device));
@@ -144,13 +147,14 @@ class Mirror {
     }
   }
 
-  // What communication brings to the stream of a call is there: values of its arguments are about to be looked at.
+  // Waits until data received by communication on the call's stream has arrived, because values of its arguments are
+  // about to be read.
   static void settle(const c10::IValue* arguments, size_t count) {
     void* stream = stream_of(arguments, count);
     if (!is_captured_(stream)) settle_(stream);
   }
 
-  // A call of an extension's operator has launched kernels of its own, which compute nothing.
+  // Marks results of an extension's operator that has launched kernels of its own, which compute nothing.
   static void ran_own_kernels(
       const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, bool has_values) {
     if (has_values && unvalued == 0) lacking(schema.name, "it launches kernels of its own");
@@ -158,7 +162,8 @@ class Mirror {
   }
 
  private:
-  // The state of the GPU's generator before a call, from which the CPU's numbers follow: the same state, the same numbers, as on a GPU.
+  // State of the GPU's generator before a call, from which the CPU's seed is derived: equal states give equal numbers,
+  // as on a GPU.
   class Randomness {
    public:
     Randomness(const c10::OperatorHandle& op, const c10::IValue* arguments, size_t count) : draws(op.hasTag(at::Tag::nondeterministic_seeded)) {
@@ -167,11 +172,11 @@ class Mirror {
       for (size_t i = 0; i < count; i++) {
         if (arguments[i].isGenerator() && arguments[i].toGenerator().device().is_cuda()) generator = arguments[i].toGenerator();
       }
-      // An odd number of bits, so that neighbouring seeds and offsets do not meet.
+      // An odd factor, so that neighbouring seeds and offsets do not collide.
       seed = generator.current_seed() * 0x9E3779B97F4A7C15u + generator.get_offset();
     }
 
-    // Of a graph's launch: as it draws, and where in the graph.
+    // For a launch of a CUDA graph: whether the call draws random numbers, and its position in the graph.
     Randomness(bool draws, uint64_t place) : draws(draws) {
       if (!draws) return;
       const at::Generator generator = at::globalContext().defaultGenerator(current_device());
@@ -205,20 +210,21 @@ class Mirror {
     return sparse;
   }
 
-  // In the words of the simulated libraries (`crates/phantom/src/unimplemented.rs`), behind torch's own.
+  // Whether the message is the simulated libraries' (`crates/phantom/src/unimplemented.rs`), which torch appends to its
+  // own.
   static bool lacks_function(const c10::Error& error) {
     const std::string what = error.what_without_backtrace();
     return what.find("_NOT_SUPPORTED") != std::string::npos || what.find("operation not supported") != std::string::npos;
   }
 
-  // All elements of a nested tensor; and one like it of other elements. Sizes are the CPU's.
+  // All elements of a nested tensor; and a nested tensor of the same sizes with other elements. Sizes are on the CPU.
   static at::Tensor elements_of(const at::Tensor& nested) { return at::native::get_nested_tensor_impl(nested)->get_unsafe_storage_as_tensor(); }
   static at::Tensor nested_in(const at::Tensor& elements, const at::Tensor& like) {
     const auto* nested = at::native::get_nested_tensor_impl(like);
     return at::_nested_view_from_buffer(elements, nested->get_nested_sizes(), nested->get_nested_strides(), nested->get_storage_offsets());
   }
 
-  // The same bytes as a tensor of the CPU.
+  // A CPU tensor of the same bytes.
   static at::Tensor alias(const at::Tensor& tensor) {
     if (!tensor.defined() || !tensor.is_cuda()) return tensor;
     if (tensor.is_nested()) return nested_in(alias(elements_of(tensor)), tensor);
@@ -266,17 +272,17 @@ class Mirror {
     return here;
   }
 
-  // A call in a graph. A tensor is known by its bytes, which the graph's allocations keep.
+  // A call in a CUDA graph. Its tensors are aliases of bytes that the graph's allocations keep alive.
   struct Captured {
     c10::OperatorHandle op;
     const Schema& schema;
     bool draws;
     uint64_t number;
     torch::jit::Stack here;
-    // Those that the call has allocated; what it has written to is among its arguments.
+    // Results that the call has allocated; written arguments are among the arguments.
     torch::jit::Stack results;
 
-    // What else there is to do, the graph's other nodes do.
+    // Only computes values; the graph's other nodes simulate the launch.
     static void run(void* data) {
       auto& call = *static_cast<Captured*>(data);
       const Inside inside;
@@ -301,7 +307,7 @@ class Mirror {
     }
   };
 
-  // As on a GPU, nothing is computed while a graph is captured.
+  // Captures a call. As on a GPU, nothing is computed during the capture of a CUDA graph.
   static void run_captured(
       const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, size_t begin, void* stream) {
     static std::atomic<uint64_t> calls{0};
@@ -314,19 +320,20 @@ class Mirror {
     compute_(stream, &Captured::run, &Captured::forget, call.release());
   }
 
-  // By the CPU's kernel; results take the arguments' place. False: there is none, so the results have no values.
+  // Computes a call by the CPU's kernel; results replace the arguments. False: there is no such kernel, so the results
+  // have no values.
   static bool compute(const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here) {
-    // A kernel may be a function of Python.
+    // A kernel may be a Python function.
     const Inside ours;
     c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-    // Profilers see the GPU's operator, and not that the simulator computes its values.
+    // Hides the CPU's operators from profilers, which see only the GPU's.
     const at::DisableRecordFunctionGuard unseen;
     if (schema.substitute != nullptr) {
       schema.substitute(here, randomness.seed);
       return true;
     }
     if (!has_cpu_kernel(op, here)) return false;
-    // What is not given a generator draws from the CPU's own.
+    // Calls without a generator argument draw from the CPU's default generator.
     std::optional<Substitutes::Drawing> drawing;
     if (randomness.draws) drawing.emplace(randomness.seed);
     op.callBoxed(&here);
@@ -351,18 +358,19 @@ class Mirror {
     return std::any_of(keys.begin(), keys.end(), [&](c10::DispatchKey key) { return op.hasComputedKernelForDispatchKey(key); });
   }
 
-  // Of tensors that are not.
+  // Whether the call creates a sparse tensor from dense ones.
   static bool makes_sparse(const c10::OperatorHandle& op) {
     return op.schema().name().find("sparse") != std::string::npos;
   }
 
-  // Why values are not there: the CPU's operator does not take what the GPU's has taken, or the GPU's kernel asserts what does not hold.
+  // Reason why a call has no values: the CPU's operator rejects its arguments, or the GPU's kernel would fail an
+  // assertion.
   struct Failure {
     std::string reason;
     bool asserts = false;
   };
 
-  // The same where the GPU's operator has gone well; if it fails, why.
+  // Computes a call that succeeded on the GPU; returns the reason if the computation fails.
   static std::optional<Failure> fails(
       const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here) {
     const Uncounted ours;
@@ -373,18 +381,19 @@ class Mirror {
       return Failure{error.what_without_backtrace(), /*asserts=*/true};
     } catch (const c10::Error& error) {
       return Failure{error.what_without_backtrace(), is_assertion(error.what_without_backtrace())};
-    } catch (const std::exception& error) {  // what functions in Python raise
+    } catch (const std::exception& error) {  // errors of Python functions
       return Failure{error.what(), is_assertion(error.what())};
     }
   }
 
-  // What a kernel of a GPU asserts, as the CPU's says it: of indices, of probabilities, and what a kernel of Triton asserts.
+  // Whether the CPU's error corresponds to an assertion in the GPU's kernel: on indices, on probabilities, or in a
+  // Triton kernel.
   static bool is_assertion(const std::string& reason) {
     constexpr const char* kAsserted[] = {"is out of bounds", "is not in the valid range", "elements of input should be between 0 and 1", "assertion failed"};
     return std::any_of(std::begin(kAsserted), std::end(kAsserted), [&](const char* text) { return reason.find(text) != std::string::npos; });
   }
 
-  // What a GPU reports at a later call, after which it can be used no more.
+  // Raises the error that a GPU reports at a later call, after which the GPU is unusable.
   [[noreturn]] static void raise_assertion(const std::string& name, const std::string& reason) {
     constexpr int32_t kCudaErrorAssert = 710;
     const std::string message = "CUDA error: device-side assert triggered\n" + name + ": " + reason +
@@ -392,12 +401,13 @@ class Mirror {
     throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, kCudaErrorAssert, message);
   }
 
-  // What stands for an operator leaves empty what has no meaning on the CPU.
+  // Whether a substitute has left a result empty, because the result has no meaning on the CPU.
   static bool says_nothing(const Schema& schema, const c10::IValue& result) {
     return schema.substitute != nullptr && result.isTensor() && result.toTensor().defined() && result.toTensor().numel() == 0;
   }
 
-  // What a call that fails writes to and results in is not there. Of one that does neither, as `_use_cudnn_ctc_loss`, the GPU's answer stands.
+  // Marks the written arguments and the results of a failed call as not computed. A call with neither, such as
+  // `_use_cudnn_ctc_loss`, keeps the GPU's answer.
   static void give_up(
       const Schema& schema, const std::string& reason, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin) {
     size_t tensors = Definitions::tensors(&stack[begin], stack.size() - begin);
@@ -409,7 +419,7 @@ class Mirror {
     forget_values(schema, arguments, stack, begin, /*all=*/false);
   }
 
-  // Makes a tensor's bytes zero, piece by piece as they lie in memory.
+  // Sets a tensor's bytes to zero, by contiguous pieces.
   static void clear(const at::Tensor& tensor) {
     if (tensor.numel() == 0) return;
     std::vector<std::pair<int64_t, int64_t>> dimensions;  // stride, size
@@ -426,10 +436,11 @@ class Mirror {
     clear_pieces(static_cast<char*>(const_cast<void*>(tensor.const_data_ptr())), piece * width, dimensions);
   }
 
-  // So many pieces are not worth asking where they lie.
+  // Tensors with fewer pieces are cleared without asking which pages are untouched.
   static constexpr int64_t kPieces = 64;
 
-  // Pieces of so many bytes, in dimensions of these strides and sizes; of a cache of keys there are millions, to few of which anybody has written.
+  // Clears pieces of `bytes` bytes, in dimensions of these strides and sizes. A KV cache has millions of pieces, few of
+  // which were ever written to.
   static void clear_pieces(char* at, int64_t bytes, std::vector<std::pair<int64_t, int64_t>>& dimensions) {
     int64_t pieces = 1, extent = bytes;
     for (const auto& [stride, size] : dimensions) {
@@ -438,7 +449,7 @@ class Mirror {
     }
     if (pieces == 1) return clear_(at, static_cast<size_t>(bytes));
     if (pieces > kPieces && is_untouched_(at, static_cast<size_t>(extent))) return;
-    // In halves of what has the largest stride, which is put back behind them.
+    // Splits the dimension with the largest stride into halves, and restores it afterwards.
     auto& [stride, size] = *std::find_if(dimensions.rbegin(), dimensions.rend(), [](const auto& dimension) { return dimension.second > 1; });
     const int64_t all = size, half = all / 2, step = stride;
     size = half;
@@ -448,7 +459,7 @@ class Mirror {
     size = all;
   }
 
-  // Tensors of a call without values in a graph: each launch of it makes them zero.
+  // Tensors of a call without values in a CUDA graph: each launch of the graph sets them to zero.
   struct Cleared {
     std::vector<at::Tensor> tensors;
 
@@ -459,7 +470,7 @@ class Mirror {
     static void forget(void* data) { delete static_cast<Cleared*>(data); }
   };
 
-  // On the GPU alone: what the call writes to and results in is not there.
+  // Runs a call on the GPU alone: its written arguments and results count as not computed.
   static bool run_without_values(
       const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, size_t begin) {
     const std::vector<c10::IValue> arguments(stack.begin() + begin, stack.end());
@@ -468,7 +479,7 @@ class Mirror {
     return true;
   }
 
-  // While it lives, what is read of a GPU by this thread is refused.
+  // Refuses reads from a GPU by this thread while the object lives.
   class NoReads {
    public:
     NoReads() : before_(reads_(kRefused)) {}
@@ -476,7 +487,7 @@ class Mirror {
     NoReads(const NoReads&) = delete;
     NoReads& operator=(const NoReads&) = delete;
 
-    // Whether something was.
+    // Whether a read was refused.
     bool any() const { return reads_(kRefused) == kAsked; }
 
    private:
@@ -484,13 +495,13 @@ class Mirror {
     const int before_;
   };
 
-  // The GPU's operator: its kernels are launched, and compute nothing. False: it asks on its way for what they would have computed; the stack is as it
-  // was, and what it has launched so far stays launched.
+  // Runs the GPU's operator: its kernels are launched, and compute nothing. False: the operator has tried to read
+  // values that the kernels would have computed; the stack is unchanged, and the launches so far stay.
   static bool run_on_gpu(
       const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, size_t begin) {
     torch::jit::Stack attempt(stack.begin() + begin, stack.end());
     const bool has_choice = schema.substitute != nullptr || has_cpu_kernel(op, attempt);
-    // What a graph reads it reads when it is launched.
+    // Reads in a CUDA graph happen at the graph's launch.
     if (!has_choice || moves_to_host(attempt) || is_captured_(stream_of(attempt.data(), attempt.size()))) {
       op.redispatchBoxed(below, &attempt);
     } else {
@@ -508,7 +519,7 @@ class Mirror {
     return true;
   }
 
-  // Whether a call has to do with the host's memory: to read from the GPU may be what it is for.
+  // Whether a call has tensors in host memory: reading from the GPU may then be its purpose.
   static bool moves_to_host(const torch::jit::Stack& arguments) {
     bool found = asks_for_cpu(arguments, 0);
     for (const c10::IValue& argument : arguments) {
@@ -517,8 +528,8 @@ class Mirror {
     return found;
   }
 
-  // What a call has written to and resulted in reads as zero. Unless `all` of it is wanted, what is large and had no values before stays as it is: a
-  // cache, say, of which the call has written a part.
+  // Sets a call's written arguments and results to zero. Unless `all` is set, large tensors that had no values before
+  // are left unchanged, for example a KV cache of which the call has written a part.
   static void forget_values(
       const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, bool all) {
     constexpr int64_t kSmall = 1 << 16;
@@ -547,7 +558,7 @@ class Mirror {
     compute_(stream, &Cleared::run, &Cleared::forget, cleared.release());
   }
 
-  // Whether all that a call does is to copy bytes as they lie, which the simulated GPU's copies have done.
+  // Whether a call only copies bytes without conversion, which the simulated GPU's copy has done already.
   static bool moves_bytes(const Schema& schema, const std::vector<c10::IValue>& arguments, const c10::IValue& result) {
     if (schema.name != "aten::copy_" && schema.name != "aten::_to_copy" && schema.name != "aten::clone") return false;
     const at::Tensor& from = arguments[schema.name == "aten::copy_" ? 1 : 0].toTensor();
@@ -561,13 +572,13 @@ class Mirror {
     return guard.getStreamNativeHandle(guard.getStream(device_of(arguments, count)));
   }
 
-  // Which elements there are is known with the values alone.
+  // Runs a call that creates a sparse tensor, whose elements are known only with the values.
   static void run_sparse(
       const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, const Randomness& randomness, torch::jit::Stack& here,
       torch::jit::Stack& stack, size_t begin) {
-    // The error is the dispatcher's.
+    // The dispatcher raises the error.
     if (!has_kernel(op, {c10::DispatchKey::SparseCUDA, c10::DispatchKey::SparseCsrCUDA, c10::DispatchKey::CUDA})) return op.redispatchBoxed(below, &stack);
-    // What is written to may get more elements, which the memory of the GPU has no room for.
+    // Written sparse tensors may grow beyond their GPU memory.
     for (size_t i = 0; i < here.size(); i++) {
       const Inside ours;
       if (schema.written[i] && here[i].isTensor() && here[i].toTensor().layout() == c10::kSparse) here[i] = here[i].toTensor().clone();
@@ -579,17 +590,17 @@ class Mirror {
     hand_out(schema, here, stack, begin);
   }
 
-  // Bytes that a library keeps for the backward pass: the GPU's needs more of them.
+  // Whether a result is the state that a library keeps for the backward pass: on a GPU it is larger.
   static bool is_state(const at::Tensor& tensor) { return tensor.scalar_type() == at::kByte && tensor.dim() == 1; }
 
-  // Whether the bytes of two tensors that do not overlap mean the same.
+  // Whether two tensors without overlap have the same layout in memory.
   static bool lies_alike(const at::Tensor& there, const at::Tensor& here) {
     const bool same = there.layout() == c10::kStrided && here.layout() == c10::kStrided && there.sizes() == here.sizes() &&
                       there.strides() == here.strides() && there.dtype() == here.dtype() && there.is_non_overlapping_and_dense();
     return same && there.is_conj() == here.is_conj() && there.is_neg() == here.is_neg();
   }
 
-  // The values of one result, which the GPU's operator has allocated.
+  // Copies the values of one result into the tensor that the GPU's operator has allocated.
   static void hand_over(const std::string& name, const c10::IValue& from, c10::IValue& to) {
     if (to.isTensor() && from.isTensor()) {
       const at::Tensor& there = to.toTensor();
@@ -607,7 +618,7 @@ class Mirror {
         return;
       }
       if (there.layout() != c10::kStrided || here.layout() != c10::kStrided) return lacking(name, "a result is neither dense nor sparse as the CPU's");
-      // What a sparse tensor is made of may be what the call was given.
+      // Components of a sparse tensor may be arguments of the call.
       if (there.const_data_ptr() == here.const_data_ptr() && there.sizes() == here.sizes() && there.strides() == here.strides()) return;
       if (lies_alike(there, here)) {
         memcpy(const_cast<void*>(there.const_data_ptr()), here.const_data_ptr(), here.nbytes());
@@ -629,7 +640,7 @@ class Mirror {
     }
   }
 
-  // Results of the CPU are put on the GPU; what was written to, was where it lies.
+  // Runs a call on the CPU first and allocates its results on the GPU; written arguments are updated in place.
   static void run_here_first(
       const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here, torch::jit::Stack& stack, size_t begin) {
     const bool computed = compute(op, schema, randomness, here);
@@ -642,7 +653,7 @@ class Mirror {
     const c10::Device device = device_of(&stack[begin], stack.size() - begin);
     const c10::Stream stream = guard.getStream(device);
     launch_(schema.name.data(), schema.name.size(), guard.getStreamNativeHandle(stream));
-    // Torch waits for what decides about sizes.
+    // Torch synchronizes with the stream before it reads values that decide sizes.
     guard.synchronizeStream(stream);
     torch::jit::Stack results;
     const c10::Device target = asks_for_cpu(stack, begin) ? c10::Device(c10::kCPU) : device;
@@ -659,7 +670,7 @@ class Mirror {
     return std::any_of(stack.begin() + begin, stack.end(), [](const c10::IValue& value) { return value.isDevice() && value.toDevice().is_cpu(); });
   }
 
-  // What a call has written to. A dense tensor's bytes are those of the GPU's; a sparse one has got other tensors.
+  // Updates a written argument. Dense tensors share their bytes with the GPU; a sparse tensor has new components.
   static void take_over(const std::string& name, const at::Tensor& here, const at::Tensor& there) {
     if (there.layout() == c10::kStrided || there.is_same(here)) return;
     if (there.layout() != c10::kSparse || here.layout() != c10::kSparse) return lacking(name, "it writes to a sparse tensor");

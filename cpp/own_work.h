@@ -1,4 +1,5 @@
-// Owns the mark between the program's work and the simulator's own on its threads: what the latter takes of their time is not the program's.
+// Owns the boundary between the program's work and the simulator's on the program's threads: time of the simulator's
+// work is not charged.
 #pragma once
 
 #include <atomic>
@@ -9,7 +10,7 @@
 
 namespace uniference {
 
-// How deep this thread is in the simulator's own work, whose operators, launches and calls are not the program's.
+// Nesting depth of this thread in the simulator's own work, whose operators, launches and calls are not the program's.
 inline thread_local int inside = 0;
 
 class Inside {
@@ -18,19 +19,22 @@ class Inside {
   ~Inside() { inside--; }
 };
 
-// Whether operators pass through the capture at all: they are recorded, or some of them are not computed.
+// Whether operators pass through the capture: they are recorded, or some of them are not computed.
 inline bool watching = false;
 
-// Whether this thread compiles the program. What it runs for that has values, and is not written down: a program that finds all compiled has none of it.
+// Whether this thread compiles the program. Operators of the compiler have values and are not recorded, because a
+// program with warm caches has none of them.
 inline thread_local bool compiling = false;
 
-// Nesting depth of this thread in work whose results are not read, such as benchmarks of kernels. Such work has no values.
+// Nesting depth of this thread in work whose results are not read, such as benchmarks of kernels. Such work has no
+// values.
 inline thread_local int unvalued = 0;
 
-// Of how many streams graphs are captured. That is written down whoever does it, as the program launches them.
+// Number of streams that are being captured into CUDA graphs. Captured work is always recorded, even during
+// compilation, because the program launches it.
 inline std::atomic<int> capturing{0};
 
-// Whether what this thread runs is not written down as the program's.
+// Whether this thread's operators are not recorded as the program's.
 inline bool unwritten() { return inside > 0 || (compiling && capturing.load(std::memory_order_relaxed) == 0); }
 
 inline uint64_t ticks() {
@@ -45,7 +49,7 @@ inline uint64_t ticks() {
 #endif
 }
 
-// What our work has taken on this thread since it was asked last.
+// Ticks that the simulator's work has used on this thread since the last query.
 inline thread_local uint64_t own_ticks = 0;
 
 class OwnWork {

@@ -1,4 +1,4 @@
-// Owns the values of attention over sequences that lie one behind the other, or whose keys and values lie in pages: each is computed by itself.
+// Owns values of attention over packed sequences, and over a paged KV cache: each sequence is computed by itself.
 #pragma once
 
 #include <algorithm>
@@ -13,14 +13,15 @@ namespace uniference {
 
 class PackedAttention {
  public:
-  // Each computes the operator of its name, whose arguments are on the stack, tensors of the CPU; its results take their place. `seed`: as in `Attention`.
+  // Each function computes the operator of its name. The arguments are CPU tensors on the stack, and the results
+  // replace them. `seed`: as in `Attention`.
   static void flash(torch::jit::Stack& stack, uint64_t seed) {
     auto [output, sums] = flash_from(stack, 0, seed);
     const at::Tensor none = at::empty({0});
     stack = {output, sums, Attention::seed_as_tensor(seed, {2}), none, none};
   }
 
-  // Its output goes to the first argument.
+  // Writes the output to the first argument.
   static void flash_to(torch::jit::Stack& stack, uint64_t seed) {
     auto [output, sums] = flash_from(stack, 1, seed);
     stack[0].toTensor().copy_(output);
@@ -44,7 +45,7 @@ class PackedAttention {
     packed.set_bias(stack[3]);
     packed.numbers(stack[8], stack[11], seed);
     auto [output, sums] = packed.forward();
-    // Of a batch all have as many as there are, whatever is said.
+    // In an unpacked batch all sequences have the tensors' length, and these arguments are ignored.
     const bool is_packed = tensor_or_none(stack[4]).defined();
     const int64_t queries = is_packed ? stack[6].toInt() : tokens_of(stack[0]), keys = is_packed ? stack[7].toInt() : tokens_of(stack[1]);
     stack = {output,  packed.by_blocks(sums, stack[10].toBool() ? queries : 0), Attention::seed_as_tensor(seed, {}), at::zeros({}, at::kLong),
@@ -80,7 +81,7 @@ class PackedAttention {
     stack = {output, sums, stack[4], stack[5], stack[6], stack[7], Attention::seed_as_tensor(seed, {}), at::zeros({}, at::kLong), none};
   }
 
-  // Its output goes to the first argument.
+  // Writes the output to the first argument.
   static void cudnn_to(torch::jit::Stack& stack, uint64_t seed) {
     // (out, query, key, value, cum_seq_q, cum_seq_k?, max_q, max_k, is_causal, *, scale?, seqused_k?, block_table?)
     PackedAttention packed(heads_last(stack, 1, /*is_packed=*/true), stack[4], stack[5], stack[10], stack[11]);
@@ -114,7 +115,7 @@ class PackedAttention {
   // seqused_k?, alibi_slopes?, block_table?, num_splits?), from that argument on. PyTorch's build refuses slopes.
   static std::tuple<at::Tensor, at::Tensor> flash_from(const torch::jit::Stack& stack, size_t at, uint64_t seed) {
     const bool is_packed = tensor_or_none(stack[at + 3]).defined();
-    // Sequences of a batch use all of their keys.
+    // Sequences of an unpacked batch use all of their keys.
     const c10::IValue used = is_packed ? stack[at + 13] : c10::IValue();
     PackedAttention packed({stack[at], stack[at + 1], stack[at + 2]}, stack[at + 3], stack[at + 4], used, stack[at + 15]);
     packed.sees(stack[at + 8], stack[at + 11], stack[at + 12], /*from_the_last=*/true);
@@ -123,13 +124,14 @@ class PackedAttention {
     return {output, is_packed ? packed.by_heads(sums) : packed.by_batches(sums)};
   }
 
-  // Where the queries of a sequence are, and where its keys and values are unless they lie in pages.
+  // Position and number of a sequence's queries, and of its keys and values unless they lie in pages.
   struct Sequence {
     int64_t query, queries, key, keys;
   };
 
-  // Sequences begin and end where `queries` and `keys` say, a number for each and one for the end of the last; without them there is one in each row of
-  // the batch. Of its keys a sequence uses as many as `used` says, and they are in the pages of its row of `pages`.
+  // `queries` and `keys` are cumulative sequence lengths, with one number for each sequence's start and one for the end
+  // of the last; without them each row of the batch is one sequence. `used` limits the keys of each sequence, and
+  // `pages` has a row of page numbers for each.
   PackedAttention(const Inputs& inputs, const c10::IValue& queries, const c10::IValue& keys, const c10::IValue& used = {}, const c10::IValue& pages = {})
       : query_(inputs.query.toTensor()), key_(inputs.key.toTensor()), value_(inputs.value.toTensor()), pages_(tensor_or_none(pages)) {
     const auto of_queries = bounds(tensor_or_none(queries), query_), of_keys = bounds(tensor_or_none(keys), key_);
@@ -143,7 +145,7 @@ class PackedAttention {
     }
   }
 
-  // Within the tokens that there are: the numbers are the program's.
+  // Cumulative lengths, clipped to the number of tokens, because the numbers are the program's.
   static std::vector<int64_t> bounds(const at::Tensor& cumulative, const at::Tensor& tokens) {
     std::vector<int64_t> bounds;
     if (!cumulative.defined()) {
@@ -158,21 +160,22 @@ class PackedAttention {
     return bounds;
   }
 
-  // `from_the_last`: the last query stands at the last key, as always in FlashAttention, and in cuDNN with a cache, else the first at the first.
+  // `from_the_last`: the mask aligns the last query with the last key, as always in FlashAttention, and in cuDNN with a
+  // cache; otherwise the first with the first.
   void sees(const c10::IValue& causal, const c10::IValue& left, const c10::IValue& right, bool from_the_last) {
     from_the_last_ = from_the_last;
     left_ = window(left);
     right_ = causal.toBool() ? std::optional<int64_t>(0) : window(right);
   }
 
-  // `kind`: 1, from the first query and key on, 2, from the last. The window counts the key at which it ends.
+  // `kind`: 1 aligns the mask to the first query and key, 2 to the last. The window size counts the key at its end.
   void sees_efficient(const c10::IValue& kind, const c10::IValue& size) {
     from_the_last_ = kind.toInt() == 2;
     if (kind.toInt() != 0) right_ = 0;
     if (!size.isNone() && size.toInt() > 0) left_ = size.toInt() - 1;
   }
 
-  // What is added to scores, of as many dimensions as these: (batch, heads, queries, keys).
+  // The bias of the scores, with the same dimensions: (batch, heads, queries, keys).
   void set_bias(const c10::IValue& bias) {
     bias_ = tensor_or_none(bias);
     while (bias_.defined() && bias_.dim() < 4) bias_ = bias_.unsqueeze(0);
@@ -201,7 +204,7 @@ class PackedAttention {
     return {output, sums};
   }
 
-  // Of query, key and value; of the bias as well, if it is asked for.
+  // Gradients of query, key and value, and of the bias if it is requested.
   torch::jit::Stack backward(const at::Tensor& of_output) const {
     const at::Tensor of_query = zeros(query_), of_key = zeros(key_), of_value = zeros(value_);
     for (size_t i = 0; i < sequences_.size(); ++i) {
@@ -218,18 +221,18 @@ class PackedAttention {
     return {of_query, of_key, of_value};
   }
 
-  // That of one sequence: (1, heads, tokens, width).
+  // Attention of one sequence: (1, heads, tokens, width).
   Attention alone(size_t number) const {
     const auto& [query, queries, key, keys] = sequences_[number];
     const at::Tensor own = heads_first(flat(query_).narrow(0, query, queries));
-    // The CPU's kernel hides by itself what is behind the first query and key.
+    // The CPU's kernel has a causal mask aligned to the first query and key.
     const bool is_simple = right_ == 0 && !left_ && !bias_.defined() && (queries == keys || !from_the_last_);
     const auto added = is_simple ? std::nullopt : mask(number, own.scalar_type());
     return Attention(own, heads_first(rows(key_, number)), heads_first(rows(value_, number)), added, dropout_, is_simple, scale_, seed_ + number,
                      of_bias_.defined());
   }
 
-  // Keys, or values: (tokens, heads, width).
+  // Keys or values of one sequence: (tokens, heads, width).
   at::Tensor rows(const at::Tensor& tensor, size_t number) const {
     const Sequence& sequence = sequences_[number];
     if (!pages_.defined()) return flat(tensor).narrow(0, sequence.key, sequence.keys);
@@ -238,13 +241,13 @@ class PackedAttention {
     return flat(tensor.index_select(0, own)).narrow(0, 0, sequence.keys);
   }
 
-  // What is added to scores; nothing, if each query sees all keys and nothing is.
+  // The additive mask of the scores; none if each query sees all keys and there is no bias.
   std::optional<at::Tensor> mask(size_t number, at::ScalarType type) const {
     const auto& [query, queries, key, keys] = sequences_[number];
     std::optional<at::Tensor> mask;
     if (bias_.defined()) mask = row_of(bias_, number).narrow(2, 0, std::min(queries, bias_.size(2))).narrow(3, 0, std::min(keys, bias_.size(3)));
     if (!left_ && !right_) return mask;
-    // By how many places a key is behind the query that it stands at.
+    // Offset of a key from the key at the query's own position.
     const int64_t shift = from_the_last_ ? keys - queries : 0;
     const at::Tensor ahead = at::arange(keys, at::kInt).unsqueeze(0) - (at::arange(queries, at::kInt) + shift).unsqueeze(1);
     at::Tensor hidden = at::zeros({queries, keys}, at::kBool);
@@ -255,7 +258,7 @@ class PackedAttention {
     return mask ? *mask + added : added;
   }
 
-  // The part of a bias (batch or 1, heads or 1, queries, keys) that is a sequence's.
+  // A sequence's part of a bias (batch or 1, heads or 1, queries, keys).
   static at::Tensor row_of(const at::Tensor& bias, size_t number) { return bias.narrow(0, bias.size(0) == 1 ? 0 : static_cast<int64_t>(number), 1); }
 
   // (tokens, heads) -> (heads, tokens)
@@ -264,7 +267,7 @@ class PackedAttention {
   // (tokens, heads) -> (batch, heads, tokens)
   at::Tensor by_batches(const at::Tensor& sums) const { return sums.view({query_.size(0), query_.size(1), sums.size(1)}).transpose(1, 2).contiguous(); }
 
-  // (tokens, heads) -> (sequences, heads, queries), these a multiple of the 32 on which a block works.
+  // (tokens, heads) -> (sequences, heads, queries), with queries rounded up to a multiple of the block size of 32.
   at::Tensor by_blocks(const at::Tensor& sums, int64_t queries) const {
     const std::vector<int64_t> sizes = {static_cast<int64_t>(sequences_.size()), sums.size(1), (queries + 31) / 32 * 32};
     const at::Tensor blocks = at::full(sizes, std::numeric_limits<float>::infinity(), at::kFloat);
@@ -283,16 +286,17 @@ class PackedAttention {
   // (tokens, heads, width) of one sequence -> (1, heads, tokens, width)
   static at::Tensor heads_first(const at::Tensor& tokens) { return tokens.transpose(0, 1).unsqueeze(0); }
 
-  // Queries, keys and values from that argument on. cuDNN has heads before the tokens of a batch, and behind those that are packed.
+  // Queries, keys and values, starting at this argument. In cuDNN's batches the heads precede the tokens, in packed
+  // tensors they follow.
   static Inputs heads_last(const torch::jit::Stack& stack, size_t at, bool is_packed) {
     const auto moved = [&](size_t i) { return is_packed ? stack[i] : c10::IValue(stack[i].toTensor().transpose(1, 2)); };
     return {moved(at), moved(at + 1), moved(at + 2)};
   }
 
-  // All tokens, of whichever row: (tokens, heads, width).
+  // All tokens of all rows: (tokens, heads, width).
   static at::Tensor flat(const at::Tensor& tensor) { return tensor.dim() == 3 ? tensor : tensor.flatten(0, 1); }
 
-  // As large, and contiguous: `flat` is a view of it.
+  // A contiguous tensor of the same size, so that `flat` returns a view.
   static at::Tensor zeros(const at::Tensor& tensor) { return at::zeros(tensor.sizes(), tensor.options()); }
 
   static at::Tensor tensor_or_none(const c10::IValue& value) { return value.isNone() ? at::Tensor() : value.toTensor(); }
@@ -300,7 +304,7 @@ class PackedAttention {
   at::Tensor query_, key_, value_, pages_, bias_, of_bias_;
   std::vector<Sequence> sequences_;
   bool from_the_last_ = false;
-  // How many keys a query sees before and behind the one that it stands at; none: all.
+  // Number of visible keys before and behind a query's own position; none: all.
   std::optional<int64_t> left_, right_;
   c10::IValue dropout_, scale_;
   uint64_t seed_ = 0;

@@ -1,5 +1,5 @@
-// Owns how many functions of Python a thread of the program calls between what it hands to its device: what the interpreter takes is charged by
-// their number, which does not depend on how fast it is.
+// Owns the number of Python function calls of a program's thread between launches and operators: the interpreter's time
+// is charged by this number, which does not depend on the interpreter's speed.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@ namespace uniference {
 
 class PythonCalls {
  public:
-  // A profile function of CPython (`Py_tracefunc`), which needs nothing of what it is told but which event it is.
+  // A profile function of CPython (`Py_tracefunc`), which uses only the event.
   static int count(void*, void*, int event, void*) {
-    // PyTrace_CALL and PyTrace_RETURN: a function begins, or a generator goes on; and either ends.
+    // PyTrace_CALL and PyTrace_RETURN: a function begins, or a generator resumes; and either returns.
     constexpr int kCall = 0, kReturn = 3;
     if (event == kCall) {
       depth_++;
@@ -25,7 +25,7 @@ class PythonCalls {
     return 0;
   }
 
-  // Says how many there were on this thread since it was said last.
+  // Records the number of calls of this thread since the last record.
   static void write(Log& log) {
     if (calls_ == 0) return;
     log.tag(Tag::PythonCalls);
@@ -33,8 +33,9 @@ class PythonCalls {
   }
 
  private:
-  // A function has ended in which the counting began: of a thread the first one, behind which it says nothing more. Whoever speaks next says what is left
-  // of it: as who joins the thread goes on later than this, it is that one, unless others run beside it.
+  // Handles the end of the function in which counting began. For a thread's first function, the thread writes no later
+  // record, so its remaining calls are added to the next record of any thread. That is the thread which joins it,
+  // unless other threads run concurrently.
   static void leave() {
     depth_ = 0;
     if (calls_ == 0) return;
@@ -46,7 +47,7 @@ class PythonCalls {
   }
 
   static inline thread_local uint64_t calls_ = 0;
-  // Of functions that have begun since the counting did, less those that have ended.
+  // Number of functions that have begun since counting began, minus those that have ended.
   static inline thread_local int64_t depth_ = 0;
 };
 

@@ -50,7 +50,7 @@ class Reductions {
     } else if (values.is_floating_point()) {
       values.mul_(factor);
     } else if (divides) {
-      // There may be more members than the type has numbers.
+      // The number of members may exceed the range of the type.
       values.copy_(values.to(at::kLong).div_(static_cast<int64_t>(std::llround(1 / factor)), "trunc"));
     } else {
       values.mul_(static_cast<int64_t>(factor));
@@ -58,7 +58,7 @@ class Reductions {
   }
 
  private:
-  // Nothing of it is written down, or recorded by autograd.
+  // Disables autograd and the capture.
   struct Inside {
     c10::impl::ExcludeDispatchKeyGuard below{c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(c10::DispatchKey::Fake)};
     OwnWork ours;
@@ -75,7 +75,7 @@ class Reductions {
     }
   }
 
-  // Of eight bits: what is too large becomes the largest.
+  // Converts to 8 bits: too large values become the largest one.
   static void narrow(const at::Tensor& wide, at::Tensor& to) {
     const double most = to.scalar_type() == at::kFloat8_e5m2 ? 57344 : 448;
     to.copy_(wide.clamp(-most, most));

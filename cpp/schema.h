@@ -1,4 +1,5 @@
-// Owns what is known of an operator whatever it is called with: it is found out once, by its schema, its kernels and its name.
+// Owns properties of an operator that do not depend on its arguments: found once, from its schema, its kernels and its
+// name.
 #pragma once
 
 #include <ATen/Context.h>
@@ -17,61 +18,64 @@ namespace uniference {
 
 struct Schema {
   std::string name;
-  // It is an operation of a process group, which the simulator carries out.
+  // Whether it is an operation of a process group, which the simulator carries out.
   bool communicates = false;
-  // Its results are views of its arguments: it computes nothing.
+  // Whether its results are views of its arguments, so that it computes nothing.
   bool view = false;
-  // It is one view: whichever part of its argument that is, all else is the same.
+  // Whether it returns one view whose properties do not depend on the position of the viewed part.
   bool one_view = false;
-  // It makes tensors from sizes.
+  // Whether it creates tensors from sizes.
   bool factory = true;
-  // Which argument says of which type they are; -1: none.
+  // Argument with the type of the created tensors; -1: none.
   int dtype_argument = -1;
-  // They are integers unless an argument is none.
+  // Whether the created tensors are integers unless an argument is a floating-point number.
   bool counts = false;
-  // Its results are arguments that it writes to, or as large as one.
+  // Whether its results are written arguments, or have the size of an argument.
   bool keeps_size = false;
-  // What its integers say of how many elements they have.
+  // Meaning of its integer arguments for the number of created elements.
   enum class Elements {
-    kSize,      // all: they are a list, or each is a size
+    kSize,      // number of elements: a list of sizes, or one size each
     kRange,     // from the first, or 0, up to the second by steps of the third
-    kSteps,     // the third is their number
-    kTriangle,  // the first two are the sizes of a matrix, and each has two
-    kSquare,    // they are the sizes of a matrix, or of a square
+    kSteps,     // the third is the number of elements
+    kTriangle,  // the first two are the sizes of a matrix, and each element has two coordinates
+    kSquare,    // the sizes of a matrix, or of a square
     kOne,
   };
   Elements elements = Elements::kSize;
-  // It makes tensors whose memory is as it comes.
+  // Whether it creates uninitialized tensors.
   bool empty = false;
-  // It is carried out by calling others, which are what is captured. Autograd takes it apart before it comes here; inference mode does not.
+  // Whether it is implemented by calling other operators, which are captured. Autograd decomposes it before the
+  // capture; inference mode does not.
   bool composite = false;
-  // Of a GPU it is carried out by a kernel of its own.
+  // Whether it has a kernel of its own for GPUs.
   bool on_gpu = false;
-  // A program or an extension defines it, with nothing for the CPU alone: on a GPU it calls others, or launches kernels of its own.
+  // Whether a program or an extension defines it without a kernel for the CPU alone: on a GPU it calls other operators,
+  // or launches kernels of its own.
   bool foreign = false;
-  // It is a kernel of Triton that the program launches (`python/uniference/rank/kernels.py`). Which of its results are not there is found while it is
-  // interpreted.
+  // Whether it is a Triton kernel that the program launches (`python/uniference/rank/kernels.py`). The interpretation
+  // of the kernel finds out which results are not computed.
   bool kernel = false;
-  // Of which products of numbers of 32 bits it is that a program may have computed by tensor cores (TF32); `ALL`: of none.
+  // Its kind of 32-bit GEMMs, for which a program may enable tensor cores (TF32); `ALL`: it has none.
   at::Float32Op products = at::Float32Op::ALL;
-  // The program is told a value, or how many there are of some kind.
+  // Whether it returns a value, or a number of elements, to the program.
   bool reads_value = false;
-  // Its values are moved by the copies that it consists of, or it has none.
+  // Whether its values are moved by copies that it consists of, or it has none.
   bool moves_no_values = false;
-  // Its results have as many elements as values say, or it looks at values on its way.
+  // Whether the size of its results depends on values, or it reads values on its way.
   bool sized_by_values = false;
-  // The same where it is called with masks.
+  // Whether that holds for calls with masks.
   bool sized_by_masks = false;
-  // How much it does is said by integers that it is given: the lengths of sequences.
+  // Whether its work depends on integer arguments: the lengths of sequences.
   bool has_lengths = false;
-  // What computes its values where the CPU has no kernel of this operator, or one that takes other arguments.
+  // Computes its values if the CPU has no kernel of this operator, or one with other arguments; null: none.
   Substitute substitute = nullptr;
-  // By argument: it is written to.
+  // Whether it writes to an argument, by argument.
   std::vector<bool> written;
-  // By result: which argument it is, or -1.
+  // The argument that a result is identical to, by result; -1: none.
   std::vector<int> same_as;
 
-  // It stays, whichever thread asks for it: a graph has it longer than the thread that captured it lives.
+  // The schema of an operator. It lives as long as the process, because a CUDA graph may outlive the thread that
+  // captured it.
   static const Schema& of(const c10::OperatorHandle& op) {
     static thread_local std::unordered_map<const void*, const Schema*> known;
     const Schema*& entry = known[&op.schema()];
@@ -112,9 +116,9 @@ struct Schema {
       }
       same_as.push_back(same);
     }
-    // Its result is a view, though the schema does not say so.
+    // The result is a view, although the schema does not mark it as one.
     view = view || is({"aten::_unsafe_view", "aten::lift_fresh", "aten::_reshape_alias"});
-    // How many parts there are depends on their sizes.
+    // The number of parts depends on their sizes.
     one_view = view && schema.returns().size() == 1 && schema.returns()[0].type()->kind() != c10::TypeKind::ListType;
     keeps_size = std::all_of(same_as.begin(), same_as.end(), [](int same) { return same >= 0; }) ||
                  is({"aten::clone", "aten::_to_copy", "aten::cumsum"});
@@ -158,7 +162,7 @@ struct Schema {
             "aten::_to_sparse", "aten::_to_sparse.sparse_dim", "aten::_to_sparse_csr", "aten::_to_sparse_csc", "aten::_to_sparse_bsr",
             "aten::_to_sparse_bsc"});
     sized_by_masks = begins("aten::index.") || begins("aten::index_put") || begins("aten::_index_put_impl_") || begins("aten::_unsafe_index");
-    // Of Triton's kernels those that crates/devices/src/operators/serving/kernels.rs knows.
+    // Triton kernels are those that crates/devices/src/operators/serving/kernels.rs knows.
     has_lengths = begins("aten::_flash_attention_") || begins("aten::_efficient_attention_") || begins("aten::_cudnn_attention_") ||
                   is({"triton::kernel_unified_attention", "triton::reduce_segments", "triton::_fwd_kernel_stage1",
                       "triton::_fwd_grouped_kernel_stage1", "triton::_fwd_kernel_stage2", "triton::_fwd_kernel", "triton::_fwd_kernel_unified",

@@ -1,6 +1,8 @@
-// Owns the memory of the CPU's tensors: it numbers allocations, says when they come and go, and lets what is never written take no memory.
+// Owns the memory of CPU tensors: numbers of allocations, records of their beginnings and ends, and lazily mapped
+// pages.
 //
-// It stands in place of torch's own allocator, so what tensors hold is counted to the byte, with what kernels take for a while.
+// It replaces torch's own allocator, so memory of tensors is counted to the byte, including temporary memory of
+// kernels.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -42,12 +44,13 @@ class ByKind {
   std::array<std::atomic<uint64_t>, kKinds> bytes_{};
 };
 
-// One allocation. It lies just before its bytes, as torch wants an allocation that it knows by nothing but where its bytes are.
+// Header of an allocation. It lies just before the allocation's bytes, because torch identifies an allocation only by
+// their address.
 struct alignas(64) Allocation {
-  // Counted from 1; 0: it was made by a process that writes nothing down.
+  // Counted from 1; 0: it was made by a process that records nothing.
   uint64_t id;
   size_t bytes;
-  // Its pages come when they are written to.
+  // Whether its pages are mapped at the first write.
   bool mapped;
   Kind kind;
   // Something in it was not computed: it reads as zeros.
@@ -56,10 +59,10 @@ struct alignas(64) Allocation {
   void* data() { return this + 1; }
 };
 
-// Of the rank that this process is; a process that it forks writes nothing down.
+// Whether this process records allocations; forked children do not.
 inline std::atomic<bool> counting{false};
 
-// While it lives, what this thread allocates is the simulator's: a GPU computes the same in its own memory.
+// Excludes this thread's allocations from the program's while the object lives: a GPU would compute in its own memory.
 class Uncounted {
  public:
   Uncounted() { depth++; }
@@ -70,7 +73,8 @@ class Uncounted {
 
 class Storages final : public c10::Allocator {
  public:
-  // Takes the place of the allocator that torch has now. `lazily`: large memory has no pages until it is written to, however much there is.
+  // Replaces torch's current allocator. `lazily`: large allocations have no pages until they are written to, however
+  // large they are.
   static void install(bool lazily) {
     static Storages* ours = nullptr;
     if (ours == nullptr) {
@@ -80,13 +84,13 @@ class Storages final : public c10::Allocator {
     ours->lazily_ = lazily;
   }
 
-  // From here on what is allocated may be so many bytes in all, on the device that the rank is on.
+  // Limits allocations on the rank's device to `bytes` in all.
   static void limit(const std::string& device, uint64_t bytes) {
     device_ = device;
     capacity_ = bytes;
   }
 
-  // The allocation behind a storage, if it is one of ours.
+  // The allocation behind a storage; null if another allocator made it.
   static Allocation* of(const c10::StorageImpl* storage) {
     if (storage == nullptr) return nullptr;
     const c10::DataPtr& data = storage->data_ptr();
@@ -99,7 +103,7 @@ class Storages final : public c10::Allocator {
     return implementation->has_storage() ? of(implementation->unsafe_storage().unsafeGetStorageImpl()) : nullptr;
   }
 
-  // Says what an allocation is for, once.
+  // Sets the kind of an allocation; only the first call has an effect.
   static void is_of_kind(Allocation& allocation, Kind kind) {
     if (allocation.kind == kind) return;
     held_[allocation.kind] -= allocation.bytes;
@@ -108,7 +112,7 @@ class Storages final : public c10::Allocator {
     write_kind(allocation.id, kind);
   }
 
-  // The same of a storage, whoever allocated its memory: a checkpoint that is mapped, or an array of NumPy's, is held from here on.
+  // Sets the kind of a storage from any allocator: a mapped checkpoint, or a NumPy array, counts as held from now on.
   static void is_of_kind(c10::StorageImpl* storage, Kind kind) {
     if (storage == nullptr || !counting.load(std::memory_order_relaxed)) return;
     if (Allocation* allocation = of(storage)) return is_of_kind(*allocation, kind);
@@ -130,7 +134,7 @@ class Storages final : public c10::Allocator {
     write_kind(foreign_.back().id, kind);
   }
 
-  // Says which of the storages whose memory is not ours are gone: nobody tells when they go.
+  // Records the end of storages with foreign memory that have been destroyed, because torch does not announce it.
   static void forget_foreign() {
     if (!any_foreign_.load(std::memory_order_relaxed)) return;
     std::lock_guard<std::mutex> only_one(foreign_lock_);
@@ -186,11 +190,11 @@ class Storages final : public c10::Allocator {
   void copy_data(void* to, const void* from, size_t count) const override { default_copy_data(to, from, count); }
 
  private:
-  // Below this, pages are shared by what is written and what is not.
+  // Smaller allocations would share pages with other data.
   static constexpr size_t kLazily = 1 << 16;
   static constexpr size_t kPage = 1 << 12;
 
-  // A storage whose memory somebody else has allocated.
+  // A storage whose memory another allocator has made.
   struct Foreign {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
     uint64_t id;
@@ -224,7 +228,8 @@ class Storages final : public c10::Allocator {
     return allocation;
   }
 
-  // In torch's words for a GPU: a device of a cluster ends where its memory does, and not where the host's does.
+  // Raises torch's error for a GPU: the memory of a cluster's device is limited by its own capacity and not by the
+  // host's.
   static void refuse_beyond_capacity(size_t bytes) {
     if (capacity_ == 0) return;
     const uint64_t held = held_.sum();
@@ -260,10 +265,10 @@ class Storages final : public c10::Allocator {
     }
   }
 
-  // What is allocated, by kind. What is not known to be of any counts as activations.
+  // Allocated bytes by kind. Unknown kinds count as activations.
   static inline ByKind held_{};
   static inline std::string device_;
-  // 0: nobody knows.
+  // 0: unknown.
   static inline uint64_t capacity_ = 0;
   // Allocations are numbered from 1.
   static inline std::atomic<uint64_t> newest_{0};

@@ -1,4 +1,4 @@
-// Owns how a rank's operators are written down: a stream of entries, each a tag and numbers in LEB128.
+// Owns the encoding of a rank's operators: a stream of entries, each a tag and numbers in LEB128.
 //
 // The format is documented, and read, in crates/formats/src/operators/mod.rs; numbers are those of crates/abi.
 #pragma once
@@ -32,7 +32,7 @@ class Stream {
     bytes_.push_back(static_cast<uint8_t>(value));
   }
 
-  // Small numbers of either sign stay short: zigzag.
+  // Zigzag encoding: small numbers of either sign stay short.
   void integer(int64_t value) {
     number((static_cast<uint64_t>(value) << 1) ^ static_cast<uint64_t>(value >> 63));
   }
@@ -63,9 +63,10 @@ class Stream {
   std::vector<uint8_t> bytes_;
 };
 
-// What the threads of a rank write down.
+// Shared records of the rank's threads.
 //
-// Definitions and lines are the rank's, so all threads write them to one stream, which is read before what any thread has done.
+// Definitions and lines belong to the rank, so all threads write them to one stream, which is read before the log of
+// any thread.
 class Dictionary {
  public:
   static Dictionary& get() {
@@ -73,13 +74,13 @@ class Dictionary {
     return *dictionary;
   }
 
-  // Held while the dictionary is looked into and written to. Nobody who holds it waits for the interpreter's lock.
+  // Protects reads and writes of the dictionary. A thread that holds it must not wait for the interpreter's lock.
   std::mutex& mutex() { return mutex_; }
 
-  // What is new, while the mutex is held.
+  // New entries; the caller must hold the mutex.
   Stream& added() { return added_; }
 
-  // Of a thread that has ended before it said anything.
+  // Keeps the log of a thread that has ended before its log was read.
   void leave(const Stream& log) {
     std::lock_guard<std::mutex> lock(mutex_);
     left_.append(log);
@@ -99,15 +100,16 @@ class Dictionary {
   Stream left_;
 };
 
-// What one thread of the program has done since it was taken down last: executions, allocations that came and went, and what was handed to streams, in
-// their order.
+// Records of one thread of the program since the last read: executions, beginnings and ends of allocations, and
+// launches on streams, in order.
 //
-// A thread of autograd's writes to the log of the thread whose backward pass it carries out, and which waits for it: what it does belongs between what that one
-// did before and does next. Torch hands it the debug information of whom it works for; and so it does to threads that work beside the program's, as Gloo's,
-// which write to logs of their own.
+// An autograd thread writes to the log of the thread whose backward pass it carries out, and which waits for it: its
+// records belong between that thread's earlier and later ones. Torch passes the waiting thread's debug information to
+// it. Torch also passes the information to threads that run concurrently with the program's, such as Gloo's, which
+// write to logs of their own.
 class Log {
  public:
-  // The log of the calling thread, which nobody else writes to meanwhile.
+  // The log of the calling thread, to which no other thread writes while this object lives.
   class Writer {
    public:
     Writer() : log_(of_this_thread()), lock_(log_.mutex_) {}
@@ -119,19 +121,19 @@ class Log {
     std::lock_guard<std::mutex> lock_;
   };
 
-  // The calling thread is one of the program's: from here on it has a log of its own.
+  // Gives the calling thread, which is one of the program's, a log of its own.
   static void begin();
 
   bool empty() const { return entries_.empty(); }
 
-  // Which log of the process it is, counted from 1.
+  // Number of the log in the process, from 1.
   uint64_t number() const { return number_; }
 
   ~Log() {
     if (!entries_.empty()) Dictionary::get().leave(entries_);
   }
 
-  // Whether anybody takes what is written down.
+  // Sets whether a client reads the records.
   static void want(bool wanted) { wanted_ = wanted; }
   static bool is_wanted() { return wanted_; }
 
@@ -155,7 +157,7 @@ class Log {
     recorded_ = recorded;
   }
 
-  // The number of an allocation, by its distance from the one named before; 0 is memory that is not ours.
+  // The number of an allocation, by its distance from the one named before; 0 is untracked memory.
   void allocation(uint64_t id) {
     entries_.integer(static_cast<int64_t>(id - last_));
     last_ = id;
@@ -202,11 +204,11 @@ struct Log::Owner : c10::DebugInfoBase {
   Log log;
 };
 
-// A thread's own.
+// State of one thread.
 struct Log::Own {
   std::shared_ptr<Owner> owner = std::make_shared<Owner>();
   ~Own() { gone = true; }
-  // What the thread has of its own is being destroyed: what runs then writes to a log that nobody takes.
+  // Whether the thread's state is being destroyed: later records go to a log that is not read.
   static inline thread_local bool gone = false;
 };
 
@@ -215,9 +217,9 @@ inline const std::shared_ptr<Log::Owner>& Log::own() {
   return own.owner;
 }
 
-// Under the kind of which torch's own code makes no use.
+// The debug information is stored under a kind that torch's own code does not use.
 inline void Log::begin() {
-  // Torch's information is made first, and so destroyed last.
+  // Torch's information is created first, so that it is destroyed last.
   c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO_2);
   c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::TEST_INFO_2, own());
 }

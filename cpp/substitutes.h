@@ -1,4 +1,4 @@
-// Owns the values of operators that only GPUs have, by operators of the CPU.
+// Owns values of operators that only GPUs have, computed by CPU operators.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -12,12 +12,13 @@
 
 namespace uniference {
 
-// Computes an operator whose arguments are on the stack, tensors of the CPU; its results take their place. `seed`: what it draws from, if it does.
+// Computes an operator. The arguments are CPU tensors on the stack, and the results replace them. `seed`: seed of
+// random numbers, if the operator uses any.
 using Substitute = void (*)(torch::jit::Stack& stack, uint64_t seed);
 
 class Substitutes {
  public:
-  // What stands for the operator of this name; null: nothing does.
+  // The substitute for the operator of this name; null: none.
   static Substitute of(const std::string& name) {
     const auto found = all().find(name);
     return found == all().end() ? nullptr : found->second;
@@ -50,11 +51,11 @@ class Substitutes {
         {"aten::bmm.dtype_out", [](Stack& s, uint64_t) { s = {s[3].toTensor().copy_(at::bmm(wide(s[0]), wide(s[1])))}; }},
         {"aten::addmm.dtype_out", [](Stack& s, uint64_t) { s = {s[6].toTensor().copy_(addmm(s))}; }},
         {"aten::baddbmm.dtype_out", [](Stack& s, uint64_t) { s = {s[6].toTensor().copy_(baddbmm(s))}; }},
-        // Which of cuSOLVER's routines is used is nothing to the CPU.
+        // The choice of a cuSOLVER routine has no meaning on the CPU.
         {"aten::_linalg_svd",
          [](Stack& s, uint64_t) {
            auto [u, values, v] = at::_linalg_svd(s[0].toTensor(), s[1].toBool(), s[2].toBool());
-           // In the order of PyTorch's own for GPUs (`torch/_meta_registrations.py`).
+           // Strides as in PyTorch's own implementation for GPUs (`torch/_meta_registrations.py`).
            s = {u, values, v.contiguous()};
          }},
         {"aten::_softmax", [](Stack& s, uint64_t) { s = {at::_softmax(widened(s[0], s[2]), s[1].toInt(), false)}; }},
@@ -64,7 +65,7 @@ class Substitutes {
         {"aten::_fused_rms_norm_backward", &rms_norm_backward},
         {"aten::native_layer_norm_backward", &layer_norm_backward},
         {"aten::native_group_norm_backward", &group_norm_backward},
-        // The CPU keeps what a GPU computes again.
+        // The CPU keeps an intermediate result that a GPU recomputes.
         {"aten::log_sigmoid_forward", [](Stack& s, uint64_t) { s = {at::log_sigmoid(s[0].toTensor()), at::empty({0}, s[0].toTensor().options())}; }},
         {"aten::log_sigmoid_backward", [](Stack& s, uint64_t) { s = {log_sigmoid_gradient(s)}; }},
         {"aten::log_sigmoid_forward.output",
@@ -72,7 +73,7 @@ class Substitutes {
         {"aten::log_sigmoid_backward.grad_input", [](Stack& s, uint64_t) { s = {s[3].toTensor().copy_(log_sigmoid_gradient(s))}; }},
         {"aten::_embedding_bag", &embedding_bag},
         {"aten::_embedding_bag_forward_only", &embedding_bag},
-        // Bilinear, and zero outside of the image, with the centres of its corners at its ends.
+        // Bilinear, with zeros outside of the image and aligned corners.
         {"aten::cudnn_grid_sampler", [](Stack& s, uint64_t) { s = {at::grid_sampler_2d(s[0].toTensor(), s[1].toTensor(), 0, 0, true)}; }},
         {"aten::cudnn_grid_sampler_backward",
          [](Stack& s, uint64_t) {
@@ -122,7 +123,7 @@ class Substitutes {
   static at::Tensor wide_or_none(const c10::IValue& value) { return wide_or_none(tensor_or_none(value)); }
   static at::Tensor tensor_or_none(const c10::IValue& value) { return value.isNone() ? at::Tensor() : value.toTensor(); }
 
-  // GPUs take half a float's precision and give a float's in one operator.
+  // GPUs accept half precision and return single precision in one operator.
   static at::Tensor widened(const c10::IValue& input, const c10::IValue& to_float) { return to_float.toBool() ? wide(input) : input.toTensor(); }
 
   // (grad_output, output, dim, input_dtype) -> grad_input
@@ -138,14 +139,15 @@ class Substitutes {
   }
 
   // (weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights?, include_last_offset, padding_idx)
-  // -> (output, the bag of each index, sizes of bags, indices of maxima). GPUs have the last of maxima alone, and a size for each offset.
+  // -> (output, the bag of each index, sizes of bags, indices of maxima). GPUs return only the last of the maxima, and
+  // a size for each offset.
   static void embedding_bag(Stack& s, uint64_t) {
     constexpr int64_t kMaxima = 2;
     const at::Tensor indices = s[1].toTensor(), offsets = s[2].toTensor();
     const int64_t mode = s[4].toInt();
     const auto [output, bags, sizes, maxima] = at::_embedding_bag(
         s[0].toTensor(), indices, offsets, s[3].toBool(), mode, s[5].toBool(), tensor_or_none(s[6]), s[7].toBool(), s[8].toInt());
-    // Where it does not need them, the CPU leaves out which bag each index is of.
+    // The CPU leaves out the bag of each index if it does not need it.
     const at::Tensor begun = at::searchsorted(offsets, at::arange(indices.size(0), offsets.options()), /*out_int32=*/false, /*right=*/true);
     const at::Tensor all_bags = bags.numel() == indices.numel() ? bags : (begun - 1).clamp(0, output.size(0) - 1).to(indices.scalar_type());
     const at::Tensor all_sizes = at::zeros_like(offsets, indices.options());
@@ -153,7 +155,8 @@ class Substitutes {
     s = {output, all_bags, all_sizes, mode == kMaxima ? maxima : at::empty({0}, indices.options())};
   }
 
-  // GPUs keep means and deviations of half precision's inputs as floats, the CPU where the weight is one.
+  // For half-precision inputs GPUs keep means and deviations in single precision, the CPU only if the weight has single
+  // precision.
   static at::Tensor kept(const c10::IValue& statistic, const at::Tensor& input, const at::Tensor& weight) {
     return statistic.toTensor().to(weight.defined() ? weight.scalar_type() : input.scalar_type());
   }
@@ -196,12 +199,13 @@ class Substitutes {
     s = {of_input.to(s[1].toTensor().scalar_type()), of_weight};
   }
 
-  // (input, weight?, bias?, running_mean?, running_var?, training, momentum, epsilon) -> (output, mean, 1 / deviation), where the running ones may be
-  // left out and `next` is where the momentum is. GPUs keep what they normalize by as floats, and that of inference as well.
+  // (input, weight?, bias?, running_mean?, running_var?, training, momentum, epsilon) -> (output, mean, 1 / deviation).
+  // The running statistics may be left out, and `next` is the position of the momentum. GPUs keep these statistics in
+  // single precision, in inference as well.
   static void normalize_batch(Stack& s, const std::array<c10::IValue, 2>& running, bool training, size_t next) {
     const at::Tensor input = s[0].toTensor(), mean = tensor_or_none(running[0]), variance = tensor_or_none(running[1]);
     const double momentum = s[next].toDouble(), epsilon = s[next + 1].toDouble();
-    // Written to where the run trains.
+    // The running statistics are updated in training.
     const at::Tensor new_mean = wide_or_none(mean), new_variance = wide_or_none(variance);
     auto [output, by_mean, by_scale] =
         at::native_batch_norm(wide(input), wide_or_none(s[1]), wide_or_none(s[2]), new_mean, new_variance, training, momentum, epsilon);
@@ -242,7 +246,7 @@ class Substitutes {
     s = {of_input, of_weight, of_bias};
   }
 
-  // Over all dimensions but the channels', the second.
+  // All dimensions except the channels', the second.
   static std::vector<int64_t> others(const at::Tensor& input) {
     std::vector<int64_t> dimensions;
     for (int64_t i = 0; i < input.dim(); i++) {
@@ -251,7 +255,7 @@ class Substitutes {
     return dimensions;
   }
 
-  // One number a channel, as a tensor that broadcasts over `like`.
+  // One number per channel, as a tensor that broadcasts over `like`.
   static at::Tensor by_channel(const at::Tensor& values, const at::Tensor& like) {
     std::vector<int64_t> sizes(like.dim(), 1);
     sizes[1] = values.numel();
@@ -302,20 +306,20 @@ class Substitutes {
     s = {result.to(s[1].toTensor().scalar_type())};
   }
 
-  // Recurrent networks, as cuDNN has them in one operator.
+  // Recurrent networks, which cuDNN runs as one operator.
   struct Rnn {
     at::Tensor output, hidden, cell;
   };
 
   enum Mode : int64_t { kRelu = 0, kTanh = 1, kLstm = 2, kGru = 3 };
 
-  // Autocast hands on weights in one dimension, as they lie in the buffer, of which the GPU's library takes them.
+  // Autocast passes flattened weights, in the order of the buffer from which the GPU's library reads them.
   static std::vector<at::Tensor> matrices(const std::vector<at::Tensor>& weights, int64_t stride, const c10::IValue* mode) {
     const int64_t gates = mode[0].toInt() == kLstm ? 4 : mode[0].toInt() == kGru ? 3 : 1, rows = gates * mode[1].toInt();
     std::vector<at::Tensor> found;
     for (size_t i = 0; i < weights.size(); i++) {
       const size_t place = i % stride;
-      // Of input and state, then their biases, then what the state is projected by.
+      // Weights of input and state, then their biases, then the projection of the state.
       const bool is_matrix = place < 2, is_projection = !is_matrix && (stride == 3 || stride == 5) && place + 1 == static_cast<size_t>(stride);
       if (is_matrix) {
         found.push_back(weights[i].reshape({rows, -1}));
@@ -374,10 +378,10 @@ class Substitutes {
 
   static at::Tensor biased(const c10::IValue& gates, const c10::IValue& bias) { return tensor_or_none(bias).defined() ? wide(gates) + wide(bias) : wide(gates); }
 
-  // Of a cell: from its input and its state, with the biases that begin at this argument.
+  // Gates of a cell from its input and its state, with the biases that begin at this argument.
   static at::Tensor gates_of(const Stack& s, size_t biases) { return biased(s[0], s[biases]) + biased(s[1], s[biases + 1]); }
 
-  // Arguments of `_cudnn_rnn`: those of the network begin at `mode`.
+  // Runs the network of `_cudnn_rnn`, whose arguments begin at `mode`.
   static Rnn network(const at::Tensor& input, const std::vector<at::Tensor>& as_given, int64_t stride, const at::Tensor& hidden, const at::Tensor& cell,
                      const c10::IValue* mode, uint64_t seed) {
     const int64_t layers = mode[3].toInt();
@@ -420,7 +424,7 @@ class Substitutes {
   }
 
  public:
-  // The CPU's generator draws from a seed while this lives.
+  // Seeds the CPU's generator while the object lives.
   class Drawing {
    public:
     explicit Drawing(uint64_t seed) : generator_(at::detail::getDefaultCPUGenerator()), state_(generator_.get_state()) { generator_.set_current_seed(seed); }
@@ -441,7 +445,7 @@ class Substitutes {
   // (input, weight[], stride, buffer?, hx, cx?, mode, ...) -> (output, hy, cy, reserve, buffer)
   static void rnn(Stack& s, uint64_t seed) {
     const Rnn result = network(s[0].toTensor(), list(s[1]), s[2].toInt(), s[4].toTensor(), tensor_or_none(s[5]), &s[6], seed);
-    // The backward pass draws the same.
+    // The seed is returned as the reserve, so that the backward pass draws the same numbers.
     const at::Tensor reserve = at::full({1}, static_cast<int64_t>(seed), at::kLong).view(at::kByte);
     s = {result.output, result.hidden, result.cell.defined() ? result.cell : at::empty({0}), reserve, at::Tensor()};
   }

@@ -28,7 +28,7 @@ class Uncomputed {
       entry->second.count++;
       if (!is_new) return;
     }
-    // `text` takes the interpreter's lock, which a thread must not wait for while it holds `mutex`.
+    // `text` acquires the interpreter's lock, which a thread must not wait for while it holds `mutex`.
     const std::string line(Lines::get().text());
     {
       std::lock_guard<std::mutex> lock(mutex());

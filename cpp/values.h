@@ -1,7 +1,7 @@
-// Owns what happens to operators on tensors that are too large to be computed here: they get results of the right types without values.
+// Owns results without values, for operators on tensors above the limit: they have the right types and sizes.
 //
-// A value that is not there reads as zero, in every operator that is carried out, and whatever is computed from it counts as not there. So it is on simulated
-// GPUs, where `mirror.h` makes the zeros.
+// A value that was not computed reads as zero in every operator that is carried out, and all results that depend on it
+// count as not computed. The same holds on simulated GPUs, where `mirror.h` writes the zeros.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -17,7 +17,8 @@
 
 namespace uniference {
 
-// How deep this thread is in work that makes tables of integers from larger ones, as a mask from which blocks are chosen: all of it has values.
+// Nesting depth of this thread in work that derives integer tables from larger ones, such as a mask from which blocks
+// are chosen: all of this work has values.
 inline thread_local int steering = 0;
 
 class Values {
@@ -31,8 +32,8 @@ class Values {
   void set_limit(int64_t elements) { limit_ = elements; }
   bool all() const { return limit_ == std::numeric_limits<int64_t>::max(); }
 
-  // Whether communication moves only the size of a tensor, and no data. The limit depends on the tensor's type; operators on tensors above the limit are not
-  // computed either.
+  // Whether communication moves only the size of a tensor, and no data. The limit depends on the tensor's type;
+  // operators on tensors above the limit are not computed either.
   bool is_large(const at::Tensor& tensor) const { return is_large(tensor.numel(), tensor.scalar_type()); }
   bool is_large(int64_t elements, c10::ScalarType dtype) const {
     if (all()) return false;
@@ -41,13 +42,13 @@ class Values {
     return elements > std::max(limit_, dtype == at::kByte ? kPacked : kSteering);
   }
 
-  // Whether a call of a simulated GPU has values: its tensors, those that it makes included, are small. Of a kernel of integers it is its grid, as it
-  // may look up a few elements of a large table.
+  // Whether a call of a simulated GPU has values: its tensors, including created ones, are small. For a kernel on
+  // integers the grid must be small instead, because it may look up a few elements of a large table.
   bool has_values(const Schema& schema, const c10::IValue* arguments, size_t count) const {
     if (all()) return true;
     int64_t most = schema.factory ? elements_asked(schema, arguments, count) : 0;
     bool of_integers = !schema.factory || makes_integers(schema, arguments, count);
-    // Integers of 8 bits are what a model has been quantised to.
+    // Integers of 8 bits are the data of quantized models.
     bool of_data = false;
     for (size_t i = 0; i < count; i++) {
       for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
@@ -56,13 +57,14 @@ class Values {
         of_data = of_data || tensor.scalar_type() == at::kChar || tensor.scalar_type() == at::kByte;
       });
     }
-    // What makes no larger tensors than it is given; a comparison of each with each does.
+    // Calls whose results are not larger than their arguments; a comparison of each element with each has larger ones.
     const bool steers = limit_ > 0 && of_integers && !schema.kernel && (schema.factory || schema.keeps_size || steering > 0);
     const bool looks_up = schema.kernel && of_integers && !of_data && programs(arguments[count - 1]) <= kPrograms;
     return most <= (steers ? limit_of_integers() : limit_of_floats()) || looks_up;
   }
 
-  // Whether communication of simulated GPUs moves truth values, which NCCL takes for bytes: those of large tensors were not computed.
+  // Whether communication of simulated GPUs moves truth values, which NCCL treats as bytes: those of large tensors were
+  // not computed.
   bool moves(const c10::IValue* arguments, size_t count) const {
     bool moves = true;
     for (size_t i = 0; i < count && !all(); i++) {
@@ -73,12 +75,12 @@ class Values {
     return moves;
   }
 
-  // Whether a call is to be carried out as always.
+  // Whether a call is carried out with values.
   bool computes(const Schema& schema, const c10::IValue* arguments, size_t count) const {
     if (all() || schema.view || names_other_device(arguments, count)) return true;
     if (schema.factory) {
       const int64_t limit = makes_integers(schema, arguments, count) ? limit_of_integers() : limit_of_floats();
-      // Memory as it comes costs nothing to hand out.
+      // Handing out uninitialized memory costs nothing.
       return schema.empty || elements_asked(schema, arguments, count) <= limit;
     }
     int64_t most = 0;
@@ -97,8 +99,8 @@ class Values {
     return !on_cpu || most <= (of_bytes ? std::max(limit, kPacked) : limit);
   }
 
-  // The results of a call that is not carried out, in place of its arguments on the stack. False: their types cannot be known
-  // without values, and nothing has changed.
+  // Replaces the arguments on the stack by the results of a call that is not carried out. False: the types of the
+  // results cannot be known without values, and the stack is unchanged.
   bool answer(const c10::OperatorHandle& op, const Schema& schema, Definition& definition, torch::jit::Stack& stack) const {
     const size_t count = op.schema().arguments().size();
     const size_t begin = stack.size() - count;
@@ -108,7 +110,7 @@ class Values {
       auto types = results_of(op, &stack[begin], count);
       if (!types) return false;
       found = std::make_unique<const std::vector<TensorType>>(std::move(*types));
-      // How large a factory's result is may depend on floating-point numbers, which do not tell definitions apart.
+      // The size of a factory's result may depend on floating-point numbers, which are not part of the definition.
       known = found.get();
       const std::vector<TensorType>* none = nullptr;
       if (!schema.factory && definition.results.compare_exchange_strong(none, known, std::memory_order_acq_rel)) found.release();
@@ -127,7 +129,7 @@ class Values {
     return true;
   }
 
-  // Whether something in a storage was not computed.
+  // Whether a storage has elements that were not computed.
   static bool is_absent(const c10::StorageImpl* storage) {
     if (storage->device().is_cuda()) return GpuMemory::is_absent(storage);
     const Allocation* allocation = Storages::of(storage);
@@ -135,7 +137,7 @@ class Values {
   }
   static bool is_absent(const at::Tensor& tensor) { return tensor.has_storage() && is_absent(storage_of(tensor)); }
 
-  // What is in a storage was not computed.
+  // Marks a storage as not computed.
   static void mark_absent(const c10::StorageImpl* storage) {
     if (storage->device().is_cuda()) return GpuMemory::mark_absent(storage);
     if (Allocation* allocation = Storages::of(storage)) allocation->absent.store(true, std::memory_order_relaxed);
@@ -149,26 +151,28 @@ class Values {
     return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
   }
 
-  // So many integers are always computed on the host: programs are steered by them, as meshes, indices, lengths and the states of generators.
+  // Number of integers up to which integer tensors are always computed on the host, because programs branch on them:
+  // meshes, indices, lengths and generator states.
   static constexpr int64_t kSteering = 1 << 16;
 
-  // So many are in work that is known to steer: a mask of 16,384 by 16,384.
+  // The limit in work that is known to decide control flow: a mask of 16,384 by 16,384.
   static constexpr int64_t kMask = 1 << 28;
 
-  // Number of elements up to which tensors of any type are always computed, such as an optimizer's step count, by which it divides, a scale, or a loss. It is
-  // 2, the number of elements as which NCCL counts one complex number.
+  // Number of elements up to which tensors of any type are always computed, such as an optimizer's step count, by which
+  // it divides, a scale, or a loss. It is 2, because NCCL counts one complex number as 2 elements.
   static constexpr int64_t kSmallest = 2;
 
   int64_t limit_of_floats() const { return std::max(limit_, kSmallest); }
   int64_t limit_of_integers() const { return std::max(limit_, steering > 0 ? kMask : kSteering); }
 
-  // So many bytes are: PyTorch packs objects into them, for example those that ranks send each other.
+  // Number of bytes up to which byte tensors are always computed: PyTorch packs objects into them, for example objects
+  // that ranks send each other.
   static constexpr int64_t kPacked = 1 << 26;
 
-  // More programs of a kernel take too long to interpret one after the other.
+  // Interpreting more programs of a kernel one after the other would need too much time.
   static constexpr int64_t kPrograms = 1 << 12;
 
-  // The size of a kernel's grid, by the last three numbers that it is called with.
+  // The size of a kernel's grid: the product of the last three numbers among its arguments.
   static int64_t programs(const c10::IValue& numbers) {
     const std::vector<int64_t> given = numbers.toIntVector();
     int64_t product = 1;
@@ -183,7 +187,7 @@ class Values {
     return schema.counts && std::none_of(arguments, arguments + count, [](const c10::IValue& value) { return value.isDouble(); });
   }
 
-  // Whether the results are to be on another device than the CPU: on `meta`, say.
+  // Whether the results are requested on another device than the CPU, for example on `meta`.
   static bool names_other_device(const c10::IValue* arguments, size_t count) {
     for (size_t i = 0; i < count; i++) {
       if (arguments[i].isDevice() && !arguments[i].toDevice().is_cpu()) return true;
@@ -191,7 +195,7 @@ class Values {
     return false;
   }
 
-  // How many elements the result of a factory has, at most.
+  // Upper limit of the number of elements of a factory's result.
   static int64_t elements_asked(const Schema& schema, const c10::IValue* arguments, size_t count) {
     using Elements = Schema::Elements;
     std::vector<double> numbers;
@@ -203,7 +207,7 @@ class Values {
       }
       if (static_cast<int>(i) == schema.dtype_argument) break;
       if (arguments[i].isInt() || arguments[i].isDouble()) numbers.push_back(arguments[i].toScalar().toDouble());
-      // It has its place, and says nothing of sizes.
+      // A complex number keeps its position among the arguments, and is no size.
       if (arguments[i].isComplexDouble()) numbers.push_back(0);
     }
     const auto number = [&](size_t at, double other) { return numbers.size() > at ? numbers[at] : other; };
@@ -226,7 +230,7 @@ class Values {
     auto tensor = at::empty_strided(type.sizes, type.strides, at::TensorOptions().dtype(type.dtype).device(at::kCPU));
     if (Allocation* allocation = Storages::of(tensor)) {
       allocation->absent.store(true, std::memory_order_relaxed);
-      // Pages that nobody has written to are zeros already.
+      // Pages that were never written to are zero already.
       if (!allocation->mapped) memset(allocation->data(), 0, allocation->bytes);
     }
     return tensor;
@@ -254,18 +258,18 @@ class Values {
     return value;
   }
 
-  // By the operator's own function for tensors without memory.
+  // Types of the results, from the operator's implementation on the `meta` device.
   static std::optional<std::vector<TensorType>> results_of(const c10::OperatorHandle& op, const c10::IValue* arguments, size_t count) {
     torch::jit::Stack stack;
     try {
       for (size_t i = 0; i < count; i++) stack.push_back(to_meta(arguments[i]));
-      // A factory is told where by an argument that may be missing.
+      // The device argument of a factory may be missing.
       for (size_t i = 0; i < count; i++) {
         if (op.schema().arguments()[i].name() == "device") stack[i] = c10::Device(c10::kMeta);
       }
       c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
       op.callBoxed(&stack);
-    } catch (const std::exception&) {  // also what functions in Python raise
+    } catch (const std::exception&) {  // includes errors of Python functions
       return std::nullopt;
     }
     std::vector<TensorType> types;

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Says what this machine lacks for `make setup`, and how to get it. Changes nothing.
+# Prints requirements of `make setup` that this machine lacks, and how to install them. Changes nothing.
 set -u
 PYTHON=${PYTHON:-python3}
 NEEDED_GB=9   # .venv 6 GB (PyPI's torch is the CUDA build), target/ 1 GB, and the downloads while they are unpacked

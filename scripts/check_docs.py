@@ -2,10 +2,10 @@
 
 python scripts/check_docs.py [--site FOLDER]
 
-Markdown lines have at most 120 columns, tables and code blocks excepted. Every link to a file of this repository, and to a heading in
-one, leads somewhere, and files that are named as code exist. Every page below docs/ is in docs/SUMMARY.md, every decision record also in
-docs/decisions/README.md and in ARCHITECTURE.md. Doc comments of Rust are more than a question word. Nothing is fetched: links to other
-sites are not followed.
+Markdown lines have at most 120 columns, tables and code blocks excepted. Every link to a file of this repository, and
+to a heading in one, has an existing target, and files that are named as code exist. Every page below docs/ is in
+docs/SUMMARY.md, every decision record also in docs/decisions/README.md and in ARCHITECTURE.md. Doc comments of Rust are
+more than a question word. Links to other sites are not checked.
 
 With `--site`, the pages that mdbook has built there are checked in place of the sources: every link, image and anchor in them.
 """
@@ -75,13 +75,13 @@ def prose(page: Path) -> Iterator[tuple[int, str]]:
 
 
 def broken(page: Path, target: str) -> str | None:
-    """Why a link does not lead anywhere."""
+    """The reason why a link has no target; None if it has one."""
     if re.match(r"[a-z]+:", target):
         return None
     path, _, anchor = target.partition("#")
     file = (page.parent / path).resolve() if path else page
     if file.is_relative_to(DOCS / "rust"):
-        # `make docs` puts rustdoc's pages there.
+        # `make docs` writes rustdoc's pages to this folder.
         crate = file.relative_to(DOCS / "rust").parts[0].removeprefix("uniference_")
         return None if (ROOT / "crates" / crate).exists() else "no such crate"
     if page.is_relative_to(DOCS) and not file.is_relative_to(DOCS):

@@ -1,8 +1,10 @@
-"""Compares our default fidelity with ASTRA-sim's congestion-aware results, and prints the tables of docs/explanation/astra-sim.md.
+"""Compares the default fidelity with ASTRA-sim's congestion-aware results, and prints the tables of
+docs/explanation/astra-sim.md.
 
-python scripts/compare_astra.py FOLDER, where FOLDER has `predictions/collectives.csv` (ASTRA-sim's results) and `et/` (the traces
-that gave them). Networks are rebuilt with the same links; collectives are carried out by the `ideal` backend, with the algorithm of
-ours that is nearest to ASTRA-sim's; on networks of several dimensions also by `hierarchical`, with as many chunks as ASTRA-sim's.
+python scripts/compare_astra.py FOLDER, where FOLDER has `predictions/collectives.csv` (ASTRA-sim's results) and `et/`
+(its input traces). Networks are rebuilt with the same links; the `ideal` backend carries out collectives, with the
+algorithm that is nearest to ASTRA-sim's; on networks of several dimensions also the `hierarchical` backend, with as
+many chunks as ASTRA-sim's.
 """
 
 import csv
@@ -28,9 +30,9 @@ NAMES = {
     "switch2d": "2 switches",
     "torus3d": "torus",
 }
-# Where ASTRA-sim has another algorithm than our `ideal` backend, and we have it too.
+# Algorithms of ASTRA-sim that differ from the `ideal` backend's, and that Uniference has, too.
 ALGORITHMS = {("halvingDoubling", "all_reduce"): "halving_doubling"}
-# What ASTRA-sim calls an algorithm along a dimension, and we.
+# Names of algorithms along a dimension, in ASTRA-sim and in Uniference.
 ROWS = {"ring": "ring", "direct": "direct", "halvingDoubling": "halving_doubling"}
 # Larger collectives are in the summary only.
 LARGEST_SHOWN = 1 << 26
@@ -41,14 +43,14 @@ Row = dict[str, str]
 def cluster(row: Row, *, hierarchical: bool) -> str:
     """The cluster file of a row's network.
 
-    Hierarchical algorithms are compared on switches that store and forward, as ASTRA-sim's do: every byte takes its link's time twice,
-    unless messages of a rank follow each other (all-to-all).
+    Hierarchical algorithms are compared on store-and-forward switches, like ASTRA-sim's: every byte is transmitted
+    twice at its link's rate, unless messages of a rank follow each other (all-to-all).
     """
     columns = [column.split("/") for column in (row["bw_GBps"], row["lat_ns"])]
     sizes = row["npus_per_dim"].split("x")
     dimensions = []
     for kind, size, rate, latency in zip(KINDS[row["topo"]], sizes, *columns, strict=True):
-        # ASTRA-sim's switch is two hops away, ours in the middle of one.
+        # ASTRA-sim counts two hops to a switch, a cluster file one.
         hop = float(latency) * (2 if kind == "switch" else 1)
         width = float(rate) * 2**30 / 1e9
         if hierarchical and kind == "switch" and row["collective"] != "all_to_all":
@@ -67,7 +69,7 @@ def cluster(row: Row, *, hierarchical: bool) -> str:
 
 
 def ours(row: Row, trace: Path, folder: Path, *, hierarchical: bool) -> float:
-    """Our makespan in nanoseconds."""
+    """Uniference's makespan in nanoseconds."""
     file = folder / "cluster.toml"
     file.write_text(cluster(row, hierarchical=hierarchical))
     words = [sys.executable, "-m", "uniference", "replay", str(trace), "--cluster", str(file), "--json"]
@@ -80,7 +82,8 @@ def ours(row: Row, trace: Path, folder: Path, *, hierarchical: bool) -> float:
 
 
 def compared(reference: Path, *, hierarchical: bool) -> list[tuple[Row, float, float]]:
-    """Every congestion-aware row with ASTRA-sim's makespan and ours, in nanoseconds; hierarchical: those of several dimensions."""
+    """Every congestion-aware row with both makespans in nanoseconds; `hierarchical` selects rows of several
+    dimensions."""
     rows = []
     with (reference / "predictions/collectives.csv").open() as file, tempfile.TemporaryDirectory() as folder:
         for row in csv.DictReader(file):
@@ -106,7 +109,7 @@ def print_cases(rows: list[tuple[Row, float, float]]) -> None:
 
 
 def print_summary(rows: list[tuple[Row, float, float]]) -> None:
-    """All rows: by network and collective, how far apart the two are."""
+    """Prints the ratios of all rows, by network and collective."""
     groups = defaultdict(list)
     for row, theirs, mine in rows:
         groups[NAMES[row["topo"]], row["collective"]].append((mine / theirs, row))

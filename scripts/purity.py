@@ -1,6 +1,7 @@
-"""Shows that `crates/sim` is pure: nothing of ours below it, and none of the standard library's doors to the outside.
+"""Checks that `crates/sim` is pure: it depends on no other crate of the workspace, and uses no module of the standard
+library that accesses the outside.
 
-Clippy refuses single items (crates/sim/clippy.toml); whole modules are looked for here.
+Clippy refuses single items (crates/sim/clippy.toml); this script searches for whole modules.
 """
 
 import re
@@ -28,7 +29,7 @@ def main() -> int:
 
 
 def sources() -> list[Path]:
-    """The crate's own code; its tests and benches may do as they like."""
+    """Source files of the crate; its tests and benches are exempt."""
     return sorted(Path("crates/sim/src").rglob("*.rs"))
 
 
@@ -42,7 +43,7 @@ def foreign_dependencies() -> list[str]:
 
 
 def doors(path: Path) -> list[str]:
-    """Uses, in code and not in comments, of what leads outside."""
+    """Uses, in code and not in comments, of modules that access the outside."""
     code = re.sub(r"//[^\n]*", "", path.read_text())
     found = list(FORBIDDEN.finditer(code))
     found += [group for group in GROUPED.finditer(code) if GROUPED_MODULE.search(group.group())]

@@ -1,4 +1,5 @@
-"""Draws a part of a run's timeline as an SVG: compute, waits for late peers and waits for the network, a row a rank.
+"""Draws a part of a run's timeline as an SVG: compute, waits for late peers and waits for the network, with one row per
+rank.
 
 python scripts/timeline.py RUN FROM_MS TO_MS OUT.svg
 
@@ -12,7 +13,7 @@ from typing import Any
 
 WIDTH, LEFT, ROW, BAR, TOP = 860, 90, 30, 22, 34
 COLOURS = {"compute": "#3b76b5", "late peer": "#f3c178", "network": "#d9752b"}
-# Legible on the site's light and dark pages alike.
+# Legible on the site's light and dark pages.
 TEXT = "#808080"
 
 
@@ -52,7 +53,7 @@ def main() -> None:
 
 
 def pieces(event: dict[str, Any]) -> list[tuple[str, float, float]]:
-    """What an event of a rank's thread shows, in ms: a wait's late peer comes first."""
+    """Segments of an event of a rank's thread, in ms: a wait for a late peer precedes the rest of the wait."""
     start, duration = event["ts"] / 1e3, event["dur"] / 1e3
     if event["name"] == "compute":
         return [("compute", start, duration)]

@@ -1,4 +1,4 @@
-"""The examples, under real Gloo and under us: the same programs, the same output."""
+"""The examples, under real Gloo and in the simulation: the same programs, the same output."""
 
 import re
 import socket
@@ -25,12 +25,13 @@ def run(command: list[str], directory: Path) -> str:
     return done.stdout
 
 
-# What libstdc++ says where a std::thread is destroyed that was not joined: one of torch's, when a process ends with real Gloo, rarely.
+# Message of libstdc++ for a destroyed std::thread that was not joined: rarely, one of torch's when a process with real
+# Gloo ends.
 TORN = "terminate called without an active exception"
 
 
 def under_gloo(directory: Path, ranks: int, script: Path, *arguments: str) -> str:
-    """Runs a script as its users do: torchrun, real Gloo; once more if torch was torn down before its threads."""
+    """Runs a script as its users do: torchrun, real Gloo; a second time if torch's threads outlived it."""
     try:
         return torchrun(directory, ranks, script, *arguments)
     except AssertionError as error:
@@ -60,14 +61,14 @@ def launch(request: pytest.FixtureRequest):
 
 
 def tokens(output: str) -> list[int]:
-    """What the language model said."""
+    """Tokens that the language model printed."""
     found = re.search(r"tokens: ([\d ]+)", output)
     assert found is not None, output
     return [int(token) for token in found.group(1).split()]
 
 
 def results(output: str, pattern: str) -> list[tuple[str, ...]]:
-    """What the ranks printed, in order of rank."""
+    """Matches in the ranks' output, in order of rank."""
     return sorted(re.findall(pattern, output))
 
 
@@ -89,7 +90,7 @@ def test_training_ends_at_the_same_loss_real_and_simulated(tmp_path):
     real = results(under_gloo(tmp_path, 2, EXAMPLES / "ddp.py"), r"rank (\d): loss ([\d.]+)")
     simulated = results(under_us(tmp_path, 2, EXAMPLES / "ddp.py"), r"rank (\d): loss ([\d.]+)")
     assert [rank for rank, _ in real] == ["0", "1"]
-    # The average of two gradients has one order of addition, so not even the last digit may differ.
+    # The sum of two gradients does not depend on the order, so not even the last digit may differ.
     assert simulated == real
 
 

@@ -26,7 +26,7 @@ _ERRORS = (
 
 
 def operations(cells: Iterable[Cell]) -> str:
-    """The errors of the cells of each operation, and the spread of their measurements."""
+    """Errors of the cells of each operation, and the spread of their measurements."""
     by_operation = _grouped(cells, lambda cell: cell.operation)
     rows = [_row(operation, own) for operation, own in sorted(by_operation.items())]
     rows.append(_row("all", [cell for own in by_operation.values() for cell in own]))
@@ -34,7 +34,7 @@ def operations(cells: Iterable[Cell]) -> str:
 
 
 def settings(cells: Iterable[Cell]) -> str:
-    """The same for each setting."""
+    """Errors of the cells of each setting."""
     by_setting = _grouped(cells, lambda cell: cell.setting.name + (", cold" if cell.cold else ""))
     rows = [_row(name, own) for name, own in by_setting.items()]
     return _table(["setting", *_ERRORS], rows)
@@ -55,7 +55,7 @@ def _row(name: str, cells: Sequence[Cell]) -> list[str]:
 
 
 def intervals(cells: Sequence[Cell]) -> str:
-    """The coverage of 95 % intervals; those of a setting are made from the errors of all others."""
+    """The coverage of 95 % intervals; a setting's intervals are computed from the errors of all other settings."""
     rows = []
     held: list[bool] = []
     for operation, own in sorted(_grouped(cells, lambda cell: cell.operation).items()):
@@ -99,7 +99,8 @@ def programs(compared: Sequence[tuple[Program, Mapping[str, Any]]]) -> str:
 
 
 def ranking(compared: Sequence[tuple[Program, Mapping[str, Any]]]) -> str:
-    """How often the fastest of several configurations of one program (algorithm and network) is predicted to be so."""
+    """The share of programs for which the fastest of several configurations (algorithm and network) is predicted
+    correctly."""
     jobs: dict[Any, list[tuple[float, float]]] = defaultdict(list)
     for program, its in compared:
         jobs[program.job].append((its["makespan"]["first_s"], its["makespan"]["second_s"]))
@@ -115,7 +116,7 @@ def ranking(compared: Sequence[tuple[Program, Mapping[str, Any]]]) -> str:
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """The smallest value that at least that part does not exceed."""
+    """The smallest value that at least the given part of the values does not exceed."""
     return ordered[min(max(-int(-part * len(ordered) // 1), 1), len(ordered)) - 1]
 
 

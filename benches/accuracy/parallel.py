@@ -1,4 +1,5 @@
-"""Owns the programs of `make accuracy`: four ways to spread a model over ranks, reduced to what they compute and say.
+"""Owns the programs of `make accuracy`: four ways to distribute a model over ranks, reduced to their compute and
+communication.
 
 torchrun --nproc-per-node 2 parallel.py tensor
 """
@@ -12,12 +13,12 @@ from torch import Tensor
 
 LAYERS = 6
 MICROBATCHES = 6
-# Elements that a layer hands on: 512 KiB.
+# Elements of a layer's activations: 512 KiB.
 ACTIVATION = 1 << 17
 
 
 class Rank:
-    """One rank's compute; of the slow one, everything twice."""
+    """One rank's compute; the slow rank computes everything twice."""
 
     def __init__(self, slow: bool) -> None:
         self._times = 2 if slow else 1
@@ -39,7 +40,7 @@ def tensor(rank: Rank) -> None:
 
 
 def pipeline(rank: Rank) -> None:
-    """Each rank has some of the layers; microbatches pass through."""
+    """Pipeline parallel: each rank has some of the layers; microbatches pass through."""
     me, last = dist.get_rank(), dist.get_world_size() - 1
     x = torch.zeros(ACTIVATION)
     for _ in range(MICROBATCHES):
@@ -51,7 +52,7 @@ def pipeline(rank: Rank) -> None:
 
 
 def sequence(rank: Rank) -> None:
-    """Sequence parallel: each layer's keys and values are gathered before anybody goes on."""
+    """Sequence parallel: each layer's keys and values are gathered before the compute continues."""
     size = dist.get_world_size()
     mine, everything = torch.zeros(ACTIVATION // size), torch.zeros(ACTIVATION)
     for _ in range(LAYERS):
@@ -61,7 +62,7 @@ def sequence(rank: Rank) -> None:
 
 
 def overlap(rank: Rank) -> None:
-    """The same as a ring: while a block is worked on, the next one is on its way."""
+    """Sequence parallel as a ring: the transfer of the next block overlaps the work on the current one."""
     me, size = dist.get_rank(), dist.get_world_size()
     block, arriving = torch.zeros(ACTIVATION // size), torch.zeros(ACTIVATION // size)
     for _ in range(LAYERS):

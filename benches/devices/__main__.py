@@ -1,7 +1,7 @@
-"""Owns the run: sections one after the other, and their place on docs/explanation/accuracy.md.
+"""Owns the run: sections one after the other, and their positions on docs/explanation/accuracy.md.
 
-Each section is a module with `section(out, few)`: `out` is a folder for what it captures, `few` asks for a handful of rows. A
-report, never a gate.
+Each section is a module with `section(out, few)`: `out` is a folder for its captures, `few` requests a few rows only.
+The errors are a report, and fail no check.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def write(name: str, text: str) -> None:
-    """Between the markers of the page; other sections stay as they are."""
+    """Replaces the text between the section's markers on the page; other sections are unchanged."""
     begin, end = f"<!-- devices: written by `make accuracy-devices`: {name} -->", f"<!-- /devices: {name} -->"
     before, found, rest = PAGE.read_text().partition(begin)
     _, ended, after = rest.partition(end)

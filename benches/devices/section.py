@@ -1,4 +1,4 @@
-"""Owns what a section of the report is: measured rows with their predictions, and how the errors are summed up."""
+"""Owns the sections of the report: measured rows with their predictions, and summaries of the errors."""
 
 import csv
 import textwrap
@@ -9,7 +9,7 @@ from statistics import mean, median
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = Path(__file__).parent / "rows"
-# Of a section that are listed.
+# Largest number of rows of a section that are listed.
 MOST_ROWS = 100
 
 
@@ -20,16 +20,16 @@ class Row:
     name: str
     measured: float
     predicted: float
-    # Rows of one group are summed up together.
+    # Rows of one group are summarized together.
     group: str = "all"
-    # A constant was fitted on it, so it says nothing about the error.
+    # Whether a constant was fitted to the row, so that it proves nothing about the error.
     fitted: bool = False
-    # The interval of the prediction that is to hold 95 of 100 measurements, in the same unit.
+    # The prediction's interval, which should contain 95 of 100 measurements, in the same unit.
     interval: tuple[float, float] | None = None
 
     @property
     def error(self) -> float:
-        """Relative, with its sign."""
+        """Relative error, with its sign."""
         return self.predicted / self.measured - 1
 
     @property
@@ -40,18 +40,18 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """What one module predicts."""
+    """Predictions of one module."""
 
     title: str
-    # How the rows were measured, how they are predicted, what was assumed: Markdown.
+    # Markdown: how the rows were measured and predicted, and the assumptions.
     text: str
     rows: Sequence[Row]
-    # What others have reached, by group: a figure with its source.
+    # Results of others, by group: a figure with its source.
     others: Mapping[str, str] = field(default_factory=dict)
 
 
 def read(name: str) -> list[dict[str, str]]:
-    """The rows of a file beside this one."""
+    """The rows of a file in the folder `rows`."""
     with (ROWS / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -108,11 +108,11 @@ def _signed(row: Row) -> str:
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """The smallest value that at least that part does not exceed."""
+    """The smallest value that at least the given part of the values does not exceed."""
     return ordered[min(max(-int(-part * len(ordered) // 1), 1), len(ordered)) - 1]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """As Markdown."""
+    """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 4 train.py --method diloco --inner 20
 
-DiLoCo (Douillard et al., arXiv:2311.08105): each rank takes inner steps of AdamW on its own samples; then the ranks
-average how far they have come, and an outer step of Nesterov momentum moves the common weights by that.
+DiLoCo (Douillard et al., arXiv:2311.08105): each rank does inner AdamW steps on its samples; then the ranks
+average their changes of the weights, and an outer step of Nesterov momentum moves the common weights by the average.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def batches(seed: int) -> Iterator[Tensor]:
-    """Pieces of the text, of one token more than the model reads."""
+    """Pieces of the text, one token longer than the model's input."""
     data = torch.tensor(list(TEXT.encode("ascii")))
     draw = torch.Generator().manual_seed(seed)
     while True:

@@ -1,7 +1,7 @@
-"""Owns requests and continuous batching: who is served in which pass of a model, and when what of a request was done.
+"""Owns requests and continuous batching: the batch of each pass of a model, and the times of each request.
 
-After every pass requests enter and leave the batch (iteration-level scheduling: Yu et al., Orca, OSDI 2022). It does not
-know how the model is cut: `choose` picks tokens from whatever logits a rank has.
+After every pass requests enter and leave the batch (iteration-level scheduling: Yu et al., Orca, OSDI 2022). It does
+not depend on the model's sharding: `choose` picks tokens from a rank's logits.
 """
 
 import random
@@ -19,17 +19,17 @@ from llama import Llama, Memory
 
 @dataclass
 class Request:
-    """A prompt that arrives at some time, and what has become of it. Times are in seconds after the server's start."""
+    """A prompt with its arrival, its answer and its times, in seconds after the server's start."""
 
     number: int
     arrival: float
     prompt: list[int]
     tokens: int
-    """Length of the answer, however it ends."""
+    """Length of the answer, even if an end token comes earlier."""
     begun: float = 0.0
     answer: list[int] = field(default_factory=list)
     known: list[float] = field(default_factory=list)
-    """When each token of the answer was known."""
+    """Time at which each token of the answer was known."""
     memory: Memory | None = None
 
     @property
@@ -44,7 +44,7 @@ class Request:
 
     @property
     def each_token(self) -> float:
-        """Mean seconds of each further token (TPOT)."""
+        """Mean seconds per token after the first (TPOT)."""
         return (self.known[-1] - self.known[0]) / max(self.tokens - 1, 1)
 
     @property
@@ -64,7 +64,7 @@ class Request:
 
 
 def poisson(rate: float, count: int, seed: int) -> list[float]:
-    """The first arrivals of a Poisson process of `rate` a second. Of another rate, they are the same on another scale."""
+    """The first arrivals of a Poisson process of `rate` per second. Another rate only changes the time scale."""
     draw = random.Random(seed)
     return [at / rate for at in accumulate(draw.expovariate(1.0) for _ in range(count))]
 
@@ -77,10 +77,10 @@ def serve(
     agreed: Callable[[int], int] | None = None,
     follows: bool = False,
 ) -> None:
-    """Serves requests in the order of their arrival, at most so many at a time.
+    """Serves requests in the order of their arrival, at most `most` at a time.
 
-    A pass reads the prompts of those who enter, and one token of each of the others. How many enter is by this rank's
-    clock, unless several ranks have agreed; one that follows leaves it to the others to wait for arrivals.
+    A pass reads the prompts of new requests, and one token of each of the others. This rank's clock decides how many
+    requests enter, unless several ranks have agreed; a rank that follows does not wait for arrivals itself.
     """
     start = time.perf_counter()
     waiting, running = list(requests), list[Request]()
@@ -102,7 +102,7 @@ def serve(
 
 
 def left(batch: Sequence[Request], now: float) -> list[Request]:
-    """Notes when the newest tokens were known. Who has all of them leaves the batch."""
+    """Records the time of the newest tokens. Complete requests leave the batch."""
     for request in batch:
         request.known.append(now)
         if request.done:
@@ -112,7 +112,7 @@ def left(batch: Sequence[Request], now: float) -> list[Request]:
 
 @torch.inference_mode()
 def step(model: Llama, batch: Sequence[Request], choose: Callable[[Tensor], list[int]]) -> None:
-    """One pass, which gives each request of the batch its next token."""
+    """One pass, which generates the next token of each request of the batch."""
     texts = [request.answer[-1:] or request.prompt for request in batch]
     memories = [request.memory for request in batch if request.memory is not None]
     newest = choose(model(torch.tensor(list(chain(*texts))), memories, [len(text) for text in texts]))

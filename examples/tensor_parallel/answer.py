@@ -1,9 +1,9 @@
-"""Answers a batch of prompts with a language model whose matrices are cut over all ranks (tensor parallelism).
+"""Answers a batch of prompts with a language model whose matrices are sharded over all ranks (tensor parallelism).
 
     torchrun --nproc-per-node 3 answer.py --batch 4
 
-Each rank has a third of the heads, of the feed-forward network and of the vocabulary, and the keys and values of its
-heads. Every layer takes two all-reduces of one hidden state for each new token.
+Each rank has a third of the heads, of the feed-forward network and of the vocabulary, and the KV cache of its
+heads. Every layer has two all-reduces of one hidden state for each new token.
 """
 
 import sys
@@ -37,7 +37,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def generate(model: Llama, texts: list[list[int]], tokens: int) -> list[list[int]]:
-    """Decodes greedily, all texts together. Every rank has the result."""
+    """Decodes all texts together, greedily. Every rank has the result."""
     memories = [model.remember() for _ in texts]
     with record_function("prefill"):
         newest = most_likely(model(torch.tensor(list(chain(*texts))), memories, [len(text) for text in texts]))

@@ -1,9 +1,9 @@
-"""Reads a prompt whose tokens are dealt out to all ranks (Voltage: Hu and Li, ICDCS 2024), plain or with overlap.
+"""Reads a prompt whose tokens are sharded over all ranks (Voltage: Hu and Li, ICDCS 2024), plain or with overlap.
 
     torchrun --nproc-per-node 2 prefill.py --length 96 --overlap queries
 
 Every rank has all weights and an equal run of the tokens. Before attention it gathers the hidden states of all tokens,
-of which it makes the keys and values that its own queries look at; everything else concerns its own tokens alone.
+and computes from them the keys and values for its own queries; all other operators process only its own tokens.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description="The prefill of a Llama, cut over the sequence.")
     parser.add_argument("--length", type=int, default=96, help="tokens of the prompt (default 96)")
     parser.add_argument(
@@ -73,7 +73,7 @@ def prefill(model: Llama, ids: Tensor, overlap: str) -> Tensor:
     rotation = model.rotation([memory], [len(ids)])
     mine = len(ids) // ranks
     start, end = rank * mine, (rank + 1) * mine
-    # A token sees itself and all before it.
+    # A token sees itself and all earlier ones.
     visible = torch.ones(mine, end, dtype=torch.bool).tril(start)
     x: Tensor = model.token_embd(ids[start:end])
     for block in model.blk.values():
@@ -85,7 +85,7 @@ def prefill(model: Llama, ids: Tensor, overlap: str) -> Tensor:
 
 
 def attention(block: Block, x: Tensor, rotation: Tensor, visible: Tensor, overlap: str) -> Tensor:
-    """Attention of this rank's tokens over all that they may see; `x`: (tokens of this rank, hidden), normed."""
+    """Attention of this rank's tokens to all visible ones; `x`: (tokens of this rank, hidden), normed."""
     mine, end = visible.shape
     start = end - mine
     everyone = torch.empty(len(rotation), x.shape[1], dtype=x.dtype)
@@ -96,7 +96,7 @@ def attention(block: Block, x: Tensor, rotation: Tensor, visible: Tensor, overla
     if gathering is not None:
         gathering.wait()
     if overlap == "all":
-        # The tokens behind this rank's are not seen, and those before it are all that is missing.
+        # The tokens after this rank's are invisible, so only those before it are missing.
         keys = torch.cat((block.attn_k(everyone[:start]), own_keys))
         values = torch.cat((block.attn_v(everyone[:start]), own_values))
     else:

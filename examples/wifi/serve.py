@@ -1,6 +1,6 @@
-"""Tensor parallelism: each rank has a part of every layer's matrices, and two all-reduces a layer add up what the parts give.
+"""Tensor parallelism: each rank has a part of every layer's matrices, and two all-reduces per layer sum results.
 
-A prompt is read at once, then tokens are made one by one. Run it on eight boards on Wi-Fi:
+A prompt is read at once, then tokens are generated one by one. Run it on eight boards on Wi-Fi:
 
 uniference run --cluster wifi.toml serve.py
 """
@@ -23,7 +23,7 @@ class Layer(torch.nn.Module):
         self.down = torch.nn.Linear(4 * HIDDEN // parts, HIDDEN, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One layer of a decoder, without its softmax: what matters here is who waits for whom."""
+        """One layer of a decoder, without its softmax: the example is about communication."""
         attended: torch.Tensor = self.out(torch.tanh(self.mix(x)))
         dist.all_reduce(attended)
         x = x + attended
@@ -34,7 +34,7 @@ class Layer(torch.nn.Module):
 
 @torch.inference_mode()
 def main() -> None:
-    """Reads a prompt, and makes tokens."""
+    """Reads a prompt, and generates tokens."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[Layer(dist.get_world_size()) for _ in range(LAYERS)])

@@ -1,4 +1,4 @@
-//! ASTRA-sim's system and network, one after the other with a line of dashes between: understood or refused, together too.
+//! ASTRA-sim's system and network files, separated by a line of dashes: parsed or refused, also in combination.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Cluster files: understood or refused; what is understood describes itself, and the description is understood alike.
+//! Cluster files: parsed or refused; a parsed cluster's description parses to the same cluster.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! Text of PyTorch's recordings, one after the other with lines of dashes between, the host trace first: understood or refused; what is
-//! linked has no circle and no id twice. Recordings that make sense: see `recording`.
+//! Text of PyTorch's recordings, separated by lines of dashes, the host trace first: parsed or refused; linked traces
+//! have no cycles and no duplicate ids. `recording` generates meaningful recordings.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Texts of Triton's compiler are read or refused. None is run: a kernel reads and writes wherever it says.
+//! Texts of Triton's compiler are parsed or refused. They are not run, because a kernel may access any address.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

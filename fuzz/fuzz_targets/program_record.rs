@@ -1,5 +1,6 @@
-//! Program records: read to the end or refused. The first byte says whether the rest is a file, or frames that are put into one of version 1 or 2 with
-//! the right lengths, checksums and place of the end, which chance would not find.
+//! Program records: read to the end or refused. The first byte selects whether the rest is a file, or frames that are
+//! put into a file of version 1 or 2 with the right lengths, checksums and position of the end, which random bytes
+//! would not have.
 
 #![no_main]
 
@@ -24,7 +25,7 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = rest.finish();
 });
 
-/// Pieces, each after its length in one byte, as frames of a record.
+/// A record's frames from pieces, each of which follows its length in one byte.
 fn framed(mut bytes: &[u8], version: u8) -> Vec<u8> {
     let mut file = [b"UNIREC\n".as_slice(), &[version]].concat();
     let mut end = 0;

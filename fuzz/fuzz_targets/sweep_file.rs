@@ -1,4 +1,4 @@
-//! Sweep files: understood or refused; of what is understood every point is a command.
+//! Sweep files: parsed or refused; every point of a parsed sweep is a command.
 
 #![no_main]
 

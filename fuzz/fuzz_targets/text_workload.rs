@@ -1,4 +1,4 @@
-//! Text workloads of ASTRA-sim and SimAI: understood or refused, and what is understood makes traces.
+//! Text workloads of ASTRA-sim and SimAI: parsed or refused; a parsed workload is converted to traces.
 
 #![no_main]
 

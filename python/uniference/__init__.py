@@ -1,7 +1,8 @@
 """Runs PyTorch Distributed programs in virtual time on a simulated cluster.
 
-`simulate`, `replay`, `workload`, `sweep`, `explain`, `whatif`, `diff`, `compare`, `fit` and `calibrate` are the commands for programs
-that want their figures, `load` reads those of an earlier run; nothing here is needed inside a simulated program.
+`simulate`, `replay`, `workload`, `sweep`, `explain`, `whatif`, `diff`, `compare`, `fit` and `calibrate` run the
+commands of the same names and return their figures as Python objects; `load` reads an earlier run. Simulated programs
+need none of this package.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -60,17 +61,17 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
-    """The public names too, imported or not."""
+    """All public names, imported or not."""
     return sorted({*globals(), *__all__})
 
 
 def __getattr__(name: str) -> Any:
-    """Imports what is here when it is asked for: the command and the ranks can do without."""
+    """Imports public names on first use, because the command and the ranks do not need them."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from uniference import results, simulation, sweeping
 
-    # Kept, so that the next look finds it without us.
+    # The name is stored in the module, so later accesses do not call this function.
     module = next(module for module in (results, sweeping, simulation) if hasattr(module, name))
     globals()[name] = value = getattr(module, name)
     return value

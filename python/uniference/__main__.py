@@ -1,9 +1,9 @@
-"""Owns the command `uniference`, also as `python -m uniference`; its arguments and output are the extension's business."""
+"""Owns the command `uniference`, also as `python -m uniference`; the extension parses arguments and prints output."""
 
 import signal
 import sys
 
-# Ctrl-C ends the command at once, without a traceback, until the run takes it over.
+# Ctrl-C ends the command at once, without a traceback, until the run installs its own handler.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

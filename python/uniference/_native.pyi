@@ -15,49 +15,53 @@ def carry_out(
 ) -> tuple[int, str, tuple[os.PathLike[str], str] | None]:
     """Carries out `uniference replay` or `uniference workload ... --run` inside this process; `argv` begins with the command's name.
 
-    `progress` is called ten times a second at most, with the virtual time in seconds and the number of operations that have completed.
-    What it raises, and what the handler of a signal raises meanwhile, ends the simulation.
+    `progress` is called ten times a second at most, with the virtual time in seconds and the number of completed
+    operations. An exception of `progress`, or of a signal's handler during the call, ends the simulation.
 
-    Returns the command's exit code, what it would have written to standard error, and of a simulation that has come to its end the
-    folder of its results and the text of its report.
+    Returns the command's exit code, its standard error, and for a simulation that reached its end the run folder and
+    the text of its report.
     """
 
 def die_with_parent() -> None:
-    """The kernel kills this process when its parent dies; if that has already happened, it ends at once."""
+    """Makes the kernel kill this process when its parent dies; if the parent is already dead, the process ends at
+    once."""
 
 def attach_gpus(own: int, gpus: Sequence[Mapping[str, Any]], link: int = 0, communication: int = 0) -> None:
-    """Gives this process the simulated GPUs of its host (`Gpu` of `crates/host/src/live/phantom.rs`), of which `own` is its rank's.
+    """Gives this process the simulated GPUs of its host (`Gpu` of `crates/host/src/live/phantom.rs`), of which `own` is
+    its rank's.
 
-    `link` is the address of what the library of them writes to, `communication` of what it communicates by (`Link` and `Communication` of
-    `crates/protocol/src/phantom.rs`); without a link all that is launched has ended at once, without the other there are no communicators.
+    `link` is the address of the structure through which the simulated GPU library records launches, `communication` of
+    the one through which it communicates (`Link` and `Communication` of `crates/protocol/src/phantom.rs`). Without a
+    link all launched work completes at once; without `communication` there are no communicators.
     """
 
 def open_memory() -> None:
-    """From here on processes of the same user may write into this one's memory."""
+    """Allows processes of the same user to write into this process's memory from now on."""
 
 def write_memory(process: int, pieces: Sequence[tuple[int, int, int]]) -> None:
-    """Copies pieces of this process's memory into that of another one: of each where it lies here and there, and its length.
+    """Copies pieces of this process's memory into another process's memory; each piece is source address, destination
+    address, length.
 
     Raises:
-        OSError: There is no such memory, or no such process of this user.
+        OSError: The memory does not exist, or this user has no such process.
     """
 
 class TritonKernel:
-    """A kernel of Triton that is run on this process's memory.
+    """A Triton kernel that is interpreted on this process's memory.
 
     Args:
-        text: Its TTIR, Triton's intermediate representation.
+        text: The kernel's TTIR, Triton's intermediate representation.
 
     Raises:
-        ValueError: It is no TTIR, or has something in it that is not known here.
+        ValueError: The text is no TTIR, or contains an unsupported operation.
     """
 
     def __init__(self, text: str) -> None: ...
     def __len__(self) -> int:
-        """How many arguments it takes."""
+        """Number of the kernel's arguments."""
 
     def written(self) -> list[int] | None:
-        """The places of arguments that it may write to. `None`: all."""
+        """Positions of the arguments that the kernel may write to. `None`: all."""
 
     def run(
         self, arguments: Sequence[int | float], grid: tuple[int, int, int], absent: Sequence[tuple[int, int]]
@@ -65,35 +69,37 @@ class TritonKernel:
         """Runs all programs of the grid, one after the other.
 
         Args:
-            arguments: Of a tensor its address.
-            grid: How many programs there are along each axis.
-            absent: Addresses, from and up to, of values that were not computed.
+            arguments: Values; for a tensor its address.
+            grid: Number of programs along each axis.
+            absent: Address ranges, from and up to, of values that were not computed.
 
         Returns:
-            Addresses of what was written that may depend on them.
+            Address ranges of written values that may depend on absent ones.
 
         Raises:
-            RuntimeError: The arguments are not those of the kernel.
+            RuntimeError: The arguments do not match the kernel.
         """
 
     def work(
         self, arguments: Sequence[int | float], grid: tuple[int, int, int], memory: Sequence[tuple[int, int]]
     ) -> tuple[Sequence[int], Sequence[int], int, int, Sequence[tuple[int, int]]] | None:
-        """What all programs of the grid do together. Nothing is written.
+        """Work of all programs of the grid together. Nothing is written.
 
         Args:
-            arguments: Of a tensor its address.
-            grid: How many programs there are along each axis.
-            memory: Addresses, from and up to, of what the tensors lie in: of it no more is accessed than there is.
+            arguments: Values; for a tensor its address.
+            grid: Number of programs along each axis.
+            memory: Address ranges, from and up to, of the tensors' storages: no more bytes of a storage are counted
+            than it has.
 
         Returns:
-            Floating-point operations of products of matrices: of numbers of 8 bits, of 16, of 32 as TF32, and of 32; operations on single
-            numbers of up to 32 bits, and of 64; bytes that are read and written, each once; and addresses, from and up to, of integers that
-            decide all this. `None`: what is not there decides it, as numbers of floating point, or the kernel does not seem to end.
+            Floating-point operations of GEMMs: in 8 bits, in 16, in 32 as TF32, and in 32; scalar operations of up to
+            32 bits, and of 64; bytes read and written, each counted once; and address ranges, from and up to, of the
+            integers that these figures depend on. `None`: the figures depend on values that are not available, such as
+            floating-point numbers, or the kernel does not seem to end.
         """
 
 def combines(reduce: str, dtype: str) -> bool:
-    """Whether the channel combines such elements itself, with torch's bits."""
+    """Whether the channel itself reduces elements of this type, with the same bits as torch."""
 
 def check_capture(address: int) -> None:
     """Raises `RuntimeError` if the C++ library, whose table of functions is at `address`, was built from other sources."""
@@ -102,34 +108,37 @@ def scalar_type(name: str) -> int:
     """Returns the number of a dtype in torch's C++ code (`c10::ScalarType`), by its name without `torch.`."""
 
 def set_libraries(beginnings: Sequence[str], python: str) -> None:
-    """Sets the code that is not the user's: files whose names have one of these beginnings, and the standard library's folder
-    `python`, except the packages that are installed in it."""
+    """Sets the code that is not the user's: files whose names have one of these beginnings, and the standard library's
+    folder `python`, except the packages that are installed in that folder."""
 
 def user_line() -> str:
     """The user's line that is being executed, as "path:line"."""
 
 @final
 class ClockServer:
-    """Tells this host's time (CLOCK_MONOTONIC) over encrypted connections to hosts that know `token`, while it lives."""
+    """Serves this host's time (CLOCK_MONOTONIC) over encrypted connections to hosts that know `token`, until the object
+    is deleted."""
 
     def __init__(self, addresses: Sequence[str], token: bytes) -> None:
-        """Listens at a free port of each address. Raises OSError, with the address as its file name, for one of another machine."""
+        """Listens at a free port of each address. Raises OSError, with the address as its file name, if an address
+        belongs to another machine."""
 
     @property
     def addresses(self) -> list[str]:
-        """Where it listens, as "HOST:PORT": one for each address that it was given."""
+        """Addresses of the listening sockets, as "HOST:PORT": one for each given address."""
 
     def expect(self, names: Sequence[str]) -> None:
-        """From here on hosts of these names may read the clock, each of them once."""
+        """Allows hosts of these names to read the clock from now on, each of them once."""
 
     def wait(self, timeout_s: float) -> str | None:
-        """The next host that has read all that it wanted; None: there was none in time."""
+        """Name of the next host that has finished reading the clock; None after the timeout."""
 
 def read_clock(address: str, token: bytes, name: str, rounds: int) -> tuple[int, int, int]:
-    """Compares this host's clock with the one that is served at `address` ("HOST:PORT"), for the host of this name.
+    """Compares this host's clock with the clock that is served at `address` ("HOST:PORT"), for the host `name`.
 
-    Returns, in nanoseconds, the time by this host's clock, how much more the other clock showed then, and by how much that may be wrong.
-    Raises ConnectionError if the clock cannot be read now, ValueError if the other side is of another version.
+    Returns, in nanoseconds, the time by this host's clock, the other clock's lead at that time, and the error bound of
+    the lead. Raises ConnectionError if the clock cannot be read now, ValueError if the other side is of another
+    version.
     """
 
 @final
@@ -143,45 +152,48 @@ class Channel:
     rank: int
     world_size: int
     stacks: tuple[int, int]
-    """A signal, and the descriptor that all threads' stacks are to be written to when it comes."""
+    """A signal, and the descriptor to which the signal's handler writes the stacks of all threads."""
 
     captures: bool
     """Whether the driver wants to know which operators this rank runs."""
     is_inside: bool
-    """Whether the calling thread does our work and not the program's, as it also does before `start`."""
+    """Whether the calling thread does the simulator's work and not the program's, as it also does before `start`."""
 
     @staticmethod
     def adopt(fd: int, rank: int, world_size: int) -> Channel:
-        """Takes over this rank's socket and the shared arena, in a freshly forked rank. Compute is not yet measured."""
+        """Adopts this rank's socket and the shared arena, in a freshly forked rank. Compute is not yet measured."""
     @staticmethod
     def of_relative() -> Channel | None:
-        """That of a process which a rank has started, where this extension was loaded before the C library.
+        """The channel of a child process of a rank, if this extension was loaded before the C library.
 
-        Its communication is with itself alone.
+        The process communicates only with itself.
         """
     arena_descriptor: int | None
-    """The descriptor of the file in which the ranks' data is, if this process has it."""
+    """The descriptor of the file that holds the ranks' data, if this process has it."""
 
     def lend(self) -> None:
-        """This is the only program, with the GPUs of all ranks."""
+        """Marks this process as the only program of the run, which owns the GPUs of all ranks."""
     def borrow(self, arena: str) -> None:
-        """This process was started by such a program, whose ranks' data is in this file: it is of the rank whose GPU it uses first."""
+        """Marks this process as started by the only program of the run, whose arena is the file `arena`; the process
+        belongs to the rank whose GPU it uses first."""
     def start(self) -> None:
-        """The script's first statement comes next: from here on compute is measured and charged."""
+        """Marks the start of the script: compute is measured and charged from now on."""
     def finish(self, ok: bool) -> None:
-        """The script has ended. Sends what is outstanding; call it once, from the main thread."""
+        """Marks the end of the script and sends outstanding requests; call it once, from the main thread."""
     def lacks_memory(self, wanted: int, available: int, line: str) -> None:
-        """This machine has only `available` of the bytes that the program wants for a tensor: the driver ends the run.
+        """Reports that the program needs `wanted` bytes for a tensor and this machine has only `available`: the driver
+        ends the run.
 
         The caller ends the process.
         """
     def lacks_values(self, text: str) -> None:
-        """The program has run an operator or kernel whose values are not computed, as `text` says: the driver ends the run.
+        """Reports an operator or kernel whose values are not computed, described by `text`: the driver ends the run.
 
         The caller ends the process.
         """
     def enter(self) -> None:
-        """From here to the matching `leave` this thread does our work, not the program's: none of its time is charged. Nests."""
+        """Marks this thread's work as the simulator's until the matching `leave`: none of its time is charged.
+        Nests."""
     def leave(self) -> None: ...
     def capture(self, functions: int) -> None:
         """From here on the program's operators are those that the C++ library captures; call it once, before `start`.
@@ -189,7 +201,8 @@ class Channel:
         `functions` is the address that `uniference_capture_functions` of `cpp/capture.cpp` returns.
         """
     def available_memory(self) -> int:
-        """The address of a function that says how many bytes of this machine's memory are left; the largest number: it is not known."""
+        """The address of a function that returns the free bytes of this machine's memory; the largest number means
+        unknown."""
     def calls(self) -> tuple[int, int, int, int]:
         """What the C++ backend carries out collectives with (`uniference_backend_begin` of `cpp/capture.cpp`): addresses of the client
         and of three functions. One that did not end well it asks Python for: `run` then returns how it has ended.
@@ -204,10 +217,11 @@ class Channel:
 
     # Time
     def now(self) -> int:
-        """The rank's clock. Holds the rank until the engine's time has reached it, and costs it 1 us."""
+        """The rank's clock. The call blocks until the engine's time has reached the clock, and costs the rank 1 us."""
     def sleep(self, duration: int) -> None: ...
     def begin_range(self, name: str) -> int:
-        """Begins a named range of the thread; returns the range's number. Calls for ranges cost nothing and do not block."""
+        """Begins a named range of the thread; returns the range's number. Calls for ranges cost nothing and do not
+        block."""
     def end_range(self, number: int) -> None:
         """Ends thread range `number`. Any thread may call this."""
     def open_range(self, name: str) -> int:
@@ -216,18 +230,18 @@ class Channel:
         """Ends rank range `number`. Any thread may call this."""
 
     def warn(self, text: str) -> None:
-        """Puts a warning into the report, once however often it is said. Costs nothing and does not block."""
+        """Adds a warning to the report; repeated texts are listed once. Costs nothing and does not block."""
 
     # Operations. `site` is the user's line as "path:line". Each returns a handle.
     def group(self, ranks: Sequence[int], nccl: bool = False, rendezvous: bool = False) -> int:
-        """Names a process group by its members, in order. Counts the groups of the same ranks itself.
+        """Names a process group by its members, in order. Groups of the same ranks are counted by the channel.
 
         With `nccl` the settings of NCCL in the environment apply to the group. With `rendezvous` the group's messages wait for their
         receives even if the cluster's backend would send them at once.
         """
     def name_group(self, name: str, call: str, site: str) -> None:
-        """Announces that this rank is about to create a process group by `call`, whose members find each other by `name`. The run ends
-        with an error if another rank has used the name with another call."""
+        """Announces that this rank is about to create a process group by `call`, whose members find each other by
+        `name`. The run ends with an error if another rank has used the name with another call."""
     def collective(
         self,
         group: int,
@@ -257,46 +271,52 @@ class Channel:
         timeout: int | None,
         site: str,
     ) -> tuple[bool, int | None, bool]:
-        """`collective`, `wait` and `deliver` in one, of elements that `combines` names. Without `output` it
-        replaces the input. Returns whether it was in time, who has closed its end of a connection: then it has failed; and whether a
-        sender's values were not computed: then the output is as it was."""
+        """Combines `collective`, `wait` and `deliver`, for elements that `combines` accepts. Without `output` the
+        result replaces the input. Returns whether the call ended before the timeout; the rank that has closed a
+        connection, so that the call failed; and whether a sender's values were not computed, in which case the output
+        is unchanged."""
     def send(self, group: int, to: int, tag: int, input: Sequence[Tensor], has_values: bool, site: str) -> int:
-        """Issues a send of `input`; of its size alone if it has no values."""
+        """Issues a send of `input`; only of its size if it has no values."""
     def recv(self, group: int, source: int | None, tag: int, nbytes: int, site: str) -> int: ...
     def write(self, to: int, nbytes: int, site: str) -> int:
-        """Issues a write of so many bytes into the memory of another rank of the world, which takes no part. Only their number counts."""
+        """Issues a write of `nbytes` into the memory of another rank of the world, which is not involved. Only the size
+        counts."""
     def wait(self, handles: Sequence[int], timeout: int | None, any: bool, site: str) -> list[int] | None:
-        """Blocks until all (any) of the handles are complete; returns those that are, or None after `timeout`.
+        """Blocks until all (any) of the handles are complete; returns the complete ones, or None after `timeout`.
 
         A handle that was once returned as complete stays complete: waiting for it again is free.
         """
     def take_over(self) -> list[int]:
-        """Operations that are complete or have failed, as answers up to now have said, and that no wait has reported; each once.
+        """Complete or failed operations that the driver has announced and no wait has reported; each once.
 
-        It costs no virtual time and asks the driver nothing.
+        The call costs no virtual time and sends the driver nothing.
         """
     def poll(self, handle: int) -> bool:
-        """Is it complete? Costs 1 us if it is not."""
+        """Whether the operation is complete. Costs 1 us if it is not."""
     def folds(self, handle: int) -> list[tuple[int, int, int]]:
-        """Of a complete reduction that the channel cannot combine (`combines`): (destination, source, nbytes) in the arena.
+        """Pending folds of a complete reduction that the channel cannot combine (`combines`): (destination, source,
+        nbytes) in the arena.
 
-        First do destination = destination op source for each of these, in order, then call `folded`: the others wait for it, so
-        nothing else comes in between. Empty unless this rank was picked to reduce for the group. Handed out once.
+        Do destination = destination op source for each fold, in order, then call `folded`: the other members wait for
+        it, so do nothing else in between. The list is empty unless this rank was chosen to reduce for the group. Each
+        fold is returned once.
         """
     def folded(self, handle: int) -> None:
-        """The folds are done: the other members may read."""
+        """Marks the folds as done: the other members may read the result."""
     def deliver(self, handle: int, output: Sequence[Tensor]) -> tuple[int | None, bool]:
-        """Copies the data of a complete operation to `output`, combines it where it has to be, and forgets the operation.
+        """Copies the data of a complete operation to `output`, reduces it if necessary, and forgets the operation.
 
-        Nothing is written if this rank receives nothing. Returns from which group rank a receive has its data.
+        Nothing is written if this rank receives nothing. Returns the group rank whose data a receive has got, and
+        whether the sender's values were not computed.
         """
     def closed_by(self, handle: int) -> int | None:
-        """Which rank of the world has closed a connection, so that a complete operation has failed; it is then forgotten.
+        """World rank that has closed a connection, so that a complete operation has failed; the operation is then
+        forgotten.
 
-        None: it has not failed, and can be delivered.
+        None: the operation has not failed, and can be delivered.
         """
     def release(self, handle: int) -> None:
-        """Forgets an operation, complete or not: its error has been raised, and nobody will ask for its data."""
+        """Forgets an operation, complete or not: its error has been raised, and its data is not needed any more."""
     def abort(self, group: int) -> None:
         """Aborts a group on this rank: the rank's outstanding and future operations in the group fail, and name this rank as the cause."""
     def close(self, group: int) -> None:
@@ -318,26 +338,27 @@ class Channel:
     def store_queue_pop(self, key: bytes, block: bool, timeout: int | None, site: str) -> bytes | None: ...
     def store_queue_length(self, key: bytes) -> int: ...
     def arena(self) -> memoryview:
-        """The whole shared arena, writable: sparse, far larger than memory, touched pages count only."""
+        """The whole shared arena, writable. It is sparse and far larger than memory: only touched pages use memory."""
 
 # Chakra execution traces: public as `uniference.chakra`.
 
 _Default = TypeVar("_Default")
 
 class TraceError(ValueError):
-    """A file is no trace, or cannot be one; the message says what is wrong, where, and what to do.
+    """A file is not a valid trace, or a trace cannot be written; the message says what is wrong, where, and what to do.
 
-    What the operating system says about a file is an `OSError`.
+    Errors of the operating system about a file are `OSError`s.
     """
 
 @final
 class Attributes:
     """The attributes of a node or of a trace, by name, in the order of the file.
 
-    A mapping whose values are bool, int, float, str, bytes, lists of one of these, or None for an attribute without a value. The
-    schema has several types of integers: assigning keeps the type that an attribute has and raises OverflowError where it cannot
-    hold the value. A value of another kind replaces the type. A new int is an `int64`, or a `uint64` where only that holds it, a
-    float a `double`. Of attributes that are in the file twice, the first that has a value counts; assigning removes the others.
+    A mapping whose values are bool, int, float, str, bytes, lists of one of these, or None for an attribute without a
+    value. The schema has several types of integers: assigning keeps the attribute's type and raises OverflowError if
+    the type cannot hold the value. A value of another kind replaces the type. A new int is an `int64`, or a `uint64` if
+    only that type can hold it, a float a `double`. If the file has an attribute twice, the first one with a value
+    counts; assigning removes the others.
     """
 
     def __len__(self) -> int: ...
@@ -350,7 +371,7 @@ class Attributes:
     def set(self, name: str, value: Any, type: str) -> None:
         """Assigns with a type of the schema's `AttributeProto`, by its name without `_val`: `uint64`, `float_list`."""
     def type_of(self, name: str) -> str | None:
-        """The type of an attribute, as `set` takes it; None if it has no value."""
+        """The type of an attribute, in the form that `set` accepts; None if the attribute has no value."""
     @overload
     def get(self, name: str) -> Any: ...
     @overload
@@ -364,18 +385,19 @@ class Attributes:
 class Node:
     """One operation of one rank: `ChakraProtoMsg.Node`.
 
-    Times are in microseconds. `inputs` and `outputs` are None or `(values, shapes, types)`, each as Python's `repr` writes it.
-    Dependencies are tuples of ids: assign a new one to change them. Nodes of a reader are the caller's: changing one does not
-    change its file.
+    Times are in microseconds. `inputs` and `outputs` are None or `(values, shapes, types)`, each as Python's `repr`
+    writes it. Dependencies are tuples of ids: assign a new tuple to change them. Nodes of a reader are the caller's:
+    changing a node does not change the reader's file.
     """
 
     id: int
     name: str
     type: int
-    """A `NodeType`; a plain number, so that those of later versions of the schema survive."""
+    """A `NodeType`; a plain number, so that types of later versions of the schema are kept."""
     start_time_micros: int
     duration_micros: int
-    """Assigning it removes the attribute `uniference_duration_ps`, which the traces of Uniference have and which would count first."""
+    """Assigning it removes the attribute `uniference_duration_ps`, which the traces of Uniference have and which takes
+    precedence."""
     inputs: tuple[str, str, str] | None
     outputs: tuple[str, str, str] | None
     @property
@@ -405,10 +427,11 @@ class Node:
         """The attributes themselves, not a copy."""
     @property
     def is_cpu_op(self) -> bool:
-        """Whether it runs on the host's processor. False where the trace does not say."""
+        """Whether the node runs on the CPU. False if the trace does not say."""
     @property
     def num_ops(self) -> int | None:
-        """Floating-point operations; like the following, of any type of integer, and None where the trace does not say."""
+        """Number of floating-point operations. This and the following attributes accept any integer type, and are None
+        if the trace lacks them."""
     @property
     def tensor_size(self) -> int | None:
         """Bytes that a compute or memory node moves."""
@@ -417,7 +440,7 @@ class Node:
         """A `CommType`."""
     @property
     def comm_size(self) -> int | None:
-        """Bytes; of an all-gather, each rank's shard."""
+        """Bytes; for an all-gather, the size of each rank's shard."""
     @property
     def comm_src(self) -> int | None: ...
     @property
@@ -431,7 +454,7 @@ class Node:
 
 @final
 class Metadata:
-    """What a trace says about itself: `ChakraProtoMsg.GlobalMetadata`."""
+    """The header of a trace: `ChakraProtoMsg.GlobalMetadata`."""
 
     version: str
     def __init__(self, version: str = "1.0.0", attr: Mapping[str, Any] | None = None) -> None: ...
@@ -442,7 +465,7 @@ class Metadata:
 class TraceReader:
     """Iterates over the nodes of a trace in the order of the file, one in memory at a time.
 
-    Raises TraceError, here or while iterating, where the file is no trace, cut short or damaged.
+    Raises TraceError, on opening or while iterating, if the file is no trace, truncated or damaged.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None: ...
@@ -458,10 +481,10 @@ class TraceReader:
 
 @final
 class TraceWriter:
-    """Writes a trace node by node. The file has its name once `close` has succeeded, at the latest at the end of a `with` block; a
-    block that an exception ends leaves no file, and replaces none.
+    """Writes a trace node by node. The file gets its name when `close` succeeds, at the latest at the end of a `with`
+    block; a block that ends by an exception leaves no file, and replaces none.
 
-    The same nodes give the same bytes, compressed or not. Raises TraceError for a second node of the same id.
+    The same nodes give the same bytes, compressed or not. Raises TraceError for a second node with the same id.
     """
 
     def __init__(
@@ -476,11 +499,12 @@ class TraceWriter:
 
 @final
 class Feeder:
-    """Gives a trace's nodes in an order in which they can be carried out: a node is issuable once all nodes that it depends on,
-    data and control, are complete. Dependencies on nodes that the file does not have count as met.
+    """Gives a trace's nodes in an order in which they can be carried out: a node is issuable once all nodes that it
+    depends on, data and control, are complete. Dependencies on nodes that the file lacks count as met.
 
-    At most 65,536 nodes are held that have been read and not given out; more only where nodes depend on nodes that stand further on
-    in the file. Raises TraceError where the trace cannot be read, two nodes have one id, or nodes depend on each other in a cycle.
+    At most 65,536 nodes are held that have been read and not given out; more only if nodes depend on nodes further on
+    in the file. Raises TraceError if the trace cannot be read, two nodes have the same id, or nodes depend on each
+    other in a cycle.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None: ...
@@ -489,10 +513,11 @@ class Feeder:
     def has_nodes(self) -> bool:
         """Whether any node is not complete."""
     def next_issuable(self) -> Node | None:
-        """The issuable node with the lowest id; None while there is none until another node is complete."""
+        """The issuable node with the lowest id; None if no node is issuable until another node is complete."""
     def push_back(self, id: int) -> None:
         """Makes an issued node issuable again. Raises KeyError for a node that is not issued."""
     def lookup(self, id: int) -> Node:
         """A node that is issued and not complete; KeyError for any other."""
     def complete(self, id: int) -> None:
-        """An issued node is done: nodes that only waited for it become issuable. Raises KeyError for a node that is not issued."""
+        """Marks an issued node as complete: nodes that only waited for it become issuable. Raises KeyError for a node
+        that is not issued."""

@@ -1,7 +1,7 @@
 """Reads, edits, writes and feeds MLCommons Chakra execution traces.
 
-A trace is a file of nodes, one operation of one rank each. Files are read and written node by node, plain or compressed with gzip, so a
-trace may be larger than memory:
+A trace is a file of nodes, one operation of one rank each. Files are read and written node by node, plain or compressed
+with gzip, so a trace may be larger than memory:
 
     from uniference import chakra
 
@@ -11,8 +11,8 @@ trace may be larger than memory:
                 node.duration_micros //= 2
             half.write(node)
 
-`Feeder` gives the nodes of a trace in an order in which they can be carried out, for a simulator of one's own. The package does not
-import torch.
+`Feeder` gives the nodes of a trace in an order in which they can be carried out, for simulators of your own. The
+package does not import torch.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ Mapping.register(Attributes)
 
 
 class NodeType(IntEnum):
-    """What a node does: `ChakraProtoMsg.NodeType`."""
+    """The type of a node: `ChakraProtoMsg.NodeType`."""
 
     INVALID_NODE = 0
     METADATA_NODE = 1
@@ -49,7 +49,7 @@ class NodeType(IntEnum):
 
 
 class CommType(IntEnum):
-    """Which collective a `COMM_COLL_NODE` is: `ChakraProtoMsg.CollectiveCommType`, the attribute `comm_type`."""
+    """The collective of a `COMM_COLL_NODE`: `ChakraProtoMsg.CollectiveCommType`, the attribute `comm_type`."""
 
     ALL_REDUCE = 0
     REDUCE = 1

@@ -1,13 +1,15 @@
-"""Owns trials of a sweep that are carried out on a Ray cluster: each is a task, whose files come back here.
+"""Owns trials of a sweep that are carried out on a Ray cluster: each is a task, whose files are copied back to this
+machine.
 
-The command starts this module as a process and talks to it in JSON, one object a line. The first line has the versions that all nodes must
-have, the folder of the sweep, which Ray copies to each node, and the user's database of operators, if there is one. The answer has the
-processors of the cluster, or says why there is none. Then `{"run": NUMBER, "words": [...], "program": [...], "folder": PATH}` begins a
-trial, `{"cancel": NUMBER}` ends it, and `{"ended": NUMBER, "status": CODE or null, "said": TEXT}` says that it has come to its end, with
-its files in the folder: the command's exit code and what it has said, or null and why it was not run.
+The command starts this module as a process and talks to it in JSON, one object per line. The first line has the package
+versions that all nodes must have, the sweep's folder, which Ray copies to each node, and the user's database of
+operators, if there is one. The answer has the number of CPUs of the cluster, or the reason why there is no cluster.
+Then `{"run": NUMBER, "words": [...], "program": [...], "folder": PATH}` starts a trial, `{"cancel": NUMBER}` cancels
+it, and `{"ended": NUMBER, "status": CODE or null, "said": TEXT}` reports its end, with its files in the folder: the
+command's exit code and its standard error, or null and why the trial was not run.
 
-Ray carries a task out again on another node when its node fails. Nothing else is left to Ray: which trials there are, what is done and what
-is to be told of it is the command's business.
+If a node fails, Ray runs the task again on another node. Ray decides nothing else: the command chooses the trials,
+tracks which are done, and reports them.
 """
 
 import asyncio
@@ -27,22 +29,24 @@ from typing import Any, TextIO
 
 import ray
 
-# A trial whose nodes fail so often may be the reason itself, as of one that takes all of their memory.
+# Number of retries after failures of nodes. A trial that often loses its node may be the cause, for example by using
+# all memory.
 RETRIES = 5
-# So many seconds after a failure of Ray's the cluster has to be there.
+# Seconds after a Ray failure in which the cluster must be reachable again.
 GRACE = 10
-# So many seconds a command that is to end has for it.
+# Seconds that a terminated command has to end before it is killed.
 PATIENCE = 5
-# What is no part of a program, below the folder that is copied.
+# Folders below the copied folder that are no part of a program.
 LEFT_OUT = ["uniference-out", ".git", ".venv", "__pycache__"]
-# Stands for the folder of the results in what a command says, which here is another one than there.
+# Placeholder for the results' folder in a command's messages, because the folder's path differs between the node and
+# this machine.
 RESULTS = "{results}"
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Answers until the command closes its end."""
-    # Ray and what it loads may print.
+    """Answers requests until the command closes its end of the pipe."""
+    # Standard output becomes standard error, because Ray and the libraries that it loads may print.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     wanted = json.loads(sys.stdin.readline())
@@ -59,7 +63,7 @@ def main() -> None:
 
 
 async def _serve(answers: TextIO, common: dict[str, Any]) -> None:
-    """Starts and ends tasks as they are asked for."""
+    """Starts and cancels tasks on request."""
     requests: asyncio.Queue[str] = asyncio.Queue()
     asyncio.get_running_loop().run_in_executor(None, _listen, asyncio.get_running_loop(), requests)
     started: dict[int, tuple[ray.ObjectRef[Any], asyncio.Task[None]]] = {}
@@ -85,14 +89,14 @@ def _forget(started: dict[int, Any], number: int, _: "asyncio.Task[None]") -> No
 
 
 def _listen(loop: asyncio.AbstractEventLoop, requests: "asyncio.Queue[str]") -> None:
-    """Hands on what the command says; at its end an empty line."""
+    """Puts the command's lines into the queue; at the end of the input an empty line."""
     for line in sys.stdin:
         loop.call_soon_threadsafe(requests.put_nowait, line)
     loop.call_soon_threadsafe(requests.put_nowait, "")
 
 
 async def _ended(answers: TextIO, number: int, folder: Path, reference: "ray.ObjectRef[Any]") -> None:
-    """Says what a task has come to."""
+    """Reports the end of a task."""
     try:
         status, said, files = await reference
     except ray.exceptions.RayError as raised:
@@ -106,7 +110,7 @@ async def _ended(answers: TextIO, number: int, folder: Path, reference: "ray.Obj
             path.write_bytes(content)
     except OSError as raised:
         status, said = None, f"error: cannot write {raised.filename}: {raised.strerror}"
-    with contextlib.suppress(BrokenPipeError):  # nobody listens any more
+    with contextlib.suppress(BrokenPipeError):  # the command has closed the pipe
         print(
             json.dumps({"ended": number, "status": status, "said": said.replace(RESULTS, os.fspath(folder))}),
             file=answers,
@@ -114,7 +118,8 @@ async def _ended(answers: TextIO, number: int, folder: Path, reference: "ray.Obj
 
 
 async def _expect_cluster() -> None:
-    """Ends this process if the cluster is gone, which is no failure of a trial. Its nodes and its head end one after the other."""
+    """Ends this process if the cluster is gone, which is no failure of a trial. The cluster's nodes and its head end
+    one after the other, so the check waits."""
     await asyncio.sleep(GRACE)
     try:
         nodes = await asyncio.wait_for(asyncio.to_thread(ray.nodes), GRACE)
@@ -128,9 +133,11 @@ async def _expect_cluster() -> None:
 def carried_out(
     words: list[str], program: list[str], versions: dict[str, str], database: bytes | None
 ) -> tuple[int | None, str, dict[str, bytes]]:
-    """Runs the command of a trial on the node where this is called: its exit code, what it has said, and the files of its results.
+    """Runs the command of a trial on the node of this task: its exit code, its standard error, and the files of its
+    results.
 
-    It runs in the copy of the sweep's folder, with the database of operators of whoever has begun the sweep.
+    The command runs in the node's copy of the sweep's folder, with the database of operators of the user who started
+    the sweep.
     """
     for package, version in versions.items():
         try:
@@ -153,7 +160,7 @@ def carried_out(
 
 
 def _ran(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
-    """The exit code of a command, and what it has said on standard error."""
+    """The exit code and the standard error of a command."""
     prctl = ctypes.CDLL(None).prctl
     with tempfile.TemporaryFile() as errors:
         child = subprocess.Popen(
@@ -162,7 +169,7 @@ def _ran(command: list[str], environment: dict[str, str]) -> tuple[int, str]:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            # Ray ends the processes of tasks without a word, and with them must end what they have started.
+            # Ray kills the processes of tasks without notice; their children must end with them.
             preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM),
         )
         try:

@@ -1,7 +1,7 @@
 """Owns plots of a run with matplotlib (`pip install 'uniference[plot]'`).
 
-Each draws into `ax`, or into a figure of its own, and returns the axes: titles, colours and sizes are then the caller's. Times are in
-seconds of virtual time.
+Each method draws into `ax`, or into a new figure, and returns the axes, so the caller can set titles, colours and
+sizes. Times are in seconds of virtual time.
 """
 
 from collections.abc import Sequence
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Plots"]
 
-# Colours that are told apart in grey, too.
+# Colours that can also be told apart in greyscale.
 COLORS = {"compute": "#4c78a8", "exposed communication": "#e45756", "idle": "#bab0ac", "operation": "#f58518"}
 MOST_BARS = 32
-"""So many links or operations are drawn, those with most to show."""
+"""Number of links or operations that are drawn: those with the largest values."""
 RESOLUTION = 1000
-"""The timeline has so many pieces of time."""
+"""Number of time bins of the timeline."""
 
 
 class Plots:
-    """Plots of one run. Each raises ImportError without matplotlib, and ValueError where the run does not have what it shows."""
+    """Plots of one run. Each raises ImportError without matplotlib, and ValueError if the run lacks the plotted
+    data."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -32,7 +33,8 @@ class Plots:
         return f"<Plots of {self._run!r}: timeline, ranks, operations, links, phases, memory, critical_path>"
 
     def timeline(self, ax: "Axes | None" = None) -> "Axes":
-        """What each rank does when: above compute, below exposed communication; the paler, the smaller its part of the time there.
+        """Activity of each rank over time: compute above, exposed communication below. The paler a bin, the smaller the
+        fraction of the bin's time.
 
         Needs the run's events (`record="ops"`), and polars.
         """
@@ -68,7 +70,7 @@ class Plots:
         return axes
 
     def ranks(self, ax: "Axes | None" = None) -> "Axes":
-        """Where the time of each rank went; on every rank the parts add up to the makespan."""
+        """Compute, exposed communication and idle time of each rank; on every rank the parts add up to the makespan."""
         ranks = self._run.ranks
         axes, below = _axes(ax), [0.0] * len(ranks)
         for name, attribute in (
@@ -84,7 +86,7 @@ class Plots:
         return axes
 
     def operations(self, ax: "Axes | None" = None) -> "Axes":
-        """Time of each operation of each process group, over all members, and the exposed part of it."""
+        """Time of each operation of each process group, summed over all members, and the exposed part of it."""
         rows = sorted(self._run.operations, key=lambda row: -row.time_s)[:MOST_BARS]
         names = [f"{row.operation} ({row.count}x, group {row.group})" for row in rows]
         axes = _bars(ax, names, [row.time_s for row in rows], "time", COLORS["operation"])
@@ -94,7 +96,7 @@ class Plots:
         return axes
 
     def links(self, ax: "Axes | None" = None) -> "Axes":
-        """Which part of what it could have carried each link has carried."""
+        """Utilization of each link: bytes carried over the link's capacity in the makespan."""
         rows = sorted(self._required(self._run.links, "links", 'record="ops"'), key=lambda row: -row.utilization)
         rows = rows[:MOST_BARS]
         axes = _bars(ax, [row.link for row in rows], [100 * row.utilization for row in rows], None, COLORS["compute"])
@@ -102,7 +104,7 @@ class Plots:
         return axes
 
     def phases(self, ax: "Axes | None" = None) -> "Axes":
-        """How long the program's named ranges took: of each name, on the rank on which it took longest."""
+        """Total duration of the program's named ranges: for each name, of the rank with the longest total."""
         longest: dict[str, Any] = {}
         for row in self._required(self._run.phases, "named ranges", "torch.profiler.record_function"):
             if row.name not in longest or row.total_s > longest[row.name].total_s:
@@ -114,7 +116,7 @@ class Plots:
         return axes
 
     def memory(self, ax: "Axes | None" = None) -> "Axes":
-        """What each rank held at its peak, by kind, in GiB."""
+        """Peak memory of each rank, by kind, in GiB."""
         rows = self._required(self._run.report.get("memory", []), "figures of memory", 'compute="model"')
         kinds = list(dict.fromkeys(row["kind"] for row in rows if row["kind"] != "host"))
         ranks = sorted({row["rank"] for row in rows})
@@ -129,7 +131,7 @@ class Plots:
         return axes
 
     def critical_path(self, ax: "Axes | None" = None) -> "Axes":
-        """The longest parts of what the end of the run had to wait for."""
+        """The longest parts of the critical path."""
         rows = self._required(self._run.critical_path, "critical path", 'record="ops"')
         names = []
         for row in rows:
@@ -147,11 +149,11 @@ class Plots:
 
 
 def _busy(start: Any, end: Any, makespan: float) -> Any:
-    """The part of each piece of time that lies in one of the intervals."""
+    """Fraction of each time bin that is covered by at least one interval."""
     import numpy
 
     order = numpy.argsort(start)
-    # What two threads do at once counts once.
+    # Intervals of several threads that overlap count once.
     start, end = start[order], numpy.maximum.accumulate(end[order])
     start = numpy.maximum(start, numpy.concatenate([[0.0], end[:-1]]))
     lasts = numpy.maximum(end - start, 0.0)
@@ -171,7 +173,7 @@ def _axes(ax: "Axes | None", height: float = 3.6) -> "Axes":
 
 
 def _bars(ax: "Axes | None", names: Sequence[str], values: Sequence[float], label: str | None, color: str) -> "Axes":
-    """Lying bars, the first on top."""
+    """Horizontal bars, the first on top."""
     axes = _axes(ax, height=1.2 + 0.3 * len(names))
     axes.barh(range(len(names)), values, label=label, color=color)
     axes.set_yticks(range(len(names)), names)

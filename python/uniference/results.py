@@ -1,7 +1,6 @@
-"""Owns what a run has come to, as Python programs see it: its figures, its events as tables, and how it looks in a notebook.
+"""Owns results of a run, as Python programs see them: figures, events as tables, and the view in a notebook.
 
-What the figures mean is the report's business (`docs/reference/report.md`), what events have in common the tables'
-(`docs/reference/events.md`).
+`docs/reference/report.md` defines the figures, `docs/reference/events.md` the columns of events.
 """
 
 import html
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 _Row = TypeVar("_Row")
 
 MOST_SHOWN = 20
-"""A notebook shows so many rows of a table."""
+"""Number of rows of a table that a notebook shows."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Rank:
     finish_ps: int | None
     """Virtual time at which its script returned, in picoseconds; None if it crashed."""
     compute_s: float
-    """Time during which it computed, in seconds of virtual time as all following times."""
+    """Time during which it computed. This and all following times are in seconds of virtual time."""
     exposed_comm_s: float
     """Time during which it was blocked in a communication call and nothing computed."""
     late_peer_s: float
@@ -46,9 +45,10 @@ class Rank:
     no_data_s: float
     """The part of `late_peer_s` in receives whose sender had not yet called the send."""
     idle_s: float
-    """The rest: sleep, waiting for the store, and the time after its finish."""
+    """Time that is neither compute nor exposed communication: sleep, waiting for the store, and the time after its
+    finish."""
     bytes_sent: int
-    """Payload that it sent over links, the steps of algorithms included."""
+    """Payload that it sent over links, including the algorithm steps of collectives."""
     bytes_received: int
     """Payload that it received over links."""
     wire_bytes_sent: int
@@ -74,8 +74,8 @@ class Operation:
     time_s: float
     """Seconds from issue to completion of the calls; on CUDA streams from when the stream reached the operation."""
     exposed_s: float
-    """Seconds of exposed communication: ranks were blocked for the operation and nothing computed; on CUDA streams the part of
-    `time_s` in which no kernel ran on any stream of the GPU."""
+    """Seconds of exposed communication: ranks were blocked for the operation and nothing computed; on CUDA streams the
+    part of `time_s` in which no kernel ran on any stream of the GPU."""
     ranks: int | None = None
     """Number of ranks that called the operation on CUDA streams. None, as are the next four attributes, if no rank did."""
     kernel_s: float | None = None
@@ -114,43 +114,46 @@ class Phase:
     exposed_comm_s: float | None = None
     """Seconds of `total_s` in which the rank's communication was exposed; None in real runs."""
     kernels_s: float | None = None
-    """Seconds of the kernels and copies launched in the ranges, whenever they ran; None if nothing was launched on CUDA streams."""
+    """Seconds of the kernels and copies launched in the ranges, whenever they ran; None if nothing was launched on CUDA
+    streams."""
     communication_s: float | None = None
     """Seconds of the operations launched in the ranges on CUDA streams, each after all its members had entered."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What a link of the network has carried."""
+    """The traffic of one link of the network."""
 
     link: str
-    """Its name, such as `a.0 -> switch`."""
+    """Name of the link, such as `a.0 -> switch`."""
     bandwidth: float
-    """Bytes per second that it carries at most, headers included."""
+    """Capacity of the link in bytes per second, headers included."""
     messages: int
-    """Messages with payload that have passed it, steps of algorithms included."""
+    """Number of messages with payload that passed the link, including the algorithm steps of collectives."""
     wire_bytes: int
-    """Their bytes, headers included."""
+    """Bytes of the messages, headers included."""
     utilization: float
-    """These over what it could have carried in the makespan; more than 1 only where `[[network.change]]` makes it faster."""
+    """`wire_bytes` over the link's capacity in the makespan; more than 1 only if `[[network.change]]` makes the link
+    faster."""
 
 
 @dataclass(frozen=True)
 class PathPart:
-    """A part of the critical path, which is what the run had to wait for until it ended."""
+    """A part of the critical path: the chain of events that the end of the run depended on."""
 
     kind: str
     """`compute`, `bandwidth`, `latency` and so on."""
     seconds: float
-    """How much of the makespan it is."""
+    """Length of the part."""
     share: float
-    """The same as a fraction."""
+    """Length of the part as a fraction of the makespan."""
     rank: int | None = None
     """The rank whose time the part is; None if the part is a link's time."""
     link: str | None = None
-    """The link that limited the messages, or if none did, the slowest link of their route; None if the part is a rank's time."""
+    """The link that limited the messages, or if none did, the slowest link of their route; None if the part is a rank's
+    time."""
     name: str | None = None
-    """What was computed, or the operation."""
+    """Name of the operation, or of the computed operator or range."""
     line: str | None = None
     """The line of the program, as `path:line`; None if it is not known."""
 
@@ -197,14 +200,15 @@ class Table(Sequence[_Row], Generic[_Row]):
         return [field.name for field in fields(self._kind)]  # type: ignore[arg-type]
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A frame with a row for each row and a column for each of their attributes. Raises ImportError without pandas."""
-        # Unknown values become NaN, also in columns without any known value.
+        """A data frame with a row for each row of the table and a column for each attribute. Raises ImportError without
+        pandas."""
+        # Unknown values become NaN, even in columns without any known value.
         rows = [[math.nan if value is None else value for value in _values(row)] for row in self._rows]
         frame: pandas.DataFrame = imported("pandas").DataFrame(rows, columns=self._columns())
         return frame
 
     def to_polars(self) -> "polars.DataFrame":
-        """The same as a frame of polars. Raises ImportError without polars."""
+        """A polars data frame, as for `to_pandas`. Raises ImportError without polars."""
         rows = [_values(row) for row in self._rows]
         frame: polars.DataFrame = imported("polars").DataFrame(
             rows, schema=self._columns(), orient="row", infer_schema_length=None
@@ -222,20 +226,20 @@ class Events:
         self.kind = kind
         """`computed`, `waited`, `completed` and so on."""
         self.parts = list(parts)
-        """The files, in the order of the simulation."""
+        """The Parquet files, in the order of the simulation."""
 
     def __repr__(self) -> str:
         return f"<Events {self.kind!r}: {len(self.parts)} parts in {os.fspath(self.parts[0].parent)!r}>"
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> "pandas.DataFrame":
-        """All of them, or those columns. Raises ImportError without pandas and pyarrow."""
+        """All columns, or the given ones. Raises ImportError without pandas and pyarrow."""
         imported("pyarrow")
         chosen = None if columns is None else list(columns)
         frame: pandas.DataFrame = imported("pandas").read_parquet(self.parts[0].parent, columns=chosen)
         return frame
 
     def to_polars(self, columns: Sequence[str] | None = None) -> "polars.DataFrame":
-        """All of them, or those columns. Raises ImportError without polars."""
+        """All columns, or the given ones. Raises ImportError without polars."""
         chosen = None if columns is None else list(columns)
         frame: polars.DataFrame = imported("polars").read_parquet(self.parts, columns=chosen)
         return frame
@@ -249,12 +253,14 @@ class Answer(dict[str, Any]):
     """
 
     def to_pandas(self, key: str) -> "pandas.DataFrame":
-        """The list of that name, with a row for each of its objects. Raises ImportError without pandas, KeyError without a list."""
+        """The list named `key`, with a row for each of its objects. Raises ImportError without pandas, KeyError if
+        there is no such list."""
         frame: pandas.DataFrame = imported("pandas").DataFrame(self._list(key))
         return frame
 
     def to_polars(self, key: str) -> "polars.DataFrame":
-        """The same as a frame of polars. Raises ImportError without polars, KeyError without a list."""
+        """The list named `key` as a polars data frame. Raises ImportError without polars, KeyError if there is no such
+        list."""
         frame: polars.DataFrame = imported("polars").DataFrame(self._list(key), infer_schema_length=None)
         return frame
 
@@ -268,7 +274,7 @@ class Answer(dict[str, Any]):
     def _repr_html_(self) -> str:
         parts = []
         for name, value in self.items():
-            # One object is a table of one row.
+            # A single object becomes a table of one row.
             listed = [value] if isinstance(value, dict) else value
             if isinstance(listed, list) and listed and all(isinstance(row, dict) for row in listed):
                 columns = list(dict.fromkeys(column for row in listed for column in row))
@@ -290,10 +296,10 @@ class Run:
     report: dict[str, Any]
     """The content of `report.json`."""
     output: str
-    """What the ranks printed, on both streams."""
+    """Output of the ranks: standard output and standard error."""
 
     def __repr__(self) -> str:
-        """One line: the report itself has hundreds, and the output any number."""
+        """One line, because the report has hundreds of lines and the output any number."""
         ranks = len(self.report["ranks"])
         return (
             f"<Run: makespan {self.makespan:.6g} s, {ranks} ranks, {self._cluster!r}, in {os.fspath(self.directory)!r}>"
@@ -301,7 +307,8 @@ class Run:
 
     @property
     def failure(self) -> str | None:
-        """Error with which the program failed, as the command printed it; all figures then end at the failure. None if it finished."""
+        """Error with which the program failed, as the command printed it; all figures then end at the failure. None if
+        it finished."""
         return self.report.get("failure")
 
     @property
@@ -311,7 +318,8 @@ class Run:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """Seconds between which the real makespan should lie, with a probability of 95 %; None where nothing is known of the errors."""
+        """Interval in seconds that should contain the real makespan with a probability of 95 %; None if nothing is
+        known of the errors."""
         interval = self.report.get("interval")
         return interval and (interval["low_s"], interval["high_s"])
 
@@ -332,28 +340,29 @@ class Run:
 
     @property
     def phases(self) -> Table[Phase]:
-        """How long the program's named ranges took, by name and rank."""
+        """Durations of the program's named ranges, by name and rank."""
         return self._table(Phase, "phases")
 
     @property
     def links(self) -> Table[Link]:
-        """The links that have carried anything; empty with `record="summary"`, in folded and in real runs."""
+        """Links that carried at least one message; empty with `record="summary"`, in folded runs and in real runs."""
         return self._table(Link, "links")
 
     @property
     def critical_path(self) -> Table[PathPart]:
-        """The longest parts of the critical path; empty where the causes of events are not known."""
+        """The longest parts of the critical path; empty if the causes of events are not known."""
         path = self.report.get("critical_path", {"parts": []})
         return Table(PathPart, [_from_report(PathPart, row) for row in path["parts"]])
 
     def events(self, kind: str) -> Events:
-        """All events of that kind: `computed`, `issued`, `completed`, `waited`, `marked`, `message` and so on.
+        """All events of one kind: `computed`, `issued`, `completed`, `waited`, `marked`, `message` and so on.
 
         >>> waited = uniference.load("ring").events("waited").to_pandas(["rank", "exposed_ps"])
         >>> (waited.groupby("rank").exposed_ps.sum() / 1e12).round(6).tolist()
         [0.009201, 0.009201, 0.009201, 0.009201]
 
-        Raises ValueError where the run has none: a run with `record="summary"` has no events, and `message` needs `record="full"`.
+        Raises ValueError if the run has none: a run with `record="summary"` has no events, and `message` needs
+        `record="full"`.
         """
         parts = sorted((self.directory / "events" / kind).glob("*.parquet"))
         if not parts:
@@ -366,7 +375,7 @@ class Run:
 
     @property
     def plot(self) -> "Plots":
-        """Plots of it with matplotlib, as in `run.plot.timeline()`."""
+        """Plots of the run with matplotlib, as in `run.plot.timeline()`."""
         from uniference.plots import Plots
 
         return Plots(self)
@@ -411,12 +420,12 @@ class Run:
 
 
 def load(folder: str | os.PathLike[str]) -> Run:
-    """The run whose results are in a folder: of `simulate`, `replay` and `workload`, and of the commands `run` and `launch`.
+    """Reads a run folder, as written by `simulate`, `replay` and `workload`, and by the commands `run` and `launch`.
 
     >>> uniference.load("ring").makespan
     0.009201...
 
-    Raises FileNotFoundError if there is no report in it, ValueError if it cannot be read.
+    Raises FileNotFoundError if the folder has no report, ValueError if the report cannot be read.
     """
     directory = Path(folder)
     path = directory / "report.json"
@@ -434,13 +443,13 @@ def load(folder: str | os.PathLike[str]) -> Run:
 
 
 def seconds(time: float) -> str:
-    """A time as people read it: `12.3 ms`."""
+    """A duration with a readable unit: `12.3 ms`."""
     unit, size = next(((u, s) for u, s in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)) if abs(time) >= s), ("ns", 1e-9))
     return f"{time / size:.4g} {unit}" if time else "0"
 
 
 def table_in_html(columns: Sequence[str], rows: Sequence[Sequence[Any]], bars: Sequence[str] = ()) -> str:
-    """A table, of whose rows the first are shown; `bars` are a last column that is HTML already."""
+    """An HTML table of the first `MOST_SHOWN` rows. `bars` is a last column of ready HTML."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     body = []
     for number, row in enumerate(rows[:MOST_SHOWN]):
@@ -454,7 +463,7 @@ def table_in_html(columns: Sequence[str], rows: Sequence[Sequence[Any]], bars: S
 
 
 def _bar(rank: Rank, makespan: float) -> str:
-    """Where a rank's time went, drawn to scale."""
+    """A rank's compute, exposed communication and idle time as one bar, drawn to scale."""
     widths = (("#4c78a8", rank.compute_s), ("#e45756", rank.exposed_comm_s), ("#bab0ac", rank.idle_s))
     title = f"compute {seconds(rank.compute_s)}, exposed {seconds(rank.exposed_comm_s)}, idle {seconds(rank.idle_s)}"
     pieces = "".join(
@@ -487,5 +496,5 @@ def imported(name: str) -> Any:
 
 
 def _from_report(kind: type[_Row], row: dict[str, Any]) -> _Row:
-    # What a report leaves out has the default.
+    # Attributes that the report lacks keep their defaults.
     return kind(**{field.name: row[field.name] for field in fields(kind) if field.name in row})  # type: ignore[arg-type]

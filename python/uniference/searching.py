@@ -1,11 +1,11 @@
-"""Owns where `uniference search` looks next: Optuna is asked for points and told what they came to.
+"""Owns the sampler of `uniference search`: Optuna is asked for points and told their objective values.
 
-The command starts this module as a process and talks to it in JSON, one object a line. The first line describes the search; then each
-`{"ask": COUNT}` is answered by as many points, and a `{"tell": [...]}` has what they came to, in their order. `{"enqueue": POINT}` says
-which point is to be asked for next. A point has for each parameter a share from 0 to 1 of its values: which value that is, and what it
-comes to, is the command's business.
+The command starts this module as a process and talks to it in JSON, one object per line. The first line describes the
+search. `{"ask": COUNT}` is answered with COUNT points. `{"tell": [...]}` has the outcomes of these points, in the same
+order. `{"enqueue": POINT}` sets the next point that is asked for. A point has one share from 0 to 1 for each parameter;
+the command maps shares to the parameters' values and carries out the trials.
 
-Equal searches ask for equal points: everything that is drawn follows from the seed.
+Equal searches ask for equal points: all randomness follows from the seed.
 """
 
 import json
@@ -14,14 +14,15 @@ from typing import Any
 
 import optuna
 
-# So many points are drawn before the sampler learns from them (Optuna's own default).
+# Number of points that are drawn before the sampler learns from them (Optuna's own default).
 STARTUP = 10
-# What a point is told to come to that could not be carried out. It violates a constraint, too, so it is worse than all that could.
+# Objective value of points whose trial failed. A failed trial also violates a constraint, so it ranks behind all
+# others.
 FAILED = 1e300
 
 
 def main() -> None:
-    """Answers until the command closes its end."""
+    """Answers requests until the command closes its end of the pipe."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     wanted = json.loads(sys.stdin.readline())
     parameters: list[dict[str, Any]] = wanted["parameters"]

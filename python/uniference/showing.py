@@ -1,4 +1,5 @@
-"""Owns how a command is run from Python: what is shown meanwhile, and that an interrupt ends it and all that it has started."""
+"""Owns the child process of a command that Python runs: progress display during the run, and the end of all processes
+after an interrupt."""
 
 import contextlib
 import html
@@ -13,9 +14,9 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 PERIOD_S = 0.25
-"""How often progress is looked at."""
+"""Seconds between two looks at the progress file."""
 PATIENCE_S = 10.0
-"""An interrupted command is killed if it has not ended after so long."""
+"""Seconds after which an interrupted command that has not ended is killed."""
 
 
 def is_notebook() -> bool:
@@ -26,14 +27,14 @@ def is_notebook() -> bool:
 
 
 class Display:
-    """Shows how far a simulation has come: in a notebook below its cell, else as a line on standard error."""
+    """Shows the progress of a simulation: in a notebook below its cell, otherwise as a line on standard error."""
 
     def __init__(self) -> None:
         self._handle: Any = None
         self._width = 0
 
     def show(self, head: str, ranks: Sequence[str] = ()) -> None:
-        """Replaces what was shown before."""
+        """Replaces the previous text."""
         if not is_notebook():
             sys.stderr.write(f"\r{head:<{self._width}}")
             sys.stderr.flush()
@@ -48,7 +49,7 @@ class Display:
             self._handle.update(text)
 
     def clear(self) -> None:
-        """Takes it away."""
+        """Removes the text."""
         if self._handle is not None:
             from IPython.display import HTML
 
@@ -61,9 +62,11 @@ class Display:
 def run(
     command: Sequence[str], stdout: IO[str], stderr: IO[str], progress: bool = False, stdin: Path | None = None
 ) -> int:
-    """Runs a command to its end, and returns its exit code. KeyboardInterrupt ends it first. It reads the file `stdin`, or nothing.
+    """Runs a command to its end, and returns its exit code. KeyboardInterrupt ends the command first. Its standard
+    input is the file `stdin`, or empty.
 
-    With `progress` the command is one that knows `--progress-to`, which is inserted behind its second word, the subcommand's.
+    With `progress` the command must know `--progress-to`, which is inserted behind its second word, the subcommand's
+    name.
     """
     with contextlib.ExitStack() as stack:
         words, told, display = list(command), None, Display()
@@ -89,10 +92,10 @@ def run(
 
 
 def _show_last(told: IO[bytes], display: Display) -> None:
-    """Shows the last line that is complete, of those that came since it was looked last."""
+    """Shows the last complete line that was written since the previous look."""
     begin = told.tell()
     complete, newline, _ = told.read().rpartition(b"\n")
-    # What is not complete is read again.
+    # An incomplete line is read again later.
     told.seek(begin + len(complete + newline))
     if complete:
         standing = json.loads(complete.rpartition(b"\n")[2])
@@ -100,7 +103,7 @@ def _show_last(told: IO[bytes], display: Display) -> None:
 
 
 def _end(process: "subprocess.Popen[str]") -> None:
-    """As Ctrl-C does on a terminal, where the command may have got it itself."""
+    """Ends the command as Ctrl-C does on a terminal, where the command may have received the signal itself."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(1.0)
         return

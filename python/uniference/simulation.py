@@ -1,9 +1,9 @@
-"""Owns the Python face of the commands: a simulation is asked for, or a question about one.
+"""Owns the Python functions that run the commands: simulations, and questions about their results.
 
-A run is started as a process of its own, because it starts others and adopts what they leave behind, which is no business of the
-caller's; replays and generated jobs are carried out inside this process.
+`uniference run` is started as a child process, because it starts processes and adopts orphaned ones, which must not
+happen in the caller's process. Replays and generated jobs are carried out inside this process.
 
-What the options mean is the command's business, what has come of it `uniference.results`'.
+The command line defines the options, `uniference.results` the results.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from uniference.results import Answer, Run
 
 
 class SimulationError(Exception):
-    """The simulation did not come to its end.
+    """The simulation failed before its end.
 
-    `exit_code` as of the command: 1 the program failed, 2 wrong usage or configuration, 3 deadlock or mismatch, 70 a bug of
-    the simulator, 129, 130 and 143 ended by a signal. `message` is what it has written on its standard error.
+    `exit_code` is the command's: 1 the program failed, 2 wrong usage or configuration, 3 deadlock or mismatch, 70 a bug
+    of the simulator, 129, 130 and 143 ended by a signal. `message` is the command's standard error.
     """
 
     def __init__(self, exit_code: int, message: str) -> None:
@@ -50,9 +50,9 @@ def simulate(
     <Run: makespan 0.00920... s, 4 ranks, ... in 'ring'>
 
     `cluster` is a cluster file; `options` are those of `uniference run` with underscores for hyphens: `ranks=4`,
-    `bandwidth="1 Gbps"`, `compute="none"`. A list gives an option several times, True one without a value. With `module`, `script`
-    is a module's name. `out` is the folder for the results, by default the first free `uniference-out/<script>-<n>`.
-    With `progress`, by default in notebooks, it is shown meanwhile how far the run has come.
+    `bandwidth="1 Gbps"`, `compute="none"`. A list gives an option several times, True gives an option without a value.
+    With `module`, `script` is a module's name. `out` is the run folder, by default the first free
+    `uniference-out/<script>-<n>`. `progress` shows the progress of the run; it is on by default in notebooks.
 
     Raises SimulationError if the program fails, or cannot be run to its end. KeyboardInterrupt ends the run and all its processes.
     """
@@ -62,7 +62,7 @@ def simulate(
     exit_code, report, printed = _run(["run", "--json", *words], _wanted(progress))
     if exit_code != 0:
         if out is None:
-            with contextlib.suppress(OSError):  # what is in it tells how it has failed
+            with contextlib.suppress(OSError):  # a folder with files stays: they tell why the run failed
                 directory.rmdir()
         raise SimulationError(exit_code, printed.strip())
     return Run(directory=directory, report=json.loads(report), output=printed)
@@ -76,16 +76,16 @@ def replay(
     progress: bool | None = None,
     **options: Any,
 ) -> Run:
-    """Carries out a run again without its program, or execution traces, inside this process.
+    """Replays a recorded run without its program, or execution traces, inside this process.
 
     >>> faster = uniference.replay("ring", set="network.bandwidth=*4", out="faster")
     >>> round(uniference.load("ring").makespan / faster.makespan, 1)
     2.0
 
-    `run` is a run, the folder of its results, or what else `uniference replay` takes; `options` are those of `uniference replay`, as
-    for `simulate`.
+    `run` is a run, a run folder, or any other input of `uniference replay`; `options` are those of `uniference replay`,
+    as for `simulate`.
 
-    Raises SimulationError if it cannot be carried out to its end.
+    Raises SimulationError if the replay does not reach its end.
     """
     words = _arguments({"cluster": cluster, "out": out, **options})
     return _carry_out(["replay", *words, "--", _source(run)], _wanted(progress))
@@ -103,7 +103,7 @@ def workload(
 
     `options` are those of `uniference workload`, as for `simulate`.
 
-    Raises SimulationError if it cannot be carried out to its end.
+    Raises SimulationError if the job does not reach its end.
     """
     words = _arguments({"cluster": cluster, "out": out, **options})
     return _carry_out(["workload", kind, "--run", *words], _wanted(progress))
@@ -116,7 +116,7 @@ def explain(run: "str | os.PathLike[str] | Run", **options: Any) -> Answer:
     >>> path["kinds"][0]["name"], round(path["kinds"][0]["share"], 2)
     ('bandwidth', 0.72)
 
-    `run` and `options` are as for `replay`; with `path=True` it lists the spans of the path, too.
+    `run` and `options` are as for `replay`; with `path=True` the answer also lists the spans of the path.
 
     Raises SimulationError if the run cannot be explained.
     """
@@ -124,13 +124,15 @@ def explain(run: "str | os.PathLike[str] | Run", **options: Any) -> Answer:
 
 
 def whatif(run: "str | os.PathLike[str] | Run", **options: Any) -> Answer:
-    """What a run would take with something about it changed: the object that `uniference whatif --json` prints. Times are in seconds.
+    """The makespan of a run under changed conditions: the object that `uniference whatif --json` prints. Times are in
+    seconds.
 
     >>> table = uniference.whatif("ring").to_pandas("changes")
     >>> table.options[0]
     ['--free', 'send']
 
-    `options` are the changes, as in `whatif(run, set="network.latency=0", free="all_gather")`; without any a table of many is made.
+    `options` are the changes, as in `whatif(run, set="network.latency=0", free="all_gather")`; without options the
+    answer is a table of many changes.
 
     Raises SimulationError if the run or a change cannot be simulated.
     """
@@ -138,24 +140,25 @@ def whatif(run: "str | os.PathLike[str] | Run", **options: Any) -> Answer:
 
 
 def diff(first: "str | os.PathLike[str] | Run", second: "str | os.PathLike[str] | Run") -> Answer:
-    """By what the critical paths of two runs differ: the object that `uniference diff --json` prints. Times are in seconds.
+    """Differences between the critical paths of two runs: the object that `uniference diff --json` prints. Times are in
+    seconds.
 
     >>> uniference.diff("ring", "faster")["kinds"][0]["name"]
     'bandwidth'
 
-    Raises SimulationError if one of them cannot be explained.
+    Raises SimulationError if one of the runs cannot be explained.
     """
     return _answer(["diff", "--", _source(first), _source(second)])
 
 
 def compare(predicted: "str | os.PathLike[str] | Run", real: "str | os.PathLike[str] | Run") -> Answer:
-    """How far a prediction is from a real run, or from any other run of the same program: the object that `uniference compare --json`
-    prints. Times are in seconds, errors fractions.
+    """The error of a prediction against a real run, or against any other run of the same program: the object that
+    `uniference compare --json` prints. Times are in seconds, errors are fractions.
 
     >>> uniference.compare("ring", "faster")["makespan"]["error"]
     1.012...
 
-    Raises SimulationError if they have no operation in common.
+    Raises SimulationError if the two runs have no operation in common.
     """
     return _answer(["compare", "--", _source(predicted), _source(real)])
 
@@ -173,20 +176,20 @@ def fit(
     >>> uniference.fit("ring.py", cluster="boards.toml")["fits"]
     True
 
-    Raises SimulationError if that cannot be said.
+    Raises SimulationError if the answer is unknown.
     """
     words = _arguments({"cluster": cluster, **options}) + (["-m"] if module else []) + [os.fspath(script), *args]
-    # It exits with 1 where it does not fit.
+    # The command exits with 1 if the program does not fit.
     return _answer(["fit", *words], also=1)
 
 
 def calibrate(out: str | os.PathLike[str] = "cluster.toml", **options: Any) -> Answer:
     """Measures a network and writes a cluster file that reproduces it: the object that `uniference calibrate --json` prints.
 
-    `options` are those of `uniference calibrate`, as for `simulate`: `nnodes=2, node_rank=0, master_addr="10.0.0.1"` on each of two
-    machines, or `testbed=True, cluster=FILE`; `fit=FILE` fits measurements that are there already, without measuring.
+    `options` are those of `uniference calibrate`, as for `simulate`: `nnodes=2, node_rank=0, master_addr="10.0.0.1"` on
+    each of two machines, or `testbed=True, cluster=FILE`; `fit=FILE` fits existing measurements, without measuring.
 
-    Raises SimulationError if it cannot be measured or fitted.
+    Raises SimulationError if the network cannot be measured or the measurements cannot be fitted.
     """
     return _answer(["calibrate", *_arguments({"out": out, **options})])
 
@@ -196,14 +199,14 @@ def _source(run: "str | os.PathLike[str] | Run") -> str:
 
 
 def _wanted(progress: bool | None) -> bool:
-    """Whether progress is shown where nobody has said."""
+    """Whether to show progress; by default only in notebooks."""
     return showing.is_notebook() if progress is None else progress
 
 
 def _run(words: Sequence[str], progress: bool = False, given: str | None = None) -> tuple[int, str, str]:
-    """Runs a command, which reads what is `given`: its exit code, and what it has printed on either stream."""
+    """Runs a command with `given` as its standard input. Returns its exit code, standard output and standard error."""
     command = [sys.executable, "-m", "uniference", *words]
-    # Files: whoever the command has started may hold a pipe open after its end.
+    # Files and not pipes: processes that the command has started may keep a pipe open after the command's end.
     with TemporaryDirectory() as scratch:
         paths = [Path(scratch) / stream for stream in ("stdout", "stderr")]
         with open(paths[0], "w") as stdout, open(paths[1], "w") as stderr:
@@ -216,7 +219,7 @@ def _run(words: Sequence[str], progress: bool = False, given: str | None = None)
 
 
 def _answer(words: Sequence[str], also: int = 0) -> Answer:
-    """What a command prints as JSON, if it ends with exit code 0 or `also`."""
+    """The JSON object that a command prints, if the command ends with exit code 0 or `also`."""
     exit_code, printed, said = _run([words[0], "--json", *words[1:]])
     if exit_code not in (0, also) or not printed:
         raise SimulationError(exit_code, said.strip())
@@ -224,7 +227,7 @@ def _answer(words: Sequence[str], also: int = 0) -> Answer:
 
 
 def _carry_out(words: Sequence[str], progress: bool) -> Run:
-    """Carries out a command that needs no other process. KeyboardInterrupt ends it."""
+    """Carries out a command inside this process. KeyboardInterrupt ends it."""
     display = showing.Display()
 
     def show(virtual_s: float, operations: int) -> None:
@@ -241,7 +244,8 @@ def _carry_out(words: Sequence[str], progress: bool) -> Run:
 
 
 def _new_directory(name: str) -> Path:
-    """As the command chooses it; a report does not say where it lies. It is made here, so that no other run takes the same."""
+    """Creates the folder that the command would choose. The report does not name the folder, so it is chosen and
+    created before the command starts, and no other run uses it."""
     parent = Path("uniference-out")
     parent.mkdir(exist_ok=True)
     for n in itertools.count(1):
@@ -252,7 +256,7 @@ def _new_directory(name: str) -> Path:
 
 
 def _arguments(options: dict[str, Any]) -> list[str]:
-    """Options as the command line has them; None is left out."""
+    """Options as words of the command line; None and False are left out."""
     arguments: list[str] = []
     for name, given in options.items():
         for value in given if isinstance(given, list | tuple) else [given]:

@@ -1,6 +1,6 @@
-"""Owns the Python face of `uniference sweep`: a sweep as keyword arguments, and its results as data frames.
+"""Owns the Python interface of `uniference sweep`: a sweep as keyword arguments, and its results as data frames.
 
-What the keys mean is the sweep file's business (`docs/reference/sweep-file.md`).
+`docs/reference/sweep-file.md` defines the keys.
 """
 
 import contextlib
@@ -24,21 +24,21 @@ class Sweep:
     """The results of a sweep: a row for each trial. `docs/reference/sweep-file.md` describes the columns."""
 
     directory: Path
-    """The folder of the tables, the page of charts, and a folder for each trial."""
+    """Folder of the tables, of the page of charts, and of a folder for each trial."""
     output: str
-    """What the command said: how many runs and replays there were, and why trials failed."""
+    """Output of the command: the number of runs and of replays, and why trials failed."""
 
     def __repr__(self) -> str:
         return f"<Sweep in {os.fspath(self.directory)!r}>"
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """The table as a frame of pandas. Raises ImportError without pandas and pyarrow."""
+        """The results as a pandas data frame. Raises ImportError without pandas and pyarrow."""
         imported("pyarrow")
         frame: pandas.DataFrame = imported("pandas").read_parquet(self.directory / "results.parquet")
         return frame
 
     def to_polars(self) -> "polars.DataFrame":
-        """The same as a frame of polars. Raises ImportError without polars."""
+        """The results as a polars data frame. Raises ImportError without polars."""
         frame: polars.DataFrame = imported("polars").read_parquet(self.directory / "results.parquet")
         return frame
 
@@ -54,14 +54,15 @@ def sweep(
 ) -> Sweep:
     """Runs a program or a generated job at many points.
 
-    `file` is a sweep file. Without one, `keys` are its keys and tables, with paths relative to the current folder:
-    `sweep(program="train.py", arguments={"batch": [8, 16]}, options={"ranks": [2, 4], "compute": "model"})`, where `program` may be a
-    script's path. `out` is the folder for the results, by default the first free `uniference-out/<name>-<n>`; one in which the same sweep
-    was begun goes on. `jobs` trials are carried out at once, on this machine or on a Ray cluster, and with `retry` those that have
-    failed are carried out again.
+    `file` is a sweep file. Without a file, `keys` are the file's keys and tables, with paths relative to the current
+    folder: `sweep(program="train.py", arguments={"batch": [8, 16]}, options={"ranks": [2, 4], "compute": "model"})`,
+    where `program` may be a script's path. `out` is the folder for the results, by default the first free
+    `uniference-out/<name>-<n>`; if the folder holds an unfinished run of the same sweep, that sweep is resumed. `jobs`
+    trials are carried out at once, on this machine or on a Ray cluster. With `retry`, failed trials are carried out
+    again.
 
-    A trial that fails is a row with its error. Raises SimulationError if all of them fail, or the sweep makes no sense.
-    KeyboardInterrupt ends it; what was finished is kept.
+    A failed trial is a row with its error. Raises SimulationError if all trials fail, or if the sweep's description is
+    invalid. KeyboardInterrupt ends the sweep; finished trials are kept.
     """
     if (file is None) == (not keys):
         raise ValueError("give either a sweep file or its keys, as in sweep(program=..., options=...)")
@@ -75,14 +76,14 @@ def sweep(
     exit_code, printed, said = _run(words, given=text)
     if exit_code != 0:
         if out is None:
-            with contextlib.suppress(OSError):  # what is in it tells how it has failed
+            with contextlib.suppress(OSError):  # a folder with files stays: they tell why the sweep failed
                 directory.rmdir()
         raise SimulationError(exit_code, said.strip())
     return Sweep(directory=directory, output=printed + said)
 
 
 def _toml(value: Any) -> str:
-    """A value as TOML has it."""
+    """A value in TOML syntax."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):

@@ -1,6 +1,7 @@
-"""Performance tests of distributed programs, exact and without a cluster: a plugin of pytest, which finds it by itself.
+"""Performance tests of distributed programs, exact and without a cluster: a pytest plugin, which pytest finds by
+itself.
 
-`uniference_run` is a fixture that simulates a program, `assert_makespan` says how long it may take.
+`uniference_run` is a fixture that simulates a program. `assert_makespan` checks the run's makespan against a limit.
 """
 
 import re
@@ -20,9 +21,10 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0
 
 @pytest.fixture
 def uniference_run(tmp_path: Path) -> "Callable[..., Run]":
-    """Simulates programs as `uniference.simulate` does, with each result in a folder of the test's own.
+    """Simulates programs as `uniference.simulate` does, with a separate run folder for each run of the test.
 
-    `uniference_run("train.py", cluster="cluster.toml", compute="model")` returns a `Run`; arguments are those of `simulate`.
+    `uniference_run("train.py", cluster="cluster.toml", compute="model")` returns a `Run`; arguments are those of
+    `simulate`.
     """
     from uniference.simulation import simulate
 
@@ -45,13 +47,14 @@ def assert_makespan(
     rel: float = 0.0,
     allow_measured: bool = False,
 ) -> None:
-    """Fails the test if a run takes another time than `expected`, or longer than `at_most`; says on what the time went.
+    """Fails the test if the makespan differs from `expected`, or exceeds `at_most`; the message lists the longest parts
+    of the critical path.
 
-    Times are seconds, or texts with a unit: `"30 ms"`. With `rel=0.01` the makespan may be 1 % away from `expected`; without, it
-    may differ by what a figure of six digits leaves out. Simulated times are equal on every machine unless compute was measured on
-    it: such runs are refused unless `allow_measured` is set.
+    Times are seconds, or texts with a unit: `"30 ms"`. With `rel=0.01` the makespan may be 1 % away from `expected`;
+    without `rel` it may differ by the rounding error of a figure with six digits. Simulated times are equal on every
+    machine unless compute was measured on it: such runs are refused unless `allow_measured` is set.
 
-    Raises AssertionError if the makespan is another one, ValueError if the question makes no sense.
+    Raises AssertionError if the makespan is outside the limit, ValueError if the arguments make no sense.
     """
     __tracebackhide__ = True
     if (expected is None) == (at_most is None):
@@ -80,7 +83,7 @@ def assert_makespan(
 
 
 def _path(run: "Run") -> list[str]:
-    """The longest parts of the critical path, a line each."""
+    """The longest parts of the critical path, one per line."""
     lines = []
     for part in run.critical_path[:5]:
         place = part.link or (f"rank {part.rank}" if part.rank is not None else None)

@@ -1,4 +1,5 @@
-"""The page of `uniference report` in headless Chromium, opened as a file. `PICTURES=DIR make browser` keeps what it looks like."""
+"""The page of `uniference report` in headless Chromium, opened as a file. `PICTURES=DIR make browser` keeps
+screenshots."""
 
 import os
 import shutil
@@ -17,7 +18,7 @@ from webdriver import Browser, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
-# Compute, exposed communication, a peer that is late, ranges, a sleep.
+# Program with compute, exposed communication, a late peer, ranges and a sleep.
 TRAIN = """
 import time
 
@@ -60,12 +61,13 @@ power = { idle = "3 W", busy = "8 W" }
 bandwidth = "1 Gbps"
 latency = "200 us"
 """
-# Of one run on a page; memory over time has a chart for each rank, of which one is on show.
+# Charts of one run on a page; memory over time has a chart for each rank, of which one is visible.
 CHARTS = [
     "timeline", "ranks", "network", "links", "operations-by-size", "operations", "phases", "memory-rank-0",
     "memory-rank-1", "memory-rank-2", "memory", "energy", "critical-path", "what-if",
 ]  # fmt: skip
-# By chart, how many shapes are drawn, and whether any pixel of its canvas has a colour; `null` of what is not on show.
+# Script that returns for each chart the number of drawn shapes, and whether any pixel of its canvas has a colour;
+# `null` for hidden charts.
 DRAWN = """
 return charts.map(({ name, box, drawn }) => {
   if (box.clientWidth === 0) return [name, null, null];
@@ -79,7 +81,7 @@ return charts.map(({ name, box, drawn }) => {
 
 
 def option_of(chart: str) -> str:
-    """Begins a script that looks at what a chart shows."""
+    """Begins a script that reads a chart's options."""
     return f'const option = charts.find((chart) => chart.name === "train-{chart}").drawn.getOption();'
 
 
@@ -93,7 +95,8 @@ def command(*words: object, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run, the same on a faster network, the report of it alone, and pages of one and of all."""
+    """A folder with a run, the same run on a faster network, the report of the first, and pages of one run and of
+    all."""
     folder = tmp_path_factory.mktemp("report")
     (folder / "train.py").write_text(TRAIN)
     (folder / "cluster.toml").write_text(CLUSTER)
@@ -114,7 +117,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def keep(browser: Browser, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Keeps a picture of the page where somebody wants to look at it."""
+    """Keeps a screenshot of the page if `PICTURES` is set."""
     yield
     if pictures := os.environ.get("PICTURES"):
         Path(pictures).mkdir(parents=True, exist_ok=True)
@@ -139,7 +142,7 @@ def test_every_chart_is_drawn(folder: Path, browser: Browser, page: str, width: 
     for name, (shapes, colours) in drawn.items():
         assert name in hidden or (shapes > 5 and colours > 3), (name, shapes, colours)
     assert browser.complaints() == []
-    # Nothing but tables and the list of sections is wider than the window.
+    # Only tables and the list of sections may be wider than the window.
     assert browser.run("return document.documentElement.scrollWidth") == width
     assert browser.run("return getComputedStyle(document.body).backgroundColor") == (
         "rgb(18, 22, 28)" if dark else "rgb(246, 247, 249)"
@@ -153,7 +156,7 @@ def test_tables_are_sorted_by_their_titles(folder: Path, browser: Browser) -> No
     state = 'return document.querySelectorAll("#ranks th")[3].getAttribute("aria-sort")'
     assert browser.run(column) == ["0", "1", "2"]
     browser.run(f"{compute}.click()")
-    # The old board computes longest.
+    # The old board computes longest, so rank 2 comes first.
     assert (browser.run(column)[0], browser.run(state)) == ("2", "descending")
     browser.run(f"{compute}.click()")
     assert (browser.run(column)[2], browser.run(state)) == ("2", "ascending")
@@ -215,7 +218,7 @@ def test_charts_have_texts_and_names_are_no_elements(folder: Path, browser: Brow
 
 def test_figures_are_files(folder: Path) -> None:
     said = command("report", "train", "--out", "figures.html", "--figures", "figures", cwd=folder)
-    # Modelled compute has an interval, which the chart of the makespan shows.
+    # Modelled compute has an interval, which the makespan's chart shows.
     names = ["makespan", *(f"train-{name}" for name in CHARTS)]
     assert f"figures: figures ({len(names)} charts, each as SVG and PNG)" in said
     files = {path.name for path in (folder / "figures").iterdir()}

@@ -1,4 +1,5 @@
-"""The page of `uniference sweep` in headless Chromium, opened as a file. `PICTURES=DIR make browser` keeps what it looks like."""
+"""The page of `uniference sweep` in headless Chromium, opened as a file. `PICTURES=DIR make browser` keeps
+screenshots."""
 
 import os
 import subprocess
@@ -14,7 +15,7 @@ from webdriver import Browser, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
-# tp = 3 divides no heads: a trial that fails.
+# tp = 3 does not divide the number of heads: such a trial fails.
 SWEEP = """
 name = "layouts <b>"
 [program]
@@ -32,7 +33,7 @@ device.0.price = 2.5
 [measures]
 tokens_per_price = "tokens_per_s * makespan_s / price"
 """
-# By chart, how many shapes are drawn.
+# Script that returns the number of drawn shapes of each chart.
 DRAWN = "return charts.map(({ name, drawn }) => [name, drawn.getZr().storage.getDisplayList(true).length]);"
 CHOOSE = """
 const labels = [...document.querySelectorAll("#controls label")];

@@ -17,13 +17,13 @@ TIMEOUT_S = 120
 FLAGS = (
     "--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-    # No name is resolved: pages reach this machine alone.
+    # Names are not resolved, so pages can only reach this machine.
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
 )  # fmt: skip
 
 
 def missing() -> str | None:
-    """Why there is no browser to test with."""
+    """The reason why no browser is available; None if one is."""
     absent = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return f"not installed: {', '.join(absent)} (Debian: apt-get install chromium chromium-driver)" if absent else None
 
@@ -57,7 +57,7 @@ class Browser:
             self._stop()
 
     def open(self, page: Path | str, *, width: int = 1280, dark: bool = False) -> None:
-        """Opens a file, or an address of this machine; `width` is that of the window in pixels of CSS."""
+        """Opens a file, or an address of this machine; `width` is the window's width in CSS pixels."""
         theme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._devtools("Emulation.setEmulatedMedia", features=[theme])
         self._resize(width, 900)
@@ -66,21 +66,22 @@ class Browser:
         )
 
     def run(self, script: str) -> Any:
-        """What a function with this body returns in the page."""
+        """Runs a function with this body in the page; returns its result."""
         return self._request("POST", f"{self._session}/execute/sync", {"script": script, "args": []})
 
     def result(self, script: str, *arguments: object) -> Any:
-        """What a function with this body and these `arguments` hands to `done`, sooner or later."""
+        """Runs a function with this body and these `arguments` in the page; returns the value that it passes to
+        `done`."""
         text = f"const done = arguments[arguments.length - 1];\n{script}"
         return self._request("POST", f"{self._session}/execute/async", {"script": text, "args": arguments})
 
     def complaints(self) -> list[str]:
-        """What the console has said since the last time, errors and warnings."""
+        """Errors and warnings on the console since the last call."""
         log = self._request("POST", f"{self._session}/se/log", {"type": "browser"})
         return [entry["message"] for entry in log if entry["level"] in ("WARNING", "SEVERE")]
 
     def photograph(self, picture: Path) -> None:
-        """The whole page as a PNG."""
+        """Writes a PNG of the whole page."""
         size = self.run("const page = document.documentElement; return [page.clientWidth, page.scrollHeight]")
         self._resize(size[0], size[1])
         picture.write_bytes(base64.b64decode(self._devtools("Page.captureScreenshot")["data"]))

@@ -1,8 +1,9 @@
-"""Owns what one rank does in a run of PyTorch's own `DistributedTest`: some of its tests, one after the other, in one process.
+"""Owns the work of one rank in a run of PyTorch's own `DistributedTest`: some of its tests, one after the other, in one
+process.
 
-Usage: cases.py PLAN, where PLAN is a folder with `tests`, one name a line; each rank writes `rank<r>.jsonl` there. Under
-`uniference run` and under real Gloo alike: which one, is `suite.py`'s business, and so is what to do about a test that fails,
-after which this process ends.
+Usage: cases.py PLAN, where PLAN is a folder with `tests`, one name per line; each rank writes `rank<r>.jsonl` to that
+folder. The module works under `uniference run` and under real Gloo alike. `suite.py` starts both, and continues after a
+failed test, which ends this process.
 """
 
 import json
@@ -24,7 +25,8 @@ SIZE = int(os.environ["WORLD_SIZE"])
 os.environ.setdefault("BACKEND", "gloo")
 os.environ["TEMP_DIR"] = str(PLAN)
 
-# Where it is installed, tests for GPUs train a ResNet-50 on pictures of a million pixels: an hour on CPUs. They have other models, too.
+# With torchvision, tests for GPUs train a ResNet-50 on pictures of a million pixels: an hour on CPUs. The tests have
+# other models, too.
 sys.modules["torchvision"] = None  # type: ignore[assignment]
 
 import torch.distributed as dist  # noqa: E402 - after the environment is set
@@ -36,7 +38,7 @@ _SKIPPED = {skip.exit_code: skip.message for skip in TEST_SKIPS.values()}
 
 
 class Case(theirs.TestDistBackend, theirs.DistributedTest._DistTestBase):
-    """Their tests. Ranks are processes already, so none are spawned."""
+    """PyTorch's tests. Ranks are processes already, so none are spawned."""
 
 
 def main() -> int:
@@ -74,7 +76,7 @@ def _run(test: str) -> tuple[str, str]:
 
 
 def _case(test: str) -> Any:
-    """As TestDistBackend._run makes it."""
+    """Creates a test case as TestDistBackend._run does."""
     case = Case(test)
     case.rank = RANK
     case.file_name = str(PLAN / test / "init")
@@ -84,7 +86,7 @@ def _case(test: str) -> Any:
 
 @contextmanager
 def _group(test: str) -> Iterator[None]:
-    """The process group of one test, and folders of its own."""
+    """The process group of one test, and a folder of its own."""
     folder = PLAN / test
     for name in ("barrier", "test_dir", "init_dir"):
         (folder / name).mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,9 @@
-"""Compares what operators compute on simulated GPUs and on the CPU, on the samples of PyTorch's own tests of operators (OpInfo).
+"""Compares the results of operators on simulated GPUs with those on the CPU, on the samples of PyTorch's own tests of
+operators (OpInfo).
 
 Usage, under `uniference run --cuda --values all`: operators.py [--dtypes float32,int64] [--samples N] [--part I/N].
-Prints each operator before it is called, and a line `DIFFERS operator dtype: how` for each that does not do the same. Shapes, types,
-values and gradients are compared; of what is random, or left as memory was, shapes and types.
+Prints each operator before it is called, and a line `DIFFERS operator dtype: how` for each that differs. Shapes, types,
+values and gradients are compared; for random or uninitialized results only shapes and types.
 """
 
 import argparse
@@ -15,7 +16,7 @@ import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_leaves, tree_map
 
-# Samples that cannot be moved to a GPU as they are, and operators, some of one type alone, that are not the same on GPUs.
+# Samples that cannot be moved to a GPU, and operators, some only with one type, that differ on GPUs.
 LEFT_OUT = {
     "as_strided.partial_views": "its samples reach beyond the elements of the tensor that is moved",
     "tensor_split": "takes its places from the CPU",
@@ -33,9 +34,9 @@ LEFT_OUT = {
 
 
 def main() -> None:
-    """Runs all that the words ask for."""
+    """Runs the operators that the command line selects."""
     warnings.filterwarnings("ignore")
-    # What has no values here is said in warnings, and is wrong.
+    # A warning about missing values is an error, because with `--values all` all operators must have values.
     warnings.filterwarnings("error", message=".*on simulated GPUs.*")
     parser = argparse.ArgumentParser()
     parser.add_argument("--dtypes", default="float32")
@@ -64,15 +65,15 @@ def main() -> None:
 
 
 def name_of(op: Any) -> str:
-    """With its variant."""
+    """Name of an operator with its variant."""
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
 
 
 def samples(op: Any, dtype: torch.dtype, most: int) -> Iterator[Any]:
-    """The first ones and, of many, some more at equal distances."""
+    """The first samples and, if there are many, some more at equal distances."""
     torch.manual_seed(0)
     requires_grad = dtype.is_floating_point and op.supports_autograd
-    # Some cannot be made of some types.
+    # Some samples do not exist for some types.
     try:
         found = list(op.sample_inputs("cpu", dtype, requires_grad=requires_grad))
     except (RuntimeError, TypeError, ValueError):
@@ -81,10 +82,11 @@ def samples(op: Any, dtype: torch.dtype, most: int) -> Iterator[Any]:
 
 
 def on_cpu(op: Any, sample: Any) -> tuple[list[Any], list[Any], bool] | None:
-    """Tensors that it results in, gradients, and whether these have values that can be compared. None: it is an error."""
+    """Result tensors, gradients, and whether these have values that can be compared. None: the operator raises an
+    error."""
     try:
         results = [run(op, sample, lambda value: moved(value, "cpu"), seed) for seed in (0, 1)]
-    # Some samples are of errors, of whatever type.
+    # Some samples test errors, of any type.
     except Exception:
         return None
     (first, gradients), (second, _) = results
@@ -93,12 +95,12 @@ def on_cpu(op: Any, sample: Any) -> tuple[list[Any], list[Any], bool] | None:
 
 
 def draws(op: Any) -> bool:
-    """Whether its samples are called with a seed of their own."""
+    """Whether the operator's samples are called with a seed of their own."""
     return "wrapper_set_seed" in getattr(getattr(op.op, "__code__", None), "co_names", ())
 
 
 def run(op: Any, sample: Any, move: Callable[[Any], Any], seed: int) -> tuple[list[Any], list[Any]]:
-    """What it results in, and the gradients of the sum of that by all that has one."""
+    """The operator's results, and the gradients of their sum with respect to all inputs that require one."""
     given = tree_map(move, (sample.input, sample.args, sample.kwargs))
     torch.manual_seed(seed)
     results = [leaf for leaf in tree_leaves(op(given[0], *given[1], **given[2])) if isinstance(leaf, torch.Tensor)]
@@ -109,7 +111,7 @@ def run(op: Any, sample: Any, move: Callable[[Any], Any], seed: int) -> tuple[li
 
 
 def compare(op: Any, sample: Any, results: list[Any], gradients: list[Any], same: bool) -> str | None:
-    """How the GPU differs; None: not at all."""
+    """Description of the GPU's difference; None: there is none."""
     try:
         there = run(op, sample, lambda value: moved(value, "cuda"), 0)
     except Exception as error:
@@ -129,7 +131,7 @@ def compare(op: Any, sample: Any, results: list[Any], gradients: list[Any], same
 
 
 def difference(a: torch.Tensor, b: torch.Tensor, tolerance: float = 0.0) -> str | None:
-    """What PyTorch says of the second one; None: they are close."""
+    """PyTorch's description of the difference; None: the tensors are close."""
     try:
         torch.testing.assert_close(b, a, equal_nan=True, rtol=tolerance, atol=tolerance)
     except AssertionError as error:
@@ -138,7 +140,7 @@ def difference(a: torch.Tensor, b: torch.Tensor, tolerance: float = 0.0) -> str 
 
 
 def moved(value: Any, place: str) -> Any:
-    """A copy of a tensor, as operators may write to it; a device."""
+    """A copy of a tensor on a device, because operators may write to it; or the device itself for a device argument."""
     if isinstance(value, torch.Tensor):
         return value.detach().to(place, copy=True).requires_grad_(value.requires_grad)
     is_device = isinstance(value, torch.device) or (isinstance(value, str) and value == "cpu")
@@ -146,7 +148,7 @@ def moved(value: Any, place: str) -> Any:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """Dense, and on the CPU."""
+    """A dense copy on the CPU."""
     tensor = tensor.detach().cpu()
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
 

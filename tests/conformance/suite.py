@@ -1,8 +1,9 @@
-"""Owns the runs of PyTorch's own `DistributedTest`: under real Gloo, under `uniference run`, and there as `nccl` on simulated GPUs.
+"""Owns the runs of PyTorch's own `DistributedTest`: under real Gloo, under `uniference run`, and as `nccl` on simulated
+GPUs.
 
-Usage: suite.py [--ranks 2 4] [--only TEXT...] [--only-nccl | --no-nccl] [--keep FOLDER]. Prints a table, and ends with 1 if a test that
-passes on Gloo fails on ours. As `nccl` there is nothing to compare with: it lists what passes, and why each other one does not.
-What a rank does is in `cases.py`.
+Usage: suite.py [--ranks 2 4] [--only TEXT...] [--only-nccl | --no-nccl] [--keep FOLDER]. Prints a table, and ends with
+1 if a test that passes on Gloo fails in the simulation. For `nccl` there is no real library to compare with: it lists
+the passing tests, and the reason for each other one. `cases.py` is the program of one rank.
 """
 
 import argparse
@@ -25,8 +26,8 @@ import torch
 
 CASES = Path(__file__).with_name("cases.py")
 
-# A batch in which no rank notes anything for so long has hung, also where others use the machine. Gloo's own time-out is 60 s; the longest
-# test on simulated GPUs takes a minute with 2 ranks and four with 4.
+# Seconds without a note of any rank after which a batch counts as hung, even on a busy machine. Gloo's own timeout is
+# 60 s; the longest test on simulated GPUs takes a minute with 2 ranks and four with 4.
 STALL_S = 600.0
 
 # From best to worst.
@@ -37,7 +38,7 @@ Start = Callable[[int, Path], subprocess.Popen[bytes]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one test: ok, skipped or failed."""
+    """Outcome of one test: ok, skipped or failed."""
 
     kind: str
     reason: str = ""
@@ -46,7 +47,8 @@ class Outcome:
 def run(tests: Sequence[str], size: int, start: Start, folder: Path) -> dict[str, Outcome]:
     """Runs tests in as few processes as possible.
 
-    A test that fails ends its process. It is tried once more in a fresh one, as the first, so that nothing but itself is to blame.
+    A test that fails ends its process. The test is tried once more as the first one of a new process, so that no
+    earlier test can be the cause.
     """
     done: dict[str, Outcome] = {}
     left = list(tests)
@@ -81,7 +83,7 @@ def _finish(process: subprocess.Popen[bytes], plan: Path) -> str:
 
 
 def _read(plan: Path, size: int, error: str) -> dict[str, Outcome]:
-    """Each test's outcome, over all ranks: the worst."""
+    """Each test's outcome: the worst of all ranks."""
     outcomes: dict[str, Outcome] = {}
     for rank in range(size):
         for test, outcome in _read_rank(plan / f"rank{rank}.jsonl", error).items():
@@ -91,7 +93,7 @@ def _read(plan: Path, size: int, error: str) -> dict[str, Outcome]:
 
 
 def _read_rank(path: Path, error: str) -> dict[str, Outcome]:
-    """A test that was started and did not end has failed, with the batch's `error`."""
+    """Outcomes of one rank. A test that was started and did not end has failed, with the batch's `error`."""
     notes = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     return {
         note["test"]: Outcome(note["outcome"], note["reason"])
@@ -102,26 +104,27 @@ def _read_rank(path: Path, error: str) -> dict[str, Outcome]:
 
 
 def start_ours(size: int, plan: Path) -> subprocess.Popen[bytes]:
-    """A batch under `uniference run`."""
+    """Starts a batch under `uniference run`."""
     options = ["--ranks", str(size), "--backend", "gloo", "--compute", "none", "--out", str(plan / "out")]
     command = [sys.executable, "-m", "uniference", "run", *options, str(CASES), str(plan)]
     return _popen(command, plan, {})
 
 
 def start_nccl(size: int, plan: Path) -> subprocess.Popen[bytes]:
-    """A batch as `nccl` on simulated GPUs, which are all in one host."""
+    """Starts a batch as `nccl` on simulated GPUs of one host."""
     cluster = plan / "cluster.toml"
     cluster.write_text(
         f'backend = "nccl"\n[[device]]\nname = "gpu"\nmodel = "h100-sxm"\ncount = {size}\nhost = "server"\n[network]\n'
     )
     options = ["--cluster", str(cluster), "--cuda", "--compute", "model", "--out", str(plan / "out")]
     command = [sys.executable, "-m", "uniference", "run", *options, str(CASES), str(plan)]
-    # The tests expect the events that this class of PyTorch's writes into profiles, `nccl:all_reduce`. The other one's lack the prefix.
+    # The tests expect the profiler events of this PyTorch class, `nccl:all_reduce`. The other class's events lack the
+    # prefix.
     return _popen(command, plan, {"BACKEND": "nccl", "TORCH_DIST_USE_NCCL2": "0"})
 
 
 def start_gloo(size: int, plan: Path) -> subprocess.Popen[bytes]:
-    """A batch under real Gloo."""
+    """Starts a batch under real Gloo."""
     return _popen([sys.executable, __file__, "--gloo", str(size), str(plan)], plan, {})
 
 
@@ -133,7 +136,7 @@ def _popen(command: Sequence[str], plan: Path, env: dict[str, str]) -> subproces
 
 
 def _fork_gloo(size: int, plan: Path) -> int:
-    """Forks the ranks from one process that has torch loaded; ends them all when one fails."""
+    """Forks the ranks from one process that has torch loaded; ends all of them if one fails."""
     torch.set_num_threads(1)
     pids = [_fork_rank(rank, size, plan) for rank in range(size)]
     alive, code = set(pids), 0
@@ -164,7 +167,8 @@ def _fork_rank(rank: int, size: int, plan: Path) -> int:
 
 
 def all_tests() -> list[str]:
-    """The names of PyTorch's tests, read rather than imported: the module wants an environment of its own."""
+    """Names of PyTorch's tests, parsed from the source, because importing the module requires an environment of its
+    own."""
     source = Path(torch.__file__).parent / "testing/_internal/distributed/distributed_test.py"
     classes = (node for node in ast.walk(ast.parse(source.read_text())) if isinstance(node, ast.ClassDef))
     base = next(node for node in classes if node.name == "_DistTestBase")
@@ -173,7 +177,7 @@ def all_tests() -> list[str]:
 
 
 def compare(size: int, tests: Sequence[str], folder: Path) -> bool:
-    """Prints the table of one number of ranks; False if ours fails where Gloo passes."""
+    """Prints the table of one number of ranks; False if the simulation fails a test that Gloo passes."""
     sides: dict[str, dict[str, Outcome]] = {}
     for name, start in (("gloo", start_gloo), ("ours", start_ours)):
         directory = folder / f"{name}{size}"
@@ -193,14 +197,14 @@ def compare(size: int, tests: Sequence[str], folder: Path) -> bool:
 
 
 def _in_short(outcome: Outcome) -> str:
-    """Why a test was skipped, or the error that it has failed with."""
+    """The reason why a test was skipped, or its error."""
     lines = outcome.reason.strip().splitlines()
     errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|error|Exception)\b.*:", line)]
     return (errors or lines or [""])[-1]
 
 
 def show_nccl(size: int, tests: Sequence[str], folder: Path) -> None:
-    """Prints what passes as `nccl`, and for each other test why it does not."""
+    """Prints the tests that pass as `nccl`, and for each other test the reason."""
     directory = folder / f"nccl{size}"
     directory.mkdir(parents=True)
     outcomes = run(tests, size, start_nccl, directory)
@@ -211,7 +215,7 @@ def show_nccl(size: int, tests: Sequence[str], folder: Path) -> None:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="PyTorch's DistributedTest under real Gloo and under uniference")
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--only", nargs="+", default=[""], help="run the tests whose names contain one of these texts")

@@ -1,5 +1,5 @@
-"""PyTorch's own tests of process groups pass on ours. `make conformance` compares them with real Gloo, runs all of them as `nccl` on
-simulated GPUs, and both with 4 ranks."""
+"""PyTorch's own tests of process groups pass in the simulation. `make conformance` compares them with real Gloo, runs
+all of them as `nccl` on simulated GPUs, and both with 4 ranks."""
 
 import sys
 from collections import Counter
@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from suite import all_tests, run, start_nccl, start_ours
 
-# What passes on real Gloo of torch 2.15.0 with 2 ranks and no GPU; the others are skipped.
+# Number of tests that pass on real Gloo of torch 2.15.0 with 2 ranks and no GPU; the others are skipped.
 PASS_ON_GLOO = 90
 
 
@@ -23,10 +23,10 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert Counter(outcome.kind for outcome in outcomes.values())["ok"] >= PASS_ON_GLOO
 
 
-# Collectives and messages of tensors on GPUs, and gradients in float16.
+# Tests of collectives and messages of GPU tensors, and of gradients in float16.
 AS_NCCL = ("_cuda", "_nccl", "SyncBatchNorm", "with_amp")
 
-# Of these, with 2 ranks; PyTorch skips the others.
+# Number of these tests that pass with 2 ranks; PyTorch skips the others.
 PASS_AS_NCCL = 46
 
 

@@ -1,13 +1,13 @@
-"""Makes the corpus: program records, and what replaying them gave with the version of Uniference that wrote them.
+"""Makes the corpus: program records, and the results of replaying them with the version of Uniference that wrote them.
 
-Usage: make.py FOLDER [--only NAME...]. Runs `python -m uniference` of the interpreter that runs this script, so what is made is of
-whatever version is importable. The files in this folder, of records of version 1, were made before records had a schema of their own;
-they are kept, not made again: `crates/formats/tests/corpus.rs` proves with them that every figure of an old record's replay has stayed
-what it was, bit for bit.
+Usage: make.py FOLDER [--only NAME...]. Runs `python -m uniference` of the interpreter that runs this script, so the
+corpus is of the importable version. The files in this folder, of records of version 1, were made before records had a
+schema of their own; they are kept and never made again: `crates/formats/tests/corpus.rs` checks with them that every
+figure of an old record's replay is unchanged, bit for bit.
 
-Each case is `NAME.record.gz` and `NAME.json`: for every cluster on which the record was replayed the cluster (resolved, as a cluster
-file), the seed, makespan, digest, and every figure of every rank and operation in whole picoseconds or bytes. A record without any is
-of a run that was halted.
+Each case is `NAME.record.gz` and `NAME.json`: for every cluster on which the record was replayed the cluster (resolved,
+as a cluster file), the seed, makespan, digest, and every figure of every rank and operation in whole picoseconds or
+bytes. A record without figures belongs to a run that was halted.
 """
 
 import argparse
@@ -34,13 +34,13 @@ import test_crash  # noqa: E402
 import test_steps  # noqa: E402
 import test_time  # noqa: E402
 
-# There are seconds to replay all of them.
+# Larger records are left out, because all replays together must end within seconds.
 LARGEST_RECORD = 1 << 21
 
 
 @dataclass(frozen=True)
 class Case:
-    """A program, how it is run, and on which other clusters its record is replayed."""
+    """A program, its run, and other clusters on which its record is replayed."""
 
     name: str
     program: Path | str
@@ -48,7 +48,7 @@ class Case:
     arguments: tuple[str, ...] = ()
     options: tuple[str, ...] = ("--ranks", "2")
     cluster: str = ""
-    """A cluster file's text, in place of `--ranks`."""
+    """Text of a cluster file, in place of `--ranks`."""
     elsewhere: tuple[str, ...] = ("slow", "nccl")
     """Names in `OTHERS`."""
     more: dict[str, str] = field(default_factory=dict)
@@ -61,7 +61,7 @@ OTHERS = {
     "nccl": ("--bandwidth", "200 Gbps", "--latency", "3 us", "--backend", "nccl"),
     "ideal": ("--bandwidth", "1 Gbps", "--latency", "50 us", "--backend", "ideal"),
     "gloo": ("--bandwidth", "1 Gbps", "--latency", "200 us", "--backend", "gloo"),
-    # Groups are joined in the same order as at home, on which records of version 1 depend.
+    # Groups are joined in the same order as in the run, on which records of version 1 depend.
     "near": ("--bandwidth", "11 Gbps", "--latency", "9 us", "--backend", "gloo"),
 }
 
@@ -74,7 +74,7 @@ BACKGROUND = (
 
 
 def devices(count: int, network: str, backend: str = "gloo", more: str = "") -> str:
-    """A cluster file of equal boards."""
+    """A cluster file with equal boards."""
     return f'backend = "{backend}"\n[[device]]\nname = "a"\ncount = {count}\n{more}[network]\n{network}'
 
 
@@ -198,7 +198,7 @@ NONE = ("--compute", "none")
 
 
 def cases() -> Iterable[Case]:
-    """All of them."""
+    """All cases."""
     yield Case("ring", EXAMPLES / "ring.py", options=("--ranks", "4"), elsewhere=("slow", "nccl", "ideal"))
     yield Case("ddp", EXAMPLES / "ddp.py", options=("--ranks", "2", "--slowdown", "1,2"), elsewhere=("slow", "nccl"))
     yield Case(
@@ -280,7 +280,7 @@ def cases() -> Iterable[Case]:
 
 
 def main() -> None:
-    """Makes the cases that are asked for."""
+    """Makes the selected cases."""
     parser = argparse.ArgumentParser(description="Makes the corpus of program records.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", help="the names of cases (default: all)")
@@ -292,7 +292,7 @@ def main() -> None:
 
 
 def make(case: Case, folder: Path) -> None:
-    """Runs one program, and its record on each cluster."""
+    """Runs one program, and replays its record on each cluster."""
     with TemporaryDirectory() as scratch:
         here = Path(scratch)
         script = case.program
@@ -321,7 +321,8 @@ def make(case: Case, folder: Path) -> None:
 
 
 def replayed(here: Path, name: str, *options: object) -> dict[str, Any] | None:
-    """The figures of a record's replay; none where it does not come to its end, as where the program would have gone another way."""
+    """Figures of a record's replay; None if the replay does not reach its end, for example because the program would
+    have chosen another branch."""
     out = here / f"on-{name}"
     ended = uniference("replay", "run", *options, "--out", out, cwd=here)
     if ended != 0:
@@ -340,7 +341,7 @@ def replayed(here: Path, name: str, *options: object) -> dict[str, Any] | None:
 
 
 def figures(entry: dict[str, Any]) -> dict[str, Any]:
-    """The same with seconds as whole picoseconds: seconds are made from them, and exact below two hours."""
+    """The figures with seconds as whole picoseconds, from which the seconds were computed; exact below two hours."""
     whole = {}
     for key, value in entry.items():
         if key.endswith("_s") and not isinstance(value, str):
@@ -352,7 +353,7 @@ def figures(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def uniference(*arguments: object, cwd: Path) -> int:
-    """The exit code of the command."""
+    """Runs the command; returns its exit code."""
     command = [sys.executable, "-m", "uniference", *map(str, arguments)]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode not in (0, 3):

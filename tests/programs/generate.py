@@ -1,4 +1,5 @@
-"""A language model of `transformers` with random weights writes a few tokens, on every rank or cut across them (`--tensor-parallel`)."""
+"""A language model of `transformers` with random weights generates a few tokens, replicated on every rank or sharded
+(`--tensor-parallel`)."""
 
 import sys
 import tempfile
@@ -15,7 +16,7 @@ def main() -> None:
     config = LlamaConfig(vocab_size=200, num_key_value_heads=4, **sizes)
     model = LlamaForCausalLM(config)
     if "--tensor-parallel" in sys.argv:
-        # Rank 0 writes the weights, and all read them.
+        # Rank 0 writes the weights, and all ranks read them.
         folder = [tempfile.mkdtemp()]
         dist.broadcast_object_list(folder, src=0)
         model.save_pretrained(folder[0])

@@ -1,4 +1,5 @@
-"""A few lines for each library that ships no program of its own: two or three training steps, as its documentation begins.
+"""A few lines for each library that ships no program of its own: two or three training steps, as in the beginning of
+its documentation.
 
 Usage: libraries.py NAME.
 """
@@ -194,7 +195,7 @@ def deepspeed_zero():
             "train_micro_batch_size_per_gpu": 6,
             "gradient_clipping": 1.0,
             "zero_optimization": {"stage": stage},
-            # Its own would be compiled first.
+            # DeepSpeed's own optimizer would have to be compiled first.
             "zero_allow_untested_optimizer": True,
         }
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
@@ -208,7 +209,7 @@ def deepspeed_zero():
 
 
 def deepspeed_offload():
-    """ZeRO 3 whose parameters and optimizer are in the host's memory between their uses."""
+    """ZeRO 3 with parameters and optimizer in host memory between their uses."""
     import deepspeed
 
     kept = {"device": "cpu", "pin_memory": CUDA}
@@ -221,7 +222,7 @@ def deepspeed_offload():
             "offload_optimizer": kept,
             "stage3_param_persistence_threshold": 0,
         },
-        # Its own would be compiled first.
+        # DeepSpeed's own optimizer would have to be compiled first.
         "zero_force_ds_cpu_optimizer": False,
         "zero_allow_untested_optimizer": True,
     }
@@ -265,7 +266,7 @@ def torchrec_sharded():
     tables = [EmbeddingBagConfig(name=kind, feature_names=[kind], **sizes) for kind in kinds]
     net = nn.Sequential()
     net.bags = EmbeddingBagCollection(tables=tables, device=torch.device("meta"))
-    # What is cut is updated in the backward pass.
+    # Sharded tables are updated in the backward pass.
     _apply_optimizer_in_backward(torch.optim.SGD, net.bags.parameters(), {"lr": 0.1})
     constraints = {kind: ParameterConstraints(sharding_types=[kind], min_partition=4) for kind in kinds}
     planner = EmbeddingShardingPlanner(topology=Topology(SIZE, DEVICE.type), constraints=constraints)

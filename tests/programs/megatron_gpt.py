@@ -1,8 +1,10 @@
-"""Training of a GPT by Megatron-core's own model, schedules, DistributedDataParallel and distributed optimizer, in the layout asked for.
+"""Training of a GPT by Megatron-core's own model, schedules, DistributedDataParallel and distributed optimizer, in any
+layout.
 
-Usage: megatron_gpt.py [--tp N] [--sp] [--pp N] [--virtual N] [--ep N] [--experts N] [more options, see --help]. What is left of the
-ranks is data parallel. Weights of the tiny model are drawn by their names, and micro-batches are numbered across data-parallel ranks, so
-that every layout trains the same model on the same tokens: the losses are those of one GPU, but for rounding.
+Usage: megatron_gpt.py [--tp N] [--sp] [--pp N] [--virtual N] [--ep N] [--experts N] [more options, see --help]. The
+remaining factor of the ranks is data parallel. Weights of the tiny model are drawn by their names, and micro-batches
+are numbered across data-parallel ranks, so every layout trains the same model on the same tokens: the losses equal
+those of one GPU, except for rounding.
 """
 
 import argparse
@@ -25,7 +27,7 @@ from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
-# Its router looks for this, which it has not imported where Transformer Engine is not installed.
+# The router looks for this name, which it has not imported if Transformer Engine is not installed.
 moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
 
 SIZES = {
@@ -100,7 +102,7 @@ def configure(wanted: argparse.Namespace) -> TransformerConfig:
         pipeline_model_parallel_size=wanted.pp,
         virtual_pipeline_model_parallel_size=wanted.virtual,
         expert_model_parallel_size=wanted.ep,
-        # Experts are not cut.
+        # Experts are not sharded by tensor parallelism.
         expert_tensor_parallel_size=1 if wanted.experts else None,
         normalization="RMSNorm",
         gated_linear_unit=True,
@@ -114,7 +116,8 @@ def configure(wanted: argparse.Namespace) -> TransformerConfig:
         params_dtype=kind,
         pipeline_dtype=kind,
         bf16=wanted.bf16,
-        # Of two stages each is before and behind the other: in one batch, NCCL would confuse their messages.
+        # With two stages each is the predecessor and the successor of the other: in one batch, NCCL would confuse their
+        # messages.
         overlap_p2p_comm=interleaved,
         batch_p2p_comm=not interleaved,
         deallocate_pipeline_outputs=True,
@@ -122,11 +125,12 @@ def configure(wanted: argparse.Namespace) -> TransformerConfig:
 
 
 class Norm(torch.nn.RMSNorm):
-    """A norm of a part of the sequence: without Apex and Transformer Engine, Megatron-core has only norms of all of it."""
+    """A norm of a part of the sequence: without Apex and Transformer Engine, Megatron-core has only norms of the full
+    sequence."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float):
         super().__init__(hidden_size, eps)
-        # Its gradients are then summed up over tensor-parallel ranks.
+        # Sums the gradients over tensor-parallel ranks.
         self.weight.sequence_parallel = config.sequence_parallel
 
 
@@ -142,13 +146,13 @@ def layers(config: TransformerConfig, stage: int | None) -> TransformerBlockSubm
 
 
 def draw_weights(chunk: GPTModel) -> None:
-    """Each rank's part of matrices that depend on their names alone, by what Megatron-core writes into checkpoints."""
+    """Draws each rank's part of matrices that depend only on their names, as given by Megatron-core's checkpoints."""
     parts = chunk.sharded_state_dict()
     apply_factories(parts)
     for part in nested_values(parts):
         if not isinstance(part, ShardedTensor) or part.data is None or part.data.dim() < 2:
             continue
-        # The first dimensions number layers and experts, each of which has only one here.
+        # The first dimensions number layers and experts; this rank's part has only one of each.
         leading = part.prepend_axis_num
         numbers = torch.Generator().manual_seed(zlib.crc32(repr((part.key, part.global_offset[:leading])).encode()))
         whole = torch.randn(part.global_shape[leading:], generator=numbers) / part.global_shape[-1] ** 0.5
@@ -158,7 +162,7 @@ def draw_weights(chunk: GPTModel) -> None:
 
 
 def build(config: TransformerConfig, wanted: argparse.Namespace) -> list[DistributedDataParallel]:
-    """What this rank has of the model: one chunk, or as many as its stage has."""
+    """This rank's part of the model: one chunk, or as many as its stage has."""
     chunks = []
     for number in range(wanted.virtual or 1):
         stage = number if wanted.virtual else None
@@ -189,7 +193,7 @@ def build(config: TransformerConfig, wanted: argparse.Namespace) -> list[Distrib
 
 
 def micro_batches(wanted: argparse.Namespace) -> Iterator[torch.Tensor]:
-    """Those of this data-parallel rank, the same in each step."""
+    """Micro-batches of this data-parallel rank, the same in each step."""
     rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     shape = (wanted.micro_batch, wanted.sequence + 1)
     for number in range(rank, wanted.micro_batches, size):
@@ -198,7 +202,7 @@ def micro_batches(wanted: argparse.Namespace) -> Iterator[torch.Tensor]:
 
 
 def forward(batches: Iterator[torch.Tensor], model: DistributedDataParallel):
-    """A step forward, as the schedules of Megatron-core call it."""
+    """A forward step, as the schedules of Megatron-core call it."""
     rows = next(batches)
     tokens, labels = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
@@ -206,7 +210,7 @@ def forward(batches: Iterator[torch.Tensor], model: DistributedDataParallel):
 
     def loss_of(losses: torch.Tensor):
         loss = losses.float().mean()
-        # The schedule divides the first in place.
+        # The clone is necessary because the schedule divides the first value in place.
         return loss, {"loss": loss.detach().clone()}
 
     return output, loss_of
@@ -278,7 +282,7 @@ if __name__ == "__main__":
     )
     tensor_parallel.model_parallel_cuda_manual_seed(1)
     results = train(wanted)
-    # As Megatron-LM does: the last rank is of the last stage.
+    # As in Megatron-LM, the last rank belongs to the last stage.
     if dist.get_rank() == dist.get_world_size() - 1:
         print("RESULT", results, flush=True)
     dist.destroy_process_group()

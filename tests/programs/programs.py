@@ -1,8 +1,9 @@
-"""Owns the comparison of other people's programs under torchrun with real Gloo, under `uniference run`, and there on simulated GPUs.
+"""Owns the comparison of other people's programs under torchrun with real Gloo, under `uniference run`, and on
+simulated GPUs.
 
-Usage: programs.py [--only TEXT]. Prints a table, and ends with 1 if a program gives something else here than on Gloo, or fails on either.
-Programs of packages run as they are shipped; where a package ships only a library, a few lines beside this file call it, and `examples/`
-does what PyTorch's examples do.
+Usage: programs.py [--only TEXT]. Prints a table, and ends with 1 if a program's results differ from Gloo's, or if it
+fails on either. Programs of packages run as they are shipped; for a package that ships only a library, a short script
+in this folder calls it, and `examples/` has programs after PyTorch's examples.
 """
 
 import argparse
@@ -23,75 +24,75 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 
-# Where packages are that do not go with the others.
+# Folder of packages that are incompatible with the others.
 APART = Path(sys.prefix) / "apart"
 
-# What has an environment of its own, with another version of torch than the others: the package, and its interpreter.
+# Packages with an environment of their own, because they need another version of torch; and the interpreter of each.
 OWN = {name: HERE.parents[1] / f".venv-{name}/bin/python" for name in ("vllm", "sglang")}
 
 TIMEOUT_S = 600
 
-# The exit code of what has taken longer, as `timeout` has it.
+# Exit code of a program that exceeds the time limit, the same as that of the command `timeout`.
 _TOO_LONG = 124
 
 _NUMBER = re.compile(r"-?\d[\d.]*(?:e[-+]?\d+)?|nan|inf")
 _CLOSE = functools.partial(math.isclose, rel_tol=1e-5)
 
-# Packages that look for a hub, or a GPU, are told that there is none.
+# Packages that look for a hub, or a GPU, are told that none exists.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 _WITHOUT_GPU = {"ACCELERATE_USE_CPU": "true"}
 
 
 @dataclass(frozen=True)
 class Program:
-    """What is run: a package, and the arguments that start one of its programs."""
+    """A program to run: its package, and its arguments."""
 
     package: str
     arguments: tuple[str, ...]
     ranks: int = 2
     on_cpu: bool = True
-    """Whether it runs without a GPU at all, so that real Gloo has an answer."""
+    """Whether it runs without a GPU, so that real Gloo can run it."""
     on_gpu: bool = True
     """Whether it is also run on simulated GPUs."""
     launcher: tuple[str, ...] = ()
-    """What starts it on simulated GPUs, in place of nothing: a launcher of its own package."""
+    """Launcher of its own package that starts it on simulated GPUs; empty: none."""
     asserts: bool = False
     """Whether it checks its results itself, and prints none."""
     draws: bool = False
-    """Whether its weights are drawn on its device: those of GPUs are others, and prove only that it runs."""
+    """Whether its weights are drawn on its device: those of GPUs differ, so the program only has to succeed."""
     without_values: bool = False
-    """Whether its tensors are too large to be computed here, and its results do not depend on them."""
+    """Whether its tensors are too large to be computed on this machine, and its results do not depend on them."""
     as_one: tuple[str, ...] | None = None
-    """Its arguments on one simulated GPU alone, where its results are the same but for rounding."""
+    """Its arguments on one simulated GPU alone, whose results are the same except for rounding."""
     one_program: bool = False
     """Whether it is started once, and starts a process for each GPU itself."""
     apart: bool = False
-    """Whether its package is among those that do not go with the others."""
+    """Whether its package is among the incompatible ones."""
 
     @property
     def interpreter(self) -> Path:
-        """What runs it."""
+        """The interpreter that runs it."""
         return OWN.get(self.package, Path(sys.executable))
 
     @property
     def environment(self) -> dict[str, str]:
-        """What it finds set, and not as the user has it."""
+        """Its environment variables, in place of the user's."""
         if not self.apart:
             return ENVIRONMENT
         paths = {"PATH": APART / "bin", "PYTHONPATH": APART}
         first = {name: f"{path}{os.pathsep}{os.environ.get(name, '')}" for name, path in paths.items()}
-        # What a program compiles goes where its package is.
+        # Compiled extensions are kept next to the packages.
         return ENVIRONMENT | first | {"TORCH_EXTENSIONS_DIR": str(APART / "extensions")}
 
     @property
     def title(self) -> str:
-        """How the table calls it."""
+        """Its title in the table."""
         words = (*self.launcher, *self.arguments)
         return " ".join(argument.removeprefix(f"{HERE}/") for argument in words if argument != "-m")
 
 
 def _script(name: str, on_cpu: bool = True) -> Program:
-    """One of accelerate's tests that its users are told to launch."""
+    """A test of accelerate that its users are told to launch."""
     module = f"accelerate.test_utils.scripts.{name}"
     return Program("accelerate", ("-m", module), on_cpu=on_cpu, on_gpu=not on_cpu, asserts=True)
 
@@ -103,7 +104,7 @@ def _file(package: str, name: str, *arguments: str, ranks: int = 2, **traits: bo
 _ACCELERATE = ("test_script", "test_sync", "test_ops")
 _ACCELERATE_ON_GPUS = ("test_ddp_comm_hook", "test_distributed_data_loop", "test_merge_weights")
 
-# It asks for as many processes as there are ranks.
+# The launcher requests as many processes as there are ranks.
 _ACCELERATE_LAUNCH = ("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2")
 
 _LIBRARIES = {
@@ -121,7 +122,7 @@ _VLLM = ("vllm_generate.py",)
 _LOAD = ("--count", "4", "--input", "32", "--output", "8")
 _SERVED = ("--concurrency", "2", "--count", "4", "--input", "32", "--output", "8", "--brief")
 
-# The layouts that a GPT of Megatron-core is trained in, each with its number of ranks. It asks for GPUs everywhere.
+# Layouts of the Megatron-core GPT, each with its number of ranks. The program requests GPUs everywhere.
 _MEGATRON = (
     (2, "--tp", "2", "--sp"),
     (4, "--tp", "2", "--sp", "--pp", "2"),
@@ -149,12 +150,13 @@ PROGRAMS = (
     _file("torch", "examples/fsdp1.py"),
     _file("torch", "examples/fsdp2.py"),
     _file("torch", "examples/tensor_parallel.py", ranks=4),
-    # PyTorch has symmetric memory of GPUs alone.
+    # PyTorch has symmetric memory only for GPUs.
     Program("torch", _ASYNCHRONOUS, on_cpu=False, as_one=_ASYNCHRONOUS),
     _file("torch", "examples/float8.py"),
     _file("torch", "examples/streams.py"),
     *(_script(name) for name in _ACCELERATE),
-    # On CPUs they fail: they give DDP device numbers, join uneven inputs and save FSDP's state, which accelerate does for GPUs only.
+    # On CPUs these fail: they give DDP device numbers, join uneven inputs and save FSDP's state, which accelerate
+    # supports only on GPUs.
     *(_script(name, on_cpu=False) for name in _ACCELERATE_ON_GPUS),
     _file("transformers", "generate.py", on_gpu=False),
     _file("transformers", "generate.py", "--tensor-parallel", on_gpu=False),
@@ -163,7 +165,7 @@ PROGRAMS = (
     _file("transformers", "libraries.py", "transformers_batches"),
     Program("accelerate", (str(HERE / "libraries.py"), "accelerate_loop"), launcher=_ACCELERATE_LAUNCH),
     *(_megatron(ranks, *arguments) for ranks, *arguments in _MEGATRON),
-    # Its FSDP2 multiplies before it sums up, which Gloo cannot.
+    # Its FSDP2 multiplies before it reduces, which Gloo does not support.
     _file(*_TITAN, on_cpu=False),
     _file(*_TITAN, "--parallelism.tensor_parallel_degree", "2", draws=True),
     _file(*_TITAN, *_STAGES, draws=True),
@@ -175,15 +177,15 @@ PROGRAMS = (
     # torch does not clip gradients on several meshes together.
     _file("torchtune", "tune.py", "tensor_parallel_dim=2", "clip_grad_norm=null", ranks=4, apart=True),
     *(_file("deepspeed", "libraries.py", name, apart=True) for name in ("deepspeed_zero", "deepspeed_offload")),
-    # Its kernels for GPUs are its own.
+    # Its GPU kernels are its own.
     _file("torchrec", "libraries.py", "torchrec_sharded", on_gpu=False, apart=True),
-    # It has no CPUs among its devices, and kernels of its own.
+    # It supports no CPUs, and has kernels of its own.
     *(_file("vllm", *_VLLM, ranks=ranks, on_cpu=False, without_values=True) for ranks in (1, 2)),
     *(
         _file("vllm", *_VLLM, "--graphs", "FULL_AND_PIECEWISE", ranks=ranks, on_cpu=False, without_values=True)
         for ranks in (1, 2)
     ),
-    # Experts, latent attention, and weights in 8 bits.
+    # MoE layers, MLA, and weights in 8 bits.
     *(
         _file("vllm", *_VLLM, shape, ranks=ranks, on_cpu=False, without_values=True)
         for shape in ("tiny-experts-fp8", "tiny-latent-fp8")
@@ -196,7 +198,7 @@ PROGRAMS = (
         "vllm", "vllm_server.py", *_LOAD, "--tensor-parallel", "2", on_cpu=False, without_values=True, one_program=True
     ),
     _file("vllm", "vllm_server.py", *_LOAD, "--apart", on_cpu=False, without_values=True, one_program=True),
-    # It compiles kernels when they are first used. Several ranks would wait for each other outside of virtual time.
+    # It compiles kernels at their first use. Several ranks would wait for each other outside of virtual time.
     *(
         _file("sglang", "sglang_batch.py", *words, ranks=1, on_cpu=False, without_values=True)
         for words in ((), ("--graphs",), ("tiny-experts-fp8",), ("tiny-latent-fp8", "--graphs"))
@@ -219,7 +221,7 @@ PROGRAMS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a program has ended, and what it says its results are."""
+    """Exit code, results and errors of a program."""
 
     code: int
     results: tuple[str, ...]
@@ -227,18 +229,18 @@ class Outcome:
 
     @property
     def kind(self) -> str:
-        """For the table."""
+        """The outcome in words for the table."""
         return {0: "ok", _TOO_LONG: "too long"}.get(self.code, f"exit {self.code}")
 
 
 def under_gloo(program: Program, folder: Path) -> Outcome:
-    """As its users start it."""
+    """Runs the program as its users start it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     logs = folder / "logs"
     torchrun = ("-m", "torch.distributed.run", f"--nproc-per-node={program.ranks}", f"--master-port={port}")
-    # Ranks that write to one pipe write into each other's lines.
+    # Separate logs, because ranks that write to one pipe interleave their lines.
     done = _run(
         (program.interpreter, *torchrun, "--redirects=3", f"--log-dir={logs}", *program.arguments),
         folder,
@@ -248,7 +250,7 @@ def under_gloo(program: Program, folder: Path) -> Outcome:
 
 
 def under_us(program: Program, folder: Path, gpus: bool) -> Outcome:
-    """The same, in virtual time; on simulated GPUs of one host."""
+    """Runs the program in virtual time; with `gpus`, on simulated GPUs of one host."""
     cluster = folder / "cluster.toml"
     backend, model = ("nccl", 'model = "h100-sxm"\n') if gpus else ("gloo", "")
     cluster.write_text(
@@ -275,7 +277,7 @@ def under_us(program: Program, folder: Path, gpus: bool) -> Outcome:
 
 
 def _replayed(program: Program, folder: Path, outcome: Outcome) -> Outcome:
-    """The same outcome, if the run's record gives the run's events again."""
+    """The same outcome, if the replay of the run's record has the same events."""
     out, again = folder / "out", folder / "again"
     done = _run((program.interpreter, "-m", "uniference", "replay", str(out), "--out", str(again)), folder, {})
     if done.returncode:
@@ -299,7 +301,7 @@ def _run(
     try:
         output, error = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        # Its ranks hold the pipes, too.
+        # The whole group is killed, because its ranks hold the pipes, too.
         os.killpg(process.pid, signal.SIGKILL)
         output, error = process.communicate()
         return subprocess.CompletedProcess(command, _TOO_LONG, output, error)
@@ -307,20 +309,21 @@ def _run(
 
 
 def _outcome(done: subprocess.CompletedProcess[str], printed: str) -> Outcome:
-    # We put a rank in front of a line.
+    # Uniference puts the rank in front of a line.
     results = sorted(line[line.index("RESULT") :] for line in printed.splitlines() if "RESULT" in line)
     return Outcome(done.returncode, tuple(results), done.stderr)
 
 
 @functools.cache
 def on_one_gpu(program: Program) -> Outcome:
-    """What several layouts are compared with."""
+    """The outcome on one GPU, with which several layouts are compared."""
     with tempfile.TemporaryDirectory() as folder:
         return under_us(program, Path(folder), gpus=True)
 
 
 def compare(program: Program) -> bool:
-    """Prints a line of the table; False if the program has failed anywhere, Gloo included, or gives something else here than on Gloo."""
+    """Prints a line of the table; False if the program has failed anywhere, Gloo included, or its results differ from
+    Gloo's."""
     sides: dict[str, Outcome] = {}
     for name in ("Gloo", "ours", "GPUs"):
         if program.on_gpu if name == "GPUs" else program.on_cpu:
@@ -340,7 +343,8 @@ def compare(program: Program) -> bool:
 
 
 def judge(program: Program, sides: Mapping[str, Outcome]) -> str:
-    """`same`, `as one GPU` or `runs` (there is nothing to compare with) if all is well; else what is wrong, Gloo's own failure first."""
+    """`same`, `as one GPU` or `runs` (nothing to compare with) if all is well; otherwise the failure, Gloo's own
+    first."""
     real = sides.get("Gloo")
     ours = {name: outcome for name, outcome in sides.items() if name != "Gloo"}
     if real is not None and real.code:
@@ -358,7 +362,7 @@ def judge(program: Program, sides: Mapping[str, Outcome]) -> str:
 
 
 def _alike(some: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    """Whether all numbers are the same but for what float32 makes of another order of sums, over a few steps."""
+    """Whether all numbers are equal except for float32 rounding of sums in another order, over a few steps."""
     numbers, expected = ([float(number) for number in _NUMBER.findall(" ".join(lines))] for lines in (some, others))
     return len(numbers) == len(expected) and all(map(_CLOSE, numbers, expected))
 
@@ -372,7 +376,7 @@ def _version(package: str) -> str:
 
 
 def main() -> int:
-    """The command."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description="other people's programs, under torchrun and under uniference")
     parser.add_argument("--only", default="", help="run the programs whose titles contain this text")
     arguments = parser.parse_args()

@@ -1,8 +1,8 @@
-"""What stands before two servers, of which one computes prompts and the other one what follows.
+"""A router in front of two inference servers with disaggregated prefill and decode.
 
-`router.py STACK PORT PREFILL DECODE BOOTSTRAP`: each request goes to both at once, as the routers of vLLM and SGLang do it; the keys and
-values of its prompt go from the one to the other by the servers' own connector, and the answer is the second one's. `BOOTSTRAP` is where
-those of the first are found by those of the second.
+`router.py STACK PORT PREFILL DECODE BOOTSTRAP`: each request goes to both servers at once, as in the routers of vLLM
+and SGLang; the servers' own connector transfers the prompt's KV cache from the first to the second, whose answer is
+returned. `BOOTSTRAP` is the address at which the decode server finds the prefill server's cache.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 
 from aiohttp import ClientSession, ClientTimeout, TCPConnector, web
 
-# A request of the benchmark.
+# Body of a benchmark's request.
 Asked = Mapping[str, Any]
 
 
@@ -29,12 +29,12 @@ class Router:
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     async def opened(self, application: web.Application) -> AsyncIterator[None]:
-        """Connections to both, as long as it runs."""
+        """Connections to both servers, for as long as the router runs."""
         async with ClientSession(timeout=ClientTimeout(total=None), connector=TCPConnector(limit=0)) as self.session:
             yield
 
     async def ask(self, request: web.Request) -> web.StreamResponse:
-        """A prompt and what follows."""
+        """Forwards a request to both servers."""
         first, second = await self.parts(await request.json())
         prompt = asyncio.create_task(self.done(request.path, first))
         async with self.session.post(self.decode + request.path, json=second) as answer:
@@ -47,14 +47,14 @@ class Router:
         return response
 
     async def done(self, path: str, asked: Asked) -> None:
-        """Once the first server has answered."""
+        """Sends a request to the prefill server and waits for its answer."""
         async with self.session.post(self.prefill + path, json=asked) as answer:
             text = await answer.text()
             if answer.status != 200:
                 print(f"the server of prompts: {answer.status} {text}", flush=True)
 
     async def parts(self, asked: Asked) -> tuple[Asked, Asked]:
-        """What the one server and the other one are asked for."""
+        """Bodies of the requests to the prefill and the decode server."""
         number = next(self.numbers)
         if self.stack == "sglang":
             host, _, port = self.bootstrap.rpartition(":")
@@ -71,7 +71,7 @@ class Router:
         return prompt, asked | {"kv_transfer_params": transfer}
 
     async def look(self, request: web.Request) -> web.Response:
-        """What the benchmark wants to know of a server."""
+        """Forwards the benchmark's queries about the server."""
         async with self.session.get(self.decode + request.path) as answer:
             return web.Response(status=answer.status, body=await answer.read(), content_type=answer.content_type)
 

@@ -1,5 +1,5 @@
-"""Owns what the programs share that start a server of language models and its benchmark, each as a process of its own: a tokenizer, the
-server while it is up, and the load.
+"""Owns the common parts of programs that start an inference server and its benchmark as separate processes: a
+tokenizer, the server's lifetime, and the load.
 """
 
 import argparse
@@ -21,7 +21,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
-    """What the benchmark asks for."""
+    """Adds the benchmark's options."""
     load = parser.add_mutually_exclusive_group()
     load.add_argument("--rate", type=float, default=8, help="requests a second, a Poisson process (default 8)")
     load.add_argument("--concurrency", type=int, help="requests at any time, a new one when one has ended")
@@ -41,17 +41,18 @@ def add_load(parser: argparse.ArgumentParser) -> None:
 
 
 def arrivals(words: argparse.Namespace) -> tuple[str, ...]:
-    """What both benchmarks are told of when requests arrive."""
+    """Options of both benchmarks for the arrivals of requests."""
     if words.concurrency:
         return ("--request-rate", "inf", "--max-concurrency", str(words.concurrency))
     return ("--request-rate", str(words.rate))
 
 
 def write_tokenizer(folder: str, vocabulary: int) -> None:
-    """One that takes each word for a token. Token 0, which logits without values stand for, is a word as any other."""
+    """Writes a tokenizer with one token per word. Token 0, which logits without values select, is an ordinary word."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    # Words of one length: the one that ends a sequence is found wherever it stands in a text, also at the beginning of a longer one.
+    # Words of equal length: a word that ends a sequence would be found anywhere in a text, also at the beginning of a
+    # longer word.
     words = [f"w{token:06}" for token in range(vocabulary)]
     unknown = words[-1]
     tokenizer = Tokenizer(models.WordLevel({word: token for token, word in enumerate(words)}, unk_token=unknown))
@@ -68,14 +69,15 @@ def write_tokenizer(folder: str, vocabulary: int) -> None:
 
 @dataclass(frozen=True)
 class Stack:
-    """How servers of one kind are started and measured. Each is given the model's folder, a port, and the words of the command line."""
+    """Commands that start and measure servers of one kind. Each receives the model's folder, a port, and the parsed
+    command line."""
 
     name: str
     write_model: Callable[[str, str], None]
     server: Callable[[str, int, argparse.Namespace], Sequence[str]]
-    # So many requests; what the benchmark says.
+    # Runs the benchmark with a number of requests; returns its figures.
     benchmark: Callable[[str, int, argparse.Namespace, int], Mapping[str, float]]
-    # What a server is told besides that computes prompts, or all further tokens: whether it is the former, and the bootstrap's port.
+    # Options and variables of a prefill or decode server: whether it is for prefill, and the bootstrap's port.
     apart: Callable[[bool, int], tuple[Sequence[str], Mapping[str, str]]]
 
 
@@ -100,7 +102,7 @@ def measure(words: argparse.Namespace, stack: Stack) -> None:
 def router_of_two(
     port: int, folder: str, words: argparse.Namespace, stack: Stack, open_servers: ExitStack
 ) -> list[str]:
-    """Starts a server for prompts and one for all further tokens; the command of a router before them."""
+    """Starts a prefill and a decode server; returns the command of a router in front of them."""
     bootstrap, addresses = free_port(), []
     for number in range(2):
         gpus = range(number * words.tensor_parallel, (number + 1) * words.tensor_parallel)
@@ -123,7 +125,8 @@ def free_port() -> int:
 
 @contextmanager
 def serving(port: int, command: Sequence[str], variables: Mapping[str, str] | None = None) -> Iterator[None]:
-    """While it is entered, the server that the command starts, with these environment variables, answers at the port."""
+    """Runs the server with these environment variables inside the context; it answers at the port when the context is
+    entered."""
     server = subprocess.Popen(command, env=os.environ | dict(variables or {}))
     try:
         while not _is_up(port):

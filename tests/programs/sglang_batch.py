@@ -1,7 +1,9 @@
-"""SGLang's own benchmark of one batch, its model cut across all ranks: `sglang_batch.py [SHAPE] [--graphs] [options of SGLang]`.
+"""SGLang's own benchmark of one batch, with its model sharded over all ranks: `sglang_batch.py [SHAPE] [--graphs]
+[options of SGLang]`.
 
-With one rank this is `python -m sglang.benchmark.one_batch`; that starts a process for each rank of several, and here each is a rank that
-calls what those processes call. Weights are dummies, and the tokenizer, which the benchmark reads and does not use, has no words.
+With one rank this is `python -m sglang.benchmark.one_batch`. With several, that module would start a process for each
+rank; this program instead runs in each rank the function of those processes. Weights are dummies, and the tokenizer,
+which the benchmark loads and does not use, has no words.
 """
 
 import argparse
@@ -18,7 +20,8 @@ from sglang.srt.utils import custom_op
 from shapes import SHAPES
 from tokenizers import Tokenizer, models
 
-# Called directly, its operators are kernels that nobody knows the tensors of; so it calls them through torch, as under a profiler.
+# Called directly, SGLang's operators are kernels whose tensors are unknown; as under a profiler, they are called
+# through torch.
 custom_op._profiling = lambda: True
 
 
@@ -29,7 +32,7 @@ def write_model(folder: Path, shape: str) -> None:
 
 
 def rank_of_several() -> None:
-    """What `one_batch.main` does with several ranks, except that it starts none."""
+    """Runs `one_batch.main` for several ranks, without starting processes."""
     words = argparse.ArgumentParser()
     ServerArgs.add_cli_args(words)
     one_batch.BenchArgs.add_cli_args(words)

@@ -1,9 +1,10 @@
-"""Serves requests with SGLang's own scheduler in virtual time: `sglang_serve.py [SHAPE] (--rate R | --concurrency N) [options]`.
+"""Serves requests with SGLang's own scheduler in virtual time: `sglang_serve.py [SHAPE] (--rate R | --concurrency N)
+[options]`.
 
-With `--rate` requests arrive as a Poisson process, whatever the scheduler does (open loop); with `--concurrency` the next one arrives when
-one has ended (closed loop). Each rank is one of the server's schedulers, with its event loop. In the place of the processes that receive
-requests and turn tokens into text is `Socket`, in rank 0: a token is there when the scheduler would send it to them. Options that are not
-listed are SGLang's.
+With `--rate` requests arrive as a Poisson process, independently of the scheduler (open loop); with `--concurrency` the
+next one arrives when one has ended (closed loop). Each rank is one of the server's schedulers, with its event loop.
+`Socket`, in rank 0, replaces the processes that receive requests and turn tokens into text: a token's time is when the
+scheduler would send it to them. Options that are not listed are SGLang's.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from shapes import SHAPES
 
 
 class ClosedLoop:
-    """With `words.concurrency` requests at any time, phase after phase."""
+    """Keeps `words.concurrency` requests running at any time, phase after phase."""
 
     def __init__(self, load: Load, words: argparse.Namespace, now: Callable[[], float]) -> None:
         self.concurrency, self.frontend = words.concurrency, Frontend(words.frontend, now)
@@ -52,7 +53,7 @@ class ClosedLoop:
         return not self.phases and not self.awaited
 
     def next(self) -> Request | None:
-        """A request that the scheduler gets now."""
+        """The next request for the scheduler; None if there is none now."""
         if not self.awaited and self.phases:
             requests, until = self.phases.popleft()
             self.waiting, self.awaited = deque(requests), {request.number for request in until}
@@ -68,12 +69,12 @@ class ClosedLoop:
             self.frontend.enters(self.waiting.popleft())
 
     def wait(self) -> None:
-        """Until there is a next one."""
+        """Blocks until there is a next request."""
         self.frontend.wait()
 
 
 class OpenLoop:
-    """Requests arrive whatever the scheduler does."""
+    """Requests arrive independently of the scheduler."""
 
     def __init__(self, load: Load, now: Callable[[], float]) -> None:
         self.requests, self.now = load.all, now
@@ -85,7 +86,7 @@ class OpenLoop:
         return self.answered == len(self.requests)
 
     def next(self) -> Request | None:
-        """A request that has arrived."""
+        """The next request that has arrived; None if there is none now."""
         self.arrivals = self.arrivals or Arrivals(self.requests, self.now)
         if self.given == self.arrivals.count:
             return None
@@ -96,13 +97,14 @@ class OpenLoop:
         self.answered += 1
 
     def wait(self) -> None:
-        """Until the next one arrives."""
+        """Blocks until the next request arrives."""
         if self.arrivals and self.given < len(self.requests):
             self.arrivals.wait(self.given)
 
 
 class Socket:
-    """What the scheduler takes for a socket to and from the server's other processes. Messages are pickled, as there."""
+    """Stands in for the scheduler's sockets to and from the server's other processes. Messages are pickled, as on the
+    real sockets."""
 
     def __init__(self, load: Load, words: argparse.Namespace) -> None:
         self.loop = ClosedLoop(load, words, self.now) if words.concurrency else OpenLoop(load, self.now)
@@ -111,7 +113,7 @@ class Socket:
         self.has_ended = False
 
     def now(self) -> float:
-        """Since it was first asked for requests."""
+        """Seconds since the first request for messages."""
         if self.began is None:
             self.began = time.perf_counter()
         return time.perf_counter() - self.began
@@ -129,7 +131,7 @@ class Socket:
         return message
 
     def send_pyobj(self, message: BaseReq | BaseBatchReq, flags: int, protocol: int) -> None:
-        """A message of the scheduler."""
+        """Handles a message of the scheduler."""
         output = pickle.loads(pickle.dumps(message, protocol))
         if not isinstance(output, BatchTokenIDOutput):
             return
@@ -145,19 +147,19 @@ class Socket:
                 self.loop.ended(request)
 
     def maybe_sleep(self) -> None:
-        """The scheduler has nothing to do."""
+        """Called if the scheduler has nothing to do."""
         self.loop.wait()
 
 
 class Nobody:
-    """A socket to which nobody writes."""
+    """A socket that receives no messages."""
 
     def recv_pyobj(self, flags: int) -> BaseReq:
         raise zmq.Again
 
 
 class RankScheduler(Scheduler):
-    """A scheduler with that socket in the place of its own, if it has one."""
+    """A scheduler that uses the given socket, if there is one."""
 
     def __init__(self, server: ServerArgs, ports: PortArgs, socket: Socket | None) -> None:
         self.socket = socket
@@ -179,7 +181,7 @@ class RankScheduler(Scheduler):
 
 
 def tokenized(request: Request) -> TokenizedGenerateReqInput:
-    """What the process that receives requests makes of it."""
+    """The request as the receiving process passes it to the scheduler."""
     lengths = SamplingParams(temperature=0, max_new_tokens=request.output, ignore_eos=True)
     lengths.normalize(None)
     return TokenizedGenerateReqInput(
@@ -199,7 +201,7 @@ def tokenized(request: Request) -> TokenizedGenerateReqInput:
 
 
 def serve(server: ServerArgs, socket: Socket | None) -> None:
-    """What the process of one of the server's schedulers does, until the socket ends it."""
+    """Runs one of the server's schedulers until the socket ends it."""
     gpu, rank = int(os.environ["LOCAL_RANK"]), int(os.environ["RANK"])
     server.resolve_once()
     _set_envs_and_config(server)
@@ -224,7 +226,7 @@ def main() -> None:
             *("--cuda-graph-backend-prefill", "disabled"),
             *(() if words.graphs else ("--cuda-graph-backend-decode", "disabled")),
             *("--tp-size", os.environ["WORLD_SIZE"], "--nccl-port", "29600"),
-            # Of which SGLang keeps two for itself.
+            # SGLang reserves two tokens of the context.
             *("--context-length", str(load.longest + 2)),
             *others,
         ]

@@ -1,8 +1,9 @@
-"""SGLang's server under `sglang.bench_serving`, each a process of its own as its users start it: `sglang_server.py [SHAPE] [options]`.
+"""SGLang's server under `sglang.bench_serving`, as separate processes, as users start them: `sglang_server.py [SHAPE]
+[options]`.
 
-The rank's process starts the server, waits until it is up, and starts the benchmark, whose requests arrive as a Poisson process over HTTP.
-The server's processes are SGLang's own: one that receives requests, one that turns tokens into text, and one with the scheduler and the
-GPU.
+The rank's process starts the server, waits until it is up, and starts the benchmark, whose requests arrive as a Poisson
+process over HTTP. The server's processes are SGLang's own: one that receives requests, one that turns tokens into text,
+and one with the scheduler and the GPU.
 """
 
 import argparse
@@ -17,14 +18,14 @@ from shapes import SHAPES
 
 
 def write_model(folder: str, shape: str) -> None:
-    """Its configuration and a tokenizer."""
+    """Writes the model's configuration and a tokenizer."""
     config = SHAPES[shape] | {"bos_token_id": 1, "eos_token_id": 1}
     Path(folder, "config.json").write_text(json.dumps(config))
     servers.write_tokenizer(folder, config["vocab_size"])
 
 
 def server(folder: str, port: int, words: argparse.Namespace) -> list[str]:
-    # Without requests its scheduler would look for some all the time, and each look takes virtual time.
+    # An idle scheduler would poll for requests without pause, and each poll takes virtual time.
     idle = ["--sleep-on-idle"]
     kernels = ["--attention-backend", "fa3", "--sampling-backend", "pytorch"]
     graphs = [] if words.graphs else ["--cuda-graph-backend-decode", "disabled"]
@@ -36,7 +37,7 @@ def server(folder: str, port: int, words: argparse.Namespace) -> list[str]:
 
 
 def benchmark(folder: str, port: int, words: argparse.Namespace, count: int) -> dict[str, float]:
-    """What SGLang's own benchmark says."""
+    """Figures of SGLang's own benchmark."""
     result = Path(folder, "result.jsonl")
     lengths = ("--random-input-len", str(words.input), "--random-output-len", str(words.output))
     arrivals = ("--num-prompts", str(count), *servers.arrivals(words))
@@ -48,7 +49,7 @@ def benchmark(folder: str, port: int, words: argparse.Namespace, count: int) -> 
 
 
 def apart(prompts: bool, bootstrap: int) -> tuple[list[str], dict[str, str]]:
-    """Mooncake's connector."""
+    """Options and variables of Mooncake's connector."""
     mode = ["--disaggregation-mode", "prefill" if prompts else "decode"]
     return [
         *mode,

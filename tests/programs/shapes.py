@@ -1,4 +1,4 @@
-"""Owns the shapes of the models that are served: what a `config.json` says of each. Weights are dummies."""
+"""Owns the shapes of the served models: the contents of their `config.json`. Weights are dummies."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ _QWEN3_EXPERTS = _QWEN3 | {
     "mlp_only_layers": [],
 }
 
-# Multi-head latent attention.
+# Multi-head latent attention (MLA).
 _DEEPSEEK = _COMMON | {
     "architectures": ["DeepseekV3ForCausalLM"],
     "model_type": "deepseek_v3",
@@ -74,7 +74,8 @@ _DEEPSEEK = _COMMON | {
 
 
 def _fp8(layers: int) -> dict[str, Any]:
-    """Weights as Qwen's and DeepSeek's checkpoints in 8 bits have them: blocks of them, and each 128 values of a token, have a scale."""
+    """Quantization of Qwen's and DeepSeek's FP8 checkpoints: blocks of weights, and each 128 values of a token, have a
+    scale."""
     return {
         "quantization_config": {
             "activation_scheme": "dynamic",

@@ -1,4 +1,4 @@
-"""The part of other people's programs that needs no more than torch: `make programs` runs them all."""
+"""Other people's programs that need only torch: `make programs` runs all programs."""
 
 import importlib.util
 import sys
@@ -18,7 +18,7 @@ def test_program(title: str, capsys: pytest.CaptureFixture[str]) -> None:
     (program,) = [program for program in PROGRAMS if program.title == title]
     if importlib.util.find_spec(program.package) is None:
         pytest.skip(f"{program.package} is not installed: `make programs` does that")
-    # It ends as under torchrun, and prints the same results.
+    # The exit code and the results are those under torchrun.
     assert compare(program), capsys.readouterr().out
 
 
@@ -49,5 +49,5 @@ NEAR = Outcome(0, ("RESULT 1.000001",), "")
     ],
 )
 def test_verdict(sides: dict[str, Outcome], verdict: str) -> None:
-    # A program that has failed on Gloo, or has said nothing, proves nothing, and does not pass for one that agrees.
+    # A program that failed on Gloo, or printed no results, does not count as equal.
     assert judge(Program("some", ()), sides) == verdict

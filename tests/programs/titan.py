@@ -1,7 +1,8 @@
-"""torchtitan's own training program on its Llama 3 `debugmodel`, fed with sentences from here: it would download its own.
+"""torchtitan's own training program on its Llama 3 `debugmodel`, with sentences of this file: torchtitan would download
+its own.
 
-Usage: titan.py [torchtitan's options...]. It asks for GPUs; where there are none it gets a CPU that answers in their place, so that Gloo
-has something to say to the results.
+Usage: titan.py [torchtitan's options...]. It requests GPUs; without GPUs this program substitutes `torch.cpu`, so that
+the results can be compared with Gloo's.
 """
 
 import os
@@ -24,13 +25,13 @@ sys.argv[1:1] = [
 
 
 def use_cpu():
-    """What torchtitan asks an accelerator for, `torch.cpu` answers; it looks for one when it is imported."""
+    """Lets `torch.cpu` answer torchtitan's queries of an accelerator; torchtitan looks for one when it is imported."""
     torch._utils._get_available_device_type = lambda: "cpu"
     torch.cpu.empty_cache = torch.cpu.reset_peak_memory_stats = lambda: None
     torch.cpu.get_device_name = lambda device: "cpu"
     torch.cpu.get_device_properties = lambda device: SimpleNamespace(total_memory=1)
     torch.cpu.memory_stats = lambda device: {}
-    # It numbers its devices by this.
+    # torchtitan numbers its devices by this variable.
     os.environ["LOCAL_RANK"] = "0"
 
 
@@ -59,7 +60,7 @@ def write_tokenizer():
 
 
 def print_losses():
-    """What torchtitan writes to its log, unrounded."""
+    """Prints the metrics that torchtitan logs, unrounded."""
     log = MetricsProcessor.log
 
     def printing(self, step, global_avg_loss, global_max_loss, grad_norm, *args, **kwargs):
@@ -76,7 +77,7 @@ if __name__ == "__main__":
         sample_processor=lambda sample: sample["text"],
     )
     if not torch.cuda.is_available():
-        # It starts with a barrier on GPUs.
+        # This function starts with a barrier on GPUs.
         distributed.set_pg_timeouts = lambda timeout, parallel_dims: None
     print_losses()
     write_tokenizer()

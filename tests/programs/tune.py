@@ -1,4 +1,5 @@
-"""torchtune's own recipe for whole models on several ranks, with a small Llama 3 and sentences from here: it has none of its own.
+"""torchtune's own recipe for full models on several ranks, with a small Llama 3 and sentences of this file: torchtune
+has none of its own.
 
 Usage: tune.py [torchtune's options, as `tensor_parallel_dim=2`...].
 """
@@ -49,13 +50,13 @@ metric_logger: {{_component_: tune.Printer}}
 
 
 class Tokenizer:
-    """As much of one as the recipe asks for: the dataset has tokens already."""
+    """The methods of a tokenizer that the recipe calls: the dataset has tokens already."""
 
     pad_id = 0
 
 
 class Printer:
-    """Prints what the recipe logs, but for its speed."""
+    """Prints the recipe's metrics, except its speed."""
 
     def log_config(self, config):
         pass
@@ -80,7 +81,7 @@ def write_model(folder):
 
 
 def leave_memory_alone():
-    """The recipe reports and empties the memory of a GPU; that is all for which it needs one."""
+    """Disables the recipe's reports and cleanup of GPU memory, the only functions for which it needs a GPU."""
     torchtune.training.cleanup_before_training = lambda: None
     torchtune.training.get_memory_stats = lambda device: {}
     torchtune.training.log_memory_stats = lambda stats: None

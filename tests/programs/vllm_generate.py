@@ -1,4 +1,5 @@
-"""Offline generation with vLLM by a model with random weights, cut across all ranks: `vllm_generate.py [SHAPE] [--graphs MODE]`.
+"""Offline generation with vLLM by a model with random weights, sharded over all ranks: `vllm_generate.py [SHAPE]
+[--graphs MODE]`.
 
 Lengths come from the request: no token ends a sequence.
 """

@@ -1,7 +1,7 @@
-"""Owns what the programs with vLLM share: the environment that vLLM finds, the folders of models, and the arguments of its engine.
+"""Owns the common parts of programs with vLLM: the environment, the folders of models, and the arguments of its engine.
 
-Imported before vLLM. Each rank is a worker of vLLM's `external_launcher`, as under torchrun, with its engine in its own process; weights
-are dummies, so a model is no more than its `config.json`.
+Imported before vLLM. Each rank is a worker of vLLM's `external_launcher`, as under torchrun, with its engine in its own
+process; weights are dummies, so a model consists only of its `config.json`.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from typing import Any
 
 from shapes import SHAPES
 
-# What a user of simulated GPUs sets, before vLLM is imported.
+# Variables that a user of simulated GPUs sets, before vLLM is imported.
 os.environ.update(
     VLLM_ENABLE_V1_MULTIPROCESSING="0",
     VLLM_USE_V2_MODEL_RUNNER="0",
@@ -24,7 +24,7 @@ os.environ.update(
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """With what says which model runs, and how."""
+    """A parser with options for the model and its execution."""
     words = argparse.ArgumentParser(description=description)
     words.add_argument("shape", nargs="?", default="tiny", choices=SHAPES)
     words.add_argument(
@@ -39,12 +39,12 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def kept(shape: str) -> Path:
-    """The folder of a model, which stays: what vLLM has compiled for one that lies elsewhere it compiles again, also in another rank."""
+    """The permanent folder of a model, because vLLM recompiles a model in another folder, also in another rank."""
     config = json.dumps(SHAPES[shape])
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = caches / "uniference" / "models" / shape
     folder.mkdir(parents=True, exist_ok=True)
-    # Other ranks read it meanwhile.
+    # Written to a temporary file first, because other ranks may be reading the folder.
     with tempfile.NamedTemporaryFile("w", dir=folder, delete=False) as file:
         file.write(config)
     os.replace(file.name, folder / "config.json")
@@ -52,7 +52,7 @@ def kept(shape: str) -> Path:
 
 
 def engine(words: argparse.Namespace) -> dict[str, Any]:
-    """The keyword arguments of `LLM` and `EngineArgs`, for a model cut across all ranks."""
+    """Keyword arguments of `LLM` and `EngineArgs`, for a model sharded over all ranks."""
     ranks = int(os.environ["WORLD_SIZE"])
     return {
         "model": str(kept(words.shape)),

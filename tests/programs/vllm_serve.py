@@ -1,11 +1,14 @@
-"""Serves requests with vLLM's own scheduler in virtual time: `vllm_serve.py [SHAPE] (--rate R | --concurrency N) [options]`.
+"""Serves requests with vLLM's own scheduler in virtual time: `vllm_serve.py [SHAPE] (--rate R | --concurrency N)
+[options]`.
 
-With `--rate` requests arrive as a Poisson process, whatever the server does (open loop); with `--concurrency` the next one arrives when
-one has ended (closed loop). The engine is in the rank's process and driven step by step; a token is there when `step()` returns.
-With several ranks all run the same engine, whose decisions follow from which requests it was given before which step: of an open
-loop rank 0 says so, where they arrive, of a closed loop it follows from the tokens.
+With `--rate` requests arrive as a Poisson process, independently of the server (open loop); with `--concurrency` the
+next one arrives when one has ended (closed loop). The engine is in the rank's process and driven step by step; a
+token's time is when `step()` returns. With several ranks all run the same engine, whose decisions follow from the
+requests that it received before each step. In an open loop rank 0, where requests arrive, announces their number; in a
+closed loop it follows from the tokens.
 
-Rank 0 names two ranges for each request, which show in traces and reports: `first token`, which is its TTFT, and `further tokens`.
+Rank 0 names two ranges for each request, which show in traces and reports: `first token`, which is its TTFT, and
+`further tokens`.
 """
 
 import argparse
@@ -27,7 +30,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 
 class Server:
-    """An engine, the requests that it has, and its clock."""
+    """An engine, its requests, and its clock."""
 
     def __init__(self, engine: LLMEngine) -> None:
         self.engine = engine
@@ -50,7 +53,7 @@ class Server:
         self.engine.add_request(str(request.number), {"prompt_token_ids": request.prompt}, lengths)
 
     def step(self) -> list[Request]:
-        """A step of the engine; which requests have ended with it."""
+        """Runs a step of the engine; returns the requests that have ended."""
         outputs = self.engine.step()
         now, ended = self.now, []
         for output in outputs:
@@ -62,12 +65,12 @@ class Server:
         return ended
 
     def open_loop(self, requests: Sequence[Request]) -> None:
-        """Until all that arrive have been answered."""
+        """Serves until all arriving requests have been answered."""
         given = 0
         arrivals = Arrivals(requests, lambda: self.now) if is_first() else None
         while given < len(requests) or self.served:
             if arrivals and not self.served:
-                # Other ranks wait below for what rank 0 says.
+                # Other ranks wait in `agreed` for rank 0's number.
                 arrivals.wait(given)
             arrived = agreed(arrivals.count if arrivals else 0)
             for request in requests[given:arrived]:
@@ -77,7 +80,8 @@ class Server:
                 self.step()
 
     def closed_loop(self, requests: Sequence[Request], words: argparse.Namespace, until: Iterable[Request]) -> None:
-        """With `words.concurrency` requests at any time, until those have ended; what then goes on is aborted."""
+        """Keeps `words.concurrency` requests running until those in `until` have ended; the remaining ones are
+        aborted."""
         waiting, awaited = iter(requests), {request.number for request in until}
         frontend, entering = Frontend(words.frontend, lambda: self.now), words.concurrency
         while awaited:
@@ -85,7 +89,7 @@ class Server:
                 frontend.enters(request)
             if is_first() and not self.served:
                 frontend.wait()
-            # Without a time that they take there all ranks know which have come through: those that have entered.
+            # If the frontend takes no time, all ranks know which requests have passed: all that have entered.
             passed = agreed(frontend.passed()) if words.frontend and frontend.inside else len(frontend.inside)
             for request in frontend.take(passed):
                 self.add(request)
@@ -96,7 +100,7 @@ class Server:
 
 
 def agreed(arrived: int) -> int:
-    """What rank 0 says, where they arrive."""
+    """Rank 0's number of arrived requests, on every rank."""
     if int(os.environ["WORLD_SIZE"]) == 1:
         return arrived
     said = torch.tensor([arrived])
@@ -105,7 +109,7 @@ def agreed(arrived: int) -> int:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = vllm_model.parser(__doc__)
     loads.add(parser)
     parser.add_argument("--max-batched-tokens", type=int, help="tokens of a step (default: vLLM's, as of its server)")

@@ -1,7 +1,9 @@
-"""`vllm serve` under `vllm bench serve`, each a process of its own as its users start it: `vllm_server.py [SHAPE] [--rate R] [options]`.
+"""`vllm serve` under `vllm bench serve`, as separate processes, as users start them: `vllm_server.py [SHAPE] [--rate R]
+[options]`.
 
-The rank's process starts the server, waits until it is up, and starts the benchmark, whose requests arrive as a Poisson process over HTTP.
-The server's processes are vLLM's own: one that receives requests, and one with the engine and the GPU.
+The rank's process starts the server, waits until it is up, and starts the benchmark, whose requests arrive as a Poisson
+process over HTTP. The server's processes are vLLM's own: one that receives requests, and one with the engine and the
+GPU.
 """
 
 import argparse
@@ -15,14 +17,14 @@ import servers
 import vllm_model
 from shapes import SHAPES
 
-# A forked engine could not be told apart from the rank's own process.
+# A forked engine would be indistinguishable from the rank's own process.
 os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 
 VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 
 
 def write_model(folder: str, shape: str) -> None:
-    """Its configuration and a tokenizer."""
+    """Writes the model's configuration and a tokenizer."""
     config = SHAPES[shape] | {"bos_token_id": 1, "eos_token_id": 1}
     Path(folder, "config.json").write_text(json.dumps(config))
     servers.write_tokenizer(folder, config["vocab_size"])
@@ -36,7 +38,7 @@ def server(folder: str, port: int, words: argparse.Namespace) -> list[str]:
 
 
 def benchmark(folder: str, port: int, words: argparse.Namespace, count: int) -> dict[str, float]:
-    """What vLLM's own benchmark says."""
+    """Figures of vLLM's own benchmark."""
     lengths = ("--random-input-len", str(words.input), "--random-output-len", str(words.output), "--ignore-eos")
     arrivals = ("--num-prompts", str(count), *servers.arrivals(words))
     goodput = ("--goodput", "ttft:500", "tpot:50", "--percentile-metrics", "ttft,tpot,itl,e2el")
@@ -48,7 +50,7 @@ def benchmark(folder: str, port: int, words: argparse.Namespace, count: int) -> 
 
 
 def apart(prompts: bool, bootstrap: int) -> tuple[list[str], dict[str, str]]:
-    """Mooncake's connector."""
+    """Options of Mooncake's connector."""
     connector = {"kv_connector": "MooncakeConnector", "kv_role": "kv_producer" if prompts else "kv_consumer"}
     return ["--kv-transfer-config", json.dumps(connector)], {"VLLM_MOONCAKE_BOOTSTRAP_PORT": str(bootstrap)}
 

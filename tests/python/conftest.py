@@ -1,4 +1,4 @@
-"""What the Python tests share."""
+"""Common fixtures of the Python tests."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from harness import start  # noqa: F401 - a fixture
 
-# Tests fork this process: a pool of threads would not survive that.
+# One thread, because tests fork this process, and a thread pool does not survive a fork.
 torch.set_num_threads(1)
 
 

@@ -53,7 +53,7 @@ class Done:
     err: str
 
 
-# The command, with another interpreter for ranks than its own: the first word of its arguments.
+# Runs the command with another interpreter for ranks than its own: the first word of its arguments.
 _WARM = "import sys; sys.executable = sys.argv.pop(1); from uniference.__main__ import main; sys.exit(main())"
 
 
@@ -61,10 +61,10 @@ def _interpreters_own(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith("PYTHON")}
 
 
-# With this, a print is two writes, and what a test expects of lines would depend on who runs it.
+# With PYTHONUNBUFFERED a print is two writes, and the lines that tests expect would depend on the user's environment.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
-# What the nursery's interpreter is started with.
+# Variables that the nursery's interpreter was started with.
 _AT_START = _interpreters_own(os.environ)
 
 
@@ -76,7 +76,8 @@ def _nursery() -> Nursery:
 def uniference(
     *arguments: object, cwd: Path, env: dict[str, str] | None = None, cold: bool = False, input: str | None = None
 ) -> Done:
-    """Runs the command. Ranks come from the nursery, unless the interpreter is to start anew (`cold`, or by the environment)."""
+    """Runs the command. Ranks come from the nursery, unless the interpreter must start anew (`cold`, or because of its
+    environment)."""
     words = list(map(str, arguments))
     environment = os.environ | (env or {})
     if words[0] in ("run", "fit") and not cold and _interpreters_own(environment) == _AT_START:
@@ -94,7 +95,8 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts the command and hands it over. What still runs after `TIMEOUT_S`, or at the test's end, is killed: its streams then end."""
+    """Returns a function that starts the command. Processes that still run after `TIMEOUT_S`, or at the test's end, are
+    killed, which closes their streams."""
     started: list[tuple[subprocess.Popen[str], threading.Timer]] = []
 
     def start(*arguments: object) -> "subprocess.Popen[str]":
@@ -113,7 +115,7 @@ def start() -> Iterator[Start]:
 
 
 def write_script(directory: Path, source: str, name: str = "script.py") -> Path:
-    """A script in `directory`."""
+    """Writes a script to `directory`."""
     path = directory / name
     path.write_text(source)
     return path
@@ -146,7 +148,8 @@ def _fork_rank(rank: int, size: int, port: int, script: Path, arguments: Sequenc
         os.environ.update(LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
         sys.argv = [str(script), *map(str, arguments)]
         sys.path.insert(0, str(script.parent))
-        kept = runpy.run_path(str(script), run_name="__main__")  # no destructor may run after this
+        # keeps the globals, so that no destructor runs after this
+        kept = runpy.run_path(str(script), run_name="__main__")
         assert kept is not None
         code = 0
     except BaseException:

@@ -1,4 +1,4 @@
-"""Runs of scripts on one simulated GPU, with caches of compilers of their own."""
+"""Runs of scripts on one simulated GPU, with separate caches of compilers."""
 
 import json
 from pathlib import Path

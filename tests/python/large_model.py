@@ -1,4 +1,5 @@
-"""A decoder-only transformer of Llama 3's shapes, cut over `tp` ranks by tensor parallelism and over `pp` stages: prefill, then decoding.
+"""A decoder-only transformer of Llama 3's shapes, sharded over `tp` ranks by tensor parallelism and over `pp` stages:
+prefill, then decode.
 
 large_model.py 70b TP PP LAYERS STEPS
 """

@@ -1,4 +1,5 @@
-"""A Llama of a few layers in plain PyTorch, replicated: one step of what `uniference workload llama` generates, without the optimizer.
+"""A Llama of a few layers in plain PyTorch, replicated: one step of the job that `uniference workload llama` generates,
+without the optimizer.
 
 llama.py train|prefill
 """
@@ -19,7 +20,7 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class Norm(nn.Module):
-    """Operator by operator, as the generated job has it: torch's own module is one kernel on a GPU."""
+    """A norm of single operators, as in the generated job: torch's own module is one kernel on a GPU."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,13 +1,14 @@
 """Owns a process that has torch loaded and becomes the zygote of one `uniference run` after another.
 
-Tests then need not import torch each time, which takes most of a short run's processor time. What a zygote does from there on is the
-product's.
+Tests then need not import torch each time, which is most of a short run's CPU time. From the fork on, the zygote runs
+the product's own code.
 
-The command starts its zygote as `PYTHON -P -m uniference.rank.zygote FD`. Here PYTHON is a script, `attach`, that hands descriptors,
-environment and working directory to the nursery, which forks a zygote from itself; `attach` ends as that zygote does. What is preloaded for
-simulated GPUs must be there before torch, so their zygotes come from a second nursery, which the first one starts when it is needed.
+The command starts its zygote as `PYTHON -P -m uniference.rank.zygote FD`. In tests PYTHON is a script, `attach`, that
+passes descriptors, environment and working directory to the nursery, which forks a zygote from itself; `attach` exits
+with the zygote's exit code. The libraries for simulated GPUs must be loaded before torch, so their zygotes come from a
+second nursery, which the first one starts when it is needed.
 
-Tests of how zygotes start and end, and those that change how the interpreter itself starts, use the real way
+Tests of how zygotes start and end, and those that change how the interpreter itself starts, start a new interpreter
 (`harness.uniference(cold=True)`).
 """
 
@@ -22,7 +23,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-# Runs without site packages, so that it starts in 20 ms. It keeps no copy of the zygote's socket: the driver would not see its end.
+# Runs without site packages, so that it starts in 20 ms. It keeps no copy of the zygote's socket, because the driver
+# would not see the socket's end.
 _ATTACH = """\
 #!{python} -IS
 import array, json, os, signal, socket, sys
@@ -66,7 +68,7 @@ class Nursery:
             listener.close()
         atexit.register(self._process.kill)
         self.python = Path(self._scratch.name) / "attach"
-        """What `uniference run` takes for the interpreter of its zygote."""
+        """The interpreter that `uniference run` uses for its zygote."""
         self.python.write_text(_ATTACH.format(python=sys.executable, path=path))
         self.python.chmod(0o755)
 
@@ -100,7 +102,7 @@ def _serve(listener: socket.socket, of_gpus: socket.socket | None = None) -> Non
             of_gpus = None
             continue
         connection, _ = listener.accept()
-        # One process stays with each zygote, to tell its end.
+        # One process waits for each zygote, to report its end.
         if os.fork() == 0:
             listener.close()
             _raise_zygote(connection, version)
@@ -142,7 +144,7 @@ def _raise_zygote(connection: socket.socket, version: str) -> None:
         os._exit(0)
     for fd in fds:
         os.close(fd)
-    # When the command kills `attach`, the zygote has to end as well.
+    # If the command kills `attach`, the zygote must end as well.
     _, status = _wait(pid, connection)
     with contextlib.suppress(BrokenPipeError):
         connection.sendall(os.waitstatus_to_exitcode(status).to_bytes(8, "little", signed=True))

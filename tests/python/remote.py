@@ -1,4 +1,5 @@
-"""Runs with workers, for the tests: a folder with what they need, and the commands that were started in it."""
+"""Runs with workers, for the tests: a folder with the files that they need, and the commands that were started in
+it."""
 
 import json
 import re
@@ -27,8 +28,8 @@ latency = "100 us"
 """
 MODEL = 'model = "h100-sxm"\n'
 
-# Sums that the driver does itself, that one rank does with torch's kernels (bfloat16, MAX) and with ours; messages in parts; objects;
-# the store.
+# Program with sums that the driver reduces itself, and sums that one rank reduces with torch's kernels (bfloat16, MAX)
+# and with Uniference's; messages in parts; objects; the store.
 TALK = """import sys, threading, torch, torch.distributed as dist
 from scale import SCALE
 dist.init_process_group("gloo")
@@ -79,23 +80,23 @@ FOREVER = START + "print('goes', flush=True)\nwhile True:\n    dist.all_reduce(t
 
 @dataclass
 class Commands:
-    """A folder with a program, a token and a cluster, and what was started in it."""
+    """A folder with a program, a token and a cluster, and the commands started in it."""
 
     folder: Path
     started: list["subprocess.Popen[str]"] = field(default_factory=list)
     port: int = 0
     address: str = "127.0.0.1"
     here: Sequence[str] = ()
-    """What stands before the driver's command."""
+    """Words before the driver's command."""
     there: Sequence[str] = ()
-    """The same of workers."""
+    """Words before a worker's command."""
 
     def start(self, *words: object) -> "subprocess.Popen[str]":
-        """Starts the command in a folder of its own, so that no file is there by chance."""
+        """Starts the command in a new folder, so that it cannot depend on other files."""
         inside = self.there if words[0] == "worker" else self.here
         command = [*inside, sys.executable, "-m", "uniference", *map(str, words)]
         cwd = self.folder / ("elsewhere" if words[0] == "worker" else ".")
-        # In files: nobody reads pipes meanwhile.
+        # Files and not pipes, because pipes would not be read during the run.
         said, printed = (self.folder / f"{name}-{len(self.started)}.txt" for name in ("said", "printed"))
         with said.open("w") as err, printed.open("w") as out:
             process = subprocess.Popen(command, cwd=cwd, stdout=out, stderr=err, text=True)
@@ -107,7 +108,7 @@ class Commands:
         return process
 
     def with_models(self, board: str = "") -> None:
-        """Gives all devices a model, and `board` the other keys that it is to have."""
+        """Gives all devices a model, and `board` further keys."""
         for name in ("cluster.toml", "local.toml"):
             path = self.folder / name
             text = re.sub('(name = "(board|here)"\n)', "\\1" + MODEL, path.read_text())
@@ -116,7 +117,7 @@ class Commands:
     def run(
         self, *options: object, script: str = "script.py", cluster: str = "cluster.toml"
     ) -> "subprocess.Popen[str]":
-        """Starts a run that listens."""
+        """Starts a run that listens for workers."""
         listens = (
             ("--listen", f"{self.address}:{self.port}", "--token-file", "token") if cluster == "cluster.toml" else ()
         )
@@ -133,12 +134,12 @@ class Commands:
 
 
 def said(process: "subprocess.Popen[str]") -> str:
-    """What it has said on standard error so far."""
+    """The process's standard error so far."""
     return str(process.said.read_text())  # type: ignore[attr-defined]
 
 
 def until(holds: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
-    """Waits for that, and shows what `process` has said if it does not come."""
+    """Waits until the condition holds; fails with the messages of `process` if it does not."""
     deadline = time.monotonic() + TIMEOUT_S
     while not holds():
         assert time.monotonic() < deadline, said(process)
@@ -146,19 +147,19 @@ def until(holds: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
 
 
 def ended(process: "subprocess.Popen[str]") -> tuple[int, str]:
-    """Its exit code, and all that it has said."""
+    """The process's exit code, and its standard error."""
     process.wait(TIMEOUT_S)
     return process.returncode, said(process)
 
 
 def digest(process: "subprocess.Popen[str]") -> str:
-    """That of its report."""
+    """The digest of the run's report."""
     report = json.loads((process.out / "report.json").read_text())  # type: ignore[attr-defined]
     return str(report["digest"])
 
 
 def descendants(pid: int) -> set[int]:
-    """The processes that one has started, and theirs."""
+    """All descendants of a process."""
     children: set[int] = set()
     for task in Path(f"/proc/{pid}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):

@@ -1,4 +1,4 @@
-"""`make accuracy-devices`: the harness works on a handful of rows, and the committed page has its form."""
+"""`make accuracy-devices`: the harness works on a few rows, and the committed page has the harness's format."""
 
 import os
 import re
@@ -17,7 +17,8 @@ def test_a_handful_of_rows_is_predicted(tmp_path: Path) -> None:
     errors = [
         float(error) for error in re.findall(r"\| (?:mi|a100|v100|p100|t4)\S* bert_large .* \| (\S+) \|", done.stdout)
     ]
-    # Each row with the device's measurements and without; a wrong unit or a missing layer is farther off.
+    # Each row is estimated with the device's measurements and without. A wrong unit or a missing layer would cause
+    # larger errors.
     assert len(errors) >= 4, done.stdout
     assert max(map(abs, errors)) < 60, done.stdout
 

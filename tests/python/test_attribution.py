@@ -14,8 +14,9 @@ from harness import gpus, uniference, write_script
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch was built without CUDA")
 
 RANKS = 2
-# Error of the profiler's ranges, in seconds. Between two launches the profiler's clock shares out virtual time by the CPU's counter
-# (decision 0044), so a busy machine moves the ends of a range by up to the virtual time between two launches.
+# Error of the profiler's ranges, in seconds. Between two launches the profiler's clock divides virtual time by the
+# CPU's counter (decision 0044), so a busy machine moves the ends of a range by up to the virtual time between two
+# launches.
 PROFILER_S = 100e-6
 # FSDP program. The reduce-scatter of the first layer's gradients overlaps only the all-reduce, whose result the program waits for.
 FSDP = """

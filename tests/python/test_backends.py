@@ -1,11 +1,11 @@
-"""Plain collectives are carried out in C++ and everything else in Python: a run is the same to the byte as with Python alone."""
+"""C++ carries out plain collectives and Python all others: the run is the same to the byte as with Python alone."""
 
 from pathlib import Path
 
 import pytest
 from harness import Done, uniference, write_script
 
-# By either backend: what is plain, what the library combines with torch's kernels, what is refused, what is in flight meanwhile.
+# Program with plain calls, reductions by torch's kernels, refused calls, and operations in flight.
 PROGRAM = """
 import sys
 import torch
@@ -49,7 +49,7 @@ print(whole, numbers, gathered, scattered, dist.group.WORLD._get_sequence_number
 
 BACKENDS = {"C++": {}, "Python": {"UNIFERENCE_BACKEND": "python"}}
 
-# What the run is like, and what its ranks have printed: on the terminal, their lines come as the host has it.
+# Files of the run and outputs of its ranks; on the terminal, the order of ranks' lines depends on the host.
 FILES = ("program.record", "report.json", "trace.json", "rank-0.log", "rank-1.log")
 
 
@@ -94,7 +94,7 @@ def test_a_time_out_says_the_same(backend: str, name: str, tmp_path: Path) -> No
     options = ("--ranks", 2, "--compute", "none", "--out", tmp_path / "run")
     done = uniference("run", *options, script, cwd=tmp_path, env=BACKENDS[backend], cold=True)
     assert done.code == 0, done.err
-    # The first is over after the group's time-out, and closes the pairs: the next one finds them closed.
+    # The first call fails after the group's timeout, and closes the pairs: the next call finds them closed.
     line = WHO[: WHO.index("dist.all_reduce")].count("\n") + 1
     closed, timed_out = [text for text in _lines(done) if "RuntimeError" in text]
     assert "Timed out waiting 5000ms for recv operation to complete" in timed_out
@@ -105,5 +105,5 @@ def test_a_time_out_says_the_same(backend: str, name: str, tmp_path: Path) -> No
 
 
 def _lines(done: Done) -> list[str]:
-    """What ranks have printed, in an order that does not depend on the host."""
+    """Output of the ranks, in an order that does not depend on the host."""
     return sorted(done.out.splitlines())

@@ -1,4 +1,5 @@
-"""Programs that do what no program should: each run ends soon, with a message that helps and the right exit code, and leaves nothing."""
+"""Programs with severe errors: each run ends soon, with a helpful message and the right exit code, and leaves nothing
+behind."""
 
 import os
 import re
@@ -20,7 +21,7 @@ SETUP = (
 
 
 def check(done: Done, code: int, *parts: str) -> None:
-    """The exit code, what the user reads, and that nothing of ours shows through."""
+    """Checks the exit code and the message, and that no internals of Uniference are shown."""
     assert done.code == code, done.err
     for part in parts:
         assert part in done.err, done.err
@@ -65,7 +66,7 @@ def test_a_forked_child_cannot_go_on_as_the_rank(tmp_path: Path) -> None:
 
 def test_a_rank_that_leaves_a_forked_child_behind(tmp_path: Path) -> None:
     done = run_script(tmp_path, SETUP + "if os.fork():\n    os._exit(0)\ndist.barrier()\nprint('not reached')\n")
-    # What the child still says depends on who is quicker.
+    # The child's remaining output depends on timing.
     check(done, 1, "error: rank", "hint:")
     assert "not reached" not in done.out
 
@@ -166,7 +167,7 @@ def test_a_program_that_limits_its_own_descriptors(tmp_path: Path) -> None:
     check(run_script(tmp_path, source), 0)
 
 
-# Calls where none belongs
+# Calls in wrong places
 
 
 def test_a_collective_after_the_end_of_the_group(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_collectives_in_a_signal_handler_at_exit_and_in_a_destructor(tmp_path: P
         "class Late:\n    def __del__(self):\n        talk('destructor')\n"
         "late = Late()\natexit.register(talk, 'exit')\n"
         "signal.signal(signal.SIGUSR1, lambda *_: talk('handler'))\nos.kill(os.getpid(), signal.SIGUSR1)\n"
-        # What is registered keeps alive what it refers to.
+        # A registered handler keeps objects alive.
         "signal.signal(signal.SIGUSR1, signal.SIG_DFL)\n"
     )
     done = run_script(tmp_path, source)
@@ -315,7 +316,7 @@ def test_an_unsupported_torch_is_refused_before_anything_starts(tmp_path: Path) 
 
 
 def test_much_output(tmp_path: Path) -> None:
-    # One line of 20 MB, and many: nothing is lost, and nobody waits for ever.
+    # One line of 20 MB, and many lines: no output is lost, and no process hangs.
     source = (
         SETUP + "sys.stdout.write('@' * 20_000_000 + '\\n')\nfor _ in range(50_000): print('x' * 100)\ndist.barrier()\n"
     )
@@ -356,7 +357,7 @@ def test_limits_that_a_program_sets_itself(tmp_path: Path, limit: str, what: str
 
 
 def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
-    # In a folder of its own in that place: others use theirs at the same time.
+    # A private /dev/shm, because other tests use the real one at the same time.
     private = 'mount -t tmpfs none /dev/shm && { "$@"; code=$?; ls -A /dev/shm; exit $code; }'
     inside = ["unshare", "--map-root-user", "--mount", "sh", "-c", private, "sh"]
     if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode != 0:

@@ -1,4 +1,4 @@
-"""The benchmarks of the bridge, of workers, of simulated GPUs and of analyses run, and measure something of each kind."""
+"""The benchmarks of the bridge, of workers, of simulated GPUs and of analyses run, and print figures of each kind."""
 
 import re
 import subprocess
@@ -21,9 +21,9 @@ def test_the_benchmark_shows_a_figure_for_each_operation() -> None:
     shown = quickly("bridge.py")
     rows = re.findall(r"^(?:none|measured) +2 +(all_reduce|send) +([\d.]+) +(\d+) +(\d+)", shown, re.MULTILINE)
     assert [row[0] for row in rows] == ["all_reduce", "send"] * 2
-    # What the driver uses may be less than a microsecond a round.
+    # The driver's part may be less than a microsecond per round.
     assert all(float(took) > 0 and int(rank) > 0 for _, took, rank, _ in rows)
-    # Bare and captured operators, and what lies between them.
+    # Bare and captured operators, and the difference.
     assert re.search(r"^ +\d+\.\d\d +\d+\.\d\d +\d+\.\d\d( +-?\d+\.\d\d){3} +1\.5$", shown, re.MULTILINE)
     # GB/s of a copy and of the four operations.
     assert re.search(r"^ +4( +\d+\.\d\d){5}$", shown, re.MULTILINE)
@@ -37,7 +37,8 @@ def test_the_benchmark_of_simulated_gpus_has_each_operator_and_launch_beside_tor
     names = [
         f"{name}{gradients}" for name in ("add", "mm", "layer norm", "attention") for gradients in ("", ", gradients")
     ]
-    # The CPU, FakeTensorMode, torch's code for GPUs, simulated GPUs, the driver; what is beyond torch's own, twice; the target.
+    # Columns: the CPU, FakeTensorMode, torch's code for GPUs, simulated GPUs, the driver; the difference to torch's
+    # own, twice; the target.
     rows = re.findall(r"^([a-z_, ]+?)((?: +[\d.]+){5})(?: +-?[\d.]+){2} +6$", shown, re.MULTILINE)
     assert [name.strip() for name, _ in rows] == names * 2
     assert all(float(took) > 0 for _, figures in rows for took in figures.split()[:4])
@@ -60,5 +61,5 @@ def test_the_benchmark_of_workers_shows_what_a_call_costs_more() -> None:
     assert found is not None, shown
     local, remote, more = map(float, found.groups())
     assert local > 0
-    # Each is rounded to a tenth.
+    # The three figures are rounded to a tenth.
     assert abs(remote - local - more) < 0.2

@@ -1,4 +1,4 @@
-"""Execution traces: of programs that ran here, and of PyTorch's own profiler under real Gloo."""
+"""Execution traces: of simulated programs, and of PyTorch's own profiler under real Gloo."""
 
 import json
 from pathlib import Path
@@ -63,7 +63,7 @@ def report(folder: Path) -> Any:
 
 
 def finishes(folder: Path) -> list[int]:
-    """When each rank ended."""
+    """Virtual time at which each rank ended."""
     return [rank["finish_ps"] for rank in report(folder)["ranks"]]
 
 
@@ -72,7 +72,7 @@ def test_the_traces_of_a_run_end_when_it_did_and_elsewhere_when_its_record_does(
     options = ("--ranks", 3, "--slowdown", "1,2.5,1", "--backend", "gloo", "--chakra", "traces", "--out", "run")
     done = uniference("run", *options, script, cwd=tmp_path)
     assert done.code == 0, done.err
-    # The program is told of what its traces cannot know, with rank and line.
+    # The warning names events that the trace cannot express, with rank and line.
     assert "rank 2 reached a timeout at" in done.err
     assert "script.py" in done.err
 
@@ -94,10 +94,10 @@ def test_pairs_of_the_profilers_files_become_traces_that_run(tmp_path: Path) -> 
     run_on_gloo(2, write_script(tmp_path, PROFILED), tmp_path)
     pairs = [f"{kind}.{rank}.json" for rank in range(2) for kind in ("host", "profile")]
     linked = uniference("chakra", "link", *pairs, "--out", "job", cwd=tmp_path)
-    # A recording of milliseconds on a busy machine may hold waits that nothing explains, which is a warning.
+    # A recording of milliseconds on a busy machine may contain unexplained waits, which cause a warning.
     assert linked.code == 0, linked.err
     assert linked.err.count("operators match between profile and host trace (100.0 %)") == 2
-    # The other rank of a message cannot be taken to be like this one.
+    # One rank's profile alone is not enough, because the other rank of a message may differ.
     alone = uniference("chakra", "link", *pairs[:2], "--out", "alone", cwd=tmp_path)
     assert alone.code == 2
     assert "only 1 are recorded: they communicate point to point" in alone.err

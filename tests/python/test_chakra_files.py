@@ -57,7 +57,7 @@ def test_what_is_written_is_read(tmp_path: Path, gzip: bool) -> None:
     assert node.attr["large"] == 2**64 - 1
     assert [node.attr.type_of(name) for name in ("number", "large", "comm_size")] == ["int64", "uint64", "uint32"]
     assert repr(other) == 'Node(1, "n1", COMP_NODE)'
-    # Read and written again, a file has the same bytes.
+    # A file that is read and written again has the same bytes.
     with TraceReader(path) as trace, TraceWriter(tmp_path / "b.0.et", trace.metadata, gzip=gzip) as again:
         for node in trace:
             again.write(node)
@@ -129,7 +129,7 @@ def test_what_is_no_trace_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_feeder_gives_what_is_free_the_lowest_id_first(tmp_path: Path) -> None:
-    # 9 and 3 are free, 5 after 9, 4 after both; 7 depends on a node that is not there.
+    # 9 and 3 have no dependencies, 5 depends on 9, 4 on both; 7 depends on a node that the file lacks.
     nodes = [compute(9), compute(5, 9), compute(3), compute(4, 3, 9), compute(7, 100)]
     feeder = Feeder(write(tmp_path / "a.0.et", nodes, Metadata("1.0.0")))
     issued = [feeder.next_issuable() for _ in range(4)]

@@ -1,4 +1,4 @@
-"""What changes over time on a cluster, on live runs and their replays."""
+"""Changes of a cluster over time, in live runs and their replays."""
 
 import json
 from pathlib import Path
@@ -60,9 +60,10 @@ def test_repetitions_make_an_interval(run: Path) -> None:
     interval = report["interval"]
     assert isinstance(interval, dict)
     low, middle, high = interval["runs_s"]
-    # Of 30 makespans: a quantile of 2.5 % lies below the median, that above one of 97.5 %.
+    # For 30 makespans, the quantile of 2.5 % lies below the median, and that of 97.5 % above it.
     assert low < middle < high
-    # The interval is wider on account of the model: s = 0.1 * exposed communication, which is all of the run but a clock read or two.
+    # The model's error widens the interval: s = 0.1 * exposed communication, which is the whole run except a clock read
+    # or two.
     assert interval["model_error_s"] == pytest.approx(0.1 * float(str(report["makespan_s"])), rel=1e-3)
     assert interval["low_s"] < low < high < interval["high_s"]
 

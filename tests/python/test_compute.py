@@ -1,4 +1,4 @@
-"""Where the duration of compute comes from: measured, modelled by operators, or an earlier run."""
+"""Sources of compute durations: measured, modelled by operators, or from an earlier run."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ for step in range(3):
 
 
 def cluster(directory: Path, name: str, *devices: str) -> Path:
-    """A cluster file of these devices' keys, a device each."""
+    """A cluster file with one device for each text of keys."""
     path = directory / f"{name}.toml"
     devices_text = "".join(f'[[device]]\nname = "d{at}"\n{keys}' for at, keys in enumerate(devices))
     path.write_text(f'{devices_text}[network]\nbandwidth = "1 Gbps"\nlatency = "20 us"\n')
@@ -59,7 +59,7 @@ def test_a_program_that_was_captured_once_costs_the_same_replayed_and_run_again(
     assert same(modelled, carried_out(tmp_path, "run", "--cluster", rates, "--jobs", "1", script))
     assert same(modelled, carried_out(tmp_path, "replay", "--cluster", rates, measured["folder"]))
     assert same(modelled, carried_out(tmp_path, "replay", modelled["folder"]))
-    # Of what was captured, a slowdown of 3 is 3 times as much.
+    # A slowdown of 3 multiplies captured compute by 3.
     seconds = [sum(row["seconds"] for row in modelled["compute"] if row["rank"] == rank) for rank in range(2)]
     assert seconds[1] == pytest.approx(3 * seconds[0])
 
@@ -87,7 +87,7 @@ def test_threads_are_replayed_though_they_come_to_their_calls_in_another_order(t
     modelled = carried_out(tmp_path, "run", "--cluster", rates, script)
     assert same(modelled, carried_out(tmp_path, "replay", modelled["folder"]))
     replayed = carried_out(tmp_path, "replay", "--cluster", rates, measured["folder"])
-    # Threads race, so a few operators may differ from run to run.
+    # Threads race, so a few operators may differ between runs.
     sums = [sum(row["seconds"] for row in of["compute"]) for of in (modelled, replayed)]
     assert sums[0] == pytest.approx(sums[1], rel=0.05)
     assert replayed["makespan_s"] == pytest.approx(modelled["makespan_s"], rel=0.2)
@@ -101,12 +101,12 @@ def test_from_a_run_takes_its_slices(tmp_path: Path) -> None:
     assert again["makespan_ps"] == first["makespan_ps"]
     assert again["digest"] == first["digest"]
     assert again["manifest"]["compute"] == source
-    # A line more: its slice and nothing else is measured.
+    # The program has one more line: only the slice of that line is measured.
     write_script(tmp_path, TRAINING + "dist.barrier()\n")
     changed = carried_out(tmp_path, "run", "--ranks", "2", "--compute", source, script)
     said = [warning for warning in changed["warnings"] if "no counterpart" in warning]
     assert len(said) == 1
-    # On each rank, what comes before the barrier, and what comes after it up to the end.
+    # Each rank's slices before the barrier, and after it to the end.
     assert said[0].startswith("4 slices")
     assert "script.py:14 (4)" in said[0]
 

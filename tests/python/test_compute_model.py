@@ -1,4 +1,4 @@
-"""Compute that is costed from captured operators: the same in every run, in replays, and however the operators were captured."""
+"""Compute that is costed from captured operators: equal in all runs and replays, by either capture."""
 
 import json
 import os
@@ -143,11 +143,11 @@ def test_shapes_alone_take_no_time(tmp_path: Path) -> None:
     done = uniference(*words, cwd=tmp_path)
     assert done.code == 0, done.err
     took = {name: float(seconds) for name, seconds in re.findall(r"^(\w+) ([\d.e-]+)$", done.out, re.MULTILINE)}
-    # Reading the clock takes 50 ns.
+    # A clock read takes 50 ns.
     assert took["real"] > 1e-5
     assert took["meta"] < 1e-7
     assert took["fake"] < 1e-7
-    # DTensor finds out the shape of what it has not seen before with tensors that have no data.
+    # For a new shape, DTensor infers the result's shape with tensors without data.
     assert took["first"] < 1.5 * took["second"]
 
 
@@ -195,7 +195,8 @@ show("high")
 
 @pytest.mark.skipif(torch.cuda.device_count() > 0, reason="this machine has a GPU: none is simulated")
 def test_products_are_computed_in_tensor_cores_where_the_program_asks_for_it(tmp_path: Path) -> None:
-    """Of an H100: 67 TFLOPS of numbers of 32 bits, 495 in tensor cores. Of a T4, which has none for them, it is all the same."""
+    """An H100 has 67 TFLOPS for 32-bit numbers, 495 in tensor cores. A T4 has no tensor cores for them, so the setting
+    has no effect."""
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     script = write_script(tmp_path, TENSOR_CORES)
 
@@ -220,7 +221,7 @@ def test_products_are_computed_in_tensor_cores_where_the_program_asks_for_it(tmp
     took = run("h100-sxm")
     for name, factor in (("mm", 5), ("addmm", 5), ("conv", 2), ("lstm", 1.05)):
         assert took["ieee"][name] > factor * took["tf32"][name], (name, took)
-        # Products of matrices are computed with all bits unless the program asks for less, what cuDNN does the other way round.
+        # GEMMs use full precision unless the program allows less; cuDNN's default is the opposite.
         default = "ieee" if name in ("mm", "addmm") else "tf32"
         assert took["default"][name] == pytest.approx(took[default][name], rel=0.02), (name, took)
         assert took["high"][name] == pytest.approx(took["tf32"][name], rel=0.02), (name, took)

@@ -1,6 +1,6 @@
 """The same program gives the same values under real Gloo and under `uniference run --backend gloo`, bit for bit.
 
-Ours is run as it is, with plain collectives carried out in C++, and a part of it with Python alone.
+The simulation runs with its defaults, with plain collectives carried out in C++, and a part of it with Python alone.
 """
 
 import shutil
@@ -23,7 +23,7 @@ Results = list[dict[str, Any]]
 # By which backends a part runs, and what the environment says for that.
 BACKENDS: dict[str, dict[str, str]] = {"C++": {}, "Python": {"UNIFERENCE_BACKEND": "python"}}
 
-# What runs without `--all-sizes`.
+# Parts that run without `--all-sizes`.
 SHORT = (("calls", 2), ("calls", 3), ("arguments", 2), ("layers", 2))
 ALL = (
     *((part, size) for part in ("calls", "layers") for size in (2, 3, 4)),
@@ -33,7 +33,7 @@ ALL = (
 )
 
 
-# None: they are being made, or could not be.
+# None: the results are being computed, or could not be.
 _results: dict[tuple[str, int, str], tuple[Results, Results] | None] = {}
 
 
@@ -58,7 +58,7 @@ def test_same_values(part: str, size: int, backend: str, name: str, tmp_path_fac
 
 
 def run_both(part: str, size: int, backend: str, directory: Path) -> tuple[Results, Results]:
-    """What every body of a part returned on every rank: under Gloo, and under us."""
+    """Results of every body of a part on every rank: under Gloo, and in the simulation."""
     real, ours = directory / "gloo", directory / "uniference"
     real.mkdir()
     ours.mkdir()
@@ -75,7 +75,7 @@ def _load(directory: Path, size: int) -> Results:
 
 
 def differences(real: Any, ours: Any, where: str) -> list[str]:
-    """Where two results differ; tensors are compared by their bytes."""
+    """Paths of differing parts of two results; tensors are compared by their bytes."""
     if isinstance(real, torch.Tensor) and isinstance(ours, torch.Tensor):
         same = real.shape == ours.shape and real.dtype == ours.dtype and torch.equal(_bytes(real), _bytes(ours))
         return [] if same else [f"{where}: {real} and {ours}"]
@@ -89,6 +89,6 @@ def differences(real: Any, ours: Any, where: str) -> list[str]:
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype is torch.bool:
-        # Gloo adds them up as bytes: two times True is a 2, which is True as well.
+        # Gloo adds truth values as bytes: True + True is 2, which also means True.
         tensor = torch.tensor(tensor.tolist())
     return tensor.contiguous().flatten().view(torch.uint8)

@@ -1,4 +1,5 @@
-"""Ranks that crash at a declared moment: what the others are told, and the program's own recovery. The texts are those of real Gloo."""
+"""Ranks that crash at a configured time: the errors on other ranks, and the program's own recovery. The messages are
+real Gloo's."""
 
 import json
 from pathlib import Path
@@ -7,7 +8,7 @@ from harness import Done, run_script, uniference, write_script
 
 CRASH = '[[crash]]\nrank = 3\nat = "5 s"\n'
 
-# As it would be written for a real cluster.
+# Program with recovery as for a real cluster.
 RECOVERY = """
 import os, time, torch, torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Scripts written for NVIDIA GPUs run without one: what they see of CUDA, and the layers above."""
+"""Scripts for NVIDIA GPUs run without a GPU: their view of CUDA, and the layers above."""
 
 from pathlib import Path
 
@@ -232,7 +232,7 @@ assert compiled(torch.ones(1, 4, device=gpu)).is_cuda
 
 
 def run(directory: Path, source: str, *options: str) -> Done:
-    """A script on two simulated GPUs of one host."""
+    """Runs a script on two simulated GPUs of one host."""
     cluster = directory / "cluster.toml"
     cluster.write_text(CLUSTER)
     fixed = ("run", "--cluster", cluster, "--compute", "none", "--out", directory / "out")
@@ -294,7 +294,8 @@ if rank == 0:
 
 @simulated
 def test_a_call_of_nccl_that_nobody_else_makes_times_out(tmp_path: Path) -> None:
-    """As with the real library: torch's watchdog ends the process, or with TORCH_NCCL_BLOCKING_WAIT the wait raises an error."""
+    """As with the real library, torch's watchdog ends the process, or with TORCH_NCCL_BLOCKING_WAIT the wait raises an
+    error."""
     ended = run(tmp_path, START + TIMEOUT, "--cuda")
     assert ended.code == 1
     assert "Aborting process on rank 0 due to timeout" in ended.err
@@ -342,7 +343,7 @@ def test_cuda_without_gpus_is_refused_with_a_hint(tmp_path: Path) -> None:
 
 @simulated
 def test_a_kernel_that_wants_a_real_gpu_is_told_what_to_do(tmp_path: Path) -> None:
-    # The words of PyTorch's guide to extensions.
+    # The message is the one in PyTorch's guide to extensions.
     done = run(tmp_path, "raise RuntimeError('x must be a CUDA tensor')\n", "--cuda")
     assert done.code == 1
     assert "hint: custom GPU kernels are not simulated" in done.err

@@ -1,4 +1,4 @@
-"""A debugger on one rank, as users have it: at a terminal."""
+"""A debugger on one rank, at a terminal as users have it."""
 
 import os
 import pty
@@ -31,7 +31,7 @@ _started: list[int] = []
 
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:
-    """Nothing that a test has started outlives it."""
+    """Kills all processes that a test has started."""
     yield
     while _started:
         pid = _started.pop()
@@ -49,7 +49,7 @@ class Terminal:
         if pid == 0:
             os.execv(command[0], [*command, str(script)])
         self._pid = pid
-        # A test that fails does not ask for its end.
+        # A failed test does not end its processes itself.
         _started.append(pid)
         self.shown = ""
         self._seen = 0
@@ -63,11 +63,11 @@ class Terminal:
         self._seen = found + len(text)
 
     def type(self, text: str) -> None:
-        """What the user types."""
+        """Types text as the user."""
         os.write(self._fd, text.encode())
 
     def end(self) -> int:
-        """The exit code."""
+        """Waits for the end of the run; returns the exit code."""
         while self._read(60.0):
             pass
         _started.remove(self._pid)
@@ -87,17 +87,19 @@ class Terminal:
 def test_a_breakpoint_on_the_rank_with_the_terminal(tmp_path: Path) -> None:
     run = Terminal(tmp_path, PROGRAM, "--debug-rank", "1")
     run.expect("(Pdb) ")
-    # Longer than a silent rank may hold the others up on the host.
+    # Longer than the time for which a silent rank may delay the others on the host.
     time.sleep(1.5)
     run.type("p 'rank is', rank\n")
     run.expect("('rank is', 1)")
     run.expect("(Pdb) ")
-    # The prompt is shown before it is read, and Ctrl-C between the two is seen with the next line, as in any debugger.
+    # The prompt is printed before its line is read, and Ctrl-C between the two is noticed with the next line, as in any
+    # debugger.
     time.sleep(1)
     run.type("\x03")
     run.expect("--KeyboardInterrupt--")
     run.expect("(Pdb) ")
-    # The run has got the signal, too, and sees on a busy machine a little later that it was for a rank at its prompt.
+    # The run received the signal, too, and on a busy machine notices a little later that it was for a rank at its
+    # prompt.
     time.sleep(1)
     run.type("n\n")
     run.expect("(Pdb) ")
@@ -111,7 +113,7 @@ def test_a_breakpoint_on_the_rank_with_the_terminal(tmp_path: Path) -> None:
     assert run.end() == 0, run.shown
     moments = [float(line.split()[-1]) for line in run.shown.splitlines() if "sum = [2.0, 2.0]" in line]
     assert len(moments) == 2
-    # What the user took is not in the program's time.
+    # The user's time does not count as the program's.
     assert max(moments) < 1.0
 
 
@@ -126,7 +128,7 @@ def test_the_end_of_the_input_ends_the_run(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_the_run_when_the_rank_waits_for_others(tmp_path: Path) -> None:
     source = "import time, torch, torch.distributed as dist\ndist.init_process_group('gloo')\n"
-    # By then rank 1 is in the barrier: ranks run one after the other.
+    # By then rank 1 is in the barrier, because ranks run one after the other.
     source += "if dist.get_rank() == 0:\n    time.sleep(60)\n    while True: pass\n"
     source += "print('waiting', flush=True)\ndist.barrier()\n"
     run = Terminal(tmp_path, source, "--debug-rank", "1")

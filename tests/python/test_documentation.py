@@ -1,4 +1,4 @@
-"""What `make check` finds in the documentation: each kind of mistake is found, and what is right is not."""
+"""The checks of documentation in `make check` find each kind of mistake, and accept correct text."""
 
 import importlib.util
 from pathlib import Path

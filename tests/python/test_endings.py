@@ -1,4 +1,4 @@
-"""Runs that are ended from outside: nothing of them stays, and the user reads why."""
+"""Runs that are ended from outside leave nothing behind, and print the reason."""
 
 import json
 import os
@@ -16,7 +16,8 @@ from harness import Start, uniference
 HANG = (
     "import os, signal, subprocess, torch.distributed as dist\n"
     "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
-    # Detached from the rank, its session and its parent, and it holds the rank's outputs. It has stopped itself, as a sleep would soon end.
+    # The process is detached from the rank, its session and its parent, and holds the rank's outputs. It stops itself,
+    # because a sleep would soon end.
     "left = subprocess.run(['sh', '-c', 'setsid sh -c \"kill -STOP \\\\$\\\\$\" >&2 & echo $!'], stdout=subprocess.PIPE).stdout\n"
     "print('pids', os.getpid(), int(left))\nif os.environ['RANK'] == '0':\n    dist.init_process_group('gloo')\nwhile True:\n    pass\n"
 )
@@ -27,7 +28,7 @@ TALK = (
 
 
 def words(directory: Path, source: str) -> list[str]:
-    """A run of `source` on two ranks."""
+    """Arguments of a run of `source` on two ranks."""
     script = directory / "script.py"
     script.write_text(source)
     options = ["--ranks", "2", "--compute", "none", "--jobs", "2", "--out", str(directory / "out")]
@@ -35,18 +36,19 @@ def words(directory: Path, source: str) -> list[str]:
 
 
 def command(directory: Path, source: str) -> list[str]:
-    """The same with what is started for it."""
+    """The full command of such a run."""
     return [sys.executable, "-m", "uniference", *words(directory, source)]
 
 
 def hanging(directory: Path, start: Start) -> tuple["subprocess.Popen[str]", list[int]]:
-    """A run whose ranks never end, whatever signals they get; and their processes, each followed by one that it has left behind."""
+    """Starts a run whose ranks never end, whatever signals they get; returns the run and its processes, each followed
+    by one that it left behind."""
     told = directory / "told"
     command, *rest = words(directory, HANG)
     run = start(command, "--progress-to", str(told), *rest)
     assert run.stdout is not None
     pids = [int(pid) for _ in range(2) for pid in run.stdout.readline().split()[-2:]]
-    # Rank 0 has called what it waits in for ever.
+    # Wait until rank 0 is in the call in which it waits for ever.
     deadline = time.monotonic() + 60
     while not re.search(r"rank 0, [^\"]* waits ", told.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -86,7 +88,8 @@ SHARES = (
 
 
 def test_ctrl_c_removes_shared_memory(tmp_path: Path, start: Start) -> None:
-    """Whoever has made it, rank or process of a rank, cannot remove it any more, nor can Python's tracker of resources."""
+    """The creator of shared memory, a rank or a child of a rank, is killed and cannot remove it, and nor can Python's
+    resource tracker."""
     run = start(*words(tmp_path, SHARES))
     assert run.stdout is not None
     made = [Path("/dev/shm", run.stdout.readline().split()[-1]) for _ in range(4)]
@@ -120,7 +123,7 @@ KILLS = (
 
 
 def test_what_a_killed_process_of_a_program_has_made_is_removed(tmp_path: Path, start: Start) -> None:
-    """As vLLM and SGLang kill theirs: it has ended long before the run has."""
+    """A process that the program kills, as vLLM and SGLang kill theirs, long before the run's end."""
     script = tmp_path / "script.py"
     script.write_text(KILLS)
     others = Path("/dev/shm", tmp_path.name)
@@ -132,16 +135,16 @@ def test_what_a_killed_process_of_a_program_has_made_is_removed(tmp_path: Path, 
     assert there == ["-9", "True", "True", "True"], out
     assert not (tmp_path / "socket").exists()
     assert not [path for path in Path("/dev/shm").iterdir() if made in path.name]
-    # It was there before, though the program might have made it.
+    # This file existed before the run, although the program could have created it.
     assert others.read_bytes() == b"somebody else's"
     others.unlink()
 
 
-# The second one while the run is being ended, at one moment or another.
+# The second Ctrl-C arrives at different moments of the run's end.
 @pytest.mark.parametrize("milliseconds", [10, 20, 25, 30])
 def test_ctrl_c_twice_ends_at_once(tmp_path: Path, start: Start, milliseconds: int) -> None:
     run, pids = hanging(tmp_path, start)
-    # A process that is stopped says nothing, so nobody can be told where it is.
+    # A stopped process does not answer, so its location is not printed.
     os.kill(pids[0], signal.SIGSTOP)
     for _ in range(2):
         run.send_signal(signal.SIGINT)
@@ -152,7 +155,7 @@ def test_ctrl_c_twice_ends_at_once(tmp_path: Path, start: Start, milliseconds: i
 
 
 def children_of(pid: int) -> list[int]:
-    """Its processes at this moment, and theirs."""
+    """All descendants of a process at this moment."""
     try:
         children = [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:  # it has ended
@@ -161,7 +164,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def command_line(pid: int) -> bytes:
-    """Of a process that may have ended."""
+    """The command line of a process that may have ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -170,7 +173,7 @@ def command_line(pid: int) -> bytes:
 
 @pytest.mark.parametrize("started", [b"python", b"uniference.rank.zygote"])
 def test_ctrl_c_while_it_starts_ends_quietly(tmp_path: Path, started: bytes) -> None:
-    """As soon as it has started any process, or that which ranks are forked from."""
+    """Ctrl-C as soon as the run has started its first process, or the zygote."""
     run = subprocess.Popen(
         command(tmp_path, HANG), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -178,7 +181,7 @@ def test_ctrl_c_while_it_starts_ends_quietly(tmp_path: Path, started: bytes) -> 
     while not any(started in command_line(child) for child in children):
         time.sleep(0.002)
         children = children_of(run.pid)
-    # As from a terminal: to all of its processes.
+    # The signal goes to all of its processes, as from a terminal.
     os.killpg(run.pid, signal.SIGINT)
     out, err = run.communicate(timeout=20)
     assert (run.returncode, out, err) == (130, "", "interrupted\n")
@@ -186,17 +189,18 @@ def test_ctrl_c_while_it_starts_ends_quietly(tmp_path: Path, started: bytes) -> 
 
 
 def parent(pid: int) -> int:
-    """Of a process that lives."""
+    """The parent of a running process."""
     return int(Path(f"/proc/{pid}/status").read_text().partition("PPid:")[2].split()[0])
 
 
 def test_killed_processes_of_ours_leave_nothing(tmp_path: Path, start: Start) -> None:
-    """The command, and each of those above the ranks together with it, at one instant as far as that is possible."""
+    """Kills the command, and each of Uniference's processes above the ranks together with it, as simultaneously as
+    possible."""
     for number in range(3):
         (directory := tmp_path / str(number)).mkdir()
         run, pids = hanging(directory, start)
         zygote = parent(pids[0])
-        # The last one holds what ranks leave behind: the command does that in its place.
+        # The last victim is the process that adopts orphans of ranks: if it dies, the command ends them.
         victims = ([run.pid], [run.pid, zygote], [parent(zygote)])[number]
         for pid in victims:
             os.kill(pid, signal.SIGKILL)
@@ -243,13 +247,13 @@ def handles(pid: int, number: signal.Signals) -> bool:
 def test_commands_without_ranks_end_too(tmp_path: Path, start: Start, number: signal.Signals, code: int) -> None:
     workload = tmp_path / "workload.txt"
     workload.write_text("DATA\n1\nlayer -1 5 ALLREDUCE 1000 5 NONE 0 5 ALLREDUCE 1000 10\n")
-    # Each would take hours.
+    # Each command would take hours.
     for words in (
         ("replay", workload, "--ranks", 2, "--passes", 10**9, "--out", tmp_path / "out"),
         ("workload", "llama", "--layers", 10**6, "--tp", 8, "--batch", 1, "--out", tmp_path / "job"),
     ):
         run = start(*words)
-        # Python itself handles SIGINT, so that says nothing; SIGTERM is registered after it.
+        # Python itself handles SIGINT, so its handler proves nothing; SIGTERM is registered after it.
         while not handles(run.pid, signal.SIGTERM):
             assert run.poll() is None
             time.sleep(0.002)
@@ -273,7 +277,8 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_computes_for_long_does_not_keep_the_others_from_running(tmp_path: Path) -> None:
-    # With one job the first rank holds the host until it has been silent for a second; the other one then writes the file.
+    # With one job the first rank occupies the host until it has been silent for a second; the other rank then writes
+    # the file.
     source = (
         "import os, pathlib, time, torch.distributed as dist\n"
         f"flag = pathlib.Path({str(tmp_path / 'flag')!r})\n"
@@ -296,7 +301,7 @@ def test_nobody_reads_the_output(tmp_path: Path, start: Start) -> None:
     assert run.stderr is not None
     run.stdout.readline()
     run.stdout.close()
-    # The run goes on, for its results are files; then it ends as others do that write to such a pipe.
+    # The run continues, because its results are files; then it ends as other programs do that write to a closed pipe.
     err = run.stderr.read()
     assert run.wait(timeout=60) == -signal.SIGPIPE
     assert (tmp_path / "out" / "report.json").exists()
@@ -314,7 +319,7 @@ def test_one_command_writes_to_a_folder_at_a_time(tmp_path: Path, start: Start) 
     run.kill()
     run.communicate(timeout=20)
     assert all_end(pids)
-    # What a killed run has left behind is nobody's, and earlier results are replaced; other files are not.
+    # Results of a killed run and earlier results are replaced; other files are not.
     for name in (None, "notes.txt"):
         again = uniference("run", "--ranks", 1, "--out", tmp_path / "out", tmp_path / "other.py", cwd=tmp_path)
         assert again.code == (0 if name is None else 2), again.err
@@ -325,7 +330,7 @@ def test_one_command_writes_to_a_folder_at_a_time(tmp_path: Path, start: Start) 
 
 RECORDING = Path(__file__).parents[2] / "crates/programs/src/chakra/link/fixtures/ddp.profile.0.json.gz"
 SHIPPED = Path(__file__).parents[2] / "crates/devices/data/operators.sqlite"
-# What commands that say something on standard output are called with; `run` is the folder of a run.
+# Arguments of commands that print to standard output; `run` is a run folder.
 SAYING: dict[str, tuple[str, ...]] = {
     "run": ("--ranks", "1", "--out", "again", "script.py"),
     "replay": ("run", "--out", "replayed"),
@@ -353,7 +358,7 @@ SAYING: dict[str, tuple[str, ...]] = {
     "completions": ("bash",),
     "man": (),
 }
-# They say nothing there but `--help`: what they start has it.
+# Commands whose standard output is only `--help`, because the programs that they start use it.
 SILENT = {"chakra convert", "chakra export", "launch", "search", "testbed", "view", "worker"}
 POINTS = '[program]\nscript = "script.py"\n[options]\nranks = [1, 2]\n'
 MEASURED = "".join(
@@ -364,7 +369,7 @@ MEASURED = "".join(
 
 
 def subcommands(*before: str) -> list[str]:
-    """All of the command line, as its help lists them."""
+    """All subcommands, as the command line's help lists them."""
     text = uniference(*before, "--help", cwd=Path.cwd()).out.partition("Commands:\n")[2].partition("\n\n")[0]
     names = [line.split()[0] for line in text.splitlines() if re.match(r"  \S", line)]
     below = [name for name in names for name in (subcommands(*before, name) or [" ".join((*before, name))])]
@@ -385,14 +390,14 @@ def test_output_that_is_lost_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "points.toml").write_text(POINTS)
     (tmp_path / "computes.py").write_text("import torch\ntorch.ones(100).sum()\n")
     calls = [*((*name.split(), *given) for name, given in SAYING.items()), ("--help",), ("--version",)]
-    # The job of `fit` is a command of its own, behind the options.
+    # The job of `fit` is a subcommand, behind the options.
     calls = [(call[0], "--cluster", "held.toml", *call[1:]) if call[0] == "fit" else call for call in calls]
     for call in calls:
         line = [sys.executable, "-m", "uniference", *call]
         cases = ((">/dev/full", "No space left on device"), (">&-", "standard output is closed"), ("| :", None))
-        # A run takes seconds to start, and ends as a replay does.
+        # A run takes seconds to start, and handles the pipe as a replay does.
         for where, error in cases[:1] if call[0] in ("run", "profile") else cases:
-            # The shell's own standard output is for the exit code of what stands before the pipe.
+            # The shell's own standard output receives the exit code of the command before the pipe.
             shell = (
                 f'exec 3>&1; {{ sleep 0.2; "$@"; echo $? >&3; }} {where}'
                 if where == "| :"
@@ -410,7 +415,7 @@ def test_output_that_is_lost_is_an_error(tmp_path: Path) -> None:
                 assert code == 2, (call, where, told)
                 assert "cannot write standard output" in told, (call, where, told)
                 assert error in told
-    # Nobody need read what goes to standard error.
+    # Standard error may be closed.
     done = subprocess.run(
         ["sh", "-c", '"$@" 2>&- </dev/null', "sh", sys.executable, "-m", "uniference", "run", *SAYING["run"]],
         capture_output=True,
@@ -444,7 +449,7 @@ def test_names_need_not_be_utf_8(tmp_path: Path) -> None:
         done = uniference(*call, cwd=here)
         assert done.code == 0, (call, done.err)
     assert (here / f"{odd}.job.0.et").exists()
-    # The default folder is called as the script is; where a rank fails, the places are named.
+    # The default folder is named after the script; if a rank fails, the message names the files.
     (here / f"{odd}.py").write_text(
         "import torch.distributed as dist\ndist.init_process_group('gloo')\n1 / dist.get_rank()\ndist.barrier()\n"
     )
@@ -457,11 +462,11 @@ def test_names_need_not_be_utf_8(tmp_path: Path) -> None:
 
 
 def test_files_beside_the_user_do_not_stand_in_for_modules(tmp_path: Path) -> None:
-    # Of the zygote's, and of what is asked for versions before.
+    # Modules that the zygote imports, and the process that is asked for versions.
     for name in ("queue", "platform", "csv"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('not the module')\n")
     scripts = tmp_path / "scripts"
     scripts.mkdir()
     run = command(scripts, TALK)
-    run.insert(1, "-P")  # as the installed command, which does not look into the current folder either
+    run.insert(1, "-P")  # the installed command does not search the current folder either
     subprocess.run(run, cwd=tmp_path, capture_output=True, timeout=60, check=True)

@@ -33,7 +33,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "events.md"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the run `train`, of `--record full`."""
+    """A folder with the run `train`, of `--record full`."""
     folder = tmp_path_factory.mktemp("events")
     done = run_script(folder, SCRIPT, "--record", "full")
     assert done.code == 0, done.err
@@ -114,7 +114,7 @@ def test_the_same_run_has_the_same_tables(folder: Path, tmp_path: Path) -> None:
     for part in parts:
         if part.parts[1] != "line":
             assert (tmp_path / "again" / part).read_bytes() == (folder / "train" / part).read_bytes(), part
-    # The ranks name their script before they do anything on one of its lines; a record has the lines where something was done.
+    # Live ranks name their script before they execute one of its lines; a record has only lines with an event.
     before, again = (
         polars.read_parquet(run / "events" / "line" / "*.parquet").rows()
         for run in (folder / "train", tmp_path / "again")

@@ -1,4 +1,5 @@
-"""Why a run takes as long as it does, and what would change it: `uniference explain` and `uniference whatif` on runs of programs."""
+"""The critical path of runs of programs, and changes that would shorten it: `uniference explain` and `uniference
+whatif`."""
 
 import json
 import shlex
@@ -8,7 +9,7 @@ import pytest
 import torch
 from harness import ONE_GPU, uniference
 
-# Tensor parallelism: two products and an all-reduce a layer, first of a prompt, then token by token.
+# Tensor parallelism: two GEMMs and an all-reduce per layer, first in prefill, then in decode.
 SERVE = """
 import torch
 import torch.distributed as dist
@@ -47,7 +48,7 @@ preset = "wifi"
 bandwidth = "100 Mbps"
 latency = "3 ms"
 """
-# A GPU that is behind its host: while it multiplies, the program waits in another range, and at another line.
+# A GPU that is behind its host: during its GEMMs, the program waits in another range, and at another line.
 MULTIPLY = """
 import torch
 from torch.profiler import record_function
@@ -100,7 +101,7 @@ def test_a_what_if_is_the_run_of_the_program_with_the_change(folder: Path, compu
         ]
     ):
         fresh = run(folder, f"fresh-{number}", "--compute", compute, *change)
-        # Ranks meet in the store: who is first there may have more slices of compute, which were then measured anew.
+        # Ranks meet in the store: the first rank there may have more slices of compute, which were then measured anew.
         if any("no counterpart in the earlier run" in warning for warning in fresh["warnings"]):
             continue
         (outcome,) = asked(folder, "whatif", "base", *change)["changes"]
@@ -118,7 +119,7 @@ def test_a_run_says_what_it_had_to_wait_for(folder: Path) -> None:
     assert sum(part["seconds"] for part in explanation["kinds"]) == pytest.approx(report["makespan_s"])
     for listed in ("ranks", "lines", "ranges", "parts"):
         assert sum(part["seconds"] for part in explanation[listed]) == pytest.approx(report["makespan_s"]), listed
-    # Tokens are small: their time is the latency of the radio, in the line of the all-reduce.
+    # Tokens are small: their time is the latency of the radio, at the line of the all-reduce.
     line = f"{folder}/serve.py:{1 + SERVE[: SERVE.index('dist.all_reduce')].count(chr(10))}"
     assert explanation["lines"][0]["name"] == line
     assert {part["name"] for part in explanation["ranges"]} >= {"prefill", "decode"}
@@ -135,12 +136,12 @@ def test_work_of_a_gpu_has_the_line_and_the_range_of_its_launch(tmp_path: Path) 
     explanation = asked(tmp_path, "explain", "out")
     line = f"multiply.py:{1 + MULTIPLY[: MULTIPLY.index('b @ a')].count(chr(10))}"
     products = {Path(part["line"]).name: part for part in explanation["parts"] if part["name"] == "aten::mm"}
-    # Each product has two in the backward pass.
+    # Each GEMM has two in the backward pass.
     assert {name: part["count"] for name, part in products.items()} == {line: 20, f"{line} (backward)": 40}
     ranges = {part["name"]: part["seconds"] for part in explanation["ranges"]}
     assert ranges["forward"] >= products[line]["seconds"] > 0.9 * ranges["forward"]
     assert ranges.get("wait", 0) < 0.01 * ranges["forward"]
-    # Both passes take half as long.
+    # The change halves both passes.
     (outcome,) = asked(tmp_path, "whatif", "out", "--line", f"{line}=0.5")["changes"]
     of_line = sum(part["seconds"] for part in explanation["lines"] if line in str(part["name"]))
     assert outcome["gain_s"] == pytest.approx(of_line / 2, rel=0.01)
@@ -156,9 +157,9 @@ def test_ranges_are_summed_on_each_rank(folder: Path) -> None:
             assert part["count"] == 1
             assert part["p50_s"] == part["p99_s"] == pytest.approx(part["total_s"])
             assert part["compute_s"] + part["exposed_comm_s"] == pytest.approx(part["total_s"])
-        # All communication of the program itself is in one of the two; outside of them ranks meet in the store.
+        # All communication of the program itself is in one of the two ranges; outside of them ranks meet in the store.
         assert sum(part["exposed_comm_s"] for part in parts) == pytest.approx(whole["exposed_comm_s"])
-    # A replay has the same ones.
+    # A replay has the same ranges.
     assert uniference("replay", "base", "--out", "again", cwd=folder).code == 0
     assert json.loads((folder / "again" / "report.json").read_text())["phases"] == report["phases"]
 
@@ -170,7 +171,7 @@ def test_the_table_names_the_radio_first(folder: Path) -> None:
     assert list(gains.values()) == sorted(gains.values(), reverse=True)
     latency, bandwidth = gains["--set network.latency=0"], gains["--set network.bandwidth=*2"]
     assert gains["--free all_reduce"] >= latency > bandwidth > gains["--set device.board.slowdown=/2"]
-    # What takes no time any more is at most what the path says that it takes.
+    # The gain of a free operation is at most its time on the critical path.
     (freed,) = [part for part in asked(folder, "explain", "base")["operations"] if part["name"] == "all_reduce"]
     assert gains["--free all_reduce"] <= freed["seconds"] + 1e-9
     assert results["makespan_s"] == report["makespan_s"]

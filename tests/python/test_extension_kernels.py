@@ -1,5 +1,5 @@
-"""Operators of extensions that launch kernels of their own on simulated GPUs, and attention of vLLM and SGLang: what they cost, by lengths
-that lie in memory."""
+"""Operators of extensions that launch kernels of their own on simulated GPUs, and attention of vLLM and SGLang: their
+costs, which depend on lengths in memory."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from kernel_runs import checked, kernel_seconds, run
 pytestmark = pytest.mark.skipif(torch.version.cuda is None, reason="this torch is built without CUDA")
 
 
-# An extension's operator, with a kernel that it launches through the driver, and another operator that it calls.
+# An extension's operator with a kernel that it launches through the driver, and another operator that it calls.
 EXTENSION = """
 import ctypes
 
@@ -49,7 +49,7 @@ torch.ops.mine.called(x)
 """
     )
     report = checked(tmp_path, body, "", "--values", "small")
-    # Each call: x, the cache and the result, 12 MiB at 3.35 TB/s, and a launch.
+    # Each call moves x, the cache and the result, 12 MiB at 3.35 TB/s, plus a launch.
     assert 24 * 2**20 / 3.35e12 < kernel_seconds(report, "kernel") < 24 * 2**20 / 3.35e12 + 10e-6
     (warning,) = [warning for warning in report["warnings"] if "mine::" in warning]
     assert re.search(r"mine::doubled \(2 times, \d+ % of the compute\)", warning)
@@ -57,7 +57,8 @@ torch.ops.mine.called(x)
 
 
 def test_what_an_extensions_kernels_compute_reads_as_zero(tmp_path: Path) -> None:
-    """In a graph, too. What operators that it calls compute is there if it launches none itself; so is what a large cache had before."""
+    """Also in a CUDA graph. Values of an operator that it calls are computed if that operator launches no kernel
+    itself; earlier values of a large cache stay."""
     body = (
         EXTENSION
         + """
@@ -147,7 +148,7 @@ def test_attention_of_vllm_takes_as_long_as_its_sequences_in_a_graph_too(tmp_pat
     assert abs(eager_long - graph_long) < 0.02, done.out
 
 
-# With SGLang's names: the table of places has no values, and borders have 64 bits.
+# With SGLang's names: the table of pages has no values, and cumulative lengths have 64 bits.
 PAGED = """
 import triton, triton.language as tl
 

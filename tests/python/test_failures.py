@@ -1,4 +1,4 @@
-"""Programs that fail: the exit code, and what the user reads."""
+"""Programs that fail: the exit code, and the message."""
 
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def test_simulate_raises(tmp_path: Path) -> None:
 
 
 def test_rank_of_another_version(tmp_path: Path) -> None:
-    # Rank 1 says what a later version would say before anything else: a frame of 2 bytes, the version, and what it can.
+    # Rank 1 sends the greeting of a later version first: a frame of 2 bytes, the version, and its features.
     (tmp_path / "sitecustomize.py").write_text(
         "import os\n"
         "def replace_channel():\n"

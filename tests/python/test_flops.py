@@ -1,7 +1,7 @@
 """Operators as PyTorch calls them, with the floating-point operations that `torch.utils.flop_counter` counts.
 
-`crates/devices/tests/operators.json` is what `uniference-devices` is tested against; this test sees that it is what PyTorch says. After a
-change: `python tests/python/test_flops.py`.
+`crates/devices/tests/operators.json` is the reference for tests of `uniference-devices`; this test checks that it
+equals PyTorch's figures. After a change: `python tests/python/test_flops.py`.
 """
 
 import json
@@ -32,7 +32,7 @@ DTYPES = {
 
 
 def encoded(value: Any, written: bool = False) -> Any:
-    """An argument or a result, as `crates/devices/tests/support` reads it."""
+    """An argument or a result, in the format of `crates/devices/tests/support`."""
     if isinstance(value, torch.Tensor):
         return {"tensor": [DTYPES[value.dtype], int(written), list(value.shape), list(value.stride())]}
     if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
@@ -45,7 +45,7 @@ def encoded(value: Any, written: bool = False) -> Any:
 
 
 def definition(op: Any, args: tuple, kwargs: dict, out: Any) -> dict[str, Any]:
-    """What a capture below autograd writes down of a call."""
+    """The definition that a capture below autograd records for a call."""
     schema = op._schema
     arguments = []
     for index, argument in enumerate(schema.arguments):
@@ -83,7 +83,7 @@ def calls() -> list[tuple[Any, tuple]]:
     half = torch.float16
     fq, fk = t(2, 64, 8, 32, dtype=half), t(2, 96, 4, 32, dtype=half)
     flse, seed = t(2, 8, 64), t(2, dtype=torch.int64)
-    # torch takes the sequence of these for the heads: of as many of both the count is right.
+    # torch interprets the sequence dimension as heads: with equal sizes of both the count is right.
     square = t(2, 8, 8, 32)
     image, weight = t(4, 6, 20, 22), t(10, 6, 3, 5)
     pixels = t(4, 10, 18, 18)
@@ -186,7 +186,7 @@ def single_calls() -> list[dict[str, Any]]:
 
 
 class Block(torch.nn.Module):
-    """A block of Llama 3: 256 wide, 8 heads of 32 with 2 for keys and values, 704 in the middle."""
+    """A block of Llama 3: 256 wide, 8 heads of 32 with 2 KV heads, an inner width of 704."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ class Block(torch.nn.Module):
 
 
 def llama_step() -> list[dict[str, Any]]:
-    """Forward, backward and an optimizer's step of a block, on 2 sequences of 64 tokens."""
+    """Forward, backward and optimizer step of a block, on 2 sequences of 64 tokens."""
     torch.manual_seed(0)
     block, x = Block(), torch.randn(2, 64, 256, requires_grad=True)
     optimizer = torch.optim.AdamW(block.parameters(), foreach=True)
@@ -244,7 +244,7 @@ def test_every_operator_that_torch_counts_is_in_the_reference() -> None:
     single = {d["name"].split(".")[0] for d in json.loads(REFERENCE.read_text())["single"]}
     packets = [op for op in flop_registry if isinstance(op, torch._ops.OpOverloadPacket)]
     missing = {str(op).replace("aten.", "aten::") for op in packets} - single
-    # Kernels of one backend, with the arguments of those above.
+    # Kernels of single backends, with the arguments of the operators above.
     assert missing == {"aten::cudnn_convolution", "aten::_slow_conv2d_forward", "aten::convolution_overrideable"}
 
 

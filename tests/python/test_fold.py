@@ -1,4 +1,5 @@
-"""`uniference run --fold auto`: a few ranks run, all are simulated, and the digest is that of a run of all."""
+"""`uniference run --fold auto`: a few ranks run, all are simulated, and the digest equals that of a run with all
+ranks."""
 
 import json
 from pathlib import Path
@@ -30,7 +31,8 @@ def run(directory: Path, script: Path, fold: str, *options: object) -> tuple[Don
 
 
 def run_both(directory: Path, source: str, *options: object) -> tuple[Done, dict[str, Any]]:
-    """Runs a script with all ranks and folded, to the same figures; returns what the folded run says."""
+    """Runs a script with all ranks and folded, and checks that the figures are equal; returns the folded run and its
+    report."""
     script = write_script(directory, source)
     _, whole = run(directory, script, "off", *options)
     done, folded = run(directory, script, "auto", *options)
@@ -71,7 +73,8 @@ dist.barrier()
 
 
 def test_replicas_run_as_five_of_eight(tmp_path: Path) -> None:
-    """8 = 2 * 2 * 2: rank 0, steps of 1, 2 and 4, and the last. Rank 0 alone reads the clock, and is alike all the same."""
+    """8 = 2 * 2 * 2: rank 0, steps of 1, 2 and 4, and the last rank run. Only rank 0 reads the clock, which does not
+    change its class."""
     done, report = run_both(tmp_path, REPLICAS, "--ranks", 8, "--compute", "none")
     assert ranks_that_ran(tmp_path) == [0, 1, 2, 4, 7]
     assert "5 of 8 ranks run" in done.err
@@ -235,13 +238,13 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(
     ("rows", "across", "running"),
     [
-        # The last of four machines has one row of seven, the others two.
+        # The last of four machines has one row of seven, the other machines have two.
         (7, 4, [0, 1, 2, 3, 4, 7, 8, 11, 12, 13, 14, 15]),
         # The last rank has one row of 31, the others two.
         (31, 1, [0, 1, 2, 3, 4, 7, 8, 11, 12, 13, 14, 15]),
-        # The last two, which are tensor-parallel, have one row of 15.
+        # The last two ranks, which are tensor-parallel, have one row of 15.
         (15, 2, [0, 1, 2, 3, 4, 7, 8, 11, 12, 13, 14, 15]),
-        # Ranks from 9 on have none.
+        # Ranks from 9 on have no rows.
         (9, 1, [0, 1, 2, 3, 4, 7, 8, 9, 10, 11, 12, 13, 14, 15]),
     ],
 )

@@ -1,4 +1,4 @@
-"""A generated job and the same job as a PyTorch program take the same time."""
+"""A generated job and the same job as a PyTorch program have the same makespan."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,8 @@ SHAPE = "--layers 4 --hidden 4096 --heads 32 --kv-heads 32 --ffn 14336 --vocab 3
 
 @pytest.mark.parametrize(("phase", "ranks"), [("prefill", 1), ("train", 1), ("train", 8)])
 def test_a_program_takes_as_long_as_the_job_that_is_generated(phase: str, ranks: int, tmp_path: Path) -> None:
-    """Within 5 %. The optimizer is left out: none of PyTorch's has gradients and parameters of 2 bytes, and 4 of its own."""
+    """Within 5 %. The optimizer is left out, because PyTorch has none with gradients and parameters of 2 bytes and
+    states of 4."""
     (tmp_path / "cluster.toml").write_text(gpus(ranks))
     cluster = ("--cluster", "cluster.toml")
     run = uniference("run", *cluster, "--values", "small", "--cuda", "--out", "run", PROGRAM, phase, cwd=tmp_path)

@@ -1,4 +1,5 @@
-"""Threads of a program that use its simulated GPU side by side: what one of them has handed to a stream, another one waits for."""
+"""Threads of a program that use its simulated GPU concurrently: one thread waits for work that another one has
+launched."""
 
 import json
 from pathlib import Path
@@ -43,7 +44,7 @@ with timed("work"):
 
 
 def milliseconds(directory: Path, body: str) -> dict[str, float]:
-    """What the script says of how long things took; `work` is that of what it hands to the GPU each time."""
+    """Durations that the script prints, by name; `work` is the duration of each launch on the GPU."""
     (directory / "cluster.toml").write_text(ONE_GPU)
     script = write_script(directory, HEAD + body + "\njson.dump(took, open('took.json', 'w'))\n")
     options = ("--cluster", "cluster.toml", "--cuda", "--compute", "model", "--values", "small")
@@ -54,7 +55,7 @@ def milliseconds(directory: Path, body: str) -> dict[str, float]:
     return took
 
 
-# Where the program's thread waits for the other one, whose answer follows from the GPU alone.
+# Ways in which the program's thread waits for another one, whose answer depends only on the GPU.
 WAYS = {
     "an event": "event = torch.cuda.Event(); event.record(); pool.submit(event.synchronize).result()",
     "an event that is asked for": "event = torch.cuda.Event(); event.record(); pool.submit(poll, event).result()",
@@ -65,7 +66,7 @@ WAYS = {
     "an event, by a socket": "event.record(); ours.send(b'x'); ours.recv(1)",
     "an event, by a process": "event.record(); os.write(asks[1], b'x'); os.wait()",
 }
-# Threads that wait for the event, each asked and answered in its way.
+# Threads that wait for the event, each with another way of request and answer.
 HELPERS = """
 import os, socket
 
@@ -126,7 +127,8 @@ with timed("waited"):
 
 
 def test_launches_of_a_thread_take_its_own_time_while_another_one_asks(tmp_path: Path) -> None:
-    """The program hands over 100 kernels, each of which takes its host some microseconds, while another thread looks at the device."""
+    """The program launches 100 kernels, each with some microseconds of host time, while another thread queries the
+    device."""
     body = """
 stop = threading.Event()
 
@@ -158,5 +160,5 @@ thread.join()
     took = milliseconds(tmp_path, body)
     assert took["alone"] > 0.3, took
     assert took["alone"] <= took["beside it"] < 1.1 * took["alone"], took
-    # Its event is on a stream of its own, on which there is nothing.
+    # The thread's event is on a stream of its own, which is idle.
     assert took["asks"] < 0.1, took

@@ -26,7 +26,8 @@ torch.cuda.set_device(0 if torch.cuda.device_count() == 1 else rank)
 
 
 def test_a_send_of_gloo_beside_nccl_waits_for_its_receive(tmp_path: Path) -> None:
-    """Sends that both ranks post first deadlock, as in real Gloo: each waits for a receive that the other rank posts after its send."""
+    """Sends that both ranks post first deadlock, as in real Gloo: each waits for a receive that the other rank posts
+    after its send."""
     done = run(tmp_path, BESIDE + "dist.send(x, 1 - rank)\ndist.recv(x, 1 - rank)\n")
     assert done.code == 3, done.err + done.out
     assert re.search(r"rank 0.*waits for send.*script\.py:6", done.err), done.err

@@ -56,7 +56,7 @@ def test_operators_on_the_host_take_its_processors_time(tmp_path: Path) -> None:
     assert add < said["add"] < 2 * add
     assert matmul < said["matmul"] < 2 * matmul
     assert said["view"] < 0.1
-    # Copies from pageable memory have half of 80 % of 64 GB/s.
+    # Copies from pageable memory reach half of 80 % of 64 GB/s.
     assert said["copy"] == pytest.approx(2**28 / 25.6e9 * 1e3, rel=0.05)
     seconds = {row["kind"]: row["seconds"] for row in report["compute"]}  # type: ignore[union-attr, attr-defined]
     assert seconds["cpu"] == pytest.approx((said["add"] + said["matmul"]) / 1e3, rel=0.05)

@@ -55,24 +55,24 @@ def events(directory: Path, kind: str) -> list[dict[str, Any]]:
 
 def test_a_real_run_leaves_what_a_simulated_one_does(tmp_path: Path) -> None:
     done, report = launched(tmp_path, PROGRAM, "--nproc-per-node", 2)
-    # x = [0 1 2 3] + [1 2 3 4], then twice the sum of equal tensors: y = 4 x, its sum 4 * 16 = 64. The loss is the sum of two rows of
-    # outputs: each of 4 biases has gradient 2, each of 4 * 4 weights 2 y: 8 + 2 * 4 * 64 = 520.
+    # x = [0 1 2 3] + [1 2 3 4], then twice the sum of equal tensors: y = 4 x, its sum 4 * 16 = 64. The loss is the sum
+    # of two rows of outputs: each of 4 biases has gradient 2, each of 4 * 4 weights 2 y: 8 + 2 * 4 * 64 = 520.
     assert sorted(float(line) for line in done.out.splitlines() if line[:1].isdigit()) == [584.0, 584.0]
     counts = {operation["operation"]: operation["count"] for operation in report["operations"]}
-    # Three in the program, and the reducer's one bucket, on each of two ranks.
+    # Three all-reduces in the program, and the reducer's one bucket, on each of two ranks.
     assert counts["all_reduce"] == 2 * 4
     assert counts["send"] == counts["recv"] == 1
     for rank in report["ranks"]:
         # compute + exposed + idle = makespan
         assert rank["compute_s"] + rank["exposed_comm_s"] + rank["idle_s"] == pytest.approx(report["makespan_s"])
-    # Somebody waited for every all-reduce, in Python, in wait_tensor and in the reducer.
+    # Every all-reduce is waited for: in Python, in wait_tensor and in the reducer.
     waits = [event for event in events(tmp_path, "waited") if event["operation"] == "all_reduce" and event["rank"] == 0]
     assert len({handle for wait in waits for handle in wait["handles"]}) == 4
-    # A message met its receive, though that named nobody.
+    # A message matched its receive, although the receive named no source.
     (receive,) = [event for event in events(tmp_path, "completed") if event["operation"] == "recv"]
     assert receive["peer"][0] == 0
     assert all(time > 0 for time in report["recorder"]["time_s"])
-    # The same operations can be simulated, with the compute that they really took.
+    # The same operations can be simulated, with the real durations of compute.
     replayed = uniference("replay", "out", "--ranks", 2, "--json", "--out", "again", cwd=tmp_path)
     assert replayed.code == 0, replayed.err
     simulated = json.loads(replayed.out)
@@ -117,7 +117,7 @@ def test_a_clock_is_read_by_who_knows_its_key_and_by_nobody_else() -> None:
     with pytest.raises(ConnectionError, match=r"cannot read the clock of .* the token is wrong\nhint: make sure"):
         clocks.read(address, clocks.new_key(), "there", patience_s=0)
     reading = clocks.read(address, key, "there")
-    # Both are the clock of this host.
+    # Both readings are of this host's clock.
     assert abs(reading.offset_ns) <= reading.error_ns
     serving.join()
 
@@ -193,7 +193,7 @@ def test_what_is_left_behind_ends_with_torchrun(tmp_path: Path) -> None:
     left, kept = re.search(r"left (\d+) (.*)", done.out).groups()  # type: ignore[union-attr]
     assert not Path(f"/proc/{left}").exists()
     assert kept.startswith(str(scratch))
-    # What torch's compiler keeps there is nobody's business.
+    # Files of torch's compiler in that folder do not count.
     assert not [path for path in scratch.iterdir() if path.name.startswith(("torchelastic", "uniference"))]
 
 
@@ -213,7 +213,8 @@ def test_a_probe_that_is_predicted_where_it_ran_finds_the_same(tmp_path: Path) -
         assert [first[key] for key in ("operation", "bytes", "cold")] == [
             second[key] for key in ("operation", "bytes", "cold")
         ]
-        # Reading a clock takes a microsecond; a cold connection takes longer: twice its first window, 14,480 B, is less than 64 KiB.
+        # A clock read lasts a microsecond; a cold connection is slower: twice its first window, 14,480 B, is less than
+        # 64 KiB.
         assert second["seconds"] == pytest.approx(first["seconds"], abs=3e-6)
     times = {(row["operation"], row["cold"]): row["seconds"][0] for row in measured}
     assert times["one_way", True] > times["one_way", False]

@@ -1,4 +1,4 @@
-"""What ranks hold in memory: in reports and traces, against a device's limit, and in the answers of `uniference fit`."""
+"""Memory of ranks: in reports and traces, against a device's limit, and in the answers of `uniference fit`."""
 
 import itertools
 import json
@@ -60,7 +60,8 @@ def test_a_report_a_trace_and_a_replay_have_what_ranks_held(tmp_path: Path) -> N
     assert done.code == 0, done.err
     out = tmp_path / "out"
     rows = report(out)["memory"]
-    # Two matrices of 500 x 500 float32; as much again of gradients, twice that and a step's number a matrix of the optimizer.
+    # Two matrices of 500 x 500 float32; gradients of the same size; optimizer states of twice that size, and a step
+    # count per matrix.
     held = at_peak(rows, 1)
     assert (held["parameters"], held["gradients"], held["optimizer"]) == (2_000_000, 2_000_000, 4_000_008)
     assert {(row["line"], row["function"]) for row in rows} == {(f"{tmp_path / 'script.py'}:9", "<module>")}
@@ -68,7 +69,7 @@ def test_a_report_a_trace_and_a_replay_have_what_ranks_held(tmp_path: Path) -> N
     assert "optimizer 3.81 MiB" in done.out
     points = counters(out, 0)
     assert max(sum(point.values()) for point in points) == sum(at_peak(rows, 0).values())
-    # Gradients have their kind from their beginning on, which is before the first step that says so.
+    # Gradients have their kind from the first one on, before the first optimizer step identifies them.
     first = next(at for at, point in enumerate(points) if point["gradients"] > 0)
     assert points[first]["gradients"] == 2_000_000
     assert points[first]["optimizer"] == 0
@@ -81,7 +82,7 @@ def test_a_report_a_trace_and_a_replay_have_what_ranks_held(tmp_path: Path) -> N
     assert report(tmp_path / "other")["memory"] == rows
 
 
-# 60 + 40 MiB are all that there is; one byte more is one too many.
+# 60 + 40 MiB are the whole memory; one more byte exceeds it.
 FULL = SETUP + (
     "import os\n"
     "print('process', os.getpid(), flush=True)\n"
@@ -108,7 +109,8 @@ MAPPED = SETUP + (
 def test_parameters_that_torch_did_not_allocate_are_counted_as_long_as_they_live(tmp_path: Path) -> None:
     done = run(tmp_path, MAPPED, "--ranks", 2)
     assert done.code == 0, done.err
-    # With the copy of 8 MB at the peak, beside a barrier's byte; what comes after the parameters are gone does not add to them.
+    # The peak includes the copy of 8 MB and the barrier's byte; allocations after the parameters' end do not add to the
+    # peak.
     assert at_peak(report(tmp_path / "out")["memory"], 0) == {"parameters": 4_000_000, "activations": 8_000_001}
     assert counters(tmp_path / "out", 0)[-1]["parameters"] == 0
     refused = run(tmp_path, MAPPED, "--cluster", cluster(tmp_path, "11 MB"))
@@ -152,11 +154,11 @@ made["doubled"].sum().backward()
 
 
 def test_the_backward_pass_of_a_thread_is_that_of_its_own_lines(tmp_path: Path) -> None:
-    """Threads number the nodes of their graphs each from zero."""
+    """Threads number the nodes of their graphs separately, from zero."""
     done = run(tmp_path, THREADS, "--ranks", 1)
     assert done.code == 0, done.err
     rows = report(tmp_path / "out")["memory"]
-    # Two gradients of one product at once.
+    # Two gradients of one GEMM at once.
     assert {(row["line"].rpartition(":")[2], row["function"], row["backward"]) for row in rows} == {
         ("7", "squared", True)
     }, rows
@@ -192,7 +194,7 @@ def test_a_rank_gets_no_more_than_its_device_has(tmp_path: Path, options: tuple[
     assert f"torch.OutOfMemoryError: {said}" in exceeds.err, exceeds.err
     assert "hint: `uniference fit` says" in exceeds.err
     for process in (exceeds.err + exceeds.out).split("process ")[1:]:
-        # Whoever reaps it may do so a moment later.
+        # The process may be reaped a moment later.
         deadline = time.monotonic() + 10
         while Path(f"/proc/{int(process.split()[0])}").exists():
             assert time.monotonic() < deadline, "nothing stays behind"
@@ -349,7 +351,8 @@ def fit(
 
 
 def test_fit_says_whether_by_how_much_and_why(tmp_path: Path) -> None:
-    # At the peak: 2,000,000 of parameters and gradients each, 4,000,008 of the optimizer, and what Adam takes for a step.
+    # At the peak: 2,000,000 of parameters and gradients each, 4,000,008 of the optimizer, and Adam's temporary memory
+    # of a step.
     script = write_script(tmp_path, TRAINING)
     done, answer = fit(tmp_path, script, "1 GiB")
     assert done.code == 0, done.err
@@ -358,7 +361,7 @@ def test_fit_says_whether_by_how_much_and_why(tmp_path: Path) -> None:
     assert needs["peak_bytes"] == sum(needs["kinds"].values())
     assert needs["memory_bytes"] == 1 << 30
     assert needs["kinds"]["optimizer"] == 4_000_008
-    # To the byte.
+    # The device's memory equals the peak to the byte.
     peak = needs["peak_bytes"]
     done, tight = fit(tmp_path, script, f"{peak} B")
     assert done.code == 0
@@ -395,7 +398,7 @@ def test_fit_cannot_say_what_it_does_not_know(tmp_path: Path) -> None:
     assert done.code == 2
     assert "did not end within 3 s" in done.err
     assert "--timeout" in done.err
-    # What exceeds a device before it fails does not fit in any case.
+    # A program that exceeds a device before it fails does not fit in any case.
     both = write_script(tmp_path, SETUP + "large = torch.empty(1 << 30)\ndist.barrier()\nraise ValueError('no data')\n")
     assert fit(tmp_path, both, "1 GiB")[0].code == 1
 
@@ -429,12 +432,12 @@ STEPS = (
     "    optimizer.zero_grad()\n"
     "    dist.barrier()\n"
 )
-# Of a block: a norm, four matrices and their biases, and a network of four times the width.
+# Elements of a block: a norm, four matrices and their biases, and a network of four times the width.
 BLOCK = 2 * WIDTH + 4 * (WIDTH + 1) * WIDTH + (WIDTH + 1) * 4 * WIDTH + (4 * WIDTH + 1) * WIDTH
 
 
 def run_without_values(directory: Path, source: str, ranks: int) -> tuple[dict[str, Any], list[list[dict[str, int]]]]:
-    """The report, and each rank's counter of memory."""
+    """The report, and each rank's memory counter."""
     devices = f'[[device]]\nname = "gpu"\ncount = {ranks}\npeak_flops = "1 TFLOPS"\nmemory_bandwidth = "1 TB/s"\n'
     path = directory / "modelled.toml"
     path.write_text(devices + "[network]\n")
@@ -450,7 +453,7 @@ def most(points: list[dict[str, int]], kind: str) -> int:
 def test_a_rank_of_fsdp2_holds_its_shards_and_one_gathered_block(tmp_path: Path) -> None:
     shard = "from torch.distributed.fsdp import fully_shard\nfor part in (*model, model):\n    fully_shard(part)\n"
     result, points = run_without_values(tmp_path, TRANSFORMER + shard + STEPS, 4)
-    # A quarter of 4 blocks of float32, which is as much as one block.
+    # A quarter of 4 blocks of float32, which equals one block.
     quarter = 4 * BLOCKS * BLOCK // 4
     for rank in range(4):
         held = at_peak(result["memory"], rank)
@@ -458,7 +461,7 @@ def test_a_rank_of_fsdp2_holds_its_shards_and_one_gathered_block(tmp_path: Path)
         assert held["optimizer"] == pytest.approx(2 * quarter, rel=0.01)
         assert most(points[rank], "gradients") == pytest.approx(quarter, rel=0.01)
         assert most(points[rank], "optimizer") == pytest.approx(2 * quarter, rel=0.01)
-        # Between steps nothing but the shards is left.
+        # Between steps only the shards remain.
         assert points[rank][-2]["parameters"] == pytest.approx(quarter, rel=0.01)
 
 
@@ -471,10 +474,10 @@ def test_a_rank_of_tensor_parallelism_holds_its_part(tmp_path: Path) -> None:
         "for block in model:\n    parallelize_module(block, mesh, plan)\n"
     )
     result, points = run_without_values(tmp_path, TRANSFORMER + cut + STEPS, 2)
-    # Half of each matrix and of the biases that are cut by columns; norms and the other biases are whole.
+    # Half of each matrix and of the biases sharded by columns; norms and the other biases are whole.
     part = 4 * BLOCKS * (2 * WIDTH + 12 * WIDTH * WIDTH // 2 + 7 * WIDTH // 2 + 2 * WIDTH)
     for rank in range(2):
-        # Once the model is cut, and between steps.
+        # After sharding, and between steps.
         assert points[rank][-2]["parameters"] == pytest.approx(part, rel=0.01)
         assert most(points[rank], "gradients") == pytest.approx(part, rel=0.01)
         assert at_peak(result["memory"], rank)["optimizer"] == pytest.approx(2 * part, rel=0.01)
@@ -486,7 +489,7 @@ def test_a_large_model_has_the_weights_and_the_cache_of_the_hand_count(tmp_path:
     assert done.code == 1, done.err
     layer = 2 * 8192 * 8192 // 8 + 2 * 8192 * 1024 // 8 + 3 * 8192 * 28672 // 8 + 2 * 8192
     weights = 2 * (layers * layer + 128256 * 8192 + 128256 * 8192 // 8)
-    # Keys and values of one head of 128 elements, bfloat16, for a prompt of 2,048 tokens and those that are decoded.
+    # KV cache of one head of 128 elements, bfloat16, for a prompt of 2,048 tokens and the decoded ones.
     cache = 2 * 2 * layers * (2048 + steps) * 128
     for need in answer["ranks"]:
         assert (need["kinds"]["parameters"], need["kinds"]["kv_cache"]) == (weights, cache)

@@ -1,4 +1,4 @@
-"""Mooncake's transfer engine of simulated GPUs: what one process writes into memory of another one's GPU."""
+"""Mooncake's transfer engine for simulated GPUs: writes of one process into memory of another process's GPU."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ bandwidth = "100 Gbps"
 latency = "3 us"
 """
 
-# Each side by itself: `open_side` and what they tell each other are the program's.
+# Each side is a separate process: the programs define `open_side` and how the sides exchange addresses.
 SIDES = """
 import time
 import torch
@@ -64,7 +64,7 @@ def reads(tell, hear):
     print("READ", tensors[1][:12].tolist(), tensors[2][:5].tolist())
 """
 
-# A process is of its GPU's rank once it uses that: here after it has an engine.
+# A process belongs to its GPU's rank once it uses the GPU: in this program after it has created an engine.
 ONE_PROGRAM = """
 import multiprocessing
 import os
@@ -114,7 +114,7 @@ def test_a_write_takes_the_networks_time_and_brings_values(
     tmp_path: Path, program: str, options: list[str], values: str
 ) -> None:
     done = ran(tmp_path, program, "--values", values, *options)
-    # 50 MB at 100 Gbit/s, and 3 us there and back, after 1 us to ask where that engine is; what cannot be written is not.
+    # 50 MB at 100 Gbit/s, and 3 us each way, after 1 us to look up the engine; unregistered memory is not written.
     assert "WROTE 0 0 (-1, -1) 4007 0 False" in done.out, done.out + done.err
     assert f"READ {[*map(float, range(10, 20)), 0.0, 0.0]} [0, 7, 8, 9, 0]" in done.out, done.out + done.err
     assert "a-host:1 has failed: there is no such engine" in done.err

@@ -1,4 +1,4 @@
-"""Which node a rank is on, and how many threads it starts with, as its cluster file says."""
+"""The node of a rank, and its initial number of threads, as the cluster file defines them."""
 
 import os
 from pathlib import Path
@@ -41,7 +41,7 @@ host = "first"
 """
 
 
-# By rank: its number on its node and how many are there, the node's number and how many there are.
+# For each rank: its number on its node, the node's number of ranks, the node's number, and the number of nodes.
 @pytest.mark.parametrize(
     ("cluster", "expected"),
     [
@@ -79,5 +79,5 @@ def test_threads_compute_side_by_side_on_cores(tmp_path: Path) -> None:
         compute[cores] = run.ranks[0].compute_s
         threads = min(4, len(os.sched_getaffinity(0))) if cores else 1
         assert f"threads = {threads} {threads}" in run.output
-    # Four threads use 0.4 s of processor time: 0.4 s on one core, 0.1 s on four.
+    # Four threads use 0.4 s of CPU time: 0.4 s on one core, 0.1 s on four.
     assert compute["cores = 4"] < 0.6 * compute[""], compute

@@ -1,4 +1,4 @@
-"""The tests' own short cut: without it the suite takes three times as long, and nothing else would say so."""
+"""The nursery works: without it the suite would be three times as slow, and no other test would notice."""
 
 from pathlib import Path
 

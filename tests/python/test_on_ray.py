@@ -1,4 +1,4 @@
-"""`--on ray`: the results are those of one machine, byte for byte, also when a node is lost in the middle."""
+"""`--on ray`: the results equal those on one machine, byte for byte, even if a node is lost during the sweep."""
 
 import importlib.util
 import os
@@ -51,7 +51,7 @@ network.bandwidth = ["1 Gbps", "10 Mbps"]
 
 @pytest.fixture
 def cluster() -> Iterator[Any]:
-    """Ray on three nodes of one processor each, all of them on this machine."""
+    """Ray on three nodes with one CPU each, all of them on this machine."""
     from ray.cluster_utils import Cluster
 
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
@@ -66,7 +66,7 @@ def cluster() -> Iterator[Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A sweep whose program imports a module beside it."""
+    """A sweep whose program imports a module next to it."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "program.py").write_text(PROGRAM)
     (tmp_path / "code" / "helper.py").write_text("ROUNDS = 3\n")
@@ -76,7 +76,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def begin(folder: Path, cluster: Any, *words: str) -> "subprocess.Popen[str]":
-    """A sweep on the cluster."""
+    """Starts a sweep on the cluster."""
     command = [sys.executable, "-m", "uniference", "sweep", "sweep.toml", "--on", "ray", *words]
     return subprocess.Popen(
         command,
@@ -90,7 +90,7 @@ def begin(folder: Path, cluster: Any, *words: str) -> "subprocess.Popen[str]":
 
 
 def finished(journal: Path) -> int:
-    """How many trials are done."""
+    """Number of finished trials."""
     if not journal.exists():
         return 0
     with sqlite3.connect(f"file:{journal}?mode=ro", uri=True) as opened:
@@ -101,7 +101,7 @@ def finished(journal: Path) -> int:
 
 
 def running() -> list[int]:
-    """Processes of runs that tasks of Ray have started."""
+    """Process ids of runs that Ray tasks have started."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -113,14 +113,14 @@ def running() -> list[int]:
 
 
 def raylet(node: Any) -> int:
-    """The process that starts those of a node's tasks."""
+    """The process that starts a node's tasks."""
     from ray._private.ray_constants import PROCESS_TYPE_RAYLET
 
     return int(node.all_processes[PROCESS_TYPE_RAYLET][0].process.pid)
 
 
 def below(pid: int, ancestor: int) -> bool:
-    """Whether a process was started by another, or by one that it has started."""
+    """Whether `ancestor` is an ancestor of the process."""
     while pid > 1 and pid != ancestor:
         try:
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
@@ -144,7 +144,7 @@ def test_a_node_is_lost_and_the_results_are_the_same(folder: Path, cluster: Any)
     lost: list[Any] = []
 
     def busy() -> bool:
-        """Whether something is done, and a node of which nothing but tasks hangs carries one out."""
+        """Whether a trial is finished, and a worker node is carrying one out."""
         lost[:] = [node for node in cluster.worker_nodes if any(below(pid, raylet(node)) for pid in running())]
         return finished(folder / "there" / "journal.sqlite") >= 1 and bool(lost)
 

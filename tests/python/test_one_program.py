@@ -1,4 +1,4 @@
-"""One program with the GPUs of all ranks: a process that it starts is of the rank whose GPU it uses."""
+"""One program with the GPUs of all ranks: a process that it starts belongs to the rank whose GPU it uses."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ host = "server"
 local = "nvlink4"
 """
 
-# A worker for each GPU. They meet by a file, as no connection is tried again at a time that PyTorch draws.
+# A worker for each GPU. They meet through a file, because PyTorch retries connections at random times.
 WORKERS = """
 import multiprocessing, os, sys, time
 import torch
@@ -84,12 +84,12 @@ def test_workers_of_one_program_are_the_ranks_of_their_gpus(tmp_path: Path) -> N
     said = [[0, [3.0, 4.0], everybody, 0, True], [1, [6.0, 7.0], everybody, 1, True]]
     assert f"SAID {said} 2 None" in done.out, done.out + done.err
     of = report(tmp_path / "out")
-    # Each product of 2,048 x 2,048 elements is the work of the rank whose GPU it is on.
+    # Each GEMM of 2,048 x 2,048 elements counts for the rank of its GPU.
     kernels = {row["rank"]: row["kernels_s"] for row in of["streams"] if row.get("stream") is None}
     assert 1.5 < kernels[1] / kernels[0] < 2.5, kernels
     operations = {row["operation"]: row["count"] for row in of["operations"]}
     assert operations == {"all_reduce": 2, "all_gather": 2, "send": 1, "recv": 1}
-    # Reductions are on the stream on which the kernels are, messages on one of their own.
+    # Reductions are on the stream of the kernels, messages on a stream of their own.
     busy = {row["rank"]: [] for row in of["streams"]}
     for row in of["streams"]:
         if row["stream"] is not None:
@@ -102,7 +102,7 @@ def test_workers_of_one_program_are_the_ranks_of_their_gpus(tmp_path: Path) -> N
     assert report(tmp_path / "again")["digest"] == of["digest"]
 
 
-# Each in a process of its own, and the program itself.
+# Programs in separate processes, and the main program itself.
 APART = """
 import subprocess, sys
 import torch
@@ -164,7 +164,8 @@ def test_what_one_program_cannot_have_is_refused(
     assert "hint:" in done.err
 
 
-# The main thread names lines by number that the thread's first word takes along, and that one waits for its process to have moved.
+# The main thread names lines by numbers that the thread's first record carries, and that thread waits until its process
+# has moved to another rank.
 NAMES = """
 import multiprocessing, threading, time
 import torch

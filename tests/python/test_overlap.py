@@ -1,4 +1,4 @@
-"""Which compute could run beside which operation: `uniference whatif` finds it, and foresees what the changed program takes."""
+"""Compute that could overlap operations: `uniference whatif` finds it, and predicts the changed program's makespan."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from harness import uniference
 
-# A prefill that is cut over the sequence: each rank has its part of the activations, and attention needs keys and values of all.
+# A prefill that is sharded over the sequence: each rank has its part of the activations, and attention needs keys and
+# values of all ranks.
 PREFILL = """
 import sys
 
@@ -41,7 +42,7 @@ with torch.no_grad():
         x = attention(x, *layer)
 dist.destroy_process_group()
 """
-# Each product needs what the all-reduce before it has summed.
+# Each GEMM needs the sum of the all-reduce before it.
 CHAIN = """
 import torch
 import torch.distributed as dist
@@ -107,7 +108,7 @@ def test_the_query_projection_does_not_need_the_gathered_activations(folder: Pat
         f"{folder}/prefill.py:{line_of(PREFILL, 'q = query(normed)', 1)}",
         False,
     )
-    # What is asked for by itself comes to the same, and is said in words.
+    # A single requested overlap gives the same result, and is printed as text.
     alone = whatif(folder, "--overlap", gather)
     assert alone["changes"][0]["digest"] == row["digest"]
     done = uniference("whatif", "base", cwd=folder)
@@ -126,7 +127,7 @@ def test_a_program_without_such_a_chance_is_told_so(folder: Path) -> None:
     assert answer["overlap"] == {"operations": []}
     done = uniference("whatif", "base", cwd=folder)
     assert "no operation has compute beside it" in done.out
-    # Moving nothing changes nothing.
+    # Moving no operation changes nothing.
     nothing = whatif(folder, "--overlap", f"chain.py:{line_of(CHAIN, 'dist.all_reduce')}")
     assert nothing["changes"][0]["makespan_s"] == answer["makespan_s"]
 

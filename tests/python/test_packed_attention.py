@@ -60,7 +60,7 @@ def run(directory: Path, body: str) -> str:
 
 
 def test_sequences_behind_each_other(tmp_path: Path) -> None:
-    """By FlashAttention and cuDNN, where `varlen_attn` takes that."""
+    """With FlashAttention and cuDNN, if `varlen_attn` supports it."""
     run(
         tmp_path,
         """
@@ -104,7 +104,8 @@ for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
 
 
 def test_queries_stand_where_their_kernel_has_them(tmp_path: Path) -> None:
-    """With more keys than queries: of FlashAttention the last at the last key, of cuDNN, without a cache, the first at the first."""
+    """With more keys than queries: FlashAttention aligns the last query with the last key; cuDNN, without a cache, the
+    first with the first."""
     run(
         tmp_path,
         """
@@ -127,7 +128,7 @@ close(cudnn, torch.stack(expected), "batch")
 
 
 def test_dropout(tmp_path: Path) -> None:
-    """By FlashAttention. What is dropped is the same in the backward pass: a loss is linear in the values."""
+    """With FlashAttention. The backward pass drops the same elements: a loss is linear in the values."""
     run(
         tmp_path,
         """
@@ -146,7 +147,8 @@ close((gradients[2] * there[2]).sum(), (out * outer).sum().cpu(), "dropout")
 
 
 def test_keys_in_pages(tmp_path: Path) -> None:
-    """Of a cache, with one query or some behind earlier ones: by cuDNN, and with pages of 256 tokens by FlashAttention."""
+    """Keys of a paged cache, with one query or some behind earlier ones: with cuDNN, and with pages of 256 tokens by
+    FlashAttention."""
     run(
         tmp_path,
         """
@@ -230,7 +232,8 @@ for dtype in (torch.float32, torch.bfloat16):
 
 
 def test_lengths_decide_how_long_it_takes(tmp_path: Path) -> None:
-    """16,384 tokens in one sequence, or most of them in one, or in 64 of equal length; without values those are assumed."""
+    """16,384 tokens in one sequence, or most of them in one, or in 64 of equal length; without values, equal lengths
+    are assumed."""
     body = """
 from torch.nn.attention.varlen import varlen_attn
 q = torch.randn(16384, 16, 128, device="cuda", dtype=torch.bfloat16)

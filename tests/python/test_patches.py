@@ -1,4 +1,5 @@
-"""What is replaced in torch and in the standard library: declared in one list, and found missing by name when a run starts."""
+"""Replaced names of torch and of the standard library: declared in one list, and reported by name at a run's start if
+they are missing."""
 
 import ast
 import json
@@ -19,7 +20,7 @@ from uniference.patches import names, registry
 PACKAGE = Path(patches.__file__).parents[1]
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-# Documented, underscore or not.
+# Names that are documented, with or without an underscore.
 PUBLIC = {"os._exit", "sys._getframe", "_thread"}
 # Loops over classes of this package.
 OWN_CLASSES = {("rank/gpus.py", "backend")}
@@ -104,7 +105,7 @@ MOVES = "import torch.distributed.distributed_c10d as c10d\ndef load():\n    del
 
 
 def test_a_run_with_another_torch_says_what_has_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # torch loads the entry point once it is loaded itself.
+    # torch loads the entry point at the end of its own import.
     installed = tmp_path / "installed"
     metadata = installed / "moves-0.dist-info"
     metadata.mkdir(parents=True)
@@ -146,7 +147,7 @@ def test_doctor_lists_the_names(tmp_path: Path) -> None:
 
 
 class Module:
-    """One file of the package, and what its names mean."""
+    """One file of the package, and the meaning of its names."""
 
     def __init__(self, path: Path) -> None:
         self.file = path.relative_to(PACKAGE).as_posix()
@@ -159,7 +160,7 @@ class Module:
                     self.aliases[alias.asname or top] = alias.name if alias.asname else top
             elif isinstance(node, ast.ImportFrom) and node.module:
                 self.aliases |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-        # Variables that stand for something imported.
+        # Variables that refer to an imported object.
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
                 target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
@@ -167,7 +168,7 @@ class Module:
                     self.aliases.setdefault(target.id, path_)
 
     def resolve(self, node: ast.expr) -> str | None:
-        """The dotted path of an expression that begins with something imported."""
+        """The dotted path of an expression that begins with an imported name."""
         if isinstance(node, ast.Name):
             return self.aliases.get(node.id)
         if isinstance(node, ast.Attribute):
@@ -178,7 +179,7 @@ class Module:
         return None
 
     def foreign(self) -> Iterator[tuple[int, str]]:
-        """What the file names of other libraries."""
+        """Names of other libraries in the file."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.ImportFrom) and node.module:
                 yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
@@ -214,7 +215,8 @@ def test_every_private_name_is_declared(package: list[Module]) -> None:
 
 
 def test_private_attributes_of_objects_are_declared(package: list[Module]) -> None:
-    # Whose they are cannot be read from the source: every private attribute that nobody in the package defines.
+    # The source does not show the owner of an attribute: every private attribute that the package does not define
+    # counts.
     ours, used = set(), set()
     for module in package:
         for node in ast.walk(module.tree):
@@ -238,7 +240,7 @@ def test_nothing_is_replaced_but_through_the_registry(package: list[Module]) -> 
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
                 path = module.resolve(node)
-                # `__code__` and the like of a function of our own that is named as an import is.
+                # `__code__` and the like of a function of this package that has the name of an import are allowed.
                 if path is not None and not path.startswith("uniference"):
                     wrong.append(f"{module.file}:{node.lineno}: {path} = ...")
             elif (

@@ -1,7 +1,8 @@
-"""Memory of simulated GPUs that several processes have (CUDA's IPC), and kernels that communicate through it, as vLLM's custom
-all-reduce does.
+"""Memory of simulated GPUs that several processes share (CUDA's IPC), and kernels that communicate through it, as in
+vLLM's custom all-reduce.
 
-The kernels' names and arguments are those of vllm-project/vllm, `csrc/custom_all_reduce.cuh`; the programs here launch them as that does.
+The kernels' names and arguments are those of vllm-project/vllm, `csrc/custom_all_reduce.cuh`; the programs in this file
+launch them in the same way.
 """
 
 import json
@@ -93,7 +94,8 @@ TYPES = {torch.float32: "f", torch.float16: "6__half", torch.bfloat16: "13__nv_b
 
 
 def run(directory: Path, source: str, *, ranks: int = 2) -> tuple[str, str]:
-    """Runs a script on the GPUs of one host, and replays it with the same figures; returns what it prints, and warnings."""
+    """Runs a script on the GPUs of one host, and checks that a replay has the same figures; returns its output, and
+    warnings."""
     (directory / "cluster.toml").write_text(gpus(ranks))
     script = write_script(directory, HEAD + source)
     done = uniference(
@@ -147,7 +149,7 @@ dist.barrier()
 
 
 def test_libraries_that_are_opened_as_files_are_the_simulated_ones(tmp_path: Path) -> None:
-    """Those of packages, also as auditwheel calls them in wheels; what else is opened is what it is."""
+    """Libraries of packages, also under auditwheel's names in wheels; other files are opened unchanged."""
     run(
         tmp_path,
         """
@@ -214,8 +216,8 @@ for value in (1.0, 5.0):
 
 
 def test_what_they_take_is_a_start_and_bytes_over_the_link(tmp_path: Path) -> None:
-    """As published for H100: 3.7 us for few bytes on 2 GPUs (sgl-project/sglang, pull request 2904); 23 us for 2 MiB on 4, in two shots 26
-    (vllm-project/vllm, pull request 24532)."""
+    """As published for H100: 3.7 us for few bytes on 2 GPUs (sgl-project/sglang, pull request 2904); 23 us for 2 MiB on
+    4, in two shots 26 (vllm-project/vllm, pull request 24532)."""
     source = (
         KERNELS
         + """

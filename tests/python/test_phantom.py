@@ -1,4 +1,4 @@
-"""GPUs that a library simulates below torch's own CUDA code: what a script sees of them."""
+"""GPUs that a library simulates below torch's own CUDA code, as a script sees them."""
 
 import json
 import subprocess
@@ -35,12 +35,12 @@ def run(directory: Path, source: str, **environment: str) -> Done:
     (directory / "cluster.toml").write_text(CLUSTER)
     script = write_script(directory, source)
     options = ("--cuda", "--cluster", directory / "cluster.toml", "--out", directory / "out", "--compute", "none")
-    # Of the environment, some is read when torch is loaded.
+    # Some environment variables are read when torch is loaded.
     return uniference("run", *options, script, cwd=directory, env=environment, cold=bool(environment))
 
 
 def says(directory: Path, source: str, **environment: str) -> list[dict[str, object]]:
-    """What each rank writes to a file, as JSON, of a script that calls `say(**facts)`."""
+    """Runs a script that calls `say(**facts)`; returns the facts that each rank writes to a file as JSON."""
     head = (
         "import json, os, torch\n"
         "rank = int(os.environ['LOCAL_RANK'])\n"
@@ -251,7 +251,8 @@ say(before=before, after=place.tolist(), shape=list(y.shape), text=text)
 
 
 def test_graphs_compute_whenever_they_are_launched(tmp_path: Path) -> None:
-    """And not when they are captured: with the inputs of then, in place, by substitutes, with new random numbers, on two streams."""
+    """A graph does not compute at its capture, but at each launch: with the current inputs, in place, by substitutes,
+    with new random numbers, on two streams."""
     facts = says(
         tmp_path,
         """
@@ -320,7 +321,7 @@ say(registers=kernel.n_regs, spills=kernel.n_spills, shape=shape)
         TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "inductor"),
     )
     for said in facts:
-        # What ptxas has written into the binary.
+        # Figures that ptxas has written into the binary.
         assert 8 <= said["registers"] <= 255  # type: ignore[operator]
         assert (said["spills"], said["shape"]) == (0, [64, 128])
 
@@ -353,7 +354,7 @@ memory = "4 GiB"
 
 
 def test_a_device_without_a_model_has_its_own_name_and_memory(tmp_path: Path) -> None:
-    """All else is as of an H100."""
+    """All other properties are an H100's."""
     (tmp_path / "cluster.toml").write_text(DEVICE.format(model="count = 1"))
     source = "import torch\np = torch.cuda.get_device_properties(0)\nprint('is', p.name, p.total_memory, p.multi_processor_count)"
     done = uniference(
@@ -382,7 +383,8 @@ def test_compute_that_is_measured_needs_all_values(tmp_path: Path) -> None:
 
 
 def test_measured_operators_take_their_processor_time(tmp_path: Path) -> None:
-    """On the device as on the host: a kernel has ended when its call returns, so what the events say is what the rank has computed."""
+    """On the device as on the host: a kernel has ended when its call returns, so the events' times equal the rank's
+    compute."""
     source = """
 import torch
 x = torch.ones(512, 512, device="cuda")
@@ -400,7 +402,7 @@ print("took", begin.elapsed_time(end))
     took = float(done.out.split("took ")[1].split()[0])
     report = json.loads((tmp_path / "out" / "report.json").read_text())
     assert report["manifest"]["compute"] == "measured"
-    # 20 products of 2 * 512^3 operations: at least a tenth of a millisecond each on any processor.
+    # 20 GEMMs of 2 * 512^3 operations: at least a tenth of a millisecond each on any CPU.
     assert 2 < took <= report["ranks"][0]["compute_s"] * 1e3
     assert report["warnings"] == ["the program never communicated; only its compute was simulated"]
 
@@ -425,7 +427,7 @@ print("reserved", torch.cuda.max_memory_reserved(), flush=True)
     assert done.code == 0, done.err
     rows = json.loads((tmp_path / "out" / "report.json").read_text())["memory"]
     held = {row["kind"]: row["peak_bytes"] for row in rows if row["rank"] == 0}
-    # Two matrices of 1 MiB, and as much of momentum; gradients are gone by then.
+    # Two matrices of 1 MiB, and momentum of the same size; gradients are freed by then.
     assert (held["parameters"], held["optimizer"], held["context"]) == (2 << 20, 2 << 20, 520 << 20)
     assert held["activations"] >= 1 << 30
     of_device = sum(bytes for kind, bytes in held.items() if kind != "host")
@@ -434,7 +436,7 @@ print("reserved", torch.cuda.max_memory_reserved(), flush=True)
     # Two matrices on the host, before they are moved.
     assert 2 << 20 <= held["host"] < 3 << 20
     assert "; on the host at most " in done.out
-    # What is reserved for later the allocator gives back where memory is scarce, and 2 MiB less than all else is too little.
+    # The allocator releases reserved memory if memory is scarce; 2 MiB less than the remaining use is too little.
     for memory, code in ((of_device, 0), (of_device - held["reserved"] - (2 << 20), 1)):
         (tmp_path / "cluster.toml").write_text(CLUSTER.replace("count = 2", f'count = 2\nmemory = "{memory} B"'))
         fits = uniference("fit", *where, "--json", script, cwd=tmp_path)

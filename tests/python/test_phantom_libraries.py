@@ -1,4 +1,5 @@
-"""NVIDIA's mathematical libraries on simulated GPUs: a call of torch's runs to its end, or its error names what is missing."""
+"""NVIDIA's mathematical libraries on simulated GPUs: a call of torch's runs to its end, or its error names the missing
+function."""
 
 import json
 import os
@@ -27,7 +28,7 @@ host = "node"
 [network]
 """
 
-# Each probe is a few statements. No values are computed, so none depends on any.
+# Each probe is a few statements. No values are computed, so no probe may depend on values.
 PROBES = {
     **{
         f"matmul {kind}": f"""
@@ -122,7 +123,7 @@ PROBES = {
         sparse() @ ones(3, 4), sparse() @ ones(3), torch.sparse.sampled_addmm(sparse(), ones(3, 3), ones(3, 3))
         torch.triangular_solve(ones(3, 2), sparse())
     """,
-    # The size of the result depends on where elements are: in the first matrix at (0, 2), (1, 0) and (2, 1).
+    # The size of the result depends on the positions of elements: in the first matrix at (0, 2), (1, 0) and (2, 1).
     "sparse times sparse": """
         a, b = sparse(kind=torch.int32), sparse([0, 2, 2, 3], [0, 2, 2], torch.int32)
         assert (a @ a).col_indices().tolist() == [1, 2, 0]
@@ -153,7 +154,7 @@ PROBES = {
     "direct storage": "torch.cuda.gds.GdsFile(os.path.abspath(__file__) + '.gds', os.O_CREAT | os.O_RDWR)",
 }
 
-# What the error of those says that do not run to their end.
+# Missing functions in the errors of the probes that fail.
 MISSING = {
     "direct storage": "cuFileHandleRegister",
 }
@@ -191,14 +192,14 @@ print("outcomes", json.dumps(outcomes))
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], str]:
-    """What became of each probe, and what the run complained of."""
+    """The outcome of each probe, and the run's warnings."""
     folder = tmp_path_factory.mktemp("phantom")
     (folder / "cluster.toml").write_text(CLUSTER)
     script = write_script(folder, f"probes = {PROBES!r}\n{START}")
     command = ("run", "--cuda", "--cluster", "cluster.toml", "--compute", "none", "--out", "out", script)
     done = uniference(*command, cwd=folder)
     assert done.code == 0, done.err
-    # What is missing is in the report, too.
+    # The report names missing functions, too.
     complaints = re.findall(r"^warning: (rank 0: .* is not implemented for simulated GPUs.*)$", done.err, re.MULTILINE)
     assert complaints
     assert set(complaints) <= set(json.loads((folder / "out" / "report.json").read_text())["warnings"])

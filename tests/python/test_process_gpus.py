@@ -1,4 +1,4 @@
-"""Processes that a rank starts run operators of their own, on the rank's GPU."""
+"""Children of a rank run operators of their own, on the rank's GPU."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ bandwidth = "100 Gbps"
 latency = "3 us"
 """
 
-# Products of 4,096 x 4,096 elements, of which each takes the whole device.
+# GEMMs of 4,096 x 4,096 elements, each of which occupies the whole device.
 PROGRAM = """
 import json, multiprocessing, os, sys, time
 import torch
@@ -95,7 +95,7 @@ def test_processes_share_the_gpu_of_their_rank(tmp_path: Path) -> None:
     assert names == ("rank", "alone", "one", "other")
     assert sums == (30.0,) * 4
     assert devices == ("NVIDIA H100 80GB HBM3",) * 4
-    # Twenty products take some 4 ms, alone as in the rank's process; two at once take twice as long.
+    # Twenty GEMMs last some 4 ms, alone as in the rank's process, and twice as long if two processes run at once.
     assert 3e-3 < seconds[0] < 5e-3
     assert seconds[1] == pytest.approx(seconds[0], rel=0.03)
     for both in seconds[2:]:
@@ -244,7 +244,7 @@ latency = "10 us"
 def test_operators_of_processes_are_costed_on_a_processor_too(tmp_path: Path) -> None:
     done = run(tmp_path, SHELL, cluster=PROCESSOR)
     assert done.code == 0, done.err
-    # At least 2 x 1,024^3 operations at 100 GFLOPS, in each of three ways in which the interpreter can be started.
+    # At least 2 x 1,024^3 operations at 100 GFLOPS, for each of three ways to start the interpreter.
     own, *others = json.loads((tmp_path / "said.json").read_text())
     assert own > 2 * 1024**3 / 100e9
     assert others == pytest.approx([own] * 3, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Processes that a rank starts take part in its virtual time."""
+"""Children of a rank share its virtual time."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def took(what, result=""):
 
 
 def lines(directory: Path, source: str, *options: object, ranks: int = 1) -> dict[str, list[str]]:
-    """What `took` has printed: of each line, its seconds and its result."""
+    """Output of `took`: for each line, its seconds and its result."""
     done = run_script(directory, TOOK + source, *options, ranks=ranks)
     assert done.code == 0, done.out + done.err
     found = (line.partition(" = ") for line in done.out.splitlines() if " = " in line)
@@ -59,7 +59,7 @@ took("end", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_a_copy_sleeps_and_tells_the_rank(tmp_path: Path) -> None:
-    # 1 s until it writes, 2 s until it ends; its own copy is waited for by nobody.
+    # 1 s until it writes, 2 s until it ends; its own fork is not waited for.
     check(lines(tmp_path, FORK), {"pipe": (1, "1.000 True True"), "end": (2, "7")})
 
 
@@ -85,7 +85,7 @@ def test_programs_sleep_in_virtual_time(tmp_path: Path) -> None:
     expected = {
         "sleep": (1, "0"),
         "python": (3, "2026"),
-        # The longer one of two that sleep side by side.
+        # The longer one of two concurrent sleeps.
         "shell": (2, "done"),
         "system": (2, "0"),
         "spawned": (0.5, "0"),
@@ -96,7 +96,8 @@ def test_programs_sleep_in_virtual_time(tmp_path: Path) -> None:
     check(found, expected)
 
 
-# A program with a `malloc` of its own that reads the clock in the middle of its work, as jemalloc does: it must not be called from there.
+# A program with a `malloc` of its own that reads the clock during its work, as jemalloc does: the clock's
+# implementation must not call malloc.
 ALLOCATOR_C = """
 #include <pthread.h>
 #include <stddef.h>
@@ -150,7 +151,7 @@ def test_the_memory_of_a_program_is_not_asked_for_while_it_reads_the_clock(tmp_p
         ["cc", "-O1", "-pthread", "-fno-builtin", "allocator.c", "-o", "allocator"], cwd=tmp_path, check=True
     )
     found = lines(tmp_path, 'took("allocator", subprocess.run(["./allocator"]).returncode)')
-    # It sleeps, then its thread, then its copy.
+    # A sleep of the process, then of its thread, then of its fork.
     check(found, {"allocator": (1.5, "3")})
 
 
@@ -173,7 +174,7 @@ if __name__ == "__main__":
 
 
 def test_pools_of_processes(tmp_path: Path) -> None:
-    # Two workers: 1 + 1 beside 1 + 1; 1 + 3 beside 2.
+    # Two workers: 1 + 1 concurrently with 1 + 1; 1 + 3 concurrently with 2.
     found = lines(tmp_path, POOLS)
     for method in ("fork", "spawn"):
         expected = {f"pool {method}": (2.0, "[1, 1, 1, 1]"), f"executor {method}": (4.0, "[1, 2, 3]")}
@@ -195,7 +196,8 @@ for batch in torch.utils.data.DataLoader(Items(), batch_size=2, num_workers=2):
 
 
 def test_workers_of_a_data_loader(tmp_path: Path) -> None:
-    # A batch takes 1 s, and two come at once: the second is there after 0.25 s of work; then two are waited for that began at 1 s.
+    # A batch takes 1 s, and two are loaded at once: the second is ready after 0.25 s of work; then the program waits
+    # for two that began at 1 s.
     expected = {"batch [0, 1]": 1.0, "batch [2, 3]": 0.0, "batch [4, 5]": 0.5, "batch [6, 7]": 0.0}
     check(lines(tmp_path, LOADER), {what: (seconds, "") for what, seconds in expected.items()})
 
@@ -235,7 +237,7 @@ def test_timed_waits_of_both_sides(tmp_path: Path) -> None:
         "condition": (1.5, "1.500"),
         "join": (0.5, "0.500"),
         "joined": (1.5, "1.500"),
-        # What the rank does 1 s later.
+        # Compute of the rank 1 s later.
         "event": (1, "1.000"),
         "poll": (3, "3.000"),
         "message": (1, "1.000"),
@@ -292,7 +294,7 @@ took("left")
 
 
 def test_processes_that_end_early_or_late(tmp_path: Path) -> None:
-    # The rank waits for 1 s, and for none of those that it leaves behind.
+    # The rank waits for 1 s, and not for the children that it leaves behind.
     expected = {"SIGKILL": (1, "-9"), "SIGTERM": (1, "-15"), "crash": (0, "-11"), "left": (0, "")}
     check(lines(tmp_path, ENDS), expected)
 
@@ -315,7 +317,7 @@ took("killed", child.wait())
 
 
 def test_a_killed_process_is_waited_for_by_nobody(tmp_path: Path) -> None:
-    # Its sleep would end after the rank's program has: where compute is measured, time passes from there to the rank's end.
+    # The child's sleep would end after the rank's program: with measured compute, time passes until the rank's end.
     script = write_script(tmp_path, TOOK + KILLED)
     done = command("run", "--ranks", 1, "--compute", "measured", "--out", tmp_path / "out", script, cwd=tmp_path)
     assert done.code == 0, done.err
@@ -368,7 +370,7 @@ took("computed")
 def test_what_a_process_computes_is_charged_where_compute_is_measured(tmp_path: Path) -> None:
     script = write_script(tmp_path, TOOK + COMPUTES)
     done = command("run", "--ranks", 1, "--compute", "measured", "--out", tmp_path / "measured", script, cwd=tmp_path)
-    # The loop takes 100 ms and more on any machine of today.
+    # The loop takes at least 100 ms on any current machine.
     assert 0.05 < float(done.out.partition("computed = ")[2].split()[0]) < 60
     assert float(lines(tmp_path, COMPUTES)["computed"][0]) == pytest.approx(0, abs=READS_S)
 
@@ -389,7 +391,7 @@ def test_processes_that_wait_for_each_other_are_reported_with_their_lines(tmp_pa
     assert run.stdout is not None
     assert run.stderr is not None
     pids = [int(pid) for pid in run.stdout.readline().split()[-2:]]
-    # On a busy machine the progress comes first, with a line for each rank.
+    # On a busy machine the progress is printed first, with a line for each rank.
     warning = next(line for line in run.stderr if not line.startswith(("progress", " ")))
     assert "rank 0 has been blocked on external I/O for 10 s" in warning, warning
     assert re.search(rf"main thread at {script}:\d+, in connection.recv; process {pids[1]}: main thread at", warning), (
@@ -428,13 +430,13 @@ def test_threads_and_processes_have_their_names_in_the_trace_of_a_run_and_of_its
     assert replayed.code == 0, replayed.err
     for out in ("out", "again"):
         events = json.loads((tmp_path / out / "trace.json").read_text())["traceEvents"]
-        # Who was named late has two names: the last one counts.
+        # A thread that was named late has two names: the last one counts.
         rows = {event["tid"]: event["args"]["name"] for event in events if event["name"] == "thread_name"}
         assert {name.partition(") ")[2] for name in rows.values() if "task" in name} == NAMED
 
 
 def test_what_is_over_is_told_to_the_process_that_communicates_and_not_to_its_children(tmp_path: Path) -> None:
-    """Two workers ask for the time when the room of a collective's tensor has just become free."""
+    """Two workers read the time just after the arena block of a collective's tensor was freed."""
     source = """
 import torch, torch.distributed as dist
 from torch.utils.data import DataLoader, TensorDataset
@@ -444,7 +446,7 @@ dist.all_reduce(total)
 rows = sum(len(batch) for batch, in DataLoader(TensorDataset(torch.randn(64, 512)), batch_size=16, num_workers=2))
 print("rows", rows, float(total[0]))
 """
-    # With Gloo, and compute as it is measured.
+    # With Gloo, and measured compute.
     done = command("run", "--ranks", 2, "--out", "out", write_script(tmp_path, source), cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.out.count("rows 64 2.0") == 2, done.out

@@ -1,4 +1,4 @@
-"""Operators that are timed where they run, and a device that is made of them."""
+"""Operators that are timed on real hardware, and a device that is made of them."""
 
 import json
 import subprocess
@@ -55,15 +55,16 @@ def test_a_profiled_program_is_known_to_the_model(tmp_path: Path, way: tuple[str
     run = uniference(*words, cwd=tmp_path)
     assert run.code == 0, run.err
     report = json.loads((tmp_path / "run" / "report.json").read_text())
-    # What the host takes to come to operators that ran once, as parameters were made, is no measurement.
+    # The host's overhead before operators that ran once, while parameters were created, is not measured.
     seconds = [(row["seconds"], row["origin"]) for row in report["compute"]]
     assert sum(one for one, origin in seconds if origin == "database") > 0.9 * sum(one for one, _ in seconds)
     assert {origin for _, origin in seconds} <= {"database", "interpolated"}
-    # What 20 steps of so small a layer take on any processor.
+    # Limits of the duration of twenty steps of so small a layer, on any CPU.
     assert 1e-4 < report["makespan_s"] < 10
 
 
-# Embedded tokens, a layer of the model's, and another width as its last word: what only the model determines is its weight's norm.
+# Embedded tokens, a layer of the model's, and another width as the last argument: only the norm of the layer's weight
+# depends on the model alone.
 SWEPT = """
 import sys, torch
 batch, tokens, last = map(int, sys.argv[1:])
@@ -92,10 +93,10 @@ def test_only_what_the_database_lacks_is_measured(tmp_path: Path) -> None:
     sizes = ("--sweep", "batch=1,4", "--sweep", "tokens=32,128", script, "{batch}", "{tokens}")
     first = measured(*sizes, 0)
     assert (first["sizes"], first["reused"], first["not_measured"]) == (4, 0, {})
-    # 1 x 128 and 4 x 32 tokens are one product and one softmax, but two look-ups, each with its ids.
+    # 1 x 128 and 4 x 32 tokens share a GEMM and a softmax, but have two look-ups, each with its ids.
     same = first["same_at_all_sizes"]
     assert first["measured"] == first["operators"] == same + 4 + 4 + 3 + 3
-    # Another model that shares all but its last product with this one: that at 3 sizes, and its weight.
+    # Another model that shares all but its last GEMM with this one: that GEMM at 3 sizes, and its weight.
     second = measured(*sizes, 192)
     assert (second["reused"], second["measured"]) == (first["operators"], 3 + 1)
     assert measured(script, 4, 128, 192)["measured"] == 0
@@ -115,7 +116,7 @@ torch.linalg.cholesky_ex(torch.eye(64), check_errors=True)
     words = ("--device-db", "operators.sqlite", "--out", "profile", script)
     done = uniference("profile", *words, cwd=tmp_path)
     assert done.code == 0, done.err
-    # A matrix of random numbers has no such factor.
+    # A matrix of random numbers has no Cholesky factor.
     assert "1 not measured, as they do not run by themselves: aten::linalg_cholesky_ex (1)" in done.out
     assert "hint: --in-place" in done.out
     placed = uniference("profile", "--in-place", *words, cwd=tmp_path)
@@ -137,7 +138,7 @@ def test_what_cannot_be_profiled_is_said(tmp_path: Path) -> None:
     assert "is not an operator database" in foreign.err
 
 
-# The second product takes long enough to tell rates.
+# The second GEMM is long enough to compute a rate from it.
 CALIBRATED = """
 import torch
 small, large = torch.ones(32, 32), torch.ones(1024, 1024)
@@ -145,7 +146,7 @@ for _ in range(3):
     small @ small
     large @ large
 """
-# Three ranks on two kinds of processors, as far as they know.
+# Three ranks with two kinds of CPU names.
 PROBE = """
 import os, sys
 from uniference.real import probe
@@ -167,7 +168,7 @@ def test_processors_that_take_part_in_a_calibration_are_profiled_once_each(
     measured = (tmp_path / "measured.jsonl").read_text()
     profiles = [row for row in map(json.loads, measured.splitlines()) if row["operation"] == "profile"]
     assert [(row["device"]["name"], row["ranks"]) for row in profiles] == [("board", [0, 2]), ("server", [1])]
-    # What is there is not measured again.
+    # Existing measurements are not repeated.
     run_on_gloo(3, probe)
     assert (tmp_path / "measured.jsonl").read_text() == measured
 
@@ -179,7 +180,7 @@ def test_processors_that_take_part_in_a_calibration_are_profiled_once_each(
     assert done.code == 0, done.err
     rows = json.loads((tmp_path / "run" / "report.json").read_text())["compute"]
     assert {row["rank"] for row in rows} == {0, 1, 2}
-    # What the host takes to come to operators that ran once or twice is no measurement.
+    # The host's overhead before operators that ran once or twice is not measured.
     found = sum(row["seconds"] for row in rows if row["origin"] == "database")
     assert found > 0.9 * sum(row["seconds"] for row in rows)
 

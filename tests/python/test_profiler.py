@@ -28,7 +28,7 @@ bandwidth = "100 Gbps"
 latency = "2 us"
 """
 
-# What is measured by CUDA's events is what the profile shows, and 6 us until the host has come to the operator.
+# CUDA events measure the same durations as the profile, plus 6 us of host time before the operator.
 ONE = """
 import json
 import torch
@@ -119,7 +119,8 @@ ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def _check_arrows(events: list[dict[str, Any]]) -> None:
-    """Each kernel follows the call that has launched it, and the operator around that; on a stream one follows the other."""
+    """Each kernel follows the call that launched it, and the operator around that call; kernels of a stream do not
+    overlap."""
     calls = {event["args"]["correlation"]: event for event in _of(events, "cuda_runtime", "cuda_driver")}
     starts = {event["id"] for event in events if event.get("ph") == "s" and event.get("cat") == "ac2g"}
     ends = {event["id"] for event in events if event.get("ph") == "f" and event.get("cat") == "ac2g"}
@@ -132,7 +133,7 @@ def _check_arrows(events: list[dict[str, Any]]) -> None:
     for spans in streams.values():
         spans.sort()
         assert all(before[1] <= after[0] + 0.001 for before, after in pairwise(spans))
-    # No call is outside of the operator that makes it.
+    # Every call lies inside its operator.
     operators = {event["args"]["External id"]: event for event in _of(events, "cpu_op")}
     for call in calls.values():
         operator = operators.get(call["args"].get("External id"))
@@ -143,7 +144,7 @@ def _check_arrows(events: list[dict[str, Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """The folder of a run of one rank, and what it printed."""
+    """The folder of a run of one rank, and its output."""
     folder = tmp_path_factory.mktemp("one")
     (folder / "cluster.toml").write_text(CLUSTER.replace("count = 2", "count = 1"))
     done = uniference(
@@ -161,7 +162,7 @@ def test_a_profile_has_the_times_of_the_simulation(one: tuple[Path, dict[str, An
     _check_arrows(events)
     kernels = _of(events, "kernel")
     gemm = [kernel for kernel in kernels if "gemm" in kernel["name"].lower() or "cublas" in kernel["name"].lower()]
-    # One product by itself and one in each launch of the graph, all of one size.
+    # One GEMM by itself and one in each launch of the graph, all of one size.
     assert len(gemm) == 3
     assert gemm[0]["dur"] == pytest.approx(said["times"]["product"] - 6, abs=0.002)
     assert gemm[1]["dur"] == pytest.approx(gemm[0]["dur"], abs=0.002)
@@ -179,7 +180,7 @@ def test_a_profile_has_the_times_of_the_simulation(one: tuple[Path, dict[str, An
         nodes = [e for e in _of(events, *ON_DEVICE) if e["args"]["correlation"] == launch["args"]["correlation"]]
         # An addition, a product, and zeros.
         assert len(nodes) == 3
-    # The host waits for the device in the calls that say so.
+    # The host waits for the device in synchronizing calls.
     waits = [call for call in _of(events, "cuda_runtime") if call["name"] == "cudaEventSynchronize"]
     assert waits
     assert waits[0]["ts"] + waits[0]["dur"] >= gemm[0]["ts"] + gemm[0]["dur"] - 0.001
@@ -188,7 +189,7 @@ def test_a_profile_has_the_times_of_the_simulation(one: tuple[Path, dict[str, An
 def test_operators_have_the_time_of_their_kernels(one: tuple[Path, dict[str, Any]]) -> None:
     _, said = one
     averages = said["averages"]
-    # Once: what the simulator computes for its values is not the program's.
+    # Once: operators by which the simulator computes values are not the program's.
     assert averages["aten::mm"][0] == 1
     assert averages["aten::mm"][1] == pytest.approx(said["times"]["product"] - 6, abs=0.01)
     assert averages["aten::matmul"][1] == averages["aten::mm"][1]
@@ -218,7 +219,7 @@ def test_profiles_of_several_ranks_are_on_one_clock_and_can_be_linked(tmp_path: 
         for events in ranks:
             _check_arrows(events)
         collectives = [[e for e in _of(events, "kernel") if e["name"].startswith("nccl")] for events in ranks]
-        # Three steps, each with the all-reduces of its buckets, which end together.
+        # Three steps, each with the all-reduces of its buckets, which end at the same time on both ranks.
         assert len(collectives[0]) == len(collectives[1])
         assert len(collectives[0]) % 3 == 0
         assert collectives[0]
@@ -226,7 +227,7 @@ def test_profiles_of_several_ranks_are_on_one_clock_and_can_be_linked(tmp_path: 
             assert mine["name"] == other["name"] == "ncclDevKernel_AllReduce_Sum_f32"
             assert mine["ts"] + mine["dur"] == pytest.approx(other["ts"] + other["dur"], abs=20)
             assert mine["args"]["Collective name"] == "all_reduce"
-        # To the nanosecond, as in the run's own timeline, whose beginning is 2026.
+        # Equal to the nanosecond to the run's own timeline, which begins in 2026.
         timeline = json.loads((tmp_path / f"out-{name}" / "trace.json").read_text())["traceEvents"]
         spans = [event for event in timeline if event.get("name") == "all_reduce" and "dur" in event]
         base = json.loads((tmp_path / f"{name}.0.json").read_text())["baseTimeNanoseconds"] / 1e3 - 1_767_225_600e6
@@ -234,7 +235,7 @@ def test_profiles_of_several_ranks_are_on_one_clock_and_can_be_linked(tmp_path: 
             apart = [abs(mine["ts"] + base - span["ts"]) + abs(mine["dur"] - span["dur"]) for span in spans]
             assert min(apart) < 0.003
         found.append([[(e["name"], e["ts"], e["dur"]) for e in _of(events, *ON_DEVICE)] for events in ranks])
-    # What the device did does not depend on how fast this machine is.
+    # The device's times do not depend on this machine's speed.
     assert found[0] == found[1]
     files = [f"first.{rank}.json" for rank in range(2)]
     done = uniference("chakra", "link", *files, "--out", "job", cwd=tmp_path)

@@ -1,4 +1,4 @@
-"""What an unmodified program finds around it: environment, arguments, modules, `__main__`."""
+"""The surroundings of an unmodified program: environment, arguments, modules, `__main__`."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def test_module(tmp_path: Path) -> None:
 
 
 def test_importing_a_library_is_not_charged_and_what_the_programs_own_modules_do_is(tmp_path: Path) -> None:
-    # Each read of the clock costs 50 ns, but in an import none.
+    # Each clock read costs 50 ns, except in an import.
     reads = "import time\nfor _ in range(100): time.monotonic()\n"
     libraries = tmp_path / "site-packages"
     libraries.mkdir()
@@ -69,7 +69,7 @@ def test_importing_a_library_is_not_charged_and_what_the_programs_own_modules_do
     )
     done = run_script(tmp_path, source, ranks=1)
     assert "took [50, 5050, 5050]" in done.out
-    # As Python shows it: without the frames of whoever has imported.
+    # As Python shows it: without frames of the import system.
     frames = [line.strip().partition(", line ")[0] for line in done.err.splitlines() if line.startswith("  File ")]
     assert frames == [f'File "{tmp_path / name}"' for name in ("script.py", "fails.py")], done.err
 
@@ -145,7 +145,7 @@ def test_replays_and_generated_jobs_need_no_process_of_their_own(tmp_path: Path)
 def test_several_ranks_print_whole_lines(tmp_path: Path) -> None:
     done = run_script(tmp_path, "import os\nfor i in range(50): print('line', os.environ['RANK'], i)\n", ranks=3)
     assert done.code == 0, done.err
-    # A line has its rank in front once a second rank has printed.
+    # Lines have their rank in front once a second rank has printed.
     lines = [line.partition("] ")[2] or line for line in done.out.splitlines()]
     for rank in range(3):
         assert [line for line in lines if line.startswith(f"line {rank} ")] == [f"line {rank} {i}" for i in range(50)]
@@ -176,7 +176,7 @@ def test_a_program_that_spawns_its_own_ranks(tmp_path: Path) -> None:
 
 
 def test_children_of_a_rank_cannot_communicate(tmp_path: Path) -> None:
-    # What an installation has: torch loads it in every process.
+    # Metadata as in an installation: torch loads the entry point in every process.
     metadata = tmp_path / "installed" / "uniference-0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text("Name: uniference\nVersion: 0\n")
@@ -272,7 +272,7 @@ def test_a_module_may_start_a_thread_when_it_is_imported(tmp_path: Path) -> None
 
 
 def test_a_rank_communicates_while_a_thread_waits_for_workers(tmp_path: Path) -> None:
-    # As the thread does that pins memory, for 5 s at a time, with workers that live on.
+    # A thread that waits for 5 s at a time, as the thread that pins memory does, with persistent workers.
     source = (
         "import torch, torch.distributed as dist\n"
         "from torch.utils.data import DataLoader\n"
@@ -322,25 +322,25 @@ def test_results_are_the_same_bytes_at_any_number_of_jobs(tmp_path: Path) -> Non
         assert done.code == 0, done.err
         out = directory / "out"
         report = json.loads((out / "report.json").read_text())
-        # The command, which says how many jobs, is in the report and in the record's first frame: after 8 bytes of magic its length and
-        # its checksum.
+        # The command, with the number of jobs, is in the report and in the record's first frame: after 8 bytes of magic
+        # its length and its checksum.
         assert report["manifest"].pop("command")
         record = (out / "program.record").read_bytes()
         requests = record[16 + int.from_bytes(record[8:12], "little") :]
         seen.append((report, (out / "trace.json").read_bytes(), (out / "events.jsonl").read_bytes(), requests))
     assert seen[0] == seen[1]
-    # 800 operations, each with its issue and its wait, of some 30 bytes. A wait that asked after all that is outstanding would name 200
-    # of them on average.
+    # 800 operations, each with its issue and its wait, of some 30 bytes. A wait for all outstanding operations would
+    # name 200 of them on average.
     assert len(seen[0][3]) < 800 * 120
 
 
 def test_a_preloaded_module_may_have_started_a_process(tmp_path: Path) -> None:
-    """Which ends while ranks run; the process that these are forked from hears of that."""
+    """The process ends while ranks run, and the zygote notices its end."""
     library = tmp_path / "library"
     library.mkdir()
     write_script(library, "import subprocess\nchild = subprocess.Popen(['sleep', '2'])\n", "heavy.py")
     source = "import os, time, heavy\n"
-    # The host's time, as the child's is.
+    # The loop waits for host time, because the child's end is in host time.
     source += "while os.path.exists(f'/proc/{heavy.child.pid}/exe'): sum(range(10000))\n"
     source += "print('ended')\n"
     script = write_script(tmp_path, source)
@@ -350,7 +350,7 @@ def test_a_preloaded_module_may_have_started_a_process(tmp_path: Path) -> None:
 
 
 def test_preloaded_modules_are_imported_once_and_see_what_is_replaced(tmp_path: Path) -> None:
-    """The module's own copies of names of torch are those that ranks have."""
+    """The module's own copies of torch's names are those of the ranks."""
     library = tmp_path / "library"
     library.mkdir()
     write_script(

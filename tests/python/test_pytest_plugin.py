@@ -1,4 +1,4 @@
-"""The plugin of pytest, as a project's own tests use it."""
+"""The pytest plugin, as a project's own tests use it."""
 
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -10,7 +10,7 @@ from uniference.testing import assert_makespan
 
 pytest_plugins = ["pytester"]
 
-# Gloo's ring of two on an ideal network: each sends half of the tensor twice.
+# Gloo's ring of two on an ideal network: each rank sends half of the tensor twice.
 SCRIPT = """
 import torch
 import torch.distributed as dist

@@ -1,4 +1,4 @@
-"""What Python programs ask for: figures as tables, plots, answers, and an interrupt that ends what was started."""
+"""The Python API: figures as tables, plots, answers, and an interrupt that ends all started processes."""
 
 import doctest
 import json
@@ -22,7 +22,7 @@ from uniference.results import MOST_SHOWN, table_in_html
 
 ROOT = Path(__file__).parents[2]
 RING = ROOT / "examples" / "ring.py"
-# A rank of a two-rank run computes, and all reduce; then it does so with the other as it waits.
+# Program with a named range of three all-reduces of computed tensors.
 NAMED = """
 import torch, torch.distributed as dist
 from torch.profiler import record_function
@@ -37,14 +37,14 @@ MODELS = '[[device]]\nname = "pi"\ncount = 2\nmodel = "raspberry-pi-5"\n[network
 
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> package.Run:
-    """Four ranks that pass 256 KiB around."""
+    """A run of four ranks that pass 256 KiB around."""
     out = tmp_path_factory.mktemp("ring") / "out"
     return package.simulate(RING, ranks=4, bandwidth="1 Gbps", latency="100 us", compute="none", out=out)
 
 
 @pytest.fixture(scope="module")
 def modelled(tmp_path_factory: pytest.TempPathFactory) -> package.Run:
-    """Two ranks with ranges, operators and memory."""
+    """A run of two ranks with ranges, operators and memory."""
     folder = tmp_path_factory.mktemp("modelled")
     (folder / "pi.toml").write_text(MODELS)
     return package.simulate(write_script(folder, NAMED), cluster=folder / "pi.toml", out=folder / "out")
@@ -56,7 +56,7 @@ def test_the_examples_in_docstrings_are_true(tmp_path: Path, monkeypatch: pytest
     (tmp_path / "boards.toml").write_text(BOARDS)
     finder, runner = doctest.DocTestFinder(), doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
     examples = [test for module in (simulation, results) for test in finder.find(module, globs={"uniference": package})]
-    # The first run is the others' example.
+    # The first example creates the run of the others.
     examples.sort(key=lambda test: (not test.name.endswith("simulate"), not test.name.endswith("replay"), test.name))
     said: list[str] = []
     for example in examples:
@@ -81,7 +81,7 @@ def test_rows_are_a_sequence_and_become_frames(ring: package.Run, modelled: pack
         for frame in frames:
             assert list(frame.columns) == [*rows[0].__dataclass_fields__], name
             assert len(frame) == len(rows)
-        # What is not there is no number in one, and null in the other.
+        # Missing values are NaN in pandas, and null in polars.
         first = {name: value for name, value in frames[0].to_dict("records")[0].items() if value == value}
         assert first == {name: value for name, value in frames[1].to_dicts()[0].items() if value is not None}
         assert rows._repr_html_().count("<tr>") == 1 + min(len(rows), MOST_SHOWN)
@@ -98,7 +98,7 @@ def test_links_have_carried_what_was_sent(ring: package.Run) -> None:
     links = {link.link: link for link in ring.links}
     for rank in ring.ranks:
         up = links[f"{rank.device} -> switch"]
-        # Control messages are the rank's alone.
+        # Control messages belong to the rank only, not to the link's traffic.
         assert rank.bytes_sent < up.wire_bytes <= rank.wire_bytes_sent
         assert up.bandwidth == 125e6
         assert up.utilization == pytest.approx(up.wire_bytes / (125e6 * ring.makespan))
@@ -233,7 +233,7 @@ def test_notebooks_show_a_run_and_nothing_in_it_is_markup(ring: package.Run) -> 
 def test_progress_goes_to_a_file(tmp_path: Path) -> None:
     source = (
         "import torch, torch.distributed as dist, os\ndist.init_process_group()\n"
-        # Work that takes this machine's time.
+        # Work that uses this machine's time.
         "if os.environ['RANK'] == '0':\n    sum(range(200_000_000))\ndist.barrier()\n"
     )
     script = write_script(tmp_path, source)
@@ -286,7 +286,7 @@ def test_what_is_left_is_known_from_an_earlier_run(tmp_path: Path) -> None:
             assert last["expected_operations"] >= expected
             assert last["left_s"] is not None
             assert "left, by script-1" in last["head"]
-    # Other arguments are another program.
+    # A command with other arguments counts as another program.
     done = uniference("run", *options, script, "slowly", "now", cwd=tmp_path)
     assert json.loads(told.read_text().splitlines()[-1])["expected_operations"] is None
     replayed = uniference("replay", "uniference-out/script-1", "--quiet", "--out", "again", cwd=tmp_path)
@@ -297,7 +297,7 @@ def test_an_interrupt_ends_a_run_and_all_its_processes(tmp_path: Path) -> None:
     script = write_script(tmp_path, HANG)
     out = tmp_path / "out"
     program = (
-        # Who runs tests side by side ignores it, and so would what they start.
+        # Concurrent test runners ignore SIGINT, which children would inherit.
         "import signal, uniference\nsignal.signal(signal.SIGINT, signal.default_int_handler)\ntry:\n"
         f"    uniference.simulate({str(script)!r}, ranks=2, compute='none', jobs=2, out={str(out)!r})\n"
         "except KeyboardInterrupt:\n    print('interrupted')\n"
@@ -313,7 +313,7 @@ def test_an_interrupt_ends_a_run_and_all_its_processes(tmp_path: Path) -> None:
             ]
             time.sleep(0.1)
         assert len(pids) == 4
-        # To this process alone, as some kernels of notebooks do.
+        # The signal goes to this process alone, as from some kernels of notebooks.
         os.kill(ours.pid, signal.SIGINT)
         said, _ = ours.communicate(timeout=30)
     finally:
@@ -323,7 +323,7 @@ def test_an_interrupt_ends_a_run_and_all_its_processes(tmp_path: Path) -> None:
 
 
 def again_and_again(**job: Any) -> None:
-    """Simulates a job until something ends it, or a minute is over."""
+    """Simulates a job repeatedly until it is interrupted, or a minute has passed."""
     begun = time.monotonic()
     while time.monotonic() - begun < 60:
         package.workload("llama", **job)
@@ -339,7 +339,7 @@ def test_an_interrupt_ends_a_replay_in_this_process(ring: package.Run, tmp_path:
         "dp": 8,
         "ignore_memory": True,
     }
-    # Who runs tests side by side ignores it.
+    # Concurrent test runners ignore SIGINT.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     begun = time.monotonic()
     timer = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
@@ -350,7 +350,7 @@ def test_an_interrupt_ends_a_replay_in_this_process(ring: package.Run, tmp_path:
     finally:
         signal.signal(signal.SIGINT, handler)
     assert time.monotonic() - begun < 20
-    # The folder is free.
+    # The folder can be used again.
     again = package.replay(ring, out=tmp_path / "job")
     assert again.report["digest"] == ring.report["digest"]
 

@@ -1,4 +1,4 @@
-"""Functions of Python take time by how many are called: on the main thread, on others, and in processes that a rank starts."""
+"""Python functions cost time by their number of calls: on the main thread, on others, and in children of a rank."""
 
 import json
 from pathlib import Path
@@ -107,16 +107,16 @@ def test_functions_are_charged_by_their_number(tmp_path: Path) -> None:
     free = times(run(tmp_path))
     once = times(run(tmp_path, "--python-time", "1 us"))
     assert max(free["functions"], free["threads"]) < 1
-    # What measures is called, too.
+    # The measuring functions are called, too.
     assert 1000 < once["functions"] < 1100
     assert 1000 < once["generator"] < 1100
     assert 1000 < once["child"] < 1100 < once["elsewhere"]
     assert 2000 < once["threads"] < 2200
-    # An operator has room for some: in 6 us, six functions of 1 us.
+    # The 6 us of an operator include six functions of 1 us.
     assert once["operators"] - free["operators"] < 40
     assert once["few"] - once["operators"] < 10
     assert 1000 < once["many"] < 1100
-    # A profile function that comes and goes ends nothing.
+    # A profile function that is set and removed does not end the counting.
     assert 1000 < once["replaced"] < 1100
     # Modules have thousands of functions.
     assert once["imports"] < 200
@@ -165,9 +165,10 @@ assert twice(x)[0] == 2 and out.sum() == 1000
 
 
 def test_what_the_simulator_calls_is_not_charged(tmp_path: Path) -> None:
-    """The kernel for the CPU computes an operator's values, and may be in Python; a kernel of Triton is launched by an operator."""
+    """The CPU's kernel, which may be in Python, computes an operator's values; an operator launches a Triton kernel."""
     once = times(run(tmp_path, "--python-time", "1 us", program=OURS))
-    # Some 15 functions of `torch.library`, 30 of Triton, and 60 of torch's compiler are called for each, and four of ours for a kernel.
+    # Each calls some 15 functions of `torch.library`, 30 of Triton, and 60 of torch's compiler; a kernel also calls
+    # four of Uniference's.
     assert once["operator"] < 20
     assert once["kernel"] < 38
     assert once["compiled"] < 72

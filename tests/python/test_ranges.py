@@ -1,4 +1,4 @@
-"""Ranges that a program names: of several threads, and such as overlap."""
+"""Named ranges of programs: on several threads, and overlapping ones."""
 
 import json
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 from harness import run_script, uniference, write_script
 
-# Two requests that overlap, of which the second begins on another thread and has the steps of that thread inside.
+# Two overlapping requests, of which the second begins on another thread and contains the steps of that thread.
 PROGRAM = """
 import threading
 import time
@@ -40,7 +40,7 @@ EXPECTED = {("main", 1): 0.3, ("request", 2): 0.3 + 0.8, ("step", 1): 0.4}
 
 
 def assert_phases(report: Mapping[str, Any], late: float, early: float = 0.0, without: str = "") -> None:
-    """Of each rank the expected ranges, so often, that have lasted so long in all."""
+    """Checks the number and the total duration of each rank's ranges."""
     expected = {key: seconds for key, seconds in EXPECTED.items() if key[0] != without}
     for rank in range(2):
         found = {(row["name"], row["count"]): row["total_s"] for row in report["phases"] if row["rank"] == rank}
@@ -188,7 +188,8 @@ def test_ranges_end_where_the_profiler_has_them_end(tmp_path: Path) -> None:
         assert {row["name"]: row["count"] for row in rows} == dict.fromkeys(SECONDS, 1)
         for row in rows:
             assert abs(row["total_s"] - SECONDS[row["name"]]) < 1e-3, row
-    # The profiler watches only the thread that has begun it, and sees neither beginnings nor ends of ranges on other threads.
+    # The profiler watches only the thread that started it, and sees neither beginnings nor ends of ranges on other
+    # threads.
     (said,) = [line for line in done.out.splitlines() if '{"handed over' in line]
     profiled = json.loads(said[said.index("{") :])
     for name in SECONDS.keys() - {"handed over", "helper"}:
@@ -210,9 +211,9 @@ def test_those_of_a_real_run_are_recorded_and_replayed(tmp_path: Path) -> None:
     options = ("--nproc-per-node", 2, "--record", "full", "--out", "out")
     done = uniference("launch", *options, script, cwd=tmp_path)
     assert done.code == 0, done.err
-    # The machine may be busy.
+    # Limits are wide, because the machine may be busy.
     assert_phases(json.loads((tmp_path / "out" / "report.json").read_text()), 60)
     replayed = uniference("replay", "out", "--ranks", 2, "--json", "--out", "again", cwd=tmp_path)
     assert replayed.code == 0, replayed.err
-    # What is replayed is the main thread, which comes to the second request's beginning when it has slept.
+    # The replay has the main thread's timing, which reaches the second request's beginning after its sleep.
     assert_phases(json.loads(replayed.out), 60, early=0.1, without="step")

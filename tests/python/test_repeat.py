@@ -42,7 +42,7 @@ def test_the_results_are_those_of_the_median(tmp_path: Path) -> None:
     assert "median of 3 runs" in of_all["headline"]
     assert "median of 3 runs" in done.out
     assert done.err.count("makespan") == 3
-    # It is a run as any other: it can be replayed, and another one may take its folder.
+    # The result is an ordinary run: it can be replayed, and another run may use its folder.
     explained = uniference("explain", "runs", "--json", cwd=tmp_path)
     assert explained.code == 0, explained.err
     assert abs(json.loads(explained.out)["makespan_s"] - makespans[1]) < 1e-9

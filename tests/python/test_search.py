@@ -1,4 +1,5 @@
-"""`uniference search`: it finds what trying everything finds, in a fraction of the trials, and goes on where it was."""
+"""`uniference search` finds the optimum of an exhaustive sweep, in a fraction of the trials, and resumes an interrupted
+search."""
 
 import shutil
 from pathlib import Path
@@ -34,7 +35,7 @@ def search(folder: Path, text: str, *options: object) -> polars.DataFrame:
     return polars.read_parquet(folder / "out" / "results.parquet")
 
 
-# The second takes more processor time than all other tests of searches and sweeps together.
+# The second example needs more CPU time than all other tests of searches and sweeps together.
 @pytest.mark.parametrize("example", ["layout", pytest.param("placement", marks=pytest.mark.load)])
 def test_the_best_of_all_is_found_in_a_fraction_of_the_trials(tmp_path: Path, example: str) -> None:
     for file in [f"{example}.toml", "layout-cluster.toml"]:
@@ -57,7 +58,7 @@ def test_constraints_and_objectives_choose_the_best(tmp_path: Path) -> None:
     assert frame.filter(polars.col("tp") * polars.col("dp") != 4).is_empty()
     done = uniference("search", "search.toml", "--out", tmp_path / "out", cwd=tmp_path)
     lines = [line for line in done.out.splitlines() if line.startswith("  trial ")]
-    # The fastest of each width that is allowed, but one that a wider one beats.
+    # The fastest run of each allowed width, except one that is dominated by a wider one.
     allowed = frame.filter(polars.col("ffn") <= 2048)
     fastest = allowed.group_by("ffn").agg(polars.col("makespan_s").min()).sort("makespan_s")
     assert [float(line.split("makespan_s ")[1].split(",")[0]) for line in lines] == fastest["makespan_s"].to_list()

@@ -1,4 +1,5 @@
-"""Settings of NCCL and CUDA by environment variables and configurations: their effects, and the warnings about settings without a model."""
+"""Settings of NCCL and CUDA by environment variables and configurations: their effects, and the warnings about settings
+without a model."""
 
 import json
 import re
@@ -48,8 +49,9 @@ def run(
 
 
 def test_nccl_follows_its_settings_by_communicator(tmp_path: Path) -> None:
-    """All-reduces of 256 MiB among 4 GPUs with links of 360 GB/s. A ring moves 3/2 of the bytes at the links' rate, or at a 24th of that
-    rate per channel; without peer access it moves them at the 51.2 GB/s of the host's link. NVLink SHARP moves 6/5 of the bytes."""
+    """All-reduces of 256 MiB among 4 GPUs with links of 360 GB/s. A ring moves 3/2 of the bytes at the links' rate, or
+    at a 24th of that rate per channel; without peer access it moves them at the 51.2 GB/s of the host's link. NVLink
+    SHARP moves 6/5 of the bytes."""
     said, warnings = run(
         tmp_path,
         """
@@ -83,7 +85,8 @@ dist.destroy_process_group()
     )
     size = 2**28 / 1e3  # microseconds at 1 GB/s
     near = lambda figure: pytest.approx(figure, rel=0.05)  # noqa: E731
-    # NVLink SHARP takes 23 us and a launch of 6.6 us; a ring takes 8.4 us and 6 hops of 3.4 us. The events take another microsecond.
+    # NVLink SHARP takes 23 us and a launch of 6.6 us; a ring takes 8.4 us and 6 hops of 3.4 us. The events add another
+    # microsecond.
     assert said["usual"] == pytest.approx(6 / 5 * size / 360 + 23 + 6.6, abs=1.5)
     assert said["ring"] == said["without_nvls"] == pytest.approx(3 / 2 * size / 360 + 8.4 + 6 * 3.4, abs=1.5)
     assert said["ll"] == near(3 / 2 * size / 87.7)

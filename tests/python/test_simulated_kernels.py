@@ -1,4 +1,4 @@
-"""Kernels of Triton and of torch's compiler on simulated GPUs: what they compute, and what they cost."""
+"""Triton kernels and kernels of torch's compiler on simulated GPUs: their values and their costs."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def activated(x, out, n, BLOCK: tl.constexpr):
 """
 
 
-# Triton's interpreter computes the same, but slowly.
+# Triton's interpreter computes the same values, but slowly.
 NOT_INTERPRETED = """
 import sys
 assert "uniference.rank.execution" in sys.modules and "uniference.rank.interpretation" not in sys.modules
@@ -130,12 +130,12 @@ assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*gradients))
 """
         + NOT_INTERPRETED,
     )
-    # Its kernels are of elements and rows: none of them is of unknown cost.
+    # The program's kernels are element-wise or row-wise: none of them has an unknown cost.
     assert not any("unknown" in warning for warning in report["warnings"]), report["warnings"]
 
 
 def test_the_step_of_an_optimizer_is_compiled_as_a_whole(tmp_path: Path) -> None:
-    """What tells gradients and states from other memory is no part of it, and still does."""
+    """The hooks that identify gradients and states are not part of the compiled step, and still work."""
     report = checked(
         tmp_path,
         """
@@ -177,7 +177,7 @@ print(norm.bias.grad.abs().sum().isfinite().item())
 
 
 def test_what_is_run_to_compile_takes_no_operators_time(tmp_path: Path) -> None:
-    """With nothing compiled, and all of it: choices between configurations of a kernel alone took several milliseconds."""
+    """With a cold and a warm cache. Choosing between configurations of a kernel used to cost several milliseconds."""
     cold, warm = (checked(tmp_path, COLD_AND_WARM, "", "--values", "all") for _ in range(2))
     assert abs(cold["makespan_ps"] - warm["makespan_ps"]) < 20_000_000
 
@@ -237,7 +237,7 @@ activated[(1024,)](x, out, 1 << 20, BLOCK=1024)
 
 
 def test_a_kernel_of_unknown_arithmetic_takes_its_traffic_and_is_named(tmp_path: Path) -> None:
-    """Numbers of floating point in memory decide how much it does."""
+    """The kernel's work depends on floating-point numbers in memory."""
     kernel = """
 import triton, triton.language as tl
 
@@ -308,7 +308,7 @@ def test_a_kernel_takes_what_its_programs_do(tmp_path: Path) -> None:
 
 
 def test_a_graph_finds_other_integers_than_its_capture(tmp_path: Path) -> None:
-    """How much a kernel does that integers in memory decide is not known there."""
+    """In a graph, the work of a kernel that depends on integers in memory is unknown."""
     capture = """
 lengths = torch.zeros(64, dtype=torch.int32, device="cuda")
 pages[(64,)](pool, table, lengths, out, WIDTH=1024, MOST=512)
@@ -340,7 +340,8 @@ def test_a_user_says_what_a_kernel_costs(tmp_path: Path) -> None:
 
 
 def test_kernels_in_graphs_compute_whenever_these_are_launched(tmp_path: Path) -> None:
-    """Those of the program, and those of the compiler, which makes graphs itself; what they are called with stays known after the call."""
+    """Kernels of the program, and of the compiler, which creates graphs itself; their arguments stay alive after the
+    call."""
     body = (
         TRITON
         + """
@@ -369,7 +370,8 @@ for _ in range(4):
 
 
 def test_what_a_kernel_only_reads_keeps_its_values_where_the_kernel_is_not_computed(tmp_path: Path) -> None:
-    """A helper writes for it; where nobody can tell, as by an address from memory, everything is taken to be written."""
+    """A helper writes for the kernel; if the written arguments are unknown, for example with an address from memory,
+    all count as written."""
     body = """
 import triton, triton.language as tl
 
@@ -506,7 +508,7 @@ print("TOOK", *(begin.elapsed_time(event) for event in (marker, behind, end)))
 
 
 def test_an_external_event_is_recorded_by_a_graph(tmp_path: Path) -> None:
-    """Whenever that is launched: another stream waits for what the graph has done before it, and not for the rest."""
+    """At each launch of the graph: another stream waits for the graph's work before the event, and not for the rest."""
     done = run(tmp_path, EXTERNAL, "", "--values", "small", "--compute", "model")
     assert done.code == 0, done.err
     marker, behind, end = map(float, done.out.split("TOOK")[1].split()[:3])
@@ -539,14 +541,15 @@ print("TOOK", took, time.perf_counter() - begin)
 
 
 def test_memory_that_another_stream_has_used_is_given_away_soon_after(tmp_path: Path) -> None:
-    """The allocator asks within each operator whether that is so. An answer holds for 16 operators, each of 6 us or so."""
+    """The allocator queries the event within each operator. An answer holds for 16 operators, each of about 6 us."""
     done = run(tmp_path, REUSED, "", "--values", "small", "--compute", "model")
     assert done.code == 0, done.err
     took, reused = map(float, done.out.split("TOOK")[1].split()[:2])
     assert took <= reused < took + 20 * 6e-6, done.out
 
 
-# All numbers of eight bits, and others by which rounding goes to the nearest, to even, into the exponent, below the smallest, and too far.
+# All 8-bit numbers, and others whose rounding goes to the nearest, to even, into the exponent, below the smallest, and
+# beyond the largest.
 EIGHT_BITS = """
 import sys
 import triton, triton.language as tl
@@ -596,7 +599,8 @@ def test_casts_to_eight_bits_round_as_a_gpu_does(tmp_path: Path) -> None:
 
 
 def test_sleeping_kernels_of_torch_last_for_their_cycles_side_by_side(tmp_path: Path) -> None:
-    """`torch.cuda._sleep` on an H100, whose highest clock is 1.98 GHz, and whose shortest kernel takes some microseconds."""
+    """`torch.cuda._sleep` on an H100, whose highest clock is 1.98 GHz, and whose shortest kernel lasts some
+    microseconds."""
     body = """
 ms = 1_980_000
 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -686,7 +690,7 @@ assert torch.allclose(results[0].cpu(), both.sqrt() + both.exp() - both.tanh()),
 
 
 def test_a_compiled_scan_goes_over_many_blocks(tmp_path: Path) -> None:
-    """Its blocks tell each other their sums in a workspace."""
+    """The scan's blocks exchange their sums through a workspace."""
     body = """
 scan = torch.compile(lambda x: x.cumsum(0))
 assert scan(torch.ones(1 << 20, device="cuda"))[-1].item() == 1 << 20

@@ -1,4 +1,4 @@
-"""torch's own ProcessGroupNCCL on simulated GPUs: what it brings, on which streams, and what is built on it."""
+"""torch's own ProcessGroupNCCL on simulated GPUs: its results, its streams, and the layers above it."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def full(value, elements=4, dtype=torch.float32):
 
 
 def run(directory: Path, source: str, *options: str, ranks: int = 2, environment: dict[str, str] | None = None) -> str:
-    """Runs a script on the GPUs of one host, and replays it with the same figures; returns what it prints."""
+    """Runs a script on the GPUs of one host, and checks that a replay has the same figures; returns its output."""
     (directory / "cluster.toml").write_text(gpus(ranks))
     script = write_script(directory, HEAD + source)
     arguments = ("run", "--cluster", "cluster.toml", "--cuda", "--compute", "model", "--out", "out", *options, script)
@@ -76,7 +76,8 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("group", ["TORCH_DIST_USE_NCCL2=0", "TORCH_DIST_USE_NCCL2=1"])
 def test_data_is_there_whichever_device_is_current_and_whoever_has_waited(group: str, tmp_path: Path) -> None:
-    """Of lists of unequal tensors, which are several calls; whether a call has ended is also asked by the process group's own threads."""
+    """Lists of unequal tensors, which are several calls; the process group's own threads also query whether a call has
+    ended."""
     run(
         tmp_path,
         """
@@ -161,7 +162,8 @@ dist.destroy_process_group()
 
 
 def test_a_collective_on_its_stream_overlaps_with_work_on_another(tmp_path: Path) -> None:
-    """Without values nobody waits for data: the all-reduce of 1 GiB and the products together take little more than the longer of them."""
+    """Without values there is no wait for data: the all-reduce of 1 GiB and the GEMMs together last little longer than
+    the longer of them."""
     out = run(
         tmp_path,
         """
@@ -274,7 +276,7 @@ else:
 
 
 def test_gpus_communicate_by_nccl_where_nothing_names_a_backend(tmp_path: Path) -> None:
-    """And their hosts by Gloo beside it, whose operations are costed alike, with a warning."""
+    """The hosts use Gloo in the same group, whose operations are costed as NCCL's, with a warning."""
     source = """
 import os, time, torch, torch.distributed as dist
 dist.init_process_group("cpu:gloo,cuda:nccl")
@@ -305,7 +307,8 @@ print("on the host", on_host.tolist())
 
 
 def test_communicators_take_memory_of_gpus_until_they_are_destroyed(tmp_path: Path) -> None:
-    """A ring and a tree of a pair have 24 channels each, in which 10 MiB arrive and 2 MiB leave; messages 32."""
+    """A ring and a tree of a pair have 24 channels each, with receive buffers of 10 MiB and send buffers of 2 MiB;
+    messages have 32."""
     out = run(
         tmp_path,
         """
@@ -359,7 +362,7 @@ else:
     ("handling", "raises"), [("TORCH_NCCL_BLOCKING_WAIT=1", True), ("TORCH_NCCL_ASYNC_ERROR_HANDLING=2", False)]
 )
 def test_a_collective_that_has_timed_out_is_aborted(handling: str, raises: bool, tmp_path: Path) -> None:
-    """A rank that never comes, and one that waits for 20 s: then it goes on without the collective's data."""
+    """One rank never calls, and another one waits for 20 s: then it continues without the collective's data."""
     run(
         tmp_path,
         f"""
@@ -406,7 +409,7 @@ def test_a_run_is_the_same_each_time(tmp_path: Path) -> None:
         run(tmp_path, source)
         report = json.loads((tmp_path / "out" / "report.json").read_text())
         digests.add(report["digest"])
-        # Through threads and streams, too, all of its path is known.
+        # The critical path is complete, through threads and streams, too.
         assert sum(part["seconds"] for part in report["critical_path"]["kinds"]) == pytest.approx(report["makespan_s"])
     assert len(digests) == 1
 
@@ -479,7 +482,7 @@ def test_what_only_the_watchdog_ends_is_reported_with_what_it_waited_for(goes_on
 
 
 def test_numbers_that_torch_adds_by_no_kernel_of_its_own_are_reduced(tmp_path: Path) -> None:
-    """Averages of integers are rounded towards zero, and numbers of eight bits have no arithmetic on a processor."""
+    """Averages of integers are rounded towards zero, and 8-bit numbers have no arithmetic on a CPU."""
     run(
         tmp_path,
         """
@@ -502,7 +505,7 @@ for dtype in torch.float8_e4m3fn, torch.float8_e5m2:
 
 
 def test_the_report_says_how_much_communication_of_a_gpu_no_kernel_hides(tmp_path: Path) -> None:
-    """An all-reduce on its own, and one beside products that take longer; a replay gives the same figures."""
+    """An all-reduce on its own, and one that overlaps longer GEMMs; a replay gives the same figures."""
     run(
         tmp_path,
         """
@@ -526,7 +529,7 @@ torch.cuda.synchronize()
     for row in whole:
         assert row["communication_s"] > 1e-3
         assert row["kernels_s"] > row["communication_s"] / 2
-        # Of two operations of the same size one is hidden, but for its launch.
+        # One of two operations of the same size is hidden, except its launch.
         assert row["exposed_comm_s"] == pytest.approx(row["communication_s"] / 2, rel=0.05)
         streams = [one for one in report["streams"] if one["rank"] == row["rank"] and one["stream"] is not None]
         assert sum(one["communication_s"] for one in streams) == pytest.approx(row["communication_s"])

@@ -1,4 +1,5 @@
-"""What each operator computes on a simulated GPU is what it computes on the CPU, on the samples of PyTorch's own tests of operators."""
+"""Operators have the same results on a simulated GPU and on the CPU, on the samples of PyTorch's own tests of
+operators."""
 
 import re
 from pathlib import Path
@@ -40,7 +41,7 @@ def test_operators_compute_on_a_simulated_gpu_what_they_do_on_the_cpu(
 
 
 def test_operators_without_values_run_and_say_so(tmp_path: Path) -> None:
-    """Results that depend on values which are not there are those of zeros."""
+    """Results that depend on uncomputed values are those of zeros."""
     (tmp_path / "cluster.toml").write_text(CLUSTER)
     (tmp_path / "script.py").write_text(WITHOUT_VALUES)
     options = ("--cluster", "cluster.toml", "--cuda", "--compute", "none", "--values", "none")

@@ -1,4 +1,4 @@
-"""What operators compute on simulated GPUs: the CPU's values, whichever library a GPU would use for them."""
+"""Values of operators on simulated GPUs: they are the CPU's, whichever library a GPU would use."""
 
 import json
 import re
@@ -95,7 +95,8 @@ assert x.tolist() == [7, 0, 7, 5]
 
 
 def test_what_is_too_large_is_not_computed(tmp_path: Path) -> None:
-    """A product of so many elements would take minutes on the host. What is small is computed, though it comes from the same allocator."""
+    """A GEMM of so many elements would take minutes on the host. Small tensors are computed, although they come from
+    the same allocator."""
     run(
         tmp_path,
         """
@@ -180,7 +181,7 @@ assert torch.equal(torch.randn(8, device="cuda", generator=generator), a)
 
 
 def test_dropout_is_the_same_in_the_backward_pass(tmp_path: Path) -> None:
-    """Gradients against differences of the loss, with the same numbers drawn again."""
+    """Compares gradients with differences of the loss, with the same random numbers drawn again."""
     run(
         tmp_path,
         """
@@ -228,7 +229,7 @@ close(torch.sparse.mm(s.cuda(), torch.ones(3, 2).cuda()), torch.sparse.mm(s, tor
     )
 
 
-# Memory that was something else before, so that nothing is right because it is new.
+# Memory with earlier contents, so that no result is right only because the memory is new.
 SPARSE = """
 used = [torch.full((size,), -1, device="cuda") for size in (2, 4, 8, 64, 512)]
 del used

@@ -1,4 +1,4 @@
-"""Algorithms that users give step by step, and hierarchical ones, in live runs and their replays."""
+"""Algorithms that users define step by step, and hierarchical ones, in live runs and their replays."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ from harness import Done, uniference, write_script
 
 STEPS = Path(__file__).parents[2] / "examples" / "steps"
 
-# Values that tell every order of combination apart, in a group of the file's size and in a smaller one.
+# Values whose sums differ for every order of reduction, in a group of the file's size and in a smaller one.
 PROGRAM = """
 import torch, torch.distributed as dist
 
@@ -35,13 +35,13 @@ def run(directory: Path, source: str, *options: object) -> Done:
 
 
 def sums(done: Done) -> set[str]:
-    """What ranks printed; in which order they came is open."""
+    """Sums that the ranks printed, in any order."""
     return {line.partition("sum ")[2] for line in done.err.splitlines() if "sum " in line}
 
 
 def test_a_ring_given_as_a_file_is_our_ring(tmp_path: Path) -> None:
-    """Times, bytes and the last bit of every value."""
-    # The smaller group is served by the backend's own rule, so that is the same in both.
+    """Times, bytes and the last bit of every value are equal."""
+    # The backend's own rule selects the smaller group's algorithm, so that group is left out.
     script = PROGRAM.split("pair =")[0] + 'print("sum", values.double().sum().item(), values[:8].tolist())\n'
     given = run(tmp_path / "given", script)
     built_in = run(tmp_path / "ring", script, "--algorithm", "all_reduce=ring")
@@ -83,7 +83,8 @@ all_gather = "hierarchical"
 all_to_all = "hierarchical"
 """
 
-# Pairs are combined first, then the three pairs' sums in the order of a ring, which starts at another pair for each block.
+# Pairs are reduced first, then the three pairs' sums in the order of a ring, which starts at another pair for each
+# block.
 ON_A_GRID = """
 import torch, torch.distributed as dist
 

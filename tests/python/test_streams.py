@@ -1,4 +1,4 @@
-"""Streams of a simulated GPU, written down by a program itself through the link that the library of simulated GPUs gets."""
+"""Streams of a simulated GPU, recorded by a program itself through the link of the simulated GPU library."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,8 @@ from typing import Any
 
 from harness import uniference, write_script
 
-# 3.35e9 bytes take a millisecond of this device's memory, and any kernel 2.85 us; the host takes 3.8 us a launch and 1 us a record.
+# Access to 3.35e9 bytes of this device's memory lasts a millisecond, and any kernel at least 2.85 us; the host needs
+# 3.8 us per launch and 1 us per record.
 CLUSTER = """
 [[device]]
 name = "gpu"
@@ -143,7 +144,7 @@ def test_streams_take_their_time_and_replay_as_they_were(tmp_path: Path) -> None
         assert "rank 1: this is said" in done.err
     one, two = _report(tmp_path / "run-1"), _report(tmp_path / "run-2")
     assert one["digest"] == two["digest"]
-    # What launches inside of an operator is the operator's.
+    # Launches inside of an operator belong to the operator.
     assert any("of unknown arithmetic" in warning and "mine::launches" in warning for warning in one["warnings"])
     assert {row["kind"] for row in one["compute"]} >= {"kernel", "host"}
     trace = (tmp_path / "run-1" / "trace.json").read_text()

@@ -1,4 +1,5 @@
-"""The studies below examples/: their programs say the same on real Gloo as simulated, and their figures are those that are kept."""
+"""The studies in examples/: their programs print the same on real Gloo as in the simulation, and their figures equal
+the committed ones."""
 
 import itertools
 import os
@@ -21,21 +22,21 @@ needs_model = pytest.mark.skipif(
 )
 slow = pytest.mark.examples
 
-# Twenty seconds; all others are behind `make examples`.
+# Studies of at most twenty seconds; `make examples` runs all others.
 QUICK_STUDIES = {"elastic"}
 
 
 @dataclass(frozen=True)
 class Program:
-    """A program that is to say the same wherever it runs."""
+    """A program whose output must be equal everywhere."""
 
     script: str
     ranks: int
     words: tuple[object, ...]
     said: str = r"^tokens \d+: .*$"
-    """What is compared of its output: lines that do not depend on time."""
+    """Pattern of the compared output: lines that do not depend on time."""
     alone: tuple[object, ...] | None = None
-    """Arguments with which one process is to say the same."""
+    """Arguments with which a single process must print the same."""
 
 
 ANSWER = ("--tokens", 6)
@@ -110,7 +111,7 @@ def test_the_figures_of_a_study_are_those_that_are_kept(study: str, tmp_path: Pa
 
 
 def test_requests_wait_as_lindley_has_it(tmp_path: Path) -> None:
-    """Equal requests, one at a time: each waits for what the one before it has left when it arrives, W' = max(W + S - A, 0)."""
+    """Equal requests, one at a time: each waits for the remaining work at its arrival, W' = max(W + S - A, 0)."""
     script = EXAMPLES / "serving" / "serve.py"
     device = ("--ranks", 1, "--set", 'device.device.model="raspberry-pi-5"', "--values", "small")
     words = ("--shape", "tiny", "--tokens", 2, "--most", 1, "--requests", 200)
@@ -121,7 +122,7 @@ def test_requests_wait_as_lindley_has_it(tmp_path: Path) -> None:
         assert done.code == 0, done.err
         return [list(map(float, line.split(": ")[1].split())) for line in done.out.splitlines() if "request " in line]
 
-    # Nobody waits where one comes in a thousand seconds.
+    # At one request in a thousand seconds no request waits.
     service = times(0.001)[-1][3]
     rate = 0.8 / service
     gaps = random.Random(0)
@@ -132,5 +133,5 @@ def test_requests_wait_as_lindley_has_it(tmp_path: Path) -> None:
         waits.append(wait)
     found = [queueing for queueing, *_ in times(rate)]
     assert max(waits) > service
-    # Each service may begin a reading of the clock later.
+    # Each service may begin one clock read later.
     assert found == pytest.approx(waits, rel=1e-3, abs=1e-2 * service)

@@ -1,4 +1,4 @@
-"""What the driver finds out about a program before it starts ranks, without running or importing any of it."""
+"""The driver's examination of a program before it starts ranks, without running or importing any of it."""
 
 import json
 import os
@@ -130,7 +130,7 @@ def test_gpus_of_a_torch_without_cuda_are_refused(options: list[str], tmp_path: 
 
 
 def package(directory: Path, version: str) -> None:
-    """A package called torch, with libraries that know nothing of CUDA."""
+    """A package called torch, with libraries without CUDA."""
     library = directory / "torch" / "lib"
     library.mkdir(parents=True)
     (directory / "torch" / "__init__.py").write_text(RAISES)

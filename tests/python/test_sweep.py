@@ -1,4 +1,5 @@
-"""`uniference sweep`: replays answer what runs would, programs that depend on time run again, and a sweep outlives `kill -9`."""
+"""`uniference sweep`: replays answer as runs would, programs that depend on time run again, and a sweep survives `kill
+-9`."""
 
 import os
 import signal
@@ -78,11 +79,11 @@ network.bandwidth = ["1 Gbps", "10 Mbps"]
     assert list(exact.source) == ["run", "replay"] * 3
     assert list(exact.record.dropna()) == [0, 2, 4]
     assert list(never.source) == ["run"] * 6
-    # Digests are of all that happened, and each point has its own.
+    # Digests cover all events, and each point has its own.
     same = exact.drop(columns=["source", "record"])
     pandas.testing.assert_frame_equal(same, never.drop(columns=["source"]), check_exact=True)
     assert exact.digest.nunique() == 6
-    # 64 x 64 floats thrice, over a link of 10 Mbit/s at the least: 3 * 16384 * 8 / 1e7
+    # 64 x 64 floats three times, over a link of 10 Mbit/s at the least: 3 * 16384 * 8 / 1e7
     assert (exact["step.total_s"][1::2] > 0.039).all()
 
 
@@ -143,7 +144,7 @@ def test_a_sweep_outlives_its_end_by_kill_9(tmp_path: Path, start: Start) -> Non
     frame = pandas.read_csv(out / "results.csv")
     assert list(frame.status) == ["finished"] * 4
     assert list(frame.source) == ["run", "replay"] * 2
-    # What was under way has ended with the sweep.
+    # Trials in progress have ended with the sweep.
     running = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if os.access(path, os.R_OK)]
     assert not any(os.fsencode(out) in words for words in running)
 
@@ -154,7 +155,7 @@ def _done(journal: Path) -> list[int]:
     connection = sqlite3.connect(journal)
     try:
         return [number for (number,) in connection.execute("SELECT number FROM trial ORDER BY number")]
-    except sqlite3.OperationalError:  # it is only just being made
+    except sqlite3.OperationalError:  # the table does not exist yet
         return []
     finally:
         connection.close()

@@ -1,4 +1,5 @@
-"""PyTorch's symmetric memory on simulated GPUs: ranks read and write each other's memory, between barriers and by kernels of it."""
+"""PyTorch's symmetric memory on simulated GPUs: ranks access each other's memory, between barriers and by its
+kernels."""
 
 import json
 from pathlib import Path
@@ -80,7 +81,7 @@ def test_values_are_those_of_this_round_and_runs_are_the_same(tmp_path: Path, ra
         assert done.code == 0, done.err
         assert done.out.count("all is as it should be") == ranks
         digests.add(report(tmp_path / out)["digest"])
-    # Descriptors go from rank to rank over sockets of the kernel meanwhile, and a watch of NCCL's sleeps for a second.
+    # Meanwhile descriptors pass between ranks over the kernel's sockets, and NCCL's watchdog sleeps for a second.
     assert len(digests) == 1
     assert float(str(report(tmp_path / "first")["makespan_s"])) < 0.1
     done = uniference("replay", tmp_path / "first", "--out", tmp_path / "again", cwd=tmp_path)

@@ -1,4 +1,5 @@
-"""Collectives of tensors without data are refused where the program calls them, and let through where torch works with shapes."""
+"""Collectives of tensors without data are refused if the program calls them, and allowed if torch infers shapes with
+them."""
 
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def test_the_program_is_refused_and_torch_is_not(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     lines = [line.partition("] ")[2] or line for line in done.out.splitlines() if " = " in line]
     assert len(lines) == 2 * (2 * 26 + 4 + 1), done.out
-    # torch itself refuses two of them before it comes to the collective.
+    # torch itself refuses two of them before it reaches the collective.
     torchs = ("No backend type associated with device type meta", "located yet.")
     assert [line for line in lines if not line.endswith(("= True", "traced = yes", *torchs))] == []
     assert sum(line.endswith(torchs) for line in lines) == 2 * 2, lines

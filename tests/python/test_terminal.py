@@ -1,4 +1,4 @@
-"""What names in files may do to a terminal: nothing."""
+"""Names in files with control characters have no effect on a terminal."""
 
 import json
 import unicodedata
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness import uniference
 
-# Escape, bell, return, the C1 introducer, and marks that turn the direction of writing.
+# Escape, bell, return, the C1 introducer, and marks that change the writing direction.
 NASTY = "n\x1b[2J\x07\r\x9b1m\u202ee\u2066"
 
 

@@ -102,7 +102,7 @@ def test_a_rank_that_fails_ends_the_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["killed", "finished"])
 def test_it_leaves_nothing_behind(tmp_path: Path, end: str) -> None:
-    """Processes that have detached themselves would keep their host's network namespace."""
+    """Detached processes would keep their host's network namespace."""
     source = (
         "import os, subprocess, sys, time\n"
         "left = subprocess.run(['sh', '-c', 'setsid sleep 600 >/dev/null 2>&1 & echo $!'], stdout=subprocess.PIPE).stdout\n"

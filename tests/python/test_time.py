@@ -15,7 +15,7 @@ from harness import uniference as command
 import uniference
 
 READ_S = 50e-9
-READS_S = 2e-5  # and more of them than any one wait makes
+READS_S = 2e-5  # more clock reads than any one wait makes
 
 
 def printed(directory: Path, source: str, *options: object, ranks: int = 1) -> list[str]:
@@ -158,7 +158,7 @@ if dist.get_rank() == 0: print("polls =", polls)
 
 
 def test_a_busy_wait_for_an_operation_ends(tmp_path: Path) -> None:
-    # ring of two: 2 (alpha + n/2 beta) = 2 (10 us + 160 us), at 1 us a poll
+    # ring of two: 2 (alpha + n/2 beta) = 2 (10 us + 160 us), at 1 us per poll
     (polls,) = printed(tmp_path, POLLS, ranks=2)
     assert int(polls) == pytest.approx(340, abs=2)
 
@@ -178,7 +178,8 @@ dist.barrier()
 
 
 def test_a_rank_may_wait_for_a_thread_of_its_own(tmp_path: Path) -> None:
-    # One job: the main thread is blocked where the engine cannot see it, and must not keep the other rank from running.
+    # One job: the main thread is blocked in a call that the engine does not see, and must not keep the other rank from
+    # running.
     (elapsed,) = printed(tmp_path, PRODUCER, "--jobs", "1", ranks=2)
     assert float(elapsed) == pytest.approx(3 * 0.1, abs=1e-3)
 
@@ -278,7 +279,7 @@ def test_a_wait_that_nobody_ends_lasts_as_long_as_its_time_out(tmp_path: Path, h
     found = {name: rest.split() for name, _, rest in (line.partition(" = ") for line in done.out.splitlines()) if rest}
     assert found.keys() == GIVEN_UP.keys()
     for name, (seconds, result) in GIVEN_UP.items():
-        # asyncio reads its clock a few times a turn
+        # asyncio reads its clock a few times per turn
         assert float(found[name][0]) == pytest.approx(seconds, abs=5 * READS_S), name
         assert found[name][1] == result
 
@@ -320,10 +321,10 @@ def test_a_wait_that_another_thread_ends_lasts_until_then(tmp_path: Path) -> Non
         (4, "1"),
         (4, "True"),
         (10 - 4, "False"),
-        (1.5, "4"),  # four side by side
+        (1.5, "4"),  # four concurrently
         (1, "TimeoutError"),
         (3 - 1, "None"),
-        (2, "None"),  # three threads and the loop, side by side
+        (2, "None"),  # three threads and the loop, concurrently
     ]
     found = [line.split() for line in printed(tmp_path, ENDED_EARLY)]
     assert [result for _, result in found] == [result for _, result in expected]
@@ -367,7 +368,7 @@ def test_c_code_reads_and_spends_the_same_clock(tmp_path: Path) -> None:
     assert (int(wait), int(thread)) == (errno.EPERM, 0)
 
 
-# What std::future waits with is a system call: the C library has no function for futexes.
+# std::future waits by a system call: the C library has no function for futexes.
 FUTURES_CPP = """
 #include <chrono>
 #include <future>
@@ -411,11 +412,11 @@ def test_threads_of_cpp_wait_for_futures_in_virtual_time(tmp_path: Path) -> None
     subprocess.run(build, cwd=tmp_path, check=True)
     took, kept = printed(tmp_path, FUTURES)
     assert kept.split() == ["0", "1", "1", "1"]
-    # 0.5 s of waiting in vain; ready at 2 s; another at 3 s; handed on from one thread to the next at 3.5 s and 3.75 s.
+    # 0.5 s of waiting in vain; ready at 2 s; another at 3 s; passed from one thread to the next at 3.5 s and 3.75 s.
     assert [float(part) for part in took.split()] == pytest.approx([0.5, 2, 3, 3.75], abs=READS_S)
 
 
-# An allocator that stands in for the C library's in all processes, and reads the clock in the middle of its work, as jemalloc does.
+# An allocator that replaces the C library's in all processes, and reads the clock during its work, as jemalloc does.
 ALLOCATOR_C = """
 #include <stddef.h>
 #include <time.h>
@@ -447,7 +448,7 @@ def test_an_allocator_that_reads_the_clock_is_not_called_meanwhile(tmp_path: Pat
     build = ["cc", "-shared", "-fPIC", "-fno-builtin", "allocator.c", "-o", "allocator.so"]
     subprocess.run(build, cwd=tmp_path, check=True)
     script, preload = write_script(tmp_path, WITH_ALLOCATOR), {"LD_PRELOAD": str(tmp_path / "allocator.so")}
-    # Not from the nursery, whose processes run already.
+    # Not from the nursery, whose processes run already and cannot preload the library.
     done = command("run", "--ranks", 1, "--compute", "none", script, cwd=tmp_path, env=preload, cold=True)
     assert done.code == 0, done.err
     assert float(done.out.partition("took = ")[2].split()[0]) == pytest.approx(0.5, abs=READS_S)
@@ -473,7 +474,8 @@ took(lambda: (child.join(50), child.exitcode)[1])
 
 
 def test_waits_for_child_processes_take_as_long_as_these_sleep(tmp_path: Path) -> None:
-    # `Popen.wait` with a time-out waits for 1 ms, 2 ms, ..., 32 ms, then 50 ms at a time between two looks (CPython's subprocess.py).
+    # `Popen.wait` with a timeout waits for 1 ms, 2 ms, ..., 32 ms, then 50 ms at a time between two polls (CPython's
+    # subprocess.py).
     expected = [(0.213, "0"), (0.2, "TimeoutExpired"), (0.2, "out"), (0.3, "False"), (0, "0")]
     found = [line.split() for line in printed(tmp_path, CHILDREN)]
     assert [result for _, result in found] == [result for _, result in expected]
@@ -496,7 +498,7 @@ print("woke =", woke[0], end, time.perf_counter())
 
 
 def test_a_thread_sleeps_while_another_computes(tmp_path: Path) -> None:
-    # Device 40 times slower: the compute outlasts the sleep, which ends in its middle.
+    # Device 40 times slower: the compute outlasts the sleep, which ends during the compute.
     options = ("--ranks", 1, "--slowdown", 40, "--compute", "measured", "--out", tmp_path / "out")
     done = command("run", *options, write_script(tmp_path, BESIDE_COMPUTE), cwd=tmp_path)
     assert done.code == 0, done.err
@@ -524,7 +526,7 @@ def test_threads_take_turns_at_the_interpreters_lock(tmp_path: Path) -> None:
     first, second, computed = map(float, done.out.partition("ends = ")[2].splitlines()[0].split())
     # Two threads of equal length c, in turns of 5 ms: both end at about 2 c, and not at c.
     assert 0.6 * second < first <= second
-    # Each alone would end at half of what both have computed.
+    # Alone, each thread would end at half of both threads' compute.
     assert second > 0.75 * computed
 
 
@@ -591,12 +593,12 @@ def test_alarms_go_off_in_virtual_time(tmp_path: Path) -> None:
     done = run_script(tmp_path, ALARMS, ranks=1)
     once, again, none, gave_up = (line.partition("= ")[2].split() for line in done.out.splitlines() if " = " in line)
     assert [float(value) for value in once] == pytest.approx([2, 5], abs=READS_S)
-    # 0.5 s, then every second; the next one half a second after the third.
+    # 0.5 s, then every second; the next timer expires half a second after the third.
     assert [float(value) for value in again] == pytest.approx([0.5, 1.5, 2.5, 0.5, 1], abs=READS_S)
     assert none[0] == "None"
     assert float(none[1]) == pytest.approx(4, abs=READS_S)
     assert float(gave_up[0]) == pytest.approx(7, abs=READS_S)
-    # Without a handler it ends the process.
+    # Without a handler the signal ends the process.
     assert done.code == 1
     assert "was killed by SIGALRM" in done.err
 
@@ -614,7 +616,7 @@ else:
 
 
 def test_another_librarys_default_is_a_time_out_like_any(tmp_path: Path) -> None:
-    # Ten minutes are NCCL's.
+    # NCCL's default timeout is ten minutes.
     (gave_up,) = printed(tmp_path, ANOTHER_DEFAULT, ranks=2)
     assert float(gave_up) == pytest.approx(600, abs=1)
 
@@ -637,7 +639,7 @@ work.wait()
 
 
 def test_torchs_own_looks_at_the_clock_cost_nothing(tmp_path: Path) -> None:
-    # The program reads it twice, and each read but the first is in between: one read.
+    # The program reads the clock twice, and every read except the first lies between them: one read.
     for passed in printed(tmp_path, TORCH_LOOKS, ranks=2):
         assert float(passed) == pytest.approx(READ_S, abs=READ_S / 10)
 
@@ -672,7 +674,7 @@ def test_a_sleep_past_the_end_of_virtual_time_ends_the_run(tmp_path: Path) -> No
 
 
 def test_a_call_is_no_reason_to_wait_for_a_thread_that_sleeps(tmp_path: Path) -> None:
-    """The main thread starts an operation, and then asks for nothing until another thread has slept."""
+    """The main thread starts an operation, and then makes no request until another thread has slept."""
     script = """
 import threading, time, torch
 import torch.distributed as dist

@@ -1,4 +1,5 @@
-"""Large tensors without values: programs run to their end, what is small is real, and what is not there reads as zero."""
+"""Large tensors without values: programs run to their end, small tensors have values, and uncomputed values read as
+zero."""
 
 import re
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_large_tensors_of_all_types_move_as_sizes(dtype: str, most: int, tmp_pat
 
 
 def test_objects_that_ranks_send_each_other_are_whole(tmp_path: Path) -> None:
-    """PyTorch packs each into bytes, and concatenates the bytes of several."""
+    """PyTorch packs each object into bytes, and concatenates the bytes of several."""
     source = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -110,7 +111,7 @@ assert objects == sent
 
 @pytest.mark.parametrize("values", ["none", "small"])
 def test_what_steers_a_program_has_values(values: str, tmp_path: Path) -> None:
-    """Meshes, generators' states, object collectives; and what is on `meta` is nothing to compute."""
+    """Meshes, generator states and object collectives have values; tensors on `meta` are not computed."""
     source = SETUP + (
         "from torch.distributed.device_mesh import init_device_mesh\n"
         "mesh = init_device_mesh('cpu', (2, 1), mesh_dim_names=('rows', 'columns'))\n"
@@ -146,12 +147,13 @@ def test_a_large_model_prefills_and_decodes(tmp_path: Path) -> None:
     options = ("--ranks", 8, "--compute", "none", "--values", "small", "--out", tmp_path / "out")
     done = uniference("run", *options, LARGE, "70b", 8, 1, 4, 2, cwd=tmp_path)
     assert done.code == 0, done.err
-    # Of a layer: query and output, key and value, gate, up and down, two norms; of the model: the embedding and an eighth of the head.
+    # A layer has query and output, key and value, gate, up and down, and two norms; the model has the embedding and an
+    # eighth of the head.
     layer = 2 * 8192 * 8192 // 8 + 2 * 8192 * 1024 // 8 + 3 * 8192 * 28672 // 8 + 2 * 8192
     weights = 2 * (4 * layer + 128256 * 8192 + 128256 * 8192 // 8)
     found = re.findall(r"weights (\d+) token 0 resident (\d+) MiB", done.out)
     assert [int(size) for size, _ in found] == [weights] * 8
-    # What no rank has: the 3.4 GB of its weights.
+    # No rank uses as much memory as its weights, 3.4 GB.
     assert all(int(resident) < 1024 for _, resident in found)
 
 

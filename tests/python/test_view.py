@@ -1,4 +1,5 @@
-"""`uniference view`: what it serves, to whom, and what a browser makes of it. `make browser` says what the last part needs."""
+"""`uniference view`: the files that it serves, to which clients, and their display in a browser. `make browser` lists
+the requirements of the last part."""
 
 import os
 import signal
@@ -19,7 +20,7 @@ from webdriver import Browser, missing
 
 __all__ = ["start"]
 
-# Rank 1 comes late to the all-reduce, and sends a message afterwards.
+# Rank 1 is late for the all-reduce, and sends a message afterwards.
 LATE = """
 import time
 import torch
@@ -65,7 +66,7 @@ def test_the_trace_and_the_viewer_are_served_to_this_machine_alone(address: str,
     assert trace == f"{page}out.pftrace"
     assert urllib.request.urlopen(trace).read() == (run / "trace.pftrace").read_bytes()
     assert b"Perfetto UI" in urllib.request.urlopen(page).read()
-    # A page of another site that has its name resolved to this machine.
+    # A page of another site whose name resolves to this machine.
     foreign = urllib.request.Request(trace, headers={"Host": f"example.org:{page.split(':')[2].strip('/')}"})
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(foreign)
@@ -86,7 +87,7 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 
 class Viewer(Browser):
-    """A browser that has the viewer open."""
+    """A browser with the viewer open."""
 
     def query(self, sql: str) -> list[list[Any]]:
         """Rows of the viewer's own database, once the trace is loaded."""
@@ -126,7 +127,7 @@ def test_a_browser_shows_rows_words_and_arrows(browser: Viewer, address: str) ->
     assert {"ranges", "operations of group 0", "rank 0 (device.0)", "critical path"} <= rows
     slices = {name for [name] in browser.query("select distinct name from slice")}
     assert {"wait: all_reduce", "wait: recv", "waits for rank 1, which sleeps in late", "late"} <= slices
-    # What is said of a wait lies within it, on the same row.
+    # The explanation of a wait lies within the wait, on the same row.
     parents = browser.query(
         "select parent.name from slice child join slice parent on child.parent_id = parent.id"
         " where child.name = 'waits for rank 1, which sleeps in late'"
@@ -135,7 +136,7 @@ def test_a_browser_shows_rows_words_and_arrows(browser: Viewer, address: str) ->
     arrows = browser.query(
         "select out.name, into_.name from flow join slice out on slice_out = out.id join slice into_ on slice_in = into_.id"
     )
-    # Perfetto has an arrow begin at that of both slices which begins first: here the receive, which waits.
+    # Perfetto starts an arrow at the earlier beginning of both slices: in this case the receive, which waits.
     assert ["recv", "send"] in arrows
     assert ["wait: sleep", "waits for rank 1, which sleeps in late"] in arrows
     assert browser.query("select count(*) from counter_track where name like '%switch%'")[0][0] > 0

@@ -32,8 +32,8 @@ def now():
     return 1e3 * time.perf_counter()
 """
 
-# Pairs of a blocking call and the call that ends it, by name. Each waiting thread records the time at which it continues, counted from
-# the time at which the other thread begins to compute.
+# Pairs of a blocking call and the call that ends it, by name. Each waiting thread records the time at which it
+# continues, counted from the time at which the other thread begins to compute.
 THREADS = """
 event, lock, condition, semaphore = threading.Event(), threading.Lock(), threading.Condition(), threading.Semaphore(0)
 lock.acquire()

@@ -1,4 +1,5 @@
-"""Ranks at workers: what does not fit a worker's memory, what is refused, options that must work, and how lines are named."""
+"""Ranks on workers: jobs that exceed a worker's memory, refused options, options that must work, and the names of
+lines."""
 
 import json
 
@@ -19,7 +20,7 @@ def reduce(x):
 
 @pytest.fixture
 def small_board(commands: Commands) -> Commands:
-    """The worker's machine has 3 GiB of memory left, by what the kernel tells it."""
+    """Makes the worker's machine report 3 GiB of free memory, through a fake meminfo."""
     meminfo = commands.folder / "meminfo"
     meminfo.write_text(f"MemTotal: {8 << 20} kB\nMemAvailable: {3 << 20} kB\n")
     script = f'mount --bind {meminfo} /proc/meminfo && exec "$@"'
@@ -46,7 +47,7 @@ def test_ranks_that_do_not_fit_a_worker_are_refused_with_figures(small_board: Co
 
 
 def test_a_tensor_that_does_not_fit_a_worker_is_refused_with_figures_and_its_line(small_board: Commands) -> None:
-    # 2^30 floats are 4 GiB: at the worker they are too much, where the driver is they would not be asked.
+    # 2^30 floats are 4 GiB: the worker's machine lacks them, the driver's would have them.
     write_script(
         small_board.folder,
         "import helper\n" + START + "if dist.get_rank() == 1:\n    helper.take()\ndist.barrier()\n",
@@ -82,11 +83,11 @@ def test_lines_of_ranks_at_workers_name_the_files_of_the_driver(commands: Comman
         run = commands.run("--compute", "model", "--record", "full", cluster=cluster)
         assert ended(run)[0] == 0, said(run)
         report = json.loads((run.out / "report.json").read_text())  # type: ignore[attr-defined]
-        # Of two runs only the time of this machine differs, and what was said to start them.
+        # The two reports differ only in this machine's time and the command line.
         reports.append({key: report[key] for key in ("digest", "ranks", "operations", "compute") if key in report})
         files = {file.name: file.read_bytes() for file in run.out.rglob("*") if file.is_file()}  # type: ignore[attr-defined]
         assert not [name for name, content in files.items() if b"uniference-worker-" in content]
-        # The all-reduce's line, and in the captured operators' dictionary that of the product.
+        # The all-reduce's line, and the GEMM's line in the captured operators' dictionary.
         assert f'"{commands.folder}/helper.py:5"'.encode() in files["events.jsonl"]
         assert f"{commands.folder}/helper.py:4".encode() in files["program.record"], sorted(files)
         explained = uniference("explain", run.out, cwd=commands.folder)  # type: ignore[attr-defined]
@@ -115,7 +116,7 @@ def test_a_deadlock_names_the_files_of_the_driver(commands: Commands) -> None:
 
 def test_values_that_are_not_computed_are_not_at_workers_either(commands: Commands) -> None:
     commands.with_models()
-    # 2,000 of 8 million floats would be 64 GB a rank.
+    # 2,000 tensors of 8 million floats would be 64 GB per rank.
     write_script(
         commands.folder,
         START + "xs = [torch.ones(8_000_000) * 2 for _ in range(2_000)]\ndist.all_reduce(xs[0])\n"

@@ -1,4 +1,4 @@
-"""A driver and a worker on two machines, which two network namespaces with a cable between them play."""
+"""A driver and a worker on two machines, simulated by two network namespaces with a cable between them."""
 
 import os
 import shlex
@@ -17,7 +17,8 @@ __all__ = ["commands"]
 
 DRIVER, WORKER = "10.67.0.1", "10.67.0.2"
 
-# Connections that say nothing, more than may be in their handshake at once; says how many are closed after a second, and that all are.
+# Silent connections, more than the limit of handshakes in progress; prints how many are closed after a second, and that
+# all are closed.
 SILENT = """import select, socket, sys, time
 sockets = [socket.create_connection((sys.argv[1], int(sys.argv[2]))) for _ in range(100)]
 time.sleep(1)
@@ -34,13 +35,13 @@ print("all", flush=True)
 
 @dataclass(frozen=True)
 class Machine:
-    """A network namespace, for as long as a process that does nothing is in it."""
+    """A network namespace, kept alive by an idle process in it."""
 
     holder: "subprocess.Popen[bytes]"
 
     @property
     def inside(self) -> list[str]:
-        """What runs a command there."""
+        """Words that run a command in the namespace."""
         return ["nsenter", f"--net=/proc/{self.holder.pid}/ns/net"]
 
     def ip(self, words: str) -> None:
@@ -48,7 +49,7 @@ class Machine:
 
 
 def missing() -> str | None:
-    """What this machine lacks for namespaces, if anything."""
+    """The requirement for namespaces that this machine lacks; None if it lacks none."""
     if os.geteuid() != 0:
         return "only root can connect network namespaces"
     lacks = [name for name in ("ip", "nsenter", "unshare") if shutil.which(name) is None]
@@ -114,7 +115,7 @@ def test_a_cut_cable_ends_the_run_and_leaves_nothing(commands: Commands, machine
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), run)
     assert not descendants(worker.pid)
     assert worker.poll() is None
-    # Mended, the next run has the worker.
+    # After the repair, the next run uses the worker.
     machines[1].ip("link set cable up")
     again = commands.run("--compute", "none")
     assert ended(again)[0] == 0, said(again)
@@ -126,14 +127,14 @@ def test_connections_that_say_nothing_hold_no_slot(commands: Commands, machines:
     command = [*machines[1].inside, sys.executable, "-c", SILENT, DRIVER, str(commands.port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as silent:
         assert silent.stdout is not None
-        # 64 may be in their handshake: the other 36, the oldest, have made room.
+        # 64 handshakes may be in progress: the other 36 connections, the oldest, are closed.
         assert int(silent.stdout.readline()) == 36
-        # Out of its time each of the others is closed: within 10 s.
+        # Each remaining connection is closed after its timeout of 10 s.
         assert silent.stdout.readline() == "all\n"
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as silent:
         assert silent.stdout is not None
         silent.stdout.readline()
-        # In the middle of them the worker has its place.
+        # Between these connections, the worker can join.
         worker = commands.worker("--once")
         assert ended(run)[0] == 0, said(run)
         assert ended(worker)[0] == 0, said(worker)

@@ -1,4 +1,5 @@
-"""Ranks at workers: the same run as with all ranks here, and every way in which a worker, its token or its network can be wrong."""
+"""Ranks on workers: the run equals one with all ranks on this machine; and failures of a worker, its token or its
+network."""
 
 import json
 import os
@@ -30,7 +31,7 @@ def test_a_run_with_a_worker_is_the_run_without(commands: Commands, compute: str
     for rank in (0, 2):
         assert f"rank {rank} has read a note" in out
     assert "rank 1 has read a note" in said(remote)
-    # It waits for the next run, with nothing left of this one.
+    # The worker waits for the next run, and no process of this run is left.
     until(lambda: said(worker).count("waits for a run") >= 2, worker)
     assert worker.poll() is None
     assert not descendants(worker.pid)
@@ -61,10 +62,10 @@ def test_a_wrong_token_ends_the_worker_and_the_run_goes_on_waiting(commands: Com
     assert "the token is wrong" in err
     assert "hint: give both sides the same token file" in err
     until(lambda: "refused worker worker-a at 127.0.0.1" in said(run), run)
-    # Of another run: it may be wanted later.
+    # A worker of another run, which may be needed later, is kept waiting.
     other = commands.worker(name="worker-b")
     until(lambda: "does not wait for a worker of this name" in said(other), other)
-    # Strangers.
+    # Connections that are no workers.
     with socket.create_connection(("127.0.0.1", commands.port)) as garbage:
         garbage.sendall(os.urandom(1000))
     context = ssl.create_default_context()
@@ -114,7 +115,7 @@ def test_a_run_that_is_killed_leaves_nothing_at_the_worker(commands: Commands) -
     until(lambda: "the run is lost" in said(worker), worker)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in ranks), worker)
     assert worker.poll() is None
-    # The next run has it.
+    # The next run uses the worker.
     again = commands.run("--compute", "none")
     assert ended(again)[0] == 0, said(again)
 
@@ -176,7 +177,7 @@ def test_what_workers_cannot_do_is_refused_with_a_hint(commands: Commands) -> No
 
 def test_without_sync_the_program_must_be_there(commands: Commands) -> None:
     worker = commands.worker("--once")
-    # Both are one machine, so it is.
+    # Both processes are on one machine, so clocks are equal without synchronization.
     run = commands.run("--compute", "none", "--no-sync")
     assert ended(run)[0] == 0, said(run)
     assert ended(worker)[0] == 0

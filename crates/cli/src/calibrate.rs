@@ -1,6 +1,7 @@
-//! Owns `uniference calibrate`: measuring a real network, or the testbed's, and the cluster file that follows.
+//! Owns `uniference calibrate`: measurements of a real network or of the testbed's, and the cluster file fitted to
+//! them.
 //!
-//! What is measured is the business of `python/uniference/real/probe.py`, what is fitted to it that of `uniference-formats`.
+//! `python/uniference/real/probe.py` measures; `uniference-formats` fits.
 
 use super::launch::{Start, absolute};
 use super::testbed::Output;
@@ -56,7 +57,7 @@ enum Probe {
     Full,
 }
 
-/// Measures what is missing, fits, and writes the cluster file.
+/// Measures the missing data, fits, and writes the cluster file.
 pub(super) fn calibrate(args: &Args, python: &Path) -> Result<Exit, HostError> {
     if args.compute && args.library == "nccl" {
         let hint = "remove --compute, and add the GPUs' `model` to each [[device]] of the cluster file; `uniference devices list` shows the names";
@@ -70,7 +71,7 @@ pub(super) fn calibrate(args: &Args, python: &Path) -> Result<Exit, HostError> {
     let measurements = args.fit.clone().unwrap_or_else(|| args.out.with_extension("measurements.jsonl"));
     if args.fit.is_none() {
         let exit = args.start.run(python, &words(args, &measurements)?, &[], Output::beside(args.json))?;
-        // On other machines than rank 0's there is nothing to fit.
+        // Only the machine of rank 0 has measurements to fit.
         if exit != Exit::Ok || !measurements.exists() {
             return Ok(exit);
         }
@@ -94,7 +95,7 @@ pub(super) fn calibrate(args: &Args, python: &Path) -> Result<Exit, HostError> {
     Ok(Exit::Ok)
 }
 
-/// The probe's command line.
+/// Command line of the probe.
 fn words(args: &Args, measurements: &Path) -> Result<Vec<OsString>, HostError> {
     let probe = if args.probe == Probe::Full { "full" } else { "pingpong" };
     let out = absolute(measurements)?;

@@ -1,4 +1,5 @@
-//! Owns `uniference chakra`: traces opened, read, and shown on standard output. What a trace is, `uniference-formats` knows.
+//! Owns `uniference chakra`: opening and reading traces, and printing them. The trace format is defined in
+//! `uniference-formats`.
 
 use crate::standard::Output;
 use std::fs::File;
@@ -86,12 +87,12 @@ pub(super) enum Command {
     },
 }
 
-/// Carries out a command.
+/// Runs a command.
 pub(super) fn command(command: &Command) -> Result<Exit, HostError> {
     match command {
         Command::Export { run, out } => {
             let out = out.clone().unwrap_or_else(|| run.join(PREFIX));
-            // Before anything is made or removed.
+            // The record is opened before files are created or removed.
             drop(open_record(&run.join(RECORD))?);
             export::export(run, &Folder::prepare_traces(&out, None, &super::notices())?, &super::notices())
                 .map(|()| Exit::Ok)
@@ -120,7 +121,7 @@ fn show(command: &Command, mut out: impl Write) -> Result<Exit, HostError> {
     }
 }
 
-/// Escapes the control characters that names in files may hold. What is written to it is text, in pieces that are whole.
+/// Escapes control characters in names from files. Each write must be complete UTF-8 text.
 struct Escaping<W>(W);
 
 impl<W: Write> Write for Escaping<W> {
@@ -134,7 +135,7 @@ impl<W: Write> Write for Escaping<W> {
     }
 }
 
-/// Why a command stops.
+/// Reason why a command stops.
 enum Failed {
     Trace(HostError),
     Output(io::Error),
@@ -197,7 +198,7 @@ impl Job<'_> {
     }
 }
 
-/// All of them, even if one is refused.
+/// Checks all traces, even if one is refused.
 fn check_all(traces: &[PathBuf], job: &Job<'_>, out: &mut impl Write) -> Result<Exit, Failed> {
     let mut exit = Exit::Ok;
     for trace in traces {
@@ -297,7 +298,7 @@ fn convert(file: &Path, out: &Path, ranks: Option<u32>, passes: u32) -> Result<(
     Ok(())
 }
 
-/// Opens a trace and reads its beginning.
+/// Opens a trace and reads its header.
 fn open(path: &Path) -> Result<Reader<File>, HostError> {
     let file = uniference_session::input::open(path).map_err(|source| HostError::File {
         action: "read",

@@ -1,11 +1,11 @@
-//! Owns the options that say what is simulated, shared by all commands that simulate, and `uniference cluster`.
+//! Owns `uniference cluster`, and the options of the simulated cluster, which all commands that simulate share.
 
 use std::path::PathBuf;
 use uniference_session::cluster::{Chosen, ClusterOptions, Overrides, read};
 use uniference_session::doubts::of_network;
 use uniference_session::{Exit, HostError};
 
-/// What is simulated.
+/// Options of the simulated cluster.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Cluster")]
 pub(super) struct ClusterArgs {
@@ -28,7 +28,7 @@ pub(super) struct ClusterArgs {
     overrides: OverrideArgs,
 }
 
-/// What is changed about a cluster.
+/// Changes to a cluster.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Cluster")]
 pub(super) struct OverrideArgs {
@@ -59,7 +59,7 @@ pub(super) enum Command {
 }
 
 impl ClusterArgs {
-    /// The same as the session takes it.
+    /// The options for a session.
     pub(super) fn options(&self) -> ClusterOptions {
         ClusterOptions {
             file: self.cluster.clone(),
@@ -71,7 +71,7 @@ impl ClusterArgs {
         }
     }
 
-    /// Whether a cluster is described at all.
+    /// Whether the options describe a cluster.
     pub(super) fn is_given(&self) -> bool {
         self.options().is_given()
     }

@@ -1,6 +1,7 @@
-//! Owns `uniference compare`: two folders of results, read back and held against each other.
+//! Owns `uniference compare`: the comparison of two run folders.
 //!
-//! A simulated run is its program record carried out again, which is the same to the picosecond; a real run is its ranks' files.
+//! The program record of a simulated run is simulated again, with times equal to the picosecond; a real run is read
+//! from its ranks' files.
 
 use super::launch;
 use std::fs::File;
@@ -34,7 +35,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Compares, and says whether it is near enough.
+/// Compares two runs; the exit code says whether the error is below the threshold.
 pub(super) fn compare(args: &Args) -> Result<Exit, HostError> {
     let (first, _) = read(&args.first)?;
     let (second, recorder) = read(&args.second)?;
@@ -61,9 +62,9 @@ pub(super) fn compare(args: &Args) -> Result<Exit, HostError> {
     }
 }
 
-/// What a run did, and what recording it cost, in seconds on the slowest rank, if it was a real one.
+/// Operations of a run, and for a real run the time that recording cost, in seconds on the slowest rank.
 fn read(folder: &Path) -> Result<(ObservedRun, Option<f64>), HostError> {
-    // A real run has a record too, of what a simulation would be asked.
+    // A real run has a program record, too, but only for simulations of its requests.
     let real = folder.join("rank-0.jsonl").exists();
     if !real && folder.join(RECORD).exists() {
         return Ok((simulated(folder)?, None));

@@ -1,4 +1,4 @@
-//! Owns what shells and `man` know of the command line; both are made from its definition.
+//! Owns shell completions and manual pages, which are generated from the definition of the command line.
 
 use crate::Cli;
 use clap::CommandFactory;
@@ -30,7 +30,7 @@ pub(super) fn completions(args: &Completions) -> Result<Exit, HostError> {
     Ok(Exit::Ok)
 }
 
-/// Prints the command's page, or writes all pages.
+/// Prints the command's manual page, or writes all pages.
 pub(super) fn man(args: &Man) -> Result<Exit, HostError> {
     let Some(folder) = &args.out else {
         let mut page = Vec::new();

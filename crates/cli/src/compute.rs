@@ -1,9 +1,9 @@
-//! Owns the options that say where the duration of compute comes from.
+//! Owns the options for the source of compute durations.
 
 use std::path::{Path, PathBuf};
 use uniference_session::{Compute, ComputeOptions, HostTime, PythonTime};
 
-/// The same for live runs and replays.
+/// Options of live runs and replays.
 #[derive(clap::Args)]
 pub(super) struct ComputeArgs {
     /// Duration of compute: CPU time on this machine (measured) or what its operators cost on the device (model), both times the device's
@@ -28,7 +28,7 @@ pub(super) struct ComputeArgs {
 }
 
 impl ComputeArgs {
-    /// Whether any of them is.
+    /// Whether any of the options is given.
     pub(super) fn is_given(&self) -> bool {
         self.compute.is_some()
             || self.device_db.is_some()
@@ -37,7 +37,7 @@ impl ComputeArgs {
             || self.python_time.is_some()
     }
 
-    /// The run that says for how long ranks compute, if one does.
+    /// The earlier run whose compute durations are used, if any.
     pub(super) fn earlier(&self) -> Option<&Path> {
         match &self.compute {
             Some(Compute::From(run)) => Some(run),
@@ -45,7 +45,7 @@ impl ComputeArgs {
         }
     }
 
-    /// The same as the session takes it.
+    /// The options for a session.
     pub(super) fn options(&self) -> ComputeOptions {
         ComputeOptions {
             source: self.compute.clone(),

@@ -1,4 +1,4 @@
-//! Owns what a user sees while a run goes on: the ranks' lines, warnings, and how far it has come.
+//! Owns the output for the user during a run: the ranks' lines, warnings, and the progress.
 
 use crate::progress::{Progress, RankLine, Standing, first_ranks};
 use crate::standard::Output;
@@ -13,7 +13,7 @@ use uniference_sim::engine::{Doing, RankReport};
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::time::SimTime;
 
-/// Counts operations of process groups that have completed, each member's.
+/// Number of completed process group operations, counted per member.
 #[derive(Clone, Default)]
 pub(super) struct Counter(Rc<Cell<u64>>);
 
@@ -25,31 +25,32 @@ impl Observer for Counter {
     }
 }
 
-/// The user's terminal, or the files and pipes in its place.
+/// The user's terminal, or the files and pipes that replace it.
 pub(super) struct Console {
-    /// The program's output goes to standard error: standard output is for the report alone.
+    /// Whether the program's output goes to standard error, because standard output is reserved for the report.
     report_only: bool,
-    /// Why not all of the program's output has reached standard output.
+    /// Error of the first write to standard output that failed.
     lost: Option<io::Error>,
-    /// A rank other than 0 has printed: from then on every line says whose it is. What has no prefix is rank 0's.
+    /// Whether a rank other than 0 has printed. From then on, each line of other ranks has a prefix; lines without a
+    /// prefix are rank 0's.
     several: bool,
     progress: Option<Progress>,
     counter: Counter,
 }
 
 impl Console {
-    /// `counter` is to see the engine's events.
+    /// A console; `counter` must observe the engine's events.
     pub(super) fn new(report_only: bool, progress: Option<Progress>, counter: Counter) -> Console {
         Console { report_only, lost: None, several: false, progress, counter }
     }
 
-    /// Takes the lines of progress away. Returns why not all of the program's output has reached standard output, if so.
+    /// Removes the progress display. Returns the error if output of the program was lost.
     pub(super) fn finish(&mut self) -> Option<io::Error> {
         self.progress = None;
         self.lost.take()
     }
 
-    /// The line as it is shown.
+    /// The line with the prefix of its rank.
     fn prefixed(&mut self, rank: u32, line: &[u8]) -> Vec<u8> {
         self.several |= rank != 0;
         let prefix = if self.several { format!("[{rank}] ") } else { String::new() };
@@ -57,7 +58,8 @@ impl Console {
     }
 
     fn write(&mut self, stream: Stream, bytes: &[u8]) {
-        // What cannot be written does not end the run: the log still has it. After the first loss nothing is written, so no line is missing.
+        // A write error does not end the run, because the log still has the line. After the first error no line is
+        // written, so the output has no gaps.
         let Console { report_only, lost, progress, .. } = self;
         let mut write = || match stream {
             Stream::Out if !*report_only && lost.is_none() => *lost = Output.write_all(bytes).err(),

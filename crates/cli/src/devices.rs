@@ -1,4 +1,4 @@
-//! Owns `uniference devices`: the devices that have a name, what is known of them, and the databases of operators measured on them.
+//! Owns `uniference devices`: the named device models, their figures, and the databases of measured operators.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -32,7 +32,7 @@ pub(super) enum Command {
     },
 }
 
-/// Which databases are read.
+/// Databases to read.
 #[derive(clap::Args)]
 pub(super) struct Sources {
     /// Database of measured operators, beside the shipped one and the user's own
@@ -125,7 +125,7 @@ fn show(name: &str, databases: &Databases) -> Result<(), HostError> {
     super::say(format_args!("{text}"))
 }
 
-/// Where a database has a device's rows from, with the licence.
+/// Sources of a device's rows in a database, with the licences.
 fn sources(database: &Database, device: &str) -> Result<Vec<String>, HostError> {
     let series = database.series().map_err(refused)?;
     let of_device = |notice: &Notice| series.iter().any(|s| s.device == device && s.source == notice.name);
@@ -135,7 +135,7 @@ fn sources(database: &Database, device: &str) -> Result<Vec<String>, HostError> 
     Ok(notices.map(text).collect())
 }
 
-/// The database that is written: the named one, or the user's own.
+/// The database to write: the named one, or the user's own.
 pub(super) fn database(named: Option<&Path>) -> Result<PathBuf, HostError> {
     named.map(Path::to_owned).or_else(own_file).ok_or_else(|| {
         let hint = "set HOME, or name a file with --device-db";

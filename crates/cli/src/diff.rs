@@ -1,4 +1,4 @@
-//! Owns `uniference diff`: which runs are put beside each other, and how their difference is shown.
+//! Owns `uniference diff`: the choice of two runs, and the output of their difference.
 
 use super::replay::ReplayedArgs;
 use std::ffi::OsString;
@@ -20,7 +20,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Explains both runs, each on its own cluster, and shows by what they differ.
+/// Explains both runs, each on its own cluster, and shows their difference.
 pub(super) fn diff(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> {
     let output = |_: &_| Output { notices: super::notices(), ..Output::default() };
     let mut explanations = Vec::new();

@@ -1,4 +1,4 @@
-//! Owns `uniference doctor`: a plain list of what a run needs, and what of it is there.
+//! Owns `uniference doctor`: a list of the requirements of a run, and whether they are met.
 
 use super::interpreter::{ask, install, is_supported, supported};
 use rustix::process::{Resource, getrlimit};
@@ -22,9 +22,9 @@ pub(super) struct Args {
 /// One line of the list.
 struct Finding {
     what: &'static str,
-    /// What was found.
+    /// State of this machine.
     found: String,
-    /// What to do, if it will not do.
+    /// Problem and remedy, if the requirement is not met.
     problem: Option<String>,
 }
 
@@ -56,7 +56,7 @@ fn interpreter(python: &Path) -> Finding {
 }
 
 fn torch(python: &Path) -> Finding {
-    // The version is in the package's metadata: importing torch takes seconds.
+    // The package metadata contain the version; importing torch takes seconds.
     let found = ask(python, ["-c", "import importlib.metadata as m; print(m.version('torch'))"]);
     let problem = match &found {
         Ok(version) if is_supported(version) => None,
@@ -66,16 +66,16 @@ fn torch(python: &Path) -> Finding {
     Finding { what: "torch", found: found.unwrap_or_else(|_| "not installed".into()), problem }
 }
 
-/// A name of torch or of Python, as `python -m uniference.patches` lists it.
+/// A name of torch or Python that is replaced or used, as listed by `python -m uniference.patches`.
 #[derive(Deserialize)]
 struct Patch {
     name: String,
-    /// Who needs it.
+    /// Part of Uniference that needs the name.
     part: String,
     verb: String,
     why: String,
     parameters: Option<String>,
-    /// What is wrong with it, if anything.
+    /// Problem with the name, if any.
     problem: Option<String>,
 }
 
@@ -84,7 +84,7 @@ fn names(python: &Path) -> Result<Vec<Patch>, String> {
     listed.lines().map(|line| serde_json::from_str(line).map_err(|error| error.to_string())).collect()
 }
 
-/// Whether this torch has every name that runs need.
+/// Whether this torch has all names that runs need.
 fn patches(python: &Path) -> Finding {
     let (found, problem) = match names(python) {
         Err(error) => (error, Some("install the package with its dependencies: pip install uniference".to_owned())),
@@ -129,7 +129,7 @@ fn capture(python: &Path) -> Finding {
     Finding { what: "capture", found, problem }
 }
 
-/// Whether GPUs can be simulated. It can be done without, so only another torch than expected is a problem.
+/// Whether GPUs can be simulated. Runs work without it, so only an unexpected torch is a problem.
 fn gpus(python: &Path) -> Finding {
     let what = "simulated GPUs";
     let code = "import importlib.metadata as m, importlib.util as u\n\
@@ -163,7 +163,7 @@ fn gpus(python: &Path) -> Finding {
     }
 }
 
-/// Prints every name, with what it is for. [`Exit::Usage`] if one has moved.
+/// Prints each name with its use. [`Exit::Usage`] if a name has moved.
 fn list_patches(python: &Path) -> Result<Exit, HostError> {
     let names = names(python).map_err(|error| HostError::Host {
         what: format!("cannot list the names with {}: {error}", python.display()),
@@ -215,7 +215,7 @@ fn shared_memory() -> Finding {
     Finding { what: "shared memory", found, problem }
 }
 
-/// Few need it, so it is never a problem.
+/// Whether the testbed works. Few commands need it, so it is never a problem.
 fn testbed() -> Finding {
     let found = match Testbed::missing() {
         None => "available (root, /dev/net/tun, ip and tc)".to_owned(),

@@ -1,4 +1,4 @@
-//! Owns `uniference explain`: the critical path of a run, and how it is shown.
+//! Owns `uniference explain`: the critical path of a run, and its output.
 
 use super::replay::ReplayedArgs;
 use std::ffi::OsString;
@@ -18,7 +18,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Replays what the first argument names, and shows why it takes as long as it does.
+/// Replays the input that the first argument names, and shows its critical path.
 pub(super) fn explain(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> {
     let output = |_: &_| Output { notices: super::notices(), ..Output::default() };
     match args.replayed.find(argv, output)?.explain(args.path)? {

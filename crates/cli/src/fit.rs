@@ -1,6 +1,7 @@
-//! Owns `uniference fit`: whether a program or a generated job fits the memory of its devices, and how that is shown.
+//! Owns `uniference fit`: the check whether a program or a generated job fits the memory of its devices, and its
+//! output.
 //!
-//! What ranks need is `uniference-session`'s business.
+//! `uniference-session` determines the memory of ranks.
 
 use super::cluster::ClusterArgs;
 use super::console::{Console, Counter};
@@ -48,7 +49,7 @@ enum Generated {
     Workload(FitJob),
 }
 
-/// Answers the question. Exit code 0: it fits; 1: it does not; 2: that cannot be said.
+/// Checks the memory. Exit code 0: the job fits; 1: it does not fit; 2: unknown.
 pub(super) fn fit<'a>(
     args: &Args,
     argv: &[OsString],
@@ -77,7 +78,7 @@ pub(super) fn fit<'a>(
 }
 
 fn of_program(args: &Args, argv: &[OsString], python: &Path) -> Result<Fit, HostError> {
-    // Before anything is started that would outlive a Ctrl-C.
+    // Signals are caught before child processes start, which would otherwise outlive a Ctrl-C.
     let interrupts = Interrupts::new()?;
     let Place { chosen, survey, tight } = args.program.place(&args.cluster, python)?;
     let backend_named = chosen.backend_named;
@@ -138,7 +139,7 @@ fn in_json(fit: &Fit, verdict: &Verdict) -> Value {
     json!({ "fits": fits, "tight": tight, "ranks": fit.needs.iter().map(rank).collect::<Vec<_>>() })
 }
 
-/// A table with a line for equal ranks, where each of them needed most, and the answer.
+/// A table with a line for ranks of equal needs and the place of each peak, followed by the verdict.
 fn in_words(fit: &Fit, verdict: &Verdict) -> String {
     let groups = groups(&fit.needs);
     let mut kinds: Vec<&str> = Vec::new();
@@ -169,7 +170,7 @@ fn in_words(fit: &Fit, verdict: &Verdict) -> String {
     format!("{table}{blank}{places}{}", answer(fit, verdict))
 }
 
-/// The last line; what cannot be said is an error.
+/// The last line; an unknown verdict is an error.
 fn answer(fit: &Fit, verdict: &Verdict) -> String {
     match verdict {
         Verdict::Unknown(_) => String::new(),
@@ -210,7 +211,7 @@ fn of_peak(need: &Need) -> Option<String> {
     place(need.line.as_deref(), need.function.as_deref(), need.backward)
 }
 
-/// Ranks that need the same of as much, as `0-3, 8`, with one of them for all; its device stands for all their devices.
+/// Groups of ranks with equal needs on devices of one kind, as `0-3, 8`, with the needs of one rank.
 fn groups(needs: &[Need]) -> Vec<(String, Need)> {
     let mut groups: Vec<(Vec<u32>, Need)> = Vec::new();
     for need in needs {

@@ -1,6 +1,7 @@
-//! Owns what is asked of the interpreter of ranks before it runs any: its versions, and whether the program has simulated GPUs.
+//! Owns the queries of the ranks' Python interpreter before a run: its versions, and whether the program has simulated
+//! GPUs.
 //!
-//! Torch is not imported for it, which takes seconds.
+//! The queries do not import torch, which takes seconds.
 
 use serde::Deserialize;
 use std::ffi::{OsStr, OsString};
@@ -10,22 +11,22 @@ use uniference_host::error::HostError;
 use uniference_host::interrupt::shield;
 use uniference_host::symbols::Torch;
 
-/// The versions of torch whose private interfaces are known, the one to install first: as in `python/uniference/patches/versions.py`.
+/// Supported torch versions, beginning with the one to install: as in `python/uniference/patches/versions.py`.
 const TORCH: [&str; 2] = ["2.15", "2.14"];
 
-/// Documents its arguments and its answer.
+/// Python code of the query; its docstring describes arguments and answer.
 const SURVEY: &str = include_str!("../../../python/uniference/program/survey.py");
 
-/// What an interpreter has, and the program that it is to run needs.
+/// Versions of an interpreter, and needs of the program.
 #[derive(Debug)]
 pub(super) struct Survey {
-    /// Of Python and torch, for the manifest.
+    /// Versions of Python and torch, for the manifest.
     pub(super) versions: [(String, String); 2],
-    /// The torch whose GPUs are simulated; `None`: there are none, or those of this machine.
+    /// The torch installation whose GPUs are simulated; `None`: no GPUs, or those of this machine.
     pub(super) gpus: Option<Torch>,
 }
 
-/// The choice whether a program runs on simulated GPUs.
+/// Whether a program runs on simulated GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Gpus {
     Yes,
@@ -61,7 +62,7 @@ pub(super) fn survey(python: &Path, words: &[OsString], module: bool, gpus: Gpus
         what: format!("cannot determine the version of torch with {}: {error}", python.display()),
         hint: hint(),
     })?;
-    // Only the last line is ours: what Python runs at its start may print, too.
+    // The answer is the last line: Python's startup code may print other lines.
     let answer = serde_json::from_str(found.lines().last().unwrap_or_default());
     let Answer { python, torch, simulates_gpus, folder } = answer.map_err(|error| HostError::Host {
         what: format!("cannot read what {} says of torch: {error}", python.display()),
@@ -83,14 +84,14 @@ pub(super) fn supported() -> String {
     TORCH.map(|version| format!("{version}.x")).join(" or ")
 }
 
-/// How to get the first of them.
+/// Command that installs the first supported torch version.
 pub(super) fn install() -> String {
     format!("pip install torch=={}.0", TORCH[0])
 }
 
-/// What Python prints, or the last of what it complains.
+/// Standard output of Python, or the end of its standard error if it fails.
 pub(super) fn ask<A: AsRef<OsStr>>(python: &Path, arguments: impl IntoIterator<Item = A>) -> Result<String, String> {
-    // Without the current folder: what lies there must not stand in for modules.
+    // -P excludes the current folder, whose files must not shadow modules.
     let mut command = Command::new(python);
     let output = shield(command.arg("-P").args(arguments)).output().map_err(|error| error.to_string())?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();

@@ -1,6 +1,7 @@
-//! Owns `uniference launch`: the same program on a real cluster, under torchrun or on the testbed, and the results that its ranks' files become.
+//! Owns `uniference launch`: a program on a real cluster under torchrun, or on the testbed, and the run folder from its
+//! ranks' files.
 //!
-//! What a rank records is `python/uniference/real`'s business, what follows from all of them together that of `uniference-formats`.
+//! `python/uniference/real` records a rank; `uniference-formats` merges the ranks' files.
 
 use super::output::{OutputArgs, RecordArg, Showing, show};
 use super::testbed::{Output, Processes, TestbedArgs};
@@ -55,7 +56,7 @@ pub(super) struct Args {
     script: Vec<OsString>,
 }
 
-/// How real ranks are started: by torchrun, with options of the same names, or on the testbed.
+/// How real ranks are started: by torchrun, whose options have the same names, or on the testbed.
 #[derive(clap::Args)]
 pub(super) struct Start {
     /// Run on this machine, with real sockets over an emulated network, as `uniference testbed` does; the cluster options describe it
@@ -89,13 +90,13 @@ pub(super) struct Start {
     rdzv_id: Option<String>,
 }
 
-/// The folder that a rank writes its file to.
+/// Environment variable with the folder that a rank writes its file to.
 const FOLDER: &str = "UNIFERENCE_RECORD";
 
-/// Where rank 0 serves its clock.
+/// Environment variable with the address at which rank 0 serves its clock.
 const CLOCK_ADDRESS: &str = "UNIFERENCE_CLOCK_ADDRESS";
 
-/// Runs the program, or only reads what was recorded of it.
+/// Runs the program, or with `--merge` only reads its recorded files.
 pub(super) fn launch(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit, HostError> {
     if let Some(recorded) = &args.merge {
         let folder = Folder::open(recorded, &super::notices())?;
@@ -114,13 +115,13 @@ pub(super) fn launch(args: &Args, argv: &[OsString], python: &Path) -> Result<Ex
         return Ok(exit);
     }
     if args.start.is_beside() {
-        // In a folder that all machines share the report is machine 0's to write.
+        // In a folder that all machines share, machine 0 writes the report.
         super::complain(format_args!("{}", part(folder.path())));
         return Ok(Exit::Ok);
     }
     match read(folder.path()) {
         Ok(merged) => report(args, argv, &folder, merged).map(|()| Exit::Ok),
-        // The other machines' files are on the other machines.
+        // The files of the other machines' ranks are not in this folder.
         Err(_) if args.start.is_part() => {
             super::complain(format_args!("{}", part(folder.path())));
             Ok(Exit::Ok)
@@ -130,7 +131,7 @@ pub(super) fn launch(args: &Args, argv: &[OsString], python: &Path) -> Result<Ex
 }
 
 impl Start {
-    /// Runs a module of Python and its arguments, one process a rank.
+    /// Runs a Python module with its arguments, one process per rank.
     pub(super) fn run(
         &self,
         python: &Path,
@@ -165,18 +166,19 @@ impl Start {
         Processes::of(vec![child]).wait(&interrupts)
     }
 
-    /// What the machines of one launch have in common, and hardly another launch at the same time; `None`: there is only this machine.
+    /// Options that all machines of one launch share, and other simultaneous launches normally do not; `None`: there is
+    /// only this machine.
     pub(super) fn name(&self) -> Option<String> {
         let Start { nnodes, master_addr, master_port, rdzv_endpoint, rdzv_id, .. } = self;
         self.is_part().then(|| format!("{:?}", (nnodes, master_addr, master_port, rdzv_endpoint, rdzv_id)))
     }
 
-    /// Is this a machine other than 0, by what was said of it?
+    /// Whether this machine has an index other than 0.
     fn is_beside(&self) -> bool {
         self.is_part() && self.node_rank.is_some_and(|rank| rank != 0)
     }
 
-    /// Is there more than this machine?
+    /// Whether the launch has further machines.
     fn is_part(&self) -> bool {
         self.nnodes.as_ref().is_some_and(|nodes| nodes != "1")
     }
@@ -201,7 +203,7 @@ impl Start {
     }
 }
 
-/// What a machine says that makes no report.
+/// Message of a machine that writes no report.
 fn part(folder: &Path) -> String {
     let hint =
         "copy the files rank-N.jsonl of all machines into one folder, then run `uniference launch --merge` on it";
@@ -212,7 +214,7 @@ pub(super) fn absolute(path: &Path) -> Result<OsString, HostError> {
     std::path::absolute(path).map(PathBuf::into_os_string).map_err(HostError::system("finding the current folder"))
 }
 
-/// A folder for what torchrun keeps while it runs; it would leave its own behind.
+/// A folder for the temporary files of torchrun, which would leave its own folder behind.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -242,12 +244,12 @@ impl Drop for Scratch {
     }
 }
 
-/// The ranks' files of a folder, put together.
+/// Merges the ranks' files in a folder.
 pub(super) fn read(folder: &Path) -> Result<Merged, HostError> {
     let mut files = Vec::new();
     for rank in 0.. {
         let path = folder.join(format!("rank-{rank}.jsonl"));
-        // The first file says how many there are; whether all are there is found out when they are put together.
+        // The first file contains the number of ranks; the merge checks that all files are present.
         let world = files.first().map_or(1, |file: &RankFile| file.head.world_size);
         if rank >= world {
             break;
@@ -267,7 +269,7 @@ fn unreadable(path: &Path, error: &dyn std::error::Error) -> HostError {
     HostError::Usage(format!("{}: {error}", path.display()))
 }
 
-/// Writes and shows what a simulated run's folder has, as far as a real run knows it.
+/// Writes and shows the results of a real run: the files of a simulated run, as far as they apply.
 fn report(args: &Args, argv: &[OsString], folder: &Folder, merged: Merged) -> Result<(), HostError> {
     let wanted =
         |least: &[RecordArg], name: &str| least.contains(&args.output.record).then(|| folder.create(name)).transpose();
@@ -305,7 +307,7 @@ fn report(args: &Args, argv: &[OsString], folder: &Folder, merged: Merged) -> Re
     show(&report, folder, Showing::new(args.output.json, false))
 }
 
-/// The run as a program record: with its own compute, for `uniference replay` to carry out on any cluster.
+/// Writes the run as a program record with its own compute, which `uniference replay` can simulate on any cluster.
 fn write_record(file: BufWriter<File>, merged: &Merged, manifest: Manifest) -> Result<(), HostError> {
     let mut writer = RecordWriter::new(file, &Header { world_size: merged.devices().count() as u32, manifest });
     for (rank, steps) in steps(merged) {
@@ -322,7 +324,7 @@ fn devices(merged: &Merged) -> Vec<Device> {
     merged.devices().map(|name| device(name.to_owned())).collect()
 }
 
-/// The cluster file of what the testbed emulates; of real machines nothing but a name is known.
+/// The cluster file of the emulated cluster; for real machines only a name is known.
 fn cluster(args: &Args, merged: &Merged) -> Result<String, HostError> {
     match args.start.testbed {
         true => Ok(args.start.emulated.resolve()?.resolved.toml),
@@ -330,7 +332,7 @@ fn cluster(args: &Args, merged: &Merged) -> Result<String, HostError> {
     }
 }
 
-/// What only a real run has to say.
+/// Adds figures to a report that only real runs have.
 fn describe(report: &mut Report, merged: &Merged) {
     let seconds = |(_, time): (u64, SimDuration)| time.as_secs_f64();
     report.recorder = Some(RecorderReport {

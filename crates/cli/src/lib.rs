@@ -1,7 +1,7 @@
-//! The command line: its words, and which exit code each way to end has.
+//! The command line: its commands, and the exit codes.
 //!
-//! In the order of a run: `cluster` finds out what is simulated, `folder` where results go, `run` or `replay` does it under
-//! the eyes of `console`.
+//! In the order of a run: `cluster` resolves the simulated cluster, `output` the run folder, `run` or `replay` runs the
+//! simulation, and `console` shows its output.
 
 mod calibrate;
 mod chakra;
@@ -113,10 +113,10 @@ enum Command {
     Man(completions::Man),
 }
 
-/// Runs the command line `argv`, the first word being the command's own name, with `python` as the interpreter of ranks; without one, what
-/// starts programs is refused. Returns
-/// the exit code: 0; 1 the program failed; 2 wrong usage or configuration; 3 deadlock or mismatch; 70 a bug of ours; 129, 130 or
-/// 143 for SIGHUP, Ctrl-C and SIGTERM. Where nobody reads the output, the process ends by SIGPIPE.
+/// Runs the command line `argv`, of which the first word is the command's name. `python` is the interpreter of ranks;
+/// without it, commands that start programs are refused. Returns the exit code: 0; 1 the program failed; 2 wrong usage
+/// or configuration; 3 deadlock or mismatch; 70 a bug in Uniference; 129, 130 or 143 for SIGHUP, Ctrl-C and SIGTERM. If
+/// standard output has no reader, the process ends by SIGPIPE.
 pub fn main(argv: Vec<OsString>, python: Option<&Path>) -> i32 {
     standard::fill_in();
     let ended = catch_unwind(AssertUnwindSafe(|| {
@@ -143,21 +143,21 @@ pub fn main(argv: Vec<OsString>, python: Option<&Path>) -> i32 {
     }
 }
 
-/// What [`carry_out`] has come to.
+/// Result of [`carry_out`].
 pub struct Carried {
-    /// As of the command.
+    /// Exit code of the command.
     pub exit: i32,
-    /// What the command would have written to standard error.
+    /// Text that the command would have written to standard error.
     pub said: String,
-    /// The folder of the results and the text of the report, of a simulation that has come to its end.
+    /// The run folder and the text of the report, for a finished simulation.
     pub results: Option<(PathBuf, String)>,
 }
 
 const NOBODY_PANICS: &str = "who adds a text, or shows progress, does not panic";
 
-/// Carries a simulation out that needs no process but this one, `uniference replay` or `uniference workload ... --run`, and hands over its
-/// report. The first word of `argv` is the command's own name. `watch` is told now and then how far it has come, in virtual time and operations
-/// that have completed; if it unwinds, the simulation is over, and its folder free for others.
+/// Runs a simulation that needs no other process, `uniference replay` or `uniference workload ... --run`, and returns
+/// its report. The first word of `argv` is the command's name. `watch` receives the progress from time to time: virtual
+/// time and number of completed operations. A panic in `watch` ends the simulation and releases its folder.
 pub fn carry_out(argv: &[OsString], watch: impl Fn(SimTime, u64) + Send + Sync + 'static) -> Carried {
     let said = Arc::new(Mutex::new(String::new()));
     let heard = said.clone();
@@ -183,12 +183,12 @@ pub fn carry_out(argv: &[OsString], watch: impl Fn(SimTime, u64) + Send + Sync +
     Carried { exit, said, results }
 }
 
-/// Wrong usage; also the way in which clap shows `--help`.
+/// Prints wrong usage, or the help text, which clap returns as an error too.
 fn decline(error: &clap::Error) -> Result<i32, HostError> {
     let plain = error.render().to_string();
     let harmless = escaped(&plain) == plain;
     if harmless && (error.use_stderr() || io::stdout().is_terminal()) {
-        // In colours.
+        // clap prints in colours.
         let _ = error.print();
     } else if error.use_stderr() {
         complain(format_args!("{plain}"));
@@ -198,22 +198,23 @@ fn decline(error: &clap::Error) -> Result<i32, HostError> {
     Ok(error.exit_code())
 }
 
-/// Writes to standard output, with control characters that come from files as `\u001b`: JSON and TOML read them like that, too.
+/// Writes to standard output. Control characters, which may come from files, are written as `\u001b`, which JSON and
+/// TOML can read.
 fn say(text: std::fmt::Arguments<'_>) -> Result<(), HostError> {
     Output.write_all(escaped(&text.to_string()).as_bytes()).map_err(|source| HostError::Output { source })
 }
 
-/// Writes to standard error. If nobody reads it, nobody misses it.
+/// Writes to standard error; write errors are ignored.
 fn complain(text: std::fmt::Arguments<'_>) {
     let _ = io::stderr().write_all(escaped(&text.to_string()).as_bytes());
 }
 
-/// What a session says while it carries a simulation out goes to standard error.
+/// Notices of a session, which go to standard error.
 fn notices() -> Notices {
     Notices::to(|text| complain(format_args!("{text}")))
 }
 
-/// The same, with `progress` of what has no ranks to ask.
+/// Notices with a `progress` display, for simulations without rank processes.
 fn notices_with(progress: Option<Progress>) -> Notices {
     let Some(progress) = progress else { return notices() };
     let progress = Arc::new(Mutex::new(progress));
@@ -227,13 +228,13 @@ fn notices_with(progress: Option<Progress>) -> Notices {
     })
 }
 
-/// Says on standard error why programs did not come to their end.
+/// Prints why programs stopped early.
 fn stopped(stop: &Stop) -> Exit {
     complain(format_args!("{}", stop.message));
     stop.exit
 }
 
-/// Says why a command cannot do what it was asked for. Diagnostics are escaped already, and may have colours.
+/// Prints the error of a command. Diagnostics are already escaped, and may have colours.
 fn tell(error: &HostError) {
     match error {
         HostError::Diagnostic(diagnostic) => {
@@ -279,9 +280,9 @@ fn dispatch(cli: Cli, argv: &[OsString], python: Option<&Path>) -> Result<Exit, 
     }
 }
 
-/// What a command has said of its failure, from its last error on.
+/// The failure in a command's output: the text from its last error on.
 fn reason(said: &str, status: &str) -> String {
-    /// So many lines are kept where it does not say what was wrong.
+    /// Number of lines that are kept if the output has no error.
     const MOST_LINES: usize = 10;
     let lines: Vec<&str> = said.trim_end().lines().collect();
     let begin = lines.iter().rposition(|line| line.starts_with("error: "));
@@ -292,7 +293,7 @@ fn reason(said: &str, status: &str) -> String {
     }
 }
 
-/// Diagnostics say `error:` themselves.
+/// The error with `error:`, which diagnostics already contain.
 fn with_prefix(error: &HostError) -> String {
     match error {
         HostError::Diagnostic(diagnostic) => diagnostic.to_string(),
@@ -305,7 +306,7 @@ mod tests {
     use super::*;
     use std::fs;
 
-    /// The exit code and the message of a command that cannot do what it was asked for. `SCRIPT` stands for a file that exists.
+    /// Exit code and message of a refused command. `SCRIPT` stands for a file that exists.
     pub(super) fn refused(words: &[&str]) -> String {
         let dir = tempfile::tempdir().unwrap();
         let script = dir.path().join("script.py");
@@ -327,7 +328,7 @@ mod tests {
         text.replace(&dir.path().display().to_string(), "DIR")
     }
 
-    /// Carries out a command that needs no interpreter.
+    /// Runs a command that needs no interpreter.
     pub(super) fn run(words: &[&str]) -> Result<Exit, HostError> {
         let argv: Vec<OsString> = ["uniference"].iter().chain(words).map(OsString::from).collect();
         let cli = Cli::try_parse_from(argv.iter()).unwrap_or_else(|error| panic!("{error}"));

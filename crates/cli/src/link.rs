@@ -1,5 +1,5 @@
-//! Owns `uniference chakra link`: which files are recordings of which rank, and where the traces go. How recordings become traces,
-//! `uniference-programs` knows.
+//! Owns `uniference chakra link`: the assignment of recordings to ranks, and the paths of the traces.
+//! `uniference-programs` converts recordings to traces.
 
 use std::fs;
 use std::io;
@@ -45,7 +45,7 @@ fn iteration(text: &str) -> Result<Iteration, String> {
     }
 }
 
-/// Reads the recordings, writes a trace for each rank, and compares their replay with what was recorded.
+/// Reads the recordings, writes a trace per rank, and compares their replay with the recorded run.
 pub(super) fn link(args: &Args) -> Result<(), HostError> {
     let mut profiles = Vec::new();
     let mut hosts = Vec::new();
@@ -58,7 +58,7 @@ pub(super) fn link(args: &Args) -> Result<(), HostError> {
             Recording::Host(host) => hosts.push((name, named, host)),
         }
     }
-    // A single pair needs no ranks in its names, but those that are there must not differ.
+    // A single pair of files needs no ranks in its names, but ranks in the names must not differ.
     let single = profiles.len() == 1 && hosts.len() == 1;
     for (name, named, host) in hosts {
         let of = |rank: &RankRecording| match (rank.profile.rank().or(rank.named), named) {
@@ -80,7 +80,7 @@ pub(super) fn link(args: &Args) -> Result<(), HostError> {
     compare(&job)
 }
 
-/// What folders hold, in the order of names; files as they are given.
+/// The given files, and the files in given folders in the order of their names.
 fn files(given: &[PathBuf]) -> Result<Vec<PathBuf>, HostError> {
     let mut files = Vec::new();
     for path in given {
@@ -116,11 +116,11 @@ fn unreadable(path: &Path) -> impl Fn(io::Error) -> HostError {
     }
 }
 
-/// The files of all ranks. Of one rank, the name may be whole.
+/// Writes the traces of all ranks. For one rank, `out` may be the whole file name.
 fn write(job: &Job, out: &Path) -> Result<(), HostError> {
     let text = out.display().to_string();
     let whole = text.strip_suffix(".et");
-    // `job.0.et` names the prefix `job` where there are several ranks.
+    // With several ranks, `job.0.et` names the prefix `job`.
     let prefix = whole.map_or(text.as_str(), |stem| {
         stem.rsplit_once('.').filter(|(_, rank)| rank.parse::<u32>().is_ok()).map_or(stem, |(prefix, _)| prefix)
     });
@@ -128,9 +128,10 @@ fn write(job: &Job, out: &Path) -> Result<(), HostError> {
         Some(_) if job.ranks.len() == 1 => out.to_owned(),
         _ => PathBuf::from(format!("{prefix}.{rank}.et")),
     };
-    // The first one's stands for all of the prefix.
+    // The lock of the first trace locks the whole prefix.
     let _lock = Lock::of_file(&trace(0), Writing::Alone, &super::notices())?;
-    // They would be taken for ranks of this job, and are no output of this command that it could replace.
+    // A replay would read compressed traces as ranks of this job, and this command never wrote them, so it cannot
+    // replace them.
     let is_compressed = |path: &&PathBuf| path.extension().is_some_and(|extension| extension == "gz");
     if let Some(compressed) = ranks_of(Path::new(prefix))?.values().find(is_compressed) {
         return Err(HostError::Usage(format!(
@@ -148,7 +149,7 @@ fn write(job: &Job, out: &Path) -> Result<(), HostError> {
         };
         write_trace(linked, &path).map_err(unwritable)?;
     }
-    // Traces of a larger job under the same prefix would be taken for ranks of this one.
+    // A replay would read remaining traces of a larger job under the same prefix as ranks of this job.
     let stale = ranks_of(Path::new(prefix))?.split_off(&job.ranks.len());
     if let (Some((first, _)), Some((last, _))) = (stale.first_key_value(), stale.last_key_value()) {
         for path in stale.values() {
@@ -178,7 +179,7 @@ fn write_trace(linked: &Linked, out: &Path) -> io::Result<()> {
     })
 }
 
-/// Shows for each rank that was recorded when it ended, and when it does in a replay on the recorded machine.
+/// Prints, for each rank, the recorded end time and the end time in a replay on the recorded machine.
 fn compare(job: &Job) -> Result<(), HostError> {
     let replayed = job.replay_recorded().map_err(|problem| {
         HostError::Usage(format!(
@@ -214,7 +215,7 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../programs/src/chakra/link/fixtures")
     }
 
-    /// Recordings of real runs, by name, in a folder of their own.
+    /// A temporary folder with copies of recordings of real runs.
     fn folder(names: &[&str]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         for name in names {
@@ -233,7 +234,7 @@ mod tests {
         let replay = ["replay", &prefix, "--ranks", "2", "--backend", "nccl", "--bandwidth", "100 GB/s", "--out", &out];
         assert_eq!(run(&replay).unwrap(), Exit::Ok);
         assert!(refused(&["chakra", "link", &given, "--iteration", "9"]).starts_with("exit 2\n"));
-        // Ranks of a larger job that had the same prefix are not taken for ranks of this one; files that only look alike stay.
+        // Traces of a larger job with the same prefix are removed; files with similar names stay.
         for name in ["job.2.et", "job.7.et", "job.07.et", "jobs.2.et", "job.2.et.bak"] {
             fs::write(dir.path().join(name), "old").unwrap();
         }
@@ -253,7 +254,7 @@ mod tests {
             folder.starts_with("exit 2\n") && folder.contains(&format!("`uniference chakra link {given}")),
             "{folder}"
         );
-        // What is linked is not replayed itself, which says how to come there.
+        // A replay of recordings is refused with a hint to `uniference chakra link`.
         let not_yet = refused(&["replay", &path("ddp.profile.0.json.gz"), "--ranks", "2"]);
         assert!(not_yet.contains("`uniference chakra link`"), "{not_yet}");
     }
@@ -266,7 +267,7 @@ mod tests {
         let out = path("pair.0.et");
         let [profile, host, other] = names.map(path);
         assert_eq!(run(&["chakra", "link", &host, &profile, "--out", &out]).unwrap(), Exit::Ok);
-        // A rank of eight, and copies of it.
+        // One rank of eight, and copies of it.
         assert!(dir.path().join("pair.7.et").is_file());
         let strangers = refused(&["chakra", "link", &host, &other, "--out", &out]);
         assert!(strangers.starts_with("exit 2\n") && strangers.contains("are from different runs: "), "{strangers}");

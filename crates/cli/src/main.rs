@@ -1,4 +1,4 @@
-//! Owns the command as a program of its own, as `cargo install` makes it: without Python, so it replays and generates, and starts no programs.
+//! Owns the stand-alone command of `cargo install`: without Python, it replays and generates, and starts no programs.
 
 use std::env::args_os;
 use std::process::exit;

@@ -1,4 +1,4 @@
-//! Owns the options that say where results go, and how a report is shown.
+//! Owns the options of the run folder, and the output of a report.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
@@ -9,7 +9,7 @@ use uniference_session::folder::Folder;
 use uniference_session::results::RECORD;
 use uniference_session::{Done, Exit, HostError, Notices, Output, RecordLevel};
 
-/// What is kept besides the report.
+/// Files in addition to the report.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum RecordArg {
     /// Write the program record, the trace, the tables of events, messages among them, and the event stream
@@ -30,19 +30,19 @@ impl From<RecordArg> for RecordLevel {
     }
 }
 
-/// How a report is shown.
+/// Form in which a report is shown.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Showing {
-    /// As a table, with a word on where the rest is.
+    /// A table, followed by the paths of other results.
     Table,
-    /// As JSON.
+    /// JSON.
     Json,
-    /// Not at all, but for its warnings.
+    /// Only the report's warnings.
     Nothing,
 }
 
 impl Showing {
-    /// By the options `--json` and `--quiet`, of which the first counts more.
+    /// The form for the options `--json` and `--quiet`; `--json` has precedence.
     pub(super) fn new(json: bool, quiet: bool) -> Showing {
         match (json, quiet) {
             (true, _) => Showing::Json,
@@ -52,7 +52,7 @@ impl Showing {
     }
 }
 
-/// Where the results go, and how much of them: the same options for all commands that simulate.
+/// Options of the run folder and its files, for all commands that simulate.
 #[derive(clap::Args)]
 pub(super) struct OutputArgs {
     /// Output folder [default: the next free uniference-out/NAME-N]
@@ -67,13 +67,13 @@ pub(super) struct OutputArgs {
 }
 
 impl OutputArgs {
-    /// The same as the session takes it. Folders are called after `name` where none is given.
+    /// The options for a session. A run folder without a given path is named after `name`.
     pub(super) fn output(&self, name: &OsStr, notices: &Notices) -> Output {
         Output { folder: self.out.clone(), name: name.to_owned(), record: self.record.into(), notices: notices.clone() }
     }
 }
 
-/// Shows what a simulation has come to; `headline` stands before a table.
+/// Shows the result of a simulation; `headline` precedes the table.
 pub(super) fn conclude(done: Done, showing: Showing, headline: Option<String>) -> Result<Exit, HostError> {
     match done {
         Done::Finished { report, folder } => {
@@ -102,7 +102,7 @@ pub(super) fn show(report: &Report, folder: &Folder, showing: Showing) -> Result
     let path = folder.path();
     if report.critical_path.is_some() && path.join(RECORD).exists() {
         let path = path.display().to_string();
-        // A path without the null character can be quoted.
+        // A path without a null character can be quoted.
         let path = shlex::try_quote(&path).unwrap_or(Cow::Borrowed(&path));
         super::say(format_args!(
             "why, and what would change it: uniference explain {path}; uniference whatif {path}\n"

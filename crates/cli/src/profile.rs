@@ -1,7 +1,8 @@
-//! Owns `uniference profile`: how long operators take here goes into an operator database.
+//! Owns `uniference profile`: durations of operators on this machine, for an operator database.
 //!
-//! A program is captured at each size of its requests, without computing what is large; the operators that the database lacks are then
-//! run by themselves. With `--in-place`, and of the operators of many shapes that are run where no program is given, all are timed where they run.
+//! A program is captured at each size of its requests, without computing large tensors; the operators that the database
+//! lacks then run by themselves. With `--in-place`, and for the built-in program with operators of many shapes, all
+//! operators are timed where they run.
 
 use super::cluster::ClusterArgs;
 use super::console::{Console, Counter};
@@ -24,7 +25,7 @@ use uniference_session::results::command;
 use uniference_session::{Exit, HostError, Outcome, Session};
 use uniference_studies::profile::{Found, Profile};
 
-/// The program that is run where none is given.
+/// The built-in program, which runs if none is given.
 const SHAPES: &str = "uniference.real.shapes";
 
 /// The program that runs operators by themselves.
@@ -60,7 +61,7 @@ pub(super) struct Args {
     script: Vec<OsString>,
 }
 
-/// A size of requests, and its values.
+/// A parameter of the requests' size, and its values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Sweep {
     name: String,
@@ -81,7 +82,7 @@ impl FromStr for Sweep {
 }
 
 impl Args {
-    /// One rank, if nothing else is said.
+    /// The cluster; one rank if no option is given.
     fn resolve(&self) -> Result<Chosen, HostError> {
         let mut cluster = self.cluster.options();
         if !cluster.is_given() {
@@ -92,18 +93,18 @@ impl Args {
     }
 }
 
-/// What came of it.
+/// Result of a profile.
 struct Said {
     kept: Kept,
-    /// How many distinct operators there are.
+    /// Number of distinct operators.
     operators: usize,
-    /// Of how many sizes of requests, and how many operators all of them have.
+    /// Number of sizes of requests, and number of operators that occur at all sizes.
     sizes: Option<(usize, usize)>,
-    /// Names of operators that did not run alone, and how many of each.
+    /// Names of operators that did not run by themselves, with the number of each.
     not_run: BTreeMap<String, usize>,
 }
 
-/// Measures, and keeps the times.
+/// Measures operators, and stores their durations.
 pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit, HostError> {
     let database = super::devices::database(args.device_db.as_deref())?;
     let requests = requests(args)?;
@@ -147,7 +148,7 @@ pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit,
                 return Ok(exit);
             }
         }
-        // Of what was captured, the time that the host takes counts; operators on large tensors were not computed.
+        // From the captured run only host times are used, because operators on large tensors were not computed.
         captured.operators.retain(|(definition, _)| profile::takes_no_time(definition));
         let mut timed = alone.found().operators;
         timed.retain(|(definition, _)| lacking.contains_key(&profile::text(definition)));
@@ -165,7 +166,7 @@ pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit,
     runs.lost.map_or(Ok(Exit::Ok), |lost| Err(HostError::Output { source: lost }))
 }
 
-/// The program's words with each combination of the sizes that are swept.
+/// The program's words for each combination of the swept sizes.
 fn requests(args: &Args) -> Result<Vec<Vec<OsString>>, HostError> {
     if args.script.is_empty() {
         return Ok(vec![vec![SHAPES.into()]]);
@@ -181,7 +182,7 @@ fn requests(args: &Args) -> Result<Vec<Vec<OsString>>, HostError> {
             )));
         }
         let with = |words: &Vec<OsString>, value: &str| {
-            // What is not UTF-8 contains no name.
+            // A word that is not UTF-8 contains no placeholder.
             let put = |word: &OsString| word.to_str().map_or(word.clone(), |word| word.replace(&place, value).into());
             words.iter().map(put).collect::<Vec<_>>()
         };
@@ -190,14 +191,14 @@ fn requests(args: &Args) -> Result<Vec<Vec<OsString>>, HostError> {
     Ok(requests)
 }
 
-/// Live runs whose operators are timed, one after the other, with their results in one folder: the last one's stay.
+/// Live runs with timed operators, one after the other, in one folder, which keeps the last run's results.
 struct Runs<'a> {
     args: &'a Args,
     argv: &'a [OsString],
     python: &'a Path,
     versions: Vec<(String, String)>,
     software: String,
-    /// Of the processor, that ranks compute on.
+    /// Number of CPU cores that ranks compute on.
     cores: u32,
     folder: Option<PathBuf>,
     lost: Option<std::io::Error>,
@@ -214,8 +215,8 @@ impl<'a> Runs<'a> {
         Ok(Runs { args, argv, python, versions, software, cores, folder: args.output.out.clone(), lost: None })
     }
 
-    /// Runs a program, and takes in its times. Operators on tensors of more elements than `values` are not computed. Returns the exit code if the
-    /// program did not come to its end.
+    /// Runs a program, and adds its times to the profile. Operators on tensors of more elements than `values` are not
+    /// computed. Returns the exit code if the program stopped early.
     fn run(
         &mut self,
         words: &[OsString],
@@ -242,7 +243,8 @@ impl<'a> Runs<'a> {
             module,
             preload: Vec::new(),
             plan,
-            // One at a time: what ranks do to each other's caches is not the operators' own.
+            // One rank at a time, because the ranks' effects on each other's caches would distort the operators'
+            // durations.
             jobs: Some(1),
             gpus: None,
             backend_named,
@@ -271,7 +273,7 @@ impl<'a> Runs<'a> {
 }
 
 impl Said {
-    /// What was measured, and the device as a cluster file would have it.
+    /// The result as text, with the device as a `[[device]]` table of a cluster file.
     fn text(&self, device: &str, database: &Path) -> String {
         let Said { kept: Kept { measured, reached, .. }, operators, sizes, not_run } = self;
         let mut text = match sizes {
@@ -297,7 +299,7 @@ impl Said {
         text
     }
 
-    /// How many were in the database.
+    /// Number of operators that were already in the database.
     fn reused(&self) -> usize {
         self.operators - self.kept.measured - self.not_run.values().sum::<usize>()
     }

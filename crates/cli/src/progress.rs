@@ -1,5 +1,5 @@
-//! Owns how far a simulation has come, as a user sees it while it goes on: on a terminal lines that are drawn again and again, elsewhere a few
-//! plain lines, and on request a file for other programs.
+//! Owns the display of a simulation's progress: redrawn lines on a terminal, otherwise a few plain lines, and on
+//! request a file for other programs.
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
@@ -14,15 +14,15 @@ use uniference_session::HostError;
 use uniference_session::results::REPORT;
 use uniference_sim::time::SimTime;
 
-/// So many ranks have a line.
+/// Maximum number of ranks with a line.
 const MOST_RANKS: usize = 16;
-/// A terminal and a file are told so often.
+/// Interval between updates of a terminal or a file.
 const PERIOD: Duration = Duration::from_millis(200);
-/// Plain lines come after so long, and then each time after twice as long, up to the second.
+/// Time before the first plain line; the time doubles for each further line, up to `MOST_PATIENCE`.
 const PATIENCE: Duration = Duration::from_secs(10);
 const MOST_PATIENCE: Duration = Duration::from_secs(160);
 
-/// What is shown while a simulation goes on.
+/// Options of the progress display.
 #[derive(clap::Args)]
 pub(super) struct ProgressArgs {
     /// Show neither progress nor the table at the end: only what the program prints, warnings and errors
@@ -34,7 +34,7 @@ pub(super) struct ProgressArgs {
 }
 
 impl ProgressArgs {
-    /// What shows it, if it is to be shown. `expected` finds out how much an earlier run like this one did.
+    /// Starts the display, unless it is turned off. `expected` finds the number of operations of a similar earlier run.
     pub(super) fn start(&self, expected: impl FnOnce() -> Option<Expected>) -> Result<Option<Progress>, HostError> {
         let shown = match &self.progress_to {
             Some(path) => Shown::File(File::create(path).map_err(|source| HostError::File {
@@ -51,23 +51,23 @@ impl ProgressArgs {
         Ok(Some(Progress { shown, begun: now, last: now, first: None, expected: expected() }))
     }
 
-    /// What shows it where there are no such options.
+    /// The default display, for commands without these options.
     pub(super) fn by_default() -> Option<Progress> {
         let plain = ProgressArgs { quiet: false, progress_to: None };
         plain.start(|| None).expect("no file is written")
     }
 }
 
-/// How much an earlier run like this one did.
+/// Number of operations of a similar earlier run.
 pub(super) struct Expected {
-    /// Operations of process groups, each member counted.
+    /// Process group operations, counted per member.
     operations: u64,
-    /// What it is called.
+    /// Name of the run.
     run: String,
 }
 
 impl Expected {
-    /// As much as in the run of this folder, if it has a report.
+    /// The number from the run in this folder, if it has a report.
     pub(super) fn of_run(folder: &Path) -> Option<Expected> {
         let report = Report::from_json(&fs::read_to_string(folder.join(REPORT)).ok()?).ok()?;
         let operations = report.operations.iter().map(|operation| operation.count).sum();
@@ -75,7 +75,8 @@ impl Expected {
         (operations > 0).then_some(Expected { operations, run })
     }
 
-    /// As much as in the latest of the runs in `uniference-out` that ran the same program, with the same arguments on as many ranks.
+    /// The number from the latest run in `uniference-out` of the same program, with the same arguments and number of
+    /// ranks.
     pub(super) fn of_earlier(name: &OsStr, script: &[OsString], ranks: usize) -> Option<Expected> {
         let prefix = format!("{}-", Path::new(name).file_stem()?.to_str()?);
         let number = |folder: &Path| folder.file_name()?.to_str()?.strip_prefix(&prefix)?.parse::<u64>().ok();
@@ -94,7 +95,7 @@ impl Expected {
     }
 }
 
-/// What one rank does.
+/// State of one rank.
 pub(super) struct RankLine {
     /// The rank's number.
     pub(super) rank: u32,
@@ -102,15 +103,15 @@ pub(super) struct RankLine {
     pub(super) text: String,
 }
 
-/// How far a simulation has come.
+/// State of a simulation.
 pub(super) struct Standing {
-    /// Its virtual time.
+    /// Virtual time.
     pub(super) at: SimTime,
-    /// Operations that have completed, each member counted.
+    /// Completed operations, counted per member.
     pub(super) operations: u64,
-    /// Ranks that have not ended, the first ones; empty where ranks are not asked.
+    /// The first of the active ranks; empty if ranks cannot be queried.
     pub(super) ranks: Vec<RankLine>,
-    /// How many more there are.
+    /// Number of further active ranks.
     pub(super) more: usize,
 }
 
@@ -119,7 +120,7 @@ pub(super) struct Progress {
     shown: Shown,
     begun: Instant,
     last: Instant,
-    /// The first operations that were seen to have completed, and when.
+    /// Time and number of operations when the first completed operations were observed.
     first: Option<(Instant, u64)>,
     expected: Option<Expected>,
 }
@@ -130,30 +131,30 @@ enum Shown {
     File(File),
 }
 
-/// When plain lines are due: after ten seconds, and then each time after twice as long, up to a limit.
+/// Schedule of plain lines: after ten seconds, and then each time after twice as long, up to a limit.
 pub(super) struct Pace {
     last: Instant,
     after: Duration,
 }
 
 impl Pace {
-    /// From now on.
+    /// A schedule that starts now.
     pub(super) fn begin() -> Pace {
         Pace { last: Instant::now(), after: PATIENCE }
     }
 
-    /// Whether one is.
+    /// Whether a line is due.
     pub(super) fn is_due(&self) -> bool {
         self.last.elapsed() >= self.after
     }
 
-    /// One was written.
+    /// Notes that a line was written.
     pub(super) fn told(&mut self) {
         *self = Pace { last: Instant::now(), after: (2 * self.after).min(MOST_PATIENCE) };
     }
 }
 
-/// Lines of a terminal: one for all, then one a rank.
+/// Lines on a terminal: one for the run, then one per rank.
 struct Bars {
     all: MultiProgress,
     head: ProgressBar,
@@ -161,7 +162,7 @@ struct Bars {
 }
 
 impl Progress {
-    /// Whether it is worth finding out how far it has come.
+    /// Whether an update is due.
     pub(super) fn is_due(&self) -> bool {
         match &self.shown {
             Shown::Lines(pace) => pace.is_due(),
@@ -198,13 +199,13 @@ impl Progress {
                     "ranks": ranks.collect::<Vec<_>>(),
                     "more_ranks": standing.more,
                 });
-                // Who does not read it misses nothing.
+                // Write errors do not end the run.
                 let _ = writeln!(file, "{told}");
             }
         }
     }
 
-    /// Writes something else meanwhile.
+    /// Writes other output above the display.
     pub(super) fn aside(&self, write: impl FnOnce()) {
         match &self.shown {
             Shown::Terminal(bars) => bars.all.suspend(write),
@@ -212,7 +213,7 @@ impl Progress {
         }
     }
 
-    /// So much of this machine's time is left, if operations go on as they did, and are as many as in the earlier run.
+    /// Remaining real time, if operations continue at the same rate, up to the number of the earlier run.
     fn left(&self, operations: u64) -> Option<Duration> {
         let (since, first) = self.first?;
         let left = self.expected.as_ref()?.operations.checked_sub(operations)?;
@@ -233,7 +234,7 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         if let Shown::Terminal(bars) = &self.shown {
-            // Where there is no terminal any more, nothing is left on it.
+            // If the terminal is gone, no lines need to be cleared.
             let _ = bars.all.clear();
         }
     }
@@ -266,14 +267,14 @@ impl Bars {
     }
 }
 
-/// A line a rank, and one for the others.
+/// One line per rank, and one for the number of further ranks.
 fn texts(standing: &Standing) -> impl Iterator<Item = String> + '_ {
     let more = (standing.more > 0).then(|| format!("and {} more ranks", standing.more));
     let escaped = |line: &RankLine| uniference_formats::diagnostic::escaped(&line.text).into_owned();
     standing.ranks.iter().map(escaped).chain(more)
 }
 
-/// The first ranks, of all that are left.
+/// Lines of the first ranks, and the number of further ranks.
 pub(super) fn first_ranks<T>(ranks: Vec<T>, line: impl Fn(T) -> RankLine) -> (Vec<RankLine>, usize) {
     let more = ranks.len().saturating_sub(MOST_RANKS);
     (ranks.into_iter().take(MOST_RANKS).map(line).collect(), more)
@@ -283,7 +284,7 @@ fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("a template without errors")
 }
 
-/// `4 s`, `2 min`: nobody wants to know it better.
+/// `4 s`, `2 min`: a rounded duration.
 pub(super) fn coarse(time: Duration) -> String {
     match time.as_secs_f64() {
         seconds @ ..10.0 => format!("{seconds:.1} s"),
@@ -322,7 +323,7 @@ mod tests {
         let unknown = [
             (progress(None, seconds(40), Some((seconds(30), 100))), 400),
             (progress(Some(500), seconds(40), None), 0),
-            // It does more than the earlier one.
+            // The run has more operations than the earlier one.
             (progress(Some(300), seconds(40), Some((seconds(30), 100))), 400),
         ];
         for (progress, operations) in unknown {

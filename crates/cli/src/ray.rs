@@ -1,5 +1,6 @@
-//! Owns the trials of a sweep that are carried out on a Ray cluster: the process that talks to Ray (`python/uniference/on_ray.py`), and who waits for which
-//! trial. Replays stay on this machine: a record is here already, and what it takes to send it elsewhere is more than what the replay takes.
+//! Owns the trials of a sweep that run on a Ray cluster: the process that talks to Ray (`python/uniference/on_ray.py`),
+//! and the threads that wait for trials. Replays run on this machine, because sending the record to another node takes
+//! longer than the replay.
 
 use super::devices::own_file;
 use serde::Deserialize;
@@ -19,14 +20,14 @@ use uniference_host::interrupt::shield;
 use uniference_host::supervisor::supervise;
 use uniference_session::sweep::{Carrier, Trial};
 
-/// Whether the sweep is to end is looked for so often.
+/// Interval between checks whether the sweep must end.
 const PERIOD: Duration = Duration::from_millis(50);
-/// What every node must have in the version of this machine.
+/// Packages that each node must have in the same version as this machine.
 const PACKAGES: [&str; 2] = ["uniference", "torch"];
-/// Writes the versions of the packages that are named, as JSON.
+/// Python code that writes the versions of the named packages as JSON.
 const VERSIONS: &str = "import importlib.metadata, json, sys; print(json.dumps({name: importlib.metadata.version(name) for name in sys.argv[1:]}))";
 
-/// Where trials are carried out.
+/// Machines that trials run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum Place {
     /// On this machine
@@ -36,13 +37,13 @@ pub(super) enum Place {
     Ray,
 }
 
-/// Who waits for a trial, by its number.
+/// Channels to the threads that wait for a trial, by its number.
 type Waiting = Mutex<BTreeMap<u64, Sender<Result<(), String>>>>;
 
-/// Runs programs and jobs as tasks of Ray. What it has begun ends with this.
+/// Runs programs and jobs as Ray tasks, which end when this is dropped.
 pub(super) struct OnRay<'s> {
     sweep: &'s Sweep,
-    /// Processors of the cluster.
+    /// Number of CPUs of the cluster.
     processors: usize,
     child: Child,
     input: Mutex<Option<ChildStdin>>,
@@ -52,7 +53,7 @@ pub(super) struct OnRay<'s> {
     listener: Option<JoinHandle<()>>,
 }
 
-/// What the process says first.
+/// First message of the process.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Answer {
@@ -63,13 +64,13 @@ enum Answer {
 #[derive(Deserialize)]
 struct Ended {
     ended: u64,
-    /// The command's exit code; `None`: it was not run, and `said` says why.
+    /// Exit code of the command; `None`: it did not run, for the reason in `said`.
     status: Option<i32>,
     said: String,
 }
 
 impl<'s> OnRay<'s> {
-    /// Finds the cluster. `folder` is the sweep file's, of which every node gets a copy without `results`.
+    /// Connects to the cluster. Each node gets a copy of `folder`, the sweep file's folder, without `results`.
     pub(super) fn start(
         python: &Path,
         sweep: &'s Sweep,
@@ -85,7 +86,7 @@ impl<'s> OnRay<'s> {
             });
         };
         let mut versions: BTreeMap<String, String> = serde_json::from_slice(&versions.stdout).map_err(|_| ended())?;
-        // Ray itself refuses nodes of another version.
+        // Ray itself refuses nodes with another Ray version.
         versions.remove("ray");
         let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
         let folder = folder.canonicalize().map_err(HostError::system("finding the folder of the sweep file"))?;
@@ -125,7 +126,7 @@ impl<'s> OnRay<'s> {
         Ok(ray)
     }
 
-    /// So many trials can be carried out at once.
+    /// Number of trials that run at once.
     pub(super) fn processors(&self) -> usize {
         self.processors.max(1)
     }
@@ -137,7 +138,7 @@ impl<'s> OnRay<'s> {
     }
 }
 
-/// Tells those who wait what their trials have come to.
+/// Passes the results of trials to the waiting threads.
 fn listen(output: BufReader<ChildStdout>, waiting: &Waiting, lost: &AtomicBool) {
     for line in output.lines().map_while(Result::ok) {
         let Ok(Ended { ended, status, said }) = serde_json::from_str(&line) else { break };
@@ -147,15 +148,15 @@ fn listen(output: BufReader<ChildStdout>, waiting: &Waiting, lost: &AtomicBool) 
             None => Err(said),
         };
         let sender = waiting.lock().expect("nobody panics who holds it").remove(&ended);
-        // Nobody waits for what was given up.
+        // An abandoned trial has no waiting thread.
         let _ = sender.map(|sender| sender.send(outcome));
     }
     lost.store(true, Relaxed);
-    // Whoever waits hears that nobody will answer.
+    // Closing the channels tells the waiting threads that no result will arrive.
     waiting.lock().expect("nobody panics who holds it").clear();
 }
 
-/// What it has written to standard error, the user has seen.
+/// Error for the ended process, which has written its reason to standard error.
 fn ended() -> HostError {
     HostError::Host {
         what: "the process that talks to Ray has ended; what it said is above".to_owned(),
@@ -165,7 +166,7 @@ fn ended() -> HostError {
 
 impl Carrier for OnRay<'_> {
     fn run(&self, trial: &Trial, folder: &Path, keeps_record: bool, stop: &AtomicBool) -> Result<(), String> {
-        // Paths are relative to the copy of the sweep file's folder.
+        // Paths are relative to the node's copy of the sweep file's folder.
         let words = self.sweep.words(&trial.settings, Path::new(""));
         let options = trial.options(keeps_record);
         let command: Vec<String> =
@@ -197,7 +198,7 @@ impl Carrier for OnRay<'_> {
 
 impl Drop for OnRay<'_> {
     fn drop(&mut self) {
-        // It ends at the end of its input, and with it what is still under way.
+        // The process and its running tasks end when its input ends.
         *self.input.lock().expect("nobody panics who holds it") = None;
         let _ = self.child.wait();
         if let Some(listener) = self.listener.take() {

@@ -1,6 +1,7 @@
-//! Keeps `docs/reference/command-line.md` equal to what clap knows of the command line.
+//! Keeps `docs/reference/command-line.md` equal to clap's definition of the command line.
 //!
-//! A page made from the command cannot tell of options that do not exist, and this test makes it again whenever one changes.
+//! A generated page cannot describe options that do not exist. The test writes the page again after each change of an
+//! option.
 
 use super::Cli;
 use clap::{Arg, Command, CommandFactory};
@@ -33,7 +34,7 @@ fn the_reference_of_the_command_line_is_what_the_command_says() {
     }
 }
 
-/// Writes the section of a command, and those of its subcommands.
+/// Writes the section of a command, and the sections of its subcommands.
 fn describe(command: &mut Command, level: usize, page: &mut String) {
     let name = command.get_bin_name().unwrap_or_else(|| command.get_name()).to_owned();
     let about = command.get_long_about().or(command.get_about()).unwrap_or_default().to_string();
@@ -47,7 +48,7 @@ fn describe(command: &mut Command, level: usize, page: &mut String) {
     }
 }
 
-/// Writes how a command is used, and its options.
+/// Writes a command's usage, and its options.
 fn describe_itself(command: &mut Command, page: &mut String) {
     let usage = command.render_usage().to_string();
     writeln!(page, "\n```text\n{}\n```", usage.trim_start_matches("Usage: ")).unwrap();
@@ -69,7 +70,8 @@ fn describe_itself(command: &mut Command, page: &mut String) {
     }
 }
 
-/// An option's row. A default that its help states as `[default: ...]`, because it is no fixed value, goes to the same column.
+/// An option's row. A default that its help states as `[default: ...]`, because it is not a fixed value, is in the same
+/// column as fixed ones.
 fn row(arg: &Arg) -> String {
     let help = arg.get_long_help().or(arg.get_help()).unwrap_or_default().to_string().replace('\n', " ");
     let (mut meaning, stated) = match help.split_once(" [default: ") {
@@ -95,7 +97,7 @@ fn possible(value: &clap::builder::PossibleValue) -> String {
     }
 }
 
-/// How the option is written: `-m, --module`, `--ranks <N>`, `<SCRIPT>...`.
+/// The option's syntax: `-m, --module`, `--ranks <N>`, `<SCRIPT>...`.
 fn words(arg: &Arg) -> String {
     if arg.is_positional() {
         return arg.to_string();
@@ -104,12 +106,12 @@ fn words(arg: &Arg) -> String {
     short + &arg.to_string()
 }
 
-/// Text that ends no cell of a table and starts no HTML.
+/// Text that neither ends a table cell nor starts HTML.
 fn cell(text: &str) -> String {
     code(text).replace('<', "\\<")
 }
 
-/// The same inside backquotes.
+/// Text that does not end a table cell, inside backquotes.
 fn code(text: &str) -> String {
     text.replace('|', "\\|")
 }

@@ -1,4 +1,4 @@
-//! Owns `uniference replay`: the options of a replay, and what it replays.
+//! Owns `uniference replay`: the options of a replay, and the choice of its input.
 
 use super::cluster::ClusterArgs;
 use super::compute::ComputeArgs;
@@ -14,7 +14,7 @@ use uniference_session::results::{RECORD, command};
 use uniference_session::traces::TraceReplay;
 use uniference_session::{Done, Exit, HostError, Notices, Output, Replayed};
 
-/// What is replayed, and on what.
+/// Options for the input of a replay and its cluster.
 #[derive(clap::Args)]
 pub(super) struct ReplayedArgs {
     /// Output folder of a run, or folder of its traces; or prefix of execution traces PREFIX.RANK.et[.gz] (or a pattern with %d for the rank); or a single trace for all ranks
@@ -46,7 +46,7 @@ pub(super) struct Args {
 }
 
 impl ReplayedArgs {
-    /// A run on its own cluster, without any option.
+    /// The options of a replay on the recorded cluster.
     pub(super) fn plain(run: PathBuf) -> ReplayedArgs {
         #[derive(clap::Parser)]
         struct Plain {
@@ -57,7 +57,7 @@ impl ReplayedArgs {
         <Plain as clap::Parser>::parse_from(words).replayed
     }
 
-    /// The first argument; of a program record, the folder that it is in.
+    /// The first argument; for a program record, the folder that contains it.
     fn folder(&self) -> PathBuf {
         match self.run.parent() {
             Some(folder) if self.run.ends_with(RECORD) && self.run.is_file() => match folder.as_os_str().is_empty() {
@@ -68,7 +68,7 @@ impl ReplayedArgs {
         }
     }
 
-    /// What the first argument names.
+    /// The input that the first argument names.
     pub(super) fn find(&self, argv: &[OsString], output: impl Fn(&OsStr) -> Output) -> Result<Replayed, HostError> {
         let run = self.folder();
         let prefix = match run.is_dir() {
@@ -105,7 +105,7 @@ impl ReplayedArgs {
 }
 
 impl Args {
-    /// Runs what the first argument names.
+    /// Simulates the input that the first argument names.
     pub(super) fn carry_out(&self, argv: &[OsString], notices: &Notices) -> Result<Done, HostError> {
         let replayed = match self.replayed.find(argv, |name| self.output.output(name, notices))? {
             Replayed::Record(replay) => Replayed::Record(Replay { repeat: self.repeat, ..replay }),
@@ -115,7 +115,7 @@ impl Args {
     }
 }
 
-/// Carries a replay out, and shows its report.
+/// Runs a replay, and shows its report.
 pub(super) fn replay(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> {
     let progress = args.progress.start(|| Expected::of_run(&args.replayed.run))?;
     let done = args.carry_out(argv, &super::notices_with(progress))?;

@@ -1,5 +1,5 @@
-//! Owns `uniference report`: which runs are on a page, what can be found out of each, and where the page goes. What is on it is
-//! `uniference_studies::page`'s business, pictures of its charts that of [`figures`].
+//! Owns `uniference report`: the runs on a page, the data of each run, and the page's path. The page is defined in
+//! `uniference_studies::page`, pictures of its charts in [`figures`].
 
 mod figures;
 
@@ -19,7 +19,7 @@ use uniference_session::{Ended, Exit, HostError, Output};
 use uniference_studies::memory::Held;
 use uniference_studies::page::{RunPage, Watched, render};
 
-/// So many runs stand side by side.
+/// Maximum number of runs on a page.
 const MOST_RUNS: usize = 8;
 
 /// `uniference report`.
@@ -63,7 +63,7 @@ pub(super) fn report(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> 
     Ok(Exit::Ok)
 }
 
-/// What can be found out before anything is simulated.
+/// Checks the arguments before any run is simulated.
 fn check(args: &Args) -> Result<(), HostError> {
     if args.runs.len() > MOST_RUNS {
         return Err(HostError::Usage(format!(
@@ -71,7 +71,7 @@ fn check(args: &Args) -> Result<(), HostError> {
             counted(args.runs.len(), "run")
         )));
     }
-    // No file of a run ends like this.
+    // No file in a run folder has this extension, so none is overwritten.
     if args.out.extension().is_none_or(|ending| ending != "html") {
         return Err(HostError::Usage(format!(
             "the page is an HTML file, but the name {} does not end in .html\nhint: for example --out report.html",
@@ -81,7 +81,7 @@ fn check(args: &Args) -> Result<(), HostError> {
     Ok(())
 }
 
-/// What the page calls runs: by their folders, or by whole paths where folders have one name.
+/// Names of the runs on the page: their folders' names, or whole paths if folders have the same name.
 fn names(runs: &[PathBuf]) -> Vec<String> {
     let last = |run: &PathBuf| run.canonicalize().ok()?.file_name().map(|name| name.to_string_lossy().into_owned());
     let short: Vec<Option<String>> = runs.iter().map(last).collect();
@@ -92,7 +92,7 @@ fn names(runs: &[PathBuf]) -> Vec<String> {
     runs.iter().zip(&short).map(name).collect()
 }
 
-/// A run with all that can be found out of it.
+/// A run with all data that are available in its folder.
 fn page(folder: &Path, name: String, argv: &[OsString]) -> Result<Ended<RunPage>, HostError> {
     let path = folder.join(REPORT);
     let text = input::text(&path).map_err(|source| HostError::File {
@@ -111,7 +111,7 @@ fn page(folder: &Path, name: String, argv: &[OsString]) -> Result<Ended<RunPage>
         )));
     }
     let mut page = RunPage { name, report, seen: None, what_if: None, missing: Vec::new() };
-    // A real run has a record too, of what a simulation would be asked.
+    // A real run has a program record, too, but only for simulations of its requests.
     if folder.join("rank-0.jsonl").exists() {
         let merged = launch::read(folder)?;
         let mut watched = Watched::real(merged.devices().count());

@@ -73,7 +73,7 @@ pub(super) struct Args {
     program: ProgramArgs,
 }
 
-/// Which ranks of a program have processes.
+/// Whether all ranks of a program run as processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Fold {
     /// Every rank
@@ -83,7 +83,7 @@ enum Fold {
     Auto,
 }
 
-/// A program, and the devices that it sees: the same for all commands that run one to its end.
+/// A program, and its devices: options of all commands that run a program.
 #[derive(clap::Args)]
 pub(super) struct ProgramArgs {
     /// Simulate NVIDIA GPUs, even if this machine has none [default: if the program requires CUDA, or can use it and the cluster's devices are NVIDIA GPUs]
@@ -103,17 +103,17 @@ pub(super) struct ProgramArgs {
     pub(super) script: Vec<OsString>,
 }
 
-/// What a program runs on, once it is known that it can.
+/// Cluster and interpreter of a program that can run.
 pub(super) struct Place {
     pub(super) chosen: Chosen,
-    /// What the interpreter has, and the program needs.
+    /// Versions of the interpreter, and needs of the program.
     pub(super) survey: Survey,
-    /// A warning, if this machine hardly has enough memory.
+    /// A warning if this machine hardly has enough memory.
     pub(super) tight: Option<String>,
 }
 
 impl ProgramArgs {
-    /// Refuses what cannot be run on a cluster here.
+    /// Resolves the cluster, and refuses programs that cannot run on it.
     pub(super) fn place(&self, cluster: &ClusterArgs, python: &Path) -> Result<Place, HostError> {
         check_script(&self.script, self.module)?;
         check_order(&self.script, cluster)?;
@@ -147,17 +147,17 @@ impl ProgramArgs {
     }
 }
 
-/// Which tensors have values.
+/// Which tensor values are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Values {
     #[default]
     All,
-    /// Those of so many elements at most.
+    /// Values of tensors with at most this many elements.
     Small(u64),
 }
 
 impl Values {
-    /// Of `small` without a number.
+    /// Number of elements of `small` without a number.
     const SMALL: u64 = 4096;
 
     /// The default number of elements.
@@ -165,7 +165,7 @@ impl Values {
         Values::Small(Values::SMALL)
     }
 
-    /// How many elements a tensor may have.
+    /// Maximum number of elements of tensors whose values are computed.
     pub(super) fn limit(self) -> Option<u64> {
         match self {
             Values::All => None,
@@ -200,7 +200,7 @@ impl fmt::Display for Values {
 
 /// Runs a program.
 pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit, HostError> {
-    // Before anything is started that would outlive a Ctrl-C.
+    // Signals are caught before child processes start, which would otherwise outlive a Ctrl-C.
     let interrupts = Interrupts::new()?;
     check_record(args)?;
     let place = args.program.place(&args.cluster, python)?;
@@ -248,7 +248,7 @@ pub(super) fn run(args: &Args, argv: &[OsString], python: &Path) -> Result<Exit,
     conclude(args, &report, &folder, traces, lost)
 }
 
-/// A program and what it runs on, for one run or several.
+/// A program and its cluster, for one run or several.
 struct Once<'a> {
     args: &'a Args,
     argv: &'a [OsString],
@@ -287,7 +287,7 @@ impl Once<'_> {
         input.as_fd().try_clone_to_owned().map(Some).map_err(HostError::system("copying standard input"))
     }
 
-    /// Runs the program, and says what was lost of its output.
+    /// Runs the program, and returns the error if output was lost.
     fn run(
         &self,
         session: &Session,
@@ -302,7 +302,7 @@ impl Once<'_> {
             let earlier = args.compute.earlier().and_then(Expected::of_run);
             earlier.or_else(|| Expected::of_earlier(&args.program.script[0], &args.program.script, ranks))
         };
-        // The terminal is the debugged rank's.
+        // The debugged rank uses the terminal.
         let progress = match args.debug_rank {
             None => args.progress.start(expected)?,
             Some(_) => None,
@@ -337,12 +337,12 @@ impl Once<'_> {
     }
 }
 
-/// Where execution traces are to go.
+/// Folder for execution traces.
 fn traces(args: &Args, results: &Folder) -> Result<Option<Folder>, HostError> {
     args.chakra.as_ref().map(|out| Folder::prepare_traces(out, Some(results), &super::notices())).transpose()
 }
 
-/// Shows the report of a run that has finished, and exports its record.
+/// Shows the report of a finished run, and exports its record.
 fn conclude(
     args: &Args,
     report: &Report,
@@ -351,7 +351,7 @@ fn conclude(
     lost: Option<io::Error>,
 ) -> Result<Exit, HostError> {
     let shown = show(report, folder, Showing::new(args.output.json, args.progress.quiet));
-    // Files first: they are there even if standard output is not.
+    // Traces are exported even if the report could not be printed.
     traces.map(|traces| export(folder.path(), &traces, &super::notices())).transpose()?;
     lost.map_or(shown, |lost| Err(HostError::Output { source: lost })).map(|()| Exit::Ok)
 }
@@ -371,13 +371,13 @@ impl Args {
         &self.program.script[0]
     }
 
-    /// What is simulated, for whoever asks before the program is run.
+    /// The simulated cluster and the compute options, for checks before the run.
     pub(super) fn simulated(&self) -> (ClusterOptions, sweep::Program) {
         (self.cluster.options(), sweep::Program { compute: self.compute.options(), seed: self.seed })
     }
 }
 
-/// Refuses what is no program: `words` are a script, or with `module` a module's name, and its arguments.
+/// Refuses a missing program: `words` are a script, or with `module` a module's name, and its arguments.
 pub(super) fn check_script(words: &[OsString], module: bool) -> Result<(), HostError> {
     let script = Path::new(&words[0]);
     if !module && script.is_dir() && !script.join("__main__.py").exists() {
@@ -422,7 +422,7 @@ fn check_values(args: &Args, plan: &Plan) -> Result<(), HostError> {
     )))
 }
 
-/// A cluster that is described behind the script has been given to the script.
+/// Refuses cluster options behind the script, which would be the script's arguments.
 fn check_order(words: &[OsString], cluster: &ClusterArgs) -> Result<(), HostError> {
     let ours = |word: &&str| ["--ranks", "--cluster"].contains(&word.split('=').next().unwrap_or_default());
     match words[1..].iter().filter_map(|word| word.to_str()).find(ours) {
@@ -433,7 +433,7 @@ fn check_order(words: &[OsString], cluster: &ClusterArgs) -> Result<(), HostErro
     }
 }
 
-/// This process's standard streams for a rank. Standard output may be for the report alone.
+/// This process's standard streams for a rank. With `report_only`, standard output is reserved for the report.
 fn terminal(rank: u32, ranks: u32, report_only: bool) -> Result<Terminal, HostError> {
     if rank >= ranks {
         let hint = "ranks are numbered from 0";

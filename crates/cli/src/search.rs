@@ -1,5 +1,5 @@
-//! Owns `uniference search`: the process that is asked for points, and what the user sees of the best ones. The course of a search is `uniference-session`'s
-//! business, where it looks next Optuna's (`python/uniference/searching.py`).
+//! Owns `uniference search`: the process that chooses points, and the output of the best ones. `uniference-session`
+//! runs the search, and Optuna chooses the points (`python/uniference/searching.py`).
 
 use super::ray::{OnRay, Place};
 use super::sweep::{
@@ -21,7 +21,7 @@ use uniference_session::sweep::{
 use uniference_session::{Exit, HostError};
 use uniference_studies::sweep::best;
 
-/// So many of the best trials are shown.
+/// Maximum number of best trials in the output.
 const MOST_SHOWN: usize = 10;
 
 /// `uniference search`.
@@ -44,7 +44,7 @@ pub(super) struct Args {
     quiet: bool,
 }
 
-/// Carries a search out.
+/// Runs a search.
 pub(super) fn search(args: &Args, python: &Path) -> Result<Exit, HostError> {
     let (sweep, folder) = read(&args.file)?;
     let Some(wanted) = &sweep.search else {
@@ -95,7 +95,8 @@ pub(super) fn search(args: &Args, python: &Path) -> Result<Exit, HostError> {
     conclude(&sweep, wanted, &table, (!args.quiet).then_some(&path))
 }
 
-/// Refuses what cannot be tried with the first value of every parameter nor with the last; whether compute is measured.
+/// Refuses a search whose points fail with both the first and the last value of each parameter; returns whether compute
+/// is measured.
 fn check(sweep: &Sweep, prepare: &dyn Fn(&[Value]) -> TrialReady) -> Result<bool, HostError> {
     let at = |share| sweep.parameters.iter().map(|parameter| parameter.domain.at(share)).collect::<Vec<Value>>();
     let tried = [0.0, 0.999_999].map(|share| prepare(&at(share)).1);
@@ -105,7 +106,7 @@ fn check(sweep: &Sweep, prepare: &dyn Fn(&[Value]) -> TrialReady) -> Result<bool
     }
 }
 
-/// The best trials, and where all are; without `path` only what has gone wrong is said.
+/// Prints the best trials, and the path of all results; without `path`, only failures.
 fn conclude(sweep: &Sweep, search: &Search, table: &Results, path: Option<&str>) -> Result<Exit, HostError> {
     complain_of_failed(sweep, table);
     let best = best(search, table);
@@ -130,7 +131,7 @@ fn conclude(sweep: &Sweep, search: &Search, table: &Results, path: Option<&str>)
     Ok(exit)
 }
 
-/// The process that Optuna is asked in. It ends with this.
+/// The process that runs Optuna. It ends when this is dropped.
 struct Optuna {
     child: Child,
     input: Option<ChildStdin>,
@@ -180,7 +181,7 @@ impl Optuna {
     }
 }
 
-/// What it has written to standard error, the user has seen.
+/// Error for the ended process, which has written its reason to standard error.
 fn ended() -> HostError {
     HostError::Host {
         what: "the process that Optuna is asked in has ended; what it said is above".to_owned(),
@@ -209,7 +210,7 @@ impl Asker for Optuna {
 
 impl Drop for Optuna {
     fn drop(&mut self) {
-        // It ends at the end of its input.
+        // The process ends when its input ends.
         self.input = None;
         let _ = self.child.wait();
     }

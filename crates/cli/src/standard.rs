@@ -1,6 +1,6 @@
-//! Owns this process's standard streams: that all three are there, and that nothing which does not reach standard output goes unnoticed.
+//! Owns this process's standard streams: all three are open, and lost standard output is an error.
 //!
-//! What is written, and what becomes of a command whose output is lost, is the caller's business.
+//! The caller decides what to write, and what to do if output is lost.
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
@@ -10,20 +10,20 @@ use std::mem::forget;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Standard output was closed when this process began.
+/// Whether standard output was closed when this process began.
 static CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Opens `/dev/null` in the place of standard streams that are closed (`2>&-`): otherwise the next file that is opened would be one of them.
+/// Opens `/dev/null` in place of closed standard streams (`2>&-`), whose descriptor the next opened file would get.
 #[allow(unsafe_code)]
 pub(crate) fn fill_in() {
     for number in 0..3 {
-        // SAFETY: it is only asked whether there is such a descriptor.
+        // SAFETY: the descriptor is only checked for existence.
         let stream = unsafe { BorrowedFd::borrow_raw(number) };
         if rustix::io::fcntl_getfd(stream) != Err(Errno::BADF) {
             continue;
         }
         CLOSED.fetch_or(number == 1, Relaxed);
-        // The lowest number that is free is this one.
+        // This descriptor is the lowest free one, which `open` returns.
         match rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()) {
             Ok(file) if file.as_raw_fd() == number => forget(file),
             _ => {}
@@ -31,7 +31,7 @@ pub(crate) fn fill_in() {
     }
 }
 
-/// Standard output. Unlike the library's it is not buffered, so that each error is that of its own call, and a closed one is an error too.
+/// Standard output without a buffer, so that each error belongs to its own call, and a closed stream is an error too.
 pub(crate) struct Output;
 
 impl Write for Output {
@@ -43,7 +43,7 @@ impl Write for Output {
         loop {
             match rustix::io::write(&stream, bytes) {
                 Err(Errno::INTR) => {}
-                // Who has given us the stream has made it non-blocking.
+                // The parent process has made the stream non-blocking.
                 Err(Errno::AGAIN) => match poll(&mut [PollFd::new(&stream, PollFlags::OUT)], None) {
                     Ok(_) | Err(Errno::INTR) => {}
                     Err(error) => return Err(error.into()),

@@ -1,5 +1,5 @@
-//! Owns `uniference sweep`: what its trials run, what is refused before any of them begins, and what the user sees of them. How they are planned and carried
-//! out is the business of `uniference-studies` and `uniference-session`.
+//! Owns `uniference sweep`: the commands of its trials, checks before the first trial, and the output. Planning is in
+//! `uniference-studies`, and execution in `uniference-session`.
 
 use super::progress::{Pace, coarse};
 use super::ray::{OnRay, Place};
@@ -28,15 +28,15 @@ use uniference_session::sweep::{Carrier, Halted, Ready, SweepFolder, Trial, Unde
 use uniference_session::{ClusterOptions, Done, Exit, HostError, Notices, input};
 use uniference_studies::sweep::{Estimate, points, useless};
 
-/// So many trials that failed are named; the table has all.
+/// Maximum number of failed trials that are printed; the table has all.
 const MOST_NAMED: usize = 3;
-/// So many bytes are read of standard input: no file that anybody writes has more.
+/// Maximum bytes of a sweep file on standard input.
 const LONGEST: u64 = 16 << 20;
-/// With so many points that can be tried a value is tried that seems to be wrong.
+/// Maximum number of valid points with which a suspect value is tried.
 const MOST_TRIED: usize = 8;
-/// Whether a command has ended is looked for so often.
+/// Interval between checks whether a command has ended.
 const PERIOD: Duration = Duration::from_millis(20);
-/// A command that is to end has so much time for it.
+/// Time that a command has to end after a signal.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// `uniference sweep`.
@@ -65,7 +65,7 @@ pub(super) struct Args {
     retry: bool,
 }
 
-/// Carries a sweep out.
+/// Runs a sweep.
 pub(super) fn sweep(args: &Args, python: impl Fn() -> Result<PathBuf, HostError>) -> Result<Exit, HostError> {
     let (sweep, folder) = read(&args.file)?;
     sweep.check_grid().map_err(shown)?;
@@ -131,7 +131,7 @@ pub(super) fn sweep(args: &Args, python: impl Fn() -> Result<PathBuf, HostError>
     conclude(&undertaking, &table, &path, (!args.quiet).then(|| begin.elapsed()))
 }
 
-/// Nodes are not equally fast, nor idle.
+/// Error for measured compute on Ray, whose nodes differ in speed and may be busy.
 pub(super) fn measured_on_ray() -> HostError {
     let hint = "let compute = \"model\", \"none\" or \"from=RUN\"";
     HostError::Usage(format!(
@@ -139,17 +139,17 @@ pub(super) fn measured_on_ray() -> HostError {
     ))
 }
 
-/// What the program's file says; of other programs nothing.
+/// Contents of the program's file; empty for other programs.
 pub(super) fn script(sweep: &Sweep, folder: &Path) -> Vec<u8> {
     sweep.script(folder).and_then(|path| std::fs::read(path).ok()).unwrap_or_default()
 }
 
-/// What the folder of results is called.
+/// Default name of the results' folder.
 pub(super) fn name(file: &Path) -> &OsStr {
     file.file_stem().filter(|_| file.as_os_str() != "-").unwrap_or("sweep".as_ref())
 }
 
-/// The file, and the folder that it is in.
+/// The sweep file, and its folder.
 pub(super) fn read(file: &Path) -> Result<(Sweep, &Path), HostError> {
     let is_standard = file.as_os_str() == "-";
     let text = if is_standard { io::read_to_string(io::stdin().take(LONGEST)) } else { input::text(file) };
@@ -168,7 +168,7 @@ pub(super) fn read(file: &Path) -> Result<(Sweep, &Path), HostError> {
     Ok((sweep, folder))
 }
 
-/// Finds out of each point whether it can be tried. A value with which none can be is a mistake.
+/// Checks which points can run. A value with which no point can run is an error.
 fn prepare<'s>(sweep: &'s Sweep, folder: &Path, jobs: Option<u32>) -> Result<Undertaking<'s>, HostError> {
     let points = points(sweep);
     if points.is_empty() {
@@ -180,7 +180,7 @@ fn prepare<'s>(sweep: &'s Sweep, folder: &Path, jobs: Option<u32>) -> Result<Und
     let fails: Vec<bool> = prepared.iter().map(|(_, ready)| ready.is_err()).collect();
     let mistake = match prepared.iter().position(|(_, ready)| ready.is_ok()) {
         Some(_) => {
-            // Points that were drawn may fail with a value that is good beside others.
+            // Points that were drawn at random may fail with a value that is valid in other points.
             let works = points.iter().zip(&fails).filter(|(_, fails)| !**fails).take(MOST_TRIED);
             let works: Vec<&Vec<Value>> = works.map(|(point, _)| point).collect();
             let is_mistake = |parameter: usize, value: &Value| {
@@ -219,18 +219,18 @@ fn prepare<'s>(sweep: &'s Sweep, folder: &Path, jobs: Option<u32>) -> Result<Und
     Ok(Undertaking::new(sweep, undertaken, jobs.map(|jobs| jobs as usize)))
 }
 
-/// A further database, and the device that is left out of all.
+/// A further database, and the device that is ignored in all databases.
 type Databases = (Option<PathBuf>, Option<String>);
 
-/// What trials have in common.
+/// State that all trials share.
 #[derive(Default)]
 pub(super) struct Trials {
-    /// What was worked out of the databases that `--device-db` and `--leave-out` choose.
+    /// Device models of the databases that `--device-db` and `--leave-out` choose.
     models: RefCell<BTreeMap<Databases, Models>>,
 }
 
 impl Trials {
-    /// What a point runs, or why it cannot be tried.
+    /// The trial of a point, or the reason why it cannot run.
     pub(super) fn prepare(&self, point: &[Value], words: Words) -> (Trial, Result<Ready, HostError>) {
         let mut trial = Trial { settings: point.to_vec(), words, cluster: ClusterOptions::default(), program: None };
         let ready = parsed(&trial.words.all(&[])).and_then(|command| {
@@ -251,7 +251,7 @@ impl Trials {
     }
 }
 
-/// The command that words make.
+/// Parses a command.
 fn parsed(words: &[String]) -> Result<Command, HostError> {
     let argv = ["uniference"].into_iter().chain(words.iter().map(String::as_str));
     Cli::try_parse_from(argv).map(|cli| cli.command).map_err(|error| {
@@ -266,7 +266,7 @@ fn parsed(words: &[String]) -> Result<Command, HostError> {
     })
 }
 
-/// Refuses an option that there is not: the command line takes it for the script, whose options follow.
+/// Refuses an unknown option, which the command line would parse as the script.
 fn check_options(script: &OsStr) -> Result<(), HostError> {
     let word = script.to_string_lossy();
     let Some(option) = word.strip_prefix("--") else { return Ok(()) };
@@ -277,7 +277,7 @@ fn check_options(script: &OsStr) -> Result<(), HostError> {
     Err(HostError::Usage(format!("`uniference run` has no option `{name}`\nhint: {hint}")))
 }
 
-/// An error as a mistake that can be shown at its place.
+/// Converts an error to a diagnostic that can be shown at a place in the file.
 fn diagnostic(error: HostError) -> Diagnostic {
     match error {
         HostError::Diagnostic(diagnostic) => *diagnostic,
@@ -294,7 +294,8 @@ pub(super) fn shown(diagnostic: Diagnostic) -> HostError {
     HostError::Diagnostic(Box::new(diagnostic))
 }
 
-/// Which parameters take runs, and which are answered by replays: what other values of each come to beside the first point that can be tried.
+/// Prints which parameters need a new run for other values, and which are replayed: other values of each parameter are
+/// tried with the first valid point.
 fn describe(undertaking: &Undertaking<'_>, folder: &Path) -> Result<(), HostError> {
     let (sweep, trials) = (undertaking.sweep, Trials::default());
     let first = undertaking.trials.iter().find_map(|(trial, ready)| Some((trial, ready.as_ref().ok()?)));
@@ -326,7 +327,7 @@ fn describe(undertaking: &Undertaking<'_>, folder: &Path) -> Result<(), HostErro
     Ok(())
 }
 
-/// What a sweep has come to; without `took` only what has gone wrong is said.
+/// Prints the result of a sweep; without `took`, only failures.
 fn conclude(
     undertaking: &Undertaking<'_>,
     table: &Results,
@@ -361,7 +362,7 @@ fn conclude(
     Ok(exit)
 }
 
-/// The values of a trial's parameters: `prompt 64, ranks 2`.
+/// Values of a trial's parameters: `prompt 64, ranks 2`.
 pub(super) fn settings(sweep: &Sweep, table: &Results, row: usize) -> String {
     let of = |parameter: &Parameter| {
         let cell = table.column(&parameter.name).map_or(&Cell::Null, |column| &column.cells[row]);
@@ -370,7 +371,7 @@ pub(super) fn settings(sweep: &Sweep, table: &Results, row: usize) -> String {
     sweep.parameters.iter().map(of).collect::<Vec<_>>().join(", ")
 }
 
-/// Says of the first trials that have failed why.
+/// Prints the errors of the first failed trials.
 pub(super) fn complain_of_failed(sweep: &Sweep, table: &Results) {
     let errors = table.column("error").map(|column| &column.cells[..]).unwrap_or_default();
     let failed: Vec<(usize, &String)> = errors
@@ -394,7 +395,7 @@ fn indented(text: &str) -> String {
     text.lines().map(|line| format!("  {line}")).collect::<Vec<_>>().join("\n")
 }
 
-/// How far a sweep is, as the user sees it: a bar on a terminal, elsewhere a few plain lines.
+/// Progress display of a sweep: a bar on a terminal, otherwise a few plain lines.
 pub(super) enum Progress {
     Bar(ProgressBar),
     Lines { of: usize, pace: Pace },
@@ -443,14 +444,14 @@ impl Watch for Progress {
     }
 }
 
-/// Runs programs as commands of their own, and jobs in this process.
+/// Runs programs as child processes, and jobs in this process.
 pub(super) struct Commands {
-    /// The Python interpreter that runs programs.
+    /// Python interpreter of programs.
     python: Option<PathBuf>,
 }
 
 impl Commands {
-    /// For the trials of a sweep.
+    /// Commands for the trials of a sweep.
     pub(super) fn of(
         sweep: &Sweep,
         python: impl FnOnce() -> Result<PathBuf, HostError>,
@@ -470,7 +471,7 @@ impl Carrier for Commands {
         let mut command = std::process::Command::new(python);
         command.args(["-m", "uniference"]).args(trial.words.all(&further));
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said.try_clone().map_err(failed)?);
-        // Ctrl-C is for the sweep, which ends what it has started.
+        // Ctrl-C reaches only the sweep, which ends its child processes.
         command.process_group(0);
         let mut child = supervise(&mut command).spawn().map_err(failed)?;
         let status = ended(&mut child, stop).map_err(failed)?;
@@ -483,7 +484,7 @@ impl Carrier for Commands {
     }
 }
 
-/// Waits for a command, which is ended when `stop` is set.
+/// Waits for a command, which is ended if `stop` is set.
 fn ended(child: &mut Child, stop: &AtomicBool) -> io::Result<ExitStatus> {
     let mut asked: Option<Instant> = None;
     loop {
@@ -495,7 +496,7 @@ fn ended(child: &mut Child, stop: &AtomicBool) -> io::Result<ExitStatus> {
                 let _ = kill_process(Pid::from_child(child), Signal::TERM);
                 asked = Some(Instant::now());
             }
-            // With it ends all that it has started.
+            // All descendants of the command end with it.
             Some(at) if at.elapsed() > PATIENCE => return supervisor::end(child),
             _ => {}
         }

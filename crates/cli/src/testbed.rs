@@ -1,4 +1,4 @@
-//! Owns `uniference testbed`: one process a rank of any command, on real sockets over an emulated network.
+//! Owns `uniference testbed`: any command, one process per rank, on real sockets over an emulated network.
 
 use super::cluster::ClusterArgs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -24,7 +24,7 @@ pub(super) struct Args {
     command: Vec<OsString>,
 }
 
-/// What is emulated.
+/// Options of the emulated cluster.
 #[derive(clap::Args)]
 pub(super) struct TestbedArgs {
     #[command(flatten)]
@@ -34,13 +34,13 @@ pub(super) struct TestbedArgs {
     queue: Option<Size>,
 }
 
-/// Runs the command, and ends with the first rank that fails.
+/// Runs the command on each rank, until all ranks succeed or one fails.
 pub(super) fn testbed(args: &Args) -> Result<Exit, HostError> {
     args.testbed.run(&args.command, &[], Output::Standard, &Interrupts::new()?)
 }
 
 impl TestbedArgs {
-    /// Whether a cluster is described at all.
+    /// Whether the options describe a cluster.
     pub(super) fn is_given(&self) -> bool {
         self.cluster.is_given() || self.queue.is_some()
     }
@@ -50,7 +50,7 @@ impl TestbedArgs {
         self.cluster.resolve_with("gloo")
     }
 
-    /// Runs a command once a rank, with torchrun's environment and more.
+    /// Runs a command once per rank, with torchrun's environment and further variables.
     pub(super) fn run(
         &self,
         words: &[OsString],
@@ -81,7 +81,7 @@ impl TestbedArgs {
     }
 }
 
-/// Keys of devices that real processes on this machine do not feel.
+/// Device keys without effect on real processes.
 fn not_emulated(chosen: &Chosen) -> Vec<&'static str> {
     let devices = &chosen.resolved.cluster.devices;
     let given = [
@@ -94,17 +94,17 @@ fn not_emulated(chosen: &Chosen) -> Vec<&'static str> {
     given.into_iter().filter(|(_, given)| *given).map(|(what, _)| what).collect()
 }
 
-/// Where ranks' standard output goes.
+/// Destination of the ranks' standard output.
 #[derive(Clone, Copy)]
 pub(super) enum Output {
-    /// Where ours does.
+    /// Standard output of this process.
     Standard,
-    /// To standard error: ours is for JSON, and nothing else.
+    /// Standard error, because standard output of this process is reserved for JSON.
     Aside,
 }
 
 impl Output {
-    /// As `--json` asks.
+    /// The destination with or without `--json`.
     pub(super) fn beside(json: bool) -> Output {
         if json { Output::Aside } else { Output::Standard }
     }
@@ -142,24 +142,24 @@ fn start(
     Ok(ranks)
 }
 
-/// Processes that belong together, numbered as ranks. Those that run when this is dropped are ended, and all that they have left behind.
+/// Processes of ranks, indexed by rank. On drop, running processes and all their descendants are ended.
 pub(super) struct Processes(Vec<Child>);
 
-/// How long a process has to end after SIGTERM.
+/// Time that a process has to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
 
 impl Processes {
-    /// Processes that run.
+    /// Running processes.
     pub(super) fn of(children: Vec<Child>) -> Processes {
         Processes(children)
     }
 
-    /// Until all have succeeded, one has failed, or the user does not want to wait any longer.
+    /// Waits until all processes have succeeded, one has failed, or a signal arrives.
     pub(super) fn wait(&mut self, interrupts: &Interrupts) -> Result<Exit, HostError> {
         let mut running: Vec<usize> = (0..self.0.len()).collect();
         while !running.is_empty() {
             if let Some(interrupt) = interrupted(interrupts, Duration::from_millis(20))? {
-                // Who asks twice does not want to wait for what follows.
+                // A second signal ends this process at once.
                 interrupts.end_at_next();
                 return Ok(interrupt.into());
             }
@@ -192,7 +192,7 @@ impl Drop for Processes {
         for child in &mut self.0 {
             let _ = supervisor::end(child);
         }
-        // Their supervisors have done so, but for those that somebody has killed.
+        // Supervisors have ended their descendants, except supervisors that were killed.
         end_orphans();
     }
 }
@@ -206,7 +206,7 @@ fn interrupted(interrupts: &Interrupts, patience: Duration) -> Result<Option<Int
     }
 }
 
-/// What torchrun tells its processes, and which interface leads to the others.
+/// Environment of a rank: torchrun's variables, and the network interface for Gloo.
 fn environment(testbed: &Testbed, cluster: &Cluster, rank: usize) -> Vec<(&'static str, String)> {
     let on = |rank: usize| cluster.devices[rank].host;
     let host = on(rank);

@@ -1,9 +1,9 @@
-//! Owns the options by which `uniference replay` understands execution traces.
+//! Owns the options of `uniference replay` that define how execution traces are interpreted.
 
 use std::path::PathBuf;
 use uniference_session::traces::{ClosedForm, Meaning};
 
-/// How execution traces are to be understood.
+/// Interpretation of execution traces.
 #[derive(clap::Args)]
 #[command(next_help_heading = "Execution traces")]
 pub(super) struct TraceArgs {
@@ -36,7 +36,7 @@ pub(super) struct TraceArgs {
     astra_queues_per_dim: u32,
 }
 
-/// What time follows from.
+/// Network model of a replay.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Fidelity {
     /// Uniference's model: flows share the bandwidth of links
@@ -51,7 +51,7 @@ fn factor(text: &str) -> Result<f64, String> {
 }
 
 impl TraceArgs {
-    /// The same as the session takes it.
+    /// The options for a session.
     pub(super) fn meaning(&self) -> Meaning {
         Meaning {
             compute_scale: self.compute_scale,

@@ -1,4 +1,5 @@
-//! Owns `uniference view`: which trace of a run is shown. The viewer and its server are Python's (`python/uniference/program/viewer.py`).
+//! Owns `uniference view`: the choice of the timeline to show. The viewer and its server are in Python
+//! (`python/uniference/program/viewer.py`).
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -6,7 +7,7 @@ use std::process::Command;
 use uniference_session::results::{NATIVE_TRACE, TRACE};
 use uniference_session::{Exit, HostError};
 
-/// Documents its arguments.
+/// Python code of the viewer; its docstring describes the arguments.
 const VIEWER: &str = include_str!("../../../python/uniference/program/viewer.py");
 
 /// `uniference view`.
@@ -20,7 +21,7 @@ pub(super) struct Args {
     no_browser: bool,
 }
 
-/// Becomes the viewer's server, which ends with Ctrl-C.
+/// Replaces this process by the viewer's server, which ends with Ctrl-C.
 pub(super) fn view(args: &Args, python: &Path) -> Result<Exit, HostError> {
     let run = &args.run;
     let trace = [NATIVE_TRACE, TRACE].map(|name| run.join(name)).into_iter().find(|trace| trace.is_file());
@@ -32,7 +33,7 @@ pub(super) fn view(args: &Args, python: &Path) -> Result<Exit, HostError> {
     let suffix = trace.extension().unwrap_or_default().to_string_lossy();
     let name = format!("{}.{suffix}", name.as_deref().unwrap_or("trace"));
     let how = if args.no_browser { "address" } else { "browser" };
-    // Without the current folder: what lies there must not stand in for modules.
+    // -P excludes the current folder, whose files must not shadow modules.
     let source = Command::new(python).args(["-P", "-c", VIEWER]).arg(trace).args([&*name, how]).exec();
     Err(HostError::Host {
         what: format!("cannot start {}: {source}", python.display()),

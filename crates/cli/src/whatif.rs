@@ -1,4 +1,4 @@
-//! Owns `uniference whatif`: what is changed about a run, and how the results are shown.
+//! Owns `uniference whatif`: the changes to a run, and the output of their gains.
 
 use super::replay::ReplayedArgs;
 use std::ffi::OsString;
@@ -26,7 +26,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Tries the changes that are asked for, or a table of many.
+/// Simulates the requested changes, or a table of many changes.
 pub(super) fn whatif(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> {
     let output = |_: &_| Output { folder: args.out.clone(), notices: super::notices(), ..Output::default() };
     let (run, cluster) = args.replayed.find(argv, output)?.apart();

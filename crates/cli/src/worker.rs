@@ -1,6 +1,6 @@
-//! Owns `uniference worker`, and the options of a run that has workers.
+//! Owns `uniference worker`, and the options of a run with workers.
 //!
-//! What a worker does in a run is `uniference-host`'s business.
+//! `uniference-host` defines a worker's part in a run.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use uniference_link::token::Token;
 use uniference_session::live::{Door, Synced, Workers};
 use uniference_session::{Exit, HostError};
 
-/// How long a worker waits before it tries again.
+/// Time between two attempts of a worker to join.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// `uniference worker`.
@@ -34,7 +34,7 @@ pub(super) struct Args {
     once: bool,
 }
 
-/// How other machines take part in a run.
+/// Options of workers on other machines.
 #[derive(clap::Args)]
 pub(super) struct WorkerArgs {
     /// Listen at this address for the workers that devices of the cluster file are at
@@ -60,7 +60,7 @@ fn name(text: &str) -> Result<String, String> {
 }
 
 impl WorkerArgs {
-    /// Listens, if that is asked for. `script` is what the ranks run, with its arguments; or a module.
+    /// Listens for workers, if `--listen` is given. `script` is the ranks' script with its arguments; or a module.
     pub(super) fn open(&self, script: &[OsString], module: bool) -> Result<Option<Workers>, HostError> {
         let Some((address, file)) = self.listen.as_ref().zip(self.token_file.as_ref()) else { return Ok(None) };
         let token = token(file)?;
@@ -78,7 +78,7 @@ fn token(file: &Path) -> Result<Token, HostError> {
     Token::read(file).map_err(|error| HostError::Usage(error.to_string()))
 }
 
-/// Runs ranks for one driver after the other.
+/// Runs ranks for one driver after another.
 pub(super) fn worker(args: &Args, python: &Path) -> Result<Exit, HostError> {
     let interrupts = Interrupts::new()?;
     let token = token(&args.token_file)?;

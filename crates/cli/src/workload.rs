@@ -1,6 +1,6 @@
-//! Owns `uniference workload`: generated jobs, written as execution traces or run at once.
+//! Owns `uniference workload`: generated jobs, written as execution traces or simulated.
 //!
-//! What the jobs are made of is `uniference-formats`' business, how they are run `uniference-session`'s.
+//! Jobs are defined in `uniference-formats`, and run by `uniference-session`.
 
 use super::cluster::ClusterArgs;
 use super::output::{RecordArg, Showing, conclude};
@@ -35,7 +35,7 @@ pub(super) enum Command {
 }
 
 impl Command {
-    /// What the options say of the cluster.
+    /// Options of the cluster.
     pub(super) fn cluster(&self) -> ClusterOptions {
         let Command::Llama(args) = self;
         args.cluster.options()
@@ -53,14 +53,14 @@ pub(super) struct Llama {
     cluster: ClusterArgs,
 }
 
-/// `uniference fit workload`: jobs without what they are run on or written to.
+/// `uniference fit workload`: jobs without options of a cluster or an output.
 #[derive(clap::Subcommand)]
 pub(super) enum FitJob {
     /// Check a Llama-like decoder, dense or mixture of experts: one training step, or one inference step
     Llama(Box<LlamaJob>),
 }
 
-/// What a job is.
+/// Options of a job.
 #[derive(clap::Args)]
 pub(super) struct LlamaJob {
     #[command(flatten)]
@@ -382,7 +382,7 @@ struct Output {
     progress: ProgressArgs,
 }
 
-/// Whether ranks that are alike are simulated as one.
+/// Whether equivalent ranks are simulated as one.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Fold {
     /// Along every axis of the job whose ranks the cluster and the run treat alike
@@ -393,7 +393,7 @@ enum Fold {
     Off,
 }
 
-/// Carries the command out.
+/// Runs the command.
 pub(super) fn command(command: &Command, argv: &[OsString]) -> Result<Exit, HostError> {
     let Command::Llama(args) = command;
     let workload = args.job.short_workload()?;
@@ -413,10 +413,10 @@ pub(super) fn command(command: &Command, argv: &[OsString]) -> Result<Exit, Host
     Ok(Exit::Ok)
 }
 
-/// Runs a job, as a session does it.
+/// Runs a job in a session.
 ///
 /// # Errors
-/// If the command would only write traces, and the job's own.
+/// If the command would only write traces, and errors of the job.
 pub(super) fn carry_out(command: &Command, argv: &[OsString], notices: &Notices) -> Result<Done, HostError> {
     let Command::Llama(args) = command;
     if !args.output.run {
@@ -501,11 +501,11 @@ impl LlamaJob {
 }
 
 impl ModelArgs {
-    /// Width of layers without experts, and experts.
+    /// Width of the feed-forward network of layers without experts, and the experts.
     fn networks(&self) -> (u64, Option<Experts>) {
         let ModelArgs { ffn, experts, top_k, expert_ffn, shared_experts: shared, dense_layers, dense_ffn, .. } = *self;
         let Some(count) = experts else { return (ffn, None) };
-        // As wide as the experts together that see a token, as in DeepSeek-V2 and DeepSeek-V3.
+        // As wide as all experts that process one token, as in DeepSeek-V2 and DeepSeek-V3.
         let usual = if expert_ffn.is_some() { ffn } else { ffn.saturating_mul(top_k.saturating_add(shared)) };
         let experts = Experts { count, top_k, ffn: expert_ffn.unwrap_or(ffn), shared, dense_layers };
         (dense_ffn.unwrap_or(usual), Some(experts))
@@ -542,7 +542,7 @@ impl JobArgs {
                     let hint = "use uniform, zipf, zipf=EXPONENT or a file with the columns expert,share";
                     let failed = |source| HostError::File { action: "read", path: path.to_owned(), source, hint };
                     let text = input::text(path).map_err(failed)?;
-                    // Without experts nothing is spread, which is refused with the job.
+                    // Without experts there is no load to divide; the job refuses the option.
                     let Some(Experts { count, .. }) = experts else { return Ok(ExpertLoad::Shares([].into())) };
                     ExpertLoad::parse(&text, count).map_err(|problem| usage(format!("{other}: {problem}")))
                 }
@@ -601,7 +601,7 @@ impl LayoutArgs {
 }
 
 impl Output {
-    /// Rates belong to devices.
+    /// Refuses rates, which the cluster file gives per device.
     fn check_rates(&self) -> Result<(), HostError> {
         let given =
             [("--peak", &self.peak, "peak_flops"), ("--memory-bandwidth", &self.memory_bandwidth, "memory_bandwidth")];
@@ -644,7 +644,7 @@ fn write_trace(workload: &Workload, RankId(rank): RankId, path: &Path) -> Result
 
 // Runs
 
-/// Runs the job, and says how that ended.
+/// Runs the job, and returns its result.
 fn run(args: &Llama, workload: Workload, argv: &[OsString], notices: &Notices) -> Result<Done, HostError> {
     let Output { out, fold, ignore_memory, device_db, record, .. } = &args.output;
     args.output.check_rates()?;

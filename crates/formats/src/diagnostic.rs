@@ -1,6 +1,7 @@
-//! Owns how a mistake in a user's text is shown: the line, a caret under the place, and a hint that can be acted upon.
+//! Owns the rendering of a mistake in a user's text: the line, a caret under the place, and a hint that the user can
+//! act on.
 //!
-//! It finds no mistakes itself, and writes nothing: the caller decides where the text goes and whether that is a terminal.
+//! The caller finds the mistakes, and decides where the text goes and whether that is a terminal.
 
 use annotate_snippets::{AnnotationKind, Group, Level, Renderer, Snippet};
 use std::borrow::Cow;
@@ -8,7 +9,7 @@ use std::fmt;
 use std::fmt::Write;
 use std::ops::Range;
 
-/// A mistake in what a user wrote.
+/// A mistake in a user's text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
     message: String,
@@ -20,21 +21,21 @@ pub struct Diagnostic {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Location {
     origin: String,
-    /// The lines of the place, as much of them as is shown.
+    /// The shown part of the lines of the place.
     text: String,
-    /// The number of their first.
+    /// Number of the first line.
     line: usize,
     span: Range<usize>,
     label: String,
 }
 
 impl Diagnostic {
-    /// A mistake that is nowhere in particular.
+    /// A mistake without a place.
     pub fn new(message: impl Into<String>) -> Diagnostic {
         Diagnostic { message: message.into(), place: None, hint: None }
     }
 
-    /// The mistake is at `span` (in bytes) of `text`, which came from `origin` (a path or an option).
+    /// Sets the place: `span` (in bytes) of `text`, which came from `origin` (a path or an option).
     #[must_use]
     pub fn at(mut self, origin: &str, text: &str, span: Range<usize>) -> Diagnostic {
         let (text, span, line) = shown(text, widened(text, span));
@@ -43,7 +44,7 @@ impl Diagnostic {
         self
     }
 
-    /// What to write beside the caret.
+    /// Sets the text next to the caret.
     #[must_use]
     pub fn label(mut self, label: impl Into<String>) -> Diagnostic {
         if let Some(place) = &mut self.place {
@@ -52,7 +53,7 @@ impl Diagnostic {
         self
     }
 
-    /// What to do about it.
+    /// Sets the advice.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Diagnostic {
         self.hint = Some(hint.into());
@@ -90,20 +91,21 @@ impl Location {
     }
 }
 
-/// Longer names and values are shortened to this many characters.
+/// Maximum number of characters of a name or value; longer ones are shortened.
 const LONGEST: usize = 1_000;
-/// This many bytes of a long line are shown, from a little before the place on.
+/// Number of bytes that are shown of a long line, from a little before the place on.
 const WINDOW: usize = 400;
 const BEFORE: usize = 80;
 
-/// Could the character move a terminal's cursor, change its state, or make a text look like another one?
+/// Whether the character could move a terminal's cursor, change its state, or make a text look like another one.
 fn is_control(c: char) -> bool {
     let marks = matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}' | '\u{2029}');
     let bidirectional = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     (c.is_control() && !matches!(c, '\n' | '\t')) || marks || bidirectional
 }
 
-/// `text` as it may reach a terminal: control characters (but newlines and tabs) and those that turn the direction of writing are `\u001b`.
+/// `text` with escapes for a terminal: control characters (except newlines and tabs) and characters that change the
+/// direction of writing become `\u001b` and the like.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(is_control) {
         return Cow::Borrowed(text);
@@ -118,7 +120,7 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(safe)
 }
 
-/// The same, without the middle of what is too long to read.
+/// The escaped text, without the middle of long texts.
 fn shortened(text: &str) -> String {
     let mut from_end = text.char_indices().rev();
     match (text.char_indices().nth(LONGEST / 2), from_end.nth(LONGEST / 2)) {
@@ -129,8 +131,8 @@ fn shortened(text: &str) -> String {
     }
 }
 
-/// The lines that a place is on, with the place in them and the number of the first; of long lines a part. Control characters are replaced by
-/// others of as many bytes, so that places stay where they are.
+/// The lines of a place, with the place in them and the number of the first line; of long lines a part. Control
+/// characters are replaced by characters of as many bytes, so that places do not move.
 fn shown(text: &str, span: Range<usize>) -> (String, Range<usize>, usize) {
     let mut from = text[..span.start].rfind('\n').map_or(0, |newline| newline + 1);
     let line = 1 + text[..from].bytes().filter(|byte| *byte == b'\n').count();
@@ -170,10 +172,11 @@ impl fmt::Display for Diagnostic {
 
 impl std::error::Error for Diagnostic {}
 
-/// `did you mean ...?` if a candidate is near `word`, else the list of all candidates, which are called `what` (`presets`).
+/// `did you mean ...?` if a candidate is near `word`, else the list of all candidates; `what` is their plural noun
+/// (`presets`).
 pub fn suggest<'a>(word: &str, what: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
     let candidates: Vec<&str> = candidates.into_iter().collect();
-    // A word that is longer by more than what may differ is near nothing, and the distance takes the product of the lengths.
+    // A word much longer than all candidates is near none, and the cost of the distance is the product of the lengths.
     let longest = candidates.iter().map(|candidate| candidate.len()).max().unwrap_or(0);
     let word = if word.len() > 4 * longest + 16 { "" } else { word };
     let nearest = candidates.iter().map(|candidate| (distance(word, candidate), candidate)).min();
@@ -187,7 +190,8 @@ pub fn suggest<'a>(word: &str, what: &str, candidates: impl IntoIterator<Item = 
     }
 }
 
-/// Letters to insert, delete, replace or swap with their neighbour (optimal string alignment), in either case.
+/// Edit distance without regard to case: letters inserted, deleted, replaced or swapped with their neighbour (optimal
+/// string alignment).
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.to_lowercase().chars().collect(), b.to_lowercase().chars().collect());
     let mut rows = vec![vec![0; b.len() + 1]; a.len() + 1];

@@ -1,11 +1,14 @@
-//! What Uniference reads and writes. Text or bytes in, values or errors out; no file is opened here.
+//! File formats that Uniference reads and writes. Text or bytes in, values or errors out; no file is opened in this
+//! crate.
 //!
-//! In the order in which a run needs them: [`units`], [`diagnostic`] and the table of [`devices`] serve the [`cluster`] file, which resolves to what the engine
-//! simulates. While the run goes on, the program [`record`], the [`trace`] and the [`events`] are written, each keeping the first
-//! error of its writer in its [`sink`]. At the end come the [`report`] and its [`table`]. A record is read back to run it again.
+//! In the order in which a run needs them: [`units`], [`diagnostic`] and the table of [`devices`] serve the [`cluster`]
+//! file, which resolves to the simulated cluster. During the run the program [`record`], the [`trace`] and the
+//! [`events`] are written, each with a [`sink`] that keeps the writer's first error. At the end come the [`report`] and
+//! its [`table`]. A record is read back to run it again.
 //!
-//! [`chakra`] traces are what others record or generate, [`astra`] are ASTRA-sim's input files, and [`real`] reads what ranks on real machines
-//! have recorded; [`operators`] is what a rank ran between its calls. `uniference-programs` makes programs of them, and `uniference-studies` studies runs.
+//! [`chakra`] has traces that other tools record or generate, [`astra`] ASTRA-sim's input files, [`real`] the
+//! recordings of ranks on real machines, and [`operators`] the operators that a rank ran between its calls.
+//! `uniference-programs` makes programs of them, and `uniference-studies` studies runs.
 
 pub mod astra;
 pub mod chakra;

@@ -1,6 +1,6 @@
-//! Owns `report.json`: the figures of a run as other programs read them. `docs/reference/report.md` describes every field.
+//! Owns `report.json`: the figures of a run for other programs. `docs/reference/report.md` describes every field.
 //!
-//! How the figures come about is the simulator's business; how they look on a terminal that of [`crate::table`].
+//! The simulator computes the figures; [`crate::table`] shows them on a terminal.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -10,12 +10,12 @@ use uniference_sim::ids::{GroupId, RankId};
 use uniference_sim::observe::{Digest, OperationStatistics, RankStatistics, Statistics};
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// Changes when a field changes its meaning or goes away; new fields do not change it.
+/// Version of the format. It changes if a field changes its meaning or is removed, not if fields are added.
 pub const VERSION: u32 = 2;
-/// The oldest version that is read. Reports of version 1 have a digest of version 1, and nothing else of them is different.
+/// The oldest version that is read. Reports of version 1 differ only in their digest, which has version 1.
 const OLDEST: u32 = 1;
 
-/// A whole run. On every rank `compute_s + exposed_comm_s + idle_s` is the makespan.
+/// The report of a whole run. On every rank `compute_s + exposed_comm_s + idle_s` is the makespan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Version of this format: [`VERSION`].
@@ -32,49 +32,52 @@ pub struct Report {
     pub ranks: Vec<RankReport>,
     /// Reports of the operations, by name and group.
     pub operations: Vec<OperationReport>,
-    /// The links that have carried anything, in the cluster's order; empty (left out) where messages were not watched.
+    /// The links that have carried anything, in the cluster's order; empty (left out) if messages were not observed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<LinkReport>,
-    /// What ranks held in memory at their peaks, by rank and kind; of ranks whose allocations are known.
+    /// Memory that ranks held at their peaks, by rank and kind, for ranks whose allocations are known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memory: Vec<MemoryReport>,
-    /// Joules that all devices draw together; `None` (left out): what one of them draws is not known.
+    /// Energy of all devices together, in joules; `None` (left out): the power of some device is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy_j: Option<f64>,
-    /// What the run costs, in the currency of the devices' prices; `None` (left out): one of them has no price.
+    /// Price of the run, in the currency of the devices' prices; `None` (left out): some device has no price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price: Option<f64>,
-    /// Equal for two runs if and only if they were the same, operation by operation; 64 hexadecimal digits.
+    /// Digest of the run, as 64 hexadecimal digits: equal for two runs if and only if they were the same, operation by
+    /// operation.
     pub digest: String,
-    /// How the digest was made: those of different versions say nothing of each other. Reports of version 1 lack it, and mean 1.
+    /// Version of the digest: digests of different versions cannot be compared. Reports of version 1 lack the field,
+    /// and mean 1.
     #[serde(default = "first_digest")]
     pub digest_version: u32,
-    /// Where the real makespan should lie; `None` (left out): nothing is known of the errors.
+    /// The interval in which the real makespan should lie; `None` (left out): the errors are unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Interval>,
-    /// Of a generated job: what it comes to.
+    /// Figures of a generated job.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<JobReport>,
-    /// Where the seconds in which ranks computed come from, in order of rank, surest origin first.
+    /// Origins of the ranks' seconds of compute, in order of rank, the surest origin first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub compute: Vec<ComputeReport>,
-    /// How long the program's named ranges took, by name and rank.
+    /// Durations of the program's named ranges, by name and rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub phases: Vec<PhaseReport>,
-    /// What the streams of simulated GPUs were busy with, in order of rank; of each rank first all streams together.
+    /// Times of the CUDA streams of simulated GPUs, in order of rank; for each rank all streams together come first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub streams: Vec<StreamReport>,
-    /// What the run had to wait for until it ended; `None` (left out): the causes of events were not kept, or are not all known.
+    /// The critical path; `None` (left out): the causes of events were not kept, or are not all known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub critical_path: Option<CriticalPathReport>,
-    /// What the figures are of, where that is not what ran: operators that were captured on a processor and costed for a GPU.
+    /// The subject of the figures if it is not the program as it ran: operators that were captured on a CPU and costed
+    /// for a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headline: Option<String>,
-    /// Where the figures deserve doubt, for people.
+    /// Warnings about doubtful figures, for people.
     pub warnings: Vec<String>,
-    /// What it takes to run this again.
+    /// The data needed to run the program again.
     pub manifest: Manifest,
-    /// Of a real run: what recording it has cost.
+    /// Cost of recording a real run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recorder: Option<RecorderReport>,
 }
@@ -82,7 +85,7 @@ pub struct Report {
 /// The interval in which the makespan of a real run should lie.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
-    /// Probability with which it should hold the real makespan: 0.95.
+    /// Probability with which the interval should hold the real makespan: 0.95.
     pub level: f64,
     /// Lower end in seconds.
     pub low_s: f64,
@@ -96,62 +99,64 @@ pub struct Interval {
     pub runs_s: [f64; 3],
 }
 
-/// What recording a real run has cost: it is part of the ranks' times.
+/// Cost of recording a real run: it is part of the ranks' times.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RecorderReport {
     /// Seconds of each rank, in order of rank.
     pub time_s: Vec<f64>,
-    /// How often each rank's recorder was at work.
+    /// Number of calls of each rank's recorder.
     pub calls: Vec<u64>,
-    /// How far times of two ranks may be off against each other, in seconds.
+    /// Maximum error between times of two ranks, in seconds.
     pub clock_error_s: f64,
 }
 
-/// Where the time of one rank went, and what it moved.
+/// Times and traffic of one rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RankReport {
     /// The rank in the world.
     pub rank: u32,
-    /// The device it ran on.
+    /// Name of the rank's device.
     pub device: String,
-    /// When its script returned, in picoseconds of virtual time; `None` (null): it did not.
+    /// Time at which the rank's script returned, in picoseconds of virtual time; `None` (null): it did not return.
     pub finish_ps: Option<u64>,
-    /// When it crashed, as the cluster wanted, in picoseconds of virtual time; `None` (left out): it did not.
+    /// Time of a crash that the cluster file planned, in picoseconds of virtual time; `None` (left out): the rank did
+    /// not crash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crash_ps: Option<u64>,
     /// Seconds in which the rank computed while its communication was not exposed.
     pub compute_s: f64,
     /// Seconds of exposed communication: the rank was blocked in a communication call and nothing computed, or an
-    /// operation was under way on a CUDA stream of its GPU and no kernel ran on any stream.
+    /// operation was in progress on a CUDA stream of its GPU and no kernel ran on any stream.
     pub exposed_comm_s: f64,
     /// The part of `exposed_comm_s` before a peer had entered the operation.
     pub late_peer_s: f64,
     /// The part of `late_peer_s` in receives: the peer had not issued the send. Reports of earlier versions lack it.
     #[serde(default)]
     pub no_data_s: f64,
-    /// The other seconds: sleep, waiting for the store, and after its finish.
+    /// The other seconds: sleep, waits for the store, and time after the rank's finish.
     pub idle_s: f64,
-    /// Payload that it sent, algorithm steps included.
+    /// Payload that the rank sent, algorithm steps included.
     pub bytes_sent: u64,
-    /// Payload that it received.
+    /// Payload that the rank received.
     pub bytes_received: u64,
-    /// What it sent, with headers and control messages.
+    /// Bytes that the rank sent, with headers and control messages.
     pub wire_bytes_sent: u64,
-    /// Joules that its device draws from the beginning of the run to its end; `None` (left out): what it draws is not known.
+    /// Energy of the rank's device from the start to the end of the run, in joules; `None` (left out): the device's
+    /// power is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub energy_j: Option<f64>,
 }
 
-/// What all calls of one operation of one process group cost together, summed over the members.
+/// All calls of one operation of one process group, summed over the members.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OperationReport {
     /// Name of the operation: `all_reduce`, `send`.
     pub operation: String,
     /// The group's number; groups are numbered as the program first names them.
     pub group: u32,
-    /// Calls, each member counted.
+    /// Number of calls, each member counted.
     pub count: u64,
-    /// Sizes of the tensors that the members named.
+    /// Sum of the sizes of the tensors that the members named.
     pub bytes: u64,
     /// Seconds from the issue of the operations to their completion; on CUDA streams from the time at which the stream
     /// reached the operation. If any call of the row was on a CUDA stream, only those calls count.
@@ -177,65 +182,67 @@ pub struct OperationReport {
     pub bus_bandwidth: Option<f64>,
 }
 
-/// What a link of the network has carried.
+/// Traffic of a link of the network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkReport {
     /// `a.0 -> switch`.
     pub link: String,
-    /// What it carries at most, headers included, in bytes per second, where the cluster file changes nothing.
+    /// Maximum rate, headers included, in bytes per second, without changes by the cluster file.
     pub bandwidth: f64,
-    /// Messages with payload, steps of algorithms included.
+    /// Number of messages with payload, algorithm steps included.
     pub messages: u64,
-    /// Their bytes, headers included.
+    /// Bytes of the messages, headers included.
     pub wire_bytes: u64,
-    /// These over what it could have carried in the makespan.
+    /// Fraction of the bytes that the link could have carried in the makespan.
     pub utilization: f64,
 }
 
-/// What a generated job of a language model comes to.
+/// Figures of a generated job of a language model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobReport {
-    /// Tokens of all ranks together: read when training and at prefill, made when decoding.
+    /// Tokens of all ranks together: read in training and prefill, generated in decode.
     pub tokens: u64,
     /// Tokens per second of virtual time.
     pub tokens_per_s: f64,
-    /// Tokens per second and device.
+    /// Tokens per second per device.
     pub tokens_per_s_per_device: f64,
-    /// Floating-point operations that the model takes for them; what is computed again counts once.
+    /// Floating-point operations that the model needs for the tokens; recomputation does not count.
     pub model_flops: f64,
-    /// These over the makespan and the number of devices.
+    /// Floating-point operations of the model per second of makespan per device.
     pub flops_per_s_per_device: f64,
-    /// The part of the devices' peak rates for `bfloat16` that the model's operations are (model FLOPs utilization).
+    /// Model FLOPs utilization (MFU): `flops_per_s_per_device` as a fraction of the devices' peak rate for `bfloat16`.
     pub mfu: f64,
-    /// The part of the ranks' time in which they wait for another stage of the pipeline or have nothing left to do; `None` (left out): there is one stage.
+    /// Fraction of the ranks' time in which they wait for another pipeline stage or have no work left; `None` (left
+    /// out): there is one stage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bubble: Option<f64>,
-    /// Bytes that the rank which needs most holds.
+    /// Memory of the rank that needs most, in bytes.
     pub memory_bytes: u64,
-    /// Tokens that the experts of the rank get which gets most, over the mean of all ranks; the mean over layers. `None` (left out): experts get
-    /// equally many.
+    /// Maximum over the ranks of the tokens for a rank's experts, relative to the mean of all ranks; averaged over
+    /// layers. `None` (left out): all experts get equally many tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert_imbalance: Option<f64>,
 }
 
-/// Seconds of a rank's compute, on its device, that have one origin.
+/// Seconds of a rank's compute on its device, with one origin.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ComputeReport {
     /// The rank in the world.
     pub rank: u32,
-    /// `measured`, `recorded`, `database`, `interpolated`, `transferred`, `roofline`, `none`, or of operators whose cost is not known `unknown`.
+    /// `measured`, `recorded`, `database`, `interpolated`, `transferred`, `roofline`, `none`, or `unknown` for
+    /// operators of unknown cost.
     pub origin: String,
-    /// The kind of operators, as `gemm`; left out where compute is not told apart by operators.
+    /// The kind of operators, as `gemm`; left out if compute is not divided by operators.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Sum over all of them.
+    /// Sum in seconds.
     pub seconds: f64,
 }
 
 /// All ranges of one name (`torch.profiler.record_function`) that one rank has opened and closed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PhaseReport {
-    /// As the program calls it.
+    /// The program's name for the range.
     pub name: String,
     /// The rank in the world.
     pub rank: u32,
@@ -249,7 +256,7 @@ pub struct PhaseReport {
     pub p90_s: f64,
     /// 99th percentile of the durations in seconds.
     pub p99_s: f64,
-    /// Seconds of `total_s` in which the rank computed; `None` (left out): not known, as in a real run.
+    /// Seconds of `total_s` in which the rank computed; `None` (left out): unknown, as in a real run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute_s: Option<f64>,
     /// Seconds of `total_s` in which the rank's communication was exposed, as in [`RankReport`].
@@ -265,14 +272,14 @@ pub struct PhaseReport {
     pub communication_s: Option<f64>,
 }
 
-/// What the run had to wait for until it ended: each span of the path is what the next one waited for, and together they are the makespan.
+/// The critical path of the run: the end of each span let the next one start, and together the spans are the makespan.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CriticalPathReport {
     /// The rank whose program ended last.
     pub rank: u32,
-    /// By kind, the longest first.
+    /// Parts by kind, the longest first.
     pub kinds: Vec<PathPartReport>,
-    /// By kind, place, operation and line; the longest ones, at most 10.
+    /// Parts by kind, place, operation and line; the longest ones, at most 10.
     pub parts: Vec<PathPartReport>,
 }
 
@@ -281,87 +288,91 @@ pub struct CriticalPathReport {
 pub struct PathPartReport {
     /// `compute`, `bandwidth`, `latency` and so on.
     pub kind: String,
-    /// Whose time it is; left out where it is a link's, or of several ranks.
+    /// The rank whose time it is; left out for times of a link, or of several ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
     /// The link that held the messages back; if no link did, the slowest link of their routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub link: Option<String>,
-    /// What was computed, or the operation.
+    /// Name of the compute or of the operation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
     /// The line of the program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<String>,
-    /// Its part of the makespan, in seconds.
+    /// Seconds of the makespan.
     pub seconds: f64,
-    /// Its fraction of the makespan.
+    /// Fraction of the makespan.
     pub share: f64,
 }
 
-/// For how long a stream of a rank's GPU was busy until the rank's program ended, or any of its streams.
+/// Busy times of a CUDA stream of a rank's GPU, until the end of the rank's program and of all of its streams.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StreamReport {
     /// The rank in the world.
     pub rank: u32,
-    /// The stream's number; `None` (null): all streams of the GPU together, times in which several are busy counted once.
+    /// The stream's number; `None` (null): all streams of the GPU together; times in which several streams are busy
+    /// count once.
     pub stream: Option<u32>,
-    /// Seconds in which kernels ran.
+    /// Seconds in which kernels ran on the stream.
     pub kernels_s: f64,
-    /// Seconds in which it copied between memories.
+    /// Seconds in which the stream copied between memories.
     pub copies_s: f64,
-    /// Seconds in which operations of process groups were under way.
+    /// Seconds in which operations of process groups were in progress on the stream.
     pub communication_s: f64,
-    /// The part of them in which no kernel ran on any stream of the GPU.
+    /// Seconds of `communication_s` in which no kernel ran on any stream of the GPU.
     pub exposed_comm_s: f64,
 }
 
-/// A kind of memory that is no part of what the device holds: the host's, where the rank has a GPU.
+/// The kind of host memory, for a rank with a GPU: it is no part of the device's memory.
 pub const HOST_MEMORY: &str = "host";
 
-/// What a rank held of one kind when it held most of all kinds together. Over the kinds of a rank but [`HOST_MEMORY`], bytes add up to its peak.
+/// Memory of one kind at a rank's peak of all kinds together. The bytes of all kinds except [`HOST_MEMORY`] add up to
+/// the peak.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryReport {
     /// The rank in the world.
     pub rank: u32,
-    /// `parameters`, `gradients`, `optimizer`, `buffers`, `kv_cache` or `activations`; of a GPU's memory also `reserved` and `context`; beside
-    /// it `host`, the most that was held there at any time.
+    /// `parameters`, `gradients`, `optimizer`, `buffers`, `kv_cache` or `activations`; for a GPU also `reserved` and
+    /// `context`, and `host`, the largest host memory at any time.
     pub kind: String,
     /// Bytes at the peak.
     pub peak_bytes: u64,
-    /// `path:line` of the operator during which the peak came; `None` (left out): it is not known.
+    /// `path:line` of the operator during which the peak came; `None` (left out): unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<String>,
-    /// The qualified name of the function that the line is in.
+    /// Qualified name of the line's function.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub function: Option<String>,
-    /// That operator ran in the backward pass of the line. Left out where it did not.
+    /// Whether that operator ran in the backward pass of the line; left out if false.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub backward: bool,
 }
 
-/// What it takes to run a run again.
+/// The data needed to run a program again.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// The resolved cluster as a cluster file that says everything.
+    /// The resolved cluster as a complete cluster file.
     pub cluster: String,
-    /// Of this program and of what the script used, by name.
+    /// Versions of Uniference and of the packages that the script used, by name.
     pub versions: BTreeMap<String, String>,
     /// Seed of the random numbers.
     pub seed: u64,
     /// The command line, word by word.
     pub command: Vec<String>,
-    /// Where the duration of compute comes from, as `--compute` has it: `measured`, `model`, `from=RUN`, `none`; of devices that differ, all of them, with
-    /// commas between. Empty (left out): nobody chose, as in traces, or an earlier version wrote it.
+    /// Origin of the duration of compute, as `--compute` has it: `measured`, `model`, `from=RUN`, `none`; for devices
+    /// with different origins all of them, separated by commas. Empty (left out): there was no choice, as in traces, or
+    /// an earlier version wrote the report.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub compute: String,
-    /// What operators were costed with, by name: the version of the model, hashes of databases. Left out where none were.
+    /// Models with which operators were costed, by name: the version of the model, hashes of databases. Left out if
+    /// there are none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub models: BTreeMap<String, String>,
 }
 
 impl Report {
-    /// The report of a run on `devices`, one a rank.
+    /// The report of a run on `devices`, one per rank.
     pub fn new(statistics: &Statistics, devices: &[Device], digest: String, manifest: Manifest) -> Report {
         let makespan = statistics.makespan();
         let unfinished = RankStatistics::default();
@@ -414,7 +425,7 @@ impl Report {
     /// Reads what [`Report::to_json`] wrote, in this version of the format.
     ///
     /// # Errors
-    /// What is no JSON, lacks a field, or is of another version.
+    /// If the text is no JSON, lacks a field, or has an unsupported version.
     pub fn from_json(text: &str) -> Result<Report, ReportError> {
         let report: Report = serde_json::from_str(text)?;
         if (OLDEST..=VERSION).contains(&report.version) {
@@ -429,7 +440,7 @@ fn first_digest() -> u32 {
     1
 }
 
-/// Ranks that had ended before the cluster wanted them to crash.
+/// Warnings about ranks that ended before their planned crash.
 fn missed_crashes(statistics: &Statistics, devices: &[Device]) -> Vec<String> {
     let said = |(rank, (device, figures)): (usize, (&Device, &RankStatistics))| {
         let (planned, end) = device.crash.zip(figures.finish)?;
@@ -444,7 +455,7 @@ pub enum ReportError {
     /// The text cannot be parsed as a report.
     #[error("this is not a report: {0}\nhint: `uniference run` writes one to its output folder, as report.json")]
     Malformed(#[from] serde_json::Error),
-    /// Another version of this program wrote it.
+    /// The report has an unsupported version.
     #[error(
         "unsupported report version {0}; the newest supported version is {VERSION}\nhint: read it with the version of Uniference that wrote it"
     )]
@@ -525,7 +536,7 @@ pub(crate) mod tests {
         Call { group: GroupId(0), op: CallOp::Collective(collective) }
     }
 
-    /// A report of so many ranks, the second of which computes longest.
+    /// A report of `ranks` ranks, of which rank 1 computes longest.
     pub(crate) fn sample(ranks: u32) -> Report {
         let mut statistics = Statistics::default();
         let us = SimDuration::from_us;
@@ -608,7 +619,7 @@ pub(crate) mod tests {
             );
         }
         let report = |devices: &[Device]| Report::new(&statistics, devices, String::new(), Manifest::default());
-        // A second of 50 W and a quarter of the 200 W more, on each of two; an hour of each costs 3.6.
+        // A second of 50 W and a quarter of the further 200 W, on each of two devices; an hour of each costs 3.6.
         let known = report(&[device.clone(), device.clone()]);
         assert_eq!((known.ranks[1].energy_j, known.energy_j, known.price), (Some(100.0), Some(200.0), Some(0.002)));
         let mixed = report(&[device, Device::new("b", HostId(0))]);

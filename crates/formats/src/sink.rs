@@ -1,16 +1,17 @@
-//! Owns writing while a run goes on, where nobody can be told of an error: the first one is kept, and nothing is written after it.
+//! Owns writing during a run, when an error cannot be reported: the first error is kept, and nothing is written after
+//! it.
 //!
-//! What is written, and whether the run should stop, is the caller's business.
+//! The caller decides what is written, and whether the run stops.
 
 use std::io::{self, Write};
 
-/// A file that could not be written to its end. What was written before is not complete.
+/// An error of a file that could not be written to its end. The file is incomplete.
 #[derive(Debug, thiserror::Error)]
 #[error("the {what} could not be written: {source}\nhint: {}", advice(source))]
 pub struct WriteError {
-    /// `trace`.
+    /// Name of the file's content: `trace`.
     pub what: &'static str,
-    /// What the operating system says.
+    /// The operating system's error.
     pub source: io::Error,
 }
 
@@ -44,12 +45,12 @@ impl<W: Write> Sink<W> {
         }
     }
 
-    /// Has an error been kept?
+    /// Whether an error has been kept.
     pub(crate) fn failed(&self) -> bool {
         self.error.is_some()
     }
 
-    /// The writer, flushed, if everything has reached it.
+    /// The writer, flushed, if everything was written.
     pub(crate) fn finish(mut self) -> Result<W, WriteError> {
         let error = self.error.take().or_else(|| self.out.flush().err());
         match error {
@@ -63,7 +64,7 @@ impl<W: Write> Sink<W> {
 pub(crate) mod tests {
     use super::*;
 
-    /// A disk with room for so many bytes.
+    /// A disk with space for this number of bytes.
     pub(crate) struct SmallDisk(pub(crate) usize);
 
     impl Write for SmallDisk {

@@ -1,8 +1,8 @@
-//! Owns how a mistake in the syntax of a user's TOML is shown. What the values mean is each format's business.
+//! Owns the rendering of syntax errors in a user's TOML. Each format checks its values.
 
 use crate::diagnostic::Diagnostic;
 
-/// The mistake at its place in `text`, which came from `origin`; `documented` says where the format is described.
+/// The error at its place in `text`, which came from `origin`; `documented` names the page about the format.
 pub(crate) fn syntax_error(origin: &str, text: &str, error: &toml::de::Error, documented: &str) -> Diagnostic {
     let span = error.span().unwrap_or(0..0);
     let diagnostic = Diagnostic::new(error.message()).at(origin, text, span.clone());

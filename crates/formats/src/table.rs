@@ -1,4 +1,4 @@
-//! Owns the table at the end of a run, at most 100 columns wide: where the ranks' time went, and what the operations cost.
+//! Owns the table at the end of a run, at most 100 columns wide: the ranks' times, and the costs of operations.
 
 use crate::cluster::ClusterFile;
 use crate::report::{
@@ -9,11 +9,11 @@ use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, Tab
 use std::collections::BTreeSet;
 use uniference_sim::time::SimDuration;
 
-/// More ranks than this are abbreviated.
+/// Maximum number of ranks in the table; more are abbreviated.
 const MOST_RANKS: usize = 16;
-/// Of each kind that an abbreviated table shows: the first, the ones that compute longest, the last.
+/// Numbers of ranks in an abbreviated table: the first, those that compute longest, the last.
 const SHOWN: (usize, usize, usize) = (4, 4, 2);
-/// Characters in a line.
+/// Width of a line in characters.
 pub const WIDTH: u16 = 100;
 /// Width of a further column of times.
 const A_COLUMN: u16 = 14;
@@ -22,10 +22,11 @@ const MOST_PHASES: usize = 12;
 /// Number of kinds of the critical path that are named, and their least fraction of the path.
 const MOST_OF_PATH: usize = 4;
 const LEAST_OF_PATH: f64 = 0.005;
-/// A rank that waits for data for less than this part of the run is not worth a column.
+/// Fraction of the run from which on waits for data get a column.
 const NOT_NEGLIGIBLE: f64 = 0.01;
 
-/// Several lines that end with a newline: the ranks, the operations, the memory of the rank that held most, the makespan and the cluster.
+/// Several lines that end with a newline: the ranks, the operations, the memory of the rank that held most, the
+/// makespan and the cluster.
 pub fn render(report: &Report) -> String {
     let mut parts = vec![ranks(&report.ranks)];
     parts.extend(operations(&report.operations));
@@ -37,7 +38,7 @@ pub fn render(report: &Report) -> String {
     parts.extend(report.critical_path.as_ref().and_then(critical_path));
     let cluster = ClusterFile::parse("manifest", &report.manifest.cluster, &[]).map(|cluster| cluster.summary());
     let cluster = cluster.map(|summary| format!(" on {summary}")).unwrap_or_default();
-    // ` (95 %: 1.2 ms to 1.4 ms; 20 runs)`.
+    // The interval: ` (95 %: 1.2 ms to 1.4 ms; 20 runs)`.
     let interval = report.interval.as_ref().map(|Interval { level, low_s, high_s, runs, .. }| {
         let seeds = if *runs > 1 { format!("; {runs} runs") } else { String::new() };
         format!(" ({:.0} %: {} to {}{seeds})", level * 100.0, seconds(*low_s), seconds(*high_s))
@@ -50,7 +51,8 @@ pub fn render(report: &Report) -> String {
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-/// A table that is [`WIDTH`] columns wide at most; the first `texts` columns are aligned to the left, the others to the right.
+/// A table that is [`WIDTH`] columns wide at most; the first `texts` columns are aligned to the left, the others to the
+/// right.
 pub fn table(header: &[&str], texts: usize) -> Table {
     let mut table = Table::new();
     table.load_style(TableStyle::new().header_separator(LineStyle::none().fill('─').junction('─')));
@@ -69,7 +71,7 @@ pub fn wrapped(text: &str) -> String {
     textwrap::fill(text, options.word_splitter(textwrap::WordSplitter::NoHyphenation))
 }
 
-/// A row of such a table.
+/// A row of a `table`: texts, then numbers.
 pub fn row(texts: &[&str], numbers: &[String]) -> Vec<Cell> {
     texts.iter().map(|text| aligned(text, false)).chain(numbers.iter().map(|number| aligned(number, true))).collect()
 }
@@ -106,7 +108,8 @@ fn ranks(ranks: &[RankReport]) -> String {
     }
 }
 
-/// Where compute comes from: `compute: model (71 % database, 29 % roofline; of unknown cost: 3 kinds)`. `None`: nobody chose.
+/// Origins of compute: `compute: model (71 % database, 29 % roofline; of unknown cost: 3 kinds)`. `None`: there was no
+/// choice.
 fn compute(report: &Report) -> Option<String> {
     let chosen = Some(&report.manifest.compute).filter(|chosen| !chosen.is_empty())?;
     let all: f64 = report.compute.iter().map(|row| row.seconds).sum();
@@ -125,7 +128,7 @@ fn compute(report: &Report) -> Option<String> {
     Some(format!("compute: {chosen} ({})", shares.join(", ")))
 }
 
-/// Without decimals, but never so that something looks like nothing or like all.
+/// A percentage without decimals; a small part is `< 1 %`, a part just below 1 `> 99 %`.
 fn percent(part: f64) -> String {
     match 100.0 * part {
         few if few < 0.5 => "< 1 %".to_owned(),
@@ -134,7 +137,7 @@ fn percent(part: f64) -> String {
     }
 }
 
-/// All ranks, or the first, the slowest and the last.
+/// Ranks in the table: all, or the first, the slowest and the last.
 fn shown(ranks: &[RankReport]) -> Vec<usize> {
     if ranks.len() <= MOST_RANKS {
         return (0..ranks.len()).collect();
@@ -191,10 +194,10 @@ fn operations(all: &[OperationReport]) -> Vec<String> {
     tables
 }
 
-/// The ranges of each name on the rank on which they took longest, together; the longest first.
+/// The ranges of each name on the rank with their longest total time; the longest first.
 fn phases(rows: &[PhaseReport]) -> Option<String> {
     let by_name = rows.chunk_by(|one, next| one.name == next.name);
-    // The first of those that took as long.
+    // The first rank of several with equal times.
     let longest = |rows: &[PhaseReport]| rows.iter().rev().max_by(|a, b| a.total_s.total_cmp(&b.total_s)).cloned();
     let mut phases: Vec<PhaseReport> = by_name.filter_map(longest).collect();
     phases.sort_by(|a, b| b.total_s.total_cmp(&a.total_s));
@@ -219,10 +222,10 @@ fn phases(rows: &[PhaseReport]) -> Option<String> {
     (!phases.is_empty()).then(|| format!("{table}{more}"))
 }
 
-/// `GPU streams of rank 3: kernels 8.100 s, copies 2.000 ms, communication 2.000 s, of it exposed 310.000 ms`: of the rank with most exposed
-/// communication.
+/// `GPU streams of rank 3: kernels 8.100 s, copies 2.000 ms, communication 2.000 s, of it exposed 310.000 ms`, for the
+/// rank with most exposed communication.
 fn streams(rows: &[StreamReport]) -> Option<String> {
-    // The first of those that have as much.
+    // The first rank of several with as much.
     let devices = rows.iter().rev().filter(|row| row.stream.is_none());
     let most = devices.max_by(|a, b| a.exposed_comm_s.total_cmp(&b.exposed_comm_s))?;
     let [kernels, copies, communication, exposed] =
@@ -233,7 +236,8 @@ fn streams(rows: &[StreamReport]) -> Option<String> {
     ))
 }
 
-/// `critical path: latency 61 %, compute 39 %`, and its two longest parts: `60 % latency of a.0 -> switch in all_reduce at train.py:12`.
+/// `critical path: latency 61 %, compute 39 %`, and its two longest parts: `60 % latency of a.0 -> switch in all_reduce
+/// at train.py:12`.
 fn critical_path(path: &CriticalPathReport) -> Option<String> {
     let kinds = path.kinds.iter().filter(|part| part.share >= LEAST_OF_PATH).take(MOST_OF_PATH);
     let kinds: Vec<String> = kinds.map(|part| format!("{} {}", part.kind, percent(part.share))).collect();
@@ -254,14 +258,15 @@ pub fn in_folder(line: &str) -> &str {
     line.rsplit('/').next().unwrap_or(line)
 }
 
-/// `memory: at most 3.00 GiB, on rank 0 (parameters 2.00 GiB, activations 1.00 GiB), at train.py:12 in forward`; of GPUs with what was held beside them: `; on the host at most 1.00 GiB`.
+/// `memory: at most 3.00 GiB, on rank 0 (parameters 2.00 GiB, activations 1.00 GiB), at train.py:12 in forward`; for
+/// GPUs with host memory: `; on the host at most 1.00 GiB`.
 fn memory(rows: &[MemoryReport]) -> Option<String> {
     let of_rank = rows.chunk_by(|one, next| one.rank == next.rank);
     let is_of_device = |row: &&MemoryReport| row.kind != HOST_MEMORY;
     let total = |rows: &&[MemoryReport]| {
         rows.iter().filter(is_of_device).fold(0_u64, |sum, row| sum.saturating_add(row.peak_bytes))
     };
-    // The first of those that held as much.
+    // The first rank of several with as much.
     let most = of_rank.rev().max_by_key(total)?;
     let first = most.first()?;
     let kinds: Vec<String> = most
@@ -298,7 +303,7 @@ fn energy(report: &Report) -> Option<String> {
     (!said.is_empty()).then(|| said.join(", "))
 }
 
-/// With two decimals in the largest unit that leaves at least 1.
+/// Joules with two decimals in the largest unit that leaves at least 1.
 fn joules(joules: f64) -> String {
     let (worth, unit) = match joules {
         less if less < 1e3 => (1.0, "J"),
@@ -309,7 +314,7 @@ fn joules(joules: f64) -> String {
     format!("{:.2} {unit}", joules / worth)
 }
 
-/// A kind of memory as people write it.
+/// A kind of memory in its usual spelling.
 pub fn kind_of_memory(kind: &str) -> &str {
     if kind == "kv_cache" { "KV cache" } else { kind }
 }
@@ -322,7 +327,7 @@ pub fn place(line: Option<&str>, function: Option<&str>, backward: bool) -> Opti
     line.map(|line| format!("{before} {line}{function}"))
 }
 
-/// With three decimals in the largest unit that leaves at least 1.
+/// Seconds with three decimals in the largest unit that leaves at least 1.
 pub fn seconds(seconds: f64) -> String {
     match SimDuration::from_secs_f64(seconds) {
         Some(SimDuration::ZERO) => "0".to_owned(),
@@ -389,7 +394,7 @@ mod tests {
         let text = render(&report);
         assert!(text.contains("(no data)"), "{text}");
         assert!(text.contains("220.000 us"), "{text}");
-        // A line a rank: nothing is wrapped.
+        // One line per rank: no line is wrapped.
         let ranks = text.split("\n\n").next().unwrap();
         assert_eq!(ranks.lines().count(), 2 + report.ranks.len(), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= (WIDTH + A_COLUMN).into()));
@@ -515,7 +520,7 @@ mod tests {
         assert!(render(&report).lines().all(|line| line.chars().count() <= WIDTH.into()));
     }
 
-    /// 71 + 27.7 + 1.3 = 100; less than half a percent is not nothing.
+    /// 71 + 27.7 + 1.3 = 100; less than half a percent is not shown as 0.
     #[test]
     fn where_compute_comes_from_is_one_line() {
         let mut report = sample(2);

@@ -1,6 +1,6 @@
-//! Owns values with units, as people write them in cluster files and options: `"25 Gbps"`, `"8 GiB"`, `"3 us"`.
+//! Owns values with units in users' notation in cluster files and options: `"25 Gbps"`, `"8 GiB"`, `"3 us"`.
 //!
-//! What is printed reads back as the same value. A bare number is refused: the error shows it with a unit.
+//! Printed values read back as the same value. A bare number is refused: the error shows it with a unit.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
@@ -14,7 +14,8 @@ pub fn counted<N: Copy + fmt::Display + TryInto<u64>>(count: N, noun: &str) -> S
     format!("{count} {noun}{plural}")
 }
 
-/// A data rate above zero. Bits or bytes per second: `"25 Gbps"` is 25e9 bit/s, `"1 GB/s"` 1e9 B/s, `"100 MiB/s"` 100 x 2^20 B/s.
+/// A data rate above zero. Bits or bytes per second: `"25 Gbps"` is 25e9 bit/s, `"1 GB/s"` 1e9 B/s, `"100 MiB/s"` 100 x
+/// 2^20 B/s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bandwidth(pub Rate);
 
@@ -22,7 +23,7 @@ pub struct Bandwidth(pub Rate);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub Bytes);
 
-/// A rate of arithmetic above zero, in floating-point operations a second: `"312 TFLOPS"`.
+/// A rate of arithmetic above zero, in floating-point operations per second: `"312 TFLOPS"`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Flops(pub f64);
 
@@ -34,20 +35,20 @@ pub struct Watts(pub f64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Duration(pub SimDuration);
 
-/// Why a text is not a value with a unit. Its text ends with a `hint:` that shows one.
+/// The reason why a text is not a value with a unit. The error's text ends with a `hint:` that shows one.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}\nhint: {hint}")]
 pub struct UnitError {
-    /// What is wrong.
+    /// Description of the mistake.
     pub message: String,
-    /// What to write in its place.
+    /// Advice with the text to write instead.
     pub hint: String,
 }
 
-/// A unit: its name, and how many of the smallest unit it is worth.
+/// A unit: its name, and its value in the smallest unit.
 type Unit = (&'static str, u64);
 
-/// In bits per second. The first name of a unit is the one that is printed.
+/// Units of bit rates, in bits per second. The first name of a unit is the one that is printed.
 const BIT_RATES: &[Unit] = &[
     ("Tbps", 1_000_000_000_000),
     ("Gbps", 1_000_000_000),
@@ -157,7 +158,7 @@ const POWERS: &[Unit] = &[("kW", 1_000_000), ("W", 1_000), ("mW", 1)];
 /// Alternative spellings of power, which are read and never printed.
 const OTHER_POWERS: &[Unit] = &[("watt", 1_000), ("watts", 1_000), ("Watt", 1_000)];
 
-/// Units of arithmetic, in operations a second.
+/// Units of arithmetic, in operations per second.
 const ARITHMETIC: &[Unit] = &[
     ("PFLOPS", 1_000_000_000_000_000),
     ("TFLOPS", 1_000_000_000_000),
@@ -180,11 +181,11 @@ const OTHER_ARITHMETIC: &[Unit] = &[
     ("GOPS", 1_000_000_000),
 ];
 
-/// What differs between the quantities.
+/// The differences between the quantities.
 trait Quantity: Copy + PartialEq {
     /// `a bandwidth`, for messages.
     const NAME: &'static str;
-    /// The units it may have.
+    /// Units of the quantity.
     const UNITS: &'static [Unit];
     /// Alternative spellings of the quantity's units, which are read and never printed.
     const OTHERS: &'static [Unit];
@@ -192,16 +193,16 @@ trait Quantity: Copy + PartialEq {
     const UNCLEAR: &'static [(&'static str, [&'static str; 2])] = &[];
     /// Text that lists the quantity's common units in messages.
     const COMMON: &'static str;
-    /// What a bare number was probably meant in: the first unit whose limit it does not pass.
+    /// Probable units of a bare number: the first whose limit the number does not exceed.
     const BARE: &'static [(f64, &'static str)];
     /// A value as an example.
     const EXAMPLE: &'static str;
 
-    /// The value of a number of the smallest unit, or what is wrong with it.
+    /// The value of a number in a unit, or the reason why the number is invalid.
     fn from_decimal(value: Decimal, unit: u64) -> Result<Self, &'static str>;
-    /// How many of the unit worth 1 it is, as near as a float comes.
+    /// The value in the smallest unit, as the nearest float.
     fn in_smallest(self) -> f64;
-    /// A text that reads back as the same value, however long.
+    /// A text that reads back as the same value, of any length.
     fn exact(self) -> String;
 }
 
@@ -342,10 +343,10 @@ impl Quantity for Duration {
     }
 }
 
-/// A number as it was written: `mantissa / 10^places`, and the nearest float.
+/// A number in its notation: `mantissa / 10^places`, and the nearest float.
 #[derive(Clone, Copy)]
 struct Decimal {
-    /// `None` if it does not fit.
+    /// The digits without the decimal point; `None` if they do not fit.
     mantissa: Option<u128>,
     places: u32,
     number: f64,
@@ -364,7 +365,7 @@ impl Decimal {
         Some(Decimal { mantissa, places: fraction.len() as u32, number: digits.parse().ok()? })
     }
 
-    /// The whole part of `self * unit`, and whether anything is left; `None` if it does not fit.
+    /// The whole part of `self * unit`, and whether there is a remainder; `None` if the whole part does not fit.
     fn times(self, unit: u64) -> Option<(u64, bool)> {
         let scale = 10u128.checked_pow(self.places)?;
         let product = self.mantissa?.checked_mul(u128::from(unit))?;
@@ -385,7 +386,7 @@ fn parse<Q: Quantity>(text: &str) -> Result<Q, UnitError> {
         return error(format!("\"{trimmed}\" is not a {}", Q::NAME), example());
     };
     if unit.is_empty() && decimal.mantissa == Some(0) {
-        // Nothing is the same in all units.
+        // Zero is the same in all units.
         return Q::from_decimal(decimal, Q::UNITS[0].1).map_err(|_| bare_number::<Q>(trimmed, decimal.number));
     }
     if unit.is_empty() {
@@ -451,7 +452,7 @@ fn bare_number<Q: Quantity>(number: &str, value: f64) -> UnitError {
     }
 }
 
-/// The shortest text that reads back as the same value, with a number of at least 1 where there is one.
+/// The shortest text that reads back as the same value, with a number of at least 1 if possible.
 fn print<Q: Quantity>(value: Q) -> String {
     let candidates = Q::UNITS.iter().map(|(name, worth)| (value.in_smallest() / *worth as f64, name));
     candidates
@@ -461,7 +462,7 @@ fn print<Q: Quantity>(value: Q) -> String {
         .map_or_else(|| value.exact(), |(_, text)| text)
 }
 
-/// Reads a text, and refuses numbers with the unit they lack.
+/// Reads a text, and refuses a number with the unit that it lacks.
 struct QuantityVisitor<Q>(PhantomData<Q>);
 
 impl<Q: Quantity> de::Visitor<'_> for QuantityVisitor<Q> {
@@ -586,7 +587,7 @@ mod tests {
         parse::<Q>(text).unwrap_err().to_string()
     }
 
-    /// Spellings of other tools and vendors are read as the unit that they mean, or refused with units to choose from.
+    /// Spellings of other tools and vendors are read as their unit, or refused with units to choose from.
     #[test]
     fn other_spellings_are_read_where_they_mean_one_unit() {
         for (spelled, unit) in [

@@ -1,5 +1,5 @@
-//! Records that were kept, and what replaying them gave when they were made: makespan, digest, and every figure of every rank and operation
-//! are the same to the last bit, whatever has changed in between. `tests/corpus/make.py` says how they were made.
+//! Kept records with the results of their replay when they were made: makespan, digest, and every figure of every rank
+//! and operation are still equal to the last bit. `tests/corpus/make.py` made the records.
 
 use flate2::read::GzDecoder;
 use serde_json::{Value, json};
@@ -29,7 +29,8 @@ fn every_figure_of_a_kept_record_stays_what_it_was() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Records of version 1 know groups by the order in which ranks joined them, which is another one on a network that is much faster or slower.
+/// Records of version 1 number groups in the order in which ranks joined them, which differs on a much faster or slower
+/// network.
 #[test]
 fn a_record_whose_groups_are_others_elsewhere_is_refused() {
     for (case, other, on) in [
@@ -51,7 +52,7 @@ fn a_record_whose_groups_are_others_elsewhere_is_refused() {
     }
 }
 
-/// Where the replays of one record differ from what is expected of them.
+/// Differences between the replays of one record and the expected results.
 fn differences(expected: &Path) -> Vec<String> {
     let runs: Vec<Value> = serde_json::from_str(&fs::read_to_string(expected).unwrap()).unwrap();
     let mut record = Vec::new();
@@ -83,7 +84,8 @@ fn differences(expected: &Path) -> Vec<String> {
     wrong
 }
 
-/// Figures without the one that means something else since: an all-to-all of equal blocks counted one of them, and now counts all that is sent.
+/// Figures without one that has changed its meaning: the bytes of an all-to-all of equal blocks were one block, and are
+/// now all sent bytes.
 fn comparable(mut figures: Value) -> Value {
     for operation in figures.as_array_mut().into_iter().flatten() {
         if operation["operation"] == "all_to_all" {
@@ -108,7 +110,7 @@ fn replayed(record: &[u8], cluster: &Cluster) -> (Ending, Statistics, Digest) {
     (ended, observer.0, observer.1)
 }
 
-/// What `make.py` has kept of a report, in whole numbers.
+/// The figures of a report that `make.py` has kept, as integers.
 fn figures(cluster: &Cluster, statistics: &Statistics, digest: &Digest) -> Value {
     let makespan = statistics.makespan();
     let ranks = statistics.ranks().iter().zip(&cluster.devices).enumerate().map(|(rank, (figures, device))| {

@@ -1,4 +1,4 @@
-//! A run from its cluster file to everything that is written about it, and back from its record.
+//! Tests of a run from its cluster file to all written files, and back from its record.
 
 use serde_json::Value;
 use std::io::Cursor;
@@ -30,7 +30,7 @@ latency = "5 us"
 "#;
 const RANKS: u32 = 4;
 
-/// Computes, then reduces a megabyte, twice.
+/// A program that computes, then reduces a megabyte, twice.
 struct Worker {
     requests: std::vec::IntoIter<Request>,
 }
@@ -128,8 +128,9 @@ fn the_record_of_a_run_runs_again_to_the_same_digest() {
 #[test]
 fn the_report_adds_up() {
     let (_, _, report) = run();
-    // Compute on the slow device, 2 * 100 us, then a ring of 2 (P - 1) steps of a quarter of 1 MB and 5 us each, twice. The slow
-    // rank's own last block is underway while others wait for theirs: it leaves the first ring two latencies before the last rank.
+    // Compute on the slow device, 2 * 100 us, then a ring of 2 (P - 1) steps of a quarter of 1 MB and 5 us each, twice.
+    // The slow rank's own last block is on its way while others wait for theirs: the slow rank leaves the first ring
+    // two latencies before the last rank.
     let (step, latency) = (250_000_000 + 5_000_000, 5_000_000);
     assert_eq!(report.makespan_ps, 2 * (200_000_000 + 6 * step) - 2 * latency);
     for rank in &report.ranks {
@@ -138,7 +139,8 @@ fn the_report_adds_up() {
         let sum = rank.compute_s + rank.exposed_comm_s + rank.idle_s;
         assert!((sum - report.makespan_s).abs() < 1e-12);
     }
-    // Rank 0 waits 100 us for the slow one; it leaves the first ring one latency after it, and so waits 95 us the second time.
+    // Rank 0 waits 100 us for the slow rank. Rank 0 leaves the first ring one latency after it, and therefore waits
+    // 95 us the second time.
     assert!((report.ranks[0].late_peer_s - 195e-6).abs() < 1e-12, "{}", report.ranks[0].late_peer_s);
     assert_eq!((report.operations[0].count, report.operations[0].bytes), (8, 8_000_000));
 }

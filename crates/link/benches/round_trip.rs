@@ -1,4 +1,5 @@
-//! How long a message takes to a worker and back: wall-clock time over the loopback of this machine, encrypted as a run's, between two threads.
+//! Round-trip time of a message to a worker: wall-clock time over this machine's loopback, encrypted as in a run,
+//! between two threads.
 //! `cargo bench -p uniference-link --bench round_trip [-- ROUNDS]`
 
 use std::thread;
@@ -7,10 +8,10 @@ use uniference_link::door::Door;
 use uniference_link::join::join;
 use uniference_link::token::Token;
 
-/// As long as the frame of a small call.
+/// Message length: about the frame of a small call.
 const BYTES: usize = 64;
 
-/// Before it is measured.
+/// Rounds before the measurement.
 const WARM_UP: usize = 100;
 
 const PATIENCE: Duration = Duration::from_secs(10);

@@ -1,7 +1,8 @@
-//! Owns how far the clocks of two hosts are apart, found by many small exchanges over a connection.
+//! Owns the clock offset between two hosts, found by many small exchanges over a connection.
 //!
-//! The exchange with the shortest round trip says most: the other clock was read between its two ends, so the middle is wrong by half of it at
-//! most (Cristian 1989, Probabilistic clock synchronization). That clocks also run at different speeds shows when it is done twice.
+//! The exchange with the shortest round trip is the most accurate: the other clock was read between its two ends, so
+//! the middle is wrong by at most half the round trip (Cristian 1989, Probabilistic clock synchronization). A
+//! difference in clock speed shows when the comparison is repeated.
 
 use crate::door::{Door, Joined};
 use crate::join::{JoinError, join};
@@ -15,25 +16,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Asks for the time.
+/// Request for the time.
 const ASK: &[u8] = b"?";
-/// Says that all has been read that was wanted.
+/// Notice that the host has made all its readings.
 const ENOUGH: &[u8] = b".";
 
-/// How long one end waits for a word of the other.
+/// Longest wait of one end for a message of the other.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// How often a thread that waits for hosts looks whether it is to end.
+/// Interval at which a thread that waits for hosts checks whether the server is closed.
 const TICK: Duration = Duration::from_millis(50);
 
-/// What the comparison of two clocks has found, in nanoseconds.
+/// Result of the comparison of two clocks, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
-    /// By this host's clock.
+    /// Time of the reading by this host's clock.
     pub at: i64,
-    /// So much more the other clock showed then.
+    /// The other clock's time minus this host's.
     pub offset: i64,
-    /// More or less by so much at most.
+    /// Largest error of `offset`, in either direction.
     pub error: i64,
 }
 
@@ -43,7 +44,7 @@ pub fn now() -> i64 {
     time.tv_sec * 1_000_000_000 + time.tv_nsec
 }
 
-/// Tells the time to hosts that know a token, while it lives.
+/// Server that tells the time to hosts that know a token, until it is dropped.
 pub struct ClockServer {
     doors: Vec<Arc<Door>>,
     served: Mutex<mpsc::Receiver<String>>,
@@ -52,7 +53,8 @@ pub struct ClockServer {
 }
 
 impl ClockServer {
-    /// Listens at a free port of each of these addresses of this machine. What it tells is `clock`'s, in nanoseconds.
+    /// Listens at a free port of each of these addresses of this machine, and serves the time of `clock`, in
+    /// nanoseconds.
     ///
     /// # Errors
     /// The address at which it cannot listen, and why.
@@ -61,7 +63,7 @@ impl ClockServer {
         token: &Token,
         clock: impl Fn() -> i64 + Send + Sync + 'static,
     ) -> Result<ClockServer, (String, io::Error)> {
-        // Strangers are no news.
+        // Strangers are not logged.
         let open = |address: &String| Door::open((address.as_str(), 0), token.clone(), |_| {});
         let opened = addresses.iter().map(|address| open(address).map(Arc::new).map_err(|why| (address.clone(), why)));
         let doors = opened.collect::<Result<Vec<_>, _>>()?;
@@ -74,17 +76,17 @@ impl ClockServer {
         Ok(ClockServer { threads: threads.collect(), doors, served: Mutex::new(served), is_closed })
     }
 
-    /// Where it listens: one for each address that it was given.
+    /// Addresses at which the server listens, one for each address passed to `open`.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.doors.iter().map(|door| door.address()).collect()
     }
 
-    /// From here on hosts of these names may read the clock, each of them once.
+    /// Allows hosts of these names to read the clock from now on, each of them once.
     pub fn expect(&self, names: &[String]) {
         self.doors.iter().for_each(|door| door.expect(names.iter().cloned()));
     }
 
-    /// The next host that has read all that it wanted, within `timeout`.
+    /// Name of the next host that completes its readings within `timeout`.
     pub fn wait(&self, timeout: Duration) -> Option<String> {
         self.served.lock().unwrap_or_else(PoisonError::into_inner).recv_timeout(timeout).ok()
     }
@@ -99,7 +101,7 @@ impl Drop for ClockServer {
     }
 }
 
-/// Takes the hosts that come to a door. Each has a thread, which outlives the server by [`SILENCE`] at most.
+/// Accepts the hosts that connect to a door. Each has a thread, which outlives the server by [`SILENCE`] at most.
 fn receive(
     door: &Arc<Door>,
     clock: &Arc<impl Fn() -> i64 + Send + Sync + 'static>,
@@ -111,7 +113,7 @@ fn receive(
         let (door, clock, tells) = (Arc::downgrade(door), clock.clone(), tells.clone());
         thread::spawn(move || {
             if let Ok(true) = tell(&mut joined, &*clock) {
-                // Nobody waits any more once the server is gone.
+                // The send fails only if the server is gone.
                 let _ = tells.send(joined.name);
             } else if let Some(door) = door.upgrade() {
                 door.forget(&joined.name);
@@ -120,7 +122,7 @@ fn receive(
     }
 }
 
-/// Answers until the host has enough; whether it has.
+/// Answers time requests of a host until its last one; returns whether the host ended with [`ENOUGH`].
 fn tell(joined: &mut Joined, clock: impl Fn() -> i64) -> io::Result<bool> {
     while let Some(word) = joined.receiver.receive(1, SILENCE)? {
         if word != ASK {
@@ -131,13 +133,13 @@ fn tell(joined: &mut Joined, clock: impl Fn() -> i64) -> io::Result<bool> {
     Ok(false)
 }
 
-/// Compares `clock` with the one that is served at `address` (`HOST:PORT`), by `rounds` exchanges of which the shortest counts.
+/// Compares `clock` with the clock served at `address` (`HOST:PORT`), by `rounds` exchanges; the shortest one counts.
 ///
 /// # Errors
-/// As [`join`]'s; `Unavailable` too if the connection is lost meanwhile.
+/// The errors of [`join`]; also `Unavailable` if the connection is lost during the exchanges.
 ///
 /// # Panics
-/// Without a round.
+/// If `rounds` is 0.
 pub fn read(
     address: &str,
     token: &Token,

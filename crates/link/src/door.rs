@@ -1,7 +1,8 @@
-//! Owns where a driver takes workers: it listens, and shows strangers out.
+//! Owns the door: the driver's listening socket, which admits workers and refuses strangers.
 //!
-//! What workers are for is not known here. Each connection is looked at by a thread of its own for ten seconds at most, and of those that
-//! have not proven anything the oldest makes room: so nobody keeps a worker out by being slow or silent.
+//! The door does not know the purpose of workers. Each connection has its own thread for the handshake, for at most ten
+//! seconds. If too many connections are in their handshake, the oldest one is closed: slow or silent clients cannot
+//! keep a worker out.
 
 use crate::handshake::{self, Failure, Identity, Refusal};
 use crate::stream::{Receiver, Stream};
@@ -17,14 +18,14 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use uniference_protocol::hello::Hello;
 
-/// So many connections may be in their handshake at once.
+/// Most connections that may be in their handshake at once.
 const MOST_PENDING: usize = 64;
 
 /// The number of refused connections that are logged one by one; later refused connections are logged if their number
 /// is a power of two.
 const LISTED: u64 = 20;
 
-/// How often the thread that listens looks whether it is to end.
+/// Interval at which the listening thread checks whether the door is closed.
 const TICK: Duration = Duration::from_millis(100);
 
 const NOBODY_PANICS: &str = "no holder of this lock panics";
@@ -41,7 +42,7 @@ pub struct Joined {
     pub receiver: Receiver,
 }
 
-/// Takes workers while it lives.
+/// Listening socket that admits workers until it is dropped.
 pub struct Door {
     address: SocketAddr,
     shared: Arc<Shared>,
@@ -54,7 +55,7 @@ struct Shared {
     token: Token,
     ours: Hello,
     guests: Mutex<Guests>,
-    /// Connections in their handshake, the oldest first.
+    /// Connections in their handshake, oldest first.
     pending: Mutex<VecDeque<(u64, TcpStream)>>,
     joins: mpsc::Sender<Joined>,
     refusals: Refusals,
@@ -89,7 +90,7 @@ impl Drop for Refusals {
     }
 }
 
-/// Names of workers.
+/// Names of the workers that a run expects, and of those that have joined.
 #[derive(Default)]
 struct Guests {
     expected: BTreeSet<String>,
@@ -101,7 +102,7 @@ impl Door {
     /// refused connections.
     ///
     /// # Errors
-    /// If that is no address of this machine, or somebody else listens there.
+    /// If `address` is not an address of this machine, or is already in use.
     pub fn open(
         address: impl ToSocketAddrs,
         token: Token,
@@ -128,23 +129,23 @@ impl Door {
         Ok(Door { address, shared, joined: Mutex::new(joined), listens: Some(listens) })
     }
 
-    /// Where it listens.
+    /// Address at which the door listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// From here on workers of these names are taken, one of each, and no others.
+    /// Admits workers of these names from now on, one of each name, and no others.
     pub fn expect(&self, names: impl IntoIterator<Item = String>) {
         let mut guests = self.shared.guests.lock().expect(NOBODY_PANICS);
         *guests = Guests { expected: names.into_iter().collect(), present: BTreeSet::new() };
     }
 
-    /// The worker of this name is lost: it may come again.
+    /// Lets a lost worker of this name join again.
     pub fn forget(&self, name: &str) {
         self.shared.guests.lock().expect(NOBODY_PANICS).leave(name);
     }
 
-    /// A run is over: nobody takes part in it any more.
+    /// Ends a run: no worker is admitted any more.
     pub fn dismiss(&self) {
         self.expect([]);
     }
@@ -181,13 +182,13 @@ fn listen(listener: &TcpListener, shared: &Arc<Shared>) {
                 look_at(socket, peer, number, shared);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // Out of descriptors, most likely: those in their handshake give theirs back.
+            // The likely cause is a lack of file descriptors, which handshakes give back when they end.
             Err(_) => thread::sleep(TICK),
         }
     }
 }
 
-/// Starts the handshake with whoever has connected.
+/// Starts the handshake with a new connection.
 fn look_at(socket: TcpStream, peer: SocketAddr, number: u64, shared: &Arc<Shared>) {
     let Ok(copy) = socket.set_nonblocking(false).and_then(|()| socket.try_clone()) else { return };
     let mut pending = shared.pending.lock().expect(NOBODY_PANICS);
@@ -206,7 +207,7 @@ fn look_at(socket: TcpStream, peer: SocketAddr, number: u64, shared: &Arc<Shared
         admitting.pending.lock().expect(NOBODY_PANICS).retain(|(known, _)| *known != number);
         match admitted {
             Ok((name, stream, receiver)) => {
-                // Nobody waits any more when the door is closed.
+                // The send fails only if the door is closed.
                 let _ = admitting.joins.send(Joined { name, peer, stream, receiver });
             }
             Err((name, why)) => {
@@ -235,7 +236,7 @@ impl Guests {
         Ok(())
     }
 
-    /// It is lost.
+    /// Removes a lost worker.
     fn leave(&mut self, name: &str) {
         self.present.remove(name);
     }

@@ -1,7 +1,8 @@
-//! Owns how two sides get to know each other: TLS 1.3 with a key made for the occasion, then what each side is, then proofs of the token.
+//! Owns the handshake of driver and worker: TLS 1.3 with a fresh key, then the [`Hello`]s, then proofs of the token.
 //!
-//! TLS keeps others from listening and changing; its key proves nothing, as nobody vouches for it. The proofs are bound to the connection by its
-//! exported key material, so that somebody in the middle, who has two connections, can pass on neither.
+//! TLS prevents eavesdropping and tampering; its key proves no identity, because no authority certifies it. The proofs
+//! are bound to the connection by its exported key material, so that a man in the middle with two connections can relay
+//! neither proof.
 //!
 //! Messages: the worker's and the driver's [`Hello`]; the worker's [`Claim`]; the driver's [`Verdict`].
 
@@ -22,69 +23,69 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uniference_protocol::hello::{Disagreement, Hello};
 
-/// All of a handshake must have come within this time.
+/// Time limit of a whole handshake.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Messages of a handshake are shorter.
+/// Longest message of a handshake, in bytes.
 const LONGEST: usize = 1024;
 
-/// What every worker begins with that is one, so that strangers are told from workers of another version.
+/// First bytes of every worker's first message; they tell workers of another version from strangers.
 const MAGIC: &[u8] = b"uniference ";
 
-/// Why a driver does not take a worker that speaks its language.
+/// Reason why a driver refuses a worker that speaks its protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 pub enum Refusal {
-    /// It does not know the token.
+    /// The worker does not know the token.
     #[error("the token is wrong")]
     Token,
-    /// Another worker of this name takes part.
+    /// Another worker of this name has joined.
     #[error("another worker of this name takes part in the run")]
     Taken,
-    /// No device of the run is at a worker of this name, or the run has begun.
+    /// No device of the run is on a worker of this name, or the run has begun.
     #[error("the run does not wait for a worker of this name")]
     Unknown,
 }
 
-/// Why there is no connection.
+/// Reason why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
-    /// It could not be made, or was lost.
+    /// The connection could not be made, or was lost.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The other side is something else.
+    /// The other side does not run Uniference.
     #[error("the other side is not Uniference")]
     Stranger,
-    /// The sides cannot work together.
+    /// The two sides are not compatible.
     #[error("{0}")]
     Disagreement(#[from] Disagreement),
-    /// The driver does not take the worker.
+    /// The driver refuses the worker.
     #[error("{0}")]
     Refused(Refusal),
-    /// The driver takes the worker without knowing the token.
+    /// The driver admits the worker without knowing the token.
     #[error("the driver does not know the token")]
     DriverProof,
 }
 
-/// The name of who is not taken, if it was said, and why.
+/// Name of the rejected worker, if the worker sent it, and the reason.
 pub(crate) type Rejected = (Option<String>, Failure);
 
-/// What a worker says of itself.
+/// A worker's name and its proof of the token.
 #[derive(Serialize, Deserialize)]
 struct Claim {
     name: String,
     proof: [u8; PROOF],
 }
 
-/// What the driver says to it: the driver's own proof, or why not.
+/// The driver's answer to a [`Claim`]: its own proof, or the reason of its refusal.
 #[derive(Serialize, Deserialize)]
 struct Verdict(Result<[u8; PROOF], Refusal>);
 
-/// What a driver needs to take workers.
+/// TLS configuration of a driver, with its key.
 #[derive(Clone)]
 pub(crate) struct Identity(Arc<ServerConfig>);
 
 impl Identity {
-    /// With a new key.
+    /// TLS configuration with a new key.
     pub(crate) fn new() -> Identity {
         const KEYS: &str = "the system has random numbers, and a new key is one of Ed25519";
         let random = ring::rand::SystemRandom::new();
@@ -103,13 +104,14 @@ impl Identity {
     }
 }
 
-/// As SubjectPublicKeyInfo (RFC 8410, section 4): the algorithm's identifier, and the key as a string of bits.
+/// Public key as SubjectPublicKeyInfo (RFC 8410, section 4): the algorithm's identifier, and the key as a bit string.
 fn public_key(pair: &Ed25519KeyPair) -> Vec<u8> {
     const ED25519: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
     [&ED25519, pair.public_key().as_ref()].concat()
 }
 
-/// A driver's part. `admits` says whether a worker of that name, who knows the token, is taken.
+/// Carries out a driver's part of the handshake. `admits` decides whether a worker of that name, who knows the token,
+/// is admitted.
 pub(crate) fn admit(
     socket: TcpStream,
     identity: &Identity,
@@ -132,7 +134,7 @@ pub(crate) fn admit(
     let answer = Verdict(verdict.map(|()| token.prove(Side::Driver, &binding, name.as_bytes())));
     let sent = stream.send(&[&write(&answer)]);
     match (verdict, sent) {
-        // Whether it hears of it or not.
+        // The refusal stands even if the worker does not receive it.
         (Err(refusal), _) => {
             stream.finish();
             Err((Some(name), Failure::Refused(refusal)))
@@ -142,7 +144,7 @@ pub(crate) fn admit(
     }
 }
 
-/// A worker's part.
+/// Carries out a worker's part of the handshake.
 pub(crate) fn claim(
     socket: TcpStream,
     token: &Token,
@@ -165,7 +167,7 @@ pub(crate) fn claim(
     }
 }
 
-/// Versions first: what comes after is of one version.
+/// Exchanges versions first: the later messages have the format of one version.
 fn exchange_hellos(stream: &Stream, receiver: &mut Receiver, ours: Hello, deadline: Instant) -> Result<(), Failure> {
     stream.send(&[MAGIC, &write(&ours)])?;
     let theirs = receiver.receive_by(LONGEST, deadline)?;
@@ -192,7 +194,8 @@ fn client_config() -> Arc<ClientConfig> {
     Arc::new(config)
 }
 
-/// Takes any raw public key (RFC 7250) whose owner signs the handshake: who that is, the proofs say.
+/// Verifier that accepts any raw public key (RFC 7250) whose owner signs the handshake; the proofs establish the
+/// identity.
 #[derive(Debug)]
 struct AnyKey(Arc<CryptoProvider>);
 
@@ -236,7 +239,8 @@ impl ServerCertVerifier for AnyKey {
     }
 }
 
-/// The driver's part as somebody plays it who does not know the worker's token; returns the worker's proof.
+/// Driver's part of the handshake, played by an impostor that does not know the worker's token; returns the worker's
+/// proof.
 #[cfg(test)]
 pub(crate) fn admit_anybody(socket: TcpStream, identity: &Identity, token: &Token, ours: Hello) -> [u8; PROOF] {
     let deadline = Instant::now() + PATIENCE;
@@ -250,7 +254,7 @@ pub(crate) fn admit_anybody(socket: TcpStream, identity: &Identity, token: &Toke
     claim.proof
 }
 
-/// The worker's part up to its claim, with somebody else's proof; and what the driver then says is heard.
+/// Worker's part of the handshake up to its claim, with a proof from elsewhere; the driver's verdict is not read.
 #[cfg(test)]
 pub(crate) fn claim_with(address: &str, ours: Hello, name: &str, proof: [u8; PROOF]) -> (Arc<Stream>, Receiver) {
     let deadline = Instant::now() + PATIENCE;

@@ -1,4 +1,4 @@
-//! Owns how a worker comes to a driver.
+//! Owns a worker's connection to a driver: connect, handshake, and the reasons why it fails.
 
 use crate::handshake::{self, Failure, PATIENCE, Refusal};
 use crate::stream::{Receiver, Stream};
@@ -8,16 +8,16 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::sync::Arc;
 use uniference_protocol::hello::{Disagreement, Hello};
 
-/// Why a worker is not part of a run.
+/// Reason why a worker cannot join a run.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
-    /// Nobody takes it there just now; it may try again.
+    /// No driver accepts the connection at the moment; the worker may try again.
     #[error("{0}")]
     Unavailable(io::Error),
-    /// The run does not wait for it just now; it may try again.
+    /// The run does not wait for this worker at the moment; the worker may try again.
     #[error("{0}")]
     Unwanted(Refusal),
-    /// The driver has refused it.
+    /// The driver has refused the worker.
     #[error("the driver at {address} refuses worker {name}: {why}\nhint: {hint}")]
     Refused {
         /// The driver's address.
@@ -26,23 +26,23 @@ pub enum JoinError {
         name: String,
         /// The driver's reason.
         why: Refusal,
-        /// What to do.
+        /// Advice to the user.
         hint: &'static str,
     },
-    /// It is of another version, or machines differ too much.
+    /// The worker has another version than the driver, or their machines differ too much.
     #[error("cannot work with the driver at {address}: {why}")]
     Disagreement {
         /// The driver's address.
         address: String,
-        /// What differs.
+        /// The difference.
         why: Disagreement,
     },
-    /// Who listens there does not know the token, or is something else.
+    /// The listener at the address does not know the token, or is not a driver.
     #[error("who listens at {address} is no driver of this run: {why}\nhint: check the address and the token file")]
     Imposter {
         /// The address that was connected to.
         address: String,
-        /// What went wrong in the handshake.
+        /// The failure of the handshake.
         why: String,
     },
 }

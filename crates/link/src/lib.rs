@@ -1,8 +1,9 @@
-//! Connections between the machines of one run: encrypted, mutually authenticated, of bounded messages.
+//! Connections between the machines of one run: encrypted, mutually authenticated, with messages of bounded length.
 //!
-//! In the order in which a connection is made: a [`door::Door`] listens at the driver, [`join`] connects to it, both carry out the `handshake`,
-//! by which each side proves that it knows the [`token::Token`], and have a [`stream::Stream`] of messages. What the messages of a run say is not known here. By a connection of
-//! its own, [`clock`] compares the clocks of two machines.
+//! To make a connection, a [`door::Door`] listens at the driver, [`join`] connects to it, and both carry out the
+//! `handshake`, by which each side proves that it knows the [`token::Token`]. Then a [`stream::Stream`] carries
+//! messages; this crate does not know their content. [`clock`] compares the clocks of two machines over a separate
+//! connection.
 
 pub mod clock;
 pub mod door;

@@ -1,9 +1,10 @@
-//! Owns a connection once it is encrypted (TLS 1.3): messages of bounded length in both directions, one thread that receives and any that send.
+//! Owns an encrypted connection (TLS 1.3): messages of bounded length in both directions, one receiving thread and any
+//! number of sending threads.
 //!
-//! Whether the other side is who it says is the handshake's business.
+//! The handshake verifies the identity of the other side.
 //!
-//! A message is its length (u32, little endian) and its bytes. Whoever receives blocks in the socket without a lock, so that others can send
-//! meanwhile.
+//! A message is its length (u32, little endian) and its bytes. The receiving thread blocks in the socket without a
+//! lock, so that other threads can send.
 
 use rustls::Connection;
 use std::io::{self, Read, Write};
@@ -11,13 +12,13 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What is read from the socket at once, and encrypted at once, at most.
+/// Most bytes that are read from the socket, or encrypted, at once.
 const CHUNK: usize = 64 << 10;
 
-/// The socket gives up sending what the other side does not take within this time.
+/// Time limit of a send: the socket gives up if the other side accepts no data for this long.
 pub const STUCK: Duration = Duration::from_secs(15);
 
-/// One end of a connection, for those who send.
+/// Sending side of one end of a connection.
 pub struct Stream {
     socket: TcpStream,
     tls: Mutex<Connection>,
@@ -25,26 +26,26 @@ pub struct Stream {
     sending: Mutex<Sending>,
 }
 
-/// What is to be sent.
+/// Buffers of messages to send.
 #[derive(Default)]
 struct Sending {
-    /// Goes into records of TLS together, however many messages it is.
+    /// Messages not yet encrypted; they share TLS records.
     plain: Vec<u8>,
     encrypted: Vec<u8>,
 }
 
-/// The same end, for the one that receives.
+/// Receiving side of one end of a connection.
 pub struct Receiver {
     stream: Arc<Stream>,
     encrypted: Vec<u8>,
     plain: Vec<u8>,
     taken: usize,
-    /// How long the socket waits for something.
+    /// Read timeout that the socket has now.
     patience: Option<Duration>,
 }
 
 impl Stream {
-    /// Takes over a connected socket, on which nothing was sent.
+    /// Wraps a connected socket on which nothing was sent.
     ///
     /// # Errors
     /// If the socket is closed already.
@@ -60,20 +61,20 @@ impl Stream {
         Ok((stream, receiver))
     }
 
-    /// Sends a message, the concatenation of `parts`, behind those that wait for one.
+    /// Sends a message, the concatenation of `parts`, after all messages queued by [`Stream::send_soon`].
     ///
     /// # Errors
-    /// If the other side is gone, or has taken nothing for [`STUCK`].
+    /// If the other side is gone, or has accepted nothing for [`STUCK`].
     ///
     /// # Panics
-    /// If it is longer than 4 GiB.
+    /// If the message is longer than 4 GiB.
     pub fn send(&self, parts: &[&[u8]]) -> io::Result<()> {
         let mut sending = lock(&self.sending);
         self.append(&mut sending, parts)?;
         self.flush(&mut sending)
     }
 
-    /// The same of a message that another one follows at once: what is short travels together.
+    /// Queues a message that another one follows at once: short messages travel together.
     ///
     /// # Errors
     /// See [`Stream::send`].
@@ -116,22 +117,22 @@ impl Stream {
         sent
     }
 
-    /// Ends the connection in both directions; who receives sees its end.
+    /// Closes the connection in both directions; the receiver of the other side sees the end of the stream.
     pub fn close(&self) {
         let _ = self.socket.shutdown(Shutdown::Both);
     }
 
-    /// Says that nothing more is sent.
+    /// Closes the sending direction.
     pub fn finish(&self) {
         let mut sending = lock(&self.sending);
-        // The other side may have gone before.
+        // The send fails if the other side has closed the connection already.
         let _ = self.flush(&mut sending);
         lock(&self.tls).send_close_notify();
         let _ = self.flush(&mut sending);
         let _ = self.socket.shutdown(Shutdown::Write);
     }
 
-    /// Key material that only the two ends of this connection have (RFC 8446, section 7.5).
+    /// Exported key material that only the two ends of this connection have (RFC 8446, section 7.5).
     pub(crate) fn binding(&self) -> io::Result<[u8; 32]> {
         let exported = lock(&self.tls).export_keying_material([0; 32], b"EXPORTER-uniference", None);
         exported.map_err(io::Error::other)
@@ -143,10 +144,10 @@ impl Stream {
 }
 
 impl Receiver {
-    /// Carries out the handshake of TLS.
+    /// Carries out the TLS handshake.
     ///
     /// # Errors
-    /// If the other side does not by `deadline`, or is no side of TLS 1.3.
+    /// If the handshake is not complete by `deadline`, or the other side does not speak TLS 1.3.
     pub(crate) fn shake_hands(&mut self, deadline: Instant) -> io::Result<()> {
         let stream = self.stream.clone();
         stream.flush(&mut lock(&stream.sending))?;
@@ -159,16 +160,16 @@ impl Receiver {
         Ok(())
     }
 
-    /// The next message; `None`: the other side has ended the connection.
+    /// The next message; `None`: the other side has closed the connection.
     ///
     /// # Errors
-    /// A message longer than `longest`, a connection that was cut, or nothing heard for `silence`.
+    /// A message longer than `longest`, a lost connection, or no data for `silence`.
     pub fn receive(&mut self, longest: usize, silence: Duration) -> io::Result<Option<&[u8]>> {
         self.be_patient(silence)?;
         self.next(longest, |_| Ok(()))
     }
 
-    /// The same of a side that is not known yet, which must have sent all of the message by `deadline`.
+    /// Receives a message of a side that is not authenticated yet; the whole message must arrive by `deadline`.
     pub(crate) fn receive_by(&mut self, longest: usize, deadline: Instant) -> io::Result<Vec<u8>> {
         let message = self.next(longest, |receiver| receiver.wait_until(deadline))?;
         message.map(<[u8]>::to_vec).ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
@@ -221,7 +222,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Reads what the socket has, at least something; `false`: the other side has ended the connection.
+    /// Reads at least one byte from the socket; `false`: the other side has closed the connection.
     fn fill(&mut self) -> io::Result<bool> {
         let count = loop {
             match (&self.stream.socket).read(&mut self.encrypted) {
@@ -256,7 +257,8 @@ impl Receiver {
     }
 }
 
-/// A thread that has panicked has left nothing half done that the others see: its message is cut, and the connection of no use.
+/// A poisoned lock is safe to use: a thread that panicked has at most cut its own message, after which the connection
+/// is unusable.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -6,16 +6,16 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// Shorter tokens can be guessed by whoever has a recorded proof.
+/// Least length of a token: a shorter token can be guessed from a recorded proof.
 const SHORTEST: usize = 16;
 
-/// Longer files hold something else.
+/// Largest length of a token file; longer files are no token files.
 const LONGEST: u64 = 4096;
 
 /// Length of a proof, in bytes.
 pub(crate) const PROOF: usize = digest::SHA256_OUTPUT_LEN;
 
-/// Which side proves that it knows the token: a proof of one is not one of the other.
+/// Side that proves that it knows the token: a driver's proof is not valid as a worker's, nor the reverse.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Side {
     Driver,
@@ -36,7 +36,7 @@ pub enum TokenError {
     File {
         /// The path of the token file.
         path: String,
-        /// What the operating system says.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The file is too short or too long.
@@ -68,18 +68,18 @@ impl Token {
         Ok(Token::new(secret))
     }
 
-    /// Takes `secret` as it is.
+    /// A token whose secret is `secret`, unchanged.
     pub fn new(secret: &[u8]) -> Token {
         Token(hmac::Key::new(hmac::HMAC_SHA256, secret))
     }
 
-    /// HMAC-SHA-256 of the side, the connection's `binding` and what the side says of itself.
+    /// HMAC-SHA-256 of the side, the connection's `binding`, and the side's statement about itself.
     pub(crate) fn prove(&self, side: Side, binding: &[u8], said: &[u8]) -> [u8; PROOF] {
         let tag = hmac::sign(&self.0, &message(side, binding, said));
         tag.as_ref().try_into().expect("SHA-256 has 32 bytes")
     }
 
-    /// Whether `proof` is the one that [`Token::prove`] makes; it takes equally long whether it is or not.
+    /// Whether `proof` equals the proof that [`Token::prove`] makes, compared in constant time.
     pub(crate) fn verify(&self, side: Side, binding: &[u8], said: &[u8], proof: &[u8]) -> bool {
         hmac::verify(&self.0, &message(side, binding, said), proof).is_ok()
     }
@@ -91,7 +91,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// The binding has a fixed length, so that what is said cannot be mistaken for a part of it.
+/// The binding has a fixed length, so that `said` cannot be mistaken for a part of the binding.
 fn message(side: Side, binding: &[u8], said: &[u8]) -> Vec<u8> {
     let side: &[u8] = match side {
         Side::Driver => b"driver",

@@ -1,5 +1,6 @@
-//! How large a job can be: CPU seconds and peak memory of each case, in a process of its own, beside ASTRA-sim's figures and what is to be
-//! reached. One core. `cargo bench -p uniference-programs --bench scale [-- WORD...]` runs the cases whose names have one of the words.
+//! Benchmark of large jobs: CPU seconds and peak memory of each case, in a process of its own on one core, next to
+//! ASTRA-sim's figures and the targets. `cargo bench -p uniference-programs --bench scale [-- WORD...]` runs the cases
+//! whose names contain one of the words.
 //!
 //! ASTRA-sim 2.0's figures (user CPU, peak memory) were measured on two shared cores of a virtual machine, 2026-11-21.
 
@@ -30,16 +31,16 @@ use uniference_sim::program::{
 use uniference_sim::symmetry::{Axis, Relabeling, Symmetry};
 use uniference_sim::time::{Rate, SimDuration, SimTime};
 
-/// Of each collective, as in ASTRA-sim's runs.
+/// Bytes of each collective, as in ASTRA-sim's runs.
 const BYTES: u64 = 64 << 20;
 
 struct Case {
     name: &'static str,
     astra: &'static str,
     target: &'static str,
-    /// Simulates it and returns its makespan; `true`: every rank, not only those that stand for others.
+    /// Simulates the case and returns its makespan; `true`: every rank, not only representatives.
     run: fn(whole: bool) -> SimTime,
-    /// Is it worth simulating every rank?
+    /// Whether a simulation of every rank is feasible.
     whole: bool,
 }
 
@@ -151,7 +152,7 @@ fn main() {
     }
 }
 
-/// What a case costs, and its makespan.
+/// CPU seconds and peak memory of a case, and its makespan.
 fn in_a_process(index: usize, mode: &str) -> (String, String) {
     let itself = std::env::current_exe().unwrap();
     let output = Command::new(itself).args(["--case", &index.to_string(), mode]).output().unwrap();
@@ -196,12 +197,12 @@ fn cluster(ranks: u32, preset: &Preset, link: LinkSpec, algorithms: AlgorithmTab
     }
 }
 
-/// The makespan of ranks that are alike under `symmetry`.
+/// The makespan of ranks that are equivalent under `symmetry`.
 fn simulate<P: Program>(cluster: &Cluster, symmetry: &Symmetry, program: impl Fn(RankId) -> P) -> SimTime {
     attempt(cluster, symmetry, program).unwrap()
 }
 
-/// `Err`: ranks are not alike.
+/// The makespan; `Err`: ranks are not equivalent.
 fn attempt<P: Program>(
     cluster: &Cluster,
     symmetry: &Symmetry,
@@ -228,7 +229,7 @@ fn attempt<P: Program>(
 
 // Collectives
 
-/// Collectives one after the other, each of a group of its own.
+/// Collectives in sequence, each in a group of its own.
 struct Calls {
     calls: std::vec::IntoIter<(Arc<[RankId]>, Collective)>,
     next: Option<Collective>,
@@ -293,7 +294,8 @@ fn all_to_all(whole: bool) -> SimTime {
     on_a_switch(1024, AllToAll, "linear", BYTES / 1024, &one_axis(1024, Relabeling::Rotation, whole))
 }
 
-/// An all-reduce as ASTRA-sim does it in several dimensions: reduce-scatters up them, an all-reduce in the last, all-gathers back.
+/// An all-reduce as in ASTRA-sim on several dimensions: reduce-scatters on the first dimensions, an all-reduce on the
+/// last one, all-gathers in reverse order.
 fn in_dimensions(dims: [(DimensionKind, u32, u64, u64); 3], whole: bool) -> SimTime {
     let dimension = |(kind, size, gigabytes, ns)| Dimension { kind, size, link: link(gigabytes, ns) };
     let ranks = dims.iter().map(|dim| dim.1).product();
@@ -327,7 +329,7 @@ fn rules(ranks: u32) -> Arc<Rules> {
     Arc::new(Rules { rooflines, ..Rules::of((0..ranks).map(RankId).collect()) })
 }
 
-/// Servers of eight GPUs, 450 GB/s inside and 50 GB/s between them.
+/// Servers of eight GPUs, 450 GB/s inside servers and 50 GB/s between them.
 fn servers(ranks: u32) -> Cluster {
     let rail = Preset::Rail { per_server: 8, fabric: link(450, 1_000) };
     cluster(ranks, &rail, link(50, 3_000), AlgorithmTable::ideal())
@@ -364,7 +366,7 @@ fn spec(model: Model, data: u32, pipeline: u32, sequence: u64, batch: u64) -> Sp
     }
 }
 
-/// A step of one micro-batch a replica: traces of all ranks, written to memory, read again and run, every rank of them.
+/// A step of one micro-batch per replica: traces of all ranks, written to memory, read again and run with every rank.
 fn traces(layers: u32, hidden: u64, data: u32) -> SimTime {
     let model = Model {
         layers,
@@ -393,7 +395,8 @@ fn traces(layers: u32, hidden: u64, data: u32) -> SimTime {
     })
 }
 
-/// As trained by Meta ("The Llama 3 herd of models", 2024, table 4) but without context parallelism: 16 micro-batches of 8,192 tokens.
+/// Llama 3 405B as trained by Meta ("The Llama 3 herd of models", 2024, table 4) but without context parallelism: 16
+/// micro-batches of 8,192 tokens.
 fn llama_405b(data: u32) -> SimTime {
     let (layers, hidden, heads, ffn) = (126, 16_384, 128, 53_248);
     let model = Model {
@@ -415,8 +418,8 @@ fn llama_405b(data: u32) -> SimTime {
     simulate(&servers(ranks), &workload.symmetry(), |rank| Replay::new(rank, workload.trace(rank.0), rules.clone()))
 }
 
-/// 128 servers of eight H100, a replica on each, two sequences of 4,096 tokens a replica, on NCCL: as `uniference workload` runs it, by the symmetry that saves
-/// most of those that turn out to be exact.
+/// Llama 3 8B on 128 servers of eight H100, a replica on each, two sequences of 4,096 tokens per replica, on NCCL: as
+/// `uniference workload` runs it, folded by the exact symmetry with the fewest simulated ranks.
 fn llama_8b(zero: u8, whole: bool) -> SimTime {
     let text = "backend = \"nccl\"\n[[device]]\nname = \"gpu\"\ncount = 1024\n[network]\npreset = \"rail\"\nper_server = 8\n\
         fabric = \"nvlink4\"\nlink = \"infiniband_ndr\"\n";

@@ -1,8 +1,10 @@
-//! Owns the way from a real run to a program record: what its ranks would have asked of the simulator, with the compute that they really took.
+//! Owns the conversion of a real run into a program record: the requests of its ranks to the simulator, with the
+//! recorded durations of compute.
 //!
-//! A rank's one thread is its main one: what other threads issued, it issues at the same instant, or once it is blocked no longer. A wait whose
-//! operations are known is the simulation's to answer; sleeps, and waits for the store, last as long as they did. What depended on
-//! the clock, or on whose message came first, stays as it was.
+//! Each rank has only its main thread: operations that other threads issued are issued by the main thread at the same
+//! instant, or as soon as it is not blocked. The simulation determines the duration of a wait for known operations;
+//! sleeps, and waits for the store, last as long as recorded. Decisions of the program that depended on the clock, or
+//! on the order in which messages arrived, stay as recorded.
 
 use std::collections::BTreeMap;
 use uniference_formats::real::merge::{Merged, Operation, RealRank, Wait};
@@ -12,7 +14,7 @@ use uniference_sim::program::{Activity, Mark, Origin, Request, Work};
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// What each rank of a real run does, in its order.
+/// Steps of each rank of a real run, in order.
 pub fn steps(run: &Merged) -> impl Iterator<Item = (RankId, Vec<RecordedStep>)> {
     (0..).map(RankId).zip(&run.ranks).map(|(id, rank)| (id, steps_of(run, rank)))
 }
@@ -50,7 +52,7 @@ fn steps_of(run: &Merged, rank: &RealRank) -> Vec<RecordedStep> {
     program.steps
 }
 
-/// What the main thread does next.
+/// Next action of the main thread.
 enum Action<'a> {
     Issues(Handle, &'a Operation),
     Waits(&'a Wait),
@@ -60,7 +62,7 @@ enum Action<'a> {
 fn moments(rank: &RealRank) -> Vec<(SimTime, Action<'_>)> {
     let issues = (0..).map(Handle).zip(&rank.operations);
     let mut moments: Vec<_> = issues.map(|(handle, its)| (its.issued, Action::Issues(handle, its))).collect();
-    // Ranges that other threads have begun would end those of the main one.
+    // Ranges that other threads have opened would close ranges of the main thread.
     let its = |task: TaskId, mark: &Mark| task == TaskId(0) || matches!(mark, Mark::Open { .. } | Mark::Close { .. });
     let marks = rank.marks.iter().filter(|(_, task, mark)| its(*task, mark));
     moments.extend(marks.map(|(at, _, mark)| (*at, Action::Marks(mark))));
@@ -75,7 +77,7 @@ fn moments(rank: &RealRank) -> Vec<(SimTime, Action<'_>)> {
 struct RequestBuilder {
     steps: Vec<RecordedStep>,
     issued: u32,
-    /// Operations that no wait has reported yet: the recorder's handle, and the simulation's.
+    /// Operations that no wait has reported yet: the recorder's handle, and the simulation's handle.
     open: BTreeMap<Handle, Handle>,
 }
 
@@ -135,8 +137,8 @@ mod tests {
     use uniference_sim::observe::Statistics;
     use uniference_sim::replay::replay;
 
-    /// Rank 1's clock is 1,000 ns ahead of rank 0's and runs at the same speed. On rank 0's clock: both start at 100, rank 0 enters an all-reduce
-    /// at 200 and waits until 600; rank 1 enters at 450 and waits until 620.
+    /// Rank 1's clock is 1,000 ns ahead of rank 0's and runs at the same speed. On rank 0's clock, both start at 100;
+    /// rank 0 enters an all-reduce at 200 and waits until 600; rank 1 enters at 450 and waits until 620.
     const FILES: [&str; 2] = [
         r#"{"version":2,"rank":0,"world_size":2,"host":"a","device":"a.0","argv":["a.py"],"torch":"2","start":100}
 ["g",0,0,[0,1]]
@@ -164,12 +166,13 @@ mod tests {
         let ended = replay(&mut engine, steps.collect::<Vec<_>>(), &mut statistics);
         assert!(matches!(ended, Ending::Finished), "{ended:?}");
         let ns = |span: SimDuration| span.as_ps() / 1_000;
-        // compute, and sleep, are what they were: the real run's finish - blocked in communication - sleep; only communication is simulated anew
+        // compute and sleep are as recorded: the real run's finish - exposed communication - sleep; only communication
+        // is simulated
         for (rank, compute, idle) in [(0, 410, 0), (1, 490, 50)] {
             let times = statistics.ranks()[rank].times;
             assert_eq!((ns(times.compute), ns(times.idle)), (compute, idle), "rank {rank}");
         }
-        // ring of two: both enter by 360, and two hops of 1 us and 20 B at 10 Gbit/s = 16 ns follow
+        // ring of two: both ranks enter by 360, and two hops of 1 us and 20 B at 10 Gbit/s = 16 ns follow
         let finish = |rank: usize| statistics.ranks()[rank].finish.unwrap().as_ps() / 1_000;
         assert_eq!(finish(1), 350 + 2 * (1_000 + 16) + 80 + 50 + 50);
     }

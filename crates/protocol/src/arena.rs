@@ -1,7 +1,7 @@
-//! Owns the shared memory that tensors of ranks on this machine pass through: one sparse anonymous file for the whole run.
+//! Owns the arena, the shared memory for tensors of ranks on this machine: one sparse anonymous file for the whole run.
 //!
-//! It does not know what lies where. The file has no name, so nothing is left behind however a run ends, and no
-//! `/dev/shm` limit applies; only touched pages take memory.
+//! The arena does not know its contents. The file has no name: nothing is left behind however a run ends, and no
+//! `/dev/shm` limit applies. Only touched pages use memory.
 
 use crate::memory::{Region, Tensors, Window};
 use crate::messages::{Fetched, Offset};
@@ -10,21 +10,21 @@ use rustix::fs::{FallocateFlags, MemfdFlags, fallocate, ftruncate, memfd_create}
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Address space of the whole arena, at most: an eighth of what x86-64 gives a process, the rest is the program's.
+/// Largest address space of the whole arena: an eighth of an x86-64 process's address space; the rest is the program's.
 const LARGEST: u64 = 16 << 40;
 
-/// Address space of one rank's part, at most.
+/// Largest address space of one rank's part.
 const LARGEST_PART: u64 = 256 << 30;
 
 /// Memory that all ranks together may keep touched but unused, for quick reuse.
 const RETAIN: u64 = 1 << 30;
 
-/// How the arena is dealt to ranks.
+/// Division of the arena among ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Bytes of address space for each rank.
     pub part: u64,
-    /// Bytes of address space in all.
+    /// Bytes of address space for all ranks together.
     pub total: u64,
     /// Bytes a rank may keep touched but unused.
     pub retain: u64,
@@ -39,20 +39,20 @@ impl Layout {
     }
 }
 
-/// The file itself.
+/// Creates the arena's file.
 pub fn create(layout: Layout) -> io::Result<OwnedFd> {
     let file = memfd_create("uniference-arena", MemfdFlags::CLOEXEC)?;
     ftruncate(&file, layout.total)?;
     Ok(file)
 }
 
-/// Maps all of `file`, which is the arena.
+/// Maps all of `file`, the arena's file.
 pub fn map(file: &OwnedFd, total: u64) -> io::Result<Window> {
     let total = usize::try_from(total).map_err(|e| io::Error::new(io::ErrorKind::OutOfMemory, e))?;
     Ok(Window::new(MmapOptions::new().len(total).map_raw(file)?))
 }
 
-/// The arena as ranks on the driver's machine reach it: mapped as a whole.
+/// The arena on the driver's machine, mapped as a whole.
 #[derive(Debug)]
 pub struct SharedArena {
     file: OwnedFd,
@@ -63,7 +63,7 @@ impl SharedArena {
     /// Maps `total` bytes of `file`.
     ///
     /// # Errors
-    /// If the address space or the memory for it is not there.
+    /// If the address space or the memory is not available.
     pub fn map(file: OwnedFd, total: u64) -> io::Result<SharedArena> {
         let window = map(&file, total)?;
         Ok(SharedArena { file, window })
@@ -87,7 +87,7 @@ impl Tensors for SharedArena {
     }
 
     fn forget(&self, at: Offset, bytes: u64) {
-        // A file system that cannot punch holes only keeps the memory longer.
+        // If the file system cannot punch holes, the memory is only kept longer.
         let _ = fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, bytes);
     }
 

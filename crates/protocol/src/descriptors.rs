@@ -1,23 +1,25 @@
-//! Owns where a rank's own descriptors lie: above those that programs open, and close by number (`os.closerange(3, 100)`).
+//! Owns the placement of a rank's own file descriptors: above the numbers that programs open, and close by number
+//! (`os.closerange(3, 100)`).
 //!
-//! Who uses them is the rank's client's business.
+//! The rank's client decides which descriptors are placed.
 
 use rustix::io::fcntl_dupfd_cloexec;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 
-/// Above what programs have, where there is nothing higher.
+/// Least number of a placed descriptor if the limit cannot be raised: above the programs' own descriptors.
 const ABOVE: RawFd = 900;
 
-/// The kernel's table of descriptors is as long as the highest number: up to here that costs nothing.
+/// Highest soft limit beyond which descriptors are placed. The kernel's descriptor table is as long as the highest
+/// number; up to this number its length costs nothing.
 const HIGHEST: u64 = 4096;
 
-/// The limit may be raised by one thread at a time.
+/// Held by the only thread that may raise the limit.
 static RAISED: Mutex<()> = Mutex::new(());
 
-/// The same file under a number which the program's limit keeps out of its reach; where the limit cannot be raised under a high
-/// one, or as it is.
+/// Moves a file to a descriptor number above the program's soft limit, out of the program's reach. If the limit cannot
+/// be raised, the number is at least 900, or stays.
 pub fn lift(fd: OwnedFd) -> OwnedFd {
     let above_limit = || {
         let _one = RAISED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -25,14 +27,14 @@ pub fn lift(fd: OwnedFd) -> OwnedFd {
         let number = beyond(limit)?;
         setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).ok()?;
         let lifted = fcntl_dupfd_cloexec(&fd, number);
-        // It was so before.
+        // The limit was valid before.
         let _ = setrlimit(Resource::Nofile, limit);
         lifted.ok()
     };
     above_limit().or_else(|| fcntl_dupfd_cloexec(&fd, ABOVE).ok()).unwrap_or(fd)
 }
 
-/// The first number that a program with this limit cannot have and we can.
+/// The first number above this soft limit that the hard limit allows.
 fn beyond(limit: Rlimit) -> Option<RawFd> {
     let current = limit.current.filter(|current| *current <= HIGHEST)?;
     limit.maximum.is_none_or(|maximum| maximum > current).then_some(current as RawFd)

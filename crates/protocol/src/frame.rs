@@ -1,6 +1,6 @@
-//! Owns how messages lie on a socket: a frame is its length (u32, little endian) and a postcard value.
+//! Owns frames, the encoding of messages on a socket: a frame is its length (u32, little endian) and a postcard value.
 //!
-//! What the messages say is `messages`' business.
+//! The content of messages is defined in `messages`.
 
 use crate::wire::Wire;
 use serde::Serialize;
@@ -10,13 +10,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Longer frames are a bug, not data: tensors do not travel here.
+/// Longest frame, in bytes. A longer one is a bug: frames carry no tensors.
 const LONGEST_FRAME: usize = 1 << 30;
 
 /// Appends `value` as a frame to `buffer`.
 ///
 /// # Panics
-/// If it is longer than 1 GiB.
+/// If the frame is longer than 1 GiB.
 pub fn encode(value: &impl Serialize, buffer: &mut Vec<u8>) {
     let start = buffer.len();
     buffer.extend_from_slice(&[0; 4]);
@@ -27,22 +27,23 @@ pub fn encode(value: &impl Serialize, buffer: &mut Vec<u8>) {
     buffer[start..start + 4].copy_from_slice(&(len as u32).to_le_bytes());
 }
 
-/// What is read at once, at most.
+/// Most bytes of one read.
 const CHUNK: usize = 16 * 1024;
 
-/// Bytes received, cut into frames, and the descriptors that came with them.
+/// Received bytes, split into frames, and the descriptors that came with them.
 #[derive(Default)]
 pub struct FrameBuffer {
     bytes: Vec<u8>,
     taken: usize,
-    /// They come with the first byte of what they were sent with, whose frame may not be whole yet.
+    /// Received descriptors. They arrive with the first byte of the bytes that they were sent with, whose frame may not
+    /// be complete yet.
     fds: VecDeque<OwnedFd>,
-    /// Kept, as clearing as much at every read takes longer than reading a frame.
+    /// Buffer of reads, kept between them: clearing a new one takes longer than reading a frame.
     chunk: Vec<u8>,
 }
 
 impl FrameBuffer {
-    /// The next whole frame, if it is there.
+    /// The next whole frame, if it has arrived.
     pub fn next_frame<T: DeserializeOwned>(&mut self) -> io::Result<Option<T>> {
         let rest = &self.bytes[self.taken..];
         let Some((header, body)) = rest.split_first_chunk::<4>() else { return Ok(None) };
@@ -60,20 +61,21 @@ impl FrameBuffer {
         Ok(Some(value))
     }
 
-    /// Whether all that was received has been taken.
+    /// Whether all received frames have been consumed.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The next descriptor that came along.
+    /// The next received descriptor.
     pub fn take_fd(&mut self) -> Option<OwnedFd> {
         self.fds.pop_front()
     }
 
-    /// Reads what the wire has; also the descriptors that came along. Returns how many bytes; 0: the other end is closed.
+    /// Reads the bytes that the wire has, and the descriptors that came with them. Returns the number of bytes; 0: the
+    /// other end is closed.
     ///
     /// # Errors
-    /// As [`Wire::read`].
+    /// The errors of [`Wire::read`].
     pub fn fill(&mut self, wire: &dyn Wire, wait: bool) -> io::Result<usize> {
         self.chunk.resize(CHUNK, 0);
         let count = wire.read(&mut self.chunk, &mut self.fds, wait)?;
@@ -84,12 +86,12 @@ impl FrameBuffer {
     /// The driver's end of a wire whose opening a frame of `wire` has announced.
     ///
     /// # Errors
-    /// As [`Wire::accept`].
+    /// The errors of [`Wire::accept`].
     pub fn accept(&mut self, wire: &dyn Wire, ticket: u64) -> io::Result<Arc<dyn Wire>> {
         wire.accept(ticket, &mut self.fds)
     }
 
-    /// Blocks until a whole frame is there.
+    /// Blocks until a whole frame has arrived.
     pub fn read<T: DeserializeOwned>(&mut self, wire: &dyn Wire) -> io::Result<T> {
         loop {
             if let Some(value) = self.next_frame()? {

@@ -1,6 +1,7 @@
-//! Owns what both sides say first: which protocol they speak, and what they can.
+//! Owns the first message of both sides: their protocol version and their capabilities.
 //!
-//! Its form never changes, whatever the version, so that sides of different versions understand at least that they are.
+//! The encoding of a [`Hello`] is the same in all versions, so that sides of different versions can detect the
+//! difference.
 
 use crate::frame::FrameBuffer;
 use crate::wire::Wire;
@@ -13,21 +14,21 @@ pub const VERSION: u32 = 10;
 /// The first frame in each direction of a rank's main wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
-    /// Of the protocol; sides of different versions do not go on.
+    /// Protocol version; sides of different versions do not continue.
     pub version: u32,
-    /// What the side can, and what it needs of the other; a sum of the numbers below.
+    /// Capabilities of the side, and its requirements of the other side: a sum of the constants below.
     pub capabilities: u64,
 }
 
-/// Tensors travel in this order of their elements' bytes. Both sides must have the same.
+/// Capability: the elements of tensors are little endian. Both sides must be equal in it.
 pub const LITTLE_ENDIAN: u64 = 1;
-/// Tensors can pass through memory that both sides have mapped.
+/// Capability: tensors can pass through memory that both sides have mapped.
 pub const SHARED_MEMORY: u64 = 2;
 
-/// Why two sides cannot work together.
+/// Reason why two sides cannot work together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Disagreement {
-    /// They are of different versions.
+    /// The sides have different versions.
     #[error(
         "this side speaks version {ours} of the protocol between ranks and driver, the other side version {theirs}\nhint: install the same version of uniference on both sides"
     )]
@@ -37,12 +38,12 @@ pub enum Disagreement {
         /// The version of the other side.
         theirs: u32,
     },
-    /// Elements of tensors have another order of bytes.
+    /// The two machines differ in the byte order of tensors' elements.
     #[error(
         "this machine and the other one order the bytes of numbers differently\nhint: choose machines of one byte order"
     )]
     ByteOrder,
-    /// The other side cannot share memory, though its wire is of this machine.
+    /// The other side cannot share memory, although its wire is on this machine.
     #[error(
         "the other side cannot share memory with this one\nhint: install the same version of uniference on both sides"
     )]
@@ -50,16 +51,16 @@ pub enum Disagreement {
 }
 
 impl Hello {
-    /// What this program says of itself on a wire on which tensors pass through shared memory, or not.
+    /// This process's hello, for a wire with or without shared memory for tensors.
     pub fn new(shared_memory: bool) -> Hello {
         let order = if cfg!(target_endian = "little") { LITTLE_ENDIAN } else { 0 };
         Hello { version: VERSION, capabilities: order | if shared_memory { SHARED_MEMORY } else { 0 } }
     }
 
-    /// Whether the side that says `self` can work with the one that says `other`.
+    /// Checks that a side with the hello `self` can work with one with the hello `other`.
     ///
     /// # Errors
-    /// If it cannot.
+    /// The reason if they cannot work together.
     pub fn check(self, other: Hello) -> Result<(), Disagreement> {
         let differ = |capability: u64| (self.capabilities ^ other.capabilities) & capability != 0;
         if self.version != other.version {
@@ -74,10 +75,10 @@ impl Hello {
         Ok(())
     }
 
-    /// Reads what the other side says first, and checks it.
+    /// Reads and checks the other side's hello.
     ///
     /// # Errors
-    /// If it says nothing, or cannot work with this side.
+    /// If no hello comes, or the other side cannot work with this one.
     pub fn hear(self, frames: &mut FrameBuffer, wire: &dyn Wire) -> io::Result<()> {
         let other: Hello = frames.read(wire)?;
         self.check(other).map_err(io::Error::other)
@@ -104,7 +105,7 @@ mod tests {
         }
     }
 
-    /// The bytes that every version begins with.
+    /// The bytes of a hello are the same in every version.
     #[test]
     fn a_hello_has_the_same_form_for_ever() {
         let mut frame = Vec::new();

@@ -1,4 +1,5 @@
-//! Owns how a rank's processes tell the run what they have made that stays when they are killed.
+//! Owns the file in which a rank's processes record resources that outlive them if they are killed (sockets, shared
+//! memory).
 
 use std::ffi::OsStr;
 use std::fs;
@@ -6,13 +7,13 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The environment variable that names the file at whose end they write it.
+/// Environment variable with the path of the file to which they append.
 pub const VARIABLE: &str = "UNIFERENCE_LEFTOVERS";
 
-/// Where shared memory has its names.
+/// Folder of named shared memory.
 pub const SHARED: &str = "/dev/shm/";
 
-/// Which file there was under a name: another one later is somebody else's.
+/// A file by path and inode: a later file of the same path is another program's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Left {
     /// Absolute path of the file.
@@ -22,19 +23,19 @@ pub struct Left {
 }
 
 impl Left {
-    /// What there is under that name now.
+    /// The file that has this path now.
     pub fn there(path: &Path) -> Option<Left> {
         let known = fs::symlink_metadata(path).ok()?;
         Some(Left { path: path.to_owned(), device: known.dev(), inode: known.ino() })
     }
 
-    /// Whether it still is.
+    /// Whether the path still belongs to this file.
     pub fn is_there(&self) -> bool {
         Left::there(&self.path).as_ref() == Some(self)
     }
 }
 
-/// What to write when something was made under that name. `None`: it is gone, or no line can say it.
+/// Line to append after the file `path` was made. `None`: the file is gone, or its name contains a line break.
 pub fn line(path: &Path) -> Option<Vec<u8>> {
     let Left { path, device, inode } = Left::there(path)?;
     let path = path.as_os_str().as_bytes();
@@ -42,7 +43,7 @@ pub fn line(path: &Path) -> Option<Vec<u8>> {
     (!path.contains(&b'\n')).then(|| [numbers.as_bytes(), path, b"\n"].concat())
 }
 
-/// What was written, without lines that nobody has written so.
+/// The recorded files, without malformed lines.
 pub fn read(lines: &[u8]) -> impl Iterator<Item = Left> {
     lines.split(|byte| *byte == b'\n').filter_map(|line| {
         let mut words = line.splitn(3, |byte| *byte == b' ');
@@ -66,7 +67,7 @@ mod tests {
         let left: Vec<Left> = read(&written).collect();
         assert_eq!(left, [Left::there(&path).unwrap()]);
         assert!(left[0].is_there());
-        // The file stays, so that no other one gets its number.
+        // The file is kept under another name, so that no other file gets its inode.
         fs::rename(&path, &kept).unwrap();
         fs::write(&path, "").unwrap();
         assert!(!left[0].is_there());

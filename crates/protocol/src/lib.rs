@@ -1,9 +1,10 @@
-//! What a rank's process and the driver say to each other, and what they say it through.
+//! Messages between a rank's process and the driver, and their transport.
 //!
-//! Both sides first say which protocol they speak ([`hello`]). Then, in the order in which a call travels: [`messages`] are what is said,
-//! [`frame`] is how that lies on a stream of bytes, and a [`wire::Wire`] carries it. Data of tensors never travels with it, but by
-//! [`memory::Tensors`]: on one machine through the [`arena`], which is memory that all have mapped. A rank on another machine needs an
-//! implementation of these two traits, and nothing else. Processes that a rank has started speak with the rank's process ([`relay`]).
+//! Both sides first send their protocol version ([`hello`]). A call then passes through three layers: [`messages`]
+//! defines its content, [`frame`] its encoding on a stream of bytes, and a [`wire::Wire`] carries it. Data of tensors
+//! is never part of a message: it passes through [`memory::Tensors`], on one machine through the [`arena`], memory that
+//! all processes have mapped. A rank on another machine needs only an implementation of these two traits. Processes
+//! that a rank has started communicate with the rank's process ([`relay`]).
 
 pub mod arena;
 pub mod descriptors;
@@ -18,5 +19,6 @@ pub mod wire;
 
 use rustix::process::Signal;
 
-/// What the driver asks a rank's process with for the stacks of its threads. Linux itself does not send it, and programs hardly know it.
+/// Signal by which the driver asks a rank's process for the stacks of its threads. Linux does not send it, and programs
+/// rarely use it.
 pub const STACKS_SIGNAL: Signal = Signal::STKFLT;

@@ -1,9 +1,10 @@
-//! Owns the way of bytes between a program's memory and the arena: copying, and combining elements where a loop gives torch's bits.
+//! Owns data movement between a program's memory and the arena: copies, and element-wise reductions whose loop gives
+//! torch's bits.
 //!
-//! Which bytes these are is `data`'s business, in which order elements are combined `fold`'s.
+//! The module `data` decides which bytes are moved, the module `fold` the order of reductions.
 
-// Tensors and the arena are raw memory: other processes write to it, so no Rust reference to it may exist. Everything else in live
-// ranks goes through the checked functions of this module.
+// Tensors and the arena are raw memory: other processes write to it, so no Rust reference to it may exist. Everything
+// else in live ranks goes through the checked functions of this module.
 #![allow(unsafe_code)]
 
 use crate::messages::{Fetched, Offset, Piece};
@@ -13,10 +14,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use uniference_sim::program::{DType, ReduceOp};
 
-/// From this size on writes go past the caches: nobody reads so much back before it is evicted.
+/// Size from which writes bypass the caches: data of this size is evicted before it is read back.
 const STREAMED: usize = 8 << 20;
 
-/// Combined elements pass through a buffer of this size, which stays in the first-level cache.
+/// Buffer size of reductions, in bytes; the buffer stays in the L1 cache.
 const BLOCK: usize = 4096;
 
 /// A piece of the program's memory.
@@ -30,7 +31,7 @@ impl Region {
     /// The memory at `address`.
     ///
     /// # Safety
-    /// It stays valid, and nobody else uses it, until the call that the region is passed to has returned.
+    /// The memory stays valid and unused by other code until the call that receives the region has returned.
     pub unsafe fn new(address: usize, bytes: usize) -> Region {
         Region { address, bytes }
     }
@@ -40,7 +41,7 @@ impl Region {
         self.bytes as u64
     }
 
-    /// Appends what it holds to `buffer`.
+    /// Appends the region's bytes to `buffer`.
     pub fn append_to(&self, buffer: &mut Vec<u8>) {
         let start = buffer.len();
         buffer.resize(start + self.bytes, 0);
@@ -59,33 +60,34 @@ impl Region {
     }
 }
 
-/// How data of tensors gets to where the driver and the other ranks find it: offsets are those of the run's one arena.
+/// Access to tensors' data for the driver and the other ranks: offsets are in the run's one arena.
 pub trait Tensors: Send + Sync {
     /// Copies `inputs`, one after the other, to `at`.
     ///
     /// # Errors
-    /// If the arena cannot be reached any more.
+    /// If the arena is no longer reachable.
     fn write(&self, at: Offset, inputs: &[Region]) -> io::Result<()>;
 
-    /// Fills `outputs`, one after the other, with what an operation has brought: the borders of its pieces need not coincide with theirs.
+    /// Fills `outputs`, one after the other, with an operation's pieces: the borders of pieces and outputs need not
+    /// coincide.
     ///
     /// # Errors
-    /// If the arena cannot be reached any more.
+    /// If the arena is no longer reachable.
     ///
     /// # Panics
-    /// If there is not as much to read as to fill.
+    /// If pieces and outputs differ in their total size.
     fn read(&self, fetched: &Fetched, outputs: &[Region]) -> io::Result<()>;
 
     /// Carries out an operation's folds, in order.
     ///
     /// # Errors
-    /// If the arena cannot be reached any more.
+    /// If the arena is no longer reachable.
     ///
     /// # Panics
-    /// If [`Kernel`] cannot combine such elements.
+    /// If [`Kernel`] cannot combine the operation's elements.
     fn fold(&self, fetched: &Fetched) -> io::Result<()>;
 
-    /// Nobody needs these bytes any more: their memory may be given back.
+    /// Frees the memory of bytes that are no longer needed.
     fn forget(&self, at: Offset, bytes: u64);
 
     /// Address and size of the arena, if it is mapped into this process.
@@ -102,7 +104,7 @@ pub trait Tensors: Send + Sync {
 pub struct Window(Arc<MmapRaw>);
 
 impl Window {
-    /// Shows `map`, and keeps it.
+    /// A window that keeps the mapping `map`.
     pub fn new(map: MmapRaw) -> Window {
         Window(Arc::new(map))
     }
@@ -115,7 +117,7 @@ impl Window {
     /// Copies `inputs`, one after the other, to `at`.
     pub fn write(&self, mut at: Offset, inputs: &[Region]) {
         for input in inputs {
-            // SAFETY: the room is inside of the mapping, the region valid.
+            // SAFETY: the destination is inside the mapping, the region valid.
             unsafe { copy(self.at(at, input.bytes()), input.address as *const u8, input.bytes) };
             at += input.bytes();
         }
@@ -124,13 +126,13 @@ impl Window {
     /// Copies `bytes` to `at`.
     ///
     /// # Panics
-    /// If they are not all inside of the arena.
+    /// If they are not all inside the arena.
     pub fn store(&self, at: Offset, bytes: &[u8]) {
         // SAFETY: the bytes are lent for the whole call, and only read.
         self.write(at, &[unsafe { Region::new(bytes.as_ptr() as usize, bytes.len()) }]);
     }
 
-    /// Puts what `pieces` are, combined by `kernel` where they have two operands, in place of what `buffer` holds.
+    /// Replaces the contents of `buffer` by `pieces`; `kernel` combines pieces with two operands.
     pub fn load(&self, pieces: &[Piece], kernel: Option<Kernel>, buffer: &mut Vec<u8>) {
         buffer.clear();
         buffer.resize(pieces.iter().map(|piece| piece.bytes as usize).sum(), 0);
@@ -138,10 +140,11 @@ impl Window {
         self.read(pieces, &[unsafe { Region::new(buffer.as_mut_ptr() as usize, buffer.len()) }], kernel);
     }
 
-    /// Fills `outputs`, one after the other, with `pieces`: their borders need not coincide. `kernel` combines those with two operands.
+    /// Fills `outputs`, one after the other, with `pieces`: their borders need not coincide. `kernel` combines pieces
+    /// with two operands.
     ///
     /// # Panics
-    /// If there is not as much to read as to fill.
+    /// If pieces and outputs differ in their total size.
     pub fn read(&self, pieces: &[Piece], outputs: &[Region], kernel: Option<Kernel>) {
         let mut pieces = pieces.iter();
         let mut piece = Piece::default();
@@ -165,7 +168,7 @@ impl Window {
     fn read_piece(&self, piece: &Piece, to: *mut u8, bytes: usize, kernel: Option<Kernel>) {
         let from = self.at(piece.offset, bytes as u64);
         match piece.other {
-            // SAFETY: `to` has room for what is left of its region.
+            // SAFETY: `to` has room for the remaining bytes of its region.
             None => unsafe { copy(to, from, bytes) },
             Some(other) => {
                 let kernel = kernel.expect("two operands are combined by a kernel");
@@ -193,13 +196,13 @@ impl Window {
         }
     }
 
-    /// Copies `bytes` from one room to another one.
+    /// Copies `bytes` from one room to another.
     pub fn copy(&self, from: Offset, to: Offset, bytes: u64) {
         // SAFETY: both are ranges of the arena, and rooms do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(self.at(from, bytes), self.at(to, bytes), bytes as usize) };
     }
 
-    /// A checksum of what lies there: FNV-1a, 64 bits (Fowler, Noll, Vo).
+    /// Checksum of a range: FNV-1a, 64 bits (Fowler, Noll, Vo).
     pub fn checksum(&self, at: Offset, bytes: u64) -> u64 {
         let start = self.at(at, bytes);
         // SAFETY: it is a range of the arena.
@@ -217,10 +220,10 @@ impl Window {
     }
 }
 
-/// (out, a, b, bytes): out = a op b by elements, where all are aligned to those. `out` may be `a`.
+/// Loop over (out, a, b, bytes): out = a op b by elements, all aligned to the element size. `out` may be `a`.
 type Loop = unsafe fn(*mut u8, *const u8, *const u8, usize);
 
-/// How two pieces of the arena are combined.
+/// Element-wise combination of two ranges of the arena.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel(Loop);
 
@@ -237,7 +240,7 @@ macro_rules! elementwise {
     }};
 }
 
-/// The same bits whether the integers are signed or not.
+/// Loops on unsigned integers, whose bits are the same for signed ones.
 macro_rules! integer {
     ($size:expr, $op:ident) => {
         match $size {
@@ -250,8 +253,9 @@ macro_rules! integer {
 }
 
 impl Kernel {
-    /// The loop that gives the bits of torch's kernel: IEEE 754 and modular arithmetic leave no choice. `None`: torch's own is
-    /// needed, for narrow floats (when it rounds), complex numbers (how it multiplies), bools and extrema (of zeros and NaNs).
+    /// The loop that gives the bits of torch's kernel, where IEEE 754 or modular arithmetic determine them. `None`:
+    /// torch's own kernel is needed, for narrow floats (when it rounds), complex numbers (how it multiplies), bools,
+    /// and extrema (of zeros and NaNs).
     pub fn of(op: ReduceOp, dtype: DType) -> Option<Kernel> {
         use DType::*;
         use ReduceOp::*;
@@ -268,7 +272,7 @@ impl Kernel {
 }
 
 impl Fetched {
-    /// The loop that combines its elements, if there is one.
+    /// The loop that combines the operation's elements, if there is one.
     pub fn kernel(&self) -> Option<Kernel> {
         self.kernel.and_then(|(op, dtype)| Kernel::of(op, dtype))
     }
@@ -287,7 +291,7 @@ fn integer(op: ReduceOp, size: u64) -> Option<Loop> {
 }
 
 /// # Safety
-/// Both are ranges of `bytes` bytes, apart from each other.
+/// Both ranges have `bytes` bytes and do not overlap.
 unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
     // SAFETY: the caller's.
     unsafe { copy_part(to, from, bytes, bytes) };
@@ -297,9 +301,9 @@ unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
 /// Copies a part of a copy of `whole` bytes. [`finish_streaming`] comes after the last part.
 ///
 /// # Safety
-/// The same as for `copy`.
+/// The contract of `copy`.
 unsafe fn copy_part(to: *mut u8, from: *const u8, bytes: usize, whole: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe {
         if whole < STREAMED {
             std::ptr::copy_nonoverlapping(from, to, bytes);
@@ -310,7 +314,7 @@ unsafe fn copy_part(to: *mut u8, from: *const u8, bytes: usize, whole: usize) {
 }
 
 /// # Safety
-/// The same as for `copy`.
+/// The contract of `copy`.
 #[cfg(target_arch = "x86_64")]
 unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
@@ -318,7 +322,7 @@ unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
     let head = to.align_offset(LINE).min(bytes);
     let lines = (bytes - head) / LINE;
     let tail = head + lines * LINE;
-    // SAFETY: SSE2 is in every x86-64 processor; `to + head` is aligned to a line, and all is within the ranges.
+    // SAFETY: SSE2 is in every x86-64 CPU; `to + head` is aligned to a line, and all is within the ranges.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, head);
         for line in 0..lines {
@@ -333,18 +337,18 @@ unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
 }
 
 /// # Safety
-/// The same as for `copy`.
+/// The contract of `copy`.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the caller's contract.
     unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
 }
 
-/// Streamed writes are seen by others before what is written next.
+/// Orders streamed writes before all later writes.
 fn finish_streaming(whole: usize) {
     #[cfg(target_arch = "x86_64")]
     if whole >= STREAMED {
-        // SAFETY: SSE is in every x86-64 processor.
+        // SAFETY: SSE is in every x86-64 CPU.
         unsafe { std::arch::x86_64::_mm_sfence() };
     }
     #[cfg(not(target_arch = "x86_64"))]
@@ -399,7 +403,8 @@ mod tests {
 
     #[test]
     fn large_copies_and_sums_are_those_of_small_ones() {
-        // Longer than a streamed copy, starting and ending in the middle of a cache line: out[i] = i + 3 i.
+        // The size is more than a streamed copy, with a start and an end in the middle of a cache line: out[i] = i + 3
+        // i.
         let count = STREAMED / 8 + 13;
         let words: Vec<u64> = (0..count as u64).chain((0..count as u64).map(|i| 3 * i)).collect();
         let (window, bytes) = (window(&words), 8 * count as u64);

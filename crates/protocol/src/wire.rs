@@ -1,8 +1,8 @@
-//! Owns how frames travel between a task of a rank and the driver: a [`Wire`], which on one machine is a pair of Unix sockets
-//! ([`UnixWire`]).
+//! Owns the transport of frames between a task of a rank and the driver: a [`Wire`], which on one machine is a pair of
+//! Unix sockets ([`UnixWire`]).
 //!
-//! What the frames hold is `messages`' business. Client and driver are written against the trait: a rank on another machine needs
-//! nothing but a wire of its own, and its own [`Tensors`](crate::memory::Tensors).
+//! Frames contain `messages`. Client and driver are written against the trait: a rank on another machine needs only its
+//! own wire and its own [`Tensors`](crate::memory::Tensors).
 
 use crate::descriptors::lift;
 use rustix::net::{
@@ -16,50 +16,52 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// A stream of bytes in both directions between a task of a rank and the driver. Its descriptor can be polled for what can be read.
+/// Byte stream in both directions between a task of a rank and the driver. Its descriptor can be polled for input.
 pub trait Wire: AsFd + Send + Sync {
     /// Writes all of `bytes`.
     ///
     /// # Errors
-    /// If the other side is gone, or this one was closed.
+    /// If the other side is gone, or this side was closed.
     fn write(&self, bytes: &[u8]) -> io::Result<()>;
 
-    /// Reads what is there, and if nothing is and `wait`, what comes next. Returns how many bytes; 0: the other side is closed.
-    /// Descriptors that come along are added to `along`.
+    /// Reads the available bytes; if there are none and `wait` is set, waits for the next ones. Returns the number of
+    /// bytes; 0: the other side is closed. Descriptors that come with the bytes are added to `along`.
     ///
     /// # Errors
-    /// `EMFILE` if this process cannot have a descriptor that came along: it is lost. `EAGAIN` if nothing is there and it does not wait.
+    /// `EMFILE` if this process cannot receive a descriptor that came with the bytes: it is lost. `EAGAIN` if there are
+    /// no bytes and `wait` is not set.
     fn read(&self, buffer: &mut [u8], along: &mut VecDeque<OwnedFd>, wait: bool) -> io::Result<usize>;
 
-    /// Opens a wire for another task of the rank. The driver learns of it by [`Wire::announce`], and takes its end by [`Wire::accept`].
+    /// Opens a wire for another task of the rank. The driver learns of it by [`Wire::announce`], and opens its end by
+    /// [`Wire::accept`].
     ///
     /// # Errors
-    /// If there is no room for another.
+    /// If no further wire can be opened.
     fn open(&self) -> io::Result<(Arc<dyn Wire>, Opening)>;
 
-    /// Writes `frame`, which tells the driver of an opening.
+    /// Writes `frame`, which announces an opening to the driver.
     ///
     /// # Errors
-    /// As [`Wire::write`].
+    /// The errors of [`Wire::write`].
     fn announce(&self, frame: &[u8], opening: Opening) -> io::Result<()>;
 
-    /// The driver's end of what a rank has opened; `along` holds the descriptors that came with its frame.
+    /// The driver's end of a wire that a rank has opened; `along` holds the descriptors that came with its frame.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no wire with this ticket was opened.
     fn accept(&self, ticket: u64, along: &mut VecDeque<OwnedFd>) -> io::Result<Arc<dyn Wire>>;
 }
 
-/// What the driver is told of a wire that a rank has opened.
+/// Announcement of a wire that a rank has opened.
 #[derive(Debug, Default)]
 pub struct Opening {
-    /// Which wire it is, where the driver must know it by its number.
+    /// Number of the wire, if the driver needs it.
     pub ticket: u64,
-    /// The driver's end, where it can be handed over.
+    /// The driver's end, if a descriptor can be passed to the driver.
     pub end: Option<OwnedFd>,
 }
 
-/// A socket between processes of one machine. Its descriptors lie out of the program's reach.
+/// Socket between processes of one machine. Its descriptor number is out of the program's reach.
 #[derive(Debug)]
 pub struct UnixWire(UnixStream);
 
@@ -124,7 +126,7 @@ impl Wire for UnixWire {
 /// Writes all of `bytes`, with `fds` attached to the first of them.
 ///
 /// # Errors
-/// If the other side is gone, or this one was closed.
+/// If the other side is gone, or this side was closed.
 pub fn write_with_fds(socket: &UnixStream, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);

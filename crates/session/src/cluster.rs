@@ -1,6 +1,7 @@
-//! Owns how a cluster is chosen: a file, a number of ranks on one switch, or that of an earlier run, with changes.
+//! Owns the choice of a cluster: a file, a number of ranks on one switch, or the cluster of an earlier run, with
+//! changes.
 //!
-//! What the keys of a cluster file mean is `uniference-formats`' business.
+//! The keys of a cluster file are defined in `uniference-formats`.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -9,33 +10,33 @@ use uniference_formats::diagnostic::Diagnostic;
 use uniference_formats::units::UnitError;
 use uniference_host::error::HostError;
 
-/// Which cluster is simulated. Values are texts with units, as in a cluster file.
+/// Options that choose the simulated cluster. Values are texts with units, as in a cluster file.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterOptions {
     /// The cluster file.
     pub file: Option<PathBuf>,
-    /// In place of a file: so many ranks, each on a host of its own, on one switch.
+    /// In place of a file: the number of ranks, each on its own host, on one switch.
     pub ranks: Option<u32>,
-    /// With `ranks`: bandwidth of each host's link in each direction; 10 Gbps if it is not given.
+    /// With `ranks`: bandwidth of each host's link in each direction; default 10 Gbps.
     pub bandwidth: Option<String>,
-    /// With `ranks`: latency between two hosts, one way; 10 us if it is not given.
+    /// With `ranks`: one-way latency between two hosts; default 10 us.
     pub latency: Option<String>,
-    /// With `ranks`: how many times as long compute takes as on this machine; one factor for all ranks, or one for each.
+    /// With `ranks`: factor of compute durations relative to this machine; one for all ranks, or one per rank.
     pub slowdown: Vec<f64>,
-    /// Changes to the cluster, wherever it comes from.
+    /// Changes to the cluster, whatever its source.
     pub overrides: Overrides,
 }
 
-/// What is changed about a cluster.
+/// Changes to a cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Overrides {
     /// The communication library: `gloo`, `nccl`, `mpi` or `ideal`.
     pub backend: Option<String>,
-    /// Algorithms of single collectives: `all_reduce=ring`.
+    /// Algorithms of collectives: `all_reduce=ring`.
     pub algorithms: Vec<String>,
-    /// Values of the cluster file: `network.latency="3 us"`; `*2` and `/2` multiply them.
+    /// Values of cluster file keys: `network.latency="3 us"`; `*2` and `/2` multiply them.
     pub set: Vec<String>,
-    /// Operations that take no time.
+    /// Operations without a duration.
     pub free: Vec<String>,
 }
 
@@ -61,14 +62,14 @@ impl Chosen {
         )
     }
 
-    /// Whether anything on it depends on random numbers.
+    /// Whether the simulation depends on random numbers.
     pub fn is_random(&self) -> bool {
         self.resolved.cluster.dynamics.links.values().any(|link| link.jitter.is_some())
     }
 }
 
 impl ClusterOptions {
-    /// Whether a cluster is described at all.
+    /// Whether the options describe a cluster.
     pub fn is_given(&self) -> bool {
         self.file.is_some() || self.ranks.is_some()
     }
@@ -112,7 +113,7 @@ impl ClusterOptions {
         self.resolve_with(recorded.as_ref().and_then(ClusterFile::backend))
     }
 
-    /// Some options describe the cluster of `--ranks` and no other.
+    /// Refuses options that apply to the cluster of `--ranks` only.
     fn check_belonging(&self) -> Result<(), HostError> {
         let given = [
             ("--bandwidth", self.bandwidth.is_some()),
@@ -127,7 +128,7 @@ impl ClusterOptions {
         }
     }
 
-    /// The cluster of an earlier run, as it was.
+    /// The unchanged cluster of an earlier run.
     ///
     /// # Errors
     /// If it is the cluster of a real run, or of a later version of this program.
@@ -148,10 +149,10 @@ impl ClusterOptions {
 }
 
 impl Overrides {
-    /// `origin` is the file that `toml` is from; profiles that it names are beside it.
+    /// The changed cluster. `origin` is the file that contains `toml`; relative paths of profiles start at its folder.
     ///
     /// # Errors
-    /// If there is no such cluster.
+    /// If the changes describe no cluster.
     pub fn resolve(&self, origin: &Path, toml: &str, fallback: Option<&str>) -> Result<Chosen, HostError> {
         let algorithms: Result<Vec<AlgorithmChoice>, _> = self.algorithms.iter().map(|choice| choice.parse()).collect();
         let choices = Choices {
@@ -176,7 +177,7 @@ impl Overrides {
 /// Reads a cluster file.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the file cannot be read.
 pub fn read(path: &Path) -> Result<String, HostError> {
     crate::input::text(path).map_err(|source| HostError::File {
         action: "read",
@@ -189,7 +190,7 @@ pub fn read(path: &Path) -> Result<String, HostError> {
 /// A value with a unit, from an option.
 ///
 /// # Errors
-/// If it is none.
+/// If the text is not such a value.
 pub fn value<T: FromStr<Err = UnitError>>(option: &str, text: &str) -> Result<T, HostError> {
     let whole = 0..text.len();
     text.parse()

@@ -1,5 +1,5 @@
-//! Owns writing a run's execution traces into a folder: their names, and that few files are open. What is in them is
-//! `uniference-formats`' business.
+//! Owns the writing of a run's execution traces into a folder: their names, and writing with few open files. The format
+//! is defined in `uniference-formats`.
 
 use crate::cluster::ClusterOptions;
 use crate::folder::{Folder, unwritable};
@@ -16,18 +16,18 @@ use uniference_programs::chakra::export::{ExportError, export as export_record};
 use uniference_sim::ids::RankId;
 use uniference_studies::hazards::Hazards;
 
-/// Number of bytes of a trace that are written at once.
+/// Number of trace bytes that are written at once.
 const CHUNK: usize = 1 << 16;
 
-/// Are there traces of a run in this folder?
+/// Whether a folder contains traces of a run.
 pub fn has_traces(folder: &Path) -> bool {
     trace(folder, RankId(0)).is_file()
 }
 
-/// Writes the traces of the run whose results are in `run` into a folder, and says what they do not know.
+/// Writes the traces of the run in the run folder `run` into a folder, and warns about information that traces lack.
 ///
 /// # Errors
-/// If there is no program record in `run`, or `folder` cannot be written to.
+/// If `run` has no program record, or `folder` cannot be written to.
 pub fn export(run: &Path, folder: &Folder, notices: &Notices) -> Result<(), HostError> {
     let out = folder.path();
     let path = run.join(RECORD);
@@ -57,7 +57,7 @@ pub fn export(run: &Path, folder: &Folder, notices: &Notices) -> Result<(), Host
     Ok(())
 }
 
-/// Traces that are not whole are none. What cannot be removed is left: the error that is the reason is reported.
+/// Removes incomplete traces. A trace that cannot be removed stays: the error that caused the removal is reported.
 fn discard(folder: &Path, ranks: u32) {
     for rank in (0..ranks).map(RankId) {
         let _ = fs::remove_file(trace(folder, rank));
@@ -80,7 +80,7 @@ fn failed(out: &Path) -> impl Fn(ExportError) -> HostError {
     }
 }
 
-/// A file that is open only while it is written to: there may be more ranks than a process may have files.
+/// A file that is open only while it is written to, because ranks may outnumber the files that a process may open.
 struct Appender(PathBuf);
 
 impl Appender {

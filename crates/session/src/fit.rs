@@ -1,7 +1,7 @@
-//! Owns the question whether a job fits its devices: what each rank needs at most at one time, compared with what its device has.
+//! Owns the check whether a job fits its devices: each rank's peak memory, compared with the memory of its device.
 //!
-//! Of a program that is counted while it runs, in no virtual time and without a limit, so that the answer says by how much one is exceeded; of a generated job
-//! it is computed (`uniference-programs`).
+//! The memory of a program is counted while it runs, without virtual time and without a limit, so the result states the
+//! missing bytes. The memory of a generated job is computed (`uniference-programs`).
 
 use crate::cluster::ClusterOptions;
 use crate::folder::unwritable;
@@ -26,33 +26,33 @@ use uniference_sim::cluster::Device;
 use uniference_sim::event::Observer;
 use uniference_studies::memory::{Held, Memory, Peak};
 
-/// What a rank needs of its device's memory.
+/// Memory that a rank needs on its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Need {
-    /// The rank in the world.
+    /// Rank in the world.
     pub rank: u32,
-    /// The device it is on.
+    /// Name of its device.
     pub device: String,
-    /// Bytes that the device has; `None`: the cluster file does not say.
+    /// Bytes of the device; `None`: the cluster file has no figure.
     pub available: Option<u64>,
-    /// Bytes by kind when the rank held most; `None`: they are not known.
+    /// Bytes by kind at the rank's peak; `None`: unknown.
     pub kinds: Option<Vec<(String, u64)>>,
-    /// `path:line` of the operator during which that was.
+    /// `path:line` of the operator at the peak.
     pub line: Option<String>,
-    /// The qualified name of the line's function.
+    /// Qualified name of the line's function.
     pub function: Option<String>,
-    /// The operator ran in the backward pass of the line.
+    /// Whether the operator ran in the backward pass of the line.
     pub backward: bool,
 }
 
 impl Need {
-    /// All kinds of the device's memory together.
+    /// Sum of all kinds in the device's memory.
     pub fn bytes(&self) -> Option<u64> {
         let of_device = |(kind, bytes): &(String, u64)| if kind == HOST_MEMORY { 0 } else { *bytes };
         self.kinds.as_ref().map(|kinds| kinds.iter().map(of_device).fold(0_u64, u64::saturating_add))
     }
 
-    /// How many bytes too few the device has, if that is known and there are any.
+    /// Bytes that the device lacks, if that is known and positive.
     pub fn lacks(&self) -> Option<u64> {
         self.bytes()?.checked_sub(self.available?).filter(|lacking| *lacking > 0)
     }
@@ -62,34 +62,34 @@ impl Need {
         self.bytes().zip(self.available).is_some_and(|(bytes, available)| is_tight(bytes, available))
     }
 
-    /// How many bytes the device has left, if that is known and it lacks none.
+    /// Bytes that the device has left, if that is known and it lacks none.
     pub fn spare(&self) -> Option<u64> {
         self.available?.checked_sub(self.bytes()?)
     }
 }
 
-/// What the ranks of a job need.
+/// Memory that the ranks of a job need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fit {
     /// The memory that each rank needs, indexed by rank.
     pub needs: Vec<Need>,
-    /// Why the program did not come to its end; what it has needed up to there is known.
+    /// Reason why the program stopped early; `needs` then cover the time up to the stop.
     pub stopped: Option<Stop>,
 }
 
 /// Whether the job fits its devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every rank fits its device.
+    /// Each rank fits its device.
     Fits,
-    /// At least one does not; the one at this place of [`Fit::needs`] lacks most.
+    /// At least one rank does not fit; the rank at this index of [`Fit::needs`] lacks most.
     Exceeds(usize),
-    /// Nobody knows, because of this; with a hint.
+    /// Unknown, with the reason and a hint.
     Unknown(String),
 }
 
 impl Fit {
-    /// Whether the job fits. What has exceeded a device's memory before a program failed does not fit, however it would have gone on.
+    /// Whether the job fits. A job that exceeded a device's memory before the program failed does not fit.
     pub fn verdict(&self) -> Verdict {
         let lacking = self.needs.iter().enumerate().filter_map(|(at, need)| Some((need.lacks()?, at)));
         if let Some((_, at)) = lacking.max_by_key(|(lack, at)| (*lack, std::cmp::Reverse(*at))) {
@@ -115,10 +115,10 @@ impl Fit {
     }
 }
 
-/// What a generated job needs on a cluster.
+/// Memory that a generated job needs on a cluster.
 ///
 /// # Errors
-/// If the cluster cannot be resolved, or has not as many devices as the job has ranks.
+/// If the cluster cannot be resolved, or its number of devices differs from the number of ranks.
 pub fn of_job(workload: &Workload, cluster: &ClusterOptions) -> Result<Fit, HostError> {
     let chosen = cluster.resolve()?;
     generated::check_ranks(workload, &chosen.resolved)?;
@@ -131,10 +131,10 @@ pub fn of_job(workload: &Workload, cluster: &ClusterOptions) -> Result<Fit, Host
     Ok(Fit { needs, stopped: None })
 }
 
-/// Runs a program, and counts what it needs. It runs for `timeout` of this machine's time at most; nothing of it is kept.
+/// Runs a program for at most `timeout` of real time, and counts its memory. No results are kept.
 ///
 /// # Errors
-/// If it cannot be run.
+/// If the program cannot be run.
 pub fn of_program(
     program: Program,
     session: &Session,
@@ -172,26 +172,26 @@ pub fn of_program(
 }
 
 impl Need {
-    /// Of a rank of which nothing is known.
+    /// A rank whose memory is unknown.
     fn of(rank: u32, device: &Device) -> Need {
         let (device, available) = (device.name.clone(), device.memory.map(|bytes| bytes.0));
         Need { rank, device, available, kinds: None, line: None, function: None, backward: false }
     }
 }
 
-/// Whether a program was ended by somebody, and not by what it did.
+/// Whether the program was ended by a signal to this command.
 pub fn is_interrupted(stop: &Stop) -> bool {
     [Exit::Interrupted, Exit::Terminated, Exit::HungUp].contains(&stop.exit)
 }
 
-/// A folder for what is not kept, which goes away with this.
+/// A temporary folder, which is removed on drop.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
     /// A new folder.
     ///
     /// # Errors
-    /// If none can be made.
+    /// If no folder can be created.
     pub fn new() -> Result<Scratch, HostError> {
         let folder = std::env::temp_dir();
         let mut names = (0_u64..).map(|number| folder.join(format!("uniference-fit-{}-{number}", std::process::id())));
@@ -205,7 +205,7 @@ impl Scratch {
         }
     }
 
-    /// A session's output to it.
+    /// Output options that make a session write to this folder.
     pub fn output(&self, notices: &Notices) -> Output {
         let folder = Some(self.path().to_owned());
         Output { folder, record: RecordLevel::Summary, notices: notices.clone(), ..Output::default() }
@@ -219,7 +219,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be removed is in a folder for what nobody keeps.
+        // Files that cannot be removed stay in the system's temporary folder.
         let _ = fs::remove_dir_all(&self.0);
     }
 }

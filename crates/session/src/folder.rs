@@ -1,4 +1,4 @@
-//! Owns the folder that a run's results go to: its name, whether it can be written, and writing to it.
+//! Owns the run folder: its name, a check that it is writable, and writing to it.
 
 use crate::lock::{LOCK, Lock, Writer};
 use crate::names::{EVENTS, GROUPS, NATIVE_TRACE, PREFIX, RECORD, REPEATED, REPORT, TABLES, TIMELINE, TRACE};
@@ -11,16 +11,17 @@ use std::path::{Path, PathBuf};
 use uniference_formats::events::columns::KINDS;
 use uniference_host::error::{HostError, file_hint};
 
-/// Where results go when nothing is said.
+/// Parent of run folders without a given path.
 const DEFAULT: &str = "uniference-out";
 
-/// A folder that can be written to, by nobody else while this lives.
+/// A writable folder; no other command writes to it while this exists.
 pub struct Folder {
     path: PathBuf,
     _lock: Option<Lock>,
 }
 
-/// What a folder is for. Files of earlier results of the kind are removed; any other file means that the folder is somebody else's.
+/// Purpose of a folder. Earlier results of the same kind are removed; any other file means that the folder is not a run
+/// folder.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Results,
@@ -28,15 +29,16 @@ enum Kind {
 }
 
 impl Folder {
-    /// `out`, or else the next free `uniference-out/<script>-<n>`. Results of an earlier run in it are removed.
+    /// Creates `out`, or else the next free `uniference-out/<script>-<n>`. Results of an earlier run in `out` are
+    /// removed.
     ///
     /// # Errors
-    /// Where another command is writing there, where there are files that are no results, and where nobody may write.
+    /// If another command writes to the folder, it has files that are not results, or it is not writable.
     pub fn prepare(out: Option<&Path>, script: &OsStr, notices: &Notices) -> Result<Folder, HostError> {
         Folder::prepare_for(out, script, Writer::Alone, notices)
     }
 
-    /// The same for those who share a folder.
+    /// As [`Folder::prepare`], for writers that may share the folder.
     ///
     /// # Errors
     /// As [`Folder::prepare`].
@@ -55,7 +57,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// A folder for execution traces. That may be the folder of the run's results itself, whose lock is held already.
+    /// A folder for execution traces. It may be the run folder itself, whose lock is already held.
     ///
     /// # Errors
     /// As [`Folder::prepare`].
@@ -68,10 +70,10 @@ impl Folder {
         Folder::claim(out.to_owned(), Kind::Traces, Writer::Alone, notices)
     }
 
-    /// A folder that results are in, to add to them.
+    /// Opens an existing run folder to add files.
     ///
     /// # Errors
-    /// Where another command is writing there, and where nobody may write.
+    /// If another command writes to the folder, or it is not writable.
     pub fn open(path: &Path, notices: &Notices) -> Result<Folder, HostError> {
         let lock = Lock::of_folder(path, Writer::Alone, notices)?;
         Ok(Folder { path: path.to_owned(), _lock: lock })
@@ -80,7 +82,7 @@ impl Folder {
     fn claim(path: PathBuf, kind: Kind, writer: Writer<'_>, notices: &Notices) -> Result<Folder, HostError> {
         let is_new = !path.exists();
         fs::create_dir_all(&path).map_err(|source| unwritable("create", &path, source))?;
-        // Before anything is written there, and again for what has come until the lock was ours.
+        // Checks before the first write, and again for files that were created until the lock was held.
         check_foreign(&path)?;
         let lock = Lock::of_folder(&path, writer, notices)?;
         if !is_new && lock.as_ref().is_none_or(Lock::is_first) {
@@ -98,16 +100,16 @@ impl Folder {
     /// Writes a whole file.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the file cannot be written.
     pub fn write(&self, name: &str, contents: &[u8]) -> Result<(), HostError> {
         let path = self.path.join(name);
         whole::write(&path, contents).map_err(|source| unwritable("write", &path, source))
     }
 
-    /// Takes over all results of another folder but `without`: both then have them. The disk holds them once, where it can.
+    /// Takes all results of another folder except `without`: both folders then have them, as hard links if possible.
     ///
     /// # Errors
-    /// If they cannot be read or written.
+    /// If files cannot be read or written.
     pub(crate) fn take_over(&self, other: &Folder, without: &[&str]) -> Result<(), HostError> {
         for name in names(&other.path)? {
             let is_taken = |name: &str| (is_result(name) || name == TABLES) && !without.contains(&name);
@@ -120,16 +122,16 @@ impl Folder {
         Ok(())
     }
 
-    /// A new file to write to.
+    /// Creates a file.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If the file cannot be created.
     pub fn create(&self, name: &str) -> Result<BufWriter<File>, HostError> {
         let path = self.path.join(name);
         File::create(&path).map(BufWriter::new).map_err(|source| unwritable("create", &path, source))
     }
 
-    /// One line for people: where the results are, and what to do with them.
+    /// One line for the user: the path of the results, and what to do with them.
     pub fn describe(&self) -> String {
         let path = self.path.display();
         match self.path.join(TRACE).exists() {
@@ -140,7 +142,7 @@ impl Folder {
         }
     }
 
-    /// Finds out before the run whether its results can be written.
+    /// Checks before the run that its results can be written.
     fn probe(&self) -> Result<(), HostError> {
         self.write(REPORT, b"")?;
         let path = self.path.join(REPORT);
@@ -148,7 +150,7 @@ impl Folder {
     }
 }
 
-/// A file or a folder under another name, with all that is in it; a copy where the disk cannot hold it once.
+/// Links a file, or a folder with its contents, to another path; copies files that cannot be linked.
 fn link(from: &Path, to: &Path) -> io::Result<()> {
     if !from.is_dir() {
         return fs::hard_link(from, to).or_else(|_| fs::copy(from, to).map(|_| ()));
@@ -161,7 +163,7 @@ fn link(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Refuses a folder in which there is anything but what commands of ours write.
+/// Refuses a folder with files that no command of Uniference writes.
 fn check_foreign(folder: &Path) -> Result<(), HostError> {
     let mut names = names(folder)?;
     names.sort();
@@ -182,7 +184,7 @@ fn check_foreign(folder: &Path) -> Result<(), HostError> {
     Ok(())
 }
 
-/// A path in the folder of event tables that is no part of them; the folder itself if it is no folder.
+/// A path in the folder of event tables that is no event table; the folder's own path if it is not a folder.
 fn foreign_in_tables(tables: &Path) -> Result<Option<PathBuf>, HostError> {
     let is_folder = |path: &Path| fs::symlink_metadata(path).is_ok_and(|metadata| metadata.is_dir());
     let is_kind = |name: &str| KINDS.iter().any(|kind| kind.name == name);
@@ -211,7 +213,7 @@ fn remove_old(folder: &Path, kind: Kind) -> Result<(), HostError> {
         if kind == Kind::Results && name.to_str().is_some_and(is_repeated) {
             let run = folder.join(&name);
             remove_old(&run, kind)?;
-            // With whatever is somebody else's it stays.
+            // A folder with files of the user stays.
             let _ = fs::remove_file(run.join(LOCK));
             let _ = fs::remove_dir(&run);
             continue;
@@ -235,7 +237,7 @@ fn names(folder: &Path) -> Result<Vec<OsString>, HostError> {
     entries.map_err(|source| unwritable("read", folder, source))
 }
 
-/// A run's: report, trace, records, the ranks' logs and what real ranks record.
+/// Whether a file is a run's result: report, timeline, records, logs of ranks and files of real ranks.
 fn is_result(name: &str) -> bool {
     let of_rank = |rest: &'_ str| {
         let suffixes = [".log", ".jsonl", ".part"];
@@ -247,23 +249,24 @@ fn is_result(name: &str) -> bool {
         || whole::unfinished(name).is_some_and(is_result)
 }
 
-/// Of the execution traces of a run: `chakra.RANK.et`, and its groups.
+/// Whether a file is an execution trace of a run, `chakra.RANK.et`, or the traces' groups.
 fn is_trace(name: &str) -> bool {
     let rank = name.strip_prefix(PREFIX).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".et"));
     rank.is_some_and(|rank| rank.parse::<u32>().is_ok()) || name == GROUPS
 }
 
-/// What stays: the lock, and the folder that `uniference chakra export` makes beside the results.
+/// Whether a name belongs to the lock, to the folder that `uniference chakra export` makes next to the results, or to a
+/// repeated run's folder.
 fn is_ours(name: &str) -> bool {
     name == LOCK || name == PREFIX || is_repeated(name)
 }
 
-/// The folder of one of several runs.
+/// Whether a folder belongs to one of several runs.
 fn is_repeated(name: &str) -> bool {
     name.strip_prefix(REPEATED).is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
-/// The next free `uniference-out/NAME-N`, made.
+/// Creates the next free `uniference-out/NAME-N`.
 pub(crate) fn next_default(name: &OsStr) -> Result<PathBuf, HostError> {
     next_free(Path::new(DEFAULT), name)
 }
@@ -287,7 +290,7 @@ fn stem(script: &OsStr) -> OsString {
     Path::new(script).file_stem().unwrap_or(OsStr::new("run")).to_owned()
 }
 
-/// Why results cannot be written.
+/// Error for results that cannot be written.
 pub(crate) fn unwritable(action: &'static str, path: &Path, source: io::Error) -> HostError {
     let hint = file_hint(&source);
     HostError::File { action, path: path.to_owned(), source, hint }
@@ -330,7 +333,7 @@ mod tests {
             assert!(dir.path().join("report.json").exists());
             fs::remove_file(dir.path().join(name)).unwrap();
         }
-        // Tables are those of a run, and anything else among them is somebody's.
+        // Event tables belong to a run; any other file among them is the user's.
         let tables = dir.path().join(TABLES);
         fs::create_dir_all(tables.join("waited")).unwrap();
         for name in ["waited/notes.txt", "waited/x.parquet", "notes", "others.part"] {
@@ -347,7 +350,7 @@ mod tests {
         fs::write(&tables, "x").unwrap();
         assert!(Folder::prepare(Some(dir.path()), "a.py".as_ref(), &Notices::ignored()).is_err());
         fs::remove_file(&tables).unwrap();
-        // Traces into the folder of a run that is being written: the results stay.
+        // Traces are written into the folder of an active run: its results stay.
         let run = Folder::prepare(Some(dir.path()), "a.py".as_ref(), &Notices::ignored()).unwrap();
         write("report.json");
         drop(Folder::prepare_traces(&dir.path().join("."), Some(&run), &Notices::ignored()).unwrap());

@@ -1,6 +1,6 @@
-//! Owns the run of generated jobs: whether they fit their devices, and which ranks stand for others that are alike.
+//! Owns the run of generated jobs: the check that they fit their devices, and the fold of equivalent ranks.
 //!
-//! What the jobs are made of is `uniference-formats`' business, which ranks are alike the simulator's.
+//! Jobs are defined in `uniference-formats`, and the simulator determines which ranks are equivalent.
 
 use crate::cluster::ClusterOptions;
 use crate::compute::{ComputeOptions, NodeModels};
@@ -28,46 +28,46 @@ use uniference_sim::program::{Program, ProgramError, Request};
 use uniference_sim::symmetry::Symmetry;
 use uniference_sim::time::Bytes;
 
-/// The device that is assumed where the cluster says nothing.
+/// Device model that is assumed if the cluster has none.
 const ASSUMED: &str = "h100-sxm-80gb";
 
-/// With this many simulated ranks or more, the user is told why they are not folded.
+/// Number of simulated ranks from which the user is told why they are not folded.
 const MANY: u32 = 1024;
 
-/// Whether ranks that are alike are simulated as one.
+/// Whether equivalent ranks are simulated as one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fold {
-    /// Along all axes of the job for which the cluster and the run turn out to be alike.
+    /// Folds along all axes of the job for which cluster and run are symmetric.
     #[default]
     Auto,
-    /// Along all axes of the job, or not at all.
+    /// Folds along all axes of the job, or fails.
     On,
-    /// Every rank is simulated.
+    /// Simulates each rank.
     Off,
 }
 
-/// A generated job to be run.
+/// Options of a generated job's run.
 pub struct Job {
     /// The job's program.
     pub workload: Workload,
-    /// What it runs on; it must be described.
+    /// Cluster; it must be described.
     pub cluster: ClusterOptions,
-    /// Which ranks stand for others.
+    /// Fold of equivalent ranks.
     pub fold: Fold,
-    /// It runs though it needs more memory than devices have.
+    /// Whether the job runs even if it needs more memory than devices have.
     pub ignore_memory: bool,
     /// Databases of measured operators.
     pub compute: ComputeOptions,
-    /// What the report calls it by.
+    /// Command in the report.
     pub command: Vec<String>,
-    /// The output folder and what is written to it.
+    /// The run folder, and the files in it.
     pub output: Output,
 }
 
-/// Runs a job: tries symmetries, the one that saves most first, until one turns out to be exact.
+/// Runs a job: tries symmetries, beginning with the one that saves most, until one is exact.
 ///
 /// # Errors
-/// If it does not fit the cluster, or ranks that must be alike are not; and where the results cannot be written.
+/// If the job does not fit the cluster, ranks that must be equivalent are not, or the results cannot be written.
 pub fn run(job: &Job) -> Result<Done, HostError> {
     let Job { workload, output, .. } = job;
     let chosen = job.cluster.resolve()?;
@@ -126,7 +126,7 @@ pub fn run(job: &Job) -> Result<Done, HostError> {
     Err(HostError::Usage(format!("ranks are not equivalent: {asymmetry}")))
 }
 
-/// Refuses a cluster that has not as many devices as the job has ranks.
+/// Refuses a cluster whose number of devices differs from the number of ranks.
 pub(crate) fn check_ranks(workload: &Workload, resolved: &Resolved) -> Result<(), HostError> {
     let (ranks, devices) = (workload.world_size(), resolved.cluster.devices.len());
     if ranks as usize == devices {
@@ -137,7 +137,7 @@ pub(crate) fn check_ranks(workload: &Workload, resolved: &Resolved) -> Result<()
     Err(HostError::Usage(format!("the job has {ranks}, but the cluster has {devices}\nhint: {hint}")))
 }
 
-/// The ranks that are simulated, made when they first have their turn.
+/// The simulated ranks, created when they first run.
 struct Generated<'a> {
     workload: &'a Workload,
     rules: Arc<Rules>,
@@ -181,7 +181,8 @@ impl Source for Generated<'_> {
     }
 }
 
-/// What the job comes to, by the report of its run. Stages send their messages in the group of all ranks, `world`.
+/// Figures of the job from the report of its run. Pipeline stages send their messages in the group of all ranks,
+/// `world`.
 fn came_to(workload: &Workload, targets: &[Target], report: &Report, world: Option<GroupId>) -> JobReport {
     let devices = targets.len() as f64;
     let (tokens, flops) = (workload.tokens(), workload.model_flops());
@@ -239,7 +240,7 @@ impl Job {
     }
 }
 
-/// What operators are costed for, by rank.
+/// The device of each rank, for which operators are costed.
 fn targets(resolved: &Resolved) -> Vec<Target> {
     let assumed = devices::find(ASSUMED).expect("the table has it");
     let assumed = Target { name: Some(assumed.name.clone()), rates: assumed.rates().expect("its rates are known") };
@@ -250,7 +251,7 @@ fn targets(resolved: &Resolved) -> Vec<Target> {
     resolved.rates.iter().zip(&resolved.models).map(target).collect()
 }
 
-/// Devices of which the cluster says nothing.
+/// A warning about devices without a model, for which one is assumed.
 fn assumed_devices(resolved: &Resolved) -> Option<String> {
     let unknown = resolved.rates.iter().filter(|rates| rates.is_none()).count();
     let all = resolved.rates.len();
@@ -261,7 +262,7 @@ fn assumed_devices(resolved: &Resolved) -> Option<String> {
     })
 }
 
-/// What the job is, and what its ranks need of their devices' memory.
+/// Description of the job, and the memory that its ranks need.
 pub fn headline(workload: &Workload) -> String {
     let spec = workload.spec();
     let phase = match spec.phase {
@@ -284,7 +285,7 @@ pub fn headline(workload: &Workload) -> String {
     )
 }
 
-/// What ranks need, by the first of those that need the same.
+/// Memory of ranks, by the first rank of each class with equal needs.
 fn needs(workload: &Workload) -> BTreeMap<u32, Memory> {
     workload.memory_classes().into_iter().map(|rank| (rank, workload.memory(rank))).collect()
 }
@@ -303,7 +304,7 @@ struct Shortage {
 }
 
 impl Shortage {
-    /// Described by the rank that lacks most; `None`: every rank fits, as far as the cluster says what devices have.
+    /// The shortage of the rank that lacks most; `None`: each rank fits, as far as device memory is known.
     fn worst(workload: &Workload, devices: &[Device]) -> Option<Shortage> {
         let needs = needs(workload);
         let need = |rank: usize| &needs[&workload.memory_class(rank as u32)];

@@ -1,7 +1,7 @@
-//! Owns how files that a command reads are opened: regular files only, and texts of bounded size.
+//! Owns the opening of input files: regular files only, and texts of bounded size.
 //!
-//! A pipe or a device has no end that could be trusted: `/dev/zero` fills memory, and a FIFO without a writer hangs. What a file holds is
-//! `uniference-formats`' business.
+//! Pipes and devices are refused, because they may never end: `/dev/zero` fills memory, and a FIFO without a writer
+//! hangs. The formats are defined in `uniference-formats`.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
@@ -9,15 +9,15 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use uniference_host::error::HostError;
 
-/// No text that is read as a whole is longer, in bytes: cluster files, profiles, measurements, ASTRA-sim's inputs.
+/// Maximum size in bytes of texts that are read as a whole: cluster files, profiles, measurements, ASTRA-sim's inputs.
 const LONGEST_TEXT: u64 = 64 << 20;
 
 /// Opens a regular file. Symbolic links are followed.
 ///
 /// # Errors
-/// Where it cannot be opened, or is something else.
+/// If the file cannot be opened, or is not a regular file.
 pub fn open(path: &Path) -> io::Result<File> {
-    // A FIFO that nobody writes to would else block before it could be looked at.
+    // Without NONBLOCK, opening a FIFO without a writer would block before its type can be checked.
     let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::NOCTTY;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits() as i32).open(path)?;
     match file.metadata()?.is_file() {
@@ -29,7 +29,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// Opens the program record of a run.
 ///
 /// # Errors
-/// If the run has no record, or it cannot be opened.
+/// If the run has no record, or the record cannot be opened.
 pub fn open_record(path: &Path) -> Result<File, HostError> {
     open(path).map_err(|source| HostError::File {
         action: "read",
@@ -39,10 +39,10 @@ pub fn open_record(path: &Path) -> Result<File, HostError> {
     })
 }
 
-/// Reads a text.
+/// Reads a text file.
 ///
 /// # Errors
-/// As [`open`], and where it is longer than 64 MiB or no UTF-8.
+/// As [`open`], and if the text is longer than 64 MiB or not UTF-8.
 pub fn text(path: &Path) -> io::Result<String> {
     let mut bytes = Vec::new();
     open(path)?.take(LONGEST_TEXT + 1).read_to_end(&mut bytes)?;
@@ -52,10 +52,10 @@ pub fn text(path: &Path) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not UTF-8 text"))
 }
 
-/// Reads a file whose size is bounded elsewhere: a recorded rank's, as long as its run.
+/// Reads a text file without a size limit: a recorded rank's file is as long as its run.
 ///
 /// # Errors
-/// As [`open`], and where it is no UTF-8.
+/// As [`open`], and if the text is not UTF-8.
 pub fn long_text(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     open(path)?.read_to_string(&mut text)?;

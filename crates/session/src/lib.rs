@@ -1,9 +1,10 @@
-//! One way to carry out a simulation, whoever asks for it: the command line, Python, or a program in Rust.
+//! The library behind all simulations, for the command line, Python, and Rust programs.
 //!
-//! A cluster is chosen ([`ClusterOptions`]), a [`Session`] takes the folder for the results, and a [`Source`] says what is simulated while
-//! the session's observers look on; what comes of it is an [`Outcome`], and a report in the folder. Sources are live ranks ([`live`]),
-//! the record of an earlier run ([`recorded`]), execution traces ([`traces`]), generated jobs ([`generated`]) and programs of the
-//! caller's own ([`Programs`]). What can be simulated again ([`Replayed`]) can be explained ([`Replayed::explain`]) and changed ([`whatif`]):
+//! The caller chooses a cluster ([`ClusterOptions`]). A [`Session`] creates the run folder and drives a [`Source`] of
+//! simulated programs while its observers record the run; the result is an [`Outcome`], and a report in the run folder.
+//! Sources are live ranks ([`live`]), the record of an earlier run ([`recorded`]), execution traces ([`traces`]),
+//! generated jobs ([`generated`]) and the caller's own programs ([`Programs`]). Inputs that can be simulated without a
+//! program ([`Replayed`]) can be explained ([`Replayed::explain`]) and changed ([`whatif`]):
 //!
 //! ```
 //! use uniference_session::{ClusterOptions, Outcome, Output, Programs, Session};
@@ -45,7 +46,7 @@
 //! # }
 //! ```
 //!
-//! Whatever the session wants the user to know while it works goes to [`Notices`].
+//! The session sends messages to the user to [`Notices`].
 
 pub mod cluster;
 pub mod compute;

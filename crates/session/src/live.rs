@@ -1,6 +1,6 @@
-//! Owns a live run: unmodified programs as processes of their own, as the ranks of a simulation.
+//! Owns a live run: the processes of unmodified programs are the ranks of a simulation.
 //!
-//! How processes are started and heard is `uniference-host`'s business, what the user sees of them the [`Console`]'s.
+//! `uniference-host` starts the processes and communicates with them; the [`Console`] shows their output.
 
 mod folded;
 
@@ -32,54 +32,55 @@ use uniference_sim::ids::RankId;
 use uniference_sim::program::{Origin, Work};
 use uniference_sim::time::SimDuration;
 
-/// How many ranks that wait are named when another one fails.
+/// Number of waiting ranks that are listed when another rank fails.
 const MOST_SHOWN: usize = 16;
 
-/// A program, and how its ranks run on this machine.
+/// A program, and the settings of its processes on this machine.
 pub struct Program {
-    /// The interpreter of Python.
+    /// Python interpreter.
     pub python: PathBuf,
-    /// The script, or with `module` the module's name; then its arguments.
+    /// Script, or with `module` the module's name; then its arguments.
     pub argv: Vec<OsString>,
-    /// Run as `python -m` does.
+    /// Whether the program runs as with `python -m`.
     pub module: bool,
-    /// Modules that are imported once, before the ranks are forked.
+    /// Modules that are imported once, before ranks are forked.
     pub preload: Vec<String>,
-    /// Where the duration of compute comes from; the session's manifest must say so, too ([`Session::plan`]).
+    /// Source of compute durations; the session's manifest must describe the same source ([`Session::plan`]).
     pub plan: Plan,
-    /// How many ranks run on this machine at once; `None`: one where compute is measured, else one a core.
+    /// Number of ranks that run on this machine at once; `None`: one if compute is measured, else one per core.
     pub jobs: Option<u32>,
-    /// The torch whose GPUs are simulated; `None`: there are none, or those of this machine.
+    /// The torch installation whose GPUs are simulated; `None`: no GPUs, or those of this machine.
     pub gpus: Option<Torch>,
-    /// Whether the cluster's backend was named, so that it stands for whichever the program names; see [`crate::cluster::Chosen`].
+    /// Whether the user named the cluster's backend, which then replaces any backend that the program names; see
+    /// [`crate::cluster::Chosen`].
     pub backend_named: bool,
-    /// The rank that has the terminal, if one does.
+    /// The rank that uses the terminal, if any.
     pub terminal: Option<Terminal>,
-    /// Standard input of rank 0, if the program is given any.
+    /// Standard input of rank 0, if there is any.
     pub input: Option<OwnedFd>,
-    /// Operators on tensors of more elements are not computed; `None`: all are.
+    /// Number of elements above which operators on tensors are not computed; `None`: all operators are computed.
     pub values: Option<u64>,
     /// Whether the run ends at the first operator or kernel on a simulated GPU whose values are not computed, whatever
     /// its size.
     pub strict_values: bool,
     /// Whether each operator is timed ([`crate::profile`]).
     pub timed: bool,
-    /// Whether ranks that turn out to be alike run as few processes, and all are simulated.
+    /// Whether equivalent ranks are folded: few of them run as processes, and all are simulated.
     pub fold: bool,
-    /// Whether only rank 0 has a program, whose processes use the GPUs of all ranks.
+    /// Whether only rank 0 has a program, which uses the GPUs of all ranks.
     pub one_program: bool,
-    /// Where workers join that run ranks, if they may.
+    /// Settings of workers that run ranks on other machines, if any.
     pub workers: Option<Workers>,
 }
 
-/// How workers join a run.
+/// Settings of the workers of a run.
 #[derive(Clone)]
 pub struct Workers {
-    /// Where the driver listens.
+    /// Listener of the driver.
     pub door: Arc<Door>,
-    /// How long it waits for all of them.
+    /// Time limit for all workers to join.
     pub timeout: Duration,
-    /// What they get of this machine's files.
+    /// Files of this machine that workers receive.
     pub synced: Synced,
 }
 
@@ -89,33 +90,33 @@ pub struct Live<'a> {
     plan: Plan,
     fold: bool,
     workers: Option<Workers>,
-    /// Why there cannot be such a run.
+    /// Error that forbids the run.
     refused: Option<HostError>,
-    /// Compute takes no time, whatever the program's plan says.
+    /// Whether compute has no duration, regardless of the program's plan.
     only_for_memory: bool,
-    /// Where logs are to be found once the run has ended; `None`: nowhere.
+    /// Folder of the logs after the run; `None`: no logs are kept.
     folder: Option<&'a Path>,
     console: &'a mut dyn Console,
     observer: &'a mut dyn Observer,
     notices: Notices,
-    /// Until nothing is left to be ended.
+    /// Signals that interrupt the run; `None` once all processes have ended.
     interrupts: Option<Interrupts>,
 }
 
-/// What has come of processes, and what it has cost.
+/// Result of the processes, and the costs of their compute.
 struct Ran {
     ending: Result<Ending, Unlike>,
     lines: Vec<String>,
     costing: Rc<RefCell<Costing>>,
-    /// What ranks have warned of.
+    /// Warnings of the ranks.
     warnings: Vec<String>,
-    /// Bytes that the largest process of a rehearsal took.
+    /// Memory of the largest process of a rehearsal in bytes.
     largest: u64,
 }
 
 impl<'a> Live<'a> {
-    /// A program to be run. `console` shows what its ranks print; `observer` sees the engine's events, besides the session's own.
-    /// `interrupts` end it.
+    /// A program to run. `console` shows the output of its ranks; `observer` receives the engine's events, in addition
+    /// to the session's observer. `interrupts` end the run.
     pub fn new(
         program: Program,
         session: &'a Session,
@@ -126,8 +127,8 @@ impl<'a> Live<'a> {
         let resolved = session.resolved();
         let cluster = &resolved.cluster;
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        // A script that passes another backend's name to init_process_group must not be simulated as gloo unawares.
-        // Beside that of GPUs it may be, if it is said.
+        // A script that passes another backend's name to init_process_group must fail, and not be simulated as gloo.
+        // Alongside NCCL on GPUs, operations of another backend are allowed with a warning.
         let tells_backend = !program.backend_named || (program.gpus.is_some() && cluster.backend.name == "nccl");
         let default = tells_backend.then(|| ("UNIFERENCE_DEFAULT_BACKEND", cluster.backend.name.clone()));
         let values = program.values.map(|limit| ("UNIFERENCE_VALUES", limit.to_string()));
@@ -141,7 +142,7 @@ impl<'a> Live<'a> {
         let mut refused = refuse_workers(&program, &resolved.workers).or_else(|| refuse_one_program(&program, cluster));
         if program.gpus.is_some() {
             refused = refused.or(give_gpus(&mut places, &resolved.models).err());
-            // What waits for what on streams is told with the operators, also where they take no time.
+            // Operators describe the dependencies on CUDA streams, so they are needed even if compute has no duration.
             if program.one_program {
                 places[0].gpus =
                     places.iter().flat_map(|place| place.gpus.get(place.local.0 as usize)).cloned().collect();
@@ -183,8 +184,8 @@ impl<'a> Live<'a> {
         }
     }
 
-    /// The same, for nothing but what ranks hold in memory: compute takes no time, nobody is refused what a device has not got, and the run ends after
-    /// `timeout` of this machine's time. Nobody keeps the folder.
+    /// The same program, run only to count the memory of ranks: compute has no duration, no device runs out of memory,
+    /// and the run ends after `timeout` of real time. The folder is not kept.
     pub(crate) fn only_for_memory(mut self, timeout: Duration) -> Live<'a> {
         self.setup.compute.fill(Compute::Modelled);
         self.setup.script.env.insert("UNIFERENCE_UNLIMITED".to_owned(), "yes".to_owned());
@@ -204,7 +205,7 @@ fn zeros(costing: &Costing, ending: &LiveEnding, more: &str) -> String {
     )
 }
 
-/// Compute takes no time.
+/// Costs of zero for all compute.
 struct Free;
 
 impl Costs for Free {
@@ -236,7 +237,7 @@ impl Live<'_> {
         Ok(End { ending, lines, costed })
     }
 
-    /// Runs all ranks, or with a cast those that it says.
+    /// Runs all ranks, or with a cast its running ranks.
     fn run(&mut self, cluster: &Cluster, cast: Option<Arc<Cast>>, watch: Watch<'_>) -> Result<Ran, HostError> {
         let interrupts = self.interrupts.as_ref().expect("nothing is run once interrupts are not heard any more");
         let joined = match self.gather(interrupts)? {
@@ -257,7 +258,7 @@ impl Live<'_> {
         let mut driver = Driver::new(&self.setup, Engine::new(cluster), joined, cast, watch, interrupts)?;
         let ending = driver.run();
         if let Some(workers) = &self.workers {
-            // Before they are told that it is over, and come again for the next run.
+            // Workers are dismissed before they are told that the run is over, because they then join the next run.
             workers.door.dismiss();
         }
         let ending = ending?;
@@ -303,7 +304,7 @@ impl Live<'_> {
     }
 }
 
-/// Why ranks of this program cannot run at workers, if some are to.
+/// Reason why workers cannot run ranks of this program, if some are named.
 fn refuse_workers(program: &Program, workers: &[Option<String>]) -> Option<HostError> {
     let named = || workers.iter().flatten().next();
     let refused = |what: String, hint: &str| Some(HostError::Usage(format!("{what}\nhint: {hint}")));
@@ -341,7 +342,7 @@ fn refuse_workers(program: &Program, workers: &[Option<String>]) -> Option<HostE
     })
 }
 
-/// Why the ranks cannot lend their GPUs to one program, if they are to.
+/// Reason why the ranks' GPUs cannot be used by one program, if that is requested.
 fn refuse_one_program(program: &Program, cluster: &Cluster) -> Option<HostError> {
     let refused = |what: &str, hint: &str| Some(HostError::Usage(format!("{what}\nhint: {hint}")));
     if !program.one_program {
@@ -365,18 +366,19 @@ fn refuse_one_program(program: &Program, cluster: &Cluster) -> Option<HostError>
     })
 }
 
-/// By rank, where threads stand that wait inside their process.
+/// Positions of threads that are blocked inside their process, by rank.
 type Stands = BTreeMap<u32, Vec<String>>;
 
-/// That of PyTorch's process groups of NCCL, which runs in virtual time on simulated GPUs: a watchdog in the rank's process sees to it.
+/// Default timeout of PyTorch's NCCL process groups. On simulated GPUs it is in virtual time, and a watchdog in the
+/// rank's process enforces it.
 const DEFAULT_TIMEOUT: SimDuration = SimDuration::from_us(600_000_000);
 
-/// Operations of which a rank that is gone had waited for others.
+/// Operations in which an ended rank had waited for other ranks.
 #[derive(Default)]
 struct Unmet {
-    /// A line for all of them, or none.
+    /// One line about all operations; empty without any.
     text: String,
-    /// For how long it had waited for the first.
+    /// Longest time that the rank had waited.
     longest: SimDuration,
 }
 
@@ -397,7 +399,7 @@ impl Unmet {
     }
 }
 
-/// What the other ranks were doing when a run ended early.
+/// States of the other ranks when a run ended early.
 fn others(exchange: &Exchange, ending: &LiveEnding, stands: &Stands) -> String {
     let gone = match ending {
         LiveEnding::Finished | LiveEnding::Unlike(_) => return String::new(),
@@ -410,7 +412,7 @@ fn others(exchange: &Exchange, ending: &LiveEnding, stands: &Stands) -> String {
     doing(exchange, stands, gone, matches!(ending, LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_)))
 }
 
-/// What the ranks that wait are waiting for, a line each, but for the one that is gone; `with_running`: and what the others do.
+/// States of the blocked ranks except `gone`, one line per rank; `with_running`: also of running ranks.
 fn doing(exchange: &Exchange, stands: &Stands, gone: Option<u32>, with_running: bool) -> String {
     let line = |site| exchange.line(site).to_owned();
     let ranks = exchange.engine().report();
@@ -424,10 +426,10 @@ fn doing(exchange: &Exchange, stands: &Stands, gone: Option<u32>, with_running: 
     lines + &rest
 }
 
-/// Why a run has not finished.
+/// Error that describes why a run did not finish.
 ///
 /// # Panics
-/// If it has, or is to be run otherwise.
+/// If the run finished, or must be repeated with other running ranks.
 fn explain(
     ending: LiveEnding,
     others: &str,
@@ -445,7 +447,7 @@ fn explain(
             let message = format!("error: the program failed on rank {rank}{how}\n{others}{hint}");
             Stop { exit: Exit::ProgramFailed, message }
         }
-        // As PyTorch's watchdog ends a process.
+        // PyTorch's watchdog ends a process with this signal.
         LiveEnding::Died { rank, status: -6, .. } if unmet.longest >= DEFAULT_TIMEOUT => Stop {
             exit: Exit::Halted,
             message: format!(
@@ -491,7 +493,7 @@ fn render(halt: &Halt, lines: &[String], stands: &Stands) -> String {
     halt.render(&line, &|rank| stands.get(&rank.0).cloned().unwrap_or_default())
 }
 
-/// Where the rank's output is, if it has printed anything.
+/// Path of the rank's log, if the rank has printed output.
 fn log(folder: Option<&Path>, rank: u32) -> Option<String> {
     let Some(folder) = folder else { return Some("above".to_owned()) };
     let path = folder.join(format!("rank-{rank}.log"));

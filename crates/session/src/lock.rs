@@ -1,9 +1,10 @@
-//! Owns who may write to a folder or file of results: one command at a time, or the machines of one launch together.
+//! Owns the lock on a run folder or result file: one command writes at a time, or the machines of one launch together.
 //!
-//! What is written there is the caller's business.
+//! The caller writes the files.
 //!
-//! A lock is the kernel's (`flock`) on a hidden file beside the results, so it ends with the process that holds it, whatever ends that. The
-//! file is removed with it; one that a killed command has left behind stops nobody.
+//! The lock is a kernel lock (`flock`) on a hidden file next to the results, so it ends with the process that holds it,
+//! however the process ends. The lock's owner removes the file; a file left by a killed command blocks no other
+//! command.
 
 use crate::notices::Notices;
 use rustix::io::Errno;
@@ -14,49 +15,50 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use uniference_host::error::HostError;
 
-/// In a folder of results. Beside a file it is called `.NAME.lock`.
+/// Name of the lock in a run folder. The lock of a file is `.NAME.lock`.
 pub const LOCK: &str = ".uniference.lock";
 
-/// How long the machines of a launch wait for the one that came first to say whose the folder is.
+/// Time that the machines of a launch wait until the first one has written the launch's name into the lock.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// A command that wants to write to a folder.
+/// A command that writes to a folder.
 #[derive(Clone, Copy)]
 pub enum Writer<'a> {
-    /// One command, which shares the folder with no other.
+    /// One command, which does not share the folder.
     Alone,
-    /// Those who say the same: the machines of a launch may share a folder.
+    /// Machines of one launch, which share the folder; all pass the same text.
     Together(&'a str),
 }
 
-/// While it lives, nobody else writes there.
+/// A held lock: no other command writes to the folder or file.
 pub struct Lock {
     file: File,
     path: PathBuf,
-    /// Nobody had it before.
+    /// Whether this process got the lock first.
     is_first: bool,
 }
 
-/// What came of one attempt.
+/// Result of one attempt to get the lock.
 enum Attempt {
     Taken {
         is_first: bool,
     },
     Held,
-    /// Somebody is just about to let go of it, or has it and has not said who it is.
+    /// The holder is about to release the lock, or has not yet written the launch's name.
     Again,
 }
 
 impl Lock {
-    /// The lock of a folder. `None`, after a warning: its file system has no locks.
+    /// The lock of a folder. `None`, after a warning, if its file system does not support locks.
     ///
     /// # Errors
-    /// Where somebody else writes there, or nobody may.
+    /// If another command writes to the folder, or the folder is not writable.
     pub fn of_folder(folder: &Path, writer: Writer<'_>, notices: &Notices) -> Result<Option<Lock>, HostError> {
         Lock::take(folder.join(LOCK), folder, writer, notices)
     }
 
-    /// The lock of a file, whose folder is made if it is not there, as [`Lock::of_folder`]; `None` too of what is no file that could be mixed: a device, a pipe.
+    /// The lock of a file, whose folder is created if it does not exist; results as [`Lock::of_folder`]. Also `None`
+    /// for a device or a pipe, in which outputs cannot be mixed up.
     pub fn of_file(file: &Path, writer: Writer<'_>, notices: &Notices) -> Result<Option<Lock>, HostError> {
         let Some(name) = file.file_name() else { return Ok(None) };
         if fs::metadata(file).is_ok_and(|metadata| !metadata.is_file()) {
@@ -76,7 +78,7 @@ impl Lock {
         Lock::take(file.with_file_name(hidden), file, writer, notices)
     }
 
-    /// Whether nobody else shares it who was there before: what lies in the folder is not of this launch.
+    /// Whether this process got a shared lock first: files in the folder are then from another launch.
     pub fn is_first(&self) -> bool {
         self.is_first
     }
@@ -117,7 +119,7 @@ impl Lock {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Others of the same launch may share it: the last one removes the file.
+        // Machines of one launch may share the lock: the last one removes the file.
         if self.file.try_lock().is_ok() {
             let _ = fs::remove_file(&self.path);
         }
@@ -136,7 +138,7 @@ fn attempt(mut file: &File, path: &Path, writer: Writer<'_>) -> io::Result<Attem
         (Writer::Together(run), true) => {
             file.set_len(0)?;
             file.write_all(run.as_bytes())?;
-            // Another one may come between; then it has written its own.
+            // Another machine may get the lock first; it then has written its own name.
             file.lock_shared()?;
         }
         (Writer::Together(_), false) => match file.try_lock_shared() {
@@ -145,7 +147,7 @@ fn attempt(mut file: &File, path: &Path, writer: Writer<'_>) -> io::Result<Attem
             Err(TryLockError::Error(error)) => return Err(error),
         },
     }
-    // Whoever held it may have removed the file between our opening and our locking it.
+    // The previous holder may have removed the file between the opening and the lock.
     let there = fs::metadata(path).ok().map(|there| (there.dev(), there.ino()));
     let ours = file.metadata()?;
     if there != Some((ours.dev(), ours.ino())) {
@@ -194,7 +196,7 @@ mod tests {
         assert!(take(dir.path(), Writer::Alone).is_none() && take(dir.path(), Writer::Together("a")).is_none());
         drop(lock);
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
-        // A command that was killed has left the file, but no lock.
+        // A killed command has left the file, but no lock.
         fs::write(dir.path().join(LOCK), "b").unwrap();
         assert!(take(dir.path(), Writer::Together("a")).is_some_and(|lock| lock.is_first()));
     }

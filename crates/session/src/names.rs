@@ -1,22 +1,22 @@
-//! Owns the names of the files in a run's folder. The ranks' logs are beside them.
+//! Owns the names of the files in a run folder. Logs of the ranks are in the same folder.
 
-/// Times, operations and links.
+/// Report: times, operations and links.
 pub const REPORT: &str = "report.json";
-/// A timeline for <https://ui.perfetto.dev> and chrome://tracing.
+/// Timeline for <https://ui.perfetto.dev> and chrome://tracing.
 pub const TRACE: &str = "trace.json";
-/// The same in Perfetto's own format, which is smaller.
+/// Timeline in Perfetto's own format, which is smaller.
 pub const NATIVE_TRACE: &str = "trace.pftrace";
-/// Traces are called `chakra.RANK.et`.
+/// Prefix of execution traces, `chakra.RANK.et`.
 pub const PREFIX: &str = "chakra";
-/// The process groups, as ASTRA-sim reads them.
+/// Process groups in ASTRA-sim's format.
 pub const GROUPS: &str = "comm_groups.json";
-/// The ranks' requests.
+/// Program record: the ranks' requests.
 pub const RECORD: &str = "program.record";
-/// Folders of the runs of one command are called so, and a number from 1.
+/// Prefix of the folders of repeated runs, followed by a number from 1.
 pub(crate) const REPEATED: &str = "repeat-";
-/// Everything that happened, as text.
+/// All events as text.
 pub const EVENTS: &str = "events.jsonl";
-/// A folder: what happened, as tables.
+/// Folder of the event tables.
 pub const TABLES: &str = "events";
-/// When nodes start and end, where that is all there is.
+/// Start and end of nodes, for runs that record nothing else.
 pub const TIMELINE: &str = "timeline.csv";

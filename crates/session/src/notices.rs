@@ -1,4 +1,4 @@
-//! Owns how the user hears of something while a simulation is carried out; who shows it is the caller's business.
+//! Owns the notices to the user during a simulation; the caller shows them.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -7,12 +7,12 @@ use uniference_sim::time::SimTime;
 type Hear = Arc<dyn Fn(&str) + Send + Sync>;
 type Watch = Arc<dyn Fn(SimTime, u64) + Send + Sync>;
 
-/// Hears what the user should know while a simulation is carried out: texts of whole lines, such as `warning: ...`.
+/// Receives notices to the user during a simulation: whole lines, such as `warning: ...`.
 #[derive(Clone)]
 pub struct Notices {
     hear: Hear,
     watch: Option<Watch>,
-    /// Texts that were said by [`Notices::say_once`], shared by all copies.
+    /// Texts passed to [`Notices::say_once`], shared by all copies.
     said: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -27,8 +27,8 @@ impl Notices {
         Notices::to(|_| {})
     }
 
-    /// The same, and `watch` is told how far a simulation has come, every few thousand events: virtual time, and how many operations of process
-    /// groups have completed, each member counted. It may unwind, which ends the simulation.
+    /// The same notices with a progress function: every few thousand events `watch` receives the virtual time and the
+    /// number of completed process group operations, counted per member. A panic in `watch` ends the simulation.
     #[must_use]
     pub fn with_progress(self, watch: impl Fn(SimTime, u64) + Send + Sync + 'static) -> Notices {
         Notices { watch: Some(Arc::new(watch)), ..self }
@@ -42,7 +42,7 @@ impl Notices {
         (self.hear)(&format!("{text}\n"));
     }
 
-    /// Says a text unless it was said before, for texts that several simulations have in common.
+    /// Passes a text on unless it was said before, for notices that several simulations share.
     pub(crate) fn say_once(&self, text: &str) {
         if self.said.lock().expect("nobody panics who holds it").insert(text.to_owned()) {
             self.say(text);

@@ -1,7 +1,9 @@
-//! Owns a record in which compute runs beside operations: what `uniference_studies::overlap` finds movable is moved, slice by slice, and all else stays.
+//! Owns a record whose compute overlaps operations: compute that `uniference_studies::overlap` finds movable is moved,
+//! slice by slice, and all other steps stay.
 //!
-//! A slice before a call is divided into what has to run before it and what may run beside it, a slice after a wait into what may run before the
-//! wait ends and what needs the result. Ranks with several threads, or with streams of simulated GPUs, are left as they are.
+//! A slice before a call is split into compute that the call needs and compute that may overlap the call. A slice after
+//! a wait is split into compute that may run before the wait ends and compute that needs the result. Ranks with several
+//! threads, or with CUDA streams of simulated GPUs, are left unchanged.
 
 use crate::input::open_record;
 use std::cell::RefCell;
@@ -24,35 +26,35 @@ use uniference_sim::time::SimDuration;
 use uniference_studies::overlap::{Access, Chance, Chances, MovableLine, movable_ahead, movable_behind};
 use uniference_studies::whatif::LineName;
 
-/// What a slice that was measured as a whole spent on an operator: its share by a roofline of no particular processor. Seconds an operator, per
-/// floating-point operation, and per byte that is read or written.
+/// Weights that split the measured time of a slice among its operators, by a roofline of no particular CPU: seconds per
+/// operator, per floating-point operation, and per byte read or written.
 const SECONDS: (f64, f64, f64) = (2e-6, 1e-11, 1e-10);
 
-/// A step with its thread and the text of its line.
+/// A step with its thread and its source line.
 pub(crate) type Lined = (TaskId, RecordedStep, String);
 
-/// Which compute runs beside operations in a record that is carried out again.
+/// The calls that compute overlaps in a replayed record.
 #[derive(Debug)]
 pub struct Arrangement {
-    /// The lines of their calls.
+    /// Source lines of these calls.
     lines: Vec<LineName>,
-    /// By rank, whether its compute can be moved.
+    /// Whether the compute of each rank can be moved.
     movable: Vec<bool>,
 }
 
 impl Arrangement {
-    /// Whether anything of a rank is moved.
+    /// Whether any compute of a rank may be moved.
     pub(crate) fn moves(&self, rank: usize) -> bool {
         self.movable[rank]
     }
 
-    /// Whether what a call at this line could run beside does.
+    /// Whether movable compute overlaps the calls at this line.
     fn is_at(&self, line: &str) -> bool {
         self.lines.iter().any(|name| name.is(line))
     }
 }
 
-/// What of a run could be arranged otherwise.
+/// Movable compute of a run.
 pub(crate) struct Examined {
     pub(crate) chances: Chances,
     movable: Vec<bool>,
@@ -61,10 +63,10 @@ pub(crate) struct Examined {
 }
 
 impl Examined {
-    /// With compute beside the operations of these lines.
+    /// The arrangement in which compute overlaps the operations at these lines.
     ///
     /// # Errors
-    /// If no operation is called at one of them.
+    /// If no operation is called at one of the lines.
     pub(crate) fn arranged(&self, lines: &[LineName]) -> Result<Arc<Arrangement>, HostError> {
         for name in lines {
             if !self.called.iter().any(|line| name.is(line)) {
@@ -77,7 +79,7 @@ impl Examined {
     }
 }
 
-/// Finds out what compute of a record could run beside its operations.
+/// Finds the compute of a record that could overlap its operations.
 ///
 /// # Errors
 /// If the record cannot be read.
@@ -107,7 +109,7 @@ pub(crate) fn examine(path: &Path) -> Result<Examined, HostError> {
     Ok(Examined { chances: Chances { operations: chances(sites), unexamined }, movable, called })
 }
 
-/// A rank's steps with the texts of their lines.
+/// A rank's steps with their source lines.
 pub(crate) fn lined<R: Read + Seek>(mut record: RankRecord<R>) -> impl Iterator<Item = Lined> {
     std::iter::from_fn(move || {
         let (task, step) = record.next()?;
@@ -116,7 +118,7 @@ pub(crate) fn lined<R: Read + Seek>(mut record: RankRecord<R>) -> impl Iterator<
     })
 }
 
-/// `rank 3`, or `ranks 0 to 7`: the first and the last of them.
+/// `rank 3`, or `8 ranks from 0 to 7`: the number of ranks with the first and the last.
 fn names(ranks: &[u32]) -> String {
     match ranks {
         [only] => format!("rank {only}"),
@@ -125,23 +127,23 @@ fn names(ranks: &[u32]) -> String {
     }
 }
 
-/// What was found about each call by itself.
+/// Movable compute of each call.
 #[derive(Default)]
 pub(crate) struct Found {
     sites: BTreeMap<String, Beside>,
     called: BTreeSet<String>,
-    /// Any slice says what memory its call communicates.
+    /// Whether any slice lists the memory that its call communicates.
     says_memory: bool,
-    /// What kept ranks from being examined.
+    /// Reasons why ranks were not examined, with the ranks.
     obstacles: BTreeMap<&'static str, Vec<u32>>,
 }
 
-/// Of the calls of one line.
+/// Movable compute of all calls at one line.
 #[derive(Default)]
 struct Beside {
     operation: &'static str,
     calls: u64,
-    /// Operators and seconds by line, and whether they come before the call.
+    /// Number and seconds of operators, by their line and whether they come before the call.
     compute: BTreeMap<(Option<String>, bool), (u64, f64)>,
 }
 
@@ -161,34 +163,35 @@ fn chances(sites: BTreeMap<String, Beside>) -> Vec<Chance> {
     chances
 }
 
-/// The compute that is moved beside operations.
+/// Which compute is moved to overlap operations.
 pub(crate) enum Moves {
-    /// That of the arrangement.
+    /// The compute of the arrangement.
     Arranged(Arc<Arrangement>),
-    /// None; for each call it is found out which compute could be moved beside it.
+    /// None: the compute that could overlap each call is only collected.
     Nothing(Rc<RefCell<Found>>),
 }
 
-/// A rank's steps, with compute beside operations.
+/// A rank's steps, with compute moved to overlap operations.
 pub(crate) struct Overlapped<I: Iterator<Item = Lined>> {
     steps: Peekable<I>,
     moves: Moves,
     decoder: Decoder,
-    /// Operators of the slice that is being read, by dictionary and entries, and how long they were measured to take.
+    /// Operators of the slice that is being read (dictionary and entries), and their measured time.
     pending: (Vec<u8>, Vec<Kept>, SimDuration),
-    /// What the call communicates that ends the slice, as far as it was read.
+    /// Memory that the call at the end of the slice communicates, as read so far.
     call: Option<Access>,
-    /// The slice that was read last, and what was moved behind the call before it: until it is known what follows.
+    /// The last slice that was read, with the compute moved behind the call before it; held until the next step is
+    /// known.
     held: Option<Slice>,
-    /// A wait for calls at the lines, which comes behind `held`, until it is known what follows.
+    /// A wait for calls at the lines, which follows `held`; held until the next step is known.
     wait: Option<(Lined, Vec<InFlight>)>,
-    /// Calls at the lines that nobody has waited for, by their number in the record.
+    /// Calls at the lines that have not been waited for, by their handle in the record.
     in_flight: BTreeMap<Handle, InFlight>,
-    /// By their number in the record, what number activities have now.
+    /// New handle of each activity, indexed by the handle in the record.
     numbers: Vec<Handle>,
     issued: u32,
     ready: VecDeque<Lined>,
-    /// Why the rank's compute cannot be moved.
+    /// Reason why the rank's compute cannot be moved.
     obstacle: Option<&'static str>,
 }
 
@@ -198,27 +201,27 @@ struct InFlight {
     access: Access,
     line: String,
     operation: &'static str,
-    /// Something before it could be moved.
+    /// Compute before the call could be moved, so the call is already counted.
     counted: bool,
 }
 
-/// What a rank computes between two requests.
+/// Compute of a rank between two requests.
 struct Slice {
     task: TaskId,
-    /// Of the compute that ends with a call there.
+    /// Source line of the call that ends the compute.
     line: String,
     site: Site,
     queue: QueueId,
-    /// Definitions, and whatever else belongs to the whole rank.
+    /// Definitions, and other entries that belong to the whole rank.
     dictionary: Vec<u8>,
     entries: Vec<Kept>,
     measured: SimDuration,
     work: Work,
-    /// What the call that ends it communicates; `None`: the record does not say so.
+    /// Memory that the call at the end of the slice communicates; `None`: the record does not say.
     call: Option<Access>,
 }
 
-/// An entry of a stream of operators.
+/// An entry of a slice's operators.
 #[derive(Clone)]
 enum Kept {
     Execution { definition: usize, line: Line, autograd: Autograd, allocations: Vec<u64> },
@@ -231,7 +234,7 @@ enum Kept {
 }
 
 impl Kept {
-    /// `None`: of a simulated GPU, or of the call that ends the slice.
+    /// `None`: the entry belongs to a simulated GPU, or describes the call that ends the slice.
     fn of(entry: &Entry<'_>) -> Option<Kept> {
         Some(match *entry {
             Entry::Execution { definition, line, autograd, allocations } => {
@@ -272,7 +275,7 @@ impl Kept {
 }
 
 impl Slice {
-    /// What each of its executions does to memory.
+    /// Memory accesses of each execution.
     fn accesses(&self, definitions: &[Definition]) -> Vec<Access> {
         let of = |entry: &Kept| match entry {
             Kept::Execution { definition, allocations, .. } => Some(Access::of(&definitions[*definition], allocations)),
@@ -281,7 +284,8 @@ impl Slice {
         self.entries.iter().filter_map(of).collect()
     }
 
-    /// The slice as two: what is not chosen of its executions, and what is. Memory comes as early and goes as late as either of both may need it.
+    /// Splits the slice in two: the executions that are not chosen, and the chosen ones. Memory is allocated as early
+    /// and freed as late as either part may need.
     fn divided(self, chosen: &[bool], chosen_first: bool, definitions: &[Definition]) -> (Slice, Slice) {
         let share = self.share(chosen, definitions);
         let (mut stays, mut goes) = (Vec::new(), Vec::new());
@@ -313,14 +317,14 @@ impl Slice {
             call,
             ..self
         };
-        // Whatever comes first brings the names.
+        // The part that runs first contains the dictionary.
         let (first, second) = (self.dictionary, Vec::new());
         let (dictionary, of_chosen) = if chosen_first { (second, first) } else { (first, second) };
         let goes = part(share, goes, of_chosen, None);
         (part(1.0 - share, stays, dictionary, self.call), goes)
     }
 
-    /// How much of its duration is the chosen executions'.
+    /// Share of the chosen executions in the slice's duration.
     fn share(&self, chosen: &[bool], definitions: &[Definition]) -> f64 {
         let weights: Vec<f64> = self.weights(definitions).collect();
         let all: f64 = weights.iter().sum();
@@ -328,7 +332,7 @@ impl Slice {
         if all > 0.0 { of_chosen / all } else { 0.0 }
     }
 
-    /// How long each execution takes beside the others.
+    /// Relative duration of each execution.
     fn weights(&self, definitions: &[Definition]) -> impl Iterator<Item = f64> {
         let (operator, flop, byte) = SECONDS;
         self.entries.iter().filter_map(move |entry| match entry {
@@ -343,7 +347,7 @@ impl Slice {
         })
     }
 
-    /// The same and then another one, in one go.
+    /// This slice followed by `next`, as one slice.
     fn and_then(mut self, next: Slice) -> Slice {
         self.dictionary.extend(next.dictionary);
         self.entries.extend(next.entries);
@@ -352,7 +356,7 @@ impl Slice {
         Slice { line: next.line, site: next.site, call: next.call, ..self }
     }
 
-    /// Its operators, as a rank sends them.
+    /// The slice's operators, in the encoding that a rank sends.
     fn operators(&self) -> Vec<u8> {
         let mut encoder = Encoder::default();
         encoder.restart();
@@ -383,7 +387,7 @@ impl<I: Iterator<Item = Lined>> Overlapped<I> {
         }
     }
 
-    /// Reads a step, and hands on what is certain then. `false`: there is no more.
+    /// Reads a step, and hands on the steps that are final. `false`: no step is left.
     fn read(&mut self) -> bool {
         let Some((task, step, line)) = self.steps.next() else {
             self.hand_on_held();
@@ -428,13 +432,13 @@ impl<I: Iterator<Item = Lined>> Overlapped<I> {
         true
     }
 
-    /// Whether the next step waits for the activity that was just read, and for nothing else.
+    /// Whether the next step waits only for the activity that was just read.
     fn is_awaited_next(&mut self) -> bool {
         let handle = Handle::from(self.numbers.len());
         matches!(self.steps.peek(), Some((_, RecordedStep::Request(Request::Wait { handles, timeout: None, .. }), _)) if *handles == [handle])
     }
 
-    /// Takes note of operators of the slice that is being read.
+    /// Collects operators of the slice that is being read.
     fn gather(&mut self, operators: &[u8], measured: SimDuration) {
         let Overlapped { decoder, pending: (dictionary, entries, duration), call, obstacle, .. } = self;
         *duration += measured;
@@ -460,10 +464,10 @@ impl<I: Iterator<Item = Lined>> Overlapped<I> {
         }
     }
 
-    /// The rank has computed.
+    /// Handles a slice of compute.
     fn computed(&mut self, slice: Slice) {
         let Some((wait, calls)) = self.wait.take() else {
-            // Without a request in between, what was moved is computed in the same go.
+            // Without a request in between, moved compute and the slice are one slice.
             self.held = Some(match self.held.take() {
                 Some(moved) => moved.and_then(slice),
                 None => slice,
@@ -493,7 +497,7 @@ impl<I: Iterator<Item = Lined>> Overlapped<I> {
         self.held = Some(needs);
     }
 
-    /// The rank calls an operation.
+    /// Handles the call of an operation.
     fn called(&mut self, step: Lined, operation: &'static str) {
         self.hand_on_wait();
         let handle = Handle::from(self.numbers.len());
@@ -526,7 +530,7 @@ impl<I: Iterator<Item = Lined>> Overlapped<I> {
         self.in_flight.insert(handle, call);
     }
 
-    /// Hands on what is held, and the wait behind it.
+    /// Hands on the held slice, and the held wait after it.
     fn hand_on_held(&mut self) {
         self.hand_on_wait();
         if let Some(slice) = self.held.take() {
@@ -537,7 +541,7 @@ impl<I: Iterator<Item = Lined>> Overlapped<I> {
     fn hand_on_wait(&mut self) {
         let Some((wait, _)) = self.wait.take() else { return };
         if let Some(slice) = self.held.take() {
-            // It ends with the wait.
+            // The slice ends with the wait.
             let site = wait.1.site().unwrap_or(slice.site);
             self.hand_on_slice(Slice { line: wait.2.clone(), site, ..slice });
         }
@@ -586,7 +590,7 @@ impl<I: Iterator<Item = Lined>> Iterator for Overlapped<I> {
 }
 
 impl Found {
-    /// Takes note of what could be moved of a slice, if anything that takes time. Whether there was something.
+    /// Adds movable compute of a slice to the call's line; returns whether any of the compute has a duration.
     fn add(&mut self, call: &InFlight, slice: &Slice, chosen: &[bool], before: bool, decoder: &Decoder) -> bool {
         let definitions = decoder.definitions();
         let weights: Vec<f64> = slice.weights(definitions).collect();
@@ -630,7 +634,7 @@ mod tests {
         Definition { name: "aten::mm".to_owned(), arguments: vec![tensor(), tensor()], results: vec![tensor()] }
     }
 
-    /// Slices of products, each on line n of its place in the slice, and what the call behind communicates.
+    /// A slice of GEMMs, the n-th of which is on line n, and the allocations that the following call reads and writes.
     fn operators(encoder: &mut Encoder, products: &[[u64; 3]], call: Option<(u64, u64)>) -> RecordedStep {
         encoder.restart();
         for (line, allocations) in (1..).zip(products) {
@@ -660,7 +664,8 @@ mod tests {
         RecordedStep::Request(Request::Wait { handles, any: false, timeout: None, site })
     }
 
-    /// 1 x 2 -> 3 is sent while 7 is filled, 4 x 5 -> 6 is not; then 7 x 2 -> 8 needs what has arrived, 4 x 5 -> 9 does not.
+    /// 1 x 2 -> 3 is sent while 7 is received; 4 x 5 -> 6 is independent of both. Then 7 x 2 -> 8 needs the received
+    /// data, and 4 x 5 -> 9 does not.
     fn program() -> Vec<Lined> {
         let mut encoder = Encoder::default();
         encoder.definition(&product());
@@ -681,7 +686,7 @@ mod tests {
         steps.into_iter().map(lined).collect()
     }
 
-    /// What the steps do, in words.
+    /// The steps as text.
     fn shown(steps: impl Iterator<Item = Lined>) -> Vec<String> {
         let mut decoder = Decoder::default();
         let mut shown = Vec::new();

@@ -1,5 +1,5 @@
-//! Owns what a page shows of one run beside its report: what is seen while the run is simulated again, and what changes to it would gain. How that looks is
-//! `uniference_studies::page`'s business.
+//! Owns the data of a report page in addition to the report: observations while the run is simulated again, and the
+//! gains of changes. The page's layout is defined in `uniference_studies::page`.
 
 use crate::replayed::Replayed;
 use crate::results::Listened;
@@ -12,19 +12,19 @@ use uniference_studies::memory::Memory;
 use uniference_studies::page::{Seen, Watched};
 use uniference_studies::whatif::WhatIf;
 
-/// Runs with more events are not simulated again for each change: there are some dozens of them.
+/// Number of events above which a run is not simulated again for each change: there are some dozens of changes.
 const MOST_FOR_CHANGES: u64 = 1_000_000;
 
-/// A run as it was seen when it was simulated again.
+/// Data from simulating a run again.
 pub struct SeenAgain {
     /// The data of its charts.
     pub seen: Seen,
-    /// What changes would gain, or why that was not tried.
+    /// Gains of changes, or the reason why they were not simulated.
     pub what_if: Result<WhatIf, String>,
 }
 
 impl Replayed {
-    /// What a page shows of it. It is simulated once, and once for each change.
+    /// The data of a report page. The run is simulated once, and once per change.
     ///
     /// # Errors
     /// As [`Replayed::explain`].
@@ -41,7 +41,7 @@ impl Replayed {
             }
             let ((watched, causes), heard) = observer;
             drop((recorder, heard));
-            // Of operators that cannot be read it is not known what was held.
+            // If operators cannot be read, the memory of ranks is unknown.
             let held = memory.finish().unwrap_or_default();
             Ok(Ended::Finished(watched.finish(causes.explain(&end.lines, Listed::All), &held)))
         })?;

@@ -1,34 +1,34 @@
-//! Owns the warning that virtual time hardly passes because links of the cluster change all the time. When they change is the business
-//! of `uniference-sim`, which has no clock of the host.
+//! Owns the warning about a simulation that makes almost no progress in virtual time because links of the cluster
+//! change continually. `uniference-sim` simulates the changes, without access to the real clock.
 
 use crate::notices::Notices;
 use std::time::{Duration, Instant};
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::time::SimTime;
 
-/// After so long without anything but changes of links the user is told, once.
+/// Real time without other events than link changes after which the user is warned, once.
 const LONG: Duration = Duration::from_secs(10);
 
-/// The host's clock is read once in so many changes.
+/// Number of changes between two reads of the real clock.
 const CHANGES_A_LOOK: u32 = 1 << 12;
 
-/// Looks on while a run goes on.
+/// Observer of a run.
 pub(crate) struct Patience {
     notices: Notices,
     /// Changes of links since the last event.
     changes: u64,
-    /// When the first of them was seen: on the host, and in virtual time.
+    /// Real and virtual time of the first such change.
     since: Option<(Instant, SimTime)>,
     warned: bool,
 }
 
 impl Patience {
-    /// Warnings go to `notices`.
+    /// Sends warnings to `notices`.
     pub(crate) fn new(notices: Notices) -> Patience {
         Patience { notices, changes: 0, since: None, warned: false }
     }
 
-    /// The warning, if `now` on the host it is due.
+    /// The warning, if it is due at the real time `now`.
     fn look(&mut self, now: Instant, at: SimTime, link: &str) -> Option<String> {
         let (since, from) = *self.since.get_or_insert((now, at));
         let passed = now.duration_since(since);
@@ -75,7 +75,7 @@ mod tests {
         };
         assert_eq!(look(&mut patience, 0), None);
         assert_eq!(look(&mut patience, 9), None);
-        // Something has happened: what was before does not count.
+        // Any other event resets the count.
         patience.record(
             SimTime::ZERO,
             &Event::Marked { rank: RankId(0), task: TaskId(0), mark: &Mark::End, why: Default::default(), spent: None },

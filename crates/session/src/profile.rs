@@ -1,6 +1,6 @@
-//! Owns what a timed run puts into an operator database: how long each of its operators took, under the name of this machine's processor.
+//! Owns the operator times that a timed run adds to an operator database, under the name of this machine's CPU.
 //!
-//! What the times come to is `uniference-studies`' business, and how a database keeps them that of `uniference-devices`.
+//! `uniference-studies` evaluates the times; `uniference-devices` defines the database.
 
 use crate::input::open_record;
 use crate::results::RECORD;
@@ -19,27 +19,28 @@ use uniference_sim::program::DType;
 use uniference_sim::replay::RecordedStep;
 use uniference_studies::profile::{Found, Profile, Reached, Timing};
 
-/// Where the rows are from, in the database.
+/// Source of the rows in the database.
 const SOURCE: &str = "uniference profile";
 
-/// Rates are those of operators that take at least so long: shorter ones say more of their beginning than of the device.
+/// Duration in us from which an operator's rate counts: the rates of shorter operators depend on their overhead.
 const LONG_US: f64 = 1e3;
 
-/// The host has come so often to an operator before its time says what it usually takes: at first code and memory are in no cache.
+/// Number of executions after which the host time before an operator is typical: at first, code and memory are in no
+/// cache.
 const USUAL: u64 = 5;
 
-/// What a profile has added to a database.
+/// Operators that a profile has added to a database.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kept {
-    /// Distinct operators that took time.
+    /// Number of distinct operators with a duration.
     pub operators: usize,
-    /// Of these, how many are new in the database, or were measured more often than before.
+    /// Number of these operators that are new in the database, or were measured more often than before.
     pub measured: usize,
-    /// The highest rates that the database has of the device.
+    /// Highest rates of the device in the database.
     pub reached: Reached,
 }
 
-/// Takes in the times in the record of a run whose operators were timed.
+/// Adds the times in the record of a timed run to a profile.
 ///
 /// # Errors
 /// If the record cannot be read.
@@ -57,10 +58,10 @@ pub fn add_times(run: &Path, profile: &mut Profile) -> Result<(), HostError> {
     Ok(())
 }
 
-/// What the times come to.
+/// Operators and times of a profile.
 ///
 /// # Errors
-/// If there are none.
+/// If the profile has no times.
 pub fn found(profile: Profile) -> Result<Found, HostError> {
     let found = profile.found();
     if found.operators.is_empty() {
@@ -71,27 +72,27 @@ pub fn found(profile: Profile) -> Result<Found, HostError> {
     Ok(found)
 }
 
-/// The operators that take time, by their definitions' texts.
+/// Operators with a duration, by the text of their definition.
 pub fn that_take_time(found: &Found) -> BTreeMap<String, Definition> {
     let definitions = found.operators.iter().map(|(definition, _)| definition);
     let definitions = definitions.filter(|definition| !takes_no_time(definition));
     definitions.map(|definition| (key(definition), definition.clone())).collect()
 }
 
-/// Whether an operator does nothing to data.
+/// Whether an operator reads and writes no data.
 pub fn takes_no_time(definition: &Definition) -> bool {
     describe(definition).place(definition).is_none()
 }
 
-/// The text by which databases know a definition.
+/// Key of a definition in databases.
 pub fn text(definition: &Definition) -> String {
     key(definition)
 }
 
-/// The texts of definitions that a database has of a device and software; none of a database that is not there.
+/// Keys of the definitions that a database has of a device and software; empty if the database does not exist.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the database cannot be read.
 pub fn known(device: &str, software: &str, database: &Path) -> Result<BTreeSet<String>, HostError> {
     if !database.exists() {
         return Ok(BTreeSet::new());
@@ -107,20 +108,20 @@ fn rows_of(database: &Database, device: &str, software: &str) -> Result<Vec<(Ser
     series.into_iter().map(read).collect::<Result<_, DatabaseError>>().map_err(usage)
 }
 
-/// Puts times into a database, which is made if it is not there. `again`: they take the place of those that it has, even if those were measured more
-/// often.
+/// Adds times to a database, which is created if it does not exist. `again`: the new times replace existing ones, even
+/// if those were measured more often.
 ///
 /// # Errors
 /// If the database cannot be read or written.
 pub fn keep(found: &Found, device: &str, software: &str, database: &Path, again: bool) -> Result<Kept, HostError> {
     let mut kept = Kept::default();
     let mut series: BTreeMap<(String, String, String), Vec<Row>> = BTreeMap::new();
-    // Nanoseconds of all executions, and how many there were.
+    // Nanoseconds and number of all executions.
     let mut views: BTreeMap<&str, (f64, u64)> = BTreeMap::new();
     for (definition, timing) in &found.operators {
         let described = describe(definition);
         let Some((family, variant, dtype)) = described.place(definition) else {
-            // A view is the host's work alone.
+            // A view has only host time.
             let (sum, count) = views.entry(&definition.name).or_default();
             *sum += timing.mean_ns * timing.repetitions as f64;
             *count += timing.repetitions;
@@ -130,7 +131,7 @@ pub fn keep(found: &Found, device: &str, software: &str, database: &Path, again:
         series.entry((family.to_owned(), variant, dtype)).or_default().push(row);
     }
     for (host, timing) in found.hosts.iter().filter(|(_, timing)| timing.repetitions >= USUAL) {
-        // Each adds to the program's time, so their mean counts, however unlike they are.
+        // Each execution adds to the program's time, so the mean is used, whatever the variation.
         let view_ns = views.get(host.name.as_str()).map_or(0.0, |(sum, count)| sum / *count as f64);
         let median_ns = timing.mean_ns + view_ns;
         let timing = Timing { median_ns, ..*timing };
@@ -160,7 +161,7 @@ fn reach(reached: &mut Reached, row: &Row, dtype: &str) {
         return;
     }
     let a_second = |amount: u64| amount as f64 / (row.microseconds * 1e-6);
-    // An operator of several parts, or an unknown one, has no type of its own.
+    // An operator of several parts, or an unknown one, has no element type.
     if !dtype.is_empty() {
         let flops = reached.peak_flops.entry(dtype.to_owned()).or_default();
         *flops = flops.max(a_second(row.flops));
@@ -169,7 +170,7 @@ fn reach(reached: &mut Reached, row: &Row, dtype: &str) {
     *bandwidth = bandwidth.max(a_second(row.bytes));
 }
 
-/// Operators for `python/uniference/real/alone.py` to run: one a line.
+/// Operators for `python/uniference/real/alone.py`, one per line.
 pub fn to_run_alone<'a>(definitions: impl Iterator<Item = &'a Definition>) -> String {
     let line = |definition: &Definition| {
         let arguments: Vec<Value> = definition.arguments.iter().map(argument).collect();
@@ -183,7 +184,7 @@ fn argument(argument: &Argument) -> Value {
         Argument::None => Value::Null,
         Argument::Bool(flag) => json!(flag),
         Argument::Int(value) => json!(value),
-        // Its value was not written down.
+        // The record has no value of the argument.
         Argument::Float => json!({"number": null}),
         Argument::Text(text) => json!(text),
         Argument::Ints(values) => json!(values),
@@ -203,7 +204,7 @@ fn tensor(tensor: &Tensor) -> Value {
 fn row(operator: String, described: &Described, definition: &Definition, timing: &Timing) -> Row {
     let dimensions = match described {
         Described::Parts(parts) if parts.len() == 1 && parts[0].times == 1 => dimensions(&parts[0].operator.family),
-        // Found by its definition only.
+        // The operator is found by its definition only.
         _ => [definition.tensors().map(|tensor| tensor.elements()).max().unwrap_or(1), 1, 1, 1],
     };
     let bytes = described.read().0.saturating_add(described.written().0);
@@ -216,14 +217,15 @@ fn of(operator: String, timing: &Timing) -> Row {
         dimensions: [1; 4],
         flops: 0,
         bytes: 0,
-        // Clocks tick: what takes less than a nanosecond is written as one.
+        // Clocks have a resolution: a time below one nanosecond is written as one.
         microseconds: timing.median_ns.max(1.0) * 1e-3,
         spread: (timing.repetitions > 1).then_some(timing.spread),
         repetitions: u32::try_from(timing.repetitions).unwrap_or(u32::MAX),
     }
 }
 
-/// What this machine's processor is called in databases: `intel-xeon-platinum-8481c`, with `-x4` where four cores compute at once.
+/// Name of this machine's CPU in databases: `intel-xeon-platinum-8481c`, with suffix `-x4` if four cores compute at
+/// once.
 pub fn processor(cores: u32) -> String {
     let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let named = |key: &str| {
@@ -231,14 +233,14 @@ pub fn processor(cores: u32) -> String {
             |line: &str| line.split_once(':').filter(|(name, _)| name.trim() == key).map(|(_, value)| value.to_owned());
         cpuinfo.lines().find_map(value)
     };
-    // Boards say what they are, and their processors do not.
+    // ARM boards have a model name, and their CPUs have none.
     let board = || fs::read_to_string("/proc/device-tree/model").ok();
     let name = named("model name").or_else(board).unwrap_or_else(|| std::env::consts::ARCH.to_owned());
     let name = slug(&name);
     if cores > 1 { format!("{name}-x{cores}") } else { name }
 }
 
-/// Lower case, with dashes between words; trademarks and clock rates left out.
+/// Lower case, with dashes between words, without trademarks and clock rates.
 fn slug(name: &str) -> String {
     let name = name.split('@').next().unwrap_or(name).replace("(R)", " ").replace("(TM)", " ").to_lowercase();
     let words =

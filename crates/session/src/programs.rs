@@ -1,4 +1,4 @@
-//! Owns the driving of programs that answer at once, as those of this process do.
+//! Owns the loop that drives programs of this process, which answer immediately.
 
 use crate::session::{End, Ending, Source, Stop, Watch};
 use uniference_formats::units::counted;
@@ -8,16 +8,16 @@ use uniference_sim::engine::{self, Engine, Failure, Halt, Resumption, Turn};
 use uniference_sim::program::{Program, ProgramError, Reply, Request};
 use uniference_sim::replay::RecordedStep;
 
-/// Programs of ranks that answer at once, and may fail.
+/// Programs of ranks that answer immediately, and may fail.
 pub trait Ranks {
-    /// The program of a rank goes on; returns what it asks for next.
+    /// Resumes a rank's program; returns its next request.
     ///
     /// # Errors
-    /// If it cannot go on. That ends the simulation.
+    /// If the program cannot continue, which ends the simulation.
     fn resume(&mut self, resumption: Resumption) -> Result<Request, ProgramError>;
 }
 
-/// Runs all ranks to their end, or up to the first that fails.
+/// Runs all ranks until they exit, or the first one fails.
 pub(crate) fn drive(engine: &mut Engine, ranks: &mut impl Ranks, watch: Watch<'_>) -> engine::Ending {
     loop {
         match engine.next(watch.observer) {
@@ -41,7 +41,7 @@ pub(crate) fn drive(engine: &mut Engine, ranks: &mut impl Ranks, watch: Watch<'_
     }
 }
 
-/// Programs that run inside this process, one a rank.
+/// Programs that run inside this process, one per rank.
 pub struct Programs<P>(pub Vec<P>);
 
 impl<P: Program> Ranks for Programs<P> {
@@ -73,7 +73,7 @@ impl<P: Program> Source for Programs<P> {
     }
 }
 
-/// How programs have ended whose lines are `lines`.
+/// The ending of programs that came to a halt; `lines` are their source lines.
 pub(crate) fn halted(halt: &Halt, lines: &[String]) -> Ending {
     let text = halt.render(&|site| lines.get(site.index()).cloned().unwrap_or_default(), &|_| Vec::new());
     Ending::Stopped(Stop { exit: Exit::Halted, message: format!("error: {text}") })
@@ -87,7 +87,7 @@ mod tests {
     use uniference_sim::ids::TaskId;
     use uniference_sim::time::SimTime;
 
-    /// Has no input.
+    /// A program that fails because it has no input.
     struct Fails;
 
     impl Program for Fails {

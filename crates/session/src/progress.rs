@@ -1,13 +1,13 @@
-//! Owns telling how far a simulation has come. Who shows it, and how often, is the caller's business.
+//! Owns the reports of a simulation's progress. The caller decides how to show them, and how often.
 
 use crate::notices::Notices;
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::time::SimTime;
 
-/// It is told once in so many events.
+/// Number of events between two reports.
 const EVENTS_A_BEAT: u64 = 1 << 12;
 
-/// Looks on while a simulation goes on.
+/// Observer that reports the progress of a simulation.
 pub(crate) struct Progress {
     notices: Notices,
     events: u64,
@@ -15,7 +15,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Progress goes to `notices`.
+    /// Reports progress to `notices`.
     pub(crate) fn new(notices: Notices) -> Progress {
         Progress { notices, events: 0, operations: 0 }
     }

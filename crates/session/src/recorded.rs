@@ -1,5 +1,5 @@
-//! Owns the replay of a record: what a run asked of the engine, carried out again without the program. Execution traces are
-//! [`crate::traces`]' business.
+//! Owns the replay of a record: the requests of a recorded run are simulated again without the program. Execution
+//! traces are handled by [`crate::traces`].
 
 use crate::cluster::{Chosen, ClusterOptions};
 use crate::compute::{ComputeOptions, Costing, Plan, RankSteps, RecordedCompute};
@@ -32,42 +32,43 @@ use uniference_sim::replay::{Listener, RecordedStep, replay_heard};
 use uniference_studies::hazards::Hazards;
 use uniference_studies::memory::Memory;
 
-/// A run to be carried out again.
+/// Options of a replay.
 #[derive(Clone)]
 pub struct Replay {
-    /// The folder with its results.
+    /// The run folder.
     pub run: PathBuf,
-    /// Another cluster, or changes to its own.
+    /// Another cluster, or changes of the recorded one.
     pub cluster: ClusterOptions,
-    /// `None`: the run's own.
+    /// Seed; `None`: the seed of the recorded run.
     pub seed: Option<u64>,
-    /// With so many seeds, from that one on; at least 1. The report then says how far the makespan varies.
+    /// Number of seeds to simulate, from `seed` on; at least 1. With several seeds the report states the variation of
+    /// the makespan.
     pub repeat: u32,
-    /// What the report calls it by, where it is another run than the recorded one.
+    /// Command in the report, if the replay differs from the recorded run.
     pub command: Vec<String>,
-    /// Where the duration of compute comes from.
+    /// Source of compute durations.
     pub compute: ComputeOptions,
-    /// Which compute runs beside operations, if any is moved.
+    /// Calls that compute is moved to overlap, if any.
     pub arrangement: Option<Arc<Arrangement>>,
-    /// The output folder and what is written to it.
+    /// The run folder to write, and the files in it.
     pub output: Output,
 }
 
-/// Runs a record again. On the cluster it comes from, report, trace and digest are the run's, byte for byte.
+/// Replays a record. On the recorded cluster, report, trace and digest equal those of the recorded run, byte for byte.
 ///
 /// # Errors
-/// If the record cannot be read, or does not fit the cluster; and where the results cannot be written.
+/// If the record cannot be read or does not fit the cluster, or the results cannot be written.
 pub fn replay(args: &Replay) -> Result<Done, HostError> {
     replay_told(args).map(|told| told.done)
 }
 
-/// What a replay has come to, and whether its program might have gone another way there than it was recorded.
+/// Result of a replay, and whether the program could have diverged from the record.
 pub(crate) struct Told {
     pub(crate) done: Done,
     pub(crate) depends_on_time: bool,
 }
 
-/// The same, and says whether the program might have gone another way.
+/// Replays a record, and returns whether the program could have diverged from it.
 pub(crate) fn replay_told(args: &Replay) -> Result<Told, HostError> {
     let Prepared { chosen, seed, reader, steps, plan } = prepare(args)?;
     check_repeat(args, &chosen)?;
@@ -90,7 +91,7 @@ pub(crate) fn replay_told(args: &Replay) -> Result<Told, HostError> {
     Ok(Told { done: session.finish(report)?, depends_on_time })
 }
 
-/// The name of the backend of a run whose results are in this folder.
+/// Name of the backend of the run in a run folder.
 pub(crate) fn backend(run: &Path) -> Result<String, HostError> {
     let path = run.join(RECORD);
     let reader = RecordReader::open(BufReader::new(open_record(&path)?))?;
@@ -104,7 +105,7 @@ pub(crate) fn origin(args: &Replay) -> Result<(Resolved, Vec<String>), HostError
     Ok((chosen.resolved, steps.recorded.command))
 }
 
-/// Hands over a record with the cluster that it is replayed on, for whoever drives it.
+/// Passes a record and the cluster of its replay to a function that drives the simulation.
 pub(crate) fn driven<T>(
     args: &Replay,
     with: impl FnOnce(&Cluster, &mut dyn Source) -> Result<T, HostError>,
@@ -114,12 +115,12 @@ pub(crate) fn driven<T>(
     with(&chosen.resolved.cluster, &mut Recorded::new(&steps, reader, plan))
 }
 
-/// What compute could run beside the operations of a record.
+/// Compute that could overlap the operations of a record.
 pub(crate) fn examined(args: &Replay) -> Result<Examined, HostError> {
     examine(&args.run.join(RECORD))
 }
 
-/// What a record comes to, without results in a folder.
+/// Simulates a record without writing a run folder.
 pub(crate) fn simulate(args: &Replay, look: Look) -> Result<Ended<Simulated>, HostError> {
     let Prepared { mut chosen, seed, reader, steps, plan } = prepare(args)?;
     chosen.resolved.cluster.dynamics.seed = seed;
@@ -132,7 +133,7 @@ pub(crate) fn simulate(args: &Replay, look: Look) -> Result<Ended<Simulated>, Ho
     })
 }
 
-/// A record that is open, and what it is replayed on.
+/// An open record, and the cluster of its replay.
 struct Prepared {
     chosen: Chosen,
     seed: u64,
@@ -173,7 +174,8 @@ fn prepare(args: &Replay) -> Result<Prepared, HostError> {
     Ok(Prepared { chosen, seed, reader, steps, plan })
 }
 
-/// What speaks against the figures of a replay: other seeds, other ways that the program might have gone, keys without an effect. Whether there are such ways.
+/// Warnings about the figures of a replay: other seeds, other paths of the program, keys without an effect. The returned
+/// flag says whether other paths are possible.
 fn doubts(
     args: &Replay,
     session: &Session,
@@ -203,10 +205,10 @@ fn doubts(
 /// The steps of a record.
 struct Recorded<'a> {
     steps: &'a Steps,
-    /// The reader of the record, until it is driven.
+    /// Reader of the record; `None` once the record is driven.
     reader: Option<RecordReader<BufReader<File>>>,
     costing: Rc<RefCell<Costing>>,
-    /// What its program might have done otherwise.
+    /// Points at which the program could have diverged from the record.
     hazards: Hazards,
 }
 
@@ -251,7 +253,7 @@ impl Source for Recorded<'_> {
     }
 }
 
-/// Carries out what ranks did with what their slices cost now, and says what of that hung on time.
+/// Simulates the ranks' steps with their current costs, and reports which steps depended on time.
 pub(crate) fn play<'a>(
     cluster: &Cluster,
     ranks: Vec<LinedSteps<'a>>,
@@ -276,7 +278,7 @@ fn check_repeat(args: &Replay, chosen: &Chosen) -> Result<(), HostError> {
     ))
 }
 
-/// The makespans with the seeds after the first one, and which of these did not come to their end.
+/// Makespans of the seeds after the first one, and the seeds whose run did not complete.
 fn other_seeds(args: &Replay, resolved: &Resolved, steps: &Steps) -> Result<Beside, HostError> {
     let (path, mut cluster) = (&steps.path, resolved.cluster.clone());
     let (mut others, mut halted) = (Vec::new(), Vec::new());
@@ -311,9 +313,9 @@ fn other_seeds(args: &Replay, resolved: &Resolved, steps: &Steps) -> Result<Besi
     Ok(Beside { others, warnings: warnings.into_iter().collect() })
 }
 
-/// Warnings about points at which the program could have taken another path than recorded, and whether the program or a
-/// library that it uses could have. `digest` is the digest of the run on the new cluster, `None` for several runs: if a
-/// replay on the record's own cluster has the same digest, all times are equal and no path can differ.
+/// Warnings about points at which the program could have diverged from the record, and whether the program or a library
+/// that it uses could have diverged. `digest` is the digest of the run on the new cluster, `None` for several runs: if
+/// a replay on the record's own cluster has the same digest, all times are equal and no path can differ.
 fn other_ways(
     mut hazards: Hazards,
     digest: Option<String>,
@@ -347,14 +349,15 @@ fn timeouts_at_home(recorded: &Manifest, path: &Path) -> Result<Option<TimedOut>
     Ok(Some(heard.0))
 }
 
-/// The cluster of the run that was recorded, with its seed; `None` where there is none: that of a real run has no devices.
+/// The cluster and seed of the recorded run; `None` for a real run, whose cluster has no devices.
 fn recorded_cluster(recorded: &Manifest, path: &Path) -> Option<Resolved> {
     let mut resolved = ClusterOptions::resolve_recorded(&path.display().to_string(), &recorded.cluster).ok()?;
     resolved.cluster.dynamics.seed = recorded.seed;
     Some(resolved)
 }
 
-/// Runs the record on a cluster, and returns how that ended, and the program's lines. Without `costing` its compute takes as long as was recorded.
+/// Simulates the record on a cluster; returns how the run ended, and the program's lines. Without `costing`, compute
+/// has its recorded duration.
 fn again(
     cluster: &Cluster,
     path: &Path,
@@ -374,15 +377,15 @@ fn again(
     Ok((ended, rest.finish()?))
 }
 
-/// A rank's steps with the lines that they come from.
+/// A rank's steps with their source lines.
 pub(crate) type LinedSteps<'a> = Box<dyn Iterator<Item = Lined> + 'a>;
 
-/// The steps of a record with their lines.
+/// The steps of a record with their source lines.
 pub(crate) fn boxed<'a>(record: RankRecord<BufReader<File>>) -> LinedSteps<'a> {
     Box::new(lined(record))
 }
 
-/// What the ranks did, with what their slices cost now, and with compute beside operations where it is arranged so.
+/// The ranks' steps with the current costs of their slices, and with compute moved as `arrangement` says.
 fn costed<'a>(
     ranks: Vec<LinedSteps<'a>>,
     costing: &'a Rc<RefCell<Costing>>,
@@ -397,7 +400,7 @@ fn costed<'a>(
     })
 }
 
-/// A record that is replayed, and how its compute is to be costed.
+/// A record to replay, and the sources of its compute costs.
 struct Steps {
     path: PathBuf,
     arrangement: Option<Arc<Arrangement>>,
@@ -467,7 +470,7 @@ fn cut_short(path: &Path) -> HostError {
     HostError::Usage(format!("the program record {} is incomplete\nhint: {hint}", path.display()))
 }
 
-/// A rank's steps, recorded again as they are read.
+/// A rank's steps, recorded again while they are read.
 struct Copied<'a, 'b> {
     rank: RankId,
     steps: RankSteps<LinedSteps<'a>>,
@@ -496,7 +499,7 @@ fn check_ranks(chosen: &Chosen, recorded: u32) -> Result<(), HostError> {
     )))
 }
 
-/// The run's own, unless this is another run: on another cluster, or with another seed.
+/// The recorded manifest, or a changed one if the cluster or the seed differs.
 fn manifest(recorded: Manifest, chosen: &Chosen, seed: u64, command: &[String]) -> Manifest {
     if recorded.cluster == chosen.resolved.toml && recorded.seed == seed {
         return recorded;

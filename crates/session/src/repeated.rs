@@ -1,4 +1,4 @@
-//! Owns several runs of one program: a folder with the results of the median, beside the folders of all.
+//! Owns several runs of one program: a folder with the results of the median run, and the folders of all runs in it.
 
 use crate::folder::Folder;
 use crate::names::{REPEATED, REPORT};
@@ -10,7 +10,7 @@ use uniference_formats::table::seconds;
 use uniference_host::error::HostError;
 use uniference_studies::interval::{OperatorSeconds, interval};
 
-/// Runs of one program, as far as they have finished.
+/// The finished runs of one program.
 pub struct Repeated<'a> {
     folder: &'a Folder,
     runs: Vec<Run>,
@@ -23,7 +23,7 @@ struct Run {
 }
 
 impl<'a> Repeated<'a> {
-    /// None yet. The results will be in `folder`, and those of each run in a folder of its own there.
+    /// No runs yet. `folder` gets the results, and a folder for each run.
     pub fn new(folder: &'a Folder) -> Repeated<'a> {
         Repeated { folder, runs: Vec::new() }
     }
@@ -33,10 +33,10 @@ impl<'a> Repeated<'a> {
         self.folder.path().join(format!("{REPEATED}{}", self.runs.len() + 1))
     }
 
-    /// A run has finished: its report is written. Returns its makespan in seconds.
+    /// Adds a finished run, and writes its report. Returns its makespan in seconds.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the report cannot be written.
     pub fn finished(&mut self, session: Session, figures: Figures) -> Result<f64, HostError> {
         let spreads = figures.costed.spreads.clone();
         let report = session.report(figures, Vec::new());
@@ -46,7 +46,8 @@ impl<'a> Repeated<'a> {
         Ok(makespan_s)
     }
 
-    /// All have: the folder gets the files of the run whose makespan is the median, of two the smaller, and its report says how far makespans vary.
+    /// Ends the runs: the folder gets the files of the run with the median makespan (the lower one of two), and its
+    /// report states the variation of the makespans.
     ///
     /// # Errors
     /// If a file cannot be written.

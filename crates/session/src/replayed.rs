@@ -1,4 +1,4 @@
-//! Owns what can be simulated again without its program: the record of a run, or execution traces.
+//! Owns the inputs that can be simulated without a program: the record of a run, or execution traces.
 
 use crate::cluster::{ClusterOptions, Overrides};
 use crate::compute::Compute;
@@ -14,7 +14,7 @@ use uniference_studies::critical::Explanation;
 use uniference_studies::overlap::Chances;
 use uniference_studies::whatif::{LineName, LineScale};
 
-/// What can be simulated again.
+/// An input that can be simulated without a program.
 #[derive(Clone)]
 pub enum Replayed {
     /// The record of a run.
@@ -24,10 +24,10 @@ pub enum Replayed {
 }
 
 impl Replayed {
-    /// Simulates it, and writes the results.
+    /// Simulates the input, and writes the results.
     ///
     /// # Errors
-    /// If it cannot be read, or does not fit the cluster; and where the results cannot be written.
+    /// If it cannot be read or does not fit the cluster, or the results cannot be written.
     pub fn replay(&self) -> Result<Done, HostError> {
         match self {
             Replayed::Record(replay) => recorded::replay(replay),
@@ -35,10 +35,10 @@ impl Replayed {
         }
     }
 
-    /// Its critical path; the spans of the path themselves, if they are wanted.
+    /// The critical path; with `whole_path` also all its spans.
     ///
     /// # Errors
-    /// As [`Replayed::replay`], and of what has no causes.
+    /// As [`Replayed::replay`]; and for a simulation without causes.
     pub fn explain(&self, whole_path: bool) -> Result<Ended<Explanation>, HostError> {
         let look = if whole_path { Look::WholePath } else { Look::Causes };
         Ok(match self.simulate(look)? {
@@ -50,7 +50,7 @@ impl Replayed {
         })
     }
 
-    /// Hands it over with the cluster that it is simulated on, for whoever drives it.
+    /// Passes the input and the cluster of its simulation to a function that drives the simulation.
     pub(crate) fn driven<T>(
         &self,
         with: impl FnOnce(&Cluster, &mut dyn Source) -> Result<T, HostError>,
@@ -61,7 +61,7 @@ impl Replayed {
         }
     }
 
-    /// What it comes to, without results in a folder.
+    /// Simulates the input without writing a run folder.
     pub(crate) fn simulate(&self, look: Look) -> Result<Ended<Simulated>, HostError> {
         match self {
             Replayed::Record(replay) => recorded::simulate(replay, look),
@@ -69,7 +69,7 @@ impl Replayed {
         }
     }
 
-    /// The cluster that it is simulated on, and the command line of its program, where it has one.
+    /// The cluster of the simulation, and the command of its program, if it has one.
     pub(crate) fn origin(&self) -> Result<(Resolved, Vec<String>), HostError> {
         match self {
             Replayed::Record(replay) => recorded::origin(replay),
@@ -77,11 +77,11 @@ impl Replayed {
         }
     }
 
-    /// The command line that runs its program with further options, if it is known.
+    /// The command that runs its program with further options, if it is known.
     pub(crate) fn command_with(&self, options: &[String]) -> Result<Option<String>, HostError> {
         let (_, command) = self.origin()?;
         let Some(verb) = command.iter().position(|word| word == "run") else { return Ok(None) };
-        // The results go to another folder.
+        // The command writes its results to another folder.
         let mut words: Vec<&str> =
             ["uniference", "run"].into_iter().chain(options.iter().map(String::as_str)).collect();
         let mut rest = command[verb + 1..].iter();
@@ -95,7 +95,7 @@ impl Replayed {
         Ok(shlex::try_join(words).ok())
     }
 
-    /// The same without the changes to its cluster, and these.
+    /// The input without the changes to its cluster, and these changes.
     #[must_use]
     pub fn apart(mut self) -> (Replayed, Overrides) {
         let changes = std::mem::take(&mut self.cluster_mut().overrides);
@@ -116,7 +116,7 @@ impl Replayed {
         }
     }
 
-    /// The same with further changes to its cluster.
+    /// The input with further changes to its cluster.
     #[must_use]
     pub(crate) fn changed(&self, change: &Overrides) -> Replayed {
         let mut changed = self.clone();
@@ -128,10 +128,10 @@ impl Replayed {
         changed
     }
 
-    /// The same where compute of these lines takes another time.
+    /// The input with scaled compute at these lines.
     ///
     /// # Errors
-    /// If it does not know its program's lines.
+    /// If it does not have its program's lines.
     pub(crate) fn with_lines(self, lines: &[LineScale]) -> Result<Replayed, HostError> {
         match self {
             Replayed::Record(mut replay) => {
@@ -145,7 +145,7 @@ impl Replayed {
         }
     }
 
-    /// What compute could run beside its operations.
+    /// Compute that could overlap its operations.
     pub(crate) fn chances(&self) -> Result<Chances, HostError> {
         match self {
             Replayed::Record(replay) => Ok(recorded::examined(replay)?.chances),
@@ -156,10 +156,10 @@ impl Replayed {
         }
     }
 
-    /// The same with compute beside the operations of these lines.
+    /// The input with compute that overlaps the operations at these lines.
     ///
     /// # Errors
-    /// If it does not know its program's operators, or has no such operation.
+    /// If it does not have its program's operators, or has no such operation.
     pub(crate) fn with_overlap(self, lines: &[LineName]) -> Result<Replayed, HostError> {
         match self {
             unchanged if lines.is_empty() => Ok(unchanged),

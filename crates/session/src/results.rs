@@ -1,6 +1,6 @@
-//! Owns what is kept of a run: who looks on while it goes on, and what is written when it ends.
+//! Owns the results of a run: the observers while it runs, and the files that are written when it ends.
 //!
-//! How each file looks is `uniference-formats`' business.
+//! The formats of the files are defined in `uniference-formats`.
 
 use crate::compute::Costed;
 use crate::doubts::of_network;
@@ -37,52 +37,52 @@ use uniference_studies::links::Links;
 use uniference_studies::memory::{Held, Kind, Memory, Point};
 use uniference_studies::phases::Phases;
 
-/// What is kept besides the report.
+/// Files in addition to the report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RecordLevel {
-    /// Program record, trace, tables of events, and all events as text; messages in both.
+    /// Program record, timeline, tables of events, and all events as text; tables and text include messages.
     Full,
-    /// Program record, trace, and tables of all events but messages.
+    /// Program record, timeline, and tables of all events except messages.
     #[default]
     Ops,
-    /// Nothing: for very large runs.
+    /// No other file: for very large runs.
     Summary,
 }
 
-/// Of runs with more events the report has no critical path: `uniference explain` has.
+/// Number of events above which the report has no critical path; `uniference explain` shows it.
 const MOST_CAUSES: u64 = 10_000_000;
-/// A trace shows so many spans of the critical path.
+/// Maximum number of spans of the critical path in a timeline.
 const MOST_IN_TRACE: u64 = 10_000;
 
-/// Everything that looks on while a run goes on.
+/// All observers of a run.
 pub(crate) struct Recording {
     observers: (Counted, Shown),
     record: Record,
 }
 
-/// What a run has come to.
+/// Figures of a run.
 pub struct Figures {
     /// Times and bytes of every rank, operation and link.
     pub statistics: Statistics,
     /// Digest of the run's events.
     pub digest: Digest,
-    /// What links have carried, if messages were watched.
+    /// Traffic of links, if messages were observed.
     pub(crate) links: Option<Links>,
-    /// For how long ranks computed between their operations.
+    /// Durations of compute between the ranks' operations.
     pub computes: Computes,
-    /// How long named ranges took.
+    /// Durations of named ranges.
     pub phases: Phases,
-    /// What ranks held in memory.
+    /// Memory of the ranks over time.
     pub held: Held,
-    /// What the run had to wait for, if its causes were kept.
+    /// The critical path, if its causes were kept.
     pub critical_path: Option<CriticalPathReport>,
-    /// The program's lines, by site.
+    /// Source lines of the program, by site.
     pub lines: Vec<String>,
-    /// What operators cost, where they were costed.
+    /// Costs of operators, if they were costed.
     pub(crate) costed: Costed,
 }
 
-/// What else is known of a run than its own figures.
+/// Information about a run in addition to its own figures.
 #[derive(Default)]
 pub(crate) struct Beside {
     /// Makespans of the same run with other seeds, in seconds.
@@ -90,14 +90,14 @@ pub(crate) struct Beside {
     pub(crate) warnings: Vec<String>,
 }
 
-/// What the report is made from.
+/// Observers for the report.
 type Counted = (((Statistics, Digest), Option<Links>), ((Computes, Phases), Listened));
-/// What is shown or written while the run goes on.
+/// Observers that show or write the run's progress and events.
 type Shown = (((Patience, Progress), Option<Causes>), (Trace, (Events, Option<Tables>)));
 type Trace = Option<TraceWriter<(Chrome<BufWriter<File>>, Perfetto<BufWriter<File>>)>>;
 type Events = Option<EventWriter<BufWriter<File>>>;
 
-/// The account of memory, which sees events and steps alike.
+/// The memory account, which observes events and steps.
 #[derive(Clone)]
 pub(crate) struct Listened(Rc<RefCell<Memory>>);
 
@@ -106,13 +106,13 @@ impl Listened {
         Listened(Rc::new(RefCell::new(memory)))
     }
 
-    /// What was held, once nobody else listens.
+    /// Memory of the ranks, once no other reference to the account is left.
     ///
     /// # Errors
     /// If a rank's operators could not be read.
     ///
     /// # Panics
-    /// If somebody does.
+    /// If another reference is left.
     pub(crate) fn finish(self) -> Result<Held, HostError> {
         let memory = Rc::into_inner(self.0).expect("nobody else listens").into_inner();
         memory.finish().map_err(|(rank, invalid)| HostError::Usage(format!("{rank}: {invalid}")))
@@ -131,7 +131,7 @@ impl Recorder for Listened {
     }
 }
 
-/// The program record, if one is kept, the account of memory, the program's lines, and tables that are told them.
+/// The program record, if one is kept, the memory account, the program's lines, and the tables that receive the lines.
 struct Record {
     writer: Option<RecordWriter<BufWriter<File>>>,
     memory: Listened,
@@ -162,24 +162,24 @@ impl Recorder for Record {
     }
 }
 
-/// What a run is known by, in its report and its record.
+/// The manifest of a run, for its report and its record.
 pub fn manifest(command: Vec<String>, seed: u64, resolved: &Resolved) -> Manifest {
     Manifest { cluster: resolved.toml.clone(), seed, command, ..versions() }
 }
 
-/// A command's words as a report shows them: what is not UTF-8 in them is not.
+/// The words of a command for reports; bytes that are not UTF-8 are replaced.
 pub fn command(argv: &[OsString]) -> Vec<String> {
     argv.iter().map(|word| word.to_string_lossy().into_owned()).collect()
 }
 
-/// A manifest that says nothing but this program's version.
+/// A manifest with only this program's version.
 pub fn versions() -> Manifest {
     let version = ("uniference".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
     Manifest { versions: [version].into_iter().collect(), ..Manifest::default() }
 }
 
 impl Recording {
-    /// Opens the files that `level` wants.
+    /// Opens the files of `level`.
     pub(crate) fn start(
         level: RecordLevel,
         resolved: &Resolved,
@@ -223,7 +223,7 @@ impl Recording {
         (&mut self.observers, &mut self.record)
     }
 
-    /// Completes the files of a run that has come to an end of its own, good or bad; `lines` are those of the program.
+    /// Completes the files of a run that finished or stopped; `lines` are the program's source lines.
     pub(crate) fn finish(self, lines: Vec<String>, costed: Costed) -> Result<Figures, HostError> {
         let (counted, ((_, causes), (mut trace, (mut events, tables)))) = self.observers;
         let (((statistics, digest), links), ((computes, phases), memory)) = counted;
@@ -237,7 +237,8 @@ impl Recording {
         }
         let Record { writer, memory: also, .. } = self.record;
         drop(also);
-        // Of operators that cannot be read `costed` has a warning, or an error where figures depend on them; what was held is then not known.
+        // If operators cannot be read, `costed` has a warning, or an error if figures depend on them; the memory of the
+        // ranks is then unknown.
         let held = memory.finish().unwrap_or_default();
         for (rank, points) in (0..).map(RankId).zip(&held.timelines) {
             trace.iter_mut().for_each(|trace| trace.memory(rank, counter(points)));
@@ -251,7 +252,7 @@ impl Recording {
     }
 }
 
-/// A span of the critical path as a trace shows it.
+/// A span of the critical path in a timeline.
 fn span(step: Step) -> PathSpan {
     let Step { start_ps, end_ps, what, range } = step;
     let place = what.link.clone().or(what.rank.map(|rank| format!("rank {rank}")));
@@ -261,14 +262,14 @@ fn span(step: Step) -> PathSpan {
     PathSpan { start, end, name: format!("{}{words}", what.kind), rank: what.rank, line: what.line, range }
 }
 
-/// A timeline of memory as a trace shows it: with the kinds that the rank ever holds.
+/// Memory over time in a timeline, with the kinds that the rank ever uses.
 fn counter(points: &[Point]) -> impl Iterator<Item = (SimTime, Vec<(&'static str, u64)>)> + '_ {
     let ever = Kind::ALL.into_iter().filter(|kind| points.iter().any(|point| point.held.of(*kind) > 0));
     let ever: Vec<Kind> = ever.collect();
     points.iter().map(move |Point { at, held }| (*at, ever.iter().map(|kind| (kind.name(), held.of(*kind))).collect()))
 }
 
-/// The report of a run that has finished.
+/// The report of a finished run.
 pub(crate) fn of_run(figures: Figures, resolved: &Resolved, beside: Beside, manifest: Manifest) -> Report {
     let Figures { statistics, digest, links, computes, phases, held, critical_path, lines, costed } = figures;
     let Beside { others, warnings } = beside;
@@ -303,7 +304,7 @@ pub(crate) fn of_run(figures: Figures, resolved: &Resolved, beside: Beside, mani
     report
 }
 
-/// A warning about ranges that were still open when their rank ended and thus have no duration.
+/// A warning about ranges without a duration, which were still open when their rank ended.
 fn left_open(phases: &Phases) -> Option<String> {
     const MOST_NAMED: usize = 4;
     let open = phases.left_open();
@@ -319,13 +320,13 @@ fn left_open(phases: &Phases) -> Option<String> {
     })
 }
 
-/// Seconds of compute by rank: those of operators where they were costed, else those of what the engine was asked for.
+/// Seconds of compute by rank: of operators if they were costed, else of the ranks' compute requests.
 fn compute(computes: &Computes, rows: Vec<ComputeReport>, modelled: &[bool], ranks: u32) -> Vec<ComputeReport> {
     let mut rows = rows.into_iter().peekable();
     let mut all = Vec::new();
     for rank in 0..ranks {
         if modelled.get(rank as usize).copied().unwrap_or(false) {
-            // Beside operators, nodes of a trace may have durations.
+            // Nodes of a trace may have durations in addition to operators.
             let known = computes.by_origin(RankId(rank)).filter(|(origin, _)| *origin == Origin::Recorded);
             all.extend(known.map(of_origin(rank)));
             all.extend(std::iter::from_fn(|| rows.next_if(|row| row.rank == rank)));
@@ -345,7 +346,8 @@ fn of_origin(rank: u32) -> impl Fn((Origin, SimDuration)) -> ComputeReport {
     }
 }
 
-/// Keys of devices in the cluster file that had nothing to act upon. `memory` is no such key: docs/reference/cluster-file.md says who looks at it.
+/// Warnings about device keys in the cluster file that had no effect. `memory` is not checked:
+/// docs/reference/cluster-file.md lists its uses.
 fn without_effect(resolved: &Resolved, computes: &Computes, modelled: &[bool]) -> Vec<String> {
     let mut warnings = Vec::new();
     if computes.measured()
@@ -375,14 +377,14 @@ fn without_effect(resolved: &Resolved, computes: &Computes, modelled: &[bool]) -
     warnings
 }
 
-/// The report of an ASTRA-sim run, whose ranks have no cluster; `inputs` describe the system instead.
+/// The report of an ASTRA-sim run, which has no cluster; `inputs` describe the system instead.
 pub(crate) fn of_astra((statistics, digest): &(Statistics, Digest), inputs: String, command: Vec<String>) -> Report {
     let devices: Vec<Device> = (0..statistics.ranks().len()).map(|rank| device(format!("npu.{rank}"))).collect();
     let manifest = Manifest { cluster: inputs, command, ..versions() };
     Report::new(statistics, &devices, digest.to_hex(), manifest)
 }
 
-/// A device of which only the name is known, for the reports of ranks that have no cluster.
+/// A device of which only the name is known, for reports of ranks without a cluster.
 pub fn device(name: String) -> Device {
     Device::new(name, HostId(0))
 }

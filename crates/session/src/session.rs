@@ -1,6 +1,6 @@
-//! Owns the way of every simulation: the folder and its lock, who looks on while it goes on, how it ended, and its report.
+//! Owns the course of each simulation: the run folder and its lock, the observers, the result, and the report.
 //!
-//! What is simulated, and how that is driven, is the [`Source`]'s business.
+//! The simulated programs, and how they are driven, are defined by the [`Source`].
 
 use crate::cluster::Chosen;
 use crate::compute::{Costed, NodeModels, Plan};
@@ -17,16 +17,16 @@ use uniference_sim::cluster::Cluster;
 use uniference_sim::event::Observer;
 use uniference_sim::network::Asymmetry;
 
-/// Where results go, and how much is kept.
+/// The run folder, and the files in it.
 #[derive(Clone, Debug)]
 pub struct Output {
-    /// The folder; without one, the next free `uniference-out/NAME-N`.
+    /// The run folder; `None`: the next free `uniference-out/NAME-N`.
     pub folder: Option<PathBuf>,
-    /// NAME: of a path, its last part without its ending.
+    /// NAME; for a path, its last component without extension.
     pub name: OsString,
-    /// What is kept besides the report.
+    /// Files in addition to the report.
     pub record: RecordLevel,
-    /// Who is told of what the user should know.
+    /// Receiver of messages to the user.
     pub notices: Notices,
 }
 
@@ -36,36 +36,36 @@ impl Default for Output {
     }
 }
 
-/// What is simulated.
+/// A source of simulated programs.
 pub trait Source {
-    /// Simulates it on `cluster` to its end.
+    /// Simulates the programs on `cluster` until they end.
     ///
     /// # Errors
-    /// If it cannot be simulated, or the host lacks something. A program that fails is an [`Ending`].
+    /// If the programs cannot be simulated, or this machine lacks something. A program that fails is an [`Ending`].
     fn drive(&mut self, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError>;
 }
 
-/// Who looks on while a [`Source`] is driven.
+/// Observers of a [`Source`] while it is driven.
 pub struct Watch<'a> {
-    /// Sees the engine's events.
+    /// Receives the engine's events.
     pub observer: &'a mut dyn Observer,
-    /// Sees the ranks' requests.
+    /// Receives the ranks' requests.
     pub recorder: &'a mut dyn Recorder,
 }
 
-/// What a [`Source`] has come to.
+/// Result of a driven [`Source`].
 #[must_use]
 pub struct End {
     /// How the simulation ended.
     pub ending: Ending,
-    /// The programs' lines, by [`uniference_sim::ids::Site`].
+    /// Source lines of the programs, by [`uniference_sim::ids::Site`].
     pub lines: Vec<String>,
-    /// What their operators cost, where they were costed.
+    /// Costs of operators, if they were costed.
     pub(crate) costed: Costed,
 }
 
 impl End {
-    /// Of programs whose compute is not one of operators.
+    /// The result of programs whose compute does not consist of operators.
     pub fn new(ending: Ending, lines: Vec<String>) -> End {
         End { ending, lines, costed: Costed::default() }
     }
@@ -76,68 +76,69 @@ impl End {
 pub enum Ending {
     /// Every rank's program has returned.
     Finished,
-    /// The programs did not come to their end.
+    /// The programs stopped early.
     Stopped(Stop),
-    /// Ranks that should be alike are not, because of this.
+    /// Folded ranks are not equivalent, for this reason.
     Unlike(Asymmetry),
 }
 
-/// Why programs did not come to their end.
+/// Reason why programs stopped early.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stop {
-    /// The exit code of the command, which says whose fault it is.
+    /// Exit code of the command, which tells errors of the program from errors of its use.
     pub exit: Exit,
-    /// What the user should know: whole lines, the first of which says what has happened.
+    /// Message to the user: whole lines, of which the first is the error.
     pub message: String,
 }
 
-/// What [`Session::carry_out`] has come to.
+/// Result of [`Session::carry_out`].
 #[must_use]
 pub enum Outcome {
     /// Every rank's program has returned.
     Finished(Box<Figures>),
-    /// The programs did not come to their end.
+    /// The programs stopped early.
     Stopped(Stop),
-    /// Ranks that should be alike are not, because of this.
+    /// Folded ranks are not equivalent, for this reason.
     Unlike(Asymmetry),
 }
 
-/// What a simulation with its report has come to.
+/// Result of a simulation with its report.
 #[must_use]
 pub enum Done {
     /// Every rank's program has returned: the report is in the folder.
     Finished {
-        /// What the folder's `report.json` says.
+        /// Contents of the folder's `report.json`.
         report: Box<Report>,
-        /// The folder with the results.
+        /// The run folder.
         folder: Folder,
     },
-    /// The programs did not come to their end.
+    /// The programs stopped early.
     Stopped(Stop),
 }
 
-/// A simulation that has a folder for its results, which nobody else writes to while this lives.
+/// A simulation with a run folder, which no other command writes to while the session exists.
 pub struct Session {
     resolved: Resolved,
     manifest: Manifest,
     record: RecordLevel,
     folder: Folder,
     notices: Notices,
-    /// Reasons, known before the simulation, to doubt its figures.
+    /// Reasons to doubt the figures that are known before the simulation.
     doubts: Vec<String>,
 }
 
 impl Session {
-    /// Takes a folder for a simulation on a cluster. `seed` is that of everything random in it; `command` is what the report calls it by.
+    /// Reserves a run folder for a simulation on a cluster. `seed` is the seed of all random values of the simulation;
+    /// `command` is the command in the report.
     ///
     /// # Errors
-    /// If the folder is somebody else's, or cannot be written to.
+    /// If another command uses the folder, or it cannot be written to.
     pub fn new(chosen: Chosen, seed: u64, command: Vec<String>, output: &Output) -> Result<Session, HostError> {
         let manifest = results::manifest(command, seed, &chosen.resolved);
         Session::with_manifest(chosen, manifest, output)
     }
 
-    /// The same for what has a manifest already.
+    /// As [`Session::new`], with an existing manifest.
     pub(crate) fn with_manifest(chosen: Chosen, manifest: Manifest, output: &Output) -> Result<Session, HostError> {
         let Output { folder, name, record, notices } = output;
         let folder = Folder::prepare(folder.as_deref(), name, notices)?;
@@ -162,30 +163,30 @@ impl Session {
         &self.manifest
     }
 
-    /// The output folder.
+    /// The run folder.
     pub fn folder(&self) -> &Folder {
         &self.folder
     }
 
-    /// Adds versions of what takes part to those that the report names.
+    /// Adds versions of further components to the report.
     pub fn add_versions(&mut self, versions: impl IntoIterator<Item = (String, String)>) {
         self.manifest.versions.extend(versions);
     }
 
-    /// Writes down where the duration of compute comes from.
+    /// Writes the source of compute durations into the manifest.
     pub fn plan(&mut self, plan: &Plan) {
         plan.describe(&mut self.manifest);
     }
 
-    /// The same where nodes list their operators.
+    /// Writes the cost models of nodes that list operators into the manifest.
     pub(crate) fn models(&mut self, models: &NodeModels) {
         models.describe(&mut self.manifest);
     }
 
-    /// Carries a simulation out, and completes all files of its results but the report.
+    /// Simulates `source`, and completes all files of the run folder except the report.
     ///
     /// # Errors
-    /// The source's, and where the results cannot be written.
+    /// Errors of the source, and if the results cannot be written.
     pub fn carry_out(&self, source: &mut (impl Source + ?Sized)) -> Result<Outcome, HostError> {
         let mut recording = Recording::start(self.record, &self.resolved, &self.manifest, &self.folder, &self.notices)?;
         let (observer, recorder) = recording.watchers();
@@ -204,7 +205,7 @@ impl Session {
         })
     }
 
-    /// The report of a run that stopped, with figures up to that time.
+    /// The report of a stopped run, with figures up to the stop.
     fn report_of_failure(&self, figures: Figures, stop: &Stop) -> Report {
         let message = stop.message.trim_end();
         let first = message.lines().next().unwrap_or("error: the run was stopped");
@@ -215,12 +216,12 @@ impl Session {
         Report { failure: Some(message.to_owned()), interval: None, ..report }
     }
 
-    /// The report of a simulation that has finished, with further reasons to doubt its figures.
+    /// The report of a finished simulation, with further reasons to doubt its figures.
     pub fn report(&self, figures: Figures, warnings: Vec<String>) -> Report {
         self.report_of_several(figures, Beside { warnings, ..Beside::default() })
     }
 
-    /// The same with what simulations with other seeds came to.
+    /// The report of a finished simulation, with the results of other seeds.
     pub(crate) fn report_of_several(&self, figures: Figures, beside: Beside) -> Report {
         let warnings = self.doubts.iter().cloned().chain(beside.warnings).collect();
         results::of_run(figures, &self.resolved, Beside { warnings, ..beside }, self.manifest.clone())
@@ -229,7 +230,7 @@ impl Session {
     /// Writes the report into the folder.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the report cannot be written.
     pub fn write(&self, report: &Report) -> Result<(), HostError> {
         self.folder.write(REPORT, report.to_json().as_bytes())
     }

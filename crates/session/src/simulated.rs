@@ -1,4 +1,4 @@
-//! Owns simulations that leave no results behind: when they ended, and why.
+//! Owns simulations without a run folder: their makespan, and its causes.
 
 use crate::session::{Ending, Source, Stop, Watch};
 use uniference_host::error::HostError;
@@ -7,23 +7,23 @@ use uniference_sim::observe::{Digest, Statistics};
 use uniference_studies::critical::{Causes, Explanation, Listed};
 use uniference_studies::hazards::Hazards;
 
-/// What has come to its end, or why it has not.
+/// Result of programs that finished, or the reason why they stopped.
 #[must_use]
 pub enum Ended<T> {
     /// Every rank's program has returned.
     Finished(T),
-    /// The programs did not come to their end.
+    /// The programs stopped early.
     Stopped(Stop),
 }
 
-/// How much of a run is examined.
+/// Depth of a run's examination.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Look {
     /// The makespan and the digest.
     End,
-    /// The causes of events, too.
+    /// Makespan, digest and the causes of events.
     Causes,
-    /// The same, with all spans of the critical path.
+    /// As `Causes`, with all spans of the critical path.
     WholePath,
 }
 
@@ -31,11 +31,11 @@ pub(crate) enum Look {
 pub(crate) struct Simulated {
     pub(crate) makespan_s: f64,
     pub(crate) digest: String,
-    /// If causes were looked for.
+    /// The critical path, if causes were kept.
     pub(crate) explanation: Option<Explanation>,
-    /// By rank, whether its compute was costed operator by operator; of what no operators are known, nothing.
+    /// Whether each rank's compute was costed by operators; empty if no operators are known.
     pub(crate) modelled: Vec<bool>,
-    /// What its way hung on.
+    /// Points at which the program could have diverged from the record.
     pub(crate) hazards: Hazards,
     /// Warnings about device properties that the program can query and that differ from the recorded run.
     pub(crate) noticed: Vec<String>,
@@ -62,10 +62,10 @@ impl Simulated {
         Ok(Ended::Finished(Simulated { makespan_s, digest, explanation, modelled, hazards, noticed, lines }))
     }
 
-    /// Why it ends when it does.
+    /// The critical path.
     ///
     /// # Panics
-    /// If causes were not looked for.
+    /// If causes were not kept.
     pub(crate) fn explained(self) -> Explanation {
         self.explanation.expect("causes were kept, and programs have ended")
     }

@@ -1,6 +1,6 @@
-//! Owns the tables of a run's events as files: where their parts lie, and that none stays open for long.
+//! Owns the files of a run's event tables: their paths, and a limit on how long a part stays open.
 //!
-//! What is in them is `uniference-formats`' business.
+//! The tables' contents are defined in `uniference-formats`.
 
 use crate::folder::{Folder, unwritable};
 use crate::names::TABLES;
@@ -18,16 +18,16 @@ use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::Site;
 use uniference_sim::time::SimTime;
 
-/// Longest wall time for which a part is open: what it would hold is lost if the process is killed.
+/// Longest wall time for which a part is open: its rows are lost if the process is killed.
 const LONGEST_OPEN: Duration = Duration::from_secs(10);
 
-/// The tables of a run, while it goes on.
+/// The event tables of an active run.
 pub struct Tables {
     handle: Handle,
     closing: Closing,
 }
 
-/// The same for those who name lines.
+/// The tables without their closing thread, for code that names source lines.
 #[derive(Clone)]
 pub(crate) struct Handle {
     writer: Arc<Mutex<TableWriter<Files>>>,
@@ -35,11 +35,11 @@ pub(crate) struct Handle {
 }
 
 impl Tables {
-    /// Tables in a folder, in which there are none or those of an attempt that was given up; `messages` says whether messages have one. `links` are
-    /// the names of the network's links, by id.
+    /// Creates tables in a folder that has none, or only those of an abandoned attempt; `messages` says whether
+    /// messages have a table. `links` are the names of the network's links, by id.
     ///
     /// # Errors
-    /// If they cannot be made.
+    /// If the files cannot be created.
     pub fn create<'a>(
         folder: &Folder,
         messages: bool,
@@ -69,7 +69,7 @@ impl Tables {
         self.handle.clone()
     }
 
-    /// Names the lines of the program, by site.
+    /// Sets the program's source lines, by site.
     pub fn lines(&mut self, lines: &[String]) {
         for (site, line) in (0..).map(Site).zip(lines).filter(|(_, line)| !line.is_empty()) {
             self.handle.line(site, line);
@@ -91,7 +91,7 @@ impl Handle {
         self.writer().line(site, line);
     }
 
-    /// A thread that panics while it has them ends the run.
+    /// A thread that panics while it holds the lock ends the run.
     fn writer(&self) -> MutexGuard<'_, TableWriter<Files>> {
         self.writer.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -109,8 +109,8 @@ impl Observer for Tables {
     }
 }
 
-/// Files in the folder `events`: a part that is whole is called `KIND/NUMBER.parquet`. Readers see no other: it has another name until then, outside of its
-/// table's folder.
+/// Files in the folder `events`: a complete part is named `KIND/NUMBER.parquet`. Readers see only complete parts,
+/// because an open part has another name outside of its table's folder.
 struct Files(PathBuf);
 
 impl Files {
@@ -126,7 +126,7 @@ impl Parts for Files {
         File::create(self.unfinished(kind))
     }
 
-    /// What the kernel has been given outlives the process; that it reaches the disk before the power fails is not promised.
+    /// Written data survives the end of the process, but not necessarily a power failure: the file is not synced.
     fn close(&mut self, kind: &'static str, number: u32, _: File) -> io::Result<()> {
         let table = self.0.join(kind);
         if number == 0 {
@@ -136,7 +136,7 @@ impl Parts for Files {
     }
 }
 
-/// Closes parts again and again while it lives, whatever the run does meanwhile: a rank may compute for minutes.
+/// A thread that closes parts periodically while it exists, because a rank may compute for minutes.
 struct Closing {
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -174,7 +174,7 @@ mod tests {
     use uniference_sim::ids::{RankId, TaskId};
     use uniference_sim::program::Mark;
 
-    /// What is there of a run that goes on, or that was killed.
+    /// Complete files of an active run, or of one that was killed.
     #[test]
     fn parts_are_closed_while_nothing_happens_and_every_file_of_a_table_is_whole() {
         let dir = tempfile::tempdir().unwrap();
@@ -197,7 +197,7 @@ mod tests {
         assert!(!part(3).exists() && folder.path().join("events/waited/00000.parquet").exists());
         let unfinished = fs::read_dir(folder.path().join("events")).unwrap();
         assert!(unfinished.map(|entry| entry.unwrap()).all(|entry| entry.file_type().unwrap().is_dir()));
-        // Another attempt in the same folder begins anew.
+        // Another attempt in the same folder starts from scratch.
         Tables::create(&folder, true, []).unwrap().finish().unwrap();
         assert!(!part(1).exists() && folder.path().join("events/message/00000.parquet").exists());
     }

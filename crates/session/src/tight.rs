@@ -3,8 +3,8 @@
 use uniference_formats::table::bytes;
 use uniference_sim::cluster::Device;
 
-/// The percentage of a device's memory from which on a job that fits is called tight: fragmentation, and allocations of
-/// kernels and libraries, may need the rest.
+/// Percentage of a device's memory from which a fitting job is called tight: fragmentation, and allocations of kernels
+/// and libraries, may need the rest.
 const TIGHT_PERCENT: u128 = 98;
 
 /// Whether `held` bytes fit into a device's `available` memory with almost nothing to spare.
@@ -12,7 +12,7 @@ pub(crate) fn is_tight(held: u64, available: u64) -> bool {
     held <= available && 100 * u128::from(held) >= TIGHT_PERCENT * u128::from(available)
 }
 
-/// The sentence that says how many ranks have tight memory.
+/// A sentence with the number of ranks whose memory is tight.
 pub fn leave_little(tight: usize, ranks: usize) -> String {
     format!(
         "{tight} of {ranks} ranks leave at most {} % of their device's memory; real kernels, libraries and fragmentation may need more",

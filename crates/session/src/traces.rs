@@ -1,6 +1,6 @@
-//! Owns the replay of execution traces: what they run on, how they are driven, and what is said when they cannot go on.
+//! Owns the replay of execution traces: their cluster, how they are driven, and the message when they halt.
 //!
-//! What nodes mean and when they start is `uniference-formats`' business.
+//! The meaning and the start times of nodes are defined in `uniference-formats`.
 
 mod files;
 
@@ -42,45 +42,46 @@ use uniference_sim::observe::{Digest, Statistics};
 use uniference_sim::program::{Program, ProgramError, Request};
 use uniference_sim::time::SimDuration;
 
-/// Number of nodes that are looked at to find out where a trace comes from.
+/// Number of nodes that are examined to find the origin of a trace.
 const LOOKED_AT: usize = 1 << 16;
 
-/// Execution traces to be replayed.
+/// Options of a replay of execution traces.
 #[derive(Clone)]
 pub struct TraceReplay {
     /// The prefix of traces named `PREFIX.RANK.et` or `PREFIX.RANK.et.gz`, a pattern with `%d` for the rank, one trace
     /// for all ranks, or a text workload.
     pub prefix: PathBuf,
-    /// What they run on; if it describes none, the cluster that they were recorded on.
+    /// Cluster; if the options describe none, the cluster that the traces were recorded on.
     pub cluster: ClusterOptions,
-    /// `None`: that of the recorded run, or 0.
+    /// Seed; `None`: the seed of the recorded run, or 0.
     pub seed: Option<u64>,
-    /// What the report calls it by.
+    /// Command in the report.
     pub command: Vec<String>,
-    /// The output folder and what is written to it.
+    /// The run folder, and the files in it.
     pub output: Output,
-    /// How the traces are to be understood.
+    /// Interpretation of the traces.
     pub meaning: Meaning,
 }
 
-/// How execution traces are to be understood.
+/// Interpretation of execution traces.
 #[derive(Clone)]
 pub struct Meaning {
-    /// Compute and memory nodes take so many times as long as they say; finite, not negative.
+    /// Factor for the durations of compute and memory nodes; finite, not negative.
     pub compute_scale: f64,
-    /// Communication moves so many times as many bytes as it says; finite, not negative.
+    /// Factor for the bytes of communication; finite, not negative.
     pub comm_scale: f64,
     /// A file of process groups: a JSON object of lists of ranks by name.
     pub groups: Option<PathBuf>,
-    /// ASTRA-sim's congestion-unaware closed form, in place of our cluster.
+    /// ASTRA-sim's congestion-unaware closed form, in place of a simulated cluster.
     pub closed_form: Option<ClosedForm>,
-    /// ASTRA-sim's system: the roofline of nodes without a duration, collectives given as traces; algorithms of the closed form.
+    /// ASTRA-sim's system file: the roofline of nodes without a duration, collectives given as traces, and algorithms
+    /// of the closed form.
     pub system: Option<PathBuf>,
-    /// ASTRA-sim's remote memory: what memory nodes cost.
+    /// ASTRA-sim's remote memory file: costs of memory nodes.
     pub memory: Option<PathBuf>,
-    /// How many times a text workload's layers are done; at least 1.
+    /// Number of passes over a text workload's layers; at least 1.
     pub passes: u32,
-    /// The user's own database of measured operators: what operators cost that nodes list.
+    /// The user's own database of measured operators, for operators that nodes list.
     pub own_database: Option<PathBuf>,
 }
 
@@ -99,19 +100,19 @@ impl Default for Meaning {
     }
 }
 
-/// The machine of ASTRA-sim's closed form, besides [`Meaning::system`].
+/// The machine of ASTRA-sim's closed form, in addition to [`Meaning::system`].
 #[derive(Clone)]
 pub struct ClosedForm {
-    /// The file of its network (`--astra-network`).
+    /// The network file (`--astra-network`).
     pub network: Option<PathBuf>,
-    /// How many queues share a dimension's active chunks; at least 1.
+    /// Number of queues that share a dimension's active chunks; at least 1.
     pub queues_per_dim: u32,
 }
 
-/// Runs traces on a cluster, or by ASTRA-sim's closed form.
+/// Replays traces on a cluster, or by ASTRA-sim's closed form.
 ///
 /// # Errors
-/// If they cannot be read, or do not fit the cluster; and where the results cannot be written.
+/// If the traces cannot be read or do not fit the cluster, or the results cannot be written.
 pub fn replay(args: &TraceReplay) -> Result<Done, HostError> {
     if let Some(closed_form) = &args.meaning.closed_form {
         return replay_astra(args, closed_form);
@@ -127,12 +128,12 @@ pub fn replay(args: &TraceReplay) -> Result<Done, HostError> {
     session.finish(report)
 }
 
-/// The cluster that traces are run on.
+/// The cluster that traces are replayed on.
 pub(crate) fn origin(args: &TraceReplay) -> Result<Resolved, HostError> {
     prepare(args).map(|(chosen, ..)| chosen.resolved)
 }
 
-/// Hands over traces with the cluster that they are run on, for whoever drives them.
+/// Passes traces and the cluster of their replay to a function that drives the simulation.
 pub(crate) fn driven<T>(
     args: &TraceReplay,
     with: impl FnOnce(&Cluster, &mut dyn Source) -> Result<T, HostError>,
@@ -142,10 +143,10 @@ pub(crate) fn driven<T>(
     with(&chosen.resolved.cluster, &mut source)
 }
 
-/// What traces come to on a cluster, without results in a folder.
+/// Simulates traces on a cluster without writing a run folder.
 ///
 /// # Errors
-/// Besides others', if they are to be run by ASTRA-sim's closed form, which has no events.
+/// As [`replay`]; and if the traces are to be run by ASTRA-sim's closed form, which has no events.
 pub(crate) fn simulate(args: &TraceReplay, look: Look) -> Result<Ended<Simulated>, HostError> {
     if args.meaning.closed_form.is_some() {
         let hint = "remove --fidelity astra";
@@ -156,7 +157,7 @@ pub(crate) fn simulate(args: &TraceReplay, look: Look) -> Result<Ended<Simulated
     Simulated::of(&chosen.resolved.cluster, &mut source, look)
 }
 
-/// The cluster that traces are run on, the seed, and the traces.
+/// The cluster that traces are replayed on, the seed, and the traces.
 fn prepare(args: &TraceReplay) -> Result<(Chosen, u64, Traced), HostError> {
     let notices = &args.output.notices;
     let traces = Traces::find(&args.prefix, args.meaning.passes)?;
@@ -173,12 +174,12 @@ fn prepare(args: &TraceReplay) -> Result<(Chosen, u64, Traced), HostError> {
     Ok((chosen, seed, source))
 }
 
-/// Folders are called after the traces where nobody names one.
+/// The output; a run folder without a given name is named after the traces.
 fn named(args: &TraceReplay) -> Output {
     Output { name: with_suffix(&args.prefix, ".et"), ..args.output.clone() }
 }
 
-/// Replays of a trace for each rank.
+/// Replays of each rank's trace.
 struct Traced(Vec<Replay<Reader<Pieces>>>, NodeModels);
 
 impl Ranks for Traced {
@@ -206,8 +207,8 @@ impl Source for Traced {
     }
 }
 
-/// The cluster that the options describe, or else the one that the traces were recorded on, if they say so; the seed likewise. Where nobody
-/// names a backend, traces of accelerators run on NCCL.
+/// The cluster and the seed from the options, or else those that the traces were recorded with. If no backend is named,
+/// traces of accelerators run on NCCL.
 fn cluster(traces: &Traces<'_>, args: &TraceReplay) -> Result<(Chosen, u64), HostError> {
     let (first, mut reader) = match traces {
         Traces::Files { prefix, there } => {
@@ -215,13 +216,13 @@ fn cluster(traces: &Traces<'_>, args: &TraceReplay) -> Result<(Chosen, u64), Hos
             let reader = open(&first)?;
             (first, reader)
         }
-        // All of its computing is the accelerators'.
+        // All compute of a text workload runs on accelerators.
         Traces::Text { .. } => return Ok((on_accelerators(args)?, args.seed.unwrap_or_default())),
     };
     let metadata = reader.metadata().clone();
     let seed = args.seed.or(metadata.unsigned(SEED)).unwrap_or_default();
     let chosen = match metadata.text(CLUSTER) {
-        // Our own records are of programs whose library is the cluster's, whatever they computed on.
+        // In traces of this program the library is the cluster's, whatever device they computed on.
         Some(toml) => args.cluster.resolve_again(&first, toml)?,
         None if metadata.text(LIBRARY) == Some("gloo") => args.cluster.resolve_with(Some("gloo"))?,
         None => match runs_on_accelerator(&mut reader).map_err(in_file(&first))? {
@@ -232,7 +233,7 @@ fn cluster(traces: &Traces<'_>, args: &TraceReplay) -> Result<(Chosen, u64), Hos
     Ok((chosen, seed))
 }
 
-/// The cluster that the options describe, with the library of accelerators where nobody names one.
+/// The cluster that the options describe; its default backend is NCCL.
 fn on_accelerators(args: &TraceReplay) -> Result<Chosen, HostError> {
     let chosen = args.cluster.resolve_with(Some("nccl"))?;
     if !chosen.backend_named {
@@ -242,8 +243,8 @@ fn on_accelerators(args: &TraceReplay) -> Result<Chosen, HostError> {
     Ok(chosen)
 }
 
-/// Does a node compute or communicate on an accelerator? Those do that do not say that they are the host's (`is_cpu_op`), as a trace's kernels and
-/// all that ASTRA-sim's tools write. Only the first nodes are looked at.
+/// Whether a node computes or communicates on an accelerator: each node that is not marked as the host's (`is_cpu_op`),
+/// such as a trace's kernels and all nodes of ASTRA-sim's tools. Only the first nodes are examined.
 fn runs_on_accelerator(reader: &mut Reader<Pieces>) -> Result<bool, ReadError> {
     for _ in 0..LOOKED_AT {
         let Some(node) = reader.next_node()? else { return Ok(false) };
@@ -254,7 +255,7 @@ fn runs_on_accelerator(reader: &mut Reader<Pieces>) -> Result<bool, ReadError> {
     Ok(false)
 }
 
-/// The same by the closed form. There is no cluster, and nothing to record but when nodes and ranks end.
+/// Replays traces by the closed form. It has no cluster, and records only when nodes and ranks end.
 fn replay_astra(args: &TraceReplay, closed_form: &ClosedForm) -> Result<Done, HostError> {
     if args.cluster.is_given() {
         let hint = "remove --cluster and --ranks, or remove --fidelity astra";
@@ -313,14 +314,15 @@ fn memory(path: &Path) -> Result<RemoteMemory, HostError> {
     RemoteMemory::parse(&text(path)?).map_err(in_file(path))
 }
 
-/// Of a memory that is there. Who shares it is ASTRA-sim's business: here each rank has it to itself.
+/// Rates of the remote memory, if there is one. ASTRA-sim models sharing of the memory; in this replay each rank has
+/// the whole bandwidth.
 fn rates_of(memory: RemoteMemory) -> Option<HostMemory> {
     let latency = SimDuration::from_secs_f64(memory.remote_mem_latency / 1e9)?;
     let there = memory.memory_type != Sharing::NoMemoryExpansion;
     there.then_some(HostMemory { latency, bandwidth: memory.remote_mem_bw * 1e9 })
 }
 
-/// The collectives that the system file gives as traces: where it says, or beside it.
+/// The collectives that the system file gives as traces: at the given path, or else next to the system file.
 fn custom(path: &Path, system: &System) -> Result<Option<Arc<dyn Expand>>, HostError> {
     let mut custom = Custom::default();
     for (kind, prefix) in system.custom() {
@@ -338,7 +340,7 @@ fn system(path: &Path) -> Result<System, HostError> {
     System::parse(&text(path)?).map_err(in_file(path))
 }
 
-/// If the system enables it and names its rates.
+/// The system's roofline, if it is enabled and has rates.
 fn roofline(system: System) -> Option<Rates> {
     let (flops, memory) = (system.peak_perf * 1e12, system.local_mem_bw * 1e9);
     (system.roofline_enabled != 0 && flops > 0.0 && memory > 0.0).then(|| Rates::uniform(flops, memory))
@@ -354,7 +356,7 @@ fn text(path: &Path) -> Result<String, HostError> {
 }
 
 impl Meaning {
-    /// `rates` are those of the ranks' devices.
+    /// Rules for nodes; `rates` are the rates of the ranks' devices.
     fn rules(&self, rates: &[Option<Rates>]) -> Result<Rules, HostError> {
         let system = self.system.as_deref().map(system).transpose()?;
         let expand = match (&self.system, &system) {
@@ -420,11 +422,11 @@ fn oddities(ranks: impl Iterator<Item = Oddities>) -> Vec<String> {
     types.into_iter().chain(missing).chain(ignored).collect()
 }
 
-/// Checks a trace as the trace of each of `own` ranks of a job, without the traces of other ranks, and fails if a replay
-/// would refuse it.
+/// Checks a trace as the trace of each of `own` ranks of a job, without the traces of other ranks, and fails if a
+/// replay would refuse it.
 ///
 /// # Errors
-/// If the trace, taken alone, cannot be replayed.
+/// If the trace alone cannot be replayed.
 pub fn check(trace: &Path, own: Range<u32>, ranks: u32, groups_file: Option<&Path>) -> Result<(), HostError> {
     let groups = groups_file.map_or(Ok(Vec::new()), groups)?;
     let rules = Arc::new(Rules { groups, ..Rules::of((0..ranks).map(RankId).collect()) });
@@ -435,7 +437,7 @@ pub fn check(trace: &Path, own: Range<u32>, ranks: u32, groups_file: Option<&Pat
 }
 
 impl Traced {
-    /// Where the durations of nodes deserve doubt.
+    /// Warnings about doubtful durations of nodes.
     fn doubts(&self, resolved: &Resolved) -> Vec<String> {
         let untimed: u64 = self.0.iter().map(Replay::untimed).sum();
         let derived: u64 = self.0.iter().map(Replay::by_roofline).sum();
@@ -452,7 +454,7 @@ impl Traced {
         untimed.into_iter().chain(unused).chain(unused_groups).chain(oddities).collect()
     }
 
-    /// Why traces cannot go on, by the names of their nodes.
+    /// Describes why traces cannot continue, by the names of their nodes.
     fn describe(&self, halt: &Halt) -> String {
         let node = |rank: RankId, handle: Handle| match self.0[rank.index()].behind(handle) {
             Some((node, _)) => format!("node {} `{}`", node.id, node.name),
@@ -488,7 +490,7 @@ impl Traced {
     }
 }
 
-/// The first few nodes that wait for a node.
+/// Names of the first few nodes that wait for a node.
 fn waiting(rank: &Replay<Reader<Pieces>>, handle: Handle) -> String {
     let Some((_, waiting)) = rank.behind(handle).filter(|(_, waiting)| !waiting.is_empty()) else {
         return String::new();

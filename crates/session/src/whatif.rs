@@ -1,4 +1,4 @@
-//! Owns what a run would take if something about it were otherwise: it is simulated again, exactly, from its record. The program is not run.
+//! Owns the what-if analysis of a run: its record is simulated again, exactly, with changes. The program does not run.
 
 use crate::cluster::Overrides;
 use crate::replayed::Replayed;
@@ -7,32 +7,32 @@ use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use uniference_host::error::HostError;
 use uniference_studies::whatif::{Change, LineName, LineScale, Outcome, Refused, WhatIf, candidates};
 
-/// What is to be otherwise.
+/// Changes to a run.
 #[derive(Clone, Debug, Default)]
 pub struct Changes {
-    /// About the cluster.
+    /// Changes of the cluster.
     pub cluster: Overrides,
-    /// About the compute of single lines.
+    /// Scaled compute of source lines.
     pub lines: Vec<LineScale>,
-    /// Lines of operations beside which compute runs.
+    /// Lines of operations that compute overlaps.
     pub overlap: Vec<LineName>,
 }
 
 impl Changes {
-    /// Whether anything is.
+    /// Whether there are no changes.
     pub fn is_empty(&self) -> bool {
         self.options().is_empty()
     }
 
-    /// What is simulated with them.
+    /// The run with these changes.
     ///
     /// # Errors
-    /// If it does not know the program's lines, or its operators where compute is to be moved.
+    /// If the run does not have the program's lines, or, if compute is to be moved, its operators.
     pub fn of(&self, run: &Replayed) -> Result<Replayed, HostError> {
         run.changed(&self.cluster).with_lines(&self.lines)?.with_overlap(&self.overlap)
     }
 
-    /// The options that make them.
+    /// The command-line options of the changes.
     fn options(&self) -> Vec<String> {
         let Overrides { backend, algorithms, set, free } = &self.cluster;
         let overlap = self.overlap.iter().map(ToString::to_string).collect();
@@ -43,7 +43,7 @@ impl Changes {
     }
 }
 
-/// A run with and without changes, and what their critical paths are made of.
+/// A run with and without changes, and the parts of both critical paths.
 ///
 /// # Errors
 /// If the run cannot be read, or the changes do not fit it.
@@ -67,7 +67,7 @@ pub fn compare(run: &Replayed, changes: &Changes) -> Result<Ended<WhatIf>, HostE
     Ok(Ended::Finished(WhatIf { makespan_s, changes, refused: Vec::new(), overlap: chances, warnings, again }))
 }
 
-/// What each of many changes gains by itself: those of [`candidates`]. All cores simulate.
+/// The gain of each change in [`candidates`] by itself, simulated on all cores.
 ///
 /// # Errors
 /// If the run cannot be read.
@@ -105,7 +105,8 @@ pub fn table(run: &Replayed) -> Result<Ended<WhatIf>, HostError> {
     ))
 }
 
-/// Where the program might have gone another way, if anything took another time; and where compute comes from somewhere else.
+/// Warnings about device properties that differ, control flow that could have diverged, and compute that has another
+/// source than without the changes.
 fn doubts<'s>(before: &Simulated, others: impl IntoIterator<Item = &'s Simulated>) -> Vec<String> {
     let all: Vec<&Simulated> = others.into_iter().collect();
     let mut noticed: Vec<String> = Vec::new();

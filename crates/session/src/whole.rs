@@ -26,7 +26,7 @@ pub fn write_with(path: &Path, write: impl FnOnce(&mut BufWriter<File>) -> io::R
     let old = match OpenOptions::new().write(true).open(path) {
         Ok(file) => {
             let known = file.metadata()?;
-            // Terminals and pipes are written in place. The reader of a pipe would take a second opening for another
+            // Terminals and pipes are written in place. The reader of a pipe would count a second opening as another
             // writer.
             if !known.is_file() {
                 return fill(file, write);
@@ -146,7 +146,7 @@ mod tests {
             move || fs::read(pipe).unwrap()
         });
         write_with(&pipe, |out| {
-            // The reader has time to see an early end.
+            // The reader gets time to notice an early end.
             std::thread::sleep(std::time::Duration::from_millis(50));
             out.write_all(b"text")
         })

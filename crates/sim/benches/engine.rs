@@ -1,6 +1,7 @@
-//! How fast whole collectives are simulated, from the ranks' calls to the last delivery: CPU seconds of this process, one line a case.
+//! Simulation speed of whole collectives, from the ranks' calls to the last delivery: CPU seconds of this process, one
+//! line per case.
 //!
-//! Not criterion: a case runs for a second, and what is stated is its median over a few runs beside a stated target.
+//! Criterion is not used: a case runs for a second, and the output is its median over a few runs next to a target.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
@@ -119,7 +120,7 @@ fn cluster(case: &Case) -> Cluster {
     }
 }
 
-/// Names the world's group, carries out one collective, ends.
+/// Names the world's group, carries out one collective, and exits.
 fn program(case: &Case, world: &Arc<[RankId]>) -> Box<dyn Program> {
     let collective = Collective {
         kind: case.kind,

@@ -1,4 +1,5 @@
-//! How much memory activities take that no program ever waits for: what the process holds, every million activities. It must not grow.
+//! Memory of activities that no program ever waits for: the process's resident memory after every million activities.
+//! The memory must not grow.
 
 use std::sync::Arc;
 use uniference_sim::cluster::{Backend, Cluster, Device};
@@ -10,7 +11,7 @@ use uniference_sim::program::{Activity, Call, CallOp, Mark, Origin, Reply, Reque
 use uniference_sim::time::{Bytes, Rate, SimDuration};
 
 const ACTIVITIES: u64 = 10_000_000;
-/// What allocators and tables may take in steps.
+/// Growth that allocators and tables may cause in steps.
 const SLACK_KB: u64 = 2_048;
 
 fn main() {
@@ -39,7 +40,8 @@ fn main() {
     assert!(last <= first + SLACK_KB, "memory has grown from {first} kB to {last} kB");
 }
 
-/// A rank's `number`-th of seven activities. Only the last one, a sleep, is awaited: all others are complete by its end.
+/// A rank's `number`-th of seven activities. Only the last one, a sleep, is awaited: all others are complete when it
+/// ends.
 fn issue(RankId(rank): RankId, number: u32) -> Request {
     let peer = GroupRank(1 - rank);
     let call = |op| Activity::Call(Call { group: GroupId(0), op });
@@ -54,14 +56,14 @@ fn issue(RankId(rank): RankId, number: u32) -> Request {
     Request::Issue { activity, queue: QueueId(number % 2), after: vec![], site: Site(0) }
 }
 
-/// What the process holds in memory (`VmRSS`).
+/// Resident memory of this process (`VmRSS`).
 fn resident_kb() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux says what a process holds");
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process has memory");
     line.trim().trim_end_matches(" kB").parse().expect("a number of kB")
 }
 
-/// 1 GB/s and 5 us between two hosts.
+/// Two hosts with 1 GB/s and 5 us between them.
 fn cluster() -> Cluster {
     let hosts = ["a", "b"].map(HostSpec::new);
     let link = LinkSpec::new(Rate::new(1e9).unwrap(), SimDuration::from_us(5));

@@ -1,4 +1,5 @@
-//! How fast the network is by itself: CPU seconds a case, on one core. `cargo bench -p uniference-sim --bench network [-- NAME...]`
+//! Speed of the network model alone: CPU seconds per case, on one core. `cargo bench -p uniference-sim --bench network
+//! [-- NAME...]`
 #![allow(clippy::disallowed_types, reason = "to measure with")]
 
 use std::time::Instant;
@@ -38,7 +39,7 @@ fn main() {
     }
 }
 
-/// What this process has spent; zero where the host does not say.
+/// CPU time of this process; zero if the host does not report it.
 fn cpu_seconds() -> f64 {
     let schedule = std::fs::read_to_string("/proc/self/schedstat").unwrap_or_default();
     schedule.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or_default() / 1e9
@@ -75,7 +76,7 @@ fn switch(hosts: u32, gbps: f64, latency: SimDuration) -> FlowNetwork {
     FlowNetwork::new(Topology::preset(&Preset::Switch, &hosts, link).unwrap())
 }
 
-/// Starts within one second, sizes log-uniform between 10 kB and 100 MB.
+/// Random flows that start within one second, with sizes log-uniform between 10 kB and 100 MB.
 fn random(hosts: u32, flows: u32, gbps: f64) {
     let mut random = Random(1);
     let mut flow = |_| {
@@ -88,7 +89,7 @@ fn random(hosts: u32, flows: u32, gbps: f64) {
     replay(switch(hosts, gbps, SimDuration::from_us(200)), &flows);
 }
 
-/// All start at once, to random other hosts, sizes log-uniform between 1 MB and 100 MB.
+/// Flows that all start at once, to random other hosts, with sizes log-uniform between 1 MB and 100 MB.
 fn at_once(hosts: u32, each: u32) {
     let mut random = Random(3);
     let mut flow = |from: u32| {
@@ -107,7 +108,7 @@ fn all_to_all(hosts: u32, size: fn(&mut Random) -> Bytes) {
     replay(switch(hosts, 10.0, SimDuration::from_us(2)), &flows);
 }
 
-/// Runs flows, sorted by their start, each on a stream of its own.
+/// Runs flows, sorted by start time, each on its own connection stream.
 fn replay(mut network: FlowNetwork, flows: &[Flow]) {
     let (mut events, mut delivered, mut sent, mut next, mut most) = (Vec::new(), 0, 0, 0, 0);
     loop {
@@ -131,7 +132,8 @@ fn replay(mut network: FlowNetwork, flows: &[Flow]) {
     println!("{:<16} {most:>8} flows active at most", "");
 }
 
-/// Every host sends to the next one as soon as it has received from the one before: the network's part of a ring all-reduce.
+/// Each host sends to the next one as soon as it has received from the previous one: the network's part of a ring
+/// all-reduce.
 fn ring(hosts: u32, rounds: u32) {
     let mut network = switch(hosts, 10.0, SimDuration::from_us(2));
     let streams: Vec<StreamId> =

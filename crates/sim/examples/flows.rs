@@ -1,7 +1,8 @@
-//! Compares finish times with another simulator's: `cargo run --release --example flows -- DIRECTORY`.
+//! Compares flow completion times with those of another simulator: `cargo run --release --example flows -- DIRECTORY`.
 //!
-//! The directory holds pairs `NAME.json` (links, and flows with start, bytes and route) and `NAME.csv` (flow, start, finish), each
-//! perhaps gzipped. There a flow enters the network one latency of its route after its start, and finishes when its last byte has left.
+//! The directory contains pairs of `NAME.json` (links, and flows with start, bytes and route) and `NAME.csv` (flow,
+//! start, finish), gzipped or not. In these files a flow enters the network one latency of its route after its start,
+//! and finishes when its last byte has left.
 #![allow(clippy::disallowed_types, reason = "a check on files")]
 
 use serde::Deserialize;
@@ -52,7 +53,7 @@ fn main() {
     assert_eq!(failed, 0, "cases outside of 1e-9 s + 1e-9 of the finish time");
 }
 
-/// Prints one line, and says whether all finish times are within 1e-9 s + 1e-9 of themselves.
+/// Prints one line, and returns whether each finish time is within 1e-9 s plus 1e-9 of its value.
 fn check(path: &Path) -> bool {
     let case: Case = serde_json::from_str(&read(path)).unwrap();
     let expected = read(Path::new(&path.to_string_lossy().replace(".json", ".csv")));
@@ -81,7 +82,7 @@ fn picoseconds(seconds: f64) -> SimDuration {
     SimDuration::from_ps((seconds * 1e12).round() as u64)
 }
 
-/// When each flow's last byte has left, in seconds.
+/// Time at which each flow's last byte has left, in seconds.
 fn finish_times(case: &Case) -> Vec<f64> {
     let (mut network, streams) = build(case);
     let entry = |flow: &CaseFlow, latency| SimTime::ZERO + picoseconds(flow.start) + latency;
@@ -106,7 +107,7 @@ fn finish_times(case: &Case) -> Vec<f64> {
     finished
 }
 
-/// The case's links as a chain of nodes that nobody routes through: routes are given.
+/// The case's links as a chain of nodes. Flows have given routes, so no route is computed from the chain.
 fn build(case: &Case) -> (FlowNetwork, Vec<uniference_sim::ids::StreamId>) {
     assert!(!case.hosts.is_empty());
     let node = |index: usize| format!("{index:09}");

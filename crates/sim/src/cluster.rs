@@ -1,4 +1,5 @@
-//! Owns the resolved description of what is simulated: devices, network, backend. Reading it from a file is `uniference-formats`' business.
+//! Owns the resolved description of the simulated cluster: devices, network, backend. `uniference-formats` reads it
+//! from a file.
 
 use crate::collective::choose::AlgorithmTable;
 use crate::network::{Dynamics, FlowNetwork, Topology};
@@ -8,18 +9,18 @@ use std::collections::BTreeSet;
 pub use crate::device::{Device, SlowSpell};
 pub use crate::transport::{Handshake, Protocol, Window};
 
-/// Everything the engine must know about a cluster. Rank `r` computes on `devices[r]`.
+/// All properties of a cluster that the engine needs. Rank `r` computes on `devices[r]`.
 #[derive(Clone)]
 pub struct Cluster {
     /// The cluster's name in reports.
     pub name: String,
-    /// One for every rank.
+    /// Devices, one for each rank.
     pub devices: Vec<Device>,
     /// Hosts, links and routes.
     pub topology: Topology,
-    /// How links change, and others' traffic on them.
+    /// Changes of links over time, and background traffic on them.
     pub dynamics: Dynamics,
-    /// How the communication library behaves.
+    /// Model of the communication library.
     pub backend: Backend,
 }
 
@@ -29,8 +30,8 @@ impl Cluster {
         FlowNetwork::changing(self.topology.clone(), self.dynamics.clone())
     }
 
-    /// How many consecutive ranks share a host, a server, a row of a torus and so on, by [`Topology::blocks`], where the first host has as many ranks
-    /// as the others.
+    /// Sizes of the blocks of consecutive ranks that share a host, a server, a row of a torus and so on, by
+    /// [`Topology::blocks`], if the first host has as many ranks as the others.
     pub fn blocks(&self) -> Vec<u32> {
         let Some(first) = self.devices.first() else { return Vec::new() };
         let per_host = self.devices.iter().take_while(|device| device.host == first.host).count() as u32;
@@ -39,27 +40,28 @@ impl Cluster {
     }
 }
 
-/// How a communication library behaves.
+/// Model of a communication library.
 #[derive(Clone)]
 pub struct Backend {
     /// Name of the communication library: `gloo`, `ideal`.
     pub name: String,
-    /// Which algorithm each kind of collective uses, by size.
+    /// Algorithm of each kind of collective, by size.
     pub algorithms: AlgorithmTable,
-    /// How many collectives of one group one rank carries out at once; they start in issue order. At least 1.
+    /// Number of collectives of one group that a rank carries out at once; they start in issue order. At least 1.
     pub concurrency: u32,
-    /// What happens to a message besides its way over links.
+    /// Overheads of a message apart from its transfer over links.
     pub protocol: Protocol,
-    /// Operations that do without the network.
+    /// Operations that need no network.
     pub free: Free,
 }
 
-/// Operations whose messages and calls take no time: to see what they cost. Who receives still waits for who sends, as the algorithm has it; who
-/// sends waits for nobody. Of messages between two ranks, the sender's name counts for both.
+/// Operations whose messages and calls take no time, to see their cost. A receiver still waits for its sender, as the
+/// algorithm prescribes; a sender does not wait. For point-to-point messages, the name of the sending operation applies
+/// to both sides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Free {
-    /// Names of the operations, as [`CallOp::name`](crate::program::CallOp::name) gives them.
+    /// Names of the operations, from [`CallOp::name`](crate::program::CallOp::name).
     pub operations: BTreeSet<&'static str>,
-    /// The time that each rank spends in such an operation before it takes part, whatever its size: zero, but in rehearsals of folded programs.
+    /// Time that each rank spends in such an operation before it takes part, at any size: zero, except in folded runs.
     pub takes: SimDuration,
 }

@@ -10,7 +10,7 @@ macro_rules! dtypes {
         pub enum DType { $($variant),* }
 
         impl DType {
-            /// torch's name, without `torch.`.
+            /// Name in torch, without `torch.`.
             pub const fn name(self) -> &'static str {
                 match self { $(DType::$variant => $name),* }
             }

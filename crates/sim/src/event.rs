@@ -1,10 +1,11 @@
-//! Owns what is told about a run: its events, and the trait of whoever observes them. Which observers there are is the business of [`crate::observe`]
-//! and of other crates. An observer never influences the run.
+//! Owns the events of a run, and the trait of their observers. Observers are in [`crate::observe`] and in other crates;
+//! an observer never influences the run.
 //!
-//! Events come in the engine's order. What lasts is reported when it ends, with the moment at which it began.
+//! Events come in the engine's order. An event with a duration is reported at its end, with its start.
 //!
-//! Each says why: what let it begin, and what ended it ([`Cause`]). From the end of a rank's program one can so walk back, event by event, to the
-//! beginning of the run, and the spans on that way leave no gap: where time was spent is in the stream alone. Digests know nothing of ids and causes.
+//! Each event names its causes: of its beginning, and of its end ([`Cause`]). This lets you walk back from the end of a
+//! rank's program, event by event, to the beginning of the run. The spans between these causes leave no gap: the events
+//! alone show where time was spent. Digests contain neither ids nor causes.
 
 use crate::ids::{GroupId, Handle, LinkId, MessageId, QueueId, RankId, Site, TaskId};
 use crate::program::{Call, Mark, Origin, Outcome};
@@ -12,17 +13,19 @@ use crate::time::{Bytes, SimDuration, SimTime};
 use serde::Serialize;
 use std::ops::AddAssign;
 
-/// Sees every event of a run.
+/// Receiver of every event of a run.
 pub trait Observer {
     /// `event` happened, or came to its end, at `at`.
     fn record(&mut self, at: SimTime, event: &Event<'_>);
 
-    /// Does it look at [`Event::Message`]? There are millions of them; nobody builds them unless somebody looks.
+    /// Whether the observer wants [`Event::Message`]. Messages number in the millions; their events are built only if
+    /// an observer wants them.
     fn wants_messages(&self) -> bool {
         false
     }
 
-    /// Nothing happened at `at` but a change of a link: so a caller can tell a run that goes on from one that only counts changes.
+    /// Called if the only event at `at` was a change of a link: this lets a caller tell a run that makes progress from
+    /// one that only processes link changes.
     fn link_changed(&mut self, _at: SimTime, _link: &str) {}
 }
 
@@ -31,7 +34,7 @@ impl Observer for () {
     fn record(&mut self, _: SimTime, _: &Event<'_>) {}
 }
 
-/// Both see everything, the first one first.
+/// Both observers receive every event, the first one first.
 impl<A: Observer, B: Observer> Observer for (A, B) {
     fn record(&mut self, at: SimTime, event: &Event<'_>) {
         self.0.record(at, event);
@@ -91,28 +94,28 @@ pub enum Event<'a> {
         task: TaskId,
         /// The virtual time at which the compute started.
         start: SimTime,
-        /// How long the same work takes on the reference device.
+        /// Duration of the same work on the reference device.
         base: SimDuration,
-        /// Where that figure comes from.
+        /// Source of that duration.
         origin: Origin,
         /// The name of the work; `None`: unnamed compute.
         name: Option<&'a str>,
-        /// Which activity it was, and why it began.
+        /// The activity, and the cause of its beginning.
         why: Why,
     },
-    /// A rank asked for an operation.
+    /// A rank issued an operation.
     Issued {
-        /// The rank that asked.
+        /// The rank that issued the operation.
         rank: RankId,
         /// The rank's handle of the operation.
         handle: Handle,
         /// The operation, as the rank called it.
         call: &'a Call,
-        /// Size of the tensor that it names: [`CallOp::bytes`](crate::program::CallOp::bytes) in its group.
+        /// Size of the operation's tensor: [`CallOp::bytes`](crate::program::CallOp::bytes) in its group.
         bytes: Bytes,
         /// The user's line.
         site: Site,
-        /// The task that asked; `None`: it was not recorded, as in a real run.
+        /// The task that issued it; `None`: not recorded, as in a real run.
         task: Option<TaskId>,
     },
     /// An operation is complete on this rank.
@@ -125,20 +128,20 @@ pub enum Event<'a> {
         call: &'a Call,
         /// Size of the tensor, as in [`Event::Issued`].
         bytes: Bytes,
-        /// The virtual time at which it was issued.
+        /// The virtual time at which the operation was issued.
         issued: SimTime,
-        /// The virtual time at which its queue came to it.
+        /// The virtual time at which the operation's queue came to it.
         started: SimTime,
         /// The algorithm that carried out a collective.
         algorithm: Option<&'static str>,
-        /// With whom it met.
+        /// The matched operation or collective.
         meeting: Meeting,
         /// Number of the activity's stream of the rank's device, and the split of its time on the stream; `None` if the
         /// activity was on no stream.
         on_stream: Option<(u32, CallTimes)>,
         /// Which activity it was, and why it began.
         why: Why,
-        /// What completed it.
+        /// Cause of the completion.
         cause: Cause,
     },
     /// A task was blocked from `start` until now.
@@ -149,34 +152,35 @@ pub enum Event<'a> {
         task: TaskId,
         /// The virtual time at which the wait started.
         start: SimTime,
-        /// What kind of thing the task waited for.
+        /// Kind of the wait.
         reason: WaitReason,
-        /// The part of the wait that was exposed communication: nothing computed on the rank meanwhile.
+        /// The part of the wait that was exposed communication: nothing computed on the rank in that time.
         exposed: SimDuration,
         /// The part of `exposed` before a peer had entered the operation.
         late_peer: SimDuration,
         /// The part of `late_peer` in receives whose sends had not been issued.
         no_data: SimDuration,
-        /// The activities it waited for.
+        /// The activities that the task waited for.
         handles: &'a [Handle],
-        /// Where the reason is [`WaitReason::Communication`]: the operation whose completion ended the wait, or that it gave up.
+        /// The operation that ended the wait by its completion, or that the wait gave up, if the reason is
+        /// [`WaitReason::Communication`].
         call: Option<&'a Call>,
         /// The user's line.
         site: Site,
-        /// What let the task go on.
+        /// Cause of the end of the wait.
         cause: Cause,
     },
-    /// A named range of the user's begins or ends.
+    /// A named range of the user's program begins or ends.
     Marked {
-        /// The rank whose program marked it.
+        /// The rank of the program.
         rank: RankId,
         /// Thread of the range: the thread that made the mark, unless the mark names another thread.
         task: TaskId,
         /// The beginning or end of the range.
         mark: &'a Mark,
-        /// Which activity it was, and why it began.
+        /// The activity, and the cause of its beginning.
         why: Why,
-        /// Where the rank's time has gone until then; `None`: it is not known, as in a real run.
+        /// Split of the rank's time until then; `None`: unknown, as in a real run.
         spent: Option<Times>,
     },
     /// A message has arrived.
@@ -191,24 +195,24 @@ pub enum Event<'a> {
         bytes: Bytes,
         /// Size in bytes with headers.
         wire_bytes: Bytes,
-        /// When it was put on its stream.
+        /// Time at which the message was put on its connection stream.
         queued: SimTime,
-        /// When it came to the head of its stream.
+        /// Time at which the message was at the head of its connection stream.
         started: SimTime,
-        /// When its last byte had left.
+        /// Time at which the message's last byte had left.
         sent: SimTime,
-        /// The links it used.
+        /// Links of the message's route.
         links: &'a [LinkId],
-        /// Which message it was, and why it left when it did.
+        /// The message, and the cause of its departure.
         way: MessageWay,
     },
-    /// What a stream of the rank's device was busy with, up to the end of the rank's program, which comes next.
+    /// Busy times of a CUDA stream of the rank's device, up to the end of the rank's program, whose event follows.
     Used {
         /// The rank of the device.
         rank: RankId,
         /// The stream's number; `None`: all streams of the device together.
         stream: Option<u32>,
-        /// How long it was busy, by what.
+        /// Busy times by kind of activity.
         times: StreamTimes,
     },
     /// A rank's program has ended.
@@ -217,14 +221,14 @@ pub enum Event<'a> {
         rank: RankId,
         /// How its program ended.
         outcome: Outcome,
-        /// Where its time went.
+        /// Split of the rank's time.
         times: Times,
-        /// What it has moved.
+        /// Bytes that the rank has sent and received.
         traffic: Traffic,
-        /// What ended it: its task 0, an activity that is the program's last, or its crash.
+        /// Cause of the end: the rank's task 0, an activity that is the program's last, or a crash.
         cause: Cause,
     },
-    /// An operation has failed on this rank: its connection to another one was closed.
+    /// An operation has failed on this rank because its connection to another rank was closed.
     Failed {
         /// The rank on which the operation failed.
         rank: RankId,
@@ -234,117 +238,119 @@ pub enum Event<'a> {
         call: &'a Call,
         /// Size of the tensor, as in [`Event::Issued`].
         bytes: Bytes,
-        /// The virtual time at which it was issued.
+        /// The virtual time at which the operation was issued.
         issued: SimTime,
-        /// The virtual time at which its queue came to it.
+        /// The virtual time at which the operation's queue came to it.
         started: SimTime,
         /// The rank that closed the other end of the connection.
         peer: RankId,
-        /// Which activity it was, and why it began.
+        /// The activity, and the cause of its beginning.
         why: Why,
     },
-    /// Time went by on a rank without compute or communication. Neither digests nor counts of events know of it.
+    /// Time passed on a rank without compute or communication. Digests and counts of events ignore this event.
     Elapsed {
-        /// The rank on which time went by.
+        /// The rank on which time passed.
         rank: RankId,
         /// The thread that was busy, or that issued the activity.
         task: TaskId,
-        /// What the time was spent on.
+        /// Use of the time.
         what: Elapsed,
         /// The virtual time at which it started, which may be the time of the event.
         start: SimTime,
-        /// Which activity it was, and why it began; `None`: the task itself was busy.
+        /// The activity, and the cause of its beginning; `None`: the task itself was busy.
         why: Option<Why>,
-        /// What ended it.
+        /// Cause of the end.
         cause: Cause,
     },
 }
 
-/// Which activity of its rank an event is about, and why it began when it did.
+/// The activity of an event, and the cause of its beginning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Why {
     /// The task that issued the activity.
     pub task: TaskId,
     /// The rank's handle of the activity.
     pub handle: Handle,
-    /// The queue of the rank that it stood in; `None`: its group's queue, or none.
+    /// The rank's queue that the activity was in; `None`: its group's queue, or none.
     pub queue: Option<QueueId>,
     /// The line that issued the activity.
     pub site: Site,
     /// The virtual time at which the activity was issued.
     pub issued: SimTime,
-    /// What let the activity begin.
+    /// Cause of the activity's beginning.
     pub cause: Cause,
 }
 
-/// What let something happen at an instant.
+/// Cause of an event at an instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cause {
-    /// Not recorded, as in a real run: then the other fields of a [`Why`] are unknown, too.
+    /// Not recorded, as in a real run: the other fields of a [`Why`] are unknown then, too.
     #[default]
     Unknown,
-    /// The time had come: a sleep or a time-out was over, a poll was paid for; at the beginning of a run, its first instant.
+    /// A point in time: a sleep or a timeout was over, a poll was paid for; at the beginning of a run, its first
+    /// instant.
     Time,
-    /// This task of the rank asked for it, at this instant.
+    /// A request of this task of the rank, at this instant.
     Task(TaskId),
-    /// This activity of the rank was complete, at this instant.
+    /// The completion of this activity of the rank, at this instant.
     Activity(Handle),
-    /// The beginning of the same operation. The time since then is what the library takes for a call.
+    /// The beginning of the same operation. The time since then is the library's time for a call.
     Begun(Handle),
-    /// The last byte of a message had left, and the thread that waits for that had noticed.
+    /// The departure of a message's last byte, noticed by the waiting thread.
     Sent(MessageId),
-    /// The arrival of a message. The time since then is what the library takes to hand its data over.
+    /// The arrival of a message. The time since then is the library's time to deliver its data.
     Arrived(MessageId),
-    /// A task of this rank changed the store, at this instant.
+    /// A change of the store by a task of this rank, at this instant.
     Stored(RankId, TaskId),
-    /// An activity of this rank changed the store, as it began.
+    /// A change of the store by an activity of this rank, at its beginning.
     StoredBy(RankId, Handle),
-    /// This rank had closed its end of a connection.
+    /// The close of a connection by this rank.
     Closed(RankId),
-    /// The rank crashed, as the cluster wanted.
+    /// A crash of the rank, as specified for the cluster.
     Crash,
 }
 
-/// What a rank's time went by with, besides compute and communication.
+/// Use of a rank's time other than compute and communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Elapsed {
     /// A sleep.
     Sleep,
-    /// A read of the clock, or a look into the store.
+    /// A clock read, or a query of the store.
     Poll,
-    /// An operation of the store that nobody looks at.
+    /// An operation of the store without an answer, as an activity.
     Store,
-    /// Compute that takes no time.
+    /// Compute of zero duration.
     Nothing,
-    /// An event of the rank's device, which is reached: takes no time.
+    /// The record of a CUDA event of the rank's device: lasts no time.
     Reach,
-    /// The end of a rank's program, as an activity: takes no time.
+    /// The end of a rank's program, as an activity: lasts no time.
     Finish,
-    /// The close of a group's connections: takes no time.
+    /// The close of a group's connections: lasts no time.
     Close,
-    /// The end of what was outstanding in a group: takes no time.
+    /// The end of outstanding operations in a group: lasts no time.
     Abort,
 }
 
-/// Which message an event is about, and where its time went before it was at the head of its stream: from `begun` to `released` it
-/// waited for its receiver, from `released` to its start for the window or for the message before it, and then it was on its way.
+/// The message of an event, and its time before it was at the head of its connection stream: from `begun` to `released`
+/// it waited for its receiver, from `released` to its start for the window or for the previous message; after that it
+/// was transferred.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MessageWay {
-    /// Its number, in the order in which messages are posted.
+    /// Number of the message, in the order in which messages are posted.
     pub id: MessageId,
     /// The sender's operation.
     pub operation: Handle,
-    /// Of a collective: the sender's step, its lane in the highest 8 bits.
+    /// The sender's step of a collective, its lane in the highest 8 bits.
     pub step: Option<u64>,
-    /// The rank that let it leave: the sender, or the receiver where the message waited for it.
+    /// The rank that released it: the sender, or the receiver if the message waited for its receive.
     pub by: RankId,
-    /// When that rank posted its operation: the send, or the receive.
+    /// Time at which that rank posted its operation: the send, or the receive.
     pub begun: SimTime,
-    /// What let `by` post its operation.
+    /// Cause of the operation of `by`.
     pub cause: Cause,
-    /// When its sender knew that it may leave.
+    /// Time at which the sender knew that the message may leave.
     pub released: SimTime,
-    /// The message before it on its connection.
+    /// The previous message on its connection.
     pub behind: Option<MessageId>,
     /// Link that limited the rate of the message for most of the time in which its bytes left; `None` if no link did.
     pub limit: Option<LinkId>,
@@ -353,7 +359,7 @@ pub struct MessageWay {
     pub in_window: SimDuration,
 }
 
-/// With whom an operation met.
+/// Operation or collective that an operation was matched with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub enum Meeting {
     /// The group's `sequence`-th collective, counted from 0 on every member alike.
@@ -361,11 +367,11 @@ pub enum Meeting {
         /// The collective's number in its group.
         sequence: u64,
     },
-    /// The operation of one peer: of a receive the send, of a send the receive if there is one yet.
+    /// The operation of one peer: for a receive the send, for a send the receive if it has been matched already.
     Peer(Option<(RankId, Handle)>),
 }
 
-/// What a task waited for.
+/// Kind of a task's wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub enum WaitReason {
     /// Operations of process groups.
@@ -378,14 +384,15 @@ pub enum WaitReason {
     Sleep,
 }
 
-/// Where a rank's time went. The three parts and the time after its finish add up to the makespan.
+/// Split of a rank's time. Compute, exposed communication, idle time and the time after the rank's finish add up to the
+/// makespan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Times {
     /// Time in which at least one activity computed, or the rank paid for a clock read. For a rank with streams,
     /// exposed communication is excluded.
     pub compute: SimDuration,
-    /// Time blocked in a communication call while nothing computed. A rank with streams also counts the time in which
-    /// an operation was under way on a stream and no kernel ran on any stream, whatever the launching CPU did:
+    /// Time blocked in a communication call while nothing computed. A rank with CUDA streams also counts the time in
+    /// which an operation was in progress on a stream and no kernel ran on any stream, whatever the launching CPU did:
     /// [`StreamTimes::exposed`].
     pub exposed: SimDuration,
     /// The part of `exposed` before a peer had entered the operation.
@@ -396,14 +403,14 @@ pub struct Times {
     pub idle: SimDuration,
 }
 
-/// How long a stream of a device, or any of its streams, was busy.
+/// Busy times of a CUDA stream, or of any of a device's streams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamTimes {
-    /// A kernel ran.
+    /// Time in which a kernel ran.
     pub kernels: SimDuration,
-    /// A copy between memories.
+    /// Time in which a copy between memories ran.
     pub copies: SimDuration,
-    /// An operation of a process group, from when the stream came to it.
+    /// Time of operations of process groups, from the moment when the stream came to them.
     pub communication: SimDuration,
     /// The part of `communication` in which no kernel ran on any stream of the device.
     pub exposed: SimDuration,
@@ -421,7 +428,8 @@ pub struct CallTimes {
     pub exposed: SimDuration,
     /// Part of `exposed` before all peers had entered the operation.
     pub late_peer: SimDuration,
-    /// Bytes that the operation moves over the bus of each member: [`CallOp::bus_bytes`](crate::program::CallOp::bus_bytes).
+    /// Bytes that the operation moves over the bus of each member:
+    /// [`CallOp::bus_bytes`](crate::program::CallOp::bus_bytes).
     pub bus_bytes: Bytes,
 }
 

@@ -1,5 +1,5 @@
-//! Owns the small integer ids. Every id indexes a `Vec`; names are turned into ids in sorted or file order, never in the order
-//! in which things happen to be built.
+//! Owns the small integer ids. Every id indexes a `Vec`; names are turned into ids in sorted or file order, never in
+//! the order in which objects are built.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -11,7 +11,7 @@ macro_rules! id {
         pub struct $name(pub u32);
 
         impl $name {
-            /// The place of this id in a `Vec`.
+            /// Index of this id in a `Vec`.
             pub const fn index(self) -> usize {
                 self.0 as usize
             }
@@ -52,34 +52,36 @@ id!(/// An activity of one rank, numbered in the order in which the rank issued 
 id!(/// A line of the user's program; the caller keeps the table.
     Site, "site ");
 
-/// Queues from here on are streams of a device; below it each thread of the rank has the one of its own number.
+/// First queue of a CUDA stream; smaller numbers are the queues of the rank's threads, by the thread's number.
 const STREAMS: u32 = 1 << 20;
 
 impl QueueId {
-    /// Of a stream of the rank's device. Streams that a program has are below 2^31; branches of its graphs follow.
+    /// Queue of a CUDA stream of the rank's device. A program's streams have numbers below 2^31; branches of its graphs
+    /// follow.
     pub const fn of_stream(stream: u32) -> QueueId {
         QueueId(STREAMS + stream)
     }
 
-    /// The stream whose queue it is; `None`: a thread's.
+    /// The stream of the queue; `None`: the queue of a thread.
     pub const fn stream(self) -> Option<u32> {
         self.0.checked_sub(STREAMS)
     }
 }
 
-/// What a rank calls things that one of its processes has numbered by itself: those of the rank's own process keep their numbers, those of another one
-/// have its number in front.
+/// Numbering of objects that several processes of a rank number on their own: numbers of the rank's own process are
+/// unchanged, those of another process have the process's number in front.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OfProcess(u32);
 
 impl OfProcess {
-    /// Bits of a number of another process: of a stream, an event, a graph or a buffer of a device.
+    /// Bits of another process's number of a stream, an event, a graph or a buffer of a device.
     const SHORT: u32 = 24;
 
-    /// Bits of a number of another process: of an allocation or a launch.
+    /// Bits of another process's number of an allocation or a launch.
     const LONG: u32 = 48;
 
-    /// Of the process with this number, 0 being the rank's own; `None`: a rank has no more than 127 others.
+    /// Numbering for the process with this number, 0 being the rank's own; `None`: a rank has at most 127 other
+    /// processes.
     pub const fn new(process: u32) -> Option<OfProcess> {
         if process < 1 << (31 - Self::SHORT) { Some(OfProcess(process)) } else { None }
     }
@@ -89,7 +91,8 @@ impl OfProcess {
         self.0
     }
 
-    /// The rank's number of a stream, an event, a graph or a buffer, which are below 2^31; `None`: the process has given too many.
+    /// The rank's number of a stream, an event, a graph or a buffer, which are below 2^31; `None`: the process has used
+    /// up its numbers.
     pub const fn short(self, number: u32) -> Option<u32> {
         match self.0 {
             0 => Some(number),
@@ -98,27 +101,27 @@ impl OfProcess {
         }
     }
 
-    /// Whether it is this process that has given what the rank calls `number`: a stream, an event, a graph or a buffer. What nobody has given, as branches of
-    /// graphs, which have numbers of their own, is the rank's own process's.
+    /// Whether this process has assigned the rank's `number` of a stream, an event, a graph or a buffer. Numbers that
+    /// no process has assigned, as those of branches of graphs, belong to the rank's own process.
     pub const fn has_given(self, number: u32) -> bool {
         let process = number >> Self::SHORT;
         process == self.0 || self.0 == 0 && OfProcess::new(process).is_none()
     }
 
-    /// The rank's number of memory or a launch. Nothing lives long enough to be given a number of more than 48 bits.
+    /// The rank's number of memory or a launch. No process lives long enough to use a number of more than 48 bits.
     pub const fn long(self, number: u64) -> u64 {
         (self.0 as u64) << Self::LONG ^ number
     }
 
-    /// The process's own number of a launch that the rank calls `number`; `None`: it is another process's.
+    /// The process's own number of the launch with the rank's `number`; `None`: it belongs to another process.
     pub const fn own(self, number: u64) -> Option<u64> {
         if number >> Self::LONG == self.0 as u64 { Some(number & ((1 << Self::LONG) - 1)) } else { None }
     }
 }
 
-/// What traces call a stream of a rank's device.
+/// Name of a CUDA stream in traces.
 pub fn stream_name(stream: u32) -> String {
-    // Branches of graphs are numbered on where programs' own streams end.
+    // Numbers of branches of graphs start above those of programs' own streams.
     const BRANCHES: u32 = 1 << 31;
     match (stream >> OfProcess::SHORT, stream & ((1 << OfProcess::SHORT) - 1)) {
         _ if stream >= BRANCHES => format!("branch {} of graphs", stream - BRANCHES),
@@ -127,7 +130,8 @@ pub fn stream_name(stream: u32) -> String {
     }
 }
 
-/// A message, in the order in which a run's messages are posted. There may be more of them than of anything else.
+/// A message, in the order in which a run's messages are posted. A run may have more messages than any other kind of
+/// object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MessageId(pub u64);
 

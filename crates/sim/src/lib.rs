@@ -1,10 +1,11 @@
-//! The simulation, pure: same requests in, same replies out. No I/O, no threads, no clock but its own.
+//! The pure simulation: equal requests lead to equal replies. It has no I/O, no threads, and no clock except virtual
+//! time.
 //!
-//! In the order in which a call travels: a rank asks through [`program`]; the [`engine`] orders all requests in virtual time; [`device`] says
-//! what compute is and costs; `comm`
-//! matches them; [`collective`] yields the next steps of one rank; `transport` turns a step into messages on streams; [`network`]
-//! shares the links among streams; [`event`] says what happened, [`observe`] sums it up.
-//! [`replay`] carries out recorded requests. [`symmetry`] lets one rank stand for many, [`cast`] a few ranks of a program.
+//! A call passes through these modules: a rank makes requests through [`program`]; the [`engine`] orders all requests
+//! in virtual time; [`device`] determines the cost of compute; `comm` matches calls; [`collective`] yields the next
+//! steps of one rank; `transport` turns a step into messages on connection streams; [`network`] shares the links among
+//! streams; [`event`] defines the events, and [`observe`] summarises them. [`replay`] carries out recorded requests.
+//! [`symmetry`] lets one rank stand for many, and [`cast`] a few ranks of a program for all.
 
 pub mod cast;
 pub mod cluster;

@@ -1,6 +1,7 @@
-//! Owns the only seam between ranks and the engine: what a rank may ask for, and what it is told.
+//! Owns the only interface between ranks and the engine: the requests of ranks, and their replies.
 //!
-//! A live Python process, a replayed trace and a Rust program all speak this and nothing else, so the engine cannot tell them apart.
+//! A live Python process, a replayed trace and a Rust program all use this interface only, so that the engine cannot
+//! tell them apart.
 
 mod nccl_settings;
 
@@ -17,21 +18,21 @@ use std::sync::Arc;
 
 /// A rank that runs inside the simulator's own process.
 pub trait Program {
-    /// Called when `task` may go on at `now`; returns what it asks for next. The first reply is [`Reply::Start`].
+    /// Called when `task` may continue at `now`; returns its next request. The first reply is [`Reply::Start`].
     ///
     /// # Errors
-    /// If the program cannot go on. That ends the run, and the error is handed to whoever carries it out; a program that fails in simulated time
-    /// asks for [`Request::Exit`].
+    /// If the program cannot continue. The run then ends with this error; a program that fails in simulated time
+    /// submits [`Request::Exit`] instead.
     fn resume(&mut self, now: SimTime, task: TaskId, reply: Reply) -> Result<Request, ProgramError>;
 }
 
-/// Why a program cannot go on.
+/// Reason why a program cannot continue.
 pub type ProgramError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What a task asks for. It is then blocked until the reply.
+/// Request of a task, which is blocked until the reply.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Request {
-    /// Starts an activity and goes on: [`Reply::Issued`].
+    /// Starts an activity, and continues: [`Reply::Issued`].
     Issue {
         /// The activity to start.
         activity: Activity,
@@ -42,14 +43,14 @@ pub enum Request {
         /// The user's line.
         site: Site,
     },
-    /// Blocks until all (or any) of `handles` are complete, or one has failed: [`Reply::Complete`], [`Reply::Failed`] or
-    /// [`Reply::TimedOut`].
+    /// Blocks until all (or any) of `handles` are complete, or one has failed: [`Reply::Complete`], [`Reply::Failed`]
+    /// or [`Reply::TimedOut`].
     Wait {
-        /// Handles of this rank. One that is complete may be named as often as one likes; a failure is told of once.
+        /// Handles of this rank. A complete handle may be named any number of times; a failure is reported once.
         handles: Vec<Handle>,
-        /// Return at the first that is complete.
+        /// Whether the wait ends with the first complete handle.
         any: bool,
-        /// Give up after this long.
+        /// Longest duration of the wait.
         timeout: Option<SimDuration>,
         /// The user's line.
         site: Site,
@@ -85,17 +86,17 @@ pub enum Request {
     Store {
         /// The operation to carry out.
         operation: StoreOp,
-        /// How long an operation that blocks may do so.
+        /// Longest duration of an operation that blocks.
         timeout: Option<SimDuration>,
         /// The user's line.
         site: Site,
     },
-    /// How long after `from` it was that `to` was reached, two events of the rank ([`Activity::Reach`]), which costs [`POLL_COST`]:
+    /// Reads the time between two events of the rank ([`Activity::Reach`]), which costs [`POLL_COST`]:
     /// [`Reply::Elapsed`].
     Elapsed {
-        /// The event that is counted from.
+        /// The first event.
         from: u32,
-        /// The event that is counted to.
+        /// The second event.
         to: u32,
         /// The user's line.
         site: Site,
@@ -104,10 +105,10 @@ pub enum Request {
     Look,
     /// The task has ended. A rank is finished when its task 0 is.
     Exit(Outcome),
-    /// Blocks until the time-out: [`Reply::TimedOut`]. Another thread of the rank may let the task go on before, of which the engine
-    /// only hears by what the task asks for next: a task that is paused may ask.
+    /// Blocks until the timeout: [`Reply::TimedOut`]. Another thread of the rank may resume the task earlier; the
+    /// engine learns of it only by the task's next request: a paused task may make requests.
     Pause {
-        /// The virtual time after which the task goes on.
+        /// Duration of the pause.
         timeout: SimDuration,
         /// The user's line.
         site: Site,
@@ -115,7 +116,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// The line that it comes from, if it says so.
+    /// The line of the request, if it has one.
     pub fn site(&self) -> Option<Site> {
         match self {
             Request::Issue { site, .. }
@@ -166,23 +167,23 @@ impl Request {
     }
 }
 
-/// What a blocked task is told.
+/// Reply to a blocked task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Reply {
     /// The task's first turn.
     Start,
     /// The activity was accepted.
     Issued(Handle),
-    /// These of the awaited handles are complete, in the order in which they were asked for.
+    /// These of the awaited handles are complete, in the order of the request.
     Complete(Vec<Handle>),
-    /// As [`Reply::Complete`], but some have failed: their connection to a rank was closed.
+    /// Like [`Reply::Complete`], but some operations have failed: their connection to a rank was closed.
     Failed {
-        /// Those that are over, the failed ones among them.
+        /// Handles that are complete, including failed ones.
         complete: Vec<Handle>,
-        /// The failed ones, each with the rank at the other end.
+        /// Failed handles, each with the rank at the other end of the connection.
         failed: Vec<(Handle, RankId)>,
     },
-    /// The time-out of a wait or of a store operation has passed.
+    /// The timeout of a wait or of a store operation has passed.
     TimedOut,
     /// The rank's clock.
     Now(SimTime),
@@ -190,24 +191,25 @@ pub enum Reply {
     Group(GroupId),
     /// A store operation's result.
     Store(StoreValue),
-    /// Picoseconds between two events, negative if the second one came first; `None`: one of them, as it was issued last, was not reached.
+    /// Picoseconds between two events, negative if the second one came first; `None`: one of them was not reached since
+    /// it was last issued.
     Elapsed(Option<i64>),
 }
 
-/// What a poll or a look into the store costs, so that a busy-wait makes progress.
+/// Cost of a poll or of a query of the store, so that a busy-wait makes progress.
 pub const POLL_COST: SimDuration = SimDuration::from_us(1);
 
 /// What a read of the clock costs: `clock_gettime` through the vDSO, from Python (45 ns for `time.perf_counter()` on a Xeon of 2.1 GHz).
 pub const LOOK_COST: SimDuration = SimDuration::from_ps(50_000);
 
-/// How a task ended.
+/// End of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Outcome {
     /// Its program returned.
     Ok,
     /// Its program failed.
     Failed,
-    /// It crashed, as the cluster wanted. No program asks for this.
+    /// The task crashed, as the cluster specifies. No program requests this.
     Crashed,
 }
 
@@ -220,26 +222,28 @@ pub enum Activity {
     Call(Call),
     /// Passes this much virtual time.
     Sleep(SimDuration),
-    /// Takes no time; shows in traces.
+    /// A mark in traces; lasts no time.
     Mark(Mark),
-    /// An operation of the store whose result nobody looks at: complete once it is served. For ranks that are no programs but
-    /// graphs of activities; a program asks with [`Request::Store`].
+    /// An operation of the store without an answer: complete once the store has served it. This activity is for ranks
+    /// that are graphs of activities; a program uses [`Request::Store`].
     Store(StoreOp),
-    /// The rank's program has come to its end, and the rank is finished though its task goes on: for graphs whose last node is not
-    /// the program's end, as where threads outlive it.
+    /// The rank's program ends, and the rank is finished although its task continues: for graphs whose last node is not
+    /// the program's end, as when threads outlive it.
     Finish,
-    /// Reaches an event: takes no time, and the instant is kept, under a number of the rank's own, until the event is issued again.
+    /// Reaches an event: lasts no time. The instant is kept, by the rank's own number of the event, until the event is
+    /// issued again.
     Reach(u32),
     /// Closes the rank's connections of a group. Ranks that wait for data of this rank in the group, now or later, are
-    /// told so if this rank has aborted the group before or if a rank of the run has crashed. Otherwise a wait for a
-    /// rank that will not come is reported as a deadlock.
+    /// notified if this rank has aborted the group before or if a rank of the run has crashed. Otherwise a wait for an
+    /// absent rank is reported as a deadlock.
     Close(GroupId),
-    /// Ends what the rank has outstanding in a group, and whatever it still comes to there: those operations fail, with the rank itself as who
-    /// has closed the connection. Other members hear nothing of it: who needs something of this rank waits on.
+    /// Ends the rank's outstanding operations in a group, and all later ones: those operations fail, and the rank
+    /// itself counts as the one that has closed the connection. Other members are not notified, and wait on for this
+    /// rank.
     Abort(GroupId),
 }
 
-/// A named range of the user's begins or ends, or a thread has a name.
+/// A named range of the user's program begins or ends, or a thread gets a name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Mark {
     /// Beginning of a range of the thread, nested in the thread's open ranges. Only recordings of real runs and records
@@ -247,7 +251,8 @@ pub enum Mark {
     Begin(Arc<str>),
     /// End of the thread's innermost open range that a [`Mark::Begin`] began.
     End,
-    /// A range of the rank (`nvtx.range_start`) begins. Such ranges need not nest, and may begin and end on different threads.
+    /// A range of the rank (`nvtx.range_start`) begins. Such ranges need not nest, and may begin and end on different
+    /// threads.
     Open {
         /// The range's number on its rank.
         range: u32,
@@ -259,7 +264,7 @@ pub enum Mark {
         /// The range's number on its rank.
         range: u32,
     },
-    /// The thread is called this from here on.
+    /// Name of the thread from now on.
     Name(Arc<str>),
     /// Beginning of a range of a thread (`torch.profiler.record_function`, `nvtx.range_push`), nested in the open
     /// ranges of that thread. Another thread may report the mark: autograd's threads report marks of the thread for
@@ -304,12 +309,12 @@ impl Mark {
     }
 }
 
-/// An operation of a process group, as one member asks for it.
+/// An operation of a process group, as one member calls it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Call {
     /// The process group.
     pub group: GroupId,
-    /// The operation, and what it is called with.
+    /// The operation and its arguments.
     pub op: CallOp,
 }
 
@@ -336,7 +341,8 @@ pub enum CallOp {
         /// Size of the buffer; the message must have just this size.
         bytes: Bytes,
     },
-    /// Writes into the memory of another member, which takes no part: RDMA write. Complete once the writer has heard that all of it is there.
+    /// Writes into the memory of another member, which makes no call: RDMA write. Complete once the writer has the
+    /// acknowledgement of all data.
     Write {
         /// The member whose memory is written.
         to: GroupRank,
@@ -352,27 +358,28 @@ pub struct Collective {
     pub kind: CollectiveKind,
     /// Type of the elements.
     pub dtype: DType,
-    /// How elements are combined, where the kind reduces.
+    /// Combination of elements, if the kind reduces.
     pub reduce: Option<ReduceOp>,
-    /// The root, where the kind has one.
+    /// The root, if the kind has one.
     pub root: Option<GroupRank>,
     /// Number of elements.
     pub shape: Shape,
-    /// The kernel of the program's own that carries it out; `None`: the communication library does.
+    /// The program's own kernel that carries it out; `None`: the communication library does.
     pub kernel: Option<PeerKernel>,
 }
 
-/// A kernel of the program's that carries out a collective: each member's GPU reads the other members' memory, in one server.
+/// A kernel of the program that carries out a collective: each member's GPU reads the other members' memory, in one
+/// server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum PeerKernel {
-    /// Each member reads all that it needs from every other one, and combines it.
+    /// Each member reads all the data that it needs from every other one, and combines it.
     OneShot,
     /// Each member combines its block, and then reads the other combined blocks.
     TwoShot,
 }
 
 impl PeerKernel {
-    /// The kinds of collective that there is such a kernel for, all of them with even shapes.
+    /// The kinds of collective for which such kernels exist, all of them with even shapes.
     pub const fn kinds(self) -> &'static [CollectiveKind] {
         match self {
             PeerKernel::OneShot => {
@@ -382,7 +389,7 @@ impl PeerKernel {
         }
     }
 
-    /// The name in reports, as algorithms have one.
+    /// The name in reports, like an algorithm's.
     pub const fn name(self) -> &'static str {
         match self {
             PeerKernel::OneShot => "one_shot",
@@ -394,12 +401,13 @@ impl PeerKernel {
 /// Numbers of elements in a collective.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Shape {
-    /// The tensor (all-reduce, reduce, broadcast), or every rank's block (all-gather, reduce-scatter, all-to-all, gather, scatter).
+    /// Elements of the tensor (all-reduce, reduce, broadcast), or of every rank's block (all-gather, reduce-scatter,
+    /// all-to-all, gather, scatter).
     Even(u64),
-    /// The block of each rank of the group in turn. A reduce-scatter of a list of tensors is given like this even if they are equal:
-    /// Gloo carries it out differently from that of one tensor.
+    /// Elements of the block of each rank of the group in turn. A reduce-scatter of a list of tensors has this shape
+    /// even if they are equal, because Gloo carries it out differently from that of one tensor.
     Blocks(Vec<u64>),
-    /// All-to-all with unequal blocks: what this rank sends to, and receives from, each rank in turn.
+    /// All-to-all with unequal blocks: elements that this rank sends to, and receives from, each rank in turn.
     Pairs {
         /// Elements for each rank.
         send: Vec<u64>,
@@ -459,7 +467,7 @@ impl CollectiveKind {
         matches!(self, Reduce | Broadcast | Gather | Scatter)
     }
 
-    /// Can it be called with blocks of these numbers of elements?
+    /// Whether the kind can be called with this shape.
     pub const fn takes(self, shape: &Shape) -> bool {
         use CollectiveKind::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
         match shape {
@@ -477,13 +485,13 @@ impl fmt::Display for CollectiveKind {
 }
 
 impl CallOp {
-    /// The name of a message's sending.
+    /// Name of the send of a message.
     pub const SEND: &str = "send";
 
-    /// The name of a write into another member's memory.
+    /// Name of a write into another member's memory.
     pub const WRITE: &str = "write";
 
-    /// The name in reports: a collective's, `send`, `recv` or `write`.
+    /// Name in reports: the collective's kind, `send`, `recv` or `write`.
     pub const fn name(&self) -> &'static str {
         match self {
             CallOp::Collective(collective) => collective.kind.name(),
@@ -493,7 +501,7 @@ impl CallOp {
         }
     }
 
-    /// Size of the tensor that a member of a group of `members` names in the call: [`Collective::bytes`], or the message.
+    /// Size of the tensor in the call of a member of a group of `members`: [`Collective::bytes`], or the message.
     pub fn bytes(&self, members: u32) -> Bytes {
         match self {
             CallOp::Collective(collective) => collective.bytes(members),
@@ -527,8 +535,8 @@ impl CallOp {
 }
 
 impl Collective {
-    /// Size of the tensor that a member of a group of `members` names in the call: one block of an even shape, the sum of unequal ones.
-    /// Of an all-to-all it is all that the member sends, whether its blocks are equal or not.
+    /// Size of the tensor in the call of a member of a group of `members`: one block of an even shape, the sum of
+    /// unequal ones. For an all-to-all it is all data that the member sends, with equal blocks or not.
     pub fn bytes(&self, members: u32) -> Bytes {
         let element = self.dtype.size();
         let bytes = |count: &u64| Bytes(count.saturating_mul(element));
@@ -543,7 +551,7 @@ impl Collective {
     }
 }
 
-/// How a reduction combines elements; torch's names.
+/// Reduction of elements, with torch's names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[allow(missing_docs)] // the names say it
 pub enum ReduceOp {
@@ -601,7 +609,7 @@ pub enum StoreOp {
         key: Vec<u8>,
         value: Vec<u8>,
     },
-    /// Blocks until the key is there.
+    /// Blocks until the key exists.
     Get {
         key: Vec<u8>,
     },
@@ -615,25 +623,26 @@ pub enum StoreOp {
         key: Vec<u8>,
         value: Vec<u8>,
     },
-    /// Sets `desired` if the value is `expected` (or the key is absent and `expected` is empty); returns the value then held.
+    /// Sets `desired` if the value is `expected` (or the key is absent and `expected` is empty); returns the value then
+    /// held.
     CompareSet {
         key: Vec<u8>,
         expected: Vec<u8>,
         desired: Vec<u8>,
     },
-    /// Blocks until all keys are there.
+    /// Blocks until all keys exist.
     Wait {
         keys: Vec<Vec<u8>>,
     },
-    /// Are all keys there?
+    /// Whether all keys exist.
     Check {
         keys: Vec<Vec<u8>>,
     },
-    /// Was the key there?
+    /// Deletes a key; returns whether it existed.
     Delete {
         key: Vec<u8>,
     },
-    /// How many keys start with these bytes?
+    /// Number of keys that start with these bytes.
     Count {
         prefix: Vec<u8>,
     },
@@ -645,7 +654,8 @@ pub enum StoreOp {
         key: Vec<u8>,
         value: Vec<u8>,
     },
-    /// The oldest value of a queue; blocks until there is one if `block`, else an empty queue is [`StoreValue::Absent`].
+    /// The oldest value of a queue; blocks until the queue has one if `block`, else an empty queue is
+    /// [`StoreValue::Absent`].
     QueuePop {
         key: Vec<u8>,
         block: bool,
@@ -655,7 +665,7 @@ pub enum StoreOp {
     },
 }
 
-/// What a store operation returns.
+/// Result of a store operation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the names say it
 pub enum StoreValue {
@@ -665,7 +675,7 @@ pub enum StoreValue {
     Number(i64),
     Bytes(Vec<u8>),
     Keys(Vec<Vec<u8>>),
-    /// `Add` on a value that is no number.
+    /// Result of `Add` on a value that is not a number.
     NotANumber,
 }
 

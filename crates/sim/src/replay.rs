@@ -1,6 +1,6 @@
-//! Owns the way back from a program record: ranks that ask again for just what they asked for before, in the same order.
+//! Owns the replay of a program record: ranks that make the recorded requests again, in the same order.
 //!
-//! Reading a record from disk is `uniference-formats`' business.
+//! `uniference-formats` reads records from disk.
 
 use crate::engine::{Ending, Engine, Failure, Resumption, Threads, Turn};
 use crate::event::{Event, Observer};
@@ -10,48 +10,51 @@ use crate::time::{SimDuration, SimTime};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::iter::Peekable;
 
-/// What a task of a recorded rank did next.
+/// Step of a task of a recorded rank.
 #[derive(Clone, Debug, PartialEq)]
 pub enum RecordedStep {
-    /// It asked the engine for something.
+    /// A request to the engine.
     Request(Request),
-    /// Its next request followed not from an answer to itself but from the `resumption`-th answer to `task` of `rank`, which then started it or let it go
-    /// on, maybe from a pause. Of one program with processes of several ranks that may be another rank than its own.
+    /// Cause of the task's next request, if it is not an answer to the task itself: the `resumption`-th answer to
+    /// `task` of `rank`, which then started the task or resumed it, maybe from a pause. In one program with processes
+    /// of several ranks that may be another rank than its own.
     Follows {
         /// The rank of the task that was answered.
         rank: RankId,
         /// The task that was answered.
         task: TaskId,
-        /// Counted from 1. A pause that was ended before its time counts as answered.
+        /// Number of the answer, from 1. A pause that ended early counts as answered.
         resumption: u64,
     },
-    /// As records before version 8 say it: of the same rank, and a pause that was ended before its time does not count. Some of these had happened before
-    /// the pause that they follow was asked for; that pause ended by itself.
+    /// The cause in records before version 8: a task of the same rank, and a pause that ended early does not count.
+    /// Some of these causes had happened before the request of the pause that they follow; such a pause ended by
+    /// itself.
     After {
-        /// Who let it go on.
+        /// The task that resumed it.
         task: TaskId,
-        /// Counted from 1.
+        /// Number of the answer, from 1.
         resumption: u64,
     },
-    /// The operators that the task ran in the compute that it asks for next, as its capture has written them down; of several in a row, one after the
-    /// other. It asks the engine for nothing.
+    /// The operators of the task's next compute, as written by its capture; several such steps in a row are
+    /// concatenated. The step is no request to the engine.
     Operators {
-        /// `uniference-formats` reads them.
+        /// Encoded operators, which `uniference-formats` decodes.
         operators: Vec<u8>,
-        /// How long the rank has measured that they took; 0 if it did not measure.
+        /// Measured duration of the operators; 0 if the rank did not measure.
         measured: SimDuration,
     },
-    /// From here on handles in the rank's requests are counted as its activities are recorded: the n-th of the rank is `Handle(n - 1)`. The engine
-    /// counts them as it comes to them, and of several threads which is first depends on how long each computes. A rank whose record does not
-    /// say it has the engine's numbers.
+    /// From now on handles in the rank's requests are numbered in the order of recorded activities: the n-th activity
+    /// of the rank is `Handle(n - 1)`. The engine numbers activities as it handles them, and with several threads the
+    /// order depends on the durations of their compute. A rank whose record lacks this step uses the engine's numbers.
     HandlesInOrder,
-    /// The group that it has joined last has this number in what the rank does from here on. The engine numbers groups as they are joined, so elsewhere
-    /// a group may have another number; a record that does not say it has the numbers that groups get as they are joined here.
+    /// Number of the rank's last joined group in its later steps. The engine numbers groups as they are joined, so a
+    /// group may have another number elsewhere. A record without this step uses the numbers that groups get as they are
+    /// joined in the replay.
     Named(GroupId),
 }
 
 impl RecordedStep {
-    /// The user's line, where the step has one.
+    /// The user's line, if the step has one.
     pub fn site(&self) -> Option<Site> {
         match self {
             RecordedStep::Request(request) => request.site(),
@@ -94,15 +97,15 @@ pub struct NeverIssued {
     pub handle: Handle,
 }
 
-/// Hears what ranks and engine say to each other, besides seeing every event.
+/// Observer that also receives the requests of ranks and the replies of the engine.
 pub trait Listener: Observer {
-    /// A task asks for something; it is looked at when virtual time has come to it.
+    /// A task makes a request; the engine handles it when virtual time has reached it.
     fn asked(&mut self, rank: RankId, task: TaskId, request: &Request);
 
-    /// A task goes on, with the answer to what it asked for last.
+    /// A task continues, with the answer to its last request.
     fn resumed(&mut self, resumption: &Resumption);
 
-    /// `task` is heard of for the first time, just when `opener` has gone on.
+    /// `task` appears for the first time, just after `opener` has continued.
     fn opened(&mut self, rank: RankId, task: TaskId, opener: TaskId);
 }
 
@@ -113,7 +116,7 @@ impl Listener for () {
     fn opened(&mut self, _: RankId, _: TaskId, _: TaskId) {}
 }
 
-/// The second one hears, too.
+/// The second one is the listener.
 impl<A: Observer, B: Listener> Listener for (A, B) {
     fn asked(&mut self, rank: RankId, task: TaskId, request: &Request) {
         self.1.asked(rank, task, request);
@@ -128,10 +131,10 @@ impl<A: Observer, B: Listener> Listener for (A, B) {
     }
 }
 
-/// Runs a program record again: for each rank the steps of its tasks, in the order in which they were taken.
+/// Runs a program record again: for each rank the steps of its tasks, in the recorded order.
 ///
 /// # Panics
-/// If there are not as many records as ranks.
+/// If the numbers of records and ranks differ.
 pub fn replay<I>(engine: &mut Engine, records: Vec<I>, observer: &mut dyn Observer) -> Ending
 where
     I: Iterator<Item = (TaskId, RecordedStep)>,
@@ -139,10 +142,10 @@ where
     replay_heard(engine, records, &mut Deaf(observer))
 }
 
-/// The same with somebody who listens.
+/// Like [`replay`], with a listener.
 ///
 /// # Panics
-/// If there are not as many records as ranks.
+/// If the numbers of records and ranks differ.
 pub fn replay_heard<I>(engine: &mut Engine, records: Vec<I>, listener: &mut dyn Listener) -> Ending
 where
     I: Iterator<Item = (TaskId, RecordedStep)>,
@@ -166,7 +169,8 @@ where
     }
 }
 
-/// Submits what followed from a resumption: the task's next request, and those of tasks that it let go on, which may let others go on from their pauses.
+/// Submits the requests that follow a resumption: the task's next request, and those of tasks that it resumed, which
+/// may resume others from their pauses.
 fn go_on<I>(
     engine: &mut Engine,
     ranks: &mut [RecordedRank<I>],
@@ -189,7 +193,7 @@ where
     Ok(())
 }
 
-/// A moment of a replay.
+/// State of a replay at one moment.
 struct Moment<'a> {
     engine: &'a mut Engine,
     told: &'a mut Told,
@@ -197,14 +201,14 @@ struct Moment<'a> {
     listener: &'a mut dyn Listener,
 }
 
-/// The number of replies that each task of each rank has had.
+/// Number of replies to each task of each rank.
 struct Told(Vec<Vec<Count>>);
 
 #[derive(Clone, Default)]
 struct Count {
     /// Answers of the engine.
     answers: u64,
-    /// Pauses that were ended before their time.
+    /// Pauses that ended early.
     releases: u64,
 }
 
@@ -215,7 +219,7 @@ impl Told {
         &mut tasks[at]
     }
 
-    /// Whether what a step of the rank follows from has happened, if it follows from something.
+    /// Whether the cause of a step of the rank has happened, if the step has one.
     fn has_happened(&self, of: RankId, step: &RecordedStep) -> bool {
         let count = |rank: RankId, task: TaskId| {
             self.0.get(rank.index()).and_then(|tasks| tasks.get(task.index())).cloned().unwrap_or_default()
@@ -231,12 +235,12 @@ impl Told {
     }
 }
 
-/// Whether a step says what the next one follows from.
+/// Whether a step names the cause of the next one.
 fn follows(step: &RecordedStep) -> bool {
     matches!(step, RecordedStep::Follows { .. } | RecordedStep::After { .. })
 }
 
-/// Sees events and hears nothing.
+/// A listener that passes events on to an observer, and ignores requests and replies.
 struct Deaf<'a>(&'a mut dyn Observer);
 
 impl Observer for Deaf<'_> {
@@ -259,28 +263,28 @@ impl Listener for Deaf<'_> {
     fn opened(&mut self, _: RankId, _: TaskId, _: TaskId) {}
 }
 
-/// One rank's record, read as far as its tasks need it.
+/// Record of one rank, read as far as its tasks need it.
 struct RecordedRank<I: Iterator<Item = (TaskId, RecordedStep)>> {
     id: RankId,
     steps: Peekable<I>,
     tasks: Vec<RecordedTask>,
-    /// The engine's number of each group, by the record's, where it is another one.
+    /// The engine's number of each group, by its number in the record, if they differ.
     groups: BTreeMap<GroupId, GroupId>,
     /// The groups that the rank has joined, by the engine's numbers.
     joined: BTreeSet<GroupId>,
-    /// How many activities have been read.
+    /// Number of activities read so far.
     activities: u32,
-    /// Of a rank whose handles are counted as they are recorded: the engine's numbers.
+    /// The engine's handles, for a rank whose handles are numbered in recorded order.
     handles: Option<Handles>,
-    /// Some of its steps follow from what other ranks were told.
+    /// Whether causes of its steps are answers to other ranks.
     follows_others: bool,
 }
 
 /// The engine's numbers of recorded activities.
 struct Handles {
-    /// Below this, both are the same.
+    /// Number below which recorded and engine handles are equal.
     first: u32,
-    /// Of those from `first` on; `None`: it was not issued yet.
+    /// Handles of the activities from `first` on; `None`: not issued yet.
     engine: Vec<Option<Handle>>,
 }
 
@@ -305,24 +309,25 @@ impl Handles {
 #[derive(Default)]
 struct RecordedTask {
     state: State,
-    /// What it does next, as far as it was read.
+    /// The task's next steps, as far as they were read.
     ahead: VecDeque<RecordedStep>,
-    /// Which activities of the rank those are that it issues next, in order.
+    /// Numbers of the rank's activities that the task issues next, in order.
     issues: VecDeque<u32>,
-    /// The group that it has joined last.
+    /// The group that the task has joined last.
     joined: Option<GroupId>,
-    /// It has asked for its pause since the rank was resumed last. Where [`RecordedStep::After`] says what it follows from, that has not ended the pause.
+    /// Whether the task has requested its pause since the rank was last resumed. A cause by [`RecordedStep::After`] has
+    /// not ended such a pause.
     has_just_paused: bool,
 }
 
-/// What a recorded task does.
+/// State of a recorded task.
 #[derive(Clone, Copy, Default, PartialEq)]
 enum State {
-    /// It is blocked in the engine.
+    /// The task is blocked in the engine.
     Blocked,
-    /// Blocked in the engine, but its own process may let it go on.
+    /// The task is blocked in the engine, but its own process may resume it.
     Paused,
-    /// It may ask, once what it followed from has happened.
+    /// The task may make a request, once its cause has happened.
     #[default]
     Free,
 }
@@ -341,7 +346,8 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         }
     }
 
-    /// Submits what followed from this resumption: the task's next request, and those of the rank's tasks that it let go on.
+    /// Submits the requests that follow this resumption: the task's next request, and those of the rank's tasks that it
+    /// resumed.
     fn go_on(&mut self, at: &mut Moment<'_>, resumption: &Resumption) -> Result<(), Failure> {
         let Resumption { task, reply, .. } = resumption;
         let resumed = &mut self.tasks[task.index()];
@@ -366,12 +372,13 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         Ok(())
     }
 
-    /// Submits the next requests of all tasks that may ask. Returns whether there may be more to read: one has ended a pause.
+    /// Submits the next requests of all tasks that may make one. Returns whether there may be more to read, because a
+    /// pause has ended.
     fn ask_all(&mut self, at: &mut Moment<'_>) -> Result<bool, Failure> {
         let (rank, now) = (self.id, at.now);
         let mut released = false;
         for task in (0..self.tasks.len()).map(TaskId::from) {
-            // What lets it go on from a pause may have happened before it asks for that.
+            // The cause of the end of a pause may have happened before the request of the pause.
             let mut goes_on = true;
             while goes_on {
                 let is_released = self.release(at, task);
@@ -386,7 +393,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         Ok(released)
     }
 
-    /// Reads up to the next request of a task that was resumed, and further as long as requests follow from what has happened.
+    /// Reads up to the next request of a resumed task, and further as long as the causes of requests have happened.
     fn read_on(&mut self, at: &mut Moment<'_>, resumed: Option<TaskId>) {
         let rank = self.id;
         loop {
@@ -417,7 +424,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
                 let opener = match step {
                     RecordedStep::Follows { rank: of, task, .. } if of == rank => task,
                     RecordedStep::After { task, .. } => task,
-                    // Of another rank's task, it can only be said that the rank was there.
+                    // If the cause is an answer to another rank's task, the opener is the resumed task, or else task 0.
                     _ => resumed.unwrap_or(TaskId(0)),
                 };
                 at.listener.opened(rank, at.engine.open_task(rank), opener);
@@ -431,7 +438,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         }
     }
 
-    /// Ends the task's pause before its time if what does so has happened. Returns whether it does.
+    /// Ends the task's pause early if the cause of its end has happened. Returns whether it does.
     fn release(&mut self, at: &mut Moment<'_>, task: TaskId) -> bool {
         let rank = self.id;
         let RecordedTask { state, ahead, has_just_paused, .. } = &mut self.tasks[task.index()];
@@ -449,7 +456,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         is_over
     }
 
-    /// Submits the task's next request, if it may ask. Returns whether it does.
+    /// Submits the task's next request, if the task may make one. Returns whether it does.
     fn ask(&mut self, at: &mut Moment<'_>, task: TaskId) -> Result<bool, ProgramError> {
         self.name_group(task);
         let rank = self.id;
@@ -504,7 +511,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         Ok(true)
     }
 
-    /// Takes note of what the record calls the group that the task has joined.
+    /// Records the record's number of the group that the task has joined.
     fn name_group(&mut self, task: TaskId) {
         let RecordedTask { state, ahead, joined, .. } = &mut self.tasks[task.index()];
         if *state == State::Free
@@ -526,7 +533,7 @@ fn named(next: &RecordedStep) -> &[Handle] {
     }
 }
 
-/// The activities that a request names.
+/// Handles in a request.
 pub fn handles_mut(request: &mut Request) -> Option<&mut Vec<Handle>> {
     match request {
         Request::Wait { handles, .. } | Request::Issue { after: handles, .. } => Some(handles),
@@ -534,7 +541,7 @@ pub fn handles_mut(request: &mut Request) -> Option<&mut Vec<Handle>> {
     }
 }
 
-/// Does a group of so many members have all those that the call names?
+/// Whether a group of `members` members has all members that the call names.
 fn fits(call: &Call, members: usize) -> bool {
     match &call.op {
         CallOp::Send { to, .. } | CallOp::Write { to, .. } => to.index() < members,

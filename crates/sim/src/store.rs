@@ -1,9 +1,10 @@
-//! Owns the key-value store that all ranks share (torch's `Store`). It costs no network time; that a rank waits for another does show.
+//! Owns the key-value store that all ranks share (torch's `Store`). The store costs no network time, but a rank's wait
+//! for another rank lasts time.
 
 use crate::program::{StoreOp, StoreValue};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Keys and values, and queues of values beside them.
+/// Keys and values, and queues of values.
 #[derive(Debug, Default)]
 pub(crate) struct Store {
     values: BTreeMap<Vec<u8>, Vec<u8>>,
@@ -11,7 +12,7 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    /// Carries out an operation, or says that it must wait until the store has changed.
+    /// Carries out an operation; `None`: it must wait until the store has changed.
     pub(crate) fn apply(&mut self, operation: &StoreOp) -> Option<StoreValue> {
         Some(match operation {
             StoreOp::Set { key, value } => {
@@ -63,7 +64,8 @@ impl Store {
         }
     }
 
-    /// As torch's `HashStore`: an absent key is set if nothing was expected, and otherwise the expectation is handed back.
+    /// Sets a key like torch's `HashStore`: an absent key is set if no value was expected, and otherwise the expected
+    /// value is returned.
     fn compare_set(&mut self, key: &[u8], expected: &[u8], desired: &[u8]) -> Vec<u8> {
         let matches = match self.values.get(key) {
             Some(held) => held == expected,
@@ -85,7 +87,7 @@ impl Store {
     }
 }
 
-/// The keys an operation is about, as text: for reports.
+/// Keys of an operation as text, for reports.
 pub(crate) fn keys(operation: &StoreOp) -> Vec<String> {
     let text = |key: &Vec<u8>| String::from_utf8_lossy(key).into_owned();
     match operation {
@@ -104,7 +106,7 @@ pub(crate) fn keys(operation: &StoreOp) -> Vec<String> {
     }
 }
 
-/// Does it only look? That costs what a poll costs; a rank that waits or writes cannot spin.
+/// Whether an operation only reads. Such an operation costs as much as a poll; a rank that waits or writes cannot spin.
 pub(crate) fn looks(operation: &StoreOp) -> bool {
     matches!(
         operation,
@@ -116,7 +118,7 @@ pub(crate) fn looks(operation: &StoreOp) -> bool {
     )
 }
 
-/// Can this operation make another one's wait come true?
+/// Whether an operation can end another one's wait.
 pub(crate) fn changes(operation: &StoreOp) -> bool {
     match operation {
         StoreOp::Set { .. }

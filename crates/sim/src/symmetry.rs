@@ -1,26 +1,27 @@
-//! Owns symmetric ranks: which ranks are alike under shifts of a grid of ranks, and which of them stands for all. It does not know
-//! whether a job or a cluster really looks the same from each of them: [`crate::network::FoldedTopology`] checks the cluster, the engine
-//! the job as it goes.
+//! Owns symmetric ranks: ranks that are equivalent under shifts of a grid of ranks, and the representatives of their
+//! classes. The module does not know whether a job or a cluster really looks the same from each of them:
+//! [`crate::network::FoldedTopology`] checks the cluster, and the engine checks the job during the run.
 //!
-//! Rank `r` has the coordinate `r / stride % extent` along each [`Axis`]. A [`Shift`] moves all ranks by the same steps along the axes.
-//! The shifts form a group `G` that moves every rank (it acts freely), so the ranks fall into classes of `|G|` each. Of a class the rank with
-//! the coordinates 0 is its representative.
+//! Rank `r` has the coordinate `r / stride % extent` along each [`Axis`]. A [`Shift`] moves all ranks by the same steps
+//! along the axes. The shifts form a group `G` that moves every rank (it acts freely), so the ranks fall into classes
+//! of `|G|` each. The representative of a class is the rank with the coordinates 0.
 
 use crate::ids::RankId;
 
-/// How shifts along an axis move its coordinate `x`; also how they move the places of a process group.
+/// Effect of shifts along an axis on its coordinate `x`, and on the places of a process group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relabeling {
-    /// To `(x + k) mod n`.
+    /// Maps `x` to `(x + k) mod n`.
     Rotation,
-    /// To `x xor k`; `n` is a power of two.
+    /// Maps `x` to `x xor k`; `n` is a power of two.
     Flip,
-    /// In blocks of `b` that follow each other: to `(x div b + k div b) mod (n div b)` of the blocks, and in it to `(x + k) mod b`; `b` divides `n`.
+    /// Maps `x` in consecutive blocks of `b`: to block `(x div b + k div b) mod (n div b)`, and in it to `(x + k) mod
+    /// b`; `b` divides `n`.
     Blocks(u32),
 }
 
 impl Relabeling {
-    /// Where `k`, `by`, moves `x`, `from`, of `n`.
+    /// Image of `x` (`from`) among `n` places under `k` (`by`).
     pub(crate) fn moved(self, from: u32, by: u32, n: u32) -> u32 {
         match self {
             Relabeling::Rotation => (from + by) % n,
@@ -38,7 +39,7 @@ impl Relabeling {
         }
     }
 
-    /// Does it move `n` places among each other?
+    /// Whether the relabeling maps `n` places onto each other.
     pub(crate) fn fits(self, n: u32) -> bool {
         match self {
             Relabeling::Rotation => true,
@@ -48,24 +49,24 @@ impl Relabeling {
     }
 }
 
-/// A direction in the grid of ranks in which all look alike.
+/// A direction in the grid of ranks along which all ranks are equivalent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Axis {
     /// Distance in ranks between neighbouring coordinates.
     pub stride: u32,
     /// Number of coordinates.
     pub extent: u32,
-    /// How shifts move the coordinates.
+    /// Effect of shifts on the coordinates.
     pub relabeling: Relabeling,
 }
 
-/// Which ranks are alike. Without axes: each only to itself.
+/// Equivalence of ranks. Without axes, each rank is equivalent only to itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symmetry {
     axes: Vec<Axis>,
 }
 
-/// Moves every rank; written as the place to which it moves rank 0.
+/// A shift of every rank, written as the image of rank 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shift(u32);
 
@@ -82,10 +83,10 @@ pub struct GridError {
 }
 
 impl Symmetry {
-    /// The symmetry of `world` ranks along `axes`, given by rising stride. Axes of extent 1 are left out.
+    /// The symmetry of `world` ranks along `axes`, given by increasing stride. Axes of extent 1 are left out.
     ///
     /// # Errors
-    /// If the axes do not make a grid.
+    /// If the axes do not form a grid.
     pub fn new(mut axes: Vec<Axis>, world: u32) -> Result<Symmetry, GridError> {
         axes.retain(|axis| axis.extent != 1);
         let size = |axis: &Axis| u64::from(axis.stride) * u64::from(axis.extent);
@@ -95,32 +96,32 @@ impl Symmetry {
         if nested && whole && fits { Ok(Symmetry { axes }) } else { Err(GridError { axes, world }) }
     }
 
-    /// The axes along which ranks are alike.
+    /// The axes along which ranks are equivalent.
     pub fn axes(&self) -> &[Axis] {
         &self.axes
     }
 
-    /// Is every rank alike only to itself?
+    /// Whether every rank is equivalent only to itself.
     pub fn is_trivial(&self) -> bool {
         self.axes.is_empty()
     }
 
-    /// How many ranks are in each class.
+    /// Number of ranks in each class.
     pub fn order(&self) -> u32 {
         self.axes.iter().map(|axis| axis.extent).product()
     }
 
-    /// The rank that stands for the class of `rank`.
+    /// The representative of the class of `rank`.
     pub fn representative(&self, rank: RankId) -> RankId {
         RankId(rank.0 - self.shift_to(rank).0)
     }
 
-    /// Does `rank` stand for its class?
+    /// Whether `rank` is the representative of its class.
     pub fn is_representative(&self, rank: RankId) -> bool {
         self.shift_to(rank).0 == 0
     }
 
-    /// What moves its representative to `rank`.
+    /// The shift from the representative to `rank`.
     pub fn shift_to(&self, rank: RankId) -> Shift {
         Shift(self.axes.iter().map(|axis| axis.at(rank.0) * axis.stride).sum())
     }
@@ -141,7 +142,7 @@ impl Symmetry {
         Shift(self.axes.iter().map(back).sum())
     }
 
-    /// Moves both so that the first is a representative.
+    /// Shifts both ranks so that the first is a representative.
     pub(crate) fn normalised(&self, first: RankId, second: RankId) -> (RankId, RankId) {
         if self.is_trivial() {
             return (first, second);
@@ -150,12 +151,12 @@ impl Symmetry {
         (self.apply(home, first), self.apply(home, second))
     }
 
-    /// First `first`, then `second`.
+    /// The shift `first`, followed by `second`.
     pub(crate) fn compose(&self, first: Shift, second: Shift) -> Shift {
         Shift(self.apply(second, RankId(first.0)).0)
     }
 
-    /// Every shift is made of these.
+    /// Shifts that generate all others.
     pub fn generators(&self) -> impl Iterator<Item = Shift> {
         self.axes.iter().flat_map(|axis| {
             let steps = match axis.relabeling {
@@ -167,7 +168,7 @@ impl Symmetry {
         })
     }
 
-    /// The class of a representative, itself first.
+    /// The ranks of a representative's class, the representative first.
     pub fn class(&self, representative: RankId) -> impl Iterator<Item = RankId> {
         let place = move |index: u32| {
             let mut left = index;
@@ -183,7 +184,7 @@ impl Symmetry {
 }
 
 impl Axis {
-    /// The coordinate of `rank` along it.
+    /// The coordinate of `rank` along the axis.
     pub(crate) fn at(&self, rank: u32) -> u32 {
         rank / self.stride % self.extent
     }

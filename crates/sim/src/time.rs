@@ -1,6 +1,7 @@
-//! Owns instants, durations, sizes and rates as checked newtypes. Integer picoseconds: 400 Gbit/s is exactly 20 ps a byte.
+//! Owns instants, durations, sizes and rates as checked newtypes. Time is in integer picoseconds: 400 Gbit/s is exactly
+//! 20 ps per byte.
 //!
-//! Reading and printing values with units (`"25 Gbps"`) is the business of `uniference-formats`.
+//! `uniference-formats` reads and prints values with units (`"25 Gbps"`).
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -18,7 +19,8 @@ pub struct SimTime(u64);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SimDuration(u64);
 
-/// A size in bytes. Sums stop at the largest: sizes come from files, and what is never sent in the time that there is may be any size.
+/// A size in bytes. Sums saturate: sizes come from files, and data that is never sent within virtual time may have any
+/// size.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Bytes(pub u64);
 
@@ -29,7 +31,7 @@ pub struct Rate(f64);
 impl SimTime {
     /// The first statement of the program.
     pub const ZERO: SimTime = SimTime(0);
-    /// Later than every event; also how "never" is written where an instant is needed. About 213 days.
+    /// An instant later than every event, also used for "never". About 213 days.
     pub const MAX: SimTime = SimTime(u64::MAX);
 
     /// The instant `ps` picoseconds after time zero.
@@ -63,7 +65,7 @@ impl SimTime {
         self.0.checked_add(span.0).filter(|ps| *ps != u64::MAX).map(SimTime)
     }
 
-    /// The instant `span` later; stops at [`SimTime::MAX`].
+    /// The instant `span` later, at most [`SimTime::MAX`].
     pub fn saturating_add(self, span: SimDuration) -> SimTime {
         SimTime(self.0.saturating_add(span.0))
     }
@@ -106,13 +108,14 @@ impl SimDuration {
         self.0 as f64 / PS_PER_SECOND as f64
     }
 
-    /// `self * factor`, rounded up to a picosecond; stops at [`SimDuration::MAX`]. `factor` must be finite and not negative.
+    /// `self * factor`, rounded up to a picosecond, at most [`SimDuration::MAX`]. `factor` must be finite and not
+    /// negative.
     pub fn scaled(self, factor: f64) -> SimDuration {
         assert!(factor.is_finite() && factor >= 0.0, "a duration cannot be scaled by {factor}");
         if factor == 1.0 { self } else { SimDuration((self.0 as f64 * factor).ceil() as u64) }
     }
 
-    /// The shorter time that is left after `other`, or zero.
+    /// `self` minus `other`, at least zero.
     pub fn saturating_sub(self, other: SimDuration) -> SimDuration {
         SimDuration(self.0.saturating_sub(other.0))
     }
@@ -124,16 +127,16 @@ impl Rate {
         (bytes_per_second.is_finite() && bytes_per_second > 0.0).then_some(Rate(bytes_per_second))
     }
 
-    /// A constant.
+    /// A constant rate.
     ///
     /// # Panics
-    /// If it is not finite or not above zero.
+    /// If the rate is not finite or not above zero.
     pub(crate) const fn of_bytes_per_second(bytes_per_second: f64) -> Rate {
         assert!(bytes_per_second > 0.0 && bytes_per_second < f64::INFINITY);
         Rate(bytes_per_second)
     }
 
-    /// A rate given in bits per second, as networks are.
+    /// A rate from its value in bits per second, the unit of networks.
     pub fn from_bits_per_second(bits: f64) -> Option<Rate> {
         Rate::new(bits / 8.0)
     }
@@ -143,7 +146,7 @@ impl Rate {
         self.0
     }
 
-    /// How long `bytes` take at this rate alone, rounded up to a picosecond.
+    /// Duration of `bytes` at this rate alone, rounded up to a picosecond.
     pub fn time_for(self, bytes: Bytes) -> SimDuration {
         SimDuration::from_secs_f64(bytes.0 as f64 / self.0).unwrap_or(SimDuration::MAX)
     }
@@ -153,7 +156,7 @@ impl Add<SimDuration> for SimTime {
     type Output = SimTime;
 
     /// # Panics
-    /// Past 213 days of virtual time. Where a user's input can lead there, use [`SimTime::checked_add`].
+    /// Past 213 days of virtual time. If a user's input can lead there, use [`SimTime::checked_add`].
     fn add(self, span: SimDuration) -> SimTime {
         self.checked_add(span).unwrap_or_else(|| panic!("{self} + {span} is past the end of virtual time"))
     }

@@ -1,8 +1,10 @@
-//! Compares predictions with published measurements of real clusters: `cargo run --release -p uniference-studies --example hardware -- FOLDER`.
+//! Compares predictions with published measurements of real clusters. Usage:
+//! `cargo run --release -p uniference-studies --example hardware -- FOLDER`
 //!
-//! The folder holds `real_allgather_time_vs_size.csv` (Gloo's all-gather by size, on two clusters), `sim_vs_real_orin_tp4_comm.csv` and
-//! `real_tp_comm_totals.csv` (communication time of whole tensor-parallel runs). Of the all-gathers every other size is fitted, by bandwidth,
-//! latency and the cost of a message; everything else is predicted from that.
+//! The folder holds `real_allgather_time_vs_size.csv` (Gloo's all-gather by size, on two clusters),
+//! `sim_vs_real_orin_tp4_comm.csv` and `real_tp_comm_totals.csv` (communication time of whole tensor-parallel runs).
+//! The fit uses every other size of the all-gathers, with the parameters bandwidth, latency and cost of a message;
+//! everything else is predicted from the fit.
 #![allow(clippy::disallowed_types, reason = "a check on files")]
 
 use std::collections::BTreeMap;
@@ -18,7 +20,7 @@ use uniference_sim::program::{
 };
 use uniference_sim::time::SimTime;
 
-/// What is fitted.
+/// The fitted parameters.
 #[derive(Clone, Copy, Debug)]
 struct Fit {
     /// Bits per second.
@@ -104,7 +106,7 @@ fn all_gathers(folder: &Path) -> BTreeMap<String, Vec<Sample>> {
     clusters
 }
 
-/// Every other size.
+/// The samples of every other size, and the other samples.
 fn halves(samples: &[Sample]) -> (Vec<Sample>, Vec<Sample>) {
     let mut sizes: Vec<u64> = samples.iter().map(|sample| sample.bytes).collect();
     sizes.sort_unstable();
@@ -112,7 +114,7 @@ fn halves(samples: &[Sample]) -> (Vec<Sample>, Vec<Sample>) {
     samples.iter().partition(|sample| sizes.binary_search(&sample.bytes).expect("its size") % 2 == 0)
 }
 
-/// Smallest sum of absolute relative errors, by steps along each parameter that shrink.
+/// The fit with the smallest sum of absolute relative errors, by steps along each parameter that shrink.
 fn fit(samples: &[Sample]) -> Fit {
     let loss = |fit: Fit| samples.iter().map(|sample| (predict(fit, sample) / sample.seconds).ln().abs()).sum::<f64>();
     let mut best = Fit { bandwidth: 1e9, latency: 5e-5, message: 1e-4 };
@@ -155,7 +157,7 @@ fn cluster(fit: Fit, ranks: usize) -> Cluster {
     file.resolve(&Choices::default()).unwrap_or_else(|error| panic!("{error}")).cluster
 }
 
-/// How long one operation takes that all ranks call together.
+/// Duration of one operation that all ranks call together.
 fn operation(cluster: &Cluster, kind: CollectiveKind, dtype: DType, elements: u64) -> f64 {
     let world: Arc<[RankId]> = (0..cluster.devices.len()).map(RankId::from).collect();
     let reduce = (kind == AllReduce).then_some(ReduceOp::Sum);
@@ -188,8 +190,9 @@ impl Program for OneCall {
     }
 }
 
-/// The communication of one run of a 1 B Llama in bfloat16 (width 2048, 16 layers, vocabulary 128,256): a pass over the prompt, then one a
-/// further token. A pass over t tokens all-reduces 33 times t x 2048 numbers and gathers t x 128,256 from the ranks.
+/// The communication of one run of a 1 B Llama in bfloat16 (width 2048, 16 layers, vocabulary 128,256): a prefill pass,
+/// then a decode pass per token. A pass over t tokens all-reduces 33 times t x 2048 numbers and gathers t x 128,256
+/// from the ranks.
 struct Run {
     ranks: usize,
     prompt: u64,
@@ -208,7 +211,7 @@ impl Run {
     }
 }
 
-/// Bytes that a rank names in all calls of a pass, a token: what tells the prompt's length.
+/// Bytes per token that a rank names in all calls of a pass: they give the prompt's length.
 fn bytes_per_token(ranks: f64) -> f64 {
     33.0 * 4096.0 + 2.0 * 128_256.0 / ranks
 }
@@ -216,7 +219,7 @@ fn bytes_per_token(ranks: f64) -> f64 {
 fn tensor_parallel(folder: &Path) -> Vec<(&'static str, &'static str, Vec<Run>)> {
     let number = |row: &BTreeMap<String, String>, name: &str| row[name].parse::<f64>().unwrap();
     let orin = rows(&folder.join("sim_vs_real_orin_tp4_comm.csv"));
-    // There, sizes are sums over the ranks' three messages an operation.
+    // In that file, sizes are sums over the ranks' three messages per operation.
     let orin = orin.iter().map(|row| {
         let (size, tokens) = (number(row, "orin_size_bytes"), number(row, "max_tokens"));
         let prompt = (size / 3.0 / bytes_per_token(4.0) - (tokens - 1.0)).round() as u64;

@@ -1,7 +1,8 @@
-//! Owns what a run's compute says about its own figures: whether it was measured at all, and whether ranks that did the same took as long.
+//! Owns a check of a run's compute: whether it was measured at all, and whether ranks with the same work were equally
+//! fast.
 //!
-//! It watches a run like any observer. What is charged for compute is the engine's business; durations here are on the machine that measured,
-//! before any slowdown.
+//! It observes the run. The engine charges compute; durations in this module are on the machine that measured, before
+//! any slowdown.
 
 use rustc_hash::FxHasher;
 use std::collections::BTreeMap;
@@ -12,18 +13,19 @@ use uniference_sim::ids::{RankId, Site};
 use uniference_sim::program::Origin;
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// Compute before one line's calls differs if one rank took this many times as long as another.
+/// Ratio of two ranks' compute before one line's calls from which on their compute counts as different.
 const DIFFERS: f64 = 1.1;
-/// From here on it is taken to be other work: what a busy host takes of a processor's caches and threads does not double its time.
+/// Factor from which on a difference is ascribed to other work: contention for a busy host's caches and threads does
+/// not double compute.
 const OTHER_WORK: f64 = 2.0;
-/// All of a rank's compute before one line's calls; less says nothing.
+/// Least compute of a rank before one line's calls that is compared.
 const TINY: SimDuration = SimDuration::from_us(10_000);
 
 /// Compute by rank and line.
 #[derive(Default)]
 pub struct Computes {
     ranks: BTreeMap<RankId, RankComputes>,
-    /// How long ranks computed on their devices.
+    /// Compute of each rank on its device, by origin.
     origins: BTreeMap<(RankId, Origin), SimDuration>,
     computed: bool,
     measured: bool,
@@ -31,7 +33,7 @@ pub struct Computes {
 
 #[derive(Default)]
 struct RankComputes {
-    /// Operations, sizes and lines of its calls, in order.
+    /// Operations, sizes and lines of the rank's calls, in order.
     calls: FxHasher,
     /// Compute since the rank's last call.
     pending: SimDuration,
@@ -40,24 +42,25 @@ struct RankComputes {
 }
 
 impl Computes {
-    /// Has any rank computed for any time?
+    /// Whether any rank has computed for any time.
     pub fn any(&self) -> bool {
         self.computed
     }
 
-    /// Was any of it measured, rather than read from a trace?
+    /// Whether any compute was measured, rather than read from a trace.
     pub fn measured(&self) -> bool {
         self.measured
     }
 
-    /// How long a rank computed on its device, by where the figures come from: the surest first.
+    /// A rank's compute on its device by the origin of the figures, the surest origin first.
     pub fn by_origin(&self, rank: RankId) -> impl Iterator<Item = (Origin, SimDuration)> {
         Origin::ALL.into_iter().filter_map(move |origin| Some((origin, *self.origins.get(&(rank, origin))?)))
     }
 
-    /// What to say where ranks that should have computed for as long did not: ranks whose calls are the same, in the same order, from the same
-    /// lines, of the same sizes, and whose compute before some of these lines differs by more than 10 % (and less than twice), if these
-    /// are at least half of what can be compared. `lines` are those of the program.
+    /// A warning about ranks that should have computed equally long and did not: ranks with the same calls, in the same
+    /// order, from the same lines, of the same sizes, whose compute before some of these lines differs by more than
+    /// 10 % (and less than twice), if these lines are at least half of the comparable compute. `lines` are the lines of
+    /// the program.
     pub fn spread(&self, lines: &[String]) -> Option<String> {
         let mut alike: BTreeMap<u64, Vec<(RankId, &RankComputes)>> = BTreeMap::new();
         for (rank, computes) in self.ranks.iter().filter(|(_, computes)| !computes.before.is_empty()) {
@@ -123,7 +126,7 @@ mod tests {
     use crate::samples::all_reduce;
     use uniference_sim::ids::{Handle, TaskId};
 
-    /// Ranks that call from lines 0 and 1 in turn, after so many milliseconds each; rank, line, ms.
+    /// Ranks that call from lines 0 and 1, each after so many milliseconds of compute; rank, line, ms.
     fn run(slices: &[(u32, u32, u64)]) -> Option<String> {
         let mut computes = Computes::default();
         for (rank, line, ms) in slices {
@@ -158,10 +161,10 @@ mod tests {
         assert_eq!(run(&[(0, 0, 9), (1, 0, 18)]), None);
         // More than twice: other work
         assert_eq!(run(&[(0, 0, 100), (1, 0, 201)]), None);
-        // From another line, or a call more
+        // Another line, or a call more
         assert_eq!(run(&[(0, 0, 100), (1, 1, 150)]), None);
         assert_eq!(run(&[(0, 0, 100), (1, 0, 150), (1, 0, 1)]), None);
-        // 20 % on less than half of what can be compared
+        // 20 % on less than half of the comparable compute
         assert_eq!(run(&[(0, 0, 100), (1, 0, 120), (0, 1, 200), (1, 1, 200)]), None);
     }
 }

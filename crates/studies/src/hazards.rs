@@ -1,7 +1,8 @@
-//! Owns what a program's way hung on besides its data: clocks, time-outs, polls, whoever was first. It listens to a replay, whose requests are
-//! the recorded program's, whatever it would have asked for elsewhere.
+//! Owns hazards: events other than data on which a program's way depended, such as clocks, timeouts, polls, and which
+//! operation was first. It listens to a replay, whose requests are the recorded program's, even if the program would
+//! have made other requests on this cluster.
 //!
-//! What is done about it is the listener's caller's business: `uniference chakra export` and `uniference replay` warn.
+//! `uniference chakra export` and `uniference replay` warn of the hazards.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,7 +13,7 @@ use uniference_sim::program::{Activity, Call, CallOp, POLL_COST, Reply, Request,
 use uniference_sim::replay::Listener;
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// What a program's way hung on: on another cluster it might have gone another way.
+/// An event on which a program's way depended: on another cluster the program might have gone another way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hazard {
     /// The program asked whether an operation was complete.
@@ -21,15 +22,15 @@ pub enum Hazard {
     Clock,
     /// The program read the time between two events of its device.
     EventTime,
-    /// A receive took whichever message was first.
+    /// A receive accepted any sender's message, whichever was first.
     AnySource,
-    /// A time-out passed.
+    /// A timeout passed.
     TimeOut,
-    /// It waited for whichever operation was first.
+    /// The program waited for any of several operations, whichever was first.
     AnyOf,
-    /// It looked into the store without waiting.
+    /// The program read the store without waiting.
     StoreLook,
-    /// The store answered something else than in another run.
+    /// The store gave another answer than in another run.
     StoreAnswer,
 }
 
@@ -56,23 +57,23 @@ impl fmt::Display for Hazard {
     }
 }
 
-/// A hazard, and where it was met first.
+/// A hazard, and the place of its first occurrence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
     /// The kind of hazard.
     pub hazard: Hazard,
     /// Number of occurrences on all ranks together.
     pub count: u64,
-    /// The rank that met it first.
+    /// The rank of the first occurrence.
     pub rank: RankId,
-    /// The line of the program that met it first; empty if it is not known.
+    /// The line of the program of the first occurrence; empty if it is unknown.
     pub line: String,
 }
 
 impl fmt::Display for Warning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Warning { hazard, count, rank, line } = self;
-        // A clock read does not say its line: the one that was last known is of a call before it.
+        // A clock read does not say its line: the thread's last known line is of an earlier call.
         let (at, doubt) = match hazard {
             Hazard::Clock => (
                 "after",
@@ -92,7 +93,7 @@ pub struct Hazards {
     threads: BTreeMap<(RankId, TaskId), Thread>,
     /// Occurrences by hazard and line.
     found: BTreeMap<(Hazard, Option<Site>), Occurrences>,
-    /// Somebody waited with a time-out that did not pass.
+    /// Whether a thread waited with a timeout that did not pass.
     met_time_outs: bool,
 }
 
@@ -105,16 +106,16 @@ struct Occurrences {
     order: usize,
 }
 
-/// What a thread has asked for last, and what the store has told it.
+/// A thread's last request, and the answers that the store has given it.
 #[derive(Clone, Debug, Default)]
 struct Thread {
     asked: Pending,
-    /// The last line that it was seen on.
+    /// The thread's last known line.
     site: Option<Site>,
     told: Vec<(Option<Site>, StoreValue)>,
 }
 
-/// As much of a request as its hazards need.
+/// The part of a request that its hazards depend on.
 #[derive(Clone, Debug, Default)]
 enum Pending {
     #[default]
@@ -160,12 +161,14 @@ impl Hazards {
         self.found.keys().any(|(hazard, site)| *hazard != Hazard::StoreAnswer || !line_of(*site, lines).is_empty())
     }
 
-    /// Might another replay of the same record, on another cluster, know more? Then [`Hazards::merge`] it.
+    /// Whether another replay of the same record, on another cluster, might find more hazards; then [`Hazards::merge`]
+    /// that replay's.
     pub fn depend_on_time(&self) -> bool {
         self.met_time_outs || !self.found.is_empty() || self.threads.values().any(|thread| !thread.told.is_empty())
     }
 
-    /// Adds what another replay of the same record has met more often, and where the store told the two different things.
+    /// Adds the hazards that another replay of the same record has met more often, and the store's answers that differ
+    /// between the two.
     pub fn merge(&mut self, other: &Hazards) {
         for (at, found) in &other.found {
             let order = self.found.len();
@@ -271,7 +274,7 @@ mod tests {
         Request::Wait { handles: vec![Handle(handle)], any: false, timeout, site: Site(line) }
     }
 
-    /// What replaying these requests warns of; line `n` of the program is `a.py:n`.
+    /// The warnings of a replay of these requests; line `n` of the program is `a.py:n`.
     fn warnings(requests: impl Fn(u32) -> Vec<Request>) -> Vec<String> {
         let toml = "[[device]]\nname = \"a\"\ncount = 4\n[network]\nlatency = \"3 us\"\n";
         let cluster = ClusterFile::parse("test", toml, &[]).unwrap().resolve(&Choices::default()).unwrap().cluster;

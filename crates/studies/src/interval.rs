@@ -1,6 +1,7 @@
-//! Owns how far a prediction may be off: the interval of a makespan, from the model's stated errors and from repetitions with other seeds.
+//! Owns the uncertainty of a prediction: the interval of a makespan, from the model's stated errors and from
+//! repetitions with other seeds.
 //!
-//! Where the errors come from is `uniference calibrate`'s business; what jitter does is the simulator's.
+//! `uniference calibrate` determines the errors; the simulator models jitter.
 //!
 //! With the relative standard errors `e_c` of compute and `e_o` of operation `o`, on the rank that finishes last,
 //!
@@ -8,36 +9,39 @@
 //! s^2 = (compute * e_c)^2 + sum over o of (exposed_o * e_o)^2
 //! ```
 //!
-//! is the variance of the makespan on account of the model: an error of one kind is the same for all its calls, errors of different kinds have
-//! nothing to do with each other. `exposed_o` is that rank's exposed communication, shared out as all ranks' is. With the median `m` and the
-//! quantiles `a`, `b` (2.5 and 97.5 %) of the repetitions, the interval is from `m - hypot(m - a, 1.96 s)` to `m + hypot(b - m, 1.96 s)`.
+//! is the variance of the makespan due to the model: an error of one kind is the same for all its calls, errors of
+//! different kinds are independent. `exposed_o` is that rank's exposed communication, divided among operations in the
+//! proportions of all ranks. With the median `m` and the quantiles `a`, `b` (2.5 and 97.5 %) of the repetitions, the
+//! interval is from `m - hypot(m - a, 1.96 s)` to `m + hypot(b - m, 1.96 s)`.
 //!
-//! Operators that were costed by a model have errors of their own, and `e_c` is that of the other compute only. An operator of one definition takes
-//! `exp(z spread)` times as long as estimated. `z = h c + sqrt(1 - h^2) d` is standard normal: `c` is drawn once for all definitions, as a device whose
-//! clock or whose library differs from what was assumed is wrong about all of them, `d` once for all executions of one definition; `h` is
-//! 0.5. How far the quantiles of their sum lie from its estimate is added to either side as the other errors are, in squares.
+//! Operators that were costed by a model have errors of their own, and `e_c` applies to the other compute only. An
+//! operator of one definition lasts `exp(z spread)` times as long as estimated. `z = h c + sqrt(1 - h^2) d` is standard
+//! normal: `c` is drawn once for all definitions, as a device with another clock or library than assumed is wrong about
+//! all of them, `d` once for all executions of one definition; `h` is 0.5. The distances of the quantiles of their sum
+//! from its estimate are added to either side like the other errors, in squares.
 
 use crate::statistics::Sample;
 use std::collections::BTreeMap;
 use uniference_formats::cluster::Uncertainty;
 use uniference_formats::report::{Interval, RankReport, Report};
 
-/// How often an interval should cover what is measured.
+/// Share of measurements that an interval should cover.
 const LEVEL: f64 = 0.95;
-/// So many standard deviations to either side cover that much of a normal distribution.
+/// Number of standard deviations to either side that cover this share of a normal distribution.
 const NORMAL_95: f64 = 1.959_964;
 
 /// `h` above. Intervals then hold 83 of 100 published runs whose devices were measured, and all whose devices were not
 /// (docs/explanation/accuracy.md).
 const COMMON: f64 = 0.5;
-/// So many times the operators' errors are drawn.
+/// Number of draws of the operators' errors.
 const DRAWS: usize = 1000;
 
-/// Seconds of all executions of a definition, and its spread: the standard deviation of the logarithm of its duration, if it is known.
+/// Seconds of all executions of a definition, and the definition's spread: the standard deviation of the logarithm of
+/// its duration, if it is known.
 pub type OperatorSeconds = (f64, Option<f64>);
 
-/// The interval of `report`'s makespan; `others` are makespans of the same run with other seeds, in seconds. `operators` are those of each rank,
-/// where they were costed.
+/// The interval of `report`'s makespan; `others` are makespans of the same run with other seeds, in seconds.
+/// `operators` are the operators of each rank that were costed.
 pub fn interval(
     report: &Report,
     uncertainty: &Uncertainty,
@@ -46,7 +50,7 @@ pub fn interval(
 ) -> Interval {
     let runs = Sample::of(others.iter().copied().chain([report.makespan_s])).expect("this run is one");
     let [low, middle, high] = [(1.0 - LEVEL) / 2.0, 0.5, (1.0 + LEVEL) / 2.0].map(|part| runs.quantile(part));
-    // Of ranks that end at once the first: of a folded run, it is the one that was simulated.
+    // The first of several ranks that end at once: in a folded run, the first rank was simulated.
     let last = report.ranks.iter().max_by_key(|rank| (rank.finish_ps, std::cmp::Reverse(rank.rank)));
     let costed = last.and_then(|last| operators.get(last.rank as usize)).map_or(&[][..], Vec::as_slice);
     let error = last.map_or(0.0, |last| model_error(report, last, uncertainty, costed));
@@ -61,11 +65,11 @@ pub fn interval(
     }
 }
 
-/// How far the sum of operators may lie from its estimate.
+/// Distances of the operators' sum from its estimate.
 struct Draws {
-    /// The estimate, less the lower quantile.
+    /// The estimate minus the lower quantile.
     below: f64,
-    /// The upper quantile, less the estimate.
+    /// The upper quantile minus the estimate.
     above: f64,
     deviation: f64,
 }
@@ -92,7 +96,8 @@ impl Draws {
     }
 }
 
-/// From the standard normal distribution (Box and Muller, "A note on the generation of random normal deviates", 1958).
+/// A draw from the standard normal distribution (Box and Muller, "A note on the generation of random normal deviates",
+/// 1958).
 fn normal(random: &mut fastrand::Rng) -> f64 {
     let (radius, angle) = (1.0 - random.f64(), random.f64());
     (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()
@@ -147,7 +152,7 @@ mod tests {
         assert!(close(found.low_s, expected[0]) && close(found.high_s, expected[2]), "{found:?}");
     }
 
-    /// One definition of `t` seconds and spread `s`: the quantiles of t exp(s z) lie at t exp(-1.96 s) and t exp(1.96 s).
+    /// One definition of `t` seconds and spread `s`: the quantiles of t exp(s z) are t exp(-1.96 s) and t exp(1.96 s).
     #[test]
     fn operators_have_errors_of_their_own_and_not_those_of_other_compute() {
         let report = report();
@@ -158,16 +163,16 @@ mod tests {
         let uncertainty = Uncertainty { compute: 0.5, ..Uncertainty::default() };
         let found = interval(&report, &uncertainty, &[], &operators);
         let expected = [-1.96_f64, 1.96].map(|z| report.makespan_s + compute * (z * 0.2).exp_m1());
-        // Of a thousand draws the outer quantiles are known to some percent.
+        // In a thousand draws the outer quantiles are known to some percent.
         let near = |found: f64, expected: f64| (found - expected).abs() < 0.1 * (expected - report.makespan_s).abs();
         assert!(near(found.low_s, expected[0]) && near(found.high_s, expected[1]), "{found:?} {expected:?}");
         assert_eq!(found, interval(&report, &uncertainty, &[], &operators));
-        // Half as much in each of two definitions: sqrt(h^2 + (1 - h^2) / 2) of that, with h = 0.5.
+        // Half as much in each of two definitions: sqrt(h^2 + (1 - h^2) / 2) of the distance, with h = 0.5.
         operators[last] = vec![(compute / 2.0, Some(0.2)); 2];
         let smaller = interval(&report, &uncertainty, &[], &operators);
         let ratio = smaller.model_error_s / found.model_error_s;
         assert!((ratio - 0.625_f64.sqrt()).abs() < 0.05, "{ratio}");
-        // What nobody knows the spread of adds nothing; the other ranks do not matter.
+        // A definition with unknown spread adds nothing; the other ranks do not matter.
         operators[last] = vec![(compute, None)];
         operators[1 - last] = vec![(1.0, Some(1.0))];
         assert_eq!(interval(&report, &uncertainty, &[], &operators).model_error_s, 0.0);

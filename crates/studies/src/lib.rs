@@ -1,9 +1,11 @@
-//! What studies runs, simulated or real. Values in, values and text out; no file is opened here.
+//! Studies of runs, simulated or real. All functions map values to values and text; no file is opened.
 //!
-//! [`calibrate`] makes a cluster file of measurements, and [`compare`] compares two runs. The [`interval`] of a makespan says how far it may be off;
-//! [`critical`] says why a run takes as long as it does, [`whatif`] which changes are worth a try, and [`overlap`] what could run beside an operation. [`hazards`] and [`compute`] listen to a run and say
-//! what its figures depend on, [`memory`] what its ranks held, [`links`] what the network carried, and [`phases`] how long its named ranges took. A [`profile`] is how long operators take where they ran. A
-//! [`page`] shows all of it.
+//! [`calibrate`] derives a cluster file from measurements, and [`compare`] compares two runs. [`interval`] computes a
+//! makespan's uncertainty; [`critical`] explains a run's duration, [`whatif`] finds changes that are worth a try, and
+//! [`overlap`] finds compute that could overlap an operation. [`hazards`] and [`compute`] listen to a run and warn of
+//! what its figures depend on; [`memory`] follows the ranks' memory, [`links`] the network's load, and [`phases`] the
+//! durations of named ranges. [`profile`] has the durations of operators on the machine of a run. [`page`] shows all of
+//! these.
 
 pub mod calibrate;
 pub mod compare;

@@ -1,4 +1,4 @@
-//! Owns what each link of the network has carried in a run.
+//! Owns the load of each link of the network in a run.
 
 use uniference_formats::report::LinkReport;
 use uniference_sim::cluster::Cluster;
@@ -8,7 +8,7 @@ use uniference_sim::time::SimTime;
 /// Listens to a run for messages.
 #[derive(Default)]
 pub struct Links {
-    /// What each link carried, indexed by link.
+    /// Load of each link, indexed by link.
     carried: Vec<Carried>,
 }
 
@@ -19,7 +19,7 @@ struct Carried {
 }
 
 impl Links {
-    /// The links that have carried anything, in the cluster's order, of a run that took `makespan`.
+    /// The links that have carried anything, in the cluster's order, for a run of `makespan`.
     pub fn report(self, cluster: &Cluster, makespan: SimTime) -> Vec<LinkReport> {
         let seconds = makespan.as_secs_f64();
         let links = cluster.topology.links().iter().zip(self.carried).filter(|(_, carried)| carried.messages > 0);

@@ -1,8 +1,8 @@
-//! Owns which compute beside an operation could run while the operation does: what neither feeds it nor needs its result, by the memory that
-//! operators read and write.
+//! Owns the compute that could overlap an operation of process groups: operators that neither feed the operation nor
+//! need its result, judged by the memory that operators read and write.
 //!
-//! How a record is changed accordingly, and what that gains, is the caller's business. What programs keep outside of tensors is not seen here:
-//! files, random numbers, and values that Python has read before.
+//! The caller changes the record accordingly and computes the gain. State outside of tensors is not seen: files, random
+//! numbers, and values that Python has read before.
 
 use rustc_hash::FxHashSet;
 use serde::Serialize;
@@ -10,44 +10,45 @@ use std::path::Path;
 use uniference_formats::operators::Definition;
 use uniference_formats::table::{seconds, wrapped};
 
-/// So many operations, and lines of each, are shown on a terminal.
+/// Maximum number of operations, and of lines per operation, shown on a terminal.
 const MOST_SHOWN: usize = 3;
 
-/// Operators whose results the program itself reads: what it does next depends on them.
+/// Operators whose results the program itself reads: its further way depends on them.
 const STEERING: [&str; 8] =
     ["_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "unique", "_unique", "_unique2"];
 
-/// What an operator, or an operation of process groups, does to memory: allocations by number, in which views lie.
+/// Memory that an operator, or an operation of process groups, accesses: numbers of allocations; a view is part of its
+/// allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Allocations that it reads.
+    /// Allocations that are read.
     pub reads: Vec<u64>,
-    /// Allocations that it writes.
+    /// Allocations that are written.
     pub writes: Vec<u64>,
-    /// What the program does next depends on its result.
+    /// Whether the program's further way depends on the result.
     pub steers: bool,
 }
 
 impl Access {
-    /// Of an execution of an operator on these allocations, one for each of the definition's tensors.
+    /// The accesses of an execution of `definition`; `allocations` has one entry per tensor of the definition.
     pub fn of(definition: &Definition, allocations: &[u64]) -> Access {
         let mut access = Access { steers: STEERING.contains(&definition.base_name()), ..Access::default() };
         let arguments = definition.arguments.iter().flat_map(|argument| argument.tensors()).count();
         let (arguments, results) = allocations.split_at(arguments.min(allocations.len()));
         for (tensor, on) in definition.tensors().zip(arguments) {
-            // What is written to may be read as well: `add_`.
+            // An allocation that is written may be read as well: `add_`.
             access.reads.push(*on);
             if tensor.written {
                 access.writes.push(*on);
             }
         }
-        // A result in the memory of an argument is a view of it, or the argument itself.
+        // A result in the memory of an argument is a view of the argument, or the argument itself.
         access.writes.extend(results.iter().filter(|on| !arguments.contains(on)));
         access
     }
 }
 
-/// What stays where it is.
+/// Memory accesses of the operators that are not moved.
 #[derive(Default)]
 struct Staying {
     reads: FxHashSet<u64>,
@@ -60,14 +61,15 @@ impl Staying {
         self.writes.extend(&access.writes);
     }
 
-    /// Whether the order of the two matters.
+    /// Whether exchanging `access` with the operators that are not moved could change a value.
     fn conflicts_with(&self, access: &Access) -> bool {
         access.reads.iter().any(|on| self.writes.contains(on))
             || access.writes.iter().any(|on| self.reads.contains(on) || self.writes.contains(on))
     }
 }
 
-/// Of what runs before a call, in order: which could as well run after it. Neither the call needs it, nor what stays before the call.
+/// For each of the executions before a call, in order: whether it could run after the call. Neither the call, nor an
+/// execution that stays before the call, may need it.
 pub fn movable_behind(executions: &[Access], call: &Access) -> Vec<bool> {
     let mut staying = Staying::default();
     staying.add(call);
@@ -75,7 +77,7 @@ pub fn movable_behind(executions: &[Access], call: &Access) -> Vec<bool> {
         .iter()
         .rev()
         .map(|access| {
-            // That the program makes the call may follow from what it has read.
+            // The program may decide to make the call by a value that it has read.
             let movable = !access.steers && !staying.conflicts_with(access);
             if !movable {
                 staying.add(access);
@@ -87,7 +89,8 @@ pub fn movable_behind(executions: &[Access], call: &Access) -> Vec<bool> {
     movable
 }
 
-/// Of what runs once a call's result is there, in order: which could as well run before that. It needs neither the result, nor what stays behind it.
+/// For each of the executions after a call's result, in order: whether it could run before the result. It may need
+/// neither the result, nor an execution that stays behind the result.
 pub fn movable_ahead(executions: &[Access], call: &Access) -> Vec<bool> {
     let mut staying = Staying::default();
     staying.add(call);
@@ -105,12 +108,12 @@ pub fn movable_ahead(executions: &[Access], call: &Access) -> Vec<bool> {
         .collect()
 }
 
-/// Operations of a run that compute could run beside.
+/// Operations of a run that compute could overlap.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Chances {
-    /// By line of their calls, those with the most such compute first.
+    /// The operations by line of their calls, in descending order of compute that could overlap them.
     pub operations: Vec<Chance>,
-    /// What was not examined, and why.
+    /// Operations that were not examined, and the reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unexamined: Option<String>,
 }
@@ -122,29 +125,29 @@ pub struct Chance {
     pub line: String,
     /// The operation: `all_gather`.
     pub operation: String,
-    /// How many calls of all ranks have such compute beside them.
+    /// Number of calls, on all ranks together, that compute could overlap.
     pub calls: u64,
-    /// How long it takes in the run as it is, on all ranks together, before any slowdown.
+    /// Duration of this compute in the unchanged run, summed over all ranks, before any slowdown.
     pub seconds: f64,
-    /// Of which lines it is, those that take longest first.
+    /// The compute by line, in descending order of duration.
     pub compute: Vec<MovableLine>,
 }
 
 /// Compute of one line that could be moved.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MovableLine {
-    /// The line, as `path:line`; `None` where it is not known.
+    /// The line, as `path:line`; `None` if it is unknown.
     pub line: Option<String>,
-    /// It comes before the call now, and else after the call's result.
+    /// Whether the compute runs before the call; otherwise it runs after the call's result.
     pub before: bool,
-    /// How many operators.
+    /// Number of operators.
     pub operators: u64,
-    /// How long they take.
+    /// Duration of the operators in seconds.
     pub seconds: f64,
 }
 
 impl Chance {
-    /// What is to be moved, in a sentence.
+    /// The compute to be moved, in a sentence.
     pub fn describe(&self) -> String {
         let name = |part: &MovableLine| {
             let file = |line: &String| line.rsplit('/').next().unwrap_or(line).to_owned();
@@ -168,14 +171,15 @@ impl Chance {
 }
 
 impl Chances {
-    /// The shortest name of an operation's line that is no other's.
+    /// The shortest name of the operation's line that no other operation has.
     pub fn name(&self, chance: &Chance) -> String {
         let file = chance.line.rsplit('/').next().unwrap_or(&chance.line);
         let same = self.operations.iter().filter(|other| other.line.rsplit('/').next() == Some(file)).count();
         if same > 1 { chance.line.clone() } else { file.to_owned() }
     }
 
-    /// Of the operations of these names, and whether there are any at all; lines that end with a newline, or nothing.
+    /// A description of the operations with these names, and a note if the run has none; lines that end with a newline,
+    /// or nothing.
     pub fn render(&self, names: &[&str]) -> String {
         let named =
             |name| self.operations.iter().filter(move |chance: &&Chance| Path::new(&chance.line).ends_with(name));
@@ -206,30 +210,31 @@ mod tests {
         Access { reads: vec![of], writes: Vec::new(), steers: true }
     }
 
-    /// A call that sends what is in 1 and receives into 2.
+    /// A call that sends allocation 1 and receives into allocation 2.
     fn call() -> Access {
         access(&[1], &[2])
     }
 
     #[test]
     fn what_feeds_a_call_stays_before_it() {
-        // 10 -> 11 -> 1 feeds it, 12 -> 13 does not; 14 overwrites what the first of them has read.
+        // 10 -> 11 -> 1 feeds the call, 12 -> 13 -> 14 does not. In the second list 15 -> 12 overwrites memory that the
+        // first execution has read.
         let before = [access(&[10], &[11]), access(&[12], &[13]), access(&[11], &[1]), access(&[13], &[14])];
         assert_eq!(movable_behind(&before, &call()), [false, true, false, true]);
         let overwritten = [access(&[12], &[13]), access(&[15], &[12]), access(&[12], &[1])];
         assert_eq!(movable_behind(&overwritten, &call()), [false, false, false]);
-        // It reads memory that the call overwrites, and it overwrites what the call sends.
+        // The execution reads memory that the call overwrites, or overwrites memory that the call sends.
         assert_eq!(movable_behind(&[access(&[2], &[13])], &call()), [false]);
         assert_eq!(movable_behind(&[access(&[13], &[1])], &call()), [false]);
     }
 
     #[test]
     fn what_needs_the_result_stays_behind_it() {
-        // 2 is the result, 20 and 21 follow from it; 1 may be read as long as it is sent.
+        // 2 is the result, 20 and 21 follow from it; 1 may be read while the call sends it.
         let after = [access(&[1, 5], &[22]), access(&[2], &[20]), access(&[20], &[21]), access(&[22], &[23])];
         assert_eq!(movable_ahead(&after, &call()), [true, false, false, true]);
         assert_eq!(movable_ahead(&[access(&[5], &[1])], &call()), [false]);
-        // What reads 20 first must not see it overwritten.
+        // An execution that reads 20 first must not see it overwritten.
         let overwrites = [access(&[2, 20], &[21]), access(&[22], &[20])];
         assert_eq!(movable_ahead(&overwrites, &call()), [false, false]);
     }
@@ -238,7 +243,7 @@ mod tests {
     fn what_the_program_has_read_decides_what_it_does_next() {
         let after = [access(&[2], &[20]), reads_value(20), access(&[5], &[6])];
         assert_eq!(movable_ahead(&after, &call()), [false, false, false]);
-        // A value that does not depend on the call may be read before its result is there.
+        // A value that does not depend on the call may be read before the call's result.
         assert_eq!(movable_ahead(&[reads_value(5), access(&[5], &[6])], &call()), [true, true]);
         let before = [access(&[5], &[6]), reads_value(6), access(&[5], &[7])];
         assert_eq!(movable_behind(&before, &call()), [false, false, true]);
@@ -265,12 +270,13 @@ mod tests {
         executions.iter().zip(movable).filter(|(_, movable)| **movable == wanted).map(|(access, _)| access).collect()
     }
 
-    /// Executions on a handful of allocations, each of which has a value: what wrote it, and what that had read.
+    /// Runs executions on a few allocations. The value of an allocation consists of its writer and of the values that
+    /// the writer had read.
     fn run(program: &[&Access]) -> Vec<Vec<u64>> {
         let mut memory: Vec<u64> = (0..6).collect();
         let mut seen = Vec::new();
         for (number, access) in program.iter().enumerate() {
-            // Each execution is known by what it is, not by when it runs.
+            // The identity of an execution does not depend on its position.
             let identity = program[number] as *const Access as u64;
             let read: Vec<u64> = access.reads.iter().map(|on| memory[*on as usize]).collect();
             let value = read.iter().fold(identity, |value, part| value.wrapping_mul(31).wrapping_add(*part));
@@ -287,8 +293,8 @@ mod tests {
     }
 
     proptest! {
-        /// In the new order everything reads the same values, and leaves the same behind. The call reads and writes both where it begins and
-        /// where it ends.
+        /// In the new order every execution reads the same values and leaves the same values behind. The call reads and
+        /// writes both at its start and at its end.
         #[test]
         fn moving_changes_no_value(
             before in proptest::collection::vec(any_access(), 0..8),

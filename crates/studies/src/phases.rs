@@ -47,7 +47,7 @@ struct Closed {
 }
 
 impl Phases {
-    /// By name, then by rank. Ranges that are still open are none.
+    /// The reports by name, then by rank, without ranges that are still open.
     pub fn report(self) -> Vec<PhaseReport> {
         let Phases { closed, issues, launched, .. } = self;
         let mut sums: BTreeMap<(Arc<str>, RankId), Launched> = BTreeMap::new();
@@ -86,7 +86,7 @@ impl Phases {
     }
 
     fn close(&mut self, rank: RankId, at: SimTime, open: Option<Open>, now: Option<&Times>) {
-        // A program may close what it has not opened.
+        // A program may close a range that it has not opened.
         let Some(Open { name, since, spent }) = open else { return };
         let closed = self.closed.entry((name, rank)).or_default();
         closed.lasted.push(at.since(since));
@@ -165,12 +165,12 @@ mod tests {
         SimDuration::from_us(us)
     }
 
-    /// At this moment, of which so much was compute and exposed communication.
+    /// Adds a mark at this moment, up to which the thread had so much compute and exposed communication.
     fn mark(phases: &mut Phases, rank: u32, at: u64, mark: &Mark, spent: Option<[u64; 2]>) {
         mark_by(phases, (rank, 0), at, mark, spent);
     }
 
-    /// The same by a thread of the rank's.
+    /// Adds a mark of a thread of the rank.
     fn mark_by(phases: &mut Phases, (rank, task): (u32, u32), at: u64, mark: &Mark, spent: Option<[u64; 2]>) {
         let times =
             |[compute, exposed]: [u64; 2]| Times { compute: us(compute), exposed: us(exposed), ..Times::default() };
@@ -191,7 +191,7 @@ mod tests {
         assert_eq!((&*first.name, first.rank, first.count), ("decode", 0, 3));
         let microseconds = |seconds: f64| (seconds * 1e6).round() as u64;
         assert_eq!([first.total_s, first.p50_s, first.p90_s].map(microseconds), [70, 20, 36]);
-        // 5 + 10 + 20, and of quarters that are rounded down 2 + 5 + 10.
+        // 5 + 10 + 20; and quarters that are rounded down: 2 + 5 + 10.
         assert_eq!([first.compute_s, first.exposed_comm_s].map(Option::unwrap).map(microseconds), [35, 17]);
         assert_eq!((second.rank, second.count, second.compute_s), (1, 1, None));
     }

@@ -1,9 +1,9 @@
-//! Owns what a run with timed operators says of the machine it ran on: how long each distinct operator takes, and how long the program takes to come
-//! to one.
+//! Owns the profile of a run with timed operators: the duration of each distinct operator, and the host's time before
+//! it, on the machine of the run.
 //!
-//! Operators are timed where the program runs them, with the caches and the memory as the program leaves them. Between the end of one operator and the
-//! beginning of the next the host works: Python, autograd, torch's dispatcher. Both together are all that the program computes, so a
-//! model that adds them up again misses nothing.
+//! Operators are timed as the program runs them, with the caches and the memory in the program's state. Between the end
+//! of one operator and the start of the next the host works: Python, autograd, torch's dispatcher. Both together are
+//! all of the program's compute, so a model that adds them up misses nothing.
 
 use serde::{Deserialize, Serialize};
 use std::borrow::Borrow;
@@ -11,17 +11,18 @@ use std::collections::BTreeMap;
 use uniference_formats::operators::{Autograd, Decoder, Definition, Entry, Invalid};
 use uniference_sim::device::Precision;
 
-/// Number of times of one operator that are kept; of more, every second one is kept, then every fourth, and so on.
+/// Number of times of one operator that are kept; beyond it every second one is kept, then every fourth, and so on.
 const KEPT: usize = 1 << 10;
 
-/// A time that is this many times the median was interrupted by other work of the machine, or by the first touch of memory.
+/// Factor on the median beyond which a time was interrupted by other work of the machine, or by the first touch of
+/// memory.
 const OUTLIER: f64 = 10.0;
 
 /// Times of operators, as they are added.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
     operators: BTreeMap<Definition, Times>,
-    /// At the beginning of a slice there is no operator before.
+    /// Times of the host; the first operator of a slice has no operator before it.
     hosts: BTreeMap<Host, Times>,
 }
 
@@ -30,45 +31,46 @@ pub struct Profile {
 pub struct Timing {
     /// The median, in nanoseconds.
     pub median_ns: f64,
-    /// The mean without outliers, in nanoseconds: what counts where many different ones are added up.
+    /// The mean without outliers, in nanoseconds: the figure to use in sums of many different operators.
     pub mean_ns: f64,
-    /// The standard deviation of the logarithm, from the interquartile range (which outliers do not move): 0 of a single time.
+    /// The standard deviation of the logarithm, from the interquartile range (which outliers do not move): 0 for a
+    /// single time.
     pub spread: f64,
     /// Number of measured times.
     pub repetitions: u64,
 }
 
-/// Where the program comes from when it comes to an operator.
+/// The key of the host's times: an operator, the operator before it, and autograd's state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Host {
     /// The operator's name.
     pub name: String,
-    /// That of the operator before it; `None`: any.
+    /// The name of the operator before it; `None`: any.
     pub previous: Option<String>,
-    /// What autograd does meanwhile.
+    /// Autograd's state meanwhile.
     pub autograd: Autograd,
 }
 
 /// The results of a profile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Found {
-    /// By operator: how long it takes.
+    /// Durations by operator.
     pub operators: Vec<(Definition, Timing)>,
-    /// How long the program takes to come to an operator.
+    /// The host's times before operators.
     pub hosts: Vec<(Host, Timing)>,
 }
 
 /// The highest rates that a device's operators have reached.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Reached {
-    /// Floating-point operations a second, by type of the elements.
+    /// Floating-point operations per second, by type of the elements.
     pub peak_flops: BTreeMap<String, f64>,
-    /// Bytes a second.
+    /// Bytes per second.
     pub memory_bandwidth: Option<f64>,
 }
 
 impl Reached {
-    /// The keys of a `[[device]]`, a line each; `None`: no operator took long enough to tell both rates.
+    /// The keys of a `[[device]]`, one per line; `None`: no operator was long enough to tell both rates.
     pub fn keys(&self) -> Option<String> {
         // Other types have no rate of their own in a cluster file.
         let is_key = |dtype: &str| Precision::ALL.iter().any(|precision| precision.name() == dtype);
@@ -79,17 +81,17 @@ impl Reached {
     }
 }
 
-/// Of one operator, in nanoseconds.
+/// Times of one operator, in nanoseconds.
 #[derive(Clone, Debug, Default)]
 struct Times {
     kept: Vec<u64>,
-    /// One of so many is kept, as a power of two.
+    /// Binary logarithm of the thinning: one of 2^`thinned` times is kept.
     thinned: u32,
     count: u64,
 }
 
 impl Profile {
-    /// Takes in a slice of one rank's stream, which `decoder` has read up to there.
+    /// Adds a slice of one rank's stream, which `decoder` has read up to the slice.
     ///
     /// # Errors
     /// If the slice is damaged.
@@ -115,7 +117,7 @@ impl Profile {
         Ok(())
     }
 
-    /// Takes in all of another one.
+    /// Adds all times of another profile.
     pub fn merge(&mut self, other: Profile) {
         for (definition, times) in other.operators {
             of(&mut self.operators, &definition).merge(&times);
@@ -150,14 +152,14 @@ impl Times {
         }
     }
 
-    /// Those of another run count as they were kept.
+    /// Adds the kept times of another run, and its count.
     fn merge(&mut self, other: &Times) {
         other.kept.iter().for_each(|time| self.add(*time));
         self.count += other.count - other.kept.len() as u64;
     }
 
     fn timing(mut self) -> Timing {
-        // The first one finds nothing in its place yet: code, memory, the library's choice of a kernel.
+        // The first execution is slower: code, memory and the library's choice of a kernel are not in the caches yet.
         if self.kept.len() > 2 {
             self.kept.remove(0);
         }
@@ -166,12 +168,12 @@ impl Times {
         self.kept.retain(|time| *time as f64 <= OUTLIER * median);
         let range = (quantile(&self.kept, 0.75).max(1.0) / quantile(&self.kept, 0.25).max(1.0)).ln();
         let mean_ns = self.kept.iter().map(|time| *time as f64).sum::<f64>() / self.kept.len().max(1) as f64;
-        // Of a normal distribution the interquartile range is 1.349 standard deviations.
+        // The interquartile range of a normal distribution is 1.349 standard deviations.
         Timing { median_ns: quantile(&self.kept, 0.5), mean_ns, spread: range / 1.349, repetitions: self.count }
     }
 }
 
-/// The times of one, which is copied when it comes first.
+/// The times of `key`; the key is copied when it is inserted.
 fn of<'a, K: Ord + Borrow<Q>, Q: Ord + ToOwned<Owned = K> + ?Sized>(
     all: &'a mut BTreeMap<K, Times>,
     key: &Q,
@@ -182,7 +184,7 @@ fn of<'a, K: Ord + Borrow<Q>, Q: Ord + ToOwned<Owned = K> + ?Sized>(
     all.get_mut(key).expect("it was there, or has just been added")
 }
 
-/// Of sorted values, between the two nearest; 0 of none.
+/// A quantile of sorted values, interpolated between the two nearest; 0 if there are none.
 fn quantile(sorted: &[u64], fraction: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
     let at = fraction * last as f64;
@@ -209,7 +211,7 @@ mod tests {
         assert_eq!(times([70]), Timing { median_ns: 70.0, mean_ns: 70.0, spread: 0.0, repetitions: 1 });
     }
 
-    /// `a` follows `b` in 3 us and comes first in 9: 6 us on the average. A slice's first operator follows none.
+    /// `a` follows `b` in 3 us and comes first in 9 us: 6 us on average. A slice's first operator follows none.
     #[test]
     fn how_long_the_host_takes_depends_on_the_operator_before() {
         let named = |name: &str| Definition { name: name.to_owned(), arguments: Vec::new(), results: Vec::new() };

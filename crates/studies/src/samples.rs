@@ -1,4 +1,4 @@
-//! Owns what the tests of several modules study: a call, and the report of a small run.
+//! Owns samples for the tests of several modules: a call, and the report of a small run.
 
 use uniference_formats::report::{Manifest, Report};
 use uniference_sim::cluster::Device;

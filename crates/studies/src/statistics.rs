@@ -1,4 +1,4 @@
-//! Owns what is said of repeated measurements: the median and other quantiles, by one definition wherever they are reported.
+//! Owns statistics of repeated measurements: the median and other quantiles, with one definition for all reports.
 
 /// Values in order, at least one.
 #[derive(Clone, Debug, PartialEq)]
@@ -12,14 +12,15 @@ impl Sample {
         (!values.is_empty()).then_some(Sample(values))
     }
 
-    /// The value that `part` of 1 of them lie below: between the values in order, linearly (Hyndman and Fan 1996, definition 7).
+    /// The quantile below which `part` of the values lie, a fraction of 1: interpolated linearly between the sorted
+    /// values (Hyndman and Fan 1996, definition 7).
     pub(crate) fn quantile(&self, part: f64) -> f64 {
         let place = part * (self.0.len() - 1) as f64;
         let [below, above] = [place.floor(), place.ceil()].map(|place| self.0[place as usize]);
         below + (above - below) * place.fract()
     }
 
-    /// The value in the middle.
+    /// The median; for an even number of values the mean of the two in the middle.
     pub(crate) fn median(&self) -> f64 {
         self.quantile(0.5)
     }

@@ -1,4 +1,4 @@
-//! Owns which changes to a cluster are worth a try, and what they have come to. How a changed cluster is simulated is the caller's business.
+//! Owns the changes to a cluster that are worth a try, and their results. The caller simulates the changed cluster.
 
 use crate::critical::{Explanation, Part};
 use crate::overlap::Chances;
@@ -12,14 +12,14 @@ use uniference_sim::cluster::Cluster;
 use uniference_sim::collective::choose::algorithms_for;
 use uniference_sim::program::{CallOp, CollectiveKind};
 
-/// So many keys of one kind, and hosts, are tried by themselves.
+/// Maximum number of keys of one kind, and of hosts, that are tried one by one.
 const MOST_KEYS: usize = 16;
-/// So many changes are shown on a terminal.
+/// Maximum number of changes shown on a terminal.
 const MOST_ROWS: usize = 24;
-/// Changes of less than this share of the makespan are shown as none.
+/// Smallest gain, as a share of the makespan, that is shown.
 const LEAST: f64 = 0.0005;
 
-/// A change to a cluster, by the options that make it.
+/// A change to a cluster, as the options of the command line that make it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// `--set`.
@@ -33,7 +33,7 @@ pub struct Change {
 }
 
 impl Change {
-    /// The words of the command line that make it.
+    /// The words of the command line that make the change.
     pub fn options(&self) -> Vec<String> {
         let of = |name: &'static str, values: &'_ [String]| -> Vec<String> {
             values.iter().flat_map(|value| [name.to_owned(), value.clone()]).collect()
@@ -122,49 +122,49 @@ fn slow_hosts<'c>(cluster: &'c Cluster, explanation: &Explanation) -> Vec<&'c st
     hosts
 }
 
-/// What changes have come to.
+/// The results of changes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WhatIf {
-    /// Of the run as it is.
+    /// Makespan of the unchanged run.
     pub makespan_s: f64,
-    /// The largest gain first.
+    /// Results of the changes, the largest gain first.
     pub changes: Vec<Outcome>,
     /// Changes that could not be simulated.
     pub refused: Vec<Refused>,
-    /// Compute that could run beside operations, where that was looked for.
+    /// Compute that could overlap operations; `None` if it was not examined.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlap: Option<Chances>,
-    /// Where the program might have gone another way than it was recorded.
+    /// Points at which the program might have gone another way than in the record.
     pub warnings: Vec<String>,
-    /// Then the command that runs it again with the change; only of a single change.
+    /// The command that runs the program again with the change; only for a single change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub again: Option<String>,
 }
 
-/// What one change has come to.
+/// The result of one change.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
-    /// The words of the command line that make it.
+    /// The words of the command line that make the change.
     pub options: Vec<String>,
-    /// Of the run with the change.
+    /// Makespan with the change.
     pub makespan_s: f64,
-    /// How much sooner the run ends; negative: later.
+    /// Makespan before minus makespan with the change; negative if the run ends later.
     pub gain_s: f64,
-    /// The same as a fraction of the makespan as it is.
+    /// The gain as a fraction of the unchanged makespan.
     pub gain: f64,
-    /// Of the changed run's events.
+    /// Digest of the changed run's events.
     pub digest: String,
-    /// What the critical path is made of, before and with the change; only of a single change.
+    /// Parts of the critical path before and with the change; only for a single change.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub kinds: Vec<KindChange>,
 }
 
-/// How much of the critical path is of one kind.
+/// Time of one kind on the critical path.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct KindChange {
     /// The name of the kind.
     pub name: &'static str,
-    /// Seconds of the critical path in the run as it is.
+    /// Seconds of the critical path in the unchanged run.
     pub before_s: f64,
     /// Seconds of the critical path with the change.
     pub after_s: f64,
@@ -173,21 +173,21 @@ pub struct KindChange {
 /// A change that could not be simulated.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Refused {
-    /// The words of the command line that make it.
+    /// The words of the command line that make the change.
     pub options: Vec<String>,
-    /// Why it could not be simulated.
+    /// The reason why the change could not be simulated.
     pub error: String,
 }
 
 impl Outcome {
-    /// A run that took `before_s` and takes `makespan_s` with these options.
+    /// The result of a change with these options, from `before_s` to `makespan_s`.
     pub fn new(options: Vec<String>, before_s: f64, makespan_s: f64, digest: String) -> Outcome {
         let gain_s = before_s - makespan_s;
         let gain = if before_s == 0.0 { 0.0 } else { gain_s / before_s };
         Outcome { options, makespan_s, gain_s, gain, digest, kinds: Vec::new() }
     }
 
-    /// With what the critical path is made of.
+    /// Adds the kinds of time on the critical path.
     #[must_use]
     pub fn explained(self, before: &Explanation, after: &Explanation) -> Outcome {
         let seconds =
@@ -206,14 +206,14 @@ impl Outcome {
 }
 
 impl WhatIf {
-    /// The same with the largest gain first; of equal ones, as they were.
+    /// The changes with the largest gain first; equal gains keep their order.
     #[must_use]
     pub fn sorted(mut self) -> WhatIf {
         self.changes.sort_by(|a, b| b.gain_s.total_cmp(&a.gain_s));
         self
     }
 
-    /// The same as a JSON object, with a newline.
+    /// These results as a JSON object, with a newline.
     ///
     /// # Panics
     /// Never.
@@ -285,12 +285,12 @@ impl WhatIf {
     }
 }
 
-/// The options as a shell takes them.
+/// The options in the syntax of a shell.
 fn shown(options: &[String]) -> String {
     shlex::try_join(options.iter().map(String::as_str)).unwrap_or_else(|_| options.join(" "))
 }
 
-/// The same in a line: an option and its value, and how many there are besides two.
+/// The options in a line: one option with its value, and the number of further ones if there are more than two.
 fn shortened(options: &[String]) -> String {
     match options.len() / 2 {
         0..=2 => shown(options),
@@ -318,18 +318,18 @@ impl fmt::Display for LineName {
 }
 
 impl LineName {
-    /// Whether this is the line of the program, in whichever pass: the name has as many of its folders as are needed to tell it from others.
+    /// Whether `line` is this line of the program, in either pass: the name has as many folders as make it unique.
     pub fn is(&self, line: &str) -> bool {
         Path::new(line.strip_suffix(BACKWARD).unwrap_or(line)).ends_with(&self.0)
     }
 }
 
-/// A line of a program whose compute takes another time.
+/// A line of a program whose compute duration is scaled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LineScale {
     /// The line of the program.
     pub line: LineName,
-    /// Factor on the duration of its compute; finite, not negative.
+    /// Factor on the duration of the line's compute; finite, not negative.
     pub factor: f64,
 }
 

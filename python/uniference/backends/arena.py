@@ -1,4 +1,5 @@
-"""Owns views of the arena, the memory that all ranks share, for torch's kernels; other bytes pass below torch, in the channel."""
+"""Owns views of the arena, the shared memory of all ranks, for torch's kernels; the channel copies all other bytes
+itself."""
 
 import torch
 from torch import Tensor
@@ -13,5 +14,5 @@ class Arena:
         self._memory = channel.arena()
 
     def view(self, offset: int, nbytes: int, dtype: torch.dtype) -> Tensor:
-        """A part of the arena as a flat tensor, not a copy. `nbytes` is not 0."""
+        """A view of a part of the arena as a flat tensor, without a copy. `nbytes` is not 0."""
         return torch.frombuffer(self._memory, dtype=dtype, count=nbytes // dtype.itemsize, offset=offset)

@@ -1,8 +1,9 @@
-"""Owns a rank's membership in a process group: it turns c10d's calls into operations of the engine, as every library does.
+"""Owns a rank's membership in a process group: the translation of c10d's calls to operations of the engine, common to
+all libraries.
 
-What one library does otherwise is in the class of its backend (`gloo`, `nccl`). When an operation completes is the engine's business, how
-its bytes travel `arena`'s, and how elements are combined `reduction`'s. The base class and its method names are those of torch's
-`torch/csrc/distributed/c10d/py/PyBackend.hpp`.
+The backend's subclass has the behaviour of one library (`gloo`, `nccl`). The engine decides when an operation
+completes, `arena` holds its bytes, and `reduction` combines elements. The base class and its method names are those of
+torch's `torch/csrc/distributed/c10d/py/PyBackend.hpp`.
 """
 
 import os
@@ -27,12 +28,13 @@ from uniference.rank.clock import picoseconds
 
 Shape = int | Sequence[int] | tuple[Sequence[int], Sequence[int]]
 
-# What a collective is to the engine, as `Channel.collective` takes it.
+# Arguments of `Channel.collective` for a collective.
 _Call = tuple[int, str, str, str | None, int | None, Shape, Sequence[Tensor] | None]
 
 
 def _call(method: str) -> Callable[..., Work]:
-    """What torch calls for a collective that `method` carries out. Its last argument are the call's options."""
+    """The method that torch calls for a collective, carried out by `method`. Its last argument holds the call's
+    options."""
 
     def call(self: "SimulatedBackend", /, *args: Any) -> Work:
         channel = self.channel
@@ -54,25 +56,26 @@ class SimulatedBackend(c10d.Backend):
     """One rank's membership in one process group. Ranks and roots are the group's, as c10d passes them."""
 
     NAME: ClassVar[str]
-    """What the program calls the library."""
+    """Name of the library in programs."""
 
     CONNECTIONS: ClassVar[type[Connections]]
-    """What it knows of a group's connections."""
+    """Class of a group's connections."""
 
     DEFAULT_TIMEOUTS: ClassVar[tuple[timedelta, ...]]
-    """Those that torch gives a group whose program asks for none. They are no events in virtual time: where nothing else is left to
-    happen, that is a deadlock."""
+    """Torch's default timeouts for groups of this library. They do not expire in virtual time: if no other event is
+    left, the run ends with a deadlock."""
 
     KEEPS_FIRST: ClassVar[bool] = False
-    """Whether the library's minimum and maximum keep the first operand if neither is less than the other (zeros of both signs, NaN)."""
+    """Whether the library's minimum and maximum keep the first operand if neither is less than the other (zeros of both
+    signs, NaN)."""
 
     WAITS_FOR_RECEIVES: ClassVar[bool] = False
-    """Whether each of the library's messages, however short, leaves only once its receive is posted."""
+    """Whether every message of the library, even a short one, is sent only once its receive is posted."""
 
-    # Beside NCCL, of being costed as it.
+    # Whether the run has warned that a backend's operations are costed as NCCL's.
     _has_warned: ClassVar[bool] = False
 
-    # Reductions without a factor, by kind and type: each was checked once.
+    # Reductions without a factor, by kind and type, that have passed the checks.
     _checked_reductions: ClassVar[dict[tuple[int, torch.dtype], Reduction]]
 
     def __init_subclass__(cls) -> None:
@@ -91,9 +94,10 @@ class SimulatedBackend(c10d.Backend):
         *,
         is_beside_nccl: bool = False,
     ) -> None:
-        """`ranks` are the members' ranks in the simulation, in order; `members` are their ranks in the program, if it has renumbered them.
+        """`ranks` are the members' ranks in the simulation, in order; `members` are their ranks in the program, if it
+        has renumbered them.
 
-        With `is_beside_nccl` NCCL carries out the operations on GPUs, and this backend the operations on the hosts.
+        With `is_beside_nccl` NCCL carries out the group's operations on GPUs, and this backend the operations on CPUs.
         """
         super().__init__(rank, len(ranks))
         self.channel = channel
@@ -108,39 +112,40 @@ class SimulatedBackend(c10d.Backend):
         self.is_beside_nccl = is_beside_nccl
         self._is_other_backend = os.environ.get("UNIFERENCE_DEFAULT_BACKEND", self.NAME) != self.NAME
         self._sequence = 0
-        # What was issued since `start_coalescing`; None outside of such a batch.
+        # Works issued since `start_coalescing`; None outside of a batch.
         self._batch: list[Work] | None = None
         self._connections = self.CONNECTIONS(channel, self._group, rank)
         self._options = c10d.Backend.Options(self.NAME, timeout)
         self._options.global_ranks_in_group = list(members or ranks)
         self._options.group_name = group_name  # type: ignore[assignment]
 
-    # What the class of a library defines, beside the calls that it carries out otherwise
+    # Members that a library's subclass defines, in addition to the calls that it overrides
 
     @classmethod
     def ddp_log(cls) -> dict[str, Any]:
-        """What DistributedDataParallel's log has of a group of this library."""
+        """Fields of DistributedDataParallel's log for a group of this library."""
         return {}
 
     def _check_reduction(self, name: str, dtype: torch.dtype) -> None:
-        """Raises where the library has no reduction `name` of such elements, though torch has."""
+        """Raises if the library has no reduction `name` of such elements, although torch has."""
 
     def _check_elements(self, kind: str, dtype: torch.dtype) -> None:
-        """Raises where a collective of this kind does not carry such elements."""
+        """Raises if a collective of this kind does not support such elements."""
 
     def _failed(self, error: RuntimeError, opts: Any) -> Work:
-        """What a call hands back whose operation the library cannot carry out; here it raises at once."""
+        """Return value of a call whose operation the library cannot carry out; the base class raises the error at
+        once."""
         raise error from None
 
     def _title(self, kind: str, peer: str) -> str:
-        """What a profiler calls a message."""
+        """Title of a message in a profiler."""
         return kind
 
     def _refuse_peer(self, peer: int, hint: str) -> NoReturn:
-        """Raises for a message to or from a rank that the group does not have."""
+        """Raises for a message to or from a rank outside of the group."""
         raise ValueError(f"rank {peer} is out of range for a group of size {self._size}\n{hint}")
 
-    # What the C++ backend in front of this one is told (`native`)
+    # Values that `native` hands to the C++ backend in front of this one
 
     @property
     def group(self) -> int:
@@ -149,7 +154,7 @@ class SimulatedBackend(c10d.Backend):
 
     @property
     def timeout(self) -> timedelta:
-        """Of operations that have none of their own."""
+        """Timeout of operations that have no timeout of their own."""
         return self._timeout
 
     @property
@@ -157,7 +162,7 @@ class SimulatedBackend(c10d.Backend):
         """Whether this run simulates the library."""
         return not self._is_other_backend
 
-    # What torch asks about the group
+    # Values that torch asks about the group
 
     def getBackendName(self) -> str:
         return self.NAME
@@ -169,7 +174,7 @@ class SimulatedBackend(c10d.Backend):
     def options(self) -> c10d.Backend.Options:
         return self._options
 
-    # Each is answered here: what C++ asks of a Python backend it would otherwise ask the Python backend again, for ever.
+    # All of them are overridden, because the C++ base class would call the Python backend again without end.
 
     @property
     def supports_coalescing(self) -> bool:
@@ -223,7 +228,7 @@ class SimulatedBackend(c10d.Backend):
     def shutdown(self) -> None:
         self.channel.close(self._group)
 
-    # Groups out of this one. Ranks are this group's; `_derived` makes a group of ranks of the simulation.
+    # Groups derived from this one. Ranks are this group's; `_derived` makes a group of ranks of the simulation.
 
     @uncharged
     def split(self, _store: c10d.Store, ranks: list[int], opts: c10d.Backend.Options) -> Self:
@@ -235,7 +240,7 @@ class SimulatedBackend(c10d.Backend):
         return self._derived([int(store.get(str(member))) for member in range(size)], rank, opts)
 
     def perform_nocolor_split(self, _device: torch.device) -> None:
-        """Takes part in a split without being in any part: nobody waits for that here."""
+        """Joins a split in which this rank is in no part: a no-op, because no rank waits for it."""
 
     def _derived(self, ranks: Sequence[int], rank: int, opts: c10d.Backend.Options) -> Self:
         return type(self)(self.channel, self._arena, ranks, rank, opts._timeout, opts.group_name)
@@ -272,7 +277,7 @@ class SimulatedBackend(c10d.Backend):
     def _reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: c10d.ReduceScatterOptions
     ) -> Work:
-        opts.asyncOp = True  # side by side: whoever asks for all waits for all
+        opts.asyncOp = True  # the reductions run concurrently; the merged work waits for all
         pairs = zip(outputs, inputs, strict=True)
         return self._merged("reduce_scatter", [self._reduce_scatter_single(out, put, opts) for out, put in pairs])
 
@@ -379,7 +384,7 @@ class SimulatedBackend(c10d.Backend):
         if peer is not None and not 0 <= peer < self._size:
             self._refuse_peer(peer, f"hint: the group has the ranks 0 to {self._size - 1}")
 
-    # Batches: everything issued between the two calls is one Work, where the library has them
+    # Batches: all operations issued between the two calls form one Work, if the library supports it
 
     def start_coalescing(self) -> None:
         raise RuntimeError(f"Backend {self.NAME} does not implement startCoalescing")
@@ -387,7 +392,7 @@ class SimulatedBackend(c10d.Backend):
     def end_coalescing(self) -> Work:
         raise RuntimeError(f"Backend {self.NAME} does not implement endCoalescing")
 
-    # How a call reaches the engine
+    # The way of a call to the engine
 
     def _collective(
         self,
@@ -426,7 +431,8 @@ class SimulatedBackend(c10d.Backend):
     def _run(
         self, call: _Call, outputs: Sequence[Tensor], reduction: Reduction | None, limit: timedelta | None
     ) -> Work:
-        """For a caller that waits anyway, and for a program that looks at nothing else meanwhile: one way there and back."""
+        """One round trip for issue, wait and delivery: for callers that wait anyway, and programs that have no other
+        operation in flight."""
         _, kind, _, _, _, _, sent = call
         ticks = picoseconds(limit) if limit is not None else None
         in_place = sent is outputs
@@ -466,9 +472,9 @@ class SimulatedBackend(c10d.Backend):
         return merged
 
     def _reduction(self, opts: Any, tensors: Sequence[Tensor]) -> Reduction:
-        """The reduction that a call asks for, which may be one that the library refuses."""
+        """The reduction that a call requests; the library may refuse it."""
         op, dtype = opts.reduceOp, tensors[0].dtype
-        # A call carries either a ReduceOp or a bare RedOpType; PREMUL_SUM's factor lies on the former only.
+        # A call carries either a ReduceOp or a bare RedOpType; only the former has PREMUL_SUM's factor.
         kind = getattr(op, "op", op).value
         known = self._checked_reductions.get((kind, dtype))
         if known is None:
@@ -480,7 +486,7 @@ class SimulatedBackend(c10d.Backend):
         return known
 
     def _limit(self, timeout: timedelta | None) -> timedelta | None:
-        """The time-out the program itself has asked for. torch marks an unset one by a negative value."""
+        """The timeout that the program has set. A negative value is torch's mark for an unset timeout."""
         chosen = self._timeout if timeout is None or timeout.days < 0 else timeout
         return None if chosen in self.DEFAULT_TIMEOUTS else chosen
 
@@ -490,7 +496,7 @@ class SimulatedBackend(c10d.Backend):
         return root
 
     def _split(self, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
-        """Elements for, or from, each rank. `sizes` counts rows; empty: as many for each."""
+        """Elements for, or from, each rank. `sizes` counts rows; if it is empty, all ranks have equally many."""
         rows = tensor.size(0) if tensor.dim() else 1
         if not sizes:
             if rows % self._size:
@@ -512,7 +518,8 @@ class SimulatedBackend(c10d.Backend):
             )
 
     def _check(self, tensors: Sequence[Tensor]) -> None:
-        # Here and not where the group is made: init_process_group() without a name makes one of each kind.
+        # The check is made in operations, not at the group's creation, because init_process_group() without a backend
+        # name creates a group of each kind.
         if self._is_other_backend and not self.is_beside_nccl:
             raise RuntimeError(
                 f'the program requests the backend "{self.NAME}", which this run does not simulate\n'
@@ -537,7 +544,7 @@ class SimulatedBackend(c10d.Backend):
                     "hint: move it with `.cpu()`, or `.to_dense()`"
                 )
 
-    # torch's names of the collectives. The class of a library overrides the methods that carry them out.
+    # Torch's names of the collectives. A library's subclass overrides the methods that carry them out.
 
     allreduce = _call("_all_reduce")
     allreduce_coalesced = _call("_all_reduce_coalesced")
@@ -562,6 +569,6 @@ def _elements(tensors: Sequence[Tensor]) -> int:
 
 
 def blocks(tensors: Sequence[Tensor]) -> Shape:
-    """The shape of a list with one tensor a rank."""
+    """The shape of a list with one tensor per rank."""
     sizes = [tensor.numel() for tensor in tensors]
     return sizes[0] if len(set(sizes)) == 1 else sizes

@@ -1,8 +1,8 @@
-"""Owns what Gloo does otherwise than other libraries, as ProcessGroupGloo of torch 2.15 does it
-(`torch/csrc/distributed/c10d/ProcessGroupGloo.cpp`): what it refuses of a call's arguments, sparse tensors, the monitored barrier, and
-its words where an operation fails.
+"""Owns the behaviour that is specific to Gloo, as in ProcessGroupGloo of torch 2.15
+(`torch/csrc/distributed/c10d/ProcessGroupGloo.cpp`): refused arguments, sparse tensors, the monitored barrier, and
+error messages.
 
-torch's own checks in Python come before these. Ranks are the group's.
+Torch's own checks in Python precede these. Ranks are the group's.
 """
 
 import os
@@ -23,7 +23,7 @@ from uniference.backends.work import Ended, Failed, Work
 from uniference.rank.charging import uncharged
 from uniference.rank.clock import picoseconds
 
-# As C++ prints an element type.
+# Names of element types as C++ prints them.
 _TYPES = {
     torch.float32: "float",
     torch.float64: "double",
@@ -40,31 +40,34 @@ _TYPES = {
 }
 _LAYOUTS = {torch.strided: "Strided", torch.sparse_coo: "Sparse", torch.sparse_csr: "SparseCsr"}
 
-# What ProcessGroupGloo has code for, and complex numbers as pairs of these.
+# Element types that ProcessGroupGloo supports; complex numbers travel as pairs of these.
 _DTYPES = frozenset(
     {torch.float32, torch.float64, torch.float16, torch.bfloat16}
     | {torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool}
 )
 
-# Above every tag of a program's, which have 32 bits.
+# Larger than every tag of a program; those have 32 bits.
 _MONITOR_TAGS = 1 << 40
 
-# Where Gloo of torch 2.15's wheels says what has gone wrong. Programs look for the words, some for the space before them.
+# Source location in the error messages of Gloo in torch 2.15's wheels. Programs search for the words, some for the
+# space before them.
 _SOURCE = "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp"
 
-# Gloo names the peer's socket: here each rank has one port, from where Linux takes such ports by default.
+# Gloo's messages name the peer's socket: each simulated rank has one port, counted from the start of Linux's default
+# range.
 _FIRST_PORT = 32768
 
 
 class Pairs(Connections):
-    """Gloo's connections of one process group. It closes them when an operation has timed out; none can be used again."""
+    """Gloo's connections of one process group. All are closed after an operation has timed out, and none can be used
+    again."""
 
     def check(self) -> None:
         if self.closed:
             raise _pairs_closed()
 
     def timed_out(self, name: str, limit: timedelta, callers: bool = False) -> RuntimeError:
-        """A collective that a caller does not want to wait for any longer goes on; anything else closes the pairs."""
+        """A timed-out collective continues if only a caller's wait has expired; any other timeout closes the pairs."""
         waits_for = name if name in ("send", "recv") else "recv"
         if callers and name != waits_for:
             return RuntimeError("Operation timed out!")
@@ -75,7 +78,8 @@ class Pairs(Connections):
         )
 
     def _close(self) -> None:
-        """Ends this rank's outstanding operations in the group. Members that wait for this rank, now or later, get an error."""
+        """Ends this rank's outstanding operations in the group. Members that wait for this rank, now or later, get an
+        error."""
         self.abort()
         self._channel.close(self._group)
 
@@ -89,12 +93,12 @@ class Pairs(Connections):
         )
 
     def error_from_now_on(self, name: str, error: RuntimeError) -> RuntimeError:
-        """A collective keeps its error, a message asks its connection again."""
+        """A collective keeps its error; a message gets its connection's error."""
         return _pairs_closed() if name in ("send", "recv") else error
 
 
 class Gloo(SimulatedBackend):
-    """As ProcessGroupGloo."""
+    """Simulates ProcessGroupGloo."""
 
     NAME = "gloo"
     CONNECTIONS = Pairs
@@ -102,17 +106,18 @@ class Gloo(SimulatedBackend):
     DEFAULT_TIMEOUTS = (timedelta(minutes=30),)
     WAITS_FOR_RECEIVES = True
 
-    # How many monitored barriers there have been.
+    # Number of monitored barriers so far.
     _barriers = 0
 
     @classmethod
     def ddp_log(cls) -> dict[str, Any]:
-        """As torch/csrc/distributed/c10d/logger.cpp writes it, with ProcessGroupGloo's default number of threads."""
+        """Fields as torch/csrc/distributed/c10d/logger.cpp writes them, with ProcessGroupGloo's default number of
+        threads."""
         variables = ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT")
         return {"gloo_num_threads": 2} | {name.lower(): os.environ.get(name, "N/A") for name in variables}
 
     def _failed(self, error: RuntimeError, opts: Any) -> Work:
-        # What Gloo finds out as it carries an operation out, the wait for it raises.
+        # Errors that Gloo finds during an asynchronous operation are raised by the wait for it.
         if opts.asyncOp:
             return Failed(self.channel, error)
         raise error from None
@@ -123,11 +128,11 @@ class Gloo(SimulatedBackend):
         _check_dtype(dtype)
 
     def _check_elements(self, kind: str, dtype: torch.dtype) -> None:
-        # Its gather does not take complex numbers for pairs of real ones, nor does `all_to_all_single`. Its send and recv carry any.
+        # Gloo's gather and `all_to_all_single` do not support complex numbers. Its send and recv accept any type.
         _check_dtype(dtype, complex_too=kind != "gather")
 
     def _check_complex(self, call: str, opts: Any, tensor: Tensor) -> None:
-        """Complex numbers are only added up. The odd character is Gloo's."""
+        """Raises for complex numbers in other reductions than sums. The odd character in the message is Gloo's."""
         if tensor.dtype.is_complex and reduction_name(opts.reduceOp) not in ("sum", "avg", "premul_sum"):
             raise RuntimeError(f"{call} does not support\x03on complex tensors")
 
@@ -154,7 +159,7 @@ class Gloo(SimulatedBackend):
         return Ended(self.channel, tensors)
 
     def _all_reduce_coalesced(self, tensors: list[Tensor], opts: c10d.AllreduceCoalescedOptions) -> Work:
-        # It writes the results with an operator of torch's, which may not write where autograd forbids it.
+        # Gloo writes the results with a torch operator, which must not write in place if autograd forbids it.
         if torch.is_grad_enabled() and any(tensor.requires_grad and tensor.is_leaf for tensor in tensors):
             raise RuntimeError("a leaf Variable that requires grad is being used in an in-place operation.")
         return super()._all_reduce_coalesced(tensors, opts)
@@ -171,12 +176,12 @@ class Gloo(SimulatedBackend):
         self._check_complex("all_reduce", opts, output)
         if len(row) != self._size:
             raise RuntimeError("invalid input tensor list size, must be world size")
-        # It looks at the block that the rank itself receives.
+        # Gloo checks only the block that the rank itself receives.
         mine = row[self._rank]
         if output.shape != mine.shape:
             self._check_failed("outputs[0].sizes().vec() == inputs[0][i].sizes().vec()", _plain(output), _plain(mine))
         reduction = self._reduction(opts, [output])
-        # It reduces a list in another order than one tensor, also if its blocks are equal.
+        # Gloo reduces a list in another order than one tensor, even if its blocks are equal.
         shape = [tensor.numel() for tensor in row]
         return self._collective("reduce_scatter", opts, shape, row, [output], reduction=reduction)
 
@@ -218,19 +223,19 @@ class Gloo(SimulatedBackend):
         return super()._all_gather_coalesced(outputs, inputs, opts)
 
     def _gathers(self, output: Tensor, input: Tensor) -> bool:
-        """Whether the output's rows are those of as many inputs as the group has members."""
+        """Whether the output has as many times the input's rows as the group has members."""
         rows = (input.size(0) * self._size, *input.shape[1:]) if input.dim() else None
         return output.shape == rows and output.dtype == input.dtype
 
     def _check_all_gather(self, outputs: Sequence[Tensor], input: Tensor) -> None:
-        """One output of the input's type and shape for each member."""
+        """Raises unless each member has one output of the input's type and shape."""
         if len(outputs) != self._size:
             expected = f"(expected length {self._size}, got {len(outputs)})"
             raise RuntimeError(f"ProcessGroupGloo::allgather: invalid output tensor list at index 0 {expected}")
         _check_alike("allgather", outputs, input)
 
     def _check_all_gather_coalesced(self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor]) -> None:
-        """`outputs[rank][i]` is like `inputs[i]`."""
+        """Raises unless `outputs[rank][i]` is like `inputs[i]`."""
         call = "ProcessGroupGloo::allgather_coalesced"
         if len(outputs) != self._size:
             raise RuntimeError(f"{call}: output lists should be equal to world size")
@@ -256,7 +261,7 @@ class Gloo(SimulatedBackend):
         return super()._scatter(outputs, inputs, opts)
 
     def _check_blocks(self, call: str, which: str, blocks: Sequence[Tensor], like: Tensor) -> None:
-        """The root's list for a gather or scatter."""
+        """Checks the root's list for a gather or scatter."""
         if len(blocks) != self._size:
             raise RuntimeError(
                 f"ProcessGroupGloo::{call}: Incorrect {which} list size {len(blocks)}. "
@@ -279,7 +284,7 @@ class Gloo(SimulatedBackend):
     def _all_to_all_single(
         self, output: Tensor, input: Tensor, received: list[int], sent: list[int], opts: c10d.AllToAllOptions
     ) -> Work:
-        # It takes the memory as it lies. Numbers of rows are checked for every backend.
+        # Gloo copies memory in storage order. Numbers of rows are checked for every backend.
         if not _is_whole(output) or not _is_whole(input):
             raise ValueError("Tensors must be contiguous")
         if not received and not sent:
@@ -290,7 +295,7 @@ class Gloo(SimulatedBackend):
         _check_dtype(input.dtype, complex_too=False)
         return super()._all_to_all_single(output, input, received, sent, opts)
 
-    # The monitored barrier, and what it asks of its group
+    # The monitored barrier, and the group's methods for it
 
     @uncharged
     def monitored_barrier(self, opts: c10d.BarrierOptions, wait_all_ranks: bool = False) -> None:
@@ -326,7 +331,7 @@ class Gloo(SimulatedBackend):
             raise RuntimeError("state_ >= CONNECTED. 1 vs 4. Pair is not connected ")
 
     def _refuse_peer(self, peer: int, hint: str) -> NoReturn:
-        # It looks for the peer's address until its time is up.
+        # Gloo looks up the peer's address until the timeout expires.
         if (limit := self._limit(None)) is not None:
             self.channel.sleep(picoseconds(limit))
         milliseconds = self._timeout // timedelta(milliseconds=1)
@@ -339,18 +344,18 @@ class Gloo(SimulatedBackend):
 
 
 def _pairs_closed() -> RuntimeError:
-    """What Gloo says of its connections after a time-out."""
+    """Gloo's message for the use of connections that were closed after a timeout."""
     return RuntimeError("Application timeout caused pair closure")
 
 
 def _check_dtype(dtype: torch.dtype, complex_too: bool = True) -> None:
-    """Raises what Gloo's collectives do of elements that they do not carry."""
+    """Raises the error of Gloo's collectives for unsupported element types."""
     if dtype not in _DTYPES and not (complex_too and dtype.is_complex):
         raise Unsupported("Invalid scalar type")
 
 
 def _is_whole(tensor: Tensor) -> bool:
-    """Whether its elements lie one after the other, channels last or not."""
+    """Whether the tensor's elements are contiguous in memory, in channels-last order or not."""
     return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
 
 

@@ -1,6 +1,6 @@
-"""Owns which process groups a program's `init_process_group` gets: the backends that torch is told of, and who the members of a group are.
+"""Owns the creation of process groups: the backends that are registered with torch, and the members of each group.
 
-What a group does is its backend's business, `base` and the classes over it.
+`base` and its subclasses implement the groups' operations.
 """
 
 from collections import Counter
@@ -23,13 +23,14 @@ from uniference.program.lines import user_line
 from uniference.rank.charging import uncharged
 from uniference.rank.store import EngineStore
 
-# The libraries that are simulated, and those that torch knows besides: any other name is refused with a message that says so.
+# Simulated libraries, and other libraries that torch knows: every other name is refused with a message that says so.
 _SIMULATED: dict[str, type[SimulatedBackend]] = {backend.NAME: backend for backend in (Gloo, Nccl)}
 _REFUSED = ("mpi", "ucc", "xccl")
 
 
 def _name_backend_in_log() -> None:
-    """DistributedDataParallel's log takes the backend's fields from the group's type, which is CUSTOM here."""
+    """DistributedDataParallel's log reads the backend's fields by the group's type, which is CUSTOM for simulated
+    groups."""
     original = names.DDP_LOG.original
 
     def logging_data(self: DistributedDataParallel) -> dict[str, Any]:
@@ -40,9 +41,10 @@ def _name_backend_in_log() -> None:
 
 
 def _split_among_members() -> None:
-    """C++ asks a Python backend for its part of a split also where it is in none, and takes no None for an answer.
+    """Leaves ranks outside of a split's groups out of `split_group`: C++ asks a Python backend for its part of the
+    split even if the rank is in none, and does not accept None.
 
-    Torch's own NCCL has to hear of such a split: the ranks that are in it wait for all of the parent.
+    Torch's own NCCL must join such a split, because the ranks in it wait for all of the parent.
     """
     original = names.SPLIT_GROUP.current
 
@@ -60,10 +62,12 @@ def _split_among_members() -> None:
 
 
 def _name_groups(channel: Channel) -> None:
-    """Tells the engine the name and the members of each group that a rank is about to create: two groups with one name are a program error.
+    """Announces the name and the members of each group that a rank is about to create: two groups with one name are a
+    program error.
 
-    Members of a group find each other in the store by the group's name, which is a counter of each rank. A rank that leaves out a
-    call of `new_group`, or calls it with other ranks, therefore meets the members of another group (decision 0064).
+    Members of a group find each other in the store by the group's name, which is a counter of each rank. A rank that
+    leaves out a call of `new_group`, or calls it with other ranks, therefore meets the members of another group
+    (decision 0064).
     """
     original = names.NEW_GROUP.current
     # Number of calls of init_process_group by store and world size: each call makes a new world, whose groups are numbered anew.
@@ -104,18 +108,18 @@ def _name_groups(channel: Channel) -> None:
 
 
 class Backends:
-    """Makes this process's groups, in the place of torch's own backends."""
+    """Creates this process's groups, in place of torch's own backends."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
         self._arena = Arena(channel)
-        # C++ does not keep a Python backend alive.
+        # References to all backends, because C++ does not keep a Python backend alive.
         self._alive: list[SimulatedBackend] = []
-        # Which rank of the simulation each rank of the program's world is: it may have made a new world without some of them.
+        # Simulation rank of each rank of the program's world; the program may have made a new world without some ranks.
         self._world = list(range(channel.world_size))
 
     def install(self, without: AbstractSet[str] = frozenset()) -> None:
-        """Registers with torch, but those that are torch's own."""
+        """Registers the backends with torch, except those in `without`, which stay torch's own."""
         self._is_nccl_torchs_own = "nccl" in without
         for name in (name for name in (*_SIMULATED, *_REFUSED) if name not in without):
             BackendNames.register_backend(
@@ -123,7 +127,7 @@ class Backends:
                 self._creator(name, _SIMULATED.get(name)),
                 extended_api=True,
                 devices=["cpu", "cuda"],
-                # The type GLOO would have DistributedDataParallel's logger cast the group to ProcessGroupGloo.
+                # The type GLOO would make DistributedDataParallel's logger cast the group to ProcessGroupGloo.
                 _backend_type=dist.ProcessGroup.BackendType.CUSTOM,
             )
         _name_backend_in_log()
@@ -172,14 +176,14 @@ class Backends:
         return backend
 
     def _meet(self, opts: Any) -> None:
-        """Finds out who the members of a new world are. Ranks that go on without the others number themselves anew."""
+        """Finds the members of a new world. Ranks that continue without crashed ones renumber themselves."""
         mine, size = (self.channel.rank, opts.group_rank), opts.group_size
         if size == self.channel.world_size and mine[0] == mine[1]:
             self._world = list(range(size))
             return
         if not 0 <= opts.group_rank < size <= self.channel.world_size:
             self._refuse(opts)
-        # As Gloo's members do, they meet through the store that the program gives them.
+        # The members meet through the store that the program passes, as Gloo's do.
         key = f"uniference/{opts.group_id}"
         opts.store.set(f"{key}/{opts.group_rank}", str(self.channel.rank))
         self._world = [int(opts.store.get(f"{key}/{member}")) for member in range(size)]

@@ -1,6 +1,7 @@
-"""Owns `monitored_barrier` as ProcessGroupGloo of torch 2.15 does it: who answers whom, within what time, and which rank is blamed.
+"""Owns `monitored_barrier` as ProcessGroupGloo of torch 2.15 implements it: the messages, their timeouts, and the rank
+that the error names.
 
-Its messages are ordinary sends and receives; how they travel is `process_group`'s business.
+Its messages are ordinary sends and receives of the process group.
 """
 
 import sys
@@ -16,7 +17,7 @@ _CLOSED = "Connection closed by peer. This is typically caused by a remote worke
 
 
 class Group(Protocol):
-    """What the barrier needs of its process group. Ranks are the group's."""
+    """The process group's methods that the barrier uses. Ranks are the group's."""
 
     @property
     def channel(self) -> Channel: ...
@@ -28,11 +29,12 @@ class Group(Protocol):
         """Sends one number."""
 
     def collect(self, source: int, tag: int) -> tuple[Work, Callable[[], int]]:
-        """Receives one number, which the function gives once the Work is complete."""
+        """Receives one number; the function returns it once the Work is complete."""
 
 
 def run(group: Group, ask: int, answer: int, timeout: timedelta, wait_all_ranks: bool) -> None:
-    """The barrier. `ask` and `answer` are tags that nothing else of the group uses. Only rank 0 keeps to the time-out."""
+    """Runs the barrier. `ask` and `answer` are tags that are reserved for it in the group. Only rank 0 enforces the
+    timeout."""
     if group.group_rank:
         _reach(group, ask, answer)
         return
@@ -41,7 +43,8 @@ def run(group: Group, ask: int, answer: int, timeout: timedelta, wait_all_ranks:
         _monitor(group, {rank: group.collect(rank, ask)[0] for rank in _others(group)}, timeout, wait_all_ranks)
         outcome = _PASSED
     finally:
-        # Gloo closes its connections on failure. Here the others hear of it in the answer that they wait for.
+        # Gloo closes its connections on failure. In the simulation the other ranks learn of the failure from the answer
+        # that they wait for.
         for rank in _others(group):
             group.post(rank, answer, outcome)
 
@@ -85,7 +88,7 @@ def _monitor(group: Group, arrivals: Mapping[int, Work], timeout: timedelta, wai
 
 
 def _left(group: Group, start: int, timeout: timedelta, passed: list[int]) -> timedelta:
-    """What is left of the time-out."""
+    """Remainder of the timeout."""
     left = timeout - timedelta(microseconds=(group.channel.now() - start) // 1_000_000)
     if left > timedelta(0):
         return left

@@ -1,6 +1,6 @@
-"""Owns the C++ backend that stands in front of a Python one: plain collectives then pass by the interpreter (`cpp/backend.h`).
+"""Owns the C++ backend in front of a Python backend: plain collectives then need no interpreter (`cpp/backend.h`).
 
-What is plain is decided there. Everything else reaches the Python backend as if nobody stood before it.
+`cpp/backend.h` defines which collectives are plain. All other calls are forwarded to the Python backend unchanged.
 """
 
 import os
@@ -22,7 +22,7 @@ _MILLISECOND = timedelta(milliseconds=1)
 
 
 def install(channel: Channel) -> None:
-    """Lets the process groups that torch makes from here on carry out their calls so, if the C++ library is there."""
+    """Puts the C++ backend in front of all groups that torch creates from now on, if the C++ library is available."""
     library = capture.library()
     if library is None or os.environ.get(BACKEND) == "python":
         return
@@ -40,7 +40,7 @@ def install(channel: Channel) -> None:
             return
         channel.enter()
         try:
-            # C++ takes the Python backend out of a process group that nobody uses.
+            # The Python backend is registered in a process group of its own, from which C++ obtains it.
             made = dist.ProcessGroup(backend.rank(), backend.size())
             register(made, device, backend_type, backend)
             defaults = [timeout // _MILLISECOND for timeout in backend.DEFAULT_TIMEOUTS]
@@ -54,5 +54,5 @@ def install(channel: Channel) -> None:
 
 
 def _fits(backend: SimulatedBackend) -> bool:
-    """Whether the group's library is the simulated one, and its time-out can be told to C++."""
+    """Whether the group's library is simulated, and its timeout is a whole number of milliseconds, as C++ expects."""
     return backend.is_simulated and not backend.timeout % _MILLISECOND

@@ -1,4 +1,4 @@
-"""Owns what NCCL does otherwise than other libraries: batches of calls, and its words where an operation fails."""
+"""Owns the behaviour that is specific to NCCL: batches of calls, and error messages."""
 
 from datetime import timedelta
 
@@ -41,11 +41,11 @@ class _NcclConnections(Connections):
 
 
 class Nccl(SimulatedBackend):
-    """As ProcessGroupNCCL."""
+    """Simulates ProcessGroupNCCL."""
 
     NAME = "nccl"
     CONNECTIONS = _NcclConnections
-    # NCCL's own is the second one; where it is made beside Gloo it gets the first.
+    # The second is NCCL's own default; a group that also has Gloo gets the first.
     DEFAULT_TIMEOUTS = (timedelta(minutes=30), timedelta(minutes=10))
 
     @property

@@ -1,7 +1,7 @@
 """Owns the events that torch's profilers show for communication, named as the real backends name them.
 
-An event lies in the profiler's own time, which is the host's, not the rank's: its name, count and input shapes are a real run's,
-its length is not. Virtual time shows in the trace of the run.
+An event's times are the profiler's own, so host time and not virtual time: its name, count and input shapes equal a
+real run's, its duration does not. Virtual time is in the run's timeline.
 """
 
 import _thread
@@ -20,7 +20,8 @@ class Event:
         self._handle = _enter(title, *inputs)
 
     def end(self) -> None:
-        """The operation is complete. A profiler shows an event as asynchronous, as real ones are, if another thread ends it."""
+        """Ends the event from another thread, because a profiler shows an event as asynchronous, like a real one's, if
+        another thread ends it."""
         ended = _thread.allocate_lock()
         ended.acquire()
 
@@ -33,5 +34,6 @@ class Event:
 
 
 def begin(backend: str, title: str, inputs: Sequence[Tensor]) -> list[Event]:
-    """What a profiler sees of a call: nothing if none looks, or without a title. Titles are ProcessGroupGloo's, or NCCL's."""
+    """Profiler events of a call: none without an active profiler, or without a title. Titles are ProcessGroupGloo's, or
+    NCCL's."""
     return [Event(f"{backend}:{title}", inputs)] if title and _profiler_enabled() else []

@@ -1,6 +1,6 @@
-"""Owns how elements are combined: the names of torch's reductions, which elements each is defined for, and the kernels.
+"""Owns the combination of elements: names of torch's reductions, the element types of each, and the kernels.
 
-In which order elements are combined is the simulated algorithm's business, and which of them a library refuses that of its backend.
+The simulated algorithm decides the order of combinations, and each library's backend which reductions it refuses.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,8 @@ from uniference._native import combines
 
 
 class Unsupported(RuntimeError):
-    """What a library says of an operation once it carries it out: Gloo, of an asynchronous one, when the program waits for it."""
+    """A library's error during the execution of an operation: for an asynchronous Gloo operation, the wait raises
+    it."""
 
 
 _Kernel = Callable[[Tensor, Tensor], object]
@@ -30,18 +31,19 @@ _KERNELS: dict[str, _Kernel] = {
 }
 _KERNELS["avg"] = _KERNELS["premul_sum"] = _KERNELS["sum"]
 
-# Gloo's `min` and `max` (gloo/math.h) are `std::min` and `std::max`: the first operand stays if both are zeros, or if one is NaN.
+# Gloo's `min` and `max` (gloo/math.h) are `std::min` and `std::max`: the first operand stays if both are zeros, or if
+# one is NaN.
 _KEEPING_FIRST: dict[str, _Kernel] = {
     "min": lambda into, other: torch.where(other < into, other, into, out=into),
     "max": lambda into, other: torch.where(into < other, other, into, out=into),
 }
 
-# As torch/csrc/distributed/c10d/Utils.hpp has it.
+# Reductions of complex numbers, as in torch/csrc/distributed/c10d/Utils.hpp.
 _COMPLEX_TOO = frozenset({"sum", "avg", "premul_sum"})
 
 
 def reduction_name(op: Any) -> str:
-    """The name of a call's `op`, a ReduceOp or a bare RedOpType, as the channel has it."""
+    """The channel's name of a call's `op`, a ReduceOp or a bare RedOpType."""
     return _NAMES[getattr(op, "op", op).value]
 
 
@@ -49,12 +51,13 @@ _NAMES = {kind.value: name.lower() for name, kind in ReduceOp.RedOpType.__member
 
 
 class Reduction:
-    """One reduction as a call asks for it, of elements that it is defined for."""
+    """One reduction of a call, of elements for which the reduction is defined."""
 
     __slots__ = ("_factor", "_kernel", "dtype", "is_native", "name")
 
     def __init__(self, name: str, factor: Any, dtype: torch.dtype, keeps_first: bool = False) -> None:
-        """`name` is a result of `reduction_name`; `factor` is PREMUL_SUM's, else None. `keeps_first` selects Gloo's minimum and maximum."""
+        """`name` is a result of `reduction_name`; `factor` is PREMUL_SUM's, else None. `keeps_first` selects Gloo's
+        minimum and maximum."""
         self.name = name
         self.dtype = dtype
         self._factor = factor
@@ -67,10 +70,10 @@ class Reduction:
         if name in ("band", "bor", "bxor") and (dtype.is_floating_point or dtype.is_complex):
             raise Unsupported(f"Cannot use ReduceOp.{name.upper()} with non-integral dtype")
         self.is_native = combines(name, dtype_name(dtype))
-        """The channel combines the elements, no kernel of torch's is needed."""
+        """Whether the channel combines the elements, so that no torch kernel is needed."""
 
     def prepare(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What is sent in the place of the inputs."""
+        """Tensors that are sent in place of the inputs: multiplied by the factor, if there is one."""
         return tensors if self._factor is None else [tensor.detach() * self._factor for tensor in tensors]
 
     def combine(self, into: Tensor, other: Tensor) -> None:
@@ -91,12 +94,12 @@ _dtype_names: dict[torch.dtype, str] = {}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """torch's name, without `torch.`."""
+    """Torch's name of the type, without `torch.`."""
     name = _dtype_names.get(dtype)
     if name is None:
         name = _dtype_names[dtype] = str(dtype).removeprefix("torch.")
     return name
 
 
-# torch has no arithmetic on these; modulo 2^n it is that of the signed types.
+# Torch has no arithmetic on these types; modulo 2^n it equals that of the signed types.
 _AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}

@@ -1,6 +1,7 @@
-"""Owns the all-reduce of sparse tensors, as ProcessGroupGloo of torch 2.15 does it: three all-gathers, and a sum in order of rank.
+"""Owns the all-reduce of sparse tensors, as ProcessGroupGloo of torch 2.15 implements it: three all-gathers, and a sum
+in order of rank.
 
-Unlike Gloo's it has ended when it is issued: how much the second and third gather move is in the data of the first.
+Unlike Gloo's, the call blocks, because the sizes of the second and third gather are in the data of the first.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ _METADATA = 9
 
 
 def all_reduce(tensors: Sequence[Tensor], size: int, gather: Gather) -> None:
-    """The sum over all `size` members, into the tensors."""
+    """Writes the sum over all `size` members into the tensors."""
     total = tensors[0].detach()
     for other in tensors[1:]:
         total = total + other

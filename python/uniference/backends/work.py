@@ -1,6 +1,6 @@
-"""Owns what a communication call hands back: waiting for it in virtual time, and the delivery of its data.
+"""Owns the return value of a communication call: its wait in virtual time, and the delivery of its data.
 
-Issuing an operation is `process_group`'s business. Data is delivered when the program learns that the operation is complete
+`base` issues the operations. Data is delivered when the program learns that the operation is complete
 (`wait`, `is_completed`, a future), on the thread that learns it.
 """
 
@@ -30,7 +30,7 @@ from uniference.rank.clock import picoseconds
 
 
 class Operation:
-    """One operation in the engine, and where its data goes."""
+    """One operation in the engine, and the destination of its data."""
 
     __slots__ = ("_arena", "_group_size", "_reduction", "handle", "outputs", "peer")
 
@@ -50,7 +50,7 @@ class Operation:
         self._group_size = group_size
 
     def deliver(self, channel: Channel) -> None:
-        """Reduces if this rank was picked to, and fetches the outputs. The operation is complete."""
+        """Reduces if this rank was chosen to, and fetches the outputs. The operation must be complete."""
         reduction = self._reduction
         if reduction is not None and not reduction.is_native and (folds := channel.folds(self.handle)):
             for into, other, nbytes in folds:
@@ -66,22 +66,22 @@ class Operation:
 
 _numbers = itertools.count()
 
-# Operations that the program may never wait for, in order of issue.
+# Works that the program may never wait for, in order of issue.
 _in_flight: dict[int, "Work"] = {}
 
-# The same works by the handles of their operations.
+# The works in `_in_flight` by the handles of their operations.
 _in_flight_by_handle: dict[int, "Work"] = {}
 
-# Their operations that are over, though no wait has delivered them: the number of the work, and the handle. A heap, so that a look at
-# what was issued before a work costs nothing for what was issued after it.
+# Complete operations of works in flight that no wait has delivered: the work's number and the handle. A heap, so the
+# search for operations issued before a work does not visit later ones.
 _over: list[tuple[int, int]] = []
 
-# Other operations that are over: a work may be made of them later.
+# Complete operations that belong to no work in flight: a work may still be created for them.
 _over_elsewhere: set[int] = set()
 
 
 class Work(TorchWork):
-    """One call of the program's: the operations it has issued, complete when all of them are."""
+    """One call of the program: its operations in the engine. The call is complete when all operations are."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Work(TorchWork):
         connections: Connections,
         events: Sequence[Event] = (),
     ) -> None:
-        """`timeout` is the group's; None: it does not matter. `connections` says what is raised where the operations fail."""
+        """`timeout` is the group's; None: none is needed. `connections` provides the errors of failed operations."""
         super().__init__()
         self.channel = channel
         self._name = name
@@ -107,7 +107,7 @@ class Work(TorchWork):
         self._delivering = threading.Lock()
 
     def track(self) -> None:
-        """Has later waits deliver this one too, should the program never wait for it."""
+        """Lets later waits deliver this work too, in case the program never waits for it."""
         _in_flight[self._number] = self
         if len(_in_flight) == 1:
             self.channel.has_in_flight(True)
@@ -119,13 +119,13 @@ class Work(TorchWork):
                 heapq.heappush(_over, (self._number, handle))
 
     def forget(self) -> None:
-        """Its operations are another's now, or delivered."""
+        """Removes the work from those in flight: its operations were delivered, or belong to another work now."""
         if _in_flight.pop(self._number, None) is not None:
             for operation in self.operations:
                 _in_flight_by_handle.pop(operation.handle, None)
             if not _in_flight:
                 self.channel.has_in_flight(False)
-                if _in_flight:  # another thread's, just now
+                if _in_flight:  # another thread has added one meanwhile
                     self.channel.has_in_flight(True)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -180,17 +180,17 @@ class Work(TorchWork):
         return self._future
 
     def finish(self) -> None:
-        """Waits, for callers that look at no result."""
+        """Waits without returning a result."""
         self.wait()
 
     def deliver_complete(self, handles: Sequence[int]) -> None:
-        """Delivers those of its operations that are among the complete `handles`."""
+        """Delivers this work's operations among the complete `handles`."""
         for handle in handles:
             if (operation := self._open.get(handle)) is not None:
                 self._deliver(operation)
 
     def open_handles(self) -> list[int]:
-        """The operations that are not known to be complete."""
+        """Handles of the operations that are not known to be complete."""
         return list(self._open)
 
     @uncharged
@@ -218,7 +218,7 @@ class Work(TorchWork):
         deliver_earlier(self.channel, self._number)
 
     def _give_up(self, error: RuntimeError) -> None:
-        """It fails whenever it is asked from now on."""
+        """Makes every later query of this work fail with `error`."""
         with self._delivering:
             self._error = self._connections.error_from_now_on(self._name, error)
             for handle in self._open:
@@ -228,20 +228,20 @@ class Work(TorchWork):
         self.forget()
 
     def _deliver(self, operation: Operation) -> None:
-        """Once, whichever thread comes first; the others wait until it is done."""
+        """Delivers an operation once: the first thread delivers, and the others wait for it."""
         with self._delivering:
             if operation.handle not in self._open:
                 return
             _over_elsewhere.discard(operation.handle)
             if (peer := self.channel.closed_by(operation.handle)) is not None:
-                # What else belongs to the call is not waited for.
+                # The call's other operations are not waited for.
                 self._error = self._connections.closed_by(peer)
                 self._open.clear()
             if self._error is None:
                 try:
                     operation.deliver(self.channel)
                 finally:
-                    # Also when the last step has failed (an average of integers): its error is raised once, here.
+                    # Also if the last step has failed (an average of integers): its error is raised once, by this call.
                     del self._open[operation.handle]
             if self._open:
                 return
@@ -250,7 +250,7 @@ class Work(TorchWork):
             self.events.pop().end()
 
     def _resolve(self) -> None:
-        """Completes the future, which runs its callbacks: the program's code, so its time is charged."""
+        """Completes the future and runs its callbacks. They are the program's code, so their time is charged."""
         if self._future is not None and not self._open and not _is_done(self._future):
             _unresolved.pop(self._number, None)
             if self._error is None:
@@ -260,7 +260,7 @@ class Work(TorchWork):
 
 
 class Ended(Work):
-    """A call that was complete before it handed anything back."""
+    """A call that was complete before it returned."""
 
     def __init__(self, channel: Channel, outputs: Sequence[Tensor]) -> None:
         TorchWork.__init__(self)
@@ -279,7 +279,7 @@ class Ended(Work):
 
 
 class Failed(Ended):
-    """A call that has failed before it reached the engine: whoever waits for it is told."""
+    """A call that failed before it reached the engine: waits for it raise the error."""
 
     def __init__(self, channel: Channel, error: RuntimeError) -> None:
         super().__init__(channel, [])
@@ -293,7 +293,8 @@ class Failed(Ended):
 
 
 def deliver_earlier(channel: Channel, before: int | None = None) -> None:
-    """What was issued before that work and is complete. Real backends write it without being asked, and a program may rely on that."""
+    """Delivers complete operations that were issued before work `before`. Real backends write results without a wait,
+    and a program may rely on that."""
     if not _in_flight:
         return
     for handle in channel.take_over():
@@ -316,16 +317,17 @@ class _Probe(threading.local):
     found: Work | None = None
 
 
-# torch wraps our Work in a C++ holder that forwards `wait` and `get_future` only. `get_future` therefore also answers
-# which Work it is, when asked in this way.
+# Torch wraps a Python Work in a C++ holder that forwards only `wait` and `get_future`. Therefore `get_future` also
+# identifies the Work, if `_probe` asks for it.
 _probe = _Probe()
 _ANSWER: torch.futures.Future[list[Tensor]] = torch.futures.Future()
 _ANSWER.set_result([])
 
-# Works whose futures somebody holds: whoever waits for any future advances these.
+# Works whose futures the program holds: a wait for any future advances all of these works.
 _unresolved: dict[int, Work] = {}
 
-# Futures that DistributedDataParallel will block on at the end of the next backward pass: those that a hook on its buffers has returned.
+# Futures that DistributedDataParallel will block on at the end of the next backward pass: return values of a hook on
+# its buffers.
 _promised: list[Any] = []
 
 _is_done = names.FUTURE_DONE.original
@@ -333,7 +335,7 @@ _wait_for = names.FUTURE_WAIT.original
 
 
 def _behind(work: TorchWork) -> Work | None:
-    """Our Work behind torch's holder, if there is one."""
+    """The Python Work behind torch's holder, if there is one."""
     _probe.asking = True
     try:
         work.get_future()
@@ -355,16 +357,16 @@ def _forwarding(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _finish_with_backward(work: Work) -> None:
-    """Completes a future before somebody blocks on it in C++ without telling us.
+    """Completes a future before C++ code blocks on it without calling Python.
 
-    DistributedDataParallel's reducer does, in a callback at the end of a backward pass. It queues that after it has asked for
-    the last bucket's future, so ours runs before. With a static graph, the first pass reduces in such a callback itself, outside of any
-    node: too late for another.
+    DistributedDataParallel's reducer does so in a callback at the end of a backward pass. The reducer queues that
+    callback after it has requested the last bucket's future, so this function's callback runs first. With a static
+    graph, the first pass reduces in such a callback itself, outside of any node: too late to queue another one.
     """
     try:
         Variable._execution_engine.queue_callback(work.finish)
     except RuntimeError:
-        return  # no backward pass is going on: whoever wants the future waits for it in Python
+        return  # no backward pass is running: waits for the future go through Python
     while _promised:
         Variable._execution_engine.queue_callback(_promised.pop().wait)
     if torch._C._current_autograd_node() is None:
@@ -382,13 +384,13 @@ def _install_promises() -> None:
 
 
 def settle() -> None:
-    """Waits for everything that has been issued."""
+    """Waits for all issued works."""
     for work in tuple(_in_flight.values()):
         work.wait()
 
 
 def install(channel: Channel) -> None:
-    """Lets torch's own Work and Future classes reach ours."""
+    """Connects torch's Work and Future classes to the simulated works."""
     for name, method in names.WORK_METHODS.items():
         method.replace(_forwarding(name, method.original))
 

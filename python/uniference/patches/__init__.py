@@ -1,5 +1,5 @@
-"""What this package needs of torch and of the standard library beyond their public interfaces.
+"""The names of torch and of the standard library that this package uses beyond their public interfaces.
 
-`names` lists every name that is replaced, and every private one that is relied on; `registry` is the only way to replace one, and finds out
-whether all are there; `versions` says which versions of torch are supported. Whoever needs another name declares it here.
+`names` lists every replaced name and every private name in use; `registry` is the only module that replaces names, and
+checks that all exist; `versions` lists the supported versions of torch. Every further name must be declared in `names`.
 """

@@ -1,6 +1,7 @@
 """Owns the list of names as `uniference doctor` shows it: `python -m uniference.patches`.
 
-One JSON object a line: `{"name", "part", "verb", "why", "parameters", "problem"}`; `problem` is null where the name is as it is needed.
+Prints one JSON object per line: `{"name", "part", "verb", "why", "parameters", "problem"}`; `problem` is null if the
+name is as expected.
 """
 
 import importlib.util
@@ -11,10 +12,10 @@ from uniference.patches import names, versions
 
 
 def main() -> int:
-    """Prints the list, with torch loaded as a run loads it."""
+    """Prints the list, with torch loaded as in a run."""
     versions.preload()
     for name in names.ALL:
-        # Triton does not come with every build of torch.
+        # Some builds of torch come without Triton.
         if importlib.util.find_spec(name.module.partition(".")[0]) is None:
             continue
         try:

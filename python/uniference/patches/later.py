@@ -1,4 +1,4 @@
-"""Owns what is done to modules that a program may import, or may not: nothing is imported for it."""
+"""Owns callbacks for modules that a program may import: no module is imported for them."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def when_imported(whats: Mapping[str, Callable[[], None]]) -> None:
-    """Does each of `whats` once the module of its name is there: now, or when the program has imported it."""
+    """Calls each of `whats` once the module of its name is imported: now, or when the program imports it."""
     missing = {name: what for name, what in whats.items() if name not in sys.modules}
     for name, what in whats.items():
         if name not in missing:
@@ -18,7 +18,7 @@ def when_imported(whats: Mapping[str, Callable[[], None]]) -> None:
 
 
 class _Later(MetaPathFinder):
-    """Does something to modules when they have been imported."""
+    """Runs callbacks after modules have been imported."""
 
     def __init__(self, whats: Mapping[str, Callable[[], None]]) -> None:
         self._whats = dict(whats)

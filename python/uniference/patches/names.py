@@ -1,6 +1,6 @@
-"""Owns the list: every name of torch and of the standard library that is replaced, and every private one that is relied on.
+"""Owns the list of names of torch and of the standard library that are replaced, and of private names in use.
 
-What is put in a name's place is the business of the module that replaces it. A name that more than one module replaces stands here once.
+The module that replaces a name has the replacement. A name that several modules replace is listed once.
 """
 
 from uniference.patches.registry import Name, Namespace, Operators, Part, Replaced, collect
@@ -52,7 +52,7 @@ EXTENSIONS = Namespace("uniference", "charge time for functions of extensions on
 SAVE = Replaced("torch:save", "warn that files take no time", "obj, f, ...")
 LOAD = Replaced("torch:load", "warn that files take no time", "f, ...")
 
-# Kernels of Triton, on simulated GPUs
+# Triton kernels, on simulated GPUs
 
 TRITON_RUN = Replaced(
     "triton.runtime.jit:JITFunction.run",
@@ -128,7 +128,7 @@ BREAKPOINT = Replaced("sys:breakpointhook", "say how a rank gets a terminal")
 GET_STACK = Replaced("bdb:Bdb.get_stack", "show a stack that begins with the program's script", "self, f, t")
 STOP_HERE = Replaced("bdb:Bdb.stop_here", "not step into what has called the program's script", "self, frame")
 
-# How programs start and end
+# Start and end of programs
 
 INIT_PROCESS_GROUP = tuple(
     Replaced(f"{module}:init_process_group", "keep processes that a rank starts from communicating")
@@ -273,7 +273,7 @@ C10D = Operators(
     "allreduce_coalesced_ allgather_coalesced_ allgather_into_tensor_coalesced_ reduce_scatter_tensor_coalesced_",
     _WITHOUT_DATA,
 )
-# By operator of functional collectives, torch's function that stands in for it where there is no data.
+# Torch's stand-in for a functional collective on tensors without data, by operator.
 META_KERNELS = {
     operator: Name(f"torch.distributed._functional_collectives:{function}", "tell torch of a collective's shapes")
     for operator, function in {

@@ -1,6 +1,6 @@
-"""Owns the replacing of names of torch and of the standard library, and the question whether all are there that are needed.
+"""Owns the replacement of names of torch and of the standard library, and the check that all needed names exist.
 
-Which names these are is in `names`. Nothing here imports torch.
+`names` lists them. This module does not import torch.
 """
 
 import importlib
@@ -19,21 +19,21 @@ _PYBIND_PARAMETER = re.compile(r"(\w+): ")
 
 
 class Part(Enum):
-    """Who needs a name."""
+    """The part of this package that needs a name."""
 
     RANK = "simulated ranks"
     REAL = "recorded ranks"
 
 
 class MovedError(RuntimeError):
-    """Names are not where they are expected: `args` are the message, which says which, and the hint."""
+    """Names are not where they are expected: `args` are the message, which lists them, and the hint."""
 
 
 class Name:
-    """A name of torch's or of the standard library's that is private, or that is replaced.
+    """A name of torch or of the standard library that is private, or that is replaced.
 
-    `place` is `module:attribute`, or a module alone. `why` completes "Uniference relies on it to". `parameters` are those that a function
-    has, separated by commas, where callers or replacements go by them; after them `...` allows for others.
+    `place` is `module:attribute`, or a module alone. `why` completes "Uniference relies on it to". `parameters` are the
+    function's, separated by commas, if callers or replacements depend on them; a trailing `...` allows for more.
     """
 
     verb = "relies on"
@@ -49,7 +49,7 @@ class Name:
 
     @property
     def library(self) -> str:
-        """Whose it is, with the version that is installed."""
+        """Library of the name, with the installed version."""
         package = self.module.partition(".")[0]
         if package not in ("torch", "triton"):
             return f"Python {platform.python_version()}"
@@ -57,16 +57,16 @@ class Name:
 
     @property
     def advice(self) -> str:
-        """What to do where it has moved."""
+        """Advice for users if the name has moved."""
         return versions.ADVICE if self.library.startswith(("torch", "triton")) else "use another version of Python"
 
     @property
     def current(self) -> Any:
-        """What stands there now."""
+        """Current value of the name."""
         return getattr(self._owner(), self.attribute.rpartition(".")[2])
 
     def problem(self) -> str | None:
-        """What is wrong with it, if anything. A module that nobody has imported is not looked into."""
+        """Description of the mismatch, if there is one. A module that has not been imported is not checked."""
         owner: Any = sys.modules.get(self.module)
         if owner is None:
             return None
@@ -95,24 +95,24 @@ class Name:
 
 
 class Replaced(Name):
-    """A name that is replaced: what Uniference puts there completes "Uniference replaces it to" with `why`."""
+    """A name that is replaced: `why` completes "Uniference replaces it to"."""
 
     verb = "replaces"
 
     def __init__(self, place: str, why: str, parameters: str | None = None, part: Part = Part.RANK) -> None:
         super().__init__(place, why, parameters, part)
-        # Nothing, until it is replaced.
+        # The original value; empty until the first replacement.
         self._original: list[Any] = []
-        # Where modules that were imported before have it by `from ... import`.
+        # Namespaces of modules that imported the name earlier by `from ... import`, with the name in each.
         self._copies: list[tuple[dict[str, Any], str]] = []
 
     @property
     def original(self) -> Any:
-        """What stood there before the first replacement."""
+        """Value of the name before the first replacement."""
         return self._original[0] if self._original else self.current
 
     def replace(self, value: Any) -> None:
-        """Puts `value` there. Raises MovedError if the name is not there, or takes other parameters."""
+        """Sets the name to `value`. Raises MovedError if the name does not exist, or has other parameters."""
         importlib.import_module(self.module)
         if not self._original:
             check([self])
@@ -120,11 +120,11 @@ class Replaced(Name):
         self._set(value)
 
     def wrap(self, make: Callable[[Any], Any]) -> None:
-        """Puts there what `make` returns for what stands there now."""
+        """Sets the name to `make(current)`."""
         self.replace(make(self.current))
 
     def restore(self) -> None:
-        """Puts back what stood there before the first replacement."""
+        """Restores the value from before the first replacement."""
         if self._original:
             self._set(self._original[0])
 
@@ -134,7 +134,8 @@ class Replaced(Name):
             namespace[name] = value
 
     def find_copies(self, modules: Iterable[ModuleType]) -> None:
-        """Has what these modules import by this name replaced too. It must not have been replaced yet."""
+        """Finds copies of this name in the modules, so that they are replaced too. The name must not have been replaced
+        yet."""
         if self.attribute and sys.modules.get(self.module) is not None and self.problem() is None:
             original = self.current
             spaces = [vars(module) for module in modules]
@@ -142,7 +143,8 @@ class Replaced(Name):
 
 
 class Operators(Name):
-    """Operators of torch's that get kernels: `place` is their namespace, `names` those that must be there."""
+    """Torch operators that get additional kernels: `place` is their namespace, `names` are the operators that must
+    exist."""
 
     verb = "replaces"
 
@@ -174,7 +176,7 @@ class Operators(Name):
 
 
 class Namespace(Name):
-    """A namespace of torch's operators in which Uniference defines some of its own."""
+    """A namespace of torch operators in which Uniference defines its own operators."""
 
     verb = "adds to"
 
@@ -190,7 +192,7 @@ class Namespace(Name):
         return None
 
     def operator(self, name: str, schema: str, kernels: Mapping[str, Callable[..., Any]]) -> Any:
-        """The operator of this name, which is defined when it is asked for first, with a kernel for each dispatch key."""
+        """The operator of this name, defined at the first request, with a kernel for each dispatch key."""
         import torch.library
 
         defined = getattr(torch.ops, self.namespace)
@@ -205,7 +207,7 @@ class Namespace(Name):
 
 
 def collect(namespace: Mapping[str, Any]) -> tuple[Name, ...]:
-    """The names that a module declares, in their order: each by itself, in a tuple or in a dictionary."""
+    """The names that a module declares, in their order: single ones, and those in tuples or dictionaries."""
     found: list[Name] = []
     for value in namespace.values():
         several = value.values() if isinstance(value, dict) else value if isinstance(value, tuple) else (value,)
@@ -214,7 +216,7 @@ def collect(namespace: Mapping[str, Any]) -> tuple[Name, ...]:
 
 
 def check(names: Iterable[Name]) -> None:
-    """Raises MovedError if one of the names is not there, or not as expected: microseconds for a hundred of them."""
+    """Raises MovedError if one of the names does not exist or is not as expected. A hundred names cost microseconds."""
     moved = [(name, problem) for name in names if (problem := name.problem()) is not None]
     if moved:
         name, problem = moved[0]
@@ -226,7 +228,7 @@ def check(names: Iterable[Name]) -> None:
 
 
 def check_all(names: Iterable[Name]) -> None:
-    """As `check`, with what nobody has imported yet. Raises MovedError for a module that is not there."""
+    """Imports the names' modules and then checks like `check`. Raises MovedError for a module that does not exist."""
     names = list(names)
     for name in names:
         try:
@@ -240,7 +242,7 @@ def check_all(names: Iterable[Name]) -> None:
 
 
 def _parameters(function: Any) -> list[str] | None:
-    """The names of a function's parameters; None where nobody can know."""
+    """Names of a function's parameters; None if they are unknown."""
     if isinstance(function, ModuleType | type):
         return None
     while (wrapped := getattr(function, "__wrapped__", None)) is not None:

@@ -1,14 +1,16 @@
-"""Owns which versions of torch are supported, and what of torch is loaded before a program starts."""
+"""Owns the list of supported torch versions, and of torch modules that are loaded before a program starts."""
 
 import importlib
 import warnings
 
-# The newest first: it is the one to install. The command line has the same list, to refuse others before it loads anything.
+# Newest first: the version to install. The command line has the same list, to refuse other versions before it loads
+# anything.
 _SUPPORTED = ("2.15", "2.14")
 SUPPORTED = " or ".join(f"{version}.x" for version in _SUPPORTED)
 ADVICE = f"install a supported version: pip install torch=={_SUPPORTED[0]}.0"
 
-# torch._dynamo brings DTensor, tensor parallel and FSDP with it; torch itself loads it lazily, at the first optimiser or collective.
+# torch._dynamo imports DTensor, tensor parallel and FSDP; torch itself loads it lazily, at the first optimizer or
+# collective.
 _PRELOADED = (
     "torch._dynamo",
     "torch.distributed.tensor.parallel",
@@ -23,7 +25,7 @@ def is_supported(version: str) -> bool:
 
 
 def preload() -> None:
-    """Imports what would otherwise be part of a program's time."""
+    """Imports modules whose import would otherwise count as the program's time."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for module in _PRELOADED:

@@ -1,3 +1,2 @@
-"""The user's program: how it is executed (`execution`), which code is its own (`lines`), which ranges it names (`ranges`), and what to
-do about an error that ends it (`hints`). The same in a simulated rank and in one of a real cluster.
-"""
+"""The user's program: its execution (`execution`), which code is the program's own (`lines`), its named ranges
+(`ranges`), and hints for errors that end it (`hints`). Used in simulated ranks and in ranks of a real cluster."""

@@ -1,6 +1,7 @@
-"""Owns how the user's program is executed in this process: as `__main__`, with its own arguments, and without our frames in tracebacks.
+"""Owns the execution of the user's program in this process: as `__main__`, with its own arguments, and without
+Uniference's frames in tracebacks.
 
-Where it runs, in a simulated rank or on a real cluster, is its callers' business.
+Callers decide whether the process is a simulated rank or one on a real cluster.
 """
 
 import atexit
@@ -17,18 +18,19 @@ from types import ModuleType, TracebackType
 
 from uniference.program import hints
 
-# What the names of this package's files begin with.
+# Common beginning of the names of this package's files.
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 
 
 def run(argv: Sequence[str], module: bool) -> int:
-    """Returns the exit code that a Python process would have. `argv[0]` is the script, or with `module` the module's name."""
+    """Runs the program; returns the exit code that a Python process would have. `argv[0]` is the script, or with
+    `module` the module's name."""
     sys.argv[:] = argv
     try:
         try:
             execute(argv[0], module)
         finally:
-            # Threads that are not daemons are part of the program.
+            # Non-daemon threads are part of the program.
             threading._shutdown()  # type: ignore[attr-defined]
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
@@ -43,25 +45,27 @@ def run(argv: Sequence[str], module: bool) -> int:
 
 
 def tidy_up() -> None:
-    """Runs the exit functions and destructors, and writes what files still hold. As in the interpreter, one that raises does not change
-    how the program has ended."""
+    """Runs the exit functions and destructors, and flushes files. As in the interpreter, an exception in one of them
+    does not change the program's exit code."""
     try:
         atexit._run_exitfuncs()
     except BaseException as error:  # an exit function may raise anything
         _report(error)
-    # The collector calls destructors before it takes anything apart, so what is left of `__main__` can still use its globals.
+    # The collector calls destructors before it clears any object, so the remaining objects of `__main__` can still use
+    # its globals.
     sys.modules.pop("__main__", None)
     gc.collect()
-    # What is left belongs to modules: the interpreter would end them too, but torch's take long for that.
+    # The remaining objects belong to modules. The interpreter would finalize them too, but torch's need a long time for
+    # that.
     for left in gc.get_objects():
-        # By its type: some of torch's objects warn where they are asked for their class.
+        # The check is by type, because some torch objects warn if they are asked for their class.
         if issubclass(type(left), (io.BufferedWriter, io.TextIOWrapper)) and not left.closed:
             with contextlib.suppress(Exception):  # the other end may have gone
                 left.flush()
 
 
 def execute(script: str, module: bool) -> None:
-    """Runs a script or module as `__main__`; what it raises is the caller's."""
+    """Runs a script or module as `__main__`; its exceptions propagate to the caller."""
     if module:
         sys.path.insert(0, os.getcwd())
         runpy.run_module(script, run_name="__main__", alter_sys=True)
@@ -73,7 +77,8 @@ def execute(script: str, module: bool) -> None:
 
 
 def _execute_file(script: str) -> None:
-    """As `python SCRIPT` does. Unlike with runpy, `__main__` stays in place for threads and exit functions."""
+    """Runs a file as `python SCRIPT` does. Unlike with runpy, `__main__` stays in place for threads and exit
+    functions."""
     main = ModuleType("__main__")
     path = os.path.abspath(script)
     main.__dict__.update(__file__=path, __builtins__=__builtins__, __cached__=None)
@@ -109,12 +114,13 @@ def _show(error: BaseException) -> None:
 
 
 def is_ours(filename: str) -> bool:
-    """Whether that is code of this package, or what it runs programs with."""
+    """Whether the file belongs to this package, or to runpy."""
     return filename.startswith(PACKAGE) or filename in (runpy.__file__, "<frozen runpy>")
 
 
 def _user_frames(tb: TracebackType | None) -> TracebackType | None:
-    """Without recursion: of a program that recursed too deep there are a thousand."""
+    """The traceback without frames of this package. Not recursive, because a program that exceeded the recursion limit
+    has a thousand frames."""
     kept: list[TracebackType] = []
     while tb is not None:
         filename = tb.tb_frame.f_code.co_filename

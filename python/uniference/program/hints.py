@@ -1,12 +1,12 @@
-"""Owns what is added to an error of torch's own that ends a program: what to do about it in a simulated run.
+"""Owns hints for errors of torch that end a program in a simulated run.
 
-Errors that this package raises have their hint with them.
+Errors that this package raises contain their own hints.
 """
 
 from collections.abc import Callable
 
 held_on_gpu: Callable[[], str] | None = None
-"""Says what is allocated on the rank's simulated GPU by kind."""
+"""Describes the memory allocated on the rank's simulated GPU, by kind."""
 
 _CAPACITY = " has a total capacity of"
 _FIT = "`uniference fit` says how much memory each rank needs; `memory` in the cluster file is what its device has"
@@ -19,7 +19,7 @@ _GPUS = (
 _HINTS = (
     ("Device index value", _GPUS),
     ("invalid device ordinal", _GPUS),
-    # As torch says it of a GPU, and the C++ part of a device's memory; and NCCL of its own buffers.
+    # Torch's message for a GPU, the C++ library's for the memory of a device, and NCCL's for its own buffers.
     (_CAPACITY, _FIT),
     ("Cuda failure 2 'out of memory'", _FIT),
     (
@@ -34,7 +34,8 @@ _HINTS = (
         "Torch not compiled with XPU",
         "the device xpu is not simulated; use the CPU, or simulated NVIDIA GPUs (--cuda)",
     ),
-    # As libraries check a kernel's tensors (fbgemm, and PyTorch's guide to extensions), and Triton looks for the driver.
+    # Messages of libraries that check a kernel's tensors (fbgemm, PyTorch's guide to extensions), and of Triton, which
+    # looks for the driver.
     ("must be a GPU or MTIA tensor", _KERNELS),
     ("must be a CUDA tensor", _KERNELS),
     ("libcuda.so cannot found", _KERNELS),
@@ -42,7 +43,7 @@ _HINTS = (
 
 
 def hint(error: BaseException) -> str | None:
-    """What to do about `error`, if that is known."""
+    """The hint for `error`, if there is one."""
     try:
         message = str(error)
     except Exception:  # a program's own class may fail

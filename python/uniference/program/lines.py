@@ -1,4 +1,5 @@
-"""Owns which code is not the user's: torch's, this package's, and what both are called through."""
+"""Owns the list of code that is not the user's: torch, this package, and the modules through which both call user
+code."""
 
 import os
 

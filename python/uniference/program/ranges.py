@@ -1,7 +1,8 @@
 """Watches the named ranges of a program: `torch.profiler.record_function` and NVTX ranges.
 
-A range of `record_function` ends when PyTorch's profiler ends it: at its own `__exit__`, on any thread and even if other ranges have begun
-since; when the future completes to which the program has attached the range; or when the range's object is destroyed.
+A range of `record_function` ends when PyTorch's profiler ends it: at its own `__exit__`, on any thread and even if
+other ranges have begun since; when the future completes to which the program has attached the range; or when the
+range's object is destroyed.
 """
 
 import atexit
@@ -55,7 +56,7 @@ def watch(listener: Listener) -> None:
     until = names.RANGE_UNTIL.original
     push, pop = names.NVTX_PUSH.original, names.NVTX_POP.original
     start, end = names.NVTX_START.original, names.NVTX_END.original
-    # What a tool calls them that listens to NVTX; without one they are all 0.
+    # Range identifiers of the tool that listens to NVTX; without a tool they are all 0.
     by_tool = dict[int, int]()
     # Numbers of the open NVTX ranges that each thread has pushed.
     pushed = threading.local()

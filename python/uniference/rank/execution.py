@@ -1,8 +1,8 @@
-"""Owns how kernels of Triton that its compiler has compiled are carried out where there is no GPU: the extension runs their intermediate
+"""Owns the execution of compiled Triton kernels without a GPU: the extension interprets their intermediate
 representation (`crates/triton`), some sixty times as fast as Triton's interpreter.
 
-It is the text that a GPU's code is made of, so types, rounding and control flow are the kernel's own. What the extension does not know is
-left to `interpretation`.
+A GPU's code is generated from the same text, so types, rounding and control flow are the kernel's own. Kernels with
+operations that the extension does not support are left to `interpretation`.
 """
 
 import ctypes
@@ -21,13 +21,14 @@ from uniference._native import TritonKernel
 
 
 def address(tensor: Tensor) -> Tensor:
-    """The first element in its memory, which nothing keeps: to a kernel a tensor is an address and the type of what is there."""
+    """A tensor of one element at the argument's address, which does not keep the memory alive: a kernel needs only the
+    address and the element type."""
     memory = (ctypes.c_char * tensor.element_size()).from_address(tensor.data_ptr())
     return torch.frombuffer(memory, dtype=tensor.dtype)
 
 
 def placed(value: Any, here: Callable[[Tensor], Tensor]) -> Any:
-    """An argument with the tensors in its memory in place of a GPU's."""
+    """An argument in which GPU tensors are replaced by the tensors in this process's memory."""
     if isinstance(value, Tensor):
         return here(value)
     if isinstance(value, tuple):
@@ -46,30 +47,30 @@ def placed(value: Any, here: Callable[[Tensor], Tensor]) -> Any:
 
 @dataclass(frozen=True)
 class Work:
-    """What a kernel does."""
+    """Work of a kernel launch."""
 
     products: Sequence[int]
-    """Floating-point operations of products of matrices, of numbers of 8 bits, of 16, of 32 as TF32, and of 32."""
+    """Floating-point operations of GEMMs in 8 bits, in 16, in 32 as TF32, and in 32."""
     operations: Sequence[int]
-    """Operations on single numbers of up to 32 bits, and of 64."""
+    """Scalar operations of up to 32 bits, and of 64."""
     read: int
     written: int
-    """Bytes, each once."""
+    """Bytes, each counted once."""
     integers: Sequence[tuple[int, int]]
-    """Addresses, from and up to, of integers that decide all this."""
+    """Address ranges, from and up to, of the integers that these figures depend on."""
 
 
 class Executable:
-    """A kernel that the extension can run."""
+    """A kernel that the extension can interpret."""
 
     def __init__(self, kernel: TritonKernel, places: Sequence[tuple[Any, ...]]) -> None:
         self._kernel = kernel
-        # Of what it is given, in that order: an argument's name, and of tuples the places in them.
+        # The kernel's parameters in order: an argument's name, and for elements of tuples the indices.
         self._places = places
 
     @functools.cached_property
     def written(self) -> frozenset[str] | None:
-        """The names of arguments that it may write to. `None`: all."""
+        """Names of the arguments that the kernel may write to. `None`: all."""
         places = self._kernel.written()
         return None if places is None else frozenset(self._places[place][0] for place in places)
 
@@ -80,17 +81,17 @@ class Executable:
         here: Callable[[Tensor], Tensor],
         absent: Sequence[range],
     ) -> list[range]:
-        """As `interpretation.run`."""
+        """See `interpretation.run`."""
         given = self._given(arguments, here)
         written = self._kernel.run(given, _three(grid), [(span.start, span.stop) for span in absent])
         return [range(start, stop) for start, stop in written]
 
     def work(self, arguments: Mapping[str, Any], grid: tuple[int, ...], memory: Sequence[range]) -> Work | None:
-        """What all programs of the grid do together, if it can be told; the tensors lie in `memory`."""
+        """Work of all programs of the grid together, if it is known; the tensors lie in `memory`."""
         try:
             given = self._given(arguments, lambda tensor: tensor)
             found = self._kernel.work(given, _three(grid), [(span.start, span.stop) for span in memory])
-        except (RuntimeError, TypeError):  # it was compiled for other arguments
+        except (RuntimeError, TypeError):  # the kernel was compiled for other arguments
             return None
         return None if found is None else Work(*found)
 
@@ -105,16 +106,17 @@ def _three(grid: tuple[int, ...]) -> tuple[int, int, int]:
 
 def _number(value: Any) -> int | float:
     base = getattr(value, "base", value)
-    # Torch's own kernels are given what is no tensor and has the address of one.
+    # Torch's own kernels accept objects that are no tensors but have an address.
     if hasattr(base, "data_ptr"):
         return int(base.data_ptr())
     return int(value) if isinstance(value, numbers.Integral) else float(value)
 
 
 class Source:
-    """What torch's compiler has a kernel compiled from: the function, and `compile_meta` of its configuration.
+    """The source of a kernel of torch's compiler: the function, and `compile_meta` of its configuration.
 
-    What is compiled may come from a cache, which does not keep the text. So it is made again: what is computed must not depend on that.
+    The compiled kernel may come from a cache without its TTIR. The TTIR is therefore always generated anew: values must
+    not depend on the cache.
     """
 
     def __init__(self, function: Callable[[], Any], meta: Mapping[str, Any]) -> None:
@@ -124,7 +126,7 @@ class Source:
     def executable(self) -> Executable | None:
         try:
             text = self._text()
-        except Exception:  # it is the compiler's matter what a kernel may have in it
+        except Exception:  # Triton's compiler raises various errors for unsupported kernels
             return None
         return _read(text, self._meta["signature"])
 
@@ -149,12 +151,12 @@ class Source:
 
 
 _KNOWN: dict[str, Executable | None] = {}
-"""By the hash that Triton's compiler gives to what it has compiled."""
+"""Executables by the hash that Triton's compiler gives to a compiled kernel."""
 
 
 def of(compiled: Any) -> Executable | None:
-    """What runs a kernel, of which this is a `Source` or a `triton.compiler.CompiledKernel`. `None`: it is neither, or has something in it
-    that the extension does not know."""
+    """The executable of a kernel, given as a `Source` or a `triton.compiler.CompiledKernel`. `None`: another type, or
+    the kernel contains an operation that the extension does not support."""
     if isinstance(compiled, Source):
         return compiled.executable
     known = getattr(compiled, "hash", None)
@@ -169,7 +171,7 @@ def of(compiled: Any) -> Executable | None:
 def _read(text: Any, signature: Any) -> Executable | None:
     if not isinstance(text, str) or not isinstance(signature, dict):
         return None
-    # A descriptor is several arguments, which only the compiler tells apart.
+    # A tensor descriptor expands to several arguments, in a layout that only the compiler knows.
     places = list(_places(signature.items()))
     if any("tensordesc" in kind for _, kind in places):
         return None
@@ -181,7 +183,7 @@ def _read(text: Any, signature: Any) -> Executable | None:
 
 
 def _places(kinds: Iterable[tuple[Any, Any]]) -> Iterator[tuple[tuple[Any, ...], str]]:
-    """Where in the arguments, or in a tuple, each of what a kernel is given lies, and of which type it is."""
+    """Location in the arguments, or in nested tuples, and type of each of a kernel's parameters."""
     for key, kind in kinds:
         if isinstance(kind, tuple):
             yield from (((key, *place), inner) for place, inner in _places(enumerate(kind)))

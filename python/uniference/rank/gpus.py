@@ -1,6 +1,6 @@
-"""Owns a rank's GPUs: those that are simulated, those that this machine really has, or that there are none.
+"""Owns a rank's GPUs: simulated ones, this machine's real ones, or none.
 
-What simulated ones do is the business of a library below torch's own CUDA code (`crates/phantom`), which was loaded before torch and has
+A library below torch's own CUDA code simulates GPUs (`crates/phantom`). It was loaded before torch and has
 had no devices until now.
 """
 
@@ -25,7 +25,8 @@ from uniference.rank import capture, host_work, kernels, mooncake
 
 
 def install(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> None:
-    """Gives the process the simulated GPUs of its host, of which `own` is this rank's; without any, those of the machine."""
+    """Gives the process the simulated GPUs of its host, of which `own` is this rank's; without any, the machine's
+    own."""
     if gpus:
         _attach(channel, own, gpus)
     elif torch.cuda.is_available():
@@ -65,9 +66,10 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
 
 
 def _stand_in_for_files() -> None:
-    """Programs open NVIDIA's libraries also as files of packages, by `ctypes`. The real ones find no GPU; ours have the same names.
+    """Redirects files of NVIDIA's libraries, which programs open from packages by `ctypes`. The real libraries find no
+    GPU; the simulated ones have the same names.
 
-    What a wheel brings along is called `libcudart.3eda8113.so.13`, as auditwheel renames it.
+    Libraries inside a wheel have names such as `libcudart.3eda8113.so.13`, because auditwheel renames them.
     """
     folder = Path(os.environ["UNIFERENCE_PHANTOM_PRELOAD"]).parent / "named"
     ours = {path.name: str(path) for path in folder.iterdir()}
@@ -86,7 +88,8 @@ def _stand_in_for_files() -> None:
 
 
 def _turn_flight_recorder_off() -> None:
-    """It reads the clock in each collective, for which all threads of the rank would have to wait. Who asks for it has it."""
+    """Disables the flight recorder, unless the user has configured it: it reads the clock in each collective, for which
+    all threads of the rank would have to wait."""
     if not {"TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"} & os.environ.keys():
         os.environ["TORCH_FR_BUFFER_SIZE"] = "0"
 
@@ -96,12 +99,12 @@ def _address(process: ctypes.CDLL, name: str) -> int:
 
 
 def _wait_for_real_ones() -> None:
-    """What they still compute is waited for at the clock, and where communication begins. The wait is the program's, so it is charged."""
+    """Makes clocks and communication wait for the work of real GPUs. The wait is the program's, so it is charged."""
     for clock in names.CLOCKS:
         clock.wrap(_after_the_gpu)
     for backend in (SimulatedBackend, Gloo, Nccl):
         for name, method in tuple(vars(backend).items()):
-            if getattr(method, "is_uncharged", False):  # the calls that a program makes
+            if getattr(method, "is_uncharged", False):  # entry points that programs call
                 setattr(backend, name, _after_the_gpu(method))
 
 

@@ -20,7 +20,7 @@ from uniference.patches.later import when_imported
 from uniference.rank.capture import Library
 
 _PREBUILT = tuple(f"deepspeed.ops.{kind}.cpu_{kind}_op" for kind in ("adam", "adagrad", "lion"))
-"""DeepSpeed's extensions for the CPU, which are modules of their own if they were built with its wheel."""
+"""DeepSpeed's CPU extensions, which are separate modules if they were built with its wheel."""
 
 
 def install(channel: Channel, library: Library) -> None:
@@ -64,8 +64,8 @@ def _charged(library: Library, function: Callable[..., Any]) -> Callable[..., An
         result = function(*args, **kwargs)
         tensors = [tensor.detach() for tensor in _tensors((*args, *kwargs.values())) if tensor.is_cpu]
         if tensors and library.computing_operators() == before:
-            # The operator's cost counts each tensor twice: one read and one write. A schema that says that the operator writes the tensors
-            # would mark their values as missing, and change their versions for autograd.
+            # The operator's cost counts each tensor twice: one read and one write. If the schema declared the writes,
+            # the tensors' values would be marked as missing, and their versions for autograd would change.
             operator([*tensors, *tensors])
         return result
 

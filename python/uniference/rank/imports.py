@@ -1,5 +1,5 @@
-"""Owns that importing a library costs a program no virtual time: a simulated cluster has it where this process loads its own. What the
-program's own modules do when they are imported is the program's compute.
+"""Owns the exclusion of imports of libraries from a program's time: in this process they load at other times than on
+the simulated cluster. Code that the program's own modules run at import is the program's compute.
 """
 
 import os
@@ -20,13 +20,14 @@ _LIBRARIES = (*_STANDARD, os.path.join(os.path.dirname(torch.__file__), ""), exe
 
 
 class _Depth(threading.local):
-    """How many imports this thread is in, one inside the other."""
+    """Number of nested imports of this thread."""
 
     value = 0
 
 
 def install(channel: Channel) -> None:
-    """From here on, loading a module that is not loaded yet is not charged. Modules that are loaded never come here."""
+    """Stops charging imports of modules that are not loaded yet, from now on. Imports of loaded modules do not reach
+    this code."""
     # The module objects themselves, not importlib's names for them: the interpreter calls their attributes.
     bootstrap: Any = sys.modules["_frozen_importlib"]
     find_and_load, execute = names.FIND_AND_LOAD.original, names.EXEC_MODULE.original
@@ -57,7 +58,7 @@ def install(channel: Channel) -> None:
                 channel.enter()
             depth.value = before
 
-    # The interpreter takes frames of these file names out of the traceback of a failed import.
+    # The interpreter removes frames with these file names from the traceback of a failed import.
     uncharged.__code__ = uncharged.__code__.replace(co_filename="<frozen importlib._bootstrap>")
     charged.__code__ = charged.__code__.replace(co_filename="<frozen importlib._bootstrap_external>")
     names.FIND_AND_LOAD.replace(uncharged)
@@ -65,7 +66,7 @@ def install(channel: Channel) -> None:
 
 
 def _is_users(module: ModuleType) -> bool:
-    """Whether it is neither Python's own nor installed."""
+    """Whether the module is neither in the standard library nor installed."""
     file = getattr(module.__spec__, "origin", None)
     installed = ("site-packages", "dist-packages")
     return file is not None and not file.startswith(_LIBRARIES) and not any(name in file for name in installed)

@@ -1,12 +1,13 @@
-"""Owns what kernels of Triton compute where there is no GPU: Triton's own interpreter runs them on numpy, one program of the grid after the
-other.
+"""Owns the interpretation of Triton kernels without a GPU: Triton's own interpreter runs them on numpy, one program of
+the grid after the other.
 
-Four things are missing there. Functions that a kernel calls must have been made for the interpreter; here those of an ordinary program are
-rewritten when they are called first. The functions of libdevice are nobody's; here they are torch's. And numpy has no bfloat16: the
-interpreter keeps its bits as integers and calculates with these; here it calculates in float32. Casts to eight bits round wrongly there;
-here they are torch's.
+Triton's interpreter lacks four things. Functions that a kernel calls must have been created for the interpreter; this
+module rewrites those of an ordinary program at the first call. The interpreter has no functions of libdevice; this
+module uses torch's. Numpy has no bfloat16, so the interpreter keeps its bits as integers and calculates with these;
+this module calculates in float32. The interpreter's casts to eight bits round wrongly; this module uses torch's.
 
-Memory whose values were not computed reads as zero. What a program writes after it has read of it counts as not computed either.
+Memory whose values were not computed reads as zero. Values that a program writes after reading such memory count as not
+computed either.
 """
 
 import ast
@@ -26,7 +27,7 @@ from triton.runtime.jit import JITFunction
 from uniference.rank.execution import placed
 
 _lock = threading.RLock()
-"""While it is held, Triton's language is the interpreter's."""
+"""Lock that is held while Triton's language modules are patched for the interpreter."""
 
 
 def run(
@@ -36,9 +37,11 @@ def run(
     here: Callable[[Tensor], Tensor],
     absent: Sequence[range] = (),
 ) -> list[range]:
-    """Interprets a kernel (a `JITFunction`) for all programs of the grid; `here` has the tensor in its memory for one of a GPU's.
+    """Interprets a kernel (a `JITFunction`) for all programs of the grid; `here` maps a GPU tensor to the tensor in
+    this process's memory.
 
-    `absent` are addresses of what was not computed. Returns those of what was written that may depend on it.
+    `absent` are address ranges of values that were not computed. Returns address ranges of written values that may
+    depend on them.
     """
     constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
     values = {
@@ -71,12 +74,12 @@ _KNOWN: dict[Any, Any] = {}
 
 
 def _rewritten(function: Any) -> Any:
-    """A function of Triton as one of Python that takes the interpreter's tensors."""
+    """A Triton function as a Python function that accepts the interpreter's tensors."""
     if function.fn not in _KNOWN:
         tree = interpreter.ASTTransformer().visit(ast.parse(function.src))
         ast.fix_missing_locations(tree)
         tree.body[0].decorator_list = []
-        # The module that it is from stays as it is.
+        # A copy of the globals, so that the function's module is unchanged.
         scope = {**vars(interpreter), **function.fn.__globals__}
         scope.update({name: _LIBDEVICE[value] for name, value in scope.items() if _is_libdevice(value)})
         exec(compile(tree, function.fn.__code__.co_filename, "exec"), scope)
@@ -90,7 +93,7 @@ def _is_libdevice(value: Any) -> bool:
 
 @contextmanager
 def _interpreting() -> Iterator[Any]:
-    """Yields what undoes the changes to Triton in the end."""
+    """Patches Triton for the interpreter inside the context. Yields the stack that undoes the patches."""
 
     def core() -> None: ...
 
@@ -112,7 +115,7 @@ def _interpreting() -> Iterator[Any]:
             scope.restore()
 
 
-# Values that are not there
+# Values that were not computed
 
 _ACCESSES: Mapping[str, tuple[bool, bool, Callable[..., tuple[Any, Any]]]] = {
     "create_masked_load": (True, False, lambda pointers, mask, *_: (pointers, mask)),
@@ -120,11 +123,12 @@ _ACCESSES: Mapping[str, tuple[bool, bool, Callable[..., tuple[Any, Any]]]] = {
     "create_atomic_cas": (True, True, lambda pointers, *_: (pointers, None)),
     "create_atomic_rmw": (True, True, lambda _, pointers, __, mask, *___: (pointers, mask)),
 }
-"""By the method of the interpreter: whether it reads, whether it writes, and its pointers and mask among its arguments."""
+"""Memory accesses of the interpreter, by method: whether it reads, whether it writes, and its pointers and mask among
+its arguments."""
 
 
 class _Absence:
-    """Follows values that are not there through a program of the grid."""
+    """Tracks values that were not computed through a program of the grid."""
 
     def __init__(self, absent: Sequence[range]) -> None:
         self._absent = list(absent)
@@ -132,11 +136,11 @@ class _Absence:
         self.written: list[range] = []
 
     def begin(self) -> None:
-        """Another program, which has read nothing yet."""
+        """Starts the next program, which has read nothing yet."""
         self._has_read = False
 
     def follow(self, scope: Any) -> None:
-        """Takes note of what is read and written from here on."""
+        """Records reads and writes from now on."""
         for name in _ACCESSES if self._absent else ():
             scope.set_attr(interpreter.InterpreterBuilder, name, self._following(name))
 
@@ -156,7 +160,7 @@ class _Absence:
                     self._has_read = any(_meet(addresses, size, span, absent) for absent in self._absent)
                 if writes and self._has_read:
                     self.written.append(span)
-                    # Other programs may read it.
+                    # Other programs of the grid may read it.
                     if not any(known.start <= span.start and span.stop <= known.stop for known in self._absent):
                         self._absent.append(span)
             return original(builder, *args)
@@ -165,7 +169,7 @@ class _Absence:
 
 
 def _meet(addresses: Any, size: int, span: range, absent: range) -> bool:
-    """Whether one of the elements of so many bytes at these addresses, which lie in the span, is in part of what is absent."""
+    """Whether one of the elements of `size` bytes at these addresses, which lie in `span`, overlaps `absent`."""
     if span.stop <= absent.start or absent.stop <= span.start:
         return False
     return bool(((addresses + size > absent.start) & (addresses < absent.stop)).any())
@@ -181,7 +185,7 @@ def _is_bfloat16(handle: Any) -> bool:
 
 
 def _widened(handle: Any) -> Any:
-    """The same in float32, if it is in bfloat16."""
+    """The tensor in float32, if it is in bfloat16."""
     if not _is_bfloat16(handle):
         return handle
     bits = torch.from_numpy(numpy.ascontiguousarray(handle.data)).view(torch.bfloat16)
@@ -189,13 +193,13 @@ def _widened(handle: Any) -> Any:
 
 
 def _narrowed(handle: Any) -> Any:
-    """The same in bfloat16, rounded to the nearest."""
+    """The tensor in bfloat16, rounded to the nearest."""
     numbers = torch.from_numpy(numpy.ascontiguousarray(handle.data)).to(torch.bfloat16)
     return interpreter.TensorHandle(numbers.view(torch.uint16).numpy(), tl.bfloat16)
 
 
-# Eight bits by the interpreter lose what rounding carries into the exponent. What is too large becomes the largest
-# (PTX, `cvt.satfinite`).
+# Element types whose casts torch does, because the interpreter loses the carry of rounding into the exponent. Too large
+# values become the largest one (PTX, `cvt.satfinite`).
 _EIGHT_BITS = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 
 
@@ -208,7 +212,8 @@ def _in_eight_bits(handle: Any, to: Any) -> Any:
 
 
 def _calculated(result_like: int, handles: int) -> Callable[[Any], Any]:
-    """For a method that takes so many operands and whose result has the type of one of them, unless it is a comparison."""
+    """Wraps a method with `handles` operands whose result has the type of one of them, unless the method is a
+    comparison."""
 
     def make(original: Any) -> Any:
         def method(self: Any, *args: Any) -> Any:
@@ -254,7 +259,7 @@ _NUMBERS = {
 }
 
 
-# Reductions by functions of torch's compiler, which differ from Triton's in what they make of NaN
+# Reductions of functions of torch's compiler, which handle NaN differently from Triton's
 
 _BY_NUMPY: dict[str, Any] = {"maximum": numpy.max, "minimum": numpy.min, "_prod_accumulate": numpy.prod}
 
@@ -349,7 +354,7 @@ def _libraries() -> list[ModuleType]:
 def _by_torch(compute: Callable[..., Tensor]) -> Callable[..., Any]:
     def computed(*args: Any, _semantic: Any = None) -> Any:
         tensors = [interpreter.interpreter_semantic.to_tensor(arg) for arg in args]
-        # A number of Python's among them has the others' type.
+        # A Python number among the arguments gets the other arguments' type.
         floating = [tensor.dtype for tensor in tensors if tensor.dtype.is_floating()]
         wide = torch.float64 if tl.float64 in floating else torch.float32
         data = [torch.from_numpy(numpy.ascontiguousarray(tensor.handle.data)) for tensor in tensors]

@@ -1,10 +1,11 @@
-"""Owns kernels of Triton on simulated GPUs: each is an operator of torch, so that it is captured, costed and computed as these are.
+"""Owns Triton kernels on simulated GPUs: each becomes a torch operator, so that it is captured, costed and computed
+like other operators.
 
-Its kernel for CUDA launches it, as the program would have; its kernel for the CPU computes it on the same bytes: by what the compiler has
-made of it (`execution`), or else by Triton's interpreter (`interpretation`). The operator says which tensors a kernel is given and which of
-them it may write to, the integers by which it is called, and its grid. Kernels that torch's compiler has written from operators are in the
-namespace `inductor`: they are told by their memory traffic alone. Others are in the namespace `triton`: among their integers is how much
-their programs do, where that can be told.
+The operator's CUDA kernel launches the Triton kernel, as the program would have; its CPU kernel computes it on the same
+bytes: from the compiler's output (`execution`), or otherwise by Triton's interpreter (`interpretation`). The operator
+lists the kernel's tensors and which of them it may write to, its integer arguments, and its grid. Kernels that torch's
+compiler has generated from operators are in the namespace `inductor`, and are costed by their memory traffic alone.
+Others are in the namespace `triton`: their integers include the amount of work of their programs, if it is known.
 """
 
 import ctypes
@@ -35,7 +36,7 @@ from uniference.rank.charging import uncharged
 from uniference.rank.compiling import is_of_operators
 
 if TYPE_CHECKING:
-    # It imports Triton.
+    # These modules import Triton.
     from uniference.rank.execution import Executable, Work
 
 _SCHEMA = "(str names, Tensor[] read, Tensor(a!)[] written, int[] numbers) -> ()"
@@ -44,20 +45,20 @@ _NO_IDENTIFIER = re.compile(r"\W")
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel as it is launched: `arguments` by name, those that are constants when it is compiled among them."""
+    """A kernel launch: `arguments` by name, including compile-time constants."""
 
     function: Callable[[], Any]
-    """What it is compiled from: Triton's `JITFunction`."""
+    """Returns the source of the kernel: Triton's `JITFunction`."""
     arguments: Mapping[str, Any]
     grid: tuple[int, ...]
     start: Callable[[], Any]
-    """Has it start on its stream, and returns what the program is given."""
+    """Launches the kernel on its stream, and returns the program's result."""
     compiled: Any = None
-    """What `execution` carries out; `None`: what `start` has returned."""
+    """The compiled kernel that `execution` carries out; `None`: the result of `start`."""
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
-    """Also what a descriptor or a wrapper of Triton's is of."""
+    """The tensors of an argument, including those inside Triton's descriptors and wrappers."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -68,8 +69,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 class _Running(threading.local):
-    """The launches that this thread is in; of the innermost what it has returned, and the addresses of what it has written without
-    values."""
+    """State of this thread's launches: the stack of launches; the innermost one's result, and the address ranges that
+    it has written without values."""
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
@@ -85,7 +86,7 @@ def _start(called: str, read: Sequence[Tensor], written: Sequence[Tensor], numbe
 
 
 def _compute(called: str, read: Sequence[Tensor], written: Sequence[Tensor], numbers: Sequence[int]) -> None:
-    """What cannot be computed is a RuntimeError, and counts as absent; a mistake of ours ends the rank."""
+    """Computes a kernel. A RuntimeError marks its results as not computed; a bug of Uniference ends the rank."""
     try:
         _compute_here(read, written)
     except (RuntimeError, KeyboardInterrupt, SystemExit):
@@ -105,7 +106,7 @@ def _compute_here(read: Sequence[Tensor], written: Sequence[Tensor]) -> None:
         return
     launch = _running.launches[-1]
     launch = dataclasses.replace(launch, compiled=launch.compiled or _running.result)
-    # To a kernel a tensor is an address and the type of what is there.
+    # A kernel needs only a tensor's address and element type.
     here = {(tensor.data_ptr(), tensor.dtype): tensor for tensor in (*read, *written)}
     given = [tensor for value in launch.arguments.values() for tensor in _tensors(value)]
     absent = [_span(tensor) for tensor in given if _graphs.library.is_absent(tensor)]
@@ -113,7 +114,7 @@ def _compute_here(read: Sequence[Tensor], written: Sequence[Tensor]) -> None:
 
 
 def _carry_out(launch: Launch, here: Callable[[Tensor], Tensor], absent: Sequence[range] = ()) -> Sequence[range]:
-    """What `interpretation.run` does, by what the compiler has made of the kernel, where that can be read."""
+    """Carries out a kernel from the compiler's output if that is readable, otherwise by `interpretation.run`."""
     from uniference.rank import execution
 
     executable = execution.of(launch.compiled)
@@ -123,18 +124,18 @@ def _carry_out(launch: Launch, here: Callable[[Tensor], Tensor], absent: Sequenc
 
     try:
         return interpretation.run(launch.function(), launch.arguments, launch.grid, here, absent)
-    except Exception as error:  # it is the interpreter's matter what it does not take
+    except Exception as error:  # the interpreter raises various errors for unsupported kernels
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
 
 def _span(tensor: Tensor) -> range:
-    """The addresses of its elements, and of what lies between them."""
+    """The address range from a tensor's first to its last element."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return range(tensor.data_ptr(), tensor.data_ptr() + (last + 1 if tensor.numel() else 0) * tensor.element_size())
 
 
 class _Graphs:
-    """Launches that graphs have captured, by number: they are computed whenever their graph is launched."""
+    """Launches that CUDA graphs have captured, by number: they are computed at each launch of their graph."""
 
     library: Library
     channel: Channel
@@ -143,7 +144,8 @@ class _Graphs:
         self.launches: dict[int, Launch] = {}
 
     def keep(self, launch: Launch) -> None:
-        """If the operator that has just run was captured. What it is given belongs to the graph, and is not kept here."""
+        """Keeps the launch if the operator that has just run was captured. The tensors belong to the graph, and are not
+        kept alive."""
         number = self.library.take_captured()
         if not number:
             return
@@ -166,7 +168,7 @@ _graphs = _Graphs()
 
 @dataclass(frozen=True)
 class _Call:
-    """A launch as a call of an operator."""
+    """A kernel launch as a call of an operator."""
 
     launch: Launch
     operator: Any
@@ -204,26 +206,26 @@ class _Call:
 
 
 class _Works:
-    """How much kernels do, by what the compiler has made of them."""
+    """Work of kernels, as counted from the compiler's output."""
 
     _MOST_BYTES = 1 << 20
-    """More integers are not looked at for each launch."""
+    """Most bytes of integers that are read at each launch."""
     _MOST_KNOWN = 1 << 14
 
     def __init__(self) -> None:
-        # By kernel, grid and arguments: which of the tensors have integers that decide it.
+        # Indices of the tensors whose integers the work depends on, by kernel, grid and arguments.
         self._deciding: dict[tuple[Any, ...], frozenset[int]] = {}
-        # By these integers, too.
+        # Work by kernel, grid, arguments and these integers.
         self._known: dict[tuple[Any, ...], Mapping[str, int]] = {}
 
     def of(
         self, executable: "Executable | None", arguments: Mapping[str, Any], grid: tuple[int, ...]
     ) -> Mapping[str, int]:
-        """Empty, where it cannot be told."""
+        """Work of a launch as named integers; empty if it is unknown."""
         if executable is None:
             return {}
         tensors = [tensor for value in arguments.values() for tensor in _tensors(value)]
-        # A part of a tensor is not all that a kernel may access.
+        # A kernel may access the whole storage, of which the tensor may be a part.
         sizes = tuple(len(_memory(tensor)) for tensor in tensors)
         plain = (executable, grid, sizes, tuple(map(_plain, arguments.values())))
         deciding = self._deciding.get(plain, frozenset())
@@ -245,7 +247,8 @@ class _Works:
 
 
 def _digests(tensors: Sequence[Tensor], most: int) -> tuple[bytes, ...] | None:
-    """Of what is in memory. `None`: it has no values, is more than so many bytes, or is there only when a graph is launched."""
+    """Digests of the tensors' bytes. `None`: a tensor has no values, the tensors have more than `most` bytes, or the
+    values exist only when a graph is launched."""
     spans = list(map(_span, tensors))
     is_too_much = sum(map(len, spans)) > most or any(map(_graphs.library.is_absent, tensors))
     if is_too_much or (tensors and torch.cuda.is_current_stream_capturing()):
@@ -255,7 +258,7 @@ def _digests(tensors: Sequence[Tensor], most: int) -> tuple[bytes, ...] | None:
 
 
 def _holders(tensors: Sequence[Tensor], integers: Sequence[tuple[int, int]]) -> frozenset[int] | None:
-    """Which of the tensors these addresses are of. `None`: some are of none."""
+    """Indices of the tensors that contain these addresses. `None`: an address is in no tensor."""
     spans = list(map(_span, tensors))
     holders = [
         [place for place, span in enumerate(spans) if start < span.stop and span.start < stop]
@@ -265,13 +268,13 @@ def _holders(tensors: Sequence[Tensor], integers: Sequence[tuple[int, int]]) -> 
 
 
 def _memory(tensor: Tensor) -> range:
-    """The addresses of what it may be a part of."""
+    """The address range of the tensor's storage."""
     storage = tensor.untyped_storage()
     return range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
 
 
 def _plain(value: Any) -> Any:
-    """An argument as far as it is known without memory."""
+    """An argument without the contents of memory."""
     base = getattr(value, "base", value)
     if hasattr(base, "data_ptr"):
         return base.dtype, base.data_ptr() % 32
@@ -279,7 +282,7 @@ def _plain(value: Any) -> Any:
 
 
 def _numbers(work: "Work") -> Mapping[str, int]:
-    """`describe_work` of crates/devices/src/operators/kernel.rs reads them."""
+    """Named integers that `describe_work` of crates/devices/src/operators/kernel.rs reads."""
     products = zip(("flops_8", "flops_16", "flops_tf32", "flops_32"), work.products, strict=True)
     operations = zip(("operations", "operations_64"), work.operations, strict=True)
     return dict((*products, *operations), bytes_read=work.read, bytes_written=work.written)
@@ -287,8 +290,9 @@ def _numbers(work: "Work") -> Mapping[str, int]:
 
 _works = _Works()
 
-# Kernels that crates/devices/src/operators/serving describes by what they are called with, and an argument that tells each from others of
-# its name. They are called again and again with other lengths, and nobody asks for what their programs do.
+# Kernels that crates/devices/src/operators/serving describes by their arguments, and an argument that distinguishes
+# each from others of its name. Their work is not counted: they are called many times with other lengths, and the
+# description needs no count.
 _DESCRIBED = {
     "_fwd_grouped_kernel_stage1": "K_Buffer",
     "_fwd_kernel": "Q_Extend",
@@ -312,7 +316,7 @@ _DESCRIBED = {
 
 
 def _is_described(name: str, arguments: Mapping[str, Any]) -> bool:
-    # Prefixes that queries see beside their window are known to the kernel alone.
+    # The length of a prefix that queries see in addition to their window is known only to the kernel.
     return _DESCRIBED.get(name) in arguments and not arguments.get("USE_R_SWA")
 
 
@@ -324,8 +328,8 @@ def _call(
     read: Callable[[str], bool],
     known: Mapping[str, int] = MappingProxyType({}),
 ) -> _Call | None:
-    """`written` and `read` say of an argument's name whether the kernel does that with it; `known` says more of it. `None`: no tensor is
-    of a GPU."""
+    """Returns the call of the kernel's operator. `written` and `read` tell whether the kernel accesses the argument of
+    a name; `known` has further integers. `None`: no tensor is on a GPU."""
     tensors = {key: list(_tensors(value)) for key, value in launch.arguments.items()}
     if not any(tensor.is_cuda for several in tensors.values() for tensor in several):
         return None
@@ -345,16 +349,16 @@ def _call(
 
 
 def _signed(number: int) -> int:
-    """Of an integer without a sign its 64 bits, as operators take them."""
+    """The 64 bits of an unsigned integer as a signed one, which operators accept."""
     return number - (1 << 64) if number >= 1 << 63 else number
 
 
-# Kernels of the program
+# Kernels launched by the program
 
 
 class _Accesses:
-    """Which of its arguments a kernel writes to, by what the compiler has made of it; where that cannot be read, as torch's compiler finds
-    it: to that, whatever an address depends on is written to as well."""
+    """Finds the arguments that a kernel writes to, from the compiler's output; if that is unreadable, by torch's
+    compiler, which also counts every argument that an address depends on as written."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -363,12 +367,13 @@ class _Accesses:
     def written(
         self, function: Any, arguments: Mapping[str, Any], executable: "Callable[[], Executable | None]"
     ) -> frozenset[str]:
-        """What it does with addresses depends on types, and on constants; where torch cannot tell, it is all tensors."""
+        """Names of the written tensors. The result depends on types and constants; if torch cannot find it, it is all
+        tensors."""
         constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
         key = tuple(
             (name, value.dtype)
             if isinstance(value, Tensor)
-            # Triton compiles for an integer of 1 by itself.
+            # Triton compiles a separate version for an integer argument of 1.
             else (name, repr(value) if name in constants else (type(value), isinstance(value, int) and value == 1))
             for name, value in arguments.items()
         )
@@ -382,7 +387,7 @@ class _Accesses:
         if executable is not None and executable.written is not None:
             return executable.written
         if any(isinstance(value, tuple) for value in arguments.values()):
-            # Torch looks for each tensor behind a name of its own, and says so at length.
+            # Torch expects each tensor behind a name of its own, and otherwise prints a long message.
             return frozenset(name for name, value in arguments.items() if any(True for _ in _tensors(value)))
         with _quiet(), _past_assembly():
             accesses = names.TRITON_ACCESSES.current(function, dict(arguments), {})
@@ -391,7 +396,8 @@ class _Accesses:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Torch says at length where it cannot tell. What is wrong with a kernel, its compiler says."""
+    """Silences torch's long messages about kernels that it cannot analyse. Errors in a kernel are reported by its
+    compiler."""
 
     def dropped(record: logging.LogRecord) -> bool:
         return False
@@ -409,8 +415,8 @@ _asking = threading.Lock()
 
 @contextmanager
 def _past_assembly() -> Iterator[None]:
-    """Assembly that may write anywhere is taken not to: it waits for other kernels, or calculates. A compiler on another thread takes it so
-    meanwhile, too."""
+    """Treats inline assembly, which might write anywhere, as not writing: such code waits for other kernels, or
+    calculates. Compilers on other threads see the patch, too."""
     operations, assembly = names.TRITON_ACCESS_OPS.current, "tt.elementwise_inline_asm"
     with _asking:
         known = operations.pop(assembly, None)
@@ -422,7 +428,7 @@ def _past_assembly() -> Iterator[None]:
 
 
 def _note_programs_kernels(accesses: _Accesses) -> None:
-    """What a kernel that a program launches by itself is given counts once."""
+    """Wraps launches of a program's own kernels, and evaluates a launch's arguments once."""
     original = names.TRITON_RUN.original
 
     @functools.wraps(original)
@@ -434,7 +440,7 @@ def _note_programs_kernels(accesses: _Accesses) -> None:
             arguments = _bound(self, args, kwargs)
         finally:
             accesses.channel.leave()
-        # The program's own function.
+        # `grid` may be a function of the program, so its time is charged.
         places = tuple(map(int, grid(arguments) if callable(grid) else grid))
 
         def start() -> Any:
@@ -444,7 +450,7 @@ def _note_programs_kernels(accesses: _Accesses) -> None:
         def executable() -> "Executable | None":
             from uniference.rank import execution
 
-            # These want to see each launch once.
+            # These hooks must see each launch only once.
             if self.pre_run_hooks:
                 return None
             return execution.of(original(self, *args, grid=places, warmup=True, **kwargs))
@@ -470,14 +476,14 @@ def _note_programs_kernels(accesses: _Accesses) -> None:
 
 
 def _bound(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """A call's arguments by name; options of the compiler are none."""
+    """A call's arguments by name; compiler options are left out."""
     given = dict(zip(function.arg_names, args, strict=False))
     given.update((name, value) for name, value in kwargs.items() if name in function.arg_names)
     defaults = {name: parameter.default for name, parameter in function.signature.parameters.items()}
     return {name: given.get(name, defaults[name]) for name in function.arg_names}
 
 
-# Kernels of torch's compiler
+# Kernels generated by torch's compiler
 
 
 def _note_compiled_kernels() -> None:
@@ -492,19 +498,19 @@ def _note_compiled_kernels() -> None:
 
 
 def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
-    """A launcher of a kernel, for one configuration."""
+    """Wraps a kernel's launcher for one configuration."""
     from uniference.rank import execution
 
     constants = {**tuner.triton_meta.get("constants", {}), **launcher.config.kwargs}
     constants = {name: value for name, value in constants.items() if isinstance(name, str)}
-    # How often its loops access tensors bounds how much of a table they read.
+    # The number of accesses in the kernel's loops limits the rows of a table that they read.
     accesses = {name: tuner.inductor_meta[name] for name in ("num_load", "num_store") if name in tuner.inductor_meta}
     name = tuner.inductor_meta.get("kernel_name") or tuner.fn.__name__
     is_known = is_of_operators(tuner)
     namespace = names.COMPILED_KERNELS if is_known else names.OTHER_KERNELS
 
     def written(argument: str) -> bool:
-        # Besides results, what a scan keeps for its blocks.
+        # Outputs include the workspace of a scan.
         if is_known:
             return "out_ptr" in argument or not argument.startswith("in_")
         executable = source.executable
@@ -514,7 +520,7 @@ def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
         return argument.startswith("in_") if is_known else not written(argument)
 
     def function() -> Any:
-        # It is dropped once it is compiled.
+        # The compiler drops the function after compilation, so it is loaded again.
         tuner._ensure_kernel_loaded()
         return tuner.fn
 
@@ -529,7 +535,7 @@ def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
             own, grid = tuner._interpret_args_grid(args, launcher.config)
             passed = [argument for argument in signature if argument not in constants]
             given = dict(zip(passed, own, strict=False))
-            # A tensor of the CPU may be given for a number.
+            # A number may be passed as a CPU tensor.
             given = {key: value if "*" in str(signature[key]) else _number(value) for key, value in given.items()}
             arguments = {**constants, **given, **kwargs}
             known = accesses if is_known else _works.of(source.executable, arguments, grid)
@@ -538,7 +544,8 @@ def _noted(tuner: Any, launcher: Any, meta: Mapping[str, Any]) -> Any:
             _graphs.channel.leave()
         return start() if call is None else call.run()
 
-    # Torch would take what is marked so apart, to launch the kernel without this function.
+    # Without the mark `_is_static`, because torch would unpack a marked launcher and launch the kernel without this
+    # function.
     launched.__dict__.update({key: value for key, value in launcher.__dict__.items() if key != "_is_static"})
     return launched
 
@@ -548,7 +555,7 @@ def _number(value: Any) -> Any:
 
 
 def install(channel: Channel, library: Library) -> None:
-    """From here on, kernels of Triton are operators. Nothing is imported for that."""
+    """Turns Triton kernels into operators from now on. Nothing is imported for it."""
 
     _graphs.library, _graphs.channel = library, channel
     accesses = _Accesses(channel)

@@ -1,7 +1,8 @@
-"""Owns programs that torchrun starts (`torch.distributed.run`, `elastic_launch`, and what calls them, as `accelerate launch` does).
+"""Owns programs that torchrun starts (`torch.distributed.run`, `elastic_launch`, and their callers, such as `accelerate
+launch`).
 
-The run's ranks are there already: a launcher that asks for as many lets each of them go on as one of its workers. Programs that start their
-own ranks without torchrun are `spawning`'s business.
+The run's ranks exist already: if the launcher requests as many workers, each rank continues as one of its workers.
+`spawning` handles programs that start their own ranks without torchrun.
 """
 
 import os
@@ -15,12 +16,12 @@ from uniference._native import Channel
 from uniference.patches import names
 from uniference.program import execution
 
-# What torchrun gives the interpreter itself.
+# Interpreter option that torchrun passes.
 _UNBUFFERED = "-u"
 
 
 def install(channel: Channel) -> None:
-    """Puts this in the place of torch's agent, which would start processes."""
+    """Replaces torch's agent, which would start processes."""
 
     def launch_agent(
         config: api.LaunchConfig,
@@ -46,7 +47,7 @@ def install(channel: Channel) -> None:
 
 
 def _execute(command: str | None, args: Sequence[str]) -> None:
-    """Runs the Python program that a worker's command line names, in this process."""
+    """Runs the Python program of a worker's command line in this process."""
     if command is None or not os.path.basename(command).startswith("python"):
         raise RuntimeError(
             f"the launcher would start {command}, which is not a Python interpreter\n"

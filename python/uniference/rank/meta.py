@@ -1,7 +1,9 @@
-"""Owns communication of tensors without data, which torch would skip in silence: on the device `meta`, or under `FakeTensorMode`.
+"""Owns communication of tensors without data, which torch would skip silently: on the device `meta`, or under
+`FakeTensorMode`.
 
-Torch itself runs collectives on such tensors to learn shapes, as it compiles, exports or plans something; these take part in no run, here
-as on a cluster, and are let through to torch's own kernels (`torch/distributed/_meta_registrations.py`, `_functional_collectives.py`).
+Torch itself runs collectives on such tensors to infer shapes, when it compiles, exports or plans; as on a cluster,
+these do not communicate and are passed to torch's own kernels (`torch/distributed/_meta_registrations.py`,
+`_functional_collectives.py`).
 """
 
 import os
@@ -21,7 +23,7 @@ from uniference.patches.registry import Operators
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 
-# Where torch works with shapes alone, by files and functions (None: all) that stand on the stack then.
+# Code of torch that works with shapes only, by file and functions (None: all) on the stack.
 _PLANS: dict[str, frozenset[str] | None] = {
     _TORCH + os.path.join(*path): names
     for path, names in {
@@ -40,7 +42,7 @@ _PLANS: dict[str, frozenset[str] | None] = {
 # Estimators of memory and time: their modes run a program without its data.
 _ESTIMATORS = _TORCH + os.path.join("distributed", "_tools", "")
 
-# Without a kernel of torch's own for tensors without data.
+# Operators for which torch has no kernel on tensors without data.
 _WITHOUT_KERNEL = (
     "allreduce_coalesced_",
     "allgather_coalesced_",
@@ -50,7 +52,7 @@ _WITHOUT_KERNEL = (
 
 
 def install(_channel: Channel) -> None:
-    """Puts a kernel that refuses in front of each of torch's."""
+    """Puts a kernel that refuses the call in front of each of torch's kernels."""
     for name, kernel in _meta_registrations._META_FUNCTIONS.items():
         _guard(names.C10D, name, kernel)
     for name in _WITHOUT_KERNEL:
@@ -82,7 +84,7 @@ def _unsupported(name: str) -> Callable[..., Any]:
 
 
 def _is_planning() -> bool:
-    """Whether it is torch, and not the program, that wants to know what a collective would return."""
+    """Whether torch, and not the program, asks for the result's shape."""
     if torch.compiler.is_compiling() or TracingContext.try_get() is not None or get_proxy_mode() is not None:
         return True
     frame = sys._getframe()

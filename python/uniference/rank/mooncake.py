@@ -1,8 +1,8 @@
-"""Owns Mooncake's transfer engine of simulated GPUs: the module `mooncake.engine`, by which servers of language models write keys and
-values into memory of GPUs that other servers use.
+"""Owns Mooncake's transfer engine for simulated GPUs: the module `mooncake.engine`, with which inference servers write
+their KV cache into GPU memory of other servers.
 
-A write takes the simulated network's time from one GPU to the other, and its destination takes no part, as of RDMA. Values are copied from
-process to process, unless they lie in memory of a GPU so large that its tensors have none (`values`).
+A write costs the simulated network's time between the two GPUs, and its destination is not involved, as in RDMA. Values
+are copied between the processes, unless they lie in GPU memory of a tensor so large that it has no values (`values`).
 """
 
 import os
@@ -19,18 +19,18 @@ from uniference.program.lines import user_line
 from uniference.rank import values
 from uniference.rank.charging import uncharged
 
-# In the run's store: how many engines there are, and beside it the place of each.
+# Prefix of keys in the run's store: the number of engines, and the address of each.
 _ENGINES = b"uniference/mooncake"
 
-# Each engine of a run has a number of its own, by which it is known whatever its host is called.
+# Each engine of a run has a unique port, which identifies it whatever its host is called.
 _FIRST_PORT = 15000
 
-# No element is larger.
+# Size of the largest element type in bytes.
 _LARGEST_ELEMENT = 8
 
 
 class _Place(NamedTuple):
-    """Where an engine is."""
+    """The location of an engine."""
 
     rank: int
     process: int
@@ -38,11 +38,12 @@ class _Place(NamedTuple):
 
 
 class TransferEngine:
-    """Mooncake's class of this name, as far as servers write with it. Methods that return a number return 0, or -1 if it does not work."""
+    """Mooncake's class of this name, with the methods that servers use for writing. Methods that return a number return
+    0, or -1 on failure."""
 
     channel: ClassVar[Channel]
     is_of_device: ClassVar[Callable[[int], int]]
-    """Whether memory there is a GPU's."""
+    """Whether an address is in GPU memory."""
 
     def __init__(self) -> None:
         self._port = 0
@@ -52,20 +53,20 @@ class TransferEngine:
 
     @uncharged
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
-        """Whatever the protocol and the network card, the run's network is what carries data."""
+        """Accepts any protocol and NIC: the simulated network carries the data."""
         open_memory()
         self._port = _FIRST_PORT + self.channel.store_add(_ENGINES, 1) - 1
         self._publish()
         return 0
 
     def get_rpc_port(self) -> int:
-        """The number by which others know this engine, behind the name of its host."""
+        """The port that identifies this engine, after the name of its host."""
         return self._port
 
     @uncharged
     def register_memory(self, buffer_addr: int, capacity: int) -> int:
-        """Only what is registered can be written from."""
-        # The process is another rank's once it has used that one's GPU.
+        """Registers memory; only registered memory can be written from."""
+        # The process may have become another rank's since, by using that rank's GPU.
         if self._rank != self.channel.rank:
             self._publish()
         self._registered[buffer_addr] = capacity
@@ -81,16 +82,16 @@ class TransferEngine:
         return min(map(self.unregister_memory, buffer_addresses), default=0)
 
     def transfer_sync_write(self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int) -> int:
-        """Blocks until the data is there."""
+        """Blocks until the data is written."""
         return self.batch_transfer_sync_write(target_hostname, [buffer], [peer_buffer_address], [length])
 
     @uncharged
     def batch_transfer_sync_write(
         self, target_hostname: str, buffers: Sequence[int], peer_buffer_addresses: Sequence[int], lengths: Sequence[int]
     ) -> int:
-        """The same with several pieces, which go one after the other, as one stream of data."""
+        """Writes several pieces one after the other, as one connection stream."""
         try:
-            # Its memory is known by now, so that it stays where it is.
+            # The destination's registered memory does not change any more, so its location is cached.
             to = self._peers.get(target_hostname) or self._find(target_hostname)
             self._peers[target_hostname] = to
             pieces = list(zip(buffers, peer_buffer_addresses, lengths, strict=True))
@@ -105,7 +106,7 @@ class TransferEngine:
         return 0
 
     def send_probe(self, target_hostname: str) -> int:
-        """Whether that engine can be reached."""
+        """Whether the other engine can be reached."""
         try:
             self._find(target_hostname)
         except ValueError:
@@ -116,7 +117,7 @@ class TransferEngine:
         raise AttributeError(f"Mooncake's TransferEngine.{name} is not simulated: only its synchronous writes are")
 
     def _publish(self) -> None:
-        """Says where the engine is."""
+        """Publishes the engine's location in the run's store."""
         self._rank = self.channel.rank
         place = _Place(self._rank, os.getpid(), _machine())
         self.channel.store_set(_key(self._port), " ".join(map(str, place)).encode())
@@ -130,7 +131,7 @@ class TransferEngine:
         return _Place(int(rank), int(process), machine)
 
     def _has_values(self, buffer: int, peer_buffer_address: int, length: int) -> bool:
-        """Whether data there can have been computed.
+        """Whether the data in this memory may have values.
 
         Raises:
             ValueError: The memory was not registered.
@@ -143,7 +144,7 @@ class TransferEngine:
         raise ValueError(f"{length} bytes at {buffer:#x} were not registered")
 
     def _carry(self, to: _Place, nbytes: int) -> None:
-        """Lets as much time pass as it takes.
+        """Lets the transfer's time pass.
 
         Raises:
             ValueError: The other rank has crashed.
@@ -168,7 +169,8 @@ def _machine() -> str:
 
 
 class _Finder(MetaPathFinder, Loader):
-    """Finds the package and its module, whether Mooncake is installed or not: its engine would find no network card."""
+    """Finds the package and its module, whether Mooncake is installed or not: Mooncake's own engine would find no
+    NIC."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if name == "mooncake.engine" or (name == "mooncake" and not _is_installed(name)):
@@ -189,6 +191,6 @@ def _is_installed(name: str) -> bool:
 
 
 def install(channel: Channel, is_of_device: Callable[[int], int]) -> None:
-    """From here on Mooncake's engine is that of simulated GPUs. Nothing is imported for that."""
+    """Replaces Mooncake's engine by the one for simulated GPUs from now on. Nothing is imported for it."""
     TransferEngine.channel, TransferEngine.is_of_device = channel, is_of_device
     sys.meta_path.insert(0, _Finder())

@@ -1,6 +1,8 @@
-"""Owns a rank's process from the fork to its end: environment, output, the order of its parts, and how it ends.
+"""Owns a rank's process from the fork to its end: environment, output, the order in which its parts are installed, and
+its exit.
 
-Time, the process group, the store and imports are put in place by their own modules; when the rank may go on is the engine's business.
+Time, the process group, the store and imports are installed by their own modules; the engine decides when the rank may
+continue.
 """
 
 import contextlib
@@ -36,7 +38,7 @@ from uniference.rank import (
 
 @dataclass(frozen=True)
 class Task:
-    """What a rank is to run, and who it is."""
+    """The program and the identity of a rank."""
 
     rank: int
     world_size: int
@@ -53,14 +55,14 @@ class Task:
     cores: int | None
     gpus: Sequence[Mapping[str, Any]]
     lends: bool
-    """It is the only program, and its GPUs are those of all ranks."""
+    """Whether this process is the only program of the run, and uses the GPUs of all ranks."""
     debugged: bool
     input: bool
     """Whether the rank's standard input is a file or a pipe that the driver passes."""
 
     @staticmethod
     def from_command(command: Mapping[str, Any]) -> "Task":
-        """From the zygote's `fork` command."""
+        """Parses the zygote's `fork` command."""
         rank, world_size = command["rank"], command["world_size"]
         return Task(
             rank=rank,
@@ -84,11 +86,12 @@ class Task:
 
     @property
     def threads(self) -> int:
-        """How many threads torch carries an operator out with, unless the program asks for another number."""
+        """Number of threads that torch uses for an operator, unless the program sets another one."""
         return min(self.cores or 1, len(os.sched_getaffinity(0)))
 
     def environment(self) -> dict[str, str]:
-        """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py, torch 2.15); little for one program."""
+        """The variables that torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py, torch 2.15);
+        few if `lends`."""
         if self.lends:
             return {"OMP_NUM_THREADS": str(self.threads)}
         numbers = {
@@ -119,23 +122,25 @@ def run(task: Task, control: int) -> NoReturn:
     channel = Channel.adopt(control, task.rank, task.world_size)
     _prepare_process(task)
     number, stacks = channel.stacks
-    # The zygote keeps it at 1, as threads do not survive a fork.
+    # The zygote keeps the number at 1, because threads do not survive a fork.
     torch.set_num_threads(task.threads)
     faulthandler.register(number, stacks, all_threads=True)
-    # Who is killed by a fault says where: a kernel that writes past its tensors, say. Who aborts has said why.
+    # A process that is killed by a fault, for example by a kernel that writes past its tensors, prints its stacks. A
+    # process that aborts has printed its reason already.
     if not faulthandler.is_enabled():
         faulthandler.enable()
         signal.signal(signal.SIGABRT, signal.SIG_DFL)
     for part in (clock, imports, meta):
         part.install(channel)
-    # A program by itself communicates as it would on one machine: torch's own stores and Gloo are the kernel's, NCCL is on the library's.
+    # The only program of a run communicates as it would on one machine: with torch's own stores, Gloo on the kernel's
+    # sockets, and NCCL on the simulated GPU library.
     if not task.lends:
         for part in (store, work, refusals, spawning, launching):
             part.install(channel)
     ranges.watch(channel)
     # A library of simulated GPUs counts their memory itself.
     capture.install(channel, values.limit(), task.device, None if task.gpus else task.memory)
-    # NCCL is torch's own there, on the library's.
+    # NCCL is torch's own on simulated GPUs, on top of the simulated GPU library.
     if not task.lends:
         groups.Backends(channel).install(without={"nccl"} if task.gpus else set())
     debugging.install(channel, task.debugged, task.input)
@@ -148,19 +153,19 @@ def run(task: Task, control: int) -> NoReturn:
     channel.start()
     code = execution.run(task.argv, task.module)
     if os.getpid() != process:
-        # A copy that the program has forked and let run on to here: it ends as it would anywhere.
+        # A forked copy of the program has returned from the script: it ends as any forked process would.
         execution.tidy_up()
         _flush()
         os._exit(code)
-    # The rank's finish is when its script has returned: how the process tidies up after itself is not charged.
+    # The rank finishes when its script has returned: the cleanup of its process is not charged.
     channel.enter()
     execution.tidy_up()
     _flush()
     try:
         channel.finish(code == 0)
-    except RuntimeError:  # the program has closed the connection, and the driver knows
+    except RuntimeError:  # the program has closed the connection, and the driver has noticed
         code = code or 1
-    # Not sys.exit: the zygote's frames lie below this one.
+    # Not sys.exit, because the zygote's frames lie below this one.
     os._exit(code)
 
 
@@ -172,7 +177,8 @@ def _prepare_process(task: Task) -> None:
         os.chdir(task.cwd)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    # In separate processes these would differ; they are copies of one here, and drawn from the system's entropy.
+    # Separate processes would have different seeds; forked ranks would share the zygote's, which came from the system's
+    # entropy.
     random.seed(task.rank)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(task.rank)
@@ -180,6 +186,6 @@ def _prepare_process(task: Task) -> None:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        # The program may have closed it, or the reader may have gone.
+        # The program may have closed the stream, or its reader may have exited.
         with contextlib.suppress(OSError, ValueError):
             stream.flush()

@@ -1,6 +1,6 @@
-"""Owns what cannot be simulated and says so when a program asks for it, rather than letting real traffic escape.
+"""Owns refusals of features that cannot be simulated: an error on use, instead of real traffic.
 
-What processes that a rank starts may do is `children`'s business.
+`children` has the restrictions of processes that a rank starts.
 """
 
 import sys
@@ -27,7 +27,8 @@ def _init_rpc(*_args: Any, **_kwargs: Any) -> NoReturn:
 
 
 def _create_process_group_wrapper(wrapped_pg: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """The wrapper compares what the members call, over connections of its own. The engine does that anyway."""
+    """Replaces the wrapper, which compares the members' calls over connections of its own. The engine compares them in
+    any case."""
     print(
         "warning: TORCH_DISTRIBUTED_DEBUG=DETAIL does not wrap simulated process groups; mismatches are detected without it",
         file=sys.stderr,

@@ -1,6 +1,7 @@
-"""Owns what a rank does in the stores for ranks that do not run, where a program is folded (`uniference run --fold auto`).
+"""Owns a rank's entries in the stores on behalf of absent ranks, in the replica check of a folded run (`uniference run
+--fold auto`).
 
-Which ranks run is decided before they start; what absent ones contribute to collectives is the driver's business.
+The ranks that run are chosen before they start; the driver supplies absent ranks' contributions to collectives.
 """
 
 import contextlib
@@ -14,24 +15,24 @@ import torch.distributed as dist
 from uniference.patches import names
 
 RUNNING = "UNIFERENCE_RUNNING"
-"""The numbers of the ranks that run, where some are absent, separated by commas."""
+"""Environment variable with the numbers of the ranks that run, separated by commas, if some are absent."""
 
-# Of NCCL's identifier of a communicator, which the first of its ranks puts into the store.
+# Size of NCCL's communicator identifier, which the communicator's first rank puts into the store.
 _IDENTIFIER_BYTES = 128
-# The part of it by which the library of simulated GPUs knows it (`crates/phantom/src/nccl.rs`).
+# The bytes of the identifier by which the simulated GPU library knows it (`crates/phantom/src/nccl.rs`).
 _NAME = slice(8, 20)
 
-# By the name of a process group of NCCL, its ranks of the world.
+# World ranks of NCCL process groups, by group name.
 _groups: dict[str, list[int]] = {}
 
 
 def is_on() -> bool:
-    """Whether ranks are absent."""
+    """Whether some ranks are absent."""
     return RUNNING in os.environ
 
 
 def workers(count: int) -> int:
-    """How many of `count` workers come to a store."""
+    """Number of running ranks among `count` workers of a store."""
     return len(_running()) if is_on() and count == int(os.environ["WORLD_SIZE"]) else count
 
 
@@ -40,10 +41,11 @@ def _running() -> list[int]:
 
 
 def install() -> None:
-    """Takes note of process groups' members before their communicators are made."""
+    """Records the members of process groups before their communicators are created."""
     if not is_on():
         return
-    # Of more ranks than these NCCL would have several roots, which all ranks ask, and some of which do not run.
+    # With more ranks per communicator than this, NCCL would have several roots, which all ranks query, and some of the
+    # roots do not run.
     os.environ.setdefault("TORCH_NCCL_RANKS_PER_ROOT", os.environ["WORLD_SIZE"])
     original = names.NEW_GROUP.original
 
@@ -76,7 +78,8 @@ def install() -> None:
 
 @contextlib.contextmanager
 def _split_into(ranks: Sequence[int]) -> Iterator[None]:
-    """Tells the library of simulated GPUs, if it is there, whom it makes a communicator of meanwhile, where NCCL would ask all."""
+    """Tells the simulated GPU library, if it is loaded, the members of the communicator that is created inside the
+    context; NCCL would ask all ranks."""
     expect = getattr(ctypes.CDLL(None), "uniference_phantom_expect", None)
     if expect is None:
         yield
@@ -91,7 +94,8 @@ def _split_into(ranks: Sequence[int]) -> Iterator[None]:
 
 
 def members(key: str, value: bytes) -> list[tuple[bytes, bytes]]:
-    """What the members of a communicator will tell each other in the store, if this is its identifier: keys and values."""
+    """Keys and values that the members of a communicator will exchange in the store, if `value` is the communicator's
+    identifier."""
     if not is_on() or len(value) != _IDENTIFIER_BYTES:
         return []
     named = [ranks for name, ranks in _groups.items() if f"{name}/" in key]

@@ -1,7 +1,8 @@
 """Owns programs that start their own ranks with `torch.multiprocessing.spawn`: the ranks of the run are their children.
 
-Such a program is written to be started once. Here every rank runs it, and where it spawns as many children as the run has ranks,
-each rank goes on as one of them. Other processes that a program starts are its own business; what they may not do is `refusals`'.
+Such a program is written to be started once. In a run every rank executes it, and if it spawns as many children as the
+run has ranks, each rank continues as one of the children. Other processes that a program starts are not handled;
+`refusals` restricts them.
 """
 
 import os
@@ -13,12 +14,12 @@ from uniference._native import Channel
 from uniference.patches import names
 from uniference.rank.charging import uncharged
 
-# What a program that starts its own ranks sets before it does.
+# Environment variables that a program sets before it starts its own ranks.
 _MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
 
 
 class _Finished:
-    """What `spawn(join=False)` returns: the child has ended already."""
+    """Return value of `spawn(join=False)`: the child has ended already."""
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
         return True
@@ -28,7 +29,7 @@ class _Finished:
 
 
 class _Spawning:
-    """The calls of one rank."""
+    """The spawn calls of one rank."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -43,7 +44,7 @@ class _Spawning:
         daemon: bool = False,
         start_method: str = "spawn",
     ) -> Any:
-        """In place of torch's, with its arguments."""
+        """Replaces torch's function, with the same arguments."""
         if nprocs != self.channel.world_size:
             return names.START_PROCESSES[0].original(fn, args, nprocs, join, daemon, start_method)
         try:
@@ -55,7 +56,8 @@ class _Spawning:
 
     @uncharged
     def _first_ranks(self, args: Sequence[Any]) -> Sequence[Any]:
-        """Rank 0's arguments and meeting place: a free port or a folder that every rank picks for itself is another on each."""
+        """Rank 0's arguments and rendezvous address, because a free port or a folder that every rank picks for itself
+        would differ between ranks."""
         key = f"spawn/{self._count}".encode()
         self._count += 1
         place = {name: os.environ[name] for name in _MEETING_PLACE}
@@ -71,15 +73,15 @@ class _Spawning:
 
 
 def _pickled(value: Any) -> bytes:
-    """Nothing where that is impossible: queues and locks go only to real children."""
+    """Pickled bytes; empty if pickling fails: queues and locks can only be passed to real children."""
     try:
         return pickle.dumps(value)
-    except Exception:  # whatever the program's own types raise
+    except Exception:  # the program's own types may raise anything
         return b""
 
 
 def install(channel: Channel) -> None:
-    """Puts this in the place of torch's."""
+    """Replaces torch's spawn functions."""
     spawning = _Spawning(channel)
     for name in names.START_PROCESSES:
         name.replace(spawning.start_processes)

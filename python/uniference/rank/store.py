@@ -1,7 +1,7 @@
-"""Owns the key-value stores that a program meets: `TCPStore` and `FileStore` are views of the engine's store, in virtual time.
+"""Owns the key-value stores of a program: `TCPStore` and `FileStore` are views of the engine's store, in virtual time.
 
-The rendezvous handlers of torch (`env://`, `tcp://`, `file://`) stay as they are: they build one of these. A `HashStore` is
-local to its process and stays torch's. Which keys are there when is the engine's business.
+Torch's rendezvous handlers (`env://`, `tcp://`, `file://`) are unchanged: they create one of these stores. A
+`HashStore` is local to its process and stays torch's. The engine decides when a key becomes visible.
 """
 
 import os
@@ -19,12 +19,14 @@ from uniference.rank import rehearsal
 from uniference.rank.charging import uncharged
 from uniference.rank.clock import picoseconds
 
-# torch 2.15's defaults (Store::kDefaultTimeout, process groups of Gloo and NCCL): no events in virtual time, but deadlocks.
+# Default timeouts of torch 2.15 (Store::kDefaultTimeout, Gloo and NCCL process groups): they are no events in virtual
+# time, but deadlocks.
 _DEFAULT_TIMEOUTS = (timedelta(minutes=5), timedelta(minutes=30), timedelta(minutes=10))
 
 
 class EngineStore(c10d.Store):
-    """The keys of the engine's store that start with `root`: one store of the program's. Its own keys start with `prefix`, too."""
+    """The keys of the engine's store that start with `root`: one store of the program. Keys of this view start with
+    `prefix`, too."""
 
     channel: ClassVar[Channel]
 
@@ -120,7 +122,7 @@ class EngineStore(c10d.Store):
     def clone(self) -> "EngineStore":
         return EngineStore(self.root, self.prefix, self._timeout)
 
-    # C++ looks these up under their C++ names.
+    # C++ calls these methods by their C++ names.
     getNumKeys = num_keys
     deleteKey = delete_key
 
@@ -141,7 +143,7 @@ class EngineStore(c10d.Store):
 
 
 class TCPStore(EngineStore):
-    """Stores of the same port are one store; the host is not looked at: names of one host are many."""
+    """Stores with the same port are one store; the host is ignored, because a host may have several names."""
 
     def __init__(
         self,
@@ -171,11 +173,11 @@ class TCPStore(EngineStore):
 
     @classmethod
     def _free_port(cls) -> int:
-        """What port 0 asks for: one that nobody uses, from where Linux takes such ports by default."""
+        """A free port for the request of port 0, counted from the start of Linux's default range."""
         return 32767 + cls.channel.store_add(b"ports", 1)
 
     def _meet(self, world_size: int) -> None:
-        """Returns once `world_size` workers have come."""
+        """Blocks until `world_size` workers have joined."""
         if self.add("init/workers", 1) % rehearsal.workers(world_size) == 0:
             self.set("init/all", "")
         self.wait(["init/all"])
@@ -189,7 +191,7 @@ class FileStore(EngineStore):
         self._path = path
 
     def delete_key(self, key: str) -> bool:
-        """As the real one: True whether the key was there or not."""
+        """Returns True whether the key existed or not, as the real store does."""
         super().delete_key(key)
         return True
 
@@ -201,7 +203,7 @@ class FileStore(EngineStore):
 
 
 class PrefixStore(EngineStore):
-    """A part of another store. torch's own, over a Python store, forwards no queues."""
+    """A part of another store. Torch's own class does not forward queues of a Python store."""
 
     def __new__(cls, prefix: str, store: c10d.Store) -> Any:
         return super().__new__(cls) if isinstance(store, EngineStore) else _TorchPrefixStore(prefix, store)
@@ -217,12 +219,12 @@ class PrefixStore(EngineStore):
 
 _TorchPrefixStore = c10d.PrefixStore
 
-# C++ does not keep a Python store alive.
+# References to all stores, because C++ does not keep a Python store alive.
 _alive: list[EngineStore] = []
 
 
 def install(channel: Channel) -> None:
-    """Puts these classes in the places where torch and programs look for theirs."""
+    """Replaces the stores' classes in torch's modules."""
     EngineStore.channel = channel
     rehearsal.install()
     replacements = {store.__name__: store for store in (TCPStore, FileStore, PrefixStore)}

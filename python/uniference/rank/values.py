@@ -1,4 +1,5 @@
-"""Owns which tensors have no values: with `--values small` or `none`, what is large is costed and not computed.
+"""Owns which tensors have no values: with `--values small` or `none`, operators on large tensors are costed but not
+computed.
 
 The C++ part marks the memory of such tensors; an element that was not computed reads as zero.
 """
@@ -11,11 +12,12 @@ from torch import Tensor
 from uniference.rank import capture
 
 VARIABLE = "UNIFERENCE_VALUES"
-"""In a rank's environment: how many elements a tensor may have for its operators to be computed; without it, any number."""
+"""Environment variable of a rank: largest number of elements of tensors whose operators are computed; unset: any
+number."""
 
 
 def limit() -> int | None:
-    """How many elements a tensor may have for its operators to be computed; `None`: any number."""
+    """Largest number of elements of tensors whose operators are computed; `None`: any number."""
     text = os.environ.get(VARIABLE)
     return None if text is None else int(text)
 
@@ -29,7 +31,7 @@ def are_absent(tensors: Sequence[Tensor]) -> bool:
 
 
 def mark_absent(tensors: Sequence[Tensor]) -> None:
-    """These tensors were to receive values that nobody has computed."""
+    """Marks tensors whose received values were not computed by the sender."""
     library = capture.library()
     assert library is not None, "only the C++ part lets values be absent"
     for tensor in tensors:

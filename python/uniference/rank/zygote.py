@@ -1,25 +1,25 @@
-"""Owns the process that ranks are forked from: it imports torch once, then makes a rank of a copy of itself on command.
+"""Owns the process that ranks are forked from: it imports torch once, then forks a rank on command.
 
-What a rank then does is `process`'s business; when a rank is started or ended, and what its output means, is the driver's.
+`process` runs the rank after the fork; the driver decides when a rank is started or ended, and interprets its output.
 
-Started as `python -m uniference.rank.zygote FD [MODULE...]`, where FD is an inherited Unix stream socket to the driver; it imports the
-modules before it forks any rank. Both ways: one JSON object a line. It ends, and every rank with it, when that socket closes or its
-parent dies.
+Started as `python -m uniference.rank.zygote FD [MODULE...]`, where FD is an inherited Unix stream socket to the driver;
+the process imports the modules before it forks any rank. In both directions the socket carries one JSON object per
+line. The process ends, and every rank with it, when the socket closes or its parent dies.
 
-Lines from the driver have three descriptors attached (SCM_RIGHTS): [control, stdout, stderr], and for the rank `debug_rank`, or with
-`input`, a fourth one, stdin. `control` is the rank's
-socket to the engine, from which `_native.Channel.adopt` takes everything else:
+Lines from the driver have three descriptors attached (SCM_RIGHTS): [control, stdout, stderr], and for the rank
+`debug_rank`, or with `input`, a fourth one, stdin. `control` is the rank's socket to the engine, from which
+`_native.Channel.adopt` receives everything else:
 
     {"op": "fork", "rank": 0, "world_size": 2, "argv": ["train.py", "--lr", "0.1"], "module": false,
      "env": {"NAME": "value"}, "cwd": "/home/user",
      "local_rank": 0, "local_world_size": 1, "group_rank": 0, "group_world_size": 2, "device": "orin.0", "memory": 8589934592, "cores": 4,
      "gpus": [], "debug_rank": null, "input": false}
 
-`argv[0]` is the script, or with `module` the module's name; each byte of a word is the character of that number (Latin-1), as
-paths need not be UTF-8. `env` is added to the zygote's own environment; what torchrun sets
-is derived from the numbers and need not be in it. `gpus` are those of the host, with the fields of `Gpu` in
-`crates/host/src/live/phantom.rs`. `cwd` and what stands on the last two lines are optional: without them each rank
-is alone on a host of its own.
+`argv[0]` is the script, or with `module` the module's name; each byte of a word is the character of that number
+(Latin-1), because paths need not be UTF-8. `env` is added to the zygote's own environment; torchrun's variables are
+derived from the numbers and need not be in `env`. `gpus` are the host's GPUs, with the fields of `Gpu` in
+`crates/host/src/live/phantom.rs`. `cwd` and the fields of the last two lines are optional: without them each rank is
+alone on a host of its own.
 
 To the driver:
 
@@ -47,8 +47,8 @@ from typing import Any, NoReturn
 _FDS_A_RANK = 3
 _LINE_LIMIT = 1 << 20
 
-# Threads do not survive a fork, so no library may start a pool of them before it. Those of ranks sleep while they have nothing to do:
-# what they spend on waiting would count as compute.
+# Threads do not survive a fork, so no library may start a thread pool before it. Idle threads of ranks sleep, because
+# busy waiting would count as compute.
 _SINGLE_THREADED = {
     name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 } | {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -70,7 +70,7 @@ class Zygote:
         self._wakeup.setblocking(False)
         signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
-        # The driver may have been interrupted meanwhile, or die rather than hang up.
+        # The driver may have been interrupted, or have died, before it reads this.
         with contextlib.suppress(ConnectionError):
             self.report(event="ready", torch=version)
             while self._serve():
@@ -79,11 +79,11 @@ class Zygote:
             os.kill(pid, signal.SIGKILL)
 
     def report(self, **event: Any) -> None:
-        """Tells the driver."""
+        """Sends an event to the driver."""
         self._driver.sendall(json.dumps(event).encode() + b"\n")
 
     def _serve(self) -> bool:
-        """Waits for the next thing to happen and handles it. False: the driver has hung up."""
+        """Waits for the next command or child's end and handles it. False: the driver has hung up."""
         import select
 
         ready, _, _ = select.select([self._driver, self._wakeup], [], [])
@@ -132,18 +132,19 @@ class Zygote:
         self.report(event="forked", rank=command["rank"], pid=pid)
 
     def _become_rank(self, command: Mapping[str, Any], fds: list[int]) -> NoReturn:
-        """In the child: keeps the three descriptors and nothing else of the zygote's, and runs the program."""
+        """Closes the zygote's descriptors except the rank's own, and runs the program in the forked child."""
         from uniference import _native
         from uniference.rank import process
 
         _native.die_with_parent()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # Ctrl-C is for the driver, which says where each rank is and ends the run, or for the debugger of one rank.
+        # Ctrl-C is for the driver, which prints where each rank is and ends the run, or for the debugger of one rank.
         debugs = command.get("debug_rank") is not None and command["debug_rank"] != command["rank"]
         signal.signal(signal.SIGINT, signal.SIG_IGN if debugs else signal.default_int_handler)
         if command.get("debug_rank") is None:
-            # In a group of its own: the terminal's Ctrl-C is not sent there, nor to the others what the program sends to its group.
+            # The rank gets its own process group: it does not receive the terminal's Ctrl-C, and other ranks do not
+            # receive signals to the rank's group.
             os.setpgid(0, 0)
         control, stdout, stderr, *terminal = fds
         stdin = terminal[0] if terminal else os.open(os.devnull, os.O_RDONLY)
@@ -156,7 +157,8 @@ class Zygote:
 
 
 def _load() -> str:
-    """Imports what ranks need; returns torch's version. Raises MovedError where this torch is not as they need it."""
+    """Imports the modules that ranks need; returns torch's version. Raises MovedError if this torch lacks a name that
+    they need."""
     import torch
 
     from uniference.patches import names, registry, versions
@@ -166,29 +168,30 @@ def _load() -> str:
         raise RuntimeError(f"torch {version} is installed; only {versions.SUPPORTED} is supported", versions.ADVICE)
     torch.set_num_threads(1)
     versions.preload()
-    # Before anything of ours looks for these names: the registry can say what they are needed for.
+    # The check precedes every use of these names, because the registry can say why each is needed.
     registry.check_all(name for name in names.ALL if name.part is not registry.Part.REAL)
-    # Imported by every rank: load it here, once.
+    # Every rank imports this module: it is loaded once, before the forks.
     from uniference.rank import process  # noqa: F401
 
     return version
 
 
 def set_up() -> None:
-    """Makes the environment that of ranks; some of it is read when torch is imported."""
+    """Sets environment variables of ranks before torch is imported, because torch reads some of them at import."""
     simulates_gpus = "UNIFERENCE_PHANTOM_DEVICES" in os.environ
-    # The extension was loaded before the C library here, first in the list, and behind it the library of simulated GPUs if there is
-    # one; programs that ranks start load another library, by the environment that they get.
+    # In the zygote, LD_PRELOAD starts with the extension and, if there is one, the library of simulated GPUs. Programs
+    # that ranks start load another library, which their environment names.
     if others := os.environ.pop("LD_PRELOAD", "").split(":")[2 if simulates_gpus else 1 :]:
         os.environ["LD_PRELOAD"] = ":".join(others)
     os.environ.update(_SINGLE_THREADED)
     if simulates_gpus:
-        # torch.compile's own processes are not on the rank's clock, which would wait for them.
+        # Worker processes of torch.compile are not on the rank's clock, which would wait for them.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 
 def _preload(modules: Sequence[str]) -> None:
-    """Imports modules for all ranks. Raises RuntimeError where ranks cannot be forked from what one has made of this process."""
+    """Imports modules for all ranks. Raises RuntimeError if a module leaves this process in a state that ranks cannot
+    be forked from."""
     import torch
 
     from uniference.patches import names, registry
@@ -216,7 +219,7 @@ def _preload(modules: Sequence[str]) -> None:
 
 
 def _spoils_forks() -> bool:
-    """Whether CUDA was asked something, after which torch refuses to use it in a child: a child tells."""
+    """Whether CUDA was queried, after which torch refuses to use it in a child; a forked child finds out."""
     import torch
 
     child = os.fork()
@@ -226,13 +229,14 @@ def _spoils_forks() -> bool:
 
 
 def _threads() -> int:
-    """How many threads this process has that a fork loses: jemalloc, which pyarrow brings with it, starts its own anew in the child."""
+    """Number of threads that a fork would lose. jemalloc's threads, which pyarrow brings, do not count, because they
+    are restarted in the child."""
     names = (Path(task, "comm").read_text().strip() for task in Path("/proc/self/task").iterdir())
     return sum(name != "jemalloc_bg_thd" for name in names)
 
 
 def prepare(modules: Sequence[str] = ()) -> str:
-    """Makes this process one that ranks can be forked from, with `modules` imported; returns torch's version.
+    """Prepares this process for forking ranks, with `modules` imported; returns torch's version.
 
     Raises ImportError, or RuntimeError with a hint as its second argument, if torch or a part of it is missing or unsupported.
     """
@@ -245,7 +249,7 @@ def prepare(modules: Sequence[str] = ()) -> str:
 
 
 def main(argv: list[str]) -> int:
-    """The process: `argv` is [FD, MODULE...]."""
+    """Runs the process: `argv` is [FD, MODULE...]."""
     from uniference import _native
 
     _native.die_with_parent()
@@ -262,10 +266,11 @@ def main(argv: list[str]) -> int:
         zygote.report(event="error", message="not enough memory to load torch", hint=hint)
         return 1
     zygote.run(version)
-    # Nothing is left to be done, and tearing down torch's extensions takes time and prints warnings.
+    # No work is left, and finalizing torch's extensions needs time and prints warnings.
     os._exit(0)
 
 
 if __name__ == "__main__":
-    # Without the interpreter's farewell: extensions that torch loaded (nanobind) complain of what `gc.freeze` keeps.
+    # The interpreter's shutdown is skipped, because extensions that torch loaded (nanobind) complain about objects that
+    # `gc.freeze` keeps.
     os._exit(main(sys.argv[1:]))

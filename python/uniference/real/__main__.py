@@ -1,6 +1,6 @@
 """Owns one rank of a real run, from the process's start to its end: `python -m uniference.real [-m] SCRIPT [ARGS...]`.
 
-Started by torchrun or by the testbed, whose environment it needs; UNIFERENCE_RECORD names the folder that the rank's file goes to.
+torchrun or the testbed starts it and sets its environment; UNIFERENCE_RECORD names the folder for the rank's file.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ def main(words: list[str]) -> NoReturn:
     finish = now()
     execution.tidy_up()
     if code == 0:
-        # Where one has failed, nobody comes.
+        # After a rank has failed, the others do not join the comparison.
         _compare_clocks(meeting, "after")
     path = Path(os.environ[FOLDER]) / f"rank-{meeting.rank}.jsonl"
     recording.write(path, _head(meeting, argv, start), {"finish": finish, "ok": code == 0, "clocks": meeting.readings})
@@ -43,12 +43,13 @@ def main(words: list[str]) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-    # Hooks in Python must not be called by what torch tears down later.
+    # Hooks in Python must not be called during torch's finalization.
     os._exit(code)
 
 
 def _prepare() -> None:
-    """Imports what simulated ranks have imported before their time begins. Ends the process where torch is not as the recorder needs it."""
+    """Imports the modules that simulated ranks import before their time begins. Ends the process if this torch lacks a
+    name that the recorder needs."""
     versions.preload()
     try:
         registry.check_all(names.ALL)
@@ -59,7 +60,7 @@ def _prepare() -> None:
 
 
 def _compare_clocks(meeting: Meeting, name: str) -> None:
-    """Ends the process where that is not possible: without it the ranks' times mean nothing together."""
+    """Compares the clocks. Ends the process if that fails, because the ranks' times could not be related."""
     try:
         meeting.compare_clocks(name)
     except (ConnectionError, TimeoutError) as error:
@@ -73,7 +74,7 @@ def _head(meeting: Meeting, argv: list[str], start: int) -> dict[str, Any]:
         "world_size": meeting.world_size,
         "host": meeting.host,
         "device": f"{platform.node()}.{os.environ.get('LOCAL_RANK', meeting.rank)}",
-        # For people: a word need not be UTF-8, JSON must.
+        # The words are for people: a word need not be UTF-8, but JSON must be.
         "argv": [os.fsencode(word).decode(errors="replace") for word in argv],
         "torch": str(torch.__version__),
         "start": start,

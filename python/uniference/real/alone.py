@@ -1,9 +1,10 @@
-"""Runs operators by themselves, for `uniference profile` to time: those of a program that the database lacks.
+"""Runs single operators, for `uniference profile` to time: those of a program that the database lacks.
 
     python -m uniference.real.alone FILE
 
-Each line of FILE is an operator: its name, and for each argument of its schema its value, or of a tensor the type, sizes and strides.
-Values that nobody has written down are made up. An operator that cannot be run with such values is left out.
+Each line of FILE is an operator: its name, and for each argument of its schema the value, or for a tensor the type,
+sizes and strides. Values that were not recorded are made up. An operator that cannot be run with such values is left
+out.
 """
 
 import contextlib
@@ -19,20 +20,20 @@ from torch import Tensor
 
 REPETITIONS = 12
 BUDGET_S = 0.5
-"""So long an operator is repeated, once it has run three times."""
+"""Seconds for which an operator is repeated, after three runs."""
 LARGE_BYTES = 1 << 20
-"""With less, the operator before has left the arguments in a cache."""
+"""Smaller arguments are in a cache already, because the operator before has just used them."""
 RANDOM = 1 << 16
-"""So many elements have random values, then they come again."""
+"""Number of random elements; larger tensors repeat them."""
 CACHE_BYTES = 1 << 26
-"""Larger arguments are taken from so much memory in turn, so that no cache has them."""
+"""Bytes of memory through which larger arguments rotate, so that no cache holds them."""
 
 
 def main() -> None:
-    """Runs all of them."""
+    """Runs all operators of the file."""
     for line in Path(sys.argv[1]).read_text().splitlines():
         described = json.loads(line)
-        # What it raises depends on the operator; that it was not timed is noticed by who asked.
+        # The exception depends on the operator; the caller notices that the operator was not timed.
         with contextlib.suppress(Exception):
             run(described["name"], described["arguments"])
 
@@ -75,7 +76,7 @@ def _value(argument: Any, schema: Any, bound: int) -> Any:
         case {"tensors": tensors}:
             return [None if tensor is None else _tensor(tensor, bound) for tensor in tensors]
         case {"number": _}:
-            # In a logarithm, a division, a probability or a decay it does no harm.
+            # This value is harmless in a logarithm, a division, a probability or a decay.
             return 1e-5 if "eps" in schema.name else 0.5
         case {"other": _}:
             return torch.device("cpu") if "Device" in str(schema.type) else None
@@ -85,12 +86,12 @@ def _value(argument: Any, schema: Any, bound: int) -> Any:
 
 
 def _tensor(tensor: dict[str, Any], bound: int) -> Tensor:
-    """One whose elements may overlap. Integers are below `bound`, as they may be indices."""
+    """A tensor whose elements may overlap. Integers are below `bound`, because they may be indices."""
     dtype = getattr(torch, tensor["dtype"])
     sizes, strides = tensor["sizes"], tensor["strides"]
     elements = 0 if 0 in sizes else 1 + sum((n - 1) * stride for n, stride in zip(sizes, strides, strict=True))
     if dtype.is_floating_point or dtype.is_complex:
-        # Random numbers would take longer than the operator.
+        # Generating all numbers at random would need more time than the operator.
         flat = torch.rand(min(elements, RANDOM)).to(dtype).repeat(-(-elements // RANDOM))[:elements]
     elif dtype == torch.bool:
         flat = torch.ones(elements, dtype=dtype)

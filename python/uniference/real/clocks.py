@@ -1,4 +1,5 @@
-"""Owns how the clocks of a real run's hosts are compared: one host serves its own, the others read it. The exchanges are `_native`'s."""
+"""Owns the comparison of the clocks of a real run's hosts: one host serves its clock, the others read it. `_native`
+implements the protocol."""
 
 import secrets
 import time
@@ -8,15 +9,16 @@ from dataclasses import dataclass
 from uniference import _native
 
 ROUNDS = 200
-# How long the server waits for all clients, and a client for the server.
+# Seconds that the server waits for all clients, and a client for the server.
 PATIENCE_S = 60.0
-# Python looks for signals so often while it waits.
+# Seconds between two checks for signals during a wait.
 _TICK_S = 0.1
 
 
 @dataclass(frozen=True)
 class Reading:
-    """At `at_ns` of this host's clock, the reference clock showed `offset_ns` more, or less by up to `error_ns`."""
+    """At `at_ns` of this host's clock, the reference clock was ahead by `offset_ns`, with an error of up to
+    `error_ns`."""
 
     at_ns: int
     offset_ns: int
@@ -24,12 +26,13 @@ class Reading:
 
 
 def new_key() -> bytes:
-    """For one server and its clients."""
+    """A new key for one server and its clients."""
     return secrets.token_bytes(32)
 
 
 class Server:
-    """Tells this host's time to clients of these names who know `key`. Raises ConnectionError if it cannot listen at an address."""
+    """Serves this host's time to the named clients who know `key`. Raises ConnectionError if it cannot listen at an
+    address."""
 
     def __init__(self, addresses: Sequence[str], key: bytes, clients: Sequence[str]) -> None:
         try:
@@ -45,7 +48,7 @@ class Server:
         self.addresses = self._server.addresses
 
     def serve(self, patience_s: float = PATIENCE_S) -> None:
-        """Until all clients have read the time. Raises TimeoutError if they have not by `patience_s`."""
+        """Serves until all clients have read the time. Raises TimeoutError if some have not after `patience_s`."""
         missing = set(self._clients)
         deadline = time.monotonic() + patience_s
         while missing:
@@ -62,7 +65,9 @@ class Server:
 def read(address: str, key: bytes, name: str, rounds: int = ROUNDS, patience_s: float = PATIENCE_S) -> Reading:
     """Compares this host's clock with the one served at `address` ("HOST:PORT"), as the client of this name.
 
-    Raises ConnectionError if nobody who knows `key` is there within `patience_s`, or at once if it is of another version."""
+    Raises ConnectionError if no server with this `key` is reachable within `patience_s`, or at once if the server is of
+    another version.
+    """
     deadline = time.monotonic() + patience_s
     while True:
         try:

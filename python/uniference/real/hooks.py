@@ -1,10 +1,12 @@
-"""Owns what a real run sees of torch: operations as they are issued and complete, and threads as they are blocked.
+"""Owns the observation of torch in a real run: issue and completion of operations, and blocking of threads.
 
-The program's process groups stay torch's own. Operations show in the hooks of `ProcessGroup`, which c10d calls around each of them, whoever
-issues it: Python, the reducer of DistributedDataParallel, functional collectives. Waits show in `Work.wait`, in the operator `wait_tensor`,
-and at the end of a backward pass, where the reducer waits in C++.
+The program's process groups stay torch's own. Operations are observed by the hooks of `ProcessGroup`, which c10d calls
+around each of them, from every caller: Python, the reducer of DistributedDataParallel, functional collectives. Waits
+are observed in `Work.wait`, in the operator `wait_tensor`, and at the end of a backward pass, where the reducer waits
+in C++.
 
-Not seen: `monitored_barrier` (it passes the hooks by), tags, and how an `all_to_all_single` splits its tensors.
+Limitations: `monitored_barrier` (it bypasses the hooks), tags, and the split sizes of `all_to_all_single` are not
+observed.
 """
 
 import contextlib
@@ -24,7 +26,7 @@ from uniference.patches import names
 from uniference.program import ranges
 from uniference.real.recording import Recording, now
 
-# Any number that no other hook uses.
+# An arbitrary number that no other hook uses.
 _HOOK = 0x756E69
 
 _KINDS = {
@@ -50,22 +52,23 @@ _KINDS = {
 
 
 class Hooks:
-    """What watches torch in this process."""
+    """Observes torch in this process."""
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._handles = itertools.count()
         self._groups: dict[c10d.ProcessGroup, int] = {}
-        # Until somebody waits for it. Kept alive, so that torch hands out the same object again: by its identity.
+        # Operations that may still be waited for, by the identity of their Work. The reference makes torch return the
+        # same object again.
         self._works: dict[int, _Issued] = {}
-        # The same by the storage of a result, for `wait_tensor`.
+        # The same operations by the storage of a result, for `wait_tensor`.
         self._results: dict[int, _Issued] = {}
-        # Without a Work of their own: one for all of them follows.
+        # Handles of operations without a Work of their own: one Work for all of them follows.
         self._coalesced: list[int] = []
         self._thread = _Thread()
 
     def install(self) -> None:
-        """From now on every process group and every wait is seen."""
+        """Observes every process group and every wait from now on."""
         self._watch_groups()
         self._watch_works()
         self._watch_tensors()
@@ -137,7 +140,7 @@ class Hooks:
             self._recording.charge(at)
 
         assert issued.work is not None
-        # Gloo has no futures for messages: their completion shows when somebody waits for them.
+        # Gloo has no futures for messages: their completion is noticed only by waits.
         with contextlib.suppress(RuntimeError):
             issued.work.get_future().add_done_callback(complete)
 
@@ -171,7 +174,7 @@ class Hooks:
         def recorded_end(pg: c10d.ProcessGroup, *args: Any) -> Work:
             work: Work = end_coalescing(pg, *args)
             handles, self._coalesced = self._coalesced, []
-            # One of them stands for all: they complete together.
+            # One operation represents the batch, because all its operations complete together.
             if handles and work is not None:
                 self._keep(work, _Issued(handles[-1], []))
             return work
@@ -181,12 +184,13 @@ class Hooks:
         names.END_COALESCING.replace(recorded_end)
 
     def _note_peer(self, work: Work, handle: int) -> None:
-        """Whom a receive from anybody has met; other operations have no source."""
+        """Records the source of a receive from any rank; other operations have no source."""
         with contextlib.suppress(RuntimeError):
             self._recording.add("d", now(), handle, work._source_rank())
 
     def _watch_tensors(self) -> None:
-        """`wait_tensor`, which waits for the operation whose result a tensor is. Its own kernel still does the waiting."""
+        """Observes `wait_tensor`, which waits for the operation whose result a tensor is. Its own kernel still does the
+        waiting."""
         get_kernel: Any = torch.library.get_kernel
         for key in ("CPU", "CUDA"):
             kernel = get_kernel("_c10d_functional::wait_tensor", key)
@@ -196,7 +200,7 @@ class Hooks:
         def wait_tensor(keyset: Any, tensor: Tensor) -> Tensor:
             issued = self._results.get(_storage(tensor))
             if issued is not None and issued.work is not None:
-                # The kernel would wait without letting other threads run Python, ours that report completions among them.
+                # Waiting in Python, because the kernel would block threads that report completions in Python.
                 issued.work.wait()
             result: Tensor = kernel.call_boxed(keyset, tensor)
             return result
@@ -204,7 +208,8 @@ class Hooks:
         return wait_tensor
 
     def _note_backward(self, issued: "_Issued") -> None:
-        """The reducer waits in a callback that it queues once it has issued its last bucket: between our two, which see how long."""
+        """Records the reducer's wait at the end of a backward pass: the reducer queues a callback after its last
+        bucket, between two callbacks of this module."""
         if torch._C._current_autograd_node() is None:
             return
         if not self._thread.backward:
@@ -233,7 +238,7 @@ class Hooks:
 
 @dataclass
 class _Issued:
-    """An operation that somebody may wait for."""
+    """An operation that may still be waited for."""
 
     handle: int
     results: Sequence[int]
@@ -242,13 +247,13 @@ class _Issued:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        # Issued in the backward pass that is going on.
+        # Operations issued in the current backward pass.
         self.backward: list[_Issued] = []
         self.blocked = False
 
 
 class _Blocked:
-    """A stretch in which a thread is blocked. One inside another is part of it."""
+    """An interval in which a thread is blocked. Nested intervals are part of the outer one."""
 
     def __init__(self, hooks: Hooks, reason: str, handles: Sequence[int]) -> None:
         self._hooks = hooks
@@ -271,7 +276,7 @@ class _Blocked:
 
 
 def _describe(kind: str, name: str, inputs: list[Tensor], outputs: list[Tensor], size: int) -> tuple[str, Any]:
-    """The type of the elements and the shape, as simulated runs have them: see `SimulatedBackend`."""
+    """Element type and shape in the form of simulated runs: see `SimulatedBackend`."""
     tensors = inputs or outputs
     dtype = str(tensors[0].dtype).removeprefix("torch.") if tensors else "uint8"
     sent, received = [t.numel() for t in inputs], [t.numel() for t in outputs]
@@ -293,7 +298,7 @@ def _describe(kind: str, name: str, inputs: list[Tensor], outputs: list[Tensor],
 
 
 def _cut(elements: int, size: int) -> list[int]:
-    """As many for each rank, as nearly as it goes."""
+    """Splits elements over ranks as evenly as possible."""
     return [elements // size + (rank < elements % size) for rank in range(size)]
 
 

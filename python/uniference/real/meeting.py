@@ -1,7 +1,8 @@
-"""Owns how the ranks of a real run come together: the store they share, the instant at which they all start, and their clocks.
+"""Owns the synchronization of the ranks of a real run: their shared store, their common starting instant, and their
+clocks.
 
-Under torchrun the store is its agent's. Elsewhere rank 0 serves one at MASTER_ADDR and MASTER_PORT, and tells torch that somebody
-does, so that the program's own `init_process_group` finds it there.
+Under torchrun the store is the agent's. Otherwise rank 0 serves a store at MASTER_ADDR and MASTER_PORT, and tells torch
+that the store exists, so that the program's own `init_process_group` uses it.
 """
 
 import ipaddress
@@ -17,20 +18,20 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from uniference.real import clocks
 from uniference.real.recording import now
 
-# Where rank 0's clock is served, if the user says so.
+# Environment variable with the address at which rank 0's clock is served, if the user sets one.
 CLOCK_ADDRESS = "UNIFERENCE_CLOCK_ADDRESS"
 _AGENT = "TORCHELASTIC_USE_AGENT_STORE"
 _PATIENCE = timedelta(minutes=30)
-# How long the store may take to accept a connection.
+# Seconds in which the store must accept a connection.
 _SILENCE_S = 10
-# Every rank knows the starting instant this long before it comes.
+# Time between the announcement of the starting instant and the instant.
 _NOTICE_NS = 50_000_000
-# The last part of a wait for an instant is spent looking at the clock.
+# The last part of a wait for an instant polls the clock.
 _SPIN_NS = 2_000_000
 
 
 class Meeting:
-    """This rank and the others."""
+    """This rank's connection to the other ranks."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ["RANK"])
@@ -46,12 +47,12 @@ class Meeting:
         self.readings: list[dict[str, int]] = []
 
     def gather(self, key: str, value: str) -> list[str]:
-        """Every rank's value, in order of rank, once all have one."""
+        """Every rank's value, in order of rank. Blocks until all ranks have set one."""
         self._store.set(f"{key}/{self.rank}", value)
         return [self._store.get(f"{key}/{rank}").decode() for rank in range(self.world_size)]
 
     def compare_clocks(self, name: str) -> None:
-        """One rank of every host compares its clock with rank 0's; the others of its host share what it finds."""
+        """Compares the clock of one rank per host with rank 0's; the other ranks of the host share the result."""
         hosts = self.gather(f"{name}/host", self.host)
         others = sorted(set(hosts) - {hosts[0]})
         if self.rank == 0 and others:
@@ -60,7 +61,8 @@ class Meeting:
             self._read(name, first=hosts.index(self.host) == self.rank)
 
     def _serve(self, name: str, others: list[str]) -> None:
-        """At the addresses by which the others reach this host, and nowhere else; or where the user says."""
+        """Serves the clock at the addresses by which the other hosts reach this one, or at the user's address, and at
+        no others."""
         seen = {self._store.get(f"{name}/seen/{host}").decode() for host in others}
         wanted = os.environ.get(CLOCK_ADDRESS)
         bound = {address: wanted or address for address in seen}
@@ -88,12 +90,13 @@ class Meeting:
         self.readings.append({"at_ns": at, "offset_ns": offset, "error_ns": error})
 
     def _address_of_first(self) -> str:
-        """By which this host reaches rank 0's: that of the store there, whatever MASTER_ADDR means on other hosts."""
+        """This host's address on its route to rank 0's host: that of its connection to the store there, whatever
+        MASTER_ADDR means on other hosts."""
         with socket.create_connection(self._place, timeout=_SILENCE_S) as store:
             return str(store.getpeername()[0])
 
     def start_together(self) -> int:
-        """Returns at the same instant on every rank; that instant in this rank's clock."""
+        """Returns at the same instant on every rank; returns that instant in this rank's clock."""
         self.gather("ready", "")
         if self.rank == 0:
             self._store.set("start", str(now() + _NOTICE_NS))
@@ -105,7 +108,7 @@ class Meeting:
         return start
 
     def leave(self) -> None:
-        """Until nobody needs this rank's store any more."""
+        """Blocks until no rank needs this rank's store any more."""
         self.gather("left", "")
         if self.rank != 0:
             self._store.set(f"gone/{self.rank}", "")
@@ -114,5 +117,5 @@ class Meeting:
 
 
 def _host() -> str:
-    """What two ranks share if they share a clock: the kernel."""
+    """An identifier of the kernel: ranks with the same kernel share a clock."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,9 +1,11 @@
-"""Owns the measurements that a network is known by: how long operations of every kind and size take, among these ranks.
+"""Owns the measurements of a network for its calibration: durations of operations of every kind and size, among these
+ranks.
 
-An ordinary program for torchrun, the testbed or `uniference run`: `python -m uniference.real.probe --out FILE`. What follows from the
-figures is the business of `uniference calibrate` and of `benches/accuracy`. Each line of FILE is a case: what was done, how long
-each repetition took, in seconds, and how late each rank was for it. Cases that FILE already holds are not measured again. With
-`--like FILE` the cases of another file are done, as often, and each rank is as late: so a prediction meets what was measured.
+An ordinary program for torchrun, the testbed or `uniference run`: `python -m uniference.real.probe --out FILE`.
+`uniference calibrate` and `benches/accuracy` evaluate the figures. Each line of FILE is a case: the operation, the
+duration of each repetition in seconds, and how late each rank was for it. Cases that FILE already holds are not
+measured again. With `--like FILE` the cases of another file are repeated, with the same number of repetitions and the
+same delays of ranks, to compare a prediction with a measurement.
 """
 
 import argparse
@@ -27,36 +29,38 @@ from uniference.real import processors
 
 PINGPONG_SIZES = (1, 1 << 10, 1 << 12, 1 << 14, 1 << 15, 1 << 16, 1 << 17, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 FULL_SIZES = (1 << 3, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
-# Above so many ranks only some pairs are measured: rank 0 with each, and neighbours.
+# With more ranks than this only some pairs are measured: rank 0 with each, and neighbours.
 _MOST_FOR_ALL_PAIRS = 6
 _T = TypeVar("_T")
-# Between two repetitions: what is left over of the first has gone by then.
+# Pause between two repetitions, in which the leftover work of the first ends.
 _PAUSE_S = 0.004
-# Where they are too close together, they are made again at twice the distance, up to this.
+# If repetitions are too close together, they are made again at twice the distance, up to this one.
 _LONGEST_PERIOD_S = 2.0
 
 
 @dataclass(frozen=True)
 class Case:
-    """One operation of one size among some ranks; `bytes` are those of a message, or of the tensor that each rank passes."""
+    """One operation of one size among some ranks; `bytes` is the size of a message, or of the tensor that each rank
+    passes."""
 
     operation: str
     ranks: tuple[int, ...]
     bytes: int
-    # Over connections that were never used before.
+    # Whether the operation runs over new connections.
     cold: bool = False
 
 
 @dataclass
 class Taken:
-    """Seconds of each repetition, of the rank that it took longest; and by repetition how late each rank was, if their clocks are one."""
+    """Seconds of each repetition, of the slowest rank; and for each repetition how late each rank was, if all share one
+    clock."""
 
     seconds: list[float]
     late: list[list[float]] = field(default_factory=list)
 
     @property
     def overtook(self) -> bool:
-        """Did most repetitions begin when they could, rather than when they were to? They were too close together then."""
+        """Whether most repetitions were too close together: they began later than planned."""
         return bool(self.late) and median(map(max, self.late)) > _PAUSE_S
 
 
@@ -75,15 +79,16 @@ class Probe:
         self._hosts = hosts
         self._one_clock = len({kernel for kernel, _ in hosts}) == 1
         self._latest(0.0)
-        # An instant so far ahead is known to all before it comes.
+        # Time in which all ranks learn of an instant before it comes.
         self._notice_s = 0.002 + 2 * self._latest(-_timed(lambda: self._latest(0.0)), smallest=True)
 
     def is_local(self, case: Case) -> bool:
-        """Are its ranks on one host?"""
+        """Whether all ranks of the case are on one host."""
         return len({self._hosts[rank] for rank in case.ranks}) == 1
 
     def measure(self, case: Case, like: Taken | None = None) -> Taken:
-        """All ranks call it with the same case. `like`: as often as that, and as late."""
+        """Measures a case; all ranks call it with the same case. `like`: repeats that measurement's number of
+        repetitions and delays."""
         dist.barrier()
         if case.operation in _PAIRS:
             return Taken(self._in_step(case) if self._rank in case.ranks else [])
@@ -94,9 +99,9 @@ class Probe:
         estimate = self._latest(_timed(run))
         plan = self._plan(like, self._count(estimate + _PAUSE_S))
         if like:
-            # Whatever a repetition is predicted to take, the next one begins after its end.
+            # Each repetition begins after the end of the one before, however long its prediction is.
             return self._gather([self._at(self._instant(), 0.0, run, late) for late in plan])
-        # Agreeing anew each time would take longer than what is measured.
+        # Agreeing on an instant for each repetition would need more time than the operation.
         period = 1.25 * estimate + _PAUSE_S
         while True:
             begin = self._instant()
@@ -124,7 +129,7 @@ class Probe:
             dist.destroy_process_group(group)
 
     def _plan(self, like: Taken | None, count: int) -> list[float]:
-        """By repetition, how late this rank is to be."""
+        """Planned delay of this rank, by repetition."""
         if like is None:
             return [0.0] * count
         return [late[self._rank] for late in like.late] or [0.0] * len(like.seconds)
@@ -133,11 +138,12 @@ class Probe:
         return min(5 * self._repetitions, max(self._repetitions, int(self._budget_s / estimate)))
 
     def _instant(self) -> float | None:
-        """When all ranks can begin together; None: they have no clock in common."""
+        """Instant at which all ranks begin; None: they have no common clock."""
         return self._latest(time.perf_counter()) + self._notice_s if self._one_clock else None
 
     def _at(self, begin: float | None, after: float, run: Callable[[], object], late: float) -> tuple[float, float]:
-        """Seconds that it took here, and how late it began; without an instant, as soon as a barrier lets it."""
+        """Duration on this rank in seconds, and the delay of its start; without an instant, the operation starts after
+        a barrier."""
         if begin is None:
             dist.barrier()
             return _timed(run), 0.0
@@ -147,7 +153,7 @@ class Probe:
         return _timed(run), begun - instant
 
     def _latest(self, value: float, smallest: bool = False) -> float:
-        """The largest of all ranks' values; with `smallest`, the negative of the smallest."""
+        """Maximum of all ranks' values; with `smallest`, the negative of the minimum."""
         shared = torch.tensor([value], dtype=torch.float64, device=self._device)
         dist.all_reduce(shared, dist.ReduceOp.MAX)
         return -float(shared) if smallest else float(shared)
@@ -160,7 +166,7 @@ class Probe:
         return Taken(seconds.amax(0).tolist(), late.T.tolist() if self._one_clock else [])
 
     def _agree(self, count: int, case: Case) -> int:
-        """As many on every rank: as the first of them says."""
+        """The number of the case's first rank, on every rank."""
         first, *others = case.ranks
         number = torch.tensor([count], device=self._device)
         if self._rank == first:
@@ -171,7 +177,7 @@ class Probe:
         return int(number)
 
     def _tensor(self, case: Case, parts: int = 1) -> Tensor:
-        """Bytes, or 4-byte floats where they can be cut into so many parts of them."""
+        """A tensor of 4-byte floats of about the case's size, divisible into `parts` equal parts."""
         return torch.zeros(max(case.bytes // 4 // parts, 1) * parts, dtype=torch.float32, device=self._device)
 
     def compute(self, case: Case) -> Callable[[], object]:
@@ -188,14 +194,14 @@ class Probe:
         return run
 
     def solo(self, case: Case) -> Callable[[], object]:
-        """A collective of this rank alone: what the library takes without any message, threads at rest before."""
+        """A collective of a group of one rank: the library's cost without any message, from idle threads."""
         group = dist.new_group(case.ranks, use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
         data = torch.zeros(1, device=self._device)
         return lambda: dist.all_reduce(data, group=group)
 
     def round_trip(self, case: Case) -> Callable[[], object]:
-        """Over a plain TCP connection: what the network takes, without the library."""
+        """A round trip over a plain TCP connection: the network's time without the library."""
         first, second = case.ranks
         peer = _connect(self._rank == first, first, second)
 
@@ -213,7 +219,7 @@ class Probe:
         return self._there_and_back(case, case.bytes)
 
     def ping(self, case: Case) -> Callable[[], object]:
-        """A ping-pong whose answer is a byte: it shows what one direction carries."""
+        """A ping-pong whose answer is one byte: shows the bandwidth of one direction."""
         return self._there_and_back(case, 1)
 
     def _there_and_back(self, case: Case, back: int) -> Callable[[], object]:
@@ -334,7 +340,7 @@ class Probe:
 
 
 def _timed(run: Callable[[], object], pause: float = 0.0) -> float:
-    """Seconds that it takes, after a pause."""
+    """Duration of a call in seconds, after a pause."""
     time.sleep(pause)
     start = time.perf_counter()
     run()
@@ -342,13 +348,14 @@ def _timed(run: Callable[[], object], pause: float = 0.0) -> float:
 
 
 def _host() -> tuple[str, int]:
-    """What two ranks share if they share a clock, the kernel; and if no link is between them, its network's namespace."""
+    """Identifiers of the kernel, whose ranks share a clock, and of its network namespace, whose ranks have no link
+    between them."""
     kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return kernel, os.stat("/proc/self/ns/net").st_ino
 
 
 def _connect(serves: bool, first: int, second: int) -> socket.socket:
-    """A connection between two ranks, on the address by which the first reaches rank 0's host."""
+    """A connection between two ranks, at the address by which the first reaches rank 0's host."""
     store = dist.distributed_c10d._get_default_store()
     key = f"probe/{first}/{second}"
     if not serves:
@@ -365,9 +372,10 @@ def _connect(serves: bool, first: int, second: int) -> socket.socket:
     return peer
 
 
-# Measured over new connections too: of each kind of traffic one. Connecting takes longer than what is measured.
+# Operations that are also measured over new connections: one of each kind of traffic. Connecting takes longer than the
+# operation.
 _COLD = ("one_way", "all_reduce", "broadcast", "all_gather_into_tensor", "all_to_all_single")
-# Their ranks keep step by themselves, and the first one's times count.
+# Operations whose ranks keep step by themselves, and of which the first rank's times count.
 _PAIRS = ("pingpong", "ping", "round_trip", "compute", "solo")
 _OPERATIONS: dict[str, Callable[[Probe, Case], Callable[[], object]]] = {
     "compute": Probe.compute,
@@ -393,7 +401,7 @@ _OPERATIONS: dict[str, Callable[[Probe, Case], Callable[[], object]]] = {
 
 
 def cases(words: argparse.Namespace, size: int) -> Iterator[Case]:
-    """What is measured among `size` ranks."""
+    """The cases among `size` ranks."""
     pairs = list(combinations(range(size), 2))
     if size > _MOST_FOR_ALL_PAIRS:
         pairs = [pair for pair in pairs if pair[0] == 0 or pair[1] == pair[0] + 1]
@@ -418,7 +426,7 @@ def cases(words: argparse.Namespace, size: int) -> Iterator[Case]:
 
 
 def main() -> None:
-    """Measures what is missing."""
+    """Measures the missing cases."""
     words = _parser().parse_args()
     if words.backend == "nccl":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -476,7 +484,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _shared(read: Callable[[], _T]) -> _T:
-    """What rank 0 reads."""
+    """The value that rank 0 reads, on every rank."""
     value: list[Any] = [read() if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(value)
     result: _T = value[0]

@@ -1,7 +1,7 @@
-"""Owns the profiles of the processors that take part in a calibration: `uniference profile` runs once for each kind of them.
+"""Owns the profiles of the CPUs that are part of a calibration: `uniference profile` runs once for each kind of CPU.
 
-What an operator takes is measured by that command, on the machine itself; rank 0 puts what was found into the database of its machine, and
-adds a line to the file of measurements: which ranks have the processor, and the highest rates that it reached.
+That command measures operators, on the machine itself; rank 0 adds the measurements to its machine's database, and
+a line to the file of measurements: the ranks with the CPU, and the highest rates that it reached.
 """
 
 import json
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class _Found:
-    """What one profile has found: how long it took, what the command said, and the database that it wrote."""
+    """Result of one profile: its duration, the command's output, and the database that it wrote."""
 
     seconds: float
     rates: dict[str, Any]
@@ -26,8 +26,8 @@ class _Found:
 
 
 def profile(name: str, database: Path, measurements: Path, program: Path | None = None) -> None:
-    """All ranks call it, each with what its processor is called. Each name is profiled on the first rank that has it, unless
-    `measurements` has that already; the others wait meanwhile."""
+    """Profiles CPUs; all ranks call it, each with its CPU's name. Each name is profiled on the first rank that has it,
+    unless `measurements` has it already; the other ranks wait."""
     rank = dist.get_rank()
     names = [""] * dist.get_world_size()
     dist.all_gather_object(names, name)
@@ -42,7 +42,7 @@ def profile(name: str, database: Path, measurements: Path, program: Path | None 
         found = [_profile(each, program) if rank == ranks[0] else None]
         dist.broadcast_object_list(found, ranks[0])
         if found[0] is None:
-            # The rank that could not has said why.
+            # The failed rank has printed the reason.
             sys.exit(2)
         if rank == 0:
             _keep(found[0], database)
@@ -68,7 +68,7 @@ def _keep(found: _Found, database: Path) -> None:
 
 
 def _run(*words: str) -> str | None:
-    """What the command says; None: it has failed, and has said why."""
+    """Output of the command; None: it failed, and has printed why."""
     command = [sys.executable, "-m", "uniference", *words]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -84,7 +84,7 @@ def _line(name: str, ranks: list[int], found: _Found, database: Path) -> dict[st
 
 
 def _known(measurements: Path, database: Path) -> list[tuple[str, list[int]]]:
-    """Which processors' operators are in the database, by the lines of the file: the names, and the ranks that have each."""
+    """CPUs whose operators are in the database, by the lines of the file: the names, and the ranks with each."""
     if not (measurements.exists() and database.exists()):
         return []
     lines = [line for line in measurements.read_text().splitlines() if line.endswith("}")]

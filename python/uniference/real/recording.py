@@ -1,7 +1,7 @@
-"""Owns what one rank has seen, in the order in which it was seen, and the file that it becomes.
+"""Owns the observations of one rank, in order, and the file format of them.
 
-A file is JSON, one value a line. The first is an object that says whose it is, the last one how it ended; between them there are lists
-whose first element is the kind. Times are nanoseconds of the rank's own clock (CLOCK_MONOTONIC).
+A file is JSON, one value per line. The first is an object that describes the rank, the last one how it ended; between
+them are lists whose first element is the kind. Times are nanoseconds of the rank's own clock (CLOCK_MONOTONIC).
 
     ["g", time, group, ranks]                                         the ranks of a group's members, at its first operation
     ["s", site, "path:line"]                                          a line of the program, at its first use
@@ -11,7 +11,8 @@ whose first element is the kind. Times are nanoseconds of the rank's own clock (
     ["n", time, task, range, name]                                    a thread's range with this number begins; name null: it ends
     ["r", time, task, range, name]                                    a rank's range, which may overlap others, begins; name null: it ends
 
-A shape is a number of elements, a list with one for each rank, or for all-to-all two lists: sent and received. Of a message it is bytes.
+A shape is a number of elements, a list with one number per rank, or for all-to-all two lists: sent and received. For a
+message it is bytes.
 """
 
 import itertools
@@ -30,13 +31,14 @@ now: Callable[[], int] = time.perf_counter_ns
 
 
 class Recording:
-    """One rank's. `cost` is what recording has taken so far, in nanoseconds, and `calls` how often it was at work."""
+    """The observations of one rank. `cost` is the time spent on recording so far, in nanoseconds, and `calls` the
+    number of recorded calls."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.cost = 0
         self._records: list[tuple[Any, ...]] = []
-        # Not counts of what is known: another thread may come between any two steps.
+        # Counters instead of lengths of dictionaries, because another thread may run between any two steps.
         self._next_site, self._next_task, self._next_range = itertools.count(), itertools.count(1), itertools.count()
         self._sites: dict[str, int] = {}
         self._tasks: dict[int, int] = {threading.get_ident(): 0}
@@ -44,7 +46,7 @@ class Recording:
         self._range_tasks: dict[int, int] = {}
 
     def add(self, *record: Any) -> None:
-        """Keeps a record."""
+        """Stores a record."""
         self._records.append(record)
 
     def begin_range(self, name: str) -> int:
@@ -69,12 +71,12 @@ class Recording:
         self.add("r", now(), self.task(), number, None)
 
     def charge(self, since: int) -> None:
-        """What has passed since then was ours."""
+        """Adds the time since `since` to the cost of recording."""
         self.calls += 1
         self.cost += now() - since
 
     def task(self) -> int:
-        """The number of the calling thread: 0 is the main one."""
+        """Number of the calling thread: 0 is the main one."""
         ident = threading.get_ident()
         known = self._tasks.get(ident)
         if known is None:
@@ -82,7 +84,7 @@ class Recording:
         return known
 
     def site(self) -> int:
-        """The number of the program's line that is being executed."""
+        """Number of the program's line that is being executed."""
         line = user_line()
         known = self._sites.get(line)
         if known is None:
@@ -91,7 +93,7 @@ class Recording:
         return known
 
     def write(self, path: Path, head: Mapping[str, Any], tail: Mapping[str, Any]) -> None:
-        """Writes the file: a part of one is never seen under its name."""
+        """Writes the file under a temporary name and renames it, so that no incomplete file has its name."""
         partial = path.with_suffix(".part")
         cost = {"recorder_calls": self.calls, "recorder_ns": self.cost}
         with partial.open("w") as file:

@@ -1,7 +1,8 @@
-"""Runs operators of many shapes, for `uniference profile` to time where no program is given: what estimates for other shapes lie between.
+"""Runs operators of many shapes, for `uniference profile` to time without a program: estimates for other shapes
+interpolate between them.
 
-The shapes are those of dense layers, attention, normalisations, element-wise operators and optimizers, forward and backward: from
-those that fit into a cache to those that take some hundredths of a second on one processor core.
+The shapes are those of dense layers, attention, normalisations, element-wise operators and optimizers, forward and
+backward: from shapes that fit into a cache to those of some hundredths of a second on one CPU core.
 """
 
 import argparse
@@ -15,16 +16,16 @@ from torch.autograd import backward
 WIDTHS = (64, 256, 1024, 4096)
 ROWS = (1, 8, 64, 512)
 MOST_FLOPS = 4e9
-"""Of one product of matrices."""
+"""Floating-point operations of the largest GEMM."""
 CACHED = 1 << 17
-"""Elements that lie in a core's caches, where nothing else is computed."""
+"""Number of elements that fit into a core's caches, if nothing else is computed."""
 MOST_ELEMENTS = 1 << 23
-"""Of one element-wise operator's tensor."""
+"""Elements of the largest tensor of an element-wise operator."""
 
 
 def layers(dtype: torch.dtype, repeat: int) -> None:
-    """Dense layers with and without bias: of inference, which finds small ones in the caches, then forward and backward, with the
-    three layouts of products that training has."""
+    """Dense layers with and without bias: inference, which finds small ones in the caches, then forward and backward,
+    with the three GEMM layouts of training."""
     for rows, inputs, outputs in itertools.product(ROWS, WIDTHS, WIDTHS):
         if 2 * rows * inputs * outputs > MOST_FLOPS:
             continue
@@ -38,7 +39,7 @@ def layers(dtype: torch.dtype, repeat: int) -> None:
 
 
 def batched(dtype: torch.dtype, repeat: int) -> None:
-    """Products of many small matrices, as attention without a fused kernel has them."""
+    """Batched GEMMs of small matrices, as in attention without a fused kernel."""
     for batch, rows, width in itertools.product((4, 32), (16, 128, 512), (32, 128)):
         a = torch.randn(batch, rows, width, dtype=dtype)
         for _ in range(repeat):
@@ -46,7 +47,7 @@ def batched(dtype: torch.dtype, repeat: int) -> None:
 
 
 def attention(dtype: torch.dtype, repeat: int) -> None:
-    """Fused attention of prompts, of training, and of decoding."""
+    """Fused attention of prefill, of training, and of decode."""
     for heads, queries, keys, width in itertools.product((4, 16), (1, 32, 256), (32, 256, 1024), (32, 64, 128)):
         if queries not in (1, keys):
             continue
@@ -59,7 +60,7 @@ def attention(dtype: torch.dtype, repeat: int) -> None:
 
 
 def rowwise(dtype: torch.dtype, repeat: int) -> None:
-    """What works along rows: normalisations, softmax, losses, embeddings."""
+    """Operators along rows: normalisations, softmax, losses, embeddings."""
     for rows, width in itertools.product((1, 16, 128, 1024), WIDTHS):
         x = torch.randn(rows, width, dtype=dtype, requires_grad=True)
         norms: list[nn.Module] = [nn.LayerNorm(width).to(dtype), nn.RMSNorm(width).to(dtype)]
@@ -76,7 +77,7 @@ def rowwise(dtype: torch.dtype, repeat: int) -> None:
 
 
 def elementwise(dtype: torch.dtype, repeat: int) -> None:
-    """What works element by element, with what moves elements."""
+    """Element-wise operators, and operators that move elements."""
     size = 64
     while size <= MOST_ELEMENTS:
         x, y = torch.randn(size, dtype=dtype), torch.randn(size, dtype=dtype)
@@ -103,9 +104,9 @@ def elementwise(dtype: torch.dtype, repeat: int) -> None:
 
 
 def optimizers(dtype: torch.dtype, repeat: int) -> None:
-    """Steps of optimizers, one parameter after the other, as on CPUs, and fused.
+    """Optimizer steps, one parameter after the other, as on CPUs, and fused.
 
-    Of several parameters, as in a program each of them has left the caches when its turn comes again.
+    Each step has several parameters, because in a program a parameter has left the caches before its next step.
     """
     for size, fused in itertools.product((64, 4096, 1 << 15, 1 << 18, 1 << 21), (False, True)):
         parameters = [nn.Parameter(torch.randn(size, dtype=dtype)) for _ in range(max(1, min(16, (1 << 20) // size)))]
@@ -128,7 +129,7 @@ def rotated(x: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """A layer of a transformer, normalized before (`gated`: as Llama's) or after its parts (as BERT's)."""
+    """A transformer layer with pre-normalization (`gated`: as in Llama) or post-normalization (as in BERT)."""
 
     def __init__(self, width: int, heads: int, gated: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -141,7 +142,7 @@ class Block(nn.Module):
         self.down = nn.Linear(2 * width, width, bias=not gated, dtype=dtype)
 
     def attention(self, x: Tensor) -> Tensor:
-        """Of all heads."""
+        """Attention of all heads."""
         batch, sequence, width = x.shape
         q, k, v = (part(x).view(batch, sequence, self.heads, -1).transpose(1, 2) for part in (self.q, self.k, self.v))
         if self.gated:
@@ -164,9 +165,9 @@ class Block(nn.Module):
 
 
 def blocks(dtype: torch.dtype, repeat: int) -> None:
-    """Small transformers, whose operators take so little time that what counts is how the host comes from one to the next.
+    """Small transformers, in which the host's overhead between the short operators dominates.
 
-    The smaller ones leave the host's code and data in the processor's caches, the larger ones do not.
+    The smaller ones leave the host's code and data in the CPU's caches, the larger ones do not.
     """
     for gated, width in itertools.product((False, True), (32, 160)):
         table = nn.Embedding(1024, width, dtype=dtype)
@@ -185,7 +186,7 @@ def blocks(dtype: torch.dtype, repeat: int) -> None:
 
 
 def main() -> None:
-    """Runs all of them."""
+    """Runs all shapes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dtype", nargs="*", default=["float32"])
     parser.add_argument("--repeat", type=int, default=15)

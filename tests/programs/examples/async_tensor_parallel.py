@@ -1,6 +1,7 @@
-"""Asynchronous tensor parallel: PyTorch's compiler lets products run beside the communication of their parts, through symmetric memory.
+"""Asynchronous tensor parallel: PyTorch's compiler overlaps GEMMs with the communication of their parts, through
+symmetric memory.
 
-On one GPU alone it is the same network without any.
+On one GPU it is the same network without communication.
 """
 
 import os
@@ -29,7 +30,7 @@ class Network(nn.Module):
 def main():
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     mesh = init_device_mesh("cuda", (SIZE,))
-    # Drawn on the host, so that all have the same.
+    # Drawn on the host, so that all ranks have the same numbers.
     torch.manual_seed(0)
     network, batches = Network(), torch.randn(STEPS, ROWS, WIDTH)
     network.cuda()

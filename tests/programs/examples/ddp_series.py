@@ -1,6 +1,7 @@
-"""As `multigpu_torchrun.py` and `multigpu.py` of PyTorch's tutorial of DistributedDataParallel: a Trainer that keeps a snapshot.
+"""After `multigpu_torchrun.py` and `multigpu.py` of PyTorch's tutorial on DistributedDataParallel: a Trainer that keeps
+a snapshot.
 
-Usage: ddp_series.py EPOCHS [--spawn]; with `--spawn` the program starts its own ranks, one a GPU.
+Usage: ddp_series.py EPOCHS [--spawn]; with `--spawn` the program starts its own ranks, one per GPU.
 """
 
 import argparse
@@ -67,7 +68,7 @@ def work(rank, epochs):
     path = f"{folder[0]}/snapshot.pt"
     losses = [Trainer(rank, path).train(epochs)]
     torch.distributed.barrier()
-    # Started again, it goes on from the snapshot.
+    # The second trainer resumes from the snapshot.
     losses.append(Trainer(rank, path).train(epochs + 1))
     print("RESULT", rank, losses)
     destroy_process_group()

@@ -1,4 +1,5 @@
-"""Training in float8 under DDP: products of what is scaled by its own largest element, forward and backward, as torchao has them."""
+"""Training in float8 under DDP: GEMMs of tensors that are scaled by their largest element, forward and backward, as in
+torchao."""
 
 import os
 
@@ -8,14 +9,14 @@ from torch import nn
 
 
 def scaled(tensor, kind):
-    """As float8, and by what it is to be multiplied."""
+    """The tensor in float8, and the factor that restores its scale."""
     largest = tensor.abs().max().float().clamp(min=1e-12)
     scale = torch.finfo(kind).max / largest
     return (tensor.float() * scale).to(kind), scale.reciprocal()
 
 
 def product(a, b, kinds=(torch.float8_e4m3fn, torch.float8_e4m3fn)):
-    """a @ b, the second one column by column in memory, as GPUs want it."""
+    """a @ b, with the second matrix column-major in memory, as GPUs require."""
     (a, of_a), (b, of_b) = scaled(a.contiguous(), kinds[0]), scaled(b.t().contiguous(), kinds[1])
     return torch._scaled_mm(a, b.t(), scale_a=of_a, scale_b=of_b, out_dtype=torch.bfloat16)
 

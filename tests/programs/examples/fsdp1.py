@@ -1,4 +1,5 @@
-"""As FSDP of PyTorch's examples (MNIST and T5): wrapped by size or by layer, timed with CUDA events, checkpointed activations."""
+"""After PyTorch's FSDP examples (MNIST and T5): wrapping by size or by layer, timing with CUDA events, activation
+checkpoints."""
 
 import functools
 import os

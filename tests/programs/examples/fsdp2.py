@@ -1,4 +1,5 @@
-"""As FSDP2 of PyTorch's examples: a Transformer from the meta device, prefetching, mixed precision, checkpoints of whole tensors."""
+"""After PyTorch's FSDP2 examples: a Transformer from the meta device, prefetching, mixed precision, checkpoints of full
+tensors."""
 
 import os
 import tempfile
@@ -52,7 +53,8 @@ class Transformer(nn.Module):
         return self.head(x)
 
     def reset_parameters(self):
-        # Every rank fills its shard by the parameter's place in the whole, so any device gives the same.
+        # Every rank fills its shard by the elements' positions in the full parameter, so any device gives the same
+        # values.
         for parameter in self.parameters():
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             with torch.no_grad():

@@ -1,4 +1,5 @@
-"""As `imagenet/main.py --dummy` of PyTorch's examples: a small ResNet, workers that load, meters that are summed, a checkpoint resumed."""
+"""After `imagenet/main.py --dummy` of PyTorch's examples: a small ResNet, loader workers, meters with reductions, a
+resumed checkpoint."""
 
 import os
 import tempfile
@@ -115,7 +116,7 @@ def main():
     options = {"batch_size": 8, "num_workers": 2, "pin_memory": cuda}
     loader = DataLoader(data, sampler=sampler, persistent_workers=True, **options)
     checks = DataLoader(data, sampler=held_out, **options)
-    # What does not divide evenly is checked by every rank.
+    # Samples that do not divide evenly are evaluated by every rank.
     rest = DataLoader(Subset(data, range(len(held_out) * size, len(data))), **options) if len(data) % size else None
 
     folder = [tempfile.mkdtemp()]

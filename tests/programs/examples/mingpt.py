@@ -1,4 +1,5 @@
-"""As minGPT-ddp of PyTorch's examples: a character-level GPT under DistributedDataParallel, in mixed precision on a GPU (`--amp`)."""
+"""After minGPT-ddp of PyTorch's examples: a character-level GPT under DistributedDataParallel, in mixed precision on a
+GPU (`--amp`)."""
 
 import math
 import os

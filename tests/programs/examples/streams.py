@@ -1,4 +1,5 @@
-"""Streams: batches are copied ahead on one, two halves of a network run on two others, and gradients are reduced while the host goes on."""
+"""CUDA streams: one copies batches ahead, two others run the halves of a network, and gradients are reduced
+asynchronously."""
 
 import os
 from contextlib import nullcontext
@@ -21,13 +22,13 @@ def on(which):
 
 
 def behind(which):
-    """What comes on the current stream waits for what is on another one."""
+    """Makes later work of the current stream wait for the work on another one."""
     if ON_GPU:
         torch.cuda.current_stream().wait_stream(which)
 
 
 class Prefetcher:
-    """Batches on the device, of which the next one is copied while the program works on this one."""
+    """Batches on the device; the next batch is copied while the program works on the current one."""
 
     def __init__(self, count):
         self.count, self.step, self.copies, self.next = count, 0, stream(), None
@@ -53,7 +54,7 @@ class Prefetcher:
 
 
 class Branches(nn.Module):
-    """Two halves that need nothing of each other."""
+    """Two independent halves of a network."""
 
     def __init__(self):
         super().__init__()
@@ -84,7 +85,7 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         works = [dist.all_reduce(parameter.grad, async_op=True) for parameter in net.parameters()]
-        # Meanwhile.
+        # Runs during the reductions.
         losses.append(loss.detach().clone())
         for work in works:
             work.wait()

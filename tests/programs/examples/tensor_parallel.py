@@ -1,4 +1,4 @@
-"""As `fsdp_tp_example.py` of PyTorch's examples: tensor and sequence parallel inside a host, FSDP across."""
+"""After `fsdp_tp_example.py` of PyTorch's examples: tensor and sequence parallel inside a host, FSDP across hosts."""
 
 import os
 

@@ -1,6 +1,7 @@
-"""Every operation with arguments that are wrong, odd or at an edge: what is returned, or which exception is raised, with its message.
+"""Calls of every operation with wrong, unusual or extreme arguments: the result, or the exception with its message,
+must be Gloo's.
 
-A case is left out where real Gloo does not answer it the same way each time: where it crashes, or waits for its time-out.
+Cases without a reproducible answer of real Gloo are left out: those in which it crashes, or waits until its timeout.
 """
 
 import re
@@ -16,18 +17,18 @@ from body import body, sample
 Case = Callable[[dist.ProcessGroup], Any]
 Cases = dict[str, Case]
 
-# Where a message names a place in memory, or in the library's source.
+# Parts of messages that name an address, or a line of the library's source.
 _PLACES = re.compile(
     r"(?<=support)[^ ]*(?=on complex)|\(\[[\d.]+\]:.*\)|0x[0-9a-f]+|\[[^\]]*\.(cc|cpp|h):\d+\] ?|at [^ ]*\.(cc|cpp|h):\d+"
 )
 
 
 def outcome(case: Case, group: Any) -> Any:
-    """What the case returns, or its exception: the type, and what the message says of the call."""
+    """The case's result, or its exception: the type, and the part of the message about the call."""
     try:
         return case(group)
     except Exception as error:
-        # What follows is the library's own stack, or which operators torch has.
+        # The rest of the message is the library's own stack, or the list of torch's operators.
         message = re.split(
             r"\nException raised from|' is only available for these backends|  This usually means", str(error)
         )[0]
@@ -35,7 +36,7 @@ def outcome(case: Case, group: Any) -> Any:
 
 
 def outcomes(cases: Cases) -> dict[str, Any]:
-    """All cases. One that fails on any rank may have broken its group: those after it get a new one."""
+    """Outcomes of all cases. A case that fails on any rank may have broken its group: the next case gets a new one."""
     results, group = {}, None
     for name, case in cases.items():
         if group is None:
@@ -50,14 +51,14 @@ def outcomes(cases: Cases) -> dict[str, Any]:
 
 
 def waited(work: Any, *results: Any) -> Any:
-    """The results of an asynchronous call, or what its wait raises."""
+    """The results of an asynchronous call, or the exception of its wait."""
     try:
         return [work.wait(), *(result.to_dense() for result in results)]
     except Exception as error:
         return f"wait: {type(error).__name__}: {error}"
 
 
-# Each operation on a tensor `t`, in the way that a program calls it; what it has written is returned.
+# Each operation on a tensor `t`, as programs call it; the functions return the written tensors.
 
 
 def all_reduce(t: Any, g: Any) -> Any:
@@ -200,7 +201,7 @@ OPERATIONS = (
 
 
 def tensors(rank: int, size: int) -> dict[str, Callable[[], Any]]:
-    """What stands in a tensor's place. Of each there are as many rows as the group has members."""
+    """Substitutes for a tensor, by name. Each has as many rows as the group has members."""
     dtypes = [torch.bool, torch.uint8, torch.int16, torch.float16, torch.bfloat16, torch.complex64, torch.complex128]
     odd = [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.float8_e5m2]
     made: dict[str, Callable[[], Any]] = {
@@ -242,14 +243,14 @@ def _of_tensors(operation: Callable[[Any, Any], Any], rank: int, size: int) -> d
     )
 
 
-# What Gloo waits for until its time is up, or of which it returns what nobody wants to rely on.
+# Cases in which Gloo waits until its timeout, or returns meaningless results.
 LEFT_OUT = {
     ("message", "conjugate"),
     ("from_anyone", "conjugate"),
     ("from_anyone", "no elements"),
     ("from_anyone", "no columns"),
     ("reduce", "conjugate"),
-    # Autograd objects to how Gloo writes the parts of its output.
+    # Autograd rejects how Gloo writes the parts of its output.
     ("all_gather_into_tensor", "a parameter"),
     ("all_gather_into_tensor", "with a gradient"),
 }
@@ -267,7 +268,7 @@ del _every_tensor
 
 
 def _lists(make: Callable[[], torch.Tensor], other: Callable[[], torch.Tensor], size: int) -> dict[str, Any]:
-    """What stands in the place of a list of one tensor a member."""
+    """Substitutes for a list of one tensor per member, by name."""
     return {
         "None": lambda: None,
         "no tensors": lambda: [],
@@ -334,17 +335,17 @@ def reduce_scatter_of_lists(rank: int, size: int) -> Any:
         dist.reduce_scatter(output, put, group=g)
         return output
 
-    # Gloo only looks at the block that the rank itself receives: the others wait.
+    # Gloo checks only the block that the rank itself receives: the other ranks would wait.
     return _of_lists(call, size, False, "another shape first", "another shape last", "sparse", "sparse last")
 
 
-# Which the root accepts, and then waits for the others.
+# Cases that the root accepts, and in which it would wait for the others.
 _FITTING = ("one tensor several times", "transposed")
 
 
 @body
 def gather_into_lists(rank: int, size: int) -> Any:
-    """At the root alone, which says at once if its list is wrong: the others do not take part."""
+    """Gather at the root alone, which rejects a wrong list at once: the other ranks do not call it."""
 
     def call(out: Any, g: Any) -> Any:
         return dist.gather(torch.full((3,), rank + 1.0), out, 0, group=g) if rank == 0 else None
@@ -362,7 +363,7 @@ def gather_into_lists_of_others(rank: int, size: int) -> Any:
 
 @body
 def scatter_of_lists(rank: int, size: int) -> Any:
-    """At the root alone."""
+    """Scatter at the root alone."""
 
     def call(put: Any, g: Any) -> Any:
         return dist.scatter(torch.zeros(3), put, 0, group=g) if rank == 0 else None
@@ -453,7 +454,7 @@ def split_sizes(rank: int, size: int) -> Any:
 
 @body
 def reductions(rank: int, size: int) -> Any:
-    """What goes wrong is that the element type does not go with it."""
+    """Reductions that do not support the element type."""
     names = ("SUM", "PRODUCT", "MIN", "MAX", "AVG", "BAND", "BOR", "BXOR", "PREMUL_SUM")
     dtypes = (torch.float32, torch.bfloat16, torch.int32, torch.int16, torch.bool, torch.complex64)
     operations = (
@@ -464,7 +465,7 @@ def reductions(rank: int, size: int) -> Any:
         reduce_scatter_tensor_by,
         all_reduce_coalesced_by,
     )
-    # Gloo divides an integer by the group's size on every rank, whether it receives or not: others than the root fail too.
+    # Gloo divides an integer by the group's size on every rank, even on ranks that receive nothing: all ranks fail.
     left_out = {(reduce_by, "AVG", dtype) for dtype in dtypes if not (dtype.is_floating_point or dtype.is_complex)}
     cases: Cases = {
         f"{operation.__name__} {name} {dtype}": lambda g, op=operation, name=name, dtype=dtype: op(
@@ -513,7 +514,8 @@ def reduce_scatter_tensor_by(op: Any, t: Any, g: Any) -> Any:
 
 @body
 def ranks(rank: int, size: int) -> Any:
-    """Of peers and roots. Every member says the same; a message is only tried by its sender, or its receiver."""
+    """Invalid peers and roots. Every member passes the same root; a message is only called by its sender, or its
+    receiver."""
     one = torch.ones
     cases: Cases = {}
     for name, other in {
@@ -563,7 +565,7 @@ def ranks(rank: int, size: int) -> Any:
         "both": lambda g: dist.send(one(2), 0, group=g, group_dst=0),
     }
     late = ("send to group's", "isend to", "receive from group's", "group.send to", "group.recv from")
-    # Gloo looks for the peer until its time is up, or crashes.
+    # Gloo waits for the peer until its timeout, or crashes.
     left_out = {f"{call} {name}" for call in late for name in ("below zero", "behind the last")}
     left_out |= {"permute to below zero", "receive from group's none"}
     return outcomes({name: case for name, case in cases.items() if name not in left_out})
@@ -571,7 +573,7 @@ def ranks(rank: int, size: int) -> Any:
 
 @body
 def groups(rank: int, size: int) -> Any:
-    """In the group's place."""
+    """Substitutes for the group."""
     one = torch.ones
     destroyed = dist.new_group()
     dist.destroy_process_group(destroyed)

@@ -1,4 +1,5 @@
-"""What the bodies share: a body is a function of (rank, world size) that returns tensors, numbers and texts to be compared."""
+"""Common parts of the bodies: a body is a function of (rank, world size) that returns tensors, numbers and texts to be
+compared."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,8 @@ def body(function: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
 
 
 def since(version: str) -> Callable[[Callable[[int, int], Any]], Callable[[int, int], Any]]:
-    """Marks a function as a body where torch is of this version, as "2.15", or a later one: Gloo cannot do before what it does."""
+    """Marks a function as a body if torch has at least this version, for example "2.15": earlier versions of Gloo do
+    not support its calls."""
     installed = tuple(map(int, torch.__version__.split(".")[:2]))
     return body if installed >= tuple(map(int, version.split("."))) else lambda function: function
 

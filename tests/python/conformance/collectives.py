@@ -29,7 +29,8 @@ def all_reduce_sizes(rank, size):
 
 @body
 def large_tensors(rank, size):
-    # More than a megabyte: copied side by side, while the others' calls are under way. The second round finds rooms used by the first.
+    # More than a megabyte, so that data is copied concurrently with other members' calls. The second round reuses arena
+    # blocks of the first.
     results = []
     for _ in range(2):
         reduced, sent = sample(rank, 300_001), sample(rank, 300_001)
@@ -82,7 +83,7 @@ def all_reduce_errors(rank, size):
 
 @body
 def non_contiguous(rank, size):
-    # Integers: Gloo combines such a tensor's elements in the order of memory, we in the tensor's.
+    # Integers, because Gloo reduces such a tensor in the order of memory, the simulation in the tensor's order.
     reduced = sample(rank, 6, 8, dtype=torch.int64).t()
     dist.all_reduce(reduced)
     sent = sample(rank, 6, 8).t()
@@ -147,7 +148,7 @@ def reduce_scatter(rank, size):
     results = []
     for n in SIZES[1:]:
         output = torch.empty(n, dtype=torch.int64)
-        # Integers: Gloo carries the list form out as one all-reduce a block, which combines in another order.
+        # Integers, because Gloo implements the list form as one all-reduce per block, which reduces in another order.
         dist.reduce_scatter(output, [sample(rank + i, n, dtype=torch.int64) for i in range(size)])
         single = torch.empty(n)
         dist.reduce_scatter_tensor(single, sample(rank, size * n))

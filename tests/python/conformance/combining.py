@@ -23,10 +23,10 @@ def _values(rank, count, dtype):
 
 
 def _outcome(call, output):
-    """The bytes of what a call makes of a tensor, or its error."""
+    """The bytes of a call's result, or its error."""
     error = error_of(call)
     if error != "no error":
-        # torch prints these operations' numbers as control characters.
+        # torch prints the numbers of these operations as control characters.
         return "no complex tensors" if "complex tensors" in error else error
     return output if output.dtype is torch.bool else output.view(torch.uint8)
 
@@ -105,7 +105,8 @@ def empty_tensors(rank, size):
 
 @body
 def views(rank, size):
-    """Dense ones. Gloo takes a view with gaps for the memory it begins at, gaps and all; here it is its elements."""
+    """Dense views. For a view with gaps, Gloo uses the contiguous memory from its first element, the simulation the
+    view's elements."""
     whole = sample(rank, 8, 6)
     dist.all_reduce(whole[2:5])
     dist.broadcast(whole[5:, :].view(-1), size - 1)
@@ -144,13 +145,13 @@ def coalesced_refuses_a_mixture(rank, size):
             dist.all_reduce(torch.ones(2))
             dist.all_gather_single(torch.empty(2 * size), torch.ones(2))
 
-    # The two names come in any order.
+    # The message names the two types in varying order.
     return error_of(mixed)[:80]
 
 
 @body
 def coalesced_of_old(rank, size):
-    """The calls that the coalescing manager has replaced."""
+    """The calls that preceded the coalescing manager."""
     reduced = [sample(rank, 3), sample(rank, 2, 2)]
     dist.all_reduce_coalesced(reduced)
     gathered = [[torch.empty(3), torch.empty(2, 2)] for _ in range(size)]

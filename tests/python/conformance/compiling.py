@@ -1,4 +1,4 @@
-"""Programs that the inductor compiles, with collectives inside: what it makes of them needs a C++ compiler."""
+"""Programs with collectives that the inductor compiles: its output needs a C++ compiler."""
 
 import torch
 import torch.distributed as dist
@@ -62,7 +62,7 @@ def tensor_parallel(rank, size):
 
 @body
 def sharded_layers(rank, size):
-    """As torchtitan does it: each block is compiled, then sharded."""
+    """Blocks that are compiled first and then sharded, as in torchtitan."""
     torch._dynamo.reset()
     net = model()
     for layer in net[::2]:

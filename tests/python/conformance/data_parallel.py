@@ -100,7 +100,7 @@ def zero(rank, size):
 
 @body
 def zero_in_the_backward_pass(rank, size):
-    """torch refuses it on Gloo."""
+    """ZeRO with overlap: torch refuses it on Gloo."""
     net = DistributedDataParallel(model(), gradient_as_bucket_view=True)
     optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, overlap_with_ddp=True, lr=0.1)
     return error_of(lambda: hook_with_zero_step(default_hooks.allreduce_hook, net, optimizer))
@@ -146,7 +146,7 @@ def buffers_are_broadcast(rank, size):
 
 @body
 def synchronized_batch_norm(rank, size):
-    """torch has it for accelerators only, and says so."""
+    """SyncBatchNorm: torch supports it only on accelerators, and raises an error that says so."""
     net = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
     return error_of(lambda: net(sample(rank, 6, 4)))
 
@@ -261,7 +261,7 @@ def replicated(rank, size):
 
 @body
 def ddp_awaits_what_a_hook_on_buffers_returns(rank, size):
-    """Nobody but the reducer, in C++ and at the end of the backward pass, waits for these futures."""
+    """Futures for which only the reducer waits, in C++ and at the end of the backward pass."""
     from torch.nn.parallel.distributed import _BufferCommHookLocation
 
     net = nn.Sequential(nn.Linear(12, 4), nn.BatchNorm1d(4))

@@ -1,4 +1,4 @@
-"""Time-outs and monitored barriers: what is raised, and on which rank."""
+"""Timeouts and monitored barriers: the errors, and the ranks that raise them."""
 
 from datetime import timedelta
 
@@ -8,7 +8,8 @@ from body import body, error_of, sample
 
 
 def _group() -> dist.ProcessGroup:
-    """One that a failure may break. Gloo connects within the same time-out, so all come here together."""
+    """A group that a failure may break. Gloo connects within the group's timeout, so all ranks create it at the same
+    time."""
     dist.barrier()
     return dist.new_group(timeout=timedelta(seconds=2))
 

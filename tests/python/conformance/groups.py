@@ -33,7 +33,7 @@ def new_groups(rank, size):
 
 @body
 def local_synchronization(rank, size):
-    # Every rank makes one group, or the names of later ones would differ from rank to rank.
+    # Every rank creates one group, because otherwise the names of later groups would differ between ranks.
     members = [member for member in (rank // 2 * 2, rank // 2 * 2 + 1) if member < size]
     group = dist.new_group(members, use_local_synchronization=True)
     tensor = sample(rank, 4)
@@ -122,7 +122,7 @@ def own_tcp_store(rank, size):
 
 @body
 def destroyed_group(rank, size):
-    """It goes on for whoever still has it, as a group; what needs its name fails."""
+    """A destroyed group remains usable through old references; calls that need its name fail."""
     group = dist.new_group()
     dist.destroy_process_group(group)
     tensor = sample(rank, 4)

@@ -1,4 +1,4 @@
-"""What is built on collectives: DistributedDataParallel, DTensor, tensor parallel, FSDP2."""
+"""Layers above collectives: DistributedDataParallel, DTensor, tensor parallel, FSDP2."""
 
 import torch
 from body import body, sample

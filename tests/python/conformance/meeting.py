@@ -1,4 +1,4 @@
-"""Where ranks meet: stores that a program makes itself, and sends and receives in every mixture."""
+"""Rendezvous: stores that a program creates itself, and sends and receives in every mixture."""
 
 import tempfile
 from datetime import timedelta
@@ -17,7 +17,7 @@ def _shared(value):
 
 
 def _everything(store, rank, size):
-    """What a store can do, ending on an empty one."""
+    """Every call of a store, ending with an empty store."""
     results = []
     store.set(f"rank{rank}", str(rank))
     store.wait([f"rank{i}" for i in range(size)], timedelta(minutes=1))
@@ -58,7 +58,7 @@ def tcp_store_of_a_known_number(rank, size):
     store = dist.TCPStore("localhost", port + 1, size, rank == 0, timeout=timedelta(minutes=1))
     store.set("key", "value")
     results = [store.get("key"), store.timeout]
-    # Until all have read: the server ends with rank 0's store.
+    # Wait until all ranks have read, because the server ends with rank 0's store.
     dist.barrier()
     return results
 
@@ -108,7 +108,7 @@ def queues(rank, size):
 
 @body
 def mixed_batch(rank, size):
-    """To everybody, from everybody, several tensors a pair: messages of one pair keep their order."""
+    """Messages between all pairs, several tensors per pair: messages of one pair keep their order."""
     others = [other for other in range(size) if other != rank]
     received = {other: [torch.empty(3), torch.empty(2, 2)] for other in others}
     receives = [dist.P2POp(dist.irecv, tensor, other) for other in others for tensor in received[other]]

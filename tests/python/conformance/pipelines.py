@@ -1,4 +1,4 @@
-"""Models cut across ranks: every pipeline schedule of torch, meshes and slices, DTensor, checkpoints, compilation."""
+"""Sharded models: every pipeline schedule of torch, meshes and slices, DTensor, checkpoints, compilation."""
 
 import tempfile
 
@@ -44,7 +44,7 @@ def _loss(output, target):
 
 
 def _run(schedule, rank, first, last, steps=2):
-    """Losses and outputs where they are."""
+    """Losses and outputs, on the ranks that have them."""
     batch, target = sample(50, 8 * 2, 6), sample(60, 8 * 2, 6)
     losses, results = [], []
     for _ in range(steps):

@@ -44,7 +44,7 @@ def any_source(rank, size):
         tensor = torch.empty(4)
         source = dist.recv(tensor)
         received[source] = tensor
-    # Until here, so that no message of the next body is taken for one of these.
+    # The barrier keeps messages of the next body from matching these receives.
     dist.barrier()
     return sorted(received.items())
 

@@ -1,4 +1,4 @@
-"""What a profiler shows of communication."""
+"""Events of communication in a profiler."""
 
 import torch
 import torch.distributed as dist

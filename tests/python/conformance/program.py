@@ -1,4 +1,5 @@
-"""A torch.distributed program like any user's: runs every body of a part and saves what each returned, per rank, as `OUT/rank<r>.pt`.
+"""An ordinary torch.distributed program that runs every body of a part and saves its results, per rank, as
+`OUT/rank<r>.pt`.
 
 Usage: program.py PART OUT.
 """

@@ -1,4 +1,4 @@
-"""What was cut for one number of ranks and goes on with another; and the attention that is cut along the sequence."""
+"""Checkpoints that are loaded with another number of ranks; and attention that is sharded along the sequence."""
 
 import contextlib
 import tempfile
@@ -77,7 +77,7 @@ def other_layouts_load_a_checkpoint(rank, size):
 
 @body
 def fsdp1_states_of_shards(rank, size):
-    """Kept by each rank, loaded again, and trained on."""
+    """States that each rank saves, loads again, and trains on."""
 
     def made():
         cpu = torch.device("cpu")
@@ -129,7 +129,7 @@ def operations_on_shards(rank, size):
 
 @body
 def attention_along_the_sequence(rank, size):
-    """Context parallel. What torch cannot do on a CPU it says."""
+    """Context parallel. On a CPU torch refuses parts of it with an error."""
     mesh = init_device_mesh("cpu", (size,))
     query, key, value = (sample(n, 2, 2, 8 * size, 4) for n in range(3))
 
@@ -144,5 +144,5 @@ def attention_along_the_sequence(rank, size):
 
 @body
 def symmetric_memory_of_a_group(rank, size):
-    """Asynchronous tensor parallel needs it; there is none on CPUs."""
+    """Symmetric memory, which asynchronous tensor parallel needs; CPUs have none."""
     return error_of(lambda: symmetric_memory.get_symm_mem_workspace(dist.group.WORLD.group_name, 64)) != "no error"

@@ -1,4 +1,5 @@
-"""Groups made out of groups: split, sub-groups by size and by list, groups that only their members make, objects in them."""
+"""Groups derived from groups: split, sub-groups by size and by list, groups that only their members create, objects in
+them."""
 
 from datetime import timedelta
 
@@ -15,7 +16,7 @@ def _summed(rank, group):
 
 @since("2.15")
 def split(rank, size):
-    # Rank order inside a part is the list's; who is in no part gets no group.
+    # Rank order inside a part is the list's; a rank in no part gets no group.
     parts = [[1, 0], list(range(2, size))] if size > 2 else [[1, 0]]
     group = dist.split_group(split_ranks=parts, group_desc="part")
     return [_summed(rank, group), group.group_desc, dist.get_backend(group)]
@@ -30,7 +31,7 @@ def split_leaves_some_out(rank, size):
 @since("2.15")
 def split_twice(rank, size):
     whole = dist.split_group(split_ranks=[list(reversed(range(size)))])
-    # Ranks are those of the parent: its 0 is our last.
+    # Ranks are the parent's: its rank 0 is the world's last rank.
     part = dist.split_group(parent_pg=whole, split_ranks=[[0, 1]])
     dist.barrier(whole)
     return _summed(rank, part) if size - 1 - rank < 2 else None

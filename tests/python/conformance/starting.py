@@ -1,4 +1,4 @@
-"""Programs that start the default group in every way torch has, and end it again."""
+"""Programs that initialize the default group in every way of torch, and destroy it again."""
 
 import os
 import socket
@@ -17,14 +17,14 @@ def _port():
 
 
 def _agreed():
-    """A port and a folder that are the same on every rank."""
+    """Ports and a folder that are the same on every rank."""
     choice = [_port(), _port(), _port(), tempfile.mkdtemp()]
     dist.broadcast_object_list(choice, src=0)
     return choice
 
 
 def _used(rank):
-    """The group that has just been made does its work."""
+    """Uses the group that has just been created."""
     tensor = sample(rank, 5)
     dist.all_reduce(tensor)
     results = [tensor, dist.get_backend(), dist.get_rank(), dist.get_world_size()]
@@ -48,7 +48,7 @@ def ways_to_start(rank, size):
     dist.init_process_group("gloo", store=dist.FileStore(str(Path(folder) / "store"), size), **who)
     results.append(_used(rank))
     os.environ["MASTER_PORT"] = str(third)
-    # The others' bodies need it.
+    # Later bodies need the default group.
     dist.init_process_group("gloo", init_method="env://")
     return [*results, dist.is_initialized(), dist.get_world_size()]
 

@@ -1,4 +1,4 @@
-"""What an asynchronous call hands back: Work and Future."""
+"""Return values of an asynchronous call: Work and Future."""
 
 import time
 from datetime import timedelta
@@ -36,7 +36,8 @@ def many_at_once(rank, size):
 
 @body
 def never_waited_for(rank, size):
-    """Gloo runs the collectives of a group in order, in two threads: two later ones are the proof of an earlier one."""
+    """Works that are never waited for. Gloo runs the collectives of a group in order, in two threads: if two later ones
+    are complete, an earlier one is, too."""
     tensor, gathered = sample(rank, 6), [torch.empty(2) for _ in range(size)]
     dist.all_reduce(tensor, async_op=True)
     dist.all_gather(gathered, sample(rank, 2), async_op=True)

@@ -5,7 +5,8 @@ use tempfile::TempDir;
 use uniference_formats::chakra::schema::{GlobalMetadata, Node, NodeType};
 use uniference_formats::chakra::write::Writer as TraceWriter;
 
-/// A folder with `a.0.et` and `b.0.et`: two nodes each, the second of which depends on the first and differs in its duration.
+/// A folder with `a.0.et` and `b.0.et`: two nodes each, the second of which depends on the first and has another
+/// duration in `b.0.et`.
 fn traces() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     for (name, duration_micros) in [("a.0.et", 5), ("b.0.et", 6)] {
@@ -29,7 +30,7 @@ fn check_of(traces: Vec<PathBuf>) -> Command {
     Command::Check { traces, astra_comm_groups: None, ranks: None }
 }
 
-/// How a command ends, and what it shows, without the folder's name.
+/// Result and output of a command, without the folder's name.
 fn shown(dir: &TempDir, command: Command) -> (Result<Exit, String>, String) {
     let mut out = Vec::new();
     let exit = show(&command, &mut out);
@@ -121,7 +122,7 @@ fn check_refuses_what_replay_refuses() {
     );
 }
 
-/// Whoever should read the output has gone away, or its disk is full.
+/// A writer whose reader has exited, or whose disk is full.
 struct Gone(ErrorKind);
 
 impl Write for Gone {

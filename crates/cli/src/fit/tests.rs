@@ -1,9 +1,9 @@
-//! Generated jobs are checked without an interpreter; programs by `tests/python/test_memory.py`.
+//! Generated jobs are checked without an interpreter; `tests/python/test_memory.py` checks programs.
 
 use super::*;
 use crate::tests::{refused, run};
 
-/// Llama 3 8B on two devices with tensor parallelism, and this much memory.
+/// Options of Llama 3 8B on two devices of the given memory, with tensor parallelism.
 fn job(memory: &[&str], more: &[&str]) -> (tempfile::TempDir, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
     let devices: String = (0..)
@@ -25,7 +25,8 @@ fn words(words: &[String]) -> Vec<&str> {
     words.iter().map(String::as_str).collect()
 }
 
-/// 8,030,261,248 parameters of 2 bytes on 2 ranks, but the norms' on each: 7.48 GiB and keys and values of 8,193 tokens, 0.5 GiB.
+/// 8,030,261,248 parameters of 2 bytes are sharded over 2 ranks, except the norms, which each rank has: 7.48 GiB, and a
+/// KV cache of 8,193 tokens, 0.5 GiB.
 #[test]
 fn a_job_fits_or_not_to_the_byte() {
     let (_dir, fits) = job(&["9 GiB", "9 GiB"], &[]);

@@ -32,7 +32,7 @@ pub(crate) fn wait(handle: u32) -> Request {
     Request::Wait { handles: vec![Handle(handle)], any: false, timeout: None, site: Site(0) }
 }
 
-/// A folder with the record of ranks that asked for these, and returned. Site `n` is line `n + 3` of the program.
+/// A folder with a record of ranks that made these requests and returned. Site `n` is line `n + 3` of the program.
 pub(crate) fn record(programs: &[Vec<Request>], toml: &str) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let cluster = ClusterFile::parse("test", toml, &[]).unwrap().resolve(&Choices::default()).unwrap().toml;
@@ -50,7 +50,7 @@ pub(crate) fn record(programs: &[Vec<Request>], toml: &str) -> tempfile::TempDir
     dir
 }
 
-/// How its replay ends, and its report.
+/// Exit code of the folder's replay, and its report.
 fn replayed(dir: &tempfile::TempDir, options: &[&str]) -> (Exit, Option<Report>) {
     let path = |name: &str| dir.path().join(name).display().to_string();
     let (source, out) = (path(""), path("again"));
@@ -68,14 +68,15 @@ fn a_program_that_read_the_clock_might_have_gone_another_way_elsewhere() {
     let warnings = |options: &[&str]| replayed(&dir, options).1.unwrap().warnings;
     let hazard = |text: &String| text.contains("rank 0 read the clock after a.py:3: if the program's control flow");
     assert!(!warnings(&[]).iter().any(hazard));
-    // Another cluster, on which all took the same time.
+    // On this other cluster, the compute has the same duration.
     assert!(!warnings(&["--ranks", "1", "--bandwidth", "1 Gbps"]).iter().any(hazard));
     assert!(warnings(&["--ranks", "1", "--slowdown", "2"]).iter().any(hazard));
 }
 
 /// A record of two ranks, of which the second one receives a message of 1 MB and then makes these requests.
 fn received(requests: Vec<Request>, toml: &str) -> tempfile::TempDir {
-    let join = || Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0, settings: None, rendezvous: false };
+    let join =
+        || Request::JoinGroup { ranks: (0..2).map(RankId).collect(), sequence: 0, settings: None, rendezvous: false };
     let call = |op| issue(Activity::Call(Call { group: GroupId(0), op }));
     let bytes = Bytes(1_000_000);
     let send = call(CallOp::Send { to: GroupRank(1), tag: 0, bytes });
@@ -197,7 +198,8 @@ fn rates_without_an_effect_are_said() {
     assert!(elsewhere.contains("the rates of the recorded cluster"), "{elsewhere}");
 }
 
-/// Ranks 0 and 2 send 8 and 16 bytes to whichever receive of rank 1 takes them: if the second overtakes the first, the sizes do not fit.
+/// Ranks 0 and 2 send 8 and 16 bytes to any receive of rank 1: if the second message arrives first, the sizes do not
+/// match.
 #[test]
 fn seeds_that_halt_are_counted_and_left_out() {
     let join =
@@ -225,7 +227,8 @@ fn seeds_that_halt_are_counted_and_left_out() {
     assert!(warnings.iter().any(|text| text.contains("received from any source")), "{warnings:?}");
 }
 
-/// As in records of version 1, no group is named: each rank's group has the number that it got at home, where rank 0 was first.
+/// A record without groups, like those of version 1: each rank's group has the number that it had in the recorded run,
+/// in which rank 0's group was the first.
 #[test]
 fn a_record_whose_groups_are_others_on_the_cluster_is_refused() {
     let work = |us| Work::new(SimDuration::from_us(us), Origin::Recorded);

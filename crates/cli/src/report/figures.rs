@@ -1,4 +1,5 @@
-//! Owns pictures of a page's charts: a browser draws them, and they are written as files. What the charts look like is the page's business.
+//! Owns pictures of a page's charts: a browser draws the page, whose charts are then written as files. The page defines
+//! the charts.
 
 use serde::Deserialize;
 use std::ffi::OsString;
@@ -11,21 +12,21 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use uniference_session::{HostError, whole};
 
-/// Names of the command, the first one that is there.
+/// Names of the browser command, in order of preference.
 const BROWSERS: [&str; 5] = ["chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome"];
-/// No page takes longer to draw.
+/// Time limit for drawing a page.
 const LONGEST: Duration = Duration::from_secs(180);
-/// Where the page puts the pictures of its charts, when it is opened with `#pictures`.
+/// Element in which the page puts the pictures of its charts if it is opened with `#pictures`.
 const BEGINNING: &str = "<script type=\"application/json\" id=\"pictures\">";
 const END: &str = "</script>";
 
 /// A browser that can draw a page without showing it.
 pub(super) struct Browser(PathBuf);
 
-/// A chart that a browser has drawn.
+/// A chart drawn by a browser.
 #[derive(Deserialize)]
 struct Picture {
-    /// The name of its files.
+    /// Name of the chart's files.
     name: String,
     svg: String,
     /// Bytes in hexadecimal digits.
@@ -33,10 +34,10 @@ struct Picture {
 }
 
 impl Browser {
-    /// Looks in the folders of `PATH`.
+    /// Searches the folders of `PATH`.
     ///
     /// # Errors
-    /// If there is none.
+    /// If no browser is found.
     pub(super) fn find() -> Result<Browser, HostError> {
         let folders: Vec<PathBuf> = std::env::var_os("PATH").iter().flat_map(std::env::split_paths).collect();
         let all = BROWSERS.iter().flat_map(|name| folders.iter().map(move |folder| folder.join(name)));
@@ -46,7 +47,7 @@ impl Browser {
         })
     }
 
-    /// Writes each chart of the page to `folder`, and says how many there are.
+    /// Writes each chart of the page to `folder`, and returns the number of charts.
     ///
     /// # Errors
     /// If the browser fails, or files cannot be written.
@@ -78,7 +79,7 @@ impl Browser {
         Ok(pictures.len())
     }
 
-    /// The page as the browser has it once its scripts have run.
+    /// The page's document after its scripts have run.
     fn document(&self, page: &Path) -> Result<String, HostError> {
         let failed = |source: io::Error| self.failed(&format!("cannot be used: {source}"));
         let scratch = tempfile::Builder::new().permissions(Permissions::from_mode(0o700)).tempdir().map_err(failed)?;
@@ -86,7 +87,7 @@ impl Browser {
         let mut command = Command::new(&self.0);
         command.args(["--headless", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]);
         command.args(["--disable-background-networking", "--disable-component-update", "--dump-dom"]);
-        // Its sandbox refuses to run as root.
+        // Chromium's sandbox refuses to run as root.
         if rustix::process::geteuid().is_root() {
             command.arg("--no-sandbox");
         }
@@ -107,7 +108,7 @@ impl Browser {
     }
 }
 
-/// Waits for the browser, and kills it when it takes too long. Whether it ended well.
+/// Waits for the browser, and kills it after a time limit. Returns whether it succeeded.
 fn ended(browser: &mut Child) -> io::Result<bool> {
     let start = Instant::now();
     loop {
@@ -123,7 +124,7 @@ fn ended(browser: &mut Child) -> io::Result<bool> {
     }
 }
 
-/// The file's URL: all bytes but plain ones are written as `%2F`.
+/// The file's URL: all bytes except unreserved ones are percent-encoded.
 fn address(path: &Path) -> String {
     let byte = |byte: &u8| match byte {
         b'/' | b'-' | b'_' | b'.' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => char::from(*byte).to_string(),

@@ -14,7 +14,7 @@ use uniference_sim::time::SimDuration;
 const CLUSTER: &str = "backend = \"ideal\"\n[[device]]\nname = \"a\"\ncount = 2\npower = { idle = \"1 W\", busy = \"5 W\" }\n\
     [network]\nbandwidth = \"1 GB/s\"\nlatency = \"10 us\"\n";
 
-/// The folder of a run in which rank 1 computes longer than rank 0 before both all-reduce a megabyte, inside of a range.
+/// A run folder of two ranks: rank 1 computes longer than rank 0 before both all-reduce a megabyte, inside a range.
 fn folder() -> tempfile::TempDir {
     let all_reduce = Collective {
         kind: CollectiveKind::AllReduce,
@@ -57,7 +57,7 @@ fn the_data_of_a_small_run() {
     let all = data(&text);
     let shown = &all[0];
     assert_eq!((shown["name"].as_str(), &shown["missing"]), (Some("run"), &Value::Array(Vec::new())));
-    // Rank 1 computes for 2 ms, then the ring of two sends half a megabyte twice: 2 (500 us + 10 us).
+    // Rank 1 computes for 2 ms, then each rank of the ring sends half a megabyte twice: 2 (500 us + 10 us).
     assert_eq!(shown["report"]["makespan_ps"], 3_020_000_000_u64);
     assert_eq!(shown["seen"]["makespan_ps"], shown["report"]["makespan_ps"]);
     assert!(shown["what_if"]["changes"].as_array().is_some_and(|changes| changes.len() > 3));
@@ -78,7 +78,7 @@ fn runs_of_which_less_is_known_stand_beside_others() {
     assert_eq!(all[0]["report"]["digest"], all[1]["report"]["digest"]);
 }
 
-/// A record that gives something else than the report beside it is told of.
+/// The page warns about a record whose replay differs from the report in the same folder.
 #[test]
 fn a_record_of_another_run_is_noticed() {
     let dir = folder();
@@ -111,7 +111,7 @@ fn what_cannot_be_shown_is_refused() {
     assert!(!Path::new(&html).exists());
 }
 
-/// The record is there, and cannot be read.
+/// The record exists, but cannot be read.
 #[test]
 fn a_damaged_record_is_refused() {
     let dir = folder();

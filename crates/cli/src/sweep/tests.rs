@@ -29,7 +29,7 @@ fn column(out: &Path, name: &str) -> Vec<String> {
 fn a_failed_trial_ends_no_sweep_and_what_is_done_is_not_done_again() {
     let dir = tempfile::tempdir().unwrap();
     let (file, out) = (dir.path().join("jobs.toml"), dir.path().join("out"));
-    // Two ranks divide by tp = 1 only with dp = 2, and by 3 not at all.
+    // Two ranks are divisible by tp = 1 only with dp = 2, and by 3 not at all.
     fs::write(&file, jobs("", "[measures]\ntokens = \"makespan_s * tokens_per_s\"\n")).unwrap();
     assert_eq!(sweep(&file, &out, &[]).unwrap(), Exit::Ok);
     assert_eq!(column(&out, "tp"), ["1", "1", "2", "2", "3", "3"]);
@@ -45,16 +45,16 @@ fn a_failed_trial_ends_no_sweep_and_what_is_done_is_not_done_again() {
     let bytes = |name: &str| fs::read(out.join(name)).unwrap();
     let files = ["results.csv", "results.parquet", "sweep.html"];
     let before = files.map(bytes);
-    // Who carried a trial out again would make its folder anew.
+    // A trial that ran again would create its folder again.
     fs::remove_dir_all(out.join("trials/2")).unwrap();
     assert_eq!(sweep(&file, &out, &["--jobs=1"]).unwrap(), Exit::Ok);
     assert!(files.map(bytes) == before && !out.join("trials/2").exists());
-    // The same with everything at once in another folder.
+    // A sweep in another folder with all trials at once has the same results.
     let other = dir.path().join("other");
     sweep(&file, &other, &["--jobs=8"]).unwrap();
     assert!(fs::read(other.join("results.parquet")).unwrap() == before[1]);
 
-    // Another sweep does not go on there.
+    // Another sweep does not continue in the folder.
     fs::write(&file, jobs("replays = \"never\"", "")).unwrap();
     let error = sweep(&file, &out, &[]).unwrap_err();
     assert_eq!(error.exit(), Exit::Usage);
@@ -93,7 +93,7 @@ fn mistakes_are_refused_at_their_place_before_anything_starts() {
     let program = "[program]\nscript = \"cluster.toml\"\n";
     let ranks = "[options]\nranks = [2, 4]\n";
     let cases = [
-        // A value of a parameter, one that is fixed, an option and a key that there is not.
+        // An invalid value of a parameter, an invalid fixed value, an unknown option and an unknown key.
         (
             format!("{program}{ranks}[cluster]\nnetwork.bandwidth = [\"1 Gbps\", \"10 Gpbs\"]\n"),
             ["\"Gpbs\" is not a unit of bandwidth", "cluster.toml:6:32", "the units are"],

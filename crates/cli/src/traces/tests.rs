@@ -160,7 +160,7 @@ fn traces_of_accelerators_run_on_nccl_where_nobody_names_a_library() {
     assert_eq!(of(&kernels, &["--ranks", "2"]), "nccl");
     assert_eq!(of(&kernels, &["--ranks", "2", "--backend", "ideal"]), "ideal");
     assert_eq!(of(&kernels, &["--cluster", &named]), "gloo");
-    // Profiles without kernels become such traces, which NVIDIA GPUs do not turn into traces of NCCL.
+    // Traces of profiles without kernels name Gloo, and NVIDIA GPUs do not change that to NCCL.
     let metadata = GlobalMetadata {
         attr: vec![Attribute::new(own::LIBRARY, Value::String("gloo".to_owned()))],
         ..GlobalMetadata::default()
@@ -175,7 +175,8 @@ fn traces_of_accelerators_run_on_nccl_where_nobody_names_a_library() {
         assert_eq!(run(&[&replay[..], options].concat()).unwrap(), Exit::Ok);
         assert_eq!(backend(&out), expected);
     }
-    // All send to their neighbour before they receive: with Gloo each send waits for its receiver, as in ASTRA-sim's ring it does not.
+    // All ranks send to their neighbour before they receive: with Gloo each send waits for its receiver, in ASTRA-sim's
+    // ring it does not.
     for (rank, peer) in [(0, 1), (1, 0)] {
         let send = node(1, NodeType::CommSend, &[(COMM_DST, peer), (COMM_SIZE, 64)]);
         let recv = Node { data_deps: vec![1], ..node(2, NodeType::CommRecv, &[(COMM_SRC, peer), (COMM_SIZE, 64)]) };
@@ -236,7 +237,7 @@ fn nodes_without_a_duration_are_counted_and_rates_that_the_roofline_lacks_are_na
         let expected = format!("the system does not give `{missing}`\nhint: ");
         assert!(message.starts_with("exit 2\n") && message.contains(&expected), "{message}");
     }
-    // 5e6 operations at 1e12 a second, twice.
+    // 5e6 operations at 1e12 per second, twice.
     fs::write(&system, "{\"roofline-enabled\": 1, \"peak-perf\": 1, \"local-mem-bw\": 50}").unwrap();
     assert_eq!(run(&words).unwrap(), Exit::Ok);
     assert!(
@@ -255,7 +256,7 @@ fn generated_jobs_run_by_astra_sims_closed_form() {
         ["--layers", "2", "--hidden", "64", "--heads", "4", "--kv-heads", "2", "--ffn", "128", "--vocab", "256"];
     let layout = ["--tp", "2", "--dp", "2", "--pp", "2", "--batch", "8", "--seq", "64", "--out", &job];
     assert_eq!(run(&[&["workload", "llama"], &model[..], &layout[..]].concat()).unwrap(), Exit::Ok);
-    // All-to-alls have no algorithm that is known: no collective of the job needs one.
+    // All-to-alls have no known algorithm, but no collective of the job needs one.
     let lists =
         ["all-reduce", "reduce-scatter", "all-gather"].map(|name| format!("\"{name}-implementation\": [\"ring\"]"));
     let roofline =
@@ -272,7 +273,8 @@ fn generated_jobs_run_by_astra_sims_closed_form() {
 fn custom_collectives_and_remote_memory_count_on_a_cluster_of_ours() {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
-    // An all-reduce: 1,000 bytes to the other, and 7 us of compute on what comes back. Then a load of 500 bytes.
+    // An all-reduce: 1,000 bytes to the other rank, and 7 us of compute after the peer's data arrive. Then a load of
+    // 500 bytes.
     for (rank, peer) in [(0, 1), (1, 0)] {
         let send = node(0, NodeType::CommSend, &[(COMM_DST, peer), (COMM_SIZE, 1_000)]);
         let recv = node(1, NodeType::CommRecv, &[(COMM_SRC, peer), (COMM_SIZE, 1_000)]);

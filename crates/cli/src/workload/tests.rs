@@ -1,4 +1,4 @@
-//! Generated jobs from the command line: what is run, folded, written as traces, and refused.
+//! Generated jobs from the command line: runs, folds, traces, and refused jobs.
 
 use crate::tests::{refused, run};
 use clap::Parser as _;
@@ -31,7 +31,7 @@ fn words<'a>(more: &[&'a str]) -> Vec<&'a str> {
 
 fn report(dir: &Path) -> serde_json::Value {
     let mut report: serde_json::Value = serde_json::from_slice(&fs::read(dir.join("report.json")).unwrap()).unwrap();
-    // A digest is of what was simulated, the manifest has the command.
+    // The digest depends on which ranks were simulated, and the manifest contains the command.
     report.as_object_mut().unwrap().retain(|key, _| key != "digest" && key != "manifest");
     report
 }
@@ -51,7 +51,7 @@ fn a_job_takes_as_long_run_at_once_folded_or_not_and_as_traces() {
     run_it(&["--run", "--fold", "on", "--out", &folded]);
     run_it(&["--run", "--fold", "off", "--out", &whole]);
     run_it(&["--run", "--out", &path("auto"), "--json"]);
-    // Groups that are alike are one in a folded run, so operations are counted by other numbers.
+    // A folded run has one group per class of equivalent groups, so its group numbers differ.
     for key in ["makespan_ps", "ranks"] {
         assert_eq!(report(folded.as_ref())[key], report(whole.as_ref())[key]);
     }
@@ -62,7 +62,7 @@ fn a_job_takes_as_long_run_at_once_folded_or_not_and_as_traces() {
     for key in ["ranks", "compute"] {
         assert_eq!(report(replayed.as_ref())[key], report(whole.as_ref())[key]);
     }
-    // Of each rank the kinds of its operators, and what they come from.
+    // Rows of each rank: kinds of operators, and their origins.
     let rows = report(whole.as_ref())["compute"].as_array().unwrap().clone();
     let of = |kind: &str| rows.iter().find(|row| row["kind"] == kind && row["rank"] == 7).unwrap()["origin"].clone();
     assert_eq!(["gemm", "attention", "optimizer"].map(of), ["transferred", "transferred", "transferred"]);
@@ -84,7 +84,7 @@ fn warnings(report: &serde_json::Value) -> Vec<&str> {
 
 #[test]
 fn a_job_that_does_not_fit_is_refused_unless_the_user_insists() {
-    // Two stages of two layers on three kinds of device, in file order: the second stage's second device lacks most.
+    // Two stages of two layers on three kinds of devices, in file order: the second stage's second device lacks most.
     let dir = tempfile::tempdir().unwrap();
     let device = |name: &str, memory: &str| format!("[[device]]\nname = \"{name}\"\n{memory}\n");
     let devices = ["memory = \"8 MiB\"", "memory = \"8 MiB\"", "", "memory = \"300 KiB\""];
@@ -136,7 +136,8 @@ fn rates_that_nobody_has_given_are_said_to_be_assumed() {
 
 #[test]
 fn sequences_are_decoded_together() {
-    // All 8 as one batch, unless a smaller one is asked for: then the weights are read twice. Of two stages each has half of the batch.
+    // All 8 sequences are one batch, unless a smaller one is requested: the weights are then read twice. With two
+    // stages, each has half of the batch.
     let dir = tempfile::tempdir().unwrap();
     let makespan = |more: &[&str]| {
         let out = dir.path().join(format!("of{}", more.join(""))).display().to_string();
@@ -152,7 +153,8 @@ fn sequences_are_decoded_together() {
 
 #[test]
 fn experts_get_what_a_file_says_folded_or_not_and_as_traces() {
-    // The first two of four experts get 3/8 each, which are the first rank's: 3/4 of all, 1.5 times the mean of two ranks.
+    // The first two of four experts, which are on the first rank, get 3/8 of the tokens each: together 3/4, 1.5 times
+    // the mean of two ranks.
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).display().to_string();
     fs::write(path("load.csv"), "expert,share\n0,3\n1,3\n2,1\n3,1\n").unwrap();

@@ -1,27 +1,27 @@
-//! Owns ASTRA-sim's files: the system (JSON) and the network (a few lines of YAML). Keys that the closed form does not look at are
-//! not looked at here either, as ASTRA-sim does not.
+//! Owns ASTRA-sim's files: the system (JSON) and the network (a few lines of YAML). Keys that the analytical model does
+//! not use are ignored, as in ASTRA-sim.
 
 use crate::chakra::schema::CommType;
 use serde::Deserialize;
 
-/// No network is larger.
+/// Maximum number of ranks.
 const LARGEST_WORLD: u64 = 1 << 20;
 
-/// A file that cannot be understood, or asks for what the closed form does not have.
+/// An invalid file, or a file that needs features that the analytical model does not have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}\nhint: {hint}")]
 pub struct InputError {
-    /// What is wrong.
+    /// Description of the mistake.
     pub message: String,
-    /// What to do.
+    /// Advice how to correct it.
     pub hint: String,
 }
 
-/// Each of them costs memory and time, whatever its size.
+/// Maximum number of chunks: each needs memory and time, whatever its size.
 const MOST_SPLITS: u32 = 1 << 20;
 
 impl InputError {
-    /// An error with what to do about it.
+    /// An error with advice.
     pub fn new(message: impl Into<String>, hint: impl Into<String>) -> InputError {
         InputError { message: message.into(), hint: hint.into() }
     }
@@ -31,25 +31,25 @@ impl InputError {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct System {
-    /// What a rank waits between receiving a message and sending the next, in ns.
+    /// Delay of a rank between receiving a message and sending the next, in ns.
     #[serde(default = "ten")]
     pub endpoint_delay: u64,
-    /// How many phases of chunks a dimension serves at once.
+    /// Number of chunk phases that a dimension serves at once.
     #[serde(default = "one")]
     pub active_chunks_per_dimension: u32,
-    /// How many chunks a collective is cut into.
+    /// Number of chunks of a collective.
     #[serde(default = "one")]
     pub preferred_dataset_splits: u32,
     /// `localBWAware` or `baseline`.
     #[serde(default)]
     pub collective_optimization: Optimization,
-    /// 1e9 bytes a second.
+    /// Memory bandwidth in 1e9 bytes per second.
     #[serde(default)]
     pub local_mem_bw: f64,
-    /// 1e12 operations a second.
+    /// Peak rate in 1e12 operations per second.
     #[serde(default)]
     pub peak_perf: f64,
-    /// Compute takes what its operations need, in place of what it was recorded to take.
+    /// Whether compute is costed by its operations, instead of its recorded duration.
     #[serde(default)]
     pub roofline_enabled: u8,
     /// Algorithm of all-reduces in each dimension.
@@ -64,7 +64,7 @@ pub struct System {
     /// Algorithm of all-to-alls in each dimension.
     #[serde(default)]
     pub all_to_all_implementation: Vec<String>,
-    /// Prefixes of traces, where a collective is given as such.
+    /// Prefixes of traces, for collectives that are given as traces.
     #[serde(default)]
     all_reduce_implementation_custom: Vec<String>,
     #[serde(default)]
@@ -83,10 +83,10 @@ fn ten() -> u64 {
     10
 }
 
-/// How an all-reduce uses several dimensions.
+/// Use of several dimensions by an all-reduce.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub enum Optimization {
-    /// An all-reduce on each.
+    /// An all-reduce in each dimension.
     #[default]
     #[serde(rename = "baseline")]
     Baseline,
@@ -105,7 +105,7 @@ pub enum Implementation {
 }
 
 impl Implementation {
-    /// By its name in the system file; `None`: it is not known here.
+    /// The algorithm by its name in the system file; `None`: unknown.
     pub fn by_name(name: &str) -> Option<Implementation> {
         match name {
             "ring" => Some(Implementation::Ring),
@@ -119,24 +119,24 @@ impl Implementation {
 /// `--astra-network`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
-    /// The first one's neighbours have neighbouring ranks.
+    /// The dimensions; neighbours in the first one have neighbouring ranks.
     pub dimensions: Vec<Dimension>,
 }
 
 /// One dimension of a network.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dimension {
-    /// How its members are connected.
+    /// Connection of the members.
     pub topology: TopologyKind,
     /// Number of members.
     pub members: u64,
-    /// Bandwidth in 2^30 bytes a second.
+    /// Bandwidth in 2^30 bytes per second.
     pub bandwidth: f64,
     /// Latency of a hop in ns.
     pub latency: f64,
 }
 
-/// How the members of a dimension are connected.
+/// Connection of the members of a dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)] // the names say it
 pub enum TopologyKind {
@@ -156,7 +156,7 @@ pub enum AstraCollective {
 }
 
 impl AstraCollective {
-    /// All of them, in order.
+    /// All collectives, in order.
     pub const ALL: [AstraCollective; 4] = [
         AstraCollective::AllReduce,
         AstraCollective::ReduceScatter,
@@ -164,7 +164,7 @@ impl AstraCollective {
         AstraCollective::AllToAll,
     ];
 
-    /// What a trace calls it; `None`: ASTRA-sim does not have it.
+    /// The collective of a trace's type; `None`: ASTRA-sim does not have it.
     pub fn of(kind: CommType) -> Option<AstraCollective> {
         match kind {
             CommType::AllReduce => Some(AstraCollective::AllReduce),
@@ -201,7 +201,7 @@ impl System {
     /// Reads the file's text.
     ///
     /// # Errors
-    /// What is no such file. Algorithms that are not known here are missed once a collective needs them.
+    /// If the text is no such file. An unknown algorithm is an error only when a collective needs it.
     pub fn parse(text: &str) -> Result<System, InputError> {
         let hint = "an implementation must be a list of ring, direct or halvingDoubling, one per dimension";
         let system: System = serde_json::from_str(text)
@@ -223,7 +223,7 @@ impl Network {
     /// Reads the file's text: `topology`, `npus_count`, `bandwidth` and `latency`, each a list in brackets.
     ///
     /// # Errors
-    /// What is no such file.
+    /// If the text is no such file.
     pub fn parse(text: &str) -> Result<Network, InputError> {
         let topology = list(text, "topology")?;
         let (members, bandwidth, latency) =

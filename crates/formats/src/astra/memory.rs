@@ -1,4 +1,4 @@
-//! Owns ASTRA-sim's remote memory (its analytical memory backend): what a memory node costs.
+//! Owns ASTRA-sim's remote memory (its analytical memory backend): the cost of a memory node.
 
 use super::inputs::InputError;
 use serde::Deserialize;
@@ -12,7 +12,7 @@ pub struct RemoteMemory {
     /// Latency in ns.
     #[serde(default)]
     pub remote_mem_latency: f64,
-    /// Bandwidth in 10^9 bytes a second.
+    /// Bandwidth in 10^9 bytes per second.
     #[serde(default)]
     pub remote_mem_bw: f64,
     /// Number of NPUs that share a node's memory.
@@ -20,7 +20,7 @@ pub struct RemoteMemory {
     pub num_npus_per_node: u64,
 }
 
-/// Who shares the memory, one access at a time.
+/// The ranks that share a memory, one access at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Sharing {
@@ -28,9 +28,9 @@ pub enum Sharing {
     NoMemoryExpansion,
     /// Each rank has a remote memory of its own.
     PerNpuMemoryExpansion,
-    /// The ranks of a node share one.
+    /// The ranks of a node share one remote memory.
     PerNodeMemoryExpansion,
-    /// All ranks share one.
+    /// All ranks share one remote memory.
     MemoryPool,
 }
 
@@ -42,7 +42,7 @@ impl RemoteMemory {
     /// Reads the file's text.
     ///
     /// # Errors
-    /// What is no such file, or has no rate.
+    /// If the text is no such file, or has no rate.
     pub fn parse(text: &str) -> Result<RemoteMemory, InputError> {
         let hint = "it must have memory-type, remote-mem-latency (ns) and remote-mem-bw (GB/s)";
         let wrong =
@@ -59,13 +59,13 @@ impl RemoteMemory {
         }
     }
 
-    /// How long an access takes that has the memory to itself, in ns: latency + bytes / bandwidth. `None`: there is no such memory.
+    /// Duration of an access without contention in ns: latency + bytes / bandwidth. `None`: there is no remote memory.
     pub fn access(&self, bytes: u64) -> Option<u64> {
         let there = self.memory_type != Sharing::NoMemoryExpansion;
         there.then(|| (self.remote_mem_latency + bytes as f64 / self.remote_mem_bw) as u64)
     }
 
-    /// Which memory a rank uses; those of one number wait for each other.
+    /// Number of the memory that a rank uses; accesses to one memory wait for each other.
     pub fn of_rank(&self, rank: u64) -> u64 {
         match self.memory_type {
             Sharing::PerNpuMemoryExpansion | Sharing::NoMemoryExpansion => rank,

@@ -1,6 +1,7 @@
-//! Owns the input files of ASTRA-sim's analytical backend: the system and the network ([`inputs`]), and the remote [`memory`].
+//! Owns the input files of ASTRA-sim's analytical backend: the system and the network ([`inputs`]), and the remote
+//! [`memory`].
 //!
-//! What they mean for a collective or a trace is the business of `uniference-programs`.
+//! `uniference-programs` computes collectives and traces from them.
 
 pub mod inputs;
 pub mod memory;

@@ -1,19 +1,19 @@
-//! Owns what the attributes of a node mean. The schema leaves them to conventions, which are by name only: every writer chooses
-//! its own integer type, so all of them are read alike.
+//! Owns the meaning of a node's attributes. The schema leaves it to conventions, which are by name only: each writer
+//! chooses its own integer type, so all integer types are read alike.
 
 use super::schema::{Attribute, CommType, GlobalMetadata, Node, Value};
 
-/// True for a node that runs on the host's processor, false for one on the accelerator.
+/// True for a node that runs on the host's CPU, false for a node on the accelerator.
 pub const IS_CPU_OP: &str = "is_cpu_op";
 /// The kind of collective: a [`CommType`].
 pub const COMM_TYPE: &str = "comm_type";
-/// Bytes; of an all-gather, each rank's shard.
+/// Size in bytes; for an all-gather the size of each rank's shard.
 pub const COMM_SIZE: &str = "comm_size";
 /// The sending rank.
 pub const COMM_SRC: &str = "comm_src";
 /// The receiving rank.
 pub const COMM_DST: &str = "comm_dst";
-/// Matches a receive with its send.
+/// The tag that matches a receive with its send.
 pub const COMM_TAG: &str = "comm_tag";
 /// The root of a collective that has one.
 pub const ROOT_RANK: &str = "root_rank";
@@ -30,13 +30,13 @@ pub const NUM_OPS: &str = "num_ops";
 pub const TENSOR_SIZE: &str = "tensor_size";
 /// The thread's number.
 pub const TID: &str = "tid";
-/// Type of the elements, torch's name.
+/// Type of the elements, by torch's name.
 pub const DTYPE: &str = "dtype";
-/// How a reduction combines elements, torch's name.
+/// Operator of a reduction, by torch's name.
 pub const REDUCE_OP: &str = "reduce_op";
-/// Elements for each rank of the group, where they are unequal.
+/// Number of elements for each rank of the group, if they are unequal.
 pub const IN_SPLIT: &str = "in_split_size";
-/// Elements from each rank of the group, where they are unequal.
+/// Number of elements from each rank of the group, if they are unequal.
 pub const OUT_SPLIT: &str = "out_split_size";
 
 impl Attribute {
@@ -147,7 +147,7 @@ impl Node {
         self.attr.push(Attribute::new(name, value));
     }
 
-    /// Does it run on the host's processor? Not if nothing is said.
+    /// Whether the node runs on the host's CPU; false if there is no attribute.
     pub fn is_cpu_op(&self) -> bool {
         self.attribute(IS_CPU_OP).and_then(Value::integer).is_some_and(|flag| flag != 0)
     }
@@ -157,7 +157,7 @@ impl Node {
         CommType::try_from(i32::try_from(self.attribute(COMM_TYPE)?.integer()?).ok()?).ok()
     }
 
-    /// Its process group's name, which some write as a number; `None`: all ranks.
+    /// The name of the node's process group, which some writers store as a number; `None`: all ranks.
     pub fn process_group(&self) -> Option<String> {
         self.group_of(PG_NAME).or_else(|| self.group_of(COMM_GROUP))
     }

@@ -1,7 +1,8 @@
-//! Owns whether a trace holds together: ids, dependencies, and what its nodes must say. Memory grows with the number of nodes and
-//! dependencies, not with the file.
+//! Owns the check of a trace: ids, dependencies, and required attributes of nodes. Memory grows with the number of
+//! nodes and dependencies, not with the file.
 //!
-//! What can only mean one thing is tolerated and reported; what cannot be run is refused: an id twice, a cycle.
+//! Deviations with a single possible meaning are tolerated and reported; traces that cannot be run are refused: an id
+//! twice, a cycle.
 
 use super::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM_TYPE, NUM_OPS};
 use super::groups::process_groups;
@@ -14,7 +15,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
 
-/// The versions of the schema that are known; they differ in nothing that matters here.
+/// The known versions of the schema; the differences between them have no effect on this project.
 pub const VERSIONS: [&str; 3] = ["", "0.0.4", "1.0.0"];
 /// Number of examples of each finding that are kept.
 const EXAMPLES: usize = 4;
@@ -24,21 +25,21 @@ const EXAMPLES: usize = 4;
 pub enum Finding {
     /// The schema's version is none of [`VERSIONS`].
     UnknownVersion,
-    /// A message with fields that the schema does not have, or encoded in an unusual way: writing it again changes it.
+    /// A message with fields that the schema does not have, or with an unusual encoding: writing it again changes it.
     Lossy,
-    /// A dependency on a node that is not there: it counts as met.
+    /// A dependency on a missing node: it counts as met.
     Dangling,
     /// The same dependency twice, as data and control or in one list.
     Duplicate,
-    /// The type is none of the schema's, or "invalid": the node takes no time.
+    /// The type is none of the schema's, or "invalid": the node has no duration.
     UnknownType,
-    /// A collective that does not say which one, or a message that does not say to or from whom.
+    /// A collective without its kind, or a message without its sender or receiver.
     IncompleteCommunication,
-    /// A node that communicates and does not say how much.
+    /// A communication node without a size.
     NoSize,
-    /// Compute without a duration and without a number of operations: it takes no time.
+    /// Compute without a duration and without a number of operations: it has no duration.
     NoDuration,
-    /// A description of process groups that cannot be understood.
+    /// An invalid description of process groups.
     UnreadableGroups,
 }
 
@@ -47,11 +48,11 @@ pub enum Finding {
 pub struct Found {
     /// Number of findings.
     pub count: u64,
-    /// The first few of them.
+    /// The first few findings.
     pub examples: Vec<String>,
 }
 
-/// A trace that holds together.
+/// The result of the check of a valid trace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
     /// Number of nodes.
@@ -65,25 +66,25 @@ pub struct Checked {
 /// A trace that cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckError {
-    /// It cannot be read.
+    /// The trace cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// Two nodes have one id.
+    /// Two nodes have the same id.
     #[error(
         "duplicate node id {id} (second node: `{name}`)\nhint: node ids must be unique in a file; check the program that wrote the trace"
     )]
     TwoOfOneId {
         /// The id of both nodes.
         id: u64,
-        /// The second one's name.
+        /// Name of the second node.
         name: String,
     },
-    /// Nodes that wait for each other.
+    /// The dependencies of nodes form a cycle.
     #[error(transparent)]
     Cycle(#[from] Cycle),
 }
 
-/// Nodes of which each depends on the next, and the last on the first.
+/// A cycle of nodes: each depends on the next, and the last on the first.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "nodes depend on each other in a cycle: {}\nhint: none of these nodes can start; check the program that wrote the trace",
@@ -97,10 +98,10 @@ fn described(ids: &[u64]) -> String {
     format!("{}{rest} -> {}", shown.join(" -> "), ids[0])
 }
 
-/// Reads a trace to its end.
+/// Reads a trace to its end and checks it.
 ///
 /// # Errors
-/// It cannot be read, or could not be run.
+/// If the trace cannot be read, or could not be run.
 pub fn check<R: Read>(mut trace: Reader<R>) -> Result<Checked, CheckError> {
     let mut checked = Checked::default();
     let version = &trace.metadata().version;
@@ -140,7 +141,7 @@ impl Checked {
     }
 }
 
-/// What the node should say and does not.
+/// The node's missing attributes.
 fn shortcomings(node: &Node) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut unless = |said: bool, finding| findings.extend((!said).then_some(finding));
@@ -149,7 +150,7 @@ fn shortcomings(node: &Node) -> Vec<Finding> {
         Ok(NodeType::Comp) => {
             unless(own::duration(node).as_ps() > 0 || node.attribute(NUM_OPS).is_some(), Finding::NoDuration);
         }
-        // The host's half of an operation has the type of the accelerator's, but nothing to say about it.
+        // The host's node of an operation has the accelerator's type, but no attributes.
         Ok(NodeType::CommColl) if !node.is_cpu_op() || node.attribute(COMM_TYPE).is_some() => {
             let kind = node.comm_type();
             unless(kind.is_some(), Finding::IncompleteCommunication);
@@ -178,7 +179,7 @@ struct Graph {
     ids: IndexSet<u64, FxBuildHasher>,
     /// Dependencies of all nodes, one after the other.
     dependencies: Vec<u64>,
-    /// Where each node's dependencies end.
+    /// The end of each node's dependencies in `dependencies`.
     ends: Vec<usize>,
 }
 
@@ -248,7 +249,8 @@ fn dedup_from(list: &mut Vec<u64>, start: usize) {
     list.truncate(kept);
 }
 
-/// Kahn's algorithm: the nodes that stay when all that can be freed are. `edges` are (dependency, dependent), sorted.
+/// Kahn's algorithm: whether each node remains after all nodes that can be freed are removed. `edges` are (dependency,
+/// dependent), sorted.
 fn never_free(edges: &[(u32, u32)], mut waits_for: Vec<u32>) -> Vec<bool> {
     let mut free: Vec<u32> = (0..waits_for.len() as u32).filter(|node| waits_for[*node as usize] == 0).collect();
     while let Some(node) = free.pop() {
@@ -263,7 +265,7 @@ fn never_free(edges: &[(u32, u32)], mut waits_for: Vec<u32>) -> Vec<bool> {
     waits_for.into_iter().map(|missing| missing > 0).collect()
 }
 
-/// Follows `next` from `start` until a node comes again. Every node on the way must have a next one.
+/// Follows `next` from `start` until a node comes again. Each node on the way must have a next one.
 pub fn find_cycle(start: u64, next: impl Fn(u64) -> u64) -> Cycle {
     let mut path: IndexSet<u64, FxBuildHasher> = IndexSet::default();
     let mut id = start;

@@ -1,5 +1,5 @@
-//! Owns what differs between two traces, node by node, by id. Traces that hold their nodes in nearly the same order are compared
-//! without being held in memory: only nodes that wait for their counterpart are.
+//! Owns the differences between two traces, node by node, by id. Traces with their nodes in nearly the same order are
+//! compared in little memory: only nodes that wait for their counterpart are kept.
 
 use super::read::{ReadError, Reader};
 use super::schema::{Attribute, IoInfo, Node};
@@ -10,20 +10,21 @@ use std::io::Read;
 /// A difference between two traces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Difference {
-    /// About the whole file: what, first, second.
+    /// A difference of the whole file: its subject, the first value, the second value.
     Metadata(String, String, String),
-    /// A node that only the first has.
+    /// A node that only the first trace has.
     OnlyFirst(u64, String),
-    /// A node that only the second has.
+    /// A node that only the second trace has.
     OnlySecond(u64, String),
-    /// A node that both have: what, first, second.
+    /// A difference of a node that both traces have: id, its subject, the first value, the second value.
     Node(u64, String, String, String),
 }
 
-/// Tells `found` of every difference, nodes in the order in which both have been read; returns how many there are.
+/// Calls `found` for each difference, nodes in the order in which both have been read; returns the number of
+/// differences.
 ///
 /// # Errors
-/// One of them cannot be read.
+/// If a trace cannot be read.
 pub fn diff<A: Read, B: Read>(
     mut first: Reader<A>,
     mut second: Reader<B>,
@@ -59,7 +60,7 @@ pub fn diff<A: Read, B: Read>(
     Ok(count)
 }
 
-/// Compares a node with its counterpart, or lets it wait for it.
+/// Compares a node with its counterpart, or keeps it until the counterpart is read.
 fn meet(
     node: Node,
     theirs: &mut BTreeMap<u64, Node>,
@@ -95,7 +96,7 @@ fn io_info(info: Option<&IoInfo>) -> String {
     info.map_or("none".to_owned(), |info| format!("{} {} {}", info.values, info.shapes, info.types))
 }
 
-/// By name, the values that both have for it; their order does not matter.
+/// The values of both nodes by name; the order of attributes does not matter.
 fn attributes(a: &[Attribute], b: &[Attribute]) -> Vec<(String, String, String)> {
     let mut values: BTreeMap<&str, [Vec<String>; 2]> = BTreeMap::new();
     for (side, list) in [a, b].into_iter().enumerate() {

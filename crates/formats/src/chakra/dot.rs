@@ -1,14 +1,14 @@
-//! Owns the picture of a trace as a graph in Graphviz' language. Laying it out is Graphviz' business.
+//! Owns the picture of a trace as a graph in Graphviz' language. Graphviz lays it out.
 
 use super::ShowError;
 use super::read::Reader;
 use super::schema::NodeType;
 use std::io::{Read, Write};
 
-/// Writes a trace as a directed graph: dependencies of data solid, of control dashed.
+/// Writes a trace as a directed graph: data dependencies solid, control dependencies dashed.
 ///
 /// # Errors
-/// The trace cannot be read, or the graph not written.
+/// If the trace cannot be read, or the graph cannot be written.
 pub fn write<R: Read>(mut trace: Reader<R>, out: &mut impl Write) -> Result<(), ShowError> {
     writeln!(out, "digraph trace {{\n  rankdir=TB;\n  node [style=filled];")?;
     while let Some(node) = trace.next_node()? {

@@ -1,26 +1,26 @@
-//! Owns framing: the length of a message as a varint of 32 bits, then the message. It knows nothing of what messages say.
+//! Owns framing: the length of a message as a varint of 32 bits, then the message. It does not read messages.
 
 use std::io::{self, ErrorKind, Read, Write};
 
-/// Where a message starts in the (uncompressed) file, and which one it is, counted from 0.
+/// The position of a message in the (uncompressed) file, and its number, counted from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
-    /// Messages before it.
+    /// Number of messages before it.
     pub message: u64,
-    /// Bytes before it.
+    /// Number of bytes before it.
     pub offset: u64,
 }
 
-/// A file that is no sequence of messages, or not a whole one.
+/// A file that is no sequence of messages, or an incomplete one.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// It stops inside a message.
+    /// The file ends inside a message.
     #[error("it ends inside message {} (which starts at byte {})", at.message, at.offset)]
     Truncated {
-        /// The position of the message that is not whole.
+        /// The position of the incomplete message.
         at: Position,
     },
-    /// The length of a message is no valid number.
+    /// The length of a message is invalid.
     #[error("the length of message {} (at byte {}) is not a 32-bit number", at.message, at.offset)]
     Length {
         /// The position of the message in the file.
@@ -32,20 +32,20 @@ pub enum FrameError {
         /// The end mark.
         at: Position,
     },
-    /// What should be compressed is not.
+    /// The compressed data is invalid.
     #[error("invalid compressed data ({problem})")]
     Compression {
-        /// The message that cannot be read.
+        /// The position of the message that cannot be read.
         at: Position,
-        /// What the decompressor says.
+        /// The decompressor's error.
         problem: String,
     },
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{0}")]
     Io(io::Error),
 }
 
-/// Reads messages one after the other.
+/// Reads messages in their order.
 pub(super) struct FrameReader<R> {
     input: R,
     next: Position,
@@ -57,7 +57,7 @@ impl<R: Read> FrameReader<R> {
         FrameReader { input, next: Position::default(), buffer: Vec::new() }
     }
 
-    /// The message that comes next starts here.
+    /// The position of the next message.
     pub(super) fn position(&self) -> Position {
         self.next
     }
@@ -67,7 +67,7 @@ impl<R: Read> FrameReader<R> {
         let at = self.next;
         let Some((length, prefix)) = self.length()? else { return Ok(None) };
         self.buffer.clear();
-        // A damaged length must not reserve memory for bytes that are not there.
+        // A damaged length must not reserve memory for missing bytes.
         (&mut self.input).take(length.into()).read_to_end(&mut self.buffer).map_err(|error| failed(error, at))?;
         if self.buffer.len() < length as usize {
             return Err(FrameError::Truncated { at });
@@ -76,7 +76,7 @@ impl<R: Read> FrameReader<R> {
         Ok(Some(&self.buffer))
     }
 
-    /// An empty message was read where none may be: fails if anything follows it.
+    /// Fails if anything follows an empty message at `mark`, which marks the end.
     pub(super) fn expect_end(&mut self, mark: Position) -> Result<(), FrameError> {
         match self.byte()? {
             Some(_) => Err(FrameError::AfterEnd { at: mark }),
@@ -84,7 +84,7 @@ impl<R: Read> FrameReader<R> {
         }
     }
 
-    /// A varint, and how many bytes it takes.
+    /// A varint, and the number of its bytes.
     fn length(&mut self) -> Result<Option<(u32, u64)>, FrameError> {
         let at = self.next;
         let mut length = 0_u64;
@@ -116,7 +116,7 @@ impl<R: Read> FrameReader<R> {
     }
 }
 
-/// The decompressor reports what it does not understand, and an early end, as errors of the reader.
+/// The error of a read: the decompressor reports invalid data and an early end as errors of the reader.
 fn failed(error: io::Error, at: Position) -> FrameError {
     match error.kind() {
         ErrorKind::UnexpectedEof => FrameError::Truncated { at },

@@ -1,4 +1,5 @@
-//! Owns the process groups that a trace of PyTorch describes: metadata nodes whose inputs hold JSON inside a string of Python.
+//! Owns the process groups that a PyTorch trace describes: metadata nodes whose inputs hold JSON inside a Python
+//! string.
 
 use super::attributes::IS_CPU_OP;
 use super::schema::{IoInfo, Node, NodeType, Value};
@@ -11,15 +12,15 @@ pub const PROCESS_GROUP_NODE: &str = "## process_group:init ##";
 /// A process group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessGroup {
-    /// What communication nodes call it.
+    /// The group's name in communication nodes.
     pub name: String,
-    /// What the program called it, if it said so: `default_pg`.
+    /// The program's description of the group, if it gave one: `default_pg`.
     pub description: Option<String>,
-    /// Its ranks in its own order; empty: all ranks.
+    /// The group's ranks in the group's order; empty: all ranks.
     pub ranks: Vec<u32>,
 }
 
-/// A metadata node that should describe process groups and does not.
+/// A metadata node with an invalid description of process groups.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "node {node} has an invalid description of process groups: {problem}\nhint: describe the groups in a separate file, or remove the node"
@@ -27,7 +28,7 @@ pub struct ProcessGroup {
 pub struct GroupsError {
     /// The id of the node that describes the groups.
     pub node: u64,
-    /// What does not fit.
+    /// The invalid part.
     pub problem: String,
 }
 
@@ -47,7 +48,7 @@ enum Name {
     Number(u64),
 }
 
-/// A list; or, by older versions of PyTorch, each rank with its place in the group.
+/// A list; or, in older versions of PyTorch, each rank with its rank in the group.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Ranks {
@@ -58,7 +59,7 @@ enum Ranks {
 /// The process groups that `node` describes; `None` if it is another kind of node.
 ///
 /// # Errors
-/// It is of that kind and cannot be understood.
+/// If `node` is of this kind and invalid.
 pub fn process_groups(node: &Node) -> Result<Option<Vec<ProcessGroup>>, GroupsError> {
     if node.name != PROCESS_GROUP_NODE || node.r#type() != NodeType::Metadata {
         return Ok(None);
@@ -102,7 +103,7 @@ pub fn describe(name: &str, ranks: &[u32]) -> Node {
     node
 }
 
-/// The first string inside a list as Python writes it (`repr`).
+/// The first string inside a list in Python's notation (`repr`).
 fn first_string(repr: &str) -> Option<String> {
     let rest = repr.trim_start().strip_prefix('[')?.trim_start();
     let quote = rest.chars().next().filter(|quote| matches!(quote, '\'' | '"'))?;

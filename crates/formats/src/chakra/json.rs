@@ -1,7 +1,7 @@
-//! Owns the form of a trace in JSON: protobuf's canonical mapping, one object after the other, indented by two spaces. It is the form
-//! that `chakra_jsonizer` writes.
+//! Owns the form of a trace in JSON: protobuf's canonical mapping, one object after the other, indented by two spaces.
+//! `chakra_jsonizer` writes the same form.
 //!
-//! 64-bit integers are strings there, bytes are base 64, and what has its default value is left out.
+//! In JSON 64-bit integers are strings, bytes are base 64, and default values are left out.
 
 use super::ShowError;
 use super::read::Reader;
@@ -14,7 +14,7 @@ use std::io::{Read, Write};
 /// Writes a whole trace.
 ///
 /// # Errors
-/// The trace cannot be read, or the text not written.
+/// If the trace cannot be read, or the text cannot be written.
 pub fn write<R: Read>(mut trace: Reader<R>, out: &mut impl Write) -> Result<(), ShowError> {
     write_object(&MetadataJson(trace.metadata()), out)?;
     while let Some(node) = trace.next_node()? {
@@ -34,9 +34,9 @@ struct IoJson<'a>(&'a IoInfo);
 struct AttributeJson<'a>(&'a Attribute);
 struct ListJson<T>(Vec<T>);
 
-/// A 64-bit number: JSON's are too small for them.
+/// A 64-bit number, as a string: JSON's numbers are too small.
 struct Long<T>(T);
-/// A floating-point number: JSON has none that is not finite.
+/// A floating-point number, as a string if it is not finite: JSON has only finite numbers.
 struct Real<T>(T);
 struct Base64<'a>(&'a [u8]);
 
@@ -187,7 +187,7 @@ impl<T: Copy + Into<f64> + Serialize> Serialize for Real<T> {
 }
 
 impl Serialize for Base64<'_> {
-    /// RFC 4648, with padding.
+    /// Base 64 as in RFC 4648, with padding.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
         let mut text = String::with_capacity(self.0.len().div_ceil(3) * 4);

@@ -28,10 +28,10 @@ use std::io;
 /// A trace that could not be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum ShowError {
-    /// It cannot be read.
+    /// The trace cannot be read.
     #[error(transparent)]
     Read(#[from] read::ReadError),
-    /// What shows it cannot be written.
+    /// The output cannot be written.
     #[error("cannot write the output: {0}\nhint: check the destination and the free disk space")]
     Write(#[from] io::Error),
 }

@@ -1,8 +1,8 @@
-//! Owns how an operator of a compute node is written in an attribute ([`super::own::OPERATORS`]): a text of eight words or less,
-//! `gemm bfloat16 nt 1,8192,10240,8192 1374389534720 301989888 167772160`. What operators cost is nobody's business here.
+//! Owns the text of an operator of a compute node in an attribute ([`super::own::OPERATORS`]): eight words or less,
+//! `gemm bfloat16 nt 1,8192,10240,8192 1374389534720 301989888 167772160`. This module has no costs of operators.
 //!
-//! The words are the family, the type of the elements (`-`: not known), for matrix products the layout, for attention whether it is
-//! `causal` or `full`, the sizes in the order of the family, floating-point operations, bytes read and bytes written.
+//! The words are the family, the type of the elements (`-`: unknown), for a GEMM the layout, for attention `causal` or
+//! `full`, the sizes in the order of the family, floating-point operations, bytes read and bytes written.
 
 use uniference_sim::device::{Elements, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
 use uniference_sim::time::Bytes;
@@ -12,7 +12,7 @@ const ROWS: [RowKind; 5] = [RowKind::Normalization, RowKind::Softmax, RowKind::R
 const FLAT: [FlatKind; 6] =
     [FlatKind::Elementwise, FlatKind::Copy, FlatKind::Gather, FlatKind::Scatter, FlatKind::Random, FlatKind::Optimizer];
 
-/// The text of an operator. What runs it is the node's to say.
+/// The text of an operator. The node says which device runs it.
 pub fn write(operator: &Operator) -> String {
     let Operator { family, elements, flops, read, written, .. } = operator;
     let kind = match family {
@@ -26,7 +26,7 @@ pub fn write(operator: &Operator) -> String {
     format!("{} {elements}{kind} {sizes} {flops} {} {}", family.name(), read.0, written.0)
 }
 
-/// The operator of the accelerator that a text describes; `None`: it is not one of ours.
+/// The accelerator's operator that a text describes; `None`: the text is not in this module's format.
 pub fn parse(text: &str) -> Option<Operator> {
     let mut words = text.split(' ');
     let (name, elements) = (words.next()?, words.next()?);

@@ -1,5 +1,6 @@
-//! Owns what traces of our own say beyond the schema's words: the parts of a program that are no operators, exact durations, the
-//! user's lines; as attributes, written and read here alone. Tools that do not know them see a shorter or coarser trace, not a wrong one.
+//! Owns Uniference's attributes of traces, which extend the schema: parts of a program that are no operators, exact
+//! durations, the user's lines. Only this module writes and reads them. Tools that do not know them see a shorter or
+//! coarser trace, not a wrong one.
 
 use super::attributes::{DTYPE, IN_SPLIT, IS_CPU_OP, OUT_SPLIT, REDUCE_OP, TID};
 use super::schema::{Node, NodeType, Uint64List, Value};
@@ -7,65 +8,65 @@ use uniference_sim::ids::TaskId;
 use uniference_sim::program::{Collective, DType, Mark, ReduceOp, Shape, StoreOp};
 use uniference_sim::time::SimDuration;
 
-/// Which part of a program: `compute`, `sleep`, `poll`, `time_out`, `mark_begin`, `mark_end`, `mark_open`, `mark_close`, `store`, `wait`,
-/// `end`; of a linked recording `side_by_side` and `delay`.
+/// The kind of a program's part: `compute`, `sleep`, `poll`, `time_out`, `mark_begin`, `mark_end`, `mark_open`,
+/// `mark_close`, `store`, `wait`, `end`; in a linked recording also `side_by_side` and `delay`.
 pub const PART: &str = "uniference_part";
-/// How long it takes on the reference device, in picoseconds.
+/// Duration of the node on the reference device, in picoseconds.
 pub const DURATION_PS: &str = "uniference_duration_ps";
 /// The line of the user's program.
 pub const LINE: &str = "uniference_line";
-/// Of a range that may overlap others: which of its rank's it is.
+/// Number of a range that may overlap others, unique within its rank.
 pub const RANGE: &str = "uniference_range";
 /// The thread of a range.
 pub const THREAD: &str = "uniference_thread";
 /// The store's operation, as JSON.
 pub const STORE: &str = "uniference_store";
-/// A receive that takes whatever message is first; the source beside it is the one that it was.
+/// A receive from any sender, which accepts the first message; the node's source is the sender of that message.
 pub const ANY_SOURCE: &str = "uniference_any_source";
-/// A send that is a write into the destination's memory, which takes no part.
+/// A send that writes into the destination's memory, without an action of the destination.
 pub const WRITES: &str = "uniference_writes";
-/// Of communication: how long it took in the recording once all ranks had come to it, in picoseconds.
+/// Duration of communication in the recording after all ranks had entered it, in picoseconds.
 pub const RECORDED_PS: &str = "uniference_recorded_ps";
-/// The operators that a compute node consists of, one after the other: a list of texts ([`super::operators`]).
+/// The operators of a compute node in their order: a list of texts ([`super::operators`]).
 pub const OPERATORS: &str = "uniference_operators";
-/// In the metadata of rank 0: the cluster file that the run was on.
+/// The cluster file of the run, in the metadata of rank 0.
 pub const CLUSTER: &str = "uniference_cluster";
-/// Beside it: the seed of the run.
+/// The seed of the run, in the metadata of rank 0.
 pub const SEED: &str = "uniference_seed";
 /// The library by which the CPUs of a linked recording without accelerators communicate, in the trace's metadata:
 /// `gloo`.
 pub const LIBRARY: &str = "uniference_library";
 
-/// A part of a program that is no communication.
+/// A part of a program other than communication.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Part {
-    /// Computes on the rank's device, in the order in which its threads come to it.
+    /// Compute on the rank's device, in the order in which the rank's threads reach it.
     Compute(SimDuration),
-    /// Work of a thread or a stream that was recorded beside that of others: starts as soon as what it depends on is done, whatever
-    /// else runs. Order within the thread or stream is a matter of dependencies.
+    /// Work of a thread or a CUDA stream that was recorded concurrently with others: it starts as soon as its
+    /// dependencies are complete, whatever else runs. Dependencies determine the order within the thread or stream.
     SideBySide(SimDuration),
-    /// Time that passes between what a node depends on and its start, and that nobody works in: the latency of a launch.
+    /// Time between a node's dependencies and its start in which nothing works: the latency of a launch.
     Delay(SimDuration),
-    /// Does nothing for so long: a sleep, a poll, a time-out that passes.
+    /// A pause of this duration: a sleep, a poll, a timeout that passes.
     Pause(Pause, SimDuration),
-    /// A named range opens or closes.
+    /// The start or the end of a named range.
     Mark(Mark),
-    /// Uses the store.
+    /// An operation of the store.
     Store(StoreOp),
     /// A thread waits for several operations.
     Wait,
-    /// The program has ended, and with it the rank's time; threads may go on.
+    /// The end of the program and of the rank's time; threads may go on.
     End,
 }
 
-/// Why a thread does nothing.
+/// The reason for a thread's pause.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
-    /// It sleeps (`time.sleep`).
+    /// The thread sleeps (`time.sleep`).
     Sleep,
-    /// It reads the clock.
+    /// The thread reads the clock.
     Poll,
-    /// It waits, in vain, as long as its time-out says.
+    /// The thread waits in vain until a timeout.
     TimeOut,
 }
 
@@ -82,7 +83,7 @@ impl Pause {
 }
 
 impl Part {
-    /// As a node of `task`, without id, dependencies and times.
+    /// The part as a node of `task`, without id, dependencies and times.
     pub fn to_node(&self, task: TaskId) -> Node {
         let (name, part, kind) = match self {
             Part::Compute(_) => ("compute", "compute", NodeType::Comp),
@@ -101,7 +102,7 @@ impl Part {
             Part::End => ("end of program", "end", NodeType::Metadata),
         };
         let mut node = Node { name: name.to_owned(), r#type: kind.into(), ..Node::default() };
-        // What the device does not do must not keep it from computing.
+        // Nodes that the device does not run must not keep it from computing.
         node.set(IS_CPU_OP, Value::Bool(!matches!(self, Part::Compute(_))));
         node.set(TID, Value::Int64(task.0.into()));
         node.set(PART, Value::String(part.to_owned()));
@@ -125,7 +126,7 @@ impl Part {
         node
     }
 
-    /// What the node says; `None`: nothing of ours, or nothing that can be understood.
+    /// The part that the node describes; `None`: the node has no part, or an invalid one.
     pub fn of(node: &Node) -> Option<Part> {
         let part = node.text(PART)?;
         let pause = Pause::ALL.into_iter().find(|pause| pause.name() == part);
@@ -151,7 +152,7 @@ impl Part {
     }
 }
 
-/// Exact, or else in whole microseconds.
+/// The node's exact duration, or else its duration in whole microseconds.
 pub fn duration(node: &Node) -> SimDuration {
     let rounded = node.duration_micros.saturating_mul(1_000_000);
     SimDuration::from_ps(node.unsigned(DURATION_PS).unwrap_or(rounded))
@@ -165,12 +166,12 @@ fn thread(node: &Node) -> Option<TaskId> {
     node.unsigned(THREAD).and_then(|thread| u32::try_from(thread).ok()).map(TaskId)
 }
 
-/// The thread of a node; its program's main one if nothing is said.
+/// The thread of a node; the main thread if there is no attribute.
 pub fn task(node: &Node) -> TaskId {
     TaskId(node.unsigned(TID).and_then(|tid| u32::try_from(tid).ok()).unwrap_or(0))
 }
 
-/// Says in `node` what a collective's size in bytes leaves open: types, reduction, unequal blocks.
+/// Adds the attributes of a collective that its size in bytes does not imply: types, reduction, unequal blocks.
 pub fn describe(collective: &Collective, node: &mut Node) {
     node.set(DTYPE, Value::String(collective.dtype.name().to_owned()));
     if let Some(reduce) = collective.reduce {
@@ -187,18 +188,18 @@ pub fn describe(collective: &Collective, node: &mut Node) {
     }
 }
 
-/// The type of a collective's elements; bytes if nothing is said.
+/// The type of a collective's elements; bytes if there is no attribute.
 pub fn dtype(node: &Node) -> DType {
     node.text(DTYPE).and_then(DType::from_name).unwrap_or(DType::UInt8)
 }
 
-/// How a reduction combines elements; it sums if nothing is said.
+/// The operator of a reduction; the sum if there is no attribute.
 pub fn reduce_op(node: &Node) -> ReduceOp {
     let name = node.text(REDUCE_OP);
     ReduceOp::ALL.into_iter().find(|op| Some(op.name()) == name).unwrap_or(ReduceOp::Sum)
 }
 
-/// The texts of a node's operators; none if nothing is said.
+/// The texts of a node's operators; empty if there is no attribute.
 pub fn operators(node: &Node) -> &[String] {
     match node.attribute(OPERATORS) {
         Some(Value::StringList(list)) => &list.values,
@@ -206,7 +207,8 @@ pub fn operators(node: &Node) -> &[String] {
     }
 }
 
-/// The unequal blocks of a collective, each changed by `scale`; `None`: they are equal, or are not those of `members`.
+/// The unequal blocks of a collective, each changed by `scale`; `None`: the blocks are equal, or their number is not
+/// `members`.
 pub fn blocks(node: &Node, members: usize, scale: impl Fn(u64) -> u64) -> Option<Shape> {
     let list = |name| {
         let values = node.numbers(name).filter(|values| values.len() == members)?;

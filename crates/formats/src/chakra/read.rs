@@ -1,5 +1,5 @@
-//! Owns reading a trace from its beginning to its end, plain or compressed, one node in memory at a time. What nodes depend on
-//! is not looked at.
+//! Owns reading a trace from its start to its end, plain or compressed, one node in memory at a time. Dependencies are
+//! not checked.
 
 use super::frame::{FrameError, FrameReader, Position};
 use super::schema::{GlobalMetadata, Node};
@@ -7,18 +7,18 @@ use flate2::bufread::MultiGzDecoder;
 use prost::Message;
 use std::io::{self, BufRead, BufReader, Read};
 
-/// How a compressed file begins (RFC 1952).
+/// The first bytes of a compressed file (RFC 1952).
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// A file that is no trace, or not a whole one.
+/// A file that is no trace, or an incomplete one.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// Its first message is not what a trace starts with.
+    /// The first message is not a trace's metadata.
     #[error(
         "this is not a Chakra execution trace: {problem}\nhint: a trace is a binary file, PREFIX.RANK.et; convert PyTorch's recordings (JSON) with `uniference chakra link`"
     )]
     NotATrace {
-        /// What does not fit.
+        /// The invalid part.
         problem: String,
     },
     /// The file ends inside a message.
@@ -32,10 +32,10 @@ pub enum ReadError {
     Damaged {
         /// The position of the message in the file.
         at: Position,
-        /// What does not fit.
+        /// The invalid part.
         problem: String,
     },
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("the trace could not be read: {0}\nhint: check the file and its disk")]
     Io(#[from] io::Error),
 }
@@ -46,7 +46,7 @@ pub struct Reader<R> {
     metadata: GlobalMetadata,
     ended: bool,
     lossy: u64,
-    /// How many attributes the last node had: the next one has as many, mostly.
+    /// Number of the last node's attributes: the next node mostly has as many.
     attributes: usize,
 }
 
@@ -56,7 +56,7 @@ enum Input<R> {
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads what stands before the first node. `input` need not be buffered.
+    /// Reads the metadata before the first node. `input` need not be buffered.
     ///
     /// # Errors
     /// If `input` is no trace.
@@ -73,12 +73,12 @@ impl<R: Read> Reader<R> {
         Ok(Reader { frames, metadata: first, ended: false, lossy, attributes: 0 })
     }
 
-    /// What the writer says about the whole trace.
+    /// The writer's metadata of the whole trace.
     pub fn metadata(&self) -> &GlobalMetadata {
         &self.metadata
     }
 
-    /// How many messages so far would come out with another length if they were written again: they hold fields that the schema
+    /// Number of messages so far whose length would change if they were written again: they hold fields that the schema
     /// does not have, or their writer encodes differently.
     pub fn lossy(&self) -> u64 {
         self.lossy
@@ -87,7 +87,7 @@ impl<R: Read> Reader<R> {
     /// The next node in the order of the file; `None` at the end.
     ///
     /// # Errors
-    /// The trace is cut short, damaged, or cannot be read.
+    /// If the trace is truncated, damaged, or cannot be read.
     pub fn next_node(&mut self) -> Result<Option<Node>, ReadError> {
         if self.ended {
             return Ok(None);
@@ -116,12 +116,12 @@ impl<R: Read> Reader<R> {
     }
 }
 
-/// Whatever gives a trace's nodes one after the other: a file, or what would have written it.
+/// A source of a trace's nodes in their order: a file, or the generator that would have written it.
 pub trait Nodes {
     /// The next node; `None` at the end.
     ///
     /// # Errors
-    /// There should be one and it cannot be read.
+    /// If the next node cannot be read.
     fn next_node(&mut self) -> Result<Option<Node>, ReadError>;
 }
 
@@ -134,7 +134,7 @@ impl<R: Read> Nodes for Reader<R> {
 impl<R: Read> Iterator for Reader<R> {
     type Item = Result<Node, ReadError>;
 
-    /// Ends after the first error.
+    /// The next node; the iterator ends after the first error.
     fn next(&mut self) -> Option<Result<Node, ReadError>> {
         let next = self.next_node().transpose();
         self.ended |= matches!(next, Some(Err(_)));

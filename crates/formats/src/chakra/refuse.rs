@@ -23,8 +23,7 @@ pub struct Refusal {
     pub hint: &'static str,
 }
 
-/// The reason why the node cannot be run in the trace of `rank`; `None` if nothing in the node itself prevents
-/// it.
+/// The reason why the node cannot be run in the trace of `rank`; `None` if the node itself can be run.
 pub fn refusal(node: &Node, rank: u32) -> Option<Refusal> {
     let own = match node.r#type() {
         NodeType::CommColl => None,

@@ -1,7 +1,8 @@
-//! Owns the messages of an execution trace as they lie on disk: `et_def.proto` (package `ChakraProtoMsg`, proto3) of
-//! <https://github.com/mlcommons/chakra>, written out by hand, so that no build needs `protoc`.
+//! Owns the messages of an execution trace in their encoding: `et_def.proto` (package `ChakraProtoMsg`, proto3) of
+//! <https://github.com/mlcommons/chakra>, written by hand, so that no build needs `protoc`.
 //!
-//! What attributes mean is [`super::attributes`]' business. Enumerations stay plain numbers, so that those of later versions survive.
+//! [`super::attributes`] interprets attributes. Enumerations stay plain numbers, so that numbers of later versions are
+//! kept.
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -11,7 +12,7 @@ pub struct GlobalMetadata {
     /// `0.0.4`, `1.0.0`; PyTorch's converter leaves it empty.
     #[prost(string, tag = "1")]
     pub version: String,
-    /// Whatever the writer had to say.
+    /// The writer's attributes of the whole trace.
     #[prost(message, repeated, tag = "2")]
     pub attr: Vec<Attribute>,
 }
@@ -28,30 +29,30 @@ pub struct Node {
     /// A [`NodeType`], by its number.
     #[prost(enumeration = "NodeType", tag = "3")]
     pub r#type: i32,
-    /// Nodes that end before this one starts: order.
+    /// Nodes that end before this node starts: control dependencies.
     #[prost(uint64, repeated, tag = "4")]
     pub ctrl_deps: Vec<u64>,
-    /// Nodes that end before this one starts: data.
+    /// Nodes that end before this node starts: data dependencies.
     #[prost(uint64, repeated, tag = "5")]
     pub data_deps: Vec<u64>,
-    /// When it started, in microseconds.
+    /// Start of the node, in microseconds.
     #[prost(uint64, tag = "6")]
     pub start_time_micros: u64,
-    /// How long it took, in microseconds.
+    /// Duration of the node, in microseconds.
     #[prost(uint64, tag = "7")]
     pub duration_micros: u64,
-    /// What went in. Few nodes say it, and many are held.
+    /// Inputs of the node. They are boxed as few nodes have them, and many nodes are kept.
     #[prost(message, optional, boxed, tag = "8")]
     pub inputs: Option<Box<IoInfo>>,
-    /// What came out.
+    /// Outputs of the node.
     #[prost(message, optional, boxed, tag = "9")]
     pub outputs: Option<Box<IoInfo>>,
-    /// Everything else, by name.
+    /// All other attributes, by name.
     #[prost(message, repeated, tag = "10")]
     pub attr: Vec<Attribute>,
 }
 
-/// Values, shapes and types as Python writes them (`repr`).
+/// Values, shapes and types in Python's notation (`repr`).
 #[derive(Clone, PartialEq, Eq, Hash, Message)]
 pub struct IoInfo {
     /// `[[1], 6, 'cpu']`.
@@ -65,7 +66,7 @@ pub struct IoInfo {
     pub types: String,
 }
 
-/// What a node does.
+/// The kind of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
 #[repr(i32)]
 #[allow(missing_docs)] // the names say it
@@ -80,7 +81,7 @@ pub enum NodeType {
     CommColl = 7,
 }
 
-/// Which collective, in the attribute `comm_type`.
+/// The kind of a collective, in the attribute `comm_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Enumeration)]
 #[repr(i32)]
 #[allow(missing_docs)] // the names say it
@@ -100,7 +101,7 @@ pub enum CommType {
 /// A named value.
 #[derive(Clone, PartialEq, Message)]
 pub struct Attribute {
-    /// What it is called.
+    /// Name of the attribute.
     #[prost(string, tag = "1")]
     pub name: String,
     /// Description for people.
@@ -223,7 +224,7 @@ impl NodeType {
 }
 
 impl CommType {
-    /// The name of the schema.
+    /// The schema's name.
     pub const fn name(self) -> &'static str {
         match self {
             CommType::AllReduce => "ALL_REDUCE",
@@ -241,7 +242,7 @@ impl CommType {
 }
 
 impl Node {
-    /// Everything it depends on, data first; duplicates included.
+    /// All dependencies, data dependencies first; duplicates included.
     pub fn dependencies(&self) -> impl Iterator<Item = u64> {
         self.data_deps.iter().chain(&self.ctrl_deps).copied()
     }

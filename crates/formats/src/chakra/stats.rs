@@ -9,26 +9,26 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::Read;
 
-/// Contents of a trace, counted.
+/// Numbers of a trace's nodes, dependencies and bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Stats {
-    /// The version of the schema, as the file has it.
+    /// The version of the schema in the file.
     pub version: String,
     /// Number of nodes.
     pub nodes: u64,
     /// Data and control dependencies.
     pub dependencies: u64,
-    /// By type of node; compute on the host's processor apart.
+    /// Nodes by type; compute on the host's CPU counts separately.
     pub types: BTreeMap<String, Total>,
-    /// By collective, `SEND` and `RECV`.
+    /// Communication by collective, `SEND` and `RECV`.
     pub communication: BTreeMap<String, Transfer>,
-    /// Nodes that communicate, by process group; the empty name is that of all ranks.
+    /// Number of communication nodes by process group; the empty name stands for all ranks.
     pub groups: BTreeMap<String, u64>,
     /// Process groups that metadata nodes describe.
     pub described_groups: u64,
-    /// The earliest start and the latest end, if any node has a start: microseconds.
+    /// The earliest start and the latest end in microseconds, if any node has a start.
     pub span_us: Option<(u64, u64)>,
-    /// Attributes of nodes, by name and type: writers do not agree about them.
+    /// Number of nodes' attributes, by name and type: writers do not agree about them.
     pub attributes: BTreeMap<String, u64>,
 }
 

@@ -68,7 +68,8 @@ fn what_is_written_is_read_plain_and_compressed() {
 
 #[test]
 fn the_bytes_are_those_of_the_schema() {
-    // Written by hand after protobuf's encoding: tag = field << 3 | wire type, then the value; each message after its length.
+    // Written by hand in protobuf's encoding: tag = field << 3 | wire type, then the value; each message after its
+    // length.
     let metadata = [7, 0x0a, 5, b'1', b'.', b'0', b'.', b'0'];
     let node = [13, 0x08, 12, 0x12, 1, b'A', 0x18, 4, 0x2a, 2, 3, 4, 0x38, 5];
     let bytes = [&metadata[..], &node[..]].concat();
@@ -160,7 +161,7 @@ fn a_compressed_trace_that_is_cut_is_never_taken_for_a_whole_one() {
     assert!(read(&damaged).is_err());
 }
 
-/// Gives a node after the other, for ever.
+/// A reader that returns nodes without end.
 struct Endless {
     ready: Vec<u8>,
     given: usize,
@@ -178,7 +179,7 @@ impl Read for Endless {
 
 #[test]
 fn reading_streams() {
-    // An input without an end gives its nodes all the same. A zero first: empty metadata.
+    // The nodes of an endless input are readable. A zero comes first: empty metadata.
     let node = compute(1, &[]);
     let mut ready = written(&[]);
     let empty = ready.len();
@@ -381,7 +382,7 @@ fn any_node() -> impl Strategy<Value = Node> {
     )
 }
 
-/// Everything that can be done with a trace; none of it may panic.
+/// All uses of a trace; none may panic.
 fn use_up(bytes: &[u8]) {
     let again = || Reader::open(bytes);
     if again().is_err() {
@@ -411,7 +412,7 @@ proptest! {
     #[test]
     fn random_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         use_up(&bytes);
-        // The same as the nodes of a trace that starts well, and as what a compressed file holds.
+        // The bytes as nodes of a trace with a valid start, and as the content of a compressed file.
         use_up(&[written(&[]), bytes.clone()].concat());
         use_up(&[compressed(&[])[..10].to_vec(), bytes].concat());
     }

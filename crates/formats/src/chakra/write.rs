@@ -26,7 +26,7 @@ impl<W: Write> Writer<W> {
         Writer::start(Output::Plain(out), metadata)
     }
 
-    /// The same, compressed.
+    /// Writes compressed to `out`, which should be buffered.
     ///
     /// # Errors
     /// If `out` cannot be written.
@@ -43,7 +43,7 @@ impl<W: Write> Writer<W> {
     /// Writes a node.
     ///
     /// # Errors
-    /// Those of the writer below; also a node that says nothing at all: it would read as the end of the trace.
+    /// If the writer fails, or the node is empty: it would read as the end of the trace.
     pub fn node(&mut self, node: &Node) -> io::Result<()> {
         if node.encoded_len() == 0 {
             return Err(io::Error::new(ErrorKind::InvalidInput, "a node must have an id, a name and a type"));
@@ -51,10 +51,10 @@ impl<W: Write> Writer<W> {
         self.message(node)
     }
 
-    /// Writes what is left; gives back the writer below.
+    /// Writes the rest, and returns the underlying writer.
     ///
     /// # Errors
-    /// Those of the writer below.
+    /// If the underlying writer fails.
     pub fn finish(self) -> io::Result<W> {
         let mut out = match self.out {
             Output::Plain(out) => out,

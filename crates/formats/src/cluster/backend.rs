@@ -1,6 +1,6 @@
-//! Owns the backend of a cluster file: which libraries there are, their parameters and their algorithms.
+//! Owns the backend of a cluster file: the known libraries, their parameters and their algorithms.
 //!
-//! A library's profile is a piece of a cluster file that says everything; it is a data file of this crate.
+//! A library's profile is a part of a cluster file with all parameters; it is a data file of this crate.
 
 use super::dynamics::Attachments;
 use super::flags::here;
@@ -32,14 +32,14 @@ const PROFILES: [(&str, &str); 4] = [
     ("nccl", include_str!("../../profiles/nccl.toml")),
 ];
 
-/// What NCCL's choices depend on besides the network.
+/// Parameters other than the network on which NCCL's choices depend.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tuning {
     nvls: bool,
     max_channels: u32,
 }
 
-/// The backend with its algorithms, what headers take of every link, and NCCL's tuning, if it is NCCL.
+/// The backend with its algorithms, the overhead of headers on each link, and NCCL's tuning, if the backend is NCCL.
 pub(super) fn resolve(
     raw: &RawCluster,
     choices: &Choices,
@@ -54,7 +54,7 @@ pub(super) fn resolve(
         force(&mut algorithms, choice)?;
     }
     let mut parameters = profile.backend.expect("a profile has a backend").into_inner().0;
-    // What the file says about one library says nothing about another that was chosen in its place.
+    // The file's parameters of one library do not apply to another library that was chosen in its place.
     if let Some(RawBackend(said)) = raw.backend.as_ref().map(Spanned::get_ref)
         && said.name.get_ref() == parameters.name.get_ref()
     {
@@ -123,12 +123,12 @@ fn profile(name: &str, error: impl FnOnce(String) -> Diagnostic) -> Result<RawCl
     Err(error(format!("unknown backend `{name}`")).hint(suggest(name, "backends", names)))
 }
 
-/// A name that was written without its table stands where the whole value stands.
+/// The place of a name; a name without a table has the place of the whole value.
 fn place_of(name: &Spanned<String>, whole: Range<usize>) -> Range<usize> {
     if name.span().is_empty() { whole } else { name.span() }
 }
 
-/// A backend of which every parameter is given.
+/// The backend of complete parameters.
 fn backend(parameters: &Parameters, algorithms: AlgorithmTable, source: &Source) -> Result<Backend, Diagnostic> {
     let concurrency = parameters.concurrency.as_ref().expect("a profile says how many operations run at once");
     if *concurrency.get_ref() == 0 {
@@ -212,7 +212,8 @@ fn set_rules(
     })
 }
 
-/// What one rule names or gives. Steps that are given for groups of one size leave the others to the rules that `table` has so far.
+/// The algorithm that one rule names or defines. If its steps are for groups of one size, `table`'s rules so far serve
+/// the other sizes.
 fn algorithm(
     kind: CollectiveKind,
     rule: &RawRule,
@@ -257,7 +258,7 @@ fn force(table: &mut AlgorithmTable, choice: &AlgorithmChoice) -> Result<(), Dia
     Ok(())
 }
 
-/// The backend as a table that says everything.
+/// The backend as a table with all parameters.
 pub(super) fn canonical(
     backend: &Backend,
     packet: Option<PacketOverhead>,
@@ -308,7 +309,8 @@ pub(super) fn canonical(
     }))
 }
 
-/// Tells algorithms whose choice depends on it what the network is like: where it has both, one link inside a server and one between two.
+/// Adapts algorithms that depend on the network to it: to one link inside a server and one link between two servers, if
+/// the network has both.
 pub(super) fn adapt(
     algorithms: &mut AlgorithmTable,
     tuning: Option<Tuning>,
@@ -331,7 +333,7 @@ pub(super) fn adapt(
     let inside = rate(1).filter(|_| per_server > 1);
     let Some((inside, between)) = inside.or(rate(per_server)).zip(rate(per_server).or(inside)) else { return };
     let per_server = per_server as u32;
-    // Where another backend is told to use one of NCCL's algorithms, it is NCCL's as it comes.
+    // If another backend is told to use one of NCCL's algorithms, NCCL's default tuning applies.
     let Tuning { nvls, max_channels } = tuning.unwrap_or(Tuning { nvls: true, max_channels: 32 });
     let known = models.first().and_then(|model| table::find(model.as_deref()?).ok());
     let memory = devices[0].rates.map_or(0.0, |rates| rates.memory);
@@ -362,7 +364,7 @@ fn nics_of_server(topology: &Topology, inside: &[HostId], outside: &[HostId]) ->
     (exits.len() as u32).max(1)
 }
 
-/// The whole choice of algorithms.
+/// The complete rules for algorithms.
 pub(super) fn canonical_rules(table: &AlgorithmTable) -> BTreeMap<Spanned<String>, Spanned<RawRules>> {
     let rule = |rule: &Rule| RawRule {
         up_to: rule.up_to.map(Size),

@@ -1,4 +1,4 @@
-//! Owns which ranks crash, and when, as a cluster file says it. What a crash does is the simulator's business.
+//! Owns the ranks that crash by a cluster file, and the times. The simulator carries out the crashes.
 
 use super::raw::RawCrash;
 use super::source::Source;
@@ -9,7 +9,7 @@ use uniference_sim::cluster::Device;
 use uniference_sim::network::Topology;
 use uniference_sim::time::SimTime;
 
-/// Gives the devices their crashes; of several for one device the first counts.
+/// Sets the devices' crashes; if a device has several, the first counts.
 pub(super) fn resolve(
     raw: &[Spanned<RawCrash>],
     devices: &mut [Device],
@@ -26,7 +26,7 @@ pub(super) fn resolve(
     Ok(())
 }
 
-/// The ranks that a crash is about.
+/// The ranks that a crash stops.
 fn victims(
     crash: &Spanned<RawCrash>,
     devices: &[Device],
@@ -84,7 +84,7 @@ mod tests {
         ClusterFile::parse("c.toml", &format!("{BASE}{more}"), &[])?.resolve(&Choices::default())
     }
 
-    /// When each rank crashes, in seconds.
+    /// Time of each rank's crash, in seconds.
     fn crashes(more: &str) -> Vec<Option<u64>> {
         let seconds = |device: &Device| Some(device.crash?.as_ps() / 10_u64.pow(12));
         resolve(more).unwrap().cluster.devices.iter().map(seconds).collect()

@@ -1,4 +1,4 @@
-//! Owns the devices of a cluster file: their names, and the hosts they are on.
+//! Owns the devices of a cluster file: their names, and their hosts.
 
 use super::raw::{RawDevice, RawPower};
 use super::source::Source;
@@ -12,17 +12,17 @@ use uniference_sim::device::{Power, Rates};
 use uniference_sim::ids::HostId;
 use uniference_sim::time::{Bytes, SimDuration};
 
-/// The largest number of devices; more are taken for a mistake in the file.
+/// Maximum number of devices; a larger number is regarded as a mistake in the file.
 const MOST_DEVICES: u64 = 1 << 20;
 
-/// A host, and how many devices are on it.
+/// A host, and the number of its devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Host {
     pub(super) name: String,
     pub(super) devices: u32,
 }
 
-/// Hosts in the order in which the file first names them, and one device for every rank.
+/// Hosts in the order in which the file first names them, and one device per rank.
 pub(super) fn resolve(raw: &[Spanned<RawDevice>], source: &Source) -> Result<(Vec<Host>, Vec<Device>), Diagnostic> {
     if raw.is_empty() {
         let hint = "add a [[device]] with a name";
@@ -36,17 +36,20 @@ pub(super) fn resolve(raw: &[Spanned<RawDevice>], source: &Source) -> Result<(Ve
     Ok((cluster.hosts, cluster.devices))
 }
 
-/// What a `[[device]]` is on the whole: its keys, and for what they do not say, the table's.
+/// The properties of a `[[device]]`: its keys, and the table's figures for missing keys.
 struct Hardware {
     rates: Option<Rates>,
     memory: Option<Bytes>,
-    /// The name under which a database has its operators.
+    /// The name of the device's operators in a database.
     model: Option<String>,
     power: Option<Power>,
 }
 
+/// The properties of a `[[device]]`.
+///
 /// # Errors
-/// A model that is not in the table, unless its rates are given: then the name is that of measured operators in a database of the user's.
+/// If the model is not in the table, and the file gives no rates. With rates in the file, the model's name is the name
+/// of its operators in the user's database.
 fn hardware(raw: &RawDevice, source: &Source) -> Result<Hardware, Diagnostic> {
     let peaks = raw.peak_flops.as_ref().map(|peaks| peaks.get_ref().resolved());
     let bandwidth = raw.memory_bandwidth.as_ref().map(|rate| rate.get_ref().0.bytes_per_second());
@@ -86,11 +89,11 @@ fn hardware(raw: &RawDevice, source: &Source) -> Result<Hardware, Diagnostic> {
     })
 }
 
-/// What a device draws, and the part of its clock that a cap leaves it. A device draws, when it is busy, what it may draw at most, unless something
-/// else is known.
+/// The power of a device, and the fraction of its clock under its power cap. The power of a busy device is its maximum,
+/// unless another value is known.
 ///
 /// # Errors
-/// Figures that contradict one another, and a cap on a device of which it is not known what it draws.
+/// If figures contradict each other, or if a device has a cap and its power is unknown.
 fn power(raw: &RawDevice, known: Option<&KnownDevice>, source: &Source) -> Result<(Option<Power>, f64), Diagnostic> {
     let watts = |of: fn(&RawPower) -> Option<Watts>| {
         raw.power.as_ref().and_then(|power| of(power.get_ref())).map(|watts| watts.0)
@@ -125,7 +128,7 @@ fn power(raw: &RawDevice, known: Option<&KnownDevice>, source: &Source) -> Resul
     }
 }
 
-/// The model of every rank's device, where the file names one, by its whole name.
+/// The full name of the model of each rank's device, if the file names one.
 pub(super) fn models(raw: &[Spanned<RawDevice>], source: &Source) -> Result<Vec<Option<String>>, Diagnostic> {
     let models = raw.iter().map(|raw| Ok(hardware(raw.get_ref(), source)?.model)).collect::<Result<Vec<_>, _>>()?;
     let mut models = models.into_iter();
@@ -138,7 +141,7 @@ pub(super) fn all_use_nccl(raw: &[Spanned<RawDevice>]) -> bool {
     !raw.is_empty() && raw.iter().all(|device| device.get_ref().model.as_ref().is_some_and(uses_nccl))
 }
 
-/// The number of processor cores of every rank's device, where the file names it.
+/// The number of CPU cores of each rank's device, if the file gives it.
 pub(super) fn cores(raw: &[Spanned<RawDevice>]) -> Vec<Option<u32>> {
     by_rank(raw, |raw| raw.cores.as_ref().map(|cores| *cores.get_ref()))
 }
@@ -175,12 +178,12 @@ pub(super) fn host_cpus(raw: &[Spanned<RawDevice>], source: &Source) -> Result<V
     Ok(by_rank(raw, |_| found.next().expect("one for each")))
 }
 
-/// The worker that runs every rank, where the file names one.
+/// The worker that runs each rank, if the file names one.
 pub(super) fn workers(raw: &[Spanned<RawDevice>]) -> Vec<Option<String>> {
     by_rank(raw, |raw| raw.at.as_ref().map(|at| at.get_ref().clone()))
 }
 
-/// What `of` finds in each `[[device]]`, once for each of its devices.
+/// The result of `of` for each `[[device]]`, once for each of its devices.
 fn by_rank<T: Clone>(raw: &[Spanned<RawDevice>], mut of: impl FnMut(&RawDevice) -> T) -> Vec<T> {
     let count = |raw: &RawDevice| raw.count.as_ref().map_or(1, |count| *count.get_ref() as usize);
     raw.iter().flat_map(|device| std::iter::repeat_n(of(device.get_ref()), count(device.get_ref()))).collect()
@@ -247,7 +250,7 @@ fn check(device: &Spanned<RawDevice>, source: &Source) -> Result<(), Diagnostic>
     }
 }
 
-/// Whether a worker can be called so.
+/// Whether a worker can have this name.
 pub fn is_worker_name(name: &str) -> bool {
     let fits = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     (1..=64).contains(&name.len()) && name.chars().all(fits)
@@ -258,7 +261,7 @@ struct Devices {
     hosts: Vec<Host>,
     devices: Vec<Device>,
     names: BTreeSet<String>,
-    /// The hosts by name.
+    /// Hosts by name.
     places: BTreeMap<String, HostId>,
 }
 
@@ -295,7 +298,7 @@ impl Devices {
         Ok(())
     }
 
-    /// The host of a device: its own, of the same name, unless the file says otherwise.
+    /// The host of a device: a host of the device's own name, unless the file names one.
     fn host(&mut self, raw: &RawDevice, index: u32, device: &str) -> HostId {
         let name = match (&raw.host, &raw.per_host) {
             (Some(host), Some(per_host)) => format!("{}.{}", host.get_ref(), index / per_host.get_ref()),

@@ -1,6 +1,7 @@
-//! Owns how a cluster changes over time, as a cluster file says it: links' jitter, outages and profiles, others' traffic, stragglers.
+//! Owns the changes of a cluster over time by a cluster file: jitter, outages and profiles of links, background
+//! traffic, stragglers.
 //!
-//! What the changes do is the simulator's business.
+//! The simulator carries out the changes.
 
 use super::rates::RawRates;
 use super::raw::{RawBackground, RawChange, RawCluster, RawJitter, RawPoint, RawProfile, RawStraggler};
@@ -15,10 +16,10 @@ use uniference_sim::ids::LinkId;
 use uniference_sim::network::{Background, Dynamics, Jitter, LinkDynamics, Profile, ProfilePoint, Topology};
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// The texts of files that a cluster file names, by the name it uses.
+/// The texts of files that a cluster file names, by the name in the cluster file.
 pub(super) type Attachments = BTreeMap<String, String>;
 
-/// How the links of `topology` change. Seeds are the caller's.
+/// The changes of the links of `topology`. The caller has the seeds.
 pub(super) fn resolve(
     raw: &RawCluster,
     topology: &Topology,
@@ -33,12 +34,13 @@ pub(super) fn resolve(
             let (out, into) = (reader.change(change, RawRates::egress)?, reader.change(change, RawRates::ingress)?);
             reader.check_directions(change.get_ref(), &links)?;
             for link in links {
-                // Does the link go out of the host or switch that the change names?
+                // Whether the link goes out of the host or switch that the change names.
                 let ends = topology.link(link).name.split_once(" -> ");
                 let wanted = change.get_ref().link.as_ref();
                 let leaves = ends.zip(wanted).is_some_and(|((from, _), wanted)| from == wanted.get_ref());
                 let described = if leaves { &out } else { &into };
-                // A later change of the same link adds to an earlier one, and replaces what only one can be of.
+                // A later change of the same link adds to an earlier one, and replaces values that a link has only one
+                // of.
                 let known = dynamics.links.entry(link).or_default();
                 known.outages.extend(&described.outages);
                 known.outages.sort();
@@ -53,7 +55,7 @@ pub(super) fn resolve(
     Ok(dynamics)
 }
 
-/// Gives the devices their slow spells.
+/// Sets the devices' slow intervals.
 pub(super) fn slow_down(
     raw: &[Spanned<RawStraggler>],
     devices: &mut [Device],
@@ -86,7 +88,7 @@ pub(super) fn slow_down(
     Ok(())
 }
 
-/// The files that profiles are in, with their places.
+/// The names of the files that have profiles.
 pub(super) fn files(raw: &RawCluster) -> Vec<String> {
     let changes = raw.network.iter().flat_map(|network| &network.get_ref().change);
     let named = changes.filter_map(|change| match change.get_ref().profile.as_ref()?.get_ref() {
@@ -96,7 +98,7 @@ pub(super) fn files(raw: &RawCluster) -> Vec<String> {
     named.collect()
 }
 
-/// The same cluster with files' contents in place of their names.
+/// Replaces the names of files by their contents.
 pub(super) fn inline(raw: &mut RawCluster, attached: &Attachments, source: &Source) -> Result<(), Diagnostic> {
     let changes = raw.network.iter_mut().flat_map(|network| &mut network.get_mut().change);
     for profile in changes.filter_map(|change| change.get_mut().profile.as_mut()) {
@@ -119,7 +121,7 @@ fn points(profile: &Spanned<RawProfile>, attached: &Attachments, source: &Source
     }
 }
 
-/// Which of two rates counts.
+/// The rate of the direction that counts.
 type Direction = fn(RawRates) -> Option<Bandwidth>;
 
 struct Reader<'a> {
@@ -129,7 +131,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The links that a change is about.
+    /// The links that a change names.
     fn links(&self, change: &RawChange) -> Result<Vec<LinkId>, Diagnostic> {
         let all = self.topology.links().iter().enumerate();
         let Some(wanted) = &change.link else { return Ok(all.map(|(index, _)| LinkId::from(index)).collect()) };
@@ -144,7 +146,7 @@ impl Reader<'_> {
         Ok(links)
     }
 
-    /// What goes out and what comes in can only differ where it is clear whose egress is meant, and each link is one direction.
+    /// Refuses different rates out and in unless it is clear whose egress they mean, and each link has one direction.
     fn check_directions(&self, change: &RawChange, links: &[LinkId]) -> Result<(), Diagnostic> {
         let Some(profile) = &change.profile else { return Ok(()) };
         let points = points(profile, self.attached, self.source)?;
@@ -254,7 +256,7 @@ impl Reader<'_> {
     }
 }
 
-/// Does a link's name, `a -> b` or `a <-> b`, fit what a change names: an end, both ends, or a direction?
+/// Whether a link's name, `a -> b` or `a <-> b`, fits the name in a change: an end, both ends, or a direction.
 fn matches(name: &str, wanted: &str) -> bool {
     match (ends(name), ends(wanted)) {
         _ if name == wanted => true,
@@ -303,7 +305,7 @@ mod tests {
         assert!(error.contains("unknown link `a.7`") && error.contains("a.0"), "{error}");
     }
 
-    /// Out of a.1 a tenth from the second second on; into it, and everywhere else, what it was.
+    /// The rate out of a.1 is a tenth from 1 s on; the rate into a.1 and all other rates are unchanged.
     #[test]
     fn a_profile_has_a_rate_for_each_direction() {
         let more = "[[network.change]]\nlink = \"a.1\"\n\
@@ -319,7 +321,7 @@ mod tests {
         assert_eq!(again.resolve(&Choices::default()).unwrap().cluster.dynamics, cluster.dynamics);
     }
 
-    /// What was read from a file stands in the resolved text, which says the same without the file.
+    /// The resolved text has the values that were read from a file, and resolves to the same cluster without the file.
     #[test]
     fn the_resolved_text_says_all_of_it() {
         let more = "[[network.change]]\nprofile = \"lte.csv\"\nperiod = \"3 s\"\n\

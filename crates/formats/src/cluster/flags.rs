@@ -1,4 +1,4 @@
-//! Owns the cluster that a few options describe: one rank a host, each with one full-duplex link to an ideal switch.
+//! Owns the cluster that a few options describe: one rank per host, each with one full-duplex link to an ideal switch.
 
 use super::rates::RawRates;
 use super::raw::{RawCluster, RawDevice, RawNetwork};
@@ -10,21 +10,22 @@ use toml::Spanned;
 /// `--ranks N [--bandwidth R] [--latency T] [--slowdown F,...]`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Flags {
-    /// How many; at least 1.
+    /// Number of ranks; at least 1.
     pub ranks: u32,
-    /// Of each host's link, each direction; default 10 Gbps.
+    /// Rate of each host's link in each direction; default 10 Gbps.
     pub bandwidth: Option<Bandwidth>,
-    /// One way between two hosts; default 10 us.
+    /// Latency between two hosts; default 10 us.
     pub latency: Option<Duration>,
-    /// One for every rank, or one for all; none: 1.
+    /// Slowdown of each rank, or a single slowdown for all; if empty, 1.
     pub slowdown: Vec<f64>,
 }
 
 impl Flags {
-    /// The cluster file that says the same.
+    /// The equivalent cluster file.
     ///
     /// # Errors
-    /// No ranks, a slowdown that is not above zero, or as many of them as there are no ranks.
+    /// If there are no ranks, a slowdown is not above zero, or the number of slowdowns is neither 1 nor the number of
+    /// ranks.
     pub fn to_toml(&self) -> Result<String, Diagnostic> {
         self.check()?;
         let same = self.slowdown.windows(2).all(|pair| pair[0] == pair[1]);
@@ -87,7 +88,7 @@ fn device(name: &str, count: Option<u32>, slowdown: Option<f64>) -> Spanned<RawD
     })
 }
 
-/// A value that stands in no text yet.
+/// A value without a place in a text.
 pub(super) fn here<T>(value: T) -> Spanned<T> {
     Spanned::new(0..0, value)
 }

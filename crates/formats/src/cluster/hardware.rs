@@ -1,9 +1,10 @@
-//! Owns names for usual links, so that a cluster file need not repeat their figures. docs/reference/backends.md says where those come from.
+//! Owns names for usual links, in place of their figures in a cluster file. docs/reference/backends.md has the sources
+//! of the figures.
 
 use crate::diagnostic::suggest;
 use crate::units::{Bandwidth, Duration};
 
-/// Name, rate in each direction and latency between two hosts, or devices.
+/// Name, rate in each direction and latency between two hosts or devices.
 const LINKS: [(&str, &str, &str); 8] = [
     ("ethernet_1g", "1 Gbps", "50 us"),
     ("ethernet_10g", "10 Gbps", "20 us"),
@@ -18,7 +19,7 @@ const LINKS: [(&str, &str, &str); 8] = [
 /// Rate in each direction and latency of the link called `name`.
 ///
 /// # Errors
-/// If there is no such link; the text lists those that there are.
+/// If there is no such link; the text lists the known links.
 pub(super) fn link(name: &str) -> Result<(Bandwidth, Duration), String> {
     let Some((_, bandwidth, latency)) = LINKS.iter().find(|(known, ..)| *known == name) else {
         let known = suggest(name, "link types", LINKS.iter().map(|(known, ..)| *known));
@@ -40,7 +41,7 @@ mod tests {
         ClusterFile::parse("c.toml", &format!("{DEVICES}[network]\n{network}\n"), &[])?.resolve(&Choices::default())
     }
 
-    /// A name stands for its figures wherever a link is described, and a figure beside it goes first.
+    /// A name stands for its figures wherever a link is described; a figure next to the name overrides the name's.
     #[test]
     fn every_name_is_its_figures() {
         for (name, bandwidth, latency) in LINKS {

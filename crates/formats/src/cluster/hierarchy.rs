@@ -1,5 +1,5 @@
-//! Owns hierarchical algorithms in cluster files: their chunks, what each dimension does, and which dimensions a cluster's ranks lie along.
-//! What they do there is the simulator's business.
+//! Owns hierarchical algorithms in cluster files: their chunks, the algorithm of each dimension, and the dimensions
+//! along which a cluster's ranks lie. The simulator carries them out.
 
 use super::Choices;
 use super::raw::{RawCluster, RawRule};
@@ -12,13 +12,14 @@ use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::collective::hierarchical::{DEFAULT_CHUNKS, Hierarchical, RowAlgorithm};
 use uniference_sim::network::{GridDimension, Topology};
 
-/// Its name in rules.
+/// The algorithm's name in rules.
 pub(super) const NAME: &str = "hierarchical";
 
-/// Each chunk has steps of its own.
+/// Maximum number of chunks: each chunk has its own steps.
 const MOST_CHUNKS: u32 = 4096;
 
-/// The algorithm that a rule describes; `otherwise` serves groups that are no part of the grid. `None`: it names another one.
+/// The algorithm that a rule describes; `otherwise` serves groups outside of the grid. `None`: the rule names another
+/// algorithm.
 pub(super) fn algorithm(
     rule: &RawRule,
     otherwise: &AlgorithmTable,
@@ -57,10 +58,11 @@ pub(super) fn algorithm(
     Ok(Some(Hierarchical::new(rows, chunks, otherwise.clone())))
 }
 
-/// Tells the algorithms how the ranks lie on the network, where one of them is hierarchical.
+/// Gives hierarchical algorithms the layout of the ranks on the network.
 ///
 /// # Errors
-/// A hierarchical algorithm on a network of one dimension, or whose rows do not fit the network's dimensions.
+/// If an algorithm is hierarchical and the network has one dimension, or the algorithm's rows do not fit the network's
+/// dimensions.
 pub(super) fn lay_out(
     table: &mut AlgorithmTable,
     raw: &RawCluster,
@@ -114,8 +116,8 @@ pub(super) fn lay_out(
     Ok(())
 }
 
-/// The ranks of a host, if they are several, are the first dimension, then come the network's. `None`: hosts have different numbers of ranks, or
-/// their order is another one than the ranks'.
+/// The ranks of a host, if it has several, are the first dimension; the network's dimensions follow. `None`: hosts have
+/// different numbers of ranks, or ranks are not in the hosts' order.
 fn grid(topology: &Topology, devices: &[Device]) -> Option<Grid> {
     let hosts = topology.dimensions();
     let count: u32 = hosts.iter().map(|dimension| dimension.size).product();
@@ -157,7 +159,8 @@ mod tests {
         }
     }
 
-    /// How many steps a rank has along each dimension. In C chunks, each a reduce-scatter and an all-gather of 2 (k - 1) steps.
+    /// Number of steps of a rank along each dimension: for C chunks, each has a reduce-scatter and an all-gather of 2
+    /// (k - 1) steps.
     fn steps(resolved: &Resolved) -> Vec<usize> {
         let cluster = &resolved.cluster;
         let size = cluster.devices.len() as u32;

@@ -1,4 +1,4 @@
-//! Owns what a cluster file says that kernels cost of which nobody else knows it: formulas of what they are called with.
+//! Owns costs of kernels from a cluster file: formulas of the kernels' arguments.
 
 use super::raw::RawKernel;
 use super::source::Source;
@@ -7,25 +7,25 @@ use exmex::prelude::*;
 use std::collections::BTreeMap;
 use toml::Spanned;
 
-/// What kernels of a name cost.
+/// Cost of the kernels with one name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelCost {
-    /// An operator's or a kernel's, as reports have it: `triton::softmax`. An asterisk at the end stands for anything.
+    /// Name of an operator or a kernel in reports: `triton::softmax`. An asterisk at the end matches any rest.
     pub name: String,
     /// Number of floating-point operations.
     pub flops: Option<Formula>,
     /// Bytes that pass through the device's memory.
     pub bytes: Option<Formula>,
-    /// Its time on the device, in place of both.
+    /// Duration on the device, in place of `flops` and `bytes`.
     pub microseconds: Option<Formula>,
 }
 
-/// A number that follows from others which have names.
+/// A formula of named numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Formula(exmex::FlatEx<f64>);
 
 impl KernelCost {
-    /// Whether it is about a kernel.
+    /// Whether the cost applies to this kernel.
     pub fn is_about(&self, kernel: &str) -> bool {
         match self.name.strip_suffix('*') {
             Some(beginning) => kernel.starts_with(beginning),
@@ -35,10 +35,10 @@ impl KernelCost {
 }
 
 impl Formula {
-    /// Its value; at least 0.
+    /// The formula's value; at least 0.
     ///
     /// # Errors
-    /// A name that has no value, or a result that is no such number.
+    /// If a name has no value, or the result is not such a number.
     pub fn value(&self, values: &BTreeMap<String, f64>) -> Result<f64, String> {
         let given: Result<Vec<f64>, String> = self
             .0
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!(cost.bytes.as_ref().unwrap().value(&values), Ok(5.0));
         let missing = cost.flops.as_ref().unwrap().value(&BTreeMap::from([("K".to_owned(), 1.0)]));
         assert_eq!(missing, Err("`M` is not among what it is called with: K".to_owned()));
-        // The file that is kept says the same.
+        // The resolved file has the same costs.
         let again = ClusterFile::parse("kept", &found.toml, &[]).unwrap().resolve(&Choices::default()).unwrap();
         assert_eq!(again.kernels, found.kernels);
     }

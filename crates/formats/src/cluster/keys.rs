@@ -1,9 +1,9 @@
-//! Owns how a dotted key finds its way through the values of a cluster file.
+//! Owns the look-up of a dotted key in the values of a cluster file.
 
 use toml::Spanned;
 use toml::de::{DeArray, DeValue};
 
-/// The value of a key, if it is there.
+/// The value of a key, if the key is present.
 pub(super) fn find<'v, 'a>(root: &'v DeValue<'a>, keys: &[&str]) -> Option<&'v DeValue<'a>> {
     keys.iter().try_fold(root, |value, key| match value {
         DeValue::Array(elements) => elements.get(element(elements, key)?).map(Spanned::get_ref),

@@ -1,7 +1,8 @@
-//! Owns the cluster file: devices, hosts, network and backend as people describe them, and their resolution to what is simulated.
+//! Owns the cluster file: devices, hosts, network and backend in a user's notation, and their resolution to the
+//! simulated cluster.
 //!
-//! Text in, values or a [`Diagnostic`] out. `docs/reference/cluster-file.md` describes every key; which networks and algorithms exist is the
-//! simulator's business.
+//! Text in, values or a [`Diagnostic`] out. `docs/reference/cluster-file.md` describes every key; the simulator has the
+//! networks and the algorithms.
 
 mod backend;
 mod crashes;
@@ -41,12 +42,12 @@ use uniference_sim::cluster::Cluster;
 use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::program::{CallOp, CollectiveKind};
 
-/// What a link carries where nothing is said.
+/// Default bandwidth of a link.
 pub const DEFAULT_BANDWIDTH: &str = "10 Gbps";
-/// How far two hosts are from each other where nothing is said.
+/// Default latency between two hosts.
 pub const DEFAULT_LATENCY: &str = "10 us";
 
-/// A cluster file that could be read; whether it makes sense shows when it is resolved.
+/// A cluster file with valid syntax; its values are checked when it is resolved.
 #[derive(Clone, Debug)]
 pub struct ClusterFile {
     source: Source,
@@ -54,17 +55,17 @@ pub struct ClusterFile {
     attached: dynamics::Attachments,
 }
 
-/// What the caller chooses in place of the cluster file.
+/// The caller's choices, which override the cluster file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Choices {
-    /// In place of the file's backend.
+    /// The backend, in place of the file's.
     pub backend: Option<String>,
     /// The backend that the script passed, used if neither the file nor the caller names one. Without any of the three,
     /// the backend is `nccl` if all devices are GPU models that use NCCL, else `gloo`.
     pub fallback_backend: Option<String>,
-    /// In place of the file's and the backend's algorithms.
+    /// Algorithms, in place of the file's and the backend's.
     pub algorithms: Vec<AlgorithmChoice>,
-    /// Operations that take no time, besides the file's.
+    /// Operations without a duration, in addition to the file's.
     pub free: Vec<String>,
 }
 
@@ -80,56 +81,58 @@ pub struct AlgorithmChoice {
 /// A cluster, ready to be simulated.
 #[derive(Clone)]
 pub struct Resolved {
-    /// The cluster, as the engine takes it.
+    /// The cluster in the engine's form.
     pub cluster: Cluster,
-    /// By rank: what its device can do in a second, if the file says so.
+    /// Rates of each rank's device, by rank, if the file gives them.
     pub rates: Vec<Option<Rates>>,
-    /// By rank: the model of its device, by its whole name, if the file names one. Its rates are then known.
+    /// Full name of the model of each rank's device, by rank, if the file names one. The model's rates are then known.
     pub models: Vec<Option<String>>,
-    /// By rank: how many processor cores its device has, if the file says so; at least 1.
+    /// Number of CPU cores of each rank's device, by rank, if the file gives it; at least 1.
     pub cores: Vec<Option<u32>>,
     /// Full name of the host CPU of each rank's device, by rank, if it is known.
     pub host_cpus: Vec<Option<String>>,
-    /// By rank: the worker that runs it, if the file says so.
+    /// Worker that runs each rank, by rank, if the file names one.
     pub workers: Vec<Option<String>>,
-    /// A cluster file that says everything, defaults and choices included. It resolves to the same cluster.
+    /// A cluster file with all values, defaults and choices included. It resolves to the same cluster.
     pub toml: String,
-    /// What kernels cost of which the file says so; the first that fits one counts.
+    /// Costs of kernels from the file; the first that matches a kernel counts.
     pub kernels: Vec<KernelCost>,
-    /// What is known of the model's errors on this cluster.
+    /// Known errors of the model on this cluster.
     pub uncertainty: Option<Uncertainty>,
     /// The network is a graph of links, and the file does not say which hosts are GPUs of one server.
     pub lacks_servers: bool,
 }
 
-/// What is known of the model's errors: relative standard errors, at least zero.
+/// Known errors of the model: relative standard errors, at least zero.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Uncertainty {
-    /// Of the duration of compute.
+    /// Error of the duration of compute.
     pub compute: f64,
-    /// Of the duration of operations that are not named.
+    /// Error of the duration of operations that `operations` does not name.
     pub communication: f64,
-    /// Of the duration of operations by name, as in a report.
+    /// Errors of the duration of operations by their names in a report.
     pub operations: BTreeMap<String, f64>,
 }
 
 impl ClusterFile {
-    /// Reads the text of a cluster file that came from `origin` (its path), then `KEY=VALUE` assignments that override it.
+    /// Reads the text of a cluster file that came from `origin` (its path), then the `KEY=VALUE` assignments that
+    /// override it.
     ///
     /// # Errors
-    /// What is no TOML, an unknown key, a value of the wrong type or without its unit, an assignment that fits nowhere.
+    /// If the text is no TOML, has an unknown key, or a value of the wrong type or without its unit, or if an
+    /// assignment fits no key.
     pub fn parse(origin: &str, text: &str, assignments: &[String]) -> Result<ClusterFile, Diagnostic> {
         let source = Source::new(origin, text, assignments)?;
         let raw = source.read()?;
         Ok(ClusterFile { source, raw, attached: dynamics::Attachments::new() })
     }
 
-    /// The files that the cluster file names, as it names them: relative to itself. Their texts belong to [`ClusterFile::attach`].
+    /// The files that the cluster file names, by paths relative to it. [`ClusterFile::attach`] adds their texts.
     pub fn files(&self) -> Vec<String> {
         dynamics::files(&self.raw).into_iter().chain(steps::files(&self.raw.collective)).collect()
     }
 
-    /// Brings the text of a file that the cluster file names.
+    /// Adds the text of a file that the cluster file names.
     pub fn attach(&mut self, name: String, text: String) {
         self.attached.insert(name, text);
     }
@@ -144,7 +147,8 @@ impl ClusterFile {
         devices::all_use_nccl(&self.raw.device)
     }
 
-    /// One line for people, as far as the file says it: `boards (switch, 1 Gbps, 200 us, gloo)`. Of [`Resolved::toml`] it says all.
+    /// A line for people with the values in the file: `boards (switch, 1 Gbps, 200 us, gloo)`. For [`Resolved::toml`]
+    /// the line is complete.
     pub fn summary(&self) -> String {
         let network = self.raw.network.as_ref().map(|network| network.get_ref());
         let links = |network: &raw::RawNetwork| Some(format!("{} links", network.links.as_ref()?.get_ref().len()));
@@ -161,11 +165,11 @@ impl ClusterFile {
         if parts.is_empty() { name.to_owned() } else { format!("{name} ({})", parts.join(", ")) }
     }
 
-    /// What the file describes, with `choices` in place of what it says.
+    /// The cluster that the file describes, with `choices` in place of the file's values.
     ///
     /// # Errors
-    /// Whatever does not make sense: no devices, names that repeat or that nothing has, a shape that does not fit the hosts, hosts
-    /// without a route, a backend or an algorithm that does not exist.
+    /// If the file is inconsistent: it has no devices, repeated or unknown names, a shape that does not fit the hosts,
+    /// hosts without a route, or an unknown backend or algorithm.
     pub fn resolve(&self, choices: &Choices) -> Result<Resolved, Diagnostic> {
         let (hosts, mut devices) = devices::resolve(&self.raw.device, &self.source)?;
         let rates = devices.iter().map(|device| device.rates).collect();
@@ -216,7 +220,7 @@ impl ClusterFile {
 }
 
 impl ClusterFile {
-    /// The operations that take no time, of all that can be named.
+    /// The operations without a duration, among all operations that can be named.
     fn free(&self, choices: &Choices) -> Result<BTreeSet<&'static str>, Diagnostic> {
         let names = || CollectiveKind::ALL.map(CollectiveKind::name).into_iter().chain([CallOp::SEND, CallOp::WRITE]);
         let known = |given: &str, error: &dyn Fn(String) -> Diagnostic| {
@@ -232,7 +236,7 @@ impl ClusterFile {
 }
 
 impl ClusterFile {
-    /// The whole choice of algorithms, without other files.
+    /// The complete rules for algorithms, without references to other files.
     fn canonical_rules(
         &self,
         table: &AlgorithmTable,
@@ -279,7 +283,7 @@ impl ClusterFile {
     }
 }
 
-/// Those that are not collectives.
+/// Operations that are not collectives.
 const OPERATIONS: [&str; 3] = [CallOp::SEND, "recv", CallOp::WRITE];
 
 fn to_toml(raw: &RawCluster) -> String {

@@ -1,4 +1,4 @@
-//! Owns the network of a cluster file: which keys belong to which preset, exceptions by host, and the links of an explicit graph.
+//! Owns the network of a cluster file: the keys of each preset, exceptions by host, and the links of an explicit graph.
 
 use super::devices::Host;
 use super::flags::here;
@@ -15,10 +15,10 @@ use uniference_sim::network::{
     TopologyError,
 };
 
-/// Between ranks of one host, where nothing is said: about what TCP over Linux' loopback interface gives.
+/// Default rate and latency between ranks of one host: about those of TCP over Linux' loopback interface.
 const DEFAULT_LOCAL: (&str, &str) = ("40 Gbps", "10 us");
 
-/// The presets, and the keys that each has of its own.
+/// The presets, with the keys that only they have.
 const PRESETS: [(&str, &[&str]); 9] = [
     ("switch", &["queue"]),
     ("star", &["backplane", "queue"]),
@@ -31,7 +31,7 @@ const PRESETS: [(&str, &[&str]); 9] = [
     ("dimensions", &["dimensions"]),
 ];
 
-/// The topology, and the network with its defaults filled in.
+/// The topology, and the network with defaults.
 pub(super) fn resolve(
     raw: Option<&Spanned<RawNetwork>>,
     hosts: &[Host],
@@ -113,7 +113,7 @@ fn latency(text: &str) -> Duration {
     text.parse().expect("a default is a time")
 }
 
-/// A network whose defaults are filled in.
+/// A network with defaults.
 struct Reader<'a> {
     raw: &'a RawNetwork,
     span: Range<usize>,
@@ -127,12 +127,12 @@ impl Reader<'_> {
         self.source.error(message, span)
     }
 
-    /// What a host's links carry where it is no exception.
+    /// The rates of the links of a host that is no exception.
     fn rates(&self) -> RawRates {
         *self.raw.bandwidth.as_ref().expect("defaults are filled in").get_ref()
     }
 
-    /// Links with the backend's headers. Those of no host in particular carry the higher of two rates.
+    /// A link with the backend's headers. A link that belongs to no host has the higher of two rates.
     fn link(&self, bandwidth: Option<Bandwidth>, latency: Option<Duration>) -> LinkSpec {
         let HostRates { egress, ingress } = bandwidth.map_or(self.rates(), RawRates::both).resolved();
         let latency = latency.or(self.raw.latency).expect("defaults are filled in");
@@ -140,7 +140,7 @@ impl Reader<'_> {
         LinkSpec { bandwidth, latency: latency.0, overhead: self.packet, queue: None }
     }
 
-    /// The hosts with their exceptions. Hosts with one device have no use for a local link unless they name one.
+    /// The hosts with their exceptions. Hosts with one device have no local link unless they name one.
     fn hosts(&self) -> Result<Vec<HostSpec>, Diagnostic> {
         for (name, exception) in &self.raw.host {
             self.check_exception(name, exception)?;
@@ -208,7 +208,7 @@ impl Reader<'_> {
         Topology::preset(&shape, hosts, link).map_err(|error| self.topology_error(&error))
     }
 
-    /// Where links do not belong to one host each, or carry both directions, a host has one rate.
+    /// Refuses different rates out and in for presets whose links belong to several hosts, or carry both directions.
     fn refuse_directions(&self, preset: &str) -> Result<(), Diagnostic> {
         let exceptions = self.raw.host.values().filter_map(|host| host.bandwidth.as_ref());
         let given = self.raw.bandwidth.iter().chain(exceptions);
@@ -224,7 +224,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The keys that not every preset has, where they are given.
+    /// The keys in the file that not every preset has.
     fn own_keys(&self) -> Vec<(&'static str, Range<usize>)> {
         let RawNetwork { backplane, dims, dimensions, .. } = self.raw;
         let RawNetwork { hosts_per_leaf, spines, oversubscription, per_server, fabric, queue, .. } = self.raw;
@@ -304,7 +304,8 @@ impl Reader<'_> {
         Topology::graph_of_servers(hosts, &graph?, per_server).map_err(|error| self.topology_error(&error))
     }
 
-    /// Egress is out of the host, where a link joins one host to a switch; else out of the end that is named first.
+    /// Egress is the rate out of the host if the link joins one host to a switch, else out of the end that is named
+    /// first.
     fn graph_link(&self, link: &Spanned<RawLink>) -> Result<GraphLink, Diagnostic> {
         let raw = link.get_ref();
         let rates = raw.bandwidth.as_ref().map_or(self.rates(), |rates| rates.get_ref().or(self.rates()));
@@ -317,7 +318,7 @@ impl Reader<'_> {
         let is_host = |end: usize| raw.between.get(end).is_some_and(|name| self.is_host(name.get_ref()));
         let HostRates { egress, ingress } = rates.resolved();
         let (there, back) = if is_host(1) && !is_host(0) { (ingress, egress) } else { (egress, ingress) };
-        // The network's is that of links which can have one; one of a link's own is an error elsewhere.
+        // The network's queue applies to links that can have one; a queue of a link itself is an error for other links.
         let has_queue = raw.between.len() == 2 && !half && is_host(0) != is_host(1);
         let queue = raw.queue.as_ref().or(self.raw.queue.as_ref().filter(|_| has_queue)).map(|size| size.get_ref().0);
         Ok(GraphLink {
@@ -344,7 +345,7 @@ impl Reader<'_> {
         }
     }
 
-    /// The link, or the key of the preset, that an error is about.
+    /// The place of the link, or of the preset's key, for an error.
     fn place_of(&self, error: &TopologyError) -> Range<usize> {
         let links = self.raw.links.iter().flat_map(Spanned::get_ref);
         let link_named =
@@ -369,7 +370,7 @@ fn place<T>(value: &Option<Spanned<T>>) -> Option<Range<usize>> {
     value.as_ref().map(Spanned::span)
 }
 
-/// A link's ends by name, as the simulator calls it.
+/// The name of a link in the simulator: its ends by name.
 fn name_of(link: &RawLink) -> String {
     let mut ends: Vec<&str> = link.between.iter().map(|end| end.get_ref().as_str()).collect();
     ends.sort_unstable();

@@ -1,5 +1,5 @@
-//! Owns the parameters of a backend as they are written, in a profile of ours or in a user's `[backend]`: their types, and which goes before
-//! which. Whether a value makes sense is the business of `backend`.
+//! Owns the parameters of a backend in their notation, in a library's profile or in a user's `[backend]`: their types
+//! and their precedence. `backend` checks the values.
 
 use crate::units::{Bandwidth, Duration, Size};
 use serde::de::value::{MapAccessDeserializer, StrDeserializer};
@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use toml::Spanned;
 use uniference_sim::time::SimDuration;
 
-/// A backend: its name, and what is said about it. What is not said is as in the profile of that name.
+/// A backend: its name, and its parameters. Missing parameters are as in the profile of that name.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct Parameters {
@@ -67,7 +67,7 @@ pub(super) struct RawPacket {
     pub(super) wire: Size,
 }
 
-/// The messages that come before data.
+/// The messages before data.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawHandshake {
@@ -77,7 +77,7 @@ pub(super) struct RawHandshake {
     pub(super) eager: Option<Size>,
 }
 
-/// A new connection's window, and its largest.
+/// The first and the largest window of a connection.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawWindow {
@@ -87,7 +87,7 @@ pub(super) struct RawWindow {
     pub(super) idle: OrNone<Duration>,
 }
 
-/// The least that Linux takes, its `TCP_RTO_MIN`.
+/// The least retransmission timeout of Linux, its `TCP_RTO_MIN`.
 fn retransmission_time_out() -> OrNone<Duration> {
     OrNone(Some(Duration(SimDuration::from_us(200_000))))
 }
@@ -97,7 +97,7 @@ fn retransmission_time_out() -> OrNone<Duration> {
 pub(super) struct OrNone<T>(pub(super) Option<T>);
 
 impl Parameters {
-    /// Only the name.
+    /// Parameters without values, with a name.
     pub(super) fn named(name: Spanned<String>) -> Parameters {
         Parameters {
             name,
@@ -119,7 +119,7 @@ impl Parameters {
         }
     }
 
-    /// What `self` says, and for the rest what `profile` does.
+    /// The values of `self`, and for missing ones the values of `profile`.
     pub(super) fn over(self, profile: Parameters) -> Parameters {
         Parameters {
             name: self.name,

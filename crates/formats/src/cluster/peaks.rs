@@ -1,4 +1,4 @@
-//! Owns how a cluster file writes the arithmetic of a device: one rate, or a table by the type of the elements.
+//! Owns the notation of a device's arithmetic in a cluster file: one rate, or a table by the type of the elements.
 
 use crate::diagnostic::suggest;
 use crate::units::Flops;

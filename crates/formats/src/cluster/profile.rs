@@ -1,4 +1,4 @@
-//! Owns the CSV files that say how a link's bandwidth and latency change: `time_s,bandwidth_mbps,latency_ms`.
+//! Owns the CSV files of links' bandwidth and latency over time: `time_s,bandwidth_mbps,latency_ms`.
 
 use super::rates::RawRates;
 use super::raw::RawPoint;
@@ -6,7 +6,7 @@ use crate::diagnostic::{Diagnostic, suggest};
 use crate::units::{Bandwidth, Duration};
 use uniference_sim::time::{Rate, SimDuration};
 
-/// What a column is, and how many of the basic unit (seconds, bit/s) one of its unit is.
+/// The quantity of a column, and the value of its unit in the base unit (seconds, bit/s).
 #[derive(Clone, Copy)]
 enum Column {
     Time(f64),
@@ -37,10 +37,11 @@ const COLUMNS: [(&str, Column); 18] = [
     ("latency_ns", Column::Latency(1e-9)),
 ];
 
-/// Reads the text of the file `name`. Empty cells leave the link's own value.
+/// Reads the text of the file `name`. Empty cells keep the link's own value.
 ///
 /// # Errors
-/// What is no CSV with a header, columns that mean nothing, cells that are no numbers, bandwidths that are not above zero.
+/// If the text is no CSV with a header, or has unknown columns, cells that are no numbers, or bandwidths that are not
+/// above zero.
 pub(super) fn read(name: &str, text: &str) -> Result<Vec<RawPoint>, Diagnostic> {
     let mut reader = csv::ReaderBuilder::new().trim(csv::Trim::All).comment(Some(b'#')).from_reader(text.as_bytes());
     let columns = columns(name, reader.headers().map_err(|error| malformed(name, &error.to_string()))?)?;

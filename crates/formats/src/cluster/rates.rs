@@ -1,6 +1,7 @@
-//! Owns what a host's links carry as a cluster file says it: one rate for both directions, or one out and one in.
+//! Owns the notation of the rates of a host's links in a cluster file: one rate for both directions, or one out and one
+//! in.
 //!
-//! Which links are the host's is the business of the network and of what changes.
+//! The network, and the changes of links, decide which links belong to the host.
 
 use crate::units::Bandwidth;
 use serde::de::value::MapAccessDeserializer;
@@ -10,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::fmt;
 use uniference_sim::network::HostRates;
 
-/// `"1 Gbps"`, or `{ egress = RATE, ingress = RATE }`, of which one may be left out; both are where nothing is left to a default.
+/// `"1 Gbps"`, or `{ egress = RATE, ingress = RATE }`; one direction may be missing if there is a default.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct RawRates {
     egress: Option<Bandwidth>,
@@ -23,7 +24,7 @@ impl RawRates {
         RawRates { egress: Some(rate), ingress: Some(rate) }
     }
 
-    /// One rate or two, whatever is given.
+    /// The rates of the given directions; `None` if there are none.
     pub(super) fn new(egress: Option<Bandwidth>, ingress: Option<Bandwidth>) -> Option<RawRates> {
         (egress.is_some() || ingress.is_some()).then_some(RawRates { egress, ingress })
     }
@@ -43,12 +44,12 @@ impl RawRates {
         self.egress.filter(|_| self.egress == self.ingress)
     }
 
-    /// These, and where a direction is left out that of `others`.
+    /// These rates, with the rate of `others` for a missing direction.
     pub(super) fn or(self, others: RawRates) -> RawRates {
         RawRates { egress: self.egress.or(others.egress), ingress: self.ingress.or(others.ingress) }
     }
 
-    /// For the simulator; both directions are given.
+    /// The rates in the simulator's form; both directions are given.
     pub(super) fn resolved(self) -> HostRates {
         let known = |rate: Option<Bandwidth>| rate.expect("defaults are filled in").0;
         HostRates { egress: known(self.egress), ingress: known(self.ingress) }

@@ -1,6 +1,6 @@
-//! Owns the cluster file as it is written: its keys and their types, and where each value stands in the text.
+//! Owns the cluster file in its notation: its keys and their types, and the place of each value in the text.
 //!
-//! Whether the values make sense together is the business of the resolution.
+//! The resolution checks whether the values are consistent.
 
 use super::hardware;
 use super::parameters::Parameters;
@@ -21,10 +21,10 @@ pub(super) struct RawCluster {
     /// The cluster's name in reports.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) name: Option<String>,
-    /// How the communication library behaves.
+    /// Parameters of the communication library.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) backend: Option<Spanned<RawBackend>>,
-    /// Ranks are dealt to devices in this order.
+    /// The devices; ranks are assigned in this order.
     #[serde(default)]
     pub(super) device: Vec<Spanned<RawDevice>>,
     /// The network that joins the hosts.
@@ -38,13 +38,13 @@ pub(super) struct RawCluster {
     /// Costs of kernels, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) kernel: Vec<Spanned<RawKernel>>,
-    /// Relative standard errors: of compute, of communication, of operations by name.
+    /// Relative standard errors of compute, of communication, and of operations by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) uncertainty: BTreeMap<Spanned<String>, Spanned<f64>>,
     /// Algorithms in place of the backend's own, by collective.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(super) collective: BTreeMap<Spanned<String>, Spanned<RawRules>>,
-    /// Operations that take no time.
+    /// Operations without a duration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) free: Vec<Spanned<String>>,
 }
@@ -54,7 +54,7 @@ pub(super) struct RawCluster {
 #[serde(transparent)]
 pub(super) struct RawBackend(pub(super) Parameters);
 
-/// What a kernel costs, by formulas.
+/// Costs of a kernel, as formulas.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawKernel {
@@ -72,7 +72,7 @@ pub(super) struct RawKernel {
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawDevice {
     pub(super) name: Spanned<String>,
-    /// The worker that runs its ranks.
+    /// The worker that runs the device's ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) at: Option<Spanned<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -91,20 +91,20 @@ pub(super) struct RawDevice {
     pub(super) peak_flops: Option<Spanned<RawPeaks>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) memory_bandwidth: Option<Spanned<Bandwidth>>,
-    /// What an operator takes at least.
+    /// Least duration of an operator.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) launch: Option<Spanned<Duration>>,
-    /// The device of the table that it is.
+    /// Name of the device in the table.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) model: Option<Spanned<String>>,
     /// Host CPU of the device, by its name in the table of devices, which runs the program's operators on CPU tensors;
     /// or `"none"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) host_cpu: Option<Spanned<String>>,
-    /// The share of the device that communication takes.
+    /// Fraction of the device that communication occupies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) communication_share: Option<Spanned<f64>>,
-    /// Price of an hour.
+    /// Price per hour.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) price: Option<Spanned<f64>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -123,7 +123,7 @@ pub(super) struct RawPower {
     pub(super) cap: Option<Watts>,
 }
 
-/// A time in which a device is slower.
+/// An interval in which a device is slower.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawStraggler {
@@ -133,7 +133,7 @@ pub(super) struct RawStraggler {
     pub(super) factor: Spanned<f64>,
 }
 
-/// A rank, a device's rank or all of a host's crash.
+/// The crash of a rank, of a device's rank, or of all ranks of a host.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawCrash {
@@ -152,14 +152,14 @@ pub(super) struct RawCrash {
 pub(super) struct RawNetwork {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) preset: Option<Spanned<String>>,
-    /// What `bandwidth` and `latency` are where they are not given.
+    /// Values for `bandwidth` and `latency` if they are missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) link: Option<RawLinkSpec>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) bandwidth: Option<Spanned<RawRates>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) latency: Option<Duration>,
-    /// What a switch may hold back for each host.
+    /// Bytes that a switch can queue for each host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) queue: Option<Spanned<Size>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -190,11 +190,12 @@ pub(super) struct RawNetwork {
     pub(super) background: Vec<Spanned<RawBackground>>,
 }
 
-/// How links change over time.
+/// Changes of links over time.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawChange {
-    /// `orin.0`: all links that end there; `a <-> b`: both directions; `a -> b`: one. None: all links.
+    /// `orin.0`: all links that end at the host; `a <-> b`: both directions; `a -> b`: one direction. `None`: all
+    /// links.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) link: Option<Spanned<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -207,7 +208,7 @@ pub(super) struct RawChange {
     pub(super) period: Option<Spanned<Duration>>,
 }
 
-/// A distribution of what is added to a latency.
+/// A distribution of delays that are added to a latency.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(tag = "distribution", rename_all = "snake_case", deny_unknown_fields, expecting = "a table")]
 pub(super) enum RawJitter {
@@ -244,7 +245,7 @@ pub(super) struct RawPoint {
     pub(super) latency: Option<Duration>,
 }
 
-/// Somebody else's traffic.
+/// Background traffic.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawBackground {
@@ -277,7 +278,7 @@ pub(super) struct RawDimension {
     pub(super) latency: Option<Duration>,
 }
 
-/// How the hosts along a dimension are joined.
+/// Connection of the hosts along a dimension.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RawDimensionKind {
@@ -301,7 +302,7 @@ pub(super) struct RawLink {
     pub(super) duplex: Option<RawDuplex>,
 }
 
-/// Whether the directions of a link share it.
+/// Whether the directions of a link share its rate.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RawDuplex {
@@ -309,7 +310,7 @@ pub(super) enum RawDuplex {
     Half,
 }
 
-/// Where a host differs from the others.
+/// A host's exceptions.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawHost {
@@ -327,7 +328,7 @@ pub(super) struct RawHost {
 #[derive(Clone, Debug)]
 pub(super) struct RawRules(pub(super) Vec<RawRule>);
 
-/// An algorithm, and up to which size it is used.
+/// An algorithm, and the largest size for which it is used.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawRule {
@@ -335,18 +336,18 @@ pub(super) struct RawRule {
     pub(super) up_to: Option<Size>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) algorithm: Option<Spanned<String>>,
-    /// Into how many chunks a hierarchical one cuts a collective.
+    /// Number of chunks of a collective in a hierarchical algorithm.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) chunks: Option<Spanned<u32>>,
-    /// What a hierarchical one does along each dimension of the network.
+    /// Algorithm in each dimension of the network, in a hierarchical algorithm.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) dimensions: Option<Spanned<Vec<Spanned<String>>>>,
-    /// In its place, an algorithm of the user's own.
+    /// The user's own algorithm, in place of a named one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) steps: Option<Spanned<RawSteps>>,
 }
 
-/// The name of a file of steps, or what it says.
+/// The name of a file with steps, or its content.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(untagged, expecting = "the path of a TOML file, or a table with `collective`, `blocks` and [[rank]]")]
 pub(super) enum RawSteps {
@@ -354,12 +355,12 @@ pub(super) enum RawSteps {
     Plan(RawPlan),
 }
 
-/// A whole algorithm, step by step.
+/// A complete algorithm, step by step.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields, expecting = "a table")]
 pub(super) struct RawPlan {
     pub(super) collective: String,
-    /// In reports; a file's own name where nothing is said.
+    /// Name in reports; by default the file's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) name: Option<String>,
     #[serde(default)]
@@ -382,14 +383,14 @@ pub(super) struct RawStep {
     pub(super) send: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) recv: Option<u32>,
-    /// Without one, the message is empty.
+    /// The block of the message; `None`: the message is empty.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) block: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) count: Option<u32>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) combine: bool,
-    /// Without it, all steps before.
+    /// Number of the rank's first steps that must be complete; `None`: all earlier steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) after: Option<u32>,
 }
@@ -404,7 +405,7 @@ impl<'de> Deserialize<'de> for RawBackend {
                 f.write_str("the name of a backend, or a table with a name")
             }
 
-            /// The place of the name is then that of the backend.
+            /// The place of the name is then the place of the backend.
             fn visit_str<E: de::Error>(self, name: &str) -> Result<RawBackend, E> {
                 Ok(RawBackend(Parameters::named(Spanned::new(0..0, name.to_owned()))))
             }

@@ -1,15 +1,15 @@
-//! Owns values that an option gives relative to what the cluster file says: `slowdown=/2`, `bandwidth=*10`.
+//! Owns values of options that are relative to the cluster file's values: `slowdown=/2`, `bandwidth=*10`.
 
 use super::keys::find;
 use toml::Spanned;
 use toml::de::{DeString, DeValue};
 
-/// What an option multiplies a value by; finite, not negative.
+/// A factor on a value; finite, not negative.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Factor(f64);
 
 impl Factor {
-    /// Reads `*2` or `/2`. `None`: it is a value like any other.
+    /// Reads `*2` or `/2`. `None`: the text is a plain value.
     pub(super) fn parse(text: &str) -> Option<Factor> {
         let (divides, number) = match text.split_at_checked(1)? {
             ("*", number) => (false, number),
@@ -21,10 +21,11 @@ impl Factor {
         (factor.is_finite() && factor >= 0.0).then_some(Factor(factor))
     }
 
-    /// A number, a quantity with its unit, or a table of such, as TOML. `None`: the value is none of these.
+    /// A number, a quantity with its unit, or a table of these, times the factor, as TOML. `None`: the value is none of
+    /// these.
     pub(super) fn times(self, value: &DeValue<'_>) -> Option<String> {
         match value {
-            // What stays whole stays an integer, as a `count` is.
+            // A whole result stays an integer, as a `count` is.
             DeValue::Integer(integer) => self.number(integer.as_str()).map(|number| match number.strip_suffix(".0") {
                 Some(whole) => whole.to_owned(),
                 None => number,
@@ -53,8 +54,8 @@ impl Factor {
     }
 }
 
-/// What a key comes to, as TOML. Where the file leaves it out, it is multiplied from the network's value for one of its hosts and links, and from
-/// 1 for a slowdown. `None`: there is no number.
+/// A key's value times `factor`, as TOML. If the file lacks the key, the base is the network's value for a host or a
+/// link, and 1 for a slowdown. `None`: there is no number.
 pub(super) fn scaled(root: &DeValue<'_>, keys: &[&str], factor: Factor) -> Option<String> {
     let usual = match keys {
         ["network", "host" | "links", _, key] => find(root, &["network", key]),

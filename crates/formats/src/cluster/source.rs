@@ -1,6 +1,7 @@
-//! Owns the text of a cluster: the file, and the options that override values of it. Every value keeps the place it came from.
+//! Owns the text of a cluster: the file, and the options that override its values. Every value keeps its place of
+//! origin.
 //!
-//! File and options are laid end to end, so that one range says where a value stands, whichever of them it is in.
+//! File and options are concatenated, so one range identifies the place of a value in either.
 
 use super::keys::{element, named};
 use super::raw::RawCluster;
@@ -13,7 +14,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Deserializer};
 
-/// A file and what overrides it.
+/// A file and the options that override it.
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     pieces: Vec<Piece>,
@@ -23,7 +24,7 @@ pub(super) struct Source {
 struct Piece {
     origin: String,
     text: String,
-    /// Where it starts when all pieces are laid end to end.
+    /// Start of the piece in the concatenation of all pieces.
     start: usize,
 }
 
@@ -39,7 +40,7 @@ impl Source {
     /// The text of a file, and `KEY=VALUE` assignments in the order in which they apply.
     ///
     /// # Errors
-    /// If a value is relative to one that is not there.
+    /// If a value is relative to a missing one.
     pub(super) fn new(origin: &str, text: &str, assignments: &[String]) -> Result<Source, Diagnostic> {
         let mut source = Source { pieces: Vec::new() };
         source.push(origin, text);
@@ -50,7 +51,7 @@ impl Source {
         Ok(source)
     }
 
-    /// The same as an assignment of `*2` or `/2`, with the value that this comes to. `None`: it is another one.
+    /// The assignment with the resulting value, if it assigns `*2` or `/2`. `None`: it is another assignment.
     fn absolute(&self, assignment: &str) -> Result<Option<String>, Diagnostic> {
         let option = Piece { origin: "--set".into(), text: assignment.into(), start: 0 };
         let Some(equals) = find_equals(assignment) else { return Ok(None) };
@@ -71,13 +72,13 @@ impl Source {
         self.pieces.push(Piece { origin: origin.to_owned(), text: text.to_owned(), start });
     }
 
-    /// A mistake at a place.
+    /// The error at a place.
     pub(super) fn error(&self, message: impl Into<String>, span: Range<usize>) -> Diagnostic {
         let piece = self.pieces.iter().rev().find(|piece| piece.start <= span.start).expect("the file starts at 0");
         piece.error(message, span.start - piece.start..span.end.saturating_sub(piece.start))
     }
 
-    /// The file's values, with the options' in their place.
+    /// The file's values, overridden by the options'.
     fn root(&self) -> Result<Slot<'_>, Diagnostic> {
         let (file, options) = self.pieces.split_first().expect("there is a file");
         let table =
@@ -89,7 +90,7 @@ impl Source {
         Ok(root)
     }
 
-    /// Reads all of it.
+    /// Reads the file and the options.
     pub(super) fn read(&self) -> Result<RawCluster, Diagnostic> {
         let root = self.root()?;
         self.refuse_lists(root.get_ref())?;
@@ -98,7 +99,7 @@ impl Source {
         RawCluster::deserialize(Deserializer::from(Spanned::new(span, table))).map_err(|error| self.type_error(&error))
     }
 
-    /// Serde takes a list for a table, by the order of its keys; nobody means that.
+    /// Refuses lists where a table belongs: Serde reads a list as a table, by the order of its keys.
     fn refuse_lists(&self, root: &DeValue<'_>) -> Result<(), Diagnostic> {
         match root.get("network").filter(|network| network.get_ref().is_array()) {
             Some(list) => {
@@ -109,7 +110,7 @@ impl Source {
         }
     }
 
-    /// What serde says, with a hint made of the names that it lists.
+    /// Serde's error, with a hint from the names that it lists.
     fn type_error(&self, error: &toml::de::Error) -> Diagnostic {
         let (message, hint) = split_hint(error.message());
         let names: Vec<&str> = message.split('`').skip(1).step_by(2).collect();
@@ -140,7 +141,7 @@ impl Source {
 
 const DOCUMENTED: &str = "see \"Cluster file\" in the documentation for all keys and their values";
 
-/// Types as people call them.
+/// Serde's message with the names of types for people.
 fn plain_types(message: &str) -> String {
     let names = [
         ("expected f64", "expected a number"),
@@ -158,7 +159,7 @@ pub(super) fn split_hint(message: &str) -> (&str, Option<&str>) {
     message.split_once("\nhint: ").map_or((message, None), |(message, hint)| (message, Some(hint)))
 }
 
-/// Carries out `KEY=VALUE`. A value that is not TOML is a string: the shell has eaten its quotes.
+/// Applies `KEY=VALUE`. A value that is not TOML is a string: the shell has removed its quotes.
 fn assign<'a>(root: &mut Slot<'a>, option: &'a Piece) -> Result<(), Diagnostic> {
     let all = 0..option.text.len();
     let Some(equals) = find_equals(&option.text) else {
@@ -206,7 +207,7 @@ fn split_key(option: &Piece, equals: usize) -> Result<Vec<(String, Range<usize>)
     let mut segments = Vec::new();
     let mut rest = DeValue::Table(table.into_inner());
     while let DeValue::Table(table) = rest {
-        // A comment leaves an empty table.
+        // A comment yields an empty table.
         let (key, value) = table.into_iter().next().ok_or_else(not_a_key)?;
         segments.push((key.get_ref().clone().into_owned(), key.span()));
         rest = value.into_inner();
@@ -214,7 +215,8 @@ fn split_key(option: &Piece, equals: usize) -> Result<Vec<(String, Range<usize>)
     Ok(segments)
 }
 
-/// One step along a key: into a table (which makes the entry), or into an array by number or by its elements' `name`.
+/// One step along a key: into a table (where a missing entry is added), or into an array by number or by its elements'
+/// `name`.
 fn descend<'t, 'a>(
     slot: &'t mut Slot<'a>,
     segment: &str,
@@ -243,7 +245,7 @@ fn descend<'t, 'a>(
     }
 }
 
-/// The same value, with all its places `offset` further on.
+/// The value with all of its places shifted by `offset`.
 fn moved(slot: Slot<'_>, offset: usize) -> Slot<'_> {
     let span = slot.span();
     let value = match slot.into_inner() {

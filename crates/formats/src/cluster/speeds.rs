@@ -1,8 +1,8 @@
-//! Owns which keys of a cluster say how fast it is, so that each can be changed by itself.
+//! Owns the keys of a cluster that determine speeds, so that each can be changed by itself.
 
 use toml::{Table, Value};
 
-/// A key that says how fast something is, as `--set` names it.
+/// A key that determines a speed, as `--set` names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpeedKey {
     /// The path of the key: `network.host."orin.2".bandwidth`.
@@ -11,22 +11,22 @@ pub struct SpeedKey {
     pub speed: Speed,
 }
 
-/// The value of a key that says how fast something is.
+/// The quantity of a key that determines a speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Speed {
-    /// How many times as long its compute takes.
+    /// Factor on the duration of a device's compute.
     Slowdown,
-    /// How many bytes a second it carries.
+    /// Rate of a link in bytes per second.
     Bandwidth,
     /// The ratio of the hosts' bandwidth at a switch to the bandwidth of the switch's uplinks.
     Oversubscription,
-    /// How long the last byte is on its way.
+    /// Latency of a link.
     Latency,
-    /// A list of what makes it slower for a while.
+    /// A list of temporary slowdowns.
     Disturbance,
 }
 
-/// Those of a whole cluster, as [`Resolved::toml`](super::Resolved::toml) has it, in the order of the text.
+/// The speed keys of a whole cluster, as in [`Resolved::toml`](super::Resolved::toml), in the order of the text.
 ///
 /// # Panics
 /// If `cluster` is no resolved cluster.
@@ -66,7 +66,7 @@ fn within(path: &str, value: &Value, keys: &mut Vec<SpeedKey>) {
     }
 }
 
-/// The key of a host's own bandwidth; `None`: on this network hosts have none.
+/// The key of a host's own bandwidth; `None`: hosts have none on this network.
 ///
 /// # Panics
 /// As in [`speed_keys`].
@@ -92,7 +92,7 @@ pub fn bandwidth_of_link(cluster: &str, ends: [&str; 2]) -> Option<String> {
     links.iter().position(joins).map(|number| format!("network.links.{number}.bandwidth"))
 }
 
-/// A part of a key, in quotes where it needs them.
+/// A part of a key, quoted if necessary.
 fn quoted(name: &str) -> String {
     let is_bare = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
     if !name.is_empty() && name.chars().all(is_bare) { name.to_owned() } else { format!("{name:?}") }

@@ -1,5 +1,5 @@
-//! Owns algorithms that are given step by step, in a file of their own or in the cluster file: how they are written, and their reading.
-//! Whether the steps carry the collective out is the simulator's business.
+//! Owns algorithms that are given step by step, in a file of their own or in the cluster file: their notation and its
+//! reading. The simulator checks whether the steps carry out the collective.
 
 use super::dynamics::Attachments;
 use super::raw::{RawPlan, RawRules, RawStep, RawSteps};
@@ -12,7 +12,7 @@ use uniference_sim::collective::choose::{AlgorithmTable, algorithms_for};
 use uniference_sim::collective::given::{Given, GivenStep, Plan};
 use uniference_sim::program::CollectiveKind;
 
-/// The algorithm of `kind` that a rule gives; `otherwise` serves groups of another size.
+/// The algorithm of `kind` that a rule defines; `otherwise` serves groups of another size.
 pub(super) fn algorithm(
     kind: CollectiveKind,
     steps: &Spanned<RawSteps>,
@@ -31,7 +31,7 @@ fn refuse(problem: &str, steps: &Spanned<RawSteps>, source: &Source) -> Diagnost
     source.error(message, steps.span()).hint(hint.unwrap_or("see \"Cluster file\" in the documentation for an example"))
 }
 
-/// What a rule gives, with its file's name where it has none of its own.
+/// The content of a rule's steps; the file's name is the default name.
 fn read(steps: &RawSteps, attached: &Attachments) -> Result<RawPlan, String> {
     match steps {
         RawSteps::Plan(plan) => Ok(plan.clone()),
@@ -64,7 +64,7 @@ fn plan(kind: CollectiveKind, raw: &RawPlan) -> Result<Plan, String> {
         };
         ranks.push(rank.steps.iter().enumerate().map(step).collect::<Result<_, _>>()?);
     }
-    // Names of algorithms live as long as the process, as those of our own do; a cluster file has few of them.
+    // Names of algorithms live as long as the process, like built-in names; a cluster file has few of them.
     Ok(Plan { name: Box::leak(name.to_owned().into_boxed_str()), kind, blocks: *blocks, ranks })
 }
 
@@ -92,7 +92,7 @@ pub(super) fn files(rules: &BTreeMap<Spanned<String>, Spanned<RawRules>>) -> imp
     })
 }
 
-/// The same rules with files' contents in place of their names. They were read before.
+/// The rules with files' contents in place of their names. The files were read before.
 pub(super) fn inline(rules: &RawRules, attached: &Attachments) -> RawRules {
     let mut rules = rules.clone();
     for steps in rules.0.iter_mut().filter_map(|rule| rule.steps.as_mut()) {
@@ -147,7 +147,8 @@ mod tests {
         }
     }
 
-    /// Of 1,000 bytes a pair, ranks 0 and 2 send their own three blocks and pass on four; ranks 1 and 3 send three blocks in two messages.
+    /// For 1,000 bytes per pair, ranks 0 and 2 send their own three blocks and forward four; ranks 1 and 3 send three
+    /// blocks in two messages.
     #[test]
     fn the_all_to_all_of_the_examples_passes_blocks_on() {
         let plan = include_str!("../../../../examples/steps/two-hosts.toml");

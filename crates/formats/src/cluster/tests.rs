@@ -37,7 +37,7 @@ fn resolve(text: &str) -> Resolved {
     resolve_with(text, &[], &Choices::default()).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The mistake in a file, as it is shown.
+/// The rendered mistake in a file.
 fn mistake(text: &str) -> String {
     mistake_with(text, &[], &Choices::default())
 }
@@ -153,7 +153,7 @@ fn a_profile_is_overridden_key_by_key_and_only_for_its_own_backend() {
     assert_eq!((ideal.protocol, ideal.concurrency), (Protocol::default(), 1));
 }
 
-/// Each part of the transport can be had alone, over a library that has none of it, and be left out of one that has it.
+/// Each part of the transport can be added to a library without it, and removed from a library that has it.
 #[test]
 fn each_part_of_the_transport_goes_on_and_off_by_itself() {
     let with = |name: &str, parameter: &str| {
@@ -317,7 +317,7 @@ fn every_preset_reads_its_own_keys() {
     insta::assert_snapshot!(summary.join("\n"));
 }
 
-/// Egress is out of the host. A host that says one direction has the network's other.
+/// Egress is the rate out of the host. A host with one direction has the network's rate in the other.
 #[test]
 fn a_host_has_a_bandwidth_out_and_one_in() {
     let both = |text: &str, host: &str, next: &str| {
@@ -336,7 +336,7 @@ fn a_host_has_a_bandwidth_out_and_one_in() {
     let cable =
         "links = [{ between = [\"board.1\", \"board.0\"], bandwidth = { egress = \"1 Mbps\", ingress = \"2 Mbps\" } }]";
     assert_eq!(both(&with_network(cable), "board.1", "board.0"), (1e6, 2e6));
-    // Switches are as fast as the faster direction: a fat tree with one host a leaf and one spine.
+    // Switches have the rate of the faster direction: a fat tree with one host per leaf and one spine.
     let tree = "preset = \"fat_tree\"\nhosts_per_leaf = 1\nspines = 1\nbandwidth = { egress = \"1 Mbps\", ingress = \"2 Mbps\" }";
     assert_eq!(both(&with_network(tree), "leaf.0", "spine.0"), (2e6, 2e6));
     for text in [&everywhere, &with_network(exception), &with_network(listed), &with_network(cable)] {
@@ -348,7 +348,7 @@ fn a_host_has_a_bandwidth_out_and_one_in() {
     assert_eq!(summary, "cluster (20 Mbps out and 100 Mbps in)");
 }
 
-/// Queues stand in front of hosts, where a switch leads to them, and nowhere else.
+/// A queue is in front of a host on links from a switch, and nowhere else.
 #[test]
 fn a_switch_holds_back_so_much_for_each_host() {
     let queued = |network: &str| -> Vec<(String, u64)> {
@@ -705,13 +705,13 @@ fn power_price_and_the_share_of_communication_are_read() {
     assert_eq!((gpu.power, gpu.price, gpu.communication), (Some(Power { idle: 10.0, busy: 250.0 }), Some(2.5), 0.1));
     assert_eq!(resolve(&all.toml).cluster.devices, all.cluster.devices);
     assert_eq!(device("power = { idle = \"10 W\" }").power, None);
-    // What is busy draws what it may at most, if nobody knows better.
+    // The power of a busy device is its maximum, unless another value is known.
     let of_model = "model = \"h100-sxm\"\n";
     assert_eq!(
         device(&format!("{of_model}power = {{ idle = \"60 W\" }}")).power,
         Some(Power { idle: 60.0, busy: 700.0 })
     );
-    // An eighth of what it draws beyond idle is half of the clock: arithmetic is slower, the memory is not.
+    // An eighth of the power above idle is half of the clock: arithmetic is slower, the memory is not.
     let capped = device(&format!("{of_model}power = {{ idle = \"60 W\", cap = \"140 W\" }}"));
     let (free, slow) = (device(of_model).rates.unwrap(), capped.rates.unwrap());
     assert_eq!(slow.peaks.known(Precision::BFloat16), free.peaks.known(Precision::BFloat16).map(|rate| rate / 2.0));

@@ -1,7 +1,7 @@
-//! Owns the devices that have a name: what each can do, as far as it is known, and where each figure is from.
+//! Owns the table of known devices: their figures, as far as they are known, and the source of each figure.
 //!
-//! The table is data (`table.csv`); an empty cell is a figure that nobody has published or measured. Which operators were measured on a device
-//! is the business of `uniference-devices`.
+//! The table is data (`table.csv`); an empty cell is a figure that was neither published nor measured.
+//! `uniference-devices` has the devices' measured operators.
 
 use crate::diagnostic::suggest;
 use crate::units::Flops;
@@ -21,7 +21,7 @@ pub struct KnownDevice {
     pub name: String,
     /// Other names, separated by spaces.
     short: String,
-    /// What of a machine it is.
+    /// The kind of the device.
     pub kind: DeviceKind,
     /// The manufacturer.
     pub vendor: String,
@@ -29,45 +29,46 @@ pub struct KnownDevice {
     memory_gbps: Option<f64>,
     float64_tflops: Option<f64>,
     float32_tflops: Option<f64>,
-    /// Of 32-bit numbers in tensor cores, 10^12 operations a second. No rate of [`Peaks`]: PyTorch multiplies with it only if told to.
+    /// Rate of 32-bit numbers in tensor cores, in 10^12 operations per second. It is no rate of [`Peaks`]: PyTorch uses
+    /// it only if told to.
     pub tf32_tflops: Option<f64>,
     float16_tflops: Option<f64>,
     bfloat16_tflops: Option<f64>,
     float8_tflops: Option<f64>,
     int8_tops: Option<f64>,
     launch_us: Option<f64>,
-    /// How many times as fast as this project's reference processor the host beside it runs Python.
+    /// Speed of Python on the device's host, relative to this project's reference CPU.
     pub host_speed: Option<f64>,
-    /// How it reaches its neighbours in the same machine.
+    /// The device's link to its neighbours in the same machine.
     pub link: Option<String>,
-    /// 10^9 bytes a second in one direction, of all of its local links.
+    /// Rate of all of the device's local links together in one direction, in 10^9 bytes per second.
     pub link_gbps: Option<f64>,
     /// Watts while nothing runs.
     pub idle_w: Option<f64>,
-    /// Watts while it computes.
+    /// Watts while the device computes.
     pub busy_w: Option<f64>,
-    /// Watts that it may take at most.
+    /// Maximum power in watts.
     pub cap_w: Option<f64>,
-    /// Parts that compute side by side: multiprocessors (NVIDIA), compute units (AMD).
+    /// Number of units that compute in parallel: multiprocessors (NVIDIA), compute units (AMD).
     pub units: Option<f64>,
-    /// As NVIDIA's driver names it.
+    /// The name that NVIDIA's driver reports.
     cuda_name: Option<String>,
-    /// Its compute capability.
+    /// CUDA compute capability.
     capability: Option<String>,
     l2_mib: Option<f64>,
     clock_mhz: Option<f64>,
     bus_bits: Option<f64>,
-    /// Where the figures are from, by column.
+    /// Sources of the figures, by column.
     pub source: String,
 }
 
-/// What of a machine a device is.
+/// The role of a device in a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
-    /// A processor that runs programs itself.
+    /// A CPU, which runs programs itself.
     Cpu,
-    /// An accelerator beside one.
+    /// A GPU or another accelerator, which a CPU feeds.
     Gpu,
 }
 
@@ -138,20 +139,20 @@ fn is_product(name: &str, device: &str) -> bool {
     rest.is_some_and(|rest| rest.split('-').all(|part| VARIANTS.contains(&part) || is_memory(part)))
 }
 
-/// Why a name stands for no device.
+/// The reason why a name stands for no device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}\nhint: {hint}")]
 pub struct UnknownDevice {
-    /// What is wrong.
+    /// Description of the mistake.
     pub message: String,
-    /// What to write in its place.
+    /// Advice with the names to use instead.
     pub hint: String,
 }
 
-/// What NVIDIA's libraries say of a device.
+/// Properties of a device that NVIDIA's libraries report.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cuda<'a> {
-    /// As the driver names it.
+    /// The name that the driver reports.
     pub name: &'a str,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
@@ -166,22 +167,22 @@ pub struct Cuda<'a> {
 }
 
 impl KnownDevice {
-    /// Names beside [`KnownDevice::name`].
+    /// Names in addition to [`KnownDevice::name`].
     pub fn short_names(&self) -> impl Iterator<Item = &str> {
         self.short.split_whitespace()
     }
 
-    /// The memory that programs can have: without what error correction and the driver take. In whole MiB.
+    /// Memory available to programs, without memory for error correction and the driver, in whole MiB.
     pub fn memory(&self) -> Option<Bytes> {
         self.memory_gib.map(|gib| Bytes(((gib * 1024.0) as u64) << 20))
     }
 
-    /// Bytes a second of its memory.
+    /// Memory bandwidth in bytes per second.
     pub fn bandwidth(&self) -> Option<f64> {
         self.memory_gbps.map(|rate| rate * 1e9)
     }
 
-    /// What the fastest kernels take, however little they do.
+    /// Duration of the fastest kernels, whatever their work.
     pub fn launch(&self) -> Option<SimDuration> {
         SimDuration::from_secs_f64(self.launch_us? * 1e-6)
     }
@@ -205,9 +206,10 @@ impl KnownDevice {
         if self.name == "grace" { 2 } else { 4 }
     }
 
-    /// Bytes a second that it exchanges with its host, in one direction: by its own link where that leads there, else by the generation of PCI Express
-    /// that devices with its local links have, 16 lanes of it; `None`: they share memory, or it is not known. Rates are raw: headers, and what else
-    /// keeps a link from them, are not taken off.
+    /// Bytes per second between the device and its host, in one direction: the rate of the device's own link if that
+    /// leads to the host, else the rate of 16 lanes of the PCI Express generation that devices with this local link
+    /// have. `None`: device and host share memory, or the rate is unknown. Rates are raw: headers and other overhead
+    /// are not subtracted.
     pub fn host_link(&self) -> Option<f64> {
         let link = self.link.as_deref()?;
         let own = || self.link_gbps;
@@ -215,7 +217,7 @@ impl KnownDevice {
             pcie if pcie.starts_with("pcie") => own(),
             // Grace and Blackwell in one package: NVLink-C2C, 450 GB/s in each direction (NVIDIA, "GB200 NVL72").
             "nvlink5" if self.name.starts_with("gb") => Some(450.0),
-            // V100; A100, A40, RTX A6000; H100, H200; B200, B300: of each the vendor's datasheet.
+            // V100; A100, A40, RTX A6000; H100, H200; B200, B300: from the vendor's datasheets.
             "nvlink2" => Some(16.0),
             "nvlink3" => Some(32.0),
             "nvlink4" | "nvlink5" => Some(64.0),
@@ -226,9 +228,10 @@ impl KnownDevice {
         gigabytes.map(|gigabytes| gigabytes * 1e9)
     }
 
-    /// Its arithmetic, where any of it is known.
+    /// Peak rates of arithmetic, if any is known.
     pub fn peaks(&self) -> Option<Peaks> {
-        // Where nobody says it: half of what these units do with 16 bits, as on all of NVIDIA's that have them (white papers of Ampere, Hopper, Blackwell).
+        // Unless it is published: half of the rate for 16 bits, as on all NVIDIA GPUs with these units (white papers of
+        // Ampere, Hopper, Blackwell).
         let tf32 = || self.bfloat16_tflops.or(self.float16_tflops).filter(|_| self.has_tf32()).map(|half| half / 2.0);
         let known = [
             (Precision::Float64, self.float64_tflops),
@@ -242,13 +245,13 @@ impl KnownDevice {
         Peaks::table(known.into_iter().filter_map(|(precision, rate)| Some((precision, rate? * 1e12))))
     }
 
-    /// Its roofline, where arithmetic and memory are known.
+    /// Rates of the roofline, if arithmetic and memory are known.
     pub fn rates(&self) -> Option<Rates> {
         let launch = self.launch().unwrap_or(SimDuration::ZERO);
         Some(Rates { peaks: self.peaks()?, memory: self.bandwidth()?, launch })
     }
 
-    /// What NVIDIA's libraries say of it; `None`: it is not theirs.
+    /// The properties that NVIDIA's libraries report; `None`: the device is not NVIDIA's.
     pub fn cuda(&self) -> Option<Cuda<'_>> {
         let (major, minor) = self.capability.as_deref()?.split_once('.')?;
         Some(Cuda {
@@ -267,8 +270,8 @@ impl KnownDevice {
         self.vendor == "nvidia" && self.kind == DeviceKind::Gpu && self.host_link().is_some()
     }
 
-    /// Whether it multiplies numbers of 32 bits in tensor cores if asked to: GPUs of NVIDIA since compute capability 8.0 do (CUDA C++ Programming
-    /// Guide, "Compute Capabilities").
+    /// Whether the device multiplies 32-bit numbers in tensor cores if told to: NVIDIA GPUs with compute capability 8.0
+    /// or later do (CUDA C++ Programming Guide, "Compute Capabilities").
     pub fn has_tf32(&self) -> bool {
         self.tf32_tflops.is_some() || self.cuda().is_some_and(|cuda| cuda.capability >= (8, 0))
     }

@@ -1,9 +1,10 @@
-//! Owns the schema of the event stream: the columns of each kind of event, in order, with type, unit and meaning. Both formats in which the stream is
-//! written, and their documentation, are derived from it.
+//! Owns the schema of the event stream: the columns of each kind of event, in order, with type, unit and meaning. Both
+//! formats of the stream, and their documentation, are derived from it.
 
 use std::fmt::Write as _;
 
-/// Version of the stream. It is incremented when a column is removed or changes its meaning, not when columns or kinds of events are added.
+/// Version of the stream. It is incremented if a column is removed or changes its meaning, not if columns or kinds of
+/// events are added.
 pub const VERSION: u32 = 2;
 
 /// A kind of event.
@@ -11,9 +12,9 @@ pub const VERSION: u32 = 2;
 pub struct Kind {
     /// The value of the column `event`.
     pub name: &'static str,
-    /// What the event means, for the documentation.
+    /// Meaning of the event, for the documentation.
     pub meaning: &'static str,
-    /// Its columns, in order, after those of [`COMMON`].
+    /// Columns of the kind, in order, after the columns of [`COMMON`].
     pub columns: &'static [Column],
 }
 
@@ -37,7 +38,7 @@ pub enum Name {
 }
 
 impl Name {
-    /// What it is and which columns it has.
+    /// The kind with its meaning and its columns.
     pub const fn kind(self) -> &'static Kind {
         &KINDS[self as usize]
     }
@@ -46,7 +47,7 @@ impl Name {
 /// A column of a kind of event.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Column {
-    /// Names of times end with `_ps`.
+    /// Name of the column. Names of times end with `_ps`.
     pub name: &'static str,
     /// Type of its values.
     pub data: Type,

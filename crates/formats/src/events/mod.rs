@@ -1,7 +1,8 @@
-//! Owns the event stream on disk, with the columns of [`columns`], in two formats: one event a line, as JSON, in the engine's order ([`EventWriter`]), and a
-//! Parquet table for each kind of event ([`TableWriter`]). Times are integer picoseconds, sizes bytes.
+//! Owns the event stream on disk, with the columns of [`columns`], in two formats: one event per line, as JSON, in the
+//! engine's order ([`EventWriter`]), and a Parquet table for each kind of event ([`TableWriter`]). Times are integer
+//! picoseconds, sizes bytes.
 //!
-//! What is said of an event is [`rows`]' business; files are opened and named by who writes.
+//! [`rows`] has the values of an event; the caller opens and names files.
 
 pub mod columns;
 pub mod rows;
@@ -34,19 +35,20 @@ impl<W: Write> EventWriter<W> {
         writer
     }
 
-    /// Names the lines of the program, by [`Site`](uniference_sim::ids::Site), at the end of the run: when one is first heard of may depend on the host.
+    /// Names the lines of the program, by [`Site`](uniference_sim::ids::Site), at the end of the run: the order of
+    /// their first use may depend on the host.
     pub fn lines(&mut self, lines: &[String]) {
         for (site, line) in (0..).zip(lines).filter(|(_, line)| !line.is_empty()) {
             self.write(SimTime::ZERO, Name::Line, |put| [Cell::U32(site), Cell::Text(line)].into_iter().for_each(put));
         }
     }
 
-    /// Has something been lost? Then [`EventWriter::finish`] will say why.
+    /// Whether an error has occurred, which [`EventWriter::finish`] will return.
     pub fn failed(&self) -> bool {
         self.sink.failed()
     }
 
-    /// Flushes and gives back the writer.
+    /// Flushes and returns the writer.
     ///
     /// # Errors
     /// The first error of the writer, even if it happened long ago.

@@ -1,5 +1,5 @@
-//! Owns what is said of each event: its kind, and the values of that kind's columns in their order. How they are written down is the business of
-//! [`super::EventWriter`] and of [`super::TableWriter`].
+//! Owns the rows of events: the kind of each event, and the values of the kind's columns in their order.
+//! [`super::EventWriter`] and [`super::TableWriter`] write them.
 
 use super::columns::{Name, Type};
 use serde::Serialize;
@@ -16,7 +16,7 @@ pub enum Cell<'a> {
     U32(u32),
     U64(u64),
     Text(&'a str),
-    /// A text of the simulator's own, of which there are few.
+    /// A text of the simulator, of which there are few.
     Name(&'static str),
     U32s(&'a [u32]),
     U64s(&'a [u64]),
@@ -24,7 +24,7 @@ pub enum Cell<'a> {
 }
 
 impl Cell<'_> {
-    /// Of which type it is; `None`: of any that may be missing.
+    /// Type of the value; `None`: a missing value.
     pub fn data(&self) -> Option<Type> {
         match self {
             Cell::U32(_) => Some(Type::U32),
@@ -53,7 +53,7 @@ pub fn kind_of(event: &Event<'_>) -> Name {
     }
 }
 
-/// Tells `put` the values of all columns of the event's kind, in order.
+/// Calls `put` with the values of all columns of the event's kind, in order.
 pub fn cells_of(event: &Event<'_>, put: &mut impl FnMut(Cell<'_>)) {
     match *event {
         Event::Computed { rank, task, start, base, origin, name, why } => {
@@ -137,7 +137,7 @@ pub fn cells_of(event: &Event<'_>, put: &mut impl FnMut(Cell<'_>)) {
                 .into_iter()
                 .for_each(&mut *put);
             put(Cell::U32s(&links.iter().map(|link| link.0).collect::<Vec<u32>>()));
-            // As the simulator numbers them: the lane is in the highest 8 bits.
+            // As in the simulator's numbers, the lane is in the highest 8 bits.
             let (lane, step) = way.step.map_or((Cell::Null, Cell::Null), |step| {
                 (Cell::U32((step >> 56) as u32), Cell::U64(step & (u64::MAX >> 8)))
             });
@@ -184,17 +184,17 @@ fn span(lasts: SimDuration) -> Cell<'static> {
     Cell::U64(lasts.as_ps())
 }
 
-/// Real runs do not say it.
+/// `why`, if it is known; it is unknown in real runs.
 fn known(why: Why) -> Option<Why> {
     (why.cause != Cause::Unknown).then_some(why)
 }
 
-/// `task` of an event about an activity.
+/// The column `task` of an event about an activity.
 fn issuer(why: Option<Why>) -> Cell<'static> {
     why.map_or(Cell::Null, |why| Cell::U32(why.task.0))
 }
 
-/// `handle` and `issued_ps`.
+/// The columns `handle` and `issued_ps`.
 fn activity(why: Option<Why>) -> [Cell<'static>; 2] {
     why.map_or([Cell::Null, Cell::Null], |why| [Cell::U32(why.handle.0), time(why.issued)])
 }
@@ -207,7 +207,7 @@ fn begun(why: Option<Why>) -> [Cell<'static>; 5] {
     [queue, site, cause, rank, id]
 }
 
-/// A cause's name, the rank that it names, and the task, handle or message.
+/// The name of a cause, its rank, and its task, handle or message.
 pub(super) fn caused(cause: Cause) -> [Cell<'static>; 3] {
     let (name, rank, id) = match cause {
         Cause::Unknown => return [Cell::Null, Cell::Null, Cell::Null],
@@ -271,7 +271,7 @@ fn elapsed_name(what: Elapsed) -> &'static str {
     }
 }
 
-/// What a task waited for, in one word.
+/// The reason of a task's wait, in one word.
 pub(crate) fn reason_name(reason: WaitReason) -> &'static str {
     match reason {
         WaitReason::Communication => "communication",

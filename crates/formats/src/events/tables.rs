@@ -1,6 +1,7 @@
-//! Owns the event stream as Parquet tables, one for each kind of event: which values are gathered, how they are encoded, and when a part of a table is whole.
+//! Owns the event stream as Parquet tables, one for each kind of event: gathering values, their encoding, and the
+//! division of a table into parts.
 //!
-//! Where parts lie ([`Parts`]), and when they are closed early, is the caller's business.
+//! The caller decides where parts are stored ([`Parts`]), and when they are closed early.
 
 use super::columns::{COMMON, Column, KINDS, Kind, Name, Type, Unit, VERSION};
 use super::rows::{Cell, cells_of, kind_of};
@@ -21,41 +22,42 @@ use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::Site;
 use uniference_sim::time::SimTime;
 
-/// Number of rows that are gathered before they are encoded: of a kind with twenty columns they take some 8 MB.
+/// Number of rows that are gathered before they are encoded: for a kind with twenty columns they need some 8 MB.
 const ROWS: usize = 1 << 16;
-/// A part of all tables together has at most so many events.
+/// Maximum number of events in a part of all tables together.
 const MOST_IN_PART: usize = 1_000_000;
 /// Times are signed in tables, so that differences may be negative.
 const LATEST: u64 = i64::MAX as u64;
-/// The key of a file's metadata that has the version of the stream.
+/// The key of the stream's version in a file's metadata.
 const VERSION_KEY: &str = "uniference.events";
 
-/// Where the parts of tables lie.
+/// Storage of the parts of tables.
 pub trait Parts {
     /// A part that is being written.
     type File: Write + Send;
 
-    /// Begins a part of the table of a kind.
+    /// Starts a part of the table of a kind.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If the part cannot be created.
     fn begin(&mut self, kind: &'static str) -> io::Result<Self::File>;
 
-    /// A part is whole, and has this number in its table: from 0, without gaps.
+    /// Stores a complete part with this number in its table: from 0, without gaps.
     ///
     /// # Errors
-    /// If it cannot be put where it belongs.
+    /// If the part cannot be stored.
     fn close(&mut self, kind: &'static str, number: u32, file: Self::File) -> io::Result<()>;
 }
 
 /// Gathers the events of a run, and writes them as tables. The first error is kept, and nothing is written after it.
 pub struct TableWriter<P: Parts> {
     parts: P,
-    /// By [`Name`]; `None`: events of this kind are not written.
+    /// Tables by [`Name`]; `None`: events of this kind are not written.
     tables: Vec<Option<Table<P::File>>>,
-    /// Source lines that are not in their table yet. Which one is heard of first may depend on the host; between two closings their order does not.
+    /// Lines of the program that are not in their table yet, sorted: the order of their first use may depend on the
+    /// host.
     lines: BTreeMap<Site, Box<str>>,
-    /// Events since parts were closed.
+    /// Number of events since parts were closed.
     events: usize,
     error: Option<io::Error>,
 }
@@ -66,42 +68,43 @@ struct Table<F: Write> {
     schema: TypePtr,
     properties: WriterPropertiesPtr,
     columns: Vec<Values>,
-    /// Gathered and not encoded yet.
+    /// Number of rows that are gathered and not encoded yet.
     rows: usize,
-    /// The part that has rows.
+    /// The open part, if it has rows.
     part: Option<SerializedFileWriter<Noted<F>>>,
-    /// Why a part could not be written.
+    /// The reason why a part could not be written.
     failure: Arc<OnceLock<Failure>>,
-    /// Parts that are closed.
+    /// Number of closed parts.
     closed: u32,
 }
 
-/// What was gathered of a column.
+/// Gathered values of a column.
 struct Values {
     data: Data,
-    /// Parquet's definition levels, of a column whose values may be missing or are lists. Of a list's column there is one for each element, and one for a
-    /// list without any.
+    /// Parquet's definition levels, for a column whose values may be missing or are lists. A column of lists has one
+    /// level for each element, and one for an empty list.
     levels: Vec<i16>,
-    /// Parquet's repetition levels, of a column of lists: 0 where a list begins.
+    /// Parquet's repetition levels, for a column of lists: 0 at the start of a list.
     repeats: Vec<i16>,
     nullable: bool,
 }
 
-/// By type. Parquet's unsigned integers have the bits of signed ones.
+/// Values by type. Parquet's unsigned integers have the bits of signed ones.
 enum Data {
     U32(Vec<i32>),
     U64(Vec<i64>),
-    /// With all texts that it has, by themselves: there are few of them.
+    /// Texts, and the set of all different texts: there are few of them.
     Text(Vec<ByteArray>, FxHashMap<Box<str>, ByteArray>),
     U32s(Vec<i32>),
     U64s(Vec<i64>),
 }
 
 impl<P: Parts> TableWriter<P> {
-    /// Writes all kinds of events but messages, and messages too if they are wanted. `links` are the names of the network's links, by id.
+    /// A writer of all kinds of events, of messages only if `messages` is set. `links` are the names of the network's
+    /// links, by id.
     pub fn new<'a>(parts: P, messages: bool, links: impl IntoIterator<Item = &'a str>) -> TableWriter<P> {
         let table = |kind: &'static Kind| {
-            // The version is in the metadata of every file.
+            // The stream's version is in the metadata of every file.
             let left_out =
                 kind.name == Name::Stream.kind().name || (kind.name == Name::Message.kind().name && !messages);
             (!left_out).then(|| Table::new(kind))
@@ -132,7 +135,7 @@ impl<P: Parts> TableWriter<P> {
         }
     }
 
-    /// Closes all parts. Kinds of which there was no event get a part without rows, so every table can be read.
+    /// Closes all parts. Kinds without events get a part without rows, so every table can be read.
     ///
     /// # Errors
     /// The first error of any part, even if it happened long ago.
@@ -208,7 +211,7 @@ impl<F: Write + Send> Table<F> {
         Table { kind, schema, properties, columns, rows: 0, part: None, failure: Arc::default(), closed: 0 }
     }
 
-    /// Writes what was gathered to the part.
+    /// Writes the gathered rows to the part.
     fn encode(&mut self, parts: &mut impl Parts<File = F>) -> io::Result<()> {
         let failure = Arc::clone(&self.failure);
         let disk = |error| disk(error, &failure);
@@ -231,7 +234,7 @@ impl<F: Write + Send> Table<F> {
         Ok(())
     }
 
-    /// The same, and closes the part.
+    /// Writes the gathered rows, and closes the part.
     fn close(&mut self, parts: &mut impl Parts<File = F>) -> io::Result<()> {
         self.encode(parts)?;
         let part = self.part.take().expect("it was just begun");
@@ -242,18 +245,19 @@ impl<F: Write + Send> Table<F> {
     }
 }
 
-/// The kind itself is the table.
+/// The columns of a kind's table, without the column `event`.
 fn columns_of(kind: &'static Kind) -> impl Iterator<Item = &'static Column> {
     COMMON.iter().take(1).chain(kind.columns)
 }
 
-/// Whether values mostly differ little from those before them: times and numbers that are counted up. Others are few, and a dictionary has them.
+/// Whether a column's values mostly differ little from the values before them, like times and counters. Other columns
+/// have few different values, which are stored in a dictionary.
 fn grows(column: &Column) -> bool {
     let counted = column.data == Type::U64 && column.unit == Unit::None;
     column.unit == Unit::Picoseconds || counted || matches!(column.name, "handle" | "handles")
 }
 
-/// A column as Parquet describes it. What one subtracts is signed: times, sizes.
+/// The column in Parquet's schema. Columns whose values may be subtracted are signed: times, sizes.
 fn field(column: &Column) -> Result<Schema, ParquetError> {
     let (physical, logical) = match column.data {
         Type::U32 | Type::U32s => (PhysicalType::INT32, Some(LogicalType::integer(32, false))),
@@ -270,7 +274,7 @@ fn field(column: &Column) -> Result<Schema, ParquetError> {
     if !matches!(column.data, Type::U32s | Type::U64s) {
         return value(column.name, repetition);
     }
-    // The three levels of the format's own description of lists.
+    // The three levels of Parquet's specification of lists.
     let list = Schema::group_type_builder("list")
         .with_repetition(Repetition::REPEATED)
         .with_fields(vec![Arc::new(value("element", Repetition::REQUIRED)?)])
@@ -330,7 +334,7 @@ impl Values {
         }
     }
 
-    /// The levels of a list that is there.
+    /// Adds the levels of a list that is not missing.
     fn push_list(&mut self, length: usize, is_there: i16) {
         self.repeats.push(0);
         self.levels.push(if length == 0 { is_there } else { is_there + 1 });
@@ -344,7 +348,7 @@ impl Values {
         matches!(self.data, Data::U32s(_) | Data::U64s(_))
     }
 
-    /// Hands everything over; what is gathered next begins anew.
+    /// Writes all gathered values, and starts anew.
     fn write(&mut self, writer: &mut ColumnWriter<'_>) -> Result<(), ParquetError> {
         let is_list = self.is_list();
         let levels = (self.nullable || is_list).then_some(&*self.levels);
@@ -382,7 +386,7 @@ fn batch<T: DataType>(
 /// An error of the operating system: its number, if it has one, and its kind.
 type Failure = (Option<i32>, io::ErrorKind);
 
-/// A file whose first error is kept: of some, `parquet` hands on no more than a text.
+/// A file whose first error is kept: `parquet` returns some errors only as text.
 struct Noted<F> {
     file: F,
     failure: Arc<OnceLock<Failure>>,
@@ -408,7 +412,7 @@ impl<F: Write> Write for Noted<F> {
     }
 }
 
-/// The operating system's error, where there is one.
+/// The operating system's error, if there is one.
 fn disk(error: ParquetError, failure: &OnceLock<Failure>) -> io::Error {
     match failure.get() {
         Some((Some(number), _)) => io::Error::from_raw_os_error(*number),

@@ -23,7 +23,7 @@ fn stream(mut see: impl FnMut(SimTime, &Event<'_>)) {
     let [start, at] = [5, 90].map(SimTime::from_ps);
     let [exposed, late_peer, no_data] = [30, 20, 10].map(SimDuration::from_ps);
     let why = Why { task, handle, queue: Some(QueueId(7)), site, issued: start, cause: Cause::Task(task) };
-    // A simulated one, and one of a real run.
+    // An event of a simulated run, and one of a real run.
     for (why, name) in [(why, Some("gemm")), (Why::default(), None)] {
         see(at, &Event::Computed { rank, task, start, base: exposed, origin: Origin::Measured, name, why });
     }
@@ -189,7 +189,7 @@ fn a_name_is_one_column() {
     }
 }
 
-/// With UPDATE_DOCUMENTATION set it is brought up to date.
+/// With UPDATE_DOCUMENTATION set, the test updates the page.
 #[test]
 fn the_documentation_has_the_table() {
     const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/events.md");
@@ -228,7 +228,7 @@ fn read(part: &[u8]) -> SerializedFileReader<bytes::Bytes> {
     reader
 }
 
-/// The rows of a part, as the JSON that the stream has.
+/// The rows of a part, as the stream's JSON.
 fn rows_of(part: &[u8]) -> Vec<serde_json::Value> {
     fn value(field: &Field) -> serde_json::Value {
         match field {
@@ -285,7 +285,7 @@ fn closed_parts_are_numbered_and_messages_are_left_out_unless_they_are_wanted() 
     let waited: Vec<_> = parts.keys().filter(|(kind, _)| *kind == "waited").collect();
     assert_eq!(waited, [&("waited", 0), &("waited", 1)]);
     assert!(parts.keys().all(|(kind, _)| *kind != "message" && *kind != "stream"));
-    // Every other kind has a part, if only one without rows.
+    // Every other kind has a part, even without rows.
     let mut parts = Memory::default();
     TableWriter::new(&mut parts, true, []).finish().unwrap();
     let kinds: Vec<&str> = parts.0.keys().map(|(kind, _)| *kind).collect();
@@ -307,7 +307,7 @@ fn a_part_has_a_million_events_at_most() {
     assert_eq!([rows(0), rows(1)], [1_000_000, 1]);
 }
 
-/// What is gathered takes little room: see docs/explanation/performance.md.
+/// Gathered events need little memory: see docs/explanation/performance.md.
 #[test]
 fn an_event_takes_few_bytes() {
     let mut parts = Memory::default();

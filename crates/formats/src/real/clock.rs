@@ -1,15 +1,16 @@
-//! Owns the way from a host's clock to the reference clock, that of rank 0's host.
+//! Owns the conversion from a host's clock to the reference clock, the clock of rank 0's host.
 
 use serde::Deserialize;
 
-/// At `at_ns` of the host's clock the reference clock showed `offset_ns` more, known to `error_ns`.
+/// A comparison: at `at_ns` of the host's clock the reference clock showed `offset_ns` more, with an error of at most
+/// `error_ns`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Reading {
     /// Nanoseconds of the host's clock.
     pub at_ns: i64,
-    /// What to add to it.
+    /// Difference of the reference clock from the host's clock, in nanoseconds.
     pub offset_ns: i64,
-    /// Half of the round trip it was found with.
+    /// Half of the comparison's round trip, in nanoseconds.
     pub error_ns: i64,
 }
 
@@ -18,13 +19,13 @@ pub struct Reading {
 pub struct Clock(Vec<Reading>);
 
 impl Clock {
-    /// A clock that was compared so often: never (it is the reference clock), once, or before and after the run.
+    /// A clock with its comparisons: none (the reference clock), one, or one before and one after the run.
     pub fn new(readings: Vec<Reading>) -> Clock {
         Clock(readings)
     }
 
-    /// A time of this clock in that of the reference, both in nanoseconds. Between two readings, and beyond them, the offset is on the line
-    /// through both: clocks drift steadily over a run.
+    /// A time of this clock on the reference clock, both in nanoseconds. The offset is linear through both readings,
+    /// also beyond them: clocks drift steadily during a run.
     pub fn reference(&self, at: i64) -> i64 {
         match self.0[..] {
             [] => at,
@@ -39,7 +40,7 @@ impl Clock {
         }
     }
 
-    /// How far a time may be off, in nanoseconds.
+    /// Maximum error of a time, in nanoseconds.
     pub fn error(&self) -> i64 {
         self.0.iter().map(|reading| reading.error_ns).max().unwrap_or(0)
     }

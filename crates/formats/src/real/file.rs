@@ -1,4 +1,5 @@
-//! Owns the file of one rank, as `python/uniference/real/recording.py` describes and writes it. What it means is [`mod@super::merge`]'s business.
+//! Owns the file of one rank, as `python/uniference/real/recording.py` describes and writes it. [`mod@super::merge`]
+//! interprets it.
 
 use super::clock::Reading;
 use serde::Deserialize;
@@ -8,17 +9,17 @@ use uniference_sim::ids::{GroupId, GroupRank, RankId, TaskId};
 use uniference_sim::program::{Call, CallOp, Collective, CollectiveKind, DType, Mark, Shape};
 use uniference_sim::time::Bytes;
 
-/// Versions of the format that are read. In version 2 the end of a range is that of its thread's innermost range.
+/// Versions of the format that are read. In version 2 the end of a range ends its thread's innermost range.
 const VERSIONS: std::ops::RangeInclusive<u32> = 2..=3;
 
-/// What one rank has recorded.
+/// The recording of one rank.
 #[derive(Clone, Debug)]
 pub struct RankFile {
     /// The first line: the rank and its program.
     pub head: Head,
     /// The records, in the order in which the rank saw them.
     pub records: Vec<Record>,
-    /// The last line: how the program ended.
+    /// The last line: the end of the program.
     pub tail: Tail,
 }
 
@@ -30,7 +31,7 @@ pub struct Head {
     pub rank: u32,
     /// Number of ranks in the world.
     pub world_size: u32,
-    /// Ranks with the same one share a clock.
+    /// Name of the host; ranks with the same host share a clock.
     pub host: String,
     /// Name of the device, for reports.
     pub device: String,
@@ -38,14 +39,14 @@ pub struct Head {
     pub argv: Vec<String>,
     /// The version of torch.
     pub torch: String,
-    /// When the program's first statement ran, in nanoseconds of the rank's clock.
+    /// Time of the program's first statement, in nanoseconds of the rank's clock.
     pub start: i64,
 }
 
 /// The last line.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Tail {
-    /// When the program returned, in nanoseconds of the rank's clock.
+    /// Time at which the program returned, in nanoseconds of the rank's clock.
     pub finish: i64,
     /// Whether the program succeeded.
     pub ok: bool,
@@ -53,11 +54,11 @@ pub struct Tail {
     pub clocks: Vec<Reading>,
     /// Number of calls of the recorder.
     pub recorder_calls: u64,
-    /// Time that the recorder took in all, in nanoseconds.
+    /// Total time of the recorder, in nanoseconds.
     pub recorder_ns: u64,
 }
 
-/// One line between them. Times are nanoseconds of the rank's clock.
+/// A line between the first and the last. Times are nanoseconds of the rank's clock.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // the module of Python documents the fields
 pub enum Record {
@@ -69,7 +70,7 @@ pub enum Record {
     Marked { at: i64, task: u32, mark: Mark },
 }
 
-/// For what a thread was blocked.
+/// The reason why a thread was blocked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)] // the names say it
@@ -79,7 +80,7 @@ pub enum Reason {
     Sleep,
 }
 
-/// A file that is not a rank's.
+/// An error in a rank's file, or in the files of a run.
 #[derive(Debug, thiserror::Error)]
 pub enum RealError {
     /// A line cannot be read.
@@ -87,24 +88,24 @@ pub enum RealError {
         "line {line} is not a valid record of a rank: {problem}\nhint: use the files of `uniference launch` unchanged"
     )]
     Line {
-        /// Counted from 1.
+        /// Number of the line, counted from 1.
         line: usize,
-        /// What does not fit.
+        /// The invalid part.
         problem: String,
     },
-    /// Another version of this program wrote it.
+    /// The file has an unsupported version.
     #[error(
         "unsupported version {0} of a rank's file; the supported versions are {first} to {last}\nhint: use the version of Uniference that wrote it",
         first = VERSIONS.start(),
         last = VERSIONS.end()
     )]
     Version(u32),
-    /// It has no last line.
+    /// The file has no last line.
     #[error(
         "the rank's file is incomplete\nhint: the rank was killed, or the file was not copied completely; run the program again"
     )]
     CutShort,
-    /// Files that are not of one run.
+    /// The files are not of one run.
     #[error("{0}\nhint: copy the files rank-N.jsonl of all machines of one run, and no other files, into one folder")]
     NotOneRun(String),
 }
@@ -123,7 +124,7 @@ impl RankFile {
     /// Reads a whole file.
     ///
     /// # Errors
-    /// What is no such file, or of another version, or cut short.
+    /// If the file is invalid, incomplete, or has an unsupported version.
     pub fn parse(text: &str) -> Result<RankFile, RealError> {
         let lines: Vec<&str> = text.lines().collect();
         let at = |line: usize| move |error: serde_json::Error| RealError::Line { line, problem: error.to_string() };
@@ -146,10 +147,11 @@ impl RankFile {
     }
 }
 
-/// What records may speak of. A line of the program may be described after its first use, by another thread.
+/// The definitions to which records may refer. A line of the program may be defined after its first use, by another
+/// thread.
 struct Known {
     sites: BTreeSet<u32>,
-    /// The members of each.
+    /// Number of members of each group.
     groups: BTreeMap<u32, usize>,
     operations: BTreeSet<u32>,
 }
@@ -161,7 +163,7 @@ impl Known {
         Known { sites, groups: BTreeMap::new(), operations: BTreeSet::new() }
     }
 
-    /// Does the record speak of what the file has described? Takes note of what the record describes itself.
+    /// Checks that the record refers to definitions in the file, and adds the record's own definition.
     fn check(&mut self, record: &Record, head: &Head) -> Result<(), String> {
         match record {
             Record::Group { group, ranks, .. } => {

@@ -1,7 +1,7 @@
-//! Owns what follows from all ranks' files together: one time, one numbering of groups, who met whom, who waited for whom.
+//! Owns the merge of all ranks' files: common times and numbers of groups, matching operations, and late peers.
 //!
-//! Collectives of a group meet by their number, messages of a pair by their order: tags are not recorded. A rank's accounts are those of its
-//! main thread: what it was not blocked for counts as compute.
+//! Collectives of a group match by their number, messages of a pair by their order: tags are not recorded. A rank's
+//! times are the times of its main thread, whose unblocked time counts as compute.
 
 use super::clock::Clock;
 use super::file::{RankFile, RealError, Reason, Record};
@@ -21,61 +21,61 @@ pub struct Merged {
     /// The members of each group, in its order.
     pub groups: Vec<Vec<RankId>>,
     lines: Vec<String>,
-    /// By group and number: the latest entry, and the root's.
+    /// Collectives by group and number: the latest entry, and the root's entry.
     collectives: BTreeMap<(GroupId, u64), Entries>,
     clock_error: SimDuration,
 }
 
-/// What one rank did, in the time of rank 0's clock since the first rank started.
+/// The actions of one rank, in the time of rank 0's clock since the first rank started.
 pub struct RealRank {
     device: String,
-    /// Its operations, indexed by handle.
+    /// The rank's operations, indexed by handle.
     pub operations: Vec<Operation>,
-    /// In order, thread by thread.
+    /// The rank's waits in order, thread by thread.
     pub waits: Vec<Wait>,
     /// Ranges of the program, in order.
     pub marks: Vec<(SimTime, TaskId, Mark)>,
-    /// When the rank's script started.
+    /// Time at which the rank's script started.
     pub start: SimTime,
-    /// When the rank's script returned.
+    /// Time at which the rank's script returned.
     pub finish: SimTime,
-    /// How its script returned.
+    /// Result of the rank's script.
     pub outcome: Outcome,
     recorder: (u64, SimDuration),
 }
 
 /// A collective or a message, as one rank called it.
 pub struct Operation {
-    /// What was called, with the peer that a receive from any rank met.
+    /// The call, with the actual sender of a receive from any rank.
     pub call: Call,
     /// The line of the program.
     pub site: Site,
-    /// When it was called.
+    /// Time of the call.
     pub issued: SimTime,
-    /// When it was first known to be complete; `None`: the program never waited for it.
+    /// Time at which the operation was first known to be complete; `None`: the program never waited for it.
     pub completed: Option<SimTime>,
-    /// Of a collective its number, of a message its number among those of the pair.
+    /// Number of a collective in its group, or of a message in its pair of ranks.
     sequence: u64,
     peer: Option<(RankId, Handle)>,
 }
 
-/// A time in which a thread of a rank was blocked.
+/// An interval in which a thread of a rank was blocked.
 pub struct Wait {
-    /// When the thread was blocked.
+    /// Start of the interval.
     pub start: SimTime,
-    /// When it went on.
+    /// End of the interval.
     pub end: SimTime,
     task: TaskId,
-    /// What kind of thing it waited for.
+    /// The reason of the wait.
     pub reason: WaitReason,
-    /// The operations that it waited for.
+    /// The operations for which the thread waited.
     pub handles: Vec<Handle>,
     /// The line of the program.
     pub site: Site,
 }
 
 impl Wait {
-    /// Was it the main thread that was blocked?
+    /// Whether the main thread was blocked.
     pub fn is_main(&self) -> bool {
         self.task == TaskId(0)
     }
@@ -88,10 +88,10 @@ struct Entries {
     root: Option<SimTime>,
 }
 
-/// Puts the files of all ranks together, in any order.
+/// Merges the files of all ranks, which may come in any order.
 ///
 /// # Errors
-/// Where they are not the files of one run, one of each rank.
+/// If the files are not the files of one run, one per rank.
 pub fn merge(mut files: Vec<RankFile>) -> Result<Merged, RealError> {
     files.sort_by_key(|file| file.head.rank);
     check(&files)?;
@@ -136,12 +136,13 @@ fn check(files: &[RankFile]) -> Result<(), RealError> {
 /// The groups of all ranks under one numbering.
 struct Groups {
     members: Vec<Vec<RankId>>,
-    /// For each rank, by its own number.
+    /// For each rank, the groups by the rank's numbers.
     of_rank: Vec<BTreeMap<u32, GroupId>>,
 }
 
 impl Groups {
-    /// Groups are the same if their members are, and if as many of these members came before. They are numbered by their first use.
+    /// Numbers the groups by their first use. A group is identified by its members, and by the number of groups of the
+    /// same members before it.
     fn number(files: &[RankFile], clocks: &[Clock]) -> Groups {
         let mut first: BTreeMap<(Vec<RankId>, u32), i64> = BTreeMap::new();
         let mut found = Vec::new();
@@ -185,7 +186,7 @@ impl Lines {
     }
 }
 
-/// Brings one rank's file to common times and numbers.
+/// Converts one rank's file to common times and numbers.
 struct RankReader<'a> {
     zero: i64,
     clock: &'a Clock,
@@ -207,7 +208,7 @@ impl RankReader<'_> {
         };
         let sites = self.sites(&file.records);
         let mut sequences = BTreeMap::new();
-        // By the recorder's number: of two threads, the one that was numbered first may have been recorded second.
+        // In the order of the recorder's numbers: records of two threads may be in another order than their numbers.
         let mut handles = BTreeMap::new();
         for record in file.records {
             match record {
@@ -254,7 +255,7 @@ impl RankReader<'_> {
         sites
     }
 
-    /// What lies before time zero, by an error of the clocks, is at time zero.
+    /// A time in the run; a time before zero, due to errors of the clocks, becomes zero.
     fn time(&self, at: i64) -> SimTime {
         let since = self.clock.reference(at).saturating_sub(self.zero).max(0);
         SimTime::from_ps((since as u64).saturating_mul(1_000))
@@ -275,8 +276,8 @@ impl RealRank {
         *completed = Some(completed.map_or(at, |known| known.min(at)));
     }
 
-    /// A wait ends no later than the last operation it waited for, and an operation that no one saw complete does so with its wait.
-    /// Waits of one thread do not overlap, and none outlasts the program.
+    /// Shortens waits: each ends no later than the last operation it waited for, and an operation without a recorded
+    /// completion completes with its wait. Waits of one thread do not overlap, and none outlasts the program.
     fn settle(&mut self) {
         let mut waits = std::mem::take(&mut self.waits);
         waits.sort_by_key(|wait| (wait.task, wait.start));
@@ -317,23 +318,23 @@ impl Merged {
         &self.lines
     }
 
-    /// How far times of two ranks may be off against each other.
+    /// Maximum error between times of two ranks.
     pub fn clock_error(&self) -> SimDuration {
         self.clock_error
     }
 
-    /// How often each rank's recorder was at work, and for how long.
+    /// Number of calls and total time of each rank's recorder.
     pub fn recorder(&self) -> impl Iterator<Item = (u64, SimDuration)> {
         self.ranks.iter().map(|rank| rank.recorder)
     }
 
-    /// How many operations nobody saw complete: the program never waited for them.
+    /// Number of operations without a known completion: the program never waited for them.
     pub fn unseen(&self) -> usize {
         self.ranks.iter().flat_map(|rank| &rank.operations).filter(|operation| operation.completed.is_none()).count()
     }
 
     fn meet(&mut self) {
-        // By group, sender and receiver.
+        // Messages by group, sender and receiver.
         let mut messages: BTreeMap<(GroupId, RankId, RankId), MessageEnds> = BTreeMap::new();
         for (me, rank) in (0..).map(RankId).zip(&self.ranks) {
             for (handle, operation) in (0..).map(Handle).zip(&rank.operations) {
@@ -369,7 +370,8 @@ impl Merged {
         }
     }
 
-    /// Until when a rank had to wait for a peer to enter: of a collective as in the simulation, of a message until its other side was called.
+    /// Time until which a rank had to wait for a peer to enter: for a collective as in the simulation, for a message
+    /// until the call of its other side.
     fn peers_entered(&self, me: RankId, operation: &Operation) -> SimTime {
         let CallOp::Collective(collective) = &operation.call.op else {
             let peer = operation.peer.map(|(peer, handle)| &self.ranks[peer.index()].operations[handle.index()]);
@@ -386,7 +388,7 @@ impl Merged {
         }
     }
 
-    /// Tells `observer` what happened, in the order of time.
+    /// Sends `observer` the run's events in the order of time.
     pub fn tell(&self, observer: &mut dyn Observer) {
         let mut events: Vec<(SimTime, Event<'_>)> = Vec::new();
         for (me, rank) in (0..).map(RankId).zip(&self.ranks) {
@@ -401,7 +403,7 @@ impl Merged {
                 Event::Finished { rank: me, outcome: rank.outcome, times, traffic, cause: Default::default() },
             ));
         }
-        // Stable: what one rank has seen at one instant stays in order.
+        // The sort is stable: events of one rank at one instant stay in order.
         events.sort_by_key(|(at, _)| *at);
         for (at, event) in &events {
             observer.record(*at, event);
@@ -437,7 +439,7 @@ impl Merged {
         }
     }
 
-    /// The waits, and compute between those of the main thread; returns where its time went.
+    /// Adds the waits, and compute between the waits of the main thread; returns the rank's times.
     fn tell_waits<'a>(&'a self, me: RankId, rank: &'a RealRank, events: &mut Vec<(SimTime, Event<'a>)>) -> Times {
         let mut times = Times { idle: rank.start.since(SimTime::ZERO), ..Times::default() };
         let mut computes = |start: SimTime, end: SimTime| {
@@ -477,7 +479,7 @@ impl Merged {
         times
     }
 
-    /// A wait, and how much of it was exposed, for a peer that had not entered, and for a send that had not been issued.
+    /// The event of a wait, and its parts that were exposed, for a late peer, and for a send that had not been issued.
     fn waited<'a>(&'a self, me: RankId, rank: &'a RealRank, wait: &'a Wait) -> (Event<'a>, [SimDuration; 3]) {
         let operations = wait.handles.iter().map(|handle| &rank.operations[handle.index()]);
         let last = operations.clone().max_by_key(|operation| operation.completed);

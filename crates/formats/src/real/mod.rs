@@ -1,7 +1,7 @@
-//! What the ranks of a real run have recorded, and the simulation's events that it becomes.
+//! The recordings of the ranks of a real run, and the equivalent events of a simulation.
 //!
-//! In the order of its way: [`mod@file`] reads the file of one rank, [`clock`] brings its times to those of rank 0, and [`mod@merge`] finds out who met
-//! whom and tells an observer of it all, as the engine would of a simulated run.
+//! The steps in their order: [`mod@file`] reads the file of one rank, [`clock`] converts its times to rank 0's clock,
+//! and [`mod@merge`] matches operations and sends all events to an observer, as the engine does for a simulated run.
 
 pub mod clock;
 pub mod file;

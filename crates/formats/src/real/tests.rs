@@ -7,7 +7,7 @@ use uniference_sim::observe::Statistics;
 use uniference_sim::program::Mark;
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// One line of an event that matters here, times in nanoseconds.
+/// One line per relevant event, times in nanoseconds.
 #[derive(Default)]
 struct Seen(Vec<String>);
 
@@ -33,7 +33,7 @@ impl Observer for Seen {
     }
 }
 
-/// A rank's file: its host, clock readings, start and finish, and what lies between the first and the last line.
+/// A rank's file: its host, clock readings, start and finish, and the records between the first and the last line.
 fn file(rank: u32, host: &str, clocks: &str, span: (i64, i64), records: &[&str]) -> RankFile {
     RankFile::parse(&text(rank, host, clocks, span, records)).unwrap()
 }
@@ -50,8 +50,8 @@ fn text(rank: u32, host: &str, clocks: &str, (start, finish): (i64, i64), record
 const GROUP: &str = r#"["g",0,0,[0,1]]"#;
 const SITE: &str = r#"["s",0,"a.py:1"]"#;
 
-/// Rank 1's clock is 1,000 ns ahead of rank 0's and runs at the same speed. On rank 0's clock: both start at 100, rank 0 enters an all-reduce at
-/// 200 and waits until 600; rank 1 enters at 450 and waits until 620.
+/// Rank 1's clock is 1,000 ns ahead of rank 0's and runs at the same speed. On rank 0's clock: both start at 100, rank
+/// 0 enters an all-reduce at 200 and waits until 600; rank 1 enters at 450 and waits until 620.
 fn two_hosts() -> Merged {
     let zero = file(
         0,
@@ -153,7 +153,7 @@ fn messages_of_a_pair_meet_in_their_order() {
             r#"["w",500,600,0,"communication",[1],0]"#,
         ],
     );
-    // The second receive is from anybody, and met rank 0.
+    // The second receive is from any rank, and matched rank 0.
     let receives = file(
         1,
         "a",
@@ -179,7 +179,7 @@ fn messages_of_a_pair_meet_in_their_order() {
             "610 rank 1 handle 1 recv since 550 Some((RankId(0), Handle(1)))",
         ]
     );
-    // rank 0 waits from 30 for a peer that comes at 400, and from 500 for one that comes at 550
+    // rank 0 waits from 30 for a peer that enters at 400, and from 500 for a peer that enters at 550
     let late: Vec<&String> = seen.0.iter().filter(|line| line.contains("rank 0 waited")).collect();
     assert!(late[0].ends_with("late 370") && late[1].ends_with("late 50"), "{late:?}");
 }
@@ -252,7 +252,8 @@ fn files_that_are_not_of_one_run_are_refused() {
 
 #[test]
 fn operations_are_told_apart_by_their_numbers_and_lines_may_be_described_late() {
-    // A thread took number 0 and was interrupted before it wrote; the other one's line of the program was not written yet.
+    // A thread got number 0 and was interrupted before it wrote; the other thread's line of the program was not written
+    // yet.
     let records = [
         GROUP,
         r#"["i",100,1,1,0,"barrier","uint8",0,-1,0]"#,

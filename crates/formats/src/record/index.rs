@@ -1,4 +1,5 @@
-//! Owns the shape of a file of versions 2 to 4: frames of one rank each, an index of them at the end, and how they are found without it.
+//! Owns the layout of a file of version 2 or later: frames of one rank each, an index of them at the end, and the
+//! search for them without the index.
 
 use super::schema::{FullHeader, Header, Step};
 use super::{Contents, Ending, Extent, FRAME_HEAD, LONGEST_FRAME, Version, checksum, decode, frame_head, read_frame};
@@ -6,28 +7,28 @@ use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::{self, Read, Seek, SeekFrom};
 
-/// What the last bytes of a file are: where its end begins, and the checksum of that.
+/// Size of the last bytes of a file: the position of the file's end frame, and the position's checksum.
 pub(super) const TRAILER: usize = 12;
-/// What is at most needed of a block to see whose it is.
+/// Maximum number of bytes of a block's start that show its rank.
 const LONGEST_START: u64 = 10;
 
-/// Of which rank a block is, and its length with the frame's head.
+/// The rank of a block, and its length with the frame's head.
 type Block = (u32, u32);
 
-/// What a frame begins with.
+/// The start of a frame.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Start {
-    /// The first frame of a file of version 2, and nothing else is in it.
+    /// The first frame of a file of version 2; it has no other content.
     Header(Header),
-    /// Steps of a rank follow, each a task's number and a [`Step`].
+    /// The start of a block: steps of a rank follow, each a task's number and a [`Step`].
     Block { rank: u32 },
-    /// The file's last frame, and nothing else is in it: how many steps there are, and the blocks in the file's order.
+    /// The file's last frame; it has no other content: the number of steps, and the blocks in the file's order.
     End { steps: u64, blocks: Vec<Block> },
-    /// The same as `Header` of versions 3 and 4.
+    /// The first frame of a file of version 3 or later.
     FullHeader(FullHeader),
 }
 
-/// What a file of this version says before the first step.
+/// The header of a file of this version, which comes before the first step.
 pub(super) fn header(frame: &[u8], version: u8) -> Result<super::Header, String> {
     match (decode(frame)?, version) {
         (Start::Header(header), 2) => Ok(header.read()),
@@ -45,7 +46,8 @@ pub(super) fn trailer(end: u64) -> [u8; TRAILER] {
     bytes
 }
 
-/// Where each rank's blocks lie, the first one at `start`: by the index, or if the file has none that fits, by looking at each block.
+/// The extents of each rank's blocks, the first one at `start`: by the index, or without a valid index by reading the
+/// start of each block.
 pub(super) fn contents(input: &mut (impl Read + Seek), start: u64, world_size: u32) -> io::Result<Contents> {
     let size = input.seek(SeekFrom::End(0))?;
     let (blocks, ending) = match indexed(input, start, size)? {
@@ -65,7 +67,7 @@ pub(super) fn contents(input: &mut (impl Read + Seek), start: u64, world_size: u
     Ok(Contents { version: Version::Indexed, ranks, lines: Vec::new(), ending })
 }
 
-/// The blocks of a whole file, and how many steps are in them.
+/// The blocks of a complete file, and the number of their steps.
 fn indexed(input: &mut (impl Read + Seek), start: u64, size: u64) -> io::Result<Option<(Vec<Block>, u64)>> {
     let Some(before) = size.checked_sub(TRAILER as u64).filter(|before| *before >= start) else { return Ok(None) };
     let mut found = [0; TRAILER];
@@ -84,7 +86,7 @@ fn indexed(input: &mut (impl Read + Seek), start: u64, size: u64) -> io::Result<
     Ok(whole.then_some((blocks, steps)))
 }
 
-/// The blocks up to where the file was cut short or does not go on as it should.
+/// The blocks up to the end of a truncated file, or up to the first invalid block.
 fn scanned(input: &mut (impl Read + Seek), start: u64, size: u64) -> io::Result<(Vec<Block>, Ending)> {
     let mut blocks = Vec::new();
     let mut offset = start;
@@ -102,7 +104,7 @@ fn scanned(input: &mut (impl Read + Seek), start: u64, size: u64) -> io::Result<
             break Ending::CutShort;
         }
         match postcard::take_from_bytes::<(u32, u32)>(inside) {
-            // A block's variant, and its rank.
+            // A block: its variant is 1, and its rank follows.
             Ok(((1, rank), _)) => blocks.push((rank, all as u32)),
             Ok(((2, _), _)) if size - offset - all < TRAILER as u64 => break Ending::CutShort,
             _ => break Ending::Damaged("unexpected frame type".to_owned()),
@@ -112,7 +114,7 @@ fn scanned(input: &mut (impl Read + Seek), start: u64, size: u64) -> io::Result<
     Ok((blocks, ending))
 }
 
-/// Where the first step is in a frame, which must be whole and of this rank.
+/// The position of the first step in a frame, which must be complete and of this rank.
 pub(super) fn start_of_steps(frame: &[u8], rank: usize) -> Result<usize, String> {
     let Ok(bytes) = read_frame(&mut &frame[..]).map_err(|error| error.to_string())? else {
         return Err("checksum mismatch".to_owned());
@@ -124,7 +126,7 @@ pub(super) fn start_of_steps(frame: &[u8], rank: usize) -> Result<usize, String>
     }
 }
 
-/// The next task and its step in these bytes, and what follows.
+/// The next task and its step in these bytes, and the rest.
 pub(super) fn step(bytes: &[u8]) -> Result<(u32, Step, &[u8]), String> {
     let ((task, step), rest) = postcard::take_from_bytes(bytes).map_err(|error| error.to_string())?;
     Ok((task, step, rest))

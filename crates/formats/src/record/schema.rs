@@ -21,7 +21,7 @@ use uniference_sim::program::{
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::{Bytes, SimDuration};
 
-/// No call moves more: 1 PiB, as in traces. With more, sums of sizes would only stop at the largest there is.
+/// Maximum size of a call: 1 PiB, as in traces. With larger sizes, sums would saturate.
 const LARGEST_SIZE: Bytes = Bytes(1 << 50);
 
 const ORIGINS: [Origin; 7] = [
@@ -73,7 +73,7 @@ const DTYPES: [DType; 20] = {
     ]
 };
 
-/// What a record says before the first step.
+/// The header of a record, before the first step.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Header {
     pub(super) world_size: u32,
@@ -83,7 +83,7 @@ pub(super) struct Header {
     command: Vec<String>,
 }
 
-/// What a record of version 3 or later says there.
+/// The header of a record of version 3 or later.
 #[derive(Serialize, Deserialize)]
 pub(super) struct FullHeader {
     header: Header,
@@ -91,7 +91,7 @@ pub(super) struct FullHeader {
     models: BTreeMap<String, String>,
 }
 
-/// What a task did next.
+/// The next step of a task.
 #[derive(Serialize, Deserialize)]
 pub(super) enum Step {
     Issue {
@@ -130,7 +130,7 @@ pub(super) enum Step {
     Named {
         group: u32,
     },
-    /// Nothing that was done: from here on the rank calls this line of the program by this number.
+    /// A definition without an action: from this step on the rank's steps call this line of the program by this number.
     Line {
         site: u32,
         text: String,
@@ -181,7 +181,7 @@ pub(super) enum Activity {
     Store(StoreOp),
     Finish,
     Close(u32),
-    /// As `Compute`, on another part of the device than `Resource::Accelerator`.
+    /// Like `Compute`, on another part of the device than `Resource::Accelerator`.
     Part {
         duration: u64,
         origin: u32,
@@ -259,7 +259,7 @@ pub(super) enum StoreOp {
     QueueLength { key: Vec<u8> },
 }
 
-/// What a step that was read says: something that a replay does, or a line's text.
+/// The content of a step that was read: a step of a replay, or a line's text.
 pub(super) enum Read {
     Step(RecordedStep),
     Line(Site, String),
@@ -338,7 +338,7 @@ impl Step {
         }
     }
 
-    /// What it says, or what is wrong with it.
+    /// The content of the step, or the reason why it is invalid.
     pub(super) fn read(self) -> Result<Read, String> {
         let ids = |handles: Vec<u32>| handles.into_iter().map(Handle).collect();
         let limit = |timeout: Option<u64>| timeout.map(SimDuration::from_ps);
@@ -543,7 +543,7 @@ impl CallOp {
     }
 }
 
-/// The same variants, with the same fields, there and here.
+/// Conversions between enums with equal variants and fields in this module and in the simulator.
 macro_rules! alike {
     ($($variant:ident { $($field:ident),+ }),+ $(,)?) => {
         impl StoreOp {
@@ -568,7 +568,7 @@ alike! {
     QueuePop { key, block }, QueueLength { key },
 }
 
-/// The place of what has no fields in its table.
+/// The index of a value in its table.
 fn number<T: PartialEq>(table: &[T], value: &T) -> u32 {
     table.iter().position(|known| known == value).expect("its table has all of them") as u32
 }

@@ -28,7 +28,7 @@ fn marked(mark: Mark) -> RecordedStep {
     Request::Issue { activity: Activity::Mark(mark), queue: QueueId(0), after: Vec::new(), site: Site(0) }.into()
 }
 
-/// Of two ranks, the second with two tasks.
+/// Steps of two ranks, the second with two tasks.
 fn steps() -> [Steps; 2] {
     let first = [mark("step"), RecordedStep::Named(GroupId(4)), Request::Exit(Outcome::Failed).into()];
     let second = [
@@ -71,7 +71,7 @@ fn options_of_a_group_are_read_as_they_were_written() {
     assert_eq!(steps[0], joins.map(|step| (TaskId(0), step)));
 }
 
-/// Operators of a slice, and how long it was measured to take.
+/// Operators of a slice, and the slice's measured duration.
 fn operators(operators: &[u8], ps: u64) -> RecordedStep {
     RecordedStep::Operators { operators: operators.to_vec(), measured: SimDuration::from_ps(ps) }
 }
@@ -92,7 +92,7 @@ fn written() -> Vec<u8> {
     writer(Vec::new()).finish().unwrap()
 }
 
-/// Reads all of it: the steps of each rank, and the lines.
+/// Reads a whole record: the steps of each rank, and the lines.
 fn read(bytes: &[u8]) -> Result<(Vec<Steps>, Vec<String>), RecordError> {
     let (ranks, rest) = RecordReader::open(Cursor::new(bytes))?.by_rank();
     let steps = ranks.into_iter().map(Iterator::collect).collect();
@@ -127,14 +127,14 @@ fn a_line_is_known_once_a_rank_has_come_to_it() {
     let (mut ranks, _rest) = RecordReader::open(Cursor::new(&file)).unwrap().by_rank();
     let (_, step) = ranks[1].next().unwrap();
     assert_eq!(&*ranks[1].line(&step), "a.py:2");
-    // Rank 0 has named the other one, and was not read.
+    // Rank 0 has named the other line, and was not read.
     assert_eq!(&*ranks[1].line(&mark("")), "");
 }
 
 #[test]
 fn a_record_that_was_cut_short_gives_what_it_has_and_says_so() {
     let mut out = Vec::new();
-    // A run that ends otherwise: what is dropped writes its steps, and no end.
+    // A run that ends otherwise: a dropped writer writes its steps, and no end.
     drop(writer(&mut out));
     let (ranks, rest) = RecordReader::open(Cursor::new(&out)).unwrap().by_rank();
     let found: Vec<Steps> = ranks.into_iter().map(Iterator::collect).collect();
@@ -142,7 +142,7 @@ fn a_record_that_was_cut_short_gives_what_it_has_and_says_so() {
     assert!(matches!(rest.finish(), Err(RecordError::CutShort { steps: 7 })));
 }
 
-/// Counts what is read.
+/// Counts the bytes that are read.
 struct Counted<'a>(Cursor<&'a [u8]>, Rc<Cell<u64>>);
 
 impl Read for Counted<'_> {
@@ -173,7 +173,7 @@ fn a_rank_far_behind_the_others_is_read_without_them() {
         let read = Rc::new(Cell::new(0));
         let (mut ranks, _rest) = RecordReader::open(Counted(Cursor::new(file), Rc::clone(&read))).unwrap().by_rank();
         assert_eq!(ranks[1].next(), Some((TaskId(0), mark("late"))));
-        // Each block's head, if there is no index, and rank 1's only one.
+        // The head of each block, if there is no index, and rank 1's only block.
         assert!(read.get() < pieces * 32, "{} bytes of {}", read.get(), file.len());
         // One block of rank 0 at a time.
         let before = read.get();
@@ -271,7 +271,7 @@ fn operators_are_kept_in_pieces_of_a_bounded_length() {
     assert_eq!(found[0].len(), 6);
 }
 
-/// Version 2 is version 3 without operators, and says less of the run.
+/// Version 2 is version 3 without operators, and has a shorter header.
 #[test]
 fn a_record_of_version_2_is_read_as_a_new_one_is() {
     let start = bytes(&Start::Header(schema::Header::of(&header(2))));
@@ -296,7 +296,7 @@ fn a_record_of_version_2_is_read_as_a_new_one_is() {
     assert!(error(3).contains("the header is missing"), "{}", error(3));
 }
 
-/// A record of version 1, as that version has written it.
+/// A record of version 1, as written by that version.
 mod before {
     use super::*;
 
@@ -376,13 +376,13 @@ proptest! {
     fn every_changed_bit_is_an_error(at in 0..written().len(), bit in 0..8u8) {
         let mut file = written();
         file[at] ^= 1 << bit;
-        // Another version that can be read is no damage: records of some versions differ in nothing that this one contains.
+        // Another supported version is no damage: records of some versions differ in nothing that this record contains.
         prop_assume!(at != MAGIC.len() || !(2..=VERSION).contains(&file[at]));
         prop_assert!(read(&file).is_err());
     }
 }
 
-/// A third rank takes the steps of rank 1, which is read for itself as well.
+/// A third rank replays the steps of rank 1, which is read as rank 1 as well.
 #[test]
 fn ranks_can_take_the_steps_of_others() {
     let file = written();

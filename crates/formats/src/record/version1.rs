@@ -1,5 +1,5 @@
-//! Owns records of version 1: each step is a frame of its own, in the order in which all ranks asked, and the table of lines comes at the end. There is
-//! no index, so such a file is read once before any of its steps is.
+//! Owns records of version 1: each step is a frame of its own, in the order in which all ranks asked, and the table of
+//! lines is at the end. There is no index, so such a file is read once before any of its steps is.
 
 use super::schema::{Header, Step};
 use super::{Contents, Ending, Extent, FRAME_HEAD, Version, decode, read_frame};
@@ -7,7 +7,8 @@ use serde::Deserialize;
 use std::collections::VecDeque;
 use std::io::{self, Read};
 
-/// No piece is longer, so that ranks that are far apart do not hold much: but for a single frame.
+/// Maximum length of an extent, except for a single longer frame: ranks that are far apart in the file need little
+/// memory.
 const LONGEST_EXTENT: u32 = 1 << 16;
 
 #[derive(Deserialize)]
@@ -24,7 +25,7 @@ pub(super) fn header(frame: &[u8]) -> Result<Header, String> {
     }
 }
 
-/// Where each rank's frames lie; they begin at `start`, where `input` stands.
+/// The extents of each rank's frames, which start at `start`, the position of `input`.
 pub(super) fn contents(input: &mut impl Read, start: u64, world_size: u32) -> io::Result<Contents> {
     let mut ranks: Vec<VecDeque<Extent>> = vec![VecDeque::new(); world_size as usize];
     let (mut offset, mut last, mut lines) = (start, None, Vec::new());
@@ -61,7 +62,7 @@ pub(super) fn contents(input: &mut impl Read, start: u64, world_size: u32) -> io
     Ok(Contents { version: Version::One, ranks, lines, ending })
 }
 
-/// The task and the step of the next frame in these bytes, and what follows.
+/// The task and the step of the next frame in these bytes, and the rest.
 pub(super) fn step(bytes: &[u8]) -> Result<(u32, Step, &[u8]), String> {
     let short = || "a frame has an unexpected length".to_owned();
     let (head, rest) = bytes.split_first_chunk().ok_or_else(short)?;

@@ -1,4 +1,4 @@
-//! Owns the writing of a program record while the run goes on.
+//! Owns the writing of a program record during the run.
 
 use super::index::{Start, trailer};
 use super::{FRAME_HEAD, Header, LONGEST_FRAME, MAGIC, VERSION, checksum, schema};
@@ -9,15 +9,16 @@ use uniference_sim::ids::{RankId, Site, TaskId};
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::SimDuration;
 
-/// A slice's operators are written in pieces of at most so many bytes, so that frames stay short.
+/// Maximum number of bytes of a piece of a slice's operators, so that frames stay short.
 const LONGEST_PIECE: usize = 1 << 20;
-/// A rank's steps are written once there are so many bytes of them.
+/// Number of bytes of a rank's steps at which they are written.
 const BLOCK: usize = 1 << 14;
-/// All ranks' steps are written once there are so many bytes of all, or so many for each rank: a run that is killed loses no more.
+/// Number of bytes of all ranks' steps, in total and per rank, at which they are all written: a run that is killed
+/// loses no more.
 const UNWRITTEN: usize = 1 << 18;
 const UNWRITTEN_OF_RANK: usize = 64;
 
-/// Writes a record while the run goes on.
+/// Writes a record during the run.
 pub struct RecordWriter<W: Write> {
     /// `None` once the record is finished.
     sink: Option<Sink<W>>,
@@ -28,12 +29,12 @@ pub struct RecordWriter<W: Write> {
     blocks: Vec<(u32, u32)>,
 }
 
-/// Of one rank.
+/// Steps of one rank that are not written yet.
 #[derive(Default)]
 struct Unwritten {
-    /// A block's bytes so far.
+    /// The block's bytes so far.
     bytes: Vec<u8>,
-    /// Which lines it has named.
+    /// The lines that the rank has named.
     named: FxHashSet<Site>,
 }
 
@@ -50,11 +51,11 @@ impl<W: Write> RecordWriter<W> {
         writer
     }
 
-    /// `task` of `rank` does this next; `line` is the text of the step's line (`path:line`), or empty where there is none. Errors show in
-    /// [`RecordWriter::failed`] and [`RecordWriter::finish`].
+    /// Adds the next step of `task` of `rank`; `line` is the text of the step's line (`path:line`), or empty if there
+    /// is none. [`RecordWriter::failed`] and [`RecordWriter::finish`] report errors.
     ///
     /// # Panics
-    /// If there are fewer ranks.
+    /// If there is no such rank.
     pub fn step(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, line: &str) {
         let RecordedStep::Operators { operators, measured } = step else {
             return self.one_step(rank, task, step, line);
@@ -89,12 +90,12 @@ impl<W: Write> RecordWriter<W> {
         }
     }
 
-    /// Has something been lost?
+    /// Whether an error has occurred.
     pub fn failed(&self) -> bool {
         self.sink.as_ref().is_some_and(Sink::failed)
     }
 
-    /// Writes the end, and gives back the writer.
+    /// Writes the end, and returns the writer.
     ///
     /// # Errors
     /// The first error of the writer, even if it happened long ago.
@@ -111,7 +112,7 @@ impl<W: Write> RecordWriter<W> {
         (0..self.ranks.len()).map(RankId::from).for_each(|rank| self.block(rank));
     }
 
-    /// Writes what there is of a rank.
+    /// Writes the rank's steps so far.
     fn block(&mut self, rank: RankId) {
         let bytes = std::mem::take(&mut self.ranks[rank.index()].bytes);
         if !bytes.is_empty() {
@@ -144,7 +145,7 @@ impl Unwritten {
     }
 }
 
-/// A run that ends otherwise than by [`RecordWriter::finish`] leaves what it has: a record that was cut short.
+/// A run that ends without [`RecordWriter::finish`] leaves a truncated record.
 impl<W: Write> Drop for RecordWriter<W> {
     fn drop(&mut self) {
         if self.sink.is_some() {

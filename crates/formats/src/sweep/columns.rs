@@ -1,4 +1,4 @@
-//! Owns the columns that the results of every sweep have, beside its parameters, phases and measures.
+//! Owns the columns in the results of every sweep, in addition to its parameters, phases and measures.
 
 use super::CellType;
 use super::CellType::{Float, Integer, Text};
@@ -10,7 +10,7 @@ pub struct Figure {
     pub name: &'static str,
     /// Type of its values.
     pub holds: CellType,
-    /// What its values mean, and their unit.
+    /// Meaning and unit of the values.
     pub meaning: &'static str,
 }
 
@@ -18,7 +18,8 @@ const fn figure(name: &'static str, holds: CellType, meaning: &'static str) -> F
     Figure { name, holds, meaning }
 }
 
-/// Their names and meanings, in the order of the results; parameters stand behind `trial`, phases and measures at the end.
+/// Names and meanings of the columns, in the order of the results; parameters follow `trial`, phases and measures are
+/// at the end.
 pub const FIGURES: [Figure; 22] = [
     figure("trial", Integer, "Number of the trial, from 0; the name of its folder"),
     figure("status", Text, "`finished` or `failed`"),

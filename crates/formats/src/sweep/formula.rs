@@ -1,12 +1,12 @@
-//! Owns formulas of parameters and figures: conditions, and figures that follow from others.
+//! Owns formulas of parameters and figures: conditions and derived figures.
 
 use exmex::{BinOp, Express, FlatEx, FloatOpsFactory, MakeOperators, Operator};
 
-/// A formula of numbers that have names. Names with other characters than letters, digits and `_` stand in braces.
+/// A formula of named numbers. Names with other characters than letters, digits and `_` are in braces.
 #[derive(Clone, Debug)]
 pub struct Formula(FlatEx<f64, Comparing>);
 
-/// Arithmetic, and below it comparisons, `&&` and `||`, whose results are 1 and 0.
+/// Operators: arithmetic, and with lower precedence comparisons, `&&` and `||`, whose results are 1 and 0.
 #[derive(Clone, Debug)]
 struct Comparing;
 
@@ -14,7 +14,7 @@ impl MakeOperators<f64> for Comparing {
     fn make<'a>() -> Vec<Operator<'a, f64>> {
         let truth = |repr, apply, prio, is_commutative| Operator::make_bin(repr, BinOp { apply, prio, is_commutative });
         let mut operators = FloatOpsFactory::<f64>::make();
-        // exmex's own begin at 0.
+        // exmex's own priorities start at 0.
         operators.extend([
             truth("==", |a, b| f64::from(a == b), -1, true),
             truth("!=", |a, b| f64::from(a != b), -1, true),
@@ -30,7 +30,7 @@ impl MakeOperators<f64> for Comparing {
 }
 
 impl Formula {
-    /// Reads one.
+    /// Reads a formula.
     ///
     /// # Errors
     /// If `text` is no formula.
@@ -38,12 +38,12 @@ impl Formula {
         FlatEx::parse(text).map(Formula).map_err(|error| error.to_string())
     }
 
-    /// The names in it.
+    /// The names in the formula.
     pub fn names(&self) -> &[String] {
         self.0.var_names()
     }
 
-    /// Its number; true is 1 and false 0. `None`: one of its names has no value, or there is no such number.
+    /// The formula's value; true is 1 and false 0. `None`: a name has no value, or the result is not finite.
     pub fn value(&self, of: impl Fn(&str) -> Option<f64>) -> Option<f64> {
         let values: Option<Vec<f64>> = self.names().iter().map(|name| of(name)).collect();
         self.0.eval(&values?).ok().filter(|number| number.is_finite())

@@ -1,7 +1,7 @@
-//! Owns the sweep file: which program is simulated, what of it varies, and the command line of each trial.
+//! Owns the sweep file: the simulated program, its parameters, and the command line of each trial.
 //!
-//! Text in, values or a [`Diagnostic`] out. `docs/reference/sweep-file.md` describes every key. Which points are tried is the business of
-//! `uniference-studies`, how they are carried out that of `uniference-session`.
+//! Text in, values or a [`Diagnostic`] out. `docs/reference/sweep-file.md` describes every key. `uniference-studies`
+//! chooses the points, and `uniference-session` carries them out.
 
 mod columns;
 mod formula;
@@ -19,35 +19,35 @@ use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 
-/// A sweep has at most so many points.
+/// Maximum number of points of a sweep.
 pub const MOST_POINTS: usize = 10_000;
 
-/// Options that say which cluster is simulated: a replay takes them as a run does.
+/// Options that determine the simulated cluster: runs and replays have them.
 const CLUSTER_OPTIONS: [&str; 6] = ["cluster", "ranks", "bandwidth", "latency", "slowdown", "backend"];
-/// Options whose values are paths, from the sweep file's folder.
+/// Options whose values are paths, relative to the sweep file's folder.
 const PATH_OPTIONS: [&str; 2] = ["cluster", "device-db"];
 
-/// A sweep file that could be read.
+/// A valid sweep file.
 #[derive(Clone, Debug)]
 pub struct Sweep {
     /// The sweep's name in reports.
     pub name: String,
-    /// How points are chosen.
+    /// Method by which points are chosen.
     pub method: Method,
-    /// When a trial is answered by the record of another.
+    /// Condition under which a trial replays another trial's record.
     pub replays: Replays,
-    /// What varies, in the order of the file: of a grid the first one varies slowest.
+    /// The parameters, in the order of the file: in a grid the first one varies slowest.
     pub parameters: Vec<Parameter>,
-    /// Points of which it does not hold are left out.
+    /// Condition that every point must satisfy.
     pub condition: Option<Formula>,
-    /// Figures that follow from others.
+    /// Derived figures.
     pub measures: Vec<Measure>,
-    /// What a search looks for.
+    /// Goal and limits of a search.
     pub search: Option<Search>,
     program: Program,
-    /// Arguments of the program, with `{NAME}` where a parameter goes.
+    /// Arguments of the program, with `{NAME}` in place of a parameter.
     templates: Vec<String>,
-    /// What has one value, with its place.
+    /// Settings with one value, each with its place.
     fixed: Vec<(Target, Value, Range<usize>)>,
     origin: String,
     text: String,
@@ -58,13 +58,13 @@ pub struct Sweep {
 enum Program {
     /// The path of a script.
     Script(String),
-    /// As `python -m` runs it.
+    /// A module, as `python -m` runs it.
     Module(String),
     /// A kind of generated job.
     Workload(String),
 }
 
-/// How points are chosen.
+/// Method by which points are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// All combinations of values.
@@ -85,12 +85,12 @@ pub enum Method {
     },
 }
 
-/// When a trial is answered by the record of another one in place of a run of its own.
+/// Condition under which a trial replays another trial's record instead of a run of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replays {
-    /// Where the program sees the same cluster, and its record does not depend on time.
+    /// If the program sees the same cluster, and its record does not depend on time.
     Exact,
-    /// Wherever the program sees the same cluster; the results carry the warnings.
+    /// If the program sees the same cluster; the results carry the warnings.
     Always,
     /// Never: every trial is a run.
     Never,
@@ -99,11 +99,11 @@ pub enum Replays {
 /// A parameter of the sweep.
 #[derive(Clone, Debug)]
 pub struct Parameter {
-    /// The name of its column.
+    /// The name of the parameter's column.
     pub name: String,
-    /// The setting that it changes.
+    /// The setting that the parameter changes.
     pub target: Target,
-    /// The values that it takes.
+    /// The values that the parameter can have.
     pub domain: Domain,
     place: Range<usize>,
 }
@@ -122,26 +122,26 @@ pub enum Target {
 /// The values of a parameter.
 #[derive(Clone, Debug)]
 pub enum Domain {
-    /// These, each with its place in the file.
+    /// Listed values, each with its place in the file.
     Values(Vec<(Value, Range<usize>)>),
-    /// Any number between two.
+    /// Any number of an interval.
     Interval(Interval),
 }
 
-/// The numbers between two, both included.
+/// An interval of numbers, both ends included.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interval {
     from: f64,
     to: f64,
-    /// Equal ratios are equally likely, rather than equal differences.
+    /// Whether equal ratios are equally likely, rather than equal differences.
     logarithmic: bool,
-    /// The values are integers.
+    /// Whether the values are integers.
     whole: bool,
-    /// The unit behind the number.
+    /// The unit after the number.
     unit: String,
 }
 
-/// A value as the file has it.
+/// A value in the file's notation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// `4`.
@@ -156,16 +156,16 @@ pub enum Value {
     Toml(String),
 }
 
-/// A figure that follows from others by a formula.
+/// A derived figure.
 #[derive(Clone, Debug)]
 pub struct Measure {
-    /// The name of its column.
+    /// The name of the measure's column.
     pub name: String,
-    /// The formula, of parameters and columns.
+    /// The formula of parameters and columns.
     pub formula: Formula,
 }
 
-/// What a search looks for, and for how long.
+/// Goal and limits of a search.
 #[derive(Clone, Debug)]
 pub struct Search {
     /// Largest number of trials.
@@ -198,16 +198,16 @@ pub struct Place(Range<usize>);
 pub struct Words {
     /// `run`, or `workload` and its kind.
     pub command: Vec<String>,
-    /// Options that say which cluster is simulated, and with which seed.
+    /// Options that determine the simulated cluster and the seed.
     pub cluster: Vec<String>,
     /// All other options.
     pub options: Vec<String>,
-    /// The program and its arguments; of a job the options that describe it.
+    /// The program and its arguments; for a job the options that describe it.
     pub program: Vec<String>,
 }
 
 impl Words {
-    /// All of them, with further options.
+    /// All words, with further options.
     pub fn all(&self, further: &[String]) -> Vec<String> {
         [&self.command, &self.cluster, &self.options, further, &self.program].into_iter().flatten().cloned().collect()
     }
@@ -217,7 +217,8 @@ impl Sweep {
     /// Reads the text of a sweep file that came from `origin` (its path).
     ///
     /// # Errors
-    /// What is no TOML, an unknown key, a value of the wrong type, an empty list, more draws than [`MOST_POINTS`].
+    /// If the text is no TOML, or has an unknown key, a value of the wrong type, an empty list, or more draws than
+    /// [`MOST_POINTS`].
     pub fn parse(origin: &str, text: &str) -> Result<Sweep, Diagnostic> {
         read::read(origin, text)
     }
@@ -225,17 +226,17 @@ impl Sweep {
     /// Refuses a grid with intervals, or with more points than [`MOST_POINTS`].
     ///
     /// # Errors
-    /// If it is one.
+    /// If the sweep is such a grid.
     pub fn check_grid(&self) -> Result<(), Diagnostic> {
         if self.method == Method::Grid { read::check_grid(self) } else { Ok(()) }
     }
 
-    /// Whether it is about a generated job, which needs no interpreter.
+    /// Whether the sweep is about a generated job, which needs no interpreter.
     pub fn is_of_jobs(&self) -> bool {
         matches!(self.program, Program::Workload(_))
     }
 
-    /// The script, if the program is one. `folder` is the sweep file's.
+    /// The script, if the program is one. `folder` is the folder of the sweep file.
     pub fn script(&self, folder: &Path) -> Option<std::path::PathBuf> {
         match &self.program {
             Program::Script(script) => Some(folder.join(script)),
@@ -243,12 +244,13 @@ impl Sweep {
         }
     }
 
-    /// The command that carries out a point, which has a value for each parameter. Paths are made from `folder`, the sweep file's.
+    /// The command that carries out a point, which has a value for each parameter. Paths are relative to `folder`, the
+    /// folder of the sweep file.
     pub fn words(&self, point: &[Value], folder: &Path) -> Words {
         self.words_of(&self.settings(point), folder)
     }
 
-    /// The place of the setting without which the command of a point works, if there is one.
+    /// The place of a setting without which the point's command works, if there is one.
     pub fn culprit(&self, point: &[Value], folder: &Path, works: impl Fn(&Words) -> bool) -> Option<Place> {
         let settings = self.settings(point);
         let without = |left_out: usize| {
@@ -262,7 +264,7 @@ impl Sweep {
         })
     }
 
-    /// The place of a value of a parameter; of an interval, that of the parameter.
+    /// The place of a parameter's value; for an interval, the place of the parameter.
     pub fn place(&self, parameter: usize, value: &Value) -> Place {
         let Parameter { domain, place, .. } = &self.parameters[parameter];
         let listed = match domain {
@@ -272,7 +274,7 @@ impl Sweep {
         Place(listed.map_or(place, |(_, place)| place).clone())
     }
 
-    /// The same mistake at a place of the file.
+    /// The message with its place in the file.
     pub fn error(&self, message: Diagnostic, Place(place): Place) -> Diagnostic {
         message.at(&self.origin, &self.text, place)
     }
@@ -289,7 +291,7 @@ impl Sweep {
             Program::Workload(kind) => (vec!["workload".to_owned(), kind.clone(), "--run".to_owned()], Vec::new()),
         };
         let mut words = Words { command, cluster: Vec::new(), options: Vec::new(), program };
-        // What has no name comes first: it may be the name of a command whose options follow.
+        // Arguments without a name come first: they may name a command whose options follow.
         let templates = words.program.len()..words.program.len() + self.templates.len();
         words.program.extend(self.templates.iter().cloned());
         for (target, value) in settings {
@@ -333,7 +335,7 @@ impl Sweep {
 }
 
 impl Domain {
-    /// How many values it has; `None`: any number between two.
+    /// Number of values; `None`: an interval.
     pub fn count(&self) -> Option<usize> {
         match self {
             Domain::Values(values) => Some(values.len()),
@@ -341,7 +343,7 @@ impl Domain {
         }
     }
 
-    /// Whether its values have an order: numbers, from the smallest to the largest or back.
+    /// Whether the values are ordered numbers, ascending or descending.
     pub fn is_ordered(&self) -> bool {
         match self {
             Domain::Values(values) => {
@@ -363,7 +365,7 @@ impl Domain {
 
 impl Interval {
     fn at(&self, share: f64) -> Value {
-        // Of whole numbers each has an equal part, the last one too.
+        // Each integer has an equal part of the interval, the last one too.
         let end = if self.whole { self.to + 1.0 } else { self.to };
         let number = match self.logarithmic {
             true => (self.from.ln() + share * (end.ln() - self.from.ln())).exp(),
@@ -372,7 +374,7 @@ impl Interval {
         self.value(if self.whole { number.floor().clamp(self.from, self.to) } else { number })
     }
 
-    /// `count` numbers from one end to the other; at least 2.
+    /// `count` numbers from one end to the other; `count` is at least 2.
     fn steps(&self, count: usize) -> Vec<Value> {
         let number = |step: usize| {
             let share = step as f64 / (count - 1) as f64;
@@ -384,7 +386,7 @@ impl Interval {
         (0..count).map(|step| self.value(number(step))).collect()
     }
 
-    /// Four significant digits are as much as anybody reads.
+    /// A value with four significant digits, which are enough for people.
     fn value(&self, number: f64) -> Value {
         if self.whole && self.unit.is_empty() {
             return Value::Integer(number.round() as i64);
@@ -396,7 +398,7 @@ impl Interval {
 }
 
 impl Value {
-    /// As it stands in a TOML file.
+    /// The value as TOML.
     pub fn toml(&self) -> String {
         match self {
             Value::Float(number) => format!("{number:?}"),
@@ -405,7 +407,7 @@ impl Value {
         }
     }
 
-    /// The number that it is.
+    /// The value as a number, if it is one.
     pub fn number(&self) -> Option<f64> {
         match self {
             Value::Integer(number) => Some(*number as f64),
@@ -415,7 +417,7 @@ impl Value {
     }
 }
 
-/// As a word of a command line.
+/// The value as a word of a command line.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

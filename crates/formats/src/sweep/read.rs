@@ -1,4 +1,4 @@
-//! Owns the reading of a sweep file: its keys, and what is wrong with a value, at its place.
+//! Owns the reading of a sweep file: its keys, and errors at the places of their values.
 
 use super::columns::FIGURES;
 use super::{
@@ -32,7 +32,7 @@ const FEWER: &str =
     "give parameters fewer values, or draw some of the points: method = \"latin-hypercube\" with points = 100";
 const PROGRAM_KEYS: [&str; 4] = ["script", "module", "workload", "arguments"];
 const INTERVAL_KEYS: [&str; 4] = ["from", "to", "scale", "steps"];
-/// Options of commands that a sweep has in another way, or not at all, and what to do.
+/// Options of commands that a sweep replaces or does not have, and advice for each.
 const OTHERWISE: [(&str, &str); 13] = [
     ("set", "put keys of the cluster file into [cluster]"),
     ("algorithm", "put the algorithm into [cluster], for example \"collective.all_reduce\" = [\"ring\", \"tree\"]"),
@@ -183,7 +183,8 @@ impl<'t> Reader<'t> {
         Ok((program, templates))
     }
 
-    /// The entries of `[arguments]`, `[options]` or `[cluster]`. `prefix` is the key of the table that they are in, of the cluster file.
+    /// The entries of `[arguments]`, `[options]` or `[cluster]`. For the cluster file, `prefix` is the key of the table
+    /// that they are in.
     fn settings(
         &self,
         table: &DeTable<'_>,
@@ -289,7 +290,7 @@ impl<'t> Reader<'t> {
             let hint = "begin above 0, or leave `scale` out";
             return Err(self.error("a logarithmic interval begins above 0", slot.span()).hint(hint));
         }
-        // Of quantities with a unit a fraction is as good as any other number.
+        // A quantity with a unit may be a fraction.
         let whole = is_whole && ends_whole && unit.is_empty();
         let interval = Interval { from, to, logarithmic, whole, unit };
         let Some(steps) = table.get("steps") else { return Ok(Domain::Interval(interval)) };
@@ -298,7 +299,7 @@ impl<'t> Reader<'t> {
         let count = count.ok_or_else(|| self.too_many("the interval has", None, steps.span()))?;
         let mut values: Vec<(Value, Range<usize>)> = Vec::new();
         for value in interval.steps(count) {
-            // Neighbours may round to one value.
+            // Neighbouring numbers may round to the same value.
             if values.last().is_none_or(|(last, _)| *last != value) {
                 values.push((value, slot.span()));
             }
@@ -341,7 +342,7 @@ impl<'t> Reader<'t> {
         self.choice(slot, "value", &choices)
     }
 
-    /// Names of parameters are those of columns: no two are equal, and none is a figure's.
+    /// Checks the names of parameters, which are columns: no two are equal, and none is the name of a figure.
     fn check_names(&self, parameters: &[Parameter]) -> Result<(), Diagnostic> {
         for (number, parameter) in parameters.iter().enumerate() {
             let Parameter { name, place, .. } = parameter;
@@ -373,7 +374,7 @@ impl<'t> Reader<'t> {
         Ok(())
     }
 
-    /// Each placeholder is of an argument.
+    /// Checks that each placeholder names an argument.
     fn check_placeholders(
         &self,
         templates: &[String],
@@ -448,7 +449,7 @@ impl<'t> Reader<'t> {
                 _ => Ok(vec![slot]),
             }
         };
-        // Of phases it is not known yet which there are.
+        // The names of phases are not known yet.
         let is_column = |name: &str| {
             name.contains('.')
                 || FIGURES.iter().any(|figure| figure.name == name && figure.holds != CellType::Text)
@@ -499,19 +500,19 @@ impl<'t> Reader<'t> {
             }
             measures.push((key.span().start, Measure { name, formula: self.formula(slot)? }));
         }
-        // In the order of the file: one may follow from those before it.
+        // In the order of the file: a measure may depend on those before it.
         measures.sort_by_key(|(start, _)| *start);
         Ok(measures.into_iter().map(|(_, measure)| measure).collect())
     }
 }
 
-/// More points than a sweep may have.
+/// The error about more points than a sweep may have.
 fn too_many(what: &str, points: Option<usize>) -> Diagnostic {
     let count = points.map_or_else(|| "too many".to_owned(), |points| points.to_string());
     Diagnostic::new(format!("{what} {count} points; at most {MOST_POINTS} are allowed"))
 }
 
-/// Refuses a grid that has intervals, or too many points: a search may have both.
+/// Refuses a grid that has intervals, or too many points; a search may have both.
 pub(super) fn check_grid(sweep: &Sweep) -> Result<(), Diagnostic> {
     let mut count = Some(1_usize);
     let at =
@@ -532,13 +533,13 @@ pub(super) fn check_grid(sweep: &Sweep) -> Result<(), Diagnostic> {
     }
 }
 
-/// A part of a dotted key, in quotes where it needs them.
+/// A part of a dotted key, quoted if necessary.
 fn quoted(key: &str) -> Cow<'_, str> {
     let is_bare = !key.is_empty() && key.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '-'));
     if is_bare { Cow::Borrowed(key) } else { Cow::Owned(toml::Value::String(key.to_owned()).to_string()) }
 }
 
-/// A path's last part without its ending.
+/// The last part of a path without its extension.
 fn stem(origin: &str) -> String {
     std::path::Path::new(origin)
         .file_stem()

@@ -1,5 +1,5 @@
-//! Owns the results of a sweep as a table: a row for each trial, as CSV and as Parquet. What is in its columns is the business of
-//! `uniference-studies`.
+//! Owns the results of a sweep as a table: one row per trial, as CSV and as Parquet. `uniference-studies` fills the
+//! columns.
 
 use parquet::basic::{Compression, LogicalType, Repetition, Type as PhysicalType};
 use parquet::column::writer::ColumnWriter;
@@ -15,7 +15,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Cell {
-    /// No value: it is not known.
+    /// No value: it is unknown.
     Null,
     /// A whole number.
     Integer(i64),
@@ -54,12 +54,12 @@ pub struct Column {
 /// A table of results, one row for each trial.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Results {
-    /// All have as many cells.
+    /// The columns, all with the same number of cells.
     pub columns: Vec<Column>,
 }
 
 impl Cell {
-    /// The number that it is.
+    /// The cell as a number, if it is one.
     pub fn number(&self) -> Option<f64> {
         match self {
             Cell::Integer(number) => Some(*number as f64),
@@ -68,7 +68,7 @@ impl Cell {
         }
     }
 
-    /// As CSV has it: what is not known is empty.
+    /// The cell in CSV: an unknown value is empty.
     pub fn text(&self) -> String {
         match self {
             Cell::Null => String::new(),
@@ -98,12 +98,12 @@ impl Column {
 }
 
 impl Results {
-    /// The column of a name.
+    /// The column with this name.
     pub fn column(&self, name: &str) -> Option<&Column> {
         self.columns.iter().find(|column| column.name == name)
     }
 
-    /// With a line of names; what is not known is empty. Numbers read back as the same.
+    /// The table as CSV, with a line of names; unknown values are empty. Numbers read back as the same numbers.
     ///
     /// # Panics
     /// Never.
@@ -119,7 +119,7 @@ impl Results {
         writer.into_inner().expect("memory takes it")
     }
 
-    /// The same as a Parquet file.
+    /// The table as a Parquet file.
     ///
     /// # Panics
     /// Never.

@@ -1,16 +1,16 @@
-//! Owns when a device computed: intervals that are told in the order of their ends, and may overlap.
+//! Owns the times in which a device computed: intervals that are added in the order of their ends, and may overlap.
 
 use uniference_sim::time::SimTime;
 
 /// The union of intervals.
 #[derive(Default)]
 pub(super) struct Busy {
-    /// In order, with time between them.
+    /// The intervals in order, with time between them.
     intervals: Vec<(SimTime, SimTime)>,
 }
 
 impl Busy {
-    /// An interval, that ends no earlier than those before it.
+    /// Adds an interval that ends no earlier than those before it.
     pub(super) fn add(&mut self, start: SimTime, end: SimTime) {
         let mut start = start;
         while let Some((from, _)) = self.intervals.pop_if(|(_, to)| *to >= start) {
@@ -19,7 +19,7 @@ impl Busy {
         self.intervals.push((start, end));
     }
 
-    /// From when on the device is busy, and from when on it is not, beginning with time zero.
+    /// The times from which on the device is busy (true) or idle (false), starting with time zero.
     pub(super) fn changes(&self) -> impl Iterator<Item = (SimTime, bool)> + '_ {
         let is_idle = self.intervals.first().is_none_or(|(start, _)| *start > SimTime::ZERO);
         let changes = self.intervals.iter().flat_map(|(start, end)| [(*start, true), (*end, false)]);

@@ -1,5 +1,6 @@
-//! Owns the Chrome JSON format of traces (<https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>), which Perfetto and
-//! chrome://tracing open. Times are microseconds with six decimals, which is to the picosecond.
+//! Owns the Chrome JSON format of traces
+//! (<https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU>), which Perfetto and
+//! chrome://tracing open. Times are microseconds with six decimals, exact to the picosecond.
 
 use super::format::{Args, Counter, Format, Point, Row, Value};
 use crate::sink::{Sink, WriteError};
@@ -10,7 +11,7 @@ use uniference_sim::time::SimTime;
 /// Writes `{"traceEvents":[...]}`, element by element.
 pub struct Chrome<W> {
     sink: Sink<W>,
-    /// The element that is being written, and what separates it from the one before.
+    /// The element that is being written, with the separator before it.
     entry: Vec<u8>,
     separator: &'static str,
 }
@@ -118,7 +119,7 @@ struct Text<'a>(&'a str);
 
 impl Display for Text<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        // Nearly all have nothing to be escaped.
+        // Nearly all texts need no escapes.
         match self.0.bytes().any(|byte| byte < 0x20 || byte == b'"' || byte == b'\\') {
             true => f.write_str(&serde_json::to_string(self.0).expect("a text is JSON")),
             false => write!(f, "\"{}\"", self.0),

@@ -1,11 +1,12 @@
-//! Owns what a trace consists of, whatever the format of its file: rows with slices on them, counters, and arrows.
+//! Owns the elements of a trace in any file format: rows with slices, counters, and arrows.
 //!
-//! What they show is [`super::TraceWriter`]'s business, how they are written down that of [`super::Chrome`] and [`super::Perfetto`].
+//! [`super::TraceWriter`] decides what they show; [`super::Chrome`] and [`super::Perfetto`] write them.
 
 use crate::sink::WriteError;
 use uniference_sim::time::SimTime;
 
-/// A row of slices: a thread of a process, as viewers call them. Numbers begin with 1: viewers take thread and process 0 for the idle one.
+/// A row of timeline slices: in viewers' terms a thread of a process. Numbers start with 1: viewers regard thread and
+/// process 0 as the idle one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     /// Number of the process.
@@ -14,7 +15,7 @@ pub struct Row {
     pub tid: u32,
 }
 
-/// A moment on a row. An arrow is bound to the innermost slice that the row has then.
+/// A moment on a row. An arrow is bound to the row's innermost slice at that moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     /// The row of the moment.
@@ -23,7 +24,7 @@ pub struct Point {
     pub at: SimTime,
 }
 
-/// A value that is shown beside a slice or a counter.
+/// A value that is shown with a slice or a counter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Value<'a> {
@@ -32,7 +33,7 @@ pub enum Value<'a> {
     Number(f64),
 }
 
-/// What is known of a slice, by name.
+/// Arguments of a slice, by name.
 pub(super) type Args<'a> = [(&'static str, Value<'a>)];
 
 /// A counter of a process: one series of values, or several.
@@ -46,40 +47,40 @@ pub struct Counter<'a> {
     pub unit: &'static str,
 }
 
-/// A file format of traces. Processes and rows are named before anything is on them; slices of a row come in the order of their ends, and lie within or
-/// beside each other.
+/// A file format of traces. Processes and rows are named before their first element; slices of a row come in the order
+/// of their ends, and are nested or disjoint.
 pub trait Format {
     /// The file that remains when the trace is complete.
     type File;
 
-    /// Names a process, and says where it stands among processes.
+    /// Names a process, and sets its place among processes.
     fn process(&mut self, pid: u32, name: &str, place: i32);
 
-    /// Names a row, and says where it stands among those of its process.
+    /// Names a row, and sets its place among the rows of its process.
     fn row(&mut self, row: Row, name: &str, place: i32);
 
-    /// A slice of a row.
+    /// Adds a slice of a row.
     fn slice(&mut self, row: Row, start: SimTime, end: SimTime, name: &str, args: &Args<'_>);
 
-    /// A slice begins, whose end is not known yet.
+    /// Starts a slice with an unknown end.
     fn begin(&mut self, row: Row, at: SimTime, name: &str);
 
-    /// The innermost slice ends that has begun and not ended.
+    /// Ends the innermost slice that has started and not ended.
     fn end(&mut self, row: Row, at: SimTime);
 
-    /// A counter has these values from now on, by the name of the series; where there is one only, its name is empty.
+    /// Sets a counter to these values from now on, by the name of the series; the name of a single series is empty.
     fn counter(&mut self, counter: &Counter<'_>, at: SimTime, values: &[(&str, Value<'_>)]);
 
-    /// An arrow. No other one has its number.
+    /// Adds an arrow with a unique number.
     fn arrow(&mut self, number: u64, name: &'static str, from: Point, to: Point);
 
-    /// Has something been lost? Then [`Format::finish`] will say why.
+    /// Whether an error has occurred, which [`Format::finish`] will return.
     fn failed(&self) -> bool;
 
     /// Completes the file.
     ///
     /// # Errors
-    /// The first error of its writer, even if it happened long ago.
+    /// The first error of the writer, even if it happened long ago.
     fn finish(self) -> Result<Self::File, WriteError>;
 }
 

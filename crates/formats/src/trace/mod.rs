@@ -1,12 +1,13 @@
-//! Owns the trace: what happened when, for the viewers of Perfetto and Chrome.
+//! Owns the trace: a run's events over time, for the viewers of Perfetto and Chrome.
 //!
-//! Each rank is a process with a row for each task (compute, waiting) and for its named ranges, for those of the rank that may overlap, for each stream of
-//! its device, and for the operations of each group; what overlaps within a row goes on a second row of the same name. An arrow leads from each send to
-//! its receive, and from what a wait was for to its end.
-//! Each link that was used is a counter of bytes per second, what each rank held in memory one of bytes by kind, and what its device draws one of watts, where
-//! that is known. The critical path is a process of its own, above all others.
+//! Each rank is a process with a row for each task (compute, waits) and for its named ranges, for the rank's ranges
+//! that may overlap, for each CUDA stream of its device, and for the operations of each group; slices that overlap
+//! within a row go on a second row of the same name. Arrows lead from each send to its receive, and from the reason of
+//! a wait to the wait's end. Each used link has a counter of bytes per second, each rank's memory a counter of bytes by
+//! kind, and each device of known power a counter of watts. The critical path is a process of its own, above all
+//! others.
 //!
-//! How this is written down is the business of the [`Format`]s, of which [`Chrome`] is to the picosecond.
+//! The [`Format`]s write the trace; [`Chrome`] is exact to the picosecond.
 
 mod busy;
 mod chrome;
@@ -36,13 +37,13 @@ use uniference_sim::observe::IssueRanges;
 use uniference_sim::program::{Call, CallOp, Mark};
 use uniference_sim::time::{Bytes, SimTime};
 
-/// The lines of a program, by [`Site`](uniference_sim::ids::Site), as they become known; empty where they are not.
+/// The lines of a program, by [`Site`](uniference_sim::ids::Site), as they become known; empty if unknown.
 pub type Lines = Rc<RefCell<Vec<String>>>;
 
-/// The shortest time that viewers know, in picoseconds.
+/// The resolution of viewers' times, in picoseconds.
 const NANOSECOND: u64 = 1_000;
 
-/// Writes a trace while the run goes on.
+/// Writes a trace during the run.
 pub struct TraceWriter<F> {
     out: F,
     ranks: Vec<RankRows>,
@@ -51,17 +52,17 @@ pub struct TraceWriter<F> {
     rates: LinkRates,
     links: Vec<String>,
     lines: Lines,
-    /// Sends and receives of which the other one is not complete, by the send.
+    /// Sends and receives whose other end is not complete, by the send.
     halves: BTreeMap<(RankId, Handle), Point>,
     /// Number of arrows.
     arrows: u64,
 }
 
-/// A span of the critical path, as the trace shows it.
+/// A span of the critical path in the trace.
 pub struct PathSpan {
-    /// The virtual time at which it begins.
+    /// Virtual time of the start.
     pub start: SimTime,
-    /// The virtual time at which it ends.
+    /// Virtual time of the end.
     pub end: SimTime,
     /// The label of the span: `latency of a.0 -> switch`.
     pub name: String,
@@ -73,27 +74,27 @@ pub struct PathSpan {
     pub range: Option<String>,
 }
 
-/// The end of a wait, and what the task waited for.
+/// The end of a wait, and the reason of the wait.
 pub struct Release {
     /// The rank of the task.
     pub rank: RankId,
     /// The task that waited.
     pub task: TaskId,
-    /// The virtual time from the start to the end of the wait.
+    /// The wait's interval of virtual time.
     pub waited: Range<SimTime>,
     /// The label of the arrow: `waits for rank 2, which computes in layers.7`.
     pub words: String,
-    /// The activity that it waited for.
+    /// The activity for which the task waited.
     pub from: Source,
 }
 
-/// What a wait was for: an activity, and the moment from which it held the task back no longer.
+/// The reason of a wait: an activity, and the moment from which on it no longer blocked the task.
 pub struct Source {
     /// The rank of the activity.
     pub rank: RankId,
-    /// The activity; `None`, or one that is not shown itself: the rank's main thread.
+    /// The activity; `None`, or an activity without a row: the rank's main thread.
     pub activity: Option<Handle>,
-    /// From the start of the activity to that moment.
+    /// The interval from the start of the activity to that moment.
     pub span: Range<SimTime>,
 }
 
@@ -106,23 +107,23 @@ struct RankRows {
     ranges: Vec<(TaskId, String, Option<u32>)>,
     /// The ranges in which the rank's threads issued activities.
     issues: IssueRanges<Arc<str>>,
-    /// By number, on which of its rows a range is open that may overlap others.
+    /// The row of each open range that may overlap others, by number.
     overlapping: BTreeMap<u32, usize>,
-    /// By handle, the row that shows the activity; 0: none does.
+    /// The row that shows each activity, by handle; 0: no row.
     shown: Vec<u32>,
-    /// By task, when waits ended, and on which rows they are.
+    /// Ends of waits and their rows, by task.
     waits: BTreeMap<TaskId, Vec<(SimTime, u32)>>,
-    /// All of them, and what they were called when they were made.
+    /// All rows, with their names when they were made.
     made: Vec<(u32, What, String)>,
     /// Names that the program gave its threads.
     called: BTreeMap<TaskId, String>,
-    /// By stream, the thread whose work on it was shown first.
+    /// The thread whose work on a CUDA stream was shown first, by stream.
     users: BTreeMap<u32, TaskId>,
-    /// Where the power of its device is known: when it was busy.
+    /// Power of the rank's device and its busy times, if the power is known.
     power: Option<(Power, Busy)>,
 }
 
-/// What a row shows; the order in which rows stand.
+/// The content of a row; rows are in this order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
     Overlapping,
@@ -132,7 +133,7 @@ enum What {
     Group(GroupId),
 }
 
-/// A row as the viewer sees it: slices on it never overlap.
+/// A row in the viewer: its slices never overlap.
 struct Lane {
     id: u32,
     busy_until: SimTime,
@@ -146,7 +147,7 @@ impl<F: Format> TraceWriter<F> {
         TraceWriter::with_rows(out, devices, links, lines)
     }
 
-    /// A trace of a run on devices of these names and, where it is known, power; and of links.
+    /// A trace of a run on devices of these names and, if known, power; and of links.
     pub fn with_rows<'a>(
         out: F,
         devices: impl Iterator<Item = (&'a str, Option<Power>)>,
@@ -170,12 +171,12 @@ impl<F: Format> TraceWriter<F> {
         trace
     }
 
-    /// Has something been lost? Then [`TraceWriter::finish`] will say why.
+    /// Whether an error has occurred, which [`TraceWriter::finish`] will return.
     pub fn failed(&self) -> bool {
         self.out.failed()
     }
 
-    /// Writes what a rank held in memory: by time, bytes of each kind from then on. All points name the same kinds.
+    /// Writes a rank's memory: bytes of each kind from each time on. All points have the same kinds.
     pub fn memory<'a>(&mut self, rank: RankId, points: impl Iterator<Item = (SimTime, Vec<(&'a str, u64)>)>) {
         let counter = Counter { pid: pid(rank), name: "memory", unit: "bytes" };
         for (at, held) in points {
@@ -184,7 +185,7 @@ impl<F: Format> TraceWriter<F> {
         }
     }
 
-    /// Writes what the run had to wait for until it ended, span by span.
+    /// Writes the critical path, span by span.
     pub fn critical_path(&mut self, spans: impl Iterator<Item = PathSpan>) {
         let pid = pid(RankId::from(self.ranks.len() + 1));
         self.rows += 1;
@@ -200,13 +201,14 @@ impl<F: Format> TraceWriter<F> {
         }
     }
 
-    /// Writes for what a task waited: within the slice of the wait, and as an arrow. Of waits that viewers cannot show nothing is written.
+    /// Writes the reason of a task's wait: within the slice of the wait, and as an arrow. Waits that viewers cannot
+    /// show are left out.
     pub fn release(&mut self, release: &Release) {
         let Release { rank, task, waited, words, from } = release;
         let Some(tid) = self.ranks[rank.index()].wait(*task, waited.end) else { return };
         let row = Row { pid: pid(*rank), tid };
         let moved = |at: SimTime, by: i64| SimTime::from_ps(at.as_ps().saturating_add_signed(by * NANOSECOND as i64));
-        // Strictly within the wait, so that it lies in it whichever of the two a viewer hears of first.
+        // The slice is strictly within the wait, so it is nested in the wait in either order of the two.
         let (start, end) = (moved(waited.start, 1), moved(waited.end, -1));
         if moved(start, 2) > end {
             return;
@@ -218,14 +220,14 @@ impl<F: Format> TraceWriter<F> {
         self.arrow("release", from, Point { row, at: moved(end, -1) });
     }
 
-    /// Writes names that came late, counters and what closes the file; gives back what is left of it.
+    /// Writes late names, counters and the end of the file; returns what remains of the file.
     ///
     /// # Errors
     /// The first error of the writer, even if it happened long ago.
     pub fn finish(mut self) -> Result<F::File, WriteError> {
         for (rank, rows) in self.ranks.iter().enumerate() {
             for (tid, what, before) in &rows.made {
-                // A thread may have been named when its rows were there already.
+                // A thread may have got its name after its rows were made.
                 let (name, place) = rows.name_of(*what);
                 if name != *before {
                     self.out.row(Row { pid: pid(RankId::from(rank)), tid: *tid }, &name, place);
@@ -250,20 +252,21 @@ impl<F: Format> TraceWriter<F> {
         self.out.finish()
     }
 
-    /// The first row of its kind that is free for a slice, which it now has.
+    /// The first free row of this kind, which is then occupied by the slice.
     fn row_for(&mut self, rank: RankId, what: What, start: SimTime, end: SimTime) -> Row {
         let lane = self.lane(rank, what, start);
         lane.busy_until = end;
         Row { pid: pid(rank), tid: lane.id }
     }
 
-    /// One end of a message's arrow is known: at the beginning of the send, or at the end of the receive. With the other one it is written.
+    /// Notes one end of a message's arrow, at the start of the send or at the end of the receive, and writes the arrow
+    /// once both are known.
     fn end_of_arrow(&mut self, send: (RankId, Handle), half: Point) {
         let Some(other) = self.halves.remove(&send) else {
             self.halves.insert(send, half);
             return;
         };
-        // The sender's is the one that is earlier.
+        // The earlier end is the sender's.
         let (from, to) = if other.at <= half.at { (other, half) } else { (half, other) };
         self.arrow("message", from, to);
     }
@@ -282,7 +285,7 @@ impl<F: Format> TraceWriter<F> {
         &mut self.ranks[rank.index()].rows.get_mut(&what).expect("its lanes were made")[index]
     }
 
-    /// Which lane of its kind is free from then on.
+    /// Number of the first free lane of this kind from `start` on.
     fn free_lane(&mut self, rank: RankId, what: What, start: SimTime) -> usize {
         let rows = &mut self.ranks[rank.index()];
         let lanes = rows.rows.entry(what).or_default();
@@ -354,31 +357,31 @@ impl<F: Format> TraceWriter<F> {
 }
 
 impl RankRows {
-    /// The innermost range of a thread, or else of the one that has begun one last.
+    /// The innermost range of a thread, or else the range that was opened last.
     fn range(&self, task: TaskId) -> Option<&str> {
         let own = self.ranges.iter().rfind(|(by, ..)| *by == task);
         own.or(self.ranges.last()).map(|(_, name, _)| &**name)
     }
 
-    /// The row of the wait of a task that ended then.
+    /// The row of the task's wait with this end.
     fn wait(&self, task: TaskId, end: SimTime) -> Option<u32> {
         let waits = self.waits.get(&task)?;
         let at = waits.partition_point(|(other, _)| *other < end);
         waits.get(at).filter(|(other, _)| *other == end).map(|(_, row)| *row)
     }
 
-    /// The row of an activity, or else the main thread's first.
+    /// The row of an activity, or else the first row of the main thread.
     fn shown(&self, activity: Option<Handle>) -> Option<u32> {
         let shown = activity.and_then(|handle| self.shown.get(handle.index()).copied());
         let main = || Some(self.rows.get(&What::Task(TaskId(0)))?.first()?.id);
         shown.filter(|row| *row != 0).or_else(main)
     }
 
-    /// What a row is called, and where it stands among those of its process.
+    /// The name of a row, and its place among the rows of its process.
     fn name_of(&self, what: What) -> (String, i32) {
         const GROUPS: u32 = 1 << 20;
         const STREAMS: u32 = 1 << 28;
-        // Branches of graphs are numbered on where programs' own streams end.
+        // Branches of CUDA graphs have numbers after those of programs' own streams.
         const BRANCHES: u32 = 1 << 31;
         let (name, place) = match what {
             What::Overlapping => ("overlapping ranges".to_owned(), 0),
@@ -398,7 +401,7 @@ impl RankRows {
         self.called.get(&task).map_or_else(|| task.to_string(), |name| format!("{name} ({task})"))
     }
 
-    /// `stream 7`; of another process than the rank's own with the name of the thread that has used it first.
+    /// `stream 7`; for a stream of another process than the rank's own, with the name of the first thread that used it.
     fn stream(&self, stream: u32) -> String {
         let name = stream_name(stream);
         let user = self.users.get(&stream).and_then(|task| self.called.get(task));
@@ -414,12 +417,12 @@ impl RankRows {
     }
 }
 
-/// The process that stands for a rank.
+/// The number of a rank's process.
 fn pid(rank: RankId) -> u32 {
     rank.0 + 1
 }
 
-/// What is known of an operation.
+/// The arguments of an operation's slice.
 fn describe<'a>(call: &Call, bytes: Bytes, issued: SimTime) -> Vec<(&'static str, Value<'a>)> {
     let mut args = vec![("bytes", Value::Integer(bytes.0)), ("issued_us", micros(issued.as_ps()))];
     if let CallOp::Collective(collective) = &call.op {
@@ -453,7 +456,7 @@ impl<F: Format> Observer for TraceWriter<F> {
                     busy.add(start, at);
                 }
             }
-            // Its compute is shown itself.
+            // The compute itself has a slice.
             Event::Waited { reason: WaitReason::Compute, .. } => {}
             Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, call, .. } => {
                 let name = call.map_or_else(|| reason_name(reason), |call| call.op.name());
@@ -506,7 +509,7 @@ impl<F: Format> Observer for TraceWriter<F> {
     }
 }
 
-/// Microseconds for people.
+/// Picoseconds as microseconds, for people.
 fn micros(ps: u64) -> Value<'static> {
     Value::Number(ps as f64 / 1e6)
 }

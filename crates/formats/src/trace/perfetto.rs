@@ -1,7 +1,8 @@
-//! Owns Perfetto's own format of traces: packets of protobuf, a third as large as the same in JSON. Times are nanoseconds, rounded down, as in the viewer.
+//! Owns Perfetto's own format of traces: packets of protobuf, a third as large as the same trace in JSON. Times are
+//! nanoseconds, rounded down, as in the viewer.
 //!
-//! The messages and numbers of fields are those of <https://github.com/google/perfetto/tree/main/protos/perfetto/trace> (Apache 2.0), as far as they are
-//! written here; by hand, so that no build needs `protoc`.
+//! The messages and field numbers are from <https://github.com/google/perfetto/tree/main/protos/perfetto/trace> (Apache
+//! 2.0), restricted to those that are used; they are written by hand, so that no build needs `protoc`.
 
 use super::format::{Args, Counter, Format, Point, Row, Value};
 use crate::sink::{Sink, WriteError};
@@ -10,7 +11,7 @@ use rustc_hash::FxHashMap;
 use std::io::Write;
 use uniference_sim::time::SimTime;
 
-/// Writes packets as they come. Texts that repeat are written once, and named by number.
+/// Writes packets as they come. A repeated text is written once, and referred to by number.
 pub struct Perfetto<W> {
     sink: Sink<W>,
     packet: Vec<u8>,
@@ -22,13 +23,13 @@ pub struct Perfetto<W> {
     counters: FxHashMap<(u32, String), u64>,
 }
 
-/// What the numbers of texts stand for. There are not more of them than this many of a kind: what would come after is written out.
+/// Maximum number of numbered texts of a kind: further texts are written in full.
 const MOST_INTERNED: usize = 1 << 16;
 
 #[derive(Default)]
 struct Interned {
     known: FxHashMap<Box<str>, u64>,
-    /// Texts that go out with the next packet.
+    /// Texts that are written with the next packet.
     new: Vec<Text>,
 }
 
@@ -57,7 +58,7 @@ const BEGIN: i32 = 1;
 const END: i32 = 2;
 const COUNTER: i32 = 4;
 
-/// The field `packet` of the message `Trace`, which is all that a file consists of.
+/// The field `packet` of the message `Trace`: a file consists of these fields only.
 const FIELD_OF_PACKETS: u8 = 1 << 3 | 2;
 
 impl<W: Write> Perfetto<W> {
@@ -133,7 +134,7 @@ impl<W: Write> Perfetto<W> {
     }
 }
 
-/// Numbers of tracks: those of processes, of rows, and from here on those of counters.
+/// First number of the tracks of counters; tracks of processes and of rows have lower numbers.
 const COUNTERS: u64 = 3 << 32;
 
 fn process_track(pid: u32) -> u64 {
@@ -190,7 +191,8 @@ impl<W: Write> Format for Perfetto<W> {
         }
     }
 
-    /// By the events that Chrome's format has for it: the format's own arrows belong to the beginning or the end of a slice, and must be known then.
+    /// The arrow as events of Chrome's format: the format's own arrows belong to the start or the end of a slice, and
+    /// must be known at that time.
     fn arrow(&mut self, number: u64, name: &'static str, from: Point, to: Point) {
         for (phase, Point { row, at }) in [('s', from), ('f', to)] {
             let name_iid = self.names.number(name);

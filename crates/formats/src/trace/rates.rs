@@ -1,14 +1,15 @@
-//! Owns how busy each link was over time: bytes counted into bins, of which there are never more than a few hundred.
+//! Owns the load of each link over time: bytes in bins, of which there are never more than a few hundred.
 //!
-//! A message's bytes are spread evenly over the time in which it left. Every byte is counted exactly once, whatever the bins.
+//! A message's bytes are spread evenly over the time in which it left. Each byte counts exactly once, for any width of
+//! the bins.
 
 use std::collections::BTreeMap;
 use uniference_sim::ids::LinkId;
 use uniference_sim::time::{Bytes, PS_PER_SECOND, SimTime};
 
-/// At most so many bins; a run that needs more gets wider ones.
+/// Maximum number of bins; a longer run has wider ones.
 const BINS: u64 = 512;
-/// The width of a bin to begin with, in picoseconds: 1 us.
+/// Initial width of a bin in picoseconds: 1 us.
 const NARROWEST: u64 = 1_000_000;
 
 /// Bytes by link and bin.
@@ -24,7 +25,7 @@ impl Default for LinkRates {
 }
 
 impl LinkRates {
-    /// `bytes` passed over each of `links` from `start` to `end`.
+    /// Adds `bytes` that passed over each of `links` from `start` to `end`.
     pub fn add(&mut self, links: &[LinkId], start: SimTime, end: SimTime, bytes: Bytes) {
         let (start, end) = (start.as_ps(), end.as_ps());
         while end / self.width >= BINS {
@@ -47,20 +48,20 @@ impl LinkRates {
         self.width
     }
 
-    /// For each link that was used the bytes in each bin, from the first instant on.
+    /// The bytes of each used link in each bin, from the first instant on.
     pub fn bytes(&self) -> impl Iterator<Item = (LinkId, &[u64])> {
         self.bins.iter().map(|(link, bins)| (*link, &bins[..]))
     }
 
-    /// For each link that was used the moments at which its rate changes, and the rate in bytes per second from then on.
+    /// The moments at which the rate of each used link changes, and the rate in bytes per second from then on.
     pub(super) fn counters(&self) -> impl Iterator<Item = (LinkId, Vec<(SimTime, f64)>)> + use<> {
         let width = self.width;
         self.bins.clone().into_iter().map(move |(link, bins)| (link, changes(&bins, width)))
     }
 }
 
-/// Adds `bytes` to the bins that the span touches, in proportion. What has passed at a bin's end is rounded down, and a bin gets the
-/// difference of two such sums: rounding moves a byte between neighbours and loses none.
+/// Adds `bytes` to the bins that the span touches, in proportion. The sum at a bin's end is rounded down, and a bin
+/// gets the difference of two sums: rounding moves a byte between neighbours and loses none.
 fn spread(bins: &mut Vec<u64>, width: u64, span: std::ops::Range<u64>, bytes: u64) {
     let (first, last) = ((span.start / width) as usize, (span.end / width) as usize);
     if bins.len() <= last {

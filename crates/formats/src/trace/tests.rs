@@ -23,7 +23,8 @@ fn mark(observer: &mut impl Observer, at: u64, task: u32, mark: &Mark) {
     observer.record(us(at), &Event::Marked { rank, task, mark, why: Default::default(), spent: None });
 }
 
-/// Two operations in flight at once on rank 0, with compute beside them, ranges, a message, and an end nobody opened.
+/// Two concurrent operations on rank 0 that overlap compute, ranges, a message, and an end of a range that was never
+/// opened.
 fn feed(observer: &mut impl Observer) {
     let (rank, task, site) = (RankId(0), TaskId(0), Site(0));
     let call = &all_reduce(256);
@@ -173,7 +174,7 @@ fn the_event_stream_has_a_line_of_json_for_each_event() {
     assert!(text.lines().all(|line| serde_json::from_str::<serde_json::Value>(line).is_ok()));
 }
 
-/// Whichever of the two is complete first.
+/// The send or the receive may be complete first.
 #[test]
 fn an_arrow_leads_from_each_send_to_its_receive() {
     let call = |op| Call { group: GroupId(0), op };
@@ -199,7 +200,7 @@ fn an_arrow_leads_from_each_send_to_its_receive() {
     trace.record(us(5), &received(0, us(4), 0));
     trace.record(us(8), &received(1, us(6), 1));
     trace.record(us(9), &sent(1, us(7)));
-    // Nobody takes this one.
+    // This message is never received.
     trace.record(us(11), &sent(2, us(10)));
     trace.critical_path(std::iter::once(PathSpan {
         start: us(0),
@@ -224,7 +225,8 @@ fn an_arrow_leads_from_each_send_to_its_receive() {
     assert_eq!((&path["pid"], &path["ts"], &path["dur"]), (&json!(4), &json!(0.0), &json!(11.0)));
 }
 
-/// What a native trace shows: row, nanoseconds and name of each slice in the order of their ends, and values of counters.
+/// Content of a native trace: row, nanoseconds and name of each slice in the order of their ends, and values of
+/// counters.
 #[derive(Debug, Default, PartialEq)]
 struct Shown {
     slices: Vec<(String, u64, u64, String)>,
@@ -232,7 +234,7 @@ struct Shown {
     arrows: Vec<(char, u64, String, u64)>,
 }
 
-/// Reads packets as the viewer does: each names only what it was told before.
+/// Reads packets like the viewer: each refers only to earlier definitions.
 fn shown(file: &[u8]) -> Shown {
     use super::perfetto::{TracePacket, TrackEvent};
     use prost::Message;
@@ -341,7 +343,7 @@ fn both_formats_show_the_same() {
     assert!(perfetto.len() < chrome.len() / 2, "{} of {}", perfetto.len(), chrome.len());
 }
 
-/// Of the only wait of `feed`, which lasts from 2 to 5 us.
+/// The reason of the only wait of `feed`, which lasts from 2 to 5 us.
 fn release(start: u64, end: u64, words: &str) -> Release {
     let from = Source { rank: RankId(0), activity: Some(Handle(0)), span: us(1)..us(3) };
     Release { rank: RankId(0), task: TaskId(0), waited: us(start)..us(end), words: words.into(), from }
@@ -352,7 +354,7 @@ fn a_wait_says_for_whom_it_was_within_its_slice() {
     let mut trace = TraceWriter::new(Chrome::new(Vec::new()), &cluster(), Lines::default());
     feed(&mut trace);
     trace.release(&release(2, 5, "waits for rank 1, which sleeps"));
-    // Of no wait that the trace has.
+    // The trace does not have this wait.
     trace.release(&release(2, 4, "nothing"));
     let text = String::from_utf8(trace.finish().unwrap()).unwrap();
     let document: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -363,7 +365,7 @@ fn a_wait_says_for_whom_it_was_within_its_slice() {
     assert_eq!((&outer["pid"], &outer["tid"]), (&inner["pid"], &inner["tid"]));
     assert!(outer["ts"].as_f64() < inner["ts"].as_f64() && end(inner) < end(outer));
     let arrow: Vec<_> = entries.iter().filter(|entry| entry["cat"] == "release").collect();
-    // From the row that shows activity 0, when that was over, to the end of the wait.
+    // The arrow leads from the row that shows activity 0, at the activity's end, to the end of the wait.
     let compute = named("compute");
     let rows = [&arrow[0]["tid"], &arrow[1]["tid"]];
     assert_eq!(rows, [&named("all_reduce")["tid"], &inner["tid"]]);

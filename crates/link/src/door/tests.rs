@@ -12,7 +12,7 @@ fn token() -> Token {
     Token::new(b"a token of the tests")
 }
 
-/// A door that waits for worker `a`, its address, and what it has logged.
+/// A door that waits for worker `a`, the door's address, and its log.
 fn open() -> (Door, String, Arc<Mutex<Vec<String>>>) {
     let said: Arc<Mutex<Vec<String>>> = Arc::default();
     let heard = said.clone();
@@ -60,13 +60,13 @@ fn messages_are_bounded_and_silence_and_cuts_are_errors() {
     let (door, address, _) = open();
     let (stream, mut receiver) = join(&address, &token(), "a").unwrap();
     let mut joined = door.wait(SOON).unwrap();
-    // Half open: nobody says anything.
+    // Half-open connection: neither side sends.
     let silent = receiver.receive(100, Duration::from_millis(50)).unwrap_err();
     assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
     stream.send(&[&[0; 101]]).unwrap();
     assert_eq!(joined.receiver.receive(100, SOON).unwrap_err().kind(), io::ErrorKind::InvalidData);
     joined.stream.close();
-    // An end without a word of farewell, which is a failure or an end, never a message.
+    // The connection ends without a close notification, which may be a failure or an end, but is never a message.
     assert!(!matches!(receiver.receive(100, SOON), Ok(Some(_))));
 }
 
@@ -118,11 +118,11 @@ fn garbage_cut_and_silent_connections_keep_nobody_out() {
     logged(&said, "refused 127.0.0.1");
     drop(TcpStream::connect(&address).unwrap());
     let silent: Vec<TcpStream> = (0..2 * MOST_PENDING).map(|_| TcpStream::connect(&address).unwrap()).collect();
-    // Of a TLS handshake only the beginning: the header of a record that never comes.
+    // Only the beginning of a TLS handshake: the header of a record that never comes.
     (&silent[2 * MOST_PENDING - 1]).write_all(&[22, 3, 1, 2, 0]).unwrap();
     join(&address, &token(), "a").unwrap();
     assert_eq!(door.wait(SOON).unwrap().name, "a");
-    // The oldest were shown out at once, the others are when their time is up.
+    // The oldest connections were closed at once; the others are closed at their timeout.
     let started = Instant::now();
     for mut socket in silent {
         socket.set_read_timeout(Some(SOON)).unwrap();
@@ -133,14 +133,15 @@ fn garbage_cut_and_silent_connections_keep_nobody_out() {
 
 #[test]
 fn somebody_in_the_middle_passes_no_proof_on() {
-    // A driver of an impostor who does not know the token: the worker's proof is of the connection with him.
+    // The impostor runs a driver and does not know the token: the worker's proof is bound to its connection with the
+    // impostor.
     let (door, real, said) = open();
     let impostor = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = impostor.local_addr().unwrap().to_string();
     let middle = thread::spawn(move || {
         let (socket, _) = impostor.accept().unwrap();
         let other = Token::new(b"what the impostor knows");
-        // He takes everybody, as if he knew the token.
+        // The impostor admits every worker, as if it knew the token.
         handshake::admit_anybody(socket, &Identity::new(), &other, Hello::new(false))
     });
     let error = join(&address, &token(), "a").map(drop).unwrap_err();

@@ -1,4 +1,4 @@
-//! Writes the files that fuzzing starts from into `CORPUS/TARGET/`, each by the project's own writers.
+//! Writes the initial corpus of fuzzing into `CORPUS/TARGET/`, with the project's own writers.
 
 use std::fs;
 use std::path::Path;
@@ -121,7 +121,8 @@ fn record(toml: &str) -> Vec<u8> {
     writer.finish().expect("memory takes all")
 }
 
-/// The frames of a record, without its magic text and the place of its end, each after its length in one byte, as far as they are that short.
+/// The frames of a record, each truncated to 255 bytes and after its length in one byte, without the record's magic
+/// text and the offset of its end.
 fn pieces(record: &[u8]) -> Vec<u8> {
     let mut rest = &record[8..record.len() - 12];
     let mut pieces = Vec::new();
@@ -148,7 +149,7 @@ fn traces(record: &[u8]) -> Vec<Vec<u8>> {
     traces
 }
 
-/// Two slices: a product of matrices is defined, and runs.
+/// Two slices of operators: a GEMM is defined, and runs.
 fn operators() -> Vec<u8> {
     let tensor = |sizes: [u64; 2]| {
         let strides = vec![sizes[1] as i64, 1];

@@ -1,8 +1,9 @@
-//! Owns how long a collective takes on ASTRA-sim's congestion-unaware backend, in ns, when all its members enter at once. Formulas
-//! measured against ASTRA-sim 518bd513 with astra-network-analytical 599a0473.
+//! Owns the durations of collectives on ASTRA-sim's congestion-unaware backend, in ns, when all members enter at once.
+//! Formulas are checked against ASTRA-sim 518bd513 with astra-network-analytical 599a0473.
 //!
-//! A message of m bytes over h hops takes T(m) = floor(h latency + m / bandwidth), whatever else is on its way. A collective is cut into
-//! chunks; a chunk passes through a phase on each dimension, and a dimension serves a few of them at a time, first come, first served.
+//! A message of m bytes over h hops lasts T(m) = floor(h latency + m / bandwidth), independent of other traffic. A
+//! collective is split into chunks; a chunk passes through a phase on each dimension, and a dimension serves a few
+//! chunks at a time, first come, first served.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -12,21 +13,21 @@ use uniference_formats::astra::inputs::{
     AstraCollective, Dimension, Implementation, InputError, Network, Optimization, System, TopologyKind,
 };
 
-/// The endpoint delay in ns of groups smaller than the world, whatever the system's is: ASTRA-sim's own constant.
+/// The endpoint delay in ns of groups smaller than the world, instead of the system's: ASTRA-sim's own constant.
 const GROUP_DELAY: u64 = 10;
 
-/// A machine as ASTRA-sim's closed form sees it.
+/// A machine in ASTRA-sim's closed form.
 #[derive(Clone, Debug)]
 pub struct AnalyticalModel {
-    /// By [`AstraCollective`], one for each dimension of the network.
+    /// By [`AstraCollective`], one algorithm per dimension of the network.
     algorithms: [Result<Vec<Implementation>, InputError>; 4],
     system: System,
     network: Network,
-    /// How many queues share a dimension's active chunks.
+    /// Number of queues that share a dimension's active chunks.
     queues: u32,
 }
 
-/// What carries out a collective, by dimension.
+/// Algorithms of a collective, by dimension.
 fn implementations(
     kind: AstraCollective,
     system: &System,
@@ -69,48 +70,49 @@ fn implementations(
     named.iter().zip(dimensions).map(known).collect()
 }
 
-/// Members on a line of the network, as a phase sees them.
+/// Members of one dimension or of a group, as one phase uses them.
 struct DimensionGroup {
     members: u64,
-    /// Latency in ns and bytes per ns of the slowest hop between neighbours, and of that between any two.
+    /// Latency in ns and bytes per ns of the slowest hop between neighbours, and of the slowest one between any two
+    /// members.
     near: (f64, f64),
     far: (f64, f64),
     endpoint_delay: u64,
     memory: f64,
 }
 
-/// What one chunk does on one dimension.
+/// The phase of one chunk on one dimension.
 struct Phase {
     dimension: usize,
     lasts: u64,
 }
 
 impl AnalyticalModel {
-    /// A list of algorithms that cannot be used is no error before a collective needs it.
+    /// The model of a machine. Invalid lists of algorithms are errors only when a collective uses them.
     pub fn new(system: System, network: Network, queues: u32) -> AnalyticalModel {
         let algorithms = AstraCollective::ALL.map(|kind| implementations(kind, &system, &network.dimensions));
         AnalyticalModel { algorithms, system, network, queues: queues.max(1) }
     }
 
-    /// The system that the machine was described with.
+    /// The description of the system.
     pub fn system(&self) -> &System {
         &self.system
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     pub fn ranks(&self) -> u64 {
         self.network.ranks()
     }
 
-    /// How long a message between two ranks takes, in ns.
+    /// Duration of a message between two ranks, in ns.
     pub fn message(&self, from: u64, to: u64, bytes: u64) -> u64 {
         time(self.hop(from, to), bytes)
     }
 
-    /// How long a collective takes, in ns. `bytes` as a trace gives them: of an all-gather, each rank's shard.
+    /// Duration of a collective, in ns. `bytes` as in a trace: each rank's shard for an all-gather.
     ///
     /// # Errors
-    /// Algorithms that are missing for a dimension, are not known, or do not fit the number of members.
+    /// An algorithm of a dimension is missing or unknown, or does not support the number of members.
     pub fn collective(&self, kind: AstraCollective, bytes: u64, members: &[u64]) -> Result<u64, InputError> {
         let algorithms = self.algorithms[kind as usize].as_ref().map_err(InputError::clone)?;
         let whole = members.len() as u64 == self.ranks();
@@ -132,7 +134,7 @@ impl AnalyticalModel {
         let mut phases = Vec::new();
         for (kind, dimension) in self.order(kind) {
             let line = self.dimension_line(&self.network.dimensions[dimension]);
-            // ASTRA-sim takes the list of the whole collective for all of its phases.
+            // ASTRA-sim uses the list of the whole collective for all of its phases.
             let (lasts, next) = phase(&line, algorithms[dimension], kind, size);
             size = next;
             phases.push(Phase { dimension, lasts });
@@ -140,7 +142,7 @@ impl AnalyticalModel {
         Ok(self.scheduler(&phases, kind, self.network.dimensions.len(), chunks))
     }
 
-    /// The size of a chunk, and how many there are: one more where they do not divide the whole, as large as the others.
+    /// The size of a chunk, and the number of chunks; a remainder is one more chunk of the full size.
     fn chunks(&self, kind: AstraCollective, bytes: u64, members: u64) -> (u64, u64) {
         let splits = u64::from(self.system.preferred_dataset_splits);
         match (kind, bytes / splits) {
@@ -151,8 +153,9 @@ impl AnalyticalModel {
         }
     }
 
-    /// A ring of members whose hops are unlike, as of four ranks in a row on a ring of eight: each member goes on when its
-    /// predecessor's message has come, so a slow hop holds up one member at a time. Where hops are alike this is [`phase`]'s formula.
+    /// Duration of a ring of members with unequal hops, for example four consecutive ranks of a ring of eight: each
+    /// member continues when its predecessor's message has arrived, so a slow hop delays one member at a time. With
+    /// equal hops this is [`phase`]'s formula.
     fn ring(&self, members: &[u64], kind: AstraCollective, chunk: u64, chunks: u64) -> u64 {
         let (k, e, memory) = (members.len() as u64, GROUP_DELAY, self.system.local_mem_bw);
         if k == 1 {
@@ -167,7 +170,7 @@ impl AnalyticalModel {
         };
         let next = members.iter().cycle().skip(1);
         let hops: Vec<u64> = members.iter().zip(next).map(|(from, to)| self.message(*from, *to, m)).collect();
-        // So many chunks are served one after the other.
+        // Number of chunks that are served one after the other.
         let rounds = self.scheduler(&[Phase { dimension: 0, lasts: 1 }], kind, 1, chunks);
         let mut clocks = vec![0; members.len()];
         for _ in 0..rounds {
@@ -183,7 +186,8 @@ impl AnalyticalModel {
         clocks.into_iter().max().unwrap_or(0)
     }
 
-    /// The phases of a chunk, one a dimension; two on all but the last for an all-reduce that is aware of bandwidths.
+    /// The phases of a chunk, one per dimension; a bandwidth-aware all-reduce has two on each dimension except the
+    /// last.
     fn order(&self, kind: AstraCollective) -> Vec<(AstraCollective, usize)> {
         let used = |dimension: &usize| self.network.dimensions[*dimension].members > 1;
         let all: Vec<usize> = (0..self.network.dimensions.len()).collect();
@@ -215,7 +219,7 @@ impl AnalyticalModel {
         }
     }
 
-    /// A group smaller than the world is one line, whatever dimensions it lies on.
+    /// The members of a group smaller than the world, which has a single phase for all dimensions that it spans.
     fn group_line(&self, members: &[u64]) -> DimensionGroup {
         let neighbours = members.iter().zip(members.iter().cycle().skip(1));
         let near = neighbours.map(|(a, b)| self.hop(*a, *b)).reduce(slower).unwrap_or((0.0, 1.0));
@@ -225,7 +229,7 @@ impl AnalyticalModel {
         DimensionGroup { members: members.len() as u64, near, far, endpoint_delay: GROUP_DELAY, memory }
     }
 
-    /// The hops between two ranks: those of the first dimension in which they differ.
+    /// The hops between two ranks: those of the first dimension in which the ranks differ.
     fn hop(&self, from: u64, to: u64) -> (f64, f64) {
         let (mut from, mut to) = (from, to);
         for dimension in &self.network.dimensions {
@@ -243,8 +247,9 @@ impl AnalyticalModel {
         (0.0, f64::INFINITY)
     }
 
-    /// Sends all chunks through their phases. Each dimension's active chunks are dealt to its queues; chunks take turns with the queues,
-    /// and an all-reduce takes two turns on its last dimension.
+    /// Schedules the phases of all chunks; returns the end of the last one. Each dimension's active chunks are divided
+    /// among its queues; chunks use the queues round robin, and an all-reduce advances the round robin by two on its
+    /// last dimension.
     fn scheduler(&self, phases: &[Phase], kind: AstraCollective, dimensions: usize, chunks: u64) -> u64 {
         let width = self.system.active_chunks_per_dimension.div_ceil(self.queues);
         let queues = self.queues as usize;
@@ -270,14 +275,14 @@ impl AnalyticalModel {
     }
 }
 
-/// Chunks that stand in line for dimensions.
+/// Schedule of chunks that wait for dimensions.
 struct ChunkScheduler {
     now: u64,
     started: u64,
     width: u32,
-    /// Of each queue, the chunks that wait with the number of their phase, and how many are served.
+    /// By queue: the waiting chunks with the number of their phase, and the number of chunks in service.
     lines: Vec<(VecDeque<(usize, usize)>, u32)>,
-    /// When a phase ends: then the order of starting, the chunk, its phase.
+    /// Ends of phases: the time, the order of starting, the chunk, its phase.
     events: BinaryHeap<Reverse<(u64, u64, usize, usize)>>,
 }
 
@@ -315,7 +320,7 @@ impl ChunkScheduler {
     }
 }
 
-/// Latency in ns and bytes per ns over `count` hops; a switch is two.
+/// Latency in ns and bytes per ns over `count` hops; a switch counts as two hops.
 fn hops(dimension: &Dimension, count: u64) -> (f64, f64) {
     let count = if dimension.topology == TopologyKind::Switch { 2 } else { count };
     (count as f64 * dimension.latency, dimension.bandwidth * (1_u64 << 30) as f64 / 1e9)
@@ -325,27 +330,28 @@ fn slower(a: (f64, f64), b: (f64, f64)) -> (f64, f64) {
     (a.0.max(b.0), a.1.min(b.1))
 }
 
-/// The time T(m) that m bytes take on a line, in ns.
+/// The duration T(m) of a message of m bytes, in ns.
 fn time((latency, bandwidth): (f64, f64), bytes: u64) -> u64 {
     (latency + bytes as f64 / bandwidth).floor() as u64
 }
 
-/// The time P(m) that m bytes take to be reduced, in ns.
+/// The duration P(m) of the reduction of m bytes, in ns.
 fn reduction(memory: f64, bytes: u64) -> u64 {
     if memory > 0.0 { ((bytes as f64 / memory).floor() as u64).saturating_mul(3) } else { 0 }
 }
 
-/// How long one chunk of `size` bytes takes on a line of k members, and its size afterwards. With m = size / k (of an all-gather: size), e
-/// the endpoint delay and P(m) = 3 floor(m / memory) the price of reducing:
+/// Duration of one chunk of `size` bytes among k members, and its size afterwards. With m = size / k (all-gather: m =
+/// size), e the endpoint delay and P(m) = 3 floor(m / memory) the duration of a reduction:
 ///
 /// | | reduce-scatter | all-gather | all-reduce | all-to-all |
 /// |---|---|---|---|---|
 /// | ring | (k-1)T + ke + (k-1)P | (k-1)T + ke | 2(k-1)T + (2k-1)e + (k-1)P | k(k-1)/2 T + (k(k-1)/2 + 1)e |
 /// | direct | T + 2e + P | T + 2e | 2T + 3e + P | T + 2e |
 ///
-/// Halving and doubling sends size / 2, size / 4, ... and pays P from the second on; as many e as messages, and one.
+/// Halving and doubling sends size / 2, size / 4, ... and adds P from the second message on; it adds e for each
+/// message, and one more.
 ///
-/// What is too long to be told ends at the largest number, which no run reaches.
+/// Durations saturate at the largest number, which no run reaches.
 fn phase(line: &DimensionGroup, algorithm: Implementation, kind: AstraCollective, size: u64) -> (u64, u64) {
     let k = line.members;
     let m = if kind == AstraCollective::AllGather { size } else { size / k };

@@ -1,5 +1,6 @@
-//! Owns collectives that are given as traces of their own (ASTRA-sim's custom collectives): each rank's sends, receives and computations
-//! stand for the collective in its trace. Their sizes are the traces' own, whatever size the collective names.
+//! Owns collectives that are given as traces of their own (ASTRA-sim's custom collectives): each rank's sends, receives
+//! and computations replace the collective in its trace. Sizes are those of the given traces; the size of the replaced
+//! collective has no effect.
 
 use crate::chakra::feed::Expand;
 use std::collections::BTreeMap;
@@ -10,10 +11,10 @@ use uniference_formats::chakra::read::Reader;
 use uniference_formats::chakra::schema::{Node, NodeType, Value};
 use uniference_sim::ids::RankId;
 
-/// No collective has more nodes on a rank.
+/// Maximum number of a collective's nodes on a rank.
 const MOST_NODES: usize = 1 << 20;
 
-/// By kind, each rank's nodes.
+/// By kind of collective, each rank's nodes.
 #[derive(Debug, Default)]
 pub struct Custom {
     kinds: BTreeMap<AstraCollective, Vec<Vec<Node>>>,
@@ -23,7 +24,7 @@ impl Custom {
     /// Reads the traces of one kind, one for each rank.
     ///
     /// # Errors
-    /// There is none, one cannot be read, or has nodes that are neither messages nor compute.
+    /// There are no traces, one cannot be read, or has nodes that are neither messages nor compute.
     pub fn add<R: Read>(&mut self, kind: AstraCollective, traces: Vec<Reader<R>>) -> Result<(), InputError> {
         let hint =
             "a custom collective consists of one trace per rank, PREFIX.RANK.et, of send, receive and compute nodes";
@@ -49,13 +50,14 @@ impl Custom {
         Ok(())
     }
 
-    /// Is there none?
+    /// Whether no collective is replaced.
     pub fn is_empty(&self) -> bool {
         self.kinds.is_empty()
     }
 }
 
-/// What it computes is part of communication: it does not keep the accelerator from its own work, nor count as such.
+/// Moves computations of a collective to the CPU: they are part of communication, so they neither occupy the
+/// accelerator nor count as its compute.
 fn beside(mut node: Node) -> Node {
     node.attr.retain(|attribute| attribute.name != IS_CPU_OP);
     node.set(IS_CPU_OP, Value::Bool(node.r#type() == NodeType::Comp));
@@ -64,7 +66,7 @@ fn beside(mut node: Node) -> Node {
 
 impl Expand for Custom {
     fn expand(&self, rank: RankId, node: &Node) -> Option<Vec<Node>> {
-        // Where somebody says of which group it is, it need not be of all ranks.
+        // A collective of a named process group need not include all ranks.
         if node.r#type() != NodeType::CommColl || node.is_cpu_op() || node.process_group().is_some() {
             return None;
         }

@@ -1,9 +1,10 @@
-//! Owns ASTRA-sim's congestion-unaware analytical backend: its closed form and its way of running traces. Results
-//! equal its own to the nanosecond, so that predictions can be compared; the physics is not ours, and nothing else depends on this.
+//! Owns ASTRA-sim's congestion-unaware analytical backend: its closed form and its execution of traces. Results equal
+//! ASTRA-sim's own to the nanosecond, to allow comparisons of predictions; the model is ASTRA-sim's, and no other part
+//! of Uniference depends on it.
 //!
-//! [`closed_form`] says how long a collective takes; [`schedule`] runs traces by it, [`timeline`] writes down when.
-//! Collectives may be given as traces of their own: [`custom`]. Text workloads of ASTRA-sim and of SimAI become traces: [`layers`].
-//! The input files are read by [`uniference_formats::astra`].
+//! [`closed_form`] computes durations of collectives; [`schedule`] runs traces with it, [`timeline`] writes the times
+//! of nodes. [`custom`] replaces collectives by traces of their own. [`layers`] makes traces of text workloads of
+//! ASTRA-sim and of SimAI. [`uniference_formats::astra`] reads the input files.
 
 pub mod closed_form;
 pub mod custom;

@@ -1,8 +1,8 @@
-//! Owns the run of traces by the closed form: each rank does one operation of its host, one computation of its accelerator and one
-//! collective or send at a time, the lowest free id first; receives are not limited.
+//! Owns the execution of traces with the closed form: each rank runs one operation of its CPU, one computation of its
+//! accelerator and one collective or send at a time, the lowest free id first; receives are not limited.
 //!
-//! A collective starts when its last member enters and ends on all at once. Where members enter at different times ASTRA-sim's own ends
-//! differ by rank; that is not modelled.
+//! A collective starts when its last member enters and ends on all members at once. If members enter at different
+//! times, ASTRA-sim's own ends differ by rank; that is not modelled.
 
 use super::closed_form::AnalyticalModel;
 use crate::chakra::feed::{Expand, Feed, FeedError};
@@ -24,19 +24,19 @@ use uniference_sim::ids::RankId;
 use uniference_sim::program::Outcome;
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// No operation moves more bytes; larger numbers are mistakes, and times that follow from them might not fit.
+/// Maximum bytes of an operation. Larger sizes are mistakes, and resulting times might overflow.
 const LARGEST_SIZE: u64 = 1 << 40;
 
-/// The last moment that has a name in picoseconds, in ns.
+/// The last time in ns that picoseconds can represent.
 const LAST_NS: u64 = u64::MAX / 1_000;
 
-/// Why traces cannot be run by the closed form.
+/// An error in the execution of traces with the closed form.
 #[derive(Debug, thiserror::Error)]
 pub enum ScheduleError {
     /// The trace of a rank cannot be read.
     #[error("the trace of {0}: {1}")]
     Trace(RankId, FeedError),
-    /// A node asks for what is not supported.
+    /// A node is not supported, or lacks an attribute.
     #[error("node {id} `{name}` of {rank} {problem}\nhint: {hint}")]
     Node {
         /// The rank whose trace has the node.
@@ -45,15 +45,15 @@ pub enum ScheduleError {
         id: u64,
         /// The node's name.
         name: String,
-        /// What does not fit.
+        /// The problem, as a predicate of the node.
         problem: String,
-        /// What to do.
+        /// The user's remedy.
         hint: &'static str,
     },
-    /// The machine cannot do it.
+    /// The description of the machine is invalid.
     #[error(transparent)]
     Input(#[from] InputError),
-    /// Nothing can go on. ASTRA-sim ends without a word here.
+    /// Ranks wait for each other. ASTRA-sim ends without a message in this case.
     #[error("deadlock: no rank can proceed{}", blocked(.0))]
     Deadlock(Vec<(RankId, String)>),
 }
@@ -62,23 +62,23 @@ fn blocked(nodes: &[(RankId, String)]) -> String {
     nodes.iter().map(|(rank, node)| format!("\n  {rank}: {node}")).collect()
 }
 
-/// What traces run on.
+/// The machine that runs traces.
 #[derive(Debug)]
 pub struct Machine<'a> {
-    /// Its network and algorithms.
+    /// The network and its algorithms.
     pub model: &'a AnalyticalModel,
     /// The memory that memory nodes use.
     pub memory: Option<RemoteMemory>,
-    /// Collectives that are given as traces.
+    /// Collectives that are replaced by given traces.
     pub expand: Option<Arc<dyn Expand>>,
 }
 
-/// How sizes and durations are changed.
+/// Factors of sizes and durations.
 #[derive(Clone, Copy, Debug)]
 pub struct Scales {
-    /// Of compute; finite, not negative.
+    /// Factor of compute durations; finite, not negative.
     pub compute: f64,
-    /// Of sizes; finite, not negative.
+    /// Factor of communication sizes; finite, not negative.
     pub communication: f64,
 }
 
@@ -89,9 +89,9 @@ pub struct CompletedNode<'a> {
     pub rank: RankId,
     /// The node that is complete.
     pub node: &'a Node,
-    /// When it started, in ns: a collective when this rank entered it.
+    /// Start in ns; for a collective, the time at which this rank entered it.
     pub issued: u64,
-    /// When it ended, in ns.
+    /// End in ns.
     pub ended: u64,
 }
 
@@ -150,7 +150,8 @@ pub fn run<R: Read>(
     Ok(run.doubts)
 }
 
-/// The members of each group, that of all ranks first, and the groups' numbers by name. Those of the same members are one.
+/// The members of each group, starting with the group of all ranks, and the groups' numbers by name. Groups with the
+/// same members are one.
 fn known_groups(described: &[ProcessGroup], ranks: u64) -> (Vec<Members>, BTreeMap<&str, usize>) {
     let mut members = vec![Members::of((0..ranks).collect(), ranks)];
     let mut numbers = BTreeMap::from([(members[0].ranks.clone(), 0)]);
@@ -168,7 +169,7 @@ fn known_groups(described: &[ProcessGroup], ranks: u64) -> (Vec<Members>, BTreeM
 
 struct Members {
     ranks: Vec<u64>,
-    /// The same, to look a rank up; `None`: there are not so many ranks.
+    /// The ranks as a set; `None`: a rank is out of range.
     set: Option<BTreeSet<u64>>,
 }
 
@@ -179,30 +180,30 @@ impl Members {
     }
 }
 
-/// Sender, receiver, tag.
+/// Sender, receiver and tag of messages.
 type Channel = (u64, u64, u64);
 
 struct Simulation<'a, R> {
     model: &'a AnalyticalModel,
     machine: &'a Machine<'a>,
-    /// When each memory is free, in ns.
+    /// Time in ns from which each memory is free.
     memories: BTreeMap<u64, u64>,
-    /// By a group's number; 0 is that of all ranks.
+    /// By a group's number; 0 is the group of all ranks.
     members: Vec<Members>,
     groups: BTreeMap<&'a str, usize>,
-    /// Groups that traces describe themselves, by the rank whose trace it is and the name there.
+    /// Groups that traces describe themselves, by the trace's rank and the group's name.
     described: BTreeMap<(usize, String), usize>,
     scales: Scales,
     ranks: Vec<RankState<R>>,
     /// The current time in ns.
     now: u64,
-    /// By group and number in it: the members that have entered a collective, with their nodes.
+    /// By group and index in it: the members that have entered a collective, with their nodes.
     meetings: BTreeMap<(usize, u64), Vec<(usize, u64)>>,
-    /// When messages arrive that nobody has asked for.
+    /// Arrival times of messages without a receive.
     sends: BTreeMap<Channel, VecDeque<u64>>,
     /// Receives without a message.
     receives: BTreeMap<Channel, VecDeque<(usize, u64)>>,
-    /// When a node ends: then the order of starting, the rank, the node.
+    /// Ends of nodes: the time, the order of starting, the rank, the node.
     events: BinaryHeap<Reverse<(u64, u64, usize, u64)>>,
     doubts: Doubts,
     started: u64,
@@ -212,7 +213,7 @@ struct RankState<R> {
     feed: Feed<Reader<R>>,
     free: BTreeSet<u64>,
     busy: [bool; 3],
-    /// Nodes that have started: when, in ns.
+    /// Start in ns of each node that has started.
     issued: BTreeMap<u64, u64>,
     /// Number of collectives that the rank has entered, by group.
     entered: BTreeMap<usize, u64>,
@@ -220,7 +221,7 @@ struct RankState<R> {
     compute: u64,
 }
 
-/// What a rank does one of at a time.
+/// A resource that runs one node of a rank at a time.
 #[derive(Clone, Copy)]
 enum Resource {
     Host,
@@ -289,7 +290,7 @@ impl<R: Read> Simulation<'_, R> {
         if stuck.is_empty() { Ok(()) } else { Err(ScheduleError::Deadlock(stuck)) }
     }
 
-    /// Starts whatever is free and has its unit to itself.
+    /// Starts all free nodes whose resource is idle.
     fn go_on(&mut self, rank: usize) -> Result<(), ScheduleError> {
         loop {
             let state = &mut self.ranks[rank];
@@ -313,7 +314,7 @@ impl<R: Read> Simulation<'_, R> {
         }
     }
 
-    /// Returns whether the node is done at once.
+    /// Starts a node; returns whether the node is done at once.
     fn start(&mut self, rank: usize, id: u64) -> Result<bool, ScheduleError> {
         self.ranks[rank].issued.insert(id, self.now);
         let node = self.ranks[rank].feed.node(id);
@@ -344,7 +345,7 @@ impl<R: Read> Simulation<'_, R> {
         Ok(false)
     }
 
-    /// An access to remote memory, after those that came before it.
+    /// Starts an access to remote memory, after earlier accesses.
     fn access(&mut self, rank: usize, id: u64) -> Result<(), ScheduleError> {
         let bytes = self.ranks[rank].feed.node(id).unsigned(TENSOR_SIZE).unwrap_or(0);
         let cost = self.machine.memory.and_then(|memory| Some((memory.of_rank(rank as u64), memory.access(bytes)?)));
@@ -364,13 +365,14 @@ impl<R: Read> Simulation<'_, R> {
         self.events.push(Reverse((at, self.started, rank, id)));
     }
 
-    /// Whether a node says how many operations it has and not how long they take, and the system does not work that out.
+    /// Whether a node has a number of operations and no duration, and the system does not estimate one.
     fn is_untimed(&self, node: &Node) -> bool {
         let counted = node.unsigned(NUM_OPS).is_some_and(|operations| operations > 0);
         counted && node.duration_micros == 0 && self.model.system().roofline_enabled == 0
     }
 
-    /// In ns: floor of operations / min(peak, bandwidth x operations / bytes), or what was recorded; at least 1.
+    /// Duration in ns: floor of operations / min(peak, bandwidth x operations / bytes), or the recorded duration; at
+    /// least 1.
     fn compute(&self, rank: usize, node: &Node) -> Result<u64, ScheduleError> {
         let system = self.model.system();
         let operations = node.unsigned(NUM_OPS).filter(|operations| *operations > 0);
@@ -446,7 +448,8 @@ impl<R: Read> Simulation<'_, R> {
         Ok(())
     }
 
-    /// The number of a node's group: of those described beside the traces, or else in the rank's own trace.
+    /// The number of a node's group: a group that was given in addition to the traces, or else one that the rank's own
+    /// trace describes.
     fn group(&mut self, rank: usize, id: u64) -> Result<usize, ScheduleError> {
         let Some(name) = self.ranks[rank].feed.node(id).process_group() else { return Ok(0) };
         let number = match self.groups.get(name.as_str()) {
@@ -464,7 +467,7 @@ impl<R: Read> Simulation<'_, R> {
         })
     }
 
-    /// The number of a group that the rank's trace describes; groups of the same members are one.
+    /// The number of a group that the rank's trace describes; groups with the same members are one.
     fn described(&mut self, rank: usize, name: &str) -> Option<usize> {
         if let Some(number) = self.described.get(&(rank, name.to_owned())) {
             return Some(*number);
@@ -508,7 +511,7 @@ impl<R: Read> Simulation<'_, R> {
         ScheduleError::Node { rank: RankId::from(rank), id, name, problem, hint }
     }
 
-    /// The operations of a rank that nobody will end.
+    /// The operations of a rank that never end.
     fn waits_for(&self, rank: usize) -> String {
         let receives = self.receives.values().flatten();
         let started = receives.chain(self.meetings.values().flatten()).filter(|(owner, _)| *owner == rank);

@@ -11,7 +11,7 @@ use uniference_formats::chakra::schema::{Attribute, GlobalMetadata, Node, NodeTy
 use uniference_formats::chakra::write::Writer;
 use uniference_sim::observe::Statistics;
 
-/// 1e9 bytes a second in the unit of the network file, 2^30 bytes a second.
+/// 1e9 bytes per second in the unit of the network file, 2^30 bytes per second.
 const ONE_GB: f64 = 1e9 / (1_u64 << 30) as f64;
 
 fn system(algorithms: &[&str], more: &str) -> System {
@@ -27,7 +27,7 @@ fn system(algorithms: &[&str], more: &str) -> System {
     System::parse(&format!("{{\"local-mem-bw\": 100, \"boost-mode\": 0, {}{rest}, {more}}}", lists.join(", "))).unwrap()
 }
 
-/// Dimensions of a byte a ns.
+/// A network of dimensions with a bandwidth of one byte per ns.
 fn network(dimensions: &[(&str, u64, u64)]) -> Network {
     let column = |name: &str, item: &dyn Fn(&(&str, u64, u64)) -> String| {
         format!(
@@ -56,15 +56,16 @@ fn times(model: &AnalyticalModel, bytes: u64) -> [u64; 4] {
 
 #[test]
 fn one_dimension_has_its_closed_form() {
-    // k = 4, S = 4,000 bytes in one chunk, e = 7, P(m) = 3 floor(m / 100); T(m) = h x 100 + m. Of an all-gather m = S, else S / 4 = 1,000.
+    // k = 4, S = 4,000 bytes in one chunk, e = 7, P(m) = 3 floor(m / 100); T(m) = h x 100 + m. All-gather: m = S,
+    // otherwise m = S / 4 = 1,000.
     // Ring, h = 1: T = 1,100, P = 30. RS 3T + 4e + 3P, AG 3 x 4,100 + 4e, AR 6T + 7e + 3P, A2A 6T + 7e.
     assert_eq!(times(&model("ring", "Ring"), 4_000), [3_418, 12_328, 6_739, 6_649]);
     // Direct on a ring, h = 4 / 2: T = 1,200. RS T + 2e + P, AG 4,200 + 2e, AR 2T + 3e + P, A2A T + 2e.
     assert_eq!(times(&model("direct", "Ring"), 4_000), [1_244, 4_214, 2_451, 1_214]);
     // Direct, fully connected, h = 1.
     assert_eq!(times(&model("direct", "FullyConnected"), 4_000), [1_144, 4_114, 2_251, 1_114]);
-    // Halving and doubling on a switch, h = 2: RS T(2,000) + T(1,000) + 3e + P(1,000); AG T(4,000) + T(8,000) + 3e; AR twice the halving,
-    // 5e and P(1,000).
+    // Halving and doubling on a switch, h = 2: RS T(2,000) + T(1,000) + 3e + P(1,000); AG T(4,000) + T(8,000) + 3e; AR
+    // twice the halving, 5e and P(1,000).
     assert_eq!(times(&model("halvingDoubling", "Switch"), 4_000)[..3], [3_451, 12_421, 6_865]);
 }
 
@@ -75,12 +76,12 @@ fn chunks_share_dimensions() {
         AnalyticalModel::new(system, network(&[("Ring", 2, 10), ("FullyConnected", 2, 20)]), queues)
     };
     let all: Vec<u64> = (0..4).collect();
-    // A chunk of 400 bytes, reducing free below 100 bytes of memory bandwidth: P(200) = 6, P(100) = 3.
+    // A chunk of 400 bytes, with a memory bandwidth of 100 bytes per ns: P(200) = 6, P(100) = 3.
     // RS on the ring: T(200) + P = 216, then 200 bytes on the second: T(100) + P = 123.
     let two = parse("\"preferred-dataset-splits\": 2", 1);
     // Two chunks, one at a time on each dimension: the second ends 216 later.
     assert_eq!(two.collective(AstraCollective::ReduceScatter, 800, &all).unwrap(), 216 + 216 + 123);
-    // Both at a time: as one.
+    // Both chunks at a time last as long as one.
     let both = parse("\"preferred-dataset-splits\": 2, \"active-chunks-per-dimension\": 2", 1);
     assert_eq!(both.collective(AstraCollective::ReduceScatter, 800, &all).unwrap(), 216 + 123);
     // An all-reduce on each dimension in turn: 2 T(200) + P and 2 T(200) + P.
@@ -89,7 +90,7 @@ fn chunks_share_dimensions() {
     // Reduce-scatter up (216), all-reduce of 200 bytes (2 T(100) + P = 243), all-gather down (T(200) = 210).
     let aware = parse("\"collective-optimization\": \"localBWAware\"", 1);
     assert_eq!(aware.collective(AstraCollective::AllReduce, 400, &all).unwrap(), 216 + 243 + 210);
-    // With two queues each has one of the two active chunks, and all last all-reduces stand in the same queue.
+    // With two queues, each queue has one of the two active chunks, and all last all-reduces use the same queue.
     let queues = parse("\"preferred-dataset-splits\": 2, \"active-chunks-per-dimension\": 2", 2);
     assert_eq!(queues.collective(AstraCollective::ReduceScatter, 800, &all).unwrap(), 216 + 123);
     assert_eq!(queues.collective(AstraCollective::AllReduce, 800, &all).unwrap(), 426 + 446 + 446);
@@ -97,14 +98,15 @@ fn chunks_share_dimensions() {
 
 #[test]
 fn what_chunks_do_not_divide_is_one_more_chunk() {
-    // 4,002 bytes in two chunks of 2,001, and 4,003 in two of 2,001 and a third as large: ring, T = 100 + 500, P = 3 floor(500 / 100).
+    // 4,002 bytes in two chunks of 2,001, and 4,003 in two chunks of 2,001 and a third one of the same size: ring, T =
+    // 100 + 500, P = 3 floor(500 / 100).
     let model = |splits: u32| {
         let more = format!("\"endpoint-delay\": 7, \"preferred-dataset-splits\": {splits}");
         AnalyticalModel::new(system(&["ring"], &more), network(&[("Ring", 4, 100)]), 1)
     };
     let each = 6 * 600 + 7 * 7 + 3 * 15;
     assert_eq!([4_002, 4_003].map(|bytes| times(&model(2), bytes)[2]), [2 * each, 3 * each]);
-    // Less than a byte a member and chunk is filled up, but for all-gathers: no chunk more.
+    // Sizes below one byte per member and chunk are rounded up, except for all-gathers: the number of chunks stays.
     assert_eq!(times(&model(2), 7)[2..], times(&model(2), 8)[2..]);
 }
 
@@ -115,7 +117,8 @@ fn a_group_is_one_line_with_the_hops_between_its_members() {
         network(&[("Switch", 2, 10), ("Switch", 2, 500)]),
         1,
     );
-    // Two ranks, all-gather of 100 bytes by the first dimension's algorithm: T + 2e, e = 10 there whatever the system says; h = 2.
+    // Two ranks, all-gather of 100 bytes by the first dimension's algorithm: T + 2e, with e = 10 instead of the
+    // system's delay; h = 2.
     assert_eq!(model.collective(AstraCollective::AllGather, 100, &[0, 1]).unwrap(), 120 + 20);
     assert_eq!(model.collective(AstraCollective::AllGather, 100, &[1, 3]).unwrap(), 1_100 + 20);
     assert_eq!(model.message(0, 3, 100), 120);
@@ -183,24 +186,25 @@ fn traces_run_one_node_of_a_kind_at_a_time() {
     let model = AnalyticalModel::new(system(&["ring"], roofline), network(&[("Ring", 2, 10)]), 1);
     let gather = |id, deps: &[u64]| node(id, NodeType::CommColl, deps, &[(COMM_TYPE, 2), (COMM_SIZE, 90)]);
     let nodes = vec![
-        // 5,000 operations at 1e9 a second: 5,000 ns; memory at 100e9 bytes a second takes 10.
+        // 5,000 operations at 1e9 per second: 5,000 ns; memory at 100e9 bytes per second takes 10 ns.
         node(1, NodeType::Comp, &[], &[(NUM_OPS, 5_000), (TENSOR_SIZE, 1_000)]),
-        // 100 operations: 100 ns; memory takes 1,000.
+        // 100 operations: 100 ns; memory takes 1,000 ns.
         node(2, NodeType::Comp, &[], &[(NUM_OPS, 100), (TENSOR_SIZE, 100_000)]),
-        // T(90) = 100 each, one after the other, beside the compute.
+        // T(90) = 100 each, one after the other, overlapping the compute.
         gather(3, &[]),
         gather(4, &[]),
         Node { duration_micros: 2, ..node(5, NodeType::Comp, &[2, 4], &[]) },
         gather(6, &[5]),
     ];
-    // 5,000 + 1,000 + 2,000 of compute, and the last all-gather exposed.
+    // 5,000 + 1,000 + 2,000 of compute, and the last all-gather is exposed.
     assert_eq!(finishes(&model, &[nodes.clone(), nodes]).unwrap(), [(8_100, 100); 2]);
 }
 
 #[test]
 fn a_ring_with_one_slow_hop_is_held_up_one_member_at_a_time() {
-    // Four ranks in a row on a ring of eight: three hops, and back over three. m = 65,536 bytes, T = 500 + 1,220, 1,000 more on the way back;
-    // e = 10, P = 3 floor(65,536 / 2,000) = 96. Four chunks of 6T + 7e + 3P each; of the 24 steps of a chain every fourth goes back.
+    // Four consecutive ranks of a ring of eight: three hops, and back over three. m = 65,536 bytes, T = 500 + 1,220,
+    // 1,000 more on the way back; e = 10, P = 3 floor(65,536 / 2,000) = 96. Four chunks of 6T + 7e + 3P each; every
+    // fourth of the 24 steps of a chain goes back.
     let text = "{\"preferred-dataset-splits\": 4, \"local-mem-bw\": 2000, \"all-reduce-implementation\": [\"ring\"]}";
     let ring = "topology: [ Ring ]\nnpus_count: [ 8 ]\nbandwidth: [ 50 ]\nlatency: [ 500 ]";
     let model = AnalyticalModel::new(System::parse(text).unwrap(), Network::parse(ring).unwrap(), 1);
@@ -213,13 +217,14 @@ fn a_ring_with_one_slow_hop_is_held_up_one_member_at_a_time() {
     );
 }
 
-/// A system file may have lists that no trace needs, and traces may describe their groups themselves.
+/// A system file may have lists that no trace uses, and traces may describe their groups themselves.
 #[test]
 fn only_what_is_used_must_fit() {
     let text = "{\"all-reduce-implementation\": [\"ring\", \"ring\"], \"all-gather-implementation\": [\"ring\"],
         \"all-to-all-implementation\": [\"halvingDoubling\", \"oneDirect\"], \"collective-optimization\": \"localBWAware\"}";
     let model = AnalyticalModel::new(System::parse(text).unwrap(), network(&[("Ring", 2, 10), ("Ring", 2, 10)]), 1);
-    // All phases of an all-reduce go by its own list: RS of T(40) + 2e, AR of 2 T(20) + 3e, AG of T(40) + 2e; T(m) = 10 + m, e = 10.
+    // All phases of an all-reduce use its own list: RS of T(40) + 2e, AR of 2 T(20) + 3e, AG of T(40) + 2e; T(m) = 10 +
+    // m, e = 10.
     assert_eq!(model.collective(AstraCollective::AllReduce, 80, &[0, 1, 2, 3]).unwrap(), 2 * (50 + 20) + 2 * 30 + 30);
     let missed = [AstraCollective::AllGather, AstraCollective::ReduceScatter, AstraCollective::AllToAll]
         .map(|kind| model.collective(kind, 80, &[0, 1, 2, 3]).unwrap_err().message);
@@ -236,13 +241,13 @@ fn only_what_is_used_must_fit() {
         node.attr.push(Attribute::new(PG_NAME, Value::String(group.into())));
         node
     };
-    // Each rank calls its own pair \"tp\": two groups with one name. Of the last, nobody says anything.
+    // Each rank names its own pair "tp": two groups with one name. The group `dp` is described in no trace.
     let trace = |members: [u32; 2], group: &str| {
         let described = Node { id: 1, ..uniference_formats::chakra::groups::describe("tp", &members) };
         vec![described, all_reduce(2, group)]
     };
     let pairs = [trace([0, 1], "tp"), trace([0, 1], "tp"), trace([2, 3], "tp"), trace([2, 3], "tp")];
-    // Of 20 bytes in a pair on the first dimension: 2 T(10) + 3e.
+    // 20 bytes in a pair on the first dimension: 2 T(10) + 3e.
     assert_eq!(finishes(&model, &pairs).unwrap(), [(70, 70); 4]);
     let unknown = finishes(&model, &[0; 4].map(|_| trace([0, 1], "dp"))).unwrap_err();
     assert!(unknown.contains("uses process group `dp`, which is not defined"), "{unknown}");
@@ -272,7 +277,8 @@ fn parts_that_are_not_simulated_as_written_are_counted() {
 
 #[test]
 fn a_collective_given_as_traces_takes_what_they_take() {
-    // Each sends 50 bytes to the other (T = 10 + 50), and computes 7 us on what it receives; twice, as two all-reduces ask for it.
+    // Each rank sends 50 bytes to the other (T = 10 + 50), and computes 7 us after its receive; twice, for two
+    // all-reduces.
     let model = AnalyticalModel::new(system(&["ring"], "\"endpoint-delay\": 0"), network(&[("Ring", 2, 10)]), 1);
     let graph = |peer: u64| {
         vec![
@@ -286,7 +292,7 @@ fn a_collective_given_as_traces_takes_what_they_take() {
     let all_reduce = |id, deps: &[u64]| node(id, NodeType::CommColl, deps, &[(COMM_TYPE, 0), (COMM_SIZE, 9)]);
     let trace = vec![all_reduce(1, &[]), all_reduce(2, &[1])];
     let machine = Machine { model: &model, memory: None, expand: Some(std::sync::Arc::new(custom)) };
-    // What it computes is communication: all of it is exposed.
+    // Computation of the replaced collectives is communication: all of it is exposed.
     assert_eq!(finishes_on(&machine, &[trace.clone(), trace]).unwrap(), [(2 * 7_060, 2 * 7_060); 2]);
     let refused =
         Custom::default().add(AstraCollective::AllReduce, vec![reader(&[all_reduce(1, &[])])]).unwrap_err().to_string();
@@ -306,7 +312,7 @@ fn remote_memory_serves_those_who_share_it_one_after_the_other() {
         let finishes = finishes_on(&Machine { model: &model, memory, expand: None }, &traces);
         finishes.map(|finishes| finishes.into_iter().map(|(finish, _)| finish).collect::<Vec<u64>>())
     };
-    // An access takes 100 + 500 / 5 ns.
+    // An access lasts 100 + 500 / 5 ns.
     assert_eq!(with("PER_NPU_MEMORY_EXPANSION").unwrap(), [200, 200, 200, 200]);
     assert_eq!(with("PER_NODE_MEMORY_EXPANSION").unwrap(), [200, 400, 200, 400]);
     assert_eq!(with("MEMORY_POOL").unwrap(), [200, 400, 600, 800]);

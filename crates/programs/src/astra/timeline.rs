@@ -1,14 +1,14 @@
-//! Owns the table of when each node was issued and when it ended, with the columns of ASTRA-sim's own logs put side by side: rank, node,
-//! name, type, two times in ns.
+//! Owns the table of the start and end of each node, with the columns of ASTRA-sim's own logs joined: rank, node, name,
+//! type, two times in ns.
 
 use super::schedule::CompletedNode;
 use std::io::{self, Write};
 use uniference_formats::sink::WriteError;
 
-/// Writes a row a node, in the order in which they end.
+/// Writes one row per node, in the order in which they end.
 pub struct TimelineWriter<W: Write> {
     rows: csv::Writer<W>,
-    /// The first one; nothing is written after it.
+    /// The first error; no row is written after it.
     error: Option<csv::Error>,
 }
 
@@ -20,7 +20,7 @@ impl<W: Write> TimelineWriter<W> {
         TimelineWriter { rows, error }
     }
 
-    /// A node is done.
+    /// Writes the row of a node that is complete.
     pub fn node(&mut self, done: &CompletedNode<'_>) {
         let CompletedNode { rank, node, issued, ended } = done;
         if self.error.is_none() {
@@ -31,7 +31,7 @@ impl<W: Write> TimelineWriter<W> {
     /// Flushes the table.
     ///
     /// # Errors
-    /// The first error of the writer, even if it happened long ago.
+    /// The first error of the writer, which may have occurred at any earlier row.
     pub fn finish(mut self) -> Result<(), WriteError> {
         let error = self.error.take().map(io::Error::from).or_else(|| self.rows.flush().err());
         error.map_or(Ok(()), |source| Err(WriteError { what: "timeline", source }))

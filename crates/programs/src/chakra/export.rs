@@ -1,13 +1,14 @@
-//! Owns the way from a program record to execution traces: what each rank asked for, as a graph.
+//! Owns the export of a program record to execution traces: the requests of each rank, as a graph.
 //!
-//! The record says in which order a rank's threads asked; the graph says what each part had to wait for, and nothing more. The
-//! record is run again on its own cluster to learn what the program was told: which operations a wait returned, whether a time-out
-//! passed, whose message an open receive took.
+//! The record holds the order of a rank's requests; the graph holds only the dependencies of each request. The record
+//! is replayed on its own cluster to obtain the replies to the program: the operations that a wait returned, whether a
+//! timeout passed, the message that an open receive accepted.
 //!
-//! A thread stands, at every moment, behind one node: all that it does next depends on that one. Issuing an operation does not move
-//! it; a wait moves it behind what it waited for. So an operation depends on what its thread had done and waited for before, what
-//! follows a wait depends on the operations waited for, and what merely follows the issue does not. Nodes are numbered in the
-//! order in which the engine came to them: it is the order in which a rank's queues serve them.
+//! A thread has a current node at every moment: its next node depends on that one. Issuing an operation does not change
+//! it; a wait changes it to the operations waited for. An operation therefore depends on the earlier work and waits of
+//! its thread; work after a wait depends on the operations waited for, but work after an issue does not depend on the
+//! issued operation. Nodes are numbered in the order in which the engine processed them, which is the order in which a
+//! rank's queues serve them.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Seek, Write};
@@ -29,16 +30,16 @@ use uniference_sim::program::{Activity, Call, CallOp, Collective, CollectiveKind
 use uniference_sim::replay::{Listener, replay_heard};
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// A record that could not become traces.
+/// A record that cannot be exported to traces.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
-    /// It cannot be read.
+    /// The record cannot be read.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// The run did not come to its end.
+    /// The run did not finish.
     #[error("the run did not finish: {0}\nhint: run the program again; traces require a run that has finished")]
     Unfinished(String),
-    /// It has streams of simulated GPUs.
+    /// The record has streams of simulated GPUs.
     #[error(
         "the record has streams of simulated GPUs ({0}), which traces cannot hold yet\nhint: replay the record instead (uniference replay)"
     )]
@@ -48,18 +49,18 @@ pub enum ExportError {
     Io(#[from] io::Error),
 }
 
-/// What was written.
+/// Figures of the exported traces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exported {
-    /// Nodes, of all ranks together.
+    /// Number of nodes of all ranks together.
     pub nodes: u64,
-    /// The process groups by name, as ASTRA-sim wants them in a file of their own.
+    /// The process groups by name, as in ASTRA-sim's file of process groups.
     pub groups: BTreeMap<String, Vec<u32>>,
 }
 
-/// Runs `record` again on `cluster`, its own with its seed, and writes a trace for each rank to what `open` gives. `lines` are those
-/// of the program (from reading the record to its end). `listener` hears the replay too: what the program's way depended on besides its data
-/// is not in the traces.
+/// Replays `record` on `cluster`, its own with its seed, and writes a trace per rank to the output of `open`. `lines`
+/// are the source lines of the program, read from the record's end. `listener` receives the events of the replay too,
+/// since traces do not show dependences of the program's control flow on anything but its data.
 ///
 /// # Errors
 /// The record cannot be read, its run did not finish, or a trace cannot be written.
@@ -83,7 +84,7 @@ pub fn export<R: Read + Seek, W: Write>(
     }
 }
 
-/// Hears a replay and writes it down.
+/// Writes traces from the events of a replay.
 struct Exporter<'a, W: Write> {
     ranks: Vec<RankTrace<W>>,
     /// The members of each group, by the engine's number.
@@ -92,7 +93,7 @@ struct Exporter<'a, W: Write> {
     lines: &'a [String],
     failed: Option<io::Error>,
     failed_rank: Option<RankId>,
-    /// The first rank that hands something to a stream.
+    /// The first rank that issues work to a stream.
     streams: Option<RankId>,
 }
 
@@ -102,29 +103,29 @@ struct RankTrace<W: Write> {
     tasks: Vec<TaskState>,
     /// By handle: the operation's node.
     issued: Vec<IssuedNode>,
-    /// Operations that were complete before the rank knew their handle.
+    /// Operations that completed before the rank received their handle.
     early: BTreeMap<Handle, Completion>,
-    /// Nodes that are not written, and whether they are whole.
+    /// Nodes that are not written yet, and whether each is final.
     pending: BTreeMap<u64, (Node, bool)>,
     next_id: u64,
     nodes: u64,
 }
 
-/// What is known of one thread.
+/// State of one thread.
 #[derive(Clone, Default)]
 struct TaskState {
     asked: Option<Request>,
-    /// The node behind which it stands.
+    /// The thread's current node, on which its next node depends.
     behind: Option<u64>,
-    /// The last line that it was seen on.
+    /// The last known source line.
     site: Option<Site>,
-    /// How long its last poll took.
+    /// Duration of the last poll.
     polled: SimDuration,
-    /// What rounding to whole microseconds has left over.
+    /// Remainder of the rounding to whole microseconds.
     left_over: i64,
 }
 
-/// An activity's node, and the one that its thread stood behind; `None` there too if it had further dependencies.
+/// An activity's node, and its thread's current node at the issue; the outer `None` if it had further dependencies.
 #[derive(Clone, Copy)]
 struct IssuedNode {
     id: u64,
@@ -176,7 +177,7 @@ impl<'a, W: Write> Exporter<'a, W> {
         Ok(Exported { nodes, groups: groups.collect() })
     }
 
-    /// The engine has answered what the task had asked for.
+    /// Adds nodes for a request that the engine has answered.
     fn answered(&mut self, rank: RankId, task: TaskId, now: SimTime, request: Request, reply: &Reply) {
         match (request, reply) {
             (Request::Issue { activity, queue, after, .. }, Reply::Issued(handle)) => {
@@ -308,7 +309,7 @@ impl<W: Write> RankTrace<W> {
         })
     }
 
-    /// Takes note of a node of `task`, which depends on all that the task has waited for and on `more`. Returns its id.
+    /// Adds a node of `task`, which depends on the task's current node and on `more`. Returns its id.
     fn add(&mut self, task: TaskId, mut node: Node, more: &[u64], whole: bool) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -324,7 +325,7 @@ impl<W: Write> RankTrace<W> {
         id
     }
 
-    /// A node that depends on nothing and that nothing depends on.
+    /// Adds a node without dependencies and dependents.
     fn stands_alone(&mut self, task: TaskId, node: Node) {
         let behind = self.tasks[task.index()].behind.take();
         self.add(task, node, &[], true);
@@ -370,7 +371,7 @@ impl<W: Write> RankTrace<W> {
         }
     }
 
-    /// The task now stands behind the operations that it has waited for.
+    /// Makes the operations that a task has waited for its current node.
     fn waited(&mut self, task: TaskId, now: SimTime, handles: &[Handle]) {
         let behind = self.tasks[task.index()].behind;
         if let [handle] = handles
@@ -388,19 +389,19 @@ impl<W: Write> RankTrace<W> {
         }
     }
 
-    /// The task has carried out a part of its program, and stands behind it.
+    /// Adds a part of the program as the task's current node.
     fn passes(&mut self, task: TaskId, now: SimTime, part: Part) {
         let mut node = part.to_node(task);
         node.start_time_micros = micros(now);
         self.tasks[task.index()].behind = Some(self.add(task, node, &[], true));
     }
 
-    /// The main task has come to the program's end.
+    /// Adds the end of the program.
     fn ends(&mut self) {
         self.add(TaskId(0), Part::End.to_node(TaskId(0)), &[], true);
     }
 
-    /// Writes what is whole, in the order of ids.
+    /// Writes final nodes, in the order of ids.
     fn flush(&mut self) -> io::Result<()> {
         while let Some(entry) = self.pending.first_entry().filter(|entry| entry.get().1) {
             self.writer.node(&entry.remove().0)?;
@@ -408,7 +409,7 @@ impl<W: Write> RankTrace<W> {
         Ok(())
     }
 
-    /// Operations that nobody has waited for and that were not complete at the end are written too.
+    /// Writes the remaining nodes too: operations without a wait that were incomplete at the end.
     fn finish(mut self) -> io::Result<()> {
         for (node, _) in self.pending.values() {
             self.writer.node(node)?;
@@ -418,7 +419,8 @@ impl<W: Write> RankTrace<W> {
 }
 
 impl TaskState {
-    /// Rounded such that what is rounded away does not add up along the thread.
+    /// Rounds a duration to microseconds, and carries the remainder to the thread's next one, so that errors do not
+    /// accumulate.
     fn whole_micros(&mut self, duration: SimDuration) -> u64 {
         const PS: i128 = 1_000_000;
         let exact = i128::from(duration.as_ps()) + i128::from(self.left_over);
@@ -428,7 +430,7 @@ impl TaskState {
     }
 }
 
-/// ASTRA-sim wants numbers above zero.
+/// The name of a group: a number above zero, as ASTRA-sim requires.
 fn group_name(group: GroupId) -> String {
     (group.0 + 1).to_string()
 }
@@ -437,7 +439,7 @@ fn micros(at: SimTime) -> u64 {
     at.as_ps() / 1_000_000
 }
 
-/// An operation of `rank`'s as a node.
+/// The node of an operation of `rank`.
 fn call_node(rank: RankId, task: TaskId, call: &Call, members: &[RankId]) -> Node {
     let kind = match &call.op {
         CallOp::Collective(_) => NodeType::CommColl,
@@ -498,7 +500,8 @@ fn comm_type(kind: CollectiveKind) -> CommType {
     }
 }
 
-/// Of what is dealt out the whole, of an all-gather and a gather each rank's shard: the schema's habit.
+/// Bytes as in Chakra's schema: all blocks together for a reduce-scatter and a scatter, each rank's shard for an
+/// all-gather and a gather.
 fn comm_size(collective: &Collective, members: u32) -> u64 {
     use CollectiveKind::{ReduceScatter, Scatter};
     use uniference_sim::program::Shape::Even;

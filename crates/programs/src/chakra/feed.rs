@@ -1,10 +1,11 @@
-//! Owns the order of a trace's nodes while it runs: which ones are free to start, read from the file as far as that needs.
-//! It knows neither time nor what nodes do.
+//! Owns the order of a trace's nodes during a replay: it finds the nodes that are free to start, and reads only as much
+//! of the file as that needs. It knows neither time nor the work of nodes.
 //!
-//! Nodes are *planned* one after the other: of those whose dependencies are all planned, the lowest id first. That order depends on
-//! the file alone, so ranks with traces of one shape plan their collectives alike, whatever their clocks do. A planned node is free
-//! once its dependencies are done. At most `WINDOW` nodes are read ahead of the plan, more only where all of them depend
-//! on later ones, and at most as many planned ones are not done; so memory does not grow with the file.
+//! Nodes are *planned* in sequence: the next one is the node with the lowest id among those whose dependencies are all
+//! planned. That order depends on the file alone, so ranks with traces of one shape plan their collectives in the same
+//! order, independent of their clocks. A planned node is free once its dependencies are done. At most `WINDOW` nodes
+//! are read ahead of the plan, more only if all of them depend on later nodes, and at most `WINDOW` planned nodes are
+//! not done; memory therefore does not grow with the file.
 
 use indexmap::{IndexMap, IndexSet};
 use rustc_hash::FxBuildHasher;
@@ -17,16 +18,16 @@ use uniference_formats::chakra::read::{Nodes, ReadError};
 use uniference_formats::chakra::schema::{Node, NodeType, Value};
 use uniference_sim::ids::RankId;
 
-/// How many nodes are read ahead of the plan, and how many planned ones may not be done.
+/// Maximum number of nodes that are read ahead of the plan, and of planned nodes that are not done.
 const WINDOW: usize = 1 << 16;
 
 /// A trace that cannot be run to its end.
 #[derive(Debug, thiserror::Error)]
 pub enum FeedError {
-    /// It cannot be read, an id comes twice, or nodes depend on each other in a cycle.
+    /// The trace cannot be read, an id occurs twice, or nodes depend on each other in a cycle.
     #[error(transparent)]
     Trace(#[from] CheckError),
-    /// A description of process groups cannot be understood.
+    /// A description of process groups is invalid.
     #[error(transparent)]
     Groups(#[from] GroupsError),
 }
@@ -37,13 +38,14 @@ impl From<ReadError> for FeedError {
     }
 }
 
-/// Puts a graph of nodes in the place of one.
+/// Replaces a node by a graph of nodes.
 pub trait Expand: std::fmt::Debug + Send + Sync {
-    /// What stands for `node` of `rank`; `None`: the node itself. Ids and dependencies are those of the graph's own.
+    /// The graph that replaces `node` of `rank`; `None`: the node stays. Its ids and dependencies are local to the
+    /// graph.
     fn expand(&self, rank: RankId, node: &Node) -> Option<Vec<Node>>;
 }
 
-/// Ids of nodes that stand for others are above those of any trace.
+/// First id of nodes of graphs; ids of traces are below.
 const EXPANDED: u64 = 1 << 62;
 
 /// The nodes of one trace that have been read and are not done.
@@ -52,23 +54,23 @@ pub struct Feed<N> {
     window: usize,
     ended: bool,
     slots: IndexMap<u64, Slot, FxBuildHasher>,
-    /// By dependency, read or not: the nodes that wait for it.
+    /// By dependency, read or not: the dependent nodes.
     dependents: IndexMap<u64, Vec<u64>, FxBuildHasher>,
     plannable: BTreeSet<u64>,
     unplanned: usize,
     done: IdSet,
     groups: Vec<ProcessGroup>,
     expand: Option<(RankId, Arc<dyn Expand>)>,
-    /// Nodes that stand for one that was read, before it.
+    /// Nodes of graphs, which come before the next node of the trace.
     expanded: VecDeque<Node>,
-    /// How many graphs stand for nodes, and how many nodes are in them.
+    /// Number of graphs so far, and of the nodes in all of them.
     graphs: u64,
     inserted: u64,
     missing: u64,
 }
 
 struct Slot {
-    /// Apart: slots are moved when the table grows.
+    /// Boxed because slots are moved when the table grows.
     node: Box<Node>,
     /// Dependencies that are not planned.
     before_plan: u32,
@@ -78,12 +80,12 @@ struct Slot {
 }
 
 impl<N: Nodes> Feed<N> {
-    /// Nothing is read yet.
+    /// A feed that has read no node yet.
     pub fn new(trace: N) -> Feed<N> {
         Feed::with_window(trace, WINDOW)
     }
 
-    /// The same with graphs in the place of some nodes of this rank.
+    /// A feed that replaces some nodes of this rank by graphs.
     pub fn expanding(trace: N, expand: Option<(RankId, Arc<dyn Expand>)>) -> Feed<N> {
         Feed { expand, ..Feed::new(trace) }
     }
@@ -107,7 +109,8 @@ impl<N: Nodes> Feed<N> {
         }
     }
 
-    /// The next node of the plan, and whether it is free to start; `None`: all are planned, or enough of them for now.
+    /// The next node of the plan, and whether it is free to start; `None`: all nodes are planned, or as many as may be
+    /// planned for now.
     ///
     /// # Errors
     /// The trace cannot be run.
@@ -146,7 +149,7 @@ impl<N: Nodes> Feed<N> {
         }
     }
 
-    /// A free node is done: tells `free` of each planned node that now is.
+    /// Completes a free node and calls `free` with each planned node that becomes free.
     pub fn complete(&mut self, id: u64, free: &mut dyn FnMut(u64)) {
         let slot = self.slots.swap_remove(&id).unwrap_or_else(|| panic!("node {id} is done twice"));
         assert!(slot.planned && slot.before_start == 0, "node {id} is done before it was free");
@@ -165,12 +168,12 @@ impl<N: Nodes> Feed<N> {
         self.dependents.get(&id).into_iter().flatten().map(|dependent| &*self.slots[dependent].node)
     }
 
-    /// Have all nodes been read, and are they done?
+    /// Whether all nodes are read and done.
     pub fn is_done(&self) -> bool {
         self.ended && self.slots.is_empty()
     }
 
-    /// The process groups that the part of the trace that was read describes.
+    /// The process groups described in the part of the trace that was read.
     pub fn groups(&self) -> &[ProcessGroup] {
         &self.groups
     }
@@ -222,8 +225,8 @@ impl<N: Nodes> Feed<N> {
         }
     }
 
-    /// The graph starts when the node would have, and the node, which does nothing any more, is done when the graph is. Messages of
-    /// different graphs have different tags.
+    /// Queues a graph in place of a node. The graph starts when the node would have started, and the node becomes
+    /// metadata that is done when the graph is done. Messages of different graphs have different tags.
     fn insert(&mut self, node: Node, graph: Vec<Node>) {
         let first = EXPANDED + self.inserted;
         let ids: BTreeMap<u64, u64> = graph.iter().zip(first..).map(|(node, id)| (node.id, id)).collect();
@@ -246,7 +249,7 @@ impl<N: Nodes> Feed<N> {
         self.expanded.push_back(Node { id: node.id, name, r#type, data_deps, ..Node::default() });
     }
 
-    /// Nothing more will be read: dependencies on what is not there count as met.
+    /// Drops dependencies on nodes that the trace does not have, once it is read to its end.
     fn forgive(&mut self) {
         let slots = &self.slots;
         let dangling: Vec<u64> = self.dependents.keys().copied().filter(|id| !slots.contains_key(id)).collect();
@@ -274,14 +277,14 @@ impl<N: Nodes> Feed<N> {
     }
 }
 
-/// A set of nodes' ids. Ids that lie close together take a bit each.
+/// A set of node ids. Ids that lie close together need one bit each.
 #[derive(Default)]
 pub struct IdSet {
     blocks: IndexMap<u64, u64, FxBuildHasher>,
 }
 
 impl IdSet {
-    /// Adds an id; false if it is there already.
+    /// Adds an id; false if the set already contains it.
     pub fn insert(&mut self, id: u64) -> bool {
         let block = self.blocks.entry(id / 64).or_default();
         let before = *block;
@@ -289,7 +292,7 @@ impl IdSet {
         *block != before
     }
 
-    /// Whether an id is there.
+    /// Whether the set contains an id.
     pub fn contains(&self, id: u64) -> bool {
         self.blocks.get(&(id / 64)).is_some_and(|block| block >> (id % 64) & 1 == 1)
     }

@@ -1,8 +1,8 @@
-//! Owns what runs and makes execution traces (MLCommons Chakra): a [`feed`] gives each rank's nodes in the order in which they may start,
-//! and a [`replay`] of them is a program of the simulator.
+//! Owns the replay and the production of execution traces (MLCommons Chakra): a [`feed`] gives each rank's nodes in the
+//! order in which they may start, and a [`replay`] of them is a program of the simulator.
 //!
-//! [`mod@export`] goes the other way, from the record of a program to traces; [`mod@link`] makes traces of the files that profilers record. The files
-//! themselves are read and written by [`uniference_formats::chakra`].
+//! [`mod@export`] writes program records as traces; [`mod@link`] makes traces from recordings of profilers.
+//! [`uniference_formats::chakra`] reads and writes the files.
 
 pub mod export;
 pub mod feed;

@@ -1,15 +1,17 @@
-//! Owns a rank that does what its trace says: a [`Program`] that issues nodes as they come free. Order is [`super::feed`]'s
-//! business, time and the network the engine's.
+//! Owns the replay of one rank's trace: a [`Program`] that issues nodes as they become free. [`super::feed`] owns the
+//! order of nodes, and the engine owns time and the network.
 //!
-//! It stands here and not in the simulator because it reads a file as it goes; the engine sees requests and nothing else.
+//! The module is not part of the simulator because it reads the trace's file during the run; the engine sees only
+//! requests.
 //!
-//! One compute node of the accelerator runs at a time, one of the host's processor and one of memory, the lowest id first where
-//! several are free. Collectives of one group start in the order of the plan, as if a program had called them, and all groups'
-//! run side by side; sends and receives start as soon as they are free. What comes free together is issued in the order of ids.
+//! At most one compute node of the accelerator, one of the CPU and one memory node run at a time, the lowest id first
+//! if several are free. Collectives of one group start in the order of the plan, as if a program had called them, and
+//! collectives of different groups run concurrently; sends and receives start as soon as they are free. Nodes that
+//! become free at the same time are issued in the order of their ids.
 //!
-//! Traces of our own say more ([`uniference_formats::chakra::own`]): their compute is not held back but queued, as a program's would be, and their
-//! sleeps, store operations and ends are carried out. Those of linked recordings ([`super::link`]) say which work ran side by side:
-//! it starts as soon as it is free.
+//! Traces of Uniference's own ([`uniference_formats::chakra::own`]) hold more: their compute is not held back but
+//! queued, as a program's would be, and the replay carries out their sleeps, store operations and ends. Traces of
+//! linked recordings ([`super::link`]) mark work that ran concurrently: such work starts as soon as it is free.
 
 use super::feed::{Expand, Feed, FeedError};
 use indexmap::IndexMap;
@@ -33,38 +35,39 @@ use uniference_sim::program::{
 };
 use uniference_sim::time::{Bytes, SimDuration, SimTime};
 
-/// No operation moves more bytes; larger numbers are mistakes, and their sums might be too.
+/// Maximum bytes of an operation. Larger sizes are mistakes, and sums of such sizes might overflow.
 const LARGEST_SIZE: u64 = 1 << 50;
 
-/// From here on, queues are dealt to work side by side. Those below are of units and of a program's threads.
+/// First queue for concurrent work. Lower queues belong to units and to a program's threads.
 const SIDE_QUEUES: u32 = 1 << 30;
 
-/// How traces are to be understood, the same for all ranks.
+/// Rules for the replay of traces, the same for all ranks.
 #[derive(Clone, Debug)]
 pub struct Rules {
     /// All ranks, in order.
     pub world: Arc<[RankId]>,
-    /// Compute and memory nodes take so many times as long as they say; finite, not negative.
+    /// Factor for the durations of compute and memory nodes; finite, not negative.
     pub compute_scale: f64,
-    /// Communication moves so many times as many bytes as it says; finite, not negative.
+    /// Factor for the bytes of communication; finite, not negative.
     pub comm_scale: f64,
-    /// By rank: what a compute node without a duration costs. A rank beyond the list has no such rates.
+    /// By rank: rates that give the cost of a compute node without a duration. A rank beyond the list has no rates.
     pub rooflines: Vec<Option<Rates>>,
-    /// By rank: what the operators of a compute node cost that says which they are. Where a rank has no such model, its roofline serves.
+    /// By rank: cost model of a compute node's operators, if the node names its operators. A rank without a model uses
+    /// its roofline.
     pub models: Vec<Option<Model>>,
-    /// What a memory node without a duration costs.
+    /// Cost model of memory nodes without a duration.
     pub memory: Option<HostMemory>,
-    /// What stands for a node in its place.
+    /// Replacements of nodes by graphs.
     pub expand: Option<Arc<dyn Expand>>,
-    /// Process groups besides those that the traces describe.
+    /// Process groups in addition to those that the traces describe.
     pub groups: Vec<ProcessGroup>,
-    /// Communication of linked recordings takes what it took when it was recorded, from when all its ranks have come to it, instead
-    /// of what its bytes take. Only the ranks' meeting goes over the network, so the replay of the recorded machine needs one without
-    /// latency.
+    /// Whether communication of linked recordings lasts as long as in the recording, from the time at which all its
+    /// ranks have entered it, instead of the time that its bytes need. Only the ranks' meeting uses the network, so a
+    /// replay of the recorded machine needs a network without latency.
     pub recorded: bool,
 }
 
-/// What operators cost on a rank's device.
+/// Cost model of operators on a rank's device.
 #[derive(Clone)]
 pub struct Model(pub Arc<dyn CostModel + Send + Sync>);
 
@@ -77,16 +80,16 @@ impl std::fmt::Debug for Model {
 /// An operator that nodes of a rank consist of.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CostedOperator {
-    /// What it is.
+    /// The operator.
     pub operator: Operator,
-    /// What it costs each time.
+    /// Cost of one execution.
     pub estimate: Estimate,
-    /// How often it ran.
+    /// Number of executions.
     pub executions: u64,
 }
 
 impl Rules {
-    /// The plain ones.
+    /// Rules without scaling, cost models or additional groups.
     pub fn of(world: Arc<[RankId]>) -> Rules {
         let (rooflines, groups) = (Vec::new(), Vec::new());
         Rules {
@@ -109,16 +112,16 @@ pub enum ReplayError {
     /// The trace cannot be read.
     #[error(transparent)]
     Feed(#[from] FeedError),
-    /// A node asks for what is not supported.
+    /// A node cannot be replayed.
     #[error("node {id} `{name}` {problem}\nhint: {hint}")]
     Node {
         /// The node's id.
         id: u64,
         /// The node's name.
         name: String,
-        /// What does not fit.
+        /// The problem, as a predicate of the node.
         problem: String,
-        /// What to do.
+        /// The user's remedy.
         hint: &'static str,
     },
 }
@@ -128,26 +131,26 @@ pub struct Replay<N> {
     rank: RankId,
     rules: Arc<Rules>,
     feed: Feed<N>,
-    /// Free nodes and whether one runs, for each of [`NodeQueue`].
+    /// Free nodes and whether one runs, by [`NodeQueue`].
     units: [(BTreeSet<u64>, bool); 3],
-    /// Planned collectives that are not issued, in order, by the group's members and number among groups of just these.
+    /// Planned collectives that are not issued, in order, by group.
     collectives: BTreeMap<GroupKey, VecDeque<u64>>,
     named: BTreeMap<String, GroupKey>,
     joined: BTreeMap<GroupKey, GroupId>,
-    /// Free nodes that have not been sorted by what runs them, and collectives that are not at the head of their line.
+    /// Free nodes that are not in a queue yet, and free collectives that are not the first of their group.
     free: BTreeSet<u64>,
     issue: VecDeque<ReadyNode>,
     asked: Option<Asked>,
     running: BTreeMap<Handle, u64>,
-    /// Queues that work side by side has to itself: those in use by node, and those that are free again.
+    /// Queues of concurrent work: queues in use by node, and queues that are free again.
     side_queues: BTreeMap<u64, u32>,
     free_queues: BTreeSet<u32>,
-    /// Communication whose ranks have met and whose recorded time passes.
+    /// Communication nodes whose ranks have met and whose recorded duration is elapsing.
     met: BTreeSet<u64>,
     untimed: u64,
     by_roofline: u64,
     oddities: Oddities,
-    /// By the texts of nodes; `None`: no operator.
+    /// By the text of an operator in a node; `None`: the text is not an operator.
     operators: IndexMap<String, Option<CostedOperator>, FxBuildHasher>,
 }
 
@@ -172,10 +175,10 @@ impl Oddities {
     }
 }
 
-/// A group: its ranks, and how many groups of just these ranks come before it.
+/// A group: its ranks, and the number of earlier groups of exactly these ranks.
 type GroupKey = (Arc<[RankId]>, u32);
 
-/// What runs one node at a time.
+/// Resource that runs one node at a time.
 #[derive(Clone, Copy)]
 enum NodeQueue {
     Accelerator,
@@ -183,7 +186,7 @@ enum NodeQueue {
     Memory,
 }
 
-/// A node that is free and whose turn it is.
+/// A free node that is issued next.
 struct ReadyNode {
     id: u64,
     what: Action,
@@ -192,18 +195,18 @@ struct ReadyNode {
 enum Action {
     Compute(NodeQueue, Work),
     Call(GroupKey, CallOp),
-    /// In a queue that nodes without a unit have to themselves.
+    /// In a queue for nodes without a unit.
     Do(Activity, QueueId),
 }
 
-/// What the engine was last asked for, besides waiting.
+/// Last request to the engine that was not a wait.
 enum Asked {
     Group(GroupKey),
     Start(u64),
 }
 
 impl<N: Nodes> Replay<N> {
-    /// `rank` does what `trace` says.
+    /// Replays `trace` as the program of `rank`.
     pub fn new(rank: RankId, trace: N, rules: Arc<Rules>) -> Replay<N> {
         Replay {
             rank,
@@ -227,22 +230,23 @@ impl<N: Nodes> Replay<N> {
         }
     }
 
-    /// The operators of nodes so far, in the order in which they first ran.
+    /// The operators of nodes so far, in the order of their first execution.
     pub fn operators(&self) -> impl Iterator<Item = &CostedOperator> {
         self.operators.values().flatten()
     }
 
-    /// The group of all ranks that has no name, in which messages go that name no group, once one has.
+    /// The unnamed group of all ranks, which communication without a group's name uses; `None` before the first such
+    /// operation.
     pub fn world_group(&self) -> Option<GroupId> {
         self.joined.get(&(self.rules.world.clone(), 0)).copied()
     }
 
-    /// How many compute nodes took what their device's rates make of them.
+    /// Number of compute nodes whose duration was estimated from their device's rates.
     pub fn by_roofline(&self) -> u64 {
         self.by_roofline
     }
 
-    /// How many nodes have taken no time because they do not say how long they take.
+    /// Number of nodes that had no duration and could not be estimated: they took no time.
     pub fn untimed(&self) -> u64 {
         self.untimed
     }
@@ -262,7 +266,7 @@ impl<N: Nodes> Replay<N> {
         self.rules.groups.iter().any(|group| self.named.contains_key(&group.name))
     }
 
-    /// The node behind a handle that is not complete, and those that wait for it: what a report of a deadlock names.
+    /// The node of an incomplete operation, and the nodes that wait for it, for the report of a deadlock.
     pub fn behind(&self, handle: Handle) -> Option<(&Node, Vec<&Node>)> {
         let starting = match &self.asked {
             Some(Asked::Start(id)) => Some(*id),
@@ -293,7 +297,7 @@ impl<N: Nodes> Replay<N> {
         Ok(self.request())
     }
 
-    /// Looks as far ahead as the feed allows; nodes that take no time are done on the way.
+    /// Plans nodes as far ahead as the feed allows, and completes nodes that take no time at once.
     fn plan(&mut self) -> Result<(), ReplayError> {
         loop {
             while let Some((id, free)) = self.feed.plan()? {
@@ -343,7 +347,7 @@ impl<N: Nodes> Replay<N> {
         });
     }
 
-    /// Sorts free nodes by what runs them, and lets those go whose turn it is.
+    /// Moves free nodes to their queues, and issues those that can start.
     fn start(&mut self) -> Result<(), ReplayError> {
         let before = self.issue.len();
         for id in std::mem::take(&mut self.free) {
@@ -379,7 +383,7 @@ impl<N: Nodes> Replay<N> {
         Ok(())
     }
 
-    /// Starts at once, in a queue that nothing else is in.
+    /// Starts a node at once, in a queue of its own.
     fn start_beside(&mut self, id: u64, activity: Activity) {
         let in_use = self.side_queues.len() as u32;
         let queue = self.free_queues.pop_first().unwrap_or(SIDE_QUEUES + in_use);
@@ -387,19 +391,19 @@ impl<N: Nodes> Replay<N> {
         self.issue.push_back(ReadyNode { id, what: Action::Do(activity, QueueId(queue)) });
     }
 
-    /// What the node's communication took when it was recorded, where that counts.
+    /// Recorded duration of the node's communication, if [`Rules::recorded`] is set.
     fn recorded(&self, id: u64) -> Option<SimDuration> {
         let node = self.feed.node(id);
         self.rules.recorded.then(|| node.unsigned(own::RECORDED_PS).map(SimDuration::from_ps)).flatten()
     }
 
-    /// Parts of a program wait for nothing but what they depend on.
+    /// Starts a part of a program. Parts wait only for their dependencies.
     fn start_part(&mut self, id: u64, part: Part) {
         let thread = own::task(self.feed.node(id));
         let scale = self.rules.compute_scale;
         let name: Arc<str> = self.feed.node(id).name.as_str().into();
         let recorded = |duration: SimDuration| Work::new(duration.scaled(scale), Origin::Recorded).named(name.clone());
-        // Above those of the units, one for each thread.
+        // Queues above those of the units, one for each thread.
         let queue = QueueId(thread.0.saturating_add(3));
         let what = match part {
             Part::SideBySide(duration) => return self.start_beside(id, Activity::Compute(recorded(duration))),
@@ -414,7 +418,7 @@ impl<N: Nodes> Replay<N> {
         self.issue.push_back(ReadyNode { id, what });
     }
 
-    /// Of each group those at the head of its line that are free.
+    /// Issues the free collectives at the head of each group's line.
     fn start_collectives(&mut self) -> Result<(), ReplayError> {
         if self.free.is_empty() {
             return Ok(());
@@ -457,13 +461,13 @@ impl<N: Nodes> Replay<N> {
         Request::Issue { activity, queue, after: Vec::new(), site: Site(0) }
     }
 
-    // What nodes say
+    // Contents of nodes
 
     fn kind(&self, id: u64) -> NodeType {
         self.feed.node(id).r#type()
     }
 
-    /// What runs the node; `None`: it communicates, or does nothing.
+    /// The resource that runs the node; `None`: the node communicates, or does nothing.
     fn unit(&self, id: u64) -> Option<NodeQueue> {
         let node = self.feed.node(id);
         if Part::of(node).is_some() {
@@ -472,7 +476,7 @@ impl<N: Nodes> Replay<N> {
         match node.r#type() {
             NodeType::Comp if !node.is_cpu_op() => Some(NodeQueue::Accelerator),
             NodeType::Comp => Some(NodeQueue::Host),
-            // The host's half of a collective says nothing of what is communicated: the accelerator's does.
+            // The CPU's half of a collective does not describe the communication: the accelerator's half does.
             NodeType::CommColl if collective_kind(node).is_none() => Some(NodeQueue::Host),
             NodeType::MemLoad | NodeType::MemStore => Some(NodeQueue::Memory),
             NodeType::CommColl | NodeType::CommSend | NodeType::CommRecv => None,
@@ -480,7 +484,8 @@ impl<N: Nodes> Replay<N> {
         }
     }
 
-    /// What a node says that it takes; of one that says nothing, what its operation costs on the rank's device.
+    /// Work with the node's own duration, or without one, with the estimated cost of its operation on the rank's
+    /// device.
     fn work(&mut self, id: u64, unit: NodeQueue) -> Work {
         let node = self.feed.node(id);
         let duration = own::duration(node);
@@ -503,7 +508,7 @@ impl<N: Nodes> Replay<N> {
         let (flops, bytes) = (node.unsigned(NUM_OPS).unwrap_or(0), Bytes(moved.unwrap_or(0)));
         let operator = Operator::unspecified(resource, flops, bytes);
         let estimate = match unit {
-            // An access costs its latency even if it moves nothing, but not if nobody knows what it moves.
+            // An access costs its latency even if it moves no bytes, but not if the number of bytes is unknown.
             NodeQueue::Memory => {
                 self.rules.memory.filter(|_| moved.is_some()).and_then(|memory| memory.estimate(&operator))
             }
@@ -518,8 +523,8 @@ impl<N: Nodes> Replay<N> {
         estimate.unwrap_or(Estimate::UNKNOWN).scaled(self.rules.compute_scale).work().on(resource)
     }
 
-    /// Operators follow one another; the work has the origin of the one that takes longest, of equal ones the first. `None`: the node does
-    /// not say what it consists of, or nobody knows what that costs.
+    /// Work of a node's operators, executed in sequence, with the origin of the operator with the longest duration (the
+    /// first of equal ones). `None`: the node does not name its operators, or the cost of one is unknown.
     fn operators_of(&mut self, id: u64) -> Option<Work> {
         let Replay { feed, rules, operators: known, rank, .. } = self;
         let texts = own::operators(feed.node(id));
@@ -567,7 +572,7 @@ impl<N: Nodes> Replay<N> {
     }
 
     fn scaled(&self, size: u64) -> u64 {
-        // A float does not hold every size.
+        // A float cannot represent every size.
         let scale = self.rules.comm_scale;
         if scale == 1.0 { size } else { (size as f64 * scale).round() as u64 }
     }
@@ -588,8 +593,8 @@ impl<N: Nodes> Replay<N> {
             let problem = format!("gives split sizes {split}, which {kind} does not support");
             return Err(self.wrong(id, problem, "check the program that wrote the trace"));
         }
-        // A trace gives each rank's shard of an all-gather and a gather, but the whole of what is dealt out, of which a call names one
-        // rank's block.
+        // The size in a trace is each rank's shard for an all-gather and a gather, but all ranks' blocks together for a
+        // reduce-scatter, an all-to-all and a scatter, whose calls name one rank's block.
         let blocks = match kind {
             CollectiveKind::ReduceScatter | CollectiveKind::AllToAll | CollectiveKind::Scatter => members.len() as u64,
             _ => 1,
@@ -610,7 +615,7 @@ impl<N: Nodes> Replay<N> {
         })
     }
 
-    /// The place in the group of the rank that the node names, or the first.
+    /// The group rank of the root that the node names; without one, the first rank.
     fn root(&self, id: u64, members: &[RankId]) -> Result<GroupRank, ReplayError> {
         let Some(root) = self.feed.node(id).unsigned(ROOT_RANK) else { return Ok(GroupRank(0)) };
         let place = members.iter().position(|member| u64::from(member.0) == root);
@@ -637,11 +642,11 @@ impl<N: Nodes> Replay<N> {
         Ok(Action::Call(members, op))
     }
 
-    /// The place in the group of the world's rank that the node names.
+    /// The group rank of the global rank that the node names.
     fn peer(&self, id: u64, attribute: &str, members: &[RankId]) -> Result<GroupRank, ReplayError> {
         let peer = self.said(id, attribute, "has no peer rank")?;
         let named = |member: &RankId| u64::from(member.0) == peer;
-        // In the group of all ranks each stands at its own place.
+        // In the group of all ranks each rank's group rank is its global rank.
         let own = usize::try_from(peer).ok().filter(|place| members.get(*place).is_some_and(named));
         own.or_else(|| members.iter().position(named)).map(GroupRank::from).ok_or_else(|| {
             let problem = format!("has peer rank {peer}, which is out of range for {} ranks", members.len());
@@ -660,7 +665,7 @@ impl<N: Nodes> Replay<N> {
 
     // Groups
 
-    /// The group that a collective is one of.
+    /// The group of a communication node.
     fn members(&mut self, id: u64) -> Result<GroupKey, ReplayError> {
         let Some(name) = self.feed.node(id).process_group() else { return Ok((self.rules.world.clone(), 0)) };
         if let Some(members) = self.named.get(&name) {
@@ -671,7 +676,7 @@ impl<N: Nodes> Replay<N> {
         Ok(members)
     }
 
-    /// Looks a group up. Groups of the same ranks are told apart by the order of their names.
+    /// Looks a group up by name. Groups of the same ranks are numbered in the order of their names.
     fn described(&self, id: u64, name: &str) -> Result<GroupKey, ReplayError> {
         let all = || self.rules.groups.iter().chain(self.feed.groups());
         let Some(group) = all().find(|group| group.name == name) else {
@@ -695,11 +700,11 @@ impl<N: Nodes> Replay<N> {
             let problem = format!("uses process group `{name}`, which does not contain {}", self.rank);
             return Err(self.wrong(id, problem, "check the definition of the groups"));
         }
-        // By length first: names are numbers that are dealt in the order in which groups are made.
+        // Shorter names come first: names are numbers in the order in which groups are created.
         let order = |name: &str| (name.len(), name.to_owned());
         let before = |other: &&ProcessGroup| order(&other.name) < order(name) && self.ranks(other) == ranks;
         let before: BTreeSet<&str> = all().filter(before).map(|other| other.name.as_str()).collect();
-        // The group of all ranks that has no name comes first.
+        // The unnamed group of all ranks comes first.
         let unnamed = u32::from(ranks == self.rules.world);
         Ok((ranks, before.len() as u32 + unnamed))
     }

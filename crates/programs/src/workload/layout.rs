@@ -1,68 +1,72 @@
-//! Owns where ranks stand in a job: how many of them share what, which groups they form, and which of them are alike. It does not
-//! know what any of them does.
+//! Owns the positions of ranks in a job: the parallel degrees, the groups of each rank, and the equivalent ranks. It
+//! does not know the work of ranks.
 //!
-//! Ranks are numbered as in Megatron-LM, tensor first: `rank = t + T (c + C (e + E (d + D/E p)))` with T tensor-, C context-, E expert-,
-//! D data-parallel ranks (expert-parallel ones among them) and p the pipeline's stage.
+//! Ranks are numbered as in Megatron-LM, with tensor parallelism innermost: `rank = t + T (c + C (e + E (d + D/E p)))`
+//! with T tensor-, C context-, E expert-, D data-parallel ranks (which include the expert-parallel ones) and p the
+//! pipeline's stage.
 
 use super::Unlike;
 use uniference_sim::symmetry::{Axis, Relabeling, Symmetry};
 
-/// How many ranks share a model in which way.
+/// Parallel degrees of a job and related options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// Ranks that share each matrix.
+    /// Number of ranks that each matrix is sharded over.
     pub tensor: u32,
-    /// Ranks that share each sequence.
+    /// Number of ranks that each sequence is split over.
     pub context: u32,
-    /// Ranks that share experts; they see different data.
+    /// Number of ranks that experts are distributed over; they process different data.
     pub expert: u32,
-    /// Ranks that see different data, at one place of tensor, context and pipeline.
+    /// Number of ranks that process different data, at one position along the tensor, context and pipeline axes.
     pub data: u32,
-    /// Stages that share the layers.
+    /// Number of stages that layers are distributed over.
     pub pipeline: u32,
-    /// Do tensor-parallel ranks share what lies between matrices, too? (Korthikanti et al., "Reducing activation recomputation in large
-    /// transformer models", 2022.)
+    /// Whether tensor-parallel ranks also split the tokens between matrices (Korthikanti et al., "Reducing activation
+    /// recomputation in large transformer models", 2022).
     pub sequence_parallel: bool,
-    /// Ranks over which replicas shard what ZeRO shards, where these are not all of them: neighbours along the context and data axes. Other
-    /// ranks hold copies of their shards (PyTorch's `HYBRID_SHARD`; Zhao et al., "PyTorch FSDP", 2023, section 3.2.2).
+    /// Number of ranks over which ZeRO shards parameters, gradients or optimizer states, if less than all replicas:
+    /// neighbours along the context and data axes. Other ranks hold copies of their shards (PyTorch's `HYBRID_SHARD`;
+    /// Zhao et al., "PyTorch FSDP", 2023, section 3.2.2).
     pub shard: Option<u32>,
-    /// How context-parallel ranks come by the keys and values of all.
+    /// Communication of keys and values among context-parallel ranks.
     pub context_method: ContextMethod,
-    /// Which parts of a sequence they have.
+    /// Distribution of a sequence over context-parallel ranks.
     pub context_order: ContextOrder,
 }
 
-/// How context-parallel ranks come by keys and values that others have.
+/// Communication of keys and values among context-parallel ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ContextMethod {
-    /// All of them are gathered before attention ("The Llama 3 herd of models", 2024, section 3.3.2).
+    /// Keys and values of all ranks are gathered before attention ("The Llama 3 herd of models", 2024, section 3.3.2).
     #[default]
     AllGather,
-    /// Each rank's go round in a ring, while attention to those at hand is computed (Liu et al., "Ring attention with blockwise transformers
-    /// for near-infinite context", 2023).
+    /// Keys and values circulate in a ring, while each rank computes attention to those that it currently holds (Liu et
+    /// al., "Ring attention with blockwise transformers for near-infinite context", 2023).
     Ring,
 }
 
-/// Which parts of a sequence context-parallel ranks have. A token looks at those before it, so the last part takes most.
+/// Distribution of a sequence over context-parallel ranks. A token attends to earlier tokens, so the last part of a
+/// sequence needs the most work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ContextOrder {
-    /// Of twice as many parts as there are ranks, each has the n-th and the n-th from the end: all have equally much to do.
+    /// The sequence has twice as many parts as there are ranks, and the n-th rank holds the n-th part and the n-th from
+    /// the end: all ranks have equal work.
     #[default]
     Zigzag,
-    /// The n-th rank has the n-th part.
+    /// The n-th rank holds the n-th part.
     Contiguous,
 }
 
-/// Where a rank stands.
+/// The position of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RankPosition {
     /// The rank's number.
     pub rank: u32,
     /// Its pipeline stage.
     pub stage: u32,
-    /// Its place among the ranks that share sequences.
+    /// Its index among the context-parallel ranks.
     pub context: u32,
-    /// Its place among the ranks that share experts.
+    /// Its index among the expert-parallel ranks.
     pub expert: u32,
 }
 
@@ -72,17 +76,18 @@ pub(super) enum Group {
     Tensor,
     Context,
     Expert,
-    /// Ranks with the same parameters but experts: those along the data and context axes. With [`Layout::shard`], as many of them.
+    /// Ranks with the same parameters except experts: those along the data and context axes. With [`Layout::shard`],
+    /// only that many of them.
     Replicas,
-    /// Ranks with the same experts. With [`Layout::shard`], as many of them.
+    /// Ranks with the same experts. With [`Layout::shard`], only that many of them.
     ExpertReplicas,
-    /// Ranks with the same shards; with [`Layout::shard`].
+    /// Ranks with the same shards; exists only with [`Layout::shard`].
     Copies,
-    /// A stage and the one as far from the other end of the pipeline, where both have the same pieces.
+    /// A stage and its mirror image in the pipeline, if both have the same model chunks.
     Opposite,
     /// All stages of the pipeline.
     Pipeline,
-    /// The first and the last stage; only they have it.
+    /// The first and the last stage; other stages do not have this group.
     Ends,
 }
 
@@ -100,19 +105,19 @@ pub(super) const GROUPS: [Group; 9] = [
 ];
 
 impl Layout {
-    /// How many ranks there are.
+    /// Number of ranks.
     pub fn world_size(&self) -> u32 {
         self.checked_size().expect("layouts are checked")
     }
 
-    /// `None`: an axis is empty, or there are more than 2^20 ranks.
+    /// Number of ranks; `None`: an axis is empty, or there are more than 2^20 ranks.
     pub(super) fn checked_size(&self) -> Option<u32> {
         let axes = [self.tensor, self.context, self.data, self.pipeline, self.expert];
         let size = axes[..4].iter().try_fold(1_u32, |size, axis| size.checked_mul(*axis));
         size.filter(|size| *size <= 1 << 20 && !axes.contains(&0))
     }
 
-    /// Where `rank` stands.
+    /// The position of `rank`.
     pub fn place(&self, rank: u32) -> RankPosition {
         RankPosition {
             rank,
@@ -126,32 +131,32 @@ impl Layout {
         self.tensor * self.context * self.data
     }
 
-    /// The rank at the same place of another stage.
+    /// The rank at the same position of another stage.
     pub(super) fn at_stage(&self, RankPosition { rank, stage, .. }: RankPosition, other: u32) -> u32 {
         rank - stage * self.stage_size() + other * self.stage_size()
     }
 
-    /// The rank that is so many places after this one among those that share sequences, in a circle.
+    /// The rank that is `after` positions behind this one in the ring of context-parallel ranks.
     pub(super) fn at_context(&self, RankPosition { rank, context, .. }: RankPosition, after: u32) -> u32 {
         rank - context * self.tensor + (context + after) % self.context * self.tensor
     }
 
-    /// Ranks with the same parameters but experts.
+    /// Number of ranks with the same parameters except experts.
     pub fn dense_replicas(&self) -> u32 {
         self.context * self.data
     }
 
-    /// Ranks with the same experts.
+    /// Number of ranks with the same experts.
     pub fn expert_replicas(&self) -> u32 {
         self.context * self.data / self.expert
     }
 
-    /// Ranks that share what ZeRO shards of parameters that are not experts.
+    /// Number of ranks over which ZeRO shards parameters that are not experts.
     pub(super) fn dense_shards(&self) -> u32 {
         self.shard.unwrap_or(self.dense_replicas())
     }
 
-    /// The same of experts.
+    /// Number of ranks over which ZeRO shards experts.
     pub(super) fn expert_shards(&self) -> u32 {
         self.shard.unwrap_or(self.expert_replicas())
     }
@@ -160,7 +165,7 @@ impl Layout {
         self.axes(group).map(|(_, extent)| extent).product()
     }
 
-    /// The ranks of a group of `rank`, rising.
+    /// The ranks of a group of `rank`, ascending.
     pub(super) fn members(&self, group: Group, rank: u32) -> Vec<u32> {
         if group == Group::Opposite {
             let RankPosition { stage, .. } = self.place(rank);
@@ -177,7 +182,7 @@ impl Layout {
         members
     }
 
-    /// The axes that a group lies along, the first moving fastest, as stride and extent.
+    /// The axes of a group as stride and extent, the innermost first.
     fn axes(&self, group: Group) -> impl Iterator<Item = (u32, u32)> {
         let context = self.tensor;
         let expert = context * self.context;
@@ -191,7 +196,7 @@ impl Layout {
             Group::ExpertReplicas if self.shard.is_some() => whole(context, self.dense_shards()),
             Group::Copies => whole(context * self.dense_shards(), self.dense_replicas() / self.dense_shards()),
             Group::ExpertReplicas => [(context, self.context), (replica, self.data / self.expert)],
-            // As many; which they are, `members` knows.
+            // Only the size is right for this group: `members` computes its ranks.
             Group::Opposite => whole(self.stage_size(), self.pipeline.min(2)),
             Group::Pipeline => whole(self.stage_size(), self.pipeline),
             Group::Ends => whole(self.stage_size() * (self.pipeline - 1).max(1), self.pipeline.min(2)),
@@ -199,9 +204,10 @@ impl Layout {
         .into_iter()
     }
 
-    /// The axes along which ranks do the same. Training sums gradients along data and context together: a shift along just one of the
-    /// two moves the members of that group by no rotation, unless the other has one place; a shift along the outer one does. Where replicas
-    /// have shards of some, shifts move places among these, and all of these.
+    /// The axes along which ranks are equivalent. Training reduces gradients along data and context together: a shift
+    /// along only one of the two axes is no rotation of that group, unless the other axis has one position; a shift
+    /// along the outer axis is one. With shards over some of the replicas, shifts move positions within a group of
+    /// shards, and whole groups.
     pub(super) fn symmetry(&self, train: bool, unlike: Unlike) -> Symmetry {
         let [tensor, context, expert, replicas] = self.shifted(unlike);
         let context = Some(context).filter(|_| !train || self.data == 1);
@@ -210,14 +216,14 @@ impl Layout {
         Symmetry::new(self.cut(&axes), self.world_size()).expect("strides are products of the extents before them")
     }
 
-    /// Axes cut where groups of [`Layout::shard`] end.
+    /// Splits axes at the ends of groups of [`Layout::shard`].
     pub(super) fn cut(&self, axes: &[Axis]) -> Vec<Axis> {
         let ends: Vec<u32> = self.shard.map(|shard| self.tensor * shard).into_iter().collect();
         axes.iter().flat_map(|axis| parts(*axis, &ends)).collect()
     }
 
-    /// The axes but the pipeline's, along which ranks do the same apart from sums over several of them. An axis whose ranks are unlike has
-    /// extent 1.
+    /// The axes except the pipeline's, along which ranks are equivalent apart from reductions over several axes. An
+    /// axis whose ranks differ has extent 1.
     pub(super) fn shifted(&self, unlike: Unlike) -> [Axis; 4] {
         let stride = self.tensor * self.context;
         let if_alike = |unlike: bool, extent: u32| if unlike { 1 } else { extent };
@@ -229,9 +235,10 @@ impl Layout {
         ]
     }
 
-    /// Symmetries along some of `axes`, or parts of an axis, those of most ranks a class first, the last one along none. An axis has parts where it goes
-    /// beyond one of `blocks` of consecutive ranks: places inside a block, and blocks. As a group lies along all of an axis or at one place of it, ranks do the
-    /// same after any such shift, too.
+    /// Symmetries along some of `axes`, or parts of an axis: those with the most ranks per class first, the one along
+    /// no axis last. An axis that extends beyond one of `blocks` of consecutive ranks has parts: positions within a
+    /// block, and blocks. A group extends along all of an axis or lies at one position of it, so ranks are also
+    /// equivalent after a shift along a part.
     pub(super) fn symmetries(&self, axes: &[Axis], blocks: &[u32]) -> Vec<Symmetry> {
         let mut sets: Vec<Vec<Axis>> = vec![Vec::new()];
         for axis in axes.iter().filter(|axis| axis.extent > 1) {
@@ -256,7 +263,7 @@ fn rotation(stride: u32, extent: u32) -> Axis {
     Axis { stride, extent, relabeling: Relabeling::Rotation }
 }
 
-/// An axis cut at the ends of `blocks` of consecutive ranks, which rise.
+/// Splits an axis at the ends of `blocks` of consecutive ranks, which ascend.
 fn parts(axis: Axis, blocks: &[u32]) -> Vec<Axis> {
     let (mut stride, end) = (axis.stride, axis.stride * axis.extent);
     let mut parts = Vec::new();

@@ -1,45 +1,47 @@
-//! Owns how many tokens each expert gets, and so each rank that has experts. It does not know what is done with them.
+//! Owns the number of tokens that each expert receives, and that each rank with experts receives. It does not know
+//! their use.
 //!
-//! All ranks send the same shares of their tokens to an expert, and do so in every micro-batch: what is unequal is what experts get.
+//! All ranks send the same fractions of their tokens to an expert, in every micro-batch: only the experts' shares may
+//! be unequal.
 
 use super::{Experts, LayerKind, Spec, WorkloadError, refuse};
 use std::sync::Arc;
 
-/// How tokens are spread over the experts of a layer.
+/// Distribution of tokens over the experts of a layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum ExpertLoad {
-    /// Experts get equally many.
+    /// Experts receive equal numbers of tokens.
     #[default]
     Uniform,
-    /// The n-th most popular expert gets a share in proportion to n^-exponent (Zipf's law), but no more than every token. Which expert that
-    /// is, is drawn for each layer.
+    /// The n-th most popular expert receives a share in proportion to n^-exponent (Zipf's law), at most all tokens. The
+    /// order of popularity is drawn for each layer.
     Zipf {
-        /// How unequal they are; 0: equal.
+        /// Degree of inequality; 0: equal shares.
         exponent: f64,
-        /// What the draws depend on.
+        /// Seed of the draws.
         seed: u64,
     },
-    /// The part of all that are sent which each expert gets, in all layers alike; they sum to 1.
+    /// The fraction of all routed tokens that each expert receives, the same in all layers; the sum is 1.
     Shares(Arc<[f64]>),
 }
 
-/// So many experts may have shares of their own.
+/// Maximum number of experts with individual shares.
 const MOST: usize = 1 << 16;
 
-/// Where the tokens go that one rank sends to the experts of a layer.
+/// Destinations of the tokens that one rank sends to the experts of a layer.
 pub(super) struct Routing {
-    /// To each expert-parallel rank. A token counts once for each expert that it is sent to.
+    /// Number of tokens to each expert-parallel rank. A token counts once per expert that it is sent to.
     pub(super) sent: Vec<u64>,
-    /// Of each expert-parallel rank, the experts that get any.
+    /// Number of experts of each expert-parallel rank that receive any tokens.
     pub(super) busy: Vec<u64>,
 }
 
 impl ExpertLoad {
-    /// Reads the share of each expert: a table with the columns `expert`, which counts from 0, and `share`, whose unit does not matter. Experts that
-    /// are not listed get nothing.
+    /// Reads the share of each expert: a table with the columns `expert`, which counts from 0, and `share`, in any
+    /// unit. Experts that are not listed receive no tokens.
     ///
     /// # Errors
-    /// A message that says which line is wrong, with a hint.
+    /// A message with the invalid line, and a hint.
     pub fn parse(text: &str, experts: u64) -> Result<ExpertLoad, String> {
         let hint = "the file is a table with the columns expert,share; experts count from 0";
         let wrong = |line: u64, problem: String| format!("line {line}: {problem}\nhint: {hint}");
@@ -103,7 +105,7 @@ impl ExpertLoad {
                     let problem = format!("there are {} shares of {} experts", shares.len(), experts.count);
                     return refuse(problem, "give the share of each expert");
                 }
-                // A rounded share of all tokens is not too much.
+                // A rounded share of all tokens is accepted.
                 if most * experts.top_k as f64 > 1.0 + 1e-6 {
                     let problem = format!(
                         "an expert has a share of {most:.4}, but of tokens that are sent to {} experts each it gets {:.4} at most",
@@ -117,7 +119,7 @@ impl ExpertLoad {
         }
     }
 
-    /// The part of all that are sent which each expert of a layer gets.
+    /// The fraction of all routed tokens that each expert of a layer receives.
     fn shares(&self, experts: Experts, layer: u32) -> Vec<f64> {
         let count = experts.count as usize;
         match self {
@@ -135,8 +137,8 @@ impl ExpertLoad {
     }
 }
 
-/// Shares of experts from the most popular to the least. None is above that of an expert which every token is sent to; what is above it, the
-/// others get in proportion.
+/// Shares of experts in descending order of popularity. No share exceeds that of an expert to which every token is
+/// sent; the excess is distributed to other experts in proportion.
 fn zipf(experts: Experts, exponent: f64) -> Vec<f64> {
     let weights: Vec<f64> = (1..=experts.count).map(|place| libm::pow(place as f64, -exponent)).collect();
     let most = 1.0 / experts.top_k as f64;
@@ -144,7 +146,7 @@ fn zipf(experts: Experts, exponent: f64) -> Vec<f64> {
     loop {
         let rest: f64 = weights[full..].iter().sum();
         let scale = (1.0 - full as f64 * most) / rest;
-        // The largest first: the rest falls as fast.
+        // The largest share first: the remaining shares decrease in the same ratio.
         if full + 1 < weights.len() && weights[full] * scale > most {
             full += 1;
             continue;
@@ -153,7 +155,8 @@ fn zipf(experts: Experts, exponent: f64) -> Vec<f64> {
     }
 }
 
-/// A number that follows from another as if it had been drawn (Steele et al., "Fast splittable pseudorandom number generators", 2014).
+/// A pseudorandom number, determined by `number` (Steele et al., "Fast splittable pseudorandom number generators",
+/// 2014).
 fn mixed(number: u64) -> u64 {
     let number = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -161,21 +164,21 @@ fn mixed(number: u64) -> u64 {
     number ^ (number >> 31)
 }
 
-/// Divides `total` in proportion to `shares`, which sum to 1: what is left of the whole numbers goes to the largest remainders.
+/// Divides `total` in proportion to `shares`, which sum to 1: units lost to rounding go to the largest remainders.
 fn divided(total: u64, shares: &[f64]) -> Vec<u64> {
     let exact: Vec<f64> = shares.iter().map(|share| share * total as f64).collect();
     let mut parts: Vec<u64> = exact.iter().map(|part| part.floor() as u64).collect();
     let mut order: Vec<usize> = (0..parts.len()).collect();
     order.sort_by(|a, b| (exact[*b] - exact[*b].floor()).total_cmp(&(exact[*a] - exact[*a].floor())).then(a.cmp(b)));
     let left = total.saturating_sub(parts.iter().sum());
-    // The sum of rounded shares may be off by more than a round of all.
+    // Rounding errors of the shares may leave more units than there are parts.
     (0..left).zip(order.iter().cycle()).for_each(|(_, place)| parts[*place] += 1);
     parts
 }
 
 impl Spec {
-    /// Where the tokens of a micro-batch on one rank go in the `layer`-th layer of the model; `None`: to each expert equally many, or there are
-    /// none.
+    /// Destinations of a micro-batch's tokens on one rank in the `layer`-th layer of the model; `None`: each expert
+    /// receives equally many, or the layer has no experts.
     pub(super) fn routing(&self, layer: u32) -> Option<Routing> {
         let experts = self.model.experts.filter(|_| self.model.kind(layer) == LayerKind::Experts)?;
         if self.expert_load.is_uniform() {
@@ -190,8 +193,8 @@ impl Spec {
         })
     }
 
-    /// The tokens of the rank whose experts get most over the mean of all ranks, of which this is the mean over layers; `None`: experts get
-    /// equally many.
+    /// Ratio of the tokens of the rank whose experts receive the most to the mean over all ranks, averaged over layers;
+    /// `None`: experts receive equal numbers of tokens.
     pub(super) fn expert_imbalance(&self) -> Option<f64> {
         let ratio = |layer| {
             let Routing { sent, .. } = self.routing(layer)?;
@@ -214,7 +217,7 @@ mod tests {
 
     #[test]
     fn popular_experts_get_what_zipfs_law_gives_them_but_no_token_twice() {
-        // Of 4 experts and exponent 1: 1, 1/2, 1/3, 1/4 of 25/12.
+        // 4 experts, exponent 1: 1, 1/2, 1/3, 1/4 of 25/12.
         let close = |shares: Vec<f64>, expected: &[f64]| {
             assert!(
                 shares.iter().zip(expected).all(|(share, expected)| (share - expected).abs() < 1e-12),
@@ -222,8 +225,8 @@ mod tests {
             );
         };
         close(zipf(experts(4, 1), 1.0), &[12.0 / 25.0, 6.0 / 25.0, 4.0 / 25.0, 3.0 / 25.0]);
-        // Of two experts a token and exponent 2, the first one would get 0.7: it gets every token, that is half of all. The others share the
-        // other half as 1/4, 1/9, 1/16, or 36, 16, 9 of 61.
+        // With two experts per token and exponent 2, the first one's share would be 0.7: it receives every token, which
+        // is half of all routed ones. The others divide the other half in the ratio 1/4, 1/9, 1/16, or 36, 16, 9 of 61.
         close(zipf(experts(4, 2), 2.0), &[0.5, 18.0 / 61.0, 8.0 / 61.0, 4.5 / 61.0]);
         close(zipf(experts(3, 3), 2.0), &[1.0 / 3.0; 3]);
     }

@@ -10,8 +10,8 @@ use super::load::Routing;
 use super::operators::FLOAT8;
 use super::{AttentionKernels, ELEMENT, Fusion, LayerKind, Mlp, Phase, Recompute, Spec, Unit};
 
-/// Bytes of the optimizer's state for each parameter: a copy of it and two moments, float32 (Rajbhandari et al., "ZeRO: memory
-/// optimizations toward training trillion parameter models", SC 2020, section 3.1).
+/// Bytes of the optimizer's state per parameter: a copy of the parameter and two moments, float32 (Rajbhandari et al.,
+/// "ZeRO: memory optimizations toward training trillion parameter models", SC 2020, section 3.1).
 const OPTIMIZER: u64 = 12;
 /// Bytes of a float32: scores of the vocabulary, statistics of a softmax.
 const FLOAT: u64 = 4;
@@ -25,17 +25,18 @@ pub struct Memory {
     /// Parameters in 16 bits; at inference with [`Implementation::float8`](super::Implementation::float8) the matrices
     /// of layers in 8 bits. With ZeRO's stage 3, only this rank's shard of the parameters.
     pub weights: u64,
-    /// None but when training; this rank's shard of them from ZeRO's stage 2 on.
+    /// Gradients, only in training; from ZeRO's stage 2 on, only this rank's shard of them.
     pub gradients: u64,
-    /// A copy of the parameters and two moments, float32; none but when training; this rank's shard of them from ZeRO's stage 1 on.
+    /// A copy of the parameters and two moments, float32, only in training; from ZeRO's stage 1 on, only this rank's
+    /// shard of them.
     pub optimizer: u64,
-    /// Other ranks' shards of the parameters of two neighbouring layers: the one that is used and the next one, with ZeRO's stage 3; and
-    /// of their gradients until they are summed, from stage 2 on.
+    /// Other ranks' shards of the parameters of two neighbouring layers, the layer in use and the next one, with ZeRO's
+    /// stage 3; and of their gradients until their reduction, from stage 2 on.
     pub gathered: u64,
-    /// When training, what is kept for the backward passes of all micro-batches in flight; otherwise what the widest part of a layer
-    /// needs.
+    /// In training, activations that are kept for the backward passes of all micro-batches in flight; otherwise those
+    /// of the widest part of a layer.
     pub activations: u64,
-    /// Keys and values of all tokens of this rank's sequences; none when training.
+    /// KV cache of all tokens of this rank's sequences; none in training.
     pub cache: u64,
 }
 
@@ -53,18 +54,19 @@ impl Memory {
         ]
     }
 
-    /// All kinds together; what does not fit into 64 bits is as much as does.
+    /// Sum of all kinds, at most the largest 64-bit number.
     pub fn total(&self) -> u64 {
         self.kinds().iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
     }
 }
 
-/// What a layer keeps for its backward pass of one micro-batch, in bytes on one rank.
+/// Bytes that a layer keeps for its backward pass of one micro-batch on one rank.
 ///
-/// As Korthikanti et al. ("Reducing activation recomputation in large transformer models", 2022, sections 4.1 and 4.2) count it, for
-/// this model: grouped keys and values, SwiGLU if it has a gate, and an attention that keeps a number a head and token in place of scores
-/// (Dao et al., "FlashAttention", 2022, section 3.1) unless it writes them. With sequence parallelism each rank keeps its own tokens of
-/// what it gathers. A mask of dropout has a byte an element.
+/// The terms are those of Korthikanti et al. ("Reducing activation recomputation in large transformer models", 2022,
+/// sections 4.1 and 4.2), adapted to this model: grouped keys and values, SwiGLU if it has a gate, and an attention
+/// that keeps a number per head and token instead of scores (Dao et al., "FlashAttention", 2022, section 3.1) unless it
+/// writes scores. With sequence parallelism each rank keeps only its own part of the tokens that it gathers. A dropout
+/// mask has one byte per element.
 ///
 /// Autograd keeps more for eager kernels: the float32 copy of an RMS norm's input, the tensor that the norm's weights
 /// scale, and the output of the gate's activation in addition to the gate.
@@ -73,21 +75,22 @@ struct Layer {
     input: u64,
     /// The first norm's input and output; queries, keys, values; the projection's input.
     attention: u64,
-    /// Of the softmax; computed again with [`Recompute::Selective`].
+    /// Statistics of the softmax; recomputed with [`Recompute::Selective`].
     statistics: u64,
-    /// The second norm's input and output; gate, up and their product. Of experts these three for each token that comes, and the tokens as
-    /// they come and as they go back, which the gradient of the router's weights needs.
+    /// The second norm's input and output; gate, up and their product. Experts keep these three for each routed token,
+    /// and the tokens before and after the experts, which the gradient of the router's weights needs.
     network: u64,
 }
 
 impl Layer {
-    /// `routed`: tokens that come to the experts of this rank, which count once for each expert.
+    /// `routed`: number of tokens that this rank's experts receive; a token counts once per expert.
     fn new(spec: &Spec, kind: LayerKind, routed: u64) -> Layer {
         let Spec { model, layout, .. } = spec;
         let (tokens, tensor) = (spec.tokens(), u64::from(layout.tensor));
         let each = |width: u64, shared: bool| bytes(tokens, width * ELEMENT, if shared { tensor } else { 1 });
         let input = each(model.hidden, layout.sequence_parallel);
-        // The backward pass does not gather keys and values of the other context-parallel ranks again; round a ring they come again.
+        // The backward pass does not gather keys and values of the other context-parallel ranks again; in a ring they
+        // are sent again.
         let contexts = if layout.context_method == ContextMethod::Ring { 1 } else { u64::from(layout.context) };
         let attended = model.query_width() + model.result_width() + model.keys_and_values() * contexts;
         // Latent vectors before and after their norms, and the key that all heads share.
@@ -112,7 +115,8 @@ impl Layer {
             _ => network,
         };
         let mask = if spec.implementation.dropout { input / ELEMENT } else { 0 };
-        // Of a pair the softmax's result, and with dropout a mask and what is left of it (the same, equation 1).
+        // Bytes per pair: the softmax's result, and with dropout a mask and the masked result (Korthikanti et al.,
+        // 2022, equation 1).
         let statistics = match (spec.implementation.attention, spec.implementation.dropout) {
             (AttentionKernels::Flash, _) => FLOAT,
             (AttentionKernels::Unfused, false) => ELEMENT * spec.sequence,
@@ -132,7 +136,7 @@ impl Layer {
         self.attention.saturating_add(self.statistics).saturating_add(self.network)
     }
 
-    /// What is still there when the backward pass comes.
+    /// Bytes that are kept until the backward pass.
     fn kept(&self, recompute: Recompute) -> u64 {
         match recompute {
             Recompute::None => self.whole(),
@@ -142,13 +146,13 @@ impl Layer {
     }
 }
 
-/// `count` times `each`, cut into `parts`.
+/// `count` times `each`, divided by `parts`.
 fn bytes(count: u64, each: u64, parts: u64) -> u64 {
     count.saturating_mul(each).div_ceil(parts)
 }
 
 impl Spec {
-    /// What a rank needs.
+    /// Memory of a rank.
     pub(super) fn memory(&self, place: RankPosition) -> Memory {
         let stage = place.stage;
         let (dense, experts) = self.stage_parameters(stage);
@@ -158,8 +162,8 @@ impl Spec {
         };
         let weights = held(ELEMENT, self.zero >= 3) - self.float8_parameters(stage) * (ELEMENT - FLOAT8);
         if self.phase != Phase::Train {
-            // Nothing is kept without a backward pass: what attention needs at one time, the feed-forward network, or the head for the last
-            // token of each sequence.
+            // Without a backward pass, memory is needed for one part at a time: attention, the feed-forward network, or
+            // the head for the last token of each sequence.
             let layers = self.chunks_of(stage).flat_map(|chunk| self.layers_of(chunk, place));
             let widest = layers.map(|(_, layer)| layer.attention.max(layer.network)).max().unwrap_or(0);
             let last = self.chunks_of(stage).any(|chunk| chunk + 1 == self.chunks());
@@ -199,7 +203,7 @@ impl Spec {
         kinds.map(|(kind, count)| count * of_layer(kind)).sum()
     }
 
-    /// Ranks over which what is not experts is sharded, and experts.
+    /// Number of ranks that parameters other than experts are sharded over, and number that experts are.
     fn shards(&self) -> [u64; 2] {
         [self.layout.dense_shards(), self.layout.expert_shards()].map(u64::from)
     }
@@ -220,7 +224,7 @@ impl Spec {
         self.chunks_of(stage).map(of_chunk).max().unwrap_or(0)
     }
 
-    /// The layers of a piece, those that are alike as one, and their number.
+    /// The layers of a model chunk: equal layers once, with their number.
     fn layers_of(&self, chunk: u32, place: RankPosition) -> Vec<(u64, Layer)> {
         let Some(experts) = self.model.experts else {
             return vec![(u64::from(self.layers(chunk)), Layer::new(self, LayerKind::Dense, 0))];
@@ -283,7 +287,8 @@ impl Spec {
         norm.saturating_add(bytes(tokens, score * self.model.vocabulary, tensor))
     }
 
-    /// Keys and values of every token of this replica's sequences, new ones included, in the stage's layers; or what they are made of.
+    /// Bytes of the KV cache, or of the latent vectors that replace it, for every token of this replica's sequences,
+    /// including new ones, in the stage's layers.
     fn cache(&self, stage: u32) -> u64 {
         let Spec { model, layout, .. } = self;
         let tokens = match self.phase {
@@ -296,7 +301,8 @@ impl Spec {
         let all = sequences.saturating_mul(tokens).saturating_mul(layers);
         let element = if self.implementation.float8_cache { FLOAT8 } else { ELEMENT };
         match model.latent {
-            // The vector of which keys and values of all heads are made, and the key that they share: on every tensor-parallel rank.
+            // Every tensor-parallel rank holds the latent vector of all heads' keys and values, and the key that they
+            // share.
             Some(latent) => bytes(all, element * latent.cached(), 1),
             None => bytes(all, 2 * element * model.kv_width(), u64::from(layout.tensor)),
         }
@@ -352,9 +358,10 @@ mod tests {
 
     #[test]
     fn llama_3_8b_needs_what_can_be_counted_by_hand() {
-        // 8,030,261,248 parameters: 2, 4 and 12 bytes each. A layer keeps, of each token, 4 times its 4,096 elements of the stream (two norms' inputs
-        // and outputs), queries and the projection's input (2 x 4,096), keys and values (2 x 1,024), three times 14,336 of the feed-forward
-        // network, 2 bytes each, and 32 float32 of the softmax; the head keeps 2 x 4,096 elements and 128,256 float32.
+        // 8,030,261,248 parameters: 2, 4 and 12 bytes each. A layer keeps per token 4 times its 4,096 elements of the
+        // stream (two norms' inputs and outputs), queries and the projection's input (2 x 4,096), keys and values (2 x
+        // 1,024), three times 14,336 of the feed-forward network, 2 bytes each, and 32 float32 of the softmax; the head
+        // keeps 2 x 4,096 elements and 128,256 float32.
         let trained = memory(llama_8b(Phase::Train));
         assert_eq!(
             [trained.weights, trained.gradients, trained.optimizer],
@@ -365,7 +372,8 @@ mod tests {
         assert_eq!(trained.activations, 8192 * (32 * (layer + 4 * 32) + head));
         assert_eq!((trained.gathered, trained.cache), (0, 0));
         assert_eq!(trained.total(), 185_422_389_248);
-        // Selective: without the softmax's numbers but of the layer that is computed again. Full: the layers' inputs, and one layer.
+        // Selective: the softmax's numbers only of the layer that is recomputed. Full: the layers' inputs, and one
+        // whole layer.
         let again = |recompute| memory(Spec { recompute, ..llama_8b(Phase::Train) }).activations;
         assert_eq!(again(Recompute::Selective), 8192 * (32 * layer + 4 * 32 + head));
         assert_eq!(again(Recompute::Full), 8192 * (31 * 2 * 4096 + layer + 4 * 32 + head));
@@ -379,7 +387,7 @@ mod tests {
         let eager = 2 * (2 * 4 * 4096 + 2 * 4096 + 2 * 1024 + 4 * 14_336);
         assert_eq!(made(Fusion::Eager), 8192 * (32 * (eager + 4 * 32) + head + 8 * 128_256));
         assert_eq!(made(Fusion::Compiled), 8192 * (32 * (layer + 4 * 32) + 2 * 2 * 4096 + 2 * 128_256));
-        // A token's keys and values take 2 x 1,024 elements in each of 32 layers: 128 KiB.
+        // A token's keys and values need 2 x 1,024 elements in each of 32 layers: 128 KiB.
         let decoded = memory(Spec { batch: 16, micro_batch: 16, new_tokens: 4, ..llama_8b(Phase::Decode) });
         assert_eq!((decoded.weights, decoded.gradients, decoded.optimizer), (16_060_522_496, 0, 0));
         assert_eq!(decoded.cache, 16 * (8192 + 4) * 131_072);
@@ -392,9 +400,10 @@ mod tests {
 
     #[test]
     fn tensor_and_sequence_parallelism_share_activations_as_published() {
-        // Korthikanti et al. 2022, equations 2 and 4, without dropout and scores: s b h (8 + 24 / t) is kept of a layer with t tensor-parallel
-        // ranks, 32 / t with sequence parallelism, where keys are as wide as queries and the network is 4 h wide. Theirs keeps 16 s b h of
-        // it, SwiGLU at 8/3 h three times 16/3: as much. Nothing but the softmax's numbers comes on top, 4 bytes a head.
+        // Korthikanti et al. 2022, equations 2 and 4, without dropout and scores: a layer keeps s b h (8 + 24 / t) with
+        // t tensor-parallel ranks, 32 / t with sequence parallelism, if keys are as wide as queries and the network is
+        // 4 h wide. Their network keeps 16 s b h of it, SwiGLU at 8/3 h three times 16/3: as much. Only the softmax's
+        // numbers are added, 4 bytes per head.
         let kept = |tensor: u32, sequence_parallel: bool| {
             let model = Model {
                 layers: 1,
@@ -418,11 +427,11 @@ mod tests {
     }
 
     #[rstest]
-    // Of 8 micro-batches and 4 stages: GPipe keeps all, 1F1B as many as there are stages from this one on.
+    // With 8 micro-batches and 4 stages, GPipe keeps all, 1F1B as many as there are stages from this one on.
     #[case::gpipe(Schedule::GPipe, 8, [8.0, 8.0, 8.0, 8.0])]
     #[case::one_forward_one_backward(Schedule::OneForwardOneBackward, 8, [4.0, 3.0, 2.0, 1.0])]
     #[case::few_micro_batches(Schedule::OneForwardOneBackward, 2, [2.0, 2.0, 2.0, 1.0])]
-    // 1 + (p - 1) / (p v) times 1F1B's p micro-batches on the first stage; two pieces less on each that follows.
+    // 1 + (p - 1) / (p v) times 1F1B's p micro-batches on the first stage; two chunks less on each later stage.
     #[case::interleaved(Schedule::Interleaved(2), 8, [5.5, 4.5, 3.5, 2.5])]
     // Each stage has p open between its first forward and its weight gradients (Qi et al. 2024, table 2).
     #[case::zero_bubble(Schedule::ZeroBubble, 8, [4.0, 4.0, 4.0, 4.0])]
@@ -442,7 +451,8 @@ mod tests {
 
     #[test]
     fn shards_of_two_layers_are_gathered_at_one_time() {
-        // On 4 ranks: three quarters of two neighbours, which of Llama 3 8B are the embedding (or the head, with a norm) and a layer.
+        // On 4 ranks: three quarters of two neighbours, which in Llama 3 8B are the embedding (or the head, with a
+        // norm) and a layer.
         let gathered = |zero| {
             let layout = Layout { data: 4, ..llama_8b(Phase::Train).layout };
             memory(Spec { zero, layout, batch: 4, ..llama_8b(Phase::Train) }).gathered
@@ -509,7 +519,7 @@ mod tests {
     }
 
     impl Spec {
-        /// What the first rank of a stage needs.
+        /// Memory of the first rank of a stage.
         fn of_stage(&self, stage: u32) -> u64 {
             self.memory(self.layout.place(self.layout.world_size() / self.layout.pipeline * stage)).total()
         }

@@ -1,12 +1,14 @@
-//! Generated workloads: what each rank of a large language model's training or inference computes and communicates, as execution traces
-//! that nobody had to record.
+//! Generated workloads: the computation and communication of each rank in the training or inference of a large language
+//! model, as execution traces without a recording.
 //!
-//! In the order in which a trace comes about: [`Model`] knows what a layer has, `operators` what that computes, [`Layout`] where a rank stands in the job, `schedule` in
-//! which order it carries out its micro-batches, and [`Trace`] turns that into nodes, one piece of a micro-batch at a time; [`Memory`] is
-//! what a rank needs for it. Nothing here grows with the number of ranks or of micro-batches, and nothing is read or written. When nodes
-//! run is the replay's business.
+//! Modules, in the order in which they contribute to a trace: [`Model`] describes the layers, `operators` their
+//! operators, [`Layout`] the position of a rank in the job, `schedule` the order of its micro-batches, and [`Trace`]
+//! makes nodes of these, one model chunk of a micro-batch at a time; [`Memory`] is the memory that a rank needs. Memory
+//! use of the modules grows neither with the number of ranks nor with that of micro-batches, and they read and write no
+//! files. The replay decides when nodes run.
 //!
-//! Formulas and their sources stand where they are used; `docs/reference/workloads.md` has them in one place.
+//! Formulas and their sources are in the comments of the code that uses them; `docs/reference/workloads.md` collects
+//! them.
 
 mod layout;
 mod load;
@@ -27,7 +29,7 @@ pub use trace::Trace;
 
 use uniference_sim::symmetry::Symmetry;
 
-/// Bytes of an activation or a weight: bfloat16.
+/// Bytes per element of an activation or a weight: bfloat16.
 pub(crate) const ELEMENT: u64 = 2;
 
 /// A job: model, parallel layout and phase.
@@ -35,11 +37,11 @@ pub(crate) const ELEMENT: u64 = 2;
 pub struct Spec {
     /// The model that is trained or served.
     pub model: Model,
-    /// How it is cut.
+    /// The parallel layout.
     pub layout: Layout,
-    /// What is done with it.
+    /// Training, prefill or decode.
     pub phase: Phase,
-    /// Tokens of a sequence; when decoding, those that are there before the new one.
+    /// Tokens of a sequence; in the decode phase, the tokens before the new one.
     pub sequence: u64,
     /// Sequences, over all ranks.
     pub batch: u64,
@@ -47,43 +49,44 @@ pub struct Spec {
     pub micro_batch: u64,
     /// The order of micro-batches.
     pub schedule: Schedule,
-    /// What is sharded over data-parallel ranks besides the batch: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters too.
+    /// ZeRO stage. Sharded over data-parallel ranks are: 0 nothing, 1 optimizer states, 2 gradients too, 3 parameters
+    /// too.
     pub zero: u8,
-    /// Bytes of an element of a gradient, where it is summed and sent.
+    /// Bytes per element of a gradient, in its accumulation and its reduction.
     pub gradient_bytes: u64,
-    /// What is computed again when training, rather than kept.
+    /// Activations that training recomputes instead of keeping them.
     pub recompute: Recompute,
-    /// Are gradients scaled so that the norm of all of them together does not exceed a bound?
+    /// Whether gradients are scaled so that their global norm does not exceed a bound.
     pub clip_gradients: bool,
-    /// Tokens that each sequence gets when decoding, one after the other; otherwise 1.
+    /// New tokens of each sequence in the decode phase, one after the other; 1 in other phases.
     pub new_tokens: u64,
-    /// How its kernels are made.
+    /// Choice of kernels.
     pub implementation: Implementation,
-    /// How tokens are spread over experts.
+    /// Distribution of tokens over experts.
     pub expert_load: ExpertLoad,
 }
 
-/// Which activations are computed a second time, just before the backward pass that needs them (Korthikanti et al., "Reducing activation
-/// recomputation in large transformer models", 2022, sections 3 and 5).
+/// Activations that are recomputed just before the backward pass that needs them (Korthikanti et al., "Reducing
+/// activation recomputation in large transformer models", 2022, sections 3 and 5).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recompute {
-    /// All are kept.
+    /// All activations are kept.
     #[default]
     None,
-    /// Scores and values of attention are computed again.
+    /// Attention's scores and values are recomputed.
     Selective,
-    /// Of each layer only its input is kept: the layer is carried out again, communication and all.
+    /// Only the input of each layer is kept: the whole layer runs again, including its communication.
     Full,
 }
 
-/// What is done with a model.
+/// Phase of a model's use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// One step: every micro-batch forwards and backwards, gradients summed, parameters updated.
+    /// One training step: forward and backward pass of each micro-batch, reduction of gradients, and optimizer step.
     Train,
-    /// Every micro-batch forwards.
+    /// One forward pass of each micro-batch.
     Prefill,
-    /// New tokens for every sequence, one after the other.
+    /// Generation of new tokens for each sequence, one after the other.
     Decode,
 }
 
@@ -93,13 +96,13 @@ pub struct Workload {
     spec: Spec,
 }
 
-/// Parts that do not fit together.
+/// Parts of a job that do not fit together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}\nhint: {hint}")]
 pub struct WorkloadError {
-    /// What does not fit.
+    /// The problem.
     pub problem: String,
-    /// What to change.
+    /// The user's remedy.
     pub hint: &'static str,
 }
 
@@ -112,29 +115,29 @@ enum Unit {
     Head,
 }
 
-/// What ranks of one stage differ in.
+/// Differences between ranks of one stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Unlike {
-    /// Those with different experts get unequally many tokens.
+    /// Ranks with different experts receive different numbers of tokens.
     experts: bool,
-    /// Those with different parts of a sequence do not run the same kernels.
+    /// Ranks with different parts of a sequence run different kernels.
     contexts: bool,
 }
 
-/// Which layer of the model one is.
+/// Position of a layer in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LayerPosition {
-    /// Counted within its piece of the model.
+    /// Index within its model chunk.
     within: u32,
-    /// Counted over the whole model.
+    /// Index within the whole model.
     number: u32,
 }
 
 impl Workload {
-    /// Checks what is asked for.
+    /// Checks a specification.
     ///
     /// # Errors
-    /// Where sizes do not divide each other as they must.
+    /// Sizes that are not multiples of each other as required, or options that exclude each other.
     pub fn new(spec: Spec) -> Result<Workload, WorkloadError> {
         spec.check()?;
         Ok(Workload { spec })
@@ -157,27 +160,28 @@ impl Workload {
         )
     }
 
-    /// As it was asked for.
+    /// The specification of the job.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
 
-    /// How many ranks it has.
+    /// Number of ranks.
     pub fn world_size(&self) -> u32 {
         self.spec.layout.world_size()
     }
 
-    /// Which ranks do the same in their own places: by construction, since a trace depends on a rank's stage, its experts where these get
-    /// unequally many tokens, and its part of a sequence where that decides what it does, and otherwise names only groups and peers that move
-    /// along with it.
+    /// The symmetry of the traces, which holds by construction: a trace depends on a rank's stage, on its experts if
+    /// these receive different numbers of tokens, and on its part of a sequence if that determines its kernels.
+    /// Otherwise a trace contains only groups and peers, which are equivalent for equivalent ranks.
     pub fn symmetry(&self) -> Symmetry {
         self.spec.layout.symmetry(self.spec.phase == Phase::Train, self.spec.unlike())
     }
 
-    /// Symmetries that a run may turn out to have, those of most ranks a class first and the last one trivial. Whether a run has one, the engine checks
-    /// as it goes. `blocks`: numbers of consecutive ranks, rising, at whose ends axes may be cut, as [`uniference_sim::cluster::Cluster::blocks`]
-    /// has them. `own_connections`: each group has connections of its own, without which sums over several axes cannot be alike for ranks
-    /// along each of them.
+    /// Symmetries that a run may turn out to have: first those with the most ranks per class, last the trivial one. The
+    /// engine checks during the run whether the run has one. `blocks`: ascending numbers of consecutive ranks, at whose
+    /// ends axes may be split, as from [`uniference_sim::cluster::Cluster::blocks`]. `own_connections`: each group has
+    /// its own connections; without these, sums over several axes cannot be equivalent for ranks along each of the
+    /// axes.
     pub fn symmetries(&self, blocks: &[u32], own_connections: bool) -> Vec<Symmetry> {
         let layout = self.spec.layout;
         match own_connections {
@@ -186,18 +190,18 @@ impl Workload {
         }
     }
 
-    /// What `rank` does.
+    /// The trace of `rank`.
     pub fn trace(&self, rank: u32) -> Trace {
         Trace::new(&self.spec, rank)
     }
 
-    /// What `rank` needs of its device's memory; the same for all ranks of a pipeline stage that have the same experts, or experts that get
-    /// equally many tokens.
+    /// Device memory that `rank` needs. It is the same for all ranks of a pipeline stage that have the same experts, or
+    /// experts that receive equal numbers of tokens.
     pub fn memory(&self, rank: u32) -> Memory {
         self.spec.memory(self.spec.layout.place(rank))
     }
 
-    /// A rank of each set of those that need as much memory for the same, rising.
+    /// One rank of each class of ranks with the same memory, ascending.
     pub fn memory_classes(&self) -> Vec<u32> {
         let Layout { tensor, context, expert, pipeline, .. } = self.spec.layout;
         let experts = if self.spec.unlike().experts { expert } else { 1 };
@@ -206,7 +210,7 @@ impl Workload {
         (0..pipeline).flat_map(first).collect()
     }
 
-    /// The first rank that [`Workload::memory_classes`] has for `rank`.
+    /// The rank in [`Workload::memory_classes`] that represents `rank`.
     pub fn memory_class(&self, rank: u32) -> u32 {
         let Layout { tensor, context, pipeline, .. } = self.spec.layout;
         let place = self.spec.layout.place(rank);
@@ -214,24 +218,26 @@ impl Workload {
         place.stage * (self.world_size() / pipeline) + expert * tensor * context
     }
 
-    /// Where experts get unequally many tokens: those of the rank that gets most over the mean, of which this is the mean over layers.
+    /// Ratio of the tokens of the rank with the most tokens to the mean, averaged over layers; `None` if experts
+    /// receive equal numbers of tokens.
     pub fn expert_imbalance(&self) -> Option<f64> {
         self.spec.expert_imbalance()
     }
 
-    /// Tokens of all ranks together: read when training and at prefill, made when decoding.
+    /// Tokens of all ranks together: input tokens in training and prefill, new tokens in decode.
     pub fn tokens(&self) -> u64 {
         let each = if self.spec.phase == Phase::Decode { self.spec.new_tokens } else { self.spec.sequence };
         self.spec.batch.saturating_mul(each)
     }
 
-    /// Floating-point operations that the model takes for them, forwards and when training backwards, on all ranks together: two for each
-    /// parameter in a matrix that a token meets, and two for each element of a query that meets a key and of the value; backwards twice as many. What is computed
-    /// again counts once, and of causal attention only the pairs that are looked at (Chowdhery et al., "PaLM", 2022, appendix B, counts all).
+    /// Floating-point operations of the model for all tokens, on all ranks together: in a forward pass two per token
+    /// and parameter of a matrix, and two per pair of tokens and element of a query and of a value; training adds twice
+    /// as many for the backward pass. Recomputation is not counted, and causal attention counts only the pairs that are
+    /// not masked (Chowdhery et al., "PaLM", 2022, appendix B, counts all pairs).
     pub fn model_flops(&self) -> f64 {
         let Spec { model, phase, sequence, batch, new_tokens, .. } = &self.spec;
         let (sequence, batch, new) = (*sequence as f64, *batch as f64, *new_tokens as f64);
-        // A head gives scores for every token that is learned from, else for the newest one.
+        // The head computes scores for every token in training, else for the newest token of a sequence.
         let (pairs, scored) = match phase {
             Phase::Train => (sequence * (sequence + 1.0) / 2.0, sequence),
             Phase::Prefill => (sequence * (sequence + 1.0) / 2.0, 1.0),
@@ -246,27 +252,28 @@ impl Workload {
         if *phase == Phase::Train { 3.0 * forward } else { forward }
     }
 
-    /// Parameters that `rank` works on, sharded or not: those that all ranks along the data axis share, and experts.
+    /// Parameters of `rank`'s stage, sharded or not: parameters shared along the data axis, and experts' parameters.
     pub fn parameters(&self, rank: u32) -> (u64, u64) {
         self.spec.stage_parameters(self.spec.layout.place(rank).stage)
     }
 }
 
 /// The maximum of a rank's micro-batches times its layers times new tokens. Measured: decode of 61 layers without
-/// parallelism, 145 us of CPU time per pass, so that this many take 11 hours per simulated rank.
+/// parallelism needs 145 us of CPU time per pass, so this many passes take 11 hours per simulated rank.
 const MOST_PASSES: u128 = 1 << 28;
 /// The maximum of a model's layers, which are listed one by one.
 const MOST_LAYERS: u32 = 1 << 20;
 
 impl Spec {
-    /// Micro-batches that each pipeline carries out.
+    /// Number of micro-batches of each pipeline.
     pub fn micro_batches(&self) -> u64 {
         self.batch / (u64::from(self.layout.data) * self.micro_batch)
     }
 
-    /// The size of micro-batches where nobody has chosen one. When training and at prefill, 1: a sequence has enough tokens to keep a device
-    /// busy, and many micro-batches keep a pipeline full. When decoding, a sequence has one token, and each micro-batch reads all weights:
-    /// so all sequences of a replica, or with a pipeline, as many parts of them as it has stages at most, which is when no stage waits.
+    /// The default size of micro-batches. In training and prefill it is 1: a sequence has enough tokens to keep a
+    /// device busy, and many micro-batches keep a pipeline full. In decode, a sequence has one token, and each
+    /// micro-batch reads all weights: a micro-batch therefore holds all sequences of a replica, or with a pipeline, the
+    /// sequences are split into at most as many micro-batches as there are stages, with which no stage waits.
     pub fn default_micro_batch(&self) -> u64 {
         if self.phase != Phase::Decode || self.layout.checked_size().is_none() {
             return 1;
@@ -289,19 +296,20 @@ impl Spec {
         }
     }
 
-    /// The model's pieces, in order, that a stage has.
+    /// The model chunks of a stage, in order.
     fn chunks_of(&self, stage: u32) -> impl Iterator<Item = u32> + use<> {
         let (schedule, stages) = (self.schedule, self.layout.pipeline);
         (0..schedule.chunks()).map(move |chunk| schedule.piece(chunk, stage, stages))
     }
 
-    /// How many pieces the model is cut into.
+    /// Number of model chunks.
     fn chunks(&self) -> u32 {
         self.schedule.pieces(self.layout.pipeline)
     }
 
-    /// Layers of a piece: as even as can be, the first and the last piece, which have the embedding and the head, last to get one
-    /// more (as in "The Llama 3 herd of models", 2024, section 3.3.2).
+    /// Number of layers of a model chunk: layers are spread evenly, and the first and the last chunk, which have the
+    /// embedding and the head, are the last to receive one more (as in "The Llama 3 herd of models", 2024, section
+    /// 3.3.2).
     fn layers(&self, chunk: u32) -> u32 {
         let (chunks, layers) = (self.chunks(), self.model.layers);
         let more = layers % chunks;
@@ -309,14 +317,14 @@ impl Spec {
         layers / chunks + u32::from(place < more)
     }
 
-    /// Layers of the model before those of a piece.
+    /// Number of layers in earlier model chunks.
     fn layers_before(&self, chunk: u32) -> u32 {
         let (chunks, layers) = (self.chunks(), self.model.layers);
         let Some(pieces) = chunk.checked_sub(1) else { return 0 };
         self.layers(0) + pieces * (layers / chunks) + pieces.min(layers % chunks)
     }
 
-    /// Layers of each kind that a piece has.
+    /// Number of layers of each kind in a model chunk.
     fn layer_kinds(&self, chunk: u32) -> [(LayerKind, u64); 2] {
         let (before, layers) = (self.layers_before(chunk), self.layers(chunk));
         let dense =
@@ -324,7 +332,7 @@ impl Spec {
         [(LayerKind::Dense, u64::from(dense)), (LayerKind::Experts, u64::from(layers - dense))]
     }
 
-    /// The parts of a piece in the order in which a micro-batch goes forwards, `layers` of its layers.
+    /// Units of a model chunk with `layers` of its layers, in the order of the forward pass.
     fn units(&self, chunk: u32, layers: u32) -> Vec<Unit> {
         let before = self.layers_before(chunk);
         let layer = |within| Unit::Layer(LayerPosition { within, number: before + within });
@@ -333,7 +341,7 @@ impl Spec {
         embedding.into_iter().chain((0..layers).map(layer)).chain(head).collect()
     }
 
-    /// Parameters of a stage on one rank: shared along the data axis, and experts.
+    /// Number of parameters of a stage on one rank: shared along the data axis, and experts'.
     fn stage_parameters(&self, stage: u32) -> (u64, u64) {
         let of_ends = self.chunks_of(stage).flat_map(|chunk| self.units(chunk, 0)).map(|end| (1, self.parameters(end)));
         let kinds = self.chunks_of(stage).flat_map(|chunk| self.layer_kinds(chunk)).filter(|(_, count)| *count > 0);
@@ -342,20 +350,20 @@ impl Spec {
         all.fold((0, 0), |sum, (count, (dense, experts))| (sum.0 + count * dense, sum.1 + count * experts))
     }
 
-    /// The same of one part of the model.
+    /// Number of parameters of one unit on one rank: shared along the data axis, and experts'.
     fn parameters(&self, unit: Unit) -> (u64, u64) {
         let (model, tensor) = (&self.model, u64::from(self.layout.tensor));
         let rows = model.embedding_parameters().div_ceil(tensor);
         match unit {
             Unit::Embedding => (rows + model.positions * model.hidden, 0),
-            // On the stage of the embedding, a tied head is counted with it.
+            // A tied head on the stage of the embedding is counted with the embedding.
             Unit::Head if model.tied && self.layout.pipeline == 1 => (model.norm_parameters(), 0),
             Unit::Head => (rows + model.norm_parameters(), 0),
             Unit::Layer(layer) => self.layer_parameters(model.kind(layer.number)),
         }
     }
 
-    /// The same of a layer.
+    /// Number of parameters of a layer on one rank: shared along the data axis, and experts'.
     fn layer_parameters(&self, kind: LayerKind) -> (u64, u64) {
         let (model, tensor) = (&self.model, u64::from(self.layout.tensor));
         (
@@ -364,7 +372,7 @@ impl Spec {
         )
     }
 
-    /// Those parameters of a stage that every tensor-parallel rank has.
+    /// Number of parameters of a stage that every tensor-parallel rank holds.
     fn replicated_parameters(&self, stage: u32) -> u64 {
         let of_chunk = |chunk: u32| {
             let head = if chunk + 1 == self.chunks() { self.model.norm_parameters() } else { 0 };
@@ -375,7 +383,7 @@ impl Spec {
         self.chunks_of(stage).map(of_chunk).sum()
     }
 
-    /// What ranks differ in besides their stage.
+    /// Differences between ranks of one stage.
     fn unlike(&self) -> Unlike {
         Unlike {
             experts: self.model.experts.is_some() && !self.expert_load.is_uniform(),
@@ -477,7 +485,7 @@ impl Spec {
         Ok(())
     }
 
-    /// Whether context-parallel ranks can share attention as they are to.
+    /// Checks that the method and order of context parallelism support the sequence and the attention kernels.
     fn check_context(&self) -> Result<(), WorkloadError> {
         let Layout { context, context_method, context_order, .. } = self.layout;
         if context == 1 {
@@ -507,7 +515,7 @@ impl Spec {
         if [&sizes[..], &of_experts, &of_latent, &[self.micro_batch, self.new_tokens]].concat().contains(&0) {
             return refuse("a size is 0".into(), "every size must be at least 1");
         }
-        // What a piece of the model computes, and holds, must fit 64 bits with room to spare.
+        // Counts of a model chunk's operations and bytes must fit 64 bits with ample margin.
         let shared = model.experts.map_or(0, |experts| experts.shared);
         let query_rank = model.latent.map_or(0, |latent| latent.query_rank);
         let all = [&sizes[..], &of_experts, &of_latent, &[shared, query_rank]].concat();

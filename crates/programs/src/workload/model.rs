@@ -1,6 +1,7 @@
-//! Owns what a model is made of: its sizes and its parameters. Which operators its parts consist of is `operators`' business.
+//! Owns the structure of a model: its sizes and numbers of parameters. `operators` knows the operators of its parts.
 
-/// A decoder: attention with grouped queries or through a latent vector, and a feed-forward network or experts in each layer.
+/// A decoder-only transformer: each layer has grouped-query or multi-head latent attention, and a feed-forward network
+/// or experts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Model {
     /// Number of transformer layers.
@@ -15,67 +16,70 @@ pub struct Model {
     pub ffn: u64,
     /// Number of tokens in the vocabulary.
     pub vocabulary: u64,
-    /// In place of the feed-forward network, in all layers but the first [`Experts::dense_layers`].
+    /// Experts, which replace the feed-forward network in all layers except the first [`Experts::dense_layers`].
     pub experts: Option<Experts>,
-    /// Queries, keys and values are made of latent vectors.
+    /// Latent vectors of which queries, keys and values are made.
     pub latent: Option<Latent>,
-    /// What its layers are like.
+    /// Kind of the feed-forward networks, and of norms and biases.
     pub mlp: Mlp,
-    /// Positions of a learned table that is added to the embedding; 0: positions are rotary.
+    /// Number of learned positions, whose table is added to the embedding; 0: positions are rotary.
     pub positions: u64,
-    /// The head's matrix is the embedding's. With a pipeline the first and the last stage have one each, and sum their gradients.
+    /// Whether the head uses the embedding's matrix. With a pipeline the first and the last stage have a copy each, and
+    /// all-reduce their gradients.
     pub tied: bool,
 }
 
-/// The kind of a layer's feed-forward network, and what goes with it.
+/// The kind of a layer's feed-forward network, norms and biases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mlp {
-    /// As in Llama: three matrices, of which one is a gate (Shazeer, "GLU variants improve transformer", 2020); root-mean-square norms, no
-    /// biases.
+    /// As in Llama: three matrices, of which one is a gate (Shazeer, "GLU variants improve transformer", 2020);
+    /// root-mean-square norms, no biases.
     #[default]
     SwiGlu,
-    /// As in GPT: two matrices (Hendrycks and Gimpel, "Gaussian error linear units", 2016); layer norms with biases, linear layers with
-    /// biases.
+    /// As in GPT: two matrices (Hendrycks and Gimpel, "Gaussian error linear units", 2016); layer norms with biases,
+    /// linear layers with biases.
     Gelu,
 }
 
 /// A mixture of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Experts {
-    /// Routed experts in each layer that has any.
+    /// Number of routed experts in each MoE layer.
     pub count: u64,
     /// Routed experts that see each token.
     pub top_k: u64,
     /// Width of each expert's feed-forward network.
     pub ffn: u64,
-    /// Experts besides that see every token (Dai et al., "DeepSeekMoE", 2024, section 3.2): one network, so many times as wide.
+    /// Number of shared experts, which every token passes through (Dai et al., "DeepSeekMoE", 2024, section 3.2);
+    /// together they are one network that is this many times as wide as an expert.
     pub shared: u64,
-    /// First layers that have an ordinary feed-forward network.
+    /// Number of layers at the start that have an ordinary feed-forward network.
     pub dense_layers: u32,
 }
 
-/// Multi-head latent attention (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1): keys and values of all heads are made of one narrow vector a
-/// token, and queries of another one; a part of each key, shared by all heads, and of each query carries rotary positions.
+/// Multi-head latent attention (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1): keys and values of all heads are made
+/// of one narrow vector per token, and queries of another one; a part of each key, shared by all heads, and of each
+/// query carries rotary positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Latent {
-    /// Width of the vector of which queries are made; 0: they are made of the residual stream.
+    /// Width of the latent vector of queries; 0: queries are made of the residual stream.
     pub query_rank: u64,
-    /// Width of the vector of which keys and values are made.
+    /// Width of the latent vector of keys and values.
     pub kv_rank: u64,
     /// Elements of a head's query and key without positions.
     pub plain: u64,
-    /// Elements of a head's query with rotary positions; a token has one such key for all heads.
+    /// Elements of a head's query with rotary positions; a token has one key with such elements for all heads.
     pub rotary: u64,
     /// Elements of a head's value.
     pub value: u64,
 }
 
-/// What a layer has behind its attention.
+/// Kind of the part of a layer after attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LayerKind {
     /// One feed-forward network.
     Dense,
-    /// Experts, and those that are shared.
+    /// Routed and shared experts.
     Experts,
 }
 
@@ -88,36 +92,36 @@ pub(super) struct Attention {
     pub(super) queries: u64,
     /// Number of keys of a sequence that lie in memory.
     pub(super) keys: u64,
-    /// Number of pairs of a query and a key that it sees, of a sequence.
+    /// Number of unmasked pairs of a query and a key of a sequence.
     pub(super) pairs: u64,
 }
 
 impl Latent {
-    /// Elements of a head's query, and of its key.
+    /// Elements of a head's query, which equal those of its key.
     pub(super) fn key(&self) -> u64 {
         self.plain + self.rotary
     }
 
-    /// Elements of a token from which its keys and values can be made: what a cache holds.
+    /// Elements of a token in a KV cache of latent vectors.
     pub(super) fn cached(&self) -> u64 {
         self.kv_rank + self.rotary
     }
 
-    /// Elements of a token between the projections down and those up.
+    /// Elements of a token's latent vectors, between the down and the up projections.
     pub(super) fn narrow(&self) -> u64 {
         self.query_rank + self.cached()
     }
 }
 
 impl Experts {
-    /// Width of the network that all shared experts are together.
+    /// Width of the one network of all shared experts.
     pub(super) fn shared_ffn(&self) -> u64 {
         self.shared * self.ffn
     }
 }
 
 impl Model {
-    /// Width of all key heads, and of all value heads, where they are made of the residual stream.
+    /// Width of all key heads, which equals that of all value heads, in models without latent vectors.
     pub fn kv_width(&self) -> u64 {
         self.hidden / self.heads * self.kv_heads
     }
@@ -132,12 +136,12 @@ impl Model {
         self.latent.map_or(2 * self.kv_width(), |latent| self.heads * (latent.key() + latent.value))
     }
 
-    /// Elements that attention writes for a token.
+    /// Elements of a token in attention's output.
     pub(super) fn result_width(&self) -> u64 {
         self.latent.map_or(self.hidden, |latent| self.heads * latent.value)
     }
 
-    /// What the `layer`-th layer of the model has behind its attention.
+    /// The kind of the `layer`-th layer of the model.
     pub(super) fn kind(&self, layer: u32) -> LayerKind {
         match self.experts {
             Some(experts) if layer >= experts.dense_layers => LayerKind::Experts,
@@ -145,18 +149,18 @@ impl Model {
         }
     }
 
-    /// Layers of each kind.
+    /// Number of layers of each kind.
     fn kinds(&self) -> [(LayerKind, u64); 2] {
         let dense = self.experts.map_or(self.layers, |experts| experts.dense_layers.min(self.layers));
         [(LayerKind::Dense, u64::from(dense)), (LayerKind::Experts, u64::from(self.layers - dense))]
     }
 
-    /// A sum over all layers.
+    /// The sum over all layers of a number per kind.
     pub(super) fn over_layers(&self, of: impl Fn(LayerKind) -> u64) -> u64 {
         self.kinds().into_iter().filter(|(_, count)| *count > 0).map(|(kind, count)| count * of(kind)).sum()
     }
 
-    /// All of them.
+    /// Number of all parameters.
     pub fn parameters(&self) -> u64 {
         let layer =
             |kind| self.dense_parameters(kind) + self.expert_parameters(kind) + self.replicated_parameters(kind);
@@ -165,7 +169,8 @@ impl Model {
         self.over_layers(layer) + tables * self.embedding_parameters() + positions + self.norm_parameters()
     }
 
-    /// All but those of routed experts that a token is not sent to. Of the embedding all rows count, as in publications.
+    /// Number of all parameters except those of routed experts that a token does not pass through. All rows of the
+    /// embedding count, as in publications.
     pub fn active_parameters(&self) -> u64 {
         let idle = |kind| match self.experts {
             Some(experts) if kind == LayerKind::Experts => (experts.count - experts.top_k) * self.of_expert(experts),
@@ -174,7 +179,7 @@ impl Model {
         self.parameters() - self.over_layers(idle)
     }
 
-    /// Matrices of a feed-forward network.
+    /// Number of matrices of a feed-forward network.
     fn matrices(&self) -> u64 {
         match self.mlp {
             Mlp::SwiGlu => 3,
@@ -182,7 +187,7 @@ impl Model {
         }
     }
 
-    /// Width of the network of a layer that sees every token.
+    /// Width of a layer's dense network, which every token passes through.
     pub(super) fn dense_ffn(&self, kind: LayerKind) -> u64 {
         match (kind, self.experts) {
             (LayerKind::Experts, Some(experts)) => experts.shared_ffn(),
@@ -190,14 +195,14 @@ impl Model {
         }
     }
 
-    /// Of one layer, those that tensor-parallel ranks share: projections, and the network that sees every token.
+    /// Number of a layer's parameters that are sharded over tensor-parallel ranks: projections, and the dense network.
     pub(super) fn dense_parameters(&self, kind: LayerKind) -> u64 {
-        // Biases of queries, keys, values, and of the first matrix of the network.
+        // Biases of queries, keys, values, and of the network's first matrix.
         let biases = if self.mlp == Mlp::Gelu { self.hidden + 2 * self.kv_width() + self.dense_ffn(kind) } else { 0 };
         self.dense_matrices(kind) + biases
     }
 
-    /// Of these, those in matrices.
+    /// Number of those among them that are in matrices.
     pub(super) fn dense_matrices(&self, kind: LayerKind) -> u64 {
         let attention = match self.latent {
             None => 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_width(),
@@ -210,7 +215,8 @@ impl Model {
         attention + self.matrices() * self.hidden * self.dense_ffn(kind)
     }
 
-    /// Of one layer, parameters in matrices that a token meets: of experts those that it is sent to, and the router.
+    /// Number of a layer's matrix parameters that a token is multiplied with: only its own experts count, and the
+    /// router does.
     pub(super) fn active_matrices(&self, kind: LayerKind) -> u64 {
         let routed = match self.experts {
             Some(experts) if kind == LayerKind::Experts => {
@@ -221,7 +227,7 @@ impl Model {
         self.dense_matrices(kind) + self.narrow_matrices() + routed
     }
 
-    /// Of one layer, the projections to latent vectors.
+    /// Number of parameters of a layer's projections to latent vectors.
     pub(super) fn narrow_matrices(&self) -> u64 {
         self.latent.map_or(0, |latent| self.hidden * latent.narrow())
     }
@@ -238,7 +244,7 @@ impl Model {
         self.matrices() * self.hidden * experts.ffn + biases
     }
 
-    /// Of one layer, all routed experts.
+    /// Number of parameters of all routed experts of a layer.
     pub(super) fn expert_parameters(&self, kind: LayerKind) -> u64 {
         match self.experts {
             Some(experts) if kind == LayerKind::Experts => self.of_expert(experts) * experts.count,
@@ -254,8 +260,8 @@ impl Model {
         }
     }
 
-    /// Of one layer, those that every tensor-parallel rank has: two norms, the router, projections to latent vectors with their norms, biases
-    /// of the matrices before sums.
+    /// Number of a layer's parameters that every tensor-parallel rank holds: two norms, the router, projections to
+    /// latent vectors with their norms, biases of the matrices before reductions.
     pub(super) fn replicated_parameters(&self, kind: LayerKind) -> u64 {
         let sums = if self.dense_ffn(kind) > 0 { 2 } else { 1 };
         let biases = if self.mlp == Mlp::Gelu { sums * self.hidden } else { 0 };
@@ -263,7 +269,7 @@ impl Model {
         2 * self.norm_parameters() + biases + self.router_parameters(kind) + self.narrow_matrices() + narrow
     }
 
-    /// Of a norm: a factor for each element, and of layer norms a bias.
+    /// Number of parameters of a norm: a factor per element, and for layer norms a bias per element.
     pub(super) fn norm_parameters(&self) -> u64 {
         match self.mlp {
             Mlp::SwiGlu => self.hidden,

@@ -1,8 +1,9 @@
-//! Owns which operators the parts of a model consist of, forwards and backwards, with their sizes, operations and bytes. It knows one
-//! rank's share only as numbers to divide by, and not what an operator costs on a device.
+//! Owns the operators of a model's parts, forward and backward, with their sizes, operations and bytes. A rank's share
+//! enters only as divisors, and the costs of operators on a device are not known to this module.
 //!
-//! A linear layer's backward pass has two products for each of the forward pass (Shoeybi et al., "Megatron-LM", 2019). What lies between
-//! products is told by the bytes that its kernels move, which depends on how they are fused ([`Fusion`]).
+//! A linear layer's backward pass has two GEMMs for each GEMM of the forward pass (Shoeybi et al., "Megatron-LM",
+//! 2019). Operators between GEMMs are characterised by the bytes that their kernels move, which depend on the fusion of
+//! kernels ([`Fusion`]).
 
 mod latent;
 
@@ -14,61 +15,63 @@ use uniference_sim::time::{Bytes, SimDuration};
 
 /// Bytes of a float32.
 const FLOAT: u64 = 4;
-/// Bytes of an element in 8 bits.
+/// Bytes of an 8-bit element.
 pub(super) const FLOAT8: u64 = 1;
 /// Bytes of an element of dropout's mask.
 const MASK: u64 = 1;
-/// Operations of an optimizer step for each parameter: Adam's two moments, their correction and the update.
+/// Operations of an optimizer step per parameter: Adam's two moments, their correction and the update.
 const ADAM_FLOPS: u64 = 12;
-/// Bytes that Adam reads for each parameter besides its gradient, and writes besides the parameter: a float32 copy and two moments.
+/// Bytes that Adam reads per parameter in addition to its gradient, and writes in addition to the parameter: a float32
+/// copy and two moments.
 const ADAM_BYTES: u64 = 3 * FLOAT;
 
-/// How a job's kernels are made.
+/// Choice of a job's kernels and data types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Implementation {
-    /// Elements of activations and weights: of 16 bits.
+    /// Type of activations and weights, which has 16 bits.
     pub dtype: DType,
     /// Linear layers of the transformer are FP8 GEMMs: inputs, weights and gradients are scaled and cast first
     /// (Micikevicius et al., "FP8 formats for deep learning", 2022). The head stays in 16 bits. At inference these
     /// weights are held in 8 bits, as in published FP8 models, and only inputs are cast.
     pub float8: bool,
-    /// The KV cache has elements of 8 bits. Attention of decoded tokens is then computed in 8 bits.
+    /// Whether the KV cache has 8-bit elements. Attention in the decode phase is then computed in 8 bits.
     pub float8_cache: bool,
-    /// What lies between products.
+    /// Fusion of kernels between GEMMs.
     pub fusion: Fusion,
-    /// How scores and values are computed.
+    /// Kernels of attention.
     pub attention: AttentionKernels,
-    /// Dropout after the embedding, each block, and of attention's probabilities, with stored masks.
+    /// Whether dropout follows the embedding, each block and attention's probabilities, with stored masks.
     pub dropout: bool,
-    /// What the host (Python, autograd, the dispatcher) takes to issue one operator.
+    /// CPU time (Python, autograd, the dispatcher) to launch one operator.
     pub host: SimDuration,
-    /// Gradients are summed while the last backward pass goes on; otherwise after it.
+    /// Whether the reduction of gradients overlaps the last backward pass; otherwise it follows.
     pub overlap_gradients: bool,
-    /// Parts of the tokens in which tensor-parallel ranks gather and scatter while they multiply others (Transformer Engine's
-    /// `ub_overlap`); 1: all at once.
+    /// Number of parts of the tokens whose gathers and scatters among tensor-parallel ranks overlap the GEMMs of other
+    /// parts (Transformer Engine's `ub_overlap`); 1: no overlap.
     pub tensor_parts: u64,
 }
 
-/// How many kernels lie between products, and so how often tensors are read and written.
+/// Fusion of the kernels between GEMMs, which determines how often tensors are read and written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fusion {
-    /// One kernel for each operation of PyTorch: a norm casts to float32, squares, averages, scales and casts back; rotary positions
-    /// are complex products in float32.
+    /// One kernel per PyTorch operation: a norm casts to float32, squares, averages, scales and casts back; rotary
+    /// positions are complex multiplications in float32.
     Eager,
-    /// Kernels written by hand for norms, rotary positions, activations and softmax, as Megatron-LM and Transformer Engine have them.
+    /// Hand-written kernels for norms, rotary positions, activations and softmax, as in Megatron-LM and Transformer
+    /// Engine.
     #[default]
     Fused,
-    /// What a compiler makes: whatever follows one another on the same elements is one kernel, residual sums included.
+    /// Kernels of a compiler: consecutive operations on the same elements are one kernel, including residual sums.
     Compiled,
 }
 
-/// How attention is computed.
+/// Kernels of attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AttentionKernels {
-    /// One kernel that never writes scores (Dao et al., "FlashAttention", 2022), and skips what is masked.
+    /// One kernel that never writes scores (Dao et al., "FlashAttention", 2022), and skips masked pairs.
     #[default]
     Flash,
-    /// Scores of all pairs are written, and read again by the softmax, dropout and the product with the values.
+    /// Scores of all pairs are written, and read again by the softmax, dropout and the GEMM with the values.
     Unfused,
 }
 
@@ -88,7 +91,7 @@ impl Default for Implementation {
     }
 }
 
-/// Which way a micro-batch goes.
+/// Direction of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     Forward,
@@ -106,11 +109,12 @@ pub(super) struct AttentionHeads {
     pub(super) value: u64,
     /// Elements of a token's keys and values that are read.
     pub(super) read: u64,
-    /// Query heads whose queries one head of a kernel has, since they look at the same keys.
+    /// Number of query heads that share their keys and are one head of a kernel.
     pub(super) together: u64,
 }
 
-/// What of a backward pass is computed: all, what the layer before waits for, or the gradients of weights in matrices.
+/// Part of a backward pass: all of it, the part that the previous layer waits for, or the gradients of weights in
+/// matrices.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum BackwardPart {
     #[default]
@@ -119,12 +123,12 @@ pub(super) enum BackwardPart {
     Weights,
 }
 
-/// Operators that run one after the other.
+/// Operators that run in sequence.
 #[derive(Clone, Debug)]
 pub(super) struct Operators {
     implementation: Implementation,
     phase: Phase,
-    /// Operators of other parts are left out.
+    /// The part that is listed; operators of other parts are left out.
     pub(super) part: BackwardPart,
     list: Vec<Operator>,
 }
@@ -138,12 +142,12 @@ impl Operators {
         &self.list
     }
 
-    /// Floating-point operations of all.
+    /// Floating-point operations of all operators.
     pub(super) fn flops(&self) -> u64 {
         self.list.iter().map(|operator| operator.flops).sum()
     }
 
-    /// Bytes that all read and write.
+    /// Bytes that all operators read and write.
     pub(super) fn bytes(&self) -> u64 {
         self.list.iter().map(|operator| operator.bytes().0).sum()
     }
@@ -168,14 +172,14 @@ impl Operators {
         self.list.push(Operator { resource, family, elements: Some(dtype.into()), flops, read, written });
     }
 
-    /// `batch` products of m x k by k x n matrices.
+    /// `batch` GEMMs of m x k by k x n matrices.
     fn gemm(&mut self, [batch, m, n, k]: [u64; 4], layout: Layout, dtype: DType) {
         let read = batch * (m * k + k * n) * dtype.size();
         let written = batch * m * n * self.element();
         self.push(Family::Gemm { batch, m, n, k, layout }, dtype, 2 * batch * m * n * k, read, written);
     }
 
-    /// Something done to each of so many elements, of which it reads and writes so many bytes.
+    /// An operation on each of `elements` elements, with the bytes per element that it reads and writes.
     fn flat(&mut self, kind: FlatKind, elements: u64, read: u64, written: u64) {
         let dtype = self.implementation.dtype;
         self.push(Family::Flat { kind, elements }, dtype, 0, elements * read, elements * written);
@@ -185,7 +189,7 @@ impl Operators {
         self.flat(FlatKind::Elementwise, elements, read, written);
     }
 
-    /// Adds so many elements to as many others.
+    /// Adds two tensors of `elements` elements.
     pub(super) fn add(&mut self, elements: u64) {
         let element = self.element();
         self.elementwise(elements, 2 * element, element);
@@ -197,11 +201,12 @@ impl Operators {
         self.push(Family::Rows { kind, pass, rows, columns }, dtype, 0, elements * read, elements * written);
     }
 
-    /// `experts` linear layers of k inputs and n outputs for m tokens each; backwards the gradients of inputs and weights.
+    /// `experts` linear layers of k inputs and n outputs for m tokens each; backward, the gradients of inputs and
+    /// weights.
     fn linear(&mut self, [experts, m, k, n]: [u64; 4], bias: bool, way: Direction) {
         let (half, element) = (self.implementation.dtype, self.element());
         let dtype = if self.implementation.float8 { DType::Float8E4M3 } else { half };
-        // Scaling reads a tensor for its largest value, and again for the cast.
+        // Scaling reads a tensor once for its maximum, and once more for the cast.
         let cast = |operators: &mut Operators, elements: u64| {
             if operators.implementation.float8 {
                 operators.rows(RowKind::Reduction, Pass::Forward, [1, elements], element, 0);
@@ -241,7 +246,7 @@ impl Operators {
         }
     }
 
-    /// What `list` lists are gradients of weights.
+    /// Lists operators for gradients of weights.
     fn of_weights(&mut self, list: impl FnOnce(&mut Operators)) {
         let part = self.part;
         if part != BackwardPart::Inputs {
@@ -251,7 +256,7 @@ impl Operators {
         }
     }
 
-    /// Zeroes a part of what goes by: the mask is written forwards and read backwards.
+    /// Dropout: the mask is written in the forward pass and read in the backward pass.
     fn dropout(&mut self, elements: u64, way: Direction) {
         if self.implementation.dropout {
             let element = self.element();
@@ -264,10 +269,10 @@ impl Operators {
 }
 
 impl Model {
-    /// A block's norm before it and the residual sum after it, with dropout in between.
+    /// A block's norm before it and the residual sum after it, with dropout between them.
     ///
-    /// Eager root-mean-square norms (the operators of `torch.nn.functional.rms_norm` in float32) read and write 36 bytes an element of 16
-    /// bits in eight kernels; backwards as autograd differentiates them, twice that.
+    /// Eager RMS norms (the operators of `torch.nn.functional.rms_norm` in float32) read and write 36 bytes per 16-bit
+    /// element in eight kernels; the backward pass, as autograd differentiates them, moves twice that.
     pub(super) fn norm(&self, operators: &mut Operators, tokens: u64, way: Direction) {
         let (shape, elements, element) = ([tokens, self.hidden], tokens * self.hidden, operators.element());
         let normalization = RowKind::Normalization;
@@ -278,7 +283,8 @@ impl Model {
                 operators.rows(normalization, Pass::Forward, shape, 2 * element, 2 * element + mask);
             }
             (Fusion::Compiled, Direction::Backward) => {
-                // The gradients of the output and of the residual stream, the input; then once more for the gradient of the weights.
+                // Reads the gradients of the output and of the residual stream, and the input; then again the output's
+                // gradient and the input for the gradient of the weights.
                 let mask = if dropout { MASK } else { 0 };
                 operators.rows(normalization, Pass::Backward, shape, 5 * element + mask, element);
             }
@@ -300,8 +306,9 @@ impl Model {
                 operators.elementwise(elements, 2 * element, element);
                 operators.dropout(elements, way);
                 if fusion == Fusion::Eager && self.mlp == Mlp::SwiGlu {
-                    // The weights' factor: both gradients, one summed over tokens; the cast; the scale's: both gradients, one summed over
-                    // columns; the square's; the sum of both ways to the input; the cast.
+                    // Gradients of the multiplication by the weights: both factors, one reduced over tokens; of the
+                    // cast; of the scaling: both factors, one reduced over columns; of the square; the sum of both
+                    // gradients of the input; of the first cast.
                     operators.elementwise(elements, 2 * element, element);
                     operators.elementwise(elements, 2 * element, element);
                     operators.rows(RowKind::Reduction, Pass::Forward, [self.hidden, tokens], element, 0);
@@ -313,7 +320,8 @@ impl Model {
                     operators.elementwise(elements, 2 * FLOAT, FLOAT);
                     operators.flat(FlatKind::Copy, elements, FLOAT, element);
                 } else {
-                    // The gradient of the output and the input, once for the gradient of the input, once for that of the weights.
+                    // Reads the gradient of the output and the input once for the gradient of the input, and once for
+                    // that of the weights.
                     operators.rows(normalization, Pass::Backward, shape, 4 * element, element);
                 }
             }
@@ -331,7 +339,8 @@ impl Model {
         }
     }
 
-    /// Rotates queries and keys (Su et al., "RoFormer", 2021), or their gradients; models with learned positions do not.
+    /// Rotates queries and keys (Su et al., "RoFormer", 2021), or their gradients; models with learned positions have
+    /// no rotation.
     fn positions(&self, operators: &mut Operators, tokens: u64, tensor: u64) {
         if self.mlp == Mlp::Gelu {
             return;
@@ -346,8 +355,9 @@ impl Model {
         }
     }
 
-    /// The heads of attention on a rank. Where tokens are decoded from a cache of latent vectors, these are what it looks at: what makes keys and
-    /// values of them is applied to queries and results instead (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.2).
+    /// The heads of attention on a rank. In decode from a cache of latent vectors, attention reads the latent vectors
+    /// as keys and values: the up projections of keys and values are applied to queries and results instead
+    /// (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1.2).
     pub(super) fn attention_heads(&self, tensor: u64, decode: bool) -> AttentionHeads {
         let count = self.heads / tensor;
         match self.latent {
@@ -366,9 +376,10 @@ impl Model {
         }
     }
 
-    /// Scores, softmax and values. One kernel takes 2 operations a pair and element of a key and of a value forwards, and 6 and 4 backwards, where
-    /// scores are computed again; it reads queries, keys and values and writes the result. Otherwise two products of all pairs forwards and four
-    /// backwards, and what the softmax and dropout move.
+    /// Scores, softmax and values. FlashAttention needs 2 operations per pair and element of a key and of a value in
+    /// the forward pass, and 6 and 4 in the backward pass, which recomputes scores; it reads queries, keys and values
+    /// and writes the result. Unfused attention needs two GEMMs of all pairs forward and four backward, and the bytes
+    /// that the softmax and dropout move.
     pub(super) fn attention(&self, operators: &mut Operators, part: Attention, heads: AttentionHeads, way: Direction) {
         let Attention { sequences, queries, keys, pairs } = part;
         let element = operators.element();
@@ -426,7 +437,7 @@ impl Model {
         operators.linear([1, tokens, self.result_width() / tensor, self.hidden], self.mlp == Mlp::Gelu, way);
     }
 
-    /// From the stream to the activation, which is last, of `experts` networks of a width with so many tokens each.
+    /// The operators from the residual stream to the activation, of `experts` networks with `tokens` tokens each.
     pub(super) fn feed_forward_in(
         &self,
         operators: &mut Operators,
@@ -452,7 +463,8 @@ impl Model {
         operators.linear([experts, tokens, width, self.hidden], self.mlp == Mlp::Gelu, way);
     }
 
-    /// Gate and up are read and their product is written; backwards their gradients. Without a gate, one in place of both.
+    /// Reads gate and up, and writes their product; the backward pass computes their gradients. Without a gate, one
+    /// tensor replaces both.
     fn activation(&self, operators: &mut Operators, elements: u64, way: Direction) {
         let (element, eager) = (operators.element(), operators.eager());
         match (self.mlp, way) {
@@ -472,15 +484,15 @@ impl Model {
         }
     }
 
-    /// Every token's scores of all experts.
+    /// Scores of all experts for each token.
     pub(super) fn router(&self, operators: &mut Operators, tokens: u64, way: Direction) {
         let experts = self.experts.map_or(0, |experts| experts.count);
         operators.head_product(tokens, self.hidden, experts, way);
     }
 
-    // The ends
+    // Embedding and head
 
-    /// A row is read and written for each token; with learned positions another is added.
+    /// Reads and writes a row per token; with learned positions it adds another row.
     pub(super) fn embedding(&self, operators: &mut Operators, tokens: u64, way: Direction) {
         let (elements, element) = (tokens * self.hidden, operators.element());
         match way {
@@ -499,9 +511,9 @@ impl Model {
         }
     }
 
-    /// The last product, and when training the loss: scores are cast to float32, their largest and the sum of their exponentials found,
-    /// and their gradients written. Megatron-LM's loss over a shared vocabulary, and eager PyTorch's, write each step; a compiler keeps
-    /// the scores in 16 bits and reads them twice.
+    /// The last GEMM, and in training the loss: scores are cast to float32, their maximum and the sum of their
+    /// exponentials are computed, and their gradients are written. Megatron-LM's loss over a sharded vocabulary, and
+    /// eager PyTorch's, write the result of each step; a compiler keeps the scores in 16 bits and reads them twice.
     pub(super) fn head(&self, operators: &mut Operators, tokens: u64, tensor: u64, loss: bool, way: Direction) {
         let width = self.vocabulary.div_ceil(tensor);
         let (scores, shape, element) = (tokens * width, [tokens, width], operators.element());
@@ -547,7 +559,7 @@ impl Model {
 // Parameters
 
 impl Operators {
-    /// Adds the gradients of a micro-batch to those of the micro-batches before it.
+    /// Adds the gradients of a micro-batch to those of earlier micro-batches.
     pub(super) fn accumulate(&mut self, parameters: u64, gradient_bytes: u64) {
         let element = self.element();
         self.elementwise(parameters, element + gradient_bytes, gradient_bytes);
@@ -560,13 +572,13 @@ impl Operators {
         self.push(family, dtype, parameters * ADAM_FLOPS, parameters * read, parameters * written);
     }
 
-    /// The squares of gradients are added up.
+    /// Sums the squares of gradients.
     pub(super) fn squares(&mut self, parameters: u64, gradient_bytes: u64) {
         let family = Family::Rows { kind: RowKind::Reduction, pass: Pass::Forward, rows: 1, columns: parameters };
         self.push(family, DType::Float32, 2 * parameters, parameters * gradient_bytes, 0);
     }
 
-    /// Gradients are scaled.
+    /// Scales gradients.
     pub(super) fn scale(&mut self, parameters: u64, gradient_bytes: u64) {
         let family = Family::Flat { kind: FlatKind::Elementwise, elements: parameters };
         let bytes = parameters * gradient_bytes;

@@ -1,9 +1,10 @@
-//! Owns the order in which a pipeline stage carries out its micro-batches. It does not know what they cost.
+//! Owns the order in which a pipeline stage processes its micro-batches. It does not know their costs.
 //!
-//! Sources: GPipe, Huang et al., 2019; one forward one backward (1F1B), Narayanan et al., "PipeDream", SOSP 2019, in its flushing form and
-//! interleaved, Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC 2021, section 2.2.
-//! With p stages, m micro-batches and v pieces a stage, the part of a step that a stage idles, over the part it works, is
-//! (p-1) / m for GPipe and 1F1B, and (p-1) / (v m) interleaved. `bidirectional` and `split` have those that cut the backward pass in two.
+//! Sources: GPipe, Huang et al., 2019; one forward one backward (1F1B), Narayanan et al., "PipeDream", SOSP 2019, in
+//! its flushing form and interleaved, Narayanan et al., "Efficient large-scale language model training on GPU clusters
+//! using Megatron-LM", SC 2021, section 2.2. With p stages, m micro-batches and v model chunks per stage, the ratio of
+//! a stage's idle time in a step to its working time is (p-1) / m for GPipe and 1F1B, and (p-1) / (v m) interleaved.
+//! `bidirectional` and `split` hold the schedules that split the backward pass in two.
 
 mod bidirectional;
 mod split;
@@ -13,49 +14,49 @@ use super::{WorkloadError, refuse};
 /// The order of micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
-    /// All forwards, then all backwards.
+    /// All forward passes, then all backward passes.
     GPipe,
-    /// One forward, one backward, once the pipeline is full.
+    /// One forward pass and one backward pass alternately, once the pipeline is full.
     OneForwardOneBackward,
-    /// The same with so many pieces of the model on each stage.
+    /// 1F1B with this number of model chunks per stage.
     Interleaved(u32),
-    /// One forward, one backward, where gradients of weights fill what stages would idle: ZB-H1 (Qi et al., "Zero bubble pipeline
-    /// parallelism", ICLR 2024, section 2.3).
+    /// 1F1B in which gradients of weights fill the times in which stages would idle: ZB-H1 (Qi et al., "Zero bubble
+    /// pipeline parallelism", ICLR 2024, section 2.3).
     ZeroBubble,
-    /// Micro-batches enter at both ends, and each stage has the piece of the stage opposite, too; forwards and backwards of opposite directions
-    /// overlap (DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 3.2.1).
+    /// Micro-batches enter at both ends, and each stage also has the chunk of the opposite stage; forward and backward
+    /// passes of opposite directions overlap (DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 3.2.1).
     DualPipe,
 }
 
-/// One micro-batch through one piece of the model.
+/// One pass of a micro-batch through one model chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Item {
     pub(super) task: Task,
     pub(super) micro_batch: u64,
-    /// Which of the stage's pieces.
+    /// Index of the chunk on its stage.
     pub(super) chunk: u32,
 }
 
-/// What is done with it there.
+/// Kind of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
     Forward,
     /// The whole backward pass: gradients of inputs and weights.
     Backward,
-    /// The part of a backward pass that the stage before waits for.
+    /// The part of a backward pass that the previous stage waits for.
     InputGradients,
     /// The remaining part: gradients of weights.
     WeightGradients,
 }
 
-/// An item, and one that overlaps it.
+/// An item, and optionally another one that overlaps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot {
     pub(super) item: Item,
     pub(super) beside: Option<Item>,
 }
 
-/// What a stage does when training, in order.
+/// The items of a stage in a training step, in order.
 pub(super) type Order = Box<dyn Iterator<Item = Slot> + Send>;
 
 impl Item {
@@ -65,7 +66,7 @@ impl Item {
 }
 
 impl Schedule {
-    /// Pieces of the model on each stage.
+    /// Number of model chunks on each stage.
     pub fn chunks(self) -> u32 {
         match self {
             Schedule::GPipe | Schedule::OneForwardOneBackward | Schedule::ZeroBubble => 1,
@@ -74,17 +75,17 @@ impl Schedule {
         }
     }
 
-    /// Are gradients of inputs and of weights computed apart?
+    /// Whether gradients of inputs and of weights are computed separately.
     pub(super) fn splits_backward(self) -> bool {
         matches!(self, Schedule::ZeroBubble | Schedule::DualPipe)
     }
 
-    /// Pieces that the model is cut into.
+    /// Number of model chunks of the whole model.
     pub(super) fn pieces(self, stages: u32) -> u32 {
         if self == Schedule::DualPipe { stages } else { stages * self.chunks() }
     }
 
-    /// Which piece of the model is a stage's `chunk`-th.
+    /// The model chunk that is a stage's `chunk`-th.
     pub(super) fn piece(self, chunk: u32, stage: u32, stages: u32) -> u32 {
         match self {
             Schedule::DualPipe => bidirectional::piece(chunk, stage, stages),
@@ -92,7 +93,7 @@ impl Schedule {
         }
     }
 
-    /// The stage that has `piece` for the micro-batches that come through `stage` in its `chunk`-th.
+    /// The stage that runs `piece` for the micro-batches that run in the `chunk`-th chunk of `stage`.
     pub(super) fn stage_of(self, piece: u32, chunk: u32, stage: u32, stages: u32) -> u32 {
         match self {
             Schedule::DualPipe => bidirectional::stage_of(piece, chunk, stage, stages),
@@ -100,13 +101,13 @@ impl Schedule {
         }
     }
 
-    /// Is this the last micro-batch that goes through its piece?
+    /// Whether this is the last micro-batch of its model chunk.
     pub(super) fn is_last(self, item: Item, micro_batches: u64) -> bool {
         let each = if self == Schedule::DualPipe { micro_batches / 2 } else { micro_batches };
         (item.micro_batch + 1).is_multiple_of(each)
     }
 
-    /// What a stage does when training.
+    /// The items of a stage in a training step, in order.
     pub(super) fn order(self, stage: u32, stages: u32, micro_batches: u64) -> Order {
         match self {
             Schedule::ZeroBubble => Box::new(split::order(stage, stages, micro_batches).map(Item::alone)),
@@ -158,7 +159,8 @@ impl Schedule {
         Ok(())
     }
 
-    /// The `index`-th item of a stage when training, of a schedule that does not split backward passes; `None` at the end.
+    /// The `index`-th item of a stage in a training step, for schedules that do not split backward passes; `None` at
+    /// the end.
     pub(super) fn train(self, index: u64, stage: u32, stages: u32, micro_batches: u64) -> Option<Item> {
         let total = micro_batches * u64::from(self.chunks());
         let warm_up = self.warm_up(stage, stages).map_or(total, |warm_up| warm_up.min(total));
@@ -174,7 +176,7 @@ impl Schedule {
         (index < 2 * total).then(|| self.item(task, count, stages))
     }
 
-    /// Forwards before the first one that a backward follows at once; `None`: all of them.
+    /// Number of forward passes before the first one that a backward pass follows at once; `None`: all of them.
     fn warm_up(self, stage: u32, stages: u32) -> Option<u64> {
         let after = u64::from(stages - stage - 1);
         match self {
@@ -184,11 +186,12 @@ impl Schedule {
         }
     }
 
-    /// The most that a stage keeps at one time when training, where a forward through its piece `chunk` leaves `kept(chunk)` to be kept
-    /// until its backward is done. Of equal pieces: all m micro-batches (GPipe), as many as there are stages from this one on (1F1B;
-    /// Narayanan et al. 2021, section 2.2.1), and 1 + (p-1) / (p v) of what 1F1B keeps on the first stage (interleaved; Korthikanti et al.,
-    /// "Reducing activation recomputation in large transformer models", 2022, section 4.2.3). What gradients of weights wait for counts as a
-    /// whole: p on every stage for ZB-H1 (Qi et al. 2024, table 2), p + 1 for DualPipe (DeepSeek-V3 technical report, table 2).
+    /// The maximum of the memory that a stage keeps in a training step, if a forward pass through its chunk `chunk`
+    /// needs `kept(chunk)` until its backward pass is done. For equal chunks it is: all m micro-batches (GPipe), as
+    /// many as there are stages from this one on (1F1B; Narayanan et al. 2021, section 2.2.1), and 1 + (p-1) / (p v) of
+    /// 1F1B's maximum on the first stage (interleaved; Korthikanti et al., "Reducing activation recomputation in large
+    /// transformer models", 2022, section 4.2.3). Memory is kept in full until gradients of weights are computed: p on
+    /// every stage for ZB-H1 (Qi et al. 2024, table 2), p + 1 for DualPipe (DeepSeek-V3 technical report, table 2).
     pub(super) fn most_kept(self, stage: u32, stages: u32, micro_batches: u64, kept: impl Fn(u32) -> u64) -> u64 {
         let kept_of = |task, size: u64| match task {
             Task::Forward => (size, 0),
@@ -196,7 +199,7 @@ impl Schedule {
             Task::InputGradients => (0, 0),
         };
         if self.splits_backward() {
-            // Once it is full, a pipeline keeps as much as before.
+            // A full pipeline keeps a constant amount, so a limited number of micro-batches is enough.
             let enough = micro_batches.min(4 * u64::from(stages));
             let (mut now, mut most) = (0_u64, 0);
             for Slot { item, beside } in self.order(stage, stages, enough) {
@@ -211,7 +214,8 @@ impl Schedule {
         let Some(warm_up) = self.warm_up(stage, stages) else {
             return micro_batches.saturating_mul(kept(0));
         };
-        // After the warm-up there is a backward for each forward, and the pieces come round again after `stages x chunks` of both.
+        // After the warm-up each forward pass is followed by a backward pass, and the order of chunks repeats after
+        // `stages x chunks` of both.
         let items = warm_up + 2 * u64::from(stages) * u64::from(self.chunks());
         let kept: Vec<u64> = (0..self.chunks()).map(kept).collect();
         let (mut now, mut most) = (0_u64, 0);
@@ -224,13 +228,13 @@ impl Schedule {
         most
     }
 
-    /// The same as [`Schedule::train`] where there is no backward pass.
+    /// The `index`-th item of a stage without backward passes; `None` at the end.
     pub(super) fn infer(self, index: u64, stages: u32, micro_batches: u64) -> Option<Item> {
         (index < micro_batches * u64::from(self.chunks())).then(|| self.item(Task::Forward, index, stages))
     }
 
-    /// The `count`-th forward, or backward, of a stage: as many micro-batches as there are stages go through one piece, then through the
-    /// next.
+    /// The `count`-th forward or backward pass of a stage: as many micro-batches as there are stages pass through one
+    /// chunk, then through the next one.
     fn item(self, task: Task, count: u64, stages: u32) -> Item {
         let (chunks, stages) = (u64::from(self.chunks()), u64::from(stages));
         if chunks == 1 {
@@ -248,7 +252,8 @@ mod tests {
     use super::*;
     use rstest::rstest;
 
-    /// Every micro-batch goes through every piece once each way, forwards before it goes backwards, and gradients of weights last.
+    /// Every micro-batch passes through every chunk once in each direction, forward before backward, and gradients of
+    /// weights come last.
     #[rstest]
     #[case(Schedule::GPipe, 3, 5)]
     #[case(Schedule::OneForwardOneBackward, 4, 6)]
@@ -260,7 +265,7 @@ mod tests {
     #[case(Schedule::DualPipe, 4, 10)]
     #[case(Schedule::DualPipe, 8, 16)]
     fn a_stage_does_everything_once(#[case] schedule: Schedule, #[case] stages: u32, #[case] micro_batches: u64) {
-        // The micro-batches of DualPipe go through one of a stage's two pieces.
+        // A micro-batch of DualPipe passes through one of a stage's two chunks.
         let through = if schedule == Schedule::DualPipe { 1 } else { u64::from(schedule.chunks()) };
         for stage in 0..stages {
             let slots = schedule.order(stage, stages, micro_batches);

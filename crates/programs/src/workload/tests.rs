@@ -1,4 +1,4 @@
-//! Closed forms of what a job computes, moves and holds; its pipeline's bubble; and one rank standing for many.
+//! Tests of closed forms of a job's operations, traffic and memory, of its pipeline's bubble, and of folded runs.
 
 use super::layout::Group;
 use super::*;
@@ -92,7 +92,7 @@ fn with_experts(spec: Spec) -> Spec {
     Spec { model: Model { experts: Some(experts), ..spec.model }, ..spec }
 }
 
-/// DeepSeek's structure: latent vectors, a first layer without experts, an expert that all tokens see.
+/// DeepSeek's structure: latent vectors, a first layer without experts, and a shared expert.
 fn with_structure(spec: Spec) -> Spec {
     let latent = Latent { query_rank: 24, kv_rank: 16, plain: 8, rotary: 4, value: 8 };
     let experts = Experts { count: 8, top_k: 2, ffn: 32, shared: 1, dense_layers: 1 };
@@ -118,7 +118,7 @@ fn nodes(spec: &Spec) -> Vec<Vec<Node>> {
     (0..workload.world_size()).map(|rank| workload.trace(rank).collect()).collect()
 }
 
-/// The sum of an attribute over all nodes that `wanted` picks.
+/// The sum of an attribute over all nodes for which `wanted` is true.
 fn total(traces: &[Vec<Node>], attribute: &str, wanted: impl Fn(&Node) -> bool) -> u64 {
     traces.iter().flatten().filter(|node| wanted(node)).filter_map(|node| node.unsigned(attribute)).sum()
 }
@@ -143,8 +143,9 @@ fn the_models_are_as_large_as_they_are_called() {
 #[case::pipeline([2, 1, 1, 2, 4])]
 #[case::context([1, 4, 1, 1, 2])]
 fn a_step_computes_six_operations_a_token_and_parameter(#[case] axes: [u32; 5]) {
-    // 3 (2 N_m) + 7/2 (2 L s h) a token: forward once, backward twice; N_m are the parameters in matrices; causal attention looks at s / 2
-    // tokens, 4 operations each for every element of h forwards, and 10 backwards, where it computes scores again (Dao et al. 2022; Hoffmann
+    // 3 (2 N_m) + 7/2 (2 L s h) per token: one forward pass, and a backward pass of twice the work; N_m are the
+    // parameters in matrices; causal attention attends to s / 2 tokens on average, with 4 operations each for every
+    // element of h in the forward pass, and 10 in the backward pass, which recomputes scores (Dao et al. 2022; Hoffmann
     // et al. 2022 leave out attention: 6 N D).
     let spec = laid_out(small(), axes);
     let model = &spec.model;
@@ -159,7 +160,7 @@ fn a_step_computes_six_operations_a_token_and_parameter(#[case] axes: [u32; 5]) 
 #[case::dense([2, 1, 1, 4, 1], 1)]
 #[case::spread([2, 1, 4, 4, 1], 1)]
 fn experts_add_what_their_tokens_need(#[case] axes: [u32; 5], #[case] pieces: u64) {
-    // Each token goes through top_k networks of 3 h f weights, and a router of h E.
+    // Each token passes through top_k networks of 3 h f weights, and a router of h E.
     let spec = laid_out(with_experts(small()), axes);
     let (model, experts) = (&spec.model, spec.model.experts.unwrap());
     let networks = experts.top_k * 3 * model.hidden * model.ffn + experts.count * model.hidden;
@@ -172,8 +173,9 @@ fn experts_add_what_their_tokens_need(#[case] axes: [u32; 5], #[case] pieces: u6
 
 #[rstest]
 fn every_layer_sums_tokens_four_times(#[values(false, true)] sequence_parallel: bool) {
-    // Two all-reduces of b s h elements forwards and two backwards (Shoeybi et al. 2019); with sequence parallelism each is a reduce-scatter
-    // and an all-gather of as many (Korthikanti et al. 2022). The embedding and the head add one each.
+    // Two all-reduces of b s h elements forward and two backward (Shoeybi et al. 2019); with sequence parallelism each
+    // is a reduce-scatter and an all-gather of the same size (Korthikanti et al. 2022). The embedding and the head add
+    // one each.
     let mut spec = laid_out(small(), [4, 1, 1, 1, 1]);
     spec.layout.sequence_parallel = sequence_parallel;
     let whole = ELEMENT * spec.micro_batch * spec.sequence * spec.model.hidden;
@@ -199,8 +201,8 @@ fn every_layer_sums_tokens_four_times(#[values(false, true)] sequence_parallel: 
 #[case::gradients(2, [0, 1, 1])]
 #[case::parameters(3, [0, 1, 2])]
 fn zero_moves_parameters_and_gradients(#[case] zero: u8, #[case] times: [u64; 3]) {
-    // Of Psi parameters, in one micro-batch: stage 0 all-reduces Psi, 1 and 2 reduce-scatter and all-gather Psi, 3 reduce-scatters Psi and gathers
-    // it once for each way (Rajbhandari et al. 2020, section 7).
+    // For Psi parameters, in one micro-batch: stage 0 all-reduces Psi, 1 and 2 reduce-scatter and all-gather Psi, 3
+    // reduce-scatters Psi and gathers it once per pass, forward and backward (Rajbhandari et al. 2020, section 7).
     let spec = Spec { zero, batch: 8, ..laid_out(small(), [1, 1, 1, 4, 1]) };
     let all = spec.model.parameters();
     for trace in nodes(&spec) {
@@ -213,7 +215,8 @@ fn zero_moves_parameters_and_gradients(#[case] zero: u8, #[case] times: [u64; 3]
     }
 }
 
-/// What a rank sends of parameters and gradients of one kind: elements summed over replicas, and elements that it has once they are gathered.
+/// Number of gradient elements of one kind that a rank reduces over replicas, and number of its parameter elements
+/// after all gathers.
 fn exchanged(trace: &[Node], spec: &Spec, kind: &str, replicas: u32) -> [u64; 2] {
     let last = |name: &str| name.rsplit('.').next().unwrap().to_owned();
     let named = |what: String| trace.iter().filter(move |node| last(&node.name) == what);
@@ -225,9 +228,10 @@ fn exchanged(trace: &[Node], spec: &Spec, kind: &str, replicas: u32) -> [u64; 2]
 
 #[test]
 fn every_parameter_that_is_counted_is_summed_and_gathered() {
-    // In each step a rank's gradients are summed over its replicas once, or with ZeRO 2 and 3 after each of m micro-batches, and the parameters
-    // gathered once (1, 2) or 2 m times (3): all that the rank counts as its own, and of each kind. With sequence parallelism, what all
-    // tensor-parallel ranks have is summed among them once. Only those are filled up to equal parts: all other sizes divide.
+    // In each step a rank's gradients are reduced over its replicas once, or with ZeRO 2 and 3 after each of m
+    // micro-batches, and the parameters gathered once (1, 2) or 2 m times (3): all parameters that the rank counts as
+    // its own, of each kind. With sequence parallelism, gradients of parameters that all tensor-parallel ranks have are
+    // reduced among them once. Only those are padded to equal parts: all other sizes divide.
     let mut layouts = Vec::new();
     for tensor in [1, 2] {
         for data in [1, 4] {
@@ -277,7 +281,8 @@ fn every_parameter_that_is_counted_is_summed_and_gathered() {
 #[case::attention(Recompute::Selective, 0, 1)]
 #[case::layers(Recompute::Full, 1, 1)]
 fn what_is_not_kept_is_computed_again(#[case] recompute: Recompute, #[case] matrices: u64, #[case] pairs: u64) {
-    // Forwards 2 N_l + 2 L s h operations a token; again, of Korthikanti et al. 2022: the second summand (selective), or both (full).
+    // The forward pass needs 2 N_l + 2 L s h operations per token; recomputation repeats, in terms of Korthikanti et
+    // al. 2022, the second summand (selective), or both (full).
     let operations = |recompute| {
         let spec = Spec { recompute, ..laid_out(small(), [2, 1, 1, 2, 2]) };
         total(&nodes(&spec), NUM_OPS, |node| node.name != "optimizer")
@@ -291,7 +296,8 @@ fn what_is_not_kept_is_computed_again(#[case] recompute: Recompute, #[case] matr
 
 #[test]
 fn the_norm_of_gradients_is_summed_over_all_that_have_others() {
-    // Without sharding, tensor ranks and stages hold different gradients; sharded, replicas do too. One float32, filled up to one for each rank.
+    // Without sharding, tensor-parallel ranks and stages hold different gradients; with sharding, replicas do too. The
+    // norm is one float32, padded to one per rank.
     let norms = |zero| {
         let spec = Spec { zero, clip_gradients: true, ..laid_out(small(), [2, 1, 1, 4, 2]) };
         let groups = |trace: &Vec<Node>| {
@@ -312,14 +318,14 @@ fn the_norm_of_gradients_is_summed_over_all_that_have_others() {
 
 #[test]
 fn each_new_token_sees_those_before_it_and_waits_for_them() {
-    // One stage: n tokens after s others look at sum { s + i : i < n } keys in each of L layers, 4 h operations each.
+    // One stage: n tokens after s others attend to sum { s + i : i < n } keys in each of L layers, 4 h operations each.
     let spec = Spec { phase: Phase::Decode, new_tokens: 5, ..small() };
     let attention = |node: &Node| node.name.ends_with("attention");
     let Spec { model, sequence, batch, new_tokens, .. } = &spec;
     let keys: u64 = (0..*new_tokens).map(|token| sequence + token).sum();
     let expected = 4 * model.hidden * keys * batch * u64::from(model.layers);
     assert_eq!(total(&nodes(&spec), NUM_OPS, attention), expected);
-    // Stages take turns: nothing overlaps where there is one micro-batch.
+    // Stages run in turn: with one micro-batch nothing overlaps.
     let one = Spec { batch: 2, ..spec.clone() };
     let makespan = |stages, new_tokens| {
         let spec = Spec { new_tokens, ..laid_out(one.clone(), [1, 1, 1, 1, stages]) };
@@ -333,7 +339,8 @@ fn each_new_token_sees_those_before_it_and_waits_for_them() {
 
 #[test]
 fn zero_holds_less_on_each_rank() {
-    // Rajbhandari et al. 2020, figure 1: of Psi parameters on N ranks 16 Psi, 4 Psi + 12 Psi / N, 2 Psi + 14 Psi / N, 16 Psi / N bytes.
+    // Rajbhandari et al. 2020, figure 1: Psi parameters on N ranks need 16 Psi, 4 Psi + 12 Psi / N, 2 Psi + 14 Psi / N,
+    // 16 Psi / N bytes.
     let held = |zero| {
         let spec = Spec { zero, ..laid_out(small(), [1, 1, 1, 4, 1]) };
         let Memory { weights, gradients, optimizer, .. } = Workload::new(spec).unwrap().memory(0);
@@ -347,7 +354,7 @@ fn zero_holds_less_on_each_rank() {
 fn parameters_are_dealt_to_ranks_without_rest() {
     let experts = Spec { gradient_bytes: 4, ..laid_out(with_experts(small()), [2, 1, 4, 4, 2]) };
     let workload = Workload::new(experts).unwrap();
-    // Norms and the router are on every tensor-parallel rank; experts differ along their axis.
+    // Norms and the router are replicated on tensor-parallel ranks; experts differ along their axis.
     let dense: u64 = (0..16).step_by(8).map(|rank| workload.parameters(rank).0 * 2).sum();
     let own: u64 = (0..16).map(|rank| workload.parameters(rank).1).sum();
     let model = &workload.spec().model;
@@ -365,16 +372,16 @@ fn the_models_operations_are_six_for_each_token_and_matrix_element_and_those_of_
     let pairs = batch * sequence * (sequence + 1) / 2;
     let expected = 6 * batch * sequence * matrices + 12 * pairs * model.hidden * layers;
     assert_eq!((workload.tokens(), workload.model_flops()), (batch * sequence, expected as f64));
-    // Forwards only; the head of one token for each sequence.
+    // Forward pass only; the head for one token per sequence.
     let prefill = Workload::new(Spec { phase: Phase::Prefill, ..small() }).unwrap();
     let left_out = 2 * batch * (sequence - 1) * model.embedding_parameters();
     assert_eq!(prefill.model_flops(), (expected / 3 - left_out) as f64);
-    // Three tokens after those that are there, each attending to one more.
+    // Three new tokens, each of which attends to one more token than the previous one.
     let decode = Workload::new(Spec { phase: Phase::Decode, new_tokens: 3, ..small() }).unwrap();
     let pairs = batch * (3 * sequence + 6);
     let expected = 2 * 3 * batch * matrices + 4 * pairs * model.hidden * layers;
     assert_eq!((decode.tokens(), decode.model_flops()), (3 * batch, expected as f64));
-    // Of experts those that see a token, and the router.
+    // Experts add top_k networks per token in place of one, and the router.
     let experts = Workload::new(with_experts(small())).unwrap();
     let Experts { count, top_k, .. } = experts.spec().model.experts.unwrap();
     let more = top_k * 3 * model.hidden * model.ffn + count * model.hidden - 3 * model.hidden * model.ffn;
@@ -409,12 +416,12 @@ fn cluster(ranks: u32, link: LinkSpec, preset: Preset) -> Cluster {
     }
 }
 
-/// `Err`: ranks are not alike.
+/// Runs a workload, folded by `symmetry`. `Err`: ranks are not equivalent.
 fn simulate(workload: &Workload, cluster: &Cluster, symmetry: &Symmetry) -> Result<Vec<RankStatistics>, Asymmetry> {
     simulate_at(workload, cluster, symmetry, Rates::uniform(1e12, 1e15))
 }
 
-/// The same on devices with these rates.
+/// Runs a workload on devices with these rates.
 fn simulate_at(
     workload: &Workload,
     cluster: &Cluster,
@@ -445,7 +452,8 @@ fn simulate_at(
 #[case::interleaved(Schedule::Interleaved(2), 2.0)]
 #[case::interleaved_more(Schedule::Interleaved(4), 4.0)]
 fn pipelines_idle_as_long_as_their_bubbles(#[case] schedule: Schedule, #[case] pieces: f64) {
-    // idle / busy = (p - 1) / (v m) where messages cost nothing and all pieces are alike: a vocabulary of one makes the ends so.
+    // idle / busy = (p - 1) / (v m) if messages cost nothing and all model chunks are equal: a vocabulary of one makes
+    // the first and the last chunk equal to the others.
     let (stages, micro_batches) = (4, 8);
     let model = Model { layers: 16, vocabulary: 1, ..small().model };
     let spec = Spec { model, sequence: 4096, batch: 8, micro_batch: 1, schedule, ..small() };
@@ -494,7 +502,7 @@ fn jobs() -> BTreeMap<&'static str, Spec> {
     ])
 }
 
-/// On GPU servers and on a switch: every rank ends when it would if all were simulated.
+/// A folded run gives every rank the end that it has in a full run, on GPU servers and on a switch.
 #[test]
 fn one_rank_stands_for_those_that_do_the_same() {
     let fabric = LinkSpec::new(Rate::new(3.3e9).unwrap(), SimDuration::from_ns(500));
@@ -519,20 +527,21 @@ fn one_rank_stands_for_those_that_do_the_same() {
             }
         }
     }
-    // Tokens to experts and gradients to replicas, or gradients of experts and of all else, go between the same ranks: an order of service,
-    // unless each group has its own connections.
+    // Tokens to experts and gradients to replicas, or gradients of experts and all other gradients, go between the same
+    // ranks and are therefore served in an order, unless each group has its own connections.
     refused.dedup();
     let of_experts = ["experts", "experts everywhere", "latent", "ring of latents", "unequal experts"];
     assert_eq!(refused, [&of_experts[..], &["unequal experts of structure"]].concat());
 }
 
-/// Shifts that do not rotate the rings of gradients: along experts and their replicas, or contexts and data, at once; and from server to server.
+/// Folds along shifts that do not rotate the rings of gradients: along experts and their replicas, or contexts and
+/// data, at once; and from server to server.
 #[test]
 fn one_rank_stands_for_more_where_hosts_can_be_exchanged() {
     let fabric = LinkSpec::new(Rate::new(3.3e9).unwrap(), SimDuration::from_ns(500));
     let link = LinkSpec::new(Rate::new(0.7e9).unwrap(), SimDuration::from_us(3));
     let axes = |axes: [u32; 5], experts| laid_out(if experts { with_experts(small()) } else { small() }, axes);
-    // As many ranks a server, and a class, on the switch and on the rail.
+    // Ranks per server, and ranks per class on the switch and on the rail.
     let cases = [
         (axes([1, 1, 2, 8, 2], true), 1, [8, 8]),
         (axes([1, 1, 4, 8, 2], true), 4, [2, 2]),
@@ -562,7 +571,8 @@ fn one_rank_stands_for_more_where_hosts_can_be_exchanged() {
     }
 }
 
-/// On every kind of network, with connections for each group and without: what is not refused ends when it would if all were simulated.
+/// Every folded run that is not refused gives the ends of the full run, on each kind of network, with connections per
+/// group and without.
 #[test]
 fn whatever_is_folded_is_exact() {
     let fabric = LinkSpec::new(Rate::new(3.3e9).unwrap(), SimDuration::from_ns(500));
@@ -607,7 +617,7 @@ fn whatever_is_folded_is_exact() {
     }
 }
 
-/// Several devices a host.
+/// Places several devices on each host.
 fn on_servers(cluster: Cluster, together: u32, link: LinkSpec, local: LinkSpec) -> Cluster {
     let count = cluster.devices.len() as u32 / together;
     let host = |server| HostSpec { local: Some(local), ..HostSpec::new(format!("server.{server:03}")) };
@@ -621,7 +631,7 @@ fn on_servers(cluster: Cluster, together: u32, link: LinkSpec, local: LinkSpec) 
     }
 }
 
-/// `None`: the cluster or the run is not symmetric in this way.
+/// The folded run; `None`: the cluster or the run does not have this symmetry.
 fn try_to(workload: &Workload, cluster: &Cluster, symmetry: &Symmetry) -> Option<Vec<RankStatistics>> {
     Engine::folded(cluster, symmetry).ok()?;
     let few = simulate(workload, cluster, symmetry).ok()?;
@@ -683,8 +693,8 @@ fn what_does_not_fit_is_refused() {
     insta::assert_snapshot!(shown.join("\n"));
 }
 
-/// Each of 16 stages carries out 128 micro-batches in 4 layers for 16,384 tokens: 2^23 passes. Memory does not grow with
-/// passes, so that a job without a pipeline can be asked for it.
+/// Each of 16 stages runs 128 micro-batches in 4 layers for 16,384 tokens: 2^23 passes. Memory does not grow with
+/// passes, so the memory of a longer job without a pipeline can be computed.
 #[test]
 fn long_jobs_of_large_models_can_be_generated() {
     let model = Model { layers: 61, ..small().model };
@@ -699,7 +709,7 @@ fn long_jobs_of_large_models_can_be_generated() {
 }
 
 impl Spec {
-    /// With a number of micro-batches that is odd.
+    /// The job with an odd number of micro-batches.
     fn odd(self) -> Spec {
         Spec { batch: 6 * self.micro_batch, ..self }
     }

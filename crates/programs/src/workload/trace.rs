@@ -1,9 +1,10 @@
-//! Owns a rank's nodes: which computations and communications one micro-batch through one piece of the model is made of, and how they
-//! depend on each other. Nodes are made one such piece at a time, when they are asked for.
+//! Owns the nodes of a rank: the computations and communications of one micro-batch in one model chunk, and their
+//! dependencies. Nodes are made one chunk of a micro-batch at a time, on request.
 //!
-//! A rank's nodes form one chain, as the kernels of one stream do, but for what overlaps it: messages between stages, and, of replicas,
-//! sums of gradients and collections of parameters. These form a chain for each group, as on a communicator's own stream. Where issuing an
-//! operator takes the host time, that is a chain of its own on the host's processor, which nodes of the device wait for.
+//! A rank's nodes form one chain, as the kernels of one CUDA stream do, except nodes that overlap it: messages between
+//! stages, reductions of gradients and gathers of parameters. Those among replicas form a chain per group, as on a
+//! communicator's own stream. If the launch of an operator costs CPU time, the launches form a chain of their own on
+//! the CPU, and nodes of the device wait for it.
 
 mod context;
 mod experts;
@@ -27,11 +28,11 @@ use uniference_formats::chakra::schema::{Attribute, CommType, Node, NodeType, St
 use uniference_sim::program::DType;
 use uniference_sim::time::SimDuration;
 
-/// One rank's nodes, in an order in which each comes after those it depends on. Ids rise from 0.
+/// Iterator over one rank's nodes, in which each node comes after its dependencies. Ids ascend from 0.
 pub struct Trace {
     spec: Spec,
     place: RankPosition,
-    /// What is left of a training step.
+    /// Remaining slots of a training step.
     order: Order,
     names: BTreeMap<Group, String>,
     ready: VecDeque<Node>,
@@ -39,43 +40,43 @@ pub struct Trace {
     stage: Stage,
     /// The end of the chain.
     last: Option<u64>,
-    /// Where the item before the present one began: when its successor's message may be awaited.
+    /// End of the chain before the previous item began: the next item's message may be received from then on.
     before: Option<u64>,
-    /// Tokens that each sequence has got before the present item.
+    /// New tokens of each sequence before the current item.
     decoded: u64,
-    /// What the next computation waits for besides.
+    /// Additional dependencies of the next computation.
     awaited: Vec<u64>,
-    /// The ends of the chains that overlap.
+    /// The ends of the overlapping chains.
     overlapping: BTreeMap<Group, u64>,
-    /// The end of the host's chain.
+    /// The end of the CPU's chain of launches.
     issued: Option<u64>,
-    /// Where tokens go in each layer that came up so far.
+    /// Routing of tokens in each layer so far.
     routings: BTreeMap<u32, Option<Routing>>,
-    /// Messages round the ring of context-parallel ranks so far.
+    /// Number of messages so far in the ring of context-parallel ranks.
     passed: u64,
     label: String,
-    /// The ends of the chains of one slot, once they are made.
+    /// The ends of all chains of one slot, after its last computation.
     ends: Vec<u64>,
-    /// What of a backward pass is computed at present.
+    /// The current part of a backward pass.
     backward_part: BackwardPart,
 }
 
-/// A micro-batch's way through a piece, as far as it is not made, and its own end of the chain.
+/// The remaining steps of a micro-batch in one model chunk, and the end of its own chain.
 struct Strand {
     item: Item,
     way: Direction,
     chunk: u32,
-    /// The piece that it goes to.
+    /// The model chunk that receives the result.
     to: Option<u32>,
     label: String,
     steps: VecDeque<(Unit, LayerPart)>,
-    /// Parameters of the next unit, that are on their way.
+    /// Nodes that gather the parameters of the next unit.
     ahead: Option<Vec<u64>>,
     last: Option<u64>,
     awaited: Vec<u64>,
 }
 
-/// What of a layer is made at once: attention and the feed-forward network are a part each.
+/// Part of a layer in one step: a layer has two parts, attention and the feed-forward network.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum LayerPart {
     Whole,
@@ -83,7 +84,8 @@ enum LayerPart {
     Second,
 }
 
-/// What a collective does, and the type of the elements that it adds up: libraries choose their algorithms by it. What is only moved has none.
+/// Kind of a collective, and for reductions the type of the elements, which libraries consider in their choice of an
+/// algorithm.
 #[derive(Clone, Copy)]
 struct Kind {
     comm: CommType,
@@ -102,7 +104,7 @@ impl From<(CommType, DType)> for Kind {
     }
 }
 
-/// How far a trace is.
+/// Progress of a trace.
 enum Stage {
     Groups,
     Item(u64),
@@ -110,7 +112,7 @@ enum Stage {
 }
 
 impl Unit {
-    /// How its nodes' names begin.
+    /// The first part of its nodes' names.
     fn label(self, item: &str) -> String {
         match self {
             Unit::Embedding => format!("{item}embedding."),
@@ -191,7 +193,7 @@ impl Trace {
                 let each = micro_batches * u64::from(schedule.chunks());
                 let item = schedule.infer(index % each, layout.pipeline, micro_batches)?;
                 let before = index / each;
-                // Micro-batches are numbered on, so that no two messages have one tag.
+                // Micro-batches are numbered across new tokens, so that tags of messages are unique.
                 let micro_batch = before * micro_batches + item.micro_batch;
                 let item = Item { micro_batch, ..item };
                 (before < self.spec.new_tokens).then_some(Slot { item, beside: None })
@@ -199,14 +201,14 @@ impl Trace {
         }
     }
 
-    // One micro-batch through one piece
+    // One micro-batch in one model chunk
 
-    /// Alone, or two that overlap: these are two chains from one node to the next, made half a layer of each in turn, so that the communication
-    /// of one has the computation of the other beside it.
+    /// Makes the nodes of one item, or of two that overlap. The latter are two chains whose nodes are made alternately,
+    /// half a layer of each at a time, so that the communication of one chain overlaps the computation of the other.
     fn carry_out(&mut self, Slot { item, beside }: Slot) {
         let began = self.last;
         if self.spec.layout.pipeline > 1 {
-            // The host waits for the device before it exchanges messages (Megatron-LM, `p2p_communication.py`).
+            // The CPU waits for the device before it exchanges messages (Megatron-LM, `p2p_communication.py`).
             self.issued = self.issued.and(self.last);
         }
         let awaited = std::mem::take(&mut self.awaited);
@@ -214,7 +216,7 @@ impl Trace {
             .chain(beside)
             .map(|item| self.begin(item, beside.is_some(), awaited.clone()))
             .collect();
-        // What overlaps begins and is passed on together, as in DualPipe's own program.
+        // Overlapping items begin together, and their results are sent together, as in DualPipe's own program.
         if let [first, second] = &mut strands[..] {
             first.awaited.extend(&second.awaited);
             second.awaited.clone_from(&first.awaited);
@@ -230,7 +232,7 @@ impl Trace {
         self.before = began;
     }
 
-    /// `part` on the chain of a strand.
+    /// Runs `part` with the chain of a strand as the current chain.
     fn within(&mut self, strand: &mut Strand, part: impl FnOnce(&mut Trace, &mut Strand)) {
         let exchange = |trace: &mut Trace, strand: &mut Strand| {
             std::mem::swap(&mut trace.last, &mut strand.last);
@@ -328,7 +330,7 @@ impl Trace {
     }
 
     fn head(&mut self, item: Item, way: Direction) {
-        // Of a prompt only the last token's successor is asked for.
+        // Inference needs the scores of only the last token of a prompt.
         let Spec { phase, micro_batch, .. } = self.spec;
         let tokens = if phase == Phase::Train { self.spec.tokens() } else { micro_batch };
         let (tensor, loss) = (self.tensor(), phase == Phase::Train);
@@ -342,7 +344,8 @@ impl Trace {
         }
         self.compute("head", |model, operators| model.head(operators, tokens, tensor, loss, way));
         match (way, phase) {
-            // Each rank has a part of the vocabulary: the largest score, the sum of all and the right one's are three numbers a token.
+            // Each rank has a part of the vocabulary: the loss needs three float32 numbers per token, the maximum of
+            // the scores, the sum of their exponentials and the score of the right token.
             (Direction::Forward, Phase::Train) => {
                 self.collective(Group::Tensor, (CommType::AllReduce, DType::Float32), "loss", 12 * tokens)
             }
@@ -357,7 +360,7 @@ impl Trace {
         }
     }
 
-    /// The stream of a micro-batch, or its gradient, goes from one piece to the next.
+    /// A message with the activations of a micro-batch, or their gradients, between two model chunks.
     fn pass(&mut self, chunk: u32, other: u32, item: Item, way: Direction) {
         let layout = self.spec.layout;
         let receives = (other < chunk) == (way == Direction::Forward);
@@ -370,17 +373,17 @@ impl Trace {
         self.message(receives, stage, tag, bytes);
     }
 
-    /// The last stage tells the first which tokens a micro-batch has got: four bytes each.
+    /// A message from the last stage to the first one with the new tokens of a micro-batch: four bytes per token.
     fn next_token(&mut self, micro_batch: u64, receives: bool) {
         let stages = self.spec.layout.pipeline;
         if stages > 1 {
-            // No piece receives anything backwards here.
+            // Tags of backward messages are free: inference has no backward pass.
             let tag = micro_batch * u64::from(self.spec.chunks()) * 2 + 1;
             self.message(receives, if receives { stages - 1 } else { 0 }, tag, 4 * self.spec.tokens());
         }
     }
 
-    /// To or from the rank at this one's place of another stage.
+    /// A message to or from the rank of another stage at this rank's position.
     fn message(&mut self, receives: bool, stage: u32, tag: u64, bytes: u64) {
         let peer = self.spec.layout.at_stage(self.place, stage);
         let (kind, what, end, after) = match receives {
@@ -414,7 +417,7 @@ impl Trace {
         }
     }
 
-    /// What was carried out forwards, and not kept.
+    /// Recomputes a part of the forward pass.
     fn again(&mut self, part: impl Fn(&mut Trace)) {
         let label = self.label.clone();
         self.label.push_str("again.");
@@ -422,7 +425,8 @@ impl Trace {
         self.label = label;
     }
 
-    /// Forward: normalise, collect tokens, attend, sum. Backward: the same from its end, where what was collected is summed.
+    /// Forward: norm, gather of tokens, attention, reduction. Backward: the same steps in reverse order, with
+    /// reductions in place of gathers.
     fn attention(&mut self, way: Direction) {
         let tensor = self.tensor();
         let projection =
@@ -459,7 +463,7 @@ impl Trace {
         }
     }
 
-    /// The network that sees every token.
+    /// The dense network, which every token passes through.
     fn network(&mut self, kind: LayerKind, [into, out]: [&str; 2], way: Direction) {
         let width = self.spec.model.dense_ffn(kind) / self.tensor();
         let first = |model: &Model, operators: &mut Operators, tokens| {
@@ -486,7 +490,8 @@ impl Trace {
         self.compute("norm", |model, operators| model.norm(operators, tokens, way));
     }
 
-    /// Before matrices that tensor-parallel ranks share: with sequence parallelism each has a part of the tokens, otherwise all.
+    /// Gathers tokens before matrices that are sharded over tensor-parallel ranks: with sequence parallelism each rank
+    /// has a part of the tokens, otherwise all.
     fn gather_tokens(&mut self, copies: u64) {
         if self.spec.layout.sequence_parallel {
             let bytes = self.stream_bytes() * copies / self.tensor();
@@ -494,8 +499,9 @@ impl Trace {
         }
     }
 
-    /// After them: every rank has a summand. An all-reduce for each two matrices, forwards and backwards (Shoeybi et al., "Megatron-LM",
-    /// 2019), or the same as two halves (Korthikanti et al., 2022).
+    /// Reduces the result of such matrices, of which every rank has a summand: an all-reduce for every two matrices,
+    /// forward and backward (Shoeybi et al., "Megatron-LM", 2019), or with sequence parallelism a reduce-scatter
+    /// (Korthikanti et al., 2022).
     fn sum_tokens(&mut self, copies: u64) {
         let sequence_parallel = self.spec.layout.sequence_parallel;
         let kind = if sequence_parallel { CommType::ReduceScatter } else { CommType::AllReduce };
@@ -508,8 +514,8 @@ impl Trace {
 
     // Replicas
 
-    /// Sums gradients over replicas: all-reduced, or each rank's shard of them; of the last micro-batch, or where gradients are sharded,
-    /// of each (Rajbhandari et al., "ZeRO", 2020, section 7).
+    /// Reduces gradients over replicas, by all-reduce, or with ZeRO, by reduce-scatter: after the last micro-batch, or
+    /// from ZeRO's stage 2 on, after each one (Rajbhandari et al., "ZeRO", 2020, section 7).
     fn gradients(&mut self, item: Item, unit: Unit) {
         let (dense, experts) = self.spec.parameters(unit);
         let Spec { zero, gradient_bytes, .. } = self.spec;
@@ -547,7 +553,7 @@ impl Trace {
         }
     }
 
-    /// Collects the parameters of a part of the model; what its computations must wait for.
+    /// Gathers the parameters of a unit; returns the nodes that its computations depend on.
     fn collect_unit(&mut self, label: &str, unit: Unit) -> Vec<u64> {
         let (dense, experts) = self.spec.parameters(unit);
         self.label = unit.label(label);
@@ -566,7 +572,8 @@ impl Trace {
         ids.into_iter().flatten().collect()
     }
 
-    /// Once all gradients are there: the optimizer, and with sharded states the new parameters of the others.
+    /// Optimizer step after the reduction of all gradients; with sharded optimizer states, a gather of the updated
+    /// parameters follows.
     fn update(&mut self) {
         self.label = String::new();
         let Spec { layout, zero, gradient_bytes, .. } = self.spec;
@@ -579,8 +586,8 @@ impl Trace {
         self.awaited.extend(self.overlapping.values());
         let sum = (CommType::AllReduce, self.gradient_dtype());
         if layout.sequence_parallel {
-            // Each tensor-parallel rank has seen other tokens, so its gradients of what all of them have are summands (Megatron-LM,
-            // `finalize_model_grads.py`).
+            // Each tensor-parallel rank has processed different tokens, so its gradients of replicated parameters are
+            // summands (Megatron-LM, `finalize_model_grads.py`).
             let replicated = own(self.spec.replicated_parameters(self.place.stage), layout.dense_shards());
             self.collective(Group::Tensor, sum, "replicated gradients", replicated * gradient_bytes);
         }
@@ -595,8 +602,9 @@ impl Trace {
         }
     }
 
-    /// Squares of this rank's `own` gradients are added up, then those of all ranks that have others, one axis after the other, and
-    /// gradients are scaled (Pascanu et al., "On the difficulty of training recurrent neural networks", 2013, section 3.2).
+    /// Sums the squares of this rank's `own` gradients, then those of all ranks with other gradients, one axis after
+    /// the other, and scales the gradients (Pascanu et al., "On the difficulty of training recurrent neural networks",
+    /// 2013, section 3.2).
     fn clip(&mut self, own: u64) {
         let each = self.spec.gradient_bytes;
         self.compute("squares", |_, operators| operators.squares(own, each));
@@ -613,7 +621,7 @@ impl Trace {
         u64::from(self.spec.layout.tensor)
     }
 
-    /// Runs the operators that `part` lists.
+    /// Adds a node with the operators that `part` lists.
     fn compute(&mut self, what: &str, part: impl FnOnce(&Model, &mut Operators)) {
         let mut operators = Operators::new(self.spec.implementation, self.spec.phase);
         operators.part = self.backward_part;
@@ -631,7 +639,7 @@ impl Trace {
         self.last = Some(id);
     }
 
-    /// The host comes to so many operators, one after the other.
+    /// Adds the launches of `operators` operators to the CPU's chain.
     fn issue(&mut self, what: &str, operators: u64) {
         let host = self.spec.implementation.host;
         if host == SimDuration::ZERO {
@@ -652,10 +660,10 @@ impl Trace {
         self.issued = Some(self.push(node));
     }
 
-    /// In the chain. `bytes` as Chakra counts them: of an all-gather each rank's shard, otherwise the whole, which is filled up to equal
-    /// parts of whole elements.
+    /// Adds a collective to the chain. `bytes` as in Chakra: each rank's shard for an all-gather, otherwise all blocks
+    /// together, rounded up to equal parts of whole elements.
     fn collective(&mut self, group: Group, kind: impl Into<Kind>, what: &str, bytes: u64) {
-        // Gradients of weights need nothing of other ranks.
+        // Gradients of weights need no communication.
         if self.backward_part != BackwardPart::Weights && self.meets(group, bytes) {
             self.issue(what, 1);
             let dependencies = self.last.into_iter().chain(self.issued).chain(self.awaited.drain(..)).collect();
@@ -663,12 +671,12 @@ impl Trace {
         }
     }
 
-    /// Beside the chain, after what is in it so far.
+    /// Adds a collective that overlaps the chain, after the chain's current end.
     fn beside(&mut self, group: Group, kind: impl Into<Kind>, what: &str, bytes: u64) -> Option<u64> {
         self.beside_after(group, kind, what, bytes, None)
     }
 
-    /// The same, after `other`, too.
+    /// Adds a collective that overlaps the chain, after the chain's current end and after `other`.
     fn beside_after(
         &mut self,
         group: Group,
@@ -688,7 +696,7 @@ impl Trace {
         Some(id)
     }
 
-    /// Is there anybody to meet, and anything to say?
+    /// Whether the group has more than one rank, and there are bytes to communicate.
     fn meets(&self, group: Group, bytes: u64) -> bool {
         bytes > 0 && self.names.contains_key(&group)
     }
@@ -718,7 +726,7 @@ impl Trace {
 
     fn node(&mut self, kind: NodeType, what: &str, dependencies: Vec<u64>, attributes: &[(&str, u64)]) -> u64 {
         let on_host = Attribute::new(IS_CPU_OP, Value::Bool(false));
-        // As Chakra's own generators write them.
+        // Integers as in traces of Chakra's own generators.
         let number = |(name, value): &(&str, u64)| Attribute::new(name, Value::Int64(*value as i64));
         self.push(Node {
             name: format!("{}{what}", self.label),
@@ -748,7 +756,7 @@ impl Iterator for Trace {
     }
 }
 
-/// Nothing can go wrong.
+/// Generation never fails.
 impl Nodes for Trace {
     fn next_node(&mut self) -> Result<Option<Node>, ReadError> {
         Ok(self.next())

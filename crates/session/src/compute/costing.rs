@@ -1,7 +1,8 @@
-//! Owns what slices of compute cost, and the books: seconds by origin and kind of operator, what nobody knows, what deserves doubt.
+//! Owns the costs of compute slices and their totals: seconds by origin and kind of operator, operators of unknown
+//! cost, and doubtful estimates.
 //!
-//! An operator is estimated once for each definition, and where the host's time counts for each that it comes after; that it ran again is a look
-//! into a table.
+//! An operator is estimated once per definition; if the host's time counts, once per definition and preceding operator.
+//! Repeated executions look the estimate up in a table.
 
 mod remarks;
 
@@ -26,10 +27,10 @@ use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::SimDuration;
 use uniference_studies::whatif::LineScale;
 
-/// The kind of kernels of which only the number of bytes that they move is known.
+/// Kind of kernels of which only the memory traffic is known.
 const KERNEL: &str = "kernel";
 
-/// The kind of operators on CPU tensors of a program that uses a GPU.
+/// Kind of operators on CPU tensors in a program that uses a GPU.
 const ON_HOST: &str = "cpu";
 
 /// Costs the slices of all ranks.
@@ -39,36 +40,36 @@ pub(crate) struct Costing {
     outdated: Option<String>,
     /// The first slice that could not be read.
     error: Option<(RankId, Invalid)>,
-    /// The first rank of a replay whose slices come to other pieces than were recorded.
+    /// First rank of a replay whose slices expand to other pieces than recorded.
     differs: Option<RankId>,
-    /// The host's time was asked for.
+    /// Whether a host time was requested.
     host_asked: bool,
-    /// Python's time was asked for.
+    /// Whether a Python time was requested.
     python_asked: bool,
-    /// Lines whose compute takes another time, and how often it was met.
+    /// Lines whose compute is scaled, and the number of pieces that were scaled.
     lines: Vec<(LineScale, u64)>,
 }
 
 struct RankCosting {
     plan: RankPlan,
     decoder: Decoder,
-    /// Costs of everything that the rank's slices name.
+    /// Costs of all operators, kernels and copies in the rank's slices.
     costs: Vec<Cost>,
-    /// The place in `costs`, by what is costed.
+    /// Index into `costs` for each costed item.
     places: BTreeMap<What, usize>,
-    /// What the rank hands to streams.
+    /// Work that the rank launches on CUDA streams.
     expansion: Expansion,
-    /// What lies in buffers of its GPU.
+    /// Integer values in the GPU's buffers, by buffer.
     buffers: BTreeMap<u32, Vec<i64>>,
-    /// What the next execution reads there.
+    /// Integer arguments that the next execution reads from buffers.
     readings: Vec<Reading>,
-    /// What the host beside a device has worked, of all slices.
+    /// Work of the host of a GPU in all slices.
     host: (SimDuration, Origin),
-    /// Functions of Python that the program has called.
+    /// Number of Python function calls of the program.
     python_calls: u64,
-    /// Memory that belongs to parameters.
+    /// Allocations of parameters.
     parameters: BTreeSet<u64>,
-    /// Values that were not computed and steered the program: how often, by line and operator.
+    /// Number of reads of uncomputed values that determined the control flow, by line and operator.
     answered: BTreeMap<(String, String), u64>,
     on_cpu: bool,
     /// Operators on the host CPU whose cost is estimated only from the bytes of their tensors.
@@ -76,33 +77,33 @@ struct RankCosting {
     /// The first operator that costs no time because it runs on an unknown host CPU.
     free_on_host: Option<String>,
     single_tensor_optimizer: bool,
-    /// The first kernel whose formulas have no value, and why.
+    /// First kernel whose formulas cannot be evaluated, and the error.
     wrong: Option<(String, String)>,
 }
 
-/// Something that is costed.
+/// An operator, kernel or copy to cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum What {
-    /// A definition after another: 0, or that one's number and 1.
+    /// An operator's definition after another one; `previous` is 0, or the number of the preceding definition plus 1.
     Definition { number: usize, previous: usize, autograd: Autograd },
-    /// What the device does of a definition, beside the host.
+    /// Device time of a definition, without its host time.
     OnDevice { number: usize },
     /// Work of an operator's definition on the host CPU of the device.
     OnHost { number: usize },
-    /// The same of attention with such sequences.
+    /// Device time of attention with these sequence lengths.
     Attention { number: usize, sequences: [Sequences; 2] },
-    /// A kernel of no operator: its number, and the bytes that it names.
+    /// A kernel outside of all operators: its number, and the bytes that it moves.
     Kernel { number: u32, bytes: u64 },
-    /// One that only lasts, for so many nanoseconds.
+    /// A kernel that only spins for `ns` nanoseconds.
     Spin { number: u32, ns: u64 },
-    /// A copy of so many bytes.
+    /// A copy of `bytes` bytes.
     Copy { kind: CopyKind, bytes: u64 },
 }
 
-/// What something costs, wherever it runs.
+/// Cost of an operator, kernel or copy on any device.
 struct Cost {
     what: What,
-    /// What timelines call it; `None`: compute.
+    /// Name in timelines; `None`: compute.
     name: Option<Arc<str>>,
     estimate: Estimate,
     kind: &'static str,
@@ -110,22 +111,23 @@ struct Cost {
     first: Line,
 }
 
-/// What is known of a run's compute when it is over.
+/// Compute of a completed run.
 #[derive(Default)]
 pub(crate) struct Costed {
-    /// Seconds of ranks whose operators were costed.
+    /// Seconds of the ranks whose operators were costed.
     pub(crate) rows: Vec<ComputeReport>,
-    /// By rank, for each definition that ran: its seconds, and the standard deviation of the logarithm of their error, if it is known.
+    /// For each rank and each definition that ran: its seconds, and the standard deviation of the logarithm of their
+    /// error, if it is known.
     pub(crate) spreads: Vec<Vec<(f64, Option<f64>)>>,
-    /// Whether a rank's compute is all in `rows`.
+    /// Whether all compute of a rank is in `rows`.
     pub(crate) modelled: Vec<bool>,
-    /// What the figures are of, where that is not what ran.
+    /// Subject of the figures, if that differs from the program that ran.
     pub(crate) headline: Option<String>,
     pub(crate) warnings: Vec<String>,
 }
 
 impl Costing {
-    /// For one run.
+    /// Costing of one run.
     pub(crate) fn new(plan: Plan) -> Rc<RefCell<Costing>> {
         let Plan { ranks, earlier, outdated, host_asked, python_asked, lines, .. } = plan;
         let rank = |plan: RankPlan| RankCosting {
@@ -160,14 +162,14 @@ impl Costing {
         }))
     }
 
-    /// The same work, as long as it is to take on this line.
+    /// `work` with its duration scaled as requested for this line.
     fn on_line(&mut self, line: &str, work: Work) -> Work {
         let Some((scale, met)) = self.lines.iter_mut().find(|(scale, _)| scale.line.is(line)) else { return work };
         *met += 1;
         Work { duration: work.duration.scaled(scale.factor), ..work }
     }
 
-    /// What the next slice of a rank comes to. `known` is what was measured or recorded of all of it.
+    /// Pieces of a rank's next slice. `known` is the measured or recorded duration of the whole slice.
     fn pieces(&mut self, rank: RankId, task: TaskId, line: &str, known: &Work, operators: &[u8]) -> Vec<Piece> {
         let costing = &mut self.ranks[rank.index()];
         let mut pieces = costing.read(operators, known).unwrap_or_else(|invalid| {
@@ -193,10 +195,10 @@ impl Costing {
         pieces
     }
 
-    /// The books, once nothing runs any more.
+    /// Totals of the completed run.
     ///
     /// # Errors
-    /// If operators could not be read on which the figures depend.
+    /// If the figures depend on operators that could not be read.
     pub(crate) fn finish(&mut self) -> Result<Costed, HostError> {
         let mut costed = Costed::default();
         if let Some(rank) = self.differs.take() {
@@ -234,17 +236,17 @@ impl Costing {
 }
 
 impl RankCosting {
-    /// Whether what the rank launches is handed to streams of a simulated GPU.
+    /// Whether the rank launches its work on CUDA streams of a simulated GPU.
     fn has_streams(&self) -> bool {
         !self.decoder.kernels().is_empty()
     }
 
-    /// Takes note of what a slice's operators did, and says what that comes to: one piece of work, or where the rank has streams what it hands to
-    /// them. `known`: how long the host has worked, where that was measured.
+    /// Costs a slice's operators: returns one piece of host work, or the launches if the rank uses CUDA streams.
+    /// `known`: measured host time, if there is one.
     fn read(&mut self, operators: &[u8], known: &Work) -> Result<Vec<Piece>, Invalid> {
         let mut by_origin = [0_u64; Origin::ALL.len()];
         let depends = self.plan.costs.as_ref().is_some_and(|costs| costs.depend_on_coming());
-        // What ran before the slice was a call, or another thread's.
+        // A call or another thread ran before the slice.
         let (mut previous, mut streams) = (0, self.has_streams());
         let mut decoder = std::mem::take(&mut self.decoder);
         let read = decoder.read(operators, |decoder, entry| {
@@ -284,7 +286,7 @@ impl RankCosting {
                         self.expansion.refresh(graph, parts);
                     }
                     let part = match entry {
-                        // It is the operator's that is costed.
+                        // The operator is costed instead.
                         StreamEntry::Launch { kernel, flags, .. } if flags.inside => {
                             let nothing = Work::new(SimDuration::ZERO, Origin::None);
                             DevicePart::new(nothing.named(decoder.kernel(kernel).into()), None)
@@ -309,7 +311,7 @@ impl RankCosting {
                     if streams {
                         self.expansion.python(calls);
                     } else if !depends {
-                        // Else the time between operators was measured, with what Python takes.
+                        // Otherwise, the measured time between operators includes Python.
                         let sum = &mut by_origin[place_of(Origin::Transferred)];
                         *sum = sum.saturating_add(python_time(self.plan.host.python, calls).as_ps());
                     }
@@ -335,13 +337,13 @@ impl RankCosting {
             return Ok(self.expanded(known));
         }
         let duration = by_origin.iter().fold(0_u64, |sum, part| sum.saturating_add(*part));
-        // The work has the origin of most of it; of equal parts, the surer one.
+        // The work has the origin of its largest part; of equal parts, the more reliable one.
         let most = (0..by_origin.len()).rev().max_by_key(|at| by_origin[*at]).filter(|at| by_origin[*at] > 0);
         let origin = most.map_or(Origin::None, |at| Origin::ALL[at]);
         Ok(vec![Piece::Host(Work::new(SimDuration::from_ps(duration), origin))])
     }
 
-    /// What the slice has handed to streams, and the host's work between.
+    /// Launches of the slice, and the host work between them.
     fn expanded(&mut self, known: &Work) -> Vec<Piece> {
         let measured = self.plan.measures_host || self.plan.way != Way::Modelled;
         let pieces = self.expansion.finish(measured.then(|| known.clone()));
@@ -358,7 +360,7 @@ impl RankCosting {
         pieces.into_iter().map(|costed| costed.piece).collect()
     }
 
-    /// The device's part of an operator, by what now lies where it reads.
+    /// The device's part of an operator, for the current values of the buffers that it reads.
     fn operator_part(&mut self, decoder: &Decoder, reads: Reads, line: Line) -> DevicePart {
         let number = reads.definition;
         let values = |argument: usize| {
@@ -390,19 +392,19 @@ impl RankCosting {
         cost.estimate.duration
     }
 
-    /// The device's part of something, once.
+    /// The device's part of one execution of `what`.
     fn part(&mut self, decoder: &Decoder, what: What, line: Line) -> DevicePart {
         let place = self.place(decoder, what, line);
         let Cost { what, estimate, name, .. } = &self.costs[place];
         let work = match what {
-            // Of one thread.
+            // A spinning kernel has one thread.
             What::Spin { .. } => estimate.work().on(Resource::Multiprocessor),
             _ => estimate.work(),
         };
         DevicePart::new(Work { name: name.clone(), ..work }, Some(place))
     }
 
-    /// Where the cost of something is, which is estimated when it is asked for first.
+    /// Index of the cost of `what`, which is estimated on first use.
     fn place(&mut self, decoder: &Decoder, what: What, first: Line) -> usize {
         let RankCosting { plan, costs, places, wrong, by_bytes, .. } = self;
         *places.entry(what).or_insert_with(|| {
@@ -439,7 +441,7 @@ impl RankCosting {
                     (costs.estimate(&definitions[number], coming), costs.kind(&definitions[number]))
                 }
                 (Some(costs), What::OnDevice { number }) => match costs.on_device(&definitions[number]) {
-                    // It has launched a kernel, of which this much is known.
+                    // The operator has launched a kernel; only its memory traffic is known.
                     Estimate { origin: Origin::None, .. } => (costs.kernel(traffic(&definitions[number])), KERNEL),
                     known => (known, costs.kind(&definitions[number])),
                 },
@@ -465,12 +467,12 @@ impl RankCosting {
         })
     }
 
-    /// The costs of what has run at least once.
+    /// Costs of the items that ran at least once.
     fn ran(&self) -> impl Iterator<Item = &Cost> {
         self.costs.iter().filter(|cost| cost.executions > 0)
     }
 
-    /// What an operator or a kernel is called.
+    /// Name of an operator or a kernel.
     fn name(&self, what: What) -> Option<&str> {
         match what {
             What::Definition { number, .. }
@@ -482,7 +484,7 @@ impl RankCosting {
         }
     }
 
-    /// Seconds of operators that nobody knows the cost of, for the bytes of their tensors alone.
+    /// Lower bound of the seconds of operators of unknown cost, from the bytes of their tensors.
     fn unknown_at_least(&self) -> f64 {
         let Some(costs) = &self.plan.costs else { return 0.0 };
         let seconds = |cost: &Cost| match cost.what {
@@ -498,14 +500,14 @@ impl RankCosting {
         self.decoder.source_line(line.site).map_or_else(String::new, |site| site.line.clone())
     }
 
-    /// Seconds on the device by origin and kind.
+    /// Seconds on the device, by origin and kind.
     fn rows(&self, rank: u32) -> Vec<ComputeReport> {
         if self.plan.way != Way::Modelled {
             return Vec::new();
         }
         let mut sums: BTreeMap<(Origin, &'static str), f64> = BTreeMap::new();
         let known = |cost: &&Cost| cost.estimate.duration > SimDuration::ZERO || cost.estimate.origin == Origin::None;
-        // Operators on the host CPU have rows of their own.
+        // Operators on the host CPU have separate rows.
         let operators = self.ran().filter(|cost| cost.kind == ON_HOST).map(|cost| self.seconds(cost)).sum::<f64>();
         let host = self.host.0.as_secs_f64() * self.plan.slowdown - operators;
         if host > 0.0 {
@@ -537,23 +539,23 @@ impl RankCosting {
             .collect()
     }
 
-    /// All executions, on the rank's device.
+    /// Seconds of all executions on the rank's device.
     fn seconds(&self, cost: &Cost) -> f64 {
         cost.estimate.duration.as_secs_f64() * cost.executions as f64 * self.plan.slowdown
     }
 }
 
-/// Bytes of all tensors that an operator is given or results in.
+/// Bytes of all tensors that are arguments or results of an operator.
 fn traffic(definition: &Definition) -> u64 {
     definition.tensors().map(Tensor::bytes).fold(0, u64::saturating_add)
 }
 
-/// The place of the origin's sum in arrays by origin.
+/// Index of an origin in arrays by origin.
 fn place_of(origin: Origin) -> usize {
     Origin::ALL.iter().position(|of| *of == origin).unwrap_or_default()
 }
 
-/// The name of an origin in reports; that of an unknown cost is "unknown".
+/// Name of an origin in reports; "unknown" for an unknown cost.
 fn origin_name(origin: Origin) -> &'static str {
     if origin == Origin::None { "unknown" } else { origin.name() }
 }
@@ -572,44 +574,44 @@ impl Costs for Shared {
     }
 }
 
-/// A rank's recorded steps, with what its slices cost now in place of what they did.
+/// A rank's recorded steps, with the current costs of its slices in place of the recorded ones.
 pub(crate) struct RankSteps<I> {
     rank: RankId,
     steps: I,
     costing: Rc<RefCell<Costing>>,
-    /// The slices that are costed and not yet handed on, by thread.
+    /// Costed slices that are not yet handed on, by thread.
     ahead: BTreeMap<TaskId, Ahead>,
 }
 
-/// What is known of the compute that a thread asks for next.
+/// Compute of a thread's next request.
 #[derive(Default)]
 struct Ahead {
-    /// Its operators, and how long they were measured to take.
+    /// Operators of the slice, and their measured time.
     operators: Vec<u8>,
     measured: SimDuration,
-    /// Of a slice whose first piece was asked for, what the others cost.
+    /// Costs of the remaining pieces of a slice that has begun.
     works: VecDeque<Work>,
 }
 
 impl<I: Iterator<Item = (TaskId, RecordedStep, String)>> RankSteps<I> {
-    /// `steps` come with the texts of their lines.
+    /// `steps` contain their source lines.
     pub(crate) fn new(rank: RankId, steps: I, costing: Rc<RefCell<Costing>>) -> RankSteps<I> {
         RankSteps { rank, steps, costing, ahead: BTreeMap::new() }
     }
 
-    /// What a piece that was recorded as `work` costs now.
+    /// Current cost of a piece that was recorded as `work`.
     fn work(&mut self, task: TaskId, line: &str, work: &Work, queue: QueueId) -> Work {
         let ahead = self.ahead.entry(task).or_default();
         let mut costing = self.costing.borrow_mut();
         let way = costing.ranks[self.rank.index()].plan.way;
         if ahead.works.is_empty() {
-            // A slice that begins with work of a stream has handed it over in the time of an operator that an earlier one has begun.
+            // A slice that begins with work of a CUDA stream ends an operator of an earlier slice, so it has operators.
             if queue.stream().is_some() && ahead.operators.is_empty() {
                 costing.differs.get_or_insert(self.rank);
                 return work.clone();
             }
             let (operators, measured) = (std::mem::take(&mut ahead.operators), std::mem::take(&mut ahead.measured));
-            // What was measured is beside the operators where it was not what the run took.
+            // The measured time is stored with the operators if the run was not charged with it.
             let known = match way {
                 Way::Measured if work.origin != Origin::Measured || !operators.is_empty() => {
                     Work::new(measured, Origin::Measured)
@@ -625,7 +627,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep, String)>> RankSteps<I> {
         costing.on_line(line, now)
     }
 
-    /// Nothing may be left of a slice where its thread goes on to something else: what it comes to follows from the program alone.
+    /// Checks that a thread has no piece left before its next request: the pieces follow from the program alone.
     fn expect_end(&mut self, task: TaskId) {
         if self.ahead.get(&task).is_some_and(|ahead| !ahead.works.is_empty()) {
             self.costing.borrow_mut().differs.get_or_insert(self.rank);

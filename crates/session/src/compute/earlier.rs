@@ -1,4 +1,4 @@
-//! Owns the slices of an earlier run, by rank, line and occurrence, so that another run's take as long as they did.
+//! Owns the slices of an earlier run, by rank, line and occurrence; slices of another run get their durations.
 
 use crate::input::open_record;
 use crate::results::RECORD;
@@ -12,23 +12,23 @@ use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::program::{Activity, Request, Work};
 use uniference_sim::replay::RecordedStep;
 
-/// The slices that an earlier run had, and no slice of this run has yet been paired with.
+/// Slices of an earlier run that are not yet paired with a slice of this run.
 #[derive(Clone)]
 pub(super) struct Earlier {
-    /// By rank, thread, and the line of the call that ended them; in the order in which they were.
+    /// Slices by rank, thread, and line of the call that ends them, in order of execution.
     slices: BTreeMap<(RankId, TaskId, String), VecDeque<Work>>,
-    /// How many slices of this run had none, by line.
+    /// Number of unpaired slices of this run, by line.
     without: BTreeMap<String, u64>,
 }
 
 impl Earlier {
-    /// Of the run whose results are in this folder.
+    /// Reads the slices of the run in a run folder.
     pub(super) fn read(run: &Path) -> Result<Earlier, HostError> {
         let file: BufReader<File> = BufReader::new(open_record(&run.join(RECORD))?);
         let (ranks, rest) = RecordReader::open(file)?.by_rank();
         let mut slices: BTreeMap<(RankId, TaskId, String), VecDeque<Work>> = BTreeMap::new();
         for (rank, mut steps) in (0..).map(RankId).zip(ranks) {
-            // Work of streams has lines of its own; each slice ends with work of the host, which has the call's.
+            // Work of CUDA streams has its own lines; each slice ends with host work, which has the line of the call.
             let mut launched: BTreeMap<TaskId, Vec<Work>> = BTreeMap::new();
             while let Some((task, step)) = steps.next() {
                 let RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), queue, .. }) = &step
@@ -47,7 +47,7 @@ impl Earlier {
         Ok(Earlier { slices, without: BTreeMap::new() })
     }
 
-    /// What the next slice before a call at this line took; `None`: there were fewer, which is noted.
+    /// The slice paired with the next slice before a call at this line; `None`: no slice is left, which is counted.
     pub(super) fn next(&mut self, rank: RankId, task: TaskId, line: &str) -> Option<Work> {
         let found = self.slices.get_mut(&(rank, task, line.to_owned())).and_then(VecDeque::pop_front);
         if found.is_none() {
@@ -56,7 +56,7 @@ impl Earlier {
         found
     }
 
-    /// What to say of slices that had no counterpart on either side.
+    /// A warning about unpaired slices of both runs.
     pub(super) fn warning(&self) -> Option<String> {
         const MOST: usize = 8;
         let count: u64 = self.without.values().sum();

@@ -1,15 +1,17 @@
-//! Owns what a slice of a program with simulated GPUs comes to: work of the host, and what it hands to streams meanwhile.
+//! Owns the expansion of a slice of a program with simulated GPUs into host work and launches on CUDA streams.
 //!
-//! What there is, and in which order, follows from the program's entries alone, never from what anything costs: a replay on another device
-//! finds the same pieces, with other durations.
+//! The pieces and their order follow from the program's entries alone, never from costs: a replay on another device has
+//! the same pieces, with other durations.
 //!
-//! The host comes to an operator, and then hands over what that launches; the device's part of an operator is handed over at its first launch. While
-//! a stream is in capture nothing is handed over: it is kept with its graph, and handed over, without any work of the host, whenever the graph is
-//! launched. Of a graph, the stream where the capture began is the one on which it is launched; others that have joined it are branches of
-//! its own, and events that it records are its own, too, but for those that are said to be outside of it.
+//! The host reaches an operator, and then launches its work; the device's part of an operator is launched with its
+//! first kernel. Work on a stream in capture is not launched: the graph keeps it, and each launch of the graph launches
+//! it without host work. In a graph, the stream where the capture began stands for the stream of the graph launch;
+//! streams that joined the capture become branches of the graph, and events recorded during the capture become events
+//! of the graph, except external ones.
 //!
-//! The rank itself makes a graph's calls of process groups, as it makes others: a launch goes up to the first of them, and each resumption from
-//! behind one up to the next. A call that was captured on a branch is made on the stream that the branch was, and events tie the two together.
+//! The rank itself makes a graph's process group calls, as it makes other calls: a launch runs up to the first call,
+//! and each resumption runs from behind one call to the next. A call captured on a branch is made on the stream of that
+//! branch, and events order the two.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::take;
@@ -19,40 +21,40 @@ use uniference_sim::device::{HostCosts, Resource, Work};
 use uniference_sim::program::Origin;
 use uniference_sim::time::SimDuration;
 
-/// Streams and events of programs have numbers below this; graphs' own branches and events follow.
+/// Streams and events of programs have numbers below this; branches and events of graphs have numbers from here on.
 const OF_GRAPHS: u32 = 1 << 31;
-/// In a graph: the stream on which it is launched.
+/// In a graph: the stream of the graph launch.
 const ORIGIN: u32 = u32::MAX;
 
-/// A piece, and which figure its duration is.
+/// A piece, and the index of its cost.
 pub(super) struct CostedPiece {
     pub(super) piece: Piece,
-    /// As it was given with the work; `None`: the host's, or nothing that takes time.
+    /// Index that was given with the work; `None`: host work, or a piece without duration.
     pub(super) cost: Option<usize>,
 }
 
-/// An operator whose cost depends on integers, and where it reads them.
+/// An operator whose cost depends on integers, and the buffers that contain them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Reads {
-    /// The operator's place among the definitions.
+    /// Index of the operator's definition.
     pub(super) definition: usize,
     pub(super) readings: Vec<Reading>,
 }
 
-/// What a piece of work on the device takes, and which figure that is.
+/// Work on the device, and the index of its cost.
 pub(super) struct DevicePart {
     pub(super) work: Work,
     pub(super) cost: Option<usize>,
-    /// The numbers by which the rank asks for its times.
+    /// Numbers by which the rank asks for the times of the work.
     pub(super) numbers: Vec<u64>,
-    /// What it depends on, and will again where it is captured.
+    /// Integers that the cost depends on; a captured operator reads them again in each graph launch.
     pub(super) reads: Option<Reads>,
-    /// The line of the operator that has launched it; known when that has run.
+    /// Line of the operator that launched the work; known when the operator has run.
     pub(super) line: Line,
 }
 
 impl DevicePart {
-    /// Without numbers, until it is entered.
+    /// A part without numbers, which are added in [`Expansion::enter`].
     pub(super) fn new(work: Work, cost: Option<usize>) -> DevicePart {
         DevicePart { work, cost, numbers: Vec::new(), reads: None, line: Line::default() }
     }
@@ -62,32 +64,32 @@ impl DevicePart {
 #[derive(Default)]
 pub(super) struct Expansion {
     host: HostCosts,
-    /// What the host has done since its last piece; `None`: nothing.
+    /// Host work since the last piece; `None`: no work.
     worked: Option<SimDuration>,
-    /// What Python has taken since the last operator or piece.
+    /// Python time since the last operator or piece.
     python: SimDuration,
     pieces: Vec<CostedPiece>,
-    /// What the operator that runs has handed over so far, each with its own part.
+    /// Launches of the running operator so far, each with its device part.
     inside: Vec<(StreamEntry, DevicePart)>,
-    /// Of an operator that runs, the stream of the first kernel, where a slice has ended inside of it.
+    /// For an operator that was running when the slice ended: the stream of its first kernel.
     interrupted: Option<u32>,
-    /// The numbers of its kernels.
+    /// Numbers of the operator's kernels that have no piece yet.
     unanswered: Vec<u64>,
-    /// The number of what is handed over next.
+    /// Number of the next launch.
     next_number: Option<u64>,
     graphs: BTreeMap<u32, Graph>,
-    /// Graphs that were launched, up to a call.
+    /// Launched graphs that stopped at a process group call.
     suspended: BTreeMap<u32, Suspended>,
-    /// Streams in capture, each with its graph and what it is called there.
+    /// Streams in capture, each with its graph and its number in the graph.
     capturing: BTreeMap<u32, (u32, u32)>,
-    /// Events that were recorded on them, each with its graph and what it is called there.
+    /// Events recorded during a capture, each with its graph and its number in the graph.
     captured: BTreeMap<u32, (u32, u32)>,
-    /// The next numbers of graphs' branches, and events.
+    /// Counters of branches and events of graphs.
     branches: u32,
     events: u32,
 }
 
-/// What is kept of a graph.
+/// Nodes of a captured graph.
 #[derive(Default)]
 struct Graph {
     nodes: Vec<Node>,
@@ -100,20 +102,21 @@ enum Node {
         cost: Option<usize>,
         reads: Option<Reads>,
     },
-    /// A call of a process group.
+    /// A process group call.
     Call {
-        /// The call's own number in the graph.
+        /// Number of the captured stream in the graph.
         own: u32,
-        /// The stream that the rank makes it on.
+        /// Stream on which the rank makes the call.
         stream: u32,
         with_previous: bool,
-        /// Of a branch: what is before the call on it, and what is behind the call where it is made.
+        /// For a call on a branch: the event before the call, and the event behind it.
         events: [u32; 2],
     },
 }
 
 impl Node {
-    /// Puts it where the graph is launched, if it is where its capture began: on the stream `on`, which is called `own` there.
+    /// Replaces the capture's origin by the stream of the graph launch: stream `on`, whose number in an enclosing graph
+    /// is `own`.
     fn launch_on(&mut self, own: u32, on: u32) {
         match self {
             Node::Piece { piece, .. } => {
@@ -129,10 +132,10 @@ impl Node {
     }
 }
 
-/// The rest of a graph that was launched.
+/// The remaining nodes of a launched graph.
 struct Suspended {
     nodes: VecDeque<Node>,
-    /// What follows the calls that the rank makes now.
+    /// Events behind the calls that the rank makes now.
     ties: Vec<[Piece; 2]>,
 }
 
@@ -150,30 +153,30 @@ impl Expansion {
         Expansion { host, ..Expansion::default() }
     }
 
-    /// Whether the operator that runs has launched a kernel.
+    /// Whether the running operator has launched a kernel.
     pub(super) fn has_launched(&self) -> bool {
         let launches = |(entry, _): &(StreamEntry, DevicePart)| matches!(entry, StreamEntry::Launch { .. });
         self.interrupted.is_some() || self.inside.iter().any(launches)
     }
 
-    /// The rank asks for the times of what it hands over next by this number.
+    /// Sets the number by which the rank asks for the times of the next launch.
     pub(super) fn number(&mut self, number: u64) {
         self.next_number = Some(number);
     }
 
-    /// The program has called so many functions of Python. That the host has done something does not depend on what they take.
+    /// Adds Python calls of the program. Pieces do not depend on the time of the calls.
     pub(super) fn python(&mut self, calls: u64) {
         self.python = sum(self.python, python_time(self.host.python, calls));
         self.worked.get_or_insert_default();
     }
 
-    /// The program hands something to a stream; `part` is what that takes by itself, should it be work.
+    /// Adds an entry of a CUDA stream; `part` is its work on the device, if it has any.
     pub(super) fn enter(&mut self, entry: StreamEntry, mut part: DevicePart) {
         part.numbers.extend(self.next_number.take());
         match entry {
             StreamEntry::Launch { flags: LaunchFlags { inside: true, .. }, .. }
             | StreamEntry::Copy { flags: LaunchFlags { inside: true, .. }, .. } => self.inside.push((entry, part)),
-            // Between launches of an operator it keeps its place among them.
+            // An entry between two launches of an operator keeps its position.
             _ if !self.inside.is_empty() => self.inside.push((entry, part)),
             _ => self.hand(entry, part),
         }
@@ -182,7 +185,7 @@ impl Expansion {
     /// Adds an operator that ran at this line. `part` is its work on the device, if it launched a kernel, and `on_host`
     /// its compute time on the host CPU.
     pub(super) fn operator(&mut self, part: Option<DevicePart>, on_host: SimDuration, line: Line) {
-        // What Python takes to come to an operator is in the operator's figure.
+        // The operator's host time includes the Python time before it.
         let python = take(&mut self.python);
         self.works(sum(self.host.operator.max(python), on_host));
         let inside = take(&mut self.inside);
@@ -212,9 +215,9 @@ impl Expansion {
         }
     }
 
-    /// What the slice has come to. `known`: how long the host has worked, if that is known of all of it.
+    /// Pieces of the slice. `known`: host time of the whole slice, if it is known.
     pub(super) fn finish(&mut self, known: Option<Work>) -> Vec<CostedPiece> {
-        // The program asks for something in the middle of an operator, which waits for what that has launched.
+        // The program makes a request inside an operator that waits for its own launches.
         for (entry, mut part) in take(&mut self.inside) {
             if let StreamEntry::Launch { stream, .. } = entry {
                 self.interrupted.get_or_insert(stream);
@@ -315,7 +318,7 @@ impl Expansion {
     }
 
     fn launches(&mut self, flags: LaunchFlags) {
-        // What is inside of an operator is launched in the operator's time.
+        // Launches inside an operator are in the operator's host time.
         if !flags.free && !flags.inside {
             self.works(self.host.launch);
         }
@@ -326,7 +329,7 @@ impl Expansion {
         OF_GRAPHS + self.events - 1
     }
 
-    /// The stream is a branch of the graph that is captured, if it was none.
+    /// Makes the stream a branch of the captured graph, unless it already belongs to it.
     fn join(&mut self, stream: u32, graph: u32) {
         if !self.capturing.contains_key(&stream) {
             self.capturing.insert(stream, (graph, OF_GRAPHS + self.branches));
@@ -338,7 +341,7 @@ impl Expansion {
         self.push(Node::Piece { piece, cost: None, reads: None });
     }
 
-    /// Hands a piece over once the host has come to it, or keeps it with the graph that captures its stream.
+    /// Ends the host work and adds a piece, or keeps the piece with the graph that captures its stream.
     fn push(&mut self, mut node: Node) {
         let stream = match &mut node {
             Node::Piece { piece, .. } => stream_of(piece).expect("work of the host is handed to no stream"),
@@ -349,25 +352,25 @@ impl Expansion {
         };
         *stream = own;
         if let Node::Piece { piece: Piece::Record { event, .. } | Piece::Wait { event, .. }, .. } = &mut node {
-            // What was recorded outside is over when the graph is launched.
+            // An event recorded outside the graph is complete when the graph is launched.
             let Some((_, own)) = self.captured.get(event).filter(|(of, _)| *of == graph) else { return };
             *event = *own;
         }
         self.keep(graph, node);
     }
 
-    /// Keeps what concerns an event outside of the graph with the graph that captures the stream.
+    /// Keeps a record of or a wait for an external event with the graph that captures the stream.
     fn keep_external(&mut self, stream: u32, piece: impl FnOnce(u32) -> Piece) {
         if let Some((graph, own)) = self.capturing.get(&stream).copied() {
             self.keep(graph, Node::Piece { piece: piece(own), cost: None, reads: None });
         }
     }
 
-    /// The node is one of a graph, where it stands on streams and waits for events of the graph's own.
+    /// Adds a node, with streams and events in the graph's numbers, to a graph.
     fn keep(&mut self, graph: u32, mut node: Node) {
         if let Node::Piece { piece: Piece::Launch(launch), .. } = &mut node {
             (launch.queued, launch.blocks) = (false, false);
-            // What the rank numbered when it was captured is a node of each launch of the graph.
+            // A launch that the rank numbered during the capture becomes a node of each launch of the graph.
             launch.ids.iter_mut().for_each(|id| *id = LaunchId { launch: 0, node: id.leaf() });
         }
         self.graphs.entry(graph).or_default().nodes.push(node);
@@ -382,14 +385,14 @@ impl Expansion {
         self.pieces.push(CostedPiece { piece, cost });
     }
 
-    /// What operators of a graph read whenever it is launched, in its order.
+    /// Operators of a graph that read integers in each launch, in the graph's order.
     pub(super) fn reads(&self, graph: u32) -> Vec<Reads> {
         let nodes = self.graphs.get(&graph).map_or(&[][..], |graph| &graph.nodes);
         let reads = |node: &Node| if let Node::Piece { reads, .. } = node { reads.clone() } else { None };
         nodes.iter().filter_map(reads).collect()
     }
 
-    /// What these operators take from here on.
+    /// Replaces the device parts of these operators in later launches of the graph.
     pub(super) fn refresh(&mut self, graph: u32, parts: Vec<DevicePart>) {
         let mut parts = parts.into_iter();
         let nodes = self.graphs.get_mut(&graph).map_or(&mut [][..], |graph| &mut graph.nodes);
@@ -402,8 +405,8 @@ impl Expansion {
         }
     }
 
-    /// Hands over all of a graph, up to the first call; that one was captured is the caller's business. All of it takes one place among the
-    /// stream's launches.
+    /// Launches a graph up to its first call; the caller ensures that the graph was captured. The whole graph counts as
+    /// one launch of the stream.
     fn launch_graph(&mut self, graph: u32, on: u32, number: Option<u64>) {
         let mut nodes = self.graphs.get(&graph).map(|graph| graph.nodes.clone()).unwrap_or_default();
         let captured = self.capturing.get(&on).copied();
@@ -426,7 +429,7 @@ impl Expansion {
         }
     }
 
-    /// Hands over what of a launched graph comes before its next calls.
+    /// Launches the nodes of a graph up to its next calls.
     fn go_on(&mut self, graph: u32, mut nodes: VecDeque<Node>) {
         let mut ties = Vec::new();
         let mut at_calls = false;
@@ -465,7 +468,7 @@ fn launch(stream: u32, part: DevicePart, copy: Option<CopyKind>, queued: bool) -
         Some(CopyKind::Peer) => Some(CopyEngine::Peer),
         Some(CopyKind::Within | CopyKind::Set) | None => None,
     };
-    // The runtime returns when pageable memory has been read, or written (CUDA, "API synchronization behavior").
+    // The runtime returns after pageable memory has been read or written (CUDA, "API synchronization behavior").
     let blocks = matches!(copy, Some(CopyKind::PageableToDevice | CopyKind::DeviceToPageable));
     let work = if engine.is_some() { part.work.on(Resource::CopyEngine) } else { part.work };
     let ids = part.numbers.into_iter().map(|launch| LaunchId { launch, node: 0 }).collect();
@@ -473,7 +476,7 @@ fn launch(stream: u32, part: DevicePart, copy: Option<CopyKind>, queued: bool) -
     Node::Piece { piece, cost: part.cost, reads: part.reads }
 }
 
-/// What timelines call a copy.
+/// Name of a copy in timelines.
 pub(super) fn copy_name(kind: CopyKind) -> &'static str {
     match kind {
         CopyKind::PageableToDevice => "copy to the device (pageable)",
@@ -486,7 +489,7 @@ pub(super) fn copy_name(kind: CopyKind) -> &'static str {
     }
 }
 
-/// What so many functions of Python take.
+/// Duration of `calls` Python calls.
 pub(super) fn python_time(call: SimDuration, calls: u64) -> SimDuration {
     SimDuration::from_ps(call.as_ps().saturating_mul(calls))
 }
@@ -495,7 +498,8 @@ fn sum(a: SimDuration, b: SimDuration) -> SimDuration {
     SimDuration::from_ps(a.as_ps().saturating_add(b.as_ps()))
 }
 
-/// Deals out what the host has worked in all among its pieces, in proportion to what they would take; where none would take any time, to the last.
+/// Divides the measured host time among the host pieces in proportion to their modelled durations, or assigns all of it
+/// to the last piece if no piece has a duration.
 fn shares(pieces: &mut [CostedPiece], known: &Work) {
     let host =
         |piece: &CostedPiece| if let Piece::Host(work) = &piece.piece { Some(work.duration.as_ps()) } else { None };

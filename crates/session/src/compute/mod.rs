@@ -1,7 +1,7 @@
-//! Owns where the duration of compute comes from, rank by rank: what `--compute` says, or else what each device's keys do.
+//! Owns the source of compute durations, by rank: the source of `--compute`, or else of each device's keys.
 //!
-//! What slices then cost is `costing`'s business, of ranks with simulated GPUs what they come to that of `expansion`, with the slices of an earlier run (`earlier`) where they are asked for; what nodes of traces
-//! and generated jobs cost, that of `nodes`.
+//! Module `costing` costs slices, `expansion` expands slices of ranks with simulated GPUs, `earlier` reads the slices
+//! of an earlier run, and `nodes` costs nodes of traces and generated jobs.
 
 mod costing;
 mod earlier;
@@ -35,14 +35,14 @@ use uniference_sim::device::{Estimate, HostCosts, Rates};
 use uniference_sim::time::SimDuration;
 use uniference_studies::whatif::LineScale;
 
-/// Where the duration of compute comes from.
+/// Source of compute durations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Compute {
-    /// The rank's processor time on this machine.
+    /// The rank's CPU time on this machine.
     Measured,
-    /// What its operators cost on the rank's device.
+    /// The cost of its operators on the rank's device.
     Model,
-    /// What it took in an earlier run: the folder of its results.
+    /// The duration in an earlier run, given by its run folder.
     From(PathBuf),
     /// Compute takes no time.
     None,
@@ -73,29 +73,30 @@ impl fmt::Display for Compute {
     }
 }
 
-/// The options that choose where the duration of compute comes from.
+/// Options for the source of compute durations.
 #[derive(Clone, Debug, Default)]
 pub struct ComputeOptions {
-    /// `None`: what each device's keys say.
+    /// Source of compute; `None`: each device's keys.
     pub source: Option<Compute>,
-    /// The user's own database of measured operators, read if it is there.
+    /// The user's own database of measured operators, read if it exists.
     pub own_database: Option<PathBuf>,
-    /// Another one, whose rows come before all others.
+    /// Another database, whose rows have precedence over all others.
     pub database: Option<PathBuf>,
-    /// A device model whose rows of all databases are not used.
+    /// A device model whose rows are ignored in all databases.
     pub left_out: Option<String>,
-    /// What the host takes that hands work to the streams of simulated GPUs; `None`: [`HostTime::Model`], of a replay as it was recorded.
+    /// Time of the host that launches work on CUDA streams of simulated GPUs; `None`: [`HostTime::Model`], or the
+    /// recorded one in a replay.
     pub host: Option<HostTime>,
-    /// What functions of Python take that the program calls; `None`: [`PythonTime::None`], of a replay as it was recorded.
+    /// Time of the program's Python functions; `None`: [`PythonTime::None`], or the recorded one in a replay.
     pub python: Option<PythonTime>,
-    /// Of a replay: lines whose compute takes another time than it would.
+    /// For a replay: lines whose compute is scaled.
     pub lines: Vec<LineScale>,
-    /// What was worked out for who asks again.
+    /// Device models, shared with later simulations.
     pub models: Models,
 }
 
-/// Models of devices, for several simulations with the same databases: what one has worked out of a device's rows another does not work out again.
-/// It makes no difference to what they say.
+/// Models of devices, shared by several simulations with the same databases: each device's rows are evaluated once.
+/// Sharing does not change the estimates.
 #[derive(Clone, Debug, Default)]
 pub struct Models(Arc<Mutex<Known>>);
 
@@ -135,15 +136,15 @@ impl Models {
     }
 }
 
-/// Where the time comes from that the host takes beside a simulated GPU.
+/// Source of the time of the host of a simulated GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HostTime {
     /// [`HostCosts`], for each operator and launch.
     #[default]
     Model,
-    /// The same with another time for an operator.
+    /// [`HostCosts`] with this time per operator.
     Operator(SimDuration),
-    /// The rank's processor time on this machine.
+    /// The rank's CPU time on this machine.
     Measured,
 }
 
@@ -171,19 +172,20 @@ impl fmt::Display for HostTime {
     }
 }
 
-/// What functions of Python take that a program calls, besides what it asks its device for.
+/// Source of the time of Python functions that a program calls, without the host time of operators and launches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PythonTime {
-    /// Nothing, and they are not counted.
+    /// Python functions have no duration, and are not counted.
     #[default]
     None,
-    /// Each of them so long.
+    /// The same duration for each call.
     Call(SimDuration),
 }
 
 impl PythonTime {
-    /// vLLM 0.33's engine with Python 3.11 takes 0.33 us a call on a server's processor (AMD EPYC, 2026): steps of 8 to 256 requests differ by 27 to 32 us
-    /// of processor time and 84 calls for each request. Short functions in caches take less, 0.1 to 0.3 us.
+    /// vLLM 0.33's engine with Python 3.11 takes 0.33 us per call on a server CPU (AMD EPYC, 2026): steps of 8 to 256
+    /// requests differ by 27 to 32 us of CPU time and 84 calls per request. Short functions in caches need less, 0.1 to
+    /// 0.3 us.
     const MODEL: PythonTime = PythonTime::Call(SimDuration::from_ns(350));
 }
 
@@ -223,50 +225,51 @@ impl HostTime {
     }
 }
 
-/// Where a rank's compute comes from, once that is decided.
+/// Source of a rank's compute, after options and keys are resolved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Measured,
     Modelled,
     From,
     None,
-    /// Of a replay: as it was recorded.
+    /// For a replay: the recorded duration.
     Recorded,
 }
 
-/// What operators cost on the device of a rank.
+/// Costs of operators on the device of a rank.
 trait OperatorCosts: Send + Sync {
-    /// The cost of one that has the device for itself, and to which the program comes from there, if that matters ([`OperatorCosts::depend_on_coming`]).
+    /// Cost of an operator that runs alone on the device. `coming` describes the preceding operator, if it matters
+    /// ([`OperatorCosts::depend_on_coming`]).
     fn estimate(&self, definition: &Definition, coming: Coming<'_>) -> Estimate;
 
-    /// What the device takes for one, once the host has come to it.
+    /// Device time of an operator, without its host time.
     fn on_device(&self, definition: &Definition) -> Estimate;
 
-    /// What attention with such sequences takes on the device.
+    /// Device time of attention with these sequence lengths.
     fn attention(&self, definition: &Definition, sequences: &[Sequences]) -> Estimate;
 
-    /// A kernel of which the user says what it costs.
+    /// Cost of a kernel by the user's formula.
     fn by_formula(&self, cost: &KernelCost, definition: &Definition) -> Result<Estimate, String>;
 
-    /// A kernel of no operator, which names so many bytes; 0: it is not known how many.
+    /// Device time of a kernel outside of all operators that moves `bytes` bytes; 0: the number is unknown.
     fn kernel(&self, bytes: u64) -> Estimate;
 
-    /// A kernel that does nothing but last for so long.
+    /// A kernel that only spins for this duration.
     fn spin(&self, lasts: SimDuration) -> Estimate;
 
-    /// What a copy of `bytes` bytes takes.
+    /// Device time of a copy of `bytes` bytes.
     fn copy(&self, kind: CopyKind, bytes: u64) -> Estimate;
 
-    /// Whether the cost of an operator depends on how the program comes to it.
+    /// Whether the cost of an operator depends on the preceding operator.
     fn depend_on_coming(&self) -> bool;
 
-    /// The kind of operator, as reports name it.
+    /// Kind of the operator in reports.
     fn kind(&self, definition: &Definition) -> &'static str;
 
-    /// Seconds that one of unknown cost takes at least, as it reads and writes its tensors.
+    /// Lower bound in seconds for an operator of unknown cost, from the bytes that it reads and writes.
     fn at_least(&self, definition: &Definition) -> f64;
 
-    /// Types of elements for which the device has no rate, and those whose rates served them.
+    /// Element types for which the device has no rate, and the types whose rates were used instead.
     fn substituted(&self) -> Vec<(&'static str, &'static str)>;
 }
 
@@ -316,45 +319,45 @@ impl OperatorCosts for Model {
     }
 }
 
-/// Where the compute of a run comes from.
+/// Sources of the compute of a run.
 #[derive(Clone)]
 pub struct Plan {
     ranks: Vec<RankPlan>,
     earlier: Option<Earlier>,
-    /// The source of compute, as the manifest names it.
+    /// Source of compute in the manifest.
     name: String,
     models: Vec<(String, String)>,
-    /// Of a replay on its own cluster: it is costed with other rows than its run was.
+    /// Warning about a replay on the recorded cluster whose costs come from other rows than the run's.
     outdated: Option<String>,
-    /// The host's time beside simulated GPUs was asked for.
+    /// Whether a host time of simulated GPUs was requested.
     host_asked: bool,
-    /// What functions of Python take, and whether that was asked for.
+    /// Time of Python functions, and whether it was requested.
     python: PythonTime,
     python_asked: bool,
-    /// Of a replay: lines whose compute takes another time.
+    /// For a replay: lines whose compute is scaled.
     lines: Vec<LineScale>,
 }
 
 #[derive(Clone)]
 struct RankPlan {
     way: Way,
-    /// Of a rank whose operators are costed.
+    /// Costs of the rank's operators, if they are modelled.
     costs: Option<Arc<dyn OperatorCosts>>,
-    /// What the user says that kernels cost.
+    /// The user's formulas for kernels.
     kernels: Rc<[KernelCost]>,
     /// Costs of operators on CPU tensors on the host CPU, if the CPU is known.
     host_cpu: Option<HostCpu>,
-    /// Whether its device is one beside a processor that runs the program.
+    /// Whether the device is a GPU, with a CPU that runs the program.
     is_gpu: bool,
     slowdown: f64,
-    /// What the host takes that hands work to the device's streams, unless that is measured.
+    /// Time of the host that launches work on the device's CUDA streams, unless it is measured.
     host: HostCosts,
     measures_host: bool,
-    /// Compute is measured, or was when it was recorded.
+    /// Whether compute is measured, or was measured in the recorded run.
     is_measured: bool,
 }
 
-/// The host CPU of a GPU, which runs the rank's program.
+/// The CPU that runs the program of a rank with a GPU.
 #[derive(Clone)]
 struct HostCpu {
     costs: Arc<dyn OperatorCosts>,
@@ -365,12 +368,12 @@ struct HostCpu {
 /// CPU sockets per server, unless the server has more GPUs than [`devices::KnownDevice::gpus_per_cpu`] per socket.
 const SOCKETS: u32 = 2;
 
-/// What a record says of its compute.
+/// Compute of a recorded run.
 pub(crate) struct RecordedCompute<'a> {
     pub(crate) manifest: &'a Manifest,
-    /// It is replayed on its own cluster.
+    /// Whether it is replayed on the recorded cluster.
     pub(crate) at_home: bool,
-    /// By rank, whether it is replayed on a device of another model or other rates.
+    /// Whether each rank is replayed on a device of another model or with other rates.
     pub(crate) other_device: Vec<bool>,
     pub(crate) has_operators: bool,
     /// The path of the record.
@@ -381,7 +384,7 @@ impl Plan {
     /// The plan of a live run.
     ///
     /// # Errors
-    /// If a device cannot be modelled that is to be, or the earlier run cannot be read.
+    /// If a device that is to be modelled has no rates, or the earlier run cannot be read.
     pub fn live(options: &ComputeOptions, resolved: &Resolved) -> Result<Plan, HostError> {
         let default = |rank: usize| if resolved.rates[rank].is_some() { Way::Modelled } else { Way::Measured };
         Plan::new(options, resolved, default, None)
@@ -390,7 +393,7 @@ impl Plan {
     /// The plan of a replay.
     ///
     /// # Errors
-    /// As [`Plan::live`]; and if the record has no operators that could be costed, or no measured compute.
+    /// As [`Plan::live`]; and if the record has no operators to cost, or no measured compute.
     pub(crate) fn replay(
         options: &ComputeOptions,
         resolved: &Resolved,
@@ -497,13 +500,13 @@ impl Plan {
         Ok(Plan { ranks, earlier, name, models, outdated, host_asked, python, python_asked, lines })
     }
 
-    /// Writes down where compute comes from.
+    /// Writes the source of compute into the manifest.
     pub fn describe(&self, manifest: &mut Manifest) {
         manifest.compute.clone_from(&self.name);
         manifest.models = self.models.iter().cloned().collect();
     }
 
-    /// What is asked of the ranks of a live run.
+    /// Compute mode of each rank of a live run.
     pub(crate) fn of_ranks(&self) -> Vec<driver::Compute> {
         let of = |rank: &RankPlan| match rank.way {
             Way::Measured | Way::From | Way::Recorded => driver::Compute::Measured,
@@ -514,7 +517,7 @@ impl Plan {
         self.ranks.iter().map(of).collect()
     }
 
-    /// Whether calls of Python are to be counted.
+    /// Whether Python calls are counted.
     pub(crate) fn counts_python(&self) -> bool {
         self.python != PythonTime::None
     }
@@ -525,12 +528,12 @@ impl Plan {
     }
 }
 
-/// Under which name manifests say what the host's time is, where it is not modelled.
+/// Manifest key of the host time, if it is not modelled.
 const HOST_TIME: &str = "host time";
-/// The same of Python's time, where it is charged.
+/// Manifest key of the Python time, if it is charged.
 const PYTHON_TIME: &str = "python time";
 
-/// The host time that was asked for, or else that of the record.
+/// The requested host time, or else that of the record.
 fn host_time(options: &ComputeOptions, recorded: Option<&RecordedCompute<'_>>) -> Result<HostTime, HostError> {
     let then = recorded.and_then(|recorded| recorded.manifest.models.get(HOST_TIME)?.parse().ok());
     if let Some(recorded) = recorded
@@ -546,7 +549,7 @@ fn host_time(options: &ComputeOptions, recorded: Option<&RecordedCompute<'_>>) -
     Ok(options.host.or(then).unwrap_or_default())
 }
 
-/// The time of Python's functions that was asked for, or else that of the record.
+/// The requested time of Python functions, or else that of the record.
 fn python_time(
     options: &ComputeOptions,
     recorded: Option<&RecordedCompute<'_>>,
@@ -563,7 +566,8 @@ fn python_time(
     Ok(python)
 }
 
-/// Whether a run was costed with other databases or another version of the models than `now`; what the user chooses does not count.
+/// A warning if a run was costed with other databases or another model version than `now`; times that the user chooses
+/// are not compared.
 fn outdated(manifest: &Manifest, now: &[(String, String)]) -> Option<String> {
     let chosen = |name: &str| [HOST_TIME, PYTHON_TIME].contains(&name);
     let differs = |(name, version): &&(String, String)| {
@@ -574,7 +578,7 @@ fn outdated(manifest: &Manifest, now: &[(String, String)]) -> Option<String> {
     })
 }
 
-/// A device of a model's name, or of a library for such devices.
+/// Whether the device model is a GPU, or, if the model is unknown, the backend is NCCL.
 fn is_gpu(resolved: &Resolved, rank: usize) -> bool {
     match resolved.models[rank].as_deref().map(devices::find) {
         Some(Ok(device)) => device.kind == DeviceKind::Gpu,
@@ -582,7 +586,7 @@ fn is_gpu(resolved: &Resolved, rank: usize) -> bool {
     }
 }
 
-/// The whole name of a device whose rows are to be left out.
+/// The full name of a device whose rows are ignored.
 fn left_out<'a>(name: &'a str, databases: &Databases) -> Result<&'a str, HostError> {
     let whole = devices::find(name).map_or(name, |device| device.name.as_str());
     if databases.devices().contains(whole) {
@@ -616,7 +620,7 @@ fn host_cpus(ways: &[Way], resolved: &Resolved, options: &ComputeOptions) -> Res
     (0..devices.len()).map(host_cpu).collect()
 }
 
-/// The model of each rank's device that is to have one; ranks on like devices share theirs.
+/// The device model of each rank with modelled compute; ranks on equal devices share it.
 fn costs(
     ways: &[Way],
     resolved: &Resolved,

@@ -1,4 +1,5 @@
-//! Owns what operators cost that nodes of traces and generated jobs list: a model for each rank's device, and the books of a run.
+//! Owns the costs of operators in nodes of traces and generated jobs: a model for each rank's device, and the totals of
+//! a run.
 
 use super::ComputeOptions;
 use super::costing::Costed;
@@ -11,14 +12,14 @@ use uniference_host::error::HostError;
 use uniference_programs::chakra::replay::{self, CostedOperator};
 use uniference_sim::device::Origin;
 
-/// What operators cost on the ranks' devices.
+/// Cost models of the ranks' devices.
 pub(crate) struct NodeModels {
     ranks: Vec<Option<Arc<Model>>>,
     databases: Arc<Databases>,
 }
 
 impl NodeModels {
-    /// For devices by rank; `None`: nothing is known of one. Ranks on like devices share a model.
+    /// Models for the devices of the ranks; `None`: the device is unknown. Ranks on equal devices share a model.
     ///
     /// # Errors
     /// If a database cannot be read.
@@ -38,12 +39,12 @@ impl NodeModels {
         Ok(NodeModels { ranks, databases })
     }
 
-    /// The models of the ranks, as replays of traces take them.
+    /// The ranks' models in the form that replays of traces need.
     pub(crate) fn of_ranks(&self) -> Vec<Option<replay::Model>> {
         self.ranks.iter().map(|model| model.clone().map(|model| replay::Model(model))).collect()
     }
 
-    /// Writes down what operators are costed with.
+    /// Writes the databases and models into the manifest.
     pub(crate) fn describe(&self, manifest: &mut Manifest) {
         manifest.compute = super::Compute::Model.to_string();
         manifest.models = BTreeMap::from([
@@ -52,7 +53,8 @@ impl NodeModels {
         ]);
     }
 
-    /// The books of a run: `operators` are those of each rank that was simulated and the `slowdown` of its device; other ranks have none.
+    /// Totals of a run: `operators` has, for each simulated rank, its operators and the `slowdown` of its device; other
+    /// ranks have none.
     pub(crate) fn costed<'a>(
         &self,
         operators: impl Iterator<Item = (usize, f64, Box<dyn Iterator<Item = &'a CostedOperator> + 'a>)>,

@@ -1,5 +1,5 @@
-//! Slices of ranks with streams, from their bytes to the clock. Times are microseconds, and a kernel takes as many as it names bytes; of each test the
-//! closed form stands before it.
+//! Slices of ranks with CUDA streams, from their bytes to the clock. Times are in microseconds, and a kernel lasts 1 us
+//! per byte; each test's comment derives the expected time.
 
 mod graphs;
 mod lines;
@@ -28,7 +28,7 @@ const HOST: HostCosts = HostCosts {
     python: SimDuration::ZERO,
 };
 
-/// An operator takes 20 on the device, and what has bytes as many microseconds; all of it `factor` times.
+/// Costs of 20 us on the device per operator, and of 1 us per byte for kernels and copies; all multiplied by `factor`.
 struct Fixed {
     factor: u64,
 }
@@ -49,7 +49,7 @@ impl OperatorCosts for Fixed {
         self.takes(20)
     }
 
-    /// A microsecond for each key.
+    /// Attention lasts a microsecond per key.
     fn attention(&self, _: &Definition, sequences: &[Sequences]) -> Estimate {
         self.takes(sequences.iter().map(|group| group.keys).sum())
     }
@@ -133,13 +133,13 @@ fn ranks_of_a_server_share_its_cpus() {
     assert_eq!((of("b200"), of("gb200")), ([1.0, 1.0, 2.0, 4.0, 4.0], [1.0, 1.0, 2.0, 2.0, 2.0]));
 }
 
-/// What a program does.
+/// An action of a program.
 enum Doing {
-    /// Has run these operators, as a capture writes them down.
+    /// The program has run these operators, in the encoding of a capture.
     Ran(Vec<u8>),
-    /// Says something that it waits for no answer to.
+    /// The program sends a request without an answer.
     Says(Op),
-    /// Asks, and goes on when it is told.
+    /// The program sends a request, and continues when it is answered.
     Asks(Op),
 }
 
@@ -149,11 +149,11 @@ fn synchronizes() -> Doing {
     Asks(Op::Synchronize { work: DeviceWork::Device, site: Site(0) })
 }
 
-/// The record of a run, and what came of it.
+/// The record of a run, and its result.
 struct Done {
     record: Vec<u8>,
     digest: String,
-    /// When the run ended.
+    /// Time at which the run ended.
     end: f64,
     answers: Vec<Answer>,
     costed: Costed,
@@ -167,7 +167,7 @@ impl Recorder for Writes {
     }
 }
 
-/// Carries out live ranks that do this; `order` is that in which they are heard where several speak at once.
+/// Simulates live ranks with these actions; `order` is the order in which simultaneous requests of ranks are read.
 fn run(plan: Plan, programs: Vec<Vec<Doing>>, order: &[u32]) -> Done {
     let world = programs.len() as u32;
     let costing = Costing::new(plan);
@@ -227,7 +227,7 @@ fn run(plan: Plan, programs: Vec<Vec<Doing>>, order: &[u32]) -> Done {
     Done { record, digest: digest.to_hex(), end, answers, costed }
 }
 
-/// Replays a record: digest, end, and what it says of the compute.
+/// Replays a record: returns its digest, and the compute totals.
 fn again(record: &[u8], plan: Plan) -> (String, Result<Costed, HostError>) {
     let costing = Costing::new(plan);
     let reader = RecordReader::open(Cursor::new(record.to_vec())).unwrap();
@@ -246,12 +246,12 @@ fn again(record: &[u8], plan: Plan) -> (String, Result<Costed, HostError>) {
     (digest.to_hex(), costed)
 }
 
-/// Writes slices of a rank; the first one names the kernel.
+/// Encodes slices of a rank; the first slice names the kernel.
 #[derive(Default)]
 struct Program {
     encoder: Encoder,
     named: bool,
-    /// Of its operator, if it is another one than a product.
+    /// Name of its operator; `None`: a GEMM.
     operator: Option<&'static str>,
 }
 
@@ -279,7 +279,7 @@ fn kernel(encoder: &mut Encoder, stream: u32, us: u64) {
     encoder.stream(StreamEntry::Launch { kernel: 1, stream, flags: OWN, bytes: us });
 }
 
-/// An operator that launches so many kernels on the default stream.
+/// Encodes an operator that launches `launches` kernels on the default stream.
 fn operator(encoder: &mut Encoder, launches: usize) {
     for _ in 0..launches {
         encoder.stream(StreamEntry::Launch { kernel: 1, stream: 0, flags: INSIDE, bytes: 0 });
@@ -295,8 +295,9 @@ fn ends(slices: Vec<Doing>) -> f64 {
     run(model(Way::Modelled), vec![slices], &[0]).end
 }
 
-/// The host comes to an operator in 6, whose device's part is 20. It launches each other kernel of it in 4 more, beside that: of eight it is through at
-/// 6 + 7 * 4. Without a kernel the operator is the host's alone.
+/// The host needs 6 to reach an operator, whose device part lasts 20. The host launches each further kernel of the
+/// operator in 4, which overlaps the device part: with eight kernels, the host is done at 6 + 7 * 4. An operator
+/// without a kernel has only host time.
 #[test]
 fn an_operator_is_worked_for_by_the_host_and_runs_where_it_was_launched() {
     let mut program = Program::default();
@@ -305,13 +306,14 @@ fn an_operator_is_worked_for_by_the_host_and_runs_where_it_was_launched() {
     assert_eq!(ends(vec![program.slice(|encoder| operator(encoder, 8)), synchronizes()]), 34.0);
     let mut program = Program::default();
     assert_eq!(ends(vec![program.slice(|encoder| operator(encoder, 0)), synchronizes()]), 6.0);
-    // Ten of them: the device is behind the host by 20 each, 6 + 10 * 20.
+    // Ten operators: each adds 20 on the device, so they end at 6 + 10 * 20.
     let mut program = Program::default();
     let ten = program.slice(|encoder| (0..10).for_each(|_| operator(encoder, 1)));
     assert_eq!(ends(vec![ten, synchronizes()]), 206.0);
 }
 
-/// Spins of 30 and 50 on two streams, launched in 4 each, run side by side. Kernels share the device; of those a byte takes 1 here.
+/// Spins of 30 and 50 on two streams, launched in 4 each, overlap fully. Other kernels share the device; such kernels
+/// last 1 per byte.
 #[test]
 fn a_kernel_that_only_lasts_does_so_for_as_long_as_it_says_whatever_runs_beside_it() {
     for (flags, end) in [(LaunchFlags { spins: true, ..OWN }, 58.0), (OWN, 80_004.0)] {
@@ -322,8 +324,9 @@ fn a_kernel_that_only_lasts_does_so_for_as_long_as_it_says_whatever_runs_beside_
     }
 }
 
-/// A function of Python takes 1. Up to six come to an operator in its 6; ten need 10. To what is no operator they are added: three and a launch of 4,
-/// and two at the end; a replay with another figure is a run with it.
+/// A Python function call lasts 1. Up to six calls before an operator are included in its 6; ten calls need 10. Calls
+/// before other launches are added: three before a launch of 4, and two at the end. A replay with another figure equals
+/// a run with that figure.
 #[test]
 fn functions_of_python_take_time_beyond_an_operators() {
     let with = |us: u64| {
@@ -355,8 +358,8 @@ fn functions_of_python_take_time_beyond_an_operators() {
     assert_eq!(again(&twice.record, with(1)).0, once.digest);
 }
 
-/// A copy in an operator takes its own time, 7, and no kernel's: 6 + 7. The program waits for it in the middle of the operator, whose host's part then
-/// comes after the copy: 7 + 6.
+/// A copy inside an operator lasts 7 and is not a kernel: 6 + 7. The program waits for the copy inside the operator,
+/// whose host time then follows the copy: 7 + 6.
 #[test]
 fn a_copy_in_an_operator_is_no_kernel() {
     let copy = StreamEntry::Copy { stream: 0, kind: CopyKind::DeviceToPinned, bytes: 7, flags: INSIDE };
@@ -372,7 +375,7 @@ fn a_copy_in_an_operator_is_no_kernel() {
     assert_eq!(ends(vec![before, synchronizes(), after]), 13.0);
 }
 
-/// An operator asks in its middle for what its kernel has found: its 20 on the device are not lost, though they come after the question.
+/// An operator waits for its own kernel's result: its 20 on the device still count, after the wait.
 #[test]
 fn the_device_carries_out_an_operator_that_was_interrupted() {
     let mut program = Program::default();
@@ -383,7 +386,7 @@ fn the_device_carries_out_an_operator_that_was_interrupted() {
     assert_eq!(ends(vec![before, synchronizes(), after, synchronizes()]), 26.0);
 }
 
-/// Without lengths attention takes as long as with the longest sequences that there may be: here twice in a graph, and once outside of it.
+/// Attention of unknown lengths is costed with the longest possible sequences: twice in a graph, and once outside.
 #[test]
 fn attention_of_unknown_lengths_is_warned_of() {
     let warned = |operator| {
@@ -403,8 +406,9 @@ fn attention_of_unknown_lengths_is_warned_of() {
     assert_eq!(warned("aten::mm"), None);
 }
 
-/// Attention of two sequences with one query each takes as long as their keys: 80 where it runs, after the host's 6. In a graph it was captured with others; each
-/// launch, of 4 for the host, has those that lie there then: 4 + 80, and 4 + 20, the second while the first runs.
+/// Attention of two sequences with one query each lasts as long as their keys: 80 after the host's 6. In a graph, the
+/// lengths at the capture do not count; each launch, of 4 for the host, reads the current lengths: 4 + 80, and 4 + 20,
+/// the second one launched while the first one runs.
 #[test]
 fn attention_takes_as_long_as_its_sequences() {
     let attends = |encoder: &mut Encoder, keys: &[i64]| {
@@ -428,15 +432,16 @@ fn attention_takes_as_long_as_its_sequences() {
             encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 0 });
         }
     });
-    // Both ends of the capture, and the operator: 8.
+    // Begin and end of the capture, and the operator: 8.
     let done = run(model(Way::Modelled), vec![vec![captured, synchronizes(), launched, synchronizes()]], &[0]);
     assert_eq!(done.end, 8.0 + 4.0 + 80.0 + 20.0);
     assert!(done.costed.warnings.is_empty(), "{:?}", done.costed.warnings);
     assert_eq!(again(&done.record, model(Way::Modelled)).0, done.digest);
 }
 
-/// An operator's kernels are numbered 1 and 2, and its copy 3; a graph's nodes 4 and 5, of which one is captured in an inner graph. What is numbered is asked
-/// for by the number that it was launched with: of the graph, by the launch's and its own; of a launch without a number, by none.
+/// An operator's kernels have the numbers 1 and 2, and its copy 3; a graph's nodes have 4 and 5, and node 4 is captured
+/// in an inner graph. A launch is identified by its number; a node of a graph by the number of the graph launch and its
+/// own, and by no number if the graph launch has none.
 #[test]
 fn what_the_rank_numbers_it_asks_for() {
     let numbered = |encoder: &mut Encoder, number: u64, entry: StreamEntry| {
@@ -462,7 +467,7 @@ fn what_the_rank_numbers_it_asks_for() {
         encoder.stream(capture(1, None));
         numbered(encoder, 7, StreamEntry::GraphLaunch { graph: 2, stream: 1 });
         encoder.stream(StreamEntry::GraphLaunch { graph: 2, stream: 1 });
-        // Asks in its middle: the operator's part comes after the question.
+        // The slice ends inside the operator, whose device part follows in the next slice.
         numbered(encoder, 8, inside);
     }) else {
         panic!("it is a slice")
@@ -484,9 +489,11 @@ fn what_the_rank_numbers_it_asks_for() {
     assert_eq!(ids(&rest), [vec![(8, 0)]]);
 }
 
-/// A program with everything in it. The first event is reached after the copy, 4 + 9, and the host's call, at 14; then the host comes to operators at 26 and 32,
-/// of 20 each, and with a second kernel of the latter, a kernel of nothing, and a wait (6 + 4 + 4 + 1 + 4 more), at 45 to a kernel of 5: it shares the device
-/// with what is left of the first operator, 1, until 47, and with the second until 55, when the second event is reached: 41 later.
+/// A program with all kinds of entries. The first event completes after the copy, 4 + 9, and the host's call, at 14.
+/// The host reaches operators at 26 and 32, which last 20 each. After the second kernel of the latter, an empty kernel,
+/// and a wait (6 + 4 + 4 + 1 + 4 more), the host launches a kernel of 5 at 45. The kernel shares the device with the
+/// rest of the first operator, 1, until 47, and with the second one until 55, when the second event completes: 41 after
+/// the first one.
 fn whole() -> Vec<Doing> {
     let mut program = Program::default();
     let first = program.slice(|encoder| {
@@ -514,12 +521,12 @@ fn a_replay_is_its_run() {
         assert_eq!(digest, done.digest, "{way:?}");
         assert_eq!(costed.unwrap().rows, if way == Way::Modelled { done.costed.rows.clone() } else { Vec::new() });
     }
-    // A kernel of no operator, of which nothing is known, is named.
+    // A kernel outside of all operators, whose memory traffic is unknown, is named.
     let unknown = "kernels that no operator has launched take the shortest time of a kernel: k (1 times)";
     assert!(done.costed.warnings.iter().any(|warning| warning == unknown), "{:?}", done.costed.warnings);
 }
 
-/// Ten launches of 10: 4 + 10 * 10. Where a kernel takes twice as long it is 4 + 10 * 20.
+/// Ten launches of 10: 4 + 10 * 10. With kernels that last twice as long: 4 + 10 * 20.
 #[test]
 fn a_replay_on_another_device_is_costed_anew() {
     let program = || {
@@ -533,7 +540,8 @@ fn a_replay_on_another_device_is_costed_anew() {
     assert_eq!(again(&once.record, plan(1, Way::Modelled, 2, false)).0, twice.digest);
 }
 
-/// Measured, the host's 100 are dealt out in proportion: two operators have 50 each, so the second is launched at 100 and ends at 120.
+/// The measured host time of 100 is divided in proportion: two operators have 50 each, so the second one is launched at
+/// 100 and ends at 120.
 #[test]
 fn measured_time_of_the_host_is_dealt_out() {
     let mut program = Program::default();
@@ -545,8 +553,8 @@ fn measured_time_of_the_host_is_dealt_out() {
     assert_eq!(again(&done.record, plan(1, Way::Modelled, 1, true)).0, done.digest);
 }
 
-/// Measured, all of the compute is the host's, 100 for each of two slices. That the device's takes no time is said of kernels alone that nobody
-/// computes.
+/// With measured compute, all compute is the host's: 100 for each of two slices. The warning about missing device time
+/// mentions only kernels that the CPU does not compute.
 #[test]
 fn what_cannot_be_measured_is_said() {
     let mut program = Program::default();
@@ -585,7 +593,7 @@ fn the_times_of_the_host_and_of_python_are_words_or_times() {
     assert!("fast".parse::<PythonTime>().unwrap_err().contains("\"350 ns\""));
 }
 
-/// Without compute nothing takes time, but for looks: 1 for the time between events and 0.05 for the clock.
+/// Without compute only queries have a duration: 1 for the time between events and 0.05 for the clock.
 #[test]
 fn without_compute_streams_take_no_time() {
     assert_eq!(run(model(Way::None), vec![whole()], &[0]).end, 1.05);
@@ -603,8 +611,9 @@ fn it_does_not_matter_which_rank_the_host_lets_run_first() {
     }
 }
 
-/// Two threads of which each waits for an event of the other's: the record names activities in its own order, in which a replay on a device of half the
-/// speed finds them, too. The first thread's kernel ends at 4 + 10, the second one's 10 later, and then the first one's second.
+/// Two threads that each wait for an event of the other: the record numbers activities in its own order, and a replay
+/// on a device of half the speed must resolve the same dependencies. The first thread's kernel ends at 4 + 10, the
+/// second thread's kernel 10 later, and the first thread's second kernel another 10 later.
 #[test]
 fn a_replay_of_threads_finds_what_waits_for_what() {
     let slices = || {
@@ -668,7 +677,8 @@ fn a_replay_of_threads_finds_what_waits_for_what() {
     assert_eq!(again(&record, plan(1, Way::Modelled, 2, false)).0, live(2).1);
 }
 
-/// A record whose slices come to other pieces is refused: its operators, not its requests, are the second one's.
+/// A record whose slices expand to other pieces is refused: it has the requests of one program and the operators of
+/// another.
 #[test]
 fn a_record_of_other_pieces_is_refused() {
     let mut program = Program::default();

@@ -1,6 +1,7 @@
-//! Owns the run of a program of which only some ranks have processes: they are rehearsed, and from what they did all ranks are simulated.
+//! Owns the folded run of a program: a rehearsal runs only some ranks as processes, and all ranks are simulated from
+//! its record.
 //!
-//! Which ranks those are, and whether ranks are alike, is the simulator's business ([`uniference_sim::cast`]).
+//! The choice of running ranks and the replica check are defined in [`uniference_sim::cast`].
 
 use super::{Live, Ran};
 use crate::compute::Costing;
@@ -25,20 +26,22 @@ use uniference_sim::replay::RecordedStep;
 use uniference_sim::symmetry::{Axis, Symmetry};
 use uniference_sim::time::SimDuration;
 
-/// Where what was rehearsed is kept until it is simulated; the file has no name as soon as it is open.
+/// File of the rehearsal's record; it is unlinked as soon as it is open.
 const REHEARSAL: &str = "rehearsal.tmp";
 
-/// What each operation takes in a rehearsal. Libraries ask whether one is complete, and do not have a stream wait for it then: on no network is it
-/// complete at once. It is as little as NCCL's fastest: what threads do every so often, they do no more often than in a run of all ranks.
+/// Duration of each operation in a rehearsal. It is not zero, because libraries that find an operation complete do not
+/// make a CUDA stream wait for it, and on no network is an operation complete at once. It is as short as NCCL's fastest
+/// operation, so periodic work of threads occurs at most as often as in a run of all ranks.
 const REHEARSED: SimDuration = SimDuration::from_us(10);
 
-/// So many ends may be classes of their own: with more, something was divided in another way than by leaving less to the last ones.
+/// Maximum number of ends that become separate classes: with more, work is not divided such that only the last ranks
+/// have less.
 const MOST_APART: usize = 4;
 
-/// Tells ranks which of them run (`python/uniference/rank/rehearsal.py`).
+/// Environment variable with the running ranks (`python/uniference/rank/rehearsal.py`).
 const RUNNING: &str = "UNIFERENCE_RUNNING";
 
-/// Rehearses with as few ranks as turn out to be alike, then simulates all.
+/// Rehearses the program with as few ranks as are equivalent, then simulates all ranks.
 pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError> {
     let world = cluster.devices.len() as u32;
     let Some(per_machine) = ranks_of_a_machine(live) else {
@@ -82,11 +85,11 @@ pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) ->
             DueTo::End(end) if apart.len() < MOST_APART => {
                 let end = cast.ends()[end].clone();
                 live.notices.say(&format!("the last ranks fold by themselves: {unlike}"));
-                // It is wider than was thought.
+                // The end is wider than assumed.
                 apart.retain(|other| !other.is_superset(&end));
                 apart.push(end);
             }
-            // Some groups have no other member that runs than a last rank.
+            // In some groups, the only running rank is one of the last ranks.
             DueTo::Absence if std::mem::take(&mut looks_at_ends) => {
                 live.notices.say(&format!("the last ranks do not run beside the others: {unlike}"));
                 apart.clear();
@@ -107,7 +110,7 @@ fn run_all(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>, unlike: &Un
     Ok(end)
 }
 
-/// How many consecutive ranks share each machine; `None`: not all do alike.
+/// Number of consecutive ranks on each machine; `None`: machines have different numbers.
 fn ranks_of_a_machine(live: &Live<'_>) -> Option<u32> {
     let places = &live.setup.places;
     let (_, count) = places.first()?.local;
@@ -116,7 +119,7 @@ fn ranks_of_a_machine(live: &Live<'_>) -> Option<u32> {
     is_regular.then_some(count)
 }
 
-/// The axes along which the devices are alike that programs can look at.
+/// Axes along which all device properties that programs can query are equal.
 fn alike(live: &Live<'_>, cluster: &Cluster, axes: Vec<Axis>) -> Result<Vec<Axis>, Unlike> {
     if let Some(device) = cluster.devices.iter().find(|device| device.crash.is_some()) {
         return Err(Unlike::absence(format!("device `{}` crashes, and programs may notice", device.name)));
@@ -136,20 +139,21 @@ fn alike(live: &Live<'_>, cluster: &Cluster, axes: Vec<Axis>) -> Result<Vec<Axis
     Ok(axes.into_iter().filter(keeps).collect())
 }
 
-/// What a rehearsal has come to.
+/// Result of a rehearsal.
 enum Rehearsed {
     Finished(Box<Rehearsal>),
     Stopped(Stop),
     Unlike(Unlike),
 }
 
-/// What the ranks did that ran.
+/// Record of the ranks that ran.
 struct Rehearsal {
     record: RecordReader<BufReader<File>>,
     warnings: Vec<String>,
 }
 
-/// Runs the ranks of a cast where communication takes what [`REHEARSED`] says. `largest` is what the largest process took so far.
+/// Runs the running ranks of a cast; each communication has the duration [`REHEARSED`]. `largest` is the memory of the
+/// largest process so far.
 fn rehearse(
     live: &mut Live<'_>,
     cluster: &Cluster,
@@ -173,7 +177,7 @@ fn rehearse(
     *largest = taken.max(*largest);
     match ending {
         Err(unlike) => return Ok(Rehearsed::Unlike(unlike)),
-        // Who waits in vain may wait for a rank that does not run.
+        // A rank that waits forever may wait for an absent rank.
         Ok(Ending::Stopped(Stop { exit: Exit::Halted, message })) => {
             let said =
                 message.lines().take(2).map(|line| line.trim_start_matches("error: ").trim()).collect::<Vec<_>>();
@@ -195,7 +199,7 @@ fn rehearse(
     Ok(Rehearsed::Finished(Box::new(Rehearsal { record, warnings })))
 }
 
-/// Simulates all ranks: those that ran as they did, the others as their models.
+/// Simulates all ranks: running ranks from their own record, absent ranks from that of their representative.
 fn simulate(
     live: &Live<'_>,
     cluster: &Cluster,
@@ -237,7 +241,7 @@ fn simulate(
     Ok(End { ending, lines, costed })
 }
 
-/// What was folded, for the report.
+/// Summary of the fold for the report.
 fn summary(cast: &Cast, ranks: &[RankId]) -> String {
     let running = numbers(cast);
     format!(
@@ -248,12 +252,12 @@ fn summary(cast: &Cast, ranks: &[RankId]) -> String {
     )
 }
 
-/// Of the ranks that run.
+/// Numbers of the running ranks.
 fn numbers(cast: &Cast) -> Vec<String> {
     cast.running().map(|rank| rank.0.to_string()).collect()
 }
 
-/// The record of the ranks that run.
+/// Record of the running ranks.
 struct Kept<'a> {
     cast: &'a Cast,
     writer: RecordWriter<BufWriter<File>>,

@@ -1,5 +1,5 @@
-//! Owns the journal of a sweep: what was carried out, and what came of it, in one SQLite file. What is in it is there after `kill -9`; what is not, is carried out
-//! again.
+//! Owns the journal of a sweep: completed trials and their results, in one SQLite file. Recorded trials survive
+//! `kill -9`; trials that are not recorded run again.
 
 use rusqlite::types::Value as Stored;
 use rusqlite::{Connection, OptionalExtension, params};
@@ -9,7 +9,7 @@ use uniference_formats::sweep::Cell;
 use uniference_host::error::HostError;
 use uniference_studies::sweep::Source;
 
-/// Raised when a reader of the version before would go wrong.
+/// Format version; raised if a reader of the previous version would misread the journal.
 const VERSION: i64 = 1;
 
 const SCHEMA: &str = "
@@ -29,14 +29,14 @@ CREATE TABLE figure (
 ) WITHOUT ROWID;
 ";
 
-/// A trial that was carried out.
+/// A completed trial.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Done {
-    /// Tells it from others.
+    /// Identity of the trial.
     pub(super) identity: String,
-    /// What it took on this machine, in seconds.
+    /// Duration on this machine, in seconds.
     pub(super) seconds: f64,
-    /// What it has come to, or why it has failed.
+    /// Result of the trial, or the error if it failed.
     pub(super) outcome: Result<(Source, BTreeMap<String, Cell>), String>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal of the sweep with this identity, or makes it.
+    /// Opens the journal of the sweep with this identity, or creates it.
     pub(super) fn open(path: &Path, identity: &str) -> Result<Journal, HostError> {
         let connection = Connection::open(path).map_err(|error| problem(path, &error))?;
         let journal = Journal { connection, path: path.to_owned() };
@@ -67,7 +67,7 @@ impl Journal {
         if version != VERSION || found != identity { Err(other(path)) } else { Ok(journal) }
     }
 
-    /// What was carried out, by number.
+    /// Completed trials, by number.
     pub(super) fn done(&self) -> Result<BTreeMap<usize, Done>, HostError> {
         let read = || -> rusqlite::Result<BTreeMap<usize, Done>> {
             let mut figures: BTreeMap<i64, BTreeMap<String, Cell>> = BTreeMap::new();
@@ -101,7 +101,7 @@ impl Journal {
         read().map_err(|error| problem(&self.path, &error))
     }
 
-    /// Notes that a trial was carried out, all of it or nothing.
+    /// Adds a completed trial in one transaction.
     pub(super) fn add(&mut self, number: usize, done: &Done) -> Result<(), HostError> {
         let add = |connection: &mut Connection| -> rusqlite::Result<()> {
             let transaction = connection.transaction()?;
@@ -128,14 +128,14 @@ impl Journal {
         add(&mut self.connection).map_err(|error| problem(&self.path, &error))
     }
 
-    /// Forgets trials that have failed, so that they are carried out again.
+    /// Removes failed trials, so that they run again.
     pub(super) fn forget_failed(&mut self) -> Result<(), HostError> {
         let forgotten = self.connection.execute("DELETE FROM trial WHERE error IS NOT NULL", []);
         forgotten.map(|_| ()).map_err(|error| problem(&self.path, &error))
     }
 }
 
-/// Another sweep's journal.
+/// Error for the journal of another sweep.
 pub(super) fn other(path: &Path) -> HostError {
     HostError::Usage(format!(
         "{} has the results of another sweep: the file, its cluster, the program or this version of Uniference was another one\nhint: choose another folder with --out",

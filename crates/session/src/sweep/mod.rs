@@ -1,8 +1,8 @@
-//! Owns how the trials of a sweep are carried out: which of them may share a record, the folder that they go to and its journal, and the table of their
-//! results.
+//! Owns the execution of a sweep's trials: which trials may share a record, the sweep's folder and journal, and the
+//! table of results.
 //!
-//! Which points there are is `uniference-studies`' business, how a program or a job is run the caller's ([`Carrier`]). What a sweep has finished is in the journal,
-//! so that a sweep that was ended, by `kill -9` too, goes on where it was.
+//! The points are defined in `uniference-studies`; the caller runs programs and jobs ([`Carrier`]). Completed trials
+//! are in the journal, so a sweep that was interrupted, even by `kill -9`, continues where it stopped.
 
 mod journal;
 mod pool;
@@ -28,58 +28,59 @@ use uniference_formats::sweep::{Replays, Results, Sweep, Value, Words};
 use uniference_host::error::HostError;
 use uniference_studies::sweep::{Estimate, Plan, Row, results};
 
-/// The journal, in the folder of a sweep.
+/// File name of the journal in a sweep's folder.
 const JOURNAL: &str = "journal.sqlite";
-/// The table of results.
+/// File name of the results as CSV.
 const CSV: &str = "results.csv";
-/// The same as Parquet.
+/// File name of the results as Parquet.
 const PARQUET: &str = "results.parquet";
-/// The page of charts.
+/// File name of the page with charts.
 const PAGE: &str = "sweep.html";
-/// The folder with a folder for each trial, named by its number.
+/// Folder with one folder per trial, named by its number.
 const TRIALS: &str = "trials";
 
-/// A generated job takes about so many seconds, where none was timed.
+/// Estimated seconds of a generated job, if no job was timed yet.
 const JOB_S: f64 = 0.5;
 
-/// One point of a sweep, and what it takes to carry it out.
+/// One point of a sweep, and the command that simulates it.
 #[derive(Clone)]
 pub struct Trial {
     /// The value of each parameter.
     pub settings: Vec<Value>,
-    /// The command that carries it out.
+    /// The command of the trial.
     pub words: Words,
-    /// What its options say of the cluster.
+    /// Options of the cluster.
     pub cluster: ClusterOptions,
-    /// The same of how a program is run; a generated job is not one.
+    /// Options of the program's run; `None` for a generated job.
     pub program: Option<Program>,
 }
 
-/// How a program is run, as its options say.
+/// Options of a program's run.
 #[derive(Clone)]
 pub struct Program {
-    /// Where the duration of compute comes from.
+    /// Source of compute durations.
     pub compute: ComputeOptions,
-    /// Of everything random in the simulation.
+    /// Seed of all random values in the simulation.
     pub seed: u64,
 }
 
-/// What was found out of a trial before anything is run.
+/// Information about a trial that is known before it runs.
 #[derive(Clone, Debug)]
 pub struct Ready {
-    /// Trials with one key have programs that ask for the same, as far as these can see. Each job has a key of its own.
+    /// Trials with equal keys have programs that make the same requests, as far as these can query the cluster. Each
+    /// job has its own key.
     pub key: String,
-    /// Whether compute is measured: then nothing else may run on this machine.
+    /// Whether compute is measured; no other trial may then run on this machine at the same time.
     pub measures: bool,
-    /// What it is simulated on, whatever files say later.
+    /// The resolved cluster of the trial, independent of later changes to files.
     cluster: String,
 }
 
 impl Trial {
-    /// Finds out whether it can be carried out.
+    /// Checks whether the trial can run.
     ///
     /// # Errors
-    /// If its options describe no cluster, or compute cannot be had as they say.
+    /// If its options describe no cluster, or compute durations are not available as the options request.
     pub fn prepare(&self) -> Result<Ready, HostError> {
         let chosen = self.cluster.resolve()?;
         let Some(Program { compute, .. }) = &self.program else {
@@ -92,7 +93,7 @@ impl Trial {
         Ok(Ready { key, measures, cluster: chosen.resolved.toml })
     }
 
-    /// What its command is told beside what the sweep says.
+    /// Options of the trial's command in addition to those of the sweep.
     pub fn options(&self, keeps_record: bool) -> Vec<String> {
         if self.program.is_none() {
             return Vec::new();
@@ -102,7 +103,7 @@ impl Trial {
         ["--quiet"].into_iter().chain((!is_chosen).then_some(record)).map(str::to_owned).collect()
     }
 
-    /// The command that carries it out by itself, as a shell takes it.
+    /// The command that runs the trial alone, quoted for a shell.
     fn command(&self) -> String {
         let words = ["uniference".to_owned()].into_iter().chain(self.words.all(&[]));
         let words: Vec<String> = words.collect();
@@ -110,25 +111,25 @@ impl Trial {
     }
 }
 
-/// A trial, and what was found out of it, or why it cannot be carried out.
+/// A trial, and the information about it, or the reason why it cannot run.
 pub type TrialReady = (Trial, Result<Ready, String>);
 
-/// A sweep whose trials are known, or a search with those that are known so far.
+/// A sweep with all its trials, or a search with the trials known so far.
 pub struct Undertaking<'a> {
     /// The sweep file.
     pub sweep: &'a Sweep,
-    /// The trials to carry out.
+    /// The trials to run.
     pub trials: Vec<TrialReady>,
-    /// Which of them share records.
+    /// Groups of trials that share records.
     pub plan: Plan,
-    /// Number of trials that are carried out at once.
+    /// Number of trials that run at once.
     pub jobs: usize,
-    /// More trials may come, which records can answer.
+    /// Whether more trials may follow, which can replay the records of earlier ones.
     grows: bool,
 }
 
 impl<'a> Undertaking<'a> {
-    /// Plans the trials. So many are carried out at once, or with `None` as many as there are cores, but one where compute is measured.
+    /// Plans the trials. `jobs` trials run at once; `None`: one per core, or one if compute is measured.
     pub fn new(sweep: &'a Sweep, trials: Vec<TrialReady>, jobs: Option<usize>) -> Undertaking<'a> {
         let plan = plan_of(sweep, &trials);
         let measures = trials.iter().any(|(_, ready)| ready.as_ref().is_ok_and(|ready| ready.measures));
@@ -136,12 +137,12 @@ impl<'a> Undertaking<'a> {
         Undertaking { sweep, trials, plan, jobs, grows: false }
     }
 
-    /// A search, without trials yet.
+    /// A search without trials.
     pub fn growing(sweep: &'a Sweep, jobs: usize) -> Undertaking<'a> {
         Undertaking { sweep, trials: Vec::new(), plan: plan_of(sweep, &[]), jobs, grows: true }
     }
 
-    /// One trial more.
+    /// Adds a trial.
     fn add(&mut self, trial: TrialReady) {
         self.trials.push(trial);
         self.plan = plan_of(self.sweep, &self.trials);
@@ -152,18 +153,18 @@ impl<'a> Undertaking<'a> {
         self.trials.iter().any(|(_, ready)| ready.as_ref().is_ok_and(|ready| ready.measures))
     }
 
-    /// Whether a trial that is yet to come may ask for the record of this one.
+    /// Whether a later trial may replay the record of this one.
     fn may_be_answered(&self, number: usize) -> bool {
         self.grows && self.sweep.replays != Replays::Never && self.trials[number].0.program.is_some()
     }
 
-    /// About how long it takes as a whole.
+    /// Estimated duration of the whole sweep.
     pub fn estimate(&self) -> Estimate {
         let timed: &[f64] = if self.sweep.is_of_jobs() { &[JOB_S] } else { &[] };
         self.plan.estimate(|_| false, self.jobs, (timed, &[]))
     }
 
-    /// Tells this sweep from others: the program's file and this program's version, and of a sweep all its trials.
+    /// Identity of this sweep: the program's file and this program's version, and for a sweep all its trials.
     fn identity(&self, script: &[u8]) -> String {
         let trials = (0..self.trials.len()).map(|number| self.identity_of(number));
         let kind = if self.grows { "search" } else { "sweep" };
@@ -173,7 +174,7 @@ impl<'a> Undertaking<'a> {
         hashed(parts.iter().map(String::as_bytes).chain([script]))
     }
 
-    /// Tells a trial from others: its command, and what it is simulated on.
+    /// Identity of a trial: its command and its resolved cluster.
     fn identity_of(&self, number: usize) -> String {
         let (trial, ready) = &self.trials[number];
         let cluster = ready.as_ref().map_or("", |ready| &ready.cluster);
@@ -181,7 +182,7 @@ impl<'a> Undertaking<'a> {
     }
 }
 
-/// Number of processor cores of this machine.
+/// Number of CPU cores of this machine.
 fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
@@ -192,7 +193,7 @@ fn plan_of(sweep: &Sweep, trials: &[TrialReady]) -> Plan {
     uniference_studies::sweep::plan(&keys, sweep.replays)
 }
 
-/// The SHA-256 of parts that are told apart, in hexadecimal digits.
+/// The SHA-256 of delimited parts, in hexadecimal digits.
 fn hashed<'p>(parts: impl IntoIterator<Item = &'p [u8]>) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -202,7 +203,7 @@ fn hashed<'p>(parts: impl IntoIterator<Item = &'p [u8]>) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The folder of a sweep, which nobody else writes to while this lives.
+/// The folder of a sweep; no other command writes to it while this exists.
 pub struct SweepFolder {
     path: PathBuf,
     journal: Journal,
@@ -211,11 +212,11 @@ pub struct SweepFolder {
 }
 
 impl SweepFolder {
-    /// Takes a folder: a new one, or one in which the same sweep was begun, which then goes on. `out`, or else the next free `uniference-out/NAME-N`.
-    /// `script` is what the program's file says. With `again` trials that have failed are carried out again.
+    /// Opens the folder `out`, or creates the next free `uniference-out/NAME-N`. A sweep that was begun in the folder
+    /// continues. `script` is the contents of the program's file. With `again`, failed trials run again.
     ///
     /// # Errors
-    /// If it is somebody else's, another sweep's, or cannot be written to.
+    /// If the folder belongs to another command or another sweep, or it cannot be written to.
     pub fn take(
         undertaking: &Undertaking<'_>,
         script: &[u8],
@@ -254,7 +255,7 @@ impl SweepFolder {
         &self.path
     }
 
-    /// How many trials were carried out, here or before.
+    /// Number of completed trials, in this command or an earlier one.
     pub fn done(&self) -> usize {
         self.done.len()
     }
@@ -264,12 +265,12 @@ impl SweepFolder {
         self.done.values().filter(|done| done.outcome.is_err()).count()
     }
 
-    /// Where the results of a trial are.
+    /// Run folder of a trial.
     fn trial(&self, number: usize) -> PathBuf {
         self.path.join(TRIALS).join(number.to_string())
     }
 
-    /// The table of what was carried out.
+    /// The table of completed trials.
     pub fn table(&self, undertaking: &Undertaking<'_>) -> Results {
         let row = |(number, done): (&usize, &Done)| {
             let (trial, _) = undertaking.trials.get(*number)?;
@@ -283,7 +284,7 @@ impl SweepFolder {
     /// Writes the table as CSV and Parquet, and a page of charts.
     ///
     /// # Errors
-    /// If they cannot be written.
+    /// If the files cannot be written.
     pub fn write(&self, undertaking: &Undertaking<'_>) -> Result<Results, HostError> {
         let table = self.table(undertaking);
         let page = uniference_studies::page::sweep(undertaking.sweep, &table);

@@ -1,4 +1,5 @@
-//! Owns the order in which trials are carried out, several at once: the first of each group is run, and its record answers the others.
+//! Owns the order in which trials run, several at once: the first trial of each group runs, and the others replay its
+//! record.
 
 use super::journal::{Done, other};
 use super::{JOURNAL, Program, SweepFolder, TRIALS, Trial, Undertaking};
@@ -22,42 +23,44 @@ use uniference_host::error::HostError;
 use uniference_host::interrupt::{Interrupt, Interrupts};
 use uniference_studies::sweep::{Estimate, Source, figures};
 
-/// Signals are looked for so often.
+/// Interval between checks for signals.
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// Runs programs and jobs.
 pub trait Carrier: Sync {
-    /// Runs the command of a trial, whose results go to `folder`; with `keeps_record` the program record too. It ends early when `stop` is set.
+    /// Runs the command of a trial, which writes its results to `folder`; with `keeps_record` also the program record.
+    /// The run ends early if `stop` is set.
     ///
     /// # Errors
-    /// Why it has not come to its end, for people.
+    /// Reason why the trial did not complete, for the user.
     fn run(&self, trial: &Trial, folder: &Path, keeps_record: bool, stop: &AtomicBool) -> Result<(), String>;
 
-    /// Why nothing more can be run. What has failed since has not failed by itself, and is not noted.
+    /// Error after which no trial can run. Trials that fail afterwards did not fail by themselves, and are not
+    /// recorded.
     fn lost(&self) -> Option<HostError> {
         None
     }
 }
 
-/// Is told how far a sweep is.
+/// Receives the progress of a sweep.
 pub trait Watch {
-    /// `done` trials have been carried out; the others take about as long as `left` says.
+    /// Reports that `done` trials are complete; `left` estimates the duration of the others.
     fn progress(&mut self, done: usize, left: &Estimate);
 }
 
-/// Why a sweep has not come to its end.
+/// Reason why a sweep stopped early.
 #[must_use]
 pub enum Halted {
-    /// Every trial has been carried out.
+    /// All trials are complete.
     No,
-    /// A signal has asked for it.
+    /// A signal interrupted the sweep.
     By(Interrupt),
 }
 
-/// Carries out what is not done yet.
+/// Runs all trials that are not complete.
 ///
 /// # Errors
-/// If the journal cannot be written. A trial that fails is noted, and the others go on.
+/// If the journal cannot be written. A failed trial is recorded, and the others continue.
 pub fn carry_out(
     undertaking: &Undertaking<'_>,
     folder: &mut SweepFolder,
@@ -70,7 +73,7 @@ pub fn carry_out(
         match (folder.done.get(&number), ready) {
             (Some(done), _) if done.identity == identity => {}
             (Some(_), _) => return Err(other(&folder.path.join(JOURNAL))),
-            // What cannot be carried out has failed.
+            // A trial that cannot run has failed.
             (None, Err(error)) => note(folder, number, Done { identity, seconds: 0.0, outcome: Err(error.clone()) })?,
             (None, Ok(_)) => {}
         }
@@ -124,16 +127,16 @@ fn note(folder: &mut SweepFolder, number: usize, done: Done) -> Result<(), HostE
     Ok(())
 }
 
-/// What workers take trials from.
+/// The trials that workers choose from.
 struct Pool<'a> {
     undertaking: &'a Undertaking<'a>,
-    /// The folder of their folders.
+    /// Folder with the trials' folders.
     trials: PathBuf,
     state: Mutex<State>,
-    /// A run has ended.
+    /// Signalled when a run or a replay ends.
     changed: Condvar,
     stop: AtomicBool,
-    /// Of this machine, where replays are carried out.
+    /// Cores of this machine, the limit of concurrent replays.
     cores: usize,
 }
 
@@ -145,17 +148,17 @@ struct State {
     records: Vec<Record>,
 }
 
-/// The record that answers the trials of a group.
+/// The record that the trials of a group replay.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Record {
     None,
-    /// A run makes it.
+    /// A running trial writes the record.
     UnderWay,
-    /// The trial with this number has made it.
+    /// The trial with this number wrote the record.
     Of(usize),
 }
 
-/// What a worker does next.
+/// Next task of a worker.
 enum Task {
     Run { number: usize, keeps_record: bool },
     Replay { number: usize, of: usize },
@@ -167,7 +170,7 @@ impl<'a> Pool<'a> {
         let mut records = vec![Record::None; undertaking.plan.first.len()];
         for (number, done) in &folder.done {
             let is_run = done.outcome.as_ref().is_ok_and(|(source, _)| *source == Source::Run);
-            // Of a search that goes on, some trials are not asked for yet.
+            // In a search that continues, the journal may have trials that were not asked for yet.
             if let Some(Some(group)) = undertaking.plan.groups.get(*number).copied()
                 && is_run
                 && folder.trial(*number).join(RECORD).exists()
@@ -187,7 +190,7 @@ impl<'a> Pool<'a> {
     }
 
     fn stop(&self) {
-        // Whoever holds the state has not looked yet, or waits and hears it.
+        // With the lock held, each worker either has not checked `stop` yet, or is waiting and gets notified.
         let _state = self.state.lock().expect("nobody panics who holds it");
         self.stop.store(true, Relaxed);
         self.changed.notify_all();
@@ -209,7 +212,7 @@ impl<'a> Pool<'a> {
                 return;
             }
             let made_record = matches!(outcome, Ok((Source::Run, _))) && self.record(number).exists();
-            // Before anybody replays its record, the run is on its way into the journal.
+            // The run is sent to the journal before another worker can replay its record.
             let identity = self.undertaking.identity_of(number);
             let done = Done { identity, seconds: begin.elapsed().as_secs_f64(), outcome };
             if sender.send((number, done)).is_err() {
@@ -223,7 +226,7 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// Runs come first, as replays need their records.
+    /// The next task. Runs come first, because replays need their records.
     fn next(&self) -> Option<Task> {
         let mut state = self.state.lock().expect("nobody panics who holds it");
         loop {
@@ -269,7 +272,7 @@ impl<'a> Pool<'a> {
         })
     }
 
-    /// The record answers; or the program itself, where that could have gone another way and exact answers are wanted.
+    /// Replays the record; runs the program if it could have diverged from the record and exact results are requested.
     fn replay(&self, number: usize, of: usize, carrier: &dyn Carrier) -> Outcome {
         let folder = self.trials.join(number.to_string());
         let trial = &self.undertaking.trials[number].0;
@@ -293,7 +296,7 @@ impl<'a> Pool<'a> {
         }
     }
 
-    /// A bug of ours ends a trial, and not the sweep.
+    /// A panic ends the trial, but not the sweep.
     fn guarded(&self, task: impl FnOnce() -> Outcome) -> Outcome {
         catch_unwind(AssertUnwindSafe(task)).unwrap_or_else(|_| {
             Err("this is a bug in Uniference; please report it together with the lines on standard error".to_owned())
@@ -303,11 +306,11 @@ impl<'a> Pool<'a> {
 
 type Outcome = Result<(Source, std::collections::BTreeMap<String, uniference_formats::sweep::Cell>), String>;
 
-/// What replays a record on a trial's cluster.
+/// The replay of a record on a trial's cluster.
 fn replay_of(trial: &Trial, program: &Program, record: &Path, folder: &Path) -> Result<Replay, HostError> {
     let mut cluster = trial.cluster.clone();
     if !cluster.resolve()?.backend_named {
-        // The program has said which.
+        // The recorded program has named its backend.
         cluster.overrides.backend = Some(crate::recorded::backend(record)?);
     }
     Ok(Replay {
@@ -327,7 +330,7 @@ fn replay_of(trial: &Trial, program: &Program, record: &Path, folder: &Path) -> 
     })
 }
 
-/// Takes away what an attempt that was ended has left.
+/// Removes the files of an interrupted attempt.
 fn clear(folder: &Path) -> Result<(), String> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -344,7 +347,7 @@ fn report(folder: &Path) -> Result<Report, String> {
     report.failure.clone().map_or(Ok(report), Err)
 }
 
-/// An error as a command says it.
+/// An error in the form that a command prints.
 pub(super) fn said(error: &HostError) -> String {
     match error {
         HostError::Diagnostic(diagnostic) => diagnostic.to_string(),

@@ -1,5 +1,5 @@
-//! Owns the course of a search: points are asked for, carried out and told what they came to, until as many trials are done as are wanted. Where to look next is
-//! the business of whoever is asked ([`Asker`]).
+//! Owns the course of a search: points are asked for, simulated, and reported back with their results, until the
+//! requested number of trials is complete. The [`Asker`] chooses the points.
 
 use super::pool::{Carrier, Halted, Watch, carry_out};
 use super::{SweepFolder, Trial, TrialReady, Undertaking};
@@ -9,43 +9,44 @@ use uniference_host::error::HostError;
 use uniference_host::interrupt::Interrupts;
 use uniference_studies::sweep::{feasible, holds, untried};
 
-/// After so many answers in a row that are known already, a point is drawn that is not.
+/// Number of consecutive answers with known points only, after which a new point is drawn at random.
 const PATIENCE: usize = 8;
 
-/// Says where to look next.
+/// Chooses the points of a search.
 pub trait Asker {
-    /// Asks for `count` points. A point has a share from 0 to 1 for each parameter, of its values.
+    /// Asks for `count` points. A point has for each parameter a position from 0 to 1 in the parameter's values.
     ///
     /// # Errors
     /// If there is no answer.
     fn ask(&mut self, count: usize) -> Result<Vec<Vec<f64>>, HostError>;
 
-    /// What the points of the last answer came to.
+    /// Reports the results of the last answer's points.
     ///
     /// # Errors
-    /// If nobody hears it.
+    /// If the results cannot be sent.
     fn tell(&mut self, told: &[Told]) -> Result<(), HostError>;
 
-    /// The point that is to be asked for next.
+    /// Sets the next point to ask for.
     ///
     /// # Errors
-    /// If nobody hears it.
+    /// If the point cannot be sent.
     fn enqueue(&mut self, point: &[f64]) -> Result<(), HostError>;
 }
 
-/// What a point came to.
+/// Result of a point.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Told {
-    /// By objective; `None`: it could not be carried out.
+    /// Values by objective; `None`: the point failed.
     pub values: Option<Vec<f64>>,
-    /// By constraint, 0 where it holds. The first one is that the point can be carried out.
+    /// Violation of each constraint, 0 if it holds. The first constraint is that the point can be simulated.
     pub violations: Vec<f64>,
 }
 
-/// Carries a search out, or goes on with it: what is done is told again and not carried out. `prepare` makes a trial of a point.
+/// Starts or continues a search: completed trials are reported again instead of being run again. `prepare` makes a
+/// trial of a point.
 ///
 /// # Errors
-/// The journal's, and the asker's.
+/// Errors of the journal and of the asker.
 pub fn search(
     undertaking: &mut Undertaking<'_>,
     search: &Search,
@@ -88,7 +89,7 @@ pub fn search(
             let seed = search.seed.wrapping_add(known.len() as u64);
             match untried(sweep, seed, |point| known.contains(&name(point))) {
                 Some(point) => asker.enqueue(&point)?,
-                // There is nothing else.
+                // All points are known.
                 None => return Ok(Halted::No),
             }
         }

@@ -1,4 +1,4 @@
-//! Owns the files of execution traces: which there are, and that few of them are open.
+//! Owns the files of execution traces: their paths, and reading with few open files.
 
 use crate::cluster::show;
 use crate::input;
@@ -14,7 +14,7 @@ use uniference_formats::units::counted;
 use uniference_host::error::HostError;
 use uniference_programs::astra::layers::{TextWorkload, is_text_workload};
 
-/// Number of bytes of a file that are read at once.
+/// Number of bytes that are read at once.
 const CHUNK: u64 = 1 << 16;
 
 /// Suffixes of the names of traces.
@@ -26,14 +26,14 @@ const RANK: &str = "%d";
 /// Bytes that tell a text workload from a trace.
 const BEGINNING: u64 = 256;
 
-/// Where the traces come from.
+/// Source of the traces.
 pub(super) enum Traces<'a> {
     Files {
         prefix: &'a Path,
         /// Paths of the traces by rank; `None`: one trace for all ranks.
         there: Option<Vec<PathBuf>>,
     },
-    /// They are made of a text workload.
+    /// Traces generated from a text workload.
     Text { path: &'a Path, workload: Box<TextWorkload>, passes: u32 },
 }
 
@@ -49,7 +49,7 @@ impl<'a> Traces<'a> {
         Ok(Traces::Files { prefix, there: of_all_ranks(prefix)? })
     }
 
-    /// One for each of `ranks` ranks.
+    /// Readers of the traces of `ranks` ranks.
     pub(super) fn open(&self, ranks: usize, notices: &Notices) -> Result<Vec<Reader<Pieces>>, HostError> {
         let (path, made) = match self {
             Traces::Files { prefix, there } => {
@@ -66,10 +66,10 @@ impl<'a> Traces<'a> {
     }
 }
 
-/// The text workload in a file, if it is one by its first word or its name.
+/// The text workload in a file, recognized by its first word or its name.
 ///
 /// # Errors
-/// If it is one that cannot be read.
+/// If the file is a text workload that cannot be read.
 pub fn text_workload(path: &Path) -> Result<Option<TextWorkload>, HostError> {
     let mut beginning = Vec::new();
     let Ok(file) = input::open(path) else { return Ok(None) };
@@ -99,7 +99,7 @@ fn of_all_ranks(prefix: &Path) -> Result<Option<Vec<PathBuf>>, HostError> {
 /// The traces with this prefix, in the order of their ranks.
 ///
 /// # Errors
-/// If there are none, if the trace of a rank is missing, or if there are two of a rank.
+/// If there are no traces, the trace of a rank is missing, or a rank has two traces.
 pub fn without_gaps(prefix: &Path) -> Result<Vec<PathBuf>, HostError> {
     let ranks = ranks_of(prefix)?;
     let Some((last, path)) = ranks.last_key_value() else {
@@ -125,7 +125,7 @@ pub fn without_gaps(prefix: &Path) -> Result<Vec<PathBuf>, HostError> {
 /// place of `%d`.
 ///
 /// # Errors
-/// If there are two traces of a rank.
+/// If a rank has two traces.
 pub fn ranks_of(prefix: &Path) -> Result<BTreeMap<usize, PathBuf>, HostError> {
     let folder = prefix.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let name = prefix.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -163,7 +163,7 @@ pub fn prefix_and_rank(trace: &Path) -> Option<(PathBuf, u32)> {
     Some((trace.with_file_name(prefix), number))
 }
 
-/// The name of a rank's trace in messages; the prefix may be a pattern.
+/// The name of a rank's trace for messages; the prefix may be a pattern.
 fn name_of(prefix: &Path, rank: usize) -> PathBuf {
     match prefix.to_string_lossy().split_once(RANK) {
         Some((start, end)) => format!("{start}{rank}{end}").into(),
@@ -171,7 +171,7 @@ fn name_of(prefix: &Path, rank: usize) -> PathBuf {
     }
 }
 
-/// The trace of one rank.
+/// The path of one rank's trace.
 pub fn of_rank(prefix: &Path, rank: impl Display) -> PathBuf {
     with_suffix(prefix, &format!(".{rank}.et")).into()
 }
@@ -182,7 +182,7 @@ pub(super) fn with_suffix(prefix: &Path, suffix: &str) -> OsString {
     name
 }
 
-/// One for each rank.
+/// The trace of each rank.
 fn files(prefix: &Path, there: Option<&[PathBuf]>, ranks: usize) -> Result<Vec<PathBuf>, HostError> {
     match there {
         None => Ok(vec![prefix.to_owned(); ranks]),
@@ -203,7 +203,7 @@ pub(super) fn open(path: &Path) -> Result<Reader<Pieces>, HostError> {
 /// The bytes of a trace.
 pub(super) enum Pieces {
     File(FilePieces),
-    /// What is one rank's, and then what is the same for all.
+    /// Bytes of one rank, followed by bytes that all ranks share.
     Memory {
         head: Vec<u8>,
         body: Arc<[u8]>,
@@ -227,7 +227,7 @@ impl Read for Pieces {
     }
 }
 
-/// A file that is open only while a piece of it is read: there may be more ranks than a process may have files.
+/// A file that is open only while a piece of it is read, because ranks may outnumber the files that a process may open.
 pub(super) struct FilePieces {
     path: PathBuf,
     offset: u64,
@@ -258,7 +258,7 @@ impl Read for FilePieces {
     }
 }
 
-/// Says in which file something is wrong.
+/// Adds the file's path to an error.
 pub fn in_file<E: std::fmt::Display>(path: &Path) -> impl Fn(E) -> HostError {
     move |error| HostError::Usage(format!("{}: {error}", path.display()))
 }

@@ -1,9 +1,11 @@
-//! Owns the check that ranks which should be alike are: each witness asks for what its representative does, in its own place.
+//! Owns the replica check of a folded program: each replica (`witness`) must make the same requests as its
+//! representative, with its own groups and peers.
 //!
-//! What need not be alike is left out before: the store, of which the first rank of a group asks for something else than the others, reads of the clock
-//! and polls, of which there are more where a rank lives longer, and where slices of the host's work are cut by these; waits for an operation with a
-//! root, which has nothing to wait for; and in which order groups are closed, which is when Python frees them. A representative may sleep where none of
-//! its witnesses does: absent ranks are made from witnesses.
+//! Requests that may differ are removed before the comparison: the store, of which the first rank of a group makes
+//! other requests than the rest; clock reads and polls, of which a longer-lived rank makes more, and the cuts that they
+//! make in slices of host work; waits for an operation with a root, because the root has nothing to wait for; and the
+//! order in which groups are closed, which depends on when Python frees them. A representative may sleep where no
+//! replica sleeps: absent ranks are made from replicas.
 
 use super::{Cast, End, Moved};
 use crate::device::Origin;
@@ -14,22 +16,22 @@ use crate::time::SimDuration;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 
-/// Compares the steps of witnesses with those of their representatives.
+/// Compares the steps of replicas with those of their representatives.
 ///
-/// A rank at an end that differs is judged when those at the other ends have got as far: of all ends at which ranks differ, the widest is a class of its
-/// own.
+/// A differing rank at an end is judged when the ranks at the other ends have made as many steps: among all ends at
+/// which ranks differ, the widest one becomes a class of its own.
 #[derive(Debug)]
 pub struct Likeness {
-    /// By their places in the cast, the strides of each end's axes.
+    /// For each end of the cast, the strides of its axes.
     ends: Vec<End>,
     heard: BTreeMap<RankId, Heard>,
     pairs: Vec<Pair>,
-    /// By rank, task and number of the call, a checksum of what was contributed to it.
+    /// Checksum of the values that a rank contributed to a call, by rank, task and number of the call.
     contributed: BTreeMap<(RankId, TaskId, u64), u64>,
     unlike: Option<Unlike>,
 }
 
-/// Ranks that should be alike and are not.
+/// Ranks that should be equivalent and are not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unlike {
     /// The assumption that does not hold.
@@ -38,16 +40,16 @@ pub struct Unlike {
     pub problem: String,
 }
 
-/// The assumption of a rehearsal that does not hold.
+/// The assumption of a folded run that does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DueTo {
     /// Neighbours along this axis of the symmetry differ.
     Axis(usize),
     /// The rank at this end of the cast differs.
     End(usize),
-    /// A rank differs that is just before an end: something was divided so that more ranks than the last ones have less.
+    /// A rank just before an end differs: more ranks than the last ones have a smaller part of an uneven division.
     Uneven,
-    /// A rank that does not run is needed.
+    /// The program needs a rank that does not run.
     Absence,
 }
 
@@ -58,13 +60,13 @@ impl fmt::Display for Unlike {
 }
 
 impl Unlike {
-    /// A rank that does not run is needed.
+    /// The program needs a rank that does not run.
     pub fn absence(problem: impl Into<String>) -> Unlike {
         Unlike { due_to: DueTo::Absence, problem: problem.into() }
     }
 }
 
-/// A witness and its representative.
+/// A replica and its representative.
 #[derive(Debug)]
 struct Pair {
     representative: RankId,
@@ -72,36 +74,37 @@ struct Pair {
     due_to: DueTo,
     moved: Moved,
     tasks: BTreeMap<TaskId, Ahead>,
-    /// By task, of each time that the representative sleeps, whether the witness does too.
+    /// For each task and each sleep of the representative, whether the replica sleeps too.
     sleeps: BTreeMap<TaskId, Vec<bool>>,
-    /// Has one been added?
+    /// Whether `sleeps` has a new entry.
     slept: bool,
-    /// By task, how many steps were alike.
+    /// Number of equal steps, by task.
     alike: BTreeMap<TaskId, u64>,
-    /// The first step that was not, of a rank at an end: its task, how many were alike before, and how it differs.
+    /// First step that differs, for a rank at an end: its task, the number of equal steps before it, and the
+    /// difference.
     differs: Option<(TaskId, u64, String)>,
 }
 
-/// What one of a pair has done and the other has not.
+/// Steps that one rank of a pair has made and the other has not made yet.
 #[derive(Debug, Default)]
 struct Ahead {
     is_witness: bool,
     steps: VecDeque<Significant>,
-    /// What the representative's host has worked before it slept alone.
+    /// Host work of the representative before a sleep that the replica does not make.
     host: SimDuration,
 }
 
-/// A step that must be alike, and what the host has worked since the one before.
+/// A step that must be equal, and the host work since the previous one.
 #[derive(Clone, Debug, PartialEq)]
 struct Significant {
     host: SimDuration,
     step: RecordedStep,
 }
 
-/// What is known of a rank's names.
+/// Normalized names of a rank's handles and groups.
 #[derive(Debug, Default)]
 struct Heard {
-    /// By the recorded handle, the number among activities that must be alike; `None`: it need not be.
+    /// For each recorded handle, its number among activities that must be equal; `None`: the activity may differ.
     names: Vec<Option<Handle>>,
     significant: u32,
     groups: BTreeMap<GroupId, GroupId>,
@@ -110,7 +113,7 @@ struct Heard {
 }
 
 impl Likeness {
-    /// For the ranks that run.
+    /// The check for all ranks that run.
     pub fn new(cast: &Cast) -> Likeness {
         let pair = |representative: RankId, witness: RankId, due_to: DueTo| Pair {
             representative,
@@ -132,7 +135,7 @@ impl Likeness {
         Likeness { ends: cast.ends().to_vec(), heard, pairs: pairs.collect(), contributed, unlike: None }
     }
 
-    /// `task` of `rank` does this next, on this line.
+    /// Compares the next step of `task` of `rank`, which is on this line of the program.
     pub fn hear(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, line: &str) {
         let Some(significant) = self.heard.entry(rank).or_default().hear(task, step) else { return };
         let (mut unlike, mut slept) = (None, false);
@@ -154,7 +157,8 @@ impl Likeness {
         self.judge(false);
     }
 
-    /// Whether ranks at ends differ, once those of one class have got as far as the first that does, or have got as far as they will.
+    /// Decides whether ranks at ends differ, once the end ranks of a class have made as many steps as the first one
+    /// that differs, or once the run is over.
     fn judge(&mut self, is_over: bool) {
         if self.unlike.is_some() {
             return;
@@ -170,18 +174,18 @@ impl Likeness {
             return;
         }
         let differ = at_ends.filter_map(|(end, pair)| Some((end, &pair.differs.as_ref()?.2)));
-        // Who is farthest along more axes is at the other's end too.
+        // A rank at an end of more axes is also at the end of fewer axes.
         let widest = differ.min_by_key(|(end, _)| self.ends[*end].len());
         self.unlike = widest.map(|(end, problem)| Unlike { due_to: DueTo::End(end), problem: problem.clone() });
     }
 
-    /// Nothing more is heard: the ranks that turned out not to be alike.
+    /// Ends the check; returns the ranks that are not equivalent.
     pub fn conclude(&mut self) -> Option<&Unlike> {
         self.judge(true);
         self.unlike.as_ref()
     }
 
-    /// A witness that sleeps where another one of the same representative does not.
+    /// A replica that sleeps where another replica of the same representative does not.
     fn sleeper(&self, task: TaskId) -> Option<Unlike> {
         let decided = |pair: &Pair| pair.sleeps.get(&task).cloned().unwrap_or_default();
         let differ = |one: &Pair, other: &Pair| {
@@ -194,7 +198,7 @@ impl Likeness {
         Some(Unlike { due_to: other.due_to, problem })
     }
 
-    /// The `call`-th call of `task` of `rank` contributes values with this checksum.
+    /// Compares the checksum of the values that the `call`-th call of `task` of `rank` contributes.
     pub fn contributes(&mut self, rank: RankId, task: TaskId, call: u64, sum: u64) {
         self.contributed.insert((rank, task, call), sum);
         for pair in &mut self.pairs {
@@ -216,14 +220,14 @@ impl Likeness {
         self.judge(false);
     }
 
-    /// The first ranks that turned out not to be alike.
+    /// The first ranks that are not equivalent.
     pub fn unlike(&self) -> Option<&Unlike> {
         self.unlike.as_ref()
     }
 }
 
 impl Pair {
-    /// `rank`, one of the two, does this next; how they differ.
+    /// Compares the next step of `rank`, one of the two ranks; returns the difference.
     fn hear(&mut self, rank: RankId, task: TaskId, significant: &Significant) -> Option<String> {
         let is_witness = self.witness == rank;
         let ahead = self.tasks.entry(task).or_default();
@@ -267,7 +271,7 @@ impl Pair {
         }
     }
 
-    /// The two differ: a rank at an end is judged later.
+    /// Reports a difference of the two ranks, or keeps it for later if the replica is at an end.
     fn unlike(&mut self, task: TaskId, problem: String) -> Option<Unlike> {
         if let DueTo::End(_) = self.due_to {
             let alike = self.alike.get(&task).copied().unwrap_or_default();
@@ -279,7 +283,7 @@ impl Pair {
 }
 
 impl Heard {
-    /// The step under names that ranks which are alike share; `None`: it need not be alike.
+    /// The step under normalized names, which equivalent ranks share; `None`: the step may differ.
     fn hear(&mut self, task: TaskId, step: &RecordedStep) -> Option<Significant> {
         let step = match step {
             RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), queue, .. })
@@ -355,7 +359,7 @@ impl Significant {
         matches!(&self.step, RecordedStep::Request(Request::Issue { activity: Activity::Sleep(_), .. }))
     }
 
-    /// What it is, as far as `other` is something else.
+    /// Description of the part of this step that differs from `other`.
     fn against(&self, other: &Significant) -> String {
         if self.step == other.step {
             return format!("computes for {} on the host before it", self.host);
@@ -441,7 +445,8 @@ mod tests {
         }
     }
 
-    /// Rank 0 asks the store and reads the clock, and so its slices are cut elsewhere; rank 1's group is the other one of the mesh.
+    /// Rank 0 uses the store and reads the clock, and its slices are cut at other places; rank 1's group is the other
+    /// one of the mesh.
     #[test]
     fn what_only_one_asks_of_the_store_and_the_clock_is_left_out() {
         let mut likeness = likeness();
@@ -462,7 +467,7 @@ mod tests {
         assert_eq!(likeness.unlike(), None);
     }
 
-    /// Rank 0 has what it sends to all; rank 1 waits for it.
+    /// Rank 0 has the data that it sends to all; rank 1 waits for it.
     #[test]
     fn the_root_of_an_operation_need_not_wait_for_it() {
         let mut likeness = likeness();
@@ -490,7 +495,8 @@ mod tests {
         issue(Activity::Sleep(SimDuration::from_us(seconds * 1_000_000)))
     }
 
-    /// What rank 0 of all does for each that runs: it alone sleeps for two seconds, between two of its slices.
+    /// Four running ranks, of which those in `sleeps` sleep for two seconds between two of their slices; `first` is the
+    /// first rank that the check hears.
     fn heard_sleeping(sleeps: &[u32], first: u32) -> Likeness {
         let mut likeness = likeness();
         let mut ranks: Vec<u32> = (0..4).collect();
@@ -561,7 +567,7 @@ mod tests {
         assert!(unlike.problem.contains("operation number 2"), "{unlike}");
     }
 
-    /// Ranks 0 and 3 differ along both axes: which of them it is due to is not known.
+    /// Ranks 0 and 3 differ along both axes: it is unknown which axis is the cause.
     #[test]
     fn the_farthest_rank_blames_no_axis() {
         let mut likeness = likeness();
@@ -570,8 +576,8 @@ mod tests {
         assert_eq!(likeness.unlike().map(|unlike| unlike.due_to), Some(DueTo::End(2)));
     }
 
-    /// Of 16 ranks, 4 on a machine, what the last machine has less of is seen first of the last rank of all, and then of the machine's first; rank 3,
-    /// the last of its machine, is like rank 0.
+    /// 16 ranks, 4 per machine. The check hears the last rank of all before the first rank of the last machine; rank 3,
+    /// the last of its machine, equals rank 0 unless it is in `less`.
     fn uneven(less: &[u32]) -> Likeness {
         let symmetry = Symmetry::new(axes(16, 4), 16).unwrap();
         let mut likeness = Likeness::new(&Cast::new(symmetry, 16, ends(16, 4), Vec::new()));
@@ -600,7 +606,7 @@ mod tests {
         assert_eq!(uneven(&[]).conclude(), None);
     }
 
-    /// The others at ends do not get as far as rank 15, which differs.
+    /// The other ranks at ends make fewer steps than rank 15, which differs.
     #[test]
     fn what_was_not_judged_is_judged_when_all_is_over() {
         let symmetry = Symmetry::new(axes(16, 4), 16).unwrap();

@@ -1,7 +1,8 @@
-//! Owns the ranks of a folded program: which of them run, and whose steps those of the others are made from.
+//! Owns the fold of a program's ranks: the ranks that run, and for each absent rank the running rank from whose steps
+//! its own are made.
 //!
-//! It does not know how they run. What a rank would have done in another's place is [`Moved`]'s business, whether ranks that run are alike
-//! [`Likeness`]'s.
+//! This module does not run ranks. [`Moved`] translates the steps of one rank into those of another, and [`Likeness`]
+//! checks that running ranks are equivalent.
 
 mod likeness;
 mod moved;
@@ -13,19 +14,19 @@ use crate::ids::RankId;
 use crate::symmetry::{Axis, Relabeling, Symmetry};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The ranks that are farthest along all axes whose strides are these: of a dimension of a mesh that is made of these axes the last ones, where what is
-/// left over of an uneven division goes.
+/// The last ranks along all axes with these strides. For a mesh dimension made of these axes they are the last
+/// coordinates, which get the remainder of an uneven division.
 pub type End = BTreeSet<u32>;
 
-/// Which ranks of a program run. The others are absent.
+/// The ranks of a program that run, and those that are absent.
 ///
-/// Ranks that are moved onto each other by the symmetry are alike, unless one of them is at an end that is a class of its own. Of each class a
-/// *representative* runs, and as *witnesses* the ranks one step away from it along each axis, those at other ends, and those just before the ends that
-/// are classes of their own.
+/// Ranks that the symmetry maps onto each other form a class, except ranks at an end that is a class of its own. For
+/// each class a *representative* runs, and as *replicas* (`witnesses`) the ranks one step away from it along each axis,
+/// the ranks at other ends, and those just before the ends that are classes of their own.
 #[derive(Clone, Debug)]
 pub struct Cast {
     symmetry: Symmetry,
-    /// Ends at which ranks run to show whether ranks are alike.
+    /// Ends at which replicas run.
     ends: Vec<End>,
     /// Ends that are classes of their own.
     apart: Vec<End>,
@@ -33,7 +34,8 @@ pub struct Cast {
 }
 
 impl Cast {
-    /// The ranks of a program of `world` ranks that are alike under `symmetry`, but not those at the ends that are `apart` and others.
+    /// Folds a program of `world` ranks by `symmetry`. The ranks at the ends in `apart` are classes of their own;
+    /// replicas run at those in `ends`.
     pub fn new(symmetry: Symmetry, world: u32, ends: Vec<End>, apart: Vec<End>) -> Cast {
         let cast = Cast { symmetry, ends, apart, runs: Vec::new() };
         let mut runs = vec![false; world as usize];
@@ -44,17 +46,17 @@ impl Cast {
         Cast { runs, ..cast }
     }
 
-    /// Which ranks are taken to be alike, but for those that are apart.
+    /// The symmetry of ranks that are assumed equivalent, apart from the ends that are classes of their own.
     pub fn symmetry(&self) -> &Symmetry {
         &self.symmetry
     }
 
-    /// The ends at which ranks run to show whether ranks are alike.
+    /// The ends at which replicas run.
     pub fn ends(&self) -> &[End] {
         &self.ends
     }
 
-    /// Does `rank` run?
+    /// Whether `rank` runs.
     pub fn runs(&self, rank: RankId) -> bool {
         self.runs[rank.index()]
     }
@@ -64,12 +66,12 @@ impl Cast {
         (0..self.runs.len()).map(RankId::from).filter(|rank| self.runs(*rank))
     }
 
-    /// The rank that stands for the class of `rank`.
+    /// The representative of the class of `rank`.
     pub fn representative(&self, rank: RankId) -> RankId {
         RankId(rank.0 - self.free(rank).map(|axis| axis.at(rank.0) * axis.stride).sum::<u32>())
     }
 
-    /// The ranks that run beside a representative, and what it is due to if one is not like it.
+    /// The replicas of a representative, and for each the assumption that fails if it differs.
     fn witnesses(&self, representative: RankId) -> BTreeMap<RankId, DueTo> {
         let is_free = |axis: &Axis| self.free(representative).any(|free| free == axis);
         let farthest = |end: &End| -> u32 {
@@ -80,7 +82,7 @@ impl Cast {
         let steps = axes.map(|(place, axis)| (axis.stride, DueTo::Axis(place)));
         let ends = self.ends.iter().enumerate().map(|(place, end)| (farthest(end), DueTo::End(place)));
         let before = self.apart.iter().filter_map(|end| {
-            // Where there is no other coordinate than the first and the last one, the ends show it.
+            // Along an axis with only a first and a last coordinate, the ranks at ends show this difference.
             let last = self.free(representative).find(|axis| end.contains(&axis.stride) && axis.extent > 2)?;
             Some((farthest(end) - last.stride, DueTo::Uneven))
         });
@@ -94,7 +96,7 @@ impl Cast {
         witnesses
     }
 
-    /// The axes along which the class of `rank` extends: all but those of ends apart that it is at.
+    /// The axes along which the class of `rank` extends: all axes except those of ends apart at which the rank is.
     fn free(&self, rank: RankId) -> impl Iterator<Item = &Axis> {
         let axes = self.symmetry.axes();
         let is_at = move |end: &End| {
@@ -105,8 +107,9 @@ impl Cast {
         axes.iter().filter(move |axis| !held.iter().any(|end| end.contains(&axis.stride)))
     }
 
-    /// The rank whose steps those of `rank` are made from: itself if it runs; else the witness one step along the first axis on which it is elsewhere
-    /// than its representative. So what distinguishes the first of neighbours, as rank 0 that prints, is nobody else's.
+    /// The running rank from whose steps those of `rank` are made: `rank` itself if it runs; else the replica one step
+    /// along the first axis on which `rank` and its representative differ. Special behaviour of a first neighbour, such
+    /// as printing on rank 0, is therefore not copied.
     pub fn model(&self, rank: RankId) -> RankId {
         if self.runs(rank) {
             return rank;
@@ -117,11 +120,11 @@ impl Cast {
         steps.find(|witness| self.representative(*witness) == representative).unwrap_or(representative)
     }
 
-    /// For each member of a group the place of the member that runs and contributes to collectives in its place: its own, if it runs; else that
-    /// of a member of its class, its model before its representative before others.
+    /// For each member of a group the index of the running member that contributes to collectives in its place: its own
+    /// index, if it runs; else a member of its class, preferably its model, then its representative, then others.
     ///
     /// # Errors
-    /// The first absent member of whose class nobody in the group runs.
+    /// The first absent member whose class has no running rank in the group.
     pub fn stand_ins(&self, group: &[RankId]) -> Result<Vec<usize>, RankId> {
         let running: Vec<(usize, RankId, RankId)> = group
             .iter()
@@ -142,18 +145,18 @@ impl Cast {
     }
 }
 
-/// The ends of what programs often divide: the ranks of a machine, the machines, and all.
+/// The ends along which programs often divide work: the ranks of a machine, the machines, and all ranks.
 pub fn ends(world: u32, per_machine: u32) -> Vec<End> {
     let strides: End = axes(world, per_machine).into_iter().map(|axis| axis.stride).collect();
     let (inside, over): (End, End) = strides.iter().partition(|stride| **stride < per_machine);
     vec![inside, over, strides]
 }
 
-/// The farthest ends that are in none of those apart. If ranks there are like their representatives, so are all others that are in none: whoever is
-/// farther along more axes has less of what was divided.
+/// The widest ends that contain none of the ends in `apart`. If ranks at these ends equal their representatives, all
+/// other ranks in no end apart do too: a rank at the end of more axes has a smaller part of a division.
 pub fn rest(world: u32, per_machine: u32, apart: &[End]) -> Vec<End> {
     let strides: End = axes(world, per_machine).into_iter().map(|axis| axis.stride).collect();
-    // What must be left out of all axes, so that some axis of each end apart is missing: the least sets.
+    // The smallest sets of axes to omit so that each end apart lacks an axis.
     let mut left_out = vec![End::new()];
     for end in apart {
         let (hit, missed): (Vec<End>, Vec<End>) = left_out.into_iter().partition(|set| !set.is_disjoint(end));
@@ -164,8 +167,9 @@ pub fn rest(world: u32, per_machine: u32, apart: &[End]) -> Vec<End> {
     left_out.iter().map(|set| &strides - set).filter(|end| !end.is_empty()).collect()
 }
 
-/// The axes along which ranks of a program may be alike, where `per_machine` consecutive ones share each machine: the prime factors of both numbers,
-/// so that the groups of a mesh whose dimensions are made of whole factors are mapped onto groups.
+/// The axes along which ranks may be equivalent if `per_machine` consecutive ranks share each machine: the prime
+/// factors of both numbers, so that groups of a mesh whose dimensions are products of whole factors are mapped onto
+/// groups.
 pub fn axes(world: u32, per_machine: u32) -> Vec<Axis> {
     let machines = if per_machine > 0 && world.is_multiple_of(per_machine) { world / per_machine } else { 1 };
     let mut stride = 1;
@@ -210,8 +214,8 @@ mod tests {
         cast.running().map(|rank| rank.0).collect()
     }
 
-    /// 16 = (2 * 2 * 2) * 2: rank 0, a step of 1, 2, 4 and 8, the last of the first machine, and the last; 12 = (2 * 2) * 3; 512 = 2^9, and 7, 504
-    /// and 511 are the ends.
+    /// 16 = (2 * 2 * 2) * 2: rank 0, a step of 1, 2, 4 and 8, the last rank of the first machine, and the last rank; 12
+    /// = (2 * 2) * 3; 512 = 2^9, with the ends 7, 504 and 511.
     #[test]
     fn a_representative_its_neighbours_and_the_ends_run() {
         assert_eq!(running(&cast(16, 8)), [0, 1, 2, 4, 7, 8, 15]);
@@ -219,8 +223,9 @@ mod tests {
         assert_eq!(cast(512, 8).running().count(), 1 + 9 + 3);
     }
 
-    /// 64 ranks: what is left over of a division among machines goes to the last one, whose ranks are a class of their own, with neighbours inside that
-    /// machine and its end. Had others than the last machine less, those of 63 - 8, 63 - 16 and 63 - 32 would.
+    /// 64 ranks: the remainder of a division among machines goes to the last machine, whose ranks are a class of their
+    /// own, with neighbours inside that machine and its end. Ranks 63 - 8, 63 - 16 and 63 - 32 run to show whether
+    /// other machines differ too.
     #[test]
     fn an_end_that_is_apart_has_a_class_and_the_rest_is_looked_at() {
         let [_, over, _]: [End; 3] = ends(64, 8).try_into().unwrap();
@@ -234,7 +239,7 @@ mod tests {
         assert_eq!(cast.stand_ins(&last), Ok(vec![0, 1, 2, 1, 4, 1, 2, 7]));
     }
 
-    /// Ranks from 9 on of 16 have less: those that are at the end along 8 and one of the others.
+    /// Ranks 9 to 15 of 16 have less: they are at the end along axis 8 and one further axis.
     #[test]
     fn the_rest_is_what_is_in_none_of_the_ends_apart() {
         assert_eq!(rest(16, 4, &[]), [End::from([1, 2, 4, 8])]);
@@ -245,12 +250,12 @@ mod tests {
         assert!(rest(4, 2, &[End::from([1]), End::from([2])]).is_empty());
     }
 
-    /// 3 machines of 5 ranks: a rank that is just before the last ones shows whether it is they alone that have less.
+    /// 3 machines of 5 ranks: a rank just before the last ones shows whether only the last ones have less.
     #[test]
     fn who_is_just_before_an_end_is_looked_at() {
         let symmetry = Symmetry::new(axes(15, 5), 15).unwrap();
         let cast = Cast::new(symmetry, 15, ends(15, 5), vec![End::from([1])]);
-        // Apart are 4, 9 and 14; before the first of them is 3.
+        // Ranks 4, 9 and 14 are apart; rank 3 is just before the first of them.
         assert_eq!(running(&cast), [0, 1, 3, 4, 5, 9, 10, 14]);
         assert_eq!(cast.witnesses(RankId(0))[&RankId(3)], DueTo::Uneven);
     }
@@ -264,7 +269,7 @@ mod tests {
         assert_eq!(extents(49, 7), [7, 7]);
     }
 
-    /// Two stages of 8: of each class its own ranks run.
+    /// Two pipeline stages of 8 ranks: each class has its own running ranks.
     #[test]
     fn an_axis_that_is_not_folded_has_ranks_of_both_sides() {
         let mut axes = axes(16, 8);

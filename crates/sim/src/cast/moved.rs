@@ -1,6 +1,7 @@
-//! Owns what a rank would have asked for in the place of another one that is like it: the same, with its groups and peers moved along.
+//! Owns the translation of a rank's steps into those of an equivalent rank: the same requests with translated groups
+//! and peers.
 //!
-//! The store is asked for the same keys: so it waits, and for as long, as the other one does.
+//! Keys of the store are not translated: the other rank waits for the same keys, and as long.
 
 use super::Cast;
 use crate::ids::{GroupId, GroupRank, RankId, TaskId};
@@ -10,18 +11,18 @@ use crate::symmetry::{Shift, Symmetry};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Moves the steps of a rank to another one, one after the other.
+/// Translates the steps of a rank to another one, in order.
 #[derive(Clone, Debug)]
 pub struct Moved {
     symmetry: Symmetry,
     shift: Shift,
-    /// Groups that were joined, by the number that the steps give them.
+    /// Joined groups, by their number in the steps.
     groups: BTreeMap<GroupId, Members>,
-    /// The group that a task has joined and that has no number yet.
+    /// For each task, the joined group that has no number yet.
     joined: BTreeMap<TaskId, Members>,
 }
 
-/// A group as the steps name it, and where it is moved to.
+/// The members of a group before and after translation.
 #[derive(Clone, Debug)]
 struct Members {
     before: Arc<[RankId]>,
@@ -29,7 +30,7 @@ struct Members {
 }
 
 impl Moved {
-    /// Moves what `from` does to the place of `to`, a rank of its class.
+    /// Translation of the steps of `from` into those of `to`, a rank of its class.
     pub fn new(cast: &Cast, from: RankId, to: RankId) -> Moved {
         let symmetry = cast.symmetry.clone();
         let home = symmetry.inverse(symmetry.shift_to(from));
@@ -37,10 +38,10 @@ impl Moved {
         Moved { symmetry, shift, groups: BTreeMap::new(), joined: BTreeMap::new() }
     }
 
-    /// The step as the rank that it is moved to carries it out.
+    /// The step as the target rank carries it out.
     ///
     /// # Panics
-    /// If it names a group that was not joined.
+    /// If the step names a group that was not joined.
     pub fn step(&mut self, task: TaskId, mut step: RecordedStep) -> RecordedStep {
         match &mut step {
             RecordedStep::Request(Request::JoinGroup { ranks, .. }) => {
@@ -65,7 +66,7 @@ impl Moved {
         step
     }
 
-    /// A group that names its ranks in order still does.
+    /// The translated members; they are in ascending order if `ranks` are.
     fn members(&self, ranks: &[RankId]) -> Arc<[RankId]> {
         let mut moved: Vec<RankId> = ranks.iter().map(|rank| self.symmetry.apply(self.shift, *rank)).collect();
         if ranks.is_sorted() {
@@ -106,7 +107,7 @@ mod tests {
         .into()
     }
 
-    /// Ranks 0, 2, 4, 6 of 8, moved by 1 and by 4: to 1, 3, 5, 7, and to 4, 6, 0, 2, which are named in order.
+    /// Ranks 0, 2, 4, 6 of 8, moved by 1 to 1, 3, 5, 7, and by 4 to 4, 6, 0, 2, which are listed in ascending order.
     #[test]
     fn groups_and_peers_move_along() {
         let cast = Cast::new(Symmetry::new(axes(8, 2), 8).unwrap(), 8, ends(8, 2), Vec::new());

@@ -1,7 +1,8 @@
 //! Owns the binomial tree: broadcast from the root down, largest subtree first, and reduce the same way up.
 //!
-//! Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005.
-//! With P members, n bytes, latency a and b seconds a byte: ceil(log2 P) (a + n b). Over all members (P-1) n bytes are sent.
+//! Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
+//! 19(1), 2005. With P members, n bytes, latency a and b seconds per byte: ceil(log2 P) (a + n b). All members together
+//! send (P-1) n bytes.
 //!
 //! Reduce combines at each node its own input first, then its children's from the smallest subtree to the largest.
 
@@ -41,7 +42,7 @@ impl Algorithm for Binomial {
     }
 }
 
-/// One member's place in the tree. Numbered from the root, the parent of a member lacks the member's lowest set bit.
+/// A member's place in the tree. Numbered from the root, the parent of a member lacks the member's lowest set bit.
 #[derive(Clone, Copy)]
 struct Tree {
     size: u32,
@@ -59,7 +60,7 @@ impl Tree {
         (self.place != 0).then(|| wrap((self.place & (self.place - 1)) + self.root, self.size))
     }
 
-    /// From the smallest subtree to the largest.
+    /// Children from the smallest subtree to the largest.
     fn children(self) -> impl DoubleEndedIterator<Item = u32> + Send {
         let levels =
             if self.place == 0 { u32::BITS - (self.size - 1).leading_zeros() } else { self.place.trailing_zeros() };

@@ -1,8 +1,10 @@
-//! Owns Bruck's all-gather: in round k each member sends all it has to the one 2^k places down, for any number of members.
+//! Owns Bruck's all-gather: in round k each member sends all blocks that it has to the member 2^k places down, for any
+//! number of members.
 //!
-//! Source: Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems", IEEE TPDS 8(11), 1997.
-//! With P members, n bytes in all blocks together, latency a and b seconds a byte: ceil(log2 P) a + (P-1)/P n b. A member sends
-//! (P-1)/P n. Blocks lie in rank order here, so that a range which wraps around is two messages.
+//! Source: Bruck et al., "Efficient algorithms for all-to-all communications in multiport message-passing systems",
+//! IEEE TPDS 8(11), 1997. With P members, n bytes in all blocks together, latency a and b seconds per byte: ceil(log2
+//! P) a + (P-1)/P n b. A member sends (P-1)/P n. Blocks are stored in rank order, so that a range which wraps around is
+//! two messages.
 
 use super::layout::Layout;
 use super::rounds::{batches, before, recv, send, wrap};
@@ -34,7 +36,7 @@ impl Algorithm for Bruck {
     }
 }
 
-/// `count` blocks from `first` on, modulo their number.
+/// Spans of `count` blocks from `first` on, modulo their number.
 fn cyclic(layout: &Layout, size: u32, first: u32, count: u32) -> impl Iterator<Item = Span> {
     let end = first + count;
     let wrapped = (end > size).then(|| layout.blocks(0, end - size));

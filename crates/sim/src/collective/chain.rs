@@ -1,13 +1,14 @@
-//! Owns the pipelined chain: broadcast from each member to the next one up, in chunks that follow each other, and reduce the same way to
-//! the root.
+//! Owns the pipelined chain: broadcast from each member to the next one up, in chunks that follow each other, and
+//! reduce the same way to the root.
 //!
-//! Sources: Open MPI, `coll_base_bcast.c` (`pipeline`); NCCL carries out broadcast and reduce this way on a ring. With P members, n bytes, chunks of c,
-//! latency a and b seconds a byte: (P - 2 + ceil(n / c)) (a + c b).
+//! Sources: Open MPI, `coll_base_bcast.c` (`pipeline`); NCCL carries out broadcast and reduce this way on a ring. With
+//! P members, n bytes, chunks of c, latency a and b seconds per byte: (P - 2 + ceil(n / c)) (a + c b).
 //!
-//! Across servers each network card has a chain of its own, with its part of the tensor: it follows the ring of [`super::rails`] that leaves servers by
-//! this card.
+//! Across servers each NIC has its own chain, with its part of the tensor: the chain follows the ring of
+//! [`super::rails`] that leaves servers by this NIC.
 //!
-//! Reduce combines from the far end on: `((x[root-1] + ...) + x[root])`, each member its own input after what comes from below.
+//! Reduce combines from the far end on: `((x[root-1] + ...) + x[root])`, each member its own input after the elements
+//! from below.
 
 use super::double_tree::Servers;
 use super::layout::{Layout, whole};
@@ -17,13 +18,13 @@ use crate::program::{Collective, CollectiveKind};
 
 /// See the module.
 pub(super) struct Chain {
-    /// Bytes of a chunk, of all servers' cards together; above zero.
+    /// Bytes of a chunk, for all NICs of a server together; above zero.
     pub(super) chunk: u64,
     pub(super) servers: Servers,
 }
 
 impl Default for Chain {
-    /// Chunks of the size of Open MPI's segments for large messages.
+    /// Chunks have the size of Open MPI's segments for large messages.
     fn default() -> Chain {
         Chain { chunk: 128 << 10, servers: Servers::ALONE }
     }
@@ -86,7 +87,7 @@ impl Algorithm for Chain {
     }
 }
 
-/// A member of a chain: from whom it has its part of the tensor, and to whom it hands that on.
+/// Neighbours of a member in a chain: the sender and the receiver of its part of the tensor.
 #[derive(Clone, Copy)]
 struct Link {
     tensor: Span,
@@ -94,7 +95,7 @@ struct Link {
     from: Option<u32>,
     to: Option<u32>,
     is_reduced: bool,
-    /// Members before it.
+    /// Number of members before this one.
     hops: u64,
 }
 

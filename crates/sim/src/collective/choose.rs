@@ -1,4 +1,5 @@
-//! Owns which algorithms exist, by name, and the choices among them that backends make. What a choice is, is [`AlgorithmTable`].
+//! Owns the list of algorithms, by name, and the backends' choices among them. [`AlgorithmTable`] is the type of a
+//! choice.
 
 use super::binomial::Binomial;
 use super::bruck::Bruck;
@@ -25,7 +26,8 @@ use crate::program::NcclSettings;
 use crate::time::Rate;
 use std::sync::Arc;
 
-/// Until an algorithm is told where it is: eight GPUs with third-generation NVLink, one network card of 200 Gbit/s each.
+/// Surroundings until an algorithm is adapted to its cluster: eight GPUs with third-generation NVLink, and one NIC of
+/// 200 Gbit/s for each GPU.
 const ONE_SERVER: Surroundings = Surroundings {
     per_server: 8,
     inside: Rate::of_bytes_per_second(240e9),
@@ -42,7 +44,7 @@ const ONE_SERVER: Surroundings = Surroundings {
     },
 };
 
-/// Every algorithm there is, by name.
+/// All algorithms, by name.
 fn algorithms() -> Vec<Arc<dyn Algorithm>> {
     let forced = Forced::all(ONE_SERVER).map(|forced| -> Arc<dyn Algorithm> { Arc::new(forced) });
     let others: [Arc<dyn Algorithm>; 16] = [
@@ -76,7 +78,7 @@ pub fn algorithms_for(kind: CollectiveKind) -> Vec<Arc<dyn Algorithm>> {
 /// The algorithm called `name`, if it can carry out `kind`.
 ///
 /// # Errors
-/// [`ChoiceError::Unknown`], with the names that there are.
+/// [`ChoiceError::Unknown`], with the known names.
 pub fn algorithm_by_name(kind: CollectiveKind, name: &str) -> Result<Arc<dyn Algorithm>, ChoiceError> {
     let mut candidates = algorithms_for(kind).into_iter();
     let found = candidates.find(|algorithm| algorithm.name() == name);
@@ -103,7 +105,7 @@ impl AlgorithmTable {
         ])
     }
 
-    /// The choices of the `gloo` backend: those of torch 2.15's `ProcessGroupGloo`, the same at every size.
+    /// The choices of the `gloo` backend, the same at every size: those of `ProcessGroupGloo` in torch 2.15.
     pub fn gloo() -> AlgorithmTable {
         AlgorithmTable::of(&[
             (AllReduce, "gloo_ring"),
@@ -173,7 +175,8 @@ mod tests {
         table.adapt(servers);
         let (shape, reduce) = (Shape::Even(1 << 28), Some(ReduceOp::Sum));
         let call = Collective { kind: AllReduce, dtype: DType::Float32, reduce, root: None, shape, kernel: None };
-        // Eight consecutive ranks are one server, whose switches reduce; of one rank of each server all traffic is between servers.
+        // Eight consecutive ranks are one server, whose NVLink switches reduce; a group of one rank per server has only
+        // traffic between servers.
         let ranks = |stride: u32| (0..8).map(|rank| RankId(5 * 8 + stride * rank)).collect::<Vec<_>>();
         assert!(table.for_group(&ranks(1), None).is_none());
         assert_eq!(table.algorithm(&call, 8).name(), "nvls");
@@ -242,7 +245,8 @@ mod tests {
             Rule { up_to: None, algorithm: algorithm("pairwise") },
         ];
         table.set_rules(AllToAll, rules).unwrap();
-        // Blocks of 8 elements of 4 bytes: 2 members send 64 bytes each, 3 members 96, whether the blocks are called equal or not.
+        // Blocks of 8 elements of 4 bytes: 2 members send 64 bytes each, 3 members 96, with equal and with explicit
+        // block sizes.
         for (members, expected) in [(2, "linear"), (3, "pairwise")] {
             let blocks = vec![8; members as usize];
             for shape in [Shape::Even(8), Shape::Pairs { send: blocks.clone(), recv: blocks }] {

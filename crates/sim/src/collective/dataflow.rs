@@ -1,4 +1,4 @@
-//! Owns carrying out the steps of all members at once where only data matters, not time. What data is, is the caller's business.
+//! Owns the execution of all members' steps without time, for their data only. The caller defines the data.
 
 use super::{Action, Beside, GroupRank, Span, Steps};
 use std::collections::{BTreeMap, VecDeque};
@@ -6,25 +6,25 @@ use std::iter::Peekable;
 
 /// The members' tensors.
 pub(super) trait Memory {
-    /// What a message carries.
+    /// Data of a message.
     type Message;
 
-    /// What member `rank` sends from `span`, in a lane of its steps.
+    /// Data that member `rank` sends from `span`, in a lane of its steps.
     fn load(&mut self, rank: GroupRank, lane: usize, span: Span) -> Self::Message;
 
-    /// A message arrives at `rank`, in a lane of its steps.
+    /// Stores a message that arrives at `rank`, in a lane of its steps.
     fn store(&mut self, rank: GroupRank, lane: usize, span: Span, combine: bool, message: Self::Message);
 }
 
 /// Carries out the lanes of each member in turn. The receives of a lane complete in the order of its steps.
 ///
 /// # Panics
-/// If the members' steps do not fit together: some wait for ever, or messages are left over.
+/// If the members' steps do not match: some wait for ever, or messages are left over.
 pub(super) fn carry_out<M: Memory>(members: Vec<Vec<Steps>>, memory: &mut M) {
     try_carry_out(members, memory).unwrap_or_else(|unfit| panic!("the steps do not fit together: {unfit:?}"));
 }
 
-/// Why steps do not fit together.
+/// Reason why steps do not match.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unfit {
     /// A member waits for ever for a message.
@@ -33,7 +33,7 @@ pub(super) enum Unfit {
     LeftOver { member: usize, from: GroupRank },
 }
 
-/// The same for steps that may not fit together.
+/// Like [`carry_out`], for steps that may not match.
 pub(super) fn try_carry_out<M: Memory>(members: Vec<Vec<Steps>>, memory: &mut M) -> Result<(), Unfit> {
     let mut members: Vec<Member<M>> = members.into_iter().map(Member::new).collect();
     let mut ready: VecDeque<usize> = (0..members.len()).collect();
@@ -71,9 +71,9 @@ struct Member<M: Memory> {
 struct Lane {
     steps: Peekable<Steps>,
     started: u64,
-    /// Receives that have started, with the number of their step.
+    /// Started receives, with their step number.
     pending: VecDeque<(u64, Receive)>,
-    /// The member whose message is awaited.
+    /// The member from which the lane awaits a message.
     awaits: Option<GroupRank>,
 }
 
@@ -88,7 +88,7 @@ impl Lane {
         Lane { steps: steps.peekable(), started: 0, pending: VecDeque::new(), awaits: None }
     }
 
-    /// How many steps are complete without a gap.
+    /// Number of steps before the first incomplete one.
     fn complete(&self) -> u64 {
         self.pending.front().map_or(self.started, |(number, _)| *number)
     }
@@ -113,7 +113,7 @@ impl<M: Memory> Member<M> {
         Some(step.action)
     }
 
-    /// Completes the oldest receive of a lane if its message is there.
+    /// Completes the oldest receive of a lane if its message has arrived.
     fn receive(&mut self, me: GroupRank, number: usize, memory: &mut M) -> bool {
         let lane = &mut self.lanes[number];
         let Some((_, Receive { from, span, combine })) = lane.pending.front() else { return false };
@@ -127,7 +127,7 @@ impl<M: Memory> Member<M> {
     }
 }
 
-/// Goes on with one member as far as it can; returns to whom it has sent.
+/// Advances one member as far as possible; returns the members to which it has sent.
 fn advance<M: Memory>(members: &mut [Member<M>], rank: usize, memory: &mut M) -> Vec<usize> {
     let me = GroupRank::from(rank);
     let mut receivers = Vec::new();

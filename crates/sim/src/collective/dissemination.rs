@@ -1,7 +1,7 @@
-//! Owns the dissemination barrier: in round k every member signals the one 2^k places up.
+//! Owns the dissemination barrier: in round k every member signals the member 2^k places up.
 //!
-//! Source: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", IJPP 17(1), 1988. pytorch/gloo's `gloo/barrier.cc`
-//! does the same. With P members and latency a: ceil(log2 P) a. Messages carry no elements.
+//! Source: Hensgen, Finkel and Manber, "Two algorithms for barrier synchronization", IJPP 17(1), 1988. pytorch/gloo's
+//! `gloo/barrier.cc` uses the same algorithm. With P members and latency a: ceil(log2 P) a. Messages carry no elements.
 
 use super::rounds::{before, one_by_one, recv, send, wrap};
 use super::{Algorithm, GroupRank, Span, Steps};

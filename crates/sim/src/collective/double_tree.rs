@@ -1,15 +1,18 @@
-//! Owns the double binary tree: all-reduce as two trees that each carry half of the tensor, up to their roots and down again, in chunks; and the same of
-//! servers, in each of which a chain of GPUs hangs below the one that is a member of the tree.
+//! Owns the double binary tree: all-reduce as two trees that each carry half of the tensor, up to their roots and down
+//! again, in chunks. Across servers the trees connect one GPU per server, and the server's other GPUs are a chain below
+//! it.
 //!
-//! Sources: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35(12),
-//! 2009; NCCL 2.4 and later use it across servers (NVIDIA/nccl, `src/graph/trees.cc`). In the first tree a member's children are its
-//! neighbours at half of its lowest set bit; the second is the first for members counted one further (an odd number of members) or backwards
-//! (an even one), so that an inner node of one is a leaf of the other. With P members, n bytes, chunks of c, latency a and b
-//! seconds a byte: about (2 log2 P + n / 2c) rounds of a + 4 c b.
+//! Sources: Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel
+//! Computing 35(12), 2009; NCCL 2.4 and later use it across servers (NVIDIA/nccl, `src/graph/trees.cc`). In the first
+//! tree a member's children are its neighbours at half of its lowest set bit; the second tree is the first one for
+//! members numbered one further (an odd number of members) or backwards (an even one), so that an inner node of one
+//! tree is a leaf of the other. With P members, n bytes, chunks of c, latency a and b seconds per byte: about
+//! (2 log2 P + n / 2c) rounds of a + 4 c b.
 //!
-//! Across servers each network card has two trees of its own (`src/graph/connect.cc`), with its part of the tensor: the GPU at the card is in the trees
-//! of servers, and the server's other GPUs follow it in a chain. With M servers of G GPUs a chunk passes 2 (G - 1 + log2 M) hops. Some chunks are on
-//! their way over each hop at once, so that its latency does not come between them.
+//! Across servers each NIC has two trees of its own (`src/graph/connect.cc`), with its part of the tensor: the GPU at
+//! the NIC is in the trees of servers, and the server's other GPUs follow it in a chain. With M servers of G GPUs a
+//! chunk passes 2 (G - 1 + log2 M) hops. Several chunks are in flight on each hop, so that the hop's latency does not
+//! delay each chunk.
 
 use super::layout::{Layout, whole};
 use super::rounds::{batches_in_flight, before, recv, recv_combine, send, wrap};
@@ -18,13 +21,13 @@ use crate::program::{Collective, CollectiveKind};
 
 /// See the module.
 pub(super) struct DoubleTree {
-    /// Bytes of a chunk, of all servers' cards together; above zero.
+    /// Bytes of a chunk, for all NICs of a server together; above zero.
     pub(super) chunk: u64,
     pub(super) servers: Servers,
 }
 
 impl Default for DoubleTree {
-    /// Of single members, with what NCCL's `Simple` sends at once: a half of its buffer's step of 512 KiB.
+    /// Trees of single members, with the message size of NCCL's `Simple`: half of its buffer's step of 512 KiB.
     fn default() -> DoubleTree {
         DoubleTree { chunk: 256 << 10, servers: Servers::ALONE }
     }
@@ -66,12 +69,12 @@ impl Algorithm for DoubleTree {
     }
 }
 
-/// How members are in servers, equally many in each, one server behind the other.
+/// Distribution of members among servers, equally many in each, one server after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Servers {
     /// Members of a server; at least 1.
     pub(super) gpus: u32,
-    /// Network cards of a server, each at one of its members; at least 1, and not more than there are.
+    /// NICs of a server, each at one of its members; at least 1, at most `gpus`.
     pub(super) cards: u32,
 }
 
@@ -79,12 +82,12 @@ impl Servers {
     /// Each member is a server.
     pub(super) const ALONE: Servers = Servers { gpus: 1, cards: 1 };
 
-    /// Chunks on their way over a hop at once. Of single members each waits for the one before.
+    /// Number of chunks in flight on a hop. Between single members each chunk waits for the previous one.
     pub(super) fn chunks_in_flight(self) -> u64 {
         if self == Servers::ALONE { 1 } else { 4 }
     }
 
-    /// The first one in its server, by its place there, of those that go by a card.
+    /// Index in its server of the first member that uses a NIC.
     pub(super) fn first_at(self, card: u32) -> u32 {
         card * self.gpus / self.cards
     }
@@ -95,7 +98,7 @@ impl Servers {
     }
 }
 
-/// A member's place in the chain of its server, 0 at the card.
+/// A member's place in the chain of its server, 0 at the NIC.
 struct ServerChain {
     gpus: u32,
     first: u32,
@@ -111,18 +114,19 @@ impl ServerChain {
 
 /// A member's place in one tree.
 struct TreePosition {
-    /// Rounds until a chunk that all leaves have sent at once has come here; 0 at a leaf.
+    /// Rounds until a chunk that all leaves have sent at once arrives; 0 at a leaf.
     height: u32,
     /// Height of the root.
     top: u32,
-    /// Messages from the root.
+    /// Number of messages from the root.
     depth: u32,
     parent: Option<u32>,
     /// The children, each with its height.
     children: Vec<(u32, u32)>,
 }
 
-/// The parent in a tree of `size` members: 0 is the root, below it hangs a binary tree of the others in which the lowest set bit tells the height.
+/// The parent in a tree of `size` members: 0 is the root, and below it hangs a binary tree of the others in which the
+/// lowest set bit is the height.
 fn parent(size: u32, me: u32) -> Option<u32> {
     let bit = (me != 0).then(|| me & me.wrapping_neg())?;
     let up = (me ^ bit) | (bit << 1);
@@ -130,7 +134,7 @@ fn parent(size: u32, me: u32) -> Option<u32> {
 }
 
 impl TreePosition {
-    /// The place of a member in this tree of servers, each with a chain below the one at its card.
+    /// A member's position in this tree of servers, each with a chain below the member at its NIC.
     fn with(self, chain: &ServerChain) -> TreePosition {
         let (longest, place) = (chain.gpus - 1, chain.place);
         let next = (place < longest).then(|| (chain.member(chain.server, place + 1), longest - place - 1));
@@ -154,7 +158,8 @@ impl TreePosition {
         let top = (size - 1).ilog2();
         let height = if me == 0 { top + 1 } else { me.trailing_zeros() };
         let depth = std::iter::successors(parent(size, me), |member| parent(size, *member)).count() as u32;
-        // Of two neighbours at half of the lowest set bit, the upper one may not exist; then one nearer by is in its place.
+        // Children are the two neighbours at half of the lowest set bit. If the upper neighbour does not exist, a
+        // nearer one replaces it.
         let below = || (0..height).rev().map(|level| 1 << level);
         let left = if me == 0 { None } else { below().next().map(|half: u32| me - half) };
         let right = below().map(|half| me + half).find(|child| *child < size);
@@ -173,9 +178,9 @@ impl TreePosition {
     }
 }
 
-/// Carries a part of the tensor up a tree and down again, in chunks that follow each other. With one of them in flight at a time, in round t a member
-/// of height h hands chunk t - h up, and one of depth d takes chunk t - top - (d - 1) from above: both sides of a message have it in the same round.
-/// With more in flight a hop takes as many rounds.
+/// Pipeline that carries a part of the tensor up a tree and down again, in chunks. With one chunk in flight, in round t
+/// a member of height h sends chunk t - h up, and a member of depth d receives chunk t - top - (d - 1) from above: both
+/// sides of a message have it in the same round. With more chunks in flight, a hop lasts as many rounds.
 struct Pipeline {
     place: TreePosition,
     span: Span,
@@ -188,7 +193,7 @@ impl Pipeline {
         self.span.len.div_ceil(self.chunk).max(1)
     }
 
-    /// The chunk that is due in a round, so many hops behind the first.
+    /// The chunk that is due in a round, the given number of hops behind the first.
     fn due(&self, round: u64, hops: u32) -> Option<Span> {
         let index = round.checked_sub(self.in_flight * u64::from(hops)).filter(|index| *index < self.chunks())?;
         let start = index * self.chunk;

@@ -1,9 +1,10 @@
-//! Owns the order in which a reducing collective combines its members' elements, derived from the steps of its algorithm.
+//! Owns the order in which a reducing collective combines its members' elements, derived from the steps of its
+//! algorithm.
 //!
-//! Floating-point addition is commutative but not associative: which elements are combined first decides the last bits of the result.
-//! All steps are carried out on expressions in place of values; what is left is which expression every part of the result is.
-//! Gloo's minimum and maximum are not commutative: for zeros of different sign, and for NaN, the result is the first
-//! operand.
+//! Floating-point addition is commutative but not associative: the order of combination determines the last bits of the
+//! result. All steps are carried out on expressions in place of values; the outcome is the expression of every part of
+//! the result. Gloo's minimum and maximum are not commutative: for zeros of different sign, and for NaN, the result is
+//! the first operand.
 
 pub(super) mod order;
 
@@ -16,14 +17,15 @@ use order::Order;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What to do with copies of all members' inputs to get what the algorithm gives, bit for bit.
+/// Instructions that turn copies of all members' inputs into the algorithm's result, bit for bit.
 ///
-/// There are [`FoldPlan::slots`] tensors, "slots", of the size of the input. Slot r is a copy of member r's input; slots from the size
-/// of the group on, which only algorithms need that give different members differently combined results, start with anything.
-/// After the folds, in their order, every part of a member's result lies in a slot.
+/// There are [`FoldPlan::slots`] tensors, "slots", of the size of the input. Slot r is a copy of member r's input.
+/// Slots from the size of the group on have arbitrary contents at the start; only algorithms that give different
+/// members differently combined results need them. After the folds, in their order, every part of a member's result is
+/// in a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoldPlan {
-    /// How many slots are needed; at least the size of the group.
+    /// Number of slots; at least the size of the group.
     pub slots: u32,
     /// The combinations and copies, in order.
     pub folds: Vec<Fold>,
@@ -37,18 +39,18 @@ pub struct Fold {
     pub destination: GroupRank,
     /// The slot that is read, which is not `destination`.
     pub source: GroupRank,
-    /// Which elements, of the input tensor (reduce-scatter: all blocks one after the other).
+    /// Elements, counted in the input tensor (reduce-scatter: all blocks one after the other).
     pub span: Span,
-    /// Combine with what is there, rather than replace it.
+    /// Whether the source is combined with the destination rather than replacing it.
     pub combine: bool,
 }
 
-/// Where a part of a result lies.
+/// Location of a part of a result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// The slot that holds it.
     pub slot: GroupRank,
-    /// Which elements, of the input tensor.
+    /// Elements, counted in the input tensor.
     pub span: Span,
 }
 
@@ -70,7 +72,7 @@ impl FoldPlan {
         Order::of(algorithm, call, size).plan_in_place(plan)
     }
 
-    /// Everything is combined in the order of ranks, for all members alike.
+    /// Combines all elements in the order of ranks, equally for all members.
     fn in_order(call: &Collective, size: u32) -> FoldPlan {
         let (first, layout) = (GroupRank(0), Layout::of_members(call, size));
         let span = layout.blocks(0, size);
@@ -86,13 +88,15 @@ impl FoldPlan {
         FoldPlan { slots: size, folds: (1..size).map(fold).collect(), results }
     }
 
-    /// Where the result of a member lies, in rising order of elements. Empty where it gets none: in a reduce, all but the root.
+    /// Parts of a member's result, in ascending order of elements. The list is empty if the member gets none, as all
+    /// members but the root in a reduce.
     pub fn result(&self, GroupRank(member): GroupRank) -> &[Placement] {
         &self.results[member as usize]
     }
 }
 
-/// An expression: a member's input, or, from the size of the group on, two expressions combined. Operands come before.
+/// An expression: a member's input, or, from the size of the group on, two expressions combined. Operands have smaller
+/// numbers.
 type Expression = u32;
 
 /// Consecutive elements that hold the same expression.
@@ -102,7 +106,7 @@ struct Piece {
     expression: Expression,
 }
 
-/// All members' tensors while the steps are carried out.
+/// All members' tensors during the execution of the steps.
 struct Expressions {
     size: u32,
     /// Operands of each combined expression, each listed once, whichever members combine it. The smaller operand comes
@@ -175,7 +179,7 @@ fn keeps_first(algorithm: &dyn Algorithm, call: &Collective) -> bool {
     algorithm.keeps_first() && matches!(call.reduce, Some(ReduceOp::Min | ReduceOp::Max))
 }
 
-/// The parts that two lists, which cover the same elements, have in common, with what each holds there.
+/// Common parts of two lists that cover the same elements, with the expression of each list.
 fn overlaps(a: &[Piece], b: &[Piece]) -> Vec<(Span, Expression, Expression)> {
     let (mut i, mut j) = (0, 0);
     let mut parts = Vec::with_capacity(a.len() + b.len());
@@ -211,11 +215,11 @@ impl Tensor {
             .collect()
     }
 
-    /// Replaces what `pieces`, which are consecutive, cover.
+    /// Replaces the elements that the consecutive `pieces` cover.
     fn write(&mut self, pieces: &[Piece]) {
         let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return };
         let (start, end) = (first.span.start, last.span.end());
-        // One more at each end, so that equal neighbours become one piece.
+        // The range includes one piece more at each end, so that equal neighbours become one piece.
         let touched = self.touched(Span { start, len: end - start });
         let around = touched.start.saturating_sub(1)..(touched.end + 1).min(self.0.len());
         let mut merged: Vec<Piece> = Vec::with_capacity(pieces.len() + 4);
@@ -236,7 +240,7 @@ fn intersection(a: Span, b: Span) -> Span {
     Span { start, len: a.end().min(b.end()).saturating_sub(start) }
 }
 
-/// What of `piece` lies from `start` up to `end`.
+/// Part of `piece` from `start` to `end`, exclusive.
 fn part(piece: Piece, start: u64, end: u64) -> Option<Piece> {
     let span = intersection(piece.span, Span { start, len: end - start });
     (span.len > 0).then_some(Piece { span, ..piece })
@@ -251,7 +255,7 @@ fn push_merged(pieces: &mut Vec<Piece>, piece: Piece) {
     }
 }
 
-/// The ranges, each as long as can be, on which the same set of expressions is wanted, and that set.
+/// Maximal ranges on which the same set of expressions is wanted, and that set.
 fn alike(results: &[Vec<Piece>]) -> Vec<(Span, Vec<Expression>)> {
     let pieces: BTreeSet<Piece> = results.iter().flatten().copied().collect();
     let bounds: BTreeSet<u64> = pieces.iter().flat_map(|piece| [piece.span.start, piece.span.end()]).collect();
@@ -274,7 +278,7 @@ fn alike(results: &[Vec<Piece>]) -> Vec<(Span, Vec<Expression>)> {
     ranges
 }
 
-/// Gives every expression a slot and writes the folds down, range by range.
+/// Assigns slots to expressions and lists the folds, range by range.
 struct Planner {
     size: u32,
     /// Whether a result is stored in the slot of its first operand, never in that of its second operand.
@@ -282,12 +286,12 @@ struct Planner {
     nodes: IndexSet<(Expression, Expression)>,
     slots: u32,
     folds: Vec<Fold>,
-    /// Where each wanted expression lies, by range, in rising order of both.
+    /// Slots of the wanted expressions, by range, in ascending order of both.
     places: Vec<(Span, Vec<(Expression, GroupRank)>)>,
-    /// For each expression on the present range: how often it is still needed, and its slot.
+    /// For each expression on the current range: its number of remaining uses, and its slot.
     needed: Vec<u32>,
     slot: Vec<GroupRank>,
-    /// Slots whose content on the present range is needed no more.
+    /// Slots whose content on the current range is not needed any more.
     free: Vec<GroupRank>,
 }
 
@@ -304,7 +308,7 @@ impl Planner {
         self.nodes.get_index(expression.checked_sub(self.size)? as usize).copied()
     }
 
-    /// Combines `wanted` on `span`.
+    /// Computes the expressions in `wanted` on `span`.
     fn plan(&mut self, span: Span, wanted: &[Expression]) {
         let used = self.count_uses(wanted);
         self.free = (0..self.size).filter(|leaf| self.needed[*leaf as usize] == 0).map(GroupRank).collect();
@@ -322,7 +326,7 @@ impl Planner {
         }
     }
 
-    /// Counts how often every expression is needed for `wanted`; returns those that are, operands first.
+    /// Counts the uses of every expression for `wanted`; returns the used ones, operands first.
     fn count_uses(&mut self, wanted: &[Expression]) -> Vec<Expression> {
         let mut used = Vec::new();
         let mut open = wanted.to_vec();
@@ -337,7 +341,8 @@ impl Planner {
         used
     }
 
-    /// Combines two expressions and returns the slot of the result: one that held an operand which is not needed again, or another.
+    /// Combines two expressions and returns the slot of the result: the slot of an operand that is not needed again, or
+    /// another one.
     fn combine(&mut self, span: Span, a: Expression, b: Expression) -> GroupRank {
         assert_ne!(a, b, "an algorithm combines an expression with itself");
         let last = |planner: &mut Planner, expression: Expression| {
@@ -358,7 +363,7 @@ impl Planner {
         destination
     }
 
-    /// Copies a slot to one that is free.
+    /// Copies a slot to a free one.
     fn copy(&mut self, span: Span, source: GroupRank) -> GroupRank {
         let destination = self.free.pop().unwrap_or_else(|| {
             self.slots += 1;
@@ -414,7 +419,7 @@ mod tests {
         FoldPlan::derive(&*algorithm_by_name(kind, name).unwrap(), &call(kind, count), size)
     }
 
-    /// The expression that `member` gets for the element at `index`, with operands in rising order.
+    /// The expression of `member` for the element at `index`, with operands in ascending order.
     fn expression(plan: &FoldPlan, member: u32, index: u64) -> String {
         let mut slots: Vec<String> = (0..plan.slots).map(|slot| slot.to_string()).collect();
         let covers = |span: Span| (span.start..span.end()).contains(&index);
@@ -457,7 +462,8 @@ mod tests {
 
     #[test]
     fn gloo_goes_round_the_other_way() {
-        // Chunk c is ((x[c-1] + x[c-2]) + x[c-3]) + x[c]. 10 elements are 8 segments of 2, two a chunk: 4, 4, 2 and 0 elements.
+        // Chunk c is ((x[c-1] + x[c-2]) + x[c-3]) + x[c]. 10 elements are 8 segments of 2, two per chunk: 4, 4, 2 and 0
+        // elements.
         let plan = plan(CollectiveKind::AllReduce, "gloo_ring", 4, 10);
         assert_eq!(expression(&plan, 1, 3), "(((2 3) 1) 0)");
         assert_eq!(expression(&plan, 2, 4), "(((0 3) 2) 1)");
@@ -465,8 +471,9 @@ mod tests {
         assert_eq!(plan.folds.len(), 3 * 3);
     }
 
-    /// In one shot in the order of ranks; in two a block's owner begins with its own elements and goes upwards. Of 42 elements ten are whole times
-    /// 16 bytes, of which each block has two, and the last one the rest.
+    /// A one-shot kernel combines in the order of ranks; in a two-shot one a block's owner begins with its own elements
+    /// and continues upwards. 42 elements of 4 bytes have ten whole packs of 16 bytes, two for each block; the last
+    /// block also gets the rest.
     #[test]
     fn kernels_of_programs_combine_alike_for_all() {
         let inside = Rate::new(360e9).unwrap();
@@ -487,7 +494,7 @@ mod tests {
 
     #[test]
     fn folds_are_few() {
-        // Rings: P - 1 folds for each of P blocks. Where all elements are combined alike: P - 1 in all.
+        // Rings: P - 1 folds for each of P blocks. If all elements are combined alike: P - 1 folds in total.
         for (kind, name, folds) in [
             (CollectiveKind::AllReduce, "ring", 16 * 15),
             (CollectiveKind::AllReduce, "gloo_ring", 16 * 15),
@@ -511,7 +518,7 @@ mod tests {
         assert_eq!([0, 1, 2].map(lengths), [5, 0, 0]);
     }
 
-    /// Every member sends its input to all, and adds what it gets to its own, the next rank's first.
+    /// Every member sends its input to all, and adds the received inputs to its own, the next rank's first.
     struct EachInItsOwnOrder;
 
     impl Algorithm for EachInItsOwnOrder {

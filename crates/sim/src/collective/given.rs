@@ -1,11 +1,11 @@
-//! Owns algorithms that a user gives step by step, for groups of one size: whether their steps do what the collective promises, and how
-//! they become steps like any other's. How a user writes them down is `uniference-formats`' business.
+//! Owns algorithms that a user gives step by step, for groups of one size: the check that their steps carry out the
+//! collective, and their conversion to steps. `uniference-formats` defines their file format.
 //!
-//! The tensor is cut into blocks. In an all-reduce, a reduce or a broadcast they are parts of one tensor, as even as can be, larger ones first; in
-//! an all-gather, a reduce-scatter, a gather or a scatter each rank's own block is cut into as many parts, and rank r has the r-th of P rows
-//! of blocks; in an all-to-all each pair's block is, and what rank s has for rank d is the (s P + d)-th of P^2 rows.
-//! Ranks of a collective with a root are counted from the root: rank 0 of the description is the root, whichever that is, and rows are in
-//! that order too.
+//! The tensor is cut into blocks. In an all-reduce, a reduce or a broadcast they are parts of one tensor, as equal as
+//! possible, larger ones first. In an all-gather, a reduce-scatter, a gather or a scatter each rank's own block is cut
+//! into equally many parts, and rank r has the r-th of P rows of blocks. In an all-to-all each pair's block is cut, and
+//! the data of rank s for rank d is the (s P + d)-th of P^2 rows. Ranks of a collective with a root are counted from
+//! the root: rank 0 of the description is the root, whichever rank that is, and rows are in that order too.
 
 use super::dataflow::{Memory, Unfit, try_carry_out};
 use super::layout::Layout;
@@ -21,20 +21,21 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct Given {
     plan: Arc<Plan>,
-    /// Does any rank pass on what is another's? Where blocks are unequal, an all-to-all's ranks know their own sizes only.
+    /// Whether a rank forwards another rank's data. In an all-to-all with unequal blocks, ranks know only their own
+    /// sizes.
     relays: bool,
-    /// What carries out the same kind where the plan cannot.
+    /// Algorithms for the calls that the plan cannot carry out.
     otherwise: AlgorithmTable,
 }
 
-/// What a user describes: for each rank its steps, in order.
+/// A user's description: the steps of each rank, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The name in reports.
     pub name: &'static str,
-    /// The kind of collective that it carries out.
+    /// The kind of collective.
     pub kind: CollectiveKind,
-    /// Into how many blocks the tensor is cut.
+    /// Number of blocks of the tensor.
     pub blocks: u32,
     /// The steps of each rank, indexed by its rank in the group.
     pub ranks: Vec<Vec<GivenStep>>,
@@ -43,24 +44,24 @@ pub struct Plan {
 /// One step of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GivenStep {
-    /// Sends, or else receives.
+    /// Whether the step is a send rather than a receive.
     pub sends: bool,
-    /// To whom or from whom.
+    /// The receiver or sender.
     pub peer: u32,
     /// The first block.
     pub block: u32,
-    /// How many blocks; none is a message without data.
+    /// Number of blocks; 0 is a message without data.
     pub count: u32,
-    /// Received elements are combined with those there, rather than put in their place.
+    /// Whether received elements are combined with the present ones rather than replacing them.
     pub combine: bool,
-    /// The step starts once this rank's first so many steps are complete.
+    /// Number of the rank's first steps that must be complete before this step starts.
     pub after: u32,
 }
 
-/// Blocks times ranks: what each holds is followed step by step.
+/// Limit of blocks times ranks, because the check follows the content of each block of each rank.
 const MOST_BLOCKS: u64 = 1 << 22;
 
-/// What is wrong with a user's algorithm. Ranks and steps are counted from 0.
+/// Fault of a user's algorithm. Ranks and steps are counted from 0.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs)] // the texts say it
 pub enum GivenError {
@@ -88,7 +89,7 @@ pub enum GivenError {
     Result { rank: usize, block: u32, holds: String, promise: &'static str },
 }
 
-/// Blocks that lie side by side, in words.
+/// Display of adjacent blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks(u64, u64);
 
@@ -106,7 +107,7 @@ impl Given {
     /// The algorithm of a plan; `otherwise` serves groups of another size, and unequal blocks that the plan passes on.
     ///
     /// # Errors
-    /// What does not carry out the collective: see [`GivenError`].
+    /// [`GivenError`] if the plan does not carry out the collective.
     pub fn new(plan: Plan, otherwise: AlgorithmTable) -> Result<Given, GivenError> {
         plan.check()?;
         Ok(Given { relays: plan.relays(), plan: Arc::new(plan), otherwise })
@@ -164,7 +165,7 @@ impl GivenStep {
 }
 
 impl Plan {
-    /// Where the blocks of a call of `me` lie.
+    /// Layout of the blocks of a call of `me`.
     fn cut(&self, call: &Collective, GroupRank(me): GroupRank) -> Layout {
         let ranks = self.ranks.len() as u32;
         let rows = match (call.kind, &call.shape) {
@@ -180,7 +181,7 @@ impl Plan {
         if pieces == 1 { rows } else { rows.cut(self.blocks / pieces, pieces) }
     }
 
-    /// How many rows of blocks there are: of each rank, or of each pair. `None`: the blocks are parts of one tensor.
+    /// Number of rows of blocks: one for each rank, or for each pair. `None`: the blocks are parts of one tensor.
     fn rows(&self) -> Option<u64> {
         let ranks = self.ranks.len() as u64;
         match self.kind {
@@ -193,12 +194,13 @@ impl Plan {
         }
     }
 
-    /// Into how many blocks a row is cut; at least 1.
+    /// Number of blocks per row; at least 1.
     fn pieces(&self) -> u32 {
         self.rows().map_or(1, |rows| (u64::from(self.blocks) / rows).max(1) as u32)
     }
 
-    /// Whose a block is at first: all have their own contribution to those of one tensor. Second: whose it is to be, where it is one rank's.
+    /// Owner of a block at the start, and the rank that must have it at the end. `None` at the start: all ranks have
+    /// their own contribution; `None` at the end: the block is not for a single rank.
     fn ends(&self, block: u32) -> (Option<u32>, Option<u32>) {
         let (row, ranks) = (block / self.pieces(), self.ranks.len() as u32);
         match self.kind {
@@ -281,7 +283,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Carries all steps out on sets of contributions, one element a block.
+    /// Carries out all steps on sets of contributions, one element per block.
     fn check_result(&self) -> Result<(), GivenError> {
         let mut memory = Contributions::new(self);
         let spelled = |steps: &Vec<GivenStep>| -> Steps {
@@ -334,7 +336,7 @@ fn contributions(held: &BTreeSet<u32>) -> String {
     }
 }
 
-/// By rank and block, whose contributions are there. What a rank never had is empty.
+/// For each rank and block, the ranks whose contributions it contains. An empty set: the rank never had the block.
 struct Contributions {
     held: Vec<Vec<BTreeSet<u32>>>,
     problem: Option<GivenError>,
@@ -393,7 +395,7 @@ mod tests {
     use super::*;
     use crate::program::DType;
 
-    /// What a user could have given in place of `algorithm`, whose steps keep to the edges of `blocks`.
+    /// The plan that a user could write for `algorithm`, whose steps keep to the edges of `blocks`.
     fn written_down(algorithm: &dyn Algorithm, kind: CollectiveKind, size: u32, blocks: u32) -> Plan {
         let rows = Plan { name: "", kind, blocks, ranks: vec![Vec::new(); size as usize] }.rows().unwrap_or(1);
         let elements = u64::from(blocks) / rows;
@@ -411,7 +413,7 @@ mod tests {
                 Action::Recv { from, span, combine } => (false, from, span, combine),
             };
             let [start, count, after] = [span.start, span.len, after].map(|number| number as u32);
-            // Of all pairs' blocks, a rank's steps name those of its own.
+            // Blocks are numbered over all pairs, but steps of a rank only number the rank's own blocks.
             let block = match (kind, sends) {
                 (CollectiveKind::AllToAll, true) => me * size + start,
                 (CollectiveKind::AllToAll, false) => peer * size + me,
@@ -444,7 +446,7 @@ mod tests {
         }
     }
 
-    /// What each step does, and with how many elements.
+    /// For each step whether it sends, its peer, its number of elements, and its `after`.
     fn messages(steps: Steps) -> Vec<(bool, GroupRank, u64, u64)> {
         let message = |Step { action, after, .. }| match action {
             Action::Send { to, span } => (true, to, span.len, after),
@@ -453,7 +455,7 @@ mod tests {
         steps.map(message).collect()
     }
 
-    /// Algorithms of ours, written down in blocks, do the same steps whatever the size of the tensor.
+    /// Built-in algorithms, expressed in blocks, have the same steps at any size of the tensor.
     #[test]
     fn what_is_written_down_is_the_same_algorithm() {
         use CollectiveKind::*;
@@ -476,7 +478,8 @@ mod tests {
             for elements in [0, 1, 3, 1_000, 1_000_003] {
                 let call = call(kind, if kind == Barrier { 0 } else { elements });
                 for me in (0..size).map(GroupRank) {
-                    // Where a block lies matters to reductions and copies; of those with rows in another order, its size.
+                    // Offsets of blocks matter to reductions and copies. For kinds whose rows have another order, only
+                    // sizes are compared.
                     let (mine, theirs) = (given.steps(&call, size, me), ours.steps(&call, size, me));
                     match kind {
                         Gather | Scatter | AllToAll => {
@@ -489,7 +492,8 @@ mod tests {
         }
     }
 
-    /// A gather of ranks 0 to 3 to rank 2 along a tree: 3 to its neighbour, which passes both on. Blocks of 10, 20, 30 and 40 elements.
+    /// A gather from ranks 0 to 3 to rank 2 along a tree: rank 3 sends to its neighbour, which forwards both blocks.
+    /// Blocks of 10, 20, 30 and 40 elements.
     #[test]
     fn rows_are_counted_from_the_root_and_may_be_unequal() {
         let step = |sends, peer, block, count, after| GivenStep { sends, peer, block, count, combine: false, after };
@@ -504,7 +508,7 @@ mod tests {
         let root = Some(GroupRank(2));
         let shape = Shape::Blocks(vec![10, 20, 30, 40]);
         let call = Collective { kind: plan.kind, dtype: DType::Float32, reduce: None, root, shape, kernel: None };
-        // Counted from rank 2: 2, 3, 0, 1 with 30, 40, 10 and 20.
+        // The order from rank 2 on is 2, 3, 0, 1 with 30, 40, 10 and 20 elements.
         let received = |me| messages(given.steps(&call, 4, GroupRank(me))).iter().map(|(_, _, len, _)| *len).collect();
         let lengths: Vec<Vec<u64>> = (0..4).map(received).collect();
         assert_eq!(lengths, [vec![20, 30], vec![20], vec![40, 30], vec![40]]);
@@ -519,7 +523,8 @@ mod tests {
         );
     }
 
-    /// A plan without relays knows all sizes that it needs; one with relays does not where they differ from pair to pair.
+    /// A plan without relays knows all sizes that it needs; a plan with relays lacks some if sizes differ from pair to
+    /// pair.
     #[test]
     fn unequal_pairs_are_for_plans_that_send_directly() {
         let direct = Given::new(plan(CollectiveKind::AllToAll, "pairwise", 2, 4), AlgorithmTable::gloo()).unwrap();
@@ -529,7 +534,7 @@ mod tests {
         let lengths: Vec<u64> = messages(direct.steps(&call, 2, GroupRank(0))).iter().map(|step| step.2).collect();
         assert_eq!(lengths, [7, 9]);
         let mut round = plan(CollectiveKind::AllToAll, "pairwise", 3, 9);
-        // 0 -> 2 goes by way of 1.
+        // The block from 0 to 2 is forwarded by 1.
         let [there, on] = [(true, 1, 2), (true, 2, 2)].map(|(sends, peer, block)| GivenStep {
             sends,
             peer,

@@ -1,8 +1,9 @@
 //! Owns Gloo's broadcast: a binomial tree whose low bits come first, in which a member starts all its sends at once.
 //!
-//! Source: pytorch/gloo, `gloo/broadcast.cc`. Numbered from the root, a member receives from the one without its highest set bit, and
-//! sends to those that add one higher bit each. With P = 2^k members, n bytes, latency a and b seconds a byte, and a member's sends
-//! sharing its link: the root's link is busy for k n b, and at P = 2, a + n b. Over all members (P-1) n bytes are sent.
+//! Source: pytorch/gloo, `gloo/broadcast.cc`. Numbered from the root, a member receives from the member without its
+//! highest set bit, and sends to the members that add one higher bit each. With P = 2^k members, n bytes, latency a and
+//! b seconds per byte, and a member's sends sharing its link: the root's link is busy for k n b, and at P = 2 the time
+//! is a + n b. All members together send (P-1) n bytes.
 
 use super::layout::whole;
 use super::rounds::{before, one_by_one, recv, send, then_at_once, wrap};

@@ -2,28 +2,30 @@
 //!
 //! Sources: pytorch/gloo, `gloo/allreduce.cc`, `gloo/reduce.cc`, `gloo/allgather.cc`, `gloo/allgatherv.cc`.
 //!
-//! **all_reduce** goes down the ring (to rank r-1). The tensor is cut into S = max(ceil(n / 1 MiB), 2P) segments, rounded up to a
-//! multiple of P, of ceil(elements / S) elements each, the last ones shorter or absent; S/P consecutive segments are a chunk. Two
-//! segments are in flight. The reduce-scatter phase leaves chunk r at rank r, the all-gather phase starts when it is over. Chunk c
-//! is combined as x\[c\] + (... + (x\[c-2\] + x\[c-1\])), ranks modulo P: a member's own elements are the first operand.
+//! **all_reduce** goes down the ring (to rank r-1). The tensor is cut into S = max(ceil(n / 1 MiB), 2P) segments,
+//! rounded up to a multiple of P, of ceil(elements / S) elements each, the last ones shorter or absent; S/P consecutive
+//! segments are a chunk. Two segments are in flight. The reduce-scatter phase leaves chunk r at rank r, the all-gather
+//! phase starts when it is over. Chunk c is combined as x\[c\] + (... + (x\[c-2\] + x\[c-1\])), ranks modulo P: a
+//! member's own elements are the first operand.
 //!
-//! **reduce** is the same reduce-scatter, then every rank sends its chunk to the root. Its segments are
-//! min(ceil(n / 2P), 1 MiB) long, and with more than two segments a chunk it goes on for S/P - 2 segments that nobody needs.
+//! **reduce** is the same reduce-scatter, then every rank sends its chunk to the root. Its segments are min(ceil(n /
+//! 2P), 1 MiB) long, and with more than two segments per chunk it continues for S/P - 2 segments that are not needed.
 //!
-//! **reduce_scatter** of one tensor ([`Shape::Even`]) is one all_reduce of all blocks. Of a list of tensors ([`Shape::Blocks`], equal or
-//! not) it is an all_reduce for each, two at a time (the process group has two worker threads); here the second of two advances with
-//! the first, segment by segment.
+//! **reduce_scatter** of one tensor ([`Shape::Even`]) is one all_reduce of all blocks. For a list of tensors
+//! ([`Shape::Blocks`], equal or not) it is one all_reduce per tensor, two at a time (the process group has two worker
+//! threads); in this model the second of two advances with the first, segment by segment.
 //!
-//! **all_gather** goes up the ring (to rank r+1), each block in two halves (here of whole elements), two in flight; unequal blocks,
-//! which torch refuses, whole and one by one.
+//! **all_gather** goes up the ring (to rank r+1), each block in two halves (in this model of whole elements), two in
+//! flight; unequal blocks, which torch refuses, are sent whole and one by one.
 //!
-//! With n bytes in all blocks together, latency a and b seconds a byte, a rank sends 2 (P-1)/P n in an all_reduce, and twice the
-//! bytes of a true reduce-scatter in a reduce_scatter. Small messages: all_reduce 2 (P-1) a, all_gather (P-1) a, before what a
-//! rendezvous adds. Empty segments are not sent, and with equal shapes empty tensors take no steps.
+//! With n bytes in all blocks together, latency a and b seconds per byte, a rank sends 2 (P-1)/P n in an all_reduce,
+//! and twice the bytes of a true reduce-scatter in a reduce_scatter. Small messages: all_reduce 2 (P-1) a, all_gather
+//! (P-1) a, plus the cost of a rendezvous. Empty segments are not sent, and with equal shapes empty tensors need no
+//! steps.
 //!
-//! Measured: torch 2.15's results equal those combined in this order bit for bit, with 2, 3, 4, 5 and 7 ranks, 1 to 6,000,000 elements of
-//! float32, float64 and bfloat16, for all four calls that reduce; and so do the bytes on the loopback interface, reduce's
-//! needless segments included (P = 2, 16 MiB: 36 MiB in place of 24).
+//! Measured: torch 2.15's results equal those combined in this order bit for bit, with 2, 3, 4, 5 and 7 ranks, 1 to
+//! 6,000,000 elements of float32, float64 and bfloat16, for all four calls that reduce; the bytes on the loopback
+//! interface are equal too, reduce's needless segments included (P = 2, 16 MiB: 36 MiB in place of 24).
 
 use super::layout::{Layout, elements};
 use super::rounds::{IDLE, Round, before, in_flight, one_by_one, recv, recv_combine, send, then_at_once, wrap};
@@ -84,7 +86,7 @@ struct Segments {
     tensor: Span,
     size: u64,
     per_rank: u64,
-    /// Elements of a segment, the last ones excepted.
+    /// Elements of a segment; the last ones may be shorter.
     len: u64,
 }
 
@@ -127,7 +129,8 @@ impl Segments {
     }
 }
 
-/// `count` rounds down the ring: the first sends the segments from chunk `first` on, and receives those from the next chunk on.
+/// `count` rounds down the ring: the first sends the segments from chunk `first` on, and receives those from the next
+/// chunk on.
 fn down_the_ring(
     segments: Segments,
     me: u32,
@@ -147,7 +150,7 @@ fn down_the_ring(
 fn all_reduce(segments: Segments, me: u32) -> impl Iterator<Item = Round> + Send {
     let rounds = segments.count() - segments.per_rank;
     let reduce_scatter = down_the_ring(segments, me, me + 1, rounds, recv_combine);
-    // With two rounds in flight an idle one makes the next phase wait for the whole of this one.
+    // The idle round, with two rounds in flight, makes the next phase wait for the end of this one.
     reduce_scatter.chain([IDLE]).chain(down_the_ring(segments, me, me, rounds, recv))
 }
 
@@ -166,7 +169,7 @@ fn reduce(call: &Collective, size: u32, me: u32) -> Steps {
     Box::new(then_at_once(reduce_scatter, gathered))
 }
 
-/// An all-reduce of each block, two of them in lock-step; with four rounds in flight each has two.
+/// An all-reduce of each block, two of them in lock-step; each has two of the four rounds in flight.
 fn two_at_a_time(
     block: impl Fn(u32) -> Segments + Send + 'static,
     size: u32,

@@ -1,14 +1,15 @@
-//! Owns recursive halving: a reduce-scatter in which each round halves what a member is responsible for, and, with recursive doubling
-//! after it, Rabenseifner's all-reduce.
+//! Owns recursive halving: a reduce-scatter in which each round halves the blocks that a member is responsible for,
+//! and, with recursive doubling after it, Rabenseifner's all-reduce.
 //!
-//! Sources: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004; Thakur, Rabenseifner and Gropp, "Optimization
-//! of collective communication operations in MPICH", IJHPCA 19(1), 2005. The farthest member comes first, so that each member keeps
-//! consecutive blocks. With P = 2^k members, n bytes in all blocks together, latency a and b seconds a byte:
+//! Sources: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004; Thakur, Rabenseifner and Gropp,
+//! "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005. The farthest member comes first,
+//! so that each member keeps consecutive blocks. With P = 2^k members, n bytes in all blocks together, latency a and b
+//! seconds per byte:
 //! - reduce-scatter: k a + (P-1)/P n b; a member sends (P-1)/P n.
 //! - all-reduce: 2 (k a + (P-1)/P n b); a member sends 2 (P-1)/P n.
 //!
-//! For another P, with e ranks above the power of two, 2e ranks first pair up and at the end one of each pair gets its result: two
-//! more rounds, of n and n (all-reduce), or of n and a block (reduce-scatter).
+//! For another P, with e ranks above the power of two, 2e ranks first pair up and at the end one rank of each pair
+//! receives its result: two more rounds, of n and n (all-reduce), or of n and a block (reduce-scatter).
 
 use super::layout::{Layout, whole};
 use super::power_of_two::{Core, Role};
@@ -71,7 +72,8 @@ fn reduce_scatter(layout: Layout, size: u32, me: u32) -> Steps {
     Box::new(one_by_one(first.into_iter().chain(halvings).chain(last)))
 }
 
-/// The member at `place` ends with the combined `span(place, place + 1)`; `span(first, end)` is of the places from `first` up to `end`.
+/// Recursive halving: the member at `place` ends with the combined `span(place, place + 1)`; `span(first, end)` is the
+/// span of the places from `first` up to `end`.
 pub(super) fn halve(
     core: Core,
     place: u32,

@@ -1,21 +1,21 @@
-//! Owns the hierarchical algorithms: a collective on a grid of ranks goes along one dimension of the network after the other, in chunks that
-//! are on their way in all dimensions at once.
+//! Owns the hierarchical algorithms: a collective on a grid of ranks is carried out along one dimension of the network
+//! after the other, in chunks that are in flight in all dimensions at once.
 //!
-//! Sources: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect: Decomposing all-reduce for deep learning on heterogeneous network hierarchy",
-//! MLSys 2019 (reduce-scatter up the dimensions, all-gather down, on smaller and smaller parts); ASTRA-sim 2.0, which cuts collectives into
-//! chunks that queue for each dimension. With k_d members along dimension d, n bytes in all blocks together, one chunk, rings, latency a_d
-//! and b_d seconds a byte:
+//! Sources: Cho, Finkler, Serrano, Kung and Hunter, "BlueConnect: Decomposing all-reduce for deep learning on
+//! heterogeneous network hierarchy", MLSys 2019 (reduce-scatter up the dimensions, all-gather down, on smaller and
+//! smaller parts); ASTRA-sim 2.0, which cuts collectives into chunks that queue for each dimension. With k_d members
+//! along dimension d, n bytes in all blocks together, one chunk, rings, latency a_d and b_d seconds per byte:
 //! - reduce-scatter, all-gather: the sum over d of (k_d - 1) (a_d + n / (k_0 ... k_d) b_d)
 //! - all-reduce: twice that
-//! - all-to-all, straight along a dimension on one link a member: the sum over d of a_d + (k_d - 1) n / (P k_d) x P b_d
+//! - all-to-all, direct along a dimension on one link per member: the sum over d of a_d + (k_d - 1) n / (P k_d) x P b_d
 //!
-//! where n is P blocks, and an all-to-all's is what a member sends, its own block included. Of C chunks each takes this with n / C, and each dimension
-//! serves one at a time: the reduce-scatters in their order, then the all-gathers. So the dimension that takes longest is busy all the time, and
-//! the others overlap with it.
+//! where n is P blocks; for an all-to-all n is the data that a member sends, its own block included. Each of C chunks
+//! lasts this long with n / C, and each dimension serves one chunk at a time: the reduce-scatters in their order, then
+//! the all-gathers. The slowest dimension is therefore busy all the time, and the others overlap with it.
 //!
-//! A member with the coordinates (x_0, x_1, ...) is number x_0 + k_0 (x_1 + k_1 (...)). Steps count blocks by the coordinates of the ranks that they
-//! belong to, the first dimension's first: what a row exchanges then lies side by side. Of an all-to-all, whose blocks are on their way between
-//! the two, each lane counts by its own dimension first.
+//! A member with the coordinates (x_0, x_1, ...) is number x_0 + k_0 (x_1 + k_1 (...)). Steps order blocks by the
+//! coordinates of their ranks, the first dimension first, so that the data of a row's exchange is contiguous. In an
+//! all-to-all, whose blocks travel between two coordinates, each lane orders them by its own dimension first.
 
 use super::halving_doubling::halve;
 use super::layout::{Layout, whole};
@@ -32,19 +32,19 @@ use crate::symmetry::Relabeling;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// What a row of ranks along one dimension does.
+/// Algorithm of a row of ranks along one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowAlgorithm {
-    /// One block a round to the next rank of the row; an all-to-all's blocks are passed on from rank to rank.
+    /// One block per round to the next rank of the row; the blocks of an all-to-all are forwarded from rank to rank.
     Ring,
-    /// Each block straight to the rank that it is for, all at once.
+    /// Each block directly to its destination, all at once.
     Direct,
-    /// Recursive halving and doubling, where the row is a power of two; otherwise a ring. An all-to-all is direct.
+    /// Recursive halving and doubling if the row's size is a power of two; otherwise a ring. An all-to-all is direct.
     HalvingDoubling,
 }
 
 impl RowAlgorithm {
-    /// All of them, with their names in cluster files.
+    /// All row algorithms, with their names in cluster files.
     pub const ALL: [(&'static str, RowAlgorithm); 3] = [
         ("ring", RowAlgorithm::Ring),
         ("direct", RowAlgorithm::Direct),
@@ -52,20 +52,22 @@ impl RowAlgorithm {
     ];
 }
 
-/// Into how many chunks a collective is cut where nothing is said.
+/// Number of chunks of a collective if the cluster file does not set it.
 pub const DEFAULT_CHUNKS: u32 = 4;
 
 /// See the module.
 #[derive(Clone)]
 pub struct Hierarchical {
-    /// What each dimension of the network does; empty: what suits it.
+    /// Algorithm of each dimension of the network; empty: the default for each dimension.
     rows: Vec<RowAlgorithm>,
-    /// Into how many chunks a collective is cut; at least 1.
+    /// Number of chunks of a collective; at least 1.
     chunks: u32,
-    /// Of the group that is served, without dimensions in which it has one rank. `None`: not told yet, or the group is no part of the grid.
+    /// Dimensions of the group in which it has several ranks. `None`: not known yet, or the group is not part of the
+    /// grid.
     place: Option<Vec<Line>>,
     told: bool,
-    /// Serves groups that are no part of the grid, and all-to-alls of unequal blocks. `None`: a ring, and for all-to-alls straight exchange.
+    /// Algorithms for groups that are not part of the grid, and for all-to-alls of unequal blocks. `None`: a ring, and
+    /// for all-to-alls a direct exchange.
     otherwise: Option<AlgorithmTable>,
 }
 
@@ -79,14 +81,15 @@ struct Line {
 }
 
 impl Hierarchical {
-    /// With an algorithm for each dimension of the network (none: rings, and direct exchange where a dimension is fully connected or blocks
-    /// are different for each rank); `chunks` is at least 1. `otherwise` serves what is no part of a grid.
+    /// An algorithm for each dimension of the network (empty: rings, and direct exchange if a dimension is fully
+    /// connected or each rank has other blocks); `chunks` is at least 1. `otherwise` serves groups that are not part of
+    /// a grid.
     pub fn new(rows: Vec<RowAlgorithm>, chunks: u32, otherwise: AlgorithmTable) -> Hierarchical {
         assert!(chunks > 0, "no chunks carry nothing");
         Hierarchical { rows, chunks, place: None, told: false, otherwise: Some(otherwise) }
     }
 
-    /// Into how many chunks this call is cut: none without an element of each block.
+    /// Number of chunks of this call: each chunk has an element of each block.
     fn chunks(&self, call: &Collective) -> u32 {
         let most = match &call.shape {
             Shape::Even(count) => *count,
@@ -96,7 +99,7 @@ impl Hierarchical {
         u64::from(self.chunks).min(most).max(1) as u32
     }
 
-    /// The group's dimensions. Before it is told the network's: the two factors that are nearest to each other.
+    /// The group's dimensions. Before the network's are known: the two factors that are nearest to each other.
     fn lines(&self, size: u32) -> Vec<Line> {
         if let Some(place) = &self.place {
             return place.clone();
@@ -187,8 +190,8 @@ impl Algorithm for Hierarchical {
         })
     }
 
-    /// Of a group along one dimension. In a grid the rotations of a dimension leave the steps as they are too, but they rotate no list of
-    /// members as a whole.
+    /// The symmetry of a group along one dimension. In a grid the rotations of a dimension also leave the steps
+    /// unchanged, but they do not rotate the list of members as a whole.
     fn symmetry(&self, call: &Collective, size: u32) -> Option<Relabeling> {
         let (lines, chunks) = (self.lines(size), u64::from(self.chunks(call)));
         let even = match (call.kind, &call.shape) {
@@ -222,8 +225,8 @@ impl Algorithm for Hierarchical {
 }
 
 impl Grid {
-    /// How many ranks of each dimension a group has; `None` if it is no part of the grid. It is if it has all ranks that have one of some
-    /// coordinates in each dimension, in the order of the grid.
+    /// Number of the group's ranks in each dimension; `None` if the group is not part of the grid. A part of the grid
+    /// consists of all ranks whose coordinates are in given sets, one set per dimension, in the order of the grid.
     fn part(&self, ranks: &[RankId]) -> Option<Vec<u32>> {
         let mut stride = 1;
         let mut there: Vec<(u32, BTreeSet<u32>)> = Vec::new();
@@ -247,7 +250,7 @@ impl Grid {
     }
 }
 
-/// The ranks by their first coordinate, then by their second, and so on.
+/// The ranks sorted by their first coordinate, then by their second, and so on.
 fn by_first_dimension(lines: &[Line], size: u32) -> Vec<u32> {
     let rank_of = |mut place: u32| {
         let (mut rank, mut stride) = (0, size);
@@ -261,14 +264,14 @@ fn by_first_dimension(lines: &[Line], size: u32) -> Vec<u32> {
     (0..size).map(rank_of).collect()
 }
 
-/// Where the pieces of chunks lie, as steps count: the first chunk's of all blocks, then the second's.
+/// Spans of the pieces of chunks, in the order of the steps: the first chunk's pieces of all blocks, then the second's.
 #[derive(Clone)]
 enum Pieces {
     /// The whole tensor is cut into chunks, and each of them into blocks.
     Tensor { len: u64, chunks: u32, size: u32 },
-    /// Each of so many blocks of `len` is cut into chunks.
+    /// Each of `size` blocks of `len` elements is cut into chunks.
     Blocks { len: u64, chunks: u32, size: u32 },
-    /// The same of blocks that differ: where each piece begins, and where the last one ends.
+    /// Each of `size` unequal blocks is cut into chunks: first element of each piece, and end of the last one.
     Listed { starts: Arc<[u64]>, size: u32 },
 }
 
@@ -306,7 +309,7 @@ struct Plan {
     me: u32,
 }
 
-/// What one chunk does in one dimension.
+/// Work of one chunk in one dimension.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     ReduceScatter,
@@ -314,11 +317,11 @@ enum Phase {
     AllToAll,
 }
 
-/// The actions that start together once those before are complete.
+/// Batches of actions; a batch starts once the earlier ones are complete.
 type Batches = Box<dyn Iterator<Item = Vec<Action>> + Send>;
 
 impl Plan {
-    /// All that happens in one dimension.
+    /// All steps in one dimension.
     fn lane(&self, dimension: usize) -> Steps {
         let plan = self.clone();
         let mut issued = 0;
@@ -343,7 +346,7 @@ impl Plan {
             CollectiveKind::AllGather => of(Phase::AllGather).collect(),
             CollectiveKind::AllToAll => of(Phase::AllToAll).collect(),
             CollectiveKind::ReduceScatter => of(Phase::ReduceScatter).collect(),
-            // The last dimension's is an all-reduce of what is left.
+            // The last dimension carries out an all-reduce of the remaining part.
             _ if last => {
                 (0..self.chunks).flat_map(|chunk| [(Phase::ReduceScatter, chunk), (Phase::AllGather, chunk)]).collect()
             }
@@ -351,7 +354,7 @@ impl Plan {
         }
     }
 
-    /// The steps of the dimension before, or above, that end with the same chunk.
+    /// The steps of the previous or next dimension that end with the same chunk.
     fn waits(&self, dimension: usize, phase: Phase, chunk: u32) -> Beside {
         let last = dimension + 1 == self.lines.len();
         let lane = match phase {
@@ -371,7 +374,7 @@ impl Plan {
         if phase == Phase::AllToAll { line.exchange } else { line.row }
     }
 
-    /// How many steps a phase has: sends and receives.
+    /// Number of steps of a phase: sends and receives.
     fn length(&self, dimension: usize, phase: Phase) -> u32 {
         let size = self.lines[dimension].size;
         match self.row(dimension, phase) {
@@ -408,7 +411,8 @@ impl Plan {
             (RowAlgorithm::Ring, Phase::AllGather) => {
                 Box::new(ring::all_gather(move |place| one(&span, place), size, me))
             }
-            // Place d holds what is for the member d further, and at the end what came from the one d before.
+            // Place d holds the data for the member d places further, and at the end the data from the member d places
+            // before.
             (RowAlgorithm::Ring, Phase::AllToAll) => Box::new((1..size).map(move |round| {
                 let left = span(round, size);
                 [Some(send(wrap(me + 1, size), left)), Some(recv(before(me, 1, size), left))]
@@ -419,7 +423,8 @@ impl Plan {
         Box::new(rounds.map(move |round| renumbered(round, rank).into_iter().flatten().collect()))
     }
 
-    /// The elements of a row's places `first` up to `end`, of which each stands for as many blocks as there are further members.
+    /// The elements of a row's places `first` up to `end`; each place stands for as many blocks as there
+    /// are combinations of the remaining coordinates.
     fn spans(&self, dimension: usize, phase: Phase, chunk: u32) -> impl Fn(u32, u32) -> Span + Send + use<> {
         let pieces = self.pieces.clone();
         let (mut begin, mut blocks, mut left) = (0, self.size, self.me);

@@ -1,4 +1,4 @@
-//! Owns where the blocks of a collective lie in its tensor. It does not know who moves them.
+//! Owns the offsets of a collective's blocks in its tensor, independent of the algorithm.
 
 use super::Span;
 use crate::program::{Collective, CollectiveKind, Shape};
@@ -7,14 +7,14 @@ use std::sync::Arc;
 /// A tensor cut into consecutive blocks, one for each of a number of parts.
 #[derive(Clone)]
 pub(super) enum Layout {
-    /// The first `remainder` blocks have one element more than the others' `quotient`.
+    /// Equal blocks of `quotient` elements; the first `remainder` blocks have one element more.
     Regular { quotient: u64, remainder: u64 },
-    /// Where each block starts, and where the last one ends.
+    /// First element of each block, and end of the last one.
     Listed(Arc<[u64]>),
 }
 
 impl Layout {
-    /// `elements` over `parts`, as evenly as can be, larger blocks first.
+    /// Splits `elements` into `parts`, as equally as possible, larger blocks first.
     pub(super) fn split(elements: u64, parts: u32) -> Layout {
         Layout::Regular { quotient: elements / u64::from(parts), remainder: elements % u64::from(parts) }
     }
@@ -28,7 +28,7 @@ impl Layout {
         Layout::Listed(std::iter::once(0).chain(ends).collect())
     }
 
-    /// The members' blocks of `call`: what each contributes or receives.
+    /// The members' blocks of `call`: the data that each contributes or receives.
     pub(super) fn of_members(call: &Collective, size: u32) -> Layout {
         match &call.shape {
             Shape::Even(_) if reduces_or_copies_whole(call.kind) => Layout::split(elements(call), size),
@@ -38,7 +38,7 @@ impl Layout {
         }
     }
 
-    /// What a member sends to each rank, and what it receives from each, in an all-to-all.
+    /// Blocks that a member sends to each rank, and blocks that it receives from each, in an all-to-all.
     pub(super) fn of_pairs(call: &Collective) -> (Layout, Layout) {
         match &call.shape {
             Shape::Even(count) => {
@@ -50,8 +50,8 @@ impl Layout {
         }
     }
 
-    /// What each of `size` members has for each, in an all-to-all, member by member, as far as `me` knows: nothing else is any of its
-    /// business where pairs differ.
+    /// Blocks from each of `size` members to each, in an all-to-all, member by member, as far as `me` knows: if pairs
+    /// differ, blocks between other members count as empty.
     pub(super) fn of_all_pairs(call: &Collective, size: u32, me: u32) -> Layout {
         let Shape::Pairs { send, recv } = &call.shape else { return Layout::of_pairs(call).0 };
         let length = |from: u32, to: u32| match (from == me, to == me) {
@@ -62,13 +62,13 @@ impl Layout {
         Layout::listed(&(0..size).flat_map(|from| (0..size).map(move |to| length(from, to))).collect::<Vec<u64>>())
     }
 
-    /// The blocks of `size` members, that of `root` first.
+    /// The blocks of `size` members, starting with the block of `root`.
     pub(super) fn counted_from(&self, root: u32, size: u32) -> Layout {
         let length = |place| self.block((root + place) % size).len;
         Layout::listed(&(0..size).map(length).collect::<Vec<u64>>())
     }
 
-    /// The same with each of `parts` blocks cut into `pieces`, as evenly as can be, larger ones first.
+    /// The same layout with each of `parts` blocks cut into `pieces`, as equally as possible, larger ones first.
     pub(super) fn cut(&self, parts: u32, pieces: u32) -> Layout {
         let lengths = |part| {
             let whole = self.block(part).len;
@@ -98,7 +98,7 @@ impl Layout {
     }
 }
 
-/// How many elements the tensor of a collective without blocks has.
+/// Number of elements in the tensor of a collective without blocks.
 pub(super) fn elements(call: &Collective) -> u64 {
     match &call.shape {
         Shape::Even(count) => *count,

@@ -1,8 +1,9 @@
-//! Owns the direct algorithms: no forwarding, everything posted at once, shared links decide.
+//! Owns the direct algorithms: no forwarding, all messages posted at once; shared links determine the time.
 //!
-//! pytorch/gloo does all-to-all, gather and scatter this way (`gloo/alltoall.cc`, `gloo/gather.cc`, `gloo/scatter.cc`). With P
-//! members, blocks (or a tensor) of m bytes, latency a and b seconds a byte, one link a member: a + (P-1) m b for each kind.
-//! Reduce combines at the root: its own input first, then the others' by rising distance from the root.
+//! pytorch/gloo carries out all-to-all, gather and scatter this way (`gloo/alltoall.cc`, `gloo/gather.cc`,
+//! `gloo/scatter.cc`). With P members, blocks (or a tensor) of m bytes, latency a and b seconds per byte, one link per
+//! member: a + (P-1) m b for each kind. Reduce combines at the root: its own input first, then the others' by ascending
+//! distance from the root.
 
 use super::layout::{Layout, whole};
 use super::rounds::{before, recv, recv_combine, send, wrap};
@@ -62,7 +63,7 @@ impl Algorithm for Linear {
     }
 }
 
-/// All traffic is between the root and each of the others; `span` is what one of the others sends or receives.
+/// Messages between the root and each of the others; `span` is the span that one of the others sends or receives.
 fn rooted(
     call: &Collective,
     me: u32,

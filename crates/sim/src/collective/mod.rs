@@ -1,7 +1,8 @@
-//! Owns the collective algorithms: how one member turns a collective into sends and receives, lazily, step by step.
+//! Owns the collective algorithms: the conversion of a collective into one member's sends and receives, lazily, step by
+//! step.
 //!
-//! One file an algorithm; [`choose`] picks one, and [`fold`] derives in which order it combines elements. When a step runs is the
-//! engine's business, and what it costs is the transport's and the network's.
+//! There is one file per algorithm; [`choose`] picks one, and [`fold`] derives the order in which it combines elements.
+//! The engine decides when a step runs; the transport and the network determine its cost.
 
 mod binomial;
 mod bruck;
@@ -41,7 +42,7 @@ use crate::symmetry::Relabeling;
 use crate::time::{Bytes, Rate, SimDuration};
 use std::sync::Arc;
 
-/// A way to carry out some kinds of collective.
+/// Algorithm for some kinds of collective.
 pub trait Algorithm: Send + Sync {
     /// The name in cluster files and options: `ring`.
     fn name(&self) -> &'static str;
@@ -49,22 +50,25 @@ pub trait Algorithm: Send + Sync {
     /// The kinds of collective it can carry out.
     fn kinds(&self) -> &'static [CollectiveKind];
 
-    /// What member `me` of a group of `size` does, in order, without ever building the plan of the whole group.
+    /// Steps of member `me` of a group of `size`, in order, computed without the plan of the whole group.
     ///
-    /// The steps of all members fit together: the n-th send from a to b is received by the n-th receive of b from a, with the
-    /// same number of elements. `size` is at least 2 and every block may be empty; an empty message is still a message.
+    /// The steps of all members fit together: the n-th send from a to b is received by the n-th receive of b from a,
+    /// with the same number of elements. `size` is at least 2 and every block may be empty; an empty message is still a
+    /// message.
     ///
     /// # Panics
     /// If `call.kind` is not one of [`Algorithm::kinds`], or lacks its root.
     fn steps(&self, call: &Collective, size: u32, me: GroupRank) -> Steps;
 
-    /// Steps that go on beside those of [`Algorithm::steps`], each list of them a lane of its own; none for most algorithms. The lane of
-    /// `steps` is number 0, these are 1 and on. All messages between two members belong to one lane.
+    /// Further lanes of steps that run concurrently with those of [`Algorithm::steps`]; none for most algorithms. The
+    /// lane of `steps` is number 0, the others are numbered from 1. All messages between two members belong to one
+    /// lane.
     fn other_lanes(&self, _call: &Collective, _size: u32, _me: GroupRank) -> Vec<Steps> {
         Vec::new()
     }
 
-    /// In which order steps count the elements of the tensor, where that is not the tensor's own: the tensor's pieces, each element in one.
+    /// The tensor's pieces in the order in which steps count their elements, each element in one piece; `None`: the
+    /// tensor's own order.
     fn order(&self, _call: &Collective, _size: u32) -> Option<Vec<Span>> {
         None
     }
@@ -74,7 +78,7 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
-    /// Of an algorithm that is a choice among others: the one that carries out this collective.
+    /// The algorithm that carries out this collective, if `self` is a choice among algorithms.
     fn decide(&self, _call: &Collective, _size: u32) -> Option<Arc<dyn Algorithm>> {
         None
     }
@@ -84,7 +88,7 @@ pub trait Algorithm: Send + Sync {
         None
     }
 
-    /// What the library's protocol does to each message of it; `None`: nothing.
+    /// Effect of the library's protocol on each message of the algorithm; `None`: no effect.
     fn wire(&self) -> Option<Wire> {
         None
     }
@@ -95,29 +99,30 @@ pub trait Algorithm: Send + Sync {
         false
     }
 
-    /// Do members combine elements in the order of the group's ranks, whatever the order of their steps?
+    /// Whether members combine elements in the order of the group's ranks, whatever the order of their steps.
     fn combines_in_order(&self) -> bool {
         false
     }
 
-    /// Is it a kernel of the program's, for which no library is called?
+    /// Whether the algorithm is a kernel of the program, for which no library is called.
     fn is_of_program(&self) -> bool {
         false
     }
 
-    /// The communication library that has it, where no other does.
+    /// The only communication library that has the algorithm, if there is just one.
     fn library(&self) -> Option<&'static str> {
         None
     }
 
-    /// The relabelings of members under which the steps stay the same but for their elements' places: for each such `p`, what `p(m)`
-    /// does with `p(n)` is what `m` does with `n`, step by step and with as many elements. `None`: not known of any.
+    /// Relabelings of members under which the steps stay the same except for their elements' places: for each
+    /// relabeling `p`, the steps of `p(m)` with `p(n)` are those of `m` with `n`, one by one and with as many elements.
+    /// `None`: no relabeling is known.
     fn symmetry(&self, _call: &Collective, _size: u32) -> Option<Relabeling> {
         None
     }
 }
 
-/// Do all members have blocks of one size?
+/// Whether all members have blocks of one size.
 fn even_blocks(call: &Collective, size: u32) -> bool {
     match (call.kind, &call.shape) {
         (CollectiveKind::AllReduce, Shape::Even(count)) => count.is_multiple_of(u64::from(size)),
@@ -126,27 +131,27 @@ fn even_blocks(call: &Collective, size: u32) -> bool {
     }
 }
 
-/// How ranks are laid out on a network: along the first dimension first.
+/// Layout of ranks on a network: along the first dimension first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// Their product is the number of ranks.
+    /// Dimensions of the network; the product of their sizes is the number of ranks.
     pub dimensions: Vec<GridDimension>,
 }
 
-/// What a library's choice may depend on.
+/// Properties of the cluster that a library's choice may depend on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Surroundings {
     /// Consecutive ranks that share a server; at least 1.
     pub per_server: u32,
-    /// What a rank can send to another one in its server.
+    /// Rate at which a rank can send to another rank of its server.
     pub inside: Rate,
-    /// What a rank can send to another server.
+    /// Rate at which a rank can send to another server.
     pub between: Rate,
-    /// Network cards of a server, each with that rate; at least 1.
+    /// NICs of a server, each with the rate `between`; at least 1.
     pub cards: u32,
-    /// May NCCL let NVLink's switches combine, where they can?
+    /// Whether NCCL may let NVLink's switches combine elements, if they can.
     pub nvls: bool,
-    /// How many channels NCCL may use; at least 1.
+    /// Largest number of channels that NCCL may use; at least 1.
     pub max_channels: u32,
     /// Rate between a GPU and its host's memory.
     pub host: Rate,
@@ -183,14 +188,15 @@ impl Hop {
 /// One member's steps of one collective.
 pub type Steps = Box<dyn Iterator<Item = Step> + Send>;
 
-/// One send or receive of one member. Steps of a lane start in order; the ones that may, start at the same instant.
+/// One send or receive of one member. Steps of a lane start in order; those that may start, start at the same instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// What to do.
+    /// The send or receive.
     pub action: Action,
-    /// The step may start once the first `after` steps of its lane are complete; at most the step's own index in the lane.
+    /// The step may start once the first `after` steps of its lane are complete; at most the step's own index in the
+    /// lane.
     pub after: u64,
-    /// And once these steps of another lane are complete.
+    /// The step also waits until these steps of another lane are complete.
     pub beside: Beside,
 }
 
@@ -199,7 +205,7 @@ pub struct Step {
 pub struct Beside {
     /// The other lane.
     pub lane: u32,
-    /// Number of its first steps that must be complete; 0: there is nothing to wait for.
+    /// Number of the lane's first steps that must be complete; 0: the step does not wait for the lane.
     pub count: u32,
 }
 
@@ -220,10 +226,10 @@ fn lanes(algorithm: &dyn Algorithm, call: &Collective, size: u32, me: GroupRank)
     std::iter::once(algorithm.steps(call, size, me)).chain(algorithm.other_lanes(call, size, me)).collect()
 }
 
-/// What a step does.
+/// Action of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Sends elements, as they stand when the step starts.
+    /// Sends the values that elements have when the step starts.
     Send {
         /// The receiver.
         to: GroupRank,
@@ -236,15 +242,17 @@ pub enum Action {
         from: GroupRank,
         /// The elements that are received.
         span: Span,
-        /// Combine with what is there, rather than replace it. Where several combine at the same place they do so in the order of
-        /// their steps, whichever arrives first, so that values never depend on time.
+        /// Whether received elements are combined with the present ones rather than replacing them. Several receives
+        /// combine at one place in the order of their steps, whichever arrives first, so that values never depend on
+        /// time.
         combine: bool,
     },
 }
 
-/// A range of elements. In collectives that reduce or broadcast: of the tensor (reduce-scatter: all blocks one after the other).
-/// In the others: of all blocks one after the other, in the order of the ranks they come from or go to (all-to-all: a send's span
-/// is of what the member sends, a receive's of what it receives). All sends of a barrier are empty.
+/// A range of elements. In collectives that reduce or broadcast, elements are counted in the tensor (reduce-scatter:
+/// all blocks one after the other). In the others, they are counted over all blocks one after the other, in the order
+/// of the ranks that they come from or go to (all-to-all: in the sent data for a send, in the received data for a
+/// receive). All sends of a barrier are empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
     /// The first element.

@@ -1,13 +1,14 @@
-//! Owns NCCL: which shape and protocol it takes for a call, by what its own model of time ([`tuning`]) says is fastest, and what that does
-//! to messages.
+//! Owns NCCL's choice of shape and protocol for a call, by NCCL's own model of time ([`tuning`]), and the effect of the
+//! choice on messages.
 //!
 //! The module implements these shapes: rings with the steps of [`super::ring`], or of [`super::rails`] if servers have
 //! several NICs; trees with the steps of [`super::double_tree`]; broadcast and reduce along a [`super::chain`]; NVLink
 //! SHARP of [`super::nvls`].
 //!
-//! Channels are the thread blocks that carry a call out side by side, each with its part of every message. They share links as one stream does, so
-//! they are not told apart here: a call that is too small for all of them gets its part of the rate, and trees and chains pass on a chunk of each
-//! at once. Of a ring each step is one message: NCCL cuts it into slices, whose overlap is in its measured hops.
+//! Channels are the thread blocks that carry out a call concurrently, each with its part of every message. They share
+//! links like one connection stream, so this model does not distinguish them: a call that is too small for all channels
+//! gets its part of the rate, and trees and chains forward a chunk of each channel at once. A step of a ring is one
+//! message: NCCL cuts it into slices, whose overlap is part of the measured hops.
 
 use super::chain::Chain;
 use super::double_tree::{DoubleTree, Servers};
@@ -67,7 +68,7 @@ pub(super) struct Forced {
 }
 
 impl Forced {
-    /// All that there are.
+    /// All variants.
     pub(super) fn all(surroundings: Surroundings) -> impl Iterator<Item = Forced> {
         VARIANTS.iter().map(move |variant| Forced { variant, surroundings })
     }
@@ -84,7 +85,7 @@ pub(super) fn wire_of_messages(surroundings: Surroundings) -> Option<Wire> {
     (inside.efficiency < 1000 || between.efficiency < 1000).then_some(Wire { inside, between })
 }
 
-/// What a call is about in NCCL's words: of all blocks together.
+/// Size of a call by NCCL's definition: the bytes of all blocks together.
 fn total_bytes(call: &Collective, size: u32) -> u64 {
     let blocks = matches!(call.kind, CollectiveKind::AllGather | CollectiveKind::ReduceScatter);
     call.bytes(size).0.saturating_mul(if blocks { u64::from(size) } else { 1 })
@@ -100,7 +101,8 @@ fn carried(model: &Model, surroundings: Surroundings, variant: &Variant, call: &
     let mut wire = wire(model, variant, call.kind, bytes, size);
     let servers = model.trees().unwrap_or(Servers::ALONE);
     if rails && variant.shape == Shape::Ring {
-        // Rings that wait for each other would wait for the longest hop in every round; each by itself has few of them.
+        // Rings that wait for each other would wait for the longest hop in every round; each ring alone has few long
+        // hops.
         let mean = model.mean_hop(variant, call.kind) + start(model, variant, call.kind, size);
         (wire.inside.latency, wire.between.latency) = (latency(mean), latency(mean));
     }
@@ -114,10 +116,11 @@ fn carried(model: &Model, surroundings: Surroundings, variant: &Variant, call: &
     Carried { inner, name: variant.name, wire }
 }
 
-/// Microseconds before the first step that the profile's `call` stands for: those of a ring over `Ll`.
+/// Time before the first step that the profile's `call` contains, in microseconds: the start of a ring with `Ll`.
 const LAUNCH: f64 = 6.6;
 
-/// The time that messages take by the model: their bytes at its rate, its hops, and what it says of the start, which is spread over the hops.
+/// Effect of the model on messages: the rate of their bytes, the latency of hops, and the model's start time, which is
+/// spread over the hops.
 fn wire(model: &Model, variant: &Variant, kind: CollectiveKind, bytes: u64, size: u32) -> Wire {
     let (ranks, phases) = (f64::from(size), phases(kind));
     let used = f64::from(model.channels_for(variant, bytes)) / f64::from(model.channels());
@@ -127,7 +130,8 @@ fn wire(model: &Model, variant: &Variant, kind: CollectiveKind, bytes: u64, size
         Shape::Nvls => (share * phases * (ranks - 1.0) / ranks, [tuning::NVLS / phases; 2]),
         Shape::Ring => (share, model.hops(variant)),
         Shape::Tree => {
-            // What the model adds to `Simple` for a chunk is a message of its own here; what is left is a ring's hop.
+            // The model adds time to `Simple` for a chunk. In this simulation a chunk is a message of its own; the rest
+            // is a ring's hop.
             let ring = VARIANTS.iter().find(|ring| ring.shape == Shape::Ring && ring.protocol == Protocol::Simple);
             let hops = ring.filter(|_| variant.protocol == Protocol::Simple).unwrap_or(variant);
             (share, model.hops(hops))
@@ -138,7 +142,7 @@ fn wire(model: &Model, variant: &Variant, kind: CollectiveKind, bytes: u64, size
     Wire { inside, between }
 }
 
-/// Of what comes before the first step, each hop's part.
+/// Part of each hop in the time before the first step, in microseconds.
 fn start(model: &Model, variant: &Variant, kind: CollectiveKind, size: u32) -> f64 {
     let rounds = match variant.shape {
         Shape::Nvls => phases(kind),
@@ -149,7 +153,7 @@ fn start(model: &Model, variant: &Variant, kind: CollectiveKind, size: u32) -> f
     (model.base(variant) - LAUNCH).max(0.0) / rounds
 }
 
-/// How many times elements cross the group: once to be combined, once to be known.
+/// Number of times that elements cross the group: once to be combined, once to be distributed.
 fn phases(kind: CollectiveKind) -> f64 {
     if kind == CollectiveKind::AllReduce { 2.0 } else { 1.0 }
 }
@@ -223,7 +227,7 @@ impl Algorithm for Forced {
     }
 }
 
-/// Another algorithm's steps over one of the protocols.
+/// Steps of another algorithm, with the overheads of one of the protocols.
 struct Carried {
     inner: Arc<dyn Algorithm>,
     name: &'static str,

@@ -1,11 +1,14 @@
-//! Owns NVLink SHARP's steps: all-reduce, all-gather and reduce-scatter among the GPUs of a server whose switches combine and multiply.
+//! Owns NVLink SHARP's steps: all-reduce, all-gather and reduce-scatter among the GPUs of a server, whose switches
+//! reduce and multicast.
 //!
-//! Source: NVIDIA/nccl, `src/device/all_reduce.h` (`NCCL_ALGO_NVLS`). Each member reads its block combined by the switch, and writes it once for all.
-//! Links here know no switch that computes: every member sends every other its block, both phases take as long as that, and what the switch
-//! saves is the wire's efficiency ([`super::nccl`]). With P members, n bytes in all blocks together, b seconds a byte and an efficiency of e,
-//! a phase takes (P-1)/P n b / e.
+//! Source: NVIDIA/nccl, `src/device/all_reduce.h` (`NCCL_ALGO_NVLS`). Each member reads its block combined by the
+//! switch, and writes it once for all. The network model has no switch that computes: every member sends its block to
+//! every other member, both phases last as long as that, and the wire's efficiency ([`super::nccl`]) contains the
+//! switch's savings. With P members, n bytes in all blocks together, b seconds per byte and an efficiency of e, a phase
+//! lasts (P-1)/P n b / e.
 //!
-//! A block is combined at its owner, ranks modulo P downwards: `((x[j] + x[j-1]) + x[j-2]) + ...`. In which order switches combine is not published.
+//! A block is combined at its owner, ranks modulo P downwards: `((x[j] + x[j-1]) + x[j-2]) + ...`. The order in which
+//! switches combine is not published.
 
 use super::layout::Layout;
 use super::rounds::{batches, before, recv, recv_combine, send, wrap};

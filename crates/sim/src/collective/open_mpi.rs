@@ -1,10 +1,11 @@
-//! Owns Open MPI's choice: which algorithm its `tuned` component uses for how many ranks and bytes.
+//! Owns Open MPI's choice: the algorithm of its `tuned` component by number of ranks and bytes.
 //!
-//! Source: open-mpi/ompi, `ompi/mca/coll/tuned/coll_tuned_decision_fixed.c` of 4.1 and 5.0 ("averaged" switch points of several clusters), for
-//! operations that commute. Where one of its algorithms is not here, the nearest stands in: binary, k-nomial and split-binary trees are
-//! `binomial`, a pipeline is `chain`, a segmented ring and the neighbour exchange are `ring`, a butterfly is `halving_doubling`, the
-//! non-overlapping all-reduce is `recursive_doubling`, an all-to-all by Bruck is `linear`, and so are gathers and scatters by trees. Steps
-//! that change nothing at that are left out.
+//! Source: open-mpi/ompi, `ompi/mca/coll/tuned/coll_tuned_decision_fixed.c` of 4.1 and 5.0 ("averaged" switch points of
+//! several clusters), for operations that commute. Algorithms that this crate does not have are replaced by the nearest
+//! one: binary, k-nomial and split-binary trees by `binomial`, a pipeline by `chain`, a segmented ring and the
+//! neighbour exchange by `ring`, a butterfly by `halving_doubling`, the non-overlapping all-reduce by
+//! `recursive_doubling`, an all-to-all by Bruck by `linear`, and gathers and scatters by trees by `linear` too. Switch
+//! points between two equal replacements are left out.
 
 use super::binomial::Binomial;
 use super::bruck::Bruck;
@@ -36,7 +37,7 @@ enum Choice {
     ScatterAllgather,
 }
 
-/// Below this many ranks: below this many bytes, which algorithm.
+/// Algorithms by upper bounds (exclusive) of the number of ranks, then of the number of bytes.
 type Table = &'static [(u32, &'static [(u64, Choice)])];
 
 const ANY: u64 = u64::MAX;
@@ -185,7 +186,8 @@ impl Algorithm for OpenMpi {
 }
 
 fn decide(call: &Collective, size: u32) -> Arc<dyn Algorithm> {
-    // Sizes are the tensor's, or of gathers and all-to-alls a rank's block; a reduce-scatter goes by all blocks together.
+    // The size is the whole tensor's; for gathers and all-to-alls a rank's block; for a reduce-scatter all blocks
+    // together.
     let (table, bytes) = match call.kind {
         CollectiveKind::AllReduce => (ALL_REDUCE, call.bytes(size).0),
         CollectiveKind::Broadcast => (BROADCAST, call.bytes(size).0),

@@ -1,7 +1,8 @@
-//! Owns the pairwise exchange: an all-to-all in which each member talks to one peer a round in each direction.
+//! Owns the pairwise exchange: an all-to-all in which each member has one peer per round and direction.
 //!
-//! Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005.
-//! With P members, m bytes a pair, latency a and b seconds a byte: (P-1) (a + m b). A member sends (P-1) m.
+//! Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
+//! 19(1), 2005. With P members, m bytes per pair, latency a and b seconds per byte: (P-1) (a + m b). A member sends
+//! (P-1) m.
 
 use super::layout::Layout;
 use super::rounds::{before, one_by_one, recv, send, wrap};

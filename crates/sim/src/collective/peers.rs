@@ -1,19 +1,24 @@
-//! Owns collectives that kernels of the program carry out by reading other GPUs' memory, as vLLM's and SGLang's custom all-reduce do.
+//! Owns collectives that kernels of the program carry out by reading other GPUs' memory, such as the custom all-reduce
+//! of vLLM and SGLang.
 //!
-//! Source of the steps: vllm-project/vllm, `csrc/custom_all_reduce.cuh` (`cross_device_reduce_1stage`, `cross_device_reduce_2stage`), whose kernels
-//! sgl-project/sglang has, too. In the first each member waits until all have begun, reads every other one's tensor and combines them in the order of
-//! ranks; in the second it combines its own block alone, beginning with its own elements and going upwards, and once all have done so reads the
-//! other blocks. Members wait for each other by flags that they write into each other's memory.
+//! Source of the steps: vllm-project/vllm, `csrc/custom_all_reduce.cuh` (`cross_device_reduce_1stage`,
+//! `cross_device_reduce_2stage`), whose kernels sgl-project/sglang has, too. In the one-shot kernel each member waits
+//! until all have begun, reads every other member's tensor and combines the tensors in the order of ranks. In the
+//! two-shot kernel it combines only its own block, from its own elements upwards, and reads the other blocks once all
+//! members have combined theirs. Members wait for each other by flags that they write into each other's memory.
 //!
-//! What it takes: a start, and bytes at a rate. With P members and n bytes a one-shot all-reduce reads (P-1) n, a two-shot one 2 (P-1)/P n.
+//! The time is a start, plus bytes at a rate. With P members and n bytes a one-shot all-reduce reads (P-1) n, a
+//! two-shot one 2 (P-1)/P n.
 //!
-//! - The start is 3.35 us and 0.37 us for each other member: sgl-project/sglang, pull request 2904, has 3.7, 4.8 and 5.9 us for a one-shot kernel
-//!   on 2, 4 and 8 H100. A second shot adds 8 us: of vllm-project/vllm, pull requests 24111 and 24532, the tables of both kernels on 4 and 6
-//!   GPUs, 0.5 to 4 MiB, less the bytes. The larger part of it is the fence that makes the combined blocks visible to the others.
-//! - The rate of one shot is what the link gives, but no more than 36 blocks of 512 threads that wait for 16 bytes of each other member
-//!   (`block_limit`, `launch_bounds` and `packed_t` of the source) can have on their way in 1.2 us: the rates of the same tables with 2 members
-//!   (205 to 280 GB/s on A100 and H100), where that is the limit. Two shots have three quarters of the link's rate (4 and 6 GPUs in the same
-//!   tables: 197 and 318 GB/s on links of 450).
+//! - The start is 3.35 us plus 0.37 us for each other member: sgl-project/sglang, pull request 2904, has 3.7, 4.8 and
+//!   5.9 us for a one-shot kernel on 2, 4 and 8 H100. A second shot adds 8 us: vllm-project/vllm, pull requests 24111
+//!   and 24532, the tables of both kernels on 4 and 6 GPUs, 0.5 to 4 MiB, less the bytes. The larger part of these 8 us
+//!   is the fence that makes the combined blocks visible to the others.
+//! - The rate of one shot is the link's rate, but at most the rate at which 36 blocks of 512 threads, each waiting for
+//!   16 bytes of each other member (`block_limit`, `launch_bounds` and `packed_t` of the source), can have their bytes
+//!   in flight for 1.2 us: the rates of the same tables with 2 members (205 to 280 GB/s on A100 and H100), for which
+//!   that is the limit. Two shots have three quarters of the link's rate (4 and 6 GPUs in the same tables: 197 and 318
+//!   GB/s on links of 450).
 
 use super::layout::Layout;
 use super::rounds::{batches, before, recv, recv_combine, send, wrap};
@@ -22,19 +27,19 @@ use crate::program::{Collective, CollectiveKind, PeerKernel, Shape};
 use crate::symmetry::Relabeling;
 use crate::time::{Bytes, Rate, SimDuration};
 
-/// Of the start, in nanoseconds; see the module.
+/// Parts of the start, in nanoseconds; see the module.
 const BASE: u64 = 3_350;
 const EACH_OTHER: u64 = 370;
 const SECOND_SHOT: u64 = 8_000;
 
-/// Bytes that a member waits for at once from each other one, and the nanoseconds until they are there.
+/// Bytes in flight to a member from each other member, and their round trip in nanoseconds.
 const ON_THEIR_WAY: u64 = 36 * 512 * PACK;
 const ROUND_TRIP: u64 = 1_200;
 
 /// Bytes that a thread moves at once.
 const PACK: u64 = 16;
 
-/// Thousandths of the link's rate that two shots have.
+/// Rate of two shots, in thousandths of the link's rate.
 const TWO_SHOTS_RATE: u32 = 750;
 
 /// See the module.
@@ -44,20 +49,21 @@ pub(super) struct Peers {
 }
 
 impl Peers {
-    /// Of a group of this size, whose members send each other at a rate.
+    /// A kernel in a group of `size` members that send to each other at the rate `inside`.
     pub(super) fn new(kernel: PeerKernel, size: u32, inside: Rate) -> Peers {
         let others = u64::from(size.saturating_sub(1));
         let start = BASE + EACH_OTHER * others;
         let (efficiency, hop) = match kernel {
             PeerKernel::OneShot => (share(ON_THEIR_WAY * others, inside), start),
-            // Of two phases.
+            // Each of the two phases has half of the start.
             PeerKernel::TwoShot => (TWO_SHOTS_RATE, (start + SECOND_SHOT) / 2),
         };
         let hop = Hop { efficiency, latency: SimDuration::from_ns(hop) };
         Peers { kernel, wire: Wire { inside: hop, between: hop } }
     }
 
-    /// Where the members' blocks are. Those of an all-reduce are as many packs for each, and the rest for the last.
+    /// Layout of the members' blocks. In an all-reduce each block has equally many packs, and the last one also gets
+    /// the rest.
     fn layout(&self, call: &Collective, size: u32) -> Layout {
         let (CollectiveKind::AllReduce, Shape::Even(count)) = (call.kind, &call.shape) else {
             return Layout::of_members(call, size);
@@ -69,15 +75,16 @@ impl Peers {
     }
 }
 
-/// How many times 16 bytes a tensor has, and how many elements these are; what is left over counts as part of the last.
+/// Number of whole packs (16 bytes) of a tensor, and number of elements per pack; the remainder counts as part of the
+/// last pack.
 fn packs(call: &Collective) -> (u64, u64) {
     let each = (PACK / call.dtype.size()).max(1);
     (call.bytes(1).0 / PACK, each)
 }
 
-/// Thousandths of a rate at which so many bytes take a round trip; at most all of it.
+/// Thousandths of a rate at which the given bytes last one round trip; at most 1000.
 fn share(bytes: u64, of: Rate) -> u32 {
-    // Picoseconds by nanoseconds are thousandths.
+    // Picoseconds divided by nanoseconds are thousandths.
     (of.time_for(Bytes(bytes)).as_ps() / ROUND_TRIP).clamp(1, 1000) as u32
 }
 
@@ -97,7 +104,7 @@ impl Algorithm for Peers {
         let each = |step: &dyn Fn(u32, u32) -> [Action; 2]| -> Vec<Action> {
             others().flat_map(|(to, from)| step(to, from)).collect()
         };
-        // What is sent is as it was before anything is combined with it.
+        // Sent data is the input before any combination.
         let whole = || -> Vec<Action> {
             let sends = others().map(|(to, _)| send(to, everything));
             sends.chain(others().map(|(_, from)| recv_combine(from, everything))).collect()

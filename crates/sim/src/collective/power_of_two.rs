@@ -1,21 +1,22 @@
-//! Owns the core of a group: as many members as the largest power of two, each standing for itself or for two ranks.
+//! Owns the core of a group: as many members as the largest power of two, each acting for itself or for two ranks.
 //!
-//! Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005: of the
-//! first 2e ranks, where e is the excess over the power of two, each even one hands its part to the next odd one and waits for the end.
+//! Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
+//! 19(1), 2005: among the first 2e ranks, where e is the excess over the power of two, each even one hands its part to
+//! the next odd one and waits for the end.
 
-/// How a group is folded into a power of two.
+/// Reduction of a group to a power of two.
 #[derive(Clone, Copy)]
 pub(super) struct Core {
     size: u32,
     excess: u32,
 }
 
-/// What a rank does while the core works.
+/// Role of a rank while the core works.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
-    /// Belongs to the core at this place, and stands for the rank before it too if `partner` is given.
+    /// The rank is at this place in the core, and also acts for the previous rank if `partner` is given.
     Member { place: u32, partner: Option<u32> },
-    /// Is represented by this rank.
+    /// The rank `by` acts for this rank.
     Represented { by: u32 },
 }
 
@@ -45,7 +46,8 @@ impl Core {
         if place < self.excess { 2 * place + 1 } else { place + self.excess }
     }
 
-    /// The first rank that `place` stands for. The ranks from here up to the first of another place are all those between the two.
+    /// The first rank that `place` acts for. The ranks between the first ranks of two places belong to the places
+    /// between them.
     pub(super) fn first_rank(self, place: u32) -> u32 {
         if place < self.excess { 2 * place } else { place + self.excess }
     }

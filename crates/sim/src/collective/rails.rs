@@ -35,7 +35,8 @@ impl Algorithm for Rails {
     fn steps(&self, call: &Collective, size: u32, GroupRank(me): GroupRank) -> Steps {
         let Rails { per_server, nics } = *self;
         let rings = Rings { per_server, nics, size, me, layout: Layout::of_members(call, size) };
-        // Rounds of an all-gather begin with a rank's own block, those of a reduce-scatter with the one before.
+        // Rounds of an all-gather begin with a rank's own block, those of a reduce-scatter with the previous rank's
+        // block.
         let (combining, spreading) = match call.kind {
             CollectiveKind::AllReduce => (1..size, 0..size - 1),
             CollectiveKind::ReduceScatter => (1..size, 0..0),
@@ -46,7 +47,8 @@ impl Algorithm for Rails {
         Box::new(batches(rounds.map(move |(round, combine)| rings.round(round, combine))))
     }
 
-    /// One GPU further in every server is one ring further, where rings have equal parts; one server further is one server further in every ring.
+    /// A shift by one GPU in every server is a shift by one ring, if rings have equal parts; a shift by one server is
+    /// the same in every ring.
     fn symmetry(&self, call: &Collective, size: u32) -> Option<Relabeling> {
         let block = match (call.kind, &call.shape) {
             (CollectiveKind::AllReduce, Shape::Even(count)) => count / u64::from(size),
@@ -68,7 +70,7 @@ struct Rings {
 }
 
 impl Rings {
-    /// One message in and one out in every ring, in an order that is the same at both ends.
+    /// One message in and one message out in every ring, in an order that is the same at both ends.
     fn round(&self, round: u32, combine: bool) -> Vec<Action> {
         let at = self.me % self.per_server;
         let entries = (0..self.per_server).map(|place| before(at, place, self.per_server));

@@ -1,12 +1,13 @@
-//! Owns recursive doubling: in round k each member exchanges all it has with the one 2^k places away.
+//! Owns recursive doubling: in round k each member exchanges all its data with the member 2^k places away.
 //!
-//! Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005. With
-//! P = 2^k members, latency a, b seconds a byte, n bytes in the tensor (all-reduce) or in all blocks together (all-gather):
+//! Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA
+//! 19(1), 2005. With P = 2^k members, latency a, b seconds per byte, n bytes in the tensor (all-reduce) or in all
+//! blocks together (all-gather):
 //! - all-reduce: k (a + n b); a member sends k n.
 //! - all-gather: k a + (P-1)/P n b; a member sends (P-1)/P n.
 //!
-//! For another P, with e ranks above the power of two, 2e ranks first pair up and at the end one of each pair gets the result: two
-//! more rounds, of n (all-reduce), or of one block and n (all-gather).
+//! For another P, with e ranks above the power of two, 2e ranks first pair up and at the end one rank of each pair
+//! receives the result: two more rounds, of n (all-reduce), or of one block and n (all-gather).
 
 use super::layout::{Layout, whole};
 use super::power_of_two::{Core, Role};
@@ -69,12 +70,13 @@ fn all_gather(layout: Layout, size: u32, me: u32) -> Steps {
     Box::new(one_by_one(first.into_iter().chain(exchanges).chain(last)))
 }
 
-/// What a represented rank does: it hands over its part and gets the result.
+/// Steps of a rank for which another rank acts: it hands over its part and receives the result.
 pub(super) fn hand_over(to: u32, part: Span, result: Span) -> Steps {
     Box::new(one_by_one([[Some(send(to, part)), None], [Some(recv(to, result)), None]].into_iter()))
 }
 
-/// The member at `place` exchanges, at distances 1, 2, 4, ..., what the two have: `span(first, end)` of the places from `first` up to `end`.
+/// Recursive doubling: the member at `place` exchanges, at distances 1, 2, 4, ..., the data of both: `span(first, end)`
+/// is the span of the places from `first` up to `end`.
 pub(super) fn double(
     core: Core,
     place: u32,

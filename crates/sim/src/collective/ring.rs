@@ -1,7 +1,7 @@
-//! Owns the ring: each member sends to the next one up and receives from the next one down, one block a round.
+//! Owns the ring: each member sends to the next one up and receives from the next one down, one block per round.
 //!
-//! Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009. With P
-//! members, n bytes in all blocks together, latency a and b seconds a byte:
+//! Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2),
+//! 2009. With P members, n bytes in all blocks together, latency a and b seconds per byte:
 //! - all-gather, reduce-scatter: (P-1) (a + n/P b); a member sends (P-1)/P n.
 //! - all-reduce, a reduce-scatter and then an all-gather: 2 (P-1) (a + n/P b); a member sends 2 (P-1)/P n.
 //!
@@ -44,7 +44,7 @@ impl Algorithm for Ring {
     }
 }
 
-/// Ends with the combined block `me` at `me`.
+/// Reduce-scatter, which ends with the combined block `me` at `me`.
 pub(super) fn reduce_scatter(
     block: impl Fn(u32) -> Span + Send,
     size: u32,
@@ -57,7 +57,7 @@ pub(super) fn reduce_scatter(
     })
 }
 
-/// Starts with block `me` at `me`.
+/// All-gather, which starts with block `me` at `me`.
 pub(super) fn all_gather(block: impl Fn(u32) -> Span + Send, size: u32, me: u32) -> impl Iterator<Item = Round> + Send {
     let (next, previous) = (wrap(me + 1, size), before(me, 1, size));
     (0..size - 1).map(move |round| {

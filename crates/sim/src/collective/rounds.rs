@@ -1,32 +1,32 @@
-//! Owns the turning of rounds of actions into steps that wait for earlier ones. It does not know what an action is for.
+//! Owns the conversion of rounds of actions into steps that wait for earlier ones, whatever the actions' purpose.
 
 use super::{Action, Span, Step};
 use crate::ids::GroupRank;
 use std::collections::VecDeque;
 
-/// What a member does in one round: up to two actions, in this order.
+/// Actions of a member in one round: up to two, in this order.
 pub(super) type Round = [Option<Action>; 2];
 
-/// A round that does nothing but count as one in flight.
+/// A round without actions, which counts as one in flight.
 pub(super) const IDLE: Round = [None, None];
 
-/// Steps made of rounds, of which `IN_FLIGHT` may be going on at once: a round starts when all but the last `IN_FLIGHT - 1` before it
-/// are complete.
+/// Steps made of rounds, of which `IN_FLIGHT` may be active at once: a round starts when all earlier rounds except the
+/// last `IN_FLIGHT - 1` are complete.
 pub(super) struct Rounds<I, const IN_FLIGHT: usize> {
     rounds: I,
-    /// The second action of the present round.
+    /// Second action of the current round.
     second: Option<Action>,
-    /// How many steps come before each of the rounds that may be in flight, the oldest first.
+    /// Number of steps before each of the rounds that may be in flight, oldest first.
     starts: [u64; IN_FLIGHT],
     issued: u64,
 }
 
-/// Each round starts when the one before is complete.
+/// Each round starts when the previous one is complete.
 pub(super) fn one_by_one<I: Iterator<Item = Round>>(rounds: I) -> Rounds<I, 1> {
     in_flight(rounds)
 }
 
-/// `IN_FLIGHT` rounds may be going on at once.
+/// `IN_FLIGHT` rounds may be active at once.
 pub(super) fn in_flight<I: Iterator<Item = Round>, const IN_FLIGHT: usize>(rounds: I) -> Rounds<I, IN_FLIGHT> {
     Rounds { rounds, second: None, starts: [0; IN_FLIGHT], issued: 0 }
 }
@@ -63,7 +63,7 @@ impl<I: Iterator<Item = Round>, const IN_FLIGHT: usize> Iterator for Rounds<I, I
     }
 }
 
-/// `steps`, and when all of them are complete, `actions`, all at once.
+/// `steps`, followed by all `actions` at once when the steps are complete.
 pub(super) fn then_at_once(
     steps: impl Iterator<Item = Step>,
     actions: impl Iterator<Item = Action>,
@@ -80,7 +80,7 @@ pub(super) fn then_at_once(
     })
 }
 
-/// A round of members that go by other numbers.
+/// A round in which the function `rank_of` renumbers the members.
 pub(super) fn renumbered(round: Round, rank_of: impl Fn(u32) -> u32) -> Round {
     let rank_of = |GroupRank(number)| GroupRank(rank_of(number));
     round.map(|action| match action? {
@@ -113,18 +113,19 @@ pub(super) fn before(rank: u32, distance: u32, size: u32) -> u32 {
     wrap(rank + size - distance, size)
 }
 
-/// Any number of actions at a time; each batch starts when the one before is complete.
+/// Any number of actions at a time; each batch starts when the previous one is complete.
 pub(super) fn batches(batches: impl Iterator<Item = Vec<Action>> + Send) -> impl Iterator<Item = Step> + Send {
     batches_in_flight(batches, 1)
 }
 
-/// So many batches may be going on at once: one starts when all but the last of these before it are complete.
+/// Batches of which `in_flight` may be active at once: a batch starts when all earlier batches except the last
+/// `in_flight - 1` are complete.
 pub(super) fn batches_in_flight(
     batches: impl Iterator<Item = Vec<Action>> + Send,
     in_flight: u64,
 ) -> impl Iterator<Item = Step> + Send {
     let mut issued = 0;
-    // How many steps come before each of the batches that may be in flight, the oldest first.
+    // Number of steps before each of the batches that may be in flight, oldest first.
     let mut starts: VecDeque<u64> = (0..in_flight).map(|_| 0).collect();
     batches.flat_map(move |batch| {
         starts.rotate_left(1);

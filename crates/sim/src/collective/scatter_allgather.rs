@@ -1,8 +1,8 @@
 //! Owns van de Geijn's broadcast: the root's tensor is scattered down a binomial tree, then gathered around a ring.
 //!
-//! Sources: Barnett et al., "Interprocessor collective communication library (InterCom)", SHPCC 1994; Thakur, Rabenseifner and Gropp,
-//! "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005. With P = 2^k members, n bytes, latency a and b
-//! seconds a byte: (k + P - 1) a + 2 (P-1)/P n b.
+//! Sources: Barnett et al., "Interprocessor collective communication library (InterCom)", SHPCC 1994; Thakur,
+//! Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", IJHPCA 19(1), 2005. With P =
+//! 2^k members, n bytes, latency a and b seconds per byte: (k + P - 1) a + 2 (P-1)/P n b.
 
 use super::layout::{Layout, elements};
 use super::rounds::{before, one_by_one, recv, renumbered, send, wrap};

@@ -1,5 +1,5 @@
-//! Owns which algorithm carries out which kind of collective at which size, and what the algorithms are told of the cluster. It does not know which
-//! algorithms exist, but that kernels of programs are not a matter of choice.
+//! Owns the choice of algorithm by kind and size of a collective, and the adaptation of algorithms to the cluster. The
+//! module does not know which algorithms exist, except that kernels of programs are not a matter of choice.
 
 use super::nccl;
 use super::peers::Peers;
@@ -11,22 +11,22 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
-/// For each kind the algorithms by size: the first entry whose bound is not exceeded is used.
+/// Algorithms of each kind by size: the first entry whose bound is not exceeded is used.
 #[derive(Clone, Debug, Default)]
 pub struct AlgorithmTable {
     rules: BTreeMap<CollectiveKind, Vec<Rule>>,
-    /// Where all ranks are, if that matters to any of the algorithms.
+    /// Distribution of all ranks in the cluster, if any of the algorithms depends on it.
     surroundings: Option<Surroundings>,
-    /// How ranks are laid out on the network, where that is known.
+    /// Layout of ranks on the network, if known.
     grid: Option<Arc<Grid>>,
 }
 
 /// One line of the table.
 #[derive(Clone)]
 pub struct Rule {
-    /// Up to this size of [`crate::program::Collective::bytes`], inclusive; `None`: any.
+    /// Largest size, inclusive, of [`crate::program::Collective::bytes`]; `None`: any size.
     pub up_to: Option<Bytes>,
-    /// The algorithm that carries it out.
+    /// The algorithm for these sizes.
     pub algorithm: Arc<dyn Algorithm>,
 }
 
@@ -38,12 +38,12 @@ pub enum ChoiceError {
     Unknown {
         /// The kind of collective.
         kind: CollectiveKind,
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
-        /// The names of those that can, separated by commas.
+        /// The names of the kind's algorithms, separated by commas.
         known: String,
     },
-    /// Rules whose bounds do not rise up to a last one without any.
+    /// The rules' bounds do not increase up to a last rule without a bound.
     #[error(
         "the rules for {kind} must cover every size exactly once\nhint: increase `up_to` from rule to rule, and omit it in the last rule"
     )]
@@ -57,13 +57,13 @@ impl AlgorithmTable {
     /// Uses `algorithm` for `kind` at every size.
     ///
     /// # Panics
-    /// If it cannot carry out `kind`; [`super::choose::algorithm_by_name`] finds only those that can.
+    /// If `algorithm` cannot carry out `kind`; [`super::choose::algorithm_by_name`] finds only those that can.
     pub fn force(&mut self, kind: CollectiveKind, algorithm: Arc<dyn Algorithm>) {
         let rules = vec![Rule { up_to: None, algorithm }];
         self.set_rules(kind, rules).unwrap_or_else(|error| panic!("{error}"));
     }
 
-    /// Tells all algorithms what cluster they are for.
+    /// Adapts all algorithms to a cluster.
     pub fn adapt(&mut self, surroundings: Surroundings) {
         for rule in self.rules.values_mut().flatten() {
             if let Some(adapted) = rule.algorithm.adapted(surroundings) {
@@ -73,12 +73,12 @@ impl AlgorithmTable {
         }
     }
 
-    /// How many consecutive ranks share a server, where that matters to any of the algorithms.
+    /// Number of consecutive ranks that share a server, if any of the algorithms depends on it.
     pub(crate) fn per_server(&self) -> Option<u32> {
         self.surroundings.map(|surroundings| surroundings.per_server)
     }
 
-    /// Tells all algorithms how so many ranks are laid out on the network.
+    /// Adapts all algorithms to the network layout of a world of `ranks` ranks.
     pub fn lay_out(&mut self, grid: Grid, ranks: u32) {
         let ranks: Vec<RankId> = (0..ranks).map(RankId).collect();
         self.grid = Some(Arc::new(grid));
@@ -87,7 +87,7 @@ impl AlgorithmTable {
         }
     }
 
-    /// The same with algorithms that depend on where in the grid a group is; `None`: none of them does.
+    /// The table for the group of `ranks` at its place in the grid; `None`: no algorithm depends on the place.
     fn on_grid(&self, ranks: &[RankId]) -> Option<AlgorithmTable> {
         self.told_of(self.grid.as_ref()?, ranks)
     }
@@ -103,7 +103,7 @@ impl AlgorithmTable {
         differs.then_some(table)
     }
 
-    /// May a group's table be another one than that of all ranks?
+    /// Whether a group's table may differ from the table of all ranks.
     pub fn depends_on_place(&self) -> bool {
         self.surroundings.is_some() || self.grid.is_some()
     }
@@ -129,7 +129,8 @@ impl AlgorithmTable {
         }
     }
 
-    /// Where the ranks are on more servers than as many consecutive ranks would be, and fewer of each server's network cards are theirs.
+    /// Table for a group that spans more servers than equally many consecutive ranks would, and that uses fewer NICs of
+    /// each server.
     fn across_servers(&self, ranks: &[RankId]) -> Option<AlgorithmTable> {
         let all = self.surroundings?;
         let size = ranks.len() as u32;
@@ -145,11 +146,11 @@ impl AlgorithmTable {
         Some(table)
     }
 
-    /// Uses `rules` for `kind` in place of those it had.
+    /// Replaces the rules of `kind` by `rules`.
     ///
     /// # Errors
-    /// [`ChoiceError::Bounds`] if the bounds do not rise, or if a rule other than the last has none, or the last has one. The table is then
-    /// as it was.
+    /// [`ChoiceError::Bounds`] if the bounds do not increase, or if a rule other than the last has none, or the last
+    /// has one. The table is then unchanged.
     ///
     /// # Panics
     /// If an algorithm cannot carry out `kind`; [`super::choose::algorithm_by_name`] finds only those that can.
@@ -167,9 +168,9 @@ impl AlgorithmTable {
         Ok(())
     }
 
-    /// What carries out a call in a group of `size`, where the rule's algorithm is a choice among others: the one it chooses. A kernel of the
-    /// program's is that of the call, if the group is known to be in one server: in a replay it may not be, and such programs then call the
-    /// library.
+    /// Algorithm of a call in a group of `size`: the rule's algorithm, or its decision if the rule's algorithm is a
+    /// choice. A call of one of the program's kernels uses that kernel if the group is known to be in one server; in a
+    /// replay the group may span servers, and programs then call the library.
     pub fn algorithm(&self, call: &Collective, size: u32) -> Arc<dyn Algorithm> {
         let server = self.surroundings.filter(|surroundings| size <= surroundings.per_server);
         if let (Some(kernel), Some(server)) = (call.kernel, server) {
@@ -179,7 +180,7 @@ impl AlgorithmTable {
         chosen.decide(call, size).unwrap_or_else(|| chosen.clone())
     }
 
-    /// What carries out a collective of `kind` and `bytes`.
+    /// Algorithm of the rule for collectives of `kind` and `bytes`.
     ///
     /// # Panics
     /// If the table has no rule for `kind`; [`AlgorithmTable::ideal`] and [`AlgorithmTable::gloo`] have one for each.
@@ -189,7 +190,7 @@ impl AlgorithmTable {
         &rule.unwrap_or_else(|| panic!("no algorithm for {kind} of {} bytes", bytes.0)).algorithm
     }
 
-    /// The rules for `kind`, by rising bound.
+    /// Rules of `kind`, by increasing bound.
     pub fn rules(&self, kind: CollectiveKind) -> &[Rule] {
         self.rules.get(&kind).map_or(&[], Vec::as_slice)
     }

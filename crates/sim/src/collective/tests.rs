@@ -1,4 +1,4 @@
-//! What holds for every algorithm: steps fit together, results are complete, costs are the closed forms of the modules.
+//! Properties of every algorithm: steps match, results are complete, and costs are the closed forms of the modules.
 
 use super::chain::Chain;
 use super::choose::{algorithm_by_name, algorithms_for};
@@ -112,13 +112,13 @@ impl Case {
         Layout::of_members(&self.calls[0], self.size())
     }
 
-    /// What lies in a part of the tensor, from a tensor in the order of the steps.
+    /// Elements of `span`, in the tensor's order, from a tensor in the order of the steps.
     fn within<T: Clone>(&self, tensor: &[T], span: Span) -> Vec<T> {
         let counted = Order::of(&*self.algorithm, &self.calls[0], self.size()).counted(span);
         counted.into_iter().flat_map(|span| within(tensor, span).to_vec()).collect()
     }
 
-    /// What a member of a reducing collective gets.
+    /// Result of a member of a reducing collective.
     fn result(&self, rank: GroupRank) -> Span {
         match self.kind() {
             Reduce if rank != self.root() => Span::EMPTY,
@@ -141,7 +141,7 @@ impl Case {
         }
     }
 
-    /// The n-th send from a to b and the n-th receive of b from a: as many, of the same lengths.
+    /// The n-th send from a to b matches the n-th receive of b from a: equal numbers of messages, of equal lengths.
     fn check_fit(&self) {
         let mut sends: BTreeMap<(u32, u32), Vec<u64>> = BTreeMap::new();
         let mut receives = sends.clone();
@@ -159,7 +159,8 @@ impl Case {
         assert_eq!(sends, receives, "{}", self.label());
     }
 
-    /// What is sent, or received, is not being received at the time; but several may be combined at one place.
+    /// Elements of a send or receive are not the target of another active receive, but several receives may be combined
+    /// at one place.
     fn check_races(&self) {
         for steps in self.steps() {
             for (index, step) in steps.iter().enumerate() {
@@ -176,11 +177,12 @@ impl Case {
         }
     }
 
-    /// How many rounds the collective takes if every message takes one, from the start of both its steps to the end of both.
+    /// Number of rounds of the collective if every message lasts one round, from the start of both its steps to the end
+    /// of both.
     fn rounds(&self) -> u64 {
         let steps = self.steps();
         let mut ends: Vec<Vec<u64>> = vec![Vec::new(); steps.len()];
-        // When the n-th message from a to b starts: its send and its receive.
+        // Start times of the n-th message from a to b: of its send and of its receive.
         let mut starts: BTreeMap<(usize, usize), [Vec<u64>; 2]> = BTreeMap::new();
         let mut waiting: usize = steps.iter().map(Vec::len).sum();
         let mut begun = vec![0; steps.len()];
@@ -205,10 +207,11 @@ impl Case {
         ends.iter().flatten().copied().max().unwrap_or(0)
     }
 
-    /// Every member's input combined exactly once into every element, and the fold plan gives the same expression as the steps.
+    /// Every member's input is combined exactly once into every element, and the fold plan gives the same expression as
+    /// the steps.
     fn check_reduction(&self) {
         let everything = self.layout().blocks(0, self.size());
-        // One digit of seven bits a member: the sum of all inputs is 1 in each, and nothing else is.
+        // One digit of seven bits per member: the sum of all inputs has 1 in each digit, and no other sum does.
         let digit = |rank: GroupRank| 1u128 << (7 * rank.0);
         let sums = self.run_reduction(|rank| vec![digit(rank); everything.len as usize], u128::wrapping_add);
         let all: u128 = self.ranks().map(digit).sum();
@@ -259,7 +262,7 @@ impl Case {
         slots
     }
 
-    /// All members' blocks, of what each member may have at the start, end where the kind says.
+    /// The blocks that members have at the start are delivered to the members that the kind prescribes.
     fn check_delivery(&self) {
         let layout = self.layout();
         let everything = layout.blocks(0, self.size());
@@ -274,7 +277,7 @@ impl Case {
             Scatter => layout.block(rank.0),
             _ => Span::EMPTY,
         };
-        // Elements by where they lie, in the order of the steps.
+        // Elements by location, in the order of the steps.
         let order = Order::of(&*self.algorithm, &self.calls[0], self.size());
         let held = |span: Span| {
             let counted = order.counted(span);
@@ -295,10 +298,10 @@ impl Case {
         }
     }
 
-    /// Block b of what a sends is block a of what b receives.
+    /// Block b of the data that a sends is block a of the data that b receives.
     fn check_all_to_all(&self) {
         if self.algorithm.name() == "hierarchical" {
-            // Blocks are passed on: the algorithm's own tests follow them.
+            // Blocks are forwarded: the algorithm's own tests follow them.
             return;
         }
         let layouts: Vec<(Layout, Layout)> = self.calls.iter().map(Layout::of_pairs).collect();
@@ -315,7 +318,7 @@ impl Case {
         }
     }
 
-    /// No member is through before every other has entered: all members' signals reach it.
+    /// No member leaves before every other has entered: all members' signals reach it.
     fn check_barrier(&self) {
         let mut memory = Signals { heard: self.ranks().map(|rank| 1 << rank.0).collect() };
         carry_out(self.generators(), &mut memory);
@@ -330,7 +333,7 @@ fn sides(me: usize, step: &Step) -> ((usize, usize), usize) {
     }
 }
 
-/// When `step`, the first of `steps` whose end is not known, ends: one round after both sides have started.
+/// End of `step`, the first of `steps` whose end is unknown: one round after both sides have started.
 fn end_of(
     steps: &[Step],
     ends: &[u64],
@@ -342,7 +345,7 @@ fn end_of(
     let number = steps[..ends.len()].iter().filter(|earlier| sides(me, earlier) == (pair, side)).count();
     let [sends, receives] = starts.get(&pair)?;
     let sent = *sends.get(number)?;
-    // A send needs no receive: what a rendezvous costs is the transport's business.
+    // A send needs no receive: the cost of a rendezvous is modelled in the transport.
     if side == 0 { Some(sent + 1) } else { Some(sent.max(*receives.get(number)?) + 1) }
 }
 
@@ -354,7 +357,7 @@ fn within<T>(tensor: &[T], span: Span) -> &[T] {
     &tensor[span.start as usize..span.end() as usize]
 }
 
-/// Commutative, and not associative.
+/// A combination that is commutative and not associative.
 fn tangle(a: u128, b: u128) -> u128 {
     let sum = a.wrapping_add(b).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
     sum ^ (sum >> 61)
@@ -418,7 +421,7 @@ impl Memory for Exchanging {
     }
 }
 
-/// For each member, the set of those whose entry it knows of.
+/// For each member, the set of members whose entry it knows of.
 struct Signals {
     heard: Vec<u32>,
 }
@@ -448,7 +451,7 @@ fn every_algorithm_is_right_at_every_size() {
 
 #[test]
 fn tensors_of_many_segments_are_right() {
-    // 1 MiB is 262,144 elements: three and more segments a chunk.
+    // 1 MiB is 262,144 elements: three and more segments per chunk.
     for (kind, size, count) in [(AllReduce, 3, 2_000_003), (Reduce, 2, 1_800_001), (ReduceScatter, 2, 1_000_000)] {
         Case::named(kind, "gloo_ring", size, count).with_root(1).check();
     }
@@ -528,7 +531,8 @@ fn rounds_are_the_closed_forms() {
             (Reduce, "chain", p - 1),
             (Broadcast, "scatter_allgather", high + p - 1),
         ];
-        // A double tree's depth differs from member to member; a choice among others is as those are. Kernels of programs are below.
+        // A double tree's depth differs from member to member; a choice among algorithms has their rounds. Kernels of
+        // programs follow below.
         let others = everything().into_iter().filter(|(_, algorithm)| {
             is_choice(algorithm.name()) || algorithm.name() == "double_tree" || algorithm.is_of_program()
         });
@@ -543,7 +547,8 @@ fn rounds_are_the_closed_forms() {
     }
 }
 
-/// Open MPI's, NCCL's, and one of NCCL's variants, which take the steps of others; hierarchical ones, whose rounds are those of all dimensions.
+/// Algorithms that use the steps of others: Open MPI's and NCCL's choices, NCCL's variants, and hierarchical ones,
+/// whose rounds are the sum over all dimensions.
 fn is_choice(name: &str) -> bool {
     ["hierarchical", "nccl", "nvls", "open_mpi"].contains(&name)
         || ["_ll", "_ll128", "_simple"].iter().any(|end| name.ends_with(end))
@@ -565,8 +570,8 @@ fn rings_through_all_cards_deliver_everything() {
     }
 }
 
-/// The same by trees and chains through the cards, of which a server may have fewer than GPUs. A tree's chunk passes 2 (G - 1 + log2 M) hops, and a
-/// chain's M G - 1; over each, four are on their way at once.
+/// Trees and chains through the NICs deliver all data, also with fewer NICs than GPUs per server. A tree's chunk passes
+/// 2 (G - 1 + log2 M) hops, and a chain's M G - 1; on each hop, four chunks are in flight.
 #[test]
 fn trees_and_chains_through_all_cards_deliver_everything() {
     for (gpus, cards, size) in [(2, 2, 4), (2, 1, 6), (4, 4, 8), (4, 2, 12), (3, 3, 9), (8, 8, 16), (6, 4, 18)] {
@@ -631,7 +636,7 @@ fn every_member_of_a_power_of_two_sends_its_share() {
 #[test]
 fn trees_and_stars_move_every_block_or_tensor_once() {
     for size in 2..=17u32 {
-        // (P-1) n over all members together, n the tensor or one block.
+        // All members together send (P-1) n, where n is the tensor or one block.
         for (kind, name) in [
             (Broadcast, "binomial"),
             (Reduce, "binomial"),
@@ -660,7 +665,7 @@ fn gloo_gathers_a_block_in_two_halves() {
     let steps = Case::named(AllGather, "gloo_ring", 3, 5).steps();
     let send = |start, len| Action::Send { to: GroupRank(2), span: Span { start, len } };
     let sends: Vec<_> = steps[1].iter().filter(|step| matches!(step.action, Action::Send { .. })).collect();
-    // Blocks of 5 elements: the member's own, 5..7 and 7..10, then the one that it has got from the member before.
+    // Blocks of 5 elements: the member's own, 5..7 and 7..10, then the block received from the previous member.
     assert_eq!(
         sends.iter().map(|step| step.action).collect::<Vec<_>>(),
         [send(5, 2), send(7, 3), send(0, 2), send(2, 3)]
@@ -672,7 +677,7 @@ fn gloo_gathers_a_block_in_two_halves() {
 #[test]
 fn gloo_starts_the_second_phase_of_an_all_reduce_after_the_first() {
     let steps = Case::named(AllReduce, "gloo_ring", 2, 12).steps();
-    // P = 2: two segments a chunk, both in flight in each phase, a receive and a send each.
+    // P = 2: two segments per chunk, both in flight in each phase, a receive and a send each.
     assert_eq!(steps[0].iter().map(|step| step.after).collect::<Vec<_>>(), [0, 0, 0, 0, 4, 4, 4, 4]);
     // P = 3: a phase has four rounds; the third waits for the first, the fourth for the second.
     let steps = Case::named(AllReduce, "gloo_ring", 3, 12).steps();
@@ -684,19 +689,20 @@ fn gloo_starts_the_second_phase_of_an_all_reduce_after_the_first() {
 fn gloo_reduces_a_list_two_blocks_at_a_time() {
     let calls = vec![call(ReduceScatter, 0, Shape::Blocks(vec![12; 3])); 3];
     let steps = Case { algorithm: algorithm_by_name(ReduceScatter, "gloo_ring").unwrap(), calls }.steps();
-    // An all-reduce of P = 3 has 8 rounds of a receive and a send: 16 steps. The third block waits for both before it.
+    // An all-reduce of P = 3 has 8 rounds of a receive and a send: 16 steps. The third block waits for both earlier
+    // ones.
     assert_eq!(steps[0].len(), 3 * 16);
     assert_eq!(steps[0][..8].iter().map(|step| step.after).max(), Some(0));
     assert_eq!(steps[0][32..36].iter().map(|step| step.after).collect::<Vec<_>>(), [32; 4]);
 }
 
-/// p(steps(m)) = steps(p(m)) for every declared p: the same peers once relabelled, as many elements, the same waits.
+/// p(steps(m)) = steps(p(m)) for every declared p: the same relabelled peers, as many elements, the same waits.
 #[test]
 fn declared_relabelings_leave_the_steps_as_they_are() {
     let mut declared = Vec::new();
     for (kind, algorithm) in everything() {
         for size in 2..=17 {
-            // Of 16, two servers' rings through eight cards have each a part of every block.
+            // In a group of 16, rings of two servers through eight NICs each have a part of every block.
             let call = call(kind, 0, Shape::Even(u64::from(size) * 24));
             let Some(relabeling) = algorithm.symmetry(&call, size) else { continue };
             declared.push((kind, algorithm.name()));
@@ -714,7 +720,7 @@ fn declared_relabelings_leave_the_steps_as_they_are() {
     assert_eq!(declared.len(), 31, "{declared:?}");
 }
 
-/// Peer, whether it is sent to, elements, and what the step waits for.
+/// Peer, whether the step sends to it, number of elements, and number of steps to wait for.
 fn outline(step: &Step, relabel: impl Fn(GroupRank) -> GroupRank) -> (GroupRank, bool, u64, u64) {
     match step.action {
         Action::Send { to, span } => (relabel(to), true, span.len, step.after),

@@ -1,9 +1,10 @@
-//! Owns closed connections: who has heard that whose end of one is closed, which operations fail by it, and which groups ranks have aborted. How
-//! a rank comes to close its connections, and what a failed operation means to its program, is the engine's business.
+//! Owns closed connections: notices of closed ends, the operations that fail by them, and aborted groups. The engine
+//! decides when a rank closes its connections, and reports failed operations to programs.
 //!
-//! As Gloo over TCP does (docs/explanation/network-model.md): the end of a connection is noticed one latency after it was closed, behind all that has left
-//! before. Then those operations fail that wait for something on this connection, and later ones when they come to use it. Members of a
-//! collective that do not talk to the closed end wait on, until whoever has failed closes its own.
+//! The model follows Gloo over TCP (docs/explanation/network-model.md): the close of a connection is noticed one
+//! latency later, after all data that has left before. Operations that wait for data on this connection then fail, and
+//! later ones fail when they use it. Members of a collective that exchange no data with the closed end wait on, until a
+//! member that has failed closes its own end.
 
 use super::{Comm, Completion, Cue};
 use crate::event::{Cause, Meeting};
@@ -15,13 +16,13 @@ use std::collections::BTreeSet;
 #[derive(Default)]
 pub(super) struct Closed {
     gone: BTreeSet<RankId>,
-    /// (Group, who has heard, whose end).
+    /// Known closed ends: (group, rank that was notified, rank that closed).
     pairs: BTreeSet<(GroupId, RankId, RankId)>,
-    /// Who takes no part any more in what group, and tells nobody.
+    /// Ranks that have aborted a group; other ranks are not notified.
     aborted: BTreeSet<(GroupId, RankId)>,
-    /// Noticed, and behind messages that are not taken in yet.
+    /// Notices behind messages that have not been received yet.
     held: Vec<Notice>,
-    /// Notices that the engine has yet to take.
+    /// Notices that the engine has not fetched yet.
     told: Vec<Notice>,
 }
 
@@ -34,14 +35,14 @@ pub(crate) struct Notice {
 }
 
 impl Closed {
-    /// Has `to` heard that `of` has closed its end?
+    /// Whether `to` has been notified that `of` has closed its end.
     pub(super) fn is_known(&self, group: GroupId, to: RankId, of: RankId) -> bool {
         !self.pairs.is_empty() && self.pairs.contains(&(group, to, of))
     }
 }
 
 impl Comm {
-    /// The rank's process is gone.
+    /// Handles the crash of a rank's process.
     pub(crate) fn crash(&mut self, now: SimTime, rank: RankId) {
         self.transport.crash(now, rank);
         self.closed.gone.insert(rank);
@@ -60,8 +61,8 @@ impl Comm {
         }
     }
 
-    /// Closes the rank's ends of the connections of one group. Other ranks are told of this only if a rank has crashed,
-    /// or if this rank has aborted the group. A program that ends normally closes its connections too, and a rank that
+    /// Closes the rank's ends of the connections of one group. Other ranks are notified only if a rank has crashed, or
+    /// if this rank has aborted the group. A program that ends normally closes its connections too, and a rank that
     /// still waits for it then is in a deadlock.
     pub(crate) fn close(&mut self, now: SimTime, of: RankId, group: GroupId) {
         if self.closed.gone.is_empty() && !self.has_aborted(of, group) {
@@ -84,7 +85,7 @@ impl Comm {
         }
     }
 
-    /// The rank takes no further part in a group: nothing more of it leaves, and what comes for it has no effect.
+    /// The rank leaves a group: its data is not sent any more, and data for it has no effect.
     pub(crate) fn abort(&mut self, rank: RankId, group: GroupId) {
         self.closed.aborted.insert((group, rank));
         let me = self.position(rank, group);
@@ -93,7 +94,7 @@ impl Comm {
         }
     }
 
-    /// Has the rank aborted the group?
+    /// Whether the rank has aborted the group.
     pub(crate) fn has_aborted(&self, rank: RankId, group: GroupId) -> bool {
         !self.closed.aborted.is_empty() && self.closed.aborted.contains(&(group, rank))
     }
@@ -108,7 +109,7 @@ impl Comm {
         }
     }
 
-    /// A message has been taken in: notices may have stood behind it.
+    /// A message has been received: delivers the notices that were behind it.
     pub(super) fn look_at_held(&mut self, now: SimTime) {
         for notice in std::mem::take(&mut self.closed.held) {
             self.noticed(now, notice);
@@ -126,7 +127,7 @@ impl Comm {
         waiting.into_iter().for_each(|index| self.fail_member(now, index, me, of));
     }
 
-    /// A collective has failed for one member.
+    /// Fails a collective for one member.
     pub(super) fn fail_member(&mut self, now: SimTime, index: u32, me: GroupRank, peer: RankId) {
         let instance = self.instances[index as usize].as_mut().expect("it runs");
         instance.fail(me);
@@ -142,7 +143,7 @@ impl Comm {
         });
     }
 
-    /// A message between two ranks has failed: `peer` closed the connection.
+    /// Fails a message between two ranks: `peer` has closed the connection.
     pub(super) fn fail_message(&mut self, now: SimTime, rank: RankId, handle: Handle, peer: RankId) {
         let (meeting, failed) = (Meeting::Peer(None), Some(peer));
         let cause = Cause::Closed(peer);
@@ -150,7 +151,7 @@ impl Comm {
         self.completions.push(completion);
     }
 
-    /// What ranks have noticed since the last call.
+    /// Notices since the last call.
     pub(crate) fn take_notices(&mut self) -> Vec<Notice> {
         std::mem::take(&mut self.closed.told)
     }

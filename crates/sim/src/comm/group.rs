@@ -14,13 +14,13 @@ use rustc_hash::FxBuildHasher;
 use std::cell::OnceCell;
 use std::sync::Arc;
 
-/// All process groups of a run, in the order in which they were first named. Of groups that are alike under the symmetry of the run
-/// there is one.
+/// All process groups of a run, in the order in which they were first named. Groups that are equivalent under the run's
+/// symmetry are one group.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     ids: IndexMap<(Arc<[RankId]>, u32), Group, FxBuildHasher>,
     symmetry: Symmetry,
-    /// [`crate::network::FoldedTopology::places`], where each group has connections of its own.
+    /// [`crate::network::FoldedTopology::places`], if each group has its own connections.
     places: Option<Vec<[u32; 3]>>,
     /// First member's call for each name of a group.
     named: IndexMap<Arc<str>, NamedBy, FxBuildHasher>,
@@ -51,13 +51,13 @@ pub struct NameClash {
 #[derive(Debug)]
 pub(crate) struct Group {
     ranks: Arc<[RankId]>,
-    /// Members by rank of the world; `None` where the group's order is the world's own.
+    /// Members sorted by world rank; `None` if the group's order is the world's order.
     sorted: Option<Vec<(RankId, GroupRank)>>,
-    /// Where the run has a symmetry: whom of the members representatives play.
+    /// The folding of the members, if the run has a symmetry.
     folded: Option<Folded>,
     /// NCCL settings that the first member's program makes for the group; `None` if it makes none.
     settings: Option<NcclSettings>,
-    /// What carries out its collectives, once one was called, if that is not what all ranks' are carried out by.
+    /// Algorithm table of the group, set by its first collective; `None` in the cell: the table of all ranks.
     table: OnceCell<Option<AlgorithmTable>>,
 }
 
@@ -66,7 +66,7 @@ impl Groups {
         Groups { ids: IndexMap::default(), symmetry, places: None, named: IndexMap::default() }
     }
 
-    /// Where ranks are in a network whose hosts can be exchanged with each other.
+    /// Sets the places of ranks in a network with interchangeable hosts.
     pub(crate) fn set_places(&mut self, places: Option<Vec<[u32; 3]>>) {
         self.places = places;
     }
@@ -78,7 +78,7 @@ impl Groups {
     /// The group of these ranks, in this order. Members that name the same ranks for the same time get the same id.
     ///
     /// # Errors
-    /// Where ranks that should be alike would name groups that are not.
+    /// If ranks that should be equivalent would name groups that are not.
     pub(crate) fn join(
         &mut self,
         rank: RankId,
@@ -95,7 +95,8 @@ impl Groups {
         Ok(GroupId::from(index))
     }
 
-    /// The key is then the group's set of ranks, moved to where the first of their representatives is in it.
+    /// The key of a folded group is its set of ranks, moved to the place where the first of their representatives is a
+    /// member.
     fn join_folded(
         &mut self,
         rank: RankId,
@@ -160,7 +161,7 @@ impl Group {
         Group { ranks, sorted, folded: None, settings: None, table: OnceCell::new() }
     }
 
-    /// Its table, where `all` is that of all ranks.
+    /// The group's table; `all` is the table of all ranks.
     pub(super) fn table<'a>(&'a self, all: &'a AlgorithmTable) -> &'a AlgorithmTable {
         self.table.get_or_init(|| all.for_group(&self.ranks, self.settings.as_ref())).as_ref().unwrap_or(all)
     }
@@ -173,12 +174,12 @@ impl Group {
         self.ranks.len() as u32
     }
 
-    /// How many members are simulated: all, unless representatives stand for others.
+    /// Number of simulated members: all, unless representatives stand for others.
     pub(crate) fn players(&self) -> u32 {
         self.folded.as_ref().map_or(self.size(), Folded::players)
     }
 
-    /// Is this member simulated?
+    /// Whether this member is simulated.
     pub(crate) fn plays(&self, member: GroupRank) -> bool {
         self.folded.as_ref().is_none_or(|folded| folded.player(member) == member)
     }
@@ -206,7 +207,7 @@ impl Group {
         self.folded.as_ref().and_then(|folded| folded.seen_by(rank)).unwrap_or(&self.ranks)
     }
 
-    /// The place at which a rank that is simulated takes part in this group.
+    /// Group rank of a simulated rank in this group.
     pub(crate) fn position(&self, rank: RankId) -> Option<GroupRank> {
         match &self.folded {
             None => self.find(rank),
@@ -214,7 +215,7 @@ impl Group {
         }
     }
 
-    /// The place of a rank of the world in this group.
+    /// Group rank of a rank of the world.
     pub(super) fn find(&self, rank: RankId) -> Option<GroupRank> {
         match &self.sorted {
             None => (rank.index() < self.ranks.len()).then_some(GroupRank(rank.0)),

@@ -1,4 +1,4 @@
-//! Owns one collective while it runs: its members' entries, their steps, and what has arrived before it was asked for.
+//! Owns one running collective: its members' entries, their steps, and messages that have arrived before their receive.
 
 use crate::collective::{Action, Algorithm, Beside, Step, Steps};
 use crate::ids::{GroupId, GroupRank, Handle, MessageId, RankId, Site};
@@ -11,15 +11,15 @@ use std::sync::Arc;
 pub(crate) struct Instance {
     pub(crate) group: GroupId,
     pub(crate) sequence: u64,
-    /// What the first member to ask for it called; all others must agree.
+    /// The call of the first member; all others must agree.
     pub(crate) call: Collective,
     pub(crate) first: Caller,
     /// `None` in a group of one.
     pub(crate) algorithm: Option<Arc<dyn Algorithm>>,
-    /// The transport's number for what the algorithm's protocol does to messages.
+    /// The transport's number for the effect of the algorithm's protocol on messages.
     pub(crate) wire: u32,
     members: Vec<Option<Box<Member>>>,
-    /// How many of the members are simulated.
+    /// Number of simulated members.
     players: u32,
     entered: u32,
     finished: u32,
@@ -27,7 +27,7 @@ pub(crate) struct Instance {
     root_entry: SimTime,
 }
 
-/// Who called a collective, and from where.
+/// Rank, handle and line of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Caller {
     pub(crate) rank: RankId,
@@ -38,19 +38,19 @@ pub(crate) struct Caller {
 /// One member of a running collective.
 #[derive(Default)]
 struct Member {
-    /// `None`: messages have arrived for it, and it has not called yet.
+    /// `None`: the member has not called yet; messages for it have arrived.
     caller: Option<Caller>,
-    /// Of all-to-all, where it may differ: this member's own.
+    /// This member's own shape in an all-to-all, where shapes may differ.
     shape: Option<Shape>,
     entered: Option<SimTime>,
-    /// The lane of the algorithm's steps, and those that go on beside it.
+    /// Lane of the algorithm's steps; `others` are the lanes that run concurrently with it.
     lane: Lane,
     others: Vec<Lane>,
-    /// Receives that have started: from whom, and which step.
+    /// Receives that have started: their sender, and their step.
     expected: BTreeSet<(GroupRank, u64)>,
-    /// Messages that have arrived and no receive has started for, by peer.
+    /// Number of messages by sender that have arrived before their receive.
     early: BTreeMap<GroupRank, u32>,
-    /// It takes no further part.
+    /// Whether the member has left the collective.
     failed: bool,
     /// Whether the member has come to the collective, so that its first steps may start.
     has_begun: bool,
@@ -68,9 +68,9 @@ struct Member {
 #[derive(Default)]
 struct Lane {
     steps: Option<std::iter::Peekable<Steps>>,
-    /// Steps that have started, from the first that is not complete: is it complete?
+    /// For each step from the first incomplete one on, whether it is complete.
     window: VecDeque<bool>,
-    /// How many steps are complete without a gap; the number of the window's first.
+    /// Number of steps before the first incomplete one, which is the window's first.
     complete: u64,
 }
 
@@ -80,7 +80,7 @@ impl Lane {
     }
 }
 
-/// A step of a member is known by its lane, in the highest bits, and its number in the lane.
+/// A step of a member is identified by its lane, in the highest bits, and its number in the lane.
 const LANE_BITS: u32 = 8;
 
 fn step_of(lane: usize, number: u64) -> u64 {
@@ -91,7 +91,7 @@ fn lane_of(step: u64) -> (usize, u64) {
     ((step >> (u64::BITS - LANE_BITS)) as usize, step & (u64::MAX >> LANE_BITS))
 }
 
-/// What a member now posts.
+/// Message or receive that a member posts.
 pub(crate) enum Post {
     Send { to: GroupRank, bytes: Bytes, step: u64 },
     Receive { from: GroupRank, bytes: Bytes, combine: bool },
@@ -130,7 +130,7 @@ impl Instance {
         self.members.len() as u32
     }
 
-    /// A member asks for the collective. It may have to wait in its queue before it enters.
+    /// Registers a member's call. The call may have to wait in its queue before it enters.
     pub(crate) fn announce(&mut self, me: GroupRank, caller: Caller, call: &Collective) {
         let member = self.member_or_new(me);
         member.caller = Some(caller);
@@ -139,7 +139,7 @@ impl Instance {
         }
     }
 
-    /// Does a kernel of the program's carry it out?
+    /// Whether a kernel of the program carries out the collective.
     pub(crate) fn is_of_program(&self) -> bool {
         self.algorithm.as_ref().is_some_and(|algorithm| algorithm.is_of_program())
     }
@@ -148,7 +148,8 @@ impl Instance {
         self.members[me.index()].get_or_insert_default()
     }
 
-    /// What a caller does not agree about with those who called before, in words; `None` if it agrees with all of them.
+    /// Description of the first property in which a call differs from earlier ones; `None` if it agrees with all of
+    /// them.
     pub(crate) fn disagreement(&self, me: GroupRank, call: &Collective) -> Option<String> {
         let theirs = &self.call;
         let differ = |what: &str, mine: &dyn std::fmt::Display, theirs: &dyn std::fmt::Display| {
@@ -180,7 +181,7 @@ impl Instance {
                 format!("number of elements: {} against {}", Elements(&call.shape), Elements(&self.call.shape))
             });
         }
-        // Every block has two sides: what one sends is what the other receives.
+        // Every block has two sides: the block that a member sends is the one that the other receives.
         for (index, member) in self.members.iter().enumerate() {
             let peer = GroupRank::from(index);
             let Some(Member { caller: Some(caller), shape: Some(shape), .. }) = member.as_deref() else { continue };
@@ -198,7 +199,7 @@ impl Instance {
         None
     }
 
-    /// The member's queue has come to this collective.
+    /// The member enters: its queue has come to this collective.
     pub(crate) fn enter(&mut self, me: GroupRank, now: SimTime) {
         self.last_entry = self.last_entry.max(now);
         if self.call.root == Some(me) {
@@ -255,7 +256,7 @@ impl Instance {
         held.into_iter().map(|(_, message, id)| (message, id)).collect()
     }
 
-    /// Starts every step that may start now and hands it to `post`. True once the member is through.
+    /// Starts every step that may start now and passes it to `post`. Returns true once the member has finished.
     pub(crate) fn run(&mut self, me: GroupRank, mut post: impl FnMut(Post)) -> bool {
         let element = self.call.dtype.size();
         let member = self.members[me.index()].as_mut().expect("only members run");
@@ -282,12 +283,12 @@ impl Instance {
         through
     }
 
-    /// A send of this member is done: its last byte has left.
+    /// Completes a send of this member: its last byte has left.
     pub(crate) fn sent(&mut self, me: GroupRank, step: u64) {
         self.members[me.index()].as_mut().expect("only members send").finish(step);
     }
 
-    /// A message of `from` is there. False if `me` has not started to receive it yet.
+    /// Registers the arrival of a message of `from`. False if `me` has not started to receive it yet.
     pub(crate) fn arrived(&mut self, me: GroupRank, from: GroupRank) -> bool {
         let member = self.member_or_new(me);
         let oldest = member.expected.range((from, 0)..=(from, u64::MAX)).next().copied();
@@ -304,12 +305,13 @@ impl Instance {
         }
     }
 
-    /// The member takes no further part. The collective is then never finished: messages for it may still be on their way.
+    /// The member leaves the collective, which is never finished then: messages for the member may still be in flight.
     pub(crate) fn fail(&mut self, me: GroupRank) {
         self.member_or_new(me).failed = true;
     }
 
-    /// Has the member a step running that needs `peer`? The steps are taken from the algorithm once more, so that nothing need be kept.
+    /// Whether the member has a running step that needs `peer`. The steps are generated from the algorithm again, so
+    /// that they need not be stored.
     pub(crate) fn waits_for(&self, me: GroupRank, peer: GroupRank) -> bool {
         let Some(member) = self.members[me.index()].as_deref().filter(|member| member.lane.steps.is_some()) else {
             return false;
@@ -333,7 +335,7 @@ impl Instance {
         Collective { shape, ..self.call.clone() }
     }
 
-    /// All members are through: the instance can be forgotten.
+    /// Whether all members have finished, so that the instance can be dropped.
     pub(crate) fn is_finished(&self) -> bool {
         self.finished == self.players
     }
@@ -342,12 +344,13 @@ impl Instance {
         self.announced(me).expect("only members that have called run")
     }
 
-    /// `None`: the member has not called.
+    /// The member's call; `None`: the member has not called.
     pub(crate) fn announced(&self, me: GroupRank) -> Option<Caller> {
         self.members[me.index()].as_ref().and_then(|member| member.caller)
     }
 
-    /// Until when a member of this collective had to wait for a peer to enter, as far as is known now. `SimTime::MAX`: it still does.
+    /// Time until which a member of this collective had to wait for a peer to enter, as far as is known now.
+    /// `SimTime::MAX`: it still waits.
     pub(crate) fn peers_entered(&self, me: GroupRank) -> SimTime {
         let all = || if self.entered == self.players { self.last_entry } else { SimTime::MAX };
         let by_kind = match (self.call.kind, self.call.root == Some(me)) {
@@ -383,7 +386,8 @@ impl Member {
         std::iter::once(&self.lane).chain(&self.others)
     }
 
-    /// The next step that may start now, with its lane and its number there; of several lanes' that of the first.
+    /// The next step that may start now, with its lane and its number in the lane; the first lane with such a step
+    /// wins.
     fn next_step(&mut self) -> Option<(usize, u64, Step)> {
         (0..=self.others.len()).find_map(|lane| self.next_of(lane).map(|(index, step)| (lane, index, step)))
     }

@@ -1,12 +1,13 @@
-//! Owns point-to-point matching: messages that have arrived, and receives that wait, of one rank.
+//! Owns point-to-point matching for one rank: messages that have arrived, and receives that wait.
 //!
-//! A receive takes the first message in order of arrival that fits; messages of one sender and tag arrive in the order they were sent.
+//! A receive matches the first fitting message in order of arrival; messages of one sender and tag arrive in the order
+//! of their sends.
 
 use crate::ids::{GroupId, Handle, RankId, Site};
 use crate::time::{Bytes, SimTime};
 use std::collections::{BTreeMap, VecDeque};
 
-/// What has come for one rank, and what it waits for, by group and tag.
+/// Arrived messages and waiting receives of one rank, by group and tag.
 #[derive(Debug, Default)]
 pub(crate) struct Mailbox {
     slots: BTreeMap<(GroupId, u64), Slot>,
@@ -27,7 +28,7 @@ pub(crate) struct DeliveredMessage {
     /// The sender's line.
     pub(crate) site: Site,
     pub(crate) bytes: Bytes,
-    /// When the sender's program entered the send.
+    /// Time at which the sender's program entered the send.
     pub(crate) entered: SimTime,
 }
 
@@ -37,7 +38,7 @@ pub(crate) struct Receive {
     pub(crate) from: Option<RankId>,
     pub(crate) handle: Handle,
     pub(crate) bytes: Bytes,
-    /// When the receiver's program entered it.
+    /// Time at which the receiver's program entered the receive.
     pub(crate) entered: SimTime,
 }
 
@@ -48,7 +49,7 @@ impl Receive {
 }
 
 impl Mailbox {
-    /// A message arrives: the receive that takes it, if one waits.
+    /// Delivers a message; returns the waiting receive that it matches, if any.
     pub(crate) fn deliver(&mut self, group: GroupId, tag: u64, message: DeliveredMessage) -> Option<Receive> {
         let slot = self.slots.entry((group, tag)).or_default();
         match slot.receives.iter().position(|receive| receive.takes(&message)) {
@@ -60,14 +61,14 @@ impl Mailbox {
         }
     }
 
-    /// The tag and the sender's line of the first message of `from` that no receive has taken.
+    /// Tag and sender's line of the first message of `from` that no receive has matched.
     pub(crate) fn unclaimed(&self, group: GroupId, from: RankId) -> Option<(u64, Site)> {
         let slots = self.slots.range((group, 0)..=(group, u64::MAX));
         let delivered = slots.flat_map(|((_, tag), slot)| slot.delivered.iter().map(move |message| (*tag, message)));
         delivered.filter(|(_, message)| message.from == from).map(|(tag, message)| (tag, message.site)).next()
     }
 
-    /// A receive begins: the message that it takes, if one is there.
+    /// Begins a receive; returns the arrived message that it matches, if any.
     pub(crate) fn receive(&mut self, group: GroupId, tag: u64, receive: Receive) -> Option<DeliveredMessage> {
         let slot = self.slots.entry((group, tag)).or_default();
         match slot.delivered.iter().position(|message| receive.takes(message)) {

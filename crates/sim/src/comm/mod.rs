@@ -1,7 +1,7 @@
-//! Owns communication between ranks: process groups, which call meets which, and the running collectives.
+//! Owns communication between ranks: process groups, the matching of calls, and the running collectives.
 //!
-//! It turns calls into messages for `transport` and arrivals into completions for the engine. It does not know virtual time's
-//! order, nor which task waits for what.
+//! The module turns calls into messages for `transport` and arrivals into completions for the engine. It knows neither
+//! the order of virtual time nor the activities that tasks wait for.
 
 mod closing;
 mod group;
@@ -38,27 +38,27 @@ pub(crate) struct Comm {
     pub(crate) transport: Transport,
     table: AlgorithmTable,
     free_of_network: Free,
-    /// The transport's number for what happens to messages between two ranks.
+    /// The transport's number for the protocol of messages between two ranks.
     wire_of_messages: u32,
-    /// The transport's number for what happens to writes into another rank's memory.
+    /// The transport's number for the protocol of writes into another rank's memory.
     wire_of_writes: u32,
     instances: Vec<Option<Instance>>,
     free: Vec<u32>,
     /// The running collectives by group and sequence number.
     running: IndexMap<(GroupId, u64), u32, FxBuildHasher>,
-    /// How many collectives of a group a rank has asked for.
+    /// Number of collectives of a group that a rank has called.
     called: IndexMap<(RankId, GroupId), u64, FxBuildHasher>,
     mailboxes: Vec<Mailbox>,
-    /// By receiver, group and tag: sends that no receive has completed with.
+    /// Sends by receiver, group and tag that have not completed with a receive.
     open_sends: IndexMap<(RankId, GroupId, u64), VecDeque<OpenSend>, FxBuildHasher>,
     traffic: Vec<Traffic>,
     completions: Vec<Completion>,
-    /// Where the run has a symmetry.
+    /// Detection of order dependence, if the run has a symmetry.
     ties: Option<Ties>,
     closed: Closed,
-    /// Events that happen later than they were asked for.
+    /// Actions that happen later than they were requested.
     cues: Slab<Cue>,
-    /// What happens in one instant; kept to reuse its room.
+    /// Transport events of one instant; kept to reuse the allocation.
     progress: Vec<TransportEvent>,
     /// Messages and receives that a member posts at once; kept to reuse the allocation.
     posts: Vec<Post>,
@@ -72,39 +72,39 @@ pub(crate) struct OpenSend {
     pub(crate) entered: SimTime,
 }
 
-/// Something that the transport calls back for.
+/// Action that the transport calls back for.
 #[derive(Clone, Copy, Debug)]
 enum Cue {
     /// A member of a collective starts its first steps.
     Run { instance: u32, me: GroupRank },
-    /// The part of a message leaves for which a receiver that has not come to the collective has room.
+    /// Departure of the part of a message for which a receiver that has not come to the collective has room.
     Part { message: u32, id: MessageId, room: Bytes },
-    /// A message between two ranks, or a write from one into the memory of the other, is posted.
+    /// Post of a message between two ranks, or of a write from one rank into the memory of the other.
     Send { rank: RankId, handle: Handle, group: GroupId, to: GroupRank, bytes: Bytes, purpose: Purpose, wire: u32 },
-    /// The receive of a message is.
+    /// Post of the receive of a message.
     Recv { group: GroupId, rank: RankId, tag: u64, receive: Receive },
-    /// An operation's result is where the program wants it.
+    /// Delivery of an operation's result to the program.
     Complete(Completion),
-    /// The end of a connection has come to its other end.
+    /// Notice of a closed connection at its other end.
     Closed(Notice),
 }
 
-/// An operation is complete on one rank.
+/// Completion of an operation on one rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
     pub(crate) rank: RankId,
     pub(crate) handle: Handle,
     pub(crate) meeting: Meeting,
     pub(crate) algorithm: Option<&'static str>,
-    /// From when on no peer kept it waiting by not being there.
+    /// Time from which on no peer that had not entered kept it waiting.
     pub(crate) peers_entered: SimTime,
-    /// It has failed: this rank has closed its end of a connection.
+    /// Rank that closed its end of a connection, if the operation has failed.
     pub(crate) failed: Option<RankId>,
-    /// What completed it.
+    /// Cause of the completion.
     pub(crate) cause: Cause,
 }
 
-/// Two calls that should be the same and are not.
+/// Two calls that should agree and do not.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Disagreement {
     pub(crate) group: GroupId,
@@ -149,7 +149,7 @@ impl Comm {
         &self.table
     }
 
-    /// Would all ranks that should be alike take the same course through this collective?
+    /// Checks that all equivalent ranks would have the same course through this collective.
     pub(crate) fn check_symmetry(&self, group: GroupId, call: &Collective) -> Result<(), Asymmetry> {
         let group = self.groups.get(group);
         let Some(folded) = group.folded().filter(|_| group.size() > 1) else { return Ok(()) };
@@ -163,12 +163,13 @@ impl Comm {
         }
     }
 
-    /// What was found since the last call not to be alike.
+    /// Asymmetry that was found since the last call.
     pub(crate) fn take_asymmetry(&mut self) -> Option<Asymmetry> {
         self.ties.as_mut().and_then(Ties::take)
     }
 
-    /// A rank asks for a collective, which may have to wait in the rank's queue. Returns its sequence number in the group.
+    /// Registers a rank's call of a collective, which may have to wait in the rank's queue. Returns its sequence number
+    /// in the group.
     pub(crate) fn announce(
         &mut self,
         caller: Caller,
@@ -225,7 +226,7 @@ impl Comm {
         call.op.bus_bytes(self.groups.get(call.group).size())
     }
 
-    /// The rank's queue has come to the collective.
+    /// The rank enters the collective: its queue has come to it.
     pub(crate) fn enter(&mut self, now: SimTime, rank: RankId, group: GroupId, sequence: u64) {
         let me = self.position(rank, group);
         let index = self.running[&(group, sequence)];
@@ -233,7 +234,7 @@ impl Comm {
         instance.enter(me, now);
         let at = match instance.wire {
             TIMELESS => now + self.free_of_network.takes,
-            // No library is called: the algorithm knows how long its start takes.
+            // No library is called: the algorithm contains the time of its start.
             _ if instance.is_of_program() => now,
             wire => self.transport.begins(now, instance.call.bytes(instance.size()), wire),
         };
@@ -280,7 +281,7 @@ impl Comm {
         self.transport.wire(self.groups.get(group).table(&self.table).wire_of_messages())
     }
 
-    /// Does something at once, or when its time comes.
+    /// Carries out an action now, or at its time.
     fn cue(&mut self, now: SimTime, at: SimTime, cue: Cue) -> Result<(), Box<Disagreement>> {
         if at > now {
             let number = self.cues.keep(cue);
@@ -340,7 +341,7 @@ impl Comm {
         Ok(group)
     }
 
-    /// Does a message of so many bytes between two ranks wait until its receive is posted?
+    /// Whether a message of `bytes` between two ranks waits until its receive is posted.
     pub(crate) fn sends_wait(&self, group: GroupId, bytes: Bytes) -> bool {
         self.transport.waits_for_receive(group, bytes, self.wire_of_messages, false)
     }
@@ -355,7 +356,7 @@ impl Comm {
     ) -> Result<(), Box<Disagreement>> {
         if self.sends_wait(group, receive.bytes) {
             let Receive { from, handle, bytes, entered } = receive;
-            // As the sender names both.
+            // The pair of ranks is normalised as in the send.
             let symmetry = self.groups.symmetry();
             let pair = from.map(|from| symmetry.normalised(from, rank));
             let (from, receiver) = pair.map_or((None, rank), |(from, receiver)| (Some(from), receiver));
@@ -368,12 +369,12 @@ impl Comm {
         }
     }
 
-    /// The tag and the sender's line of a message that has come for `rank` and that no receive has taken.
+    /// Tag and sender's line of a message that has arrived for `rank` and that no receive has matched.
     pub(crate) fn unclaimed_message(&self, rank: RankId, group: GroupId, from: RankId) -> Option<(u64, Site)> {
         self.mailboxes[rank.index()].unclaimed(group, from)
     }
 
-    /// An operation is over; its completion follows once its result is where the program wants it.
+    /// Ends an operation; its completion follows once its result is in the program's memory.
     fn complete(&mut self, now: SimTime, at: SimTime, completion: Completion) {
         self.cue(now, at, Cue::Complete(completion)).expect("a completion disagrees with nothing");
     }
@@ -382,7 +383,7 @@ impl Comm {
         self.transport.next_event()
     }
 
-    /// Moves messages on to `now`. Every message that arrives is shown to `arrived` before it has an effect.
+    /// Advances messages to `now`. Each arriving message is passed to `arrived` before it has an effect.
     pub(crate) fn advance(
         &mut self,
         now: SimTime,
@@ -424,7 +425,7 @@ impl Comm {
                 let cause = Cause::Sent(message.way.id);
                 self.run_member(now, instance, from, cause);
             }
-            // It is complete once all of it is there.
+            // A write is complete once all of its data has arrived.
             Purpose::Write { .. } => {}
             Purpose::Send { handle, .. } => {
                 let peers_entered = self.transport.grant(message).map_or(SimTime::ZERO, |grant| grant.entered);
@@ -482,7 +483,7 @@ impl Comm {
         }
     }
 
-    /// `cause`: why the member may go on.
+    /// Starts the member's next steps; `cause` is the reason why they may start.
     fn run_member(&mut self, now: SimTime, index: u32, me: GroupRank, cause: Cause) {
         let instance = self.instances[index as usize].as_mut().expect("it runs");
         let group = self.groups.get(instance.group);
@@ -602,12 +603,13 @@ impl Comm {
         Ok(())
     }
 
-    /// Sends to `receiver` with this tag that no receive has completed with, in the order in which they were issued.
+    /// Sends to `receiver` with this tag that have not completed with a receive, in the order in which they were
+    /// issued.
     pub(crate) fn open_sends(&self, receiver: RankId, group: GroupId, tag: u64) -> impl Iterator<Item = &OpenSend> {
         self.open_sends.get(&(receiver, group, tag)).into_iter().flatten()
     }
 
-    /// What is complete since the last call, in order.
+    /// Completions since the last call, in order.
     pub(crate) fn take_completions(&mut self, into: &mut Vec<Completion>) {
         into.append(&mut self.completions);
     }
@@ -620,7 +622,7 @@ impl Comm {
         self.instances[*self.running.get(&(group, sequence))? as usize].as_ref()
     }
 
-    /// Members that have not entered a collective that is not complete: for reports.
+    /// Members that have not entered an incomplete collective, for reports.
     pub(crate) fn missing(&self, group: GroupId, sequence: u64) -> Vec<RankId> {
         let members = self.groups.get(group);
         self.instance(group, sequence)
@@ -628,7 +630,8 @@ impl Comm {
             .map_or_else(Vec::new, |missing| missing.map(|member| members.world_rank(member)).collect())
     }
 
-    /// From when on no peer kept `rank` waiting in a collective by not being there; `SimTime::MAX`: one still does.
+    /// Time from which on no peer kept `rank` waiting in a collective by not having entered; `SimTime::MAX`: a peer
+    /// still does.
     pub(crate) fn peers_entered(&self, rank: RankId, group: GroupId, sequence: u64) -> SimTime {
         let me = self.position(rank, group);
         self.instance(group, sequence).map_or(SimTime::ZERO, |instance| instance.peers_entered(me))

@@ -1,5 +1,5 @@
-//! Owns the detection of results that depend on the order of simultaneous events. Symmetric ranks need not agree on that order, so such a run
-//! cannot be folded.
+//! Owns the detection of results that depend on the order of simultaneous events. Symmetric ranks need not agree on
+//! that order, so such a run cannot be folded.
 
 use crate::ids::{GroupId, Handle, RankId};
 use crate::network::Asymmetry;
@@ -7,18 +7,21 @@ use crate::time::SimTime;
 use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
 
-/// The group (`None` where all groups share one connection), the sender, and the receiver.
+/// Group (`None` if all groups share one connection), sender, and receiver.
 type Connection = (Option<GroupId>, RankId, RankId);
 
-/// Detects results that depend on the order of simultaneous events, which is the order of ids: symmetric ranks need not agree on it.
+/// Detects results that depend on the order of simultaneous events. That order is the order of ids, and symmetric ranks
+/// need not agree on it.
 ///
-/// A rank may send messages of two operations on one connection at one instant: the order decides which message is transmitted first. Messages that the
-/// program itself posts, one rank to another, need no such check: a rank learns of operations that complete at one instant in the order in which it
-/// issued them, and so posts in the same order as ranks that are alike. Steps of collectives follow arrivals, which have no such order.
+/// A rank may send messages of two operations on one connection at one instant: the order decides which message is
+/// transmitted first. Point-to-point messages of the program need no such check: a rank learns of operations that
+/// complete at one instant in the order in which it issued them, and therefore posts in the same order as equivalent
+/// ranks. Steps of collectives follow arrivals, which have no such order.
 #[derive(Debug)]
 pub(super) struct Ties {
     per_group: bool,
-    /// For each connection, the time of its last message, the operation that the message belongs to, and whether that is a collective.
+    /// For each connection, the time of its last message, the operation that the message belongs to, and whether that
+    /// is a collective.
     last: IndexMap<Connection, (SimTime, Handle, bool), FxBuildHasher>,
     found: Option<Asymmetry>,
 }
@@ -47,7 +50,7 @@ impl Ties {
         }
     }
 
-    /// Takes the first dependence on order that was detected, if any.
+    /// Takes the first detected dependence on order, if any.
     pub(super) fn take(&mut self) -> Option<Asymmetry> {
         self.found.take()
     }

@@ -1,21 +1,23 @@
-//! Owns what operators cost. When they run, and what runs beside them, is the engine's business.
+//! Owns the cost of operators. The engine decides when they run and which of them run concurrently.
 
 use super::operator::Operator;
 use super::work::{Origin, Work};
 use crate::time::SimDuration;
 
-/// Says what operators cost on one device.
+/// Model of the operators' cost on one device.
 pub trait CostModel {
-    /// The cost of one operator that has the device for itself. `None`: the model cannot say; another one may.
+    /// Cost of one operator that has the device for itself. `None`: the model has no estimate; another model may have
+    /// one.
     fn estimate(&self, operator: &Operator) -> Option<Estimate>;
 }
 
-/// What an operator costs.
+/// Estimated cost of an operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// The most likely duration.
     pub duration: SimDuration,
-    /// The standard deviation of the logarithm of the real duration around it; `None`: nobody knows how far the estimate is off.
+    /// Standard deviation of the logarithm of the real duration around it; `None`: the accuracy of the estimate is
+    /// unknown.
     pub spread: Option<f64>,
     /// The source of the estimate.
     pub origin: Origin,
@@ -25,19 +27,19 @@ impl Estimate {
     /// The estimate of an unknown cost: zero.
     pub const UNKNOWN: Estimate = Estimate { duration: SimDuration::ZERO, spread: None, origin: Origin::None };
 
-    /// The same of work that takes `factor` times as long; finite, not negative.
+    /// The estimate for `factor` times as much time; finite, not negative.
     #[must_use]
     pub fn scaled(self, factor: f64) -> Estimate {
         Estimate { duration: self.duration.scaled(factor), ..self }
     }
 
-    /// Work that takes as long as is most likely.
+    /// Work of the most likely duration.
     pub fn work(self) -> Work {
         Work::new(self.duration, self.origin)
     }
 }
 
-/// Memory beside the device's own: an access takes its latency, and then as long as its bytes do.
+/// Memory other than the device's own: the time of an access is its latency, plus its bytes divided by the bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostMemory {
     /// Latency of an access.

@@ -1,10 +1,11 @@
-//! Owns what compute is and what it costs: devices, the work that ranks do on them, and how long an operator takes on which.
+//! Owns compute and its cost: devices, the work of ranks on them, and the duration of operators on each device.
 //!
-//! Where a new thing goes: another way to say what an operator costs is a [`CostModel`], in a file of its own beside `cost`; what a device holds in
-//! memory is a module of this one. When work runs is the engine's business.
+//! To add a cost model, implement [`CostModel`] in a file of its own next to `cost`. The content of a device's memory
+//! belongs to a module of this one. The engine decides when work runs.
 //!
-//! Work that was measured or recorded has run beside whatever else ran then: its duration contains the contention, so two queues of one
-//! device carry such work out side by side, each at full speed. Modelled work shares the device ([`Sharing`], [`Work::shares`]).
+//! Measured and recorded durations contain the contention with work that ran at the same time; two queues of one device
+//! therefore run such work concurrently, each at full speed. Modelled work shares the device ([`Sharing`],
+//! [`Work::shares`]).
 
 mod cost;
 mod operator;
@@ -23,32 +24,34 @@ pub use work::{Origin, Work};
 use crate::ids::HostId;
 use crate::time::{Bytes, SimDuration, SimTime};
 
-/// What a rank computes on.
+/// Device that a rank computes on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Device {
-    /// `orin.0`.
+    /// Name, as `orin.0`.
     pub name: String,
-    /// The host that it is part of.
+    /// Host that the device is part of.
     pub host: HostId,
-    /// Compute takes this many times as long as on the reference device; finite, above zero.
+    /// Factor of the duration of compute compared with the reference device; finite, above zero.
     pub slowdown: f64,
-    /// The share of it that communication of its rank takes from modelled compute while it goes on; from 0 to less than 1.
+    /// Share of the device that its rank's communication occupies while it is in progress, at the expense of modelled
+    /// compute; from 0 to less than 1.
     pub communication: f64,
-    /// How much it has, if that is known.
+    /// Size of the device's memory, if known.
     pub memory: Option<Bytes>,
-    /// What it draws, if that is known.
+    /// Power draw, if known.
     pub power: Option<Power>,
-    /// What an hour of it costs, in whatever currency, if that is known.
+    /// Price per hour, in any currency, if known.
     pub price: Option<f64>,
-    /// What it can do at most, if that is known: what operators cost on it.
+    /// Peak rates, if known: the base of operators' cost.
     pub rates: Option<Rates>,
-    /// When it is slower than that: in order, none overlapping another.
+    /// Times in which the device is slower still: in order, without overlap.
     pub spells: Vec<SlowSpell>,
-    /// When its rank crashes, unless it has ended before: its process is gone, and its connections are closed.
+    /// Time at which the device's rank crashes, unless it has ended before: its process is gone, and its connections
+    /// are closed.
     pub crash: Option<SimTime>,
 }
 
-/// A time in which a device takes longer still.
+/// Time interval in which a device is slower.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SlowSpell {
     /// The instant at which the device slows down.
@@ -60,7 +63,7 @@ pub struct SlowSpell {
 }
 
 impl Device {
-    /// As fast as the reference device, and nothing else is known of it.
+    /// A device as fast as the reference device, with no other property known.
     pub fn new(name: impl Into<String>, host: HostId) -> Device {
         Device {
             name: name.into(),
@@ -76,12 +79,12 @@ impl Device {
         }
     }
 
-    /// How long work takes that begins at `start` and takes `base` on the reference device.
+    /// Duration of work that begins at `start` and whose duration on the reference device is `base`.
     pub fn time_for(&self, start: SimTime, base: SimDuration) -> SimDuration {
         self.stretched(start, base.scaled(self.slowdown))
     }
 
-    /// How long work takes that begins at `start` and takes `left` outside of slow spells.
+    /// Duration of work that begins at `start` and lasts `left` outside of slow spells.
     fn stretched(&self, start: SimTime, left: SimDuration) -> SimDuration {
         let mut left = left;
         let mut now = start;
@@ -102,7 +105,8 @@ impl Device {
         SimDuration::from_ps(now.since(start).as_ps().saturating_add(left.as_ps()))
     }
 
-    /// How much of what takes that long outside of slow spells is done in a span of time: what [`Device::stretched`] undoes, but for rounding.
+    /// Amount of work, as its duration outside of slow spells, that is done in a span of time: the inverse of
+    /// [`Device::stretched`], except for rounding.
     fn unstretched(&self, from: SimTime, to: SimTime) -> SimDuration {
         let mut done = to.since(from);
         for spell in &self.spells {
@@ -122,8 +126,9 @@ mod tests {
     use super::*;
     use crate::time::PS_PER_SECOND;
 
-    /// Twice as slow as the reference, and from second 3 to 5 four times as slow again. Work of `base` seconds that begins at `start` ends:
-    /// before the spell, start + 2 base; in the spell, 8 seconds go by for each of the base; what is left after it, 2 again.
+    /// Twice as slow as the reference, and from second 3 to 5 four times as slow again. Work of `base` seconds that
+    /// begins at `start` ends at start + 2 base before the spell; in the spell, each second of the base lasts 8
+    /// seconds; after the spell, 2 seconds again.
     #[test]
     fn a_spell_slows_what_falls_into_it() {
         let second = |s: f64| SimTime::from_ps((s * PS_PER_SECOND as f64) as u64);
@@ -132,9 +137,9 @@ mod tests {
         let cases = [
             (0.0, 1.0, 2.0),
             (0.0, 1.5, 3.0),
-            // 2 s before it, in which 1 s of work is done, and 0.125 * 8 s in it.
+            // 2 s before the spell, in which 1 s of work is done, and 0.125 * 8 s in the spell.
             (1.0, 1.125, 4.0),
-            // From its beginning: 2 s do 0.25 s of work, the other 0.75 take 1.5 s.
+            // From the beginning of the spell: its 2 s do 0.25 s of work, the other 0.75 s last 1.5 s.
             (3.0, 1.0, 6.5),
             (4.0, 0.125, 5.0),
             (5.0, 1.0, 7.0),
@@ -146,7 +151,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Spells of any factor, one behind the other: what is done while stretched work takes its time is that work, but for a picosecond at each border.
+        /// Spells of any factor, one after the other: the work that is done in the span of stretched work is that work,
+        /// except for a picosecond at each border.
         #[test]
         fn what_is_done_in_a_span_is_what_takes_as_long(
             spells in proptest::collection::vec((0_u64..1_000_000, 1_u64..1_000_000, 0.05_f64..20.0), 0..5),

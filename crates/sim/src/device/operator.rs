@@ -1,52 +1,53 @@
-//! Owns operators by what determines their cost: what they compute, on which sizes and elements, and how much they move.
+//! Owns operators, described by the properties that determine their cost: kind of computation, sizes, element types,
+//! and bytes moved.
 //!
-//! Which operator of PyTorch is which of these is the business of whoever describes it.
+//! Callers map PyTorch's operators to these.
 
 use crate::dtype::DType;
 use crate::time::Bytes;
 use serde::{Deserialize, Serialize};
 
-/// One operation on tensors, by what determines its cost.
+/// One operation on tensors, described by the properties that determine its cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operator {
-    /// The resource that it runs on.
+    /// Resource of the device that the operator occupies.
     pub resource: Resource,
-    /// What it computes, and on which sizes.
+    /// Kind of computation, and its sizes.
     pub family: Family,
-    /// What it computes with; `None`: not known.
+    /// Type of the elements; `None`: unknown.
     pub elements: Option<Elements>,
     /// Number of floating-point operations.
     pub flops: u64,
-    /// Bytes that it reads from memory.
+    /// Bytes that the operator reads from memory.
     pub read: Bytes,
-    /// Bytes that it writes to memory.
+    /// Bytes that the operator writes to memory.
     pub written: Bytes,
 }
 
 impl Operator {
-    /// An operator of which only the amount of work is known.
+    /// An operator with a known amount of work and unknown kind.
     pub const fn unspecified(resource: Resource, flops: u64, bytes: Bytes) -> Operator {
         let family = Family::Unspecified;
         Operator { resource, family, elements: None, flops, read: bytes, written: Bytes(0) }
     }
 
-    /// All that it reads from and writes to memory.
+    /// Bytes that the operator reads and writes.
     pub const fn bytes(&self) -> Bytes {
         Bytes(self.read.0.saturating_add(self.written.0))
     }
 }
 
-/// What an operator computes with.
+/// Type of an operator's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Elements {
-    /// Numbers of a type.
+    /// Numbers of this type.
     Of(DType),
     /// `float32`, of which tensor cores multiply the first 10 bits of the mantissa (TF32).
     Tf32,
 }
 
 impl Elements {
-    /// As PyTorch calls the type, and this way of multiplying (`torch.backends.cuda.matmul.fp32_precision`).
+    /// PyTorch's name of the type, or of this way of multiplying (`torch.backends.cuda.matmul.fp32_precision`).
     pub const fn name(self) -> &'static str {
         match self {
             Elements::Of(dtype) => dtype.name(),
@@ -59,7 +60,7 @@ impl Elements {
         if name == Elements::Tf32.name() { Some(Elements::Tf32) } else { DType::from_name(name).map(Elements::Of) }
     }
 
-    /// Bytes of one of them in memory.
+    /// Bytes of one element in memory.
     pub const fn size(self) -> u64 {
         match self {
             Elements::Of(dtype) => dtype.size(),
@@ -74,27 +75,27 @@ impl From<DType> for Elements {
     }
 }
 
-/// What of a device an operator keeps busy.
+/// Resource of a device that an operator occupies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Resource {
-    /// The processor that runs the program.
+    /// The CPU that runs the program.
     Host,
-    /// What tensors are computed on.
+    /// The processor that computes tensors, as a GPU.
     Accelerator,
-    /// What copies between the memories of both.
+    /// The engine that copies between host memory and device memory.
     CopyEngine,
-    /// So little of what tensors are computed on that nothing which runs beside it is slowed down.
+    /// A single multiprocessor: so small a part of the accelerator that concurrent work is not slowed down.
     Multiprocessor,
 }
 
-/// A kind of computation whose instances differ in their sizes only: one model of the cost serves them all.
+/// A kind of computation whose instances differ only in their sizes: one cost model serves them all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Family {
-    /// Not known: only the amount of work is.
+    /// Unknown kind: only the amount of work is known.
     Unspecified,
-    /// `batch` products of an `m x k` matrix with a `k x n` one.
+    /// `batch` GEMMs of an `m x k` matrix with a `k x n` one.
     Gemm {
-        /// Number of products.
+        /// Number of GEMMs.
         batch: u64,
         /// Rows of the result.
         m: u64,
@@ -102,13 +103,13 @@ pub enum Family {
         n: u64,
         /// Length of the sums.
         k: u64,
-        /// How the factors lie in memory.
+        /// Layout of the two factors in memory.
         layout: Layout,
     },
-    /// A convolution, as the matrix product that it amounts to (implicit GEMM): an output pixel is a row, an output channel a column, and
+    /// A convolution as its equivalent GEMM (implicit GEMM): an output pixel is a row, an output channel a column, and
     /// each sum goes over the kernel and the input channels of a group.
     Convolution {
-        /// Which of its three products.
+        /// Forward, or one of the two gradients.
         pass: Pass,
         /// Number of groups of channels.
         groups: u64,
@@ -127,14 +128,14 @@ pub enum Family {
         heads: u64,
         /// Queries of a sequence.
         queries: u64,
-        /// Keys that are there for a query to look at.
+        /// Keys that a query can attend to.
         keys: u64,
-        /// Elements of a query; where values have other sizes, the mean.
+        /// Elements of a query; the mean if values have other sizes.
         width: u64,
-        /// Whether a query sees only the keys up to its own position.
+        /// Whether a query attends only to keys up to its own position.
         causal: bool,
     },
-    /// Something done along each row of a matrix.
+    /// Computation along each row of a matrix.
     Rows {
         /// The kind of computation.
         kind: RowKind,
@@ -145,16 +146,16 @@ pub enum Family {
         /// Elements of a row.
         columns: u64,
     },
-    /// Something done with each element by itself.
+    /// Computation on each element separately.
     Flat {
         /// The kind of computation.
         kind: FlatKind,
-        /// Elements that are written; of several tensors all of them.
+        /// Number of written elements, over all tensors.
         elements: u64,
     },
 }
 
-/// How the factors of a matrix product lie in memory. `N`: row after row; `T`: column after column.
+/// Layout of a GEMM's factors in memory. `N`: row-major; `T`: column-major.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // the letters say it: the left factor's, then the right one's
 pub enum Layout {
@@ -164,18 +165,18 @@ pub enum Layout {
     TT,
 }
 
-/// Which gradient, if any, an operator computes.
+/// Forward pass, or the gradient that an operator computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// None: the forward pass.
+    /// The forward pass: no gradient.
     Forward,
-    /// The gradient of the input; for what has no weights, the whole backward pass.
+    /// The gradient of the input; for operators without weights, the whole backward pass.
     Backward,
     /// The gradient of the weights.
     Weights,
 }
 
-/// What is done along rows.
+/// Computation along rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RowKind {
     /// Layer, RMS, batch and group normalization.
@@ -190,7 +191,7 @@ pub enum RowKind {
     Sort,
 }
 
-/// What is done with elements.
+/// Computation on elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FlatKind {
     /// Arithmetic on one tensor or many, broadcast to one shape.
@@ -211,7 +212,7 @@ pub enum FlatKind {
 pub type Dimensions = [Option<(&'static str, u64)>; 4];
 
 impl Family {
-    /// As reports and databases write it.
+    /// Name in reports and databases.
     pub const fn name(&self) -> &'static str {
         match self {
             Family::Unspecified => "unspecified",
@@ -246,7 +247,7 @@ impl Family {
         }
     }
 
-    /// The sizes along which its cost is interpolated.
+    /// Sizes along which the operator's cost is interpolated.
     pub const fn dimensions(&self) -> Dimensions {
         match *self {
             Family::Unspecified => [None; 4],
@@ -266,7 +267,7 @@ impl Family {
 }
 
 impl Layout {
-    /// `nt`.
+    /// Name, as `nt`.
     pub const fn name(self) -> &'static str {
         match self {
             Layout::NN => "nn",

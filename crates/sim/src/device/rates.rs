@@ -1,4 +1,4 @@
-//! Owns what a device can do at most in a second, and the roofline that follows from it.
+//! Owns the peak rates of a device, and the roofline model that follows from them.
 
 use super::cost::{CostModel, Estimate};
 use super::operator::{Elements, Operator};
@@ -6,23 +6,24 @@ use super::work::Origin;
 use crate::dtype::DType;
 use crate::time::SimDuration;
 
-/// What a device can do in a second: a roofline. An operator takes as long as the slower of arithmetic and memory (Williams, Waterman and
-/// Patterson, "Roofline: an insightful visual performance model for multicore architectures", CACM 2009), after it has been launched:
+/// Peak rates of a device: a roofline. An operator lasts as long as the slower of arithmetic and memory (Williams,
+/// Waterman and Patterson, "Roofline: an insightful visual performance model for multicore architectures", CACM 2009),
+/// after its launch:
 ///
 /// ```text
 /// launch + max(flops / peak, bytes / bandwidth)
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
-    /// Floating-point operations, by the type of the elements.
+    /// Floating-point operations per second, by the type of the elements.
     pub peaks: Peaks,
-    /// Bytes of its memory; above zero.
+    /// Memory bandwidth in bytes per second; above zero.
     pub memory: f64,
-    /// What any operator takes, however little it does.
+    /// Least duration of any operator.
     pub launch: SimDuration,
 }
 
-/// The arithmetic units of a device by the elements that they compute with.
+/// Arithmetic units of a device, by the elements that they compute with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)] // the names say it
 pub enum Precision {
@@ -35,12 +36,12 @@ pub enum Precision {
     Int8,
 }
 
-/// Floating-point operations a second by precision; those that are known are above zero, and one is.
+/// Floating-point operations per second by precision; known rates are above zero, and at least one is known.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Peaks([Option<f64>; Precision::ALL.len()]);
 
 impl Precision {
-    /// From the widest to the narrowest.
+    /// All precisions, from the widest to the narrowest.
     pub const ALL: [Precision; 7] = [
         Precision::Float64,
         Precision::Float32,
@@ -51,7 +52,8 @@ impl Precision {
         Precision::Int8,
     ];
 
-    /// As PyTorch calls the type of the elements; all types of 8 bits with a floating point are `float8`, and `float32` in tensor cores is `tf32`.
+    /// PyTorch's name of the elements' type; all 8-bit floating-point types are `float8`, and `float32` in tensor cores
+    /// is `tf32`.
     pub const fn name(self) -> &'static str {
         match self {
             Precision::Float64 => "float64",
@@ -64,8 +66,8 @@ impl Precision {
         }
     }
 
-    /// The units that compute with elements of a type. Integers that are wider than a byte are computed where 32-bit numbers are, as is what
-    /// has no known type.
+    /// Arithmetic units for elements of a type. Integers wider than a byte, and elements of unknown type, are computed
+    /// in the 32-bit units.
     pub const fn of(elements: Option<Elements>) -> Precision {
         let dtype = match elements {
             Some(Elements::Tf32) => return Precision::Tf32,
@@ -84,8 +86,9 @@ impl Precision {
         }
     }
 
-    /// Which other precisions serve elements of this one, in the order of preference: what has as many bits, then what is wider and can hold
-    /// its values, then, for want of anything better, what is narrower. Who has no tensor cores computes TF32 as `float32`.
+    /// Other precisions that serve elements of this one, in order of preference: those with as many bits, then wider
+    /// ones that can hold its values, then, as the last choice, narrower ones. A device without tensor cores computes
+    /// TF32 as `float32`.
     const fn substitutes(self) -> [Precision; 6] {
         use Precision::{BFloat16, Float8, Float16, Float32, Float64, Int8, Tf32};
         match self {
@@ -101,31 +104,31 @@ impl Precision {
 }
 
 impl Peaks {
-    /// One rate, whatever the elements are.
+    /// The same rate for all elements.
     pub const fn all(flops: f64) -> Peaks {
         Peaks([Some(flops); Precision::ALL.len()])
     }
 
-    /// A table; `None` if it names no precision.
+    /// Rates by precision; `None` if `known` is empty.
     pub fn table(known: impl IntoIterator<Item = (Precision, f64)>) -> Option<Peaks> {
         let mut peaks = [None; Precision::ALL.len()];
         known.into_iter().for_each(|(precision, flops)| peaks[precision as usize] = Some(flops));
         peaks.iter().any(Option::is_some).then_some(Peaks(peaks))
     }
 
-    /// The rate of a precision, if it is known.
+    /// Rate of a precision, if known.
     pub const fn known(&self, precision: Precision) -> Option<f64> {
         self.0[precision as usize]
     }
 
-    /// The rate for elements of a precision, and of which precision it is: where the table does not name it, the precision of as many bits,
-    /// else the nearest wider one, else any.
+    /// Rate for elements of a precision, and the precision that it belongs to: this precision, else one of as many
+    /// bits, else the nearest wider one, else any.
     pub fn serving(&self, precision: Precision) -> (f64, Precision) {
         let order = std::iter::once(precision).chain(precision.substitutes());
         order.filter_map(|served| Some((self.known(served)?, served))).next().expect("one rate is known")
     }
 
-    /// The same device with every rate `factor` times as high.
+    /// The rates with each of them multiplied by `factor`.
     #[must_use]
     pub fn scaled(self, factor: f64) -> Peaks {
         Peaks(self.0.map(|rate| rate.map(|flops| flops * factor)))
@@ -133,12 +136,13 @@ impl Peaks {
 }
 
 impl Rates {
-    /// Of a device that computes equally fast with all types, and launches operators in no time.
+    /// Rates of a device that computes equally fast with all types, and launches operators in no time.
     pub const fn uniform(flops: f64, memory: f64) -> Rates {
         Rates { peaks: Peaks::all(flops), memory, launch: SimDuration::ZERO }
     }
 
-    /// Seconds that arithmetic and memory take for an operator at full speed, whichever is slower; launching it is not in it.
+    /// Duration of arithmetic or memory accesses of an operator at full speed, whichever is slower, in seconds, without
+    /// its launch.
     pub fn roofline(&self, operator: &Operator) -> f64 {
         let (peak, _) = self.peaks.serving(Precision::of(operator.elements));
         (operator.flops as f64 / peak).max(operator.bytes().0 as f64 / self.memory)
@@ -146,7 +150,7 @@ impl Rates {
 }
 
 impl CostModel for Rates {
-    /// `None` for an operator that neither computes nor moves anything, as for one whose duration is longer than virtual time.
+    /// `None` for an operator that neither computes nor moves data, and for one whose duration exceeds virtual time.
     fn estimate(&self, operator: &Operator) -> Option<Estimate> {
         let seconds = self.roofline(operator);
         let working = if seconds > 0.0 { SimDuration::from_secs_f64(seconds)? } else { return None };
@@ -167,7 +171,7 @@ mod tests {
 
     #[test]
     fn an_operator_takes_as_long_as_the_slower_of_arithmetic_and_memory() {
-        // 2 TFLOPS, 1 TB/s: the ridge is at 2 operations a byte.
+        // 2 TFLOPS, 1 TB/s: the ridge is at 2 operations per byte.
         let rates = Rates::uniform(2e12, 1e12);
         for (flops, bytes, ps) in
             [(2_000_000, 10, 1_000_000), (10, 3_000_000, 3_000_000), (2_000_000, 1_000_000, 1_000_000)]

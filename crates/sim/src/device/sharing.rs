@@ -1,58 +1,62 @@
-//! Owns how modelled work shares a device: all that runs is equally fast, and none of the device is idle while any runs.
+//! Owns how modelled work shares a device: all running work is equally fast, and the device is fully used while any
+//! work runs.
 //!
-//! Processor sharing in whole picoseconds: of the time that a device gives while `n` pieces of work run, each gets the `n`th part, and those that
-//! began first get what the division leaves. So the work that is done in a span is the span, whatever runs, and nothing depends on the order in which
-//! floating-point numbers are added. Work that is alone takes as long as [`Device::time_for`] says, to the picosecond.
+//! Processor sharing in whole picoseconds: while `n` pieces of work run, each gets the `n`th part of the device's time,
+//! and the pieces that began first get the remainder of the division. The work done in a span therefore equals the
+//! span, whatever runs, and nothing depends on the order of floating-point additions. Work that runs alone lasts as
+//! long as [`Device::time_for`] says, to the picosecond.
 //!
-//! While the device's rank communicates, communication takes a share of it ([`Device::communication`]): on a GPU its kernels occupy streaming multiprocessors
-//! and move data through the same memory.
+//! While the device's rank communicates, communication occupies a share of the device ([`Device::communication`]): on a
+//! GPU its kernels occupy streaming multiprocessors and move data through the same memory.
 
 use super::Device;
 use crate::ids::Handle;
 use crate::time::{SimDuration, SimTime};
 
-/// Parts in which shares of a device are counted.
+/// Denominator of a device's shares.
 const WHOLE: u64 = 1_000_000;
 
 /// The modelled work that runs on one device.
 #[derive(Clone, Debug, Default)]
 pub struct Sharing {
-    /// In the order in which it began, with what is left of it: the time that it would take alone, outside of slow spells.
+    /// Running work in the order of its beginnings, with its remaining duration if it ran alone, outside of slow
+    /// spells.
     running: Vec<(Handle, SimDuration)>,
-    /// Up to when what is left has been worked out.
+    /// Time up to which the remaining durations are computed.
     since: SimTime,
-    /// Of a picosecond, in parts of [`WHOLE`], that was given and is not yet used.
+    /// Part of a picosecond, in units of 1/[`WHOLE`], that was given and is not used yet.
     remainder: u64,
-    /// Operations of the rank that are under way.
+    /// Number of the rank's operations in progress.
     communicating: u32,
 }
 
 impl Sharing {
-    /// Work begins, which would take `duration` on the reference device.
+    /// Begins work that lasts `duration` on the reference device.
     pub fn begin(&mut self, device: &Device, now: SimTime, handle: Handle, duration: SimDuration) {
         self.advance(device, now);
         self.running.push((handle, duration.scaled(device.slowdown)));
     }
 
-    /// Work ends that [`Sharing::next_end`] has named for this moment.
+    /// Ends work that [`Sharing::next_end`] has named for this moment.
     pub fn end(&mut self, device: &Device, now: SimTime, handle: Handle) {
         self.advance(device, now);
         self.running.retain(|(running, _)| *running != handle);
     }
 
-    /// An operation of the rank begins.
+    /// Begins an operation of the rank.
     pub fn communication_begins(&mut self, device: &Device, now: SimTime) {
         self.advance(device, now);
         self.communicating += 1;
     }
 
-    /// An operation of the rank ends.
+    /// Ends an operation of the rank.
     pub fn communication_ends(&mut self, device: &Device, now: SimTime) {
         self.advance(device, now);
         self.communicating -= 1;
     }
 
-    /// Which work ends next if nothing else begins or ends, and when: of those that end first the one that began first.
+    /// The work that ends next if no other work begins or ends, and its end. Among works that end together, the one
+    /// that began first is returned.
     pub fn next_end(&self, device: &Device) -> Option<(Handle, SimTime)> {
         let (handle, left) = self.running.iter().min_by_key(|(_, left)| *left)?;
         let all = u128::from(left.as_ps()) * self.running.len() as u128 * u128::from(WHOLE);
@@ -61,13 +65,13 @@ impl Sharing {
         Some((*handle, self.since.checked_add(lasts).unwrap_or(SimTime::MAX)))
     }
 
-    /// What the device gives to compute, in parts of [`WHOLE`]; above zero.
+    /// Share of the device that compute gets, in units of 1/[`WHOLE`]; above zero.
     fn capacity(&self, device: &Device) -> u64 {
         let taken = if self.communicating == 0 { 0.0 } else { device.communication };
         (((1.0 - taken) * WHOLE as f64).round() as u64).clamp(1, WHOLE)
     }
 
-    /// Takes what has been done since the last change off what is left.
+    /// Subtracts the work that was done since the last change from the remaining durations.
     fn advance(&mut self, device: &Device, now: SimTime) {
         let since = std::mem::replace(&mut self.since, now);
         if self.running.is_empty() {
@@ -78,7 +82,7 @@ impl Sharing {
             + u128::from(self.remainder);
         self.remainder = (parts % u128::from(WHOLE)) as u64;
         let mut given = u64::try_from(parts / u128::from(WHOLE)).unwrap_or(u64::MAX);
-        // Whoever needs less than its part leaves the rest to the others.
+        // Work that needs less than its part leaves the rest to the others.
         loop {
             let needy = self.running.iter().filter(|(_, left)| left.as_ps() > 0).count() as u64;
             if needy == 0 || given == 0 {
@@ -109,7 +113,7 @@ mod tests {
         SimTime::from_ps(ps)
     }
 
-    /// When each piece of work ends that begins at such moments and takes so long: (begin, duration), in the order of their beginnings.
+    /// End of each piece of work, given as (begin, duration) in the order of their beginnings.
     fn ends(device: &Device, work: &[(u64, u64)], communication: &[(u64, u64)]) -> Vec<u64> {
         let mut sharing = Sharing::default();
         let mut ends = vec![0; work.len()];
@@ -150,12 +154,14 @@ mod tests {
 
     #[test]
     fn what_runs_together_is_equally_fast() {
-        // Alone; two from the same moment: the shorter after twice its time, then the rest of the longer alone.
+        // One piece alone; then two from the same moment: the shorter ends after twice its time, then the rest of the
+        // longer runs alone.
         assert_eq!(ends(&device(), &[(5, 10)], &[]), [15]);
         assert_eq!(ends(&device(), &[(0, 4), (0, 6)], &[]), [8, 10]);
-        // The second comes when 10 of the first are left: both get half until the second's 3 are done, 6 later; then 7 are left.
+        // The second piece begins when 10 of the first are left: both get half until the second's 3 are done, 6 later;
+        // then 7 are left.
         assert_eq!(ends(&device(), &[(0, 30), (20, 3)], &[]), [33, 26]);
-        // Three alike end together, in the order of their beginnings.
+        // Three equal pieces end together, in the order of their beginnings.
         assert_eq!(ends(&device(), &[(0, 5), (0, 5), (0, 5)], &[]), [15, 15, 15]);
     }
 
@@ -163,7 +169,7 @@ mod tests {
     fn communication_takes_its_share_while_it_goes_on() {
         let device = Device { communication: 0.25, ..device() };
         assert_eq!(ends(&device, &[(0, 30)], &[(0, 1_000)]), [40]);
-        // 10 before it, 15 in its 20, and 5 after it; a second operation at the same time takes no more.
+        // 10 before the operation, 15 during its 20, and 5 after it; a second operation at the same time adds nothing.
         assert_eq!(ends(&device, &[(0, 30)], &[(10, 30)]), [35]);
         assert_eq!(ends(&device, &[(0, 30)], &[(10, 30), (10, 30)]), [35]);
         assert_eq!(ends(&device, &[(0, 3), (0, 6)], &[(0, 1_000)]), [8, 12]);
@@ -171,7 +177,8 @@ mod tests {
 
     #[test]
     fn slow_devices_and_spells_slow_what_is_shared() {
-        // Twice as slow, and from 30 to 40 twice as slow again: two pieces of 10 take 40 alone, of which 30 are done before the spell.
+        // Twice as slow, and from 30 to 40 twice as slow again: two pieces of 10 last 40 without the spell, of which 30
+        // are done before it.
         let spells = vec![SlowSpell { from: at(30), to: at(40), factor: 2.0 }];
         let slow = Device { slowdown: 2.0, spells, ..device() };
         assert_eq!(ends(&slow, &[(0, 10), (0, 10)], &[]), [45, 45]);
@@ -182,7 +189,7 @@ mod tests {
         fn no_work_is_lost_and_none_is_done_twice(work in proptest::collection::vec((0..50_u64, 1..1_000_u64), 1..8)) {
             let mut work = work;
             work.sort_by_key(|(from, _)| *from);
-            // As long as something runs, the device is busy: it ends when work one after the other would.
+            // As long as some work runs, the device is busy: the last end is that of serial execution.
             let mut busy = 0;
             for (from, lasts) in &work {
                 busy = busy.max(*from) + lasts;

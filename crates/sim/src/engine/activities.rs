@@ -1,4 +1,4 @@
-//! Owns the life of an activity: issued, queued, started, complete. Who waits for it is the business of `tasks`.
+//! Owns the life of an activity: issued, queued, started, complete. `tasks` resumes the tasks that wait for it.
 
 use super::queue::{Class, EventKey};
 use super::rank::{ActivityState, QueueKey, RankState, TaskState};
@@ -9,15 +9,15 @@ use crate::ids::{Handle, QueueId, RankId, Site, TaskId};
 use crate::program::{Activity, CallOp, Outcome};
 use crate::time::{SimDuration, SimTime};
 
-/// What happens to activities of one rank at one moment.
+/// Change of an activity of one rank at one moment.
 pub(super) enum ActivityStep {
-    /// One of those that the activity waits for is complete: the second one.
+    /// The second activity, on which the first one depends, is complete.
     DependencyMet(Handle, Handle),
-    /// The activity starts, if it waits for no other.
+    /// The activity starts, if it has no incomplete dependency.
     Start(Handle, Cause),
-    /// The head of the queue starts, if it may.
+    /// The first activity of the queue starts, if it may.
     Pump(QueueKey, Cause),
-    /// Tasks that wait for the activity go on.
+    /// Tasks that wait for the activity continue.
     Wake(Handle),
 }
 
@@ -70,7 +70,7 @@ impl Engine {
         handle
     }
 
-    /// Makes an operation known to its group. Returns its sequence number there, if it is a collective.
+    /// Registers an operation with its group. Returns its sequence number in the group, if it is a collective.
     fn announce(&mut self, caller: Caller, task: TaskId, activity: &Activity, observer: &mut dyn Observer) -> u64 {
         if let Err(asymmetry) = self.check_symmetry(activity) {
             self.halt(HaltReason::Asymmetry(asymmetry));
@@ -107,8 +107,8 @@ impl Engine {
         self.carry_out(rank, first, observer);
     }
 
-    /// Carries out steps of `rank`, the last first, with all that follows from each, until only the `first` ones are left.
-    /// They are kept in a list, as any number of activities without duration may stand one behind the other.
+    /// Carries out steps of `rank`, the last first, with all steps that follow from each, until only the `first` ones
+    /// are left. Steps are kept in a list, because any number of activities without duration may follow each other.
     fn carry_out(&mut self, rank: RankId, first: usize, observer: &mut dyn Observer) {
         while self.steps.len() > first {
             match self.steps.pop().expect("just counted") {
@@ -120,7 +120,8 @@ impl Engine {
         }
     }
 
-    /// Starts what stands at the head of a queue, and comes back to it, as far as the queue's width and the head's dependencies allow.
+    /// Starts the first activity of a queue, and then the next one, as far as the queue's width and the activity's
+    /// dependencies permit.
     fn pump(&mut self, rank: RankId, key: QueueKey, cause: Cause, observer: &mut dyn Observer) {
         let width = match key {
             QueueKey::Own(_) => 1,
@@ -170,7 +171,8 @@ impl Engine {
         }
         let elapsed = |what| Event::Elapsed { rank, task, what, start: now, why: Some(why), cause: Cause::Time };
         let lasts = match &activity.activity {
-            // What takes no time is not compute: runs that differ only in whether a rank has said that it did nothing are the same.
+            // Work of zero duration does not count as compute: runs that differ only in reports of empty compute are
+            // equal.
             Activity::Compute(work) if work.duration == SimDuration::ZERO => {
                 observer.record(now, &elapsed(Elapsed::Nothing));
                 return true;
@@ -192,7 +194,7 @@ impl Engine {
                 return true;
             }
             Activity::Reach(event) => {
-                // An event that was issued again meanwhile is another one.
+                // An event that was issued again in the meantime belongs to another activity.
                 if let Some((_, at)) = state.events.get_mut(event).filter(|(issued, _)| *issued == handle) {
                     *at = Some(now);
                 }
@@ -252,7 +254,7 @@ impl Engine {
         false
     }
 
-    /// What shares the device of a rank, or what is left to it, has changed: another end comes next.
+    /// Schedules the next end of work that shares a rank's device, after a change of that work or of its share.
     fn shares_change(&mut self, rank: RankId) {
         let state = &mut self.ranks[rank.index()];
         let next = state.sharing.next_end(&self.devices[rank.index()]);
@@ -272,7 +274,8 @@ impl Engine {
         self.activity_ends(rank, handle, observer);
     }
 
-    /// The activity is complete after so long, or at the end of time, which halts the run only if nothing else is left to happen.
+    /// Completes the activity after `lasts`, or at the end of virtual time, which halts the run only if no other event
+    /// is left.
     pub(super) fn end_after(&mut self, rank: RankId, handle: Handle, lasts: SimDuration) {
         let at = self.now.checked_add(lasts).unwrap_or(SimTime::MAX);
         let key = EventKey { at, class: Class::ActivityEnd, rank, task: TaskId(0), sequence: u64::from(handle.0) };
@@ -298,7 +301,7 @@ impl Engine {
         self.settle_completions(observer);
     }
 
-    /// Takes note of operations that communication has completed, and of what starts because of it, until nothing more does.
+    /// Handles completed operations, and the activities that start because of them, until no further one completes.
     pub(super) fn settle_completions(&mut self, observer: &mut dyn Observer) {
         if let Some(asymmetry) = self.comm.take_asymmetry() {
             self.halt(HaltReason::Asymmetry(asymmetry));
@@ -310,8 +313,9 @@ impl Engine {
             if completions.is_empty() && notices.is_empty() {
                 break;
             }
-            // What the network completes at one instant has an order of its own only by the numbers of streams, which symmetric ranks need not
-            // agree on. A rank learns of it in the order in which it issued the operations, which they do agree on.
+            // The order of operations that the network completes at one instant depends on the numbers of connection
+            // streams, on which symmetric ranks need not agree. A rank learns of them in the order in which it issued
+            // them, on which symmetric ranks agree.
             completions.sort_by_key(|completion| (completion.rank, completion.handle));
             for completion in completions.drain(..) {
                 self.operation_completes(&completion, observer);
@@ -358,7 +362,8 @@ impl Engine {
         self.carry_out(rank, first, observer);
     }
 
-    /// Leaves the steps that follow to be carried out: dependents first, then the queue, at last whoever waits.
+    /// Marks an activity as complete, and leaves the next steps to be carried out: dependents first, then the queue,
+    /// then waiting tasks.
     fn note_completion(&mut self, rank: RankId, handle: Handle) {
         let (state, device) = (&mut self.ranks[rank.index()], &self.devices[rank.index()]);
         let activity = state.activities.get_mut(handle).expect("what completes is not forgotten");
@@ -377,8 +382,8 @@ impl Engine {
                 awaited |= wait.note(handle, failed);
             }
         }
-        // A handle that is not in the table is complete, and says so to whoever names it later. What a wait has yet to be told of, or to
-        // look at as it ends, stays.
+        // A handle that is not in the table counts as complete for later requests. An activity that a wait has yet to
+        // report, or to inspect at its end, stays.
         if !awaited && !failed {
             state.activities.forget(handle);
         }

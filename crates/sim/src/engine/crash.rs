@@ -1,6 +1,5 @@
-//! Owns the crash of a rank, and what is left of a run without it: operations that fail because a connection was closed, and who is told. A rank that
-//! aborts a group closes its own end.
-//! Which those are is `comm`'s business.
+//! Owns the crash of a rank, and its effects: operations that fail because a connection was closed, and the ranks that
+//! are notified. A rank that aborts a group closes its own end. `comm` determines which operations fail.
 
 use super::Engine;
 use super::rank::TaskState;
@@ -10,7 +9,7 @@ use crate::ids::{GroupId, Handle, RankId};
 use crate::program::{Activity, CallOp, Outcome, Reply};
 
 impl Engine {
-    /// Has the rank crashed? Nothing more is heard of it, and nothing must be submitted for it.
+    /// Whether the rank has crashed. A crashed rank makes no further requests, and none may be submitted for it.
     pub fn has_crashed(&self, rank: RankId) -> bool {
         self.ranks[rank.index()].outcome == Some(Outcome::Crashed)
     }
@@ -26,7 +25,7 @@ impl Engine {
         self.settle_completions(observer);
     }
 
-    /// A rank has noticed that a connection is closed: the messages it waits for on it fail.
+    /// Fails the messages of a rank on a connection whose close it has noticed.
     pub(super) fn fail_messages(&mut self, notice: Notice, observer: &mut dyn Observer) {
         let Notice { group, to, of } = notice;
         let members = self.comm.groups.get(group);
@@ -45,7 +44,7 @@ impl Engine {
         failing.into_iter().for_each(|handle| self.operation_fails(to, handle, of, observer));
     }
 
-    /// What a rank has outstanding in a group ends now.
+    /// Ends a rank's outstanding operations in a group.
     pub(super) fn abort(&mut self, rank: RankId, group: GroupId, observer: &mut dyn Observer) {
         self.comm.abort(rank, group);
         let running = self.ranks[rank.index()].activities.running();
@@ -55,7 +54,7 @@ impl Engine {
         failing.into_iter().for_each(|handle| self.operation_fails(rank, handle, rank, observer));
     }
 
-    /// An operation of `rank` has failed: `peer` has closed its end of their connection.
+    /// Fails an operation of `rank`: `peer` has closed its end of their connection.
     pub(super) fn operation_fails(&mut self, rank: RankId, handle: Handle, peer: RankId, observer: &mut dyn Observer) {
         let state = &mut self.ranks[rank.index()];
         let activity = state.activities.get_mut(handle).expect("what fails is not forgotten");

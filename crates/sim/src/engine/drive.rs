@@ -1,4 +1,4 @@
-//! Owns the simplest driver: all ranks are programs of this process, and each is resumed as soon as it may go on.
+//! Owns the simplest driver: all ranks are programs of this process, and each is resumed as soon as the engine permits.
 
 use super::{Engine, Halt, Resumption, Turn};
 use crate::event::Observer;
@@ -6,21 +6,21 @@ use crate::ids::{RankId, TaskId};
 use crate::program::{Program, ProgramError};
 use crate::time::SimTime;
 
-/// How a run ended.
+/// End of a run.
 #[derive(Debug)]
 #[must_use = "figures of a run that did not finish are not its own"]
 pub enum Ending {
-    /// Every rank's program did.
+    /// All programs have ended.
     Finished,
-    /// It could not go on.
+    /// The run could not continue.
     Halted(Box<Halt>),
-    /// A program could not go on.
+    /// A program could not continue.
     Failed(Failure),
-    /// Of a replay: the record ends before the programs do, as the run was cut short.
+    /// The record of a replay ends before the programs do, because the recorded run was cut short.
     CutShort,
 }
 
-/// A program that could not go on, and so ended the run.
+/// A program that could not continue, and therefore ended the run.
 #[derive(Debug, thiserror::Error)]
 #[error("{rank}, {task}, at {at}: {error}")]
 pub struct Failure {
@@ -30,15 +30,15 @@ pub struct Failure {
     pub task: TaskId,
     /// The virtual time at which the task was resumed.
     pub at: SimTime,
-    /// What the program returned.
+    /// The error that the program returned.
     #[source]
     pub error: ProgramError,
 }
 
-/// Runs `programs`, one a rank, to the end, or up to the first that fails.
+/// Runs `programs`, one per rank, to the end, or until the first one fails.
 ///
 /// # Panics
-/// If there are not as many programs as ranks.
+/// If the numbers of programs and ranks differ.
 pub fn drive(engine: &mut Engine, programs: &mut [Box<dyn Program + '_>], observer: &mut dyn Observer) -> Ending {
     assert_eq!(programs.len(), engine.ranks.len(), "one program a rank");
     loop {

@@ -1,8 +1,8 @@
 //! Owns virtual time: the order of events, the ranks' clocks and tasks, their activities, and the end of a run.
 //!
-//! It does no I/O and starts nothing: whoever drives it resumes tasks when it says so and submits what they ask for. Ranks may
-//! run at the same time outside; a request is looked at only when no running rank could still ask for something earlier, so the
-//! result does not depend on who was faster.
+//! The engine does no I/O and starts no threads: the driver resumes tasks at the engine's request, and submits their
+//! requests. Ranks may run concurrently outside; the engine handles a request only when no running rank could still
+//! make an earlier one, so that the result does not depend on real time.
 
 mod activities;
 mod crash;
@@ -47,21 +47,21 @@ pub struct Engine {
     concurrency: u32,
     comm: Comm,
     store: Store,
-    /// Who waits for the store, in the order in which they came.
+    /// Tasks and activities that wait for the store, in the order of their waits.
     storing: Vec<(RankId, Storing)>,
-    /// For each running rank the earliest key that a request of it can have.
+    /// For each running rank the earliest key that a request of the rank can have.
     holding: BTreeSet<EventKey>,
     held: Vec<Option<EventKey>>,
     ready: VecDeque<Resumption>,
     completions: Vec<Completion>,
-    /// Of activities, to be carried out now: empty between events.
+    /// Steps of activities to carry out now; empty between events.
     steps: Vec<ActivityStep>,
     unfinished: usize,
     halted: Option<Halt>,
     idling: Idling,
 }
 
-/// Whether virtual time may pass to the end of a sleep or time-out.
+/// Whether virtual time may pass to the end of a sleep or timeout.
 #[derive(Debug, Default)]
 struct Idling {
     /// The driver must allow it.
@@ -72,21 +72,21 @@ struct Idling {
     passes_from: Option<SimTime>,
 }
 
-/// What the driver has to do.
+/// Next action of the driver.
 #[derive(Debug)]
 #[must_use = "a task that is not resumed holds time back for ever"]
 pub enum Turn {
-    /// Let a task go on. It is running until it submits a request.
+    /// Resume a task, which then runs until it submits a request.
     Resume(Resumption),
-    /// Some running task must submit a request first.
+    /// Wait: a running task must submit a request first.
     Blocked,
     /// Every rank has finished.
     Finished,
-    /// The run cannot go on.
+    /// The run cannot continue.
     Halted(Box<Halt>),
 }
 
-/// A task that may go on.
+/// A task that may continue.
 #[derive(Debug)]
 pub struct Resumption {
     /// The rank of the task.
@@ -95,11 +95,11 @@ pub struct Resumption {
     pub task: TaskId,
     /// The task's clock.
     pub now: SimTime,
-    /// The answer to what it asked for.
+    /// The answer to the task's request.
     pub reply: Reply,
 }
 
-/// What waits for the store: a blocked task, or an activity.
+/// Waiter for the store: a blocked task, or an activity.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Storing {
     Task(TaskId),
@@ -111,7 +111,7 @@ enum Storing {
 enum PendingEvent {
     Request(Request),
     End(Handle),
-    /// Of work that shares the device: it may be put off before it happens.
+    /// End of work that shares the device; it may be postponed before it happens.
     SharedEnd(Handle),
     TimeOut,
     Paid(Reply),
@@ -119,7 +119,7 @@ enum PendingEvent {
 }
 
 impl PendingEvent {
-    /// Can it still have an effect on its rank?
+    /// Whether the event can still have an effect on its rank.
     fn matters(&self, key: &EventKey, rank: &RankState) -> bool {
         match self {
             PendingEvent::Crash => rank.outcome.is_none(),
@@ -133,13 +133,13 @@ impl PendingEvent {
 }
 
 impl Engine {
-    /// A run on `cluster`, one rank a device, at time zero. Every rank's task 0 is resumed first, with
+    /// A run on `cluster`, one rank per device, at time zero. Every rank's task 0 is resumed first, with
     /// [`Reply::Start`].
     pub fn new(cluster: &Cluster) -> Engine {
         Engine::of(cluster, Box::new(cluster.network()), Symmetry::default())
     }
 
-    /// A run in which representatives stand for all ranks that are alike.
+    /// A run in which representatives stand for all equivalent ranks.
     fn of(cluster: &Cluster, network: Box<dyn Network>, symmetry: Symmetry) -> Engine {
         let world = cluster.devices.len();
         let hosts = cluster.devices.iter().map(|device| device.host).collect();
@@ -185,7 +185,7 @@ impl Engine {
         self.ranks.len()
     }
 
-    /// The engine's time: everything before it has happened.
+    /// The engine's time: all earlier events have happened.
     pub fn now(&self) -> SimTime {
         self.now
     }
@@ -195,12 +195,12 @@ impl Engine {
         self.ranks[rank.index()].clock
     }
 
-    /// Where a rank's time went, up to its last change of what it does.
+    /// Split of a rank's time, up to its last change of state.
     pub fn times(&self, rank: RankId) -> Times {
         self.ranks[rank.index()].ledger.times
     }
 
-    /// What carries out collectives.
+    /// Table of the algorithms of collectives.
     pub fn algorithms(&self) -> &AlgorithmTable {
         self.comm.algorithms()
     }
@@ -225,7 +225,7 @@ impl Engine {
         self.devices.iter().any(|device| device.crash.is_some())
     }
 
-    /// A thread that the engine has not heard of makes its first call; it is running, from its rank's clock on.
+    /// Adds a task for a new thread, which runs from its rank's clock on.
     pub fn open_task(&mut self, rank: RankId) -> TaskId {
         let tasks = &mut self.ranks[rank.index()].tasks;
         let task = TaskId::from(tasks.len());
@@ -233,22 +233,23 @@ impl Engine {
         task
     }
 
-    /// What the tasks of `rank` that run as far as the engine knows really do. At first, they run.
+    /// Sets the real state of those tasks of `rank` that run from the engine's point of view. Initially, they run.
     pub fn set_threads(&mut self, rank: RankId, threads: Threads) {
         self.ranks[rank.index()].threads = threads;
         self.update_hold(rank);
     }
 
-    /// Whether all tasks of `rank` wait, and at least one of them for something outside the simulation.
+    /// Whether all tasks of `rank` wait, at least one of them for something outside the simulation.
     pub fn waits_outside(&self, rank: RankId) -> bool {
         let rank = &self.ranks[rank.index()];
         rank.outcome.is_none() && rank.threads == Threads::WaitOutside
     }
 
-    /// A running task asks for something; or a paused one, which its own process has let go on, maybe before the engine has come to the pause.
+    /// Submits a request of a running task, or of a paused one that its own process has resumed, possibly before the
+    /// engine has started the pause.
     ///
     /// # Panics
-    /// If the task is neither: a bug of the driver.
+    /// If the task is neither running nor paused: a bug of the driver.
     pub fn submit(&mut self, rank: RankId, task: TaskId, request: Request) {
         let state = &mut self.ranks[rank.index()];
         let at = state.clock.max(self.now);
@@ -263,7 +264,8 @@ impl Engine {
         self.update_hold(rank);
     }
 
-    /// A paused task goes on, as its own process has let it, before it asks for anything, and whether or not the engine has come to its pause.
+    /// Resumes a paused task that its own process has resumed, before it makes a request, and whether or not the engine
+    /// has started its pause.
     ///
     /// # Panics
     /// If the task is not paused: a bug of the driver.
@@ -276,7 +278,7 @@ impl Engine {
         self.update_hold(rank);
     }
 
-    /// Goes on as far as it can and says what the driver has to do.
+    /// Continues as far as possible, and returns the next action of the driver.
     pub fn next(&mut self, observer: &mut dyn Observer) -> Turn {
         self.idling.waits = false;
         loop {
@@ -287,11 +289,11 @@ impl Engine {
                 return Turn::Halted(Box::new(halt.clone()));
             }
             let hold = self.holding.first().copied();
-            // What can have no effect any more must not move time.
+            // Events that cannot have an effect any more must not advance time.
             let ranks = &self.ranks;
             let queued = self.events.next(|key, event| event.matters(key, &ranks[key.rank.index()]));
-            // What the network brings at this very instant comes after everything that ranks do in it: so all messages
-            // of an instant start together, and the network looks at its links once.
+            // Network events of this instant come after all requests of ranks in this instant: all messages of an
+            // instant then start together, and the network reviews its links once.
             let instant_goes_on = [hold, queued].into_iter().flatten().any(|key| key.at <= self.now);
             let network = if instant_goes_on { None } else { self.comm.next_event().map(network_key) };
             match [queued, network].into_iter().flatten().min() {
@@ -318,22 +320,23 @@ impl Engine {
         }
     }
 
-    /// From here on time does not pass to the end of a sleep or of somebody's patience before the driver has let it: it may know more of who waits.
+    /// From now on time passes to the end of a sleep or timeout only after the driver permits it: the driver may know
+    /// more about waiting tasks.
     pub fn asks_before_it_idles(&mut self) {
         self.idling.is_asked = true;
     }
 
-    /// Whether it is for this that the last turn was [`Turn::Blocked`].
+    /// Whether the last turn was [`Turn::Blocked`] for this reason.
     pub fn waits_to_idle(&self) -> bool {
         self.idling.waits
     }
 
-    /// All who wait do so still: time may pass.
+    /// Permits time to pass: all waiting tasks still wait.
     pub fn idle(&mut self) {
         self.idling.passes_from = Some(self.now);
     }
 
-    /// Ends the run with a deadlock. The driver calls this function if no further event will let a rank go on.
+    /// Ends the run with a deadlock. The driver calls this function if no further event can resume a rank.
     pub fn gives_up(&mut self) {
         self.halt(HaltReason::Deadlock);
     }
@@ -363,7 +366,7 @@ impl Engine {
         }
     }
 
-    /// Whether the driver is to be asked before time passes to what comes next.
+    /// Whether the driver must permit the passage of time to the next event.
     fn passes_idly(&self, next: EventKey, network: Option<EventKey>) -> bool {
         let asks = self.idling.is_asked && self.idling.passes_from != Some(self.now) && next.at > self.now;
         if !asks || network == Some(next) {

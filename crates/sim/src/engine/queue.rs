@@ -1,11 +1,11 @@
-//! Owns the order of events. It does not know what an event does.
+//! Owns the order of events. The queue does not know the events' effects.
 
 use crate::ids::{RankId, TaskId};
 use crate::time::SimTime;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Where an event stands in the total order of a run: by time, then class, then source, then the source's own sequence.
+/// Position of an event in the total order of a run: by time, then class, then source, then the source's own sequence.
 ///
 /// The order of the fields is load-bearing: `Ord` is derived from it, and every result of a run depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,8 +17,9 @@ pub(crate) struct EventKey {
     pub(crate) sequence: u64,
 }
 
-/// What happens first among events of one instant: what arrives, then what ends, then what gives up, then what ranks ask for, and
-/// at last who crashes. So a message that arrives just as a time-out passes was in time, and a request sees everything of its instant.
+/// Order of events within one instant: arrivals, then ends of activities, then timeouts, then requests of ranks, then
+/// crashes. A message that arrives at the instant of a timeout is therefore in time, and a request sees all earlier
+/// classes of its instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Class {
     Network,
@@ -50,7 +51,7 @@ impl<E> EventQueue<E> {
         self.heap.push(Reverse(Entry { key, event }));
     }
 
-    /// Where the earliest event stands that is `alive`. Those before it are dropped.
+    /// Key of the earliest event that is `alive`. Earlier events are dropped.
     pub(crate) fn next(&mut self, alive: impl Fn(&EventKey, &E) -> bool) -> Option<EventKey> {
         while let Some(Reverse(Entry { key, event })) = self.heap.peek() {
             if alive(key, event) {
@@ -61,7 +62,7 @@ impl<E> EventQueue<E> {
         None
     }
 
-    /// The one that `next` has found.
+    /// The event that `next` has found.
     pub(crate) fn first(&self) -> Option<(&EventKey, &E)> {
         self.heap.peek().map(|Reverse(Entry { key, event })| (key, event))
     }

@@ -1,4 +1,4 @@
-//! Owns the state of one rank: its tasks, its activities and their queues, and where its time went.
+//! Owns the state of one rank: its tasks, its activities and their queues, and the accounts of its time.
 
 use super::streams::{Busy, Streams};
 use crate::device::{Resource, Sharing};
@@ -11,30 +11,31 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// One logical process.
 pub(crate) struct RankState {
     pub(crate) id: RankId,
-    /// The latest moment at which one of its tasks was resumed. No task of the rank can ask for anything before it.
+    /// The latest moment at which one of its tasks was resumed. No task of the rank can make an earlier request.
     pub(crate) clock: SimTime,
     pub(crate) tasks: Vec<Task>,
     pub(crate) threads: Threads,
     pub(crate) activities: Activities,
     pub(crate) queues: BTreeMap<QueueKey, Queue>,
     pub(crate) sharing: Sharing,
-    /// Of the work that shares the device, what ends next, and when: other ends of such work that are in the queue of events are outdated.
+    /// The next end of work that shares the device, and its time: other such ends in the event queue are outdated.
     pub(crate) shared_end: Option<(Handle, SimTime)>,
     pub(crate) ledger: Ledger,
     pub(crate) streams: Streams,
     pub(crate) outcome: Option<Outcome>,
-    /// By the rank's own number of an event: the activity that was to reach it last, and when it did.
+    /// For each event number of the rank: the last activity that was to reach the event, and the time at which it did.
     pub(crate) events: BTreeMap<u32, (Handle, Option<SimTime>)>,
-    /// Operations that have failed, so that what still comes of them is known not to matter.
+    /// Operations that have failed, so that their later arrivals are ignored.
     pub(crate) failed: BTreeSet<Handle>,
 }
 
 /// A thread of a rank.
 pub(crate) struct Task {
     pub(crate) state: TaskState,
-    /// Counts this task's requests: the last part of an event's key, and what tells a stale time-out from a live one.
+    /// Counter of this task's requests: the last part of an event's key, which also tells a stale timeout from a live
+    /// one.
     pub(crate) requests: u64,
-    /// When its last read of the clock ended, and how many of them there were in a row.
+    /// End of the last clock read, and number of consecutive clock reads.
     looked: (SimTime, u32),
 }
 
@@ -46,7 +47,7 @@ impl Task {
         Task { state: TaskState::Running, requests: 0, looked: (SimTime::ZERO, 0) }
     }
 
-    /// Reads the clock at `now`: what that costs.
+    /// Cost of a clock read at `now`.
     pub(crate) fn look(&mut self, now: SimTime) -> SimDuration {
         let (end, in_a_row) = self.looked;
         let in_a_row = if end == now { in_a_row.saturating_add(1) } else { 1 };
@@ -55,7 +56,7 @@ impl Task {
         cost
     }
 
-    /// Is this request still blocked, so that its time-out may end it?
+    /// Whether this request is still blocked, so that its timeout may end it.
     pub(crate) fn awaits(&self, request: u64) -> bool {
         let blocked =
             matches!(self.state, TaskState::Waiting(_) | TaskState::Storing { .. } | TaskState::Paused { .. });
@@ -63,33 +64,33 @@ impl Task {
     }
 }
 
-/// What a task is doing.
+/// State of a task.
 pub(crate) enum TaskState {
     /// Its program runs, outside the engine.
     Running,
-    /// The engine has its request and has not come to it; a pause need not begin.
+    /// The engine has its request and has not handled it yet; a pause need not begin.
     Asking { pauses: bool },
     /// Blocked in a wait.
     Waiting(Wait),
     /// Blocked in the store.
     Storing { operation: StoreOp, since: SimTime, site: Site },
-    /// Blocked until a time-out, unless its own process lets it go on before.
+    /// Blocked until a timeout, unless its own process resumes it earlier.
     Paused { since: SimTime, site: Site },
-    /// Pays for a poll.
+    /// Busy with the cost of a poll.
     Polling { since: SimTime },
     /// Its program has ended.
     Ended,
 }
 
-/// What the tasks of a rank that the engine has running really do.
+/// Real state of those tasks of a rank that run from the engine's point of view.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Threads {
-    /// At least one runs. Nothing that could come before its next request happens.
+    /// At least one task runs. No event happens that could come after its next request.
     #[default]
     Run,
-    /// They all wait for other tasks of their rank, inside its process.
+    /// All tasks wait for other tasks of their rank, inside its process.
     Wait,
-    /// They all wait, and at least one of them for something outside the simulation: a pipe, a process.
+    /// All tasks wait, at least one of them for something outside the simulation: a pipe, a process.
     WaitOutside,
 }
 
@@ -103,15 +104,16 @@ pub(crate) struct Wait {
     /// The ledger's exposed time when the wait began.
     pub(crate) exposed_before: SimDuration,
     pub(crate) blocks_on: Blocked,
-    /// Those of `handles` that were not complete when the wait began, in order, each once.
+    /// The `handles` that were not complete when the wait began, in order, each once.
     pub(crate) awaited: Vec<Handle>,
-    /// How many of `awaited` are not complete yet. Counted, because a wait may name any number of activities.
+    /// Number of `awaited` activities that are not complete yet. The number is counted, because a wait may name any
+    /// number of activities.
     pub(crate) left: usize,
-    /// Has one of `awaited` failed?
+    /// Whether one of `awaited` has failed.
     pub(crate) failed: bool,
 }
 
-/// For what a blocked task waits, the most telling first.
+/// Kind of activity that blocks a task; if there are several, the first in this order counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Blocked {
     Communication,
@@ -119,7 +121,7 @@ pub(crate) enum Blocked {
     Sleep,
 }
 
-/// Which queue an activity stands in.
+/// Queue of an activity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum QueueKey {
     /// Compute, sleep and marks.
@@ -135,34 +137,35 @@ pub(crate) struct Queue {
     pub(crate) active: u32,
 }
 
-/// An activity from its issue until nothing more can come of it: see [`Activities`].
+/// An activity from its issue until it can have no further effect: see [`Activities`].
 pub(crate) struct ActivityState {
     pub(crate) activity: Activity,
     /// The task that issued it.
     pub(crate) task: TaskId,
-    /// `None`: it starts as soon as it is free to.
+    /// Queue of the activity; `None`: it starts as soon as its dependencies permit.
     pub(crate) queue: Option<QueueKey>,
-    /// The stream of the device that it is on, if it is on one.
+    /// CUDA stream of the activity, if it is on one.
     pub(crate) stream: Option<u32>,
     pub(crate) site: Site,
     pub(crate) issued: SimTime,
     pub(crate) started: Option<SimTime>,
-    /// What let it start; known once it has.
+    /// Cause of its start; known once it has started.
     pub(crate) cause: Cause,
     pub(crate) complete: bool,
-    /// It has failed: this rank has closed its end of a connection, the own one if it has aborted the group. It is complete, too.
+    /// Rank that closed its end of a connection, if the activity has failed; the own rank if it has aborted the group.
+    /// A failed activity is complete, too.
     pub(crate) failed: Option<RankId>,
-    /// Until when a peer that had not entered kept it waiting.
+    /// Time until which a peer that had not entered kept it waiting.
     pub(crate) peers_entered: SimTime,
-    /// The number of a collective in its group.
+    /// Number of a collective in its group.
     pub(crate) sequence: u64,
-    /// Activities of this rank that must be complete first.
+    /// Number of activities of this rank that must be complete first.
     pub(crate) missing: u32,
     pub(crate) dependents: Vec<Handle>,
 }
 
 impl ActivityState {
-    /// The stream that it keeps busy, if it does one.
+    /// The CUDA stream that the activity keeps busy, if any.
     pub(crate) fn on_stream(&self) -> Option<(u32, Busy)> {
         let busy = match &self.activity {
             Activity::Compute(work) => match work.resource {
@@ -175,7 +178,7 @@ impl ActivityState {
         self.stream.map(|stream| (stream, busy))
     }
 
-    /// What events tell of the activity and its beginning.
+    /// Description of the activity and its beginning for events.
     pub(crate) fn why(&self, handle: Handle) -> Why {
         let queue = match self.queue {
             Some(QueueKey::Own(queue)) => Some(queue),
@@ -185,8 +188,8 @@ impl ActivityState {
     }
 }
 
-/// The activities of a rank that something may still come of, by handle: those that are not complete, those that a wait in progress is for,
-/// and those that have failed and of whose failure no wait has told.
+/// The activities of a rank that can still have an effect, by handle: incomplete ones, those that a wait in progress
+/// names, and failed ones whose failure no wait has reported.
 #[derive(Default)]
 pub(crate) struct Activities {
     states: BTreeMap<Handle, Box<ActivityState>>,
@@ -213,12 +216,12 @@ impl Activities {
         self.states.get_mut(&handle).map(Box::as_mut)
     }
 
-    /// Those that are not complete, in the order in which they were issued.
+    /// Incomplete activities, in the order in which they were issued.
     pub(crate) fn open(&self) -> impl Iterator<Item = (Handle, &ActivityState)> {
         self.states.iter().map(|(handle, state)| (*handle, state.as_ref())).filter(|(_, state)| !state.complete)
     }
 
-    /// What has started and is not complete.
+    /// Activities that have started and are not complete.
     pub(crate) fn running(&self) -> impl Iterator<Item = (Handle, &ActivityState)> {
         self.open().filter(|(_, state)| state.started.is_some())
     }
@@ -231,7 +234,7 @@ impl Activities {
         })
     }
 
-    /// Is it complete, whether or not it is forgotten?
+    /// Whether the activity is complete, forgotten or not.
     pub(crate) fn is_complete(&self, handle: Handle) -> bool {
         assert!(handle < self.next_handle(), "{handle} was never issued");
         self.get(handle).is_none_or(|state| state.complete)
@@ -247,16 +250,16 @@ impl Activities {
     }
 }
 
-/// Split of a rank's time. At every moment a rank computes, else is blocked in communication, else is idle. A rank
-/// whose device has streams computes while a kernel runs; without a kernel, its communication is exposed while an
-/// operation is under way on a stream, whatever its launching CPU does.
+/// Split of a rank's time. At every moment a rank computes, else its communication is exposed, else it is idle. A rank
+/// whose device has CUDA streams computes while a kernel runs; without a kernel, its communication is exposed while an
+/// operation is in progress on a stream, whatever its launching CPU does.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ledger {
     pub(crate) times: Times,
     settled: SimTime,
     computing: u32,
     communicating: u32,
-    /// Number of kernels, and of operations of process groups, that are under way on streams.
+    /// Number of kernels, and of operations of process groups, in progress on streams.
     kernels: u32,
     calls: u32,
 }
@@ -284,7 +287,7 @@ impl Ledger {
         self.on_stream(busy).into_iter().for_each(|count| *count -= 1);
     }
 
-    /// Counter of the activities of this kind that are under way on streams. Copies have no counter: they hide no
+    /// Counter of the activities of this kind in progress on streams. Copies have no counter: they hide no
     /// communication.
     fn on_stream(&mut self, busy: Busy) -> Option<&mut u32> {
         match busy {
@@ -344,7 +347,7 @@ impl RankState {
         &mut self.tasks[task.index()]
     }
 
-    /// The first task that runs and so keeps time from passing the rank's clock.
+    /// The first running task, which keeps time from passing the rank's clock.
     pub(crate) fn holds_time(&self) -> Option<TaskId> {
         let holds = self.outcome.is_none() && self.threads == Threads::Run;
         let running = || self.tasks.iter().position(|task| matches!(task.state, TaskState::Running));
@@ -353,13 +356,13 @@ impl RankState {
 }
 
 impl RankState {
-    /// For what a wait for `handles` that begins now will block.
+    /// Kind of activity that will block a wait for `handles` that begins now.
     pub(crate) fn blocks_on(&self, handles: &[Handle]) -> Blocked {
         let missing = handles.iter().filter_map(|handle| self.activities.get(*handle)).filter(|state| !state.complete);
         missing.map(|state| kind(&state.activity)).min().unwrap_or(Blocked::Sleep)
     }
 
-    /// Those of `handles` that are not complete, in order, each once.
+    /// The incomplete ones of `handles`, in order, each once.
     pub(crate) fn incomplete(&self, handles: &[Handle]) -> Vec<Handle> {
         let mut open: Vec<Handle> =
             handles.iter().copied().filter(|handle| !self.activities.is_complete(*handle)).collect();
@@ -379,7 +382,8 @@ impl RankState {
         }
     }
 
-    /// What was complete and kept for a wait that has ended without it is forgotten, unless another wait is for it, too.
+    /// Forgets complete activities that were kept for a wait which has ended without them, unless another wait names
+    /// them, too.
     pub(crate) fn forget_awaited(&mut self, handles: &[Handle]) {
         for handle in handles {
             let awaits = |task: &Task| matches!(&task.state, TaskState::Waiting(wait) if wait.awaits(*handle));
@@ -404,7 +408,7 @@ fn kind(activity: &Activity) -> Blocked {
 }
 
 impl Wait {
-    /// Takes note that an activity is complete. Is the wait for it?
+    /// Records the completion of an activity. Returns whether the wait names it.
     pub(crate) fn note(&mut self, done: Handle, failed: bool) -> bool {
         let awaits = self.awaits(done);
         if awaits {
@@ -414,17 +418,17 @@ impl Wait {
         awaits
     }
 
-    /// Was this activity not complete when the wait began?
+    /// Whether this activity was incomplete when the wait began.
     pub(crate) fn awaits(&self, handle: Handle) -> bool {
         self.awaited.binary_search(&handle).is_ok()
     }
 
-    /// Is what [`Wait::note`] was told of enough to go on?
+    /// Whether the completions recorded by [`Wait::note`] end the wait.
     pub(crate) fn is_over(&self) -> bool {
         self.left == 0 || self.failed || (self.any && self.left < self.awaited.len())
     }
 
-    /// The handles of this wait that are complete, if they are enough to go on.
+    /// The complete handles of this wait, if they end it.
     pub(crate) fn satisfied(&self, activities: &Activities) -> Option<Vec<Handle>> {
         let complete: Vec<Handle> =
             self.handles.iter().copied().filter(|handle| activities.is_complete(*handle)).collect();
@@ -445,7 +449,7 @@ mod tests {
 
     #[test]
     fn compute_hides_communication() {
-        // compute 0..3, communication 2..5: exposed = 5 - 3, idle = 6 - 5
+        // Timeline: compute 0..3, communication 2..5. Expected: exposed = 5 - 3, idle = 6 - 5.
         let at = SimTime::from_ps;
         let mut ledger = Ledger::default();
         ledger.begin_compute(at(0));

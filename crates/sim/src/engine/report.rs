@@ -1,4 +1,5 @@
-//! Owns what is said when a run cannot go on: what every rank was doing and waits for, who is absent, and what nearly fits.
+//! Owns the report of a run that cannot continue: the state of every rank, the activities that it waits for, absent
+//! members, and near matches.
 
 use super::Engine;
 use super::rank::{RankState, TaskState, Threads};
@@ -11,23 +12,23 @@ use crate::time::{Bytes, SimDuration, SimTime};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Why a run cannot go on.
+/// Reason and state of a run that cannot continue.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Halt {
     /// The virtual time at which the run stopped.
     pub at: SimTime,
-    /// What stopped it.
+    /// Reason of the halt.
     pub reason: HaltReason,
-    /// Every rank, as it stood.
+    /// State of every rank.
     pub ranks: Vec<RankReport>,
 }
 
-/// What stopped a run.
+/// Reason why a run halted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HaltReason {
-    /// Nothing is left that could end the ranks' waits.
+    /// No event is left that could end the ranks' waits.
     Deadlock,
-    /// Two ranks called what should be one operation in different ways.
+    /// Two ranks called one operation in different ways.
     Mismatch {
         /// The process group of the operation.
         group: GroupId,
@@ -48,44 +49,44 @@ pub enum HaltReason {
     Groups(NameClash),
     /// The run's clock would pass 213 days.
     EndOfTime,
-    /// Ranks that were taken to be alike are not: a folded run is of no use then.
+    /// Ranks that were assumed equivalent differ: the folded run is useless then.
     Asymmetry(Asymmetry),
 }
 
-/// One rank, when the run stopped.
+/// State of one rank when the run stopped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RankReport {
-    /// The rank that is reported on.
+    /// The rank.
     pub rank: RankId,
     /// The rank's clock.
     pub clock: SimTime,
-    /// How its program ended; `None`: it has not.
+    /// Outcome of the program; `None`: it has not ended.
     pub ended: Option<Outcome>,
-    /// Its threads that have not ended.
+    /// Threads of the rank that have not ended.
     pub tasks: Vec<TaskReport>,
 }
 
-/// One thread of a rank, when the run stopped.
+/// State of one thread of a rank when the run stopped.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TaskReport {
-    /// The thread that is reported on.
+    /// The thread.
     pub task: TaskId,
     /// The line on which it is blocked; `None`: it is not blocked in the engine.
     pub site: Option<Site>,
-    /// What it is doing.
+    /// Activity of the thread.
     pub doing: Doing,
 }
 
-/// What a thread is doing.
+/// Activity of a thread.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Doing {
     /// Its program runs, or has just asked the engine.
     Running,
-    /// It waits for another thread of its process, where the engine cannot look.
+    /// The thread waits for another thread of its process, which the engine cannot observe.
     Inside,
-    /// It waits for operations or other activities; those that are not complete.
+    /// The thread waits for operations or other activities: those that are not complete.
     Waiting(Vec<Pending>),
-    /// It waits for keys of the store.
+    /// The thread waits for keys of the store.
     Store(Vec<String>),
 }
 
@@ -94,7 +95,7 @@ pub enum Doing {
 pub struct Pending {
     /// The rank's handle of the operation.
     pub handle: Handle,
-    /// `all_reduce`, `recv`; `compute` or `sleep`.
+    /// Name, as `all_reduce`, `recv`, `compute` or `sleep`.
     pub operation: &'static str,
     /// Size of the tensor.
     pub bytes: Bytes,
@@ -102,9 +103,10 @@ pub struct Pending {
     pub meeting: Option<(GroupId, Vec<RankId>)>,
     /// The line that issued it.
     pub site: Site,
-    /// Of a send or receive: the peer's that would fit, had it the same tag.
+    /// For a send or receive, the peer's operation that would match except for its tag.
     pub near: Option<Near>,
-    /// Of what has not started: operations of process groups that it waits for, as work on a device's stream does.
+    /// For an activity that has not started, the operations of process groups that it waits for, as work on a CUDA
+    /// stream does.
     pub behind: Vec<Pending>,
 }
 
@@ -124,13 +126,13 @@ pub struct Near {
 }
 
 impl Engine {
-    /// Every rank as it stands: what a progress display or a report shows.
+    /// State of every rank, for a progress display or a report.
     pub fn report(&self) -> Vec<RankReport> {
         self.simulated().map(|rank| self.rank_report(rank)).collect()
     }
 
-    /// Operations of process groups that a rank has entered and others have not, in the order of their handles, and for how long it has waited for
-    /// them, by its clock.
+    /// Operations of process groups that a rank has entered and others have not, in the order of their handles, with
+    /// the time that the rank has waited for them, by its clock.
     pub fn unmet(&self, rank: RankId) -> Vec<(Pending, SimDuration)> {
         let state = &self.ranks[rank.index()];
         let begun = state.activities.open().filter_map(|(handle, open)| Some((handle, open.started?)));
@@ -189,7 +191,7 @@ impl Engine {
         Pending { handle, operation, bytes, meeting, site: activity.site, near, behind }
     }
 
-    /// What a send or receive waits for in vain, as its peer uses another tag.
+    /// Operation of the peer that would match a send or receive if it had the same tag.
     fn near(&self, me: RankId, call: &Call) -> Option<Near> {
         let (peer, wanted) = match call.op {
             CallOp::Send { to, tag, .. } => (to, tag),
@@ -211,14 +213,14 @@ impl Engine {
             Activity::Call(call_of_peer) if call_of_peer.group == call.group => fits(other.site, call_of_peer),
             _ => None,
         });
-        // Where nothing keeps a send back, it has ended and its message lies here.
+        // A send that does not wait for its receive has ended, and its message is in the mailbox.
         let unclaimed =
             matches!(call.op, CallOp::Recv { .. }).then(|| self.comm.unclaimed_message(me, call.group, rank)).flatten();
         let arrived = unclaimed.map(|(tag, site)| Near { rank, sends: true, tag, wanted, site });
         open.chain(arrived).find(|near| near.tag != wanted)
     }
 
-    /// Whom an operation that is not complete still waits for.
+    /// Ranks for which an incomplete operation still waits.
     fn absent(&self, call: &Call, sequence: u64) -> Vec<RankId> {
         match &call.op {
             CallOp::Collective(_) => self.comm.missing(call.group, sequence),
@@ -231,7 +233,7 @@ impl Engine {
     }
 }
 
-/// Operations of process groups that have started and are not complete, and without which the activity does not start.
+/// Operations of process groups that have started, are not complete, and keep the activity from starting.
 fn calls_before(rank: &RankState, handle: Handle) -> BTreeSet<Handle> {
     let mut before: BTreeMap<Handle, Vec<Handle>> = BTreeMap::new();
     let mut last = BTreeMap::new();
@@ -257,8 +259,8 @@ fn calls_before(rank: &RankState, handle: Handle) -> BTreeSet<Handle> {
 }
 
 impl Halt {
-    /// The report for people; `site` turns a line's id into `file:line`, and `inside` says where threads of a rank stand that wait for
-    /// each other, if that is known.
+    /// The report for the user; `site` turns a line's id into `file:line`, and `inside` returns the positions of
+    /// threads of a rank that wait for each other, if known.
     pub fn render(&self, site: &dyn Fn(Site) -> String, inside: &dyn Fn(RankId) -> Vec<String>) -> String {
         let mut text = match &self.reason {
             HaltReason::Deadlock => format!("deadlock at {}: no rank can proceed\n", self.at),
@@ -297,7 +299,8 @@ impl Halt {
 }
 
 impl RankReport {
-    /// One line for people, with its end. `threads`: where its threads stand that wait for each other, or, of a rank that runs, where those are.
+    /// One line for the user, with its line end. `threads`: the positions of threads that wait for each other, or of
+    /// the threads of a rank that runs.
     pub fn render(&self, site: &dyn Fn(Site) -> String, threads: &[String]) -> String {
         let head = format!("  {}, clock {}: ", self.rank, self.clock);
         match self.ended {
@@ -306,11 +309,11 @@ impl RankReport {
             None => {}
         }
         let runs = self.tasks.iter().any(|task| task.doing == Doing::Running);
-        // Of threads that run it is known that they do, or else where they stand.
+        // For running threads, either their positions or just their state is shown.
         let shown = self.tasks.iter().filter(|task| threads.is_empty() || task.doing != Doing::Running);
         let (waiting, others): (Vec<_>, Vec<_>) = shown.partition(|task| task.doing == Doing::Inside);
         let describe = |task: &TaskReport| {
-            // Whoever waits for a device need not have a line.
+            // A thread that waits for a device need not have a line.
             let line = task.site.map(site).filter(|line| !line.is_empty());
             let place = line.map_or(String::new(), |line| format!(", at {line}"));
             format!("{}{place}{}{}", task.doing, task.doing.near(site), task.doing.behind(site))
@@ -326,7 +329,7 @@ impl RankReport {
 }
 
 impl Doing {
-    /// What work of the device waits for, with the lines.
+    /// Operations that work on the device waits for, with their lines.
     fn behind(&self, site: &dyn Fn(Site) -> String) -> String {
         let Doing::Waiting(pending) = self else { return String::new() };
         let calls: BTreeMap<Handle, &Pending> =
@@ -334,7 +337,7 @@ impl Doing {
         calls.values().map(|call| format!("; behind {call}, issued at {}", site(call.site))).collect()
     }
 
-    /// What was sent, or is received, with another tag.
+    /// Sends and receives of the peer with another tag.
     fn near(&self, site: &dyn Fn(Site) -> String) -> String {
         let Doing::Waiting(pending) = self else { return String::new() };
         let near = pending.iter().filter_map(|pending| pending.near);
@@ -398,7 +401,7 @@ impl Halt {
 }
 
 impl HaltReason {
-    /// What a user may do about it.
+    /// Advice for the user.
     pub fn hint(&self) -> &'static str {
         match self {
             HaltReason::Deadlock => {
@@ -415,7 +418,7 @@ impl HaltReason {
         }
     }
 
-    /// `site` finds the line of an operation that only its handle is known of.
+    /// `site` finds the line of an operation whose handle alone is known.
     pub(crate) fn of(disagreement: Disagreement, site: impl Fn(RankId, Handle) -> Option<Site>) -> HaltReason {
         let Disagreement { group, first, first_call, second, what } = disagreement;
         let line = |caller: Caller| site(caller.rank, caller.handle).unwrap_or(caller.site);

@@ -1,11 +1,12 @@
-//! Owns what the streams of a rank's device are busy with, and how much communication on them no kernel hides. Which activities are on a stream is
-//! said by their queue; what waits for what is not its business.
+//! Owns the accounts of the CUDA streams of a rank's device: their busy time by kind of activity, and the communication
+//! that no kernel hides. The queue of an activity determines its stream; dependencies between activities are outside
+//! this module.
 
 use crate::event::{CallTimes, StreamTimes};
 use crate::time::{SimDuration, SimTime};
 use std::collections::BTreeMap;
 
-/// What keeps a stream busy.
+/// Kind of activity that keeps a stream busy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Busy {
     Kernel,
@@ -13,7 +14,7 @@ pub(crate) enum Busy {
     Communication,
 }
 
-/// Of one stream, or of all of a device: what runs, and for how long that was so.
+/// Account of one stream, or of all streams of a device: running activities, and total times.
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     kernels: u32,
@@ -69,7 +70,7 @@ impl Bare {
 }
 
 impl Streams {
-    /// The activity starts.
+    /// Starts an activity.
     pub(crate) fn begin(&mut self, now: SimTime, (stream, busy): (u32, Busy)) {
         self.settle(now);
         *self.device.running(busy) += 1;
@@ -137,7 +138,7 @@ impl Streams {
         late
     }
 
-    /// Up to now: of the device, which has no number, and of each stream. Empty where nothing was on any.
+    /// Times up to now, of the device (without a number) and of each stream; empty if no activity was on any stream.
     pub(crate) fn times(&mut self, now: SimTime) -> impl Iterator<Item = (Option<u32>, StreamTimes)> {
         self.settle(now);
         let device = (!self.streams.is_empty()).then_some((None, self.device.times));
@@ -173,7 +174,7 @@ mod tests {
     use super::*;
     use crate::time::SimDuration;
 
-    /// Of stretches of time from and to, by stream: the device's times, and those of each stream.
+    /// Times of the device, then of each stream, for busy intervals given as start, end, stream and kind.
     fn times(stretches: &[(u64, u64, u32, Busy)]) -> Vec<[u64; 4]> {
         let mut changes: Vec<(u64, Option<u64>, (u32, Busy))> = stretches
             .iter()
@@ -200,7 +201,8 @@ mod tests {
         assert_eq!(hidden, [[100, 0, 40, 0], [100, 0, 0, 0], [0, 0, 40, 0]]);
         let alone = times(&[(0, 50, 1, Kernel), (50, 90, 2, Communication)]);
         assert_eq!(alone, [[50, 0, 40, 40], [50, 0, 0, 0], [0, 0, 40, 40]]);
-        // Half of it is hidden by kernels of two streams, which run beside each other for a while; a copy hides nothing.
+        // Half of the communication is hidden by kernels of two streams, which overlap for a while; a copy hides
+        // nothing.
         let stretches =
             [(0, 10, 1, Kernel), (5, 20, 3, Kernel), (0, 40, 2, Communication), (20, 30, 4, Copy), (50, 60, 1, Kernel)];
         assert_eq!(times(&stretches), [[30, 10, 40, 20], [20, 0, 0, 0], [0, 0, 40, 20], [15, 0, 0, 0], [0, 10, 0, 0]]);

@@ -1,5 +1,5 @@
-//! Owns runs in which one rank stands for all that are alike: what must be true of the cluster before, and of each request as it comes.
-//! Whether groups and collectives are alike is `comm`'s to check, whether the network is [`FoldedTopology`]'s.
+//! Owns folded runs, in which one rank stands for all equivalent ones: the conditions on the cluster, and on each
+//! request. `comm` checks groups and collectives, and [`FoldedTopology`] checks the network.
 
 use super::Engine;
 use super::rank::RankState;
@@ -11,14 +11,15 @@ use crate::symmetry::Symmetry;
 use crate::time::SimDuration;
 
 impl Engine {
-    /// A run of ranks that are alike under `symmetry`: only representatives are resumed, and what they do counts for their class.
-    /// Each rank of a class finishes when its representative does; of other events only the representatives' are observed. That
-    /// programs of one class ask for the same, each in its own place, whatever the order in which they hear of what happens at one instant, is
-    /// the caller's promise. Where requests themselves show that ranks are not alike, and where an order within an instant would
-    /// count, the run halts with [`super::HaltReason::Asymmetry`].
+    /// A run of ranks that are equivalent under `symmetry`: only representatives are resumed, and their actions count
+    /// for their class. Each rank of a class finishes when its representative does; of all other events only the
+    /// representatives' are observed. The caller guarantees that programs of one class make the same requests, each
+    /// with its own groups and peers, whatever the order in which they learn of simultaneous events. If requests show
+    /// that ranks are not equivalent, or if an order within an instant would matter, the run halts with
+    /// [`super::HaltReason::Asymmetry`].
     ///
     /// # Errors
-    /// If the cluster does not look the same from ranks that should be alike.
+    /// If the cluster does not look the same from all ranks that should be equivalent.
     pub fn folded(cluster: &Cluster, symmetry: &Symmetry) -> Result<Engine, Asymmetry> {
         if symmetry.is_trivial() {
             return Ok(Engine::new(cluster));
@@ -52,7 +53,7 @@ impl Engine {
         Ok(engine)
     }
 
-    /// Which ranks stand for which.
+    /// The symmetry that maps ranks to their representatives.
     pub fn symmetry(&self) -> &Symmetry {
         self.comm.groups.symmetry()
     }
@@ -81,11 +82,12 @@ impl Engine {
     }
 }
 
-/// The key of the backend's table by which threads take messages one after the other, or windows and handshakes follow what came before. What a call
-/// takes, and its way to another thread and its tensor's to the host, is the same whatever else happens. Only messages between two ranks are posted one after
-/// the other by each rank: `comm` checks that their order is the program's.
+/// Key of the backend's table that makes time depend on the order of simultaneous messages: threads that process
+/// messages one after the other, or windows and handshakes that depend on earlier messages. The costs of a call, of the
+/// way to another thread and of copying a tensor to the host are independent of other events. Point-to-point messages
+/// are posted one after the other by each rank: `comm` checks that their order is the program's.
 fn order_of_service(protocol: &Protocol) -> Option<&'static str> {
-    // Every field is named, so that a new one is thought of here.
+    // Every field is named, so that a new field must be considered in this function.
     let Protocol {
         connections_per_group: _,
         call: _,
@@ -110,7 +112,7 @@ fn order_of_service(protocol: &Protocol) -> Option<&'static str> {
     keys.into_iter().find(|(_, in_use)| *in_use).map(|(key, _)| key)
 }
 
-/// Do shifts move servers onto servers, where algorithms choose by the number of a group's?
+/// Whether shifts map servers onto servers, if algorithms depend on the number of a group's servers.
 fn keeps_servers(cluster: &Cluster, symmetry: &Symmetry) -> bool {
     let Some(per_server) = cluster.backend.algorithms.per_server() else { return true };
     let server = |RankId(rank): RankId| rank / per_server;

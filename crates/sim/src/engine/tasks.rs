@@ -1,4 +1,4 @@
-//! Owns what blocks a task and what lets it go on: waits, time-outs, polls, the store, its end.
+//! Owns the blocking and resuming of tasks: waits, timeouts, polls, the store, and the end of a task.
 
 use super::queue::{Class, EventKey};
 use super::rank::{Blocked, RankState, TaskState, Wait};
@@ -11,7 +11,7 @@ use crate::store;
 use crate::time::{SimDuration, SimTime};
 
 impl Engine {
-    /// Lets a task go on now.
+    /// Resumes a task now.
     pub(super) fn resume(&mut self, rank: RankId, task: TaskId, reply: Reply) {
         let state = &mut self.ranks[rank.index()];
         state.clock = self.now;
@@ -20,7 +20,7 @@ impl Engine {
         self.update_hold(rank);
     }
 
-    /// Keeps the earliest key with which a running rank could still ask for something.
+    /// Updates the earliest key with which a running rank could still make a request.
     pub(super) fn update_hold(&mut self, rank: RankId) {
         let state = &self.ranks[rank.index()];
         let hold = state.holds_time().map(|task| EventKey {
@@ -82,7 +82,7 @@ impl Engine {
         }
     }
 
-    /// An activity is complete: lets those tasks of its rank go on that have waited for it.
+    /// Resumes those tasks of the rank whose wait ends with the completion of `done`.
     pub(super) fn wake(&mut self, rank: RankId, done: Handle, observer: &mut dyn Observer) {
         for task in (0..self.ranks[rank.index()].tasks.len()).map(TaskId::from) {
             let state = &mut self.ranks[rank.index()];
@@ -123,8 +123,8 @@ impl Engine {
             _ => [SimDuration::ZERO; 2],
         };
         let state = &mut self.ranks[rank.index()];
-        // Lateness of an operation on a stream is booked when the operation is complete, not by the threads that wait
-        // for the operation.
+        // Lateness of an operation on a CUDA stream is booked when the operation is complete, not by the threads that
+        // wait for it.
         let on_stream =
             |handle: &Handle| state.activities.get(*handle).is_some_and(|state| state.on_stream().is_some());
         if !wait.handles.iter().any(on_stream) {
@@ -144,7 +144,7 @@ impl Engine {
         observer.record(now, &event);
     }
 
-    /// How long a wait that ends now was, from its start, kept up by peers that had not entered: by any, and by senders.
+    /// Parts of a wait that ends now in which a peer had not entered: any peer, and senders.
     fn late_peers(&self, rank: RankId, wait: &Wait) -> [SimDuration; 2] {
         let state = &self.ranks[rank.index()];
         let (mut any, mut senders) = (wait.since, wait.since);
@@ -163,8 +163,9 @@ impl Engine {
         [any, senders].map(|entered| entered.min(self.now).since(wait.since))
     }
 
-    /// Of an operation that is not complete. The n-th receive that waits for a sender meets the n-th of its sends that was not received:
-    /// where receives from any rank and from that one have the same tag, another one may be first.
+    /// Time at which the peers of an incomplete operation had entered it. The n-th waiting receive is matched with the
+    /// n-th unreceived send of its sender; if receives from any rank and from this sender have the same tag, another
+    /// receive may match first.
     fn peers_entered(&self, rank: RankId, handle: Handle, call: &Call, sequence: u64) -> SimTime {
         let group = call.group;
         let members = |rank| self.comm.groups.get(group).seen_by(rank);
@@ -218,13 +219,13 @@ impl Engine {
 
     // Polls and the store
 
-    /// Tells a task what the clock will show when the read is paid for, which counts as compute.
+    /// Returns to a task the time after a clock read, whose cost counts as compute.
     pub(super) fn read_clock(&mut self, rank: RankId, task: TaskId, cost: SimDuration) {
         self.ranks[rank.index()].ledger.begin_compute(self.now);
         self.pay(rank, task, cost, Reply::Now(self.now.saturating_add(cost)));
     }
 
-    /// Answers once the price of a poll is paid.
+    /// Answers after the cost of a poll.
     pub(super) fn pay(&mut self, rank: RankId, task: TaskId, cost: SimDuration, reply: Reply) {
         let state = self.ranks[rank.index()].task(task);
         state.state = TaskState::Polling { since: self.now };
@@ -283,7 +284,7 @@ impl Engine {
         }
     }
 
-    /// The same for an activity. Is it complete at once?
+    /// Carries out a store operation of an activity. Returns whether it is complete at once.
     pub(super) fn start_store_activity(
         &mut self,
         rank: RankId,
@@ -309,7 +310,7 @@ impl Engine {
         !looks
     }
 
-    /// The store has changed: serves those who wait for it, first come, first served.
+    /// Serves the waits for the store after a change, first come, first served.
     fn serve_store_waits(&mut self, cause: Cause, observer: &mut dyn Observer) {
         let mut index = 0;
         while let Some((rank, storing)) = self.storing.get(index).copied() {
@@ -388,7 +389,7 @@ impl Engine {
     }
 }
 
-/// The operation of the store that waits.
+/// The operation of a waiter for the store.
 fn stored_for(rank: &RankState, storing: Storing) -> &StoreOp {
     match storing {
         Storing::Task(task) => match &rank.tasks[task.index()].state {

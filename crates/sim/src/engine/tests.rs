@@ -1,4 +1,4 @@
-//! What the engine keeps, which no request can ask for.
+//! Internal state of the engine that no request can query.
 
 use super::{Engine, Resumption, Turn};
 use crate::cluster::{Backend, Cluster, Device};
@@ -57,7 +57,7 @@ fn ask(engine: &mut Engine, rank: u32, request: Request) -> Reply {
     }
 }
 
-/// Two ranks that have been started, of which the second one has ended.
+/// Two started ranks, the second of which has ended.
 fn alone(cluster: &Cluster) -> Engine {
     let mut engine = Engine::new(cluster);
     for _ in 0..2 {
@@ -101,7 +101,7 @@ fn what_is_never_awaited_is_forgotten_when_it_is_complete() {
             (_, 4) => issue(call(CallOp::Collective(all_reduce.clone())), 0, vec![]),
             (_, 5) => issue(Activity::Store(StoreOp::Set { key: key(), value: key() }), 0, vec![]),
             (_, 6) => issue(Activity::Mark(Mark::End), 0, vec![]),
-            // Of all of these only the sleep is awaited: everything before it is complete by then.
+            // Only the sleep is awaited: all earlier activities are complete when it ends.
             (_, 7) => issue(Activity::Sleep(SimDuration::from_us(50)), 2, vec![]),
             (_, _) => wait(vec![last], None),
         };
@@ -110,7 +110,7 @@ fn what_is_never_awaited_is_forgotten_when_it_is_complete() {
         most = most.max(engine.ranks.iter().map(|rank| rank.activities.len()).max().unwrap());
     }
     assert!(engine.ranks[0].activities.next_handle().0 > 100_000);
-    // The receive, and what two rounds have in flight.
+    // The limit covers the receive, and the activities of two rounds in flight.
     assert!(most <= 16, "{most} activities were kept at once");
 }
 

@@ -1,7 +1,8 @@
-//! Owns how a network changes in virtual time: bandwidth and latency by the clock, outages, jitter, traffic of others. It knows no streams'
-//! messages; what a change does to the sharing of links is [`super::flow`]'s business.
+//! Owns the changes of a network in virtual time: bandwidth and latency over time, outages, jitter, background traffic.
+//! The module does not know messages; [`super::flow`] applies a change to the sharing of links.
 //!
-//! Everything here is a function of the description, its seed and the instant: nothing is drawn in an order that could differ from run to run.
+//! All values are functions of the description, its seed and the instant: no random number depends on an order that
+//! could differ from run to run.
 
 use super::Link;
 use crate::ids::{HostId, LinkId, StreamId};
@@ -9,15 +10,15 @@ use crate::time::{Rate, SimDuration, SimTime};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What remains of a link that is out, in bytes per second: nothing that matters, and still a rate.
+/// Rate of a link during an outage, in bytes per second: negligible, but still a rate.
 const OUT: f64 = 1e-6;
 
-/// Everything that changes in a network during a run.
+/// All changes of a network during a run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Dynamics {
-    /// Links that change.
+    /// Changes by link.
     pub links: BTreeMap<LinkId, LinkDynamics>,
-    /// Traffic of others.
+    /// Background traffic.
     pub background: Vec<Background>,
     /// Seed of all random draws.
     pub seed: u64,
@@ -26,20 +27,22 @@ pub struct Dynamics {
 /// Changes of one link.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LinkDynamics {
-    /// Bandwidth and latency by the clock.
+    /// Bandwidth and latency over time.
     pub profile: Option<Profile>,
-    /// From when to when nothing passes; in order, none overlapping another.
+    /// Outages, from start to end: nothing passes; in order, without overlap.
     pub outages: Vec<(SimTime, SimTime)>,
-    /// What is added to the latency of each message; may be negative.
+    /// Random addition to the latency of each message; may be negative.
     pub jitter: Option<Jitter>,
 }
 
-/// Bandwidth and latency by the clock: each point holds until the next one, the last for ever or until the profile starts again.
+/// Bandwidth and latency over time: each point holds until the next one; the last one holds for ever, or until the
+/// profile starts again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
-    /// At least one, in order, each at a later instant. Before the first, the link is as described without a profile.
+    /// At least one point, each at a later instant than the previous one. Before the first point, the link has its own
+    /// values.
     pub points: Arc<[ProfilePoint]>,
-    /// The profile starts again after this long, which is past its last point.
+    /// Period after which the profile starts again; it ends after the last point.
     pub period: Option<SimDuration>,
 }
 
@@ -48,32 +51,32 @@ pub struct Profile {
 pub struct ProfilePoint {
     /// The offset from the profile's start.
     pub at: SimDuration,
-    /// Raw rate, headers included; `None`: the link's own. A rate of zero cannot be said: that is an outage.
+    /// Raw rate, headers included; `None`: the link's own. A rate of zero is not possible: use an outage.
     pub bandwidth: Option<Rate>,
-    /// `None`: the link's own.
+    /// Latency; `None`: the link's own.
     pub latency: Option<SimDuration>,
 }
 
-/// A distribution of what is added to a link's latency, independently for each message. Latency and jitter together are never below
-/// zero, and messages of one stream stay in order.
+/// Distribution of the random addition to a link's latency, independent for each message. Latency and jitter together
+/// are never below zero, and messages of one stream stay in order.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Jitter {
-    /// Evenly between nothing and `max`.
+    /// Uniform between zero and `max`.
     Uniform {
         /// The largest delay.
         max: SimDuration,
     },
-    /// Normally distributed around zero: as often less as more.
+    /// Normal with mean zero: as often negative as positive.
     Normal {
         /// The standard deviation.
         deviation: SimDuration,
     },
-    /// Exponentially distributed.
+    /// Exponential.
     Exponential {
         /// The mean of the delay.
         mean: SimDuration,
     },
-    /// Log-normal: rarely very much, as on radio links.
+    /// Log-normal: rarely very large, as on radio links.
     LogNormal {
         /// The median of the delay.
         median: SimDuration,
@@ -82,7 +85,8 @@ pub enum Jitter {
     },
 }
 
-/// A stream of background traffic between two hosts. It always has bytes to send, and shares links as every stream does.
+/// Background traffic between two hosts: a connection stream that always has bytes to send, and shares links like any
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Background {
     /// The host that sends.
@@ -98,12 +102,12 @@ pub struct Background {
 }
 
 impl Dynamics {
-    /// Does the network stay as it is?
+    /// Whether the network never changes.
     pub fn is_empty(&self) -> bool {
         self.links.is_empty() && self.background.is_empty()
     }
 
-    /// Jitter of the `message`-th message of a stream on a link, in picoseconds; may be below zero.
+    /// Jitter of the `message`-th message of a stream on a link, in picoseconds; may be negative.
     pub(super) fn jitter_ps(&self, link: LinkId, stream: StreamId, message: u64) -> f64 {
         let Some(jitter) = self.links.get(&link).and_then(|link| link.jitter) else { return 0.0 };
         let key = [self.seed, u64::from(link.0), u64::from(stream.0), message];
@@ -112,7 +116,7 @@ impl Dynamics {
 }
 
 impl LinkDynamics {
-    /// The rate at which payload moves at `now`, in bytes per second.
+    /// The payload rate at `now`, in bytes per second.
     pub(super) fn payload_rate(&self, link: &Link, now: SimTime) -> f64 {
         if self.outages.iter().any(|(from, to)| (*from..*to).contains(&now)) {
             return OUT;
@@ -121,12 +125,12 @@ impl LinkDynamics {
         Link { bandwidth, ..link.clone() }.payload_rate().bytes_per_second()
     }
 
-    /// The time of flight at `now`, without jitter.
+    /// The latency at `now`, without jitter.
     pub(super) fn latency(&self, link: &Link, now: SimTime) -> SimDuration {
         self.point(now).and_then(|point| point.latency).unwrap_or(link.latency)
     }
 
-    /// Does a message's flight depend on when it leaves?
+    /// Whether a message's latency depends on the time of its departure.
     pub(super) fn varies_in_latency(&self) -> bool {
         self.jitter.is_some()
             || self.profile.iter().flat_map(|profile| profile.points.iter()).any(|p| p.latency.is_some())
@@ -144,7 +148,7 @@ impl LinkDynamics {
 }
 
 impl Profile {
-    /// The offset of `now` in the profile's current period, and the instant at which that period started.
+    /// The offset of `now` in the profile's current period, and the start of that period.
     fn place(&self, now: SimTime) -> (SimDuration, SimTime) {
         let since_zero = now.since(SimTime::ZERO).as_ps();
         let into = self.period.map_or(since_zero, |period| since_zero % period.as_ps());
@@ -156,7 +160,7 @@ impl Profile {
         let after = self.points.partition_point(|point| point.at <= into);
         match (after.checked_sub(1), self.period) {
             (Some(at), _) => Some(self.points[at]),
-            // Before its first point a profile that has started again is where it ended.
+            // A repeated profile keeps the values of its last point until its first point comes again.
             (None, Some(period)) if now.since(SimTime::ZERO) >= period => self.points.last().copied(),
             (None, _) => None,
         }
@@ -185,17 +189,18 @@ impl Jitter {
     }
 }
 
-/// Random numbers from a state: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+/// Random numbers from a state: SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
+/// 2014).
 struct Draws(u64);
 
 impl Draws {
-    /// At least 0, below 1.
+    /// Uniform random number, at least 0 and below 1.
     fn uniform(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         (mixed(self.0) >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Mean 0, deviation 1, by the method of Box and Muller (1958).
+    /// Normal random number with mean 0 and deviation 1, by the method of Box and Muller (1958).
     fn normal(&mut self) -> f64 {
         let radius = libm::sqrt(-2.0 * libm::log(1.0 - self.uniform()));
         radius * libm::cos(2.0 * std::f64::consts::PI * self.uniform())
@@ -228,7 +233,7 @@ mod tests {
         Link { name, bandwidth: Rate::new(1.0).unwrap(), latency, overhead: None, queue: None }
     }
 
-    /// Points at 10 and 30 ms, again every 40: rates by the clock, and the instants at which they change.
+    /// Points at 10 and 30 ms, repeated every 40 ms: rates over time, and the instants of changes.
     #[test]
     fn a_profile_repeats() {
         let profile =
@@ -244,7 +249,7 @@ mod tests {
         assert_eq!(changes, [0, 10, 30, 50, 70].map(at));
     }
 
-    /// From `from` on nothing passes, from `to` on everything does again, and then nothing changes any more.
+    /// Nothing passes from `from` to `to`; after `to` the link has its rate again, and does not change any more.
     #[test]
     fn an_outage_ends() {
         let dynamics = LinkDynamics { outages: vec![(at(2), at(5))], ..LinkDynamics::default() };
@@ -253,7 +258,8 @@ mod tests {
         assert_eq!([1, 2, 5].map(|ms| dynamics.next_change(at(ms))), [Some(at(2)), Some(at(5)), None]);
     }
 
-    /// Mean and deviation of 20,000 draws against the distribution's own; the mean's error is deviation / sqrt(20,000), a 141st.
+    /// Mean and deviation of 20,000 draws compared with the distribution's own; the error of the mean is deviation /
+    /// sqrt(20,000), a 141st.
     #[test]
     fn draws_follow_their_distribution() {
         let span = SimDuration::from_ps(1_000);

@@ -1,12 +1,13 @@
-//! Owns streams: their messages, in order, and what happens to these when. How streams share links is [`super::sharing`]'s business, when
-//! the message at a stream's head has left is [`super::progress`]'s.
+//! Owns connection streams: their messages, in order, and the times of these. [`super::sharing`] divides links among
+//! streams, and [`super::progress`] computes when the message at a stream's head has left.
 //!
 //! The links that kept a message from leaving faster are recorded in [`super::limits`].
 //!
-//! A stream with bytes waiting is one flow over all links of its route. Its last byte arrives one latency of the route after it has left
-//! (cut-through), and later if it has to wait in front of the receiver ([`super::ingress`]). Messages without bytes wait their turn and then leave at once; so does everything on a route without links.
+//! A stream with bytes waiting is one flow over all links of its route. Its last byte arrives one latency of the route
+//! after it has left (cut-through), and later if it has to wait in front of the receiver ([`super::ingress`]). Messages
+//! without bytes wait for earlier messages and then leave at once, as do all messages on a route without links.
 //!
-//! Where links change by the clock ([`super::dynamics`]), their changes are events too, as long as somebody's bytes move or wait.
+//! Changes of links ([`super::dynamics`]) are events too, as long as a stream has bytes that move or wait.
 
 use super::dynamics::{Dynamics, LinkDynamics};
 use super::heap::IndexedHeap;
@@ -23,8 +24,8 @@ use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 
 /// A network whose streams share links max-min fairly.
 ///
-/// Of what happens at one instant, [`NetworkEvent::Sent`] comes first, then [`NetworkEvent::Delivered`], each in the order of the streams.
-/// Where something would happen past the end of virtual time, [`Network::next_event`] is [`SimTime::MAX`].
+/// Within one instant, [`NetworkEvent::Sent`] events come first, then [`NetworkEvent::Delivered`], each in the order of
+/// the streams. If the next event would be past the end of virtual time, [`Network::next_event`] is [`SimTime::MAX`].
 pub struct FlowNetwork {
     topology: Topology,
     folded: Option<FoldedTopology>,
@@ -34,60 +35,60 @@ pub struct FlowNetwork {
     progress: Progress,
     ingress: Ingress,
     streams: Vec<Stream>,
-    /// By the flow's number in `sharing`.
+    /// Stream of each flow, by the flow's number in `sharing`.
     stream_of: Vec<StreamId>,
-    /// Streams whose head has begun, or whose last message has left, since sharing was last solved.
+    /// Streams whose head has begun, or whose last message has left, since the last solution of sharing.
     pending: Vec<StreamId>,
     /// Streams whose head leaves at once.
     instant: Vec<StreamId>,
-    /// Messages on their way. All that take equally long arrive in the order in which they have left.
+    /// Messages in flight, by latency. All messages of one latency arrive in the order in which they have left.
     flights: Vec<Flight>,
     flight_of: BTreeMap<SimDuration, u32>,
     arrivals: IndexedHeap<SimTime>,
-    /// Messages on their way over links whose latency changes: when they arrive, which stream's, in the order in which they left.
+    /// Messages in flight over links whose latency changes: arrival, stream, position in the order of departures, tag.
     stragglers: BinaryHeap<Reverse<(SimTime, StreamId, u64, u64)>>,
     dynamics: Dynamics,
     /// The links that change, in order.
     changing: Vec<LinkId>,
-    /// When links change next, and when others' traffic begins and ends: by link, then by number of the traffic.
+    /// Next change of each link, and next start or end of background traffic: by link, then by number of the traffic.
     changes: IndexedHeap<SimTime>,
-    /// Have capacities changed since sharing was last solved?
+    /// Whether capacities have changed since the last solution of sharing.
     changed: bool,
-    /// The link that has changed at the instant that was advanced to last, if nothing else happened then.
+    /// The link that has changed at the current instant, if nothing else happened then.
     changed_only: Option<LinkId>,
-    /// How many of the flows that move are not others' traffic.
+    /// Number of moving flows that are not background traffic.
     busy: u32,
-    /// Kept for their memory.
+    /// Kept to reuse the allocation.
     ended: Vec<u32>,
     reports: Vec<(StreamId, NetworkEvent)>,
 }
 
 struct Stream {
-    /// Its number in `sharing`; `None` without links.
+    /// Number in `sharing`; `None` for a route without links.
     flow: Option<u32>,
-    /// Does it take part in `sharing`?
+    /// Whether the stream takes part in `sharing`.
     active: bool,
-    /// Is it in `FlowNetwork::pending`?
+    /// Whether the stream is in `FlowNetwork::pending`.
     pending: bool,
     /// The queue in front of its receiver.
     queue: Option<u32>,
     flight: u32,
     head: Option<Message>,
     waiting: VecDeque<Message>,
-    /// When the message at the head began to leave.
+    /// Time at which the message at the head began to leave.
     started: SimTime,
     /// Links that limit the message at the head of the stream.
     limits: Limits,
-    /// Where a message's flight depends on when it leaves.
+    /// Set if the latency depends on the time of departure.
     varying: Option<Box<Varying>>,
-    /// Is it others' traffic, which nobody waits for?
+    /// Whether the stream is background traffic.
     background: bool,
 }
 
-/// Flights over links whose latency changes.
+/// State of messages over links whose latency changes.
 struct Varying {
     route: Route,
-    /// When the last message so far arrives.
+    /// Arrival of the last message so far.
     last: SimTime,
     /// Number of messages that have left.
     count: u64,
@@ -99,24 +100,24 @@ struct Message {
     tag: u64,
 }
 
-/// All messages whose route has one latency.
+/// Messages in flight over routes of one latency.
 struct Flight {
     latency: SimDuration,
     messages: VecDeque<(SimTime, StreamId, u64)>,
 }
 
 impl FlowNetwork {
-    /// The network of `topology`, at time zero, without streams. It stays as it is.
+    /// The network of `topology`, at time zero, without streams and changes.
     pub fn new(topology: Topology) -> FlowNetwork {
         FlowNetwork::over(topology, None, Dynamics::default())
     }
 
-    /// The same with links that change, and others' traffic, which has the first numbers of streams.
+    /// A network with links that change and with background traffic, which has the first stream numbers.
     pub fn changing(topology: Topology, dynamics: Dynamics) -> FlowNetwork {
         FlowNetwork::over(topology, None, dynamics)
     }
 
-    /// The network of symmetric ranks: one stream stands for all that are alike.
+    /// The network of symmetric ranks: one stream stands for all equivalent ones.
     pub fn folded(topology: FoldedTopology) -> FlowNetwork {
         FlowNetwork::over(topology.topology().clone(), Some(topology), Dynamics::default())
     }
@@ -161,7 +162,7 @@ impl FlowNetwork {
         network
     }
 
-    /// Opens a stream along a route of the caller's. A link that comes twice is one that stands for two which are crossed alike.
+    /// Opens a stream along the given route. A link that occurs twice stands for two links that are crossed alike.
     pub fn open_along(&mut self, route: Route, cap: Option<Rate>) -> StreamId {
         let id = StreamId::from(self.streams.len());
         let flow = self.add_flow(id, &route, cap);
@@ -186,7 +187,7 @@ impl FlowNetwork {
         id
     }
 
-    /// How long a message of a stream is under way, where links stay as they are.
+    /// Latency of a stream's messages if links do not change.
     pub fn latency(&self, stream: StreamId) -> SimDuration {
         self.flights[self.streams[stream.index()].flight as usize].latency
     }
@@ -196,7 +197,7 @@ impl FlowNetwork {
         self.sharing.add_link(capacity)
     }
 
-    /// A flow over the links of a route and, if it has a cap, one more link that is its own.
+    /// Adds a flow over the links of a route and, if it has a cap, one more link of its own.
     fn add_flow(&mut self, stream: StreamId, route: &Route, cap: Option<Rate>) -> Option<u32> {
         if route.links.is_empty() {
             return None;
@@ -216,7 +217,7 @@ impl FlowNetwork {
         })
     }
 
-    /// The message at the head of `id` may go.
+    /// Starts the message at the head of `id`.
     fn begin(&mut self, id: StreamId) {
         let now = self.now;
         let stream = &mut self.streams[id.index()];
@@ -230,7 +231,7 @@ impl FlowNetwork {
         }
     }
 
-    /// Shares links anew after what happened at this instant.
+    /// Shares links again after the events of this instant.
     fn settle(&mut self) {
         if self.pending.is_empty() && !self.changed {
             return;
@@ -275,7 +276,7 @@ impl FlowNetwork {
         }
     }
 
-    /// Closes links whose queues are full, and opens those that hold nobody back.
+    /// Closes links whose queues are full, and opens those that are no flow's bottleneck.
     fn settle_queues(&mut self) {
         if self.ingress.is_empty() {
             return;
@@ -287,7 +288,7 @@ impl FlowNetwork {
         }
     }
 
-    /// The head of `id` has left, and with it all after it that leave at once.
+    /// Ends the head of `id`, and all messages behind it that leave at once.
     fn finish_head(&mut self, id: StreamId) {
         while let Some(Message { tag, .. }) = self.streams[id.index()].head {
             let stream = &mut self.streams[id.index()];
@@ -312,7 +313,7 @@ impl FlowNetwork {
         }
     }
 
-    /// A message arrives one latency from now. Where each message's takes its own time, none overtakes the one before it.
+    /// Delivers a message after its latency. If messages have different latencies, none overtakes the previous one.
     fn fly(&mut self, id: StreamId, tag: u64) {
         let FlowNetwork { topology, dynamics, streams, flights, arrivals, stragglers, now, .. } = self;
         let Stream { flight, varying, .. } = &mut streams[id.index()];
@@ -331,12 +332,12 @@ impl FlowNetwork {
         messages.push_back((arrival, id, tag));
     }
 
-    /// Links that change, and others' streams, in one row.
+    /// Number of changing parts: links that change, then streams of background traffic.
     fn changing_parts(&self) -> u32 {
         (self.dynamics.links.len() + self.dynamics.background.len()) as u32
     }
 
-    /// Brings one of them up to date, and notes when it changes next.
+    /// Brings one part up to date, and schedules its next change.
     fn change(&mut self, part: u32) {
         let links = self.changing.len();
         let next = match (part as usize).checked_sub(links) {
@@ -374,7 +375,7 @@ impl FlowNetwork {
         [Some(traffic.start), traffic.end].into_iter().flatten().find(|at| *at > self.now)
     }
 
-    /// Takes in what has arrived by now.
+    /// Handles the messages that have arrived by now.
     fn land(&mut self) {
         while let Some(&Reverse((_, id, _, tag))) = self.stragglers.peek().filter(|late| late.0.0 <= self.now) {
             self.stragglers.pop();
@@ -393,7 +394,7 @@ impl FlowNetwork {
         }
     }
 
-    /// Hands over what has been gathered, stream by stream.
+    /// Reports the collected events, stream by stream.
     fn report(&mut self, events: &mut Vec<NetworkEvent>) {
         self.reports.sort_by_key(|(id, _)| *id);
         events.extend(self.reports.drain(..).map(|(_, event)| event));
@@ -405,13 +406,13 @@ impl Stream {
         self.flow.is_some() && self.head.is_some_and(|message| message.bytes.0 > 0)
     }
 
-    /// Of its head; others' traffic never ends by itself.
+    /// Remaining amount of the head; background traffic never ends by itself.
     fn to_go(&self, scale: Scale) -> Option<u128> {
         Some(if self.background { u128::MAX } else { scale.amount(self.head?.bytes) })
     }
 }
 
-/// The highest rate that a link ever has.
+/// The highest rate that any link ever has.
 fn fastest(topology: &Topology, dynamics: &Dynamics) -> Rate {
     let profiles = dynamics.links.values().flat_map(|link| &link.profile);
     let changed = profiles.flat_map(|profile| profile.points.iter()).filter_map(|point| point.bandwidth);
@@ -420,7 +421,7 @@ fn fastest(topology: &Topology, dynamics: &Dynamics) -> Rate {
     highest.unwrap_or(Rate::of_bytes_per_second(1.0))
 }
 
-/// How long a stream's `message`-th message that leaves `now` is under way.
+/// Latency of a stream's `message`-th message that leaves `now`.
 fn flight_time(
     topology: &Topology,
     dynamics: &Dynamics,
@@ -431,7 +432,7 @@ fn flight_time(
     let over = |id: &LinkId| {
         let link = topology.link(*id);
         let latency = dynamics.links.get(id).map_or(link.latency, |changing| changing.latency(link, now));
-        // A negative number becomes zero, and too large a one the largest.
+        // A negative sum becomes zero, and one that is too large the largest value.
         SimDuration::from_ps((latency.as_ps() as f64 + dynamics.jitter_ps(*id, stream, message)).round() as u64)
     };
     let total = route.links.iter().map(over).fold(0_u64, |sum, span| sum.saturating_add(span.as_ps()));
@@ -476,11 +477,11 @@ impl Network for FlowNetwork {
         }
         let arrival = self.arrivals.first().map(|(at, _)| at);
         let straggler = self.stragglers.peek().map(|Reverse((at, ..))| *at);
-        // What is over within a fraction of a picosecond may have been over before now.
+        // An end within a fraction of a picosecond may lie before now.
         let end = self.progress.next_end().map(|at| at.max(self.now));
         let (fill, departure) = (self.ingress.next_fill(), self.ingress.next_departure());
         let change = self.changes.first().map(|(at, _)| at);
-        // What happens to others' traffic alone concerns nobody until somebody joins it.
+        // Changes of background traffic alone are no event until a flow of the run shares its links.
         let concerns = self.busy > 0 || departure.is_some();
         let moves = end.into_iter().chain(change).chain(fill).filter(|_| concerns);
         moves.chain(departure).chain(arrival).chain(straggler).min()

@@ -1,11 +1,12 @@
-//! Owns a priority queue of small integer ids whose keys can change. It does not know what ids or keys mean.
+//! Owns a priority queue of small integer ids whose keys can change. The queue does not know the meaning of ids and
+//! keys.
 
-/// Ids with keys, the smallest key first; of equal keys the smallest id. Each operation takes time logarithmic in the number of ids held,
-/// and much less where a key changes little.
+/// Ids with keys, the smallest key first; among equal keys the smallest id. Each operation needs time logarithmic in
+/// the number of ids, and much less if a key changes little.
 pub(super) struct IndexedHeap<K> {
     /// A binary heap.
     entries: Vec<(K, u32)>,
-    /// Where each id is in `entries`, or [`ABSENT`].
+    /// Index of each id in `entries`, or [`ABSENT`].
     places: Vec<u32>,
 }
 
@@ -25,7 +26,7 @@ impl<K: Ord + Copy> IndexedHeap<K> {
         self.places.get(id as usize).is_some_and(|place| *place != ABSENT)
     }
 
-    /// Gives `id` this key, whether or not it has one.
+    /// Sets the key of `id`, and adds `id` if it is absent.
     pub(super) fn set(&mut self, id: u32, key: K) {
         if id as usize >= self.places.len() {
             self.places.resize(id as usize + 1, ABSENT);
@@ -43,7 +44,7 @@ impl<K: Ord + Copy> IndexedHeap<K> {
         }
     }
 
-    /// Forgets `id`, if it is there.
+    /// Removes `id`, if it is present.
     pub(super) fn remove(&mut self, id: u32) {
         if !self.contains(id) {
             return;

@@ -1,20 +1,22 @@
-//! Owns the queues in front of hosts: what a switch has taken for a host and not handed over yet, first come, first served. How fast
-//! streams send is [`super::sharing`]'s business; it is told here which links hold streams back.
+//! Owns the queues in front of hosts: messages that a switch has accepted for a host and not delivered yet, first come,
+//! first served. [`super::sharing`] determines the senders' rates; this module tells it which links limit streams.
 //!
-//! A link with a queue takes what comes as long as the queue has room: it bounds no stream, and is *open*. Streams that together send `a`
-//! over a link of capacity `C` fill the queue, and messages leave it in the order in which their last bytes have come:
+//! A link with a queue accepts all bytes as long as the queue has room: it limits no stream, and is *open*. Streams
+//! that together send `a` over a link of capacity `C` fill the queue, and messages leave it in the order in which their
+//! last bytes have arrived:
 //!
 //! ```text
-//! b(t) = b(t0) + (a - C) (t - t0)      what waits, between 0 and the queue's size
-//! a message whose last byte comes when b waits has left as soon as the link has carried b more: after b / C, if C stays as it is.
+//! b(t) = b(t0) + (a - C) (t - t0)      queued bytes, between 0 and the queue's size
+//! a message whose last byte arrives at b queued bytes leaves once the link has carried b more: after b / C at constant C
 //! ```
 //!
-//! Once it is full the link is *closed*: it holds streams back as a link without a queue does, and what waits stays as it is. (A real queue
-//! drops packets then, and TCP finds its share of the link by that; what is lost and sent again is not modelled.) It opens as
-//! soon as it is nobody's bottleneck. All is in quanta and picoseconds ([`super::scale`]), and exact.
+//! Once the queue is full, the link is *closed*: it limits streams like a link without a queue, and the queue's content
+//! stays constant. (A real queue drops packets then, and TCP finds its share of the link by that; losses and
+//! retransmissions are not modelled.) The link opens as soon as it is no flow's bottleneck. All values are in quanta
+//! and picoseconds ([`super::scale`]), and exact.
 //!
-//! A message waits in the last queue on its route: a host that hands on what is for others, in an explicit graph, does not keep it waiting.
-//! What is under way between a sender and a queue is not told apart from what waits in it: latencies count behind the queue.
+//! A message waits in the last queue on its route: in an explicit graph, a host that forwards messages for others does
+//! not delay them. Bytes in flight between a sender and a queue count as queued: latencies are added behind the queue.
 
 use super::heap::IndexedHeap;
 use super::scale::{Scale, UNBOUNDED};
@@ -29,11 +31,11 @@ pub(super) struct Ingress {
     /// The queue of each link of the topology, if it has one.
     of_link: Vec<Option<u32>>,
     queues: Vec<Queue>,
-    /// When queues will be full, if nothing changes.
+    /// Times at which queues will be full, if nothing changes.
     fills: IndexedHeap<SimTime>,
-    /// When the first message of each queue leaves it, if the link stays as it is.
+    /// Times at which the first message of each queue leaves, if the link's rate does not change.
     departures: IndexedHeap<SimTime>,
-    /// Queues whose streams may send at other rates than before.
+    /// Queues whose streams may have other rates than before.
     stale: Vec<u32>,
 }
 
@@ -45,18 +47,18 @@ struct Queue {
     open: bool,
     /// The rate at which bytes arrive.
     inflow: u128,
-    /// What waited, and what the link had carried in all, at `since`.
+    /// Queued bytes, and all bytes that the link had carried, at `since`.
     waiting: u128,
     carried: u128,
     since: SimTime,
-    /// What the link will have carried when a message leaves, and the message.
+    /// Total of the link's bytes at a message's departure, and the message.
     messages: VecDeque<(u128, StreamId, u64)>,
-    /// Is it in `Ingress::stale`?
+    /// Whether the queue is in `Ingress::stale`.
     stale: bool,
 }
 
 impl Queue {
-    /// Brings it up to `now`.
+    /// Advances the queue to `now`.
     fn advance(&mut self, now: SimTime) {
         let span = u128::from(now.since(self.since).as_ps());
         let came = self.waiting.saturating_add(self.inflow.saturating_mul(span));
@@ -71,7 +73,7 @@ impl Queue {
         self.since.saturating_add(SimDuration::from_ps(ps))
     }
 
-    /// When it is full; `None`: not as things are.
+    /// Time at which the queue is full; `None`: not at the current rates.
     fn fills_at(&self) -> Option<SimTime> {
         let surplus = self.inflow.saturating_sub(self.capacity.into());
         (self.open && surplus > 0).then(|| self.after(self.size - self.waiting, surplus))
@@ -93,7 +95,7 @@ impl Ingress {
         self.queues.is_empty()
     }
 
-    /// The next link, in the order of the topology. Returns the capacity that it has for [`Sharing`].
+    /// Adds the next link, in the order of the topology. Returns its capacity for [`Sharing`].
     pub(super) fn add_link(&mut self, link: &Link, scale: Scale) -> u64 {
         let capacity = scale.rate(link.payload_rate().bytes_per_second());
         let Some(Bytes(bytes)) = link.queue else {
@@ -124,7 +126,7 @@ impl Ingress {
         self.of_link.get(link as usize).copied().flatten()
     }
 
-    /// A link's capacity is another from now on. Returns that which it has for [`Sharing`].
+    /// Changes a link's capacity from now on. Returns its capacity for [`Sharing`].
     pub(super) fn set_capacity(&mut self, link: u32, capacity: u64, now: SimTime) -> u64 {
         let Some(at) = self.of_link(link) else { return capacity };
         let queue = &mut self.queues[at as usize];
@@ -135,15 +137,15 @@ impl Ingress {
         known
     }
 
-    /// Who sends over this queue's link, or how fast, may have changed.
+    /// Marks a queue: the streams over its link, or their rates, may have changed.
     pub(super) fn touch(&mut self, queue: u32) {
         if !std::mem::replace(&mut self.queues[queue as usize].stale, true) {
             self.stale.push(queue);
         }
     }
 
-    /// Looks at what has changed since sharing was solved before, and opens and closes links. Are there any that hold streams back from now
-    /// on, so that sharing must be solved again?
+    /// Handles the changes since the last solution of sharing, and opens and closes links. Returns whether a link
+    /// limits streams from now on, so that sharing must be solved again.
     pub(super) fn follow(&mut self, now: SimTime, sharing: &mut Sharing) -> bool {
         sharing.for_changed_routes(|link| {
             if let Some(queue) = self.of_link(link) {
@@ -172,7 +174,7 @@ impl Ingress {
         closed
     }
 
-    /// A message's last byte comes to a queue.
+    /// A message's last byte arrives at a queue.
     pub(super) fn enter(&mut self, queue: u32, now: SimTime, stream: StreamId, tag: u64) {
         let of = &mut self.queues[queue as usize];
         of.advance(now);
@@ -180,17 +182,17 @@ impl Ingress {
         self.reckon(queue);
     }
 
-    /// When a queue is full next.
+    /// Next time at which a queue is full.
     pub(super) fn next_fill(&self) -> Option<SimTime> {
         self.fills.first().map(|(at, _)| at)
     }
 
-    /// When a message leaves a queue next.
+    /// Next time at which a message leaves a queue.
     pub(super) fn next_departure(&self) -> Option<SimTime> {
         self.departures.first().map(|(at, _)| at)
     }
 
-    /// Notes which queues are full by `now`. Are there any?
+    /// Marks the queues that are full by `now`. Returns whether there are any.
     pub(super) fn fill(&mut self, now: SimTime) -> bool {
         let mut any = false;
         while let Some((_, queue)) = self.fills.first().filter(|(at, _)| *at <= now) {
@@ -201,7 +203,7 @@ impl Ingress {
         any
     }
 
-    /// Takes out a message that has left by `now`.
+    /// Removes a message that has left by `now`.
     pub(super) fn take_departed(&mut self, now: SimTime) -> Option<(StreamId, u64)> {
         let (_, queue) = self.departures.first().filter(|(at, _)| *at <= now)?;
         let (_, stream, tag) = self.queues[queue as usize].messages.pop_front().expect("a message leaves");
@@ -209,7 +211,7 @@ impl Ingress {
         Some((stream, tag))
     }
 
-    /// Works out anew when a queue is full, and when its first message leaves.
+    /// Recomputes when a queue is full, and when its first message leaves.
     fn reckon(&mut self, at: u32) {
         let queue = &self.queues[at as usize];
         match queue.fills_at() {

@@ -1,4 +1,4 @@
-//! Owns the record of which link held a message back for how long while its bytes left. The cause is decided in
+//! Owns the record of the links that held a message back while its bytes left, with durations. The cause is decided in
 //! [`super::sharing`].
 
 use crate::time::{SimDuration, SimTime};

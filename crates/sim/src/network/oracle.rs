@@ -1,8 +1,8 @@
-//! Owns max-min fair sharing the obvious way, from scratch, to test the solver that is used against. As in the textbook (Bertsekas and
-//! Gallager, "Data Networks", 6.5.2): raise all rates together, a quantum at a time; where links have no room for one more, their flows stop,
-//! those of several links together.
+//! Owns a simple solver of max-min fair sharing, from scratch, to test the real solver against. The solver follows the
+//! textbook (Bertsekas and Gallager, "Data Networks", 6.5.2): raise all rates together, a quantum at a time; if links
+//! have no room for one more quantum, their flows stop, those of several links together.
 
-/// The rate of each flow: links' capacities in, and the links on each flow's route.
+/// The rate of each flow, from the links' capacities and the links on each flow's route.
 pub(super) fn max_min_rates(capacities: &[u64], routes: &[Vec<u32>]) -> Vec<u64> {
     let mut rates = vec![None; routes.len()];
     while rates.contains(&None) {
@@ -30,6 +30,6 @@ pub(super) fn max_min_rates(capacities: &[u64], routes: &[Vec<u32>]) -> Vec<u64>
 fn the_oracle_solves_a_parking_lot() {
     // Link 0: 10 / 2 flows = 5, so that link 1 has 30 - 5 = 25 left for its short flow.
     assert_eq!(max_min_rates(&[10, 30], &[vec![0, 1], vec![0], vec![1]]), [5, 5, 25]);
-    // Both are full at 5 of 5.5: neither's short flow gets the quantum that is left.
+    // Both links are full at 5 of 5.5: neither's short flow gets the quantum that is left.
     assert_eq!(max_min_rates(&[11, 11], &[vec![0, 1], vec![0], vec![1]]), [5, 5, 5]);
 }

@@ -1,7 +1,8 @@
-//! Owns how far flows have come: which finishes next, and when. Rates are given to it; why they are what they are it does not know.
+//! Owns the progress of flows: the next one to finish, and its time. Rates are an input.
 //!
-//! All flows with one bottleneck have one rate, so they share a clock. The clock of link `l` shows `V_l`, how much a flow with this
-//! bottleneck has moved since the clock last started from zero, in units of [`super::scale`]; it advances at the link's level `L_l`:
+//! All flows with one bottleneck have one rate, so they share a clock. The clock of link `l` shows `V_l`, the amount
+//! that a flow with this bottleneck has moved since the clock last started from zero, in units of [`super::scale`]; it
+//! advances at the link's level `L_l`:
 //!
 //! ```text
 //! V_l(t) = V_l(t0) + L_l * (t - t0)            as long as L_l has not changed since t0
@@ -9,14 +10,16 @@
 //! the next to end is the one with the smallest target T, at t0 + (T - V_l(t0)) / L_l, rounded up to a picosecond.
 //! ```
 //!
-//! Nothing in this is rounded but the end, so it does not matter which clock a flow goes by and when clocks are read. Levels are a quantum too low at most:
-//! what is over within 1/1024 of a picosecond is taken to be over.
+//! Only the end is rounded, so neither the choice of clock nor the times of clock reads matter. Levels are at most a
+//! quantum too low: an end within 1/1024 of a picosecond counts as reached.
 //!
-//! So a change of a level costs one update of one clock, however many flows it slows down. A flow that gets another bottleneck takes what
-//! it has left, `T - V_l(t)`, over to the other clock. A clock is set back to zero whenever its last flow has gone.
+//! A change of a level therefore costs one update of one clock, however many flows it slows down. A flow that gets
+//! another bottleneck transfers its remaining amount, `T - V_l(t)`, to the other clock. A clock is reset to zero
+//! whenever its last flow has gone.
 //!
-//! Nor is the end of each clock's first flow worked out anew at every change. What is kept is when it would end at a level that is a bit
-//! higher: it does not end sooner until that level is exceeded. Only when this is the earliest of all is the end itself worked out.
+//! The end of each clock's first flow is not recomputed at every change either. The stored value is the end at a
+//! slightly higher level: the flow does not end sooner until that level is exceeded. The end itself is computed only
+//! when this value is the earliest of all.
 
 use super::heap::IndexedHeap;
 use super::sharing::Sharing;
@@ -31,7 +34,8 @@ pub(super) struct Progress {
     clocks: Vec<Clock>,
     /// The target of each flow, by its number.
     flow_targets: Vec<FlowTarget>,
-    /// Links whose clocks flows go by, by when the first of these ends; no later than that where [`Clock::exact`] is not set.
+    /// Links with flows on their clocks, by the end of the first flow, or a lower bound of it if [`Clock::exact`] is
+    /// not set.
     ends: IndexedHeap<SimTime>,
     /// Links whose entry in `ends` may be wrong.
     stale: Vec<u32>,
@@ -41,20 +45,20 @@ pub(super) struct Progress {
 struct Clock {
     /// The link's level in quanta: the rate at which the clock advances.
     level: u64,
-    /// What the clock showed at `since`.
+    /// Value of the clock at `since`.
     shown: u128,
     since: SimTime,
-    /// Its entry in `ends` holds up to this level.
+    /// The entry in `ends` holds up to this level.
     highest: u64,
-    /// Is the entry the end itself?
+    /// Whether the entry is the end itself.
     exact: bool,
-    /// How many flows go by it.
+    /// Number of flows on this clock.
     flows: u32,
-    /// (Target, flow), and such as flows that have left since.
+    /// (Target, flow), including flows that have left since.
     targets: BinaryHeap<Reverse<(u128, u32)>>,
 }
 
-/// Where a flow's target counts.
+/// Clock and target of a flow.
 #[derive(Clone, Copy)]
 struct FlowTarget {
     link: u32,
@@ -71,7 +75,8 @@ impl Clock {
         self.when_at(self.level, target)
     }
 
-    /// When it would show a target if it advanced at `level` from `since` on: not after it does at this level or a lower one.
+    /// Time at which the clock would show a target at `level` from `since` on: not later than at this level or a lower
+    /// one.
     fn when_at(&self, level: u64, target: u128) -> SimTime {
         let left = target.saturating_sub(self.shown).saturating_sub((level / 1024).into());
         let ps = u64::try_from(left.div_ceil(level.into())).unwrap_or(u64::MAX);
@@ -84,19 +89,19 @@ impl Progress {
         Progress { clocks: Vec::new(), flow_targets: Vec::new(), ends: IndexedHeap::new(), stale: Vec::new() }
     }
 
-    /// A new link, numbered as in [`Sharing`].
+    /// Adds a link, with the number that it has in [`Sharing`].
     pub(super) fn add_link(&mut self) {
         let (level, shown, since) = (0, 0, SimTime::ZERO);
         let (highest, exact, flows) = (0, false, 0);
         self.clocks.push(Clock { level, shown, since, highest, exact, flows, targets: BinaryHeap::new() });
     }
 
-    /// A new flow, numbered as in [`Sharing`].
+    /// Adds a flow, with the number that it has in [`Sharing`].
     pub(super) fn add_flow(&mut self) {
         self.flow_targets.push(FlowTarget { link: NOWHERE, target: 0 });
     }
 
-    /// A flow goes no further.
+    /// Stops a flow before its end.
     pub(super) fn abandon(&mut self, flow: u32) {
         let link = self.flow_targets[flow as usize].link;
         if link != NOWHERE {
@@ -105,7 +110,7 @@ impl Progress {
         }
     }
 
-    /// When the next flow ends; [`SimTime::MAX`] if that is past the end of time.
+    /// End of the next flow; [`SimTime::MAX`] if that is past the end of time.
     pub(super) fn next_end(&mut self) -> Option<SimTime> {
         while let Some((at, link)) = self.ends.first() {
             if self.clocks[link as usize].exact {
@@ -116,7 +121,7 @@ impl Progress {
         None
     }
 
-    /// Takes out the flows that end by `now`.
+    /// Removes the flows that end by `now`, and adds them to `ended`.
     pub(super) fn take_ended(&mut self, now: SimTime, ended: &mut Vec<u32>) {
         while let Some((at, link)) = self.ends.first() {
             if at > now {
@@ -133,8 +138,8 @@ impl Progress {
         }
     }
 
-    /// Follows `sharing` after it was solved at `now`: first new levels and bottlenecks, then the flows that begin, each with what it has to
-    /// move.
+    /// Follows `sharing` after its solution at `now`: first new levels and bottlenecks, then the flows that begin, each
+    /// with the amount that it has to move.
     pub(super) fn follow(&mut self, now: SimTime, sharing: &Sharing, begin: impl Iterator<Item = (u32, u128)>) {
         for &link in &sharing.changed {
             let clock = &mut self.clocks[link as usize];
@@ -185,7 +190,7 @@ impl Progress {
         self.clocks[link as usize].flows -= 1;
     }
 
-    /// The smallest target on a link, once those of flows that have left are thrown away.
+    /// The smallest target on a link, after removal of the targets of flows that have left.
     fn first_target(&mut self, link: u32) -> Option<(u128, u32)> {
         let targets = &mut self.clocks[link as usize].targets;
         while let Some(&Reverse((target, flow))) = targets.peek() {
@@ -198,8 +203,9 @@ impl Progress {
         None
     }
 
-    /// The end itself for a clock whose level has not changed since it started: its flows may well have the link to themselves. For others a
-    /// level that is seldom exceeded soon; the entry comes up when a sixteenth of the time is left.
+    /// Sets the end itself for a clock whose level has not changed since it started: its flows may have the link to
+    /// themselves. For other clocks, sets the end at a level that is seldom exceeded soon; the entry comes up when a
+    /// sixteenth of the time is left.
     fn set_end(&mut self, link: u32) {
         let Clock { level, exact, .. } = self.clocks[link as usize];
         self.set_end_at(link, if exact { level } else { level.saturating_add(level / 16) });

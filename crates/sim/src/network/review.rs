@@ -1,14 +1,15 @@
-//! Owns which links are to be looked at, lowest first. It does not know what for.
+//! Owns the set of links to review, lowest first, independent of the purpose of the review.
 
-/// Ids with keys. Each operation takes constant time. Ids come out in the order of their keys' [`bucket`]s, the last put in first.
+/// Ids with keys. Each operation needs constant time. Ids come out in the order of their keys' [`bucket`]s, the last
+/// one added first.
 pub(super) struct Review {
-    /// The key of each id that is held.
+    /// Key of each id in the set.
     keys: Vec<u64>,
-    /// Its neighbours in its bucket, or [`NONE`]. An id that is not held has itself before it.
+    /// Neighbours of each id in its bucket, or [`NONE`]. An id outside the set is its own predecessor.
     neighbours: Vec<(u32, u32)>,
-    /// The first id of each bucket, or [`NONE`].
+    /// First id of each bucket, or [`NONE`].
     heads: Vec<u32>,
-    /// Which buckets have ids, and which words of these bits are not zero.
+    /// Bits of the buckets that have ids, and bits of the nonzero words among these.
     occupied: [u64; BUCKETS / 64],
     words: [u64; BUCKETS / 64 / 64],
 }
@@ -36,13 +37,13 @@ impl Review {
         }
     }
 
-    /// One more id: the number of those before it.
+    /// Adds an id: the number of existing ones.
     pub(super) fn add(&mut self) {
         self.neighbours.push((self.keys.len() as u32, NONE));
         self.keys.push(0);
     }
 
-    /// Puts `id` in, or gives it a smaller key if it has a larger one.
+    /// Adds `id`, or lowers its key if it has a larger one.
     pub(super) fn lower(&mut self, id: u32, key: u64) {
         if self.neighbours[id as usize].0 != id {
             if self.keys[id as usize] <= key {
@@ -61,7 +62,7 @@ impl Review {
         self.words[bucket / 64 / 64] |= 1 << (bucket / 64 % 64);
     }
 
-    /// Takes an id of the lowest bucket out, with its key.
+    /// Removes an id of the lowest bucket, and returns it with its key.
     pub(super) fn pop(&mut self) -> Option<(u64, u32)> {
         let block = self.words.iter().position(|words| *words != 0)?;
         let word = block * 64 + self.words[block].trailing_zeros() as usize;
@@ -106,7 +107,7 @@ mod tests {
     }
 
     proptest! {
-        /// What comes out is in the lowest bucket of a map's, and has the lowest key that it was given.
+        /// Each removed id is in the lowest bucket of a map's ids, and has the lowest key that it was given.
         #[test]
         fn behaves_as_a_map(steps in prop::collection::vec((0..20u32, prop::option::of((0..64u32, any::<u64>()))), 1..200)) {
             let (mut review, mut model) = (Review::new(), BTreeMap::<u32, u64>::new());

@@ -1,37 +1,40 @@
-//! Owns the units in which the network counts. It does not know what is counted.
+//! Owns the units in which the network counts rates and amounts.
 //!
-//! All of it is in whole numbers, so that nothing depends on the order in which things are added up, nor on how often a sum is carried
-//! forward: a network of representatives ([`super::FoldedTopology`]) gives the same picoseconds as the whole one. A rate is a number of
-//! *quanta*; a quantum is `2^-k` bytes a second, `k` such that the fastest link has between `2^59` and `2^60` of them. Bytes are counted in quanta
-//! times picoseconds, so that what a rate moves in some time is their product, exactly.
+//! All values are whole numbers, so that results depend neither on the order of additions nor on how often a sum is
+//! carried forward: a network of representatives ([`super::FoldedTopology`]) gives the same picoseconds as the whole
+//! one. A rate is a number of *quanta*; a quantum is `2^-k` bytes per second, with `k` such that the fastest link has
+//! between `2^59` and `2^60` of them. Bytes are counted in quanta times picoseconds, so that the amount moved by a rate
+//! in some time is exactly their product.
 //!
-//! Rates are rounded down to a quantum. So what a link of 1 Gbit/s carries in a second, alone or shared, is right to `1e-17` of it.
+//! Rates are rounded down to a quantum. The amount that a link of 1 Gbit/s carries in a second, alone or shared, is
+//! therefore exact to `1e-17` of it.
 
 use crate::time::{Bytes, PS_PER_SECOND, Rate};
 
-/// A rate that nothing bounds.
+/// A rate without a bound.
 pub(super) const UNBOUNDED: u64 = u64::MAX;
 
-/// No rate has more quanta: it would be more than four times that of the fastest link.
+/// Upper bound of all rates: more than four times the rate of the fastest link.
 const FASTEST: u64 = 1 << 62;
 
-/// How many quanta a byte per second is: a power of two.
+/// Number of quanta per byte per second: a power of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Scale(u128);
 
 impl Scale {
-    /// The finest for links that are no faster.
+    /// The finest scale for links up to the rate `fastest`.
     pub(super) fn up_to(fastest: Rate) -> Scale {
         let (_, above) = libm::frexp(fastest.bytes_per_second());
         Scale(1 << (60 - above).clamp(0, 64))
     }
 
-    /// In quanta; at least one, so that everything ends some time.
+    /// A rate in quanta; at least one, so that every transfer ends.
     pub(super) fn rate(self, bytes_per_second: f64) -> u64 {
         ((bytes_per_second * self.0 as f64) as u64).clamp(1, FASTEST)
     }
 
-    /// In quanta times picoseconds. What is too much to count would not arrive before the end of time either.
+    /// An amount in quanta times picoseconds. Amounts that are too large to count would not arrive before the end of
+    /// time either.
     pub(super) fn amount(self, Bytes(bytes): Bytes) -> u128 {
         (u128::from(bytes) * u128::from(PS_PER_SECOND)).saturating_mul(self.0)
     }

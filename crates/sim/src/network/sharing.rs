@@ -1,48 +1,54 @@
-//! Owns max-min fair sharing: which rate each flow gets. It knows neither time nor bytes, and never adds anything up over time.
+//! Owns max-min fair sharing: the rate of each flow. The solver knows neither time nor bytes, and keeps no sums over
+//! time.
 //!
-//! # What is computed
+//! # Definition
 //!
-//! Link `l` has capacity `C_l`. A *level* `L_l` belongs to it, [`UNBOUNDED`] where none of its flows stops on its account. The rates `x_f` of
-//! flows are max-min fair, and the levels are theirs, when
+//! Link `l` has a capacity `C_l` and a *level* `L_l`, which is [`UNBOUNDED`] if it is no flow's bottleneck. The rates
+//! `x_f` of flows are max-min fair, and the levels belong to them, when
 //!
 //! ```text
 //! x_f = min { L_l : l on the route of f }                 (f's bottleneck is the link that attains it)
 //! sum { x_f : f crosses l } = C_l   where L_l is bounded,   <= C_l   where it is not.
 //! ```
 //!
-//! Such levels exist and the rates are unique (Bertsekas and Gallager, "Data Networks", 6.5.2). Only levels and bottlenecks are stored:
-//! a flow's rate is its bottleneck's level, so that a change of a level is one write, however many flows it concerns.
+//! Such levels exist and the rates are unique (Bertsekas and Gallager, "Data Networks", 6.5.2). Only levels and
+//! bottlenecks are stored: a flow's rate is its bottleneck's level, so that a change of a level is one write, however
+//! many flows it affects.
 //!
-//! Rates are whole numbers ([`super::scale`]), so `=` means: to less than one for each flow that stops there. That alone would leave
-//! open which of two links gives way where both are full within one quantum. Here neither waits for the other: water rises in
-//! all links, one quantum at a time, and those that have no room for another quantum stop their flows together. With
+//! Rates are whole numbers ([`super::scale`]), so `=` means: to less than one for each flow that stops at the link.
+//! That alone would leave open which of two links gives way if both are full within one quantum. In this solver neither
+//! waits for the other: water rises in all links, one quantum at a time, and those that have no room for another
+//! quantum stop their flows together. With
 //!
 //! ```text
 //! y_f = min { L_k : k on the route of f, k != l }
 //! L_l is the smallest w such that   sum { y_f : y_f < w } + (w + 1) * #{ f : y_f >= w }   >   C_l,   f over the flows that cross l,
 //! ```
 //!
-//! a level depends on lower ones alone: rates are a function of capacities and routes, the same in whatever order anything comes, and
-//! alike for what is alike. Newton's method ([`fill`]) finds a level in as many steps as there are pieces, mostly two.
+//! a level depends only on lower levels: rates are a function of capacities and routes, independent of the order of
+//! events, and equal for equivalent flows. Newton's method ([`fill`]) finds a level in as many steps as there are
+//! pieces, mostly two.
 //!
-//! # How a change spreads
+//! # Propagation of a change
 //!
-//! The equation of `L_l` is written `L_l = G_l(levels of others)`. Levels that satisfy all of these equations are *the* levels: of any that do, the lowest
-//! depends on no other, the next lowest on that one alone, and so on. So it does not matter how they are found. Links where flows have come or
-//! gone are *under review*; one after the other, from the lowest level to the highest (those within 1/256 in any order), each gets the level that its equation says with what the others have
-//! now, and where that changes a flow's rate, the other links on its route come under review. A link whose equation holds is not looked at.
+//! The equation of `L_l` is written `L_l = G_l(levels of others)`. Levels that satisfy all of these equations are *the*
+//! levels: among any that do, the lowest depends on no other, the next lowest only on that one, and so on. The method
+//! of finding them therefore does not matter. Links where flows have come or gone are *under review*. One after the
+//! other, from the lowest level to the highest (those within 1/256 in any order), each gets the level of its equation
+//! with the current levels of the others; if that changes a flow's rate, the other links on its route come under
+//! review. A link whose equation holds is not reviewed.
 //!
-//! All the while, each flow's bottleneck is the lowest link of its route as levels are now:
+//! At each moment, each flow's bottleneck is the lowest link of its route by the current levels:
 //!
-//! - Where a level falls, flows that stop above it on account of others stop here from now on.
-//! - Where a level rises, flows that stopped here, and have a link on their routes that is lower than the new level, stop there, and the level is
-//!   worked out again without them.
+//! - If a level falls, flows that stopped above it because of other links stop at this link from now on.
+//! - If a level rises, flows that stopped at this link, and have a link on their routes that is lower than the new
+//!   level, stop at that link, and the level is computed again without them.
 //!
-//! It comes to an end: once the lowest levels are right, no other falls below the next one any more, and the link that has
-//! it is right as soon as it is looked at. As reviews are in the order of levels, and levels mostly change little, a link whose level
-//! changes is looked at once, seldom twice. In random traffic on an overloaded switch an event changes the levels of a handful of
-//! links among thousands; where each host has tens of flows, those of most links above the one where a flow has ended, by ever
-//! smaller amounts, which are exact all the same.
+//! The procedure ends: once the lowest levels are right, no other level falls below the next one any more, and the link
+//! with the next level is right as soon as it is reviewed. Because reviews are in the order of levels, and levels
+//! mostly change little, a link whose level changes is reviewed once, seldom twice. In random traffic on an overloaded
+//! switch an event changes the levels of a handful of links among thousands. If each host has tens of flows, an event
+//! changes most levels above the link where a flow has ended, by ever smaller amounts, which are nevertheless exact.
 
 use super::review::Review;
 use super::scale::UNBOUNDED;
@@ -59,40 +65,41 @@ pub(super) struct Sharing {
     hops: Vec<Hop>,
     /// Links under review, by the lowest level that they are expected to get.
     review: Review,
-    /// Is a link in `changed`?
+    /// Whether a link is in `changed`.
     noted: Vec<bool>,
-    /// How often a link was looked at: what solving costs.
+    /// Number of reviews: the cost of solving.
     #[cfg(test)]
     looks: u64,
-    /// Links where flows have come or gone since they were last solved for.
+    /// Links where flows have come or gone since the last solution.
     touched: Vec<u32>,
-    /// Links whose level may have changed, since the caller last took note.
+    /// Links whose level may have changed since the caller last read them.
     pub(super) changed: Vec<u32>,
-    /// Flows whose bottleneck may have changed, since the caller last took note.
+    /// Flows whose bottleneck may have changed since the caller last read them.
     pub(super) moved: Vec<u32>,
 }
 
 struct LinkState {
     capacity: u64,
-    /// The active flows that cross it: their bottlenecks (packed, as this is what is read most), and which of their hops it is.
+    /// Active flows over the link: their bottlenecks (packed, because they are read most), and the hop of each that is
+    /// this link.
     bottlenecks: Vec<u32>,
     crossing: Vec<Crossing>,
     sums: Sums,
 }
 
-/// A flow on a link, as the link knows it.
+/// A flow on a link, from the link's side.
 #[derive(Clone, Copy)]
 struct Crossing {
     hop: u32,
-    /// The flow's other link where its route has two that differ, or [`MANY`]: it is what is looked up most.
+    /// The flow's other link if its route has two different ones, or [`MANY`]: the most frequent lookup.
     peer: u32,
 }
 
-/// The flow's other links are to be looked up.
+/// Marks a flow whose other links must be looked up.
 const MANY: u32 = u32::MAX;
 
-/// What a link's level follows from unless another level is close to it. They are carried along where levels change, and added up anew
-/// where flows have come, gone, or moved to another bottleneck since.
+/// Sums that determine a link's level unless another level is close to it. They are updated when levels change, and
+/// recomputed if flows have come, gone, or moved to another bottleneck since.
 struct Sums {
     known: bool,
     /// Number of flows whose bottleneck is this link.
@@ -118,13 +125,14 @@ impl Sums {
         sums
     }
 
-    /// A flow with another bottleneck gets another rate. Unknown sums stay unknown.
+    /// Records the new rate of a flow with another bottleneck. Unknown sums stay unknown.
     fn follow(&mut self, before: u64, rate: u64) {
         self.elsewhere = self.elsewhere.wrapping_sub(before.into()).wrapping_add(rate.into());
         self.ceiling = self.ceiling.max(rate);
     }
 
-    /// The level, if those of flows that stop elsewhere are so far below it that rounding does not count; see [`fall`].
+    /// The level, if the rates of flows that stop at other links are well below it, so that rounding does not matter;
+    /// see [`fall`].
     fn level(&self, capacity: u64, flows: u64) -> Option<u64> {
         let left = capacity.checked_sub(u64::try_from(self.elsewhere).ok()?)?;
         match left.checked_div(self.own.into()) {
@@ -136,19 +144,19 @@ impl Sums {
 
 struct FlowState {
     first_hop: u32,
-    /// Of an active flow: the lowest link of its route.
+    /// The lowest link of an active flow's route.
     bottleneck: u32,
-    /// Does it cross a link several times?
+    /// Whether the flow crosses a link several times.
     repeats: bool,
 }
 
-/// A flow on a link.
+/// A link on the route of a flow.
 struct Hop {
     link: u32,
-    /// Where the flow, if active, is among the link's `crossing`.
+    /// Index of the flow, if active, in the link's `crossing`.
     slot: u32,
     flow: u32,
-    /// All hops of the flow: from this one to that.
+    /// Range of all hops of the flow.
     first: u32,
     end: u32,
 }
@@ -170,7 +178,8 @@ impl Sharing {
         }
     }
 
-    /// A new link; `capacity` is in quanta, and above zero. One that is [`UNBOUNDED`] holds nobody back; no route begins with it.
+    /// Adds a link; `capacity` is in quanta, and above zero. An [`UNBOUNDED`] link limits no flow; no route begins with
+    /// such a link.
     pub(super) fn add_link(&mut self, capacity: u64) -> u32 {
         self.links.push(LinkState { capacity, bottlenecks: Vec::new(), crossing: Vec::new(), sums: Sums::UNKNOWN });
         self.level.push(UNBOUNDED);
@@ -179,7 +188,8 @@ impl Sharing {
         self.links.len() as u32 - 1
     }
 
-    /// A new flow, not active yet. Its route has at least one link. If a link comes several times, as many equal flows share it.
+    /// Adds a flow, not active yet. Its route has at least one link. If a link occurs several times, as many equal
+    /// flows share it.
     pub(super) fn add_flow(&mut self, route: impl ExactSizeIterator<Item = u32>) -> u32 {
         let (flow, first) = (self.flows.len() as u32, self.hops.len() as u32);
         let end = first + route.len() as u32;
@@ -191,7 +201,7 @@ impl Sharing {
         flow
     }
 
-    /// Gives a link another capacity, as [`Sharing::add_link`]; an unbounded one only if it is not full.
+    /// Changes the capacity of a link, as in [`Sharing::add_link`]; an unbounded capacity only if the link is not full.
     pub(super) fn set_capacity(&mut self, link: u32, capacity: u64) {
         let state = &mut self.links[link as usize];
         state.capacity = capacity;
@@ -200,7 +210,7 @@ impl Sharing {
         }
     }
 
-    /// The link that an active flow's rate is the level of, once solved.
+    /// The link whose level is an active flow's rate; valid once the rates are solved.
     pub(super) fn bottleneck(&self, flow: u32) -> u32 {
         self.flows[flow as usize].bottleneck
     }
@@ -220,23 +230,24 @@ impl Sharing {
         self.route(flow).map(|hop| self.hops[hop].link).find(stops).unwrap_or(bottleneck)
     }
 
-    /// The rate of every flow whose bottleneck `link` is, in quanta.
+    /// The rate of every flow whose bottleneck is `link`, in quanta.
     pub(super) fn level(&self, link: u32) -> u64 {
         self.level[link as usize]
     }
 
-    /// What all flows that cross a link use of it, once solved.
+    /// Total rate of the flows that cross a link; valid once the rates are solved.
     pub(super) fn used(&self, link: u32) -> u128 {
         let bottlenecks = self.links[link as usize].bottlenecks.iter();
         bottlenecks.map(|bottleneck| u128::from(self.level[*bottleneck as usize])).sum()
     }
 
-    /// Is a link somebody's bottleneck, once solved?
+    /// Whether a link is the bottleneck of any flow; valid once the rates are solved.
     pub(super) fn is_full(&self, link: u32) -> bool {
         self.level[link as usize] != UNBOUNDED
     }
 
-    /// Calls for the links of all flows whose rate may have changed since the caller last took note, often more than once.
+    /// Calls `call` for the links of all flows whose rate may have changed since the caller last read the changes,
+    /// often more than once.
     pub(super) fn for_changed_routes(&self, mut call: impl FnMut(u32)) {
         let of = |flow: u32| self.route(flow).map(|hop| self.hops[hop].link);
         for &link in &self.changed {
@@ -263,14 +274,15 @@ impl Sharing {
         }
     }
 
-    /// Alone on its route, a flow is as fast as the narrowest link. Otherwise that is to be found, by reviews of its links.
+    /// The bottleneck of a new flow. If the flow is alone on its route, the bottleneck is the narrowest link, otherwise
+    /// reviews of its links determine it.
     fn first_bottleneck(&mut self, flow: u32) -> u32 {
         let hops = &self.hops[self.route(flow)];
         let (links, level) = (&self.links, &self.level);
         let crossed = |hop: &Hop| &links[hop.link as usize];
         if self.flows[flow as usize].repeats || hops.iter().any(|hop| !crossed(hop).crossing.is_empty()) {
             self.touched.extend(hops.iter().map(|hop| hop.link));
-            // The first of those that are alike: no route begins with a link that holds nobody back.
+            // The first of equal links is chosen: no route begins with an unbounded link.
             return hops.iter().min_by_key(|hop| level[hop.link as usize]).expect("a route has links").link;
         }
         let narrowest = hops.iter().min_by_key(|hop| crossed(hop).capacity);
@@ -280,7 +292,7 @@ impl Sharing {
         bottleneck
     }
 
-    /// Ends a flow's activity.
+    /// Makes a flow inactive.
     pub(super) fn leave(&mut self, flow: u32) {
         for hop in self.route(flow) {
             let Hop { link, slot, .. } = self.hops[hop];
@@ -299,7 +311,7 @@ impl Sharing {
         }
     }
 
-    /// Finds the levels and bottlenecks for the flows that are active now.
+    /// Finds the levels and bottlenecks for the currently active flows.
     pub(super) fn solve(&mut self) {
         let mut touched = std::mem::take(&mut self.touched);
         for link in touched.drain(..) {
@@ -313,7 +325,7 @@ impl Sharing {
         }
     }
 
-    /// The caller has taken note of [`Sharing::changed`] and [`Sharing::moved`].
+    /// Clears [`Sharing::changed`] and [`Sharing::moved`] after the caller has read them.
     pub(super) fn forget_changes(&mut self) {
         self.changed.drain(..).for_each(|link| self.noted[link as usize] = false);
         self.moved.clear();
@@ -326,7 +338,7 @@ impl Sharing {
         }
     }
 
-    /// Gives a link the level that its equation says, and its flows theirs.
+    /// Reviews a link: sets its level by its equation, and the bottlenecks of its flows.
     fn look(&mut self, link: u32, water: u64) {
         #[cfg(test)]
         {
@@ -334,7 +346,7 @@ impl Sharing {
         }
         let before = self.level[link as usize];
         let level = loop {
-            // Its own flows count as stopping nowhere else.
+            // The link's own flows count as stopping at no other link.
             self.level[link as usize] = UNBOUNDED;
             let level = fill(link, &mut self.links[link as usize], &self.level, before);
             if level <= before || !self.let_go(link, before, level, water) {
@@ -362,7 +374,8 @@ impl Sharing {
         }
     }
 
-    /// Flows that used to stop here, at `before`, and have a link that is lower than `level`, stop there. Are there any?
+    /// Moves flows that stopped at this link, at level `before`, to a link of their route that is lower than `level`.
+    /// Returns whether there are any.
     fn let_go(&mut self, link: u32, before: u64, level: u64, water: u64) -> bool {
         let mut any = false;
         for slot in 0..self.links[link as usize].crossing.len() {
@@ -397,7 +410,7 @@ impl Sharing {
         self.moved.push(flow);
     }
 
-    /// A flow of `this` link has another rate, which its other links take note of.
+    /// Updates the other links of a flow of the link `this` whose rate has changed.
     fn rate_changes(&mut self, this: u32, crossing: Crossing, rates: (u64, u64), water: u64) {
         if crossing.peer != MANY {
             return self.rate_changes_on(crossing.peer, this, rates, water);
@@ -405,7 +418,7 @@ impl Sharing {
         let repeats = self.flows[self.hops[crossing.hop as usize].flow as usize].repeats;
         for other in self.others(crossing.hop) {
             let other = self.hops[other].link;
-            // A flow that comes several times may be told of several times.
+            // A flow that crosses a link several times may be reported several times.
             self.links[other as usize].sums.known &= !repeats;
             if other != this {
                 self.rate_changes_on(other, this, rates, water);
@@ -413,8 +426,8 @@ impl Sharing {
         }
     }
 
-    /// Reviews a link if the new rate of a flow may concern it: one that was not full will not be with less, and its level falls no lower
-    /// than the rate was.
+    /// Reviews a link if a flow's new rate may affect it: a link that was not full stays so with a lower rate, and its
+    /// level falls no lower than the flow's former rate.
     fn rate_changes_on(&mut self, other: u32, this: u32, (before, rate): (u64, u64), water: u64) {
         self.links[other as usize].sums.follow(before, rate);
         let level = self.level[other as usize];
@@ -429,7 +442,8 @@ impl Sharing {
         self.review.lower(other, expected);
     }
 
-    /// A link that one flow has to itself need never be its bottleneck if another on its route is no wider.
+    /// Whether a link need never be a bottleneck: it has a single flow, and another link on the flow's route is no
+    /// wider.
     fn is_ample(&self, link: u32, other: u32) -> bool {
         let (state, other) = (&self.links[link as usize], &self.links[other as usize]);
         state.crossing.len() == 1 && state.capacity >= other.capacity && self.level[link as usize] == UNBOUNDED
@@ -440,16 +454,16 @@ impl Sharing {
         first as usize..end as usize
     }
 
-    /// All hops of a flow but this one.
+    /// All hops of a flow except this one.
     fn others(&self, hop: u32) -> Chain<Range<usize>, Range<usize>> {
         let Hop { first, end, .. } = self.hops[hop as usize];
         (first as usize..hop as usize).chain(hop as usize + 1..end as usize)
     }
 }
 
-/// The level of a link, given where its flows stop on account of others, and a guess.
+/// The level of a link, given the bottlenecks of its flows at other links, and a guess.
 ///
-/// Newton's method counts flows that stop below a guess as they are, and lets the others share what is left.
+/// Newton's method counts the flows that stop below a guess at their own rates, and shares the rest among the others.
 fn fill(id: u32, link: &mut LinkState, level: &[u64], guess: u64) -> u64 {
     let flows = link.crossing.len() as u64;
     if flows == 0 || link.capacity == UNBOUNDED {
@@ -465,9 +479,10 @@ fn fill(id: u32, link: &mut LinkState, level: &[u64], guess: u64) -> u64 {
     level_of_sums.or_else(|| fall(link, level, guess)).unwrap_or_else(|| climb(link, level))
 }
 
-/// From where the link was full before, which is mostly near: a step or two. After the first, which may start anywhere, steps only go up;
-/// when the same flows stop below the new level, it is one at which the link is full. It is the lowest of these if no flow stops
-/// so closely below it that rounding counts: `None` if one does.
+/// Newton's method from the level at which the link was full before, which is mostly near: a step or two. After the
+/// first step, which may start anywhere, steps only go up; when the same flows stop below the new level, the link is
+/// full at that level. It is the lowest such level if no flow stops so closely below it that rounding matters: `None`
+/// if one does.
 fn fall(link: &LinkState, level: &[u64], mut guess: u64) -> Option<u64> {
     let flows = link.crossing.len() as u64;
     let even = (link.capacity / flows).max(1);
@@ -485,7 +500,7 @@ fn fall(link: &LinkState, level: &[u64], mut guess: u64) -> Option<u64> {
     }
 }
 
-/// From below: no step leads past the lowest level at which the link is full.
+/// Newton's method from below: no step passes the lowest level at which the link is full.
 fn climb(link: &LinkState, level: &[u64]) -> u64 {
     let flows = link.crossing.len() as u64;
     let mut guess = (link.capacity / flows).max(1);
@@ -495,7 +510,7 @@ fn climb(link: &LinkState, level: &[u64]) -> u64 {
         let Some(share) = left.checked_div(flows - below.flows) else { return UNBOUNDED };
         let better = share.max(guess);
         if better <= below.next {
-            // Where all stop at this level or below on account of others, it is not this link that stops them.
+            // If all flows stop at this level or below because of other links, this link is not their bottleneck.
             let stop = |bottleneck: &u32| level[*bottleneck as usize] <= better;
             return if link.bottlenecks.iter().all(stop) { UNBOUNDED } else { better };
         }
@@ -507,9 +522,9 @@ fn climb(link: &LinkState, level: &[u64]) -> u64 {
 struct Below {
     /// Number of flows whose bottleneck has a lower level.
     flows: u64,
-    /// Sum of their rates.
+    /// Sum of the rates of these flows.
     used: u64,
-    /// The highest rate among them.
+    /// The highest rate of these flows.
     highest: u64,
     /// The lowest level among the other flows' bottlenecks.
     next: u64,

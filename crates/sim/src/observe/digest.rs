@@ -1,7 +1,8 @@
-//! Owns the digest: one number that two runs share if and only if they were the same, operation by operation.
+//! Owns the digest: a number that two runs share if and only if they were equal, operation by operation.
 //!
-//! What is hashed is a projection of the events, written out here field by field, so that events may gain what a digest must not depend on: ids, causes,
-//! operators. Messages are left out (their effects are in the operations' times), so a digest does not depend on who looks on.
+//! The hash covers a projection of the events, listed below field by field, so that events may gain fields on which a
+//! digest must not depend: ids, causes, operators. Messages are left out (their effects are in the operations' times),
+//! so that a digest does not depend on the observers.
 //!
 //! # Version 2
 //!
@@ -17,16 +18,18 @@
 //! | finished | 5 | at, rank, outcome, compute, exposed, late peer, no data, idle, bytes sent, received, sent with headers |
 //! | failed | 6 | at, rank, call, issued, started, peer |
 //!
-//! A call is its group, its name, and then of a collective: type of elements, reduction, root, and the elements' shape (0 and a number; 1 and a list of blocks; 2 and the
-//! lists sent and received); of a message: the other rank in the group, tag, bytes. A meeting is 0 and the collective's number, or 1 and the peer's rank. Times
-//! are picoseconds.
+//! A call is its group and its name. For a collective, the type of elements, reduction, root, and the elements' shape
+//! follow (0 and a number; 1 and a list of blocks; 2 and the lists sent and received); for a message, the other rank in
+//! the group, tag, and bytes. A meeting is 0 and the collective's number, or 1 and the peer's rank. Times are
+//! picoseconds.
 //!
-//! A number is written in groups of 7 bits, the lowest first, all but the last with the highest bit set (LEB128); a text is its length and its UTF-8; a list its length
-//! and its elements; what may be missing is 0, or 1 and itself. Types, reductions, origins, outcomes and reasons are texts.
+//! A number is written in groups of 7 bits, the lowest first, all but the last with the highest bit set (LEB128); a
+//! text is its length and its UTF-8; a list its length and its elements; an optional value is 0, or 1 and the value.
+//! Types, reductions, origins, outcomes and reasons are texts.
 //!
 //! # Version 1
 //!
-//! SHA-256 over the time and [`Before`] of each event in postcard's wire format, as reports of version 1 have it.
+//! SHA-256 over the time and [`Before`] of each event in postcard's wire format, as in reports of version 1.
 
 use crate::event::{Event, Meeting, Observer, Times, Traffic, WaitReason};
 use crate::ids::{GroupId, GroupRank, Handle, RankId, Site, TaskId};
@@ -35,12 +38,12 @@ use crate::time::{Bytes, SimDuration, SimTime};
 use serde::Serialize;
 use sha2::{Digest as _, Sha256};
 
-/// Hashes a run's events; by default in the newest version.
+/// Hash of a run's events; by default in the newest version.
 #[derive(Clone)]
 pub struct Digest {
     version: u32,
     hash: Sha256,
-    /// Kept for its memory.
+    /// Kept to reuse the allocation.
     bytes: Vec<u8>,
 }
 
@@ -54,7 +57,7 @@ impl Digest {
     /// The newest version.
     pub const VERSION: u32 = 2;
 
-    /// The digest that reports of version 1 have.
+    /// The digest of reports of version 1.
     pub fn version_1() -> Digest {
         Digest { version: 1, hash: Sha256::new(), bytes: Vec::new() }
     }
@@ -81,7 +84,7 @@ impl Observer for Digest {
     }
 }
 
-/// What version 2 hashes.
+/// Encoded fields of an event in version 2.
 struct Fields(Vec<u8>);
 
 impl Fields {
@@ -134,7 +137,7 @@ impl Fields {
                     Mark::End | Mark::Leave { .. } => (None, None),
                     Mark::Open { range, name } => (Some(&**name), Some(range)),
                     Mark::Close { range } => (None, Some(range)),
-                    // What threads are called is nothing that happens.
+                    // Names of threads are not events.
                     Mark::Name(_) => return,
                 };
                 self.start(4, at, *rank);
@@ -237,7 +240,7 @@ impl Fields {
     }
 }
 
-/// What version 1 hashes of an event: its variants and fields in this order. It says nothing of receives whose data was not there yet.
+/// Fields of an event in version 1: variants and fields in this order. Version 1 has no time of receives without data.
 #[derive(Serialize)]
 enum Before<'a> {
     Computed {
@@ -277,7 +280,7 @@ enum Before<'a> {
         rank: RankId,
         mark: &'a Mark,
     },
-    /// It is never hashed, and keeps the numbers of those after it.
+    /// A variant that is never hashed, and that keeps the numbers of the later ones.
     #[allow(dead_code)]
     Message,
     Finished {
@@ -300,7 +303,7 @@ impl<'a> Before<'a> {
     fn of(event: &Event<'a>) -> Option<Before<'a>> {
         Some(match *event {
             Event::Computed { rank, task, start, base, origin, .. } => {
-                // All that was not measured counted as recorded.
+                // Version 1 counts every origin other than measured as recorded.
                 let origin = if origin == Origin::Measured { origin } else { Origin::Recorded };
                 Before::Computed { rank, task, start, base, origin }
             }
@@ -329,7 +332,7 @@ impl<'a> Before<'a> {
     }
 }
 
-/// What version 1 hashes of a call.
+/// Fields of a call in version 1.
 #[derive(Serialize)]
 struct CallBefore<'a> {
     group: GroupId,
@@ -387,7 +390,7 @@ mod tests {
         Call { group: GroupId(300), op: CallOp::Collective(collective) }
     }
 
-    /// Every kind of event, and every kind of call.
+    /// The digest of every kind of event, and of every kind of call.
     fn hashed(mut digest: Digest) -> String {
         let (rank, task, handle, site, peer) = (RankId(3), TaskId(1), Handle(9), Site(2), RankId(200));
         let (start, issued, started) = (SimTime::from_ps(5), SimTime::from_ps(6), SimTime::from_ps(1 << 33));
@@ -490,7 +493,7 @@ mod tests {
         before
     }
 
-    /// Digests that users have kept must go on to mean what they mean: what is hashed otherwise is another version.
+    /// Stored digests of users must stay valid: any change of the hash needs a new version.
     #[test]
     fn the_digest_of_these_events_is_the_same_for_ever() {
         assert_eq!(hashed(Digest::default()), "51db98ad3089376bd2818371308cf2d7a381085dae00a875a2387cd49aa21300");
@@ -530,7 +533,7 @@ mod tests {
         assert_eq!(digest.to_hex(), "e28b5471a587d620434721e91e23fdcf5565da0132bec818d6e38a57cf1b8f27");
     }
 
-    /// Digests of version 1 were made when all that was not measured counted as recorded.
+    /// In version 1, every origin other than measured counts as recorded.
     #[test]
     fn version_1_knows_only_what_was_measured_from_the_rest() {
         let of = |mut digest: Digest, origin| {
@@ -547,7 +550,7 @@ mod tests {
         assert_eq!(different.len(), Origin::ALL.len(), "version 2 knows all of them");
     }
 
-    /// A rank's handles, the numbers of lines, and what threads are called are names, and not what happened.
+    /// A rank's handles, the numbers of lines, and names of threads do not change a digest.
     #[test]
     fn names_do_not_change_a_digest() {
         let of = |handle, site, mark: Option<Mark>| {

@@ -1,5 +1,5 @@
-//! Owns the observers that come with the simulation: the digest of a run, and the figures of its report; and the ranges in which activities were
-//! issued, which other observers keep. How any of it is written down is the business of other crates.
+//! Owns the observers of this crate: the digest of a run, the figures of its report, and the ranges in which activities
+//! were issued, which other observers use. Other crates define their file formats.
 
 mod digest;
 mod ranges;

@@ -73,7 +73,7 @@ impl<N> IssueRanges<N> {
         self.of_families.entry(family).or_default().push((handle, own));
     }
 
-    /// Of the ranges that are open now, the one that has begun last.
+    /// The open range that has begun last.
     pub fn last(&self) -> Option<&N> {
         self.open.last().map(|at| &self.ranges[*at].name)
     }

@@ -1,4 +1,5 @@
-//! Owns the figures of a run's report, summed while the run goes on: where each rank's time went, and what each operation cost.
+//! Owns the figures of a run's report, summed during the run: the split of each rank's time, and the cost of each
+//! operation.
 
 use crate::event::{CallTimes, Event, Observer, StreamTimes, Times, Traffic};
 use crate::ids::{GroupId, RankId};
@@ -17,29 +18,30 @@ pub struct Statistics {
     events: u64,
 }
 
-/// Where one rank's time went.
+/// Figures of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankStatistics {
-    /// When its program ended; `None`: it did not.
+    /// Time at which its program ended; `None`: it did not end.
     pub finish: Option<SimTime>,
-    /// When it crashed, as the cluster wanted.
+    /// Time of its crash, if the cluster specifies one.
     pub crash: Option<SimTime>,
-    /// Where the rank's time went, up to its finish.
+    /// Split of the rank's time, up to its finish.
     pub times: Times,
     /// Bytes that the rank moved.
     pub traffic: Traffic,
 }
 
-/// What all calls of one operation of one group cost together.
+/// Figures of all calls of one operation of one group together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OperationStatistics {
-    /// Calls, each member counted.
+    /// Number of calls, counted for each member.
     pub count: u64,
-    /// Sizes of the tensors that the members named.
+    /// Total size of the members' tensors.
     pub bytes: Bytes,
     /// Time from issue to completion, summed over the calls.
     pub time: SimDuration,
-    /// How long ranks were blocked for it while nothing computed. A wait for several operations counts for the last of them.
+    /// Time for which the operation blocked ranks while nothing computed. A wait for several operations counts for the
+    /// last one to complete.
     pub exposed: SimDuration,
     /// Split of the time of the calls that were on streams of devices; `None` if no call was on a stream.
     pub on_streams: Option<StreamStatistics>,
@@ -62,22 +64,24 @@ impl Statistics {
         &self.ranks
     }
 
-    /// By operation and group, in order of name.
+    /// Figures by operation and group, in order of name.
     pub fn operations(&self) -> impl Iterator<Item = (&'static str, GroupId, &OperationStatistics)> {
         self.operations.iter().map(|((operation, group), statistics)| (*operation, *group, statistics))
     }
 
-    /// The latest finish, or crash.
+    /// Time of the latest finish or crash.
     pub fn makespan(&self) -> SimTime {
         self.ranks.iter().filter_map(|rank| rank.finish.max(rank.crash)).max().unwrap_or(SimTime::ZERO)
     }
 
-    /// What streams of devices were busy with, in order of rank; of each first all of them together, which has no number.
+    /// Busy times of CUDA streams, in order of rank; for each rank first those of all streams together, without a
+    /// number.
     pub fn streams(&self) -> impl Iterator<Item = (RankId, Option<u32>, &StreamTimes)> {
         self.streams.iter().map(|((rank, stream), times)| (*rank, *stream, times))
     }
 
-    /// Each rank that was simulated stands for so many: operations count as often. Ranks have figures of their own already.
+    /// Multiplies the figures of operations by the number of ranks that each simulated rank represents. The figures of
+    /// ranks stay unchanged.
     pub fn stand_for(&mut self, ranks: u32) {
         let times = |span: SimDuration| SimDuration::from_ps(span.as_ps().saturating_mul(u64::from(ranks)));
         for operation in self.operations.values_mut() {
@@ -95,7 +99,7 @@ impl Statistics {
         }
     }
 
-    /// Number of events that were seen.
+    /// Number of observed events.
     pub fn events(&self) -> u64 {
         self.events
     }

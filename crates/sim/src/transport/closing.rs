@@ -1,12 +1,12 @@
-//! Owns what the end of a rank's process does to its connections: what has left arrives, what has not is lost. Who hears of it, and what that
-//! means to whom, is the business of `comm`.
+//! Owns the effect of the end of a rank's process on its connections: data that has left arrives, other data is lost.
+//! `comm` notifies other ranks and fails operations.
 
 use super::{CONTROL, Message, PART, Purpose, Transport};
 use crate::ids::{GroupId, RankId};
 use crate::time::{SimDuration, SimTime};
 
 impl Transport {
-    /// The rank's process is gone: nothing leaves for it or from it any more.
+    /// Closes all connections of a rank whose process is gone: no data leaves for it or from it any more.
     pub(crate) fn crash(&mut self, now: SimTime, rank: RankId) {
         self.catch_up(now);
         self.gone.insert(rank);
@@ -32,7 +32,7 @@ impl Transport {
         self.take_grant(&message);
     }
 
-    /// Is a message of the group on its way from one rank to the other, or not yet taken in there?
+    /// Whether a message of the group is in flight from one rank to the other, or not received yet.
     pub(crate) fn is_on_its_way(&self, group: GroupId, from: RankId, to: RankId) -> bool {
         let waits = |Message { group, bytes, wire, purpose, .. }: &Message| {
             self.waits_for_receive(*group, *bytes, *wire, matches!(purpose, Purpose::Step { .. }))
@@ -44,7 +44,7 @@ impl Transport {
         self.messages.iter().any(|(tag, message)| between(message) && has_left(tag, message))
     }
 
-    /// How long the end of a connection takes to be noticed at its other end.
+    /// Time until the end of a connection is noticed at its other end.
     pub(crate) fn latency(&self, from: RankId, to: RankId) -> SimDuration {
         self.topology.route(self.hosts[from.index()], self.hosts[to.index()]).latency
     }

@@ -1,19 +1,20 @@
-//! Owns one direction of a connection: frames in order, and the window that lets them onto the network's stream.
+//! Owns one direction of a connection: frames in order, and the window that releases them to the network's stream.
 //!
-//! A new connection may have `first` bytes on their way; each that is acknowledged, one round trip after it was let go, makes room for
-//! itself and lets the window grow by as much, up to `cap` (TCP's slow start, RFC 5681; as in Linux the window does not grow beyond twice what was
-//! on its way). With round trip r, a message of n bytes alone on a new connection has left after
+//! A new connection may have `first` bytes in flight; each byte that is acknowledged, one round trip after its release,
+//! makes room for itself and lets the window grow by as much, up to `cap` (TCP's slow start, RFC 5681; as in Linux the
+//! window does not grow beyond twice the bytes in flight). With round trip r, a message of n bytes alone on a new
+//! connection has left after
 //!
 //! ```text
 //! k r + (n - first (2^k - 1)) / rate,   k the smallest number with first (2^(k+1) - 1) >= n or first 2^k >= r rate:
 //! ```
 //!
-//! either the rest fits into the window, or the window holds more than the link carries in a round trip. Once it has grown to `cap`, the
-//! stream's own limit of cap / r takes its place.
+//! either the rest fits into the window, or the window holds more than the link carries in a round trip. Once the
+//! window has grown to `cap`, the stream's own limit of cap / r replaces it.
 //!
-//! A connection that has nothing to send for a retransmission time-out halves its window for each such time, down to `first` (RFC 2861; Linux,
-//! `tcp_cwnd_restart` of net/ipv4/tcp_output.c), and grows again. An open one is taken to have had a window of what the link carries in two
-//! round trips: slow start leaves off between one and two.
+//! A connection without data to send for a retransmission timeout halves its window for each such time, down to `first`
+//! (RFC 2861; Linux, `tcp_cwnd_restart` of net/ipv4/tcp_output.c), and grows again. An open connection is assumed to
+//! have had a window of the link's bytes in two round trips: slow start ends between one and two.
 
 use super::protocol::Window;
 use crate::ids::{MessageId, RankId, StreamId};
@@ -21,46 +22,46 @@ use crate::network::{PacketOverhead, Route};
 use crate::time::{Bytes, SimDuration, SimTime};
 use std::collections::VecDeque;
 
-/// One direction between two ranks.
+/// One direction of a connection between two ranks.
 #[derive(Clone, Debug)]
 pub(super) struct Connection {
     pub(super) stream: StreamId,
     pub(super) route: Route,
     overhead: Option<PacketOverhead>,
     pub(super) source: RankId,
-    /// One of its ends is gone: what is pushed is lost.
+    /// Whether one of its ends is gone: pushed data is lost.
     pub(super) closed: bool,
     growth: Option<Growth>,
-    /// `None`: everything may leave at once, and nothing waits.
+    /// The growing window; `None`: all data may leave at once, and no frame waits.
     opening: Option<Box<Opening>>,
-    /// When it last had something to send.
+    /// Last time at which it had data to send.
     used: SimTime,
-    /// The message that was put on it last.
+    /// The last message on this connection.
     pub(super) last: Option<MessageId>,
 }
 
-/// How a connection's window behaves.
+/// Parameters of a connection's window.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Growth {
     pub(super) window: Window,
     pub(super) round_trip: SimDuration,
-    /// What an open connection's window is like; at most `window.cap`.
+    /// Window of an open connection; at most `window.cap`.
     pub(super) warm: Bytes,
 }
 
-/// Bytes that wait for the window.
+/// A frame that waits for the window.
 #[derive(Clone, Copy, Debug)]
 struct Frame {
     left: u64,
     tag: u64,
 }
 
-/// What the network may have now.
+/// Bytes that the network may have now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Release {
-    /// These bytes; the frame's last ones?
+    /// These bytes; `last`: whether they are the frame's last ones.
     Bytes { bytes: Bytes, tag: u64, last: bool },
-    /// Nothing before this instant.
+    /// No bytes before this instant.
     Later(SimTime),
     /// No bytes are waiting.
     Nothing,
@@ -72,10 +73,10 @@ struct Opening {
     size: u64,
     cap: u64,
     round_trip: SimDuration,
-    /// What is on its way, and when it is acknowledged.
+    /// Bytes in flight, with the instants of their acknowledgements.
     unacknowledged: VecDeque<(SimTime, u64)>,
     on_its_way: u64,
-    /// Is somebody to look again at the next acknowledgement?
+    /// Whether a timer is set for the next acknowledgement.
     waits: bool,
     backlog: VecDeque<Frame>,
 }
@@ -94,7 +95,7 @@ impl Connection {
         Connection { stream, route, overhead, source, closed: false, growth, opening, used: SimTime::ZERO, last: None }
     }
 
-    /// Bytes come, or have left: had it nothing to send for long, its window is smaller now.
+    /// Records that bytes come, or have left. If the connection was idle for long, its window shrinks.
     pub(super) fn is_used(&mut self, now: SimTime) {
         let idle = now.since(self.used);
         self.used = now;
@@ -112,7 +113,7 @@ impl Connection {
         }
     }
 
-    /// What a frame puts on the wire, and the payload that takes as long.
+    /// Bytes of a frame on the wire, and the payload that lasts as long.
     pub(super) fn framed(&self, bytes: Bytes) -> (Bytes, Bytes) {
         match self.overhead {
             Some(packet) => (packet.wire_bytes(bytes), packet.payload_room(bytes)),
@@ -121,18 +122,18 @@ impl Connection {
         }
     }
 
-    /// Nothing holds a frame back.
+    /// Whether no frame is held back.
     pub(super) fn is_open(&self) -> bool {
         self.opening.is_none()
     }
 
-    /// Puts a frame behind those that wait for the window. Only a connection that is not open has any.
+    /// Puts a frame behind those that wait for the window, on a connection that is not open.
     pub(super) fn push(&mut self, bytes: Bytes, tag: u64) {
         let opening = self.opening.as_mut().expect("an open connection holds nothing back");
         opening.backlog.push_back(Frame { left: bytes.0, tag });
     }
 
-    /// One of its ends is gone. Adds the tags of the frames that wait to `dropped`.
+    /// Closes the connection because one of its ends is gone. Adds the tags of waiting frames to `dropped`.
     pub(super) fn close(&mut self, dropped: &mut Vec<u64>) {
         self.closed = true;
         if let Some(opening) = self.opening.take() {
@@ -140,14 +141,14 @@ impl Connection {
         }
     }
 
-    /// The instant of a [`Release::Later`] has come.
+    /// Handles the instant of a [`Release::Later`].
     pub(super) fn look_again(&mut self) {
         if let Some(opening) = &mut self.opening {
             opening.waits = false;
         }
     }
 
-    /// What may leave now. To be asked until it is no more bytes.
+    /// Data that may leave now. The caller repeats the call until no bytes are returned.
     pub(super) fn release(&mut self, now: SimTime) -> Release {
         let Some(opening) = &mut self.opening else { return Release::Nothing };
         let release = opening.release(now);
@@ -186,7 +187,7 @@ impl Opening {
         Release::Bytes { bytes: Bytes(bytes), tag, last }
     }
 
-    /// How many of `wanted` bytes may leave now.
+    /// Number of the `wanted` bytes that may leave now.
     fn allow(&mut self, now: SimTime, wanted: u64) -> u64 {
         while let Some(&(_, bytes)) = self.unacknowledged.front().filter(|(at, _)| *at <= now) {
             self.unacknowledged.pop_front();
@@ -222,7 +223,7 @@ mod tests {
         Connection::new(StreamId(0), Route::default(), None, RankId(0), Some(growth))
     }
 
-    /// What is let go, and when.
+    /// Released bytes, with their times.
     fn bursts(connection: &mut Connection) -> Vec<(u64, u64)> {
         let (mut now, mut bursts) = (SimTime::ZERO, Vec::new());
         loop {
@@ -239,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_window_doubles_each_round_trip_up_to_its_cap() {
-        // 10, 20, 40, and with the fourth the cap of 80 is there: everything else leaves at once.
+        // Windows of 10, 20, 40, and with the fourth round trip the cap of 80: all other bytes leave at once.
         let mut connection = connection(10, 80);
         connection.push(Bytes(500), 0);
         let expected = [(0, 10), (ROUND_TRIP, 20), (2 * ROUND_TRIP, 40), (3 * ROUND_TRIP, 430)];
@@ -266,7 +267,8 @@ mod tests {
         connection.push(Bytes(500), 0);
         assert_eq!(bursts(&mut connection).len(), 4);
         connection.is_used(SimTime::from_ps(5 * ROUND_TRIP));
-        // Of an open connection's 40: 20 after a time-out of 9 + 1 round trips, the first 10 after two and more; a little less is none.
+        // From an open connection's window of 40: 20 after a timeout of 9 + 1 round trips, the first window of 10 after
+        // two and more; a little less has no effect.
         for (idle, left) in [(9, None), (10, Some(20)), (20, Some(10)), (1_000, Some(10))] {
             let mut connection = Connection { opening: None, ..connection.clone() };
             connection.is_used(SimTime::from_ps((5 + idle) * ROUND_TRIP));

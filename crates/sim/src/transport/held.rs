@@ -29,7 +29,7 @@ impl Transport {
     }
 
     /// Sends the first bytes of a held message, for which its receiver has room. Has no effect if the whole message has
-    /// left meanwhile.
+    /// already left.
     pub(crate) fn let_part_go(&mut self, now: SimTime, tag: u32, id: MessageId, room: Bytes) {
         if room == Bytes(0) || !self.holds(tag, id) {
             return;

@@ -1,17 +1,18 @@
-//! Owns what lies between a step of a communication and bytes on streams: connections, handshakes, windows, the threads that move bytes in
-//! and out of sockets, and so what a message's delivery means.
+//! Owns the transport between a communication step and bytes on connection streams: connections, handshakes, windows,
+//! and the threads that move bytes in and out of sockets. The transport thereby defines the delivery of a message.
 //!
-//! A message is posted by its sender and expected by its receiver. On the way from one to the other:
+//! A message is posted by its sender, is expected by its receiver, and passes these stages:
 //!
-//! 1. [`rendezvous`]: where the protocol has a handshake, data waits until the sender knows that its receiver is ready;
-//! 2. [`connection`]: it stands in the one byte stream of its pair and direction, together with the control messages, and passes the window;
-//! 3. the network carries it;
-//! 4. [`threads`]: the receiver's input thread takes it in, and whoever waits for it wakes up.
+//! 1. [`rendezvous`]: if the protocol has a handshake, data waits until the sender knows that its receiver is ready;
+//! 2. [`connection`]: the message is in the one byte stream of its pair and direction, together with control messages,
+//!    and passes the window;
+//! 3. the network transfers it;
+//! 4. [`threads`]: the receiver's input thread reads it, and the waiting thread wakes up.
 //!
-//! [`closing`] is what happens where a rank is gone.
+//! [`closing`] handles the end of a rank.
 //!
-//! With the default [`Protocol`] all of that takes no time and a message is what the network makes of it. Algorithms and matching are the
-//! business of `comm`, how streams share links that of `network`.
+//! With the default [`Protocol`] these stages last no time, and only the network determines a message's time. `comm`
+//! owns algorithms and matching, `network` the sharing of links.
 
 mod closing;
 mod connection;
@@ -40,17 +41,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use threads::HostThreads;
 use timers::Timers;
 
-/// Sends messages between ranks and reports how far they are.
+/// Sends messages between ranks and reports their progress.
 pub(crate) struct Transport {
     network: Box<dyn Network>,
     hosts: Vec<HostId>,
     topology: Topology,
     protocol: Protocol,
-    /// Does a message that is there take no more time?
+    /// Whether the reception of a message lasts no time.
     reception_is_free: bool,
-    /// By group (where each has its own), sender and receiver; opened at the first message.
+    /// Connections by group (if each group has its own), sender and receiver; opened at the first message.
     connections: IndexMap<(Option<GroupId>, RankId, RankId), Connection, FxBuildHasher>,
-    /// Messages that wait for their receiver or are on their way, by tag.
+    /// Messages that wait for their receiver or are in flight, by tag.
     messages: Slab<Message>,
     controls: Slab<Control>,
     grants: Slab<Grant>,
@@ -61,7 +62,7 @@ pub(crate) struct Transport {
     timers: Timers<Due>,
     events: Vec<NetworkEvent>,
     wire_sent: Vec<Bytes>,
-    /// What algorithms' protocols do to messages, by number from 1.
+    /// Effects of algorithms' protocols on messages, by number from 1.
     wires: Vec<Wire>,
     /// Messages whose receiver does not have room for all of their bytes yet, by tag, and the bytes of each message
     /// that are on its connection.
@@ -84,7 +85,7 @@ pub(crate) struct Message {
     pub(crate) bytes: Bytes,
     pub(crate) wire_bytes: Bytes,
     pub(crate) queued: SimTime,
-    /// When it came to the head of its stream; known once it is sent.
+    /// Time at which it came to the head of its connection stream; known once it is sent.
     pub(crate) started: SimTime,
     pub(crate) sent: SimTime,
     pub(crate) way: MessageWay,
@@ -93,9 +94,9 @@ pub(crate) struct Message {
     /// Time for which any link limited parts of the message.
     left_over_links: SimDuration,
     connection: u32,
-    /// In `Transport::grants`, once its receiver is ready and where the protocol has a handshake; else [`NO_GRANT`].
+    /// Index in `Transport::grants`, once its receiver is ready and if the protocol has a handshake; else [`NO_GRANT`].
     grant: u32,
-    /// What its algorithm's protocol does to it.
+    /// Number of the effect of its algorithm's protocol.
     wire: u32,
 }
 
@@ -114,23 +115,23 @@ impl Message {
     }
 }
 
-/// What a message belongs to.
+/// Operation of a message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Purpose {
     /// A step of a collective.
     Step {
         /// The index of the instance.
         instance: u32,
-        /// The sender's place in the group.
+        /// The sender's group rank.
         from: GroupRank,
-        /// The receiver's place in the group.
+        /// The receiver's group rank.
         to: GroupRank,
         /// The number of the sender's step.
         step: u64,
         /// The sender's operation.
         handle: Handle,
     },
-    /// What is written into the memory of its destination.
+    /// A write into the memory of the destination.
     Write {
         /// The writer's operation.
         handle: Handle,
@@ -143,41 +144,42 @@ pub(crate) enum Purpose {
         tag: u64,
         /// The sender's line.
         site: Site,
-        /// When the sender's program entered the operation: it is posted later, once the call has been paid for.
+        /// Time at which the sender's program entered the operation: the message is posted later, after the cost of the
+        /// call.
         entered: SimTime,
     },
 }
 
-/// What has happened; messages by tag.
+/// Event of the transport, with the tag of its message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TransportEvent {
-    /// The message's last byte has left, and its sender knows.
+    /// The message's last byte has left, and its sender has noticed.
     Sent(u32),
-    /// Its last byte is there, and its receiver knows: it is to be taken.
+    /// The message's last byte has arrived, and its receiver has noticed: the caller must remove it.
     Arrived(u32),
-    /// What was asked for with [`Transport::call_back`].
+    /// The time of a [`Transport::call_back`] has come.
     CallBack(u32),
 }
 
-/// A message without data, on its way to say something about others.
+/// A message without data that announces a receive or a send.
 #[derive(Clone, Copy, Debug)]
 enum Control {
-    /// A receiver is ready for a message of `data`.
+    /// A receiver is ready for a message, whose data uses the connection `data`.
     RecvReady { data: u32, channel: Channel, grant: Grant },
-    /// A send of `data` is there.
+    /// A send, whose data uses the connection `data`, is posted.
     SendReady { data: u32, channel: Channel },
 }
 
-/// What is due at an instant.
+/// Action that is due at an instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Due {
     /// Some bytes of a connection are acknowledged.
     Acknowledged(u32),
-    /// A message is there, after what its protocol takes more than the way there.
+    /// A message has arrived, after the protocol's minimum latency beyond the route's.
     Landed(u32),
-    /// The input thread has taken a control message in.
+    /// The input thread has read a control message.
     Control(u32),
-    /// The input thread has taken a message in.
+    /// The input thread has read a message.
     TakenIn(u32),
     /// The sender of a message wakes up.
     Sent(u32),
@@ -186,17 +188,18 @@ enum Due {
     CallBack(u32),
 }
 
-/// The number of a protocol that does nothing.
+/// Number of the protocol without any effect.
 pub(crate) const PLAIN: u32 = 0;
-/// That of one by which messages are there as soon as they are sent, whatever the network.
+/// Number of the protocol by which messages arrive as soon as they are sent, whatever the network.
 pub(crate) const TIMELESS: u32 = u32::MAX;
-/// That of one by which data goes into memory that is known before, by the network alone: no handshake, no header, no thread that takes it in.
+/// Number of the protocol of writes into memory that is known before, by the network alone: without handshake, header
+/// and input thread.
 pub(crate) const ONE_SIDED: u32 = u32::MAX - 1;
 
 const NO_GRANT: u32 = u32::MAX;
-/// In a tag of the network: not a message's last bytes.
+/// Bit of a network tag: not a message's last bytes.
 const PART: u64 = 1 << 63;
-/// In a tag of the network: the number of a control message.
+/// Bit of a network tag: the number of a control message.
 const CONTROL: u64 = 1 << 62;
 
 impl Purpose {
@@ -242,7 +245,7 @@ impl Transport {
         }
     }
 
-    /// Does each group have connections of its own?
+    /// Whether each group has its own connections.
     pub(crate) fn has_connections_per_group(&self) -> bool {
         self.protocol.connections_per_group
     }
@@ -270,44 +273,45 @@ impl Transport {
         self.protocol.buffer.filter(|_| has_buffer)
     }
 
-    /// Is a receiver asked before it says that it is ready?
+    /// Whether senders ask before a receiver says that it is ready.
     fn asks(&self) -> bool {
         self.protocol.handshake.is_some_and(|handshake| handshake.eager.is_some())
     }
 
-    /// What a rank has put on the network, with headers and control messages.
+    /// Bytes that a rank has put on the network, with headers and control messages.
     pub(crate) fn wire_sent(&self, rank: RankId) -> Bytes {
         self.wire_sent[rank.index()]
     }
 
-    /// When the first step of a collective of `bytes` that begins now can start.
+    /// Time at which the first step of a collective of `bytes` that begins now can start.
     pub(crate) fn begins(&self, now: SimTime, bytes: Bytes, wire: u32) -> SimTime {
         let Protocol { call, hand_over, staging, .. } = self.protocol;
         self.passes(now, call + hand_over + time_for(staging, bytes), wire)
     }
 
-    /// When a collective that is over now, on this rank, has brought its result of `bytes` where the program wants it.
+    /// Time at which the result of `bytes` of a collective that ends now, on this rank, is in the program's memory.
     pub(crate) fn ends(&self, now: SimTime, bytes: Bytes, wire: u32) -> SimTime {
         self.passes(now, self.protocol.hand_over + time_for(self.protocol.staging, bytes), wire)
     }
 
-    /// The same of a message between two ranks.
+    /// Time at which the data of a message between two ranks that ends now is in the program's memory.
     pub(crate) fn brings(&self, now: SimTime, bytes: Bytes, wire: u32) -> SimTime {
         self.passes(now, time_for(self.protocol.staging, bytes), wire)
     }
 
-    /// After so long, unless by this protocol nothing takes time.
+    /// The instant after `lasts`, or `now` if nothing lasts time with this protocol.
     fn passes(&self, now: SimTime, lasts: SimDuration, wire: u32) -> SimTime {
         if wire == TIMELESS { now } else { now.saturating_add(lasts) }
     }
 
-    /// When a message between two ranks, whose operation the program calls now, is posted. Calls of one rank are posted in order.
+    /// Time at which a message between two ranks, whose operation the program calls now, is posted. Calls of one rank
+    /// are posted in order.
     pub(crate) fn posted(&mut self, now: SimTime, rank: RankId, bytes: Bytes, wire: u32) -> SimTime {
         let work = self.protocol.call + time_for(self.protocol.staging, bytes);
         if work == SimDuration::ZERO || wire == TIMELESS { now } else { self.threads.post(rank, now, work) }
     }
 
-    /// Reports [`TransportEvent::CallBack`] at an instant that lies after now.
+    /// Schedules a [`TransportEvent::CallBack`] for an instant after now.
     pub(crate) fn call_back(&mut self, at: SimTime, number: u32) {
         self.timers.set(at, Due::CallBack(number));
     }
@@ -393,7 +397,7 @@ impl Transport {
         })
     }
 
-    /// A message is where it is to be.
+    /// Delivers a message at once.
     fn appear(&mut self, now: SimTime, tag: u32) {
         let message = self.messages.get_mut(tag);
         message.started = now;
@@ -403,17 +407,17 @@ impl Transport {
         }
     }
 
-    /// A message that has not been taken.
+    /// A message in the transport.
     pub(crate) fn message(&self, tag: u32) -> &Message {
         self.messages.get(tag)
     }
 
-    /// A message that has arrived, for the last time.
+    /// Removes a message that has arrived.
     pub(crate) fn take(&mut self, tag: u32) -> Message {
         self.messages.take(tag)
     }
 
-    /// The receiver of a message is ready for it.
+    /// Records that the receiver of a message is ready for it.
     fn granted(&mut self, now: SimTime, tag: u32, grant: Grant) {
         let message = self.messages.get_mut(tag);
         message.grant = self.grants.keep(grant);
@@ -424,12 +428,12 @@ impl Transport {
         self.dispatch(now, tag);
     }
 
-    /// What the receiver of a message was ready for; nothing without a handshake.
+    /// Grant of a message's receiver; `None` without a handshake.
     pub(crate) fn grant(&self, message: &Message) -> Option<Grant> {
         (message.grant != NO_GRANT).then(|| *self.grants.get(message.grant))
     }
 
-    /// The same, of a message that has arrived. It can be asked for once.
+    /// Removes the grant of a message that has arrived.
     pub(crate) fn take_grant(&mut self, message: &Message) -> Option<Grant> {
         (message.grant != NO_GRANT).then(|| self.grants.take(message.grant))
     }
@@ -452,7 +456,7 @@ impl Transport {
         }
     }
 
-    /// Posts a receive between two ranks that has a handshake. `None`: from any of the group.
+    /// Posts a receive between two ranks that has a handshake. `from` is `None`: from any rank of the group.
     pub(crate) fn receive(
         &mut self,
         now: SimTime,
@@ -474,7 +478,7 @@ impl Transport {
         }
     }
 
-    /// A receiver says that it is ready.
+    /// Announces that a receiver is ready.
     fn invite(
         &mut self,
         now: SimTime,
@@ -489,7 +493,7 @@ impl Transport {
         self.announce(now, Control::RecvReady { data, channel, grant }, back);
     }
 
-    /// Without a handshake both sides see what the other one does.
+    /// Sends a control message; without a handshake both sides see it at once.
     fn announce(&mut self, now: SimTime, control: Control, connection: u32) {
         let control = self.controls.keep(control);
         match self.protocol.handshake {
@@ -512,7 +516,7 @@ impl Transport {
         message.way.behind = self.connections[connection as usize].last.replace(message.way.id);
     }
 
-    /// Returns the size on the wire.
+    /// Puts bytes on a connection; returns their size on the wire.
     fn push(&mut self, now: SimTime, index: u32, bytes: Bytes, tag: u64) -> Bytes {
         self.catch_up(now);
         let connection = &mut self.connections[index as usize];
@@ -531,7 +535,7 @@ impl Transport {
         wire_bytes
     }
 
-    /// Lets go what the window of a connection allows.
+    /// Releases the bytes that the window of a connection allows.
     fn release(&mut self, now: SimTime, index: u32) {
         let connection = &mut self.connections[index as usize];
         loop {
@@ -575,7 +579,7 @@ impl Transport {
         Connection::new(stream, route, overhead, source, Some(Growth { window, round_trip, warm }))
     }
 
-    /// Brings the network to an instant before its next event.
+    /// Advances the network to an instant before its next event.
     fn catch_up(&mut self, now: SimTime) {
         if self.now < now {
             self.network.advance(now, &mut self.events);
@@ -588,13 +592,13 @@ impl Transport {
         self.network.next_event().into_iter().chain(self.timers.next()).min()
     }
 
-    /// A link that has changed at the instant that was advanced to last, if nothing else happened then on the network.
+    /// A link that has changed at the current instant, if nothing else happened in the network then.
     pub(crate) fn changed_only(&self) -> Option<&str> {
         self.network.changed_only()
     }
 
-    /// Moves to `to`, which is at or before the next event, and reports what happens then: first what the network brings, in its order,
-    /// then what was due, in the order in which it was set.
+    /// Advances to `to`, which is at or before the next event, and reports the events of that instant: first the
+    /// network's, in its order, then due actions, in the order in which they were scheduled.
     pub(crate) fn advance(&mut self, to: SimTime, happened: &mut Vec<TransportEvent>) {
         self.now = to;
         let mut events = std::mem::take(&mut self.events);
@@ -692,7 +696,7 @@ impl Transport {
                 let (&(of, sender, receiver), _) = self.connections.get_index(data as usize).expect("it carries data");
                 let group = match channel {
                     Channel::Tag(group, _) => group,
-                    // Connections that are no group's are everybody's.
+                    // Connections that belong to no group are shared by all groups.
                     Channel::Instance(_) => of.unwrap_or_default(),
                 };
                 if let Some(grant) = self.rendezvous.announced(receiver, sender, channel) {
@@ -713,7 +717,7 @@ impl Transport {
         self.at(now, at, Due::TakenIn(tag), happened);
     }
 
-    /// Wakes whoever waits for a message.
+    /// Wakes the thread that waits for a message.
     fn hand_over(&mut self, now: SimTime, tag: u32, happened: &mut Vec<TransportEvent>) {
         let message = *self.messages.get(tag);
         let Message { purpose, destination, bytes, sent, .. } = message;
@@ -726,19 +730,19 @@ impl Transport {
             }
             Purpose::Send { .. } | Purpose::Write { .. } => now.saturating_add(wake),
         };
-        // A busy worker need not be woken, but the message is kept until its sender knows that it has left.
+        // The wake-up of a busy worker costs nothing, but the message is kept until its sender knows that it has left.
         let at = at.max(sent.saturating_add(wake));
         self.at(now, at, Due::Arrived(tag), happened);
     }
 
-    /// When who has sent what arrives now hears of it.
+    /// Time at which the sender of a message that arrives now learns of its arrival.
     pub(crate) fn acknowledged(&self, now: SimTime, message: &Message) -> SimTime {
         let [from, to] = [message.destination, message.source].map(|rank| self.hosts[rank.index()]);
         let wait = if message.wire == TIMELESS { SimDuration::ZERO } else { self.topology.route(from, to).latency };
         now.saturating_add(wait)
     }
 
-    /// The way that a message takes.
+    /// The route of a message.
     pub(crate) fn route(&self, message: &Message) -> &Route {
         &self.connections[message.connection as usize].route
     }

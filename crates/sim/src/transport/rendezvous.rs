@@ -1,12 +1,13 @@
-//! Owns the handshake before a message's data leaves: who is ready for what. It knows neither time nor bytes on links.
+//! Owns the handshake before a message's data leaves: the matching of ready receivers and senders. The module knows
+//! neither time nor bytes on links.
 //!
-//! Source: pytorch/gloo, `gloo/transport/tcp/pair.cc`. A receive from a known rank tells the sender at once that it is ready (RECV_READY);
-//! the n-th that arrives releases the n-th send of the same channel. A send between two ranks also announces itself (SEND_READY), which only a
-//! receive from any source waits for: it then becomes a receive from that sender. An announcement whose receive was posted already
-//! counts for nothing.
+//! Source: pytorch/gloo, `gloo/transport/tcp/pair.cc`. A receive from a known rank tells the sender at once that it is
+//! ready (RECV_READY); the n-th such message to arrive releases the n-th send of the same channel. A send between two
+//! ranks also announces itself (SEND_READY); only a receive from any source waits for the announcement, and then
+//! becomes a receive from that sender. An announcement whose receive was posted already has no effect.
 //!
-//! Where senders ask first (MPI), no receiver says anything before: each receive waits for the announcement that it takes, whoever it is to
-//! come from.
+//! If senders ask first (MPI), no receiver sends anything before: each receive waits for the announcement that it
+//! matches, from a known sender or from any.
 
 use crate::event::Cause;
 use crate::ids::{GroupId, Handle, RankId};
@@ -15,29 +16,30 @@ use indexmap::IndexMap;
 use rustc_hash::FxBuildHasher;
 use std::collections::VecDeque;
 
-/// Messages that are matched with each other, in order, of one connection.
+/// Messages of one connection that are matched with each other, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Channel {
-    /// Of one collective: its instance.
+    /// Messages of one collective: its instance.
     Instance(u32),
-    /// Between two ranks of a group, with one tag.
+    /// Messages between two ranks of a group, with one tag.
     Tag(GroupId, u64),
 }
 
-/// What a receiver is ready for.
+/// A receiver's readiness for a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Grant {
-    /// When the receiver's program entered the receive; of a step, when it was posted.
+    /// Time at which the receiver's program entered the receive; for a step, time of its post.
     pub(crate) entered: SimTime,
-    /// Which it was, and the size of its buffer; `None`: a step's.
+    /// The receive, and the size of its buffer; `None` for a step.
     pub(crate) receive: Option<(Handle, Bytes)>,
-    /// Will the elements be combined with what is there?
+    /// Whether the elements are combined with the present ones.
     pub(crate) combine: bool,
-    /// When the receive was posted, and what that followed from; `None`: it had been, and it was its announcement that the sender waited for.
+    /// Time and cause of the post of the receive; `None`: it was posted before, and the sender waited for its
+    /// announcement.
     pub(crate) posted: Option<(SimTime, Cause)>,
 }
 
-/// Sends that wait for their receivers and the other way round.
+/// Sends that wait for their receivers, and receivers that wait for their sends.
 #[derive(Debug, Default)]
 pub(super) struct Rendezvous {
     /// Sends and receives that wait, by connection.
@@ -46,26 +48,26 @@ pub(super) struct Rendezvous {
     doors: IndexMap<(RankId, Channel), Door, FxBuildHasher>,
 }
 
-/// What waits at the sender's end: sends, or grants of receivers.
+/// Waiting sends or receivers' grants at the sender's end.
 #[derive(Debug)]
 enum Slot {
     Sends(VecDeque<u32>),
     Grants(VecDeque<Grant>),
 }
 
-/// At a receiver, of one channel.
+/// State of one channel at a receiver.
 #[derive(Debug, Default)]
 struct Door {
-    /// Senders whose announcement no receive has taken.
+    /// Senders whose announcement no receive has matched.
     announced: VecDeque<RankId>,
     /// Receives that wait for an announcement, from this sender or from any.
     open: VecDeque<(Option<RankId>, Grant)>,
-    /// Receives from a sender that were posted before its announcement came, less those announced since.
+    /// Number of receives by sender that were posted before the sender's announcement, less those announced since.
     expected: IndexMap<RankId, u32, FxBuildHasher>,
 }
 
 impl Door {
-    /// The first sender that has announced itself, of those a receive takes.
+    /// Removes the first announced sender that a receive matches.
     fn take_announced(&mut self, from: Option<RankId>) -> Option<RankId> {
         let known = self.announced.iter().position(|sender| from.is_none_or(|from| from == *sender))?;
         self.announced.remove(known)
@@ -73,7 +75,7 @@ impl Door {
 }
 
 impl Rendezvous {
-    /// A send is posted: what it is granted, if its receiver is ready. Otherwise it waits.
+    /// Posts a send. Returns its grant if its receiver is ready; otherwise the send waits.
     pub(super) fn send(&mut self, connection: u32, channel: Channel, message: u32) -> Option<Grant> {
         let slot = self.slots.entry((connection, channel)).or_insert_with(|| Slot::Sends(VecDeque::new()));
         match slot {
@@ -91,7 +93,7 @@ impl Rendezvous {
         }
     }
 
-    /// A receiver is ready, as its sender now knows: the message that may leave, if one waits.
+    /// Records a ready receiver, of which its sender now knows. Returns the message that may leave, if one waits.
     pub(super) fn ready(&mut self, connection: u32, channel: Channel, grant: Grant) -> Option<u32> {
         let slot = self.slots.entry((connection, channel)).or_insert_with(|| Slot::Grants(VecDeque::new()));
         match slot {
@@ -109,7 +111,7 @@ impl Rendezvous {
         }
     }
 
-    /// A receive between two ranks is posted: to whom it says that it is ready. `None`: it waits for an announcement.
+    /// Posts a receive between two ranks. Returns the sender to notify; `None`: the receive waits for an announcement.
     pub(super) fn receive(
         &mut self,
         receiver: RankId,
@@ -128,7 +130,7 @@ impl Rendezvous {
         sender.or(from)
     }
 
-    /// The same where senders ask first: a receive waits for its announcement also where its sender is known.
+    /// Posts a receive if senders ask first: it waits for its announcement even if its sender is known.
     pub(super) fn receive_when_asked(
         &mut self,
         receiver: RankId,
@@ -145,7 +147,7 @@ impl Rendezvous {
         sender
     }
 
-    /// A send's announcement has arrived: the receive that has waited for it.
+    /// Handles a send's announcement. Returns the receive that has waited for it.
     pub(super) fn announced(&mut self, receiver: RankId, sender: RankId, channel: Channel) -> Option<Grant> {
         let door = self.doors.entry((receiver, channel)).or_default();
         let taken = match door.expected.get_mut(&sender) {

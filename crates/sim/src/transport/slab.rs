@@ -1,8 +1,8 @@
-//! Owns a store of values under small integers that are given out again. It does not know what the values are.
+//! Owns a store of values under small integers that are reused, whatever the values.
 
 use std::collections::BTreeSet;
 
-/// Values by number. A number is free again once its value is taken out.
+/// Values by number. A number is free again once its value is removed.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     values: Vec<T>,
@@ -35,13 +35,14 @@ impl<T: Copy> Slab<T> {
         &mut self.values[number as usize]
     }
 
-    /// Every value and its number, in order of numbers. It looks at all that was ever kept at once.
+    /// Every value and its number, in order of numbers. The cost grows with the largest number of values that were ever
+    /// kept at once.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
         let free: BTreeSet<u32> = self.free.iter().copied().collect();
         (0..).zip(&self.values).filter(move |(number, _)| !free.contains(number))
     }
 
-    /// Copies a value out and gives its number away.
+    /// Copies a value out and frees its number.
     pub(crate) fn take(&mut self, number: u32) -> T {
         self.free.push(number);
         self.values[number as usize]

@@ -1,10 +1,10 @@
-//! Owns what is due at later instants: earliest first, and of one instant what was set first.
+//! Owns scheduled actions: earliest first, and within one instant in the order of scheduling.
 
 use crate::time::SimTime;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Things to do later.
+/// Scheduled actions.
 #[derive(Debug)]
 pub(super) struct Timers<T> {
     heap: BinaryHeap<Reverse<(SimTime, u64, T)>>,
@@ -25,7 +25,7 @@ impl<T: Ord> Timers<T> {
         self.heap.peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// What is due by `now`, if there is more of it.
+    /// The next action that is due by `now`, if any.
     pub(super) fn due(&mut self, now: SimTime) -> Option<T> {
         if self.next()? > now {
             return None;

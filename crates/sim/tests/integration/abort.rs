@@ -1,4 +1,4 @@
-//! A rank that aborts a group: what it has outstanding ends, and nobody else hears of it.
+//! A rank that aborts a group: its outstanding operations end, and other ranks are not notified.
 
 use crate::support::{
     LATENCY_PS, PS_PER_BYTE, WORLD, blocking, collective, compute, issue, recv, run, send, switch, wait,
@@ -9,7 +9,7 @@ use uniference_sim::program::{Activity, Call, CollectiveKind, Reply, Request};
 
 const MS: u64 = 1_000_000_000;
 
-/// What a rank is told of its own operation that it has aborted.
+/// Reply to a rank about its own aborted operation.
 fn aborted(handle: u32, rank: u32) -> Reply {
     Reply::Failed { complete: vec![Handle(handle)], failed: vec![(Handle(handle), RankId(rank))] }
 }
@@ -18,8 +18,8 @@ fn complete(handle: u32) -> Reply {
     Reply::Complete(vec![Handle(handle)])
 }
 
-/// The task's own queue comes to the abort when it has computed for a millisecond: then the collective ends that nobody else has entered, and one
-/// that is issued later as it starts, with what waits for it.
+/// The task's own queue comes to the abort after a millisecond of compute: then the collective that no other rank has
+/// entered ends, and a later one ends as it starts, with the activities that wait for it.
 #[test]
 fn what_is_outstanding_ends_with_the_abort_and_what_comes_later_as_it_starts() {
     let behind = Request::Issue {
@@ -37,7 +37,7 @@ fn what_is_outstanding_ends_with_the_abort_and_what_comes_later_as_it_starts() {
     assert_eq!((outcomes.at(0, 7), outcomes.reply(0, 7)), (MS, aborted(4, 0)));
 }
 
-/// A ring needs every member: rank 1 waits on when rank 0 has aborted, until it aborts as well.
+/// A ring needs every member: after rank 0 has aborted, rank 1 waits on, until it aborts as well.
 #[test]
 fn the_others_wait_until_they_abort_themselves() {
     let script = |aborts_at| {
@@ -54,7 +54,7 @@ fn the_others_wait_until_they_abort_themselves() {
 }
 
 /// Rank 0 aborts the group and closes its connections, as Gloo does after a timeout. Rank 1, which waits for rank 0, is
-/// told one latency later. Rank 2, which enters an operation with rank 0 later, is told at once.
+/// notified one latency later. Rank 2, which enters an operation with rank 0 later, is notified at once.
 #[test]
 fn closing_an_aborted_group_fails_who_waits_and_who_comes_later() {
     let closes = vec![
@@ -73,7 +73,7 @@ fn closing_an_aborted_group_fails_who_waits_and_who_comes_later() {
     assert_eq!((outcomes.at(2, 3), outcomes.reply(2, 3)), (3 * MS, by_0(1)));
 }
 
-/// Messages end alike, and those of another group of the same ranks arrive: n bytes take n/r + L.
+/// Messages end in the same way, and those of another group of the same ranks arrive: n bytes need n/r + L.
 #[test]
 fn other_groups_go_on() {
     let other = |call: Request| {
@@ -92,7 +92,8 @@ fn other_groups_go_on() {
     assert_eq!((outcomes.at(0, 5), outcomes.reply(0, 5)), (8 * PS_PER_BYTE + LATENCY_PS, complete(1)));
 }
 
-/// Work of a device's stream that stands behind a call which a peer never enters: the report names the call, its line and who is absent.
+/// Work on a CUDA stream is behind a call that a peer never enters: the report names the call, its line and the absent
+/// rank.
 #[test]
 fn a_deadlock_of_a_stream_names_the_call_that_it_stands_behind() {
     let on_stream = |activity, after| Request::Issue { activity, queue: QueueId::of_stream(0), after, site: Site(0) };

@@ -1,5 +1,5 @@
-//! Why things happen when they do: from the end of each rank's program, causes lead back to the beginning, and what lies between them leaves no
-//! gap.
+//! Causes of events: from the end of each rank's program, causes lead back to the beginning, and the spans between them
+//! leave no gap.
 
 use crate::support::*;
 use proptest::prelude::*;
@@ -14,7 +14,7 @@ use uniference_sim::program::CollectiveKind::{self, AllGather, AllReduce, Barrie
 use uniference_sim::program::{Activity, Mark, Origin, Outcome, Program, ProgramError, Reply, Request, StoreOp, Work};
 use uniference_sim::time::{Bytes, SimDuration, SimTime};
 
-/// An activity that is over.
+/// A completed activity.
 struct Activities {
     why: Why,
     start: SimTime,
@@ -31,12 +31,12 @@ struct Arrival {
     at: SimTime,
 }
 
-/// The stream of events, as far as it says why.
+/// Events with their causes.
 #[derive(Default)]
 struct Causes {
     activities: BTreeMap<(RankId, Handle), Activities>,
     messages: BTreeMap<MessageId, Arrival>,
-    /// When a task was blocked, by its end: since when, and what let it go on.
+    /// Waits of tasks by their end: start, and cause of the end.
     blocked: BTreeMap<(RankId, TaskId, SimTime), (SimTime, Cause)>,
     finishes: Vec<(RankId, SimTime, Cause)>,
 }
@@ -72,7 +72,7 @@ impl Observer for Causes {
     }
 }
 
-/// What is to be explained: why it happened at this instant.
+/// Moment whose cause is in question.
 #[derive(Clone, Copy, Debug)]
 enum At {
     /// A task ran.
@@ -86,8 +86,8 @@ enum At {
 }
 
 impl Causes {
-    /// The spans from the end of a rank's program back to the beginning, the last first. Each begins where the one before it ends, which is
-    /// asserted at each step.
+    /// The spans from the end of a rank's program back to the beginning, the last first. Each span ends where the later
+    /// one begins, which is asserted at each step.
     fn walk(&self, rank: RankId, finish: SimTime, cause: Cause) -> Vec<(SimTime, SimTime)> {
         let (mut now, mut at, mut spans) = (finish, At::Caused(rank, cause), Vec::new());
         for _ in 0..1_000_000 {
@@ -139,7 +139,8 @@ impl Causes {
                     }
                 },
             };
-            // A message's own way: from its arrival, or from when its last byte left, back to what let it leave.
+            // For a message, the walk goes from its arrival, or from the departure of its last byte, back to the cause
+            // of its departure.
             if let At::Caused(_, Cause::Sent(id) | Cause::Arrived(id)) = at {
                 let Arrival { way, queued, started, sent, .. } = &self.messages[&id];
                 for start in [*sent, *started, way.released, way.begun] {
@@ -160,7 +161,7 @@ impl Causes {
     }
 }
 
-/// What all ranks of a random job do, one after the other in this order, so that nobody waits for ever.
+/// Steps of all ranks of a random job, one after the other in this order, so that no rank waits for ever.
 #[derive(Clone, Debug)]
 enum Part {
     Compute { rank: u32, queue: u32, ps: u64, waits: bool },
@@ -275,7 +276,8 @@ fn scripts(parts: &[Part]) -> Vec<Vec<Request>> {
     scripts
 }
 
-/// Libraries of all kinds: none at all, ones whose receivers say that they are ready, and ones whose senders ask first.
+/// Libraries of all kinds: without a protocol, without a handshake, with a handshake by the receiver, and with one that
+/// the sender starts.
 fn protocols() -> [Protocol; 4] {
     let busy = busy();
     let handshake = |eager| Some(Handshake { control: Bytes(16), preamble: Bytes(40), eager });
@@ -327,7 +329,7 @@ proptest! {
         prop_assert_eq!(causes.finishes.len(), RANKS as usize);
         for (rank, finish, cause) in &causes.finishes {
             let spans = causes.walk(*rank, *finish, *cause);
-            // The spans tile [0, finish]: each ends where the one that was found before it begins.
+            // The spans tile [0, finish]: each ends where the previously found one begins.
             let ends = std::iter::once(*finish).chain(spans.iter().map(|(start, _)| *start));
             prop_assert!(spans.iter().map(|(_, end)| *end).eq(ends.clone().take(spans.len())));
             prop_assert_eq!(ends.last(), Some(SimTime::ZERO));
@@ -337,7 +339,7 @@ proptest! {
 
 #[test]
 fn a_message_behind_another_one_says_so() {
-    // Two messages on one stream, 1 us and 2 us long: the second one leaves when the first one has.
+    // Two messages on one stream, 1 us and 2 us long: the second one leaves once the first one has left.
     let cluster = switch(2);
     let sender = vec![send(1, 0, 1_000), send(1, 0, 2_000), wait(1)];
     let receiver = vec![recv(Some(0), 0, 1_000), recv(Some(0), 0, 2_000), wait(1)];

@@ -1,4 +1,5 @@
-//! Closed forms of the collectives' times. n bytes, P ranks, alpha a latency, beta the time of a byte; one host a rank on an ideal switch.
+//! Closed forms of the collectives' times. n bytes, P ranks, alpha: latency, beta: time of a byte; one host per rank on
+//! an ideal switch.
 
 use crate::support::*;
 use rstest::rstest;
@@ -17,7 +18,7 @@ use uniference_sim::time::{Rate, SimDuration};
 const ALPHA: u64 = LATENCY_PS;
 const BETA: u64 = PS_PER_BYTE;
 
-/// When the last rank is through.
+/// Time at which the last rank finishes.
 fn time(ranks: usize, kind: CollectiveKind, algorithm: &str, bytes: u64) -> u64 {
     let cluster = forced(ranks, kind, algorithm);
     let outcomes = run(&cluster, (0..ranks).map(|_| blocking(kind, bytes)).collect());
@@ -109,7 +110,8 @@ fn a_slow_egress_sets_the_pace_of_a_ring() {
     };
     // n beta + alpha, with ten times beta in one direction
     assert_eq!((message(1, 0), message(0, 1)), (10_000 * BETA + ALPHA, 1_000 * BETA + ALPHA));
-    // The slow rank sends 2 (P - 1) blocks one after the other, as others' blocks come faster than its own leave: 2 (P - 1) n/P beta + alpha
+    // The slow rank sends 2 (P - 1) blocks one after the other, as others' blocks come faster than its own leave: 2 (P
+    // - 1) n/P beta + alpha
     let outcomes = run(&cluster, (0..4).map(|_| blocking(AllReduce, 4000)).collect());
     let last = (0..4).map(|rank| outcomes.finish(rank)).max().unwrap();
     assert_eq!(last, 6 * 10_000 * BETA + ALPHA);
@@ -142,7 +144,8 @@ fn bytes_are_counted_with_the_algorithms_steps() {
     assert_eq!((name, group, all_reduce.count, all_reduce.bytes.0), ("all_reduce", WORLD, 4, 16_000));
 }
 
-/// Two dimensions of switches: `sizes` ranks along each, with the times of a byte in ps, and LATENCY_PS between any two along one.
+/// Two dimensions of switches: `sizes` ranks along each, with the times of a byte in ps, and LATENCY_PS between any two
+/// along one.
 fn two_dimensions(sizes: [u32; 2], byte: [u64; 2], kind: CollectiveKind, chunks: u32, bytes: u64) -> u64 {
     let ranks = (sizes[0] * sizes[1]) as usize;
     let mut cluster = switch(ranks);
@@ -165,7 +168,8 @@ fn hierarchical_on_two_dimensions(
     #[values(1, 3, 4)] chunks: u64,
 ) {
     let [k0, k1] = sizes.map(u64::from);
-    // A chunk has n / C = 1,000 k0 k1 bytes: along dimension 0, (k0 - 1) (alpha + 1,000 k1 beta_0), then (k1 - 1) (alpha + 1,000 beta_1).
+    // A chunk has n / C = 1,000 k0 k1 bytes: along dimension 0, (k0 - 1) (alpha + 1,000 k1 beta_0), then (k1 - 1)
+    // (alpha + 1,000 beta_1).
     let n = chunks * 1000 * k0 * k1;
     let phases = |byte: [u64; 2]| [(k0 - 1) * (ALPHA + 1000 * k1 * byte[0]), (k1 - 1) * (ALPHA + 1000 * byte[1])];
     for byte in [[1_000, 100_000], [40_000, 1_000]] {
@@ -175,13 +179,14 @@ fn hierarchical_on_two_dimensions(
         let once = t0 + t1 + (chunks - 1) * t0.max(t1);
         assert_eq!(time(ReduceScatter, n / (k0 * k1)), once, "reduce-scatter {byte:?}");
         assert_eq!(time(AllGather, n / (k0 * k1)), once, "all-gather {byte:?}");
-        // Dimension 0 serves 2 C phases of t0, dimension 1 C of 2 t1; the first or the last chunk waits for the other dimension.
+        // Dimension 0 serves 2 C phases of t0, dimension 1 C of 2 t1; the first or the last chunk waits for the other
+        // dimension.
         let all_reduce = if chunks == 1 { 2 * (t0 + t1) } else { (2 * t0 + chunks * 2 * t1).max(2 * chunks * t0) };
         if chunks == 1 || 2 * t1 >= t0 || (chunks - 1) * t0 >= 2 * t1 {
             assert_eq!(time(AllReduce, n), all_reduce, "all-reduce {byte:?}");
         }
     }
-    // All-to-all of 1,000 bytes a pair: k1 blocks for each of k0 - 1 members at once, then k0 for each of k1 - 1.
+    // All-to-all of 1,000 bytes per pair: k1 blocks for each of k0 - 1 members at once, then k0 for each of k1 - 1.
     let straight = 2 * ALPHA + 1000 * ((k0 - 1) * k1 * 1_000 + (k1 - 1) * k0 * 100_000);
     assert_eq!(two_dimensions(sizes, [1_000, 100_000], AllToAll, 1, 1000), straight);
 }

@@ -1,4 +1,4 @@
-//! A rank that crashes: who hears of it, when, and what goes on.
+//! A rank that crashes: the ranks that are notified, the times of their notices, and the activities that continue.
 
 use crate::support::{LATENCY_PS, PS_PER_BYTE, WORLD, blocking, compute, issue, recv, run, send, switch, wait};
 use uniference_sim::cluster::Cluster;
@@ -10,7 +10,7 @@ use uniference_sim::time::{Bytes, SimTime};
 const MS: u64 = 1_000_000_000;
 const LONG: u64 = 1_000 * MS;
 
-/// Computes for long; `handle` is how the rank calls it.
+/// Computes for a long time; `handle` is the rank's handle of the compute.
 fn busy(handle: u32) -> [Request; 2] {
     [compute(LONG), wait(handle)]
 }
@@ -26,8 +26,8 @@ fn failed_by(handle: u32, peer: u32) -> Reply {
     Reply::Failed { complete: vec![Handle(handle)], failed: vec![(Handle(handle), RankId(peer))] }
 }
 
-/// In a ring each rank waits for the one before. Rank 3 crashes at c: rank 0 hears of it one latency later; it ends, so its connections are
-/// closed and rank 1 hears of that one more latency later, and so on.
+/// In a ring each rank waits for the previous one. Rank 3 crashes at c: rank 0 is notified one latency later and ends,
+/// so its connections are closed and rank 1 is notified one more latency later, and so on.
 #[test]
 fn a_crash_goes_round_the_ring_as_those_who_hear_of_it_end() {
     let mut scripts = vec![blocking(CollectiveKind::AllReduce, 4_000); 4];
@@ -40,11 +40,11 @@ fn a_crash_goes_round_the_ring_as_those_who_hear_of_it_end() {
     }
     let crashed = outcomes.statistics.ranks()[3];
     assert_eq!((crashed.finish, crashed.crash), (None, Some(SimTime::from_ps(MS))));
-    // Its accounts add up to its life: it computed all the time.
+    // The accounts add up to the lifetime: the rank computed all the time.
     assert_eq!(crashed.times.compute.as_ps(), MS);
 }
 
-/// Who closes a group, and goes on, lets the others hear of it as its end would.
+/// A rank that closes a group and continues notifies the others as its end would.
 #[test]
 fn closing_a_group_passes_a_failure_on() {
     let mut scripts = vec![blocking(CollectiveKind::AllReduce, 4_000); 4];
@@ -55,7 +55,7 @@ fn closing_a_group_passes_a_failure_on() {
     assert_eq!(outcomes.at(1, 1), MS + 2 * LATENCY_PS);
 }
 
-/// Without a crash, closing a group is no news: whoever waits for the rank is told of a deadlock.
+/// Without a crash, closing a group notifies no rank: a rank that waits for the closed end is in a deadlock.
 #[test]
 fn closing_a_group_is_no_failure_by_itself() {
     let scripts = vec![vec![issue(Activity::Close(WORLD))], blocking(CollectiveKind::Barrier, 0)];
@@ -119,8 +119,8 @@ fn what_has_left_arrives_and_what_has_not_is_lost() {
     assert_eq!((late.at(0, 3), late.reply(0, 3)), (MS + 1 + LATENCY_PS, failed_by(1, 1)));
 }
 
-/// Two senders share the receiver's link until one crashes at t; the other has t/2 of its n bytes' time behind it and then all of the link:
-/// it ends at t + (n/r - t/2) + L.
+/// Two senders share the receiver's link until one crashes at t; the other has sent t/2 of its n bytes' time and then
+/// has the whole link: it ends at t + (n/r - t/2) + L.
 #[test]
 fn the_others_get_what_the_crashed_one_had_of_a_link() {
     let bytes = MS / PS_PER_BYTE;
@@ -139,7 +139,8 @@ fn a_receive_from_any_rank_does_not_fail() {
     assert_eq!(outcomes.reply(0, 1), Reply::Complete(vec![Handle(0)]));
 }
 
-/// A collective goes on where no message of the crashed rank is missing: the leaves of a broadcast's tree need no leaf.
+/// A collective continues if no message of the crashed rank is missing: in a broadcast's tree no other rank needs a
+/// leaf.
 #[test]
 fn who_does_not_need_the_crashed_rank_does_not_notice() {
     let mut scripts = vec![blocking(CollectiveKind::Broadcast, 1_000); 4];
@@ -150,7 +151,7 @@ fn who_does_not_need_the_crashed_rank_does_not_notice() {
     }
 }
 
-/// The rest of the ranks can make a group of their own and go on.
+/// The remaining ranks can create a group of their own and continue.
 #[test]
 fn the_survivors_go_on_in_a_new_group() {
     let survivors =
@@ -180,7 +181,7 @@ fn a_rank_that_has_ended_does_not_crash() {
     assert_eq!(outcomes.statistics.ranks()[1].crash, None);
 }
 
-/// Whoever is left waiting for nothing is told who has crashed.
+/// A deadlock report names the crashed rank.
 #[test]
 fn a_deadlock_after_a_crash_names_it() {
     let scripts = vec![vec![recv(None, 0, 1), wait(0)], busy(0).to_vec()];

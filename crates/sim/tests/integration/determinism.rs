@@ -1,4 +1,4 @@
-//! Same programs, same bytes: over two runs, from a record, and whatever the order in which the host lets ranks go on.
+//! Equal programs give equal bytes: in two runs, from a record, and whatever the order in which the host resumes ranks.
 
 use crate::support::*;
 use proptest::prelude::*;
@@ -101,8 +101,9 @@ proptest! {
     }
 }
 
-/// Two pairs of ranks, each with a group of its own that it joins after some compute and in which it reduces. The record's groups are
-/// numbered as on a cluster of equal devices; `named` says whether it says so. It is replayed where ranks 0 and 1 are `slow` times as slow.
+/// Two pairs of ranks, each with a group of its own that it joins after some compute and in which it reduces. The
+/// record numbers groups as on a cluster of equal devices; with `named`, the record contains these numbers. In the
+/// replay ranks 0 and 1 are `slow` times as slow.
 fn pairs(slow: f64, named: bool) -> (Ending, Statistics) {
     let mut cluster = switch(RANKS);
     cluster.devices[..2].iter_mut().for_each(|device| device.slowdown = slow);
@@ -133,7 +134,8 @@ fn pairs(slow: f64, named: bool) -> (Ending, Statistics) {
     (ended, statistics)
 }
 
-/// A rank's compute, and two hops of half of an all-reduce's bytes over a link at 1,000 ps a byte and 5,000,000 ps.
+/// Time of a rank's compute, and of two hops of half of an all-reduce's bytes over a link with 1,000 ps per byte and
+/// 5,000,000 ps of latency.
 fn pairs_end_at(before: u64, elements: u64) -> u64 {
     before + 2 * (LATENCY_PS + elements / 2 * PS_PER_BYTE)
 }
@@ -155,13 +157,13 @@ fn a_record_that_does_not_name_groups_is_refused_where_they_are_joined_in_anothe
     assert!(matches!(at_home, Ending::Finished), "{at_home:?}");
     let (elsewhere, _) = pairs(5.0, false);
     let Ending::Failed(failure) = elsewhere else { panic!("it is not refused: {elsewhere:?}") };
-    // The group of ranks 2 and 3 is number 0 here, and they call number 1, which nobody has joined yet.
+    // In this run the group of ranks 2 and 3 is number 0, and they call number 1, which no rank has joined yet.
     assert_eq!((failure.rank, failure.task, failure.at.as_ps()), (RankId(2), TaskId(0), 2_000));
     assert_eq!(failure.error.downcast_ref::<OtherGroup>(), Some(&OtherGroup { group: GroupId(1) }));
     assert!(failure.to_string().contains("\nhint: "), "{failure}");
 }
 
-/// A compute of no time is no event, and nothing else happens in another order because of it.
+/// Compute of zero duration is no event, and does not change the order of events.
 #[test]
 fn compute_that_takes_no_time_leaves_no_trace() {
     let script = |rank: u64, with_nothing: bool| {
@@ -191,8 +193,9 @@ fn compute_that_takes_no_time_leaves_no_trace() {
     assert_eq!(digest(|rank| rank == 2), without);
 }
 
-/// Two threads compute `a` and then `b`, `c` and then `d`, recorded where a < c. Where a > c, the second thread issues its second compute first:
-/// the engine then has other numbers for both, and each thread waits for its own all the same, until max(a + b, c + d).
+/// One thread computes `a` and then `b`, another `c` and then `d`, recorded with a < c. If a > c, the second thread
+/// issues its second compute first: the engine then has other numbers for both, and each thread still waits for its own
+/// compute, until max(a + b, c + d).
 #[test]
 fn threads_wait_for_what_they_have_issued_though_another_is_first() {
     let at = |queue: u32, request: Request| match request {
@@ -212,7 +215,7 @@ fn threads_wait_for_what_they_have_issued_though_another_is_first() {
             (1, at(1, compute(d)).into()),
             (1, wait(3).into()),
             (1, Request::Exit(Outcome::Ok).into()),
-            // The main thread waits for the other one's last compute.
+            // The main thread waits for the other thread's last compute.
             (0, wait(3).into()),
             (0, Request::Exit(Outcome::Ok).into()),
         ];

@@ -1,5 +1,5 @@
-//! Runs in which one rank stands for all that are alike: every rank's figures are those of the run with all of them, to the picosecond,
-//! and what is not alike is refused.
+//! Runs in which one rank stands for all equivalent ones: every rank's figures equal those of the run with all ranks,
+//! to the picosecond, and differences between ranks are refused.
 
 use crate::support::{forced, switch};
 use proptest::prelude::*;
@@ -54,18 +54,18 @@ impl Grid {
     }
 }
 
-/// What all ranks do, each in its own place of the grid.
+/// Activities of all ranks, each with its own place in the grid.
 #[derive(Clone, Debug)]
 enum Job {
-    /// For so long, times one more than the last coordinate.
+    /// Computes for this long, times one more than the last coordinate.
     Compute(u64),
-    /// Among the ranks along an axis.
+    /// Collective among the ranks along an axis.
     Among(usize, CollectiveKind, u64),
-    /// Among all ranks.
+    /// Collective among all ranks.
     World(CollectiveKind, u64),
-    /// Sends to the rank so far along an axis, and receives.
+    /// Sends to the rank this far along an axis, and receives.
     Exchange(usize, u32, u64),
-    /// Waits for everything issued so far.
+    /// Waits for all activities issued so far.
     WaitAll,
 }
 
@@ -205,7 +205,7 @@ fn preset(index: usize, grid: Grid) -> Cluster {
 
 const PRESETS: usize = 8;
 
-/// Each algorithm and kind whose steps stay the same under relabelings, all ranks folded into one.
+/// Each algorithm and kind whose steps stay the same under relabelings, with all ranks folded into one.
 #[test]
 fn one_rank_stands_for_a_whole_collective() {
     let mut folds = 0;
@@ -247,22 +247,24 @@ fn case() -> impl Strategy<Value = (Grid, usize, Vec<usize>, Vec<Job>)> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Over any symmetric cluster, where a fold is accepted every rank's finish, times and bytes are those of the whole run.
+    /// On any symmetric cluster, if a fold is accepted, every rank's finish, times and bytes equal those of the whole
+    /// run.
     #[test]
     fn random_jobs_take_as_long_folded((grid, index, axes, jobs) in case()) {
-        // Messages to oneself and compute that differs along the last axis are no part of what is promised to be alike.
+        // Messages to oneself, and compute that differs along the last axis, violate the promised equivalence.
         let axes: Vec<usize> = axes.into_iter().filter(|axis| *axis < 2).collect();
         let (cluster, symmetry) = (preset(index, grid), grid.symmetry(&axes, Relabeling::Rotation));
         let all = unfolded(&cluster, grid, &jobs);
         match folded(&cluster, grid, &symmetry, &jobs) {
             Ok(few) => prop_assert_eq!(few, all),
-            // Messages whose order is open; and a torus whose rows are not the grid's.
+            // Refused: messages without a fixed order, and a torus whose rows are not the grid's.
             Err(problem) => prop_assert!(problem.contains("at the same time") || index == 4 && grid.0[0] > 1, "{}", problem),
         }
     }
 }
 
-/// The same cluster with the costs of NCCL and its choices, where `per_server` ranks share a server and links inside it carry `inside` B/s.
+/// The same cluster with NCCL's costs and choices, where `per_server` ranks share a server and links inside it carry
+/// `inside` B/s.
 fn with_nccl(mut cluster: Cluster, per_server: u32, inside: f64) -> Cluster {
     let mut algorithms = AlgorithmTable::ideal();
     for kind in CollectiveKind::ALL {
@@ -287,11 +289,12 @@ fn with_nccl(mut cluster: Cluster, per_server: u32, inside: f64) -> Cluster {
     cluster
 }
 
-/// PCIe, NVLink 3 and 4: which of NCCL's shapes and protocols there are depends on it.
+/// PCIe, NVLink 3 and 4: NCCL's shapes and protocols depend on the fabric.
 const FABRICS: [f64; 3] = [25e9, 240e9, 360e9];
 
 fn nccl_job(grid: Grid) -> impl Strategy<Value = Job> {
-    // Of one byte to gigabytes, so that every shape and protocol has its turn; mostly such that blocks, and their parts for each ring, are equal.
+    // One byte to gigabytes, so that every shape and protocol is used; mostly such that blocks, and their parts for
+    // each ring, are equal.
     let even = (0..50u64, prop::sample::select(vec![1, 20, 4_000]));
     let bytes = prop_oneof![4 => even.prop_map(|(n, scale)| n * scale * 20_736), 1 => 0..100_000u64];
     let kinds = prop::sample::select(vec![AllReduce, AllReduce, AllGather, ReduceScatter, AllToAll, Barrier]);
@@ -307,7 +310,7 @@ fn nccl_job(grid: Grid) -> impl Strategy<Value = Job> {
 fn nccl_case() -> impl Strategy<Value = (Grid, usize, f64, Vec<usize>, Vec<Job>)> {
     [2..5u32, 1..5u32, 1..4u32].prop_flat_map(|sizes| {
         let (grid, fabrics) = (Grid(sizes), prop::sample::select(FABRICS.to_vec()));
-        // More often servers than the other networks.
+        // Server networks are more frequent than the others.
         let presets = prop_oneof![1 => 0..PRESETS, 1 => Just(3)];
         let axes = prop::sample::subsequence(vec![0usize, 1, 2], 1..3);
         (Just(grid), presets, fabrics, axes, prop::collection::vec(nccl_job(grid), 1..8))
@@ -317,7 +320,7 @@ fn nccl_case() -> impl Strategy<Value = (Grid, usize, f64, Vec<usize>, Vec<Job>)
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
 
-    /// With NCCL's choices, costs and connections, too.
+    /// The same property holds with NCCL's choices, costs and connections.
     #[test]
     fn random_jobs_of_nccl_take_as_long_folded((grid, index, inside, axes, jobs) in nccl_case()) {
         let axes: Vec<usize> = axes.into_iter().filter(|axis| *axis < 2).collect();
@@ -325,7 +328,8 @@ proptest! {
         let (cluster, symmetry) = (with_nccl(preset(index, grid), per_server, inside), grid.symmetry(&axes, Relabeling::Rotation));
         match folded(&cluster, grid, &symmetry, &jobs) {
             Ok(few) => prop_assert_eq!(few, unfolded(&cluster, grid, &jobs)),
-            // Messages whose order is open, trees and blocks of several sizes; and a torus whose rows are not the grid's.
+            // Refused: messages without a fixed order, trees and blocks of several sizes, and a torus whose rows are
+            // not the grid's.
             Err(problem) => {
                 let open = ["at the same time", "is not symmetric for its members", "between members that are not symmetric"].iter().any(|reason| problem.contains(reason));
                 prop_assert!(open || index == 4 && grid.0[0] > 1, "{}", problem)
@@ -334,8 +338,8 @@ proptest! {
     }
 }
 
-/// Two and four servers of GPUs that each have a network card: a ring for each GPU. One rank stands for all of them, or for those of a server,
-/// or for those at one place of each server; of a tree over the servers, for those of a server.
+/// Two and four servers of GPUs that each have a NIC: a ring for each GPU. One rank stands for all of them, or for
+/// those of a server, or for those at one place of each server; for a tree over the servers, for those of a server.
 #[test]
 fn rings_through_every_card_fold_inside_servers_and_over_them() {
     let grid = Grid([4, 3, 1]);
@@ -348,10 +352,10 @@ fn rings_through_every_card_fold_inside_servers_and_over_them() {
         let symmetry = grid.symmetry(axes, Relabeling::Rotation);
         assert_eq!((symmetry.order(), folded(&cluster, grid, &symmetry, &jobs).as_ref()), (order, Ok(&all)));
     }
-    // As one axis, whose shifts turn GPUs inside servers and servers among each other.
+    // One axis whose shifts permute both the GPUs inside servers and the servers.
     let blocks = Symmetry::new(vec![Axis { stride: 1, extent: 12, relabeling: Relabeling::Blocks(4) }], 12).unwrap();
     assert_eq!(folded(&cluster, grid, &blocks, &jobs).unwrap(), all);
-    // Rings whose parts of a block differ look alike from no other GPU of a server.
+    // Rings whose parts of a block differ look different from every GPU of a server.
     let uneven = [Job::World(AllGather, 4_001)];
     let problem = folded(&cluster, grid, &grid.symmetry(&[0], Relabeling::Rotation), &uneven).unwrap_err();
     assert!(problem.ends_with("among 12 is not symmetric for its members"), "{problem}");
@@ -387,7 +391,8 @@ fn trees_over_servers_fold_inside_them() {
     }
 }
 
-/// NCCL chooses by how many servers a group is on: a shift along one axis of ranks 0 1 | 2 3 would take the pair 0 1 apart.
+/// NCCL's choice depends on the number of a group's servers: a shift along one axis of ranks 0 1 | 2 3 would separate
+/// the pair 0 1.
 #[test]
 fn shifts_that_tear_servers_apart_are_refused() {
     let grid = Grid([4, 1, 1]);
@@ -396,9 +401,10 @@ fn shifts_that_tear_servers_apart_are_refused() {
     assert_eq!(problem, "ranks of one server would have to be equivalent to ranks of several servers");
 }
 
-/// Two messages are received at the very instant at which a compute ends, and each of the three is answered by a message as soon as the rank learns
-/// of it. Each post takes the program a call, so what is answered second leaves a call later: all ranks must learn of the three in one order, though the
-/// network has numbered their messages in others.
+/// Two messages are received at the very instant at which a compute ends, and the rank answers each of the three by a
+/// message as soon as it learns of it. Each post costs the program a call, so the second answer leaves a call later:
+/// all ranks must learn of the three in one order, although the network has numbered their messages in different
+/// orders.
 #[test]
 fn operations_that_complete_at_one_instant_have_the_order_of_their_issue() {
     struct Answers {
@@ -406,13 +412,13 @@ fn operations_that_complete_at_one_instant_have_the_order_of_their_issue() {
         arrival: SimDuration,
         asked: u32,
         open: Vec<Handle>,
-        /// What a handle was of: its place among the activities.
+        /// Activity of each handle: its index among the activities.
         issued: Vec<Handle>,
         answers: VecDeque<(u32, u64, u64)>,
     }
     const CALL: u64 = 10_000_000;
-    // The link takes a call's time for 7,000 bytes, so the message that is posted second, 7,000 bytes shorter, arrives with the first: at
-    // START + CALL + 107,000 bytes / rate + latency, which is 1 ms + 10 us + 152.857 us + 1.235 us.
+    // The link needs a call's time for 7,000 bytes, so the message that is posted second, 7,000 bytes shorter, arrives
+    // with the first: at START + CALL + 107,000 bytes / rate + latency, which is 1 ms + 10 us + 152.857 us + 1.235 us.
     const START: u64 = 1_000_000_000;
     const BYTES: [u64; 2] = [107_000, 100_000];
     const LATENCY: u64 = 1_234_567;
@@ -459,7 +465,8 @@ fn operations_that_complete_at_one_instant_have_the_order_of_their_issue() {
                                 rendezvous: false,
                             });
                         }
-                        // Numbers the connections by rank first, and so those that lead to rank 0 in another order than those to rank 1.
+                        // The all-to-all numbers the connections by rank first, so that those to rank 0 have another
+                        // order than those to rank 1.
                         2 => Activity::Call(Call { group, op: CallOp::Collective(collective(AllToAll, 5_000)) }),
                         3 => Activity::Sleep(SimDuration::from_ps(START)),
                         4 => {
@@ -511,7 +518,8 @@ fn operations_that_complete_at_one_instant_have_the_order_of_their_issue() {
     assert!(all[0].finish.unwrap().as_ps().abs_diff(last) <= 2, "{:?} {last}", all[0].finish);
 }
 
-/// 16 ranks with contention inside: every rank sends to one two steps away on a ring of hosts, so that each link carries several streams.
+/// 16 ranks with contention: every rank sends to a rank two steps away on a ring of hosts, so that each link carries
+/// several streams.
 #[test]
 fn flows_that_cross_several_links_of_a_class_share_them() {
     let grid = Grid([8, 2, 1]);
@@ -523,7 +531,7 @@ fn flows_that_cross_several_links_of_a_class_share_them() {
     assert_eq!(folded(&cluster, grid, &symmetry, &jobs).unwrap(), unfolded(&cluster, grid, &jobs));
 }
 
-/// A message and the first one of an all-gather begin at once, from the same rank to the same other.
+/// A message and the first one of an all-gather begin at once, from one rank to the same other rank.
 #[test]
 fn an_order_that_is_open_is_refused() {
     let (grid, cluster) = (Grid([4, 1, 1]), switch(4));
@@ -531,7 +539,7 @@ fn an_order_that_is_open_is_refused() {
     let jobs = [Job::Exchange(0, 1, 100), Job::Among(0, AllGather, 4_000)];
     let problem = folded(&cluster, grid, &symmetry, &jobs).unwrap_err();
     assert_eq!(problem, "rank 0 sends rank 1 messages of two operations at the same time, at 0 ps");
-    // Where each group has connections of its own, messages of two groups are in nobody's way.
+    // If each group has its own connections, messages of two groups do not delay each other.
     let mut apart = switch(4);
     apart.backend.protocol.connections_per_group = true;
     let two_groups = [Job::Exchange(0, 1, 100), Job::Among(1, AllGather, 4_000), Job::Among(0, AllGather, 4_000)];
@@ -568,7 +576,7 @@ fn what_is_not_alike_is_refused() {
     let mut hub = switch(4);
     hub.topology = Topology::preset(&Preset::Wifi, &hosts, link).unwrap();
     assert!(problem(&hub, &jobs).starts_with("hosts share links of this network"));
-    // 4,001 bytes are not cut evenly; a backend whose threads take messages one after the other.
+    // 4,001 bytes cannot be cut evenly; and a backend whose threads process messages one after the other.
     let uneven = problem(&switch(4), &[Job::Among(0, AllReduce, 4_001)]);
     assert_eq!(uneven, "all_reduce by ring among 4 is not symmetric for its members");
     let mut gloo = switch(4);
@@ -579,7 +587,8 @@ fn what_is_not_alike_is_refused() {
     );
 }
 
-/// Ranks 0 and 1 meet, and 2 and 3: a shift by one would tear the pairs apart, and so would one that moves half a line.
+/// Ranks 0 and 1 form a group, as do 2 and 3: a shift by one rank would separate the pairs, and so would a shift that
+/// moves half a line.
 #[test]
 fn groups_that_cross_classes_unevenly_are_refused() {
     let pairs = Grid([2, 2, 1]);
@@ -588,12 +597,13 @@ fn groups_that_cross_classes_unevenly_are_refused() {
     let ring = Symmetry::new(vec![Axis { stride: 1, extent: 4, relabeling: Relabeling::Rotation }], 4).unwrap();
     let torn = folded(&cluster, pairs, &ring, &jobs).unwrap_err();
     assert_eq!(torn, "ranks that should be equivalent are in groups that are not");
-    // Of the whole world, shifts along the first of two axes move places by no rotation: a ring looks different after them.
+    // In a group of the whole world, shifts along the first of two axes do not rotate places: a ring looks different
+    // after them.
     let world = Grid([4, 1, 1]);
     let first = Symmetry::new(vec![Axis { stride: 1, extent: 2, relabeling: Relabeling::Rotation }], 4).unwrap();
     let turned = folded(&cluster, world, &first, &jobs).unwrap_err();
     assert_eq!(turned, "all_reduce by ring among 4 is not symmetric for its members");
-    // Along the second they do.
+    // Shifts along the second axis rotate places.
     let second = Symmetry::new(vec![Axis { stride: 2, extent: 2, relabeling: Relabeling::Rotation }], 4).unwrap();
     assert_eq!(folded(&cluster, world, &second, &jobs).unwrap(), unfolded(&cluster, world, &jobs));
 }

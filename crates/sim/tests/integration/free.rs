@@ -1,4 +1,4 @@
-//! Operations that take no time: who receives still waits for who sends, and for nothing else.
+//! Operations that need no time: a receiver waits only for its sender.
 
 use crate::support::*;
 use rstest::rstest;
@@ -15,7 +15,7 @@ fn cluster(ranks: usize, free: &'static str) -> Cluster {
     cluster
 }
 
-/// After 1, 2, 3 and 4 ms of compute; then another millisecond.
+/// Operations after 1, 2, 3 and 4 ms of compute; then another millisecond of compute.
 fn skewed(operation: impl Fn(u32) -> Request) -> Vec<Vec<Request>> {
     let script = |rank: u32| {
         let before = compute(u64::from(rank + 1) * 1_000_000_000);
@@ -29,7 +29,7 @@ fn skewed(operation: impl Fn(u32) -> Request) -> Vec<Vec<Request>> {
 #[case(AllGather, "all_gather", [5, 5, 5, 5])]
 #[case(AllToAll, "all_to_all", [5, 5, 5, 5])]
 #[case(Barrier, "barrier", [5, 5, 5, 5])]
-// Rank 0 is the root. It waits for nobody when it sends, and for all when it receives; rank 2 hands on what rank 3 has.
+// Rank 0 is the root. As a sender it waits for no rank, as a receiver for all; rank 2 forwards the data of rank 3.
 #[case(Broadcast, "broadcast", [2, 3, 4, 5])]
 #[case(Reduce, "reduce", [5, 3, 5, 5])]
 fn a_free_collective_waits_for_peers_and_nothing_else(
@@ -40,12 +40,13 @@ fn a_free_collective_waits_for_peers_and_nothing_else(
     let outcomes = run(&cluster(4, name), skewed(|_| collective(kind, 100_000)));
     let finishes = [0, 1, 2, 3].map(|rank| outcomes.finish(rank));
     assert_eq!(finishes, milliseconds.map(|ms| ms * 1_000_000_000));
-    // The others still take time.
+    // Other operations still need time.
     let paid = run(&cluster(4, "scatter"), skewed(|_| collective(kind, 100_000)));
     assert!((0..4).any(|rank| paid.finish(rank) > outcomes.finish(rank)));
 }
 
-/// With two milliseconds for each rank in each of them, everything is so much later, whatever its size and however many take part.
+/// With two milliseconds for each rank in each operation, all finishes are later by this time, whatever the operation's
+/// size and number of members.
 #[rstest]
 #[case(AllReduce, "all_reduce", [7, 7, 7, 7])]
 #[case(Broadcast, "broadcast", [4, 5, 6, 7])]
@@ -65,7 +66,8 @@ fn each_rank_may_spend_time_in_a_free_collective(
 
 #[test]
 fn a_free_message_waits_for_its_sender_alone() {
-    // Rank 2 sends after 3 ms to rank 0, which waits since 1 ms; rank 1 sends after 2 ms to rank 3, which asks after 4 ms.
+    // Rank 2 sends after 3 ms to rank 0, which waits since 1 ms; rank 1 sends after 2 ms to rank 3, which receives
+    // after 4 ms.
     let messages = |rank| match rank {
         0 => recv(Some(2), 7, 50_000),
         1 => send(3, 8, 50_000),

@@ -1,4 +1,4 @@
-//! Runs that cannot go on say so at once, and who waits for what.
+//! Runs that cannot continue report it at once, with the waits of all ranks.
 
 use crate::support::*;
 use uniference_sim::cluster::{Handshake, Protocol};
@@ -31,7 +31,7 @@ fn a_collective_that_one_rank_does_not_call_is_a_deadlock() {
 
 #[test]
 fn a_deadlock_is_reported_when_it_happens_and_not_when_time_outs_that_are_over_would_have_been() {
-    // Rank 0 waits 1 us for itself, and would have given up after a minute; then for a message that nobody sends.
+    // Rank 0 waits 1 us for its own compute, with a timeout of a minute; then for a message without a send.
     let patient = Request::Wait { handles: vec![Handle(0)], any: false, timeout: Some(MINUTE), site: Site(0) };
     let script = vec![compute(1_000_000), patient, recv(Some(1), 0, 8), wait(1)];
     let outcomes = run(&switch(2), vec![script, vec![]]);
@@ -49,7 +49,7 @@ fn a_sleep_that_never_ends_holds_up_nobody_who_does_not_wait_for_it() {
 
 #[test]
 fn any_number_of_marks_may_stand_behind_an_activity() {
-    // They are all passed at the moment when it ends, in one loop: recursion would be too deep for the stack.
+    // All marks pass at the moment when the activity ends, in one loop: recursion would be too deep for the stack.
     let marks = 1_000_000;
     let mut script = vec![compute(7)];
     script.extend((0..marks).map(|_| issue(Activity::Mark(Mark::End))));
@@ -68,7 +68,7 @@ fn two_receives_that_wait_for_each_other_are_a_deadlock() {
 
 #[test]
 fn a_tag_that_was_sent_with_another_one_is_named() {
-    // Without a handshake the message has come; with one, the send still waits.
+    // Without a handshake the message has arrived; with one, the send still waits.
     let mut waits = switch(2);
     let handshake = Some(Handshake { control: Bytes(0), preamble: Bytes(0), eager: None });
     waits.backend.protocol = Protocol { handshake, ..Protocol::default() };
@@ -110,7 +110,7 @@ fn a_message_of_another_size_than_its_receive_is_a_mismatch() {
         panic!("{:?}", outcomes.ended)
     };
     assert_eq!(what, "size of the message: 8 bytes sent, 16 bytes expected");
-    // The sender has waited for its message and gone on: its line is still known.
+    // The sender has completed its wait and continued: its line is still known.
     assert_eq!((*first_site, *second_site), (Site(7), Site(7)));
 }
 
@@ -125,7 +125,7 @@ fn the_end_of_time_is_an_error_and_no_overflow() {
 
 #[test]
 fn a_program_that_cannot_go_on_ends_the_run_with_its_error() {
-    /// Computes, and then finds no more of its input.
+    /// Computes, and then lacks further input.
     struct Fails(std::vec::IntoIter<Request>);
     #[derive(Debug, thiserror::Error, PartialEq)]
     #[error("line {0} is missing")]

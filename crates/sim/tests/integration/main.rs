@@ -1,4 +1,5 @@
-//! The simulation from outside: programs in, virtual times out. One file a behaviour; `support` builds clusters and programs.
+//! The simulation from outside: programs in, virtual times out. Each file tests one behaviour; `support` builds
+//! clusters and programs.
 
 mod abort;
 mod causes;

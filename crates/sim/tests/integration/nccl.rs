@@ -1,4 +1,4 @@
-//! What NCCL's choices take: the closed forms of its own model, on servers of eight GPUs.
+//! Times of NCCL's choices: the closed forms of its own model, on servers of eight GPUs.
 
 use crate::support::*;
 use uniference_sim::cluster::Cluster;
@@ -12,12 +12,12 @@ use uniference_sim::program::{CallOp, Collective, DType, NcclSettings, ReduceOp,
 use uniference_sim::time::{Rate, SimDuration};
 
 const GPUS: u32 = 8;
-/// B/s of a GPU's network card.
+/// Rate of a GPU's NIC in B/s.
 const CARD: f64 = 50e9;
 /// B/s between a GPU and its host's memory.
 const HOST: f64 = 25e9;
 const MICROSECOND: f64 = 1e-6;
-/// What the launch takes.
+/// Time of the launch.
 const LAUNCH: f64 = 6.6 * MICROSECOND;
 
 /// GPUs that send `nvlink` bytes a second to each other and 50 GB/s to other servers.
@@ -62,7 +62,7 @@ fn issue_of(kind: CollectiveKind, bytes: u64) -> Request {
     }))
 }
 
-/// Seconds until the last rank is through `times` calls that were all issued at once.
+/// Seconds until the last rank has finished `times` calls that were all issued at once.
 fn seconds_of(cluster: &Cluster, kind: CollectiveKind, bytes: u64, times: u32) -> f64 {
     let script = || (0..times).map(|_| issue_of(kind, bytes)).chain((0..times).map(wait)).collect();
     let ranks = cluster.devices.len();
@@ -87,7 +87,7 @@ fn with(mut cluster: Cluster, kind: CollectiveKind, name: &str, nvlink: f64) -> 
 #[test]
 fn large_rings_take_their_bytes_and_the_steps_latencies() {
     let n = f64::from(1_u32 << 30);
-    // 8.4 us + 2 (P - 1) 3.4 us + 2 (P - 1)/P n/B, and half of the steps and bytes for a gather of n bytes in all
+    // 8.4 us + 2 (P - 1) 3.4 us + 2 (P - 1)/P n/B, and half of the steps and bytes for a gather of n bytes in total.
     near(seconds(&ampere(1), AllReduce, 1 << 30), (8.4 + 14.0 * 3.4) * MICROSECOND + 2.0 * 7.0 / 8.0 * n / 240e9, 1e-4);
     near(seconds(&ampere(1), AllGather, 1 << 27), (8.4 + 7.0 * 3.4) * MICROSECOND + 7.0 / 8.0 * n / 240e9, 1e-4);
 }
@@ -111,7 +111,7 @@ fn switches_that_reduce_are_faster_than_a_ring() {
     near(gather, LAUNCH + 23.0 * MICROSECOND + n / nvlink * 6.0 / 5.0, 2e-3);
 }
 
-/// Where eight cards carry more than a GPU's NVLink does, two servers are as fast as one; through one card it would be 50 GB/s.
+/// Two servers are as fast as one, because eight NICs carry more than a GPU's NVLink; a single NIC would carry 50 GB/s.
 #[test]
 fn rings_across_servers_use_every_card() {
     let n = f64::from(1_u32 << 30);

@@ -1,4 +1,4 @@
-//! Activities that run side by side: queues, dependencies, a backend's width, and what of the communication stays exposed.
+//! Concurrent activities: queues, dependencies, a backend's width, and exposed communication.
 
 use crate::support::*;
 use uniference_sim::device::Resource;
@@ -18,7 +18,7 @@ fn wait_all(handles: &[u32]) -> Request {
 
 #[test]
 fn a_queue_is_first_in_first_out_and_queues_run_side_by_side() {
-    // Recorded work contains the contention that there was: queues of one device carry it out at full speed, each.
+    // Recorded work contains the contention of its recording: each queue of one device runs it at full speed.
     // queue 0: 3 + 4; queue 1: 5, then 2 after the first of queue 0 -> max(7, 7)
     let script = vec![
         on_queue(0, 3, &[]),
@@ -35,7 +35,7 @@ fn a_queue_is_first_in_first_out_and_queues_run_side_by_side() {
 
 #[test]
 fn an_activity_starts_when_what_it_comes_after_is_complete() {
-    // 10 on queue 0; then 1 on queue 1 after it; the head of a queue holds up what stands behind it.
+    // 10 on queue 0; then 1 on queue 1 after it; the first activity of a queue holds up the later ones.
     let script = vec![on_queue(0, 10, &[]), on_queue(1, 1, &[0]), on_queue(1, 1, &[]), wait_all(&[0, 1, 2])];
     let outcomes = run(&switch(1), vec![script]);
     assert_eq!(outcomes.finish(0), 12);
@@ -65,8 +65,8 @@ fn the_parts_of_a_ranks_time_add_up_to_its_finish() {
 
 #[test]
 fn a_backends_width_bounds_how_many_collectives_of_a_group_run() {
-    // Two all-reduces one after the other: 4 (n/2 beta + alpha). Side by side on one stream a pair, the second one's messages follow
-    // the first one's and its latencies hide behind theirs: 3 n/2 beta + 2 alpha.
+    // Two all-reduces one after the other: 4 (n/2 beta + alpha). Concurrently on one stream per pair, the second one's
+    // messages follow the first one's, and its latencies hide behind theirs: 3 n/2 beta + 2 alpha.
     let script = || vec![collective(AllReduce, 1000), collective(AllReduce, 1000), wait_all(&[0, 1])];
     let mut cluster = switch(2);
     assert_eq!(run(&cluster, vec![script(), script()]).finish(0), 2 * (1000 * PS_PER_BYTE + 2 * LATENCY_PS));
@@ -89,7 +89,8 @@ fn modelled(queue: u32, ps: u64, after: &[u32]) -> Request {
 
 #[test]
 fn modelled_work_shares_the_device_that_recorded_work_has_for_itself() {
-    // Two pieces of modelled work, 30 and 10: both at half speed until 20, then the rest of the first alone. Recorded work runs beside them.
+    // Two pieces of modelled work, 30 and 10: both at half speed until 20, then the rest of the first alone. Recorded
+    // work runs concurrently.
     let script = vec![
         modelled(0, 30, &[]),
         modelled(1, 10, &[]),
@@ -100,7 +101,8 @@ fn modelled_work_shares_the_device_that_recorded_work_has_for_itself() {
     ];
     let outcomes = run(&switch(1), vec![script]);
     assert_eq!([outcomes.at(0, 3), outcomes.at(0, 4), outcomes.at(0, 5)], [20, 25, 40]);
-    // What takes its turn in one queue shares nothing; what begins when the other has ended has the device for itself again.
+    // Work in one queue does not share the device with itself; work that begins when the other has ended has the device
+    // for itself again.
     let script = vec![modelled(0, 30, &[]), modelled(0, 10, &[]), modelled(1, 7, &[1]), wait_all(&[0, 1, 2])];
     assert_eq!(run(&switch(1), vec![script]).finish(0), 47);
     // Other ranks have devices of their own.
@@ -121,14 +123,15 @@ fn copies_and_what_keeps_one_multiprocessor_busy_do_not_share_the_device() {
 
 #[test]
 fn communication_takes_a_share_of_the_device_from_modelled_work() {
-    // The all-reduce takes 11 us and a quarter of the device: of 20 us of work, 8.25 are done meanwhile.
+    // The all-reduce lasts 11 us and occupies a quarter of the device: 8.25 us of the 20 us of work are done in that
+    // time.
     let ring = 1000 * PS_PER_BYTE + 2 * LATENCY_PS;
     let mut cluster = switch(2);
     cluster.devices.iter_mut().for_each(|device| device.communication = 0.25);
     let script = |work| vec![collective(AllReduce, 1000), work, wait_all(&[0]), wait_all(&[1])];
     let outcomes = run(&cluster, vec![script(modelled(0, 20_000_000, &[])), script(modelled(0, 20_000_000, &[]))]);
     assert_eq!([outcomes.at(0, 2), outcomes.finish(0)], [ring, 20_000_000 + ring / 4]);
-    // It lasts for as long as the slowest member makes it last, and takes nothing from recorded work.
+    // The all-reduce lasts as long as the slowest member, and does not slow down recorded work.
     let outcomes = run(&cluster, vec![script(on_queue(0, 20_000_000, &[])), script(modelled(0, 20_000_000, &[]))]);
     assert_eq!(outcomes.finish(0), 20_000_000);
 }

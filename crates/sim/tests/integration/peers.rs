@@ -1,4 +1,4 @@
-//! Collectives that kernels of programs carry out: what they take, and where they can be.
+//! Collectives that kernels of programs carry out: their times, and the groups in which they are possible.
 
 use crate::nccl::{near, servers};
 use crate::support::*;
@@ -18,7 +18,7 @@ fn issue_of(group: u32, kind: CollectiveKind, bytes: u64, kernel: Option<PeerKer
     issue(Activity::Call(Call { group: GroupId(group), op }))
 }
 
-/// Seconds until the last of the world's first ranks is through, of which every `stride`th takes part.
+/// Seconds until the last member finishes; members are every `stride`th of the world's first ranks.
 fn seconds(
     cluster: &Cluster,
     (members, stride): (u32, u32),
@@ -47,8 +47,8 @@ fn seconds(
     group.iter().map(|rank| outcomes.finish(*rank as usize)).max().unwrap() as f64 * 1e-12
 }
 
-/// 3.35 us + 0.37 us (P - 1), and (P - 1) n at what 36 blocks of 512 threads of 16 bytes each have on their way in 1.2 us, for each other
-/// member, or at the link's rate.
+/// 3.35 us + 0.37 us (P - 1), plus (P - 1) n at the rate at which 36 blocks of 512 threads with 16 bytes each are in
+/// flight for 1.2 us, for each other member, or at the link's rate.
 #[test]
 fn one_shot_takes_a_start_and_all_that_the_others_have() {
     let cluster = servers(1, NVLINK);
@@ -74,7 +74,7 @@ fn two_shots_take_another_start_and_fewer_bytes() {
     }
 }
 
-/// Memory of another server cannot be read: programs call the library there, and so does a replay.
+/// Memory of another server cannot be read: programs call the library in such groups, and so does a replay.
 #[test]
 fn across_servers_the_library_takes_over() {
     let cluster = servers(2, NVLINK);

@@ -1,4 +1,4 @@
-//! Messages between two ranks: when they arrive, which receive takes them, what a time-out and a poll see.
+//! Messages between two ranks: their arrival, the receives that they match, and the results of timeouts and polls.
 
 use crate::support::*;
 use uniference_sim::ids::Handle;
@@ -70,7 +70,7 @@ fn a_message_that_arrives_as_the_time_out_passes_was_in_time() {
 
 #[test]
 fn a_busy_wait_makes_progress_and_never_sees_the_future() {
-    // Polls of 1 us each: the message (at 6 us) is seen at the sixth, neither before nor much later.
+    // Polls of 1 us each: the sixth poll sees the message (at 6 us), neither an earlier nor a much later one.
     let poll =
         || Request::Wait { handles: vec![Handle(0)], any: false, timeout: Some(POLL_COST), site: Default::default() };
     let mut receiver = vec![recv(Some(0), 0, 1000)];
@@ -90,7 +90,8 @@ fn reading_the_clock_costs_a_microsecond_in_older_records_and_50_nanoseconds_sin
 
 #[test]
 fn sleep_is_idle_and_late_peers_are_told_apart() {
-    // The receiver waits from 0; the sender enters at 3 us and n * beta + alpha = 6 us go by: 9 exposed, 3 of them late.
+    // The receiver waits from 0; the sender enters at 3 us, and n * beta + alpha = 6 us follow: 9 exposed, 3 of them
+    // late.
     let sender = vec![issue(Activity::Sleep(SimDuration::from_us(3))), wait(0), send(1, 0, 1000), wait(1)];
     let outcomes = run(&switch(2), vec![sender, vec![recv(Some(0), 0, 1000), wait(0)]]);
     let [sender, receiver] = [0, 1].map(|rank| outcomes.statistics.ranks()[rank].times);
@@ -101,7 +102,7 @@ fn sleep_is_idle_and_late_peers_are_told_apart() {
 
 #[test]
 fn a_collective_lacks_no_data() {
-    // Rank 0 waits for 3 us for its late peer, and for no message in particular.
+    // Rank 0 waits for 3 us for its late peer, but not for a message.
     let barrier = || collective(CollectiveKind::Barrier, 0);
     let late = vec![issue(Activity::Sleep(SimDuration::from_us(3))), wait(0), barrier(), wait(1)];
     let outcomes = run(&switch(2), vec![vec![barrier(), wait(0)], late]);
@@ -111,7 +112,7 @@ fn a_collective_lacks_no_data() {
 
 #[test]
 fn a_receive_that_gives_up_lacked_data_until_it_was_sent() {
-    // The send is issued at 3 us; the time-outs pass at 2 and 4 us, the message is there at 9 us.
+    // The send is issued at 3 us; the timeouts pass at 2 and 4 us, the message arrives at 9 us.
     let hasty = || Request::Wait {
         handles: vec![Handle(0)],
         any: false,
@@ -120,7 +121,8 @@ fn a_receive_that_gives_up_lacked_data_until_it_was_sent() {
     };
     let sender = vec![issue(Activity::Sleep(SimDuration::from_us(3))), wait(0), send(1, 0, 1000), wait(1)];
     let outcomes = run(&switch(2), vec![sender, vec![recv(Some(0), 0, 1000), hasty(), hasty(), wait(0)]]);
-    // Late until the send is issued, also for waits that are given up: 2 us of the first, 1 us of the second, nothing of the last.
+    // The peer is late until the send is issued, also for waits that are given up: 2 us of the first, 1 us of the
+    // second, nothing of the last.
     let times = outcomes.statistics.ranks()[1].times;
     assert_eq!(times.exposed, SimDuration::from_us(9));
     assert_eq!((times.late_peer, times.no_data), (SimDuration::from_us(3), SimDuration::from_us(3)));

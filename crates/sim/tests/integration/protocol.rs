@@ -1,4 +1,5 @@
-//! What lies between steps and bytes, each effect on its own: handshakes, one byte stream a pair and direction, windows, host threads.
+//! Effects between steps and bytes, each alone: handshakes, one byte stream per pair and direction, windows, host
+//! threads.
 
 use crate::support::*;
 use proptest::prelude::*;
@@ -15,7 +16,7 @@ use uniference_sim::program::CollectiveKind::{
 use uniference_sim::program::{Activity, Call, CallOp, Collective, DType, ReduceOp, Request, Shape};
 use uniference_sim::time::{Bytes, Rate, SimDuration};
 
-/// A byte, and one way.
+/// Time of a byte, and one-way latency.
 const BETA: u64 = PS_PER_BYTE;
 const D: u64 = LATENCY_PS;
 
@@ -38,7 +39,7 @@ fn cluster(ranks: usize, protocol: Protocol) -> Cluster {
     cluster
 }
 
-/// When the last of `ranks` has finished one blocking operation.
+/// Time at which the last of `ranks` has finished one blocking operation.
 fn time(ranks: usize, protocol: Protocol, kind: CollectiveKind, elements: u64) -> u64 {
     let outcomes = run(&cluster(ranks, protocol), (0..ranks).map(|_| blocking(kind, elements)).collect());
     (0..ranks).map(|rank| outcomes.finish(rank)).max().unwrap()
@@ -52,11 +53,11 @@ fn one_way(protocol: Protocol, bytes: u64) -> [u64; 2] {
 
 #[test]
 fn a_handshake_adds_one_latency() {
-    // The receiver says at 0 that it is ready; the data leaves at d and is there at 2 d + n beta.
+    // The receiver says at 0 that it is ready; the data leaves at d and arrives at 2 d + n beta.
     assert_eq!(one_way(handshake(), 1000), [D + 1000 * BETA, 2 * D + 1000 * BETA]);
 }
 
-/// MPI's, of messages of more than 1,000 bytes.
+/// MPI's handshake, for messages of more than 1,000 bytes.
 fn eager() -> Protocol {
     let handshake = Handshake { control: Bytes(0), preamble: Bytes(0), eager: Some(Bytes(1000)) };
     Protocol { handshake: Some(handshake), ..Protocol::default() }
@@ -64,8 +65,9 @@ fn eager() -> Protocol {
 
 #[test]
 fn a_message_above_the_eager_limit_asks_first() {
-    // Up to the limit d + n beta. Above it the question, its answer and the data each take a latency: 3 d + n beta, also where the receiver
-    // has long been ready; posted at T behind the question, the receive has its data at T + 2 d + n beta.
+    // Up to the limit d + n beta. Above it the question, its answer and the data each need a latency: 3 d + n beta,
+    // even if the receiver has long been ready; if it is posted at T after the question, the receive has its data at T
+    // + 2 d + n beta.
     assert_eq!(one_way(eager(), 1000), [1000 * BETA, D + 1000 * BETA]);
     assert_eq!(one_way(eager(), 1001), [2 * D + 1001 * BETA, 3 * D + 1001 * BETA]);
     let late = 50_000_000;
@@ -74,14 +76,15 @@ fn a_message_above_the_eager_limit_asks_first() {
     assert_eq!(outcomes.finish(1), late + 2 * D + 2000 * BETA);
 }
 
-/// NCCL's: of a message between two ranks 1,000 bytes have room at the receiver, and both sides see each other's memory.
+/// NCCL's protocol: the receiver has room for 1,000 bytes of a message between two ranks, and both sides see each
+/// other's memory.
 fn buffered() -> Protocol {
     Protocol { buffer: Some(Bytes(1000)), ..Protocol::default() }
 }
 
 #[test]
 fn what_has_no_room_at_the_receiver_leaves_when_its_receive_is_posted() {
-    // No message is exchanged first: d + n beta in any case, from when both have called.
+    // No message is exchanged before the data: d + n beta in any case, from the later call of the two.
     for bytes in [1000, 1001] {
         assert_eq!(one_way(buffered(), bytes), [bytes * BETA, D + bytes * BETA]);
     }
@@ -175,14 +178,16 @@ fn senders_that_ask_are_matched_by_name_tag_and_order() {
     let outcomes = run(&cluster(3, eager()), scripts);
     assert!(matches!(outcomes.ended, uniference_sim::engine::Ending::Finished));
     let plain = |n| time(4, Protocol::default(), AllToAll, n);
-    // Four ranks post all at once: each of the 3 messages of a rank asks, so all begin 2 d later; in all-gathers each round does.
+    // Four ranks post all at once: each of a rank's 3 messages asks, so all begin 2 d later; in an all-gather each
+    // round does.
     assert_eq!(time(4, eager(), AllToAll, 2000), plain(2000) + 2 * D);
     assert_eq!(time(4, eager(), AllToAll, 1000), plain(1000));
 }
 
 #[test]
 fn data_waits_for_a_late_receiver_and_not_for_an_early_one() {
-    // The receive is posted at T. T = 50 us: T + 2 d + n beta. The send is posted at T, long after the receive: T + d + n beta.
+    // The receive is posted at T. T = 50 us: T + 2 d + n beta. The send is posted at T, long after the receive: T + d +
+    // n beta.
     let late = 50_000_000;
     let quick = |first: Request, at: u64| vec![compute(at), wait(0), first, wait(1)];
     let outcomes =
@@ -198,8 +203,8 @@ fn data_waits_for_a_late_receiver_and_not_for_an_early_one() {
 #[case::without(false)]
 #[case::with(true)]
 fn a_peer_is_late_until_it_has_called_and_not_until_its_call_is_paid_for(#[case] with_handshake: bool) {
-    // The call costs c = 160 us. The late side calls at T = 500 us, the early one at 0: late is T, neither T + c nor T - c, though
-    // messages are posted at T + c. On every rank compute + exposed + idle is the finish.
+    // The call costs c = 160 us. The late side calls at T = 500 us, the early one at 0: the lateness is T, neither T +
+    // c nor T - c, although messages are posted at T + c. On every rank compute + exposed + idle is the finish.
     let (late, c) = (500_000_000, us(160));
     let base = if with_handshake { handshake() } else { Protocol::default() };
     let protocol = Protocol { call: c, ..base };
@@ -222,7 +227,7 @@ fn a_peer_is_late_until_it_has_called_and_not_until_its_call_is_paid_for(#[case]
 
 #[test]
 fn a_send_that_gives_up_was_kept_up_until_its_receive_was_called() {
-    // The receive is called at 3 us; the time-outs pass at 2 and 4 us; the data leaves at 3 us + d.
+    // The receive is called at 3 us; the timeouts pass at 2 and 4 us; the data leaves at 3 us + d.
     let hasty = || Request::Wait {
         handles: vec![uniference_sim::ids::Handle(0)],
         any: false,
@@ -236,8 +241,9 @@ fn a_send_that_gives_up_was_kept_up_until_its_receive_was_called() {
 
 #[rstest]
 fn a_ping_pong_round_takes_three_latencies(#[values(1, 2, 5)] rounds: u64) {
-    // The ping takes 2 d; by then the receive of the pong has long been posted: d. So has that of each later ping when the pong is there, as
-    // it was posted when the pong had left: 3 d for the first round, 2 d for each that follows at once.
+    // The first ping lasts 2 d; by then the receive of the pong has long been posted: d. So has the receive of each
+    // later ping when the pong arrives, as it was posted when the pong had left: 3 d for the first round, 2 d for each
+    // that follows at once.
     let n = 8;
     let (mut ping, mut pong) = (Vec::new(), Vec::new());
     for round in 0..rounds as u32 {
@@ -264,7 +270,7 @@ fn two_sends_without_receives_block_for_ever() {
 
 #[test]
 fn two_sends_to_one_peer_leave_one_after_the_other() {
-    // One stream: the first is there at 2 d + n beta, the second n beta later.
+    // One stream: the first message arrives at 2 d + n beta, the second n beta later.
     let sender = vec![send(1, 0, 1000), send(1, 1, 1000), wait(0), wait(1)];
     let receiver = vec![recv(Some(0), 0, 1000), recv(Some(0), 1, 1000), wait(0), wait(1)];
     let outcomes = run(&cluster(2, handshake()), vec![sender, receiver]);
@@ -292,7 +298,8 @@ fn incast_of_two_shares_the_ingress() {
 
 #[rstest]
 fn small_collectives_take_the_latencies_that_were_measured(#[values(2, 3, 4, 7)] ranks: usize) {
-    // With d above all else: all_reduce 4 (P - 1) d, all_gather 2 (P - 1) d, barrier 2 ceil(log2 P) d, and what is posted at once 2 d.
+    // With d far above all other times: all_reduce 4 (P - 1) d, all_gather 2 (P - 1) d, barrier 2 ceil(log2 P) d, and
+    // messages posted at once 2 d.
     let p = ranks as u64;
     let small = |kind| time(ranks, handshake(), kind, if kind == Barrier { 0 } else { 2 * p }).div_ceil(D / 10) / 10;
     assert_eq!(small(AllReduce), 4 * (p - 1));
@@ -303,7 +310,7 @@ fn small_collectives_take_the_latencies_that_were_measured(#[values(2, 3, 4, 7)]
     }
 }
 
-/// Two ranks, of which rank 1 calls `skew` later.
+/// Time of two ranks, of which rank 1 calls `skew` later.
 fn skewed(kind: CollectiveKind, n: u64, skew: u64) -> u64 {
     let late = vec![compute(skew), wait(0), collective(kind, n), wait(1)];
     let outcomes = run(&cluster(2, handshake()), vec![blocking(kind, n), late]);
@@ -312,15 +319,16 @@ fn skewed(kind: CollectiveKind, n: u64, skew: u64) -> u64 {
 
 #[test]
 fn skew_makes_what_sends_first_half_duplex() {
-    // Rank 0 has long been ready when rank 1 comes. All-to-all: rank 1's data leaves at once, and its readiness stands behind it in
-    // the same stream; rank 0's data leaves when all of rank 1's is there: 2 (n beta + d), in place of 2 d + n beta.
+    // Rank 0 has long been ready when rank 1 comes. All-to-all: rank 1's data leaves at once, and its readiness follows
+    // in the same stream; rank 0's data leaves when all of rank 1's has arrived: 2 (n beta + d), in place of 2 d + n
+    // beta.
     let n = 4_000_000;
     assert_eq!(skewed(AllToAll, n, 0), 2 * D + n * BETA);
     assert_eq!(skewed(AllToAll, n, 1_000_000_000), 2 * (D + n * BETA));
-    // All-gather, in two halves: the second half of the one goes along with the first of the other: 1.5 n beta + 2 d.
+    // All-gather, in two halves: one rank's second half travels with the other rank's first: 1.5 n beta + 2 d.
     assert_eq!(skewed(AllGather, n, 0), 2 * D + n * BETA);
     assert_eq!(skewed(AllGather, n, 1_000_000_000), 2 * D + n / 2 * 3 * BETA);
-    // All-reduce receives before it sends: who comes last finds everybody ready.
+    // All-reduce receives before it sends: the last rank finds all others ready.
     assert!(skewed(AllReduce, n, 1_000_000_000) <= skewed(AllReduce, n, 0));
 }
 
@@ -338,12 +346,12 @@ fn reduce_scatter_of_a_list(blocks: Vec<u64>) -> Request {
 #[rstest]
 fn reduce_scatter_is_an_all_reduce_for_each_block_two_at_a_time(#[values(2, 4)] ranks: usize) {
     let n = 1 << 20;
-    // In bytes: P all-reduces, 2 (P - 1) n in all, twice a true reduce-scatter's.
+    // Bytes: P all-reduces, 2 (P - 1) n in total, twice those of a true reduce-scatter.
     let p = ranks as u64;
     let list = |_| vec![reduce_scatter_of_a_list(vec![n; ranks]), wait(0)];
     let scattered = run(&cluster(ranks, handshake()), (0..ranks).map(list).collect());
     assert_eq!(scattered.statistics.ranks()[0].traffic.sent.0, 2 * (p - 1) * n);
-    // In time: as P all-reduces that a program issues at once, of which two threads carry out two at a time.
+    // Time: P all-reduces that a program issues at once, of which two threads carry out two at a time.
     let issue_all = |_| {
         let issue = (0..ranks).map(|_| collective(AllReduce, n));
         issue.chain((0..ranks as u32).map(wait)).collect()
@@ -362,7 +370,7 @@ fn windowed(first: u64, cap: u64) -> Protocol {
 #[case::fits(1_000, 1_000, 0, 0)]
 #[case::second_round(1_000, 2_500, 1, 1_000)]
 #[case::third_round(1_000, 7_000, 2, 3_000)]
-// 1,000 + 2,000 + 4,000 + 8,000 < r rate, then 16,000 > r rate: from there on the link decides.
+// 1,000 + 2,000 + 4,000 + 8,000 < r rate, then 16,000 > r rate: from then on the link limits the rate.
 #[case::full_pipe(1_000, 500_000, 4, 15_000)]
 fn a_cold_connection_doubles_its_window(#[case] first: u64, #[case] n: u64, #[case] k: u64, #[case] before: u64) {
     // k r + (n - first (2^k - 1)) beta + d
@@ -385,7 +393,7 @@ fn a_warm_connection_has_its_window() {
 
 #[test]
 fn the_windows_cap_bounds_the_rate() {
-    // 5,000 bytes in a round trip of 10 us: half the link's rate, but for the rounding of a rate to a float.
+    // 5,000 bytes per round trip of 10 us: half the link's rate, except for the rounding of a rate to a float.
     let n = 1_000_000;
     let [_, received] = one_way(windowed(5_000, 5_000), n);
     assert!(received.abs_diff(2 * n * BETA + D) <= 1);
@@ -393,7 +401,7 @@ fn the_windows_cap_bounds_the_rate() {
 
 #[test]
 fn the_input_thread_takes_messages_in_one_after_the_other() {
-    // Two messages arrive together after 2 n beta + d; each takes the thread t + n c.
+    // Two messages arrive together after 2 n beta + d; each occupies the thread for t + n c.
     let protocol = Protocol { message: us(100), copy: Rate::new(1e10), ..Protocol::default() };
     let sender = || vec![send(2, 0, 1000), wait(0)];
     let receiver = vec![recv(Some(0), 0, 1000), recv(Some(1), 0, 1000), wait(0), wait(1)];
@@ -404,7 +412,7 @@ fn the_input_thread_takes_messages_in_one_after_the_other() {
 
 #[test]
 fn a_handshake_is_two_messages_to_take_in() {
-    // Readiness at the sender, data at the receiver: 2 d + n beta + 2 t. Who waits wakes up w later.
+    // Readiness at the sender, data at the receiver: 2 d + n beta + 2 t. The waiting thread wakes up w later.
     let protocol = Protocol { message: us(50), wake: us(30), ..handshake() };
     let left = D + us(50).as_ps() + 1000 * BETA;
     assert_eq!(one_way(protocol, 1000), [left + us(30).as_ps(), left + D + us(80).as_ps()]);
@@ -412,7 +420,7 @@ fn a_handshake_is_two_messages_to_take_in() {
 
 #[test]
 fn a_call_costs_before_anything_is_sent() {
-    // Calls of one rank follow each other: c + n beta + d, 2 c + n beta + d. A collective is another thread's: c.
+    // Calls of one rank follow each other: c + n beta + d, 2 c + n beta + d. A collective is on another thread: c.
     let protocol = Protocol { call: us(200), ..Protocol::default() };
     let sender = vec![send(1, 0, 1000), send(1, 0, 1000), wait(0), wait(1)];
     let receiver = vec![recv(Some(0), 0, 1000), recv(Some(0), 0, 1000), wait(0), wait(1)];
@@ -424,7 +432,7 @@ fn a_call_costs_before_anything_is_sent() {
 
 #[test]
 fn a_collective_is_handed_to_another_thread_and_back() {
-    // h + n beta + d + h; a message between two ranks is nobody else's.
+    // h + n beta + d + h; a message between two ranks stays on the program's thread.
     let protocol = Protocol { hand_over: us(70), ..Protocol::default() };
     assert_eq!(time(2, protocol.clone(), Broadcast, 1000), 1000 * BETA + D + 2 * 70_000_000);
     assert_eq!(one_way(protocol, 1000), [1000 * BETA, 1000 * BETA + D]);
@@ -439,8 +447,8 @@ fn staging_brings_tensors_from_the_device_and_back() {
 
 #[test]
 fn combining_takes_its_time() {
-    // Two ranks exchange halves of n in two segments each; the reductions of a quarter of n take place beside the next transfer, but for
-    // the last one: it delays the second phase.
+    // Two ranks exchange halves of n in two segments each; each reduction of a quarter of n overlaps the next transfer,
+    // except for the last one, which delays the second phase.
     let n = 4_000_000;
     let slow = Protocol { reduce: Rate::new(4e9), ..handshake() };
     let (plain, reducing) = (time(2, handshake(), AllReduce, n), time(2, slow, AllReduce, n));
@@ -449,7 +457,8 @@ fn combining_takes_its_time() {
 
 #[test]
 fn headers_and_handshakes_count_on_the_wire() {
-    // A segment of 1,448 bytes and 48 of preamble, in two packets of 66 bytes of headers; the announcement and the readiness are 48 + 66.
+    // A segment of 1,448 bytes and 48 of preamble, in two packets of 66 bytes of headers; the announcement and the
+    // readiness are 48 + 66.
     let hosts: Vec<HostSpec> = ["a", "b"].map(HostSpec::new).into();
     let overhead = Some(PacketOverhead { payload: 1448, wire: 1514 });
     let link = LinkSpec { overhead, ..LinkSpec::new(Rate::new(1e9).unwrap(), us(0)) };
@@ -459,12 +468,13 @@ fn headers_and_handshakes_count_on_the_wire() {
     let outcomes = run(&cluster, vec![vec![send(1, 0, 1448), wait(0)], vec![recv(Some(0), 0, 1448), wait(0)]]);
     let sent = |rank: usize| outcomes.statistics.ranks()[rank].traffic.wire_sent.0;
     assert_eq!([sent(0), sent(1)], [1448 + 48 + 2 * 66 + 48 + 66, 48 + 66]);
-    // Time is wire bytes over the rate, rounded up to a byte of payload a message: announcement and readiness pass each other.
+    // The time is wire bytes over the rate, rounded up to a byte of payload per message: announcement and readiness
+    // pass each other.
     let exact = (48 + 66 + 1448 + 48 + 2 * 66) * BETA;
     assert!((exact..exact + 3 * BETA).contains(&outcomes.finish(1)), "{} {exact}", outcomes.finish(1));
 }
 
-/// Everything at once, as in Gloo's profile.
+/// All effects at once, as in Gloo's profile.
 fn full() -> Protocol {
     Protocol {
         handshake: Some(Handshake { control: Bytes(48), preamble: Bytes(48), eager: None }),
@@ -482,13 +492,15 @@ fn full() -> Protocol {
 }
 
 #[rstest]
-// Measured with torch 2.15 between two network namespaces, 1 Gbit/s and no added delay, 4 MiB: milliseconds, by who comes first.
+// Measured with torch 2.15 between two network namespaces, 1 Gbit/s and no added delay, 4 MiB: milliseconds, by the
+// skew of rank 1.
 #[case(AllToAll, 0, 37.5)]
 #[case(AllToAll, 5_000_000_000, 71.7)]
 #[case(AllGather, 0, 38.6)]
 #[case(AllGather, 5_000_000_000, 56.0)]
 fn what_was_measured_at_a_gigabit_comes_out(#[case] kind: CollectiveKind, #[case] skew: u64, #[case] measured: f64) {
-    // n (1514 / 1448) beta once, twice or one and a half times, and the host's part, of which torch's own copies are not modelled: 8 %.
+    // n (1514 / 1448) beta once, twice or one and a half times, and the host's part, without torch's own copies, which
+    // are not modelled: 8 %.
     let hosts: Vec<HostSpec> = ["a", "b"].map(HostSpec::new).into();
     let overhead = Some(PacketOverhead { payload: 1448, wire: 1514 });
     let link = LinkSpec { overhead, ..LinkSpec::new(Rate::from_bits_per_second(1e9).unwrap(), us(0)) };
@@ -502,7 +514,7 @@ fn what_was_measured_at_a_gigabit_comes_out(#[case] kind: CollectiveKind, #[case
 
 const KINDS: [CollectiveKind; 8] = [AllReduce, Reduce, Broadcast, AllGather, ReduceScatter, AllToAll, Gather, Scatter];
 
-/// One collective after another, each rank starting at its own moment.
+/// One collective after another; each rank starts at its own time.
 fn mixed(ranks: usize, sizes: &[(usize, u64)], skew: u64) -> Vec<Vec<Request>> {
     let script = |rank: usize| {
         let mut requests = vec![compute(skew * rank as u64), wait(0)];
@@ -517,7 +529,7 @@ fn mixed(ranks: usize, sizes: &[(usize, u64)], skew: u64) -> Vec<Vec<Request>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Every byte that is sent is received, whatever the protocol does on the way; and the same run gives the same bytes again.
+    /// Every sent byte is received, whatever the protocol; and the same run gives the same bytes again.
     #[test]
     fn bytes_are_conserved_and_runs_repeat(
         ranks in 2..6usize,
@@ -531,13 +543,13 @@ proptest! {
         prop_assert_eq!(traffic(|traffic| traffic.sent.0), traffic(|traffic| traffic.received.0));
         let again = run(&cluster(ranks, full()), mixed(ranks, &sizes, skew));
         prop_assert_eq!(first.digest, again.digest);
-        // The protocol moves no other payload than the algorithm asks for.
+        // The protocol moves no other payload than the algorithm's.
         let eager = run(&cluster(ranks, Protocol::default()), mixed(ranks, &sizes, skew));
         let sent: u64 = eager.statistics.ranks().iter().map(|rank| rank.traffic.sent.0).sum();
         prop_assert_eq!(traffic(|traffic| traffic.sent.0), sent);
     }
 
-    /// A larger message is never there earlier, cold or warm, and no cost makes anything faster.
+    /// A larger message never arrives earlier, cold or warm, and no cost makes anything faster.
     #[test]
     fn one_way_time_grows_with_size_and_with_each_cost(n in 0..3_000_000u64, more in 1..100_000u64) {
         let [_, small] = one_way(full(), n);

@@ -15,15 +15,15 @@ use uniference_sim::program::{
 };
 use uniference_sim::time::{Bytes, Rate, SimDuration, SimTime};
 
-/// 1 GB/s: a byte takes 1,000 ps.
+/// 1 GB/s: a byte lasts 1,000 ps.
 pub(crate) const PS_PER_BYTE: u64 = 1_000;
-/// One way between two hosts.
+/// One-way latency between two hosts.
 pub(crate) const LATENCY_PS: u64 = 5_000_000;
 
 /// The group of all ranks; every program of [`Script`] names it first.
 pub(crate) const WORLD: GroupId = GroupId(0);
 
-/// Hosts on an ideal switch, 1 GB/s and 5 us between any two, one rank a host, `ideal` algorithms.
+/// Hosts on an ideal switch, 1 GB/s and 5 us between any two, one rank per host, `ideal` algorithms.
 pub(crate) fn switch(ranks: usize) -> Cluster {
     let hosts: Vec<HostSpec> = (0..ranks).map(|rank| HostSpec::new(format!("host.{rank:04}"))).collect();
     let link = LinkSpec::new(Rate::new(1e9).unwrap(), SimDuration::from_ps(LATENCY_PS));
@@ -43,7 +43,7 @@ pub(crate) fn switch(ranks: usize) -> Cluster {
     }
 }
 
-/// A library with which everything takes time, but for a handshake.
+/// A library in which every operation lasts time, except for a handshake.
 pub(crate) fn busy() -> Protocol {
     let us = SimDuration::from_us;
     Protocol {
@@ -59,14 +59,14 @@ pub(crate) fn busy() -> Protocol {
     }
 }
 
-/// The same with one algorithm forced.
+/// The cluster of [`switch`] with one algorithm forced.
 pub(crate) fn forced(ranks: usize, kind: CollectiveKind, algorithm: &str) -> Cluster {
     let mut cluster = switch(ranks);
     cluster.backend.algorithms.force(kind, algorithm_by_name(kind, algorithm).unwrap());
     cluster
 }
 
-/// A rank that asks for the same things whatever it is told. [`Script::at`] tells afterwards when it was told.
+/// A rank whose requests do not depend on replies. [`Outcomes::at`] returns the times of replies.
 pub(crate) struct Script {
     requests: std::vec::IntoIter<Request>,
     log: Log,
@@ -82,17 +82,17 @@ impl Program for Script {
     }
 }
 
-/// What a run gave.
+/// Results of a run.
 pub(crate) struct Outcomes {
     pub(crate) ended: Ending,
-    /// Per rank: the reply to the group's naming is entry 1, to the script's n-th request entry n + 2.
+    /// For each rank: entry 1 is the reply to the group's naming, entry n + 2 the reply to the script's n-th request.
     pub(crate) logs: Vec<Log>,
     pub(crate) statistics: Statistics,
     pub(crate) digest: String,
 }
 
 impl Outcomes {
-    /// When the script's n-th request was answered.
+    /// Time of the reply to the script's n-th request.
     pub(crate) fn at(&self, rank: usize, request: usize) -> u64 {
         self.logs[rank].borrow()[request + 2].0.as_ps()
     }
@@ -113,7 +113,7 @@ impl Outcomes {
     }
 }
 
-/// Runs one script a rank.
+/// Runs one script per rank.
 pub(crate) fn run(cluster: &Cluster, scripts: Vec<Vec<Request>>) -> Outcomes {
     let world: Arc<[RankId]> = (0..scripts.len()).map(RankId::from).collect();
     let logs: Vec<Log> = scripts.iter().map(|_| Log::default()).collect();
@@ -158,7 +158,7 @@ pub(crate) fn write(to: u32, bytes: u64) -> Request {
     call(CallOp::Write { to: GroupRank(to), bytes: Bytes(bytes) })
 }
 
-/// A collective over `elements` bytes (a byte an element), rooted at 0 where the kind has a root.
+/// A collective over `elements` bytes (one byte per element), rooted at 0 if the kind has a root.
 pub(crate) fn collective(kind: CollectiveKind, elements: u64) -> Request {
     use CollectiveKind::{AllReduce, Broadcast, Gather, Reduce, ReduceScatter, Scatter};
     call(CallOp::Collective(Collective {

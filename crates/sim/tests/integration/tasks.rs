@@ -29,7 +29,7 @@ fn resumption(turn: Turn) -> Resumption {
 
 #[test]
 fn a_thread_may_wait_while_the_main_one_is_inside_a_call() {
-    // As in a backward pass: the main thread sits in `backward()`, another thread all-reduces. Nobody else is kept waiting.
+    // As in a backward pass: the main thread is inside `backward()`, another thread all-reduces. No other thread waits.
     let cluster = switch(2);
     let mut engine = Engine::new(&cluster);
     let world: Arc<[RankId]> = [RankId(0), RankId(1)].into();
@@ -59,7 +59,7 @@ fn a_thread_may_wait_while_the_main_one_is_inside_a_call() {
     // ring of two: 2 (n/2 beta + alpha)
     let through = 1000 * PS_PER_BYTE + 2 * LATENCY_PS;
     assert_eq!(engine.clock(RankId(0)).as_ps(), through);
-    // The main thread goes on after it, not at its own stale clock.
+    // The main thread continues after the all-reduce, not at its own stale clock.
     engine.submit(RankId(0), TaskId(0), Request::Look);
     engine.submit(RankId(1), TaskId(0), Request::Exit(Outcome::Ok));
     assert_eq!(resumption(engine.next(&mut ())).now.as_ps(), through + LOOK_COST.as_ps());
@@ -75,7 +75,7 @@ fn a_thread_may_be_let_go_on_before_the_engine_comes_to_its_pause() {
     engine.set_threads(RankId(0), Threads::Wait);
     let Resumption { task, now, reply, .. } = resumption(engine.next(&mut ()));
     assert_eq!((task, now.as_ps(), reply), (thread, LOOK_COST.as_ps(), Reply::Now(now)));
-    // The pause ends nothing that the thread asks for later.
+    // The pause does not end a later request of the thread.
     let key = b"never".to_vec();
     let timeout = Some(SimDuration::from_us(9));
     engine.submit(RankId(0), thread, Request::Store { operation: StoreOp::Get { key }, timeout, site: Site(0) });
@@ -90,7 +90,7 @@ fn a_loop_that_waits_for_the_clock_looks_at_it_less_often() {
     let cheap = 999 * LOOK_COST.as_ps();
     assert_eq!(run(&switch(1), vec![looks(999)]).finish(0), cheap);
     assert_eq!(run(&switch(1), vec![looks(1002)]).finish(0), cheap + 3 * POLL_COST.as_ps());
-    // Whoever does something between two looks does not wait for the clock.
+    // A thread that sleeps between two clock reads does not pay the cost of a busy-wait.
     let sleeps = [issue(Activity::Sleep(SimDuration::from_us(4))), wait(0)];
     let apart = [looks(999), sleeps.to_vec(), looks(999)].concat();
     assert_eq!(run(&switch(1), vec![apart]).finish(0), 2 * cheap + 4_000_000);
@@ -139,14 +139,15 @@ fn waiting_for_any_returns_the_first_and_the_other_goes_on() {
     let receiver = vec![recv(Some(0), 0, 1000), recv(Some(1), 0, 10), any, wait(0)];
     let outcomes = run(&switch(3), vec![vec![send(2, 0, 1000)], vec![send(2, 0, 10)], receiver]);
     assert_eq!(outcomes.reply(2, 2), Reply::Complete(vec![Handle(1)]));
-    // 10 bytes at half the ingress, then the rest of 1000 alone.
+    // 10 bytes at half the ingress rate, then the rest of 1000 alone.
     assert_eq!(outcomes.at(2, 2), 20 * PS_PER_BYTE + LATENCY_PS);
     assert_eq!(outcomes.at(2, 3), 1010 * PS_PER_BYTE + LATENCY_PS);
 }
 
 #[test]
 fn a_store_activity_is_complete_when_it_is_served_and_holds_nothing_up() {
-    // Rank 0 sets the key after 3 us; rank 1 computes 1 us beside its wait for it, and then looks, which costs 1 us more.
+    // Rank 0 sets the key after 3 us; rank 1 computes 1 us while it waits for the key, and then queries the store,
+    // which costs 1 us more.
     let key = || b"k".to_vec();
     let store = |operation| issue(Activity::Store(operation));
     let set = vec![compute(3_000_000), wait(0), store(StoreOp::Set { key: key(), value: key() })];
@@ -173,7 +174,8 @@ fn a_rank_is_finished_where_its_graph_says_so_though_its_task_goes_on() {
 
 #[test]
 fn a_time_out_that_is_over_moves_nobody() {
-    // The only thread waits for itself and would have given up after a second; then for something outside, which takes no time.
+    // The only thread waits for its own compute, with a timeout of a second; then for something outside, which lasts no
+    // time.
     let cluster = switch(1);
     let mut engine = Engine::new(&cluster);
     let rank = RankId(0);

@@ -1,4 +1,4 @@
-//! Writes into the memory of another rank, which takes no part.
+//! Writes into the memory of another rank, which makes no call.
 
 use crate::support::*;
 use uniference_sim::cluster::{Handshake, Protocol};
@@ -6,7 +6,7 @@ use uniference_sim::ids::{Handle, RankId};
 use uniference_sim::program::{CallOp, Reply};
 use uniference_sim::time::{Bytes, SimTime};
 
-/// What it takes until the writer knows: n * beta + 2 * alpha.
+/// Time until the writer has the acknowledgement: n * beta + 2 * alpha.
 fn round(bytes: u64) -> u64 {
     bytes * PS_PER_BYTE + 2 * LATENCY_PS
 }

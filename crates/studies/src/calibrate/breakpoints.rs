@@ -1,8 +1,10 @@
-//! Owns where an operation changes its behaviour with size: the straight lines that its times over size consist of, and how many there are.
+//! Owns breakpoints: the sizes at which an operation's time over size passes from one straight line to another, and
+//! their number.
 //!
-//! For every number of lines the cheapest cut is found by dynamic programming (Bellman 1961), and Bayes' information criterion (Schwarz 1978)
-//! says how many there are. Errors are relative, of the middle of repetitions, and large ones count less (Huber). A breakpoint's interval holds
-//! all places that explain the measurements nearly as well (likelihood ratio, 95 %). What a breakpoint means, the caller knows.
+//! For each number of lines, dynamic programming finds the division with the least cost (Bellman 1961), and Bayes'
+//! information criterion (Schwarz 1978) chooses the number. Errors are relative errors of medians of repetitions, and
+//! large ones count less (Huber). A breakpoint's interval holds all places that explain the measurements nearly as well
+//! (likelihood ratio, 95 %). The caller interprets a breakpoint.
 
 use super::fit::HUBER;
 use super::measurement::Measurement;
@@ -20,14 +22,14 @@ pub struct Breakpoint {
     pub low: u64,
     /// Upper end of the 95 % interval in bytes: the change is at or below it.
     pub high: u64,
-    /// Duration at `first`, as a multiple of what it would be without the change.
+    /// Duration at `first`, as a multiple of the duration without the change.
     pub jump: f64,
 }
 
-/// What was measured of one operation among some ranks: bytes, seconds and their relative scatter, by size.
+/// Measurements of one operation among some ranks: bytes, seconds and their relative scatter, by size.
 pub type Series = Vec<(u64, f64, f64)>;
 
-/// Measurements of one operation among the same ranks, over connections that were there before.
+/// Measurements of one operation among the same ranks, over connections that existed before.
 pub fn series(measurements: &[Measurement], operation: &str, ranks: &[u32]) -> Series {
     let own = |case: &&Measurement| case.operation == operation && case.ranks == ranks && !case.cold;
     let mut series: Series = measurements.iter().filter(own).filter_map(point).collect();
@@ -41,16 +43,16 @@ fn point(case: &Measurement) -> Option<(u64, f64, f64)> {
     Some((case.bytes, seconds.median(), seconds.scatter() / (seconds.len() as f64).sqrt()))
 }
 
-/// Sizes that a line needs: two are always on one.
+/// Number of sizes that a line needs: two sizes are always on a line.
 const LEAST_SIZES: usize = 3;
 const MOST_LINES: usize = 4;
-/// Errors below this are nobody's: relative, of the middle.
+/// Relative error of a median that is ascribed to chance.
 const LEAST_ERROR: f64 = 0.01;
 const ITERATIONS: usize = 5;
 /// The 95 % quantile of chi squared with one degree of freedom.
 const LIKELIHOOD: f64 = 3.84;
 
-/// Where several series, which change together, do so: by rising size.
+/// The breakpoints, by rising size, of several series that change together.
 pub fn find(series: &[Series]) -> Vec<Breakpoint> {
     let mut sizes: Vec<u64> = series.iter().flatten().map(|point| point.0).collect();
     sizes.sort_unstable();
@@ -64,7 +66,7 @@ pub fn find(series: &[Series]) -> Vec<Breakpoint> {
     (1..lines).map(|line| cuts.breakpoint(line, &places)).collect()
 }
 
-/// Times over size from one size to another.
+/// Time as a linear function of size.
 #[derive(Clone, Copy, Debug)]
 struct Line {
     start: f64,
@@ -76,7 +78,7 @@ impl Line {
         self.start + self.slope * bytes as f64
     }
 
-    /// The line from which points are least off, relative to themselves. Neither its start nor its slope is below zero.
+    /// The line with the least relative errors at the points. Neither its start nor its slope is below zero.
     fn through(points: &[(u64, f64, f64)], error: f64) -> Line {
         let mut line = Line::weighted(points, |_| 1.0);
         for _ in 0..ITERATIONS {
@@ -98,7 +100,7 @@ impl Line {
         match (start, slope) {
             (start, slope) if start >= 0.0 && slope >= 0.0 => Line { start, slope },
             (start, _) if start < 0.0 => Line { start: 0.0, slope: v1 / vv },
-            // Also where all sizes are one, so that nothing is known of the slope.
+            // Also if all sizes are equal, so that the slope is unknown.
             _ => Line { start: u1 / uu, slope: 0.0 },
         }
     }
@@ -107,7 +109,7 @@ impl Line {
         self.at(*bytes) / seconds - 1.0
     }
 
-    /// In squares of `error`; large ones grow no faster than straight.
+    /// Cost of the line's relative errors in squares of `error`; large errors grow linearly (Huber).
     fn cost(self, points: &[(u64, f64, f64)], error: f64) -> f64 {
         let cost = |point| {
             let off = self.off(point).abs() / error;
@@ -117,13 +119,13 @@ impl Line {
     }
 }
 
-/// What it costs to lay lines through sizes.
+/// Costs of lines through ranges of sizes.
 struct SegmentCosts<'a> {
     series: &'a [Series],
     sizes: &'a [u64],
-    /// What measurements are off without anybody's fault.
+    /// Relative error of measurements that is ascribed to chance.
     error: f64,
-    /// Of one line from the first of two sizes up to, not including, the second.
+    /// Cost of one line from the first of two sizes up to, not including, the second.
     costs: Vec<Vec<f64>>,
 }
 
@@ -133,7 +135,7 @@ impl<'a> SegmentCosts<'a> {
         let error = scatter.median().max(LEAST_ERROR);
         let mut cuts = SegmentCosts { series, sizes, error, costs: Vec::new() };
         cuts.measure();
-        // What the most lines leave over is nobody's fault either.
+        // The error that remains with the most lines is ascribed to chance, too.
         let most = MOST_LINES.min(sizes.len() / LEAST_SIZES);
         let points: usize = series.iter().map(Vec::len).sum();
         let free = points.saturating_sub(cuts.parameters(most)).max(1) as f64;
@@ -162,12 +164,12 @@ impl<'a> SegmentCosts<'a> {
         self.lines(from, to).map(|(points, line)| line.cost(points, self.error)).sum()
     }
 
-    /// How many numbers so many lines have. A place counts twice, as it is looked for.
+    /// Number of parameters of `lines` lines. A breakpoint counts twice, as its place is searched.
     fn parameters(&self, lines: usize) -> usize {
         2 * lines * self.series.len() + 2 * (lines - 1)
     }
 
-    /// The least cost of `lines` lines through the sizes before each.
+    /// The least cost of `lines` lines through the sizes before each size.
     fn before(&self, lines: usize) -> Vec<f64> {
         let count = self.sizes.len();
         let one: Vec<f64> = self.costs[0].clone();
@@ -178,7 +180,7 @@ impl<'a> SegmentCosts<'a> {
         })
     }
 
-    /// The same for the sizes from each on.
+    /// The least cost of `lines` lines through the sizes from each size on.
     fn after(&self, lines: usize) -> Vec<f64> {
         let count = self.sizes.len();
         let one: Vec<f64> = self.costs.iter().map(|costs| costs[count]).collect();
@@ -197,7 +199,7 @@ impl<'a> SegmentCosts<'a> {
         numbers.min_by(|a, b| criterion(*a).total_cmp(&criterion(*b))).expect("one line is a number")
     }
 
-    /// Where the best `lines` lines begin and end.
+    /// The indices of sizes at which the best `lines` lines begin and end.
     fn places(&self, lines: usize) -> Vec<usize> {
         let mut places = vec![self.sizes.len()];
         for line in (1..lines).rev() {
@@ -213,7 +215,7 @@ impl<'a> SegmentCosts<'a> {
     fn breakpoint(&self, line: usize, places: &[usize]) -> Breakpoint {
         let lines = places.len() - 1;
         let cut = places[line];
-        // What the best lines cost with the end of this one at each size.
+        // Costs of the best lines if this line ends at each size.
         let (before, after) = (self.before(line), self.after(lines - line));
         let costs: Vec<f64> = before.iter().zip(&after).map(|(before, after)| before + after).collect();
         let as_good = |place: &usize| costs[*place] <= costs[cut] + LIKELIHOOD;
@@ -240,7 +242,7 @@ impl<'a> SegmentCosts<'a> {
 mod tests {
     use super::*;
 
-    /// Times of `lines`, each from its size on, that scatter by 1 %.
+    /// Times of `lines`, each from its size on, with a scatter of 1 %.
     fn times(sizes: impl Iterator<Item = u64>, lines: &[(u64, f64, f64)]) -> Series {
         let time = |(index, bytes): (usize, u64)| {
             let (_, start, slope) = lines.iter().rfind(|line| line.0 <= bytes).unwrap();
@@ -261,7 +263,7 @@ mod tests {
         assert!(find(&[]).is_empty());
     }
 
-    /// A jump of 40 us after 64 KiB, where 64 KiB take another 65 at 1 GB/s.
+    /// A jump of 40 us after 64 KiB; the bytes themselves need 65 us at 1 GB/s.
     #[test]
     fn a_jump_is_found_where_it_is() {
         let found = find(&[times(powers(), &[(0, 50e-6, 1e-9), ((64 << 10) + 1, 90e-6, 1e-9)])]);
@@ -272,7 +274,8 @@ mod tests {
         assert!((change.jump / (221.0 / 181.0) - 1.0).abs() < 0.03, "{change:?}");
     }
 
-    /// From 300 kB on a third of the slope and a little more at the start, as of NCCL's LL and Simple; two series change together.
+    /// From 300 kB on a third of the slope and a little more at the start, as for NCCL's LL and Simple; two series
+    /// change together.
     #[test]
     fn a_bend_is_found_in_all_series() {
         let sizes = || (8..30).map(|log| 1 << log);
@@ -284,7 +287,7 @@ mod tests {
         assert!(change.low <= 300_000 && 300_000 <= change.high && change.high <= 2 << 20, "{change:?}");
     }
 
-    /// One size of which the middle is disturbed is no change.
+    /// A single size with a disturbed median is no change.
     #[test]
     fn an_outlier_is_no_breakpoint() {
         let mut series = times(powers(), &[(0, 50e-6, 8e-9)]);

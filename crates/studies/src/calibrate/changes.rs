@@ -1,19 +1,19 @@
-//! Owns which operations change their behaviour with size, and what that means to a library: MPI's eager limit. Finding the sizes is
-//! [`breakpoints`]' business.
+//! Owns the operations that change their behaviour with size, and the library's parameter that the change shows: MPI's
+//! eager limit. [`breakpoints`] finds the sizes.
 
 use super::breakpoints::{self, Breakpoint, Series};
 use super::measurement::{Measurement, Pair};
 use serde::Serialize;
 use std::collections::BTreeSet;
 
-/// An operation that behaves differently from some size on.
+/// A size from which on an operation behaves differently.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Change {
     /// Name of the operation: `pingpong`, `all_reduce`.
     pub operation: String,
     /// Number of ranks that took part.
     pub ranks: usize,
-    /// The sizes between which it changes.
+    /// The sizes between which the operation changes.
     #[serde(flatten)]
     pub at: Breakpoint,
 }
@@ -39,7 +39,8 @@ fn changes(operation: &str, ranks: usize, series: &[Series]) -> Vec<Change> {
     found.map(|at| Change { operation: operation.to_owned(), ranks, at }).collect()
 }
 
-/// The longest message that MPI sends unasked: the last size before ping-pongs jump up most; where they do not, the longest measured.
+/// The longest message that MPI sends eagerly: the last size before the largest jump of ping-pongs; without a jump, the
+/// longest measured message.
 pub(super) fn eager(library: &str, changes: &[Change], observed: &[Pair]) -> Option<u64> {
     let jumps = changes.iter().filter(|change| change.operation == "pingpong" && change.at.jump > 1.0);
     let highest = jumps.max_by(|a, b| a.at.jump.total_cmp(&b.at.jump)).map(|change| change.at.last);

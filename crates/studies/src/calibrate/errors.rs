@@ -1,7 +1,9 @@
-//! Owns how far the model of Gloo is off, by operation, on a network that is known: what a calibration cannot see of itself.
+//! Owns the errors of the model of Gloo by operation, on a known network: a calibration cannot see them in its own
+//! measurements.
 
-/// Relative standard errors of operations, 1.96 of which hold 95 of 100 cells of `make accuracy`; docs/explanation/accuracy.md, "Intervals". Messages
-/// between two ranks are the cells called one_way, two_isends and incast: the largest of the three. Of lists and tensors it is the larger.
+/// Relative standard errors of operations, 1.96 of which hold 95 of 100 cells of `make accuracy`;
+/// docs/explanation/accuracy.md, "Intervals". The error of messages between two ranks is the largest among the cells
+/// called one_way, two_isends and incast. For lists and tensors it is the larger of both errors.
 pub(super) const GLOO: [(&str, f64); 11] = [
     ("send", 0.039),
     ("recv", 0.039),

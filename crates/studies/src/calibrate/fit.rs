@@ -1,14 +1,14 @@
-//! Owns robust least squares: the point at which a model comes nearest to observations, and how sure it is.
+//! Owns robust least squares: the point at which a model comes nearest to observations, and its confidence interval.
 //!
-//! Everything is in logarithms, so errors are relative. Gauss and Newton's method with Levenberg and Marquardt's damping, Huber's weights against
-//! outliers, and a bootstrap for the intervals. What the model is, its caller knows.
+//! All values are logarithms, so errors are relative. The method is Gauss-Newton with Levenberg-Marquardt damping,
+//! Huber's weights against outliers, and a bootstrap for the intervals. The caller supplies the model.
 
 use super::measurement::Pair;
 use crate::statistics::Sample;
 use fastrand::Rng;
 use nalgebra::{DMatrix, DVector};
 
-/// Something measured several times.
+/// A quantity that was measured several times.
 pub struct Observation {
     /// The logarithms of the repetitions, sorted.
     logarithms: Vec<f64>,
@@ -27,19 +27,21 @@ pub struct Fit {
     pub residuals: Vec<f64>,
 }
 
-/// Measurements that scatter less than this count alike.
+/// Least scatter: measurements with less scatter have equal weights.
 const LEAST_SCATTER: f64 = 0.02;
-/// Beyond so many standard deviations a residual counts as an outlier (Huber 1964: 95 % efficient where there is none).
+/// Number of standard deviations beyond which a residual counts as an outlier (Huber 1964: 95 % efficient without
+/// outliers).
 pub(super) const HUBER: f64 = 1.345;
 const ITERATIONS: usize = 25;
-/// Of the logarithms, for derivatives. Downwards: where one of two equal links is made slower, that shows, where it is made faster it does not.
+/// Step of the logarithms for derivatives. It is negative: making one of two equal links slower changes the prediction,
+/// making it faster does not.
 const STEP: f64 = -0.01;
-/// A fit that moves less than this has arrived.
+/// Length of a step at which the fit has converged.
 const ARRIVED: f64 = 1e-4;
 const RESAMPLES: usize = 400;
 
 impl Observation {
-    /// Of what was measured between two ranks.
+    /// The observation of a measurement between two ranks.
     pub fn new(pair: &Pair) -> Observation {
         let logarithms = pair.seconds.iter().map(|time| time.ln()).collect();
         Observation { logarithms, weight: 1.0 / pair.scatter().max(LEAST_SCATTER) }
@@ -86,7 +88,7 @@ pub fn fit(observations: &[Observation], start: &[f64], model: &dyn Fn(&[f64]) -
     Fit { point, low, high, residuals }
 }
 
-/// One step from the optimum for every resample: repetitions are drawn again, and so are the residuals that the model leaves.
+/// One step from the optimum for each resample: repetitions are drawn again, and so are the model's residuals.
 fn bootstrap(
     observations: &[Observation],
     point: &[f64],
@@ -118,7 +120,7 @@ fn bootstrap(
     (at(0.025), at(0.975))
 }
 
-/// The derivative of every prediction (rows) by every parameter (columns).
+/// The derivative of each prediction (rows) by each parameter (columns).
 fn jacobian(point: &[f64], predicted: &[f64], model: &dyn Fn(&[f64]) -> Vec<f64>) -> DMatrix<f64> {
     let mut jacobian = DMatrix::zeros(predicted.len(), point.len());
     for (index, mut column) in jacobian.column_iter_mut().enumerate() {
@@ -139,7 +141,7 @@ fn weights(observations: &[Observation], errors: &[f64]) -> Vec<f64> {
     observations.iter().zip(errors).map(|(observation, error)| observation.weight * huber(error)).collect()
 }
 
-/// The standard deviation that the median of the absolute values would have of a normal distribution.
+/// The standard deviation of a normal distribution whose absolute values have the same median.
 fn scale(errors: &[f64]) -> f64 {
     1.4826 * middle(errors.iter().map(|error| error.abs()))
 }

@@ -1,10 +1,10 @@
-//! Owns the probe's file: one case a line, as `python/uniference/real/probe.py` writes it.
+//! Owns the probe's file: one case per line, as `python/uniference/real/probe.py` writes it.
 
 use crate::profile::Reached;
 use crate::statistics::Sample;
 use serde::{Deserialize, Serialize};
 
-/// What was done among some ranks, and how long each repetition took.
+/// An operation measured among some ranks, with the durations of its repetitions.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Measurement {
     /// Name of the operation: `pingpong`, `ping`, `round_trip`, `all_reduce`.
@@ -15,51 +15,51 @@ pub struct Measurement {
     pub bytes: u64,
     /// Duration of each repetition in seconds.
     pub seconds: Vec<f64>,
-    /// Do these ranks share a host?
+    /// Whether these ranks share a host.
     #[serde(default)]
     pub local: bool,
-    /// Over connections that were made for it?
+    /// Whether the operation ran over new connections.
     #[serde(default)]
     pub cold: bool,
-    /// Of a `profile`: the processor, which all of these ranks have.
+    /// The device of a `profile`, which all of these ranks have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<Processor>,
 }
 
-/// A processor whose operators were measured.
+/// A device whose operators were measured.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Processor {
-    /// Name under which the database has its operators.
+    /// Name of the device's operators in the database.
     pub name: String,
     /// Path of the database.
     pub database: String,
-    /// The highest rates that were reached.
+    /// The highest rates that the operators reached.
     #[serde(flatten)]
     pub reached: Reached,
 }
 
-/// Measurements that nothing can be fitted to.
+/// An error in measurements, or too few of them.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasurementError {
     /// A line cannot be read.
     #[error("line {line} is not a measurement: {source}\nhint: use a file of `uniference calibrate` unchanged")]
     Line {
-        /// Counted from 1.
+        /// Number of the line, counted from 1.
         line: usize,
-        /// What serde says of the line.
+        /// The error that serde reports for the line.
         source: serde_json::Error,
     },
-    /// Too few of them.
+    /// There are too few measurements.
     #[error(
         "fitting a network requires ping-pongs of at least two sizes\nhint: measure with at least two ranks on different machines"
     )]
     TooFew,
 }
 
-/// Reads a file. A last line that is not complete is left out: measuring was interrupted, and will do that case again.
+/// Reads a file. An incomplete last line is left out: measuring was interrupted, and will repeat that case.
 ///
 /// # Errors
-/// The first line that is no measurement.
+/// If a line is no measurement: the first such line.
 pub fn parse(text: &str) -> Result<Vec<Measurement>, MeasurementError> {
     let complete = text.rfind('\n').map_or("", |end| &text[..end]);
     let read = |(index, line): (usize, &str)| {
@@ -68,20 +68,20 @@ pub fn parse(text: &str) -> Result<Vec<Measurement>, MeasurementError> {
     complete.lines().enumerate().map(read).collect()
 }
 
-/// What was measured between two ranks.
+/// A measurement between two ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pair {
-    /// Without the library: over a plain TCP connection.
+    /// Whether a plain TCP connection was measured instead of the library.
     pub plain: bool,
-    /// On one host, so that no link is between them.
+    /// Whether both ranks are on one host, without a link between them.
     pub local: bool,
-    /// Who began, and the other.
+    /// The rank that began, and the other rank.
     pub ranks: [u32; 2],
-    /// Of the message to the other.
+    /// Bytes of the message to the other rank.
     pub bytes: u64,
-    /// Of its answer: as much, or next to nothing where one direction is to be told from the other.
+    /// Bytes of the answer: as many, or next to none to tell one direction from the other.
     pub back: u64,
-    /// Of each repetition, sorted; for the plain one, the shortest.
+    /// Durations of the repetitions in seconds, sorted; for a plain connection only the shortest.
     pub seconds: Vec<f64>,
 }
 
@@ -95,7 +95,7 @@ impl Pair {
         }
     }
 
-    /// Does it show one direction?
+    /// Whether the measurement shows a single direction.
     pub fn is_ping(&self) -> bool {
         self.back < self.bytes
     }
@@ -134,7 +134,7 @@ fn pair(measurement: &Measurement) -> Option<Pair> {
     let mut seconds = measurement.seconds.clone();
     seconds.retain(|time| *time > 0.0);
     seconds.sort_by(f64::total_cmp);
-    // What delays a packet is not the network's: the shortest round trips are.
+    // Delays of single packets do not belong to the network, so the shortest round trips are used.
     seconds.truncate(if plain { seconds.len().div_ceil(10) } else { seconds.len() });
     let back = match &*measurement.operation {
         "round_trip" | "pingpong" => measurement.bytes,
@@ -145,7 +145,8 @@ fn pair(measurement: &Measurement) -> Option<Pair> {
     (!seconds.is_empty()).then_some(Pair { plain, local: measurement.local, ranks, bytes, back, seconds })
 }
 
-/// By rank, the number of its host. Where all measured pairs share one, there is no telling, and each has its own.
+/// The number of each rank's host. If all measured pairs are on one host, hosts cannot be told apart, and each rank has
+/// its own.
 pub(super) fn hosts(observed: &[Pair], world: usize) -> Vec<usize> {
     let mut first: Vec<usize> = (0..world).collect();
     if observed.iter().any(|pair| !pair.local) {
@@ -158,7 +159,7 @@ pub(super) fn hosts(observed: &[Pair], world: usize) -> Vec<usize> {
     first.iter().map(|host| known.range(..host).count()).collect()
 }
 
-/// Seconds of a collective of one rank alone, in the middle; `None`: not measured.
+/// Median duration in seconds of a collective of a single rank; `None` if it was not measured.
 pub(super) fn solo(measurements: &[Measurement]) -> Option<f64> {
     let alone = measurements.iter().filter(|case| case.operation == "solo");
     Sample::of(alone.filter_map(middle)).map(|middles| middles.median())
@@ -168,14 +169,14 @@ fn middle(case: &Measurement) -> Option<f64> {
     Sample::of(case.seconds.iter().copied()).map(|seconds| seconds.median())
 }
 
-/// The processor of a rank, where it was profiled: the last time, if more than once.
+/// The last profile of a rank's device, if it was profiled.
 pub(super) fn processor(measurements: &[Measurement], rank: usize) -> Option<&Measurement> {
     let own = |case: &&Measurement| case.device.is_some() && case.ranks.contains(&(rank as u32));
     measurements.iter().rfind(own)
 }
 
-/// How many times as long each rank computes as the fastest, or of ranks whose processor was profiled, as the rank that it was profiled on; 1 where
-/// that was not measured.
+/// Compute time of each rank relative to the fastest rank, or relative to the rank on which its device was profiled; 1
+/// if it was not measured.
 pub(super) fn slowdowns(measurements: &[Measurement], world: usize) -> Vec<f64> {
     let of_rank = |rank: usize| {
         let own = |case: &&Measurement| case.operation == "compute" && case.ranks == [rank as u32];

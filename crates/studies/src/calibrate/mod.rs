@@ -1,8 +1,10 @@
-//! Owns what follows from measurements of a network: the cluster file that predicts them best, how well, and how sure each number is.
+//! Owns the calibration of a network: the cluster file that predicts its measurements best, the errors, and each
+//! number's interval.
 //!
-//! In the order of its way: [`measurement`] reads what `python/uniference/real/probe.py` has written, [`model`] says what the simulator makes of a
-//! ping-pong for given numbers, [`fit`] finds the numbers; [`breakpoints`] finds sizes from which on operations behave differently, `changes` says what
-//! those mean to a library; `errors` knows how far the model is off on other operations. Taking measurements is the probe's business.
+//! The steps in their order: [`measurement`] reads the file of `python/uniference/real/probe.py`, [`model`] simulates
+//! ping-pongs for given numbers, [`fit`] finds the numbers, [`breakpoints`] finds sizes from which on operations behave
+//! differently, `changes` derives a library's parameters from those, and `errors` has the model's errors for other
+//! operations. The probe measures.
 
 pub mod breakpoints;
 mod changes;
@@ -26,21 +28,21 @@ use uniference_sim::time::{Rate, SimDuration};
 /// A network as its measurements show it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Calibration {
-    /// What was fitted.
+    /// The parameters that were fitted.
     pub parameters: Vec<Parameter>,
-    /// Of the fit: (predicted - measured) / measured, by measurement.
+    /// Errors of the fit by measurement: (predicted - measured) / measured.
     pub errors: Vec<CaseError>,
-    /// The middle of the errors without their sign, a fraction.
+    /// Median of the absolute errors, a fraction.
     pub median_error: f64,
-    /// The largest of them without its sign.
+    /// The largest absolute error, a fraction.
     pub worst_error: f64,
-    /// The middle of what the measurements themselves scatter: half of the quartiles' distance, over the median.
+    /// Median scatter of the measurements: half of the distance between the quartiles, over the median.
     pub floor: f64,
-    /// The standard deviation of the errors, outliers left out: what the cluster file says of the uncertainty of communication.
+    /// Standard deviation of the errors without outliers: the cluster file's uncertainty of communication.
     pub spread: f64,
     /// Sizes from which on an operation behaves differently.
     pub changes: Vec<Change>,
-    /// Processors that were profiled.
+    /// Devices that were profiled.
     pub processors: Vec<Profiled>,
     /// The cluster file.
     #[serde(skip)]
@@ -52,25 +54,25 @@ pub struct Calibration {
 pub struct Parameter {
     /// Name of the parameter: `latency`, `host 2 bandwidth`.
     pub name: String,
-    /// The value, as the cluster file has it.
+    /// The value in the cluster file's notation.
     pub value: String,
-    /// Lower end of its 95 % interval, from the bootstrap.
+    /// Lower end of the value's 95 % interval, from the bootstrap.
     pub low: String,
-    /// Upper end of its 95 % interval, from the bootstrap.
+    /// Upper end of the value's 95 % interval, from the bootstrap.
     pub high: String,
 }
 
-/// A processor that was profiled.
+/// A device that was profiled.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Profiled {
-    /// The ranks that have it.
+    /// The ranks that have the device.
     pub ranks: Vec<u32>,
-    /// The processor, and the highest rates that it reached.
+    /// The device, and the highest rates that its operators reached.
     #[serde(flatten)]
     pub processor: Processor,
 }
 
-/// How far the fit is from one measurement.
+/// Error of the fit for one measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CaseError {
     /// Name of the operation: `pingpong`, `ping` or `round_trip`.
@@ -85,13 +87,13 @@ pub struct CaseError {
     pub error: f64,
 }
 
-/// Hosts are told apart where one number for all leaves some pair this far off.
+/// Hosts have numbers of their own if common numbers leave some pair this far off.
 const EQUAL: f64 = 0.05;
 
-/// Fits a network, `backend` being the library that was measured. `seed` is the bootstrap's.
+/// Fits a network; `backend` is the measured library, `seed` the seed of the bootstrap.
 ///
 /// # Errors
-/// Where no ping-pong of two sizes was measured.
+/// If no ping-pongs of two sizes were measured.
 pub fn calibrate(measurements: &[Measurement], backend: &str, seed: u64) -> Result<Calibration, MeasurementError> {
     let observed = measurement::of_pairs(measurements)?;
     let world = observed.iter().flat_map(|case| case.ranks).max().map_or(0, |rank| rank as usize + 1);
@@ -124,17 +126,17 @@ pub fn calibrate(measurements: &[Measurement], backend: &str, seed: u64) -> Resu
     Ok(Calibration { changes, processors, ..describe(&observed, &fit, &network, toml) })
 }
 
-/// The keys by which a rank's compute is modelled, if its processor was profiled and has shown its rates.
+/// The keys that model a rank's compute, if its device was profiled and has shown its rates.
 fn modelled(measurements: &[Measurement], rank: usize) -> String {
     let processor = measurement::processor(measurements, rank).and_then(|case| case.device.as_ref());
     let keys = |processor: &Processor| {
-        // A text of JSON is one of TOML.
+        // A string in JSON is a string in TOML.
         Some(format!("model = {}\n{}", serde_json::Value::from(&*processor.name), processor.reached.keys()?))
     };
     processor.and_then(keys).unwrap_or_default()
 }
 
-/// The processors of all ranks, in the order of the first rank that has each.
+/// The devices of all ranks, in the order of the first rank that has each.
 fn processors(measurements: &[Measurement], world: usize) -> Vec<Profiled> {
     let mut found: Vec<Profiled> = Vec::new();
     for rank in 0..world {
@@ -149,7 +151,7 @@ fn processors(measurements: &[Measurement], world: usize) -> Vec<Profiled> {
     found
 }
 
-/// Is some pair's message faster one way than the other?
+/// Whether some pair's message is faster in one direction than in the other.
 fn directions_differ(observed: &[measurement::Pair], fit: &Fit) -> bool {
     let pings = || observed.iter().zip(&fit.residuals).filter(|(case, _)| case.is_ping());
     pings().any(|(case, error)| {
@@ -159,7 +161,7 @@ fn directions_differ(observed: &[measurement::Pair], fit: &Fit) -> bool {
     })
 }
 
-/// How far off the pair is on average that is farthest, its worst measurement left out: one outlier makes no host different.
+/// The largest mean error of a pair without the pair's worst measurement: a single outlier makes no host different.
 fn worst_pair(observed: &[measurement::Pair], fit: &Fit) -> f64 {
     let pairs: std::collections::BTreeSet<[u32; 2]> = observed.iter().map(|case| case.ranks).collect();
     let mean = |pair: [u32; 2]| {
@@ -211,12 +213,13 @@ fn describe(observed: &[measurement::Pair], fit: &Fit, network: &Network, toml: 
     }
 }
 
-/// Seconds, to the nanosecond.
+/// Seconds, rounded to nanoseconds.
 fn duration(seconds: f64) -> Duration {
     Duration(SimDuration::from_ns((seconds * 1e9).round().max(0.0) as u64))
 }
 
-/// Bytes per second, to 10 kbit/s. A link that never is the narrowest shows no rate of its own: no more than 1 Pbit/s.
+/// Bytes per second, rounded to 10 kbit/s. A link that is never the narrowest shows no rate of its own: at most 1
+/// Pbit/s.
 fn bandwidth(bytes_per_second: f64) -> Bandwidth {
     let bits = ((bytes_per_second * 8.0 / 1e4).round() * 1e4).clamp(1e4, 1e15);
     Bandwidth(Rate::from_bits_per_second(bits).expect("a rate above zero"))

@@ -1,7 +1,8 @@
-//! Owns what the simulator predicts for a network of given numbers: it is run itself, on two ranks that play ping-pong.
+//! Owns the simulator's predictions for a network of given numbers: it simulates ping-pongs between two ranks.
 //!
-//! What a host does to a message is one number, and the profile's `call`, `message` and `wake` stand in the profile's proportion to it: a ping-pong
-//! shows their sum only. The plain round trip, in which no library takes part, tells it apart from the latency.
+//! A host's work for a message is one number, and the profile's `call`, `message` and `wake` are in the profile's
+//! proportion to it: a ping-pong shows only their sum. The plain round trip, without the library, separates this work
+//! from the latency.
 
 use super::measurement::Pair;
 use super::{bandwidth, duration, errors};
@@ -19,34 +20,34 @@ use uniference_sim::time::{Bytes, SimTime};
 /// The numbers of a network.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Network {
-    /// Seconds that a host takes for a message.
+    /// Seconds of a host's work for a message.
     pub message: f64,
-    /// Seconds of a collective without messages, which ping-pongs do not show; `None`: as long as `message` says.
+    /// Seconds of a collective without messages, which ping-pongs do not show; `None`: derived from `message`.
     pub solo: Option<f64>,
-    /// Each host's link; one entry: all are equal.
+    /// The hosts' links; a single entry if all are equal.
     pub links: Vec<HostLink>,
-    /// Seconds one way and bytes per second between ranks of one host, if any share one.
+    /// Latency in seconds and bytes per second between ranks of one host, if any ranks share one.
     pub local: Option<(f64, f64)>,
 }
 
 /// A host's link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostLink {
-    /// Seconds one way.
+    /// Latency in seconds.
     pub latency: f64,
-    /// Bytes per second into the host; if nothing else is said, also out of it.
+    /// Bytes per second into the host, and out of it if `egress` is `None`.
     pub bandwidth: f64,
     /// Bytes per second out of the host.
     pub egress: Option<f64>,
 }
 
 impl HostLink {
-    /// One that is as fast in both directions.
+    /// A link that is as fast in both directions.
     pub fn both(latency: f64, bandwidth: f64) -> HostLink {
         HostLink { latency, bandwidth, egress: None }
     }
 
-    /// What `bandwidth` of a cluster file says of it.
+    /// The value of `bandwidth` in a cluster file.
     fn rates(&self) -> String {
         let ingress = bandwidth(self.bandwidth);
         match self.egress {
@@ -56,28 +57,28 @@ impl HostLink {
     }
 }
 
-/// Which numbers a network has.
+/// The numbers that a network has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Form {
-    /// Do ranks share hosts?
+    /// Whether ranks share hosts.
     pub shared: bool,
-    /// How hosts' links differ.
+    /// Differences between the hosts' links.
     pub links: Links,
 }
 
-/// How hosts' links differ.
+/// Differences between hosts' links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
-    /// Not at all.
+    /// None.
     #[default]
     Alike,
-    /// Each has a latency and a bandwidth of its own.
+    /// Each link has its own latency and bandwidth.
     Apart,
-    /// Each has a latency of its own, and two bandwidths.
+    /// Each link has its own latency and two bandwidths.
     Directed,
 }
 
-/// What is known before numbers are fitted.
+/// Facts that are known before the fit.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting<'a> {
     /// The name of the library that was measured.
@@ -87,13 +88,13 @@ pub struct Setting<'a> {
 }
 
 impl Setting<'_> {
-    /// Of a library without such a limit.
+    /// The setting of a library without an eager limit.
     pub fn of(library: &str) -> Setting<'_> {
         Setting { library, eager: None }
     }
 }
 
-/// Who is where: by rank, the number of its host.
+/// The number of each rank's host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement(pub Vec<usize>);
 
@@ -103,20 +104,20 @@ impl Placement {
         self.0.iter().max().map_or(0, |host| host + 1)
     }
 
-    /// Does any host have several ranks?
+    /// Whether any host has several ranks.
     pub fn is_shared(&self) -> bool {
         self.hosts() < self.0.len()
     }
 }
 
-/// What the profile of Gloo has for `call`, and for handing a collective over, in messages' times.
+/// Gloo's profile: `call`, and the hand-over of a collective, as multiples of `message`.
 const CALL: f64 = 1.6;
 const HAND_OVER: f64 = 0.85;
-/// What that of MPI has for `call`.
+/// MPI's profile: `call` as a multiple of `message`.
 const MPI_CALL: f64 = 0.2;
 
 impl Network {
-    /// The numbers at a point of logarithms.
+    /// The network at a point of logarithms.
     pub fn at(point: &[f64], form: Form) -> Network {
         let numbers: Vec<f64> = point.iter().map(|logarithm| logarithm.exp()).collect();
         let (message, rest) = numbers.split_first().expect("a message takes some time");
@@ -127,14 +128,14 @@ impl Network {
         Network { message: *message, solo: None, links, local: form.shared.then(|| (local[0], local[1])) }
     }
 
-    /// The logarithms of the parameters, in the order in which [`Network::at`] takes them.
+    /// The logarithms of the parameters, in the order of [`Network::at`].
     pub fn logarithms(&self) -> Vec<f64> {
         let links = self.links.iter().flat_map(|link| [Some(link.latency), Some(link.bandwidth), link.egress]);
         let local = self.local.iter().flat_map(|(latency, bandwidth)| [*latency, *bandwidth]);
         [self.message].into_iter().chain(links.flatten()).chain(local).map(f64::ln).collect()
     }
 
-    /// What each coordinate is called.
+    /// The name of each coordinate.
     pub fn names(&self) -> Vec<String> {
         let several = self.links.len() > 1;
         let names = self.links.iter().enumerate().flat_map(|(host, link)| {
@@ -148,7 +149,7 @@ impl Network {
         ["host time per message".to_owned()].into_iter().chain(names).chain(local).collect()
     }
 
-    /// Where to begin: latencies from the plain round trips, bandwidths from the largest messages.
+    /// The start of the fit: latencies from the plain round trips, bandwidths from the largest messages.
     pub fn guess(observed: &[Pair], placement: &Placement, form: Form) -> Network {
         let (local, observed): (Vec<&Pair>, Vec<&Pair>) =
             observed.iter().partition(|case| case.local && placement.is_shared());
@@ -184,7 +185,8 @@ impl Network {
         self.links[host % self.links.len()]
     }
 
-    /// A cluster file of one host for each device, which has such lines of keys; `communication` is the relative standard error that predictions have.
+    /// A cluster file with one device per host; `devices` has the keys of each, and `communication` is the relative
+    /// standard error of predictions.
     pub fn to_toml(&self, setting: &Setting, placement: &Placement, devices: &[String], communication: f64) -> String {
         let mut toml = self.backend(setting);
         let first = self.link(0);
@@ -213,7 +215,7 @@ impl Network {
     fn backend(&self, setting: &Setting) -> String {
         let message = duration(self.message);
         let call = CALL * self.message;
-        // There and back.
+        // A collective is handed over and back.
         let hand_over = self.solo.map_or(HAND_OVER * self.message, |solo| ((solo - call) / 2.0).max(0.0));
         let (call, hand_over) = (duration(call), duration(hand_over));
         match setting.library {
@@ -242,7 +244,7 @@ impl Network {
         format!("[network.host.\"{name}\"]\nbandwidth = {}\nlatency = \"{}\"\n", link.rates(), duration(link.latency))
     }
 
-    /// Two ranks, on two of the hosts or on one.
+    /// A cluster of two ranks, on two of the hosts or on one.
     fn pair(&self, setting: &Setting, [first, second]: [usize; 2]) -> Cluster {
         let mut toml = self.backend(setting);
         if first == second {
@@ -259,14 +261,16 @@ impl Network {
     }
 }
 
-/// What a host's link carries, by its messages: a pair gets the smaller rate of the two, so it is that of the host's best pair.
+/// The rate of a host's link by its messages: a pair has the smaller rate of its two links, so the rate of the host's
+/// best pair counts.
 fn rate<'a>(own: impl Iterator<Item = &'a Pair>) -> f64 {
     let rates = own.filter(|case| !case.plain).map(|case| (case.bytes + case.back).max(1) as f64 / case.median());
     rates.fold(1.0, f64::max)
 }
 
-/// A host's latency, where every pair's plain round trip is known. That of a pair is the sum of both: with S the sum over the host's pairs and L that
-/// of all hosts' latencies, S = (P - 2) l + L, and all pairs together are (P - 1) L.
+/// A host's latency `l`, if each pair's plain round trip is known. A pair's latency is the sum of both hosts': with S
+/// the sum over the P - 1 pairs of one of P hosts and L the sum of all hosts' latencies, S = (P - 2) l + L, and the sum
+/// over all pairs is (P - 1) L.
 fn latency_of(observed: &[&Pair], host: u32, hosts: usize) -> Option<f64> {
     let plain = || observed.iter().filter(|case| case.plain);
     if hosts < 3 || plain().count() != hosts * (hosts - 1) / 2 {
@@ -279,7 +283,7 @@ fn latency_of(observed: &[&Pair], host: u32, hosts: usize) -> Option<f64> {
 
 /// The model of a network, which predicts the duration of measurements.
 pub struct Model<'a> {
-    /// What is known before the fit.
+    /// Facts that are known before the fit.
     pub setting: &'a Setting<'a>,
     /// The measurements that are predicted.
     pub cases: &'a [Pair],
@@ -302,10 +306,10 @@ impl Model<'_> {
     }
 }
 
-/// Rounds that are played; the last one counts, as connections are warm by then.
+/// Number of rounds; only the last one counts, as connections are warm by then.
 const ROUNDS: u32 = 6;
 
-/// Seconds of a round on two ranks, there and back.
+/// Seconds of a round on two ranks, in both directions.
 pub fn pingpong(cluster: &Cluster, bytes: [Bytes; 2]) -> f64 {
     let mut engine = Engine::new(cluster);
     let ends = Rc::new(Cell::new([SimTime::ZERO; 2]));
@@ -324,11 +328,11 @@ pub fn pingpong(cluster: &Cluster, bytes: [Bytes; 2]) -> f64 {
 /// Sends and receives in turn.
 struct Player {
     rank: u32,
-    /// There and back.
+    /// Bytes of the message and of its answer.
     bytes: [Bytes; 2],
     step: u32,
     group: GroupId,
-    /// Of rank 0: when its last two rounds ended.
+    /// The ends of rank 0's last two rounds.
     ends: Rc<Cell<[SimTime; 2]>>,
 }
 

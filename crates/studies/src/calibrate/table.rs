@@ -1,9 +1,9 @@
-//! Owns how a calibration looks on a terminal.
+//! Owns the tables of a calibration on a terminal.
 
 use super::{Calibration, Change, Profiled};
 use uniference_formats::table::{bytes, row, seconds, table};
 
-/// What was fitted to measurements, and how well; ends with a newline.
+/// The fitted parameters and the errors of the fit; ends with a newline.
 pub fn fitted(calibration: &Calibration) -> String {
     let mut values = table(&["parameter", "value", "95 % from", "to"], 1);
     for parameter in &calibration.parameters {

@@ -7,7 +7,8 @@ use uniference_sim::device::Precision;
 
 const SIZES: [u64; 7] = [1, 1 << 10, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
 
-/// What the simulator says of a network, with repetitions that scatter by `noise`, as a probe would have measured it.
+/// Predictions of the simulator for a network, with repetitions that scatter by `noise`, in the form of a probe's
+/// measurements.
 fn measured(network: &Network, world: u32, noise: f64) -> Vec<Measurement> {
     measured_on(network, &Placement((0..world as usize).collect()), noise)
 }
@@ -83,7 +84,7 @@ fn the_numbers_of_a_network_are_found_again() {
         near(found.exp(), truth.exp(), 0.02);
     }
     for (index, truth) in network.logarithms().into_iter().enumerate() {
-        // 1 % for the model's own steps: derivatives are taken over 1 %
+        // 1 % for the model: its derivatives use steps of 1 %
         assert!(found.low[index] - 0.01 <= truth && truth <= found.high[index] + 0.01, "interval of {index}");
     }
 }
@@ -106,7 +107,8 @@ fn a_slow_host_is_told_apart() {
     near(latency.0.as_secs_f64(), 3e-3, 0.05);
 }
 
-/// A host whose upload is a tenth of its download, among two and among three: `ping`s tell which direction of which host it is.
+/// A host whose upload is a tenth of its download, among two and among three hosts: `ping`s show the direction and the
+/// host.
 #[test]
 fn a_slow_egress_is_told_from_a_slow_ingress() {
     for hosts in [2, 3] {
@@ -117,7 +119,7 @@ fn a_slow_egress_is_told_from_a_slow_ingress() {
         assert!(calibration.worst_error < 0.02, "{}", calibration.worst_error);
         let file = uniference_formats::cluster::ClusterFile::parse("calibrated", &calibration.toml, &[]).unwrap();
         let topology = file.resolve(&Default::default()).unwrap().cluster.topology;
-        // What a message gets is the lower of what the sender sends and the receiver takes: of two hosts no more is known.
+        // A message has the lower of the sender's and the receiver's rate: for two hosts no more is known.
         let carries = |from: usize, to: usize| {
             let hosts = [from, to].map(|host| uniference_sim::ids::HostId(host as u32));
             let links = topology.route(hosts[0], hosts[1]).links;
@@ -179,7 +181,7 @@ fn handing_over_is_what_a_collective_takes_alone() {
     near(found.0.as_secs_f64(), (400e-6 - 1.6 * 50e-6) / 2.0, 0.03);
 }
 
-/// Messages of MPI above the eager limit ask before they leave, which takes two latencies more.
+/// MPI messages above the eager limit wait for a handshake of two more latencies.
 #[test]
 fn an_eager_limit_is_found_again() {
     let sizes: Vec<u64> = (0..12).map(|log| 2 << (2 * log)).chain([1 << 15, 3 << 15, 1 << 17, 1 << 18]).collect();
@@ -201,7 +203,7 @@ fn an_eager_limit_is_found_again() {
     }
 }
 
-/// Gloo has no limit of the kind, and none is found.
+/// Gloo has no such limit, and none is found.
 #[test]
 fn where_nothing_changes_nothing_is_found() {
     let network = Network { message: 60e-6, solo: None, links: vec![HostLink::both(1e-3, 12.5e6)], local: None };
@@ -209,7 +211,8 @@ fn where_nothing_changes_nothing_is_found() {
     assert!(calibration.changes.is_empty() && !calibration.toml.contains("eager"), "{:?}", calibration.changes);
 }
 
-/// Ranks 0 and 2 have one kind of processor, which was profiled on rank 0, rank 1 another; rank 3 computes as long as rank 1, and nobody knows on what.
+/// Ranks 0 and 2 have one kind of device, which was profiled on rank 0, and rank 1 has another; rank 3 computes as long
+/// as rank 1, on an unknown device.
 #[test]
 fn profiled_processors_have_rates_and_others_a_slowdown() {
     let network = Network { message: 60e-6, solo: None, links: vec![HostLink::both(1e-3, 12.5e6)], local: None };
@@ -230,7 +233,7 @@ fn profiled_processors_have_rates_and_others_a_slowdown() {
         let processor = Processor { name: name.into(), database: "operators.sqlite".into(), reached };
         Measurement { device: Some(processor), ..case("profile", ranks, 30.0) }
     };
-    // An earlier profile of rank 1's does not count.
+    // An earlier profile of rank 1 does not count.
     measurements.extend([profile(&[1], "board", 1e9), profile(&[0, 2], "server", 80e9), profile(&[1], "board", 5e9)]);
     let calibration = calibrate(&measurements, "gloo", 0).unwrap();
     let file = uniference_formats::cluster::ClusterFile::parse("calibrated", &calibration.toml, &[]).unwrap();
@@ -239,7 +242,7 @@ fn profiled_processors_have_rates_and_others_a_slowdown() {
     assert_eq!(models, [Some("server"), Some("board"), Some("server"), None]);
     let flops = |rank: usize| resolved.rates[rank].map(|rates| rates.peaks.known(Precision::Float32));
     assert_eq!([flops(0), flops(1), flops(3)], [Some(Some(80e9)), Some(Some(5e9)), None]);
-    // slowdown = time / time of the rank that the processor was profiled on, or of the fastest rank: 3 / 2, 8 / 2
+    // slowdown = time / time of the rank on which the device was profiled, or of the fastest rank: 3 / 2, 8 / 2
     let slowdowns: Vec<f64> = resolved.cluster.devices.iter().map(|device| device.slowdown).collect();
     assert_eq!(slowdowns, [1.0, 1.0, 1.5, 4.0]);
     let ranks: Vec<&[u32]> = calibration.processors.iter().map(|profiled| &profiled.ranks[..]).collect();
@@ -253,7 +256,7 @@ fn too_few_measurements_are_refused() {
     let one_size: Vec<Measurement> = measured(&network, 2, 0.0).into_iter().filter(|case| case.bytes == 1).collect();
     assert!(matches!(calibrate(&one_size, "gloo", 0), Err(MeasurementError::TooFew)));
     assert!(matches!(measurement::parse("{}\n"), Err(MeasurementError::Line { line: 1, .. })));
-    // what was cut off is measured again
+    // An incomplete last line is measured again.
     assert_eq!(
         measurement::parse("{\"operation\":\"x\",\"ranks\":[0],\"bytes\":1,\"seconds\":[1]}\n{\"op").unwrap().len(),
         1

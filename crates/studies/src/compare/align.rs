@@ -1,21 +1,23 @@
-//! Owns which operation of one run is which of another: the two runs of one group or pair of ranks, laid beside each other as `diff` does with lines.
+//! Owns the alignment of two runs: it pairs the operations of one group or pair of ranks as `diff` pairs lines.
 
 use super::timeline::MatchedOperation;
 use similar::{Algorithm, DiffOp, capture_diff_slices};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// Longer stretches without anything in common at their ends are paired by occurrence: a diff takes the product of length and differences.
+/// Maximum length of a diff, whose cost is the product of length and differences: longer stretches without a common
+/// start or end are paired by occurrence.
 const LONGEST_DIFF: usize = 20_000;
 
-/// An operation as it is compared: its name and, at first, its size and its line too. Programs of two runs may differ in both.
+/// The key of an operation: its name and, at first, its size and its line too. Programs of two runs may differ in both.
 type Token<'a> = (&'static str, Option<u64>, Option<&'a str>);
 
 /// Operations of a run, in order, and the lines of its program.
 pub(super) type Run<'a> = (&'a [MatchedOperation], &'a [String]);
 
-/// The pairs of indices of operations that are the same, both ascending. What has one name, size and line is paired first; what is left
-/// between those by name and line, then by name and size, then by name. Operations of different names are never paired.
+/// The pairs of indices of equal operations, both ascending. Operations with equal name, size and line are paired
+/// first; between them, operations with equal name and line, then with equal name and size, then with equal name.
+/// Operations of different names are never paired.
 pub(super) fn align(first: Run<'_>, second: Run<'_>) -> Vec<(usize, usize)> {
     let mut pairs = Vec::new();
     let mut gaps = vec![(0..first.0.len(), 0..second.0.len())];
@@ -52,7 +54,7 @@ fn common(first: &[Token<'_>], second: &[Token<'_>]) -> Vec<(usize, usize)> {
     let start = first.iter().zip(second).take_while(|(a, b)| a == b).count();
     let (first, second) = (&first[start..], &second[start..]);
     let end = first.iter().rev().zip(second.iter().rev()).take_while(|(a, b)| a == b).count();
-    // What the other run does not have at all only makes the search longer.
+    // Operations that the other run does not have only make the search longer.
     let kept = |mine: &[Token<'_>], other: &[Token<'_>]| {
         let known: BTreeSet<&Token<'_>> = other[..other.len() - end].iter().collect();
         (0..mine.len() - end).filter(|at| known.contains(&mine[*at])).collect::<Vec<_>>()

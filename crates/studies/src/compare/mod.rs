@@ -1,9 +1,10 @@
-//! Owns the comparison of two runs of one program, usually a prediction and a real run: how wrong it is, on what, and which part explains it.
+//! Owns the comparison of two runs of one program, usually a prediction and a real run: the errors, their operations,
+//! and the part of the time that explains them.
 //!
-//! An error is signed: (first - second) / second, above zero where the first run took longer. The time of an operation is from the moment at which
-//! its last member had entered until its last member was through, so that what ranks compute before does not count.
+//! An error is signed: (first - second) / second, above zero if the first run is longer. The time of an operation is
+//! from its last member's start to its last member's end, so compute before the operation does not count.
 //!
-//! Operations are paired within their group (messages within their pair of ranks), in order, by name, size and line: `align`.
+//! `align` pairs operations within their group (messages within their pair of ranks), in order, by name, size and line.
 
 mod align;
 mod table;
@@ -19,7 +20,7 @@ use timeline::{Channel, MatchedOperation};
 use uniference_sim::event::Times;
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// What differs. Times are seconds, errors fractions.
+/// The differences between two runs. Times are seconds, errors fractions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     /// Makespan of the whole program.
@@ -30,15 +31,15 @@ pub struct Comparison {
     pub overall: Errors,
     /// Differences of the operations, by name, group and size.
     pub operations: Vec<OperationDifference>,
-    /// How far apart the runs are at a few moments: at the ends of operations.
+    /// Times of both runs at a few moments: at the ends of operations.
     pub drift: Vec<Pair>,
-    /// Operations that only the first run has, and only the second.
+    /// Numbers of operations that only the first run has, and only the second.
     pub unmatched: (usize, usize),
     /// The first few operations that only the first run has.
     pub only_first: Vec<Unmatched>,
     /// The first few operations that only the second run has.
     pub only_second: Vec<Unmatched>,
-    /// What recording a real run took on its slowest rank, in seconds; part of that run's compute.
+    /// Cost of recording a real run on its slowest rank, in seconds; part of that run's compute.
     pub recorder_s: Option<f64>,
 }
 
@@ -49,22 +50,23 @@ pub struct Pair {
     pub first_s: f64,
     /// Seconds of the second run.
     pub second_s: f64,
-    /// Relative error: (first - second) / second; `None` (null) where the second is 0.
+    /// Relative error: (first - second) / second; `None` (null) if the second is 0.
     pub error: Option<f64>,
 }
 
-/// Where one rank's difference comes from: `compute_s + network_s + late_peer_s + idle_s` is the difference of its finishes.
+/// The parts of one rank's difference: `compute_s + network_s + late_peer_s + idle_s` is the difference of its
+/// finishes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct RankDifference {
     /// The rank that is compared.
     pub rank: usize,
-    /// The time at which it finished, in both runs.
+    /// The time at which the rank finished, in both runs.
     pub finish: Pair,
     /// Difference of compute: first minus second.
     pub compute_s: f64,
-    /// Difference of exposed communication once all peers had entered.
+    /// Difference of network wait: exposed communication after all peers had entered.
     pub network_s: f64,
-    /// Difference of exposed communication before all peers had entered.
+    /// Difference of late peer: exposed communication before all peers had entered.
     pub late_peer_s: f64,
     /// Difference of idle time: sleep, store, creation of groups.
     pub idle_s: f64,
@@ -92,11 +94,11 @@ pub struct OperationDifference {
     pub operation: &'static str,
     /// The members' ranks.
     pub members: Vec<u32>,
-    /// No operation of these is larger than that many bytes; a power of 4.
+    /// Upper limit of the operations' sizes in bytes; a power of 4.
     pub up_to_bytes: u64,
-    /// The times in the middle.
+    /// Median times.
     pub time: Pair,
-    /// Operation by operation.
+    /// Errors of the single operations.
     pub errors: Errors,
 }
 
@@ -105,20 +107,20 @@ pub struct OperationDifference {
 pub struct Unmatched {
     /// `all_reduce`; messages are `send`.
     pub operation: &'static str,
-    /// The members' ranks; of a message its sender and its receiver.
+    /// The members' ranks; for a message its sender and its receiver.
     pub members: Vec<u32>,
-    /// Its number among that run's operations of this name and these members, from 0.
+    /// The operation's number among that run's operations of this name and these members, from 0.
     pub number: usize,
     /// The largest size that a member named.
     pub bytes: u64,
-    /// Of the program, on its first member, of a message on its receiver; empty if it is not known.
+    /// Line of the program on its first member, for a message on its receiver; empty if it is unknown.
     pub line: String,
 }
 
-/// More operations than this are only counted, where they have no partner.
+/// Maximum number of listed operations without a partner; more are only counted.
 const MOST_UNMATCHED: usize = 5;
 
-/// How many moments of the drift are shown.
+/// Number of moments of the drift.
 const MOMENTS: usize = 5;
 
 impl Comparison {
@@ -152,7 +154,7 @@ impl Comparison {
         }
     }
 
-    /// Is the makespan, or the middle of the operations' errors, off by more than `threshold`?
+    /// Whether the makespan's error, or the operations' median error, exceeds `threshold`.
     pub fn exceeds(&self, threshold: f64) -> bool {
         self.makespan.error.is_none_or(|error| error.abs() > threshold) || self.overall.median_absolute > threshold
     }
@@ -179,7 +181,7 @@ impl Pair {
 }
 
 impl RankDifference {
-    /// From the finish of a rank and where its time went, in both runs.
+    /// The difference of a rank, from its finish and its times in both runs.
     fn new(
         rank: usize,
         (first_finish, first): &(SimTime, Times),
@@ -217,7 +219,7 @@ fn duration(first: &MatchedOperation, second: &MatchedOperation) -> Pair {
     Pair::new(seconds(first), seconds(second))
 }
 
-/// The first few, in the order in which the run came to them.
+/// The first few operations, in the order in which the run entered them.
 fn unmatched(seen: &ObservedRun, mut only: Vec<(&Channel, usize)>) -> Vec<Unmatched> {
     only.sort_by_key(|(channel, at)| seen.operations[*channel][*at].entered);
     let shown = |(channel, at): (&Channel, usize)| {
@@ -238,7 +240,7 @@ fn by_kind(matched: &[(&Channel, MatchedOperation, MatchedOperation)]) -> Vec<Op
     let mut kinds: BTreeMap<(&'static str, Vec<u32>, u64), Vec<Pair>> = BTreeMap::new();
     for (channel, first, second) in matched {
         let members = channel.members.iter().map(|rank| rank.0).collect();
-        // The smallest power of 4 that is not smaller.
+        // The smallest power of 4 that is not smaller than the size.
         let power = first.bytes.0.max(1).next_power_of_two();
         let class = if power.trailing_zeros().is_multiple_of(2) { power } else { power * 2 };
         kinds.entry((first.operation, members, class)).or_default().push(duration(first, second));
@@ -257,7 +259,7 @@ fn by_kind(matched: &[(&Channel, MatchedOperation, MatchedOperation)]) -> Vec<Op
     kinds.into_iter().map(difference).collect()
 }
 
-/// When operations ended in both runs, at the quarters of what they have in common.
+/// Ends of operations in both runs, at the quarters of the operations that both have.
 fn drift(matched: &[(&Channel, MatchedOperation, MatchedOperation)]) -> Vec<Pair> {
     let mut ends: Vec<(SimTime, SimTime)> =
         matched.iter().map(|(_, first, second)| (second.completed, first.completed)).collect();

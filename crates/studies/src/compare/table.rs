@@ -1,9 +1,9 @@
-//! Owns how a comparison looks on a terminal, at most 100 columns wide.
+//! Owns the table of a comparison on a terminal, at most 100 columns wide.
 
 use super::{Comparison, Pair, RankDifference, Unmatched};
 use uniference_formats::table::{bytes, row, seconds, signed, signed_percent, table};
 
-/// Several lines that end with a newline. `names` are those of the two runs.
+/// Several lines that end with a newline. `names` are the names of the two runs.
 pub fn render(comparison: &Comparison, names: [&str; 2]) -> String {
     let mut parts = vec![
         format!("error = ({} - {}) / {}", names[0], names[1], names[1]),
@@ -44,7 +44,7 @@ fn alone(run: &str, only: &Unmatched) -> String {
     format!("  only in the {run}: {operation} number {number} of {} ({}){place}", members(ranks), bytes(*size))
 }
 
-/// More ranks than this are not shown.
+/// Maximum number of ranks in the table.
 const MOST_RANKS: usize = 16;
 
 fn ranks(ranks: &[RankDifference]) -> String {
@@ -84,7 +84,7 @@ fn drift(moments: &[Pair]) -> String {
     format!("drift of the first run relative to the second, from the first to the last operation: {}", shown.join(", "))
 }
 
-/// Which part makes the difference, the largest first.
+/// The parts of the difference, the largest first.
 fn explain(last: &RankDifference, recorder_s: Option<f64>) -> String {
     let mut parts = [
         ("compute", last.compute_s),

@@ -12,8 +12,9 @@ fn at(us: u64) -> SimTime {
     SimTime::ZERO + SimDuration::from_us(us)
 }
 
-/// Two ranks: all-reduces of 1 MiB that both enter at `entered`, one after the other, and are through a while later; then a message of 1000 bytes
-/// from 0 to 1 that takes 10 us. Rank 1 computes for `compute` before all of it and finishes 20 us after rank 0.
+/// Two ranks: all-reduces of 1 MiB that both enter at `entered`, one after the other, and leave a while later; then a
+/// message of 1000 bytes from 0 to 1 that takes 10 us. Rank 1 computes for `compute` before all of it, and
+/// finishes 20 us after rank 0.
 fn run(compute: u64, all_reduces: &[(u64, u64)]) -> ObservedRun {
     let mut timeline = Timeline::default();
     for (number, &(entered, took)) in (0..).zip(all_reduces) {
@@ -101,7 +102,8 @@ fn a_run_does_not_differ_from_itself() {
 
 #[test]
 fn errors_are_those_of_the_operations() {
-    // all-reduces: 44 against 40, 30 against 40, 40 against 40: errors +10 %, -25 %, 0, of which 1.9 steps of 2 up are 23.5 %; the message: 0
+    // all-reduces: 44 against 40, 30 against 40, 40 against 40: errors +10 %, -25 %, 0, of which 1.9 steps of 2 up are
+    // 23.5 %; the message: 0
     let first = run(50, &[(100, 44), (200, 30), (300, 40)]);
     let second = run(50, &[(100, 40), (200, 40), (300, 40)]);
     let comparison = Comparison::new(&first, &second, None);
@@ -133,7 +135,7 @@ fn the_threshold_is_of_the_makespan_and_of_the_middle_operation() {
     // makespans 170 and 190 us: error 20 / 190 = 10.5 %
     let comparison = Comparison::new(&run(50, &[(100, 40)]), &run(50, &[(120, 40)]), None);
     assert!(comparison.exceeds(0.10) && !comparison.exceeds(0.11));
-    // the same makespan, all three operations but the message 25 % short: the middle of 25, 25 and 0
+    // the same makespan, all three operations except the message 25 % short: the median of 25, 25 and 0
     let comparison = Comparison::new(&run(50, &[(100, 30), (310, 30)]), &run(50, &[(100, 40), (300, 40)]), None);
     assert_eq!(comparison.makespan.error, Some(0.0));
     assert!(comparison.exceeds(0.24) && !comparison.exceeds(0.26));
@@ -156,7 +158,7 @@ fn a_comparison_is_shown_and_written() {
     insta::assert_snapshot!(comparison.to_json());
 }
 
-/// A run of two ranks that do these, one after the other, each for as many microseconds as its place: name, line.
+/// A run in which two ranks do these operations one after the other, the n-th of them for n microseconds: name, line.
 fn sequence(operations: &[(CollectiveKind, u64, usize)], lines: &[&str]) -> ObservedRun {
     let mut timeline = Timeline::default();
     for (number, (kind, elements, line)) in (0..).zip(operations) {
@@ -203,7 +205,8 @@ fn operations_of_different_names_are_never_paired() {
     let lines = ["a.py:1", "a.py:2", "a.py:3"];
     let step = [(AllReduce, 10, 0), (AllReduce, 20, 1)];
     let plain = sequence(&[step, step, step].concat(), &lines);
-    // One run has a barrier more in its middle: every all-reduce keeps its partner of the same length, to the picosecond.
+    // One run has a barrier more in its middle: every all-reduce keeps its partner of the same length, to the
+    // picosecond.
     let more = sequence(&[&step[..], &[(Barrier, 0, 2)], &step, &step].concat(), &lines);
     let comparison = Comparison::new(&more, &plain, None);
     assert_eq!((comparison.overall.count, comparison.overall.worst, comparison.unmatched), (6, 0.0, (1, 0)));
@@ -221,7 +224,7 @@ fn an_operation_that_one_run_has_more_moves_no_partners() {
     let lines = ["a.py:1", "a.py:2", "a.py:3"];
     let step = [(AllReduce, 10, 0), (AllReduce, 20, 1)];
     let plain = sequence(&[step, step].concat(), &lines);
-    // Of the same name: by its line, else by its size. Where all sizes are other ones, by lines.
+    // Operations of the same name are paired by line, else by size. If all sizes differ, they are paired by line.
     let by_line = sequence(&[&[(AllReduce, 10, 2)][..], &step, &step].concat(), &lines);
     let by_size = sequence(&[&[(AllReduce, 30, 0)][..], &step, &step].concat(), &["b.py:1", "b.py:2"]);
     for longer in [by_line, by_size] {
@@ -251,7 +254,7 @@ proptest! {
         let pairs = align::align((&in_a, &a.lines), (&in_b, &b.lines));
         prop_assert!(pairs.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 < pair[1].1), "{:?}", pairs);
         prop_assert!(pairs.iter().all(|(x, y)| in_a[*x].operation == in_b[*y].operation));
-        // Nothing is left alone on both sides of which there still is a pair between two others.
+        // No two operations of one name are left without a partner between the same two pairs.
         let mut bounds = vec![(None, None)];
         bounds.extend(pairs.iter().map(|(x, y)| (Some(*x), Some(*y))));
         bounds.push((Some(in_a.len()), Some(in_b.len())));

@@ -1,4 +1,4 @@
-//! Owns what a comparison needs of one run: when which operations met and ended, and where the ranks' time went. It watches a run like any observer.
+//! Owns the data of one run for a comparison: starts and ends of operations, and the ranks' times. It observes the run.
 
 use std::collections::BTreeMap;
 use uniference_sim::event::{Event, Meeting, Observer, Times};
@@ -6,46 +6,46 @@ use uniference_sim::ids::{GroupId, Handle, RankId, Site};
 use uniference_sim::program::{Call, CallOp};
 use uniference_sim::time::{Bytes, SimTime};
 
-/// Of operations whose issue nobody has seen.
+/// The site of operations whose issue was not seen.
 const NOWHERE: Site = Site(u32::MAX);
 
-/// Watches a run.
+/// Observes a run.
 #[derive(Default)]
 pub struct Timeline {
-    /// Of operations that are not complete, and of sends.
+    /// Operations that are not complete, and sends.
     issued: BTreeMap<(RankId, Handle), (SimTime, Site)>,
-    /// By group and number; with the rank whose line it has.
+    /// Collectives by group and number, each with the rank whose line it has.
     collectives: BTreeMap<(GroupId, u64), (RankId, MatchedOperation)>,
-    /// By receiver and its handle; how the sender called it.
+    /// Receives by receiver and its handle, with the sender's rank and handle.
     receives: BTreeMap<(RankId, Handle), ((RankId, Handle), MatchedOperation)>,
     ranks: BTreeMap<RankId, (SimTime, Times)>,
 }
 
-/// An operation of all its members, or both its ends.
+/// An operation with all its members, or with both its ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MatchedOperation {
     pub(super) operation: &'static str,
     /// The largest size that a member named.
     pub(super) bytes: Bytes,
-    /// When the last had entered.
+    /// Time at which the last member entered.
     pub(super) entered: SimTime,
-    /// When the last was through.
+    /// Time at which the last member was complete.
     pub(super) completed: SimTime,
-    /// Its line, on its first member; of a message, on its receiver.
+    /// Line of the operation on its first member; for a message, on its receiver.
     pub(super) site: Site,
 }
 
-/// Whose operations have an order of their own: a group's collectives, or the messages from one rank to another.
+/// A sequence of ordered operations: a group's collectives, or the messages from one rank to another.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Channel {
     pub(super) members: Vec<RankId>,
-    /// How many groups of just these members came before.
+    /// Number of earlier groups with exactly these members.
     pub(super) group: u32,
-    /// Of a message: sender and receiver.
+    /// Sender and receiver of a message.
     pub(super) pair: Option<(RankId, RankId)>,
 }
 
-/// What a [`Timeline`] has seen, by what it can be compared with.
+/// Data of a run that a [`Timeline`] has observed, by keys that both runs have.
 pub struct ObservedRun {
     /// Operations of each channel, in order.
     pub(super) operations: BTreeMap<Channel, Vec<MatchedOperation>>,
@@ -62,7 +62,8 @@ impl ObservedRun {
 }
 
 impl Timeline {
-    /// The run is over; `members` are those of a group that an event has named, `lines` those of the program.
+    /// Ends the run; `members` returns the members of a group that an event has named, `lines` are the lines of the
+    /// program.
     pub fn finish<'a>(self, members: impl Fn(GroupId) -> &'a [RankId], lines: Vec<String>) -> ObservedRun {
         let mut seen = Groups { members: &members, numbers: BTreeMap::new(), count: BTreeMap::new() };
         let mut operations: BTreeMap<Channel, Vec<MatchedOperation>> = BTreeMap::new();
@@ -132,7 +133,7 @@ impl Observer for Timeline {
                 let site = self.issued.get(&(rank, handle)).map_or(NOWHERE, |(_, site)| *site);
                 // CPUs issue operations on CUDA streams long before the streams reach them, so the start counts.
                 let entered = if on_stream.is_some() { started } else { issued };
-                // What a receive was sent by is looked up when the run is over.
+                // A receive looks its send up at the end of the run.
                 if !matches!(call.op, CallOp::Send { .. }) {
                     self.issued.remove(&(rank, handle));
                 }

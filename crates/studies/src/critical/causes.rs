@@ -1,4 +1,4 @@
-//! Owns what is kept of a run's events to say, at its end, why each happened: activities, messages, and what let tasks go on.
+//! Owns the causes of a run's events, kept for its end: why each activity, message and task went on.
 
 use std::collections::BTreeMap;
 use uniference_sim::cluster::Cluster;
@@ -9,52 +9,53 @@ use uniference_sim::observe::IssueRanges;
 use uniference_sim::program::Mark;
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// Sees a run, and keeps why things happened.
+/// Observes a run and keeps the causes of its events.
 pub struct Causes {
     topology: Topology,
-    /// By link: the first one of its name, as the devices of one host have links of one name.
+    /// The first link with each link's name, indexed by link: the devices of one host have links of one name.
     first_of_name: Vec<LinkId>,
     pub(super) devices: Vec<String>,
     pub(super) ranks: Vec<RankCauses>,
-    /// By number; `None`: it never arrived.
+    /// Messages by number; `None` if the message never arrived.
     messages: Vec<Option<Message>>,
     names: BTreeMap<String, Name>,
-    /// How many more events are kept; `None`: there were more, and nothing is kept any more.
+    /// Number of further events that are kept; `None` if there were more: then no event is kept.
     room: Option<u64>,
 }
 
-/// A name of compute, an operation or a range, by number.
+/// Number of the name of a compute activity, an operation or a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Name(pub(super) u32);
 
-/// What is kept of one rank.
+/// Causes kept for one rank.
 #[derive(Default)]
 pub(super) struct RankCauses {
-    /// Its activities, indexed by handle.
+    /// The rank's activities, indexed by handle.
     activities: Vec<Option<Activity>>,
-    /// What let each task go on, in order.
+    /// Causes by which each task went on, in order.
     turns: Vec<Vec<Turn>>,
-    /// From these moments on its innermost range was this one, if it was in any; in order.
+    /// The rank's innermost range from each moment on, in order; `None` if no range was open.
     pub(super) ranges: Vec<(SimTime, Option<Name>)>,
-    /// The ranges in which its threads issued activities.
+    /// The ranges in which the rank's threads issued activities.
     issues: IssueRanges<Name>,
     pub(super) finish: Option<(SimTime, Cause)>,
 }
 
-/// An activity that is over.
+/// An activity that has ended.
 #[derive(Clone, Copy)]
 pub(super) struct Activity {
     pub(super) start: SimTime,
-    /// What let it begin.
+    /// Cause of the activity's start.
     pub(super) begun_by: Cause,
     pub(super) ended_by: Cause,
     pub(super) site: Site,
     pub(super) what: Doing,
-    /// Of work of a stream, the innermost range when it was launched, if there was one; `None`: it is the host's.
+    /// The innermost range when work on a CUDA stream was launched, if a range was open; the outer `None`: work of the
+    /// host.
     pub(super) launched_in: Option<Option<Name>>,
 }
 
-/// What an activity was.
+/// The kind of an activity.
 #[derive(Clone, Copy)]
 pub(super) enum Doing {
     Compute(Name),
@@ -63,23 +64,23 @@ pub(super) enum Doing {
     Other,
 }
 
-/// A task went on.
+/// An event by which a task went on.
 #[derive(Clone, Copy)]
 pub(super) struct Turn {
     pub(super) start: SimTime,
     pub(super) end: SimTime,
     pub(super) cause: Cause,
     pub(super) site: Site,
-    /// What it had waited for, where the time was what it waited for.
+    /// The reason of the task's wait.
     pub(super) waited: Waited,
 }
 
-/// For what a task had waited.
+/// The reason of a task's wait.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Waited {
     Poll,
     Sleep,
-    /// Compute; as with others, a time-out if time has ended it.
+    /// Compute; as for the other reasons, a timeout if the wait ended by time.
     Compute,
     Other,
 }
@@ -94,7 +95,7 @@ pub(super) struct Message {
     pub(super) started: SimTime,
     pub(super) sent: SimTime,
     pub(super) arrived: SimTime,
-    /// How long its bytes take on the slowest link of its route alone.
+    /// Duration of the message's bytes on the slowest link of its route alone.
     pub(super) alone: SimDuration,
     pub(super) cause: Cause,
     pub(super) by: RankId,
@@ -105,12 +106,12 @@ pub(super) struct Message {
     pub(super) in_window: SimDuration,
     /// The link that held the message back for longest while it left; if no link did, the slowest link of its route.
     pub(super) link: Option<LinkId>,
-    /// The message before it on its connection.
+    /// The message before this one on the same connection.
     pub(super) behind: Option<MessageId>,
 }
 
 impl Causes {
-    /// Of a run on a cluster.
+    /// The `Causes` of a run on `cluster`.
     pub fn new(cluster: &Cluster) -> Causes {
         let ranks = std::iter::repeat_with(RankCauses::default).take(cluster.devices.len()).collect();
         let devices = cluster.devices.iter().map(|device| device.name.clone()).collect();
@@ -121,13 +122,14 @@ impl Causes {
         Causes { first_of_name, topology, devices, ranks, messages: Vec::new(), names: BTreeMap::new(), room }
     }
 
-    /// The same of a run of at most so many events: of a longer one nothing is kept, as each event takes some 100 bytes.
+    /// Limits the events that are kept, as each needs some 100 bytes: of a run with more than `events` events nothing
+    /// is kept.
     #[must_use]
     pub fn of_at_most(self, events: u64) -> Causes {
         Causes { room: Some(events), ..self }
     }
 
-    /// Whether an event is to be kept.
+    /// Whether an event is to be kept; counts the event.
     fn has_room(&mut self) -> bool {
         self.room = self.room.and_then(|room| room.checked_sub(1));
         if self.room.is_none() {
@@ -145,7 +147,7 @@ impl Causes {
         self.messages.get(usize::try_from(id.0).ok()?)?.as_ref()
     }
 
-    /// The last turn of a task that ended at this moment, of the first `before` ones; and its number.
+    /// The last turn of a task that ended at or before `at`, among the first `before` turns; and its number.
     pub(super) fn turn(&self, rank: RankId, task: TaskId, at: SimTime, before: usize) -> Option<(usize, &Turn)> {
         let turns = self.ranks[rank.index()].turns.get(task.index())?;
         let turns = &turns[..before.min(turns.len())];
@@ -153,13 +155,13 @@ impl Causes {
         Some((number, &turns[number])).filter(|(_, turn)| turn.end == at)
     }
 
-    /// The innermost range in which a rank was from this moment on.
+    /// The innermost range of a rank from this moment on.
     pub(super) fn range(&self, rank: RankId, at: SimTime) -> Option<Name> {
         let ranges = &self.ranks[rank.index()].ranges;
         ranges.partition_point(|(since, _)| *since <= at).checked_sub(1).and_then(|before| ranges[before].1)
     }
 
-    /// What let a task go on, in order.
+    /// Causes by which a task went on, in order.
     pub(super) fn turns(&self, rank: RankId, task: TaskId) -> &[Turn] {
         &self.ranks[rank.index()].turns[task.index()]
     }
@@ -213,7 +215,7 @@ impl Causes {
         let name = match mark {
             Mark::Begin(name) | Mark::Enter { name, .. } => Some(self.name(name)),
             Mark::End | Mark::Leave { .. } => None,
-            // Of several that go on at once none is the innermost.
+            // If several ranges may overlap, none is the innermost.
             Mark::Open { .. } | Mark::Close { .. } | Mark::Name(_) => return,
         };
         let RankCauses { ranges, issues, .. } = &mut self.ranks[rank.index()];
@@ -298,5 +300,5 @@ impl Observer for Causes {
     }
 }
 
-/// A line that nobody knows.
+/// The site of an unknown line.
 pub(super) const NOWHERE: Site = Site(u32::MAX);

@@ -1,24 +1,25 @@
-//! Owns how the critical paths of two runs differ. Each adds up to the makespan of its run, so the differences add up to that of the makespans.
+//! Owns the difference between the critical paths of two runs. Each path adds up to the makespan of its run, so the
+//! differences add up to the difference of the makespans.
 
 use super::{Contribution, Explanation, Kind, Part};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use uniference_formats::table::{in_folder, row, seconds, signed, table, wrapped};
 
-/// So many rows of a table are shown, of those that differ by more than this share of the longer makespan.
+/// Maximum number of rows of a table. A row must differ by more than the share `LEAST` of the longer makespan.
 const MOST: usize = 12;
 const LEAST: f64 = 0.001;
-/// What is at least this part of the difference may be named in the sentence.
+/// Share of the difference from which on a part may be named in the sentence.
 const LEAST_NAMED: f64 = 0.01;
 
-/// How a second run differs from a first one. In each list the largest difference comes first, whatever its sign.
+/// The difference of a second run from a first one. Each list is in descending order of absolute difference.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Difference {
     /// The makespan of the first run.
     pub first_s: f64,
-    /// That of the second one.
+    /// The makespan of the second run.
     pub second_s: f64,
-    /// How much longer the second one takes; negative: shorter.
+    /// Second makespan minus first: negative if the second run is shorter.
     pub difference_s: f64,
     /// The difference in one sentence.
     pub summary: String,
@@ -30,15 +31,15 @@ pub struct Difference {
     pub links: Vec<Change<String>>,
     /// The difference by operation of process groups.
     pub operations: Vec<Change<String>>,
-    /// The difference by line of the program, as `model.py:41`; `None` (null): no line is known.
+    /// The difference by line of the program, as `model.py:41`; `None` (null): the line is unknown.
     pub lines: Vec<Change<Option<String>>>,
-    /// The difference by innermost range; `None` (null): none was open.
+    /// The difference by innermost range; `None` (null): no range was open.
     pub ranges: Vec<Change<Option<String>>>,
-    /// The difference by kind and by what is computed or the operation.
+    /// The difference by kind of time and by name of the compute or operation.
     pub parts: Vec<PartChange>,
 }
 
-/// How much of the two paths one thing is.
+/// Times of one kind, rank, link, operation, line or range on both paths.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Change<K> {
     /// The kind, rank, link, operation, line or range.
@@ -51,12 +52,12 @@ pub struct Change<K> {
     pub difference_s: f64,
 }
 
-/// How much of the two paths is of one kind, in one operation.
+/// Times of one kind in one operation on both paths.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PartChange {
     /// The kind of time.
     pub kind: &'static str,
-    /// What is computed, or the operation.
+    /// Name of the compute or of the operation.
     pub name: Option<String>,
     /// Seconds of the first path.
     pub first_s: f64,
@@ -64,9 +65,9 @@ pub struct PartChange {
     pub second_s: f64,
     /// Second minus first, in seconds.
     pub difference_s: f64,
-    /// How many spans of the first path these are.
+    /// Number of spans of the first path.
     pub first_count: u64,
-    /// How many of the second one.
+    /// Number of spans of the second path.
     pub second_count: u64,
 }
 
@@ -96,7 +97,7 @@ impl Difference {
         }
     }
 
-    /// The same as a JSON object, with a newline.
+    /// This difference as a JSON object, with a newline.
     ///
     /// # Panics
     /// Never.
@@ -158,7 +159,7 @@ fn changes<K: Ord + Clone>(first: &[Part<K>], second: &[Part<K>]) -> Vec<Change<
     changes
 }
 
-/// Seconds and spans of the first path and of the second one.
+/// Seconds and number of spans, of the first path and of the second one.
 type Sides = [(f64, u64); 2];
 
 fn part_changes(first: &[Contribution], second: &[Contribution]) -> Vec<PartChange> {
@@ -183,7 +184,8 @@ fn part_changes(first: &[Contribution], second: &[Contribution]) -> Vec<PartChan
     changes
 }
 
-/// `the second run takes 24.300 s more, 13.80 times as long: +21.000 s latency in all_reduce (1660 spans instead of 12), +3.000 s compute`.
+/// `the second run takes 24.300 s more, 13.80 times as long: +21.000 s latency in all_reduce (1660 spans instead of
+/// 12), +3.000 s compute`.
 fn summary(first: &Explanation, second: &Explanation, parts: &[PartChange]) -> String {
     let (was, is) = (first.makespan_s, second.makespan_s);
     let difference = is - was;
@@ -192,7 +194,7 @@ fn summary(first: &Explanation, second: &Explanation, parts: &[PartChange]) -> S
     }
     let times = if was > 0.0 && is > 0.0 { format!(", {:.2} times as long", is / was) } else { String::new() };
     let direction = if difference > 0.0 { "more" } else { "less" };
-    // Of those that make it so, all that matter.
+    // All parts with the sign of the difference that are large enough.
     let in_direction = parts.iter().filter(|part| part.difference_s / difference >= LEAST_NAMED);
     let part = |part: &PartChange| {
         let name = part.name.as_ref().filter(|_| part.kind != Kind::Compute.name());

@@ -1,8 +1,9 @@
-//! Owns why a run took as long as it did: its critical path, and what that is made of.
+//! Owns the critical path of a run: the reason for its makespan, by kind, rank, link, operation, line and range.
 //!
-//! The path is exact. It begins at the first instant, ends where the last program ends, and leaves no gap: each of its spans is what
-//! the next one had to wait for, as the engine's events say (`uniference_sim::event::Cause`). So whatever is not on it did not decide when the
-//! run ended; and what is on it, made shorter, shortens the run by as much, until another path is longer.
+//! The path is exact. It begins at the first instant, ends where the last program ends, and has no gap: each span is
+//! what the next one had to wait for, by the engine's events (`uniference_sim::event::Cause`). Time off the path did
+//! not determine the end of the run; shortening a span of the path shortens the run by as much, until another path is
+//! longer.
 
 mod causes;
 mod difference;
@@ -27,8 +28,8 @@ use uniference_sim::ids::{LinkId, RankId, Site};
 use uniference_sim::time::{SimDuration, SimTime};
 use walk::{Path, Span, walk};
 
-/// What the critical path of a run is made of. The `seconds` of each list add up to the makespan, but for those of `links` and `operations`: not
-/// all time is some link's or operation's.
+/// The parts of the critical path of a run. The `seconds` of each list add up to the makespan, except those of `links`
+/// and `operations`: not all time belongs to a link or an operation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
     /// The time at which the last rank ended.
@@ -37,20 +38,20 @@ pub struct Explanation {
     pub rank: u32,
     /// The explanation in one sentence.
     pub summary: String,
-    /// By kind, the longest first; so are all lists.
+    /// The path by kind. All lists are in descending order of time.
     pub kinds: Vec<Part<&'static str>>,
     /// The path by rank.
     pub ranks: Vec<Part<u32>>,
     /// Time of messages by link: each message counts for the link that held it back for longest while it left, or, if
     /// no link did, for the slowest link of its route.
     pub links: Vec<Part<String>>,
-    /// By operation of process groups.
+    /// The path by operation of process groups.
     pub operations: Vec<Part<String>>,
-    /// By line of the program; `None` (null): no line is known.
+    /// The path by line of the program; `None` (null): the line is unknown.
     pub lines: Vec<Part<Option<String>>>,
-    /// By the innermost range that was open on the rank; `None` (null): none was.
+    /// The path by the innermost range that was open on the rank; `None` (null): no range was open.
     pub ranges: Vec<Part<Option<String>>>,
-    /// By all of these at once.
+    /// The path by all of these together.
     pub parts: Vec<Contribution>,
     /// The path itself, the first span first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -58,7 +59,7 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// The same as a JSON object, with a newline.
+    /// This explanation as a JSON object, with a newline.
     ///
     /// # Panics
     /// Never.
@@ -72,21 +73,21 @@ impl Explanation {
 pub struct Part<K> {
     /// The kind, rank, link, operation, line or range.
     pub name: K,
-    /// Its seconds of the path.
+    /// Seconds of the path.
     pub seconds: f64,
-    /// Its fraction of the makespan.
+    /// Fraction of the makespan.
     pub share: f64,
 }
 
-/// What one thing contributes to the path.
+/// A contribution to the path.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Contribution {
     /// The kind of the time, and where it passes.
     #[serde(flatten)]
     pub what: What,
-    /// Its seconds of the path.
+    /// Seconds of the path.
     pub seconds: f64,
-    /// Its fraction of the makespan.
+    /// Fraction of the makespan.
     pub share: f64,
     /// Number of spans.
     pub count: u64,
@@ -95,9 +96,9 @@ pub struct Contribution {
 /// A span of the path.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Step {
-    /// When it begins, in picoseconds.
+    /// Start of the span, in picoseconds.
     pub start_ps: u64,
-    /// When it ends, in picoseconds.
+    /// End of the span, in picoseconds.
     pub end_ps: u64,
     /// The kind of the time, and where it passes.
     #[serde(flatten)]
@@ -106,11 +107,11 @@ pub struct Step {
     pub range: Option<String>,
 }
 
-/// So many parts are in a report.
+/// Maximum number of parts in a report.
 const MOST_IN_REPORT: usize = 10;
 
 impl Explanation {
-    /// As a report has it; `None`: the run takes no time, or not all of its path is known.
+    /// The explanation in the form of the report; `None`: the run has no duration, or part of its path is unknown.
     pub fn report(&self) -> Option<CriticalPathReport> {
         let is_known = !self.kinds.is_empty() && self.kinds.iter().all(|part| part.name != Kind::Unknown.name());
         let kind = |part: &Part<&'static str>| PathPartReport {
@@ -135,44 +136,46 @@ impl Explanation {
     }
 }
 
-/// What time of the critical path goes by with.
+/// The kind of a time on the critical path, and where it passes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct What {
     /// The kind of time.
     pub kind: &'static str,
-    /// Whose time it is; of a message, its sender's; `None` where ranks' messages on one link are added up.
+    /// The rank whose time it is, for a message its sender; `None` if messages of several ranks on one link are added
+    /// up.
     pub rank: Option<u32>,
     /// The link that held the message back for longest, else the slowest link of its route; `None` (null) for other
     /// kinds of time and between ranks of one host that has no link.
     pub link: Option<String>,
-    /// What is computed, or the operation.
+    /// Name of the compute or of the operation.
     pub name: Option<String>,
     /// The line of the program.
     pub line: Option<String>,
 }
 
-/// What compute without a name is called.
+/// The name of compute without a name.
 const COMPUTE: &str = "compute";
 
-/// By what spans are added up.
+/// The key by which spans are added up.
 type Key = (Kind, Option<RankId>, Option<LinkId>, Option<Name>, Site);
 
 /// A span, and the innermost range that was open on its rank.
 type Piece = (Span, Option<Name>);
 
-/// Which spans of the path are listed.
+/// The spans of the path that are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listed {
-    /// None: only what they add up to.
+    /// None: only their sums.
     Nothing,
-    /// So many at most, for pictures: what lies together within this part of the makespan is one, and called by the longest of it.
+    /// At most so many spans, for figures: the spans within each such part of the makespan are joined, under the name
+    /// of the longest.
     AtMost(u64),
     /// All spans.
     All,
 }
 
 impl Causes {
-    /// What the run has come to. `lines` are those of the program, by site. `None`: no program has ended.
+    /// The explanation of the run. `lines` are the lines of the program, by site. `None`: no program has ended.
     pub fn explain(&self, lines: &[String], listed: Listed) -> Option<Explanation> {
         let Path { rank, finish, mut spans } = walk(self)?;
         spans.reverse();
@@ -213,13 +216,14 @@ impl Causes {
         })
     }
 
-    /// Of compute that was launched on a stream, the innermost range when it was, if there was one; `None`: of nothing that was launched.
+    /// The innermost range in which the span's compute was launched on a CUDA stream, if a range was open; the outer
+    /// `None`: the span is no such compute.
     fn launched_in(&self, span: &Span) -> Option<Option<Name>> {
         let activity = span.activity.filter(|_| span.kind == Kind::Compute)?;
         self.activity(span.rank, activity)?.launched_in
     }
 
-    /// A span in pieces that each lie in one range of its rank; what was launched on a stream is in that of its launch.
+    /// A span in pieces that each lie in one range of its rank; work on a CUDA stream lies in the range of its launch.
     fn by_range(&self, span: &Span) -> Vec<Piece> {
         if let Some(range) = self.launched_in(span) {
             return vec![(*span, range)];
@@ -238,7 +242,8 @@ impl Causes {
     }
 }
 
-/// The pieces of a path, of which those that begin in the same of `most` parts of the makespan are one: of the longest of them, all their time.
+/// The pieces of a path, joined within each of `most` parts of the makespan: the longest piece of a part represents it,
+/// with the time of all its pieces.
 fn together(pieces: &[Piece], makespan: SimDuration, most: u64) -> Vec<Piece> {
     let lasts = |piece: &Piece| piece.0.end.since(piece.0.start);
     let part = |piece: &Piece| piece.0.start.as_ps() / makespan.as_ps().div_ceil(most).max(1);
@@ -250,7 +255,7 @@ fn together(pieces: &[Piece], makespan: SimDuration, most: u64) -> Vec<Piece> {
     pieces.chunk_by(|a, b| part(a) == part(b)).map(one).collect()
 }
 
-/// A path, and what is needed to show it.
+/// Views spans of a path with their names and lines.
 struct View<'a> {
     causes: &'a Causes,
     names: Vec<&'a str>,
@@ -259,7 +264,7 @@ struct View<'a> {
 }
 
 impl View<'_> {
-    /// The spans added up by the name of what `id` says of them, if it says anything; the longest first.
+    /// The spans added up by the name that `id` and `name` give them, without spans that have none; the longest first.
     fn by<'b, I: Ord, K: Ord>(
         &self,
         spans: impl Iterator<Item = &'b Piece>,
@@ -281,7 +286,7 @@ impl View<'_> {
         parts
     }
 
-    /// The two largest kinds in one sentence, each with where most of it is.
+    /// The two largest kinds in one sentence, each with the place of most of its time.
     fn summary(&self, parts: &[(Key, (SimDuration, u64))]) -> String {
         let mut kinds: BTreeMap<Kind, SimDuration> = BTreeMap::new();
         for ((kind, ..), (lasts, _)) in parts {
@@ -299,7 +304,8 @@ impl View<'_> {
         }
     }
 
-    /// " of pi.2 -> switch, in all_gather at model.py:41": where a kind's time is; what is less than all of it has its share.
+    /// `" of pi.2 -> switch, in all_gather at model.py:41"`: the place of a kind's time; a part of the time has its
+    /// share.
     fn mostly(&self, kind: Kind, all: SimDuration, parts: &[(Key, (SimDuration, u64))]) -> String {
         let of_kind = || parts.iter().filter(|((of, ..), _)| *of == kind);
         let mut places: BTreeMap<(Option<RankId>, Option<LinkId>), SimDuration> = BTreeMap::new();
@@ -321,7 +327,7 @@ impl View<'_> {
         }
     }
 
-    /// ", in all_gather at model.py:41".
+    /// `", in all_gather at model.py:41"`.
     fn within(&self, (.., name, site): &Key) -> String {
         let name = name.map(|name| self.name(name)).filter(|name| name != COMPUTE);
         let line = self.line(*site).map(|line| format!("at {}", in_folder(&line)));

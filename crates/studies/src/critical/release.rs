@@ -1,4 +1,5 @@
-//! Owns for whom each wait of a run was, and what that one did meanwhile, in words. The waits themselves are [`mod@super::walk`]'s business.
+//! Owns the reason of each wait of a run in words: the rank that was waited for, and what that rank did during the
+//! wait. [`mod@super::walk`] finds the spans of a wait.
 
 use super::causes::{Causes, Waited};
 use super::walk::{Kind, Span, before};
@@ -10,11 +11,12 @@ use uniference_formats::trace::{Release, Source};
 use uniference_sim::ids::{LinkId, RankId, TaskId};
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// So many steps are walked back for each wait: a collective of a thousand ranks takes some thousand.
+/// Maximum number of steps back from the end of a wait: a collective of a thousand ranks needs some thousand.
 const MOST_STEPS: usize = 4_096;
 
 impl Causes {
-    /// For what each wait for communication and for the store was, as far as it is known. `lines` are those of the program, by site.
+    /// The reason of each wait for communication and for the store, if it is known. `lines` are the lines of the
+    /// program, by site.
     pub fn releases<'a>(&'a self, lines: &'a [String]) -> impl Iterator<Item = Release> + 'a {
         let view = View { causes: self, names: self.texts(), lines, makespan: SimDuration::ZERO };
         let tasks =
@@ -26,7 +28,7 @@ impl Causes {
 }
 
 impl View<'_> {
-    /// What most of a wait went by with decides.
+    /// The reason of a wait: the rank, kind and link with most of the wait's time.
     fn release(&self, rank: RankId, task: TaskId, number: usize) -> Option<Release> {
         let turn = self.causes.turns(rank, task)[number];
         if turn.waited != Waited::Other {
@@ -35,7 +37,7 @@ impl View<'_> {
         let mut sums: BTreeMap<(RankId, Kind, Option<LinkId>), (SimDuration, Span)> = BTreeMap::new();
         let spans = before(self.causes, rank, task, number, MOST_STEPS);
         for span in spans.into_iter().filter(|span| span.end > turn.start) {
-            // The first one that is found is the last.
+            // The walk is backwards, so the first span is the last in time.
             let sum = sums.entry((span.rank, span.kind, span.link)).or_insert((SimDuration::ZERO, span));
             sum.0 += span.end.since(span.start.max(turn.start));
         }
@@ -74,7 +76,7 @@ impl View<'_> {
         })
     }
 
-    /// Where a rank was: ` in layers.7`, or else ` at model.py:41`, or else what it computed.
+    /// The place of a span on its rank: ` in layers.7`, or else ` at model.py:41`, or else the compute.
     fn place(&self, span: &Span) -> String {
         let range = self.causes.launched_in(span).unwrap_or_else(|| self.causes.range(span.rank, span.start));
         let range = range.map(|name| format!(" in {}", self.name(name)));

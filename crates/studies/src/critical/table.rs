@@ -1,9 +1,9 @@
-//! Owns how an explanation looks on a terminal, at most 100 columns wide.
+//! Owns the table of an explanation on a terminal, at most 100 columns wide.
 
 use super::{Contribution, Explanation, What};
 use uniference_formats::table::{in_folder, row, seconds, table, wrapped};
 
-/// So many parts are shown, of all that take more than this share of the makespan.
+/// Maximum number of parts in the table. A part must be longer than the share `LEAST` of the makespan.
 const MOST: usize = 12;
 const LEAST: f64 = 0.001;
 

@@ -1,4 +1,4 @@
-//! Closed forms: on these clusters everybody can say what the critical path is.
+//! Closed forms: on these clusters the critical path is known by hand.
 
 use super::*;
 use proptest::prelude::*;
@@ -13,7 +13,7 @@ use uniference_sim::program::{
 use uniference_sim::replay::{RecordedStep, replay};
 use uniference_sim::time::Bytes;
 
-/// Hosts on a switch: a byte takes 1 ns, and every message 10 us more. Libraries take no time.
+/// Hosts on a switch: a byte needs 1 ns, and every message 10 us more. Libraries need no time.
 fn cluster(ranks: usize, more: &str) -> Cluster {
     let toml = format!(
         "backend = \"ideal\"\n[[device]]\nname = \"a\"\ncount = {ranks}\n[network]\nbandwidth = \"1 GB/s\"\nlatency = \"10 us\"\n{more}"
@@ -46,7 +46,7 @@ fn wait(handles: &[u32], line: u32) -> Request {
     Request::Wait { handles, any: false, timeout: None, site: Site(line) }
 }
 
-/// What becomes of these requests; line `n` of the program is `a.py:n`.
+/// The explanation of a run of these requests; line `n` of the program is `a.py:n`.
 fn explain(cluster: &Cluster, requests: impl Fn(u32) -> Vec<Request>) -> Explanation {
     explain_steps(cluster, steps(cluster, requests))
 }
@@ -62,7 +62,7 @@ fn steps(cluster: &Cluster, requests: impl Fn(u32) -> Vec<Request>) -> Vec<Vec<(
     (0..ranks).map(script).collect()
 }
 
-/// The same of what ranks' threads do. The path has no gap, and adds up to the makespan.
+/// The explanation of a run of these steps. The path has no gap, and adds up to the makespan.
 fn explain_steps(cluster: &Cluster, ranks: Vec<Vec<(TaskId, RecordedStep)>>) -> Explanation {
     let explanation = causes_of(cluster, ranks).explain(&lines(), Listed::All).unwrap();
     let spans = explanation.path.iter();
@@ -112,7 +112,7 @@ fn a_picture_of_a_long_path_has_few_spans_and_no_gap() {
 
 #[test]
 fn a_chain_is_compute_bandwidth_and_latency_one_after_the_other() {
-    // 100 us, then 50,000 bytes, then 30 us. What rank 1 computes before it receives is hidden.
+    // 100 us, then 50,000 bytes, then 30 us. Rank 1's compute before it receives is hidden.
     let explanation = explain(&cluster(2, ""), |rank| match rank {
         0 => vec![compute(100, 1), wait(&[0], 1), send(1, 50_000, 2), wait(&[1], 2)],
         _ => vec![compute(20, 3), wait(&[0], 3), receive(0, 50_000, 4), wait(&[1], 4), compute(30, 5), wait(&[2], 5)],
@@ -159,7 +159,7 @@ fn a_ring_is_its_steps() {
 
 #[test]
 fn a_message_behind_another_one_waits_for_that() {
-    // 20,000 and 30,000 bytes at once on one connection, after 10 us; the second one is waited for.
+    // 20,000 and 30,000 bytes at once on one connection, after 10 us; the sender waits for the second message.
     let explanation = explain(&cluster(2, ""), |rank| match rank {
         0 => vec![compute(10, 1), wait(&[0], 1), send(1, 20_000, 2), send(1, 30_000, 3), wait(&[1, 2], 4)],
         _ => vec![receive(0, 20_000, 5), receive(0, 30_000, 6), wait(&[0, 1], 6)],
@@ -171,7 +171,7 @@ fn a_message_behind_another_one_waits_for_that() {
 
 #[test]
 fn an_incast_is_contention_for_what_its_messages_share() {
-    // Three senders share the receiver's link: each message takes three times as long as alone.
+    // Three senders share the receiver's link: each message needs three times as long as alone.
     let explanation = explain(&cluster(4, ""), |rank| match rank {
         0 => (1..4).map(|from| receive(from, 100_000, 1)).chain([wait(&[0, 1, 2], 2)]).collect(),
         _ => vec![send(0, 100_000, 3), wait(&[0], 3)],
@@ -181,7 +181,8 @@ fn an_incast_is_contention_for_what_its_messages_share() {
 
 #[test]
 fn a_pipeline_is_its_slowest_stage_and_the_ends_of_the_others() {
-    // Stages of 10, 40 and 20 us, 5 microbatches of 1,000 bytes: the first, 10 + 11 us; then the second stage's, 5 x 40; then 11 + 20 us.
+    // Stages of 10, 40 and 20 us, 5 microbatches of 1,000 bytes: the first, 10 + 11 us; then the second stage's, 5 x
+    // 40; then 11 + 20 us.
     let stages = [10, 40, 20];
     let explanation = explain(&cluster(3, ""), |rank| {
         let mut requests = Vec::new();
@@ -201,7 +202,7 @@ fn a_pipeline_is_its_slowest_stage_and_the_ends_of_the_others() {
         }
         requests
     });
-    // Each rank waits until its message has left, 1 us, before it goes on.
+    // Each rank waits for 1 us until its message has left, before it goes on.
     let bubbles = [("compute", 10 + 5 * 40 + 20), ("latency", 2 * 10), ("bandwidth", 2 + 4)];
     assert_eq!(us(&explanation.kinds), bubbles);
     assert_eq!(us(&explanation.ranks), [(1, 5 * 40 + 4 + 11), (0, 10 + 11), (2, 20)]);
@@ -250,7 +251,8 @@ fn of_two_streams_the_longer_one_is_the_path() {
 
 #[test]
 fn the_path_goes_from_thread_to_thread() {
-    // The first thread computes for 10 us and starts a second one, which computes for 20 us; then the first one goes on, and computes for 5 us.
+    // The first thread computes for 10 us and starts a second one, which computes for 20 us; then the first one goes
+    // on, and computes for 5 us.
     let on = |queue: u32, us, line| {
         on_queue(queue, Activity::Compute(Work::new(SimDuration::from_us(us), Origin::Recorded)), line).into()
     };
@@ -294,8 +296,9 @@ fn ranges_have_the_time_of_the_innermost() {
     assert_eq!(us(&explanation.ranges), [(range("layer"), 20), (range("step"), 15), (None, 3)]);
 }
 
-/// A kernel of 30 us is launched in `forward`, one of 20 us by another thread that has no range, while `forward` of the first one is open, and one of
-/// 10 us in `step`; then the host waits in `wait`. Nothing else takes time: beginnings and ends are at one instant.
+/// A kernel of 30 us is launched in `forward`, a kernel of 20 us by another thread that has no range, while `forward`
+/// of the first thread is open, and a kernel of 10 us in `step`; then the host waits in `wait`. Nothing else has a
+/// duration: starts and ends are at one instant.
 #[test]
 fn what_is_launched_on_a_stream_is_in_the_range_of_its_launch() {
     let mark = |mark| on_queue(0, Activity::Mark(mark), 0).into();
@@ -372,7 +375,7 @@ fn what_takes_no_time_says_so() {
     assert_eq!(explanation.summary, "the run takes no time");
 }
 
-/// Rank, microseconds of the wait, words, and of whom, until when.
+/// Rank, microseconds of the wait, words, and the rank that was waited for with the end of its work.
 type Waited = (u32, [u64; 2], String, (u32, u64));
 
 fn releases(cluster: &Cluster, requests: impl Fn(u32) -> Vec<Request>) -> Vec<Waited> {
@@ -415,7 +418,7 @@ fn a_wait_is_for_the_last_rank_that_enters_a_collective_and_says_what_that_one_d
     };
     assert_eq!(of_rank(0), (0, "waits for rank 2, which computes in layers.7", (2, 400)));
     assert_eq!(of_rank(1), (300, "waits for rank 2, which computes in layers.7", (2, 400)));
-    // It is itself the last: what is left is the network.
+    // Rank 2 itself is the last: the rest is the network.
     let (start, words, _) = of_rank(2);
     assert!(
         start == 400 && words.starts_with("waits for data of rank ") && words.contains(": latency of a."),
@@ -438,7 +441,8 @@ fn a_wait_may_be_for_a_sleep_a_line_or_a_link() {
         _ => vec![receive(0, 1_000, 6), wait(&[0], 6), receive(0, 90_000, 7), wait(&[1], 7)],
     });
     let of_receiver: Vec<_> = found.into_iter().filter(|release| release.0 == 1).collect();
-    // 50 us of sleep, then 70 us of compute beside the first message's 1 us; then 90 us. A message takes 10 us more to arrive.
+    // 50 us of sleep, then 70 us of compute that overlaps the first message's 1 us; then 90 us. A message needs 10 us
+    // more to arrive.
     let expected = [
         (1, [0, 61], "waits for rank 0, which sleeps at a.py:1".to_owned(), (0, 50)),
         (1, [61, 220], "waits for data of rank 0: bandwidth of a.0 -> switch".to_owned(), (0, 120)),
@@ -449,8 +453,8 @@ fn a_wait_may_be_for_a_sleep_a_line_or_a_link() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever ranks do, `explain` finds a path without a gap that adds up to the makespan (`explain_steps` asserts it), and waits are for something that
-    /// happened before their end.
+    /// For any actions of ranks, `explain` finds a path without a gap that adds up to the makespan (`explain_steps`
+    /// asserts it), and each wait is for an event before the wait's end.
     #[test]
     fn the_path_adds_up_to_the_makespan(
         rounds in prop::collection::vec((prop::collection::vec(0u64..200, 3), 0u64..100_000, any::<bool>()), 1..8),

@@ -1,4 +1,4 @@
-//! Owns the way back from the end of a run to its first instant, along what let each thing happen.
+//! Owns the walk from the end of a run back to its first instant, along the cause of each event.
 
 use super::causes::{Activity, Causes, Doing, Message, NOWHERE, Name, Turn, Waited};
 use std::collections::BTreeMap;
@@ -6,25 +6,26 @@ use uniference_sim::event::Cause;
 use uniference_sim::ids::{Handle, LinkId, MessageId, RankId, Site, TaskId};
 use uniference_sim::time::SimTime;
 
-/// A stretch of the critical path.
+/// A span of the critical path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) start: SimTime,
     pub(super) end: SimTime,
-    /// Whose time it is: of a message its sender's, or its receiver's while that lets the sender wait.
+    /// The rank whose time the span is: for a message its sender, or its receiver while the sender waits for the
+    /// receiver.
     pub(super) rank: RankId,
     pub(super) kind: Kind,
     /// The link of a span on the network: the link that held the message back for longest; if no link did, the slowest
     /// link of its route.
     pub(super) link: Option<LinkId>,
-    /// What was computed, or the operation.
+    /// Name of the compute or of the operation.
     pub(super) name: Option<Name>,
     pub(super) site: Site,
-    /// The activity of the rank that it is part of.
+    /// The rank's activity to which the span belongs.
     pub(super) activity: Option<Handle>,
 }
 
-/// What a stretch of the critical path goes by with.
+/// The kind of time of a span of the critical path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// A rank's device computes.
@@ -44,23 +45,23 @@ pub enum Kind {
     Library,
     /// The program sleeps.
     Sleep,
-    /// The program waits until a time-out.
+    /// The program waits until a timeout.
     TimeOut,
-    /// The program reads a clock, or asks whether something is there.
+    /// The program reads a clock, or polls.
     Poll,
-    /// Nobody knows: what happened was never completed, or a rank crashed.
+    /// Unknown: an activity was never completed, or a rank crashed.
     Unknown,
 }
 
 /// The path, the last span first. Each span begins where the next one ends.
 pub(super) struct Path {
-    /// Whose program ends the run.
+    /// The rank whose program ends the run.
     pub(super) rank: RankId,
     pub(super) finish: SimTime,
     pub(super) spans: Vec<Span>,
 }
 
-/// What is to be explained: why it happened at this instant.
+/// An event whose cause is wanted.
 #[derive(Clone, Copy)]
 enum At {
     /// A task ran.
@@ -73,7 +74,8 @@ enum At {
     Caused(RankId, Cause),
 }
 
-/// Walks back from the end of the program that ended last, of several the first. `None`: none has ended.
+/// Walks back from the end of the program that ended last; if several ended last, from the program of the first rank.
+/// `None`: no program has ended.
 pub(super) fn walk(causes: &Causes) -> Option<Path> {
     let ended = |(rank, of): (usize, &super::causes::RankCauses)| Some((RankId::from(rank), of.finish?));
     let last = |a: &(RankId, (SimTime, Cause)), b: &(RankId, (SimTime, Cause))| a.1.0.cmp(&b.1.0).then(b.0.cmp(&a.0));
@@ -83,13 +85,13 @@ pub(super) fn walk(causes: &Causes) -> Option<Path> {
     while let Some(what) = at.filter(|_| walk.now > SimTime::ZERO) {
         at = walk.step(what);
     }
-    // What led to there is not known.
+    // The chain of causes ends here: the time before is unknown.
     walk.pass(SimTime::ZERO, Span::of(rank, Kind::Unknown));
     Some(Path { rank, finish, spans: walk.spans })
 }
 
-/// Walks back from the end of a task's wait, of which it is the `number`-th time that it went on, to its beginning, or as far as `most` steps lead.
-/// Returns what was passed, the last span first; the last one that was found may have begun before the wait.
+/// Walks back from the end of a task's wait, the end of the task's turn `number`, to the wait's beginning, or for at
+/// most `most` steps. Returns the spans, the last one first; the span found last may have begun before the wait.
 pub(super) fn before(causes: &Causes, rank: RankId, task: TaskId, number: usize, most: usize) -> Vec<Span> {
     let turn = causes.turns(rank, task)[number];
     let turns = BTreeMap::from([((rank, task), number)]);
@@ -104,15 +106,15 @@ pub(super) fn before(causes: &Causes, rank: RankId, task: TaskId, number: usize,
 
 struct Walk<'a> {
     causes: &'a Causes,
-    /// Everything from here on is explained.
+    /// Start of the part of the path that is already known.
     now: SimTime,
     spans: Vec<Span>,
-    /// Of each task, the earliest turn that was passed: several may end at one instant.
+    /// The earliest turn of each task on the path: several turns may end at one instant.
     turns: BTreeMap<(RankId, TaskId), usize>,
 }
 
 impl Walk<'_> {
-    /// What is to be explained next. `None`: it is not known.
+    /// Finds the cause of `at` and returns the next event whose cause is wanted. `None`: the cause is unknown.
     fn step(&mut self, at: At) -> Option<At> {
         Some(match at {
             At::Ran(rank, task) => {
@@ -147,7 +149,8 @@ impl Walk<'_> {
         })
     }
 
-    /// What let a task run now. Where it did not wait itself, a task of the same rank that went on now has started it or let it go on.
+    /// The turn by which a task ran now. If the task did not wait, a task of the same rank that went on now has started
+    /// it or let it go on.
     fn last_turn(&self, rank: RankId, task: TaskId) -> Option<(TaskId, usize, Turn)> {
         let of = |task: TaskId| {
             let before = self.turns.get(&(rank, task)).copied().unwrap_or(usize::MAX);
@@ -168,7 +171,7 @@ impl Walk<'_> {
         At::Ran(rank, task)
     }
 
-    /// What a message lets happen on a rank is explained by its way: back to what let it leave.
+    /// Follows a message from its effect on a rank back to the cause of the message's start.
     fn message(&mut self, rank: RankId, id: MessageId, arrived: bool) -> Option<At> {
         let message = *self.causes.message(id)?;
         let Message { begun, released, started, sent, arrived: at, alone, in_window, source, by, link, .. } = message;
@@ -179,7 +182,7 @@ impl Walk<'_> {
             sender.map_or(Span::of(source, Kind::Library), |activity| of_activity(source, message.operation, activity));
         let on_link = |kind| Span { kind, link, ..of_sender };
         let here = of_sender.activity.filter(|_| rank == source);
-        // That a write is there comes to its writer once more over the network.
+        // The writer learns over the network that its write has arrived.
         let kind = if arrived && rank == source { Kind::Latency } else { Kind::Library };
         self.pass(if arrived { at } else { sent }, Span { rank, kind, activity: here, ..of_sender });
         self.pass(sent, on_link(Kind::Latency));
@@ -189,7 +192,7 @@ impl Walk<'_> {
         self.pass(over_links.max(alone), on_link(Kind::Queueing));
         self.pass(alone, on_link(Kind::Contention));
         self.pass(started, on_link(Kind::Bandwidth));
-        // One that left when the message before it had left waited for nothing else.
+        // A message that left as soon as the message before it had left waited for nothing else.
         let before = message.behind.filter(|_| released < started);
         if let Some(before) = before.filter(|before| self.causes.message(*before).is_some_and(|it| it.sent == started))
         {
@@ -201,7 +204,7 @@ impl Walk<'_> {
         Some(At::Caused(by, message.cause))
     }
 
-    /// The time from `start` up to what is explained goes by with that.
+    /// Adds a span like `what` from `start` up to the start of the known part of the path.
     fn pass(&mut self, start: SimTime, what: Span) {
         if start < self.now {
             self.spans.push(Span { start, end: self.now, ..what });
@@ -216,7 +219,7 @@ impl Span {
         Span { start, end, rank, kind, link: None, name: None, site: NOWHERE, activity: None }
     }
 
-    /// The operation of a process group that it belongs to.
+    /// The operation of a process group to which the span belongs.
     pub(super) fn operation(&self) -> Option<Name> {
         self.name.filter(|_| self.kind != Kind::Compute)
     }
@@ -250,7 +253,7 @@ impl Kind {
         }
     }
 
-    /// Whether a link is what time goes by with.
+    /// Whether the kind's time passes on a link.
     pub(super) const fn is_of_link(self) -> bool {
         matches!(self, Kind::Bandwidth | Kind::Contention | Kind::Latency | Kind::Queueing | Kind::Handshake)
     }

@@ -1,27 +1,29 @@
-//! Owns which allocations are a KV cache: those that attention reads as keys or values in more than one call, outside of any backward pass.
+//! Owns the detection of KV caches: allocations that attention reads as keys or values in more than one call, outside
+//! of any backward pass.
 //!
-//! Attention is one of torch's fused operators, or a batched product, a softmax of it, and a batched product of that. What it reads may be a copy, made for the
-//! call: then what was copied is read. A cache may also grow by being joined (`torch.cat`) with new keys or values: what has been read is joined, and the
-//! result is read in a later call. Allocations that a backward pass reads were kept for that, so they are activations.
+//! Attention is one of torch's fused operators, or a batched GEMM, a softmax of its result, and a batched GEMM of the
+//! softmax. Its input may be a copy that was made for the call: then the copied allocation counts as read. A cache may
+//! also grow by concatenation (`torch.cat`) with new keys or values: an allocation that was read is concatenated, and a
+//! later call reads the result. Allocations that a backward pass reads were kept for it, so they are activations.
 //!
-//! Views need nothing: they are the same allocation.
+//! Views need no case: they share their allocation.
 
 use rustc_hash::FxHashMap;
 use uniference_formats::operators::{Argument, Definition, Line, Tensor};
 
-/// Copies of copies are followed so far.
+/// Length of a chain of copies that is followed.
 const MOST_COPIES: usize = 4;
 
-/// What has become known of an allocation.
+/// A finding about an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Finding {
-    /// It is a KV cache.
+    /// The allocation is a KV cache.
     Cache(u64),
-    /// It is none, whatever was found before.
+    /// The allocation is no KV cache, whatever was found before.
     NoCache(u64),
 }
 
-/// Follows what one rank's attention reads.
+/// Follows the allocations that one rank's attention reads.
 #[derive(Default)]
 pub(super) struct Attention {
     live: FxHashMap<u64, Traced>,
@@ -30,33 +32,33 @@ pub(super) struct Attention {
     calls: u64,
 }
 
-/// What is known of a live allocation.
+/// State of a live allocation.
 #[derive(Default)]
 struct Traced {
-    /// The first call of attention that has read it as keys or values.
+    /// The first call of attention that has read the allocation as keys or values.
     read: Option<u64>,
-    /// It was joined from what attention had read.
+    /// Whether the allocation was concatenated from an allocation that attention had read.
     grown: bool,
-    /// A backward pass has read it.
+    /// Whether a backward pass has read the allocation.
     kept: bool,
-    /// What its elements were copied from.
+    /// The allocations from which the elements were copied.
     copied_from: Vec<u64>,
-    /// It is an intermediate result of attention.
+    /// The allocation's role as an intermediate result of attention.
     inside: Option<Inside>,
 }
 
 #[derive(Clone, Copy)]
 enum Inside {
-    /// Products of queries and the keys in this allocation.
+    /// Products of queries and the keys in allocation `keys`.
     Scores { keys: u64, call: u64 },
     /// A softmax of scores.
     Weights { call: u64 },
 }
 
-/// Positions of arguments that have as many elements as the result, a bit each; of the first 64.
+/// Positions of arguments that have as many elements as the result, one bit each, for the first 64 arguments.
 type Positions = u64;
 
-/// What an operator does, as far as it matters here. Numbers are positions among the definition's tensors.
+/// The role of an operator in the detection. Numbers are positions among the definition's tensors.
 #[derive(Clone, Copy)]
 enum Role {
     /// Attention in one operator.
@@ -64,7 +66,7 @@ enum Role {
         keys: usize,
         values: usize,
     },
-    /// `left x right`, for each of a batch.
+    /// A batched GEMM: `left x right`.
     Product {
         left: usize,
         right: usize,
@@ -74,17 +76,17 @@ enum Role {
         scores: usize,
         result: usize,
     },
-    /// Its first tensors become one, the result.
+    /// Concatenates its first tensors into the result.
     Join {
         result: usize,
     },
-    /// The result has the elements of one argument, in whatever order, or something computed from them one by one.
+    /// The result has the elements of one argument, in any order, or values computed from them element by element.
     Copy {
         source: usize,
         alike: Positions,
         result: usize,
     },
-    /// The result is computed from several arguments one by one: masks, scales and sums.
+    /// The result is computed from several arguments element by element: masks, scales and sums.
     Pointwise {
         alike: Positions,
         result: usize,
@@ -101,7 +103,7 @@ impl Attention {
         self.live.remove(&id);
     }
 
-    /// An operator ran.
+    /// Follows an operator that ran.
     pub(super) fn executed(
         &mut self,
         definition: &Definition,
@@ -153,7 +155,7 @@ impl Attention {
         found
     }
 
-    /// A backward pass reads these.
+    /// Notes that a backward pass reads these allocations.
     fn keep(&mut self, allocations: &[u64], found: &mut Vec<Finding>) {
         for id in allocations {
             if let Some(traced) = self.live.get_mut(id)
@@ -165,7 +167,7 @@ impl Attention {
         }
     }
 
-    /// A call of attention reads an allocation, and what it was copied from.
+    /// Notes that a call of attention reads an allocation, and the allocations from which it was copied.
     fn read(&mut self, id: u64, call: u64, copies: usize, found: &mut Vec<Finding>) {
         let Some(traced) = self.live.get_mut(&id) else { return };
         let first = *traced.read.get_or_insert(call);
@@ -192,7 +194,7 @@ impl Attention {
         found.extend(read.into_iter().map(Finding::Cache));
     }
 
-    /// What is computed from scores or weights, one by one, is that, too.
+    /// Values computed from scores or weights element by element are scores or weights, too.
     fn pass_on(&mut self, allocations: &[u64], alike: Positions, result: usize) {
         let alike = (0..Positions::BITS as usize).take(result).filter(|at| alike >> at & 1 == 1);
         if let Some(inside) = alike.into_iter().find_map(|at| self.inside(allocations[at])) {
@@ -215,7 +217,7 @@ impl Role {
     fn of(definition: &Definition) -> Role {
         let arguments: Vec<&Tensor> = definition.arguments.iter().flat_map(Argument::tensors).collect();
         let results: Vec<&Tensor> = definition.results.iter().flat_map(Argument::tensors).collect();
-        // The first result stands behind all arguments.
+        // The first result follows all arguments.
         let (count, result) = (arguments.len(), arguments.len());
         let several: Vec<usize> = (0..count).filter(|at| arguments[*at].elements() > 1).collect();
         let is_alike =
@@ -226,7 +228,8 @@ impl Role {
             || ["_flash_attention_forward", "_efficient_attention_forward"].contains(&name);
         match name {
             _ if results.is_empty() => Role::Other,
-            // A call of it in the backward pass says so by its line; this is for gradients that a program asks for itself.
+            // A backward pass that runs such an operator is known by its line; this case is for gradients that a
+            // program requests itself.
             _ if name.ends_with("_backward") => Role::Other,
             _ if fused && count >= 3 => Role::Fused { keys: 1, values: 2 },
             "bmm" if count == 2 => Role::Product { left: 0, right: 1, result },

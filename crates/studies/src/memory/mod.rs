@@ -1,13 +1,15 @@
-//! Owns what ranks hold in memory: live bytes by kind over time, and the peak of each rank with the line at which it came.
+//! Owns the memory that ranks hold: live bytes by kind over time, and each rank's peak with the line at which it came.
 //!
-//! It reads the operators that ranks have captured (`uniference_formats::operators`), as they come and in bounded memory. An allocation may turn out late
-//! to be what it is: a gradient is told of at the first step of the optimizer. So a kind that becomes known is counted from the allocation's
-//! beginning on, in every moment that is kept: bytes are attributed by what an allocation eventually is.
+//! Its input is the operators that ranks have captured (`uniference_formats::operators`), read as they come and in
+//! bounded memory. The kind of an allocation may become known late: a gradient is identified at the first step of the
+//! optimizer. The new kind then counts from the allocation's beginning on, in every moment that is kept: bytes are
+//! attributed to the last known kind of their allocation.
 //!
-//! A rank that has allocated on its GPU holds it against that GPU's memory: what it holds on the host is counted apart, without kinds. Of the GPU's
-//! memory also what torch's allocator has reserved for later is held, and what the context and libraries take.
+//! The memory of a rank that has allocated on its GPU is that GPU's memory; the rank's memory on the host is counted
+//! separately, without kinds. GPU memory includes memory that torch's allocator has reserved for later, and memory of
+//! the context and of libraries.
 //!
-//! `attention.rs` tells which allocations are a KV cache, `timeline.rs` when a moment was in virtual time.
+//! `attention.rs` finds allocations that are a KV cache, `timeline.rs` dates moments in virtual time.
 
 mod attention;
 #[cfg(test)]
@@ -28,7 +30,7 @@ use uniference_sim::program::{Activity, Request};
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// What an allocation is for.
+/// The purpose of an allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// A parameter of a module or an optimizer, or a leaf that requires a gradient.
@@ -39,20 +41,20 @@ pub enum Kind {
     Optimizer,
     /// A buffer of a module.
     Buffers,
-    /// Keys and values that attention reads again and again.
+    /// The KV cache of attention.
     KvCache,
-    /// Everything else: activations, inputs, temporary results, tensors for communication.
+    /// All other allocations: activations, inputs, temporary results, tensors for communication.
     Activations,
-    /// What torch's allocator has reserved of a GPU's memory, and allocated nothing in.
+    /// GPU memory that torch's allocator has reserved and not allocated.
     Reserved,
-    /// What a GPU's context and libraries take beside torch's allocator.
+    /// GPU memory of the context and of libraries, outside of torch's allocator.
     Context,
-    /// Memory of the host, of a rank that has a GPU: no part of what its device holds.
+    /// Host memory of a rank that has a GPU: no part of its device's memory.
     Host,
 }
 
 impl Kind {
-    /// In the order of tables.
+    /// All kinds, in the order of tables.
     pub const ALL: [Kind; 9] = [
         Kind::Parameters,
         Kind::Gradients,
@@ -65,7 +67,7 @@ impl Kind {
         Kind::Host,
     ];
 
-    /// As `report.json` and the trace have it.
+    /// The name in `report.json` and in the trace.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Parameters => "parameters",
@@ -106,17 +108,17 @@ impl ByKind {
         of_device.fold(0, |sum, kind| sum.saturating_add(self.of(kind)))
     }
 
-    /// The same of a rank whose memory was taken for its device's until it turned out to have a GPU.
+    /// The same bytes as host memory, for a rank that turns out to have a GPU.
     fn on_host(&self) -> ByKind {
         ByKind::from_iter([(Kind::Host, self.total())])
     }
 
-    /// By what the larger of two peaks is known: with as much memory taken, the one in which more of it is allocated.
+    /// The key by which the larger of two peaks is chosen: total bytes, then bytes without reserved ones.
     fn weight(&self) -> (u64, u64) {
         (self.total(), self.total() - self.of(Kind::Reserved))
     }
 
-    /// The kinds of which there are any bytes.
+    /// The kinds with at least one byte.
     pub fn present(&self) -> impl Iterator<Item = (Kind, u64)> + '_ {
         Kind::ALL.into_iter().map(|kind| (kind, self.of(kind))).filter(|(_, bytes)| *bytes > 0)
     }
@@ -142,28 +144,28 @@ impl FromIterator<(Kind, u64)> for ByKind {
     }
 }
 
-/// The most that a rank has held at one time.
+/// The largest memory that a rank has held at one time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peak {
-    /// What it held then; of the host's memory, beside a GPU's, the most it held at any time.
+    /// Bytes held at the peak; host memory of a rank with a GPU is the most that was held at any time.
     pub held: ByKind,
-    /// The line and the function of the operator during which the peak came; `None`: they are not known.
+    /// The line and the function of the operator during which the peak came; `None` if they are unknown.
     pub line: Option<SourceLine>,
-    /// That operator ran in the backward pass of the line.
+    /// Whether that operator ran in the backward pass of the line.
     pub backward: bool,
 }
 
-/// What the ranks of a run have held.
+/// The memory that the ranks of a run have held.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Held {
-    /// By rank; `None`: its allocations are not known.
+    /// The peaks by rank; `None` if the rank's allocations are unknown.
     pub peaks: Vec<Option<Peak>>,
-    /// By rank, in the order of time: what was held from each point on. Empty where no timeline was kept.
+    /// The timelines by rank: memory held from each point on, in the order of time; empty if no timeline was kept.
     pub timelines: Vec<Vec<Point>>,
 }
 
 impl Held {
-    /// The rows of `report.json`: for each rank, what it held of each kind at its peak.
+    /// The rows of `report.json`: the bytes of each kind that each rank held at its peak.
     pub fn report(&self) -> Vec<MemoryReport> {
         let of_rank = |(rank, peak): (u32, &Peak)| {
             let line = peak.line.as_ref();
@@ -198,18 +200,18 @@ pub struct Excess {
     pub backward: bool,
 }
 
-/// Listens to a run, live or replayed: to the steps of its ranks, and to the engine's events.
+/// Listens to the steps of the ranks of a live or replayed run, and to the engine's events.
 pub struct Memory {
     ranks: Vec<RankMemory>,
     /// Ranks that have exceeded their limits, in the order in which the excess was found.
     exceeding: Vec<RankId>,
-    /// What tasks have captured and not been heard to compute yet: a slice may come in pieces.
+    /// Captured operators of tasks whose compute request has not been read yet: a slice may come in pieces.
     slices: BTreeMap<(RankId, TaskId), Vec<u8>>,
     invalid: Option<(RankId, Invalid)>,
 }
 
 impl Memory {
-    /// Of so many ranks. `with_timelines`: what was held when is kept, too.
+    /// A `Memory` of `ranks` ranks. `with_timelines` keeps the memory held over time as well.
     pub fn new(ranks: usize, with_timelines: bool) -> Memory {
         let new = || RankMemory { timeline: with_timelines.then(Timeline::default), ..RankMemory::default() };
         let ranks = (0..ranks).map(|_| new()).collect();
@@ -241,14 +243,14 @@ impl Memory {
         self.ranks.iter().all(|rank| rank.peak.number == 0)
     }
 
-    /// A rank takes a step; those of each rank come in their order.
+    /// Adds a step of a rank; steps of one rank come in their order.
     pub fn step(&mut self, rank: RankId, task: TaskId, step: &RecordedStep) {
         match step {
             RecordedStep::Operators { operators, .. } => {
                 self.slices.entry((rank, task)).or_default().extend_from_slice(operators);
                 self.ranks[rank.index()].timeline.iter_mut().for_each(|timeline| timeline.closes(task));
             }
-            // What runs on a stream does not allocate: the host did, before.
+            // Work on a CUDA stream does not allocate: the host allocated before.
             RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), queue, .. })
                 if queue.stream().is_none() =>
             {
@@ -277,7 +279,7 @@ impl Memory {
         }
     }
 
-    /// What was held.
+    /// The memory that ranks have held.
     ///
     /// # Errors
     /// If a rank's operators could not be read to their end.
@@ -303,7 +305,7 @@ impl Observer for Memory {
     }
 }
 
-/// What was held at one moment. Moments of a rank are numbered by what was allocated and freed before.
+/// The memory held at one moment. A rank's moments are numbered by the allocations and frees before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Moment {
     number: u64,
@@ -315,27 +317,27 @@ struct Allocation {
     bytes: u64,
     kind: Kind,
     on_gpu: bool,
-    /// The first moment at which it is held.
+    /// The first moment at which the allocation is held.
     since: u64,
 }
 
-/// What one rank holds.
+/// The memory that one rank holds.
 #[derive(Default)]
 struct RankMemory {
     decoder: Decoder,
     live: FxHashMap<u64, Allocation>,
-    /// It has a GPU, and what it holds there is what counts.
+    /// Whether the rank has a GPU: then its GPU memory counts.
     has_gpu: bool,
-    /// What torch's allocator has reserved there, and what of it is allocated.
+    /// Bytes that torch's allocator has reserved on the GPU, and the allocated part of them.
     reserved: u64,
     allocated_on_gpu: u64,
     most_on_host: u64,
-    /// Freed by one thread before another one has said that it allocated it.
+    /// Allocations that one thread freed before the allocating thread's capture was read.
     freed_early: FxHashSet<u64>,
     now: Moment,
     peak: Moment,
     peak_line: Line,
-    /// The operator during which the peak came has not been named yet: it is, when it has ended.
+    /// Whether the operator during which the peak came has not been named yet: it is named when it has ended.
     in_peak: bool,
     /// Memory of the rank's device in bytes, if allocations are checked against it.
     limit: Option<u64>,
@@ -474,7 +476,7 @@ impl RankMemory {
         self.grown();
     }
 
-    /// More may be held than before.
+    /// Updates the peaks after memory may have grown.
     fn grown(&mut self) {
         self.now.held.set(Kind::Reserved, self.reserved.saturating_sub(self.allocated_on_gpu));
         self.most_on_host = self.most_on_host.max(self.now.held.of(Kind::Host));
@@ -493,7 +495,7 @@ impl RankMemory {
         }
     }
 
-    /// From here on what it holds on its GPU counts; what it held before was on the host.
+    /// Counts the rank's GPU memory from now on; its memory so far is host memory.
     fn gets_gpu(&mut self) {
         if std::mem::replace(&mut self.has_gpu, true) {
             return;
@@ -533,18 +535,18 @@ impl RankMemory {
         }
     }
 
-    /// It was taken for a KV cache, and a backward pass reads it.
+    /// Reclassifies a KV cache that a backward pass reads as activations.
     fn is_no_cache(&mut self, id: u64) {
         if self.live.get(&id).is_some_and(|allocation| allocation.kind == Kind::KvCache) {
             self.is_of_kind(id, Kind::Activations);
         }
     }
 
-    /// What was read last is work of this duration.
+    /// Gives the segments that were read last to compute of this duration.
     fn computes(&mut self, task: TaskId, duration: SimDuration) {
         let segments = std::mem::take(&mut self.segments);
         if let Some(timeline) = &mut self.timeline {
-            // Only the launching CPU of a GPU has a time for each operator.
+            // Only a GPU's launching CPU has a duration for each operator.
             let all = segments.iter().copied().reduce(joined);
             let segments =
                 if self.has_gpu { segments } else { all.map(|all| Segment { weight: 1, ..all }).into_iter().collect() };

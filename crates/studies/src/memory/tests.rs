@@ -1,4 +1,4 @@
-//! Ranks whose captures are written down here.
+//! Tests of the memory of ranks, whose captures are written in the tests.
 
 use super::*;
 use uniference_formats::operators::{Argument, Definition, Encoder, Place, ScalarType, Tensor};
@@ -24,7 +24,7 @@ fn definition(name: &str, arguments: &[&[u64]], result: &[u64]) -> Definition {
     Definition { name: format!("aten::{name}"), arguments, results: vec![Argument::Tensor(tensor(result))] }
 }
 
-/// The program of one rank, which runs on line 1, in `f`, and may go backward from there.
+/// The program of one rank, which runs on line 1, in `f`, and may run a backward pass of that line.
 struct Rank {
     encoder: Encoder,
     definitions: Vec<Definition>,
@@ -47,7 +47,8 @@ impl Rank {
         }
     }
 
-    /// Runs an operator on these allocations: its arguments', then its result's. Memory for the result is taken first, where there is any.
+    /// Runs an operator on these allocations: the arguments' and the result's. Memory for the result is allocated first
+    /// if the result needs any.
     fn run(&mut self, name: &str, arguments: &[(u64, &[u64])], (result, sizes): (u64, &[u64])) {
         let of_sizes: Vec<&[u64]> = arguments.iter().map(|(_, sizes)| *sizes).collect();
         let definition = definition(name, &of_sizes, sizes);
@@ -68,7 +69,7 @@ impl Rank {
         allocations.iter().for_each(|id| self.encoder.freed(*id));
     }
 
-    /// Ends the slice, which took so many microseconds.
+    /// Ends the slice, with a duration in microseconds.
     fn computes(&mut self, us: u64) {
         let (operators, duration) = (self.encoder.take(), SimDuration::from_us(us));
         self.memory.step(RankId(0), MAIN, &RecordedStep::Operators { operators, measured: duration });
@@ -98,7 +99,7 @@ impl Rank {
         (peaks.remove(0).unwrap(), timelines.remove(0))
     }
 
-    /// What is held of each kind at the peak.
+    /// The bytes of each kind at the peak.
     fn held(self) -> Vec<(Kind, u64)> {
         self.finish().0.held.present().collect()
     }
@@ -133,7 +134,8 @@ fn what_an_operator_takes_for_a_while_counts_on_its_line() {
     assert_eq!(peak.line.unwrap().line, "a.py:2");
 }
 
-/// A step of training, P bytes of parameters and as many of gradients, 2 P of the optimizer: what gradients were is told after they came.
+/// A training step with P bytes of parameters, P bytes of gradients and 2 P of optimizer state: gradients are
+/// identified after they were allocated.
 #[test]
 fn kinds_that_are_told_late_count_from_the_beginning() {
     let mut rank = Rank::new();
@@ -152,7 +154,8 @@ fn kinds_that_are_told_late_count_from_the_beginning() {
     let (peak, points) = rank.finish();
     let expected = [(Kind::Parameters, 400), (Kind::Gradients, 400), (Kind::Optimizer, 800)];
     assert_eq!(peak.held.present().collect::<Vec<_>>(), expected);
-    // The second slice begins at 10 us, with 200 B of activations and the gradient, whose kind the third slice has told.
+    // The second slice begins at 10 us, with 200 B of activations and the gradient, whose kind became known in the
+    // third slice.
     let us = |us: u64| SimTime::ZERO + SimDuration::from_us(us);
     let at = |us_at: u64| points.iter().rfind(|point| point.at <= us(us_at)).unwrap().held;
     let second = [(Kind::Parameters, 400), (Kind::Gradients, 400), (Kind::Activations, 200)];
@@ -168,7 +171,7 @@ fn a_slice_shows_the_most_that_was_held_in_it_and_then_what_was_left() {
     rank.run("empty", &[], (2, &[50]));
     rank.free(&[2]);
     rank.computes(5);
-    // No time, no event: it belongs to the next slice.
+    // A slice without a duration has no event: it belongs to the next slice.
     rank.run("empty", &[], (3, &[100]));
     rank.computes(0);
     rank.free(&[3]);
@@ -242,7 +245,7 @@ fn the_report_has_a_row_for_each_kind_that_is_there() {
     assert_eq!(rank.memory.finish().unwrap().report(), [row("parameters", 400), row("activations", 200)]);
 }
 
-/// Keys and values of 8 tokens in buffers that are made once; each step writes a token, and reads all by a view.
+/// A KV cache of 8 tokens in buffers that are allocated once; each step writes a token, and reads all tokens by a view.
 #[test]
 fn a_cache_is_what_attention_reads_in_more_than_one_call() {
     let (q, cached, row): (&[u64], &[u64], &[u64]) = (&[1, 4, 1, 16], &[1, 4, 8, 16], &[1, 4, 1, 16]);
@@ -265,7 +268,7 @@ fn a_cache_is_what_attention_reads_in_more_than_one_call() {
 fn one_allocation_that_one_call_reads_twice_is_no_cache() {
     let (q, scores): (&[u64], &[u64]) = (&[4, 8, 16], &[4, 8, 8]);
     let mut rank = Rank::new();
-    // Queries, keys and values from one product: both by one operator, and by products and a softmax.
+    // Queries, keys and values of one GEMM: attention by one operator, and by GEMMs and a softmax.
     rank.run("mm", &[], (1, &[8, 192]));
     rank.run("_scaled_dot_product_flash_attention_for_cpu", &[(1, q), (1, q), (1, q)], (2, q));
     rank.run("mm", &[], (3, &[8, 192]));
@@ -275,7 +278,7 @@ fn one_allocation_that_one_call_reads_twice_is_no_cache() {
     assert_eq!(rank.held().iter().map(|(kind, _)| *kind).collect::<Vec<_>>(), [Kind::Activations]);
 }
 
-/// Two steps of attention that is made of products, with scaled keys, a mask and a cast of its weights.
+/// Two steps of attention that consists of GEMMs, with scaled keys, a mask and a cast of its weights.
 #[test]
 fn attention_of_several_operators_reads_what_its_copies_are_of() {
     let (q, cached, scores): (&[u64], &[u64], &[u64]) = (&[4, 1, 16], &[4, 8, 16], &[4, 1, 8]);
@@ -297,7 +300,7 @@ fn attention_of_several_operators_reads_what_its_copies_are_of() {
     assert_eq!(cache[0], (Kind::KvCache, 2 * 4 * 512));
 }
 
-/// `keys = torch.cat([keys, new])`, as caches that grow do it; heads are repeated for each call.
+/// `keys = torch.cat([keys, new])`, as in caches that grow; heads are repeated for each call.
 #[test]
 fn a_cache_may_grow_by_being_joined() {
     let mut rank = Rank::new();
@@ -355,7 +358,8 @@ fn parameters_that_attention_reads_stay_parameters_and_buffers_may_be_caches() {
     assert_eq!(held, [(Kind::Parameters, 2048), (Kind::KvCache, 2048), (Kind::Activations, 4096)]);
 }
 
-/// 2,000 B reserved, of which 1,200 are allocated at the peak, and a context of 500 B. What the host held before is no part of it.
+/// 2,000 B reserved, of which 1,200 are allocated at the peak, and a context of 500 B. Memory that the host held before
+/// is not included.
 #[test]
 fn a_gpu_holds_what_is_reserved_and_its_context_and_the_host_is_counted_apart() {
     let mut rank = Rank::new();

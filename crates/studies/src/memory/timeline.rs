@@ -13,10 +13,11 @@ use std::collections::{BTreeMap, VecDeque};
 use uniference_sim::ids::TaskId;
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// A timeline has no more points. Where there would be more, two neighbours become one, at the first one's time and with the more that was held.
+/// Maximum number of points of a timeline. Beyond it two neighbours become one point, at the first one's time and with
+/// the larger of their memory.
 const MOST_POINTS: usize = 512;
 
-/// What a rank held from this time on.
+/// The memory that a rank held from this time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Point {
     /// The virtual time.
@@ -48,7 +49,7 @@ struct Slices {
     open: Option<Slice>,
     said: VecDeque<Slice>,
     computed: VecDeque<(SimTime, SimTime)>,
-    /// All slices that took no time since the last slice with a duration, joined into one segment.
+    /// Slices without a duration since the last slice with a duration, joined into one segment.
     instant: Option<Segment>,
 }
 
@@ -60,7 +61,7 @@ struct Slice {
 
 impl Timeline {
     /// Adds a piece of a compute slice, with its duration on the reference device; the first piece of a slice has all
-    /// its segments.
+    /// segments of the slice.
     pub(super) fn computes(&mut self, task: TaskId, duration: SimDuration, segments: Vec<Segment>) {
         let slices = self.tasks.entry(task).or_default();
         let slice = slices.open.get_or_insert_with(|| {
@@ -110,7 +111,7 @@ impl Timeline {
         }
     }
 
-    /// Every moment that is kept.
+    /// All moments that are kept.
     pub(super) fn moments(&mut self) -> impl Iterator<Item = &mut Moment> {
         let waiting = self.tasks.values_mut().flat_map(|Slices { open, said, instant, .. }| {
             open.iter_mut().chain(said).flat_map(|slice| &mut slice.segments).chain(instant)
@@ -119,7 +120,7 @@ impl Timeline {
         self.points.iter_mut().map(|(_, moment)| moment).chain(waiting)
     }
 
-    /// The points, without those that change nothing. What took no time to the end comes last.
+    /// The points, without those that change nothing. Segments without a duration at the end of the run come last.
     pub(super) fn finish(mut self) -> Vec<Point> {
         let tasks: Vec<TaskId> = self.tasks.keys().copied().collect();
         tasks.into_iter().for_each(|task| self.closes(task));

@@ -1,10 +1,12 @@
-//! Owns how long an operation takes at least on a network, whatever the algorithm: what must leave and enter each host, and the way of a byte
-//! between those that are farthest apart. It knows no library, no host's work and no other traffic, all of which make an operation longer.
+//! Owns lower bounds of an operation's duration on a network, for any algorithm: the bytes that must leave and enter
+//! each host, and the latency between the hosts that are farthest apart. Libraries, hosts' work and other traffic make
+//! an operation longer; the bounds ignore them.
 //!
-//! For each host, the bytes that must cross its own links are compared with what these carry. Members on one host exchange for nothing and
-//! combine before they send. Together, hosts must move `2 (H - 1) n` bytes to all-reduce `n` on `H` hosts (Patarasuk and Yuan, "Bandwidth optimal
-//! all-reduce algorithms for clusters of workstations", 2009) and `(H - 1) n` to broadcast or reduce them (Chan, Heimlich, Purkayastha and van de Geijn,
-//! "Collective communication: theory, practice, and experience", 2007). Which member is the root is not looked at: it is the one for which the bound is least.
+//! For each host, the bytes that must cross its own links are compared with the links' rates. Members on one host
+//! exchange bytes at no cost and combine before they send. Together, hosts must move `2 (H - 1) n` bytes to all-reduce
+//! `n` on `H` hosts (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009)
+//! and `(H - 1) n` to broadcast or reduce them (Chan, Heimlich, Purkayastha and van de Geijn, "Collective
+//! communication: theory, practice, and experience", 2007). The root is assumed to be the member with the least bound.
 
 use std::collections::{BTreeMap, BTreeSet};
 use uniference_sim::cluster::Cluster;
@@ -13,34 +15,35 @@ use uniference_sim::network::Link;
 use uniference_sim::program::{Collective, CollectiveKind, Shape};
 use uniference_sim::time::Bytes;
 
-/// Groups on more hosts have no bounds: the ways between all pairs of them are looked at.
+/// Maximum number of hosts of a group with bounds: the routes between all pairs of hosts are examined.
 const MOST_HOSTS: usize = 256;
 
-/// What the hosts of a group can do at most.
+/// Upper limits of the hosts of a group.
 pub(super) struct Reach {
     members: f64,
     hosts: Vec<HostReach>,
-    /// What leaves all hosts, and enters all: links that several share count once. In bytes per second.
+    /// Rate at which all hosts together send, in bytes per second, and rate at which they receive: links that several
+    /// hosts share count once.
     egress: f64,
     ingress: f64,
-    /// Of the slowest link that lies on the way of every pair; infinite if there is none.
+    /// Rate of the slowest link on the routes of all pairs; infinite if there is none.
     common: f64,
-    /// Seconds between the hosts that are farthest apart, and between those that are nearest.
+    /// Latency in seconds between the hosts that are farthest apart, and between the nearest.
     diameter: f64,
     nearest: f64,
-    /// The same from the host from which, or to which, all others are nearest.
+    /// The largest latency from, or to, the host for which it is least.
     radius: f64,
 }
 
 struct HostReach {
     members: f64,
-    /// What its links to and from the other hosts carry, in bytes per second.
+    /// Rates of the host's links to and from the other hosts, in bytes per second.
     egress: f64,
     ingress: f64,
 }
 
 impl Reach {
-    /// Of the group with these members; `None`: they are on one host, or on too many.
+    /// The reach of the group with these members; `None`: they are on one host, or on too many.
     pub(super) fn new(cluster: &Cluster, members: &BTreeSet<RankId>) -> Option<Reach> {
         let mut on_host: BTreeMap<HostId, f64> = BTreeMap::new();
         members.iter().for_each(|rank| *on_host.entry(cluster.devices[rank.index()].host).or_default() += 1.0);
@@ -76,7 +79,7 @@ impl Reach {
         Some(Reach { members: members.len() as f64, hosts, egress, ingress, common, diameter, nearest, radius })
     }
 
-    /// Seconds from when the first member begins the collective until the last one is through; `None`: nothing is known.
+    /// Least seconds from the first member's start of the collective to the last member's end; `None`: unknown.
     pub(super) fn of(&self, kind: CollectiveKind, block: Option<Bytes>, combined_by_switches: bool) -> Option<f64> {
         use CollectiveKind::{
             AllGather, AllReduce, AllToAll, Barrier, Broadcast, Gather, Reduce, ReduceScatter, Scatter,
@@ -87,14 +90,14 @@ impl Reach {
             _ => return None,
         };
         let latency = if matches!(kind, Broadcast | Reduce | Gather | Scatter) { self.radius } else { self.diameter };
-        // What passes through such switches is less than what members exchange, and how much less is the library's business.
+        // Fewer bytes pass through such switches than members exchange; how many depends on the library.
         if combined_by_switches {
             return Some(latency);
         }
         let (members, hosts) = (self.members, self.hosts.len() as f64);
         let rest = |host: &HostReach| (members - host.members) * bytes;
         let own = |host: &HostReach| host.members * bytes;
-        // What leaves and enters the hosts, and what all together move.
+        // The transfer times of the hosts, and of all together.
         let (transfer, total) = match kind {
             Barrier => (0.0, 0.0),
             AllReduce => (self.most(|_| bytes, |_| bytes), 2.0 * (hosts - 1.0) * bytes),
@@ -122,23 +125,23 @@ impl Reach {
             }
         };
         let together = total / self.egress.min(self.ingress).min(self.common);
-        // The last byte to leave still has its way before it.
+        // The last byte to leave still has a latency.
         let way = if kind == Barrier { 0.0 } else { self.nearest };
         Some((transfer.max(together) + way).max(latency))
     }
 
-    /// The time of the host that needs most, of all whose links must carry so many bytes out and in.
+    /// The time of the slowest host if the links of each must carry so many bytes out and in.
     fn most(&self, out: impl Fn(&HostReach) -> f64, into: impl Fn(&HostReach) -> f64) -> f64 {
         let times = self.hosts.iter().map(|host| (out(host) / host.egress).max(into(host) / host.ingress));
         times.fold(0.0, f64::max)
     }
 
-    /// The least of all hosts, each of which may be the root.
+    /// The minimum over all hosts, each of which may be the root.
     fn least(&self, figure: impl Fn(&HostReach) -> f64) -> f64 {
         self.hosts.iter().map(figure).fold(f64::INFINITY, f64::min)
     }
 
-    /// The time of the host that needs most but one, which may be the root.
+    /// The time of the second slowest host: the slowest may be the root.
     fn second(&self, time: impl Fn(&HostReach) -> f64) -> f64 {
         let mut times: Vec<f64> = self.hosts.iter().map(time).collect();
         times.sort_by(f64::total_cmp);
@@ -146,7 +149,7 @@ impl Reach {
     }
 }
 
-/// Seconds that a message of this size takes at least from one rank to another; `None`: they are on one host.
+/// Least seconds of a message of this size from one rank to another; `None`: they are on one host.
 pub(super) fn of_message(cluster: &Cluster, from: RankId, to: RankId, bytes: Bytes) -> Option<f64> {
     let [from, to] = [from, to].map(|rank| cluster.devices[rank.index()].host);
     let links = (from != to).then(|| cluster.topology.route(from, to).links)?;
@@ -154,7 +157,7 @@ pub(super) fn of_message(cluster: &Cluster, from: RankId, to: RankId, bytes: Byt
     Some(bytes.0 as f64 / rate + least_latency(cluster, &links))
 }
 
-/// The size of a block of a collective: that of every rank where they are equal, else `None`.
+/// The size of a collective's block if all ranks' blocks are equal, else `None`.
 pub(super) fn block(collective: &Collective) -> Option<Bytes> {
     let elements = match &collective.shape {
         Shape::Even(elements) => *elements,
@@ -164,7 +167,7 @@ pub(super) fn block(collective: &Collective) -> Option<Bytes> {
     Some(Bytes(elements.saturating_mul(collective.dtype.size())))
 }
 
-/// The most payload that a link ever carries, in bytes per second.
+/// The highest payload rate that a link ever has, in bytes per second.
 fn fastest(cluster: &Cluster, id: LinkId) -> f64 {
     let link = cluster.topology.link(id);
     let profile = cluster.dynamics.links.get(&id).and_then(|changes| changes.profile.as_ref());
@@ -173,7 +176,7 @@ fn fastest(cluster: &Cluster, id: LinkId) -> f64 {
     rates.map(|link| link.payload_rate().bytes_per_second()).fold(link.payload_rate().bytes_per_second(), f64::max)
 }
 
-/// The least time that a byte ever takes over links, in seconds.
+/// The least latency that a byte ever has over the links, in seconds.
 fn least_latency(cluster: &Cluster, links: &[LinkId]) -> f64 {
     let least = |id: &LinkId| {
         let (link, changes) = (cluster.topology.link(*id), cluster.dynamics.links.get(id));

@@ -1,7 +1,7 @@
-// Owns the charts: of each, what ECharts is to draw, as a function of colours and width, how high it is, and the sentence that says the same. Where they
-// stand on the page is page.js's business.
+// Owns the charts: for each, a function of colours and width that returns ECharts' options, the height, and a sentence
+// with the same content. page.js places them on the page.
 
-// Told apart with any colour vision (Okabe and Ito's set, shifted for contrast), and in the order of MarkKind.
+// Colours that any colour vision tells apart (Okabe and Ito's set, shifted for contrast), in the order of MarkKind.
 const COLOURS = {
   light: {
     text: "#1c2430", faint: "#566173", line: "#d9dee6", sheet: "#ffffff", bound: "#1c2430",
@@ -17,7 +17,7 @@ const COLOURS = {
   },
 };
 const KIND_NAMES = ["compute", "exposed communication", "late peer", "sleep and store", "operation under way", "range"];
-/** The number in `series` of what has one colour in all charts. */
+/** Index in `series` of the names that have the same colour in all charts. */
 const SERIES = {
   compute: 0, bandwidth: 1, latency: 2, handshake: 3, contention: 4, queueing: 5, library: 6, poll: 7,
   parameters: 0, gradients: 1, activations: 2, optimizer: 3, kv_cache: 4, buffers: 5, host: 6, context: 7,
@@ -27,7 +27,7 @@ const html = echarts.format.encodeHTML;
 const lines = (...parts) => parts.filter(Boolean).map((part) => html(part)).join("<br>");
 const trimmed = (value) => seconds(value, 7);
 
-/** What all charts have in common. */
+/** Options of all charts. */
 function common(colours, text, tooltip) {
   return {
     animation: false,
@@ -53,7 +53,7 @@ function valueAxis(colours, show, more = {}) {
   const { axisLabel, ...rest } = axisColours(colours);
   return { type: "value", min: 0, ...rest, axisLabel: { ...axisLabel, formatter: (value) => show(value, 3) }, ...more };
 }
-/** Marks of an axis of bytes stand at powers of 2. */
+/** An axis of bytes, with its marks at powers of 2. */
 function byteAxis(colours, most, marks = 5) {
   const interval = 2 ** Math.ceil(Math.log2(Math.max(1, most) / marks));
   return valueAxis(colours, bytes, { interval, max: Math.ceil(Math.max(1, most) / interval) * interval });
@@ -68,13 +68,13 @@ function nameAxis(colours, names, width, more = {}) {
 const labelWidth = (width, names) => Math.min(largest(names.map((name) => name.length)) * 7.2 + 10, width < 520 ? 100 : 300);
 const grid = (width, names, more = {}) => ({ left: labelWidth(width, names) + 12, right: 24, top: 34, bottom: 30, ...more });
 
-/** Rows that do not fit are reached with a slider at the right. */
+/** A slider at the right for rows that do not fit. */
 function rowSlider(rows, most) {
   if (rows <= most) return [];
   return [{ type: "slider", yAxisIndex: 0, right: 2, width: 14, startValue: 0, endValue: most - 1, brushSelect: false, showDetail: false }];
 }
 
-/** Bars to the right, one a name, stacked. `series`: `{name, color(colours), values}`. */
+/** Horizontal stacked bars, one per name. `series`: `{name, color(colours), values}`. */
 function stackedBars({ names, series, show, text, most = 40, tip }) {
   const rows = Math.min(names.length, most);
   const longest = largest(names.map((_, at) => sum(series.map(({ values }) => values[at]))));
@@ -99,7 +99,7 @@ function stackedBars({ names, series, show, text, most = 40, tip }) {
   };
 }
 
-/** The makespans of runs, each with the interval in which the real one should lie. */
+/** The makespans of runs, each with the interval in which the real makespan should lie. */
 function makespans(runs) {
   const names = runs.map((run) => run.name);
   const of = runs.map((run) => run.report.makespan_s);
@@ -132,12 +132,12 @@ function makespans(runs) {
   };
 }
 
-/** Where the seconds of compute come from. */
+/** Origins of the seconds of compute. */
 function origins(run) {
   const of = new Map();
   for (const { origin, seconds: time } of run.report.compute ?? []) of.set(origin, (of.get(origin) ?? 0) + time);
   const total = sum([...of.values()]);
-  // Of a single origin the headline says all.
+  // A single origin is in the headline.
   if (!(total > 0) || of.size < 2) return null;
   const shares = [...of].sort((a, b) => b[1] - a[1]).filter(([, time]) => time > 0);
   return stackedBars({
@@ -148,7 +148,7 @@ function origins(run) {
   });
 }
 
-/** What ranks did when. All runs of a page have the same axis of time. */
+/** The ranks' activities over time. All runs of a page have the same time axis. */
 function timeline(run, longest) {
   const { rows, names, spans } = run.seen.timeline;
   if (rows.length === 0) return null;
@@ -158,7 +158,7 @@ function timeline(run, longest) {
   const data = marks.map(({ row, mark: [start, length] }) => [row, start * ps, (start + length) * ps]);
   const has = (mark, kind) => (mark.length === 4 ? mark[3] === kind : mark[4][kind] > 0);
   const kinds = KIND_NAMES.map((_, kind) => kind).filter((kind) => marks.some(({ mark }) => has(mark, kind)));
-  // Operations of several groups are under way at once: where the next mark lies on this one, neither name could be read.
+  // Operations of several groups overlap: if the next mark covers this one, neither name would be readable.
   const isCovered = marks.map(({ row, mark: [start, length] }, at) => [at - 1, at + 1].some((other) => {
     const next = marks[other];
     return next?.row === row && next.mark[0] < start + length && start < next.mark[0] + next.mark[1];
@@ -191,7 +191,7 @@ function timeline(run, longest) {
         }
         return drawn;
       }
-      // Spans that were joined: their kinds' shares of the time, on top of each other.
+      // Joined spans are stacked by the kinds' shares of the time.
       let bottom = middle + height / 2;
       const all = Math.max(sum(mark[4]), mark[1]);
       const children = mark[4].flatMap((time, kind) => {
@@ -217,7 +217,7 @@ function timeline(run, longest) {
       ],
       series: [
         { type: "custom", renderItem: draw, data, encode: { x: [1, 2], y: 0 }, progressive: 0 },
-        // For the legend: marks of all kinds are one series.
+        // The legend needs a series per kind: the marks of all kinds are one series.
         ...kinds.map((kind) => ({ type: "scatter", name: KIND_NAMES[kind], data: [], itemStyle: { color: colours.kinds[kind], opacity: 1 } })),
       ],
     };
@@ -263,7 +263,7 @@ function averageRanks(runs) {
 
 const pathOf = (run) => run.seen?.critical ?? run.report.critical_path ?? null;
 
-/** What critical paths are made of, by run. */
+/** The kinds of time on critical paths, by run. */
 function pathKinds(runs) {
   const names = [...new Set(runs.flatMap((run) => pathOf(run).kinds.map((part) => part.name ?? part.kind)))];
   const time = (run, name) => pathOf(run).kinds.find((part) => (part.name ?? part.kind) === name)?.seconds ?? 0;
@@ -302,7 +302,7 @@ function linksOverTime(run) {
   };
 }
 
-/** Where the hosts and switches of a network are drawn: hosts on a circle, switches between those that they join. */
+/** Places of a network's hosts and switches: hosts on a circle, switches between the hosts that they join. */
 function places(links, hosts) {
   const ends = links.map(({ name }) => name.split(/ -> | <-> /)).map((pair) => (pair.length === 2 ? pair : [name1(pair[0]), null]));
   const names = [...new Set(ends.flat().filter(Boolean))];
@@ -327,10 +327,10 @@ function places(links, hosts) {
   onCircle(loose, loose.length > 1 ? 0.22 : 0, 0.4);
   return { ends, at, isHost };
 }
-/** A medium or a backplane has a name without ends: it is drawn as the switch that it belongs to. */
+/** The name of a medium or a backplane, which has no ends: it is drawn as the switch that it belongs to. */
 const name1 = (name) => name.replace(/ backplane$/, "");
 
-/** The network at one piece of time, each link in the colour of its use. `frame()` gives the number of the piece. */
+/** The network in one time interval, each link in the colour of its load. `frame()` returns the interval's number. */
 function network(run, frame) {
   const { links, hosts } = run.seen.links;
   const { ends, at, isHost } = places(links, hosts);
@@ -437,7 +437,7 @@ function operationsTime(run) {
   });
 }
 
-/** Of each range the rank that spent most in it. */
+/** The rank with the most time in each range. */
 function phases(run) {
   const by = new Map();
   for (const phase of run.report.phases ?? []) if (!(by.get(phase.name)?.total_s >= phase.total_s)) by.set(phase.name, phase);
@@ -545,7 +545,7 @@ function whatIf(run) {
     },
   };
 }
-/** The options as a shell takes them; of many alike the first. */
+/** The options in a shell's syntax; of many similar options the first. */
 function shortOptions(options) {
   const shown = options.length > 4 ? [...options.slice(0, 2), `and ${options.length / 2 - 1} more`] : options;
   return shown.filter((word) => word !== "--set").join(" ");

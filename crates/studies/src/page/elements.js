@@ -1,6 +1,6 @@
 "use strict";
-// Owns the pieces that the page is made of: numbers as people read them, elements, tables that can be sorted. Texts come from runs, so they are
-// set as text and never as HTML.
+// Owns the page's elements: readable numbers, DOM elements, sortable tables. Texts come from runs, so they are set as
+// text and never as HTML.
 
 const UNITS_OF_TIME = [[1, "s"], [1e-3, "ms"], [1e-6, "µs"], [1e-9, "ns"], [1e-12, "ps"]];
 const UNITS_OF_BYTES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]];
@@ -38,8 +38,9 @@ function element(tag, attributes = {}, ...children) {
 }
 
 /**
- * A table whose columns sort by a click on their titles. `columns`: `{title, of, show}`, where `of` gives the value of a row that is sorted by and
- * `show` its text; numbers stand to the right. Long tables show their first rows until all are asked for.
+ * A table with columns that sort by a click on their titles. `columns`: `{title, of, show}`, where `of` returns the
+ * value of a row for sorting and `show` the value's text; numbers are aligned to the right. A long table shows its first
+ * rows until the user asks for all.
  */
 function sortableTable(caption, columns, rows) {
   const MOST = 200;

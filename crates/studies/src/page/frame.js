@@ -1,20 +1,20 @@
-// Owns what every page has: how its charts are drawn anew when the theme or the width changes, and how their pictures are taken. What is on a page is its own
-// script's business.
+// Owns the frame of every page: it redraws charts if the theme or the width changes, and exports them as pictures. The
+// content of a page is in its own script.
 
-/** All charts of the page. The tests look at them, and `uniference report --figures` takes their pictures. */
+/** All charts of the page, for the tests and for the pictures of `uniference report --figures`. */
 const charts = [];
 const isDark = () =>
   (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
 const colours = () => COLOURS[isDark() ? "dark" : "light"];
 
-/** Draws all that is on show; colours and widths may have changed. */
+/** Draws a chart with the current colours and width. */
 function draw(chart) {
   if (!chart.drawn) chart.drawn = echarts.init(chart.box, null, { renderer: "canvas" });
   else chart.drawn.resize();
   chart.drawn.setOption(chart.option(colours(), chart.box.clientWidth), true);
 }
 
-/** A chart with its sentence and, where it is given, its table. `null` where there is nothing to draw. */
+/** A chart with its sentence and its table, if it has one; `null` if `chart` is. */
 function figure(name, run, chart, ...more) {
   if (!chart) return null;
   const box = element("div", { class: "chart", role: "img", "aria-label": chart.text, style: `height: ${chart.height}px` });
@@ -40,7 +40,7 @@ function themes() {
   const button = document.getElementById("theme");
   const names = { "": "as the system", light: "light", dark: "dark" };
   const apply = (theme) => {
-    // The style sheet knows light and dark; what the system wants is found out here, for charts too.
+    // The style sheet has light and dark; the system's choice is read in this script, for charts too.
     button.dataset.choice = theme;
     button.textContent = `Theme: ${names[theme]}`;
     const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
@@ -63,7 +63,7 @@ function takePictures() {
   const [width, light] = [1000, COLOURS.light];
   const pictures = charts.map((chart) => {
     const option = { ...chart.option(light, width), backgroundColor: light.sheet };
-    // Nobody can move the slider of a picture.
+    // The slider of a picture cannot be moved.
     const rows = (option.dataZoom ?? []).filter((zoom) => zoom.yAxisIndex !== undefined);
     if (option.dataZoom?.length > rows.length) option.grid.bottom = 30;
     option.dataZoom = rows;
@@ -85,7 +85,7 @@ function takePictures() {
   document.body.append(element("script", { type: "application/json", id: "pictures" }, text));
 }
 
-/** Draws the page that `build` puts together, now and whenever it looks otherwise. */
+/** Builds the page by `build`, and draws it now and after each change of the width. */
 function start(build) {
   themes();
   build();

@@ -1,4 +1,4 @@
-//! Owns how busy links were over time, as a page shows it. Counting their bytes is `uniference_formats::trace`'s business.
+//! Owns the page's data of links' load over time. `uniference_formats::trace` counts their bytes.
 
 use serde::Serialize;
 use std::cmp::Reverse;
@@ -6,39 +6,39 @@ use uniference_formats::trace::LinkRates;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::ids::LinkId;
 
-/// A page shows so many links, those that carried most.
+/// Maximum number of links on a page: those that carried most.
 const MOST_LINKS: usize = 64;
-/// In so many pieces of time.
+/// Maximum number of time intervals.
 const MOST_PIECES: usize = 128;
 
-/// How busy the links of a run were.
+/// The load of a run's links.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LinksChart {
-    /// Length of a piece of time, in picoseconds.
+    /// Length of a time interval, in picoseconds.
     pub piece_ps: u64,
     /// The links, in the cluster's order.
     pub links: Vec<LinkChart>,
-    /// Names of the hosts; what else links join are switches and media.
+    /// Names of the hosts; other ends of links are switches and media.
     pub hosts: Vec<String>,
-    /// How many links that carried bytes are not shown.
+    /// Number of links that carried bytes and are not shown.
     pub left_out: usize,
 }
 
-/// How busy one link was.
+/// The load of one link.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LinkChart {
     /// `a.0 -> switch`.
     pub name: String,
-    /// What it carries at most, headers included, in bytes per second, where the cluster file changes nothing.
+    /// Maximum rate, headers included, in bytes per second, without changes by the cluster file.
     pub bandwidth: f64,
-    /// What it carried, headers included.
+    /// Bytes carried, headers included.
     pub bytes: u64,
-    /// By piece of time, what it carried, in thousandths of what it could.
+    /// Load by time interval, in thousandths of the maximum.
     pub used: Vec<u32>,
 }
 
 impl LinksChart {
-    /// Of a run that took `makespan_ps`.
+    /// The chart of a run of `makespan_ps`.
     pub(super) fn new(rates: &LinkRates, cluster: &Cluster, makespan_ps: u64) -> LinksChart {
         let mut all: Vec<(LinkId, &[u64], u64)> =
             rates.bytes().map(|(link, bins)| (link, bins, bins.iter().sum())).filter(|(.., sum)| *sum > 0).collect();

@@ -1,27 +1,27 @@
-//! Owns one row of a timeline in bounded size: marks that lie too close together to be seen apart become one. What is marked is
-//! [`super::timeline`]'s business.
+//! Owns one row of a timeline in bounded size: marks that are too close together to be distinguished become one.
+//! [`super::timeline`] decides what is marked.
 
 use serde::{Serialize, Serializer};
 
-/// What a mark's time goes by with.
+/// The kind of a mark's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MarkKind {
     /// A device computes.
     Compute,
-    /// A task is blocked in a communication call, and all peers have entered it.
+    /// A task is blocked in a communication call, and all peers have entered the call.
     Network,
-    /// The same before a peer has entered.
+    /// A task is blocked in a communication call that some peer has not entered.
     LatePeer,
     /// A sleep, a wait for the store.
     Idle,
-    /// An operation of a process group is under way, whoever waits for it.
+    /// An operation of a process group is in progress, with or without a waiting task.
     Operation,
     /// A named range of the program is open.
     Range,
 }
 
 impl MarkKind {
-    /// In the order of the numbers that stand for them on the page.
+    /// All kinds in the order of their numbers on the page.
     pub const ALL: [MarkKind; 6] = [
         MarkKind::Compute,
         MarkKind::Network,
@@ -32,7 +32,7 @@ impl MarkKind {
     ];
 }
 
-/// One span, or several that were joined. Times are picoseconds.
+/// A span, or several that were joined. Times are picoseconds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mark {
     start: u64,
@@ -62,7 +62,8 @@ impl Mark {
     }
 }
 
-/// `[start, length, name, kind]` of one span; of several `[start, length, name, count, [time of each kind]]`, where the name is the longest one's.
+/// Serializes one span as `[start, length, name, kind]`, several as `[start, length, name, count, [time of each kind]]`
+/// with the name of the longest.
 impl Serialize for Mark {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Mark { start, end, name, count, by_kind, .. } = self;
@@ -76,11 +77,11 @@ impl Serialize for Mark {
     }
 }
 
-/// Marks in the order in which they were added, never more than a given number.
+/// Marks in the order in which they were added, at most a given number.
 pub(super) struct Row {
     marks: Vec<Mark>,
     most: usize,
-    /// Neighbours that together last no longer than this are one mark.
+    /// Length up to which two neighbours are joined.
     grain: u64,
 }
 
@@ -101,7 +102,7 @@ impl Row {
         }
     }
 
-    /// At most `most` marks, in order of their beginnings, and how many spans they are.
+    /// At most `most` marks, in order of their starts, and the number of their spans.
     pub(super) fn finish(mut self, most: usize) -> (Vec<Mark>, u64) {
         self.most = most.clamp(1, self.most);
         self.marks.sort_by_key(|mark| mark.start);

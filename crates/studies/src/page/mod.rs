@@ -1,8 +1,9 @@
-//! Owns the page that shows runs: what of each run is on it, and how that becomes one HTML file. Which runs these are, and how they are simulated
-//! again, is the caller's business.
+//! Owns the report page: the data of each run on it, and their rendering into one HTML file. The caller chooses the
+//! runs and simulates them again.
 //!
-//! [`Watched`] looks on while a run is simulated again, and keeps what the charts need in bounded size: the `timeline`, whose rows join `marks` that
-//! cannot be told apart, `links`, and `operations` beside their lower `bound`. [`render`] puts data, script and style into `page.html`.
+//! [`Watched`] observes a simulated run and keeps the charts' data in bounded size: the `timeline`, whose rows join
+//! `marks` that cannot be told apart, `links`, and `operations` with their lower `bound`. [`render`] puts data, script
+//! and style into `page.html`.
 
 mod bound;
 mod links;
@@ -30,14 +31,15 @@ use uniference_sim::cluster::Cluster;
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::time::SimTime;
 
-/// Apache ECharts 6.1.0, `dist/echarts.min.js` of the package `echarts`, as it was published; its notice, with the licences of what it embeds, is in every page.
+/// Apache ECharts 6.1.0, `dist/echarts.min.js` of the package `echarts`, as published; its notice, with the licences of
+/// what it embeds, is in each page.
 const ECHARTS: &str = include_str!("echarts.min.js");
 const NOTICE: &str = include_str!("ECHARTS-NOTICE");
 const PAGE: &str = include_str!("page.html");
-/// The parts of the page by the comments in whose place they stand, in the page's order.
+/// Parts of the page, named by the comments that they replace, in the page's order.
 const STYLE: &str = include_str!("page.css");
 const SCRIPTS: [&str; 3] = [include_str!("elements.js"), include_str!("charts.js"), include_str!("frame.js")];
-/// What is on the page of runs, and on that of a sweep.
+/// The scripts of the page of runs, and of the page of a sweep.
 const RUNS: &str = include_str!("page.js");
 const SWEEP: &str = include_str!("sweep.js");
 
@@ -46,7 +48,7 @@ const MOST_MEMORY_RANKS: usize = 16;
 /// Number of parts of the critical path that are listed.
 const MOST_PARTS: usize = 100;
 
-/// Watches a run for what its page shows.
+/// Observes a run for its page.
 pub struct Watched {
     ranks: usize,
     cluster: Option<Cluster>,
@@ -60,45 +62,45 @@ pub struct Watched {
 /// A run on a page.
 #[derive(Serialize)]
 pub struct RunPage {
-    /// What the page calls it.
+    /// Name of the run on the page.
     pub name: String,
     /// The run's report.
     pub report: Report,
-    /// What was seen while it was simulated again, or read from the files of a real run.
+    /// Data from simulating the run again, or from the files of a real run.
     pub seen: Option<Seen>,
-    /// What changes would gain.
+    /// Results of changes to the cluster.
     pub what_if: Option<WhatIf>,
-    /// What the page cannot show of it, and why: whole sentences.
+    /// Missing parts of the page, with reasons: whole sentences.
     pub missing: Vec<String>,
 }
 
-/// What was seen of a run.
+/// Data of an observed run.
 #[derive(Serialize)]
 pub struct Seen {
-    /// How long it took, in picoseconds.
+    /// Makespan in picoseconds.
     pub makespan_ps: u64,
     /// Number of events of the run.
     pub events: u64,
-    /// What ranks did when.
+    /// The ranks' activities over time.
     pub timeline: TimelineChart,
-    /// How busy links were; `None` (null): of a real run nobody knows.
+    /// Load of links; `None` (null): unknown for a real run.
     pub links: Option<LinksChart>,
     /// Operations by size.
     pub operations: Vec<OperationsRow>,
-    /// What ranks held when; of those whose allocations are known.
+    /// Memory over time, of ranks whose allocations are known.
     pub memory: Vec<MemoryChart>,
-    /// The critical path, without its spans; `None` (null): causes are not known.
+    /// The critical path, without its spans; `None` (null): causes are unknown.
     pub critical: Option<Explanation>,
 }
 
-/// What a rank held in memory when.
+/// The memory of one rank over time.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MemoryChart {
     /// The rank that held the memory.
     pub rank: u32,
-    /// Kinds that it ever held.
+    /// Kinds of memory that the rank ever held.
     pub kinds: Vec<&'static str>,
-    /// From these picoseconds on it held so many bytes of each kind.
+    /// Bytes of each kind from a time in picoseconds on.
     pub points: Vec<(u64, Vec<u64>)>,
 }
 
@@ -108,14 +110,14 @@ impl Watched {
         Watched { cluster: Some(cluster.clone()), ..Watched::real(cluster.devices.len()) }
     }
 
-    /// A real run of so many ranks, of which nobody knows the network.
+    /// A real run of `ranks` ranks on an unknown network.
     pub fn real(ranks: usize) -> Watched {
         let (rates, operations) = (LinkRates::default(), Operations::default());
         let (timeline, end) = (Timeline::new(ranks), SimTime::ZERO);
         Watched { ranks, cluster: None, timeline, rates, operations, end, events: 0 }
     }
 
-    /// The run is over. `explanation` has the spans of the path, if its causes are known.
+    /// Ends the run. `explanation` has the spans of the path, if its causes are known.
     pub fn finish(self, explanation: Option<Explanation>, held: &Held) -> Seen {
         let Watched { ranks, cluster, timeline, rates, operations, end, events } = self;
         let path = explanation.as_ref().map(|explanation| &explanation.path[..]).unwrap_or_default();
@@ -169,7 +171,7 @@ fn memory(held: &Held) -> Vec<MemoryChart> {
     known.into_iter().map(of_rank).collect()
 }
 
-/// One HTML file that shows the runs side by side and needs nothing else, no network either.
+/// One HTML file that shows the runs side by side and needs neither another file nor a network.
 ///
 /// # Panics
 /// Never.
@@ -177,7 +179,7 @@ pub fn render(runs: &[RunPage]) -> String {
     page("Uniference report", &serde_json::to_string(runs).expect("texts and numbers are JSON"), RUNS)
 }
 
-/// The same of the results of a sweep.
+/// One HTML file with the results of a sweep.
 ///
 /// # Panics
 /// Never.
@@ -191,9 +193,9 @@ pub fn sweep(sweep: &Sweep, results: &Results) -> String {
     page("Uniference sweep", &data.to_string(), SWEEP)
 }
 
-/// A page with its title, its data as JSON, and the script that puts it together.
+/// A page with its title, its data as JSON, and its script.
 fn page(title: &str, data: &str, script: &str) -> String {
-    // In a script element nothing but its end has a meaning, which JSON can write without the character that it begins with.
+    // Only `</script` ends the data of a script element, and JSON can write its first character as an escape sequence.
     let data = data.replace('<', "\\u003c");
     let scripts = SCRIPTS.concat() + script;
     let parts = [

@@ -1,4 +1,4 @@
-//! Owns how long operations of process groups took, by size, beside how long they take at least ([`super::bound`]).
+//! Owns durations of operations of process groups by size, and their lower bounds ([`super::bound`]).
 
 use super::bound::{self, Reach};
 use serde::Serialize;
@@ -9,19 +9,19 @@ use uniference_sim::ids::{GroupId, Handle, RankId};
 use uniference_sim::program::{CallOp, CollectiveKind};
 use uniference_sim::time::{Bytes, SimTime};
 
-/// Watches a run for its operations.
+/// Observes the operations of a run.
 #[derive(Default)]
 pub(super) struct Operations {
     members: BTreeMap<GroupId, BTreeSet<RankId>>,
     collectives: BTreeMap<(GroupId, u64), Met>,
-    /// By sender and its handle: when the sender came to it, and when the receiver did and had it.
+    /// Start of each send, by sender and its handle; `receives` has the receivers' times.
     sends: BTreeMap<(RankId, Handle), SimTime>,
     receives: Vec<Received>,
-    /// Of each write: its bytes, when the writer came to it, and when it had ended.
+    /// Bytes, start and end of each write.
     writes: Vec<(Bytes, SimTime, SimTime)>,
 }
 
-/// A collective, of all members that were seen so far.
+/// A collective, with all members that were seen so far.
 struct Met {
     kind: CollectiveKind,
     block: Option<Bytes>,
@@ -41,22 +41,22 @@ struct Received {
     end: SimTime,
 }
 
-/// Operations of one kind and number of members that are about equally large. Times are means, in seconds.
+/// Operations of one kind, number of members and about one size. Times are means, in seconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct OperationsRow {
-    /// `all_reduce`; messages are `send`, and what is written into another rank's memory `write`.
+    /// `all_reduce`; messages are `send`, and writes into another rank's memory `write`.
     pub operation: &'static str,
-    /// Of the group; 2 of a message.
+    /// Members of the group; 2 for a message.
     pub members: usize,
-    /// How many there were, each counted once whatever its members.
+    /// Number of operations, each counted once for all of its members.
     pub count: u64,
-    /// The mean of the largest tensor that a member named.
+    /// Mean of the largest tensor that a member named.
     pub bytes: f64,
-    /// From when the first member came to it until the last one was through.
+    /// Time from the first member's start to the last member's end.
     pub time_s: f64,
-    /// The part of it until the last member came to it.
+    /// Part of `time_s` before the last member's start.
     pub late_s: f64,
-    /// What it takes at least on this network; `None` (null): not known, as of members on one host, and of writes.
+    /// Least duration on this network; `None` (null): unknown, for members on one host, and for writes.
     pub bound_s: Option<f64>,
 }
 
@@ -70,7 +70,8 @@ struct Sums {
 }
 
 impl Operations {
-    /// By operation, number of members and size, the next power of 2. `cluster`: what the run was simulated on, if it was.
+    /// The operations by name, number of members and size, rounded up to a power of 2. `cluster`: the cluster of a
+    /// simulated run.
     pub(super) fn finish(self, cluster: Option<&Cluster>) -> Vec<OperationsRow> {
         let mut sums: BTreeMap<(&'static str, usize, u64, bool), Sums> = BTreeMap::new();
         let mut add = |operation, members, bytes: Bytes, [first, last, end]: [SimTime; 3], bound: Option<f64>| {

@@ -1,4 +1,5 @@
-// Owns what stands where on the page, and what can be done with it: sections with the runs side by side, the theme, zoom and play by mouse, touch and keys.
+// Owns the layout and the controls of the report page: sections with the runs side by side, the theme, zoom and play by
+// mouse, touch and keys.
 
 const runs = JSON.parse(document.getElementById("data").textContent);
 const longest = largest(runs.map((run) => run.report.makespan_s)) || 1;
@@ -65,7 +66,7 @@ function playable(run) {
     timer = setInterval(() => (frame >= chart.pieces - 1 ? stop() : show(frame + 1)), 80);
   } }, "Play");
   made.prepend(element("div", { class: "tools" }, play, slider, clock));
-  // The first picture is one in which something is on its way.
+  // The first picture is the interval with the highest load.
   const busy = (at) => sum(run.seen.links.links.map((link) => link.used[at] ?? 0));
   show(Array.from({ length: chart.pieces }, (_, at) => at).reduce((a, b) => (busy(b) > busy(a) ? b : a), 0));
   return made;
@@ -187,7 +188,7 @@ function memorySection(run) {
   const over = run.seen?.memory ?? [];
   const holder = element("div");
   const made = [];
-  // All of them are on the page, one of them on show.
+  // All charts are on the page, but only one is shown.
   over.forEach((chart, number) => {
     const of = figure(`memory-rank-${chart.rank}`, run, memoryOverTime(run, chart, longest));
     of.hidden = number > 0;
@@ -254,7 +255,7 @@ function originSection(run) {
   ];
 }
 
-/** What runs have in common, before each is shown by itself. */
+/** Comparison of the runs, above the sections of single runs. */
 function comparison() {
   const first = runs[0].report.makespan_s;
   const table = sortableTable("Runs", [
@@ -283,7 +284,7 @@ const SECTIONS = [
   ["what-if", "What if?", "The run simulated again with one thing changed at a time.", whatIfSection],
   ["origin", "Where it comes from", null, originSection],
 ];
-/** Where a section has nothing of any run, one sentence says so. */
+/** Sentences for sections without data of any run. */
 const ABSENT = {
   timeline: "No timeline: the events of these runs are not known.", links: "The use of links is not known.", operations: "These runs have no operations of process groups.",
   phases: "These programs name no ranges (torch.profiler.record_function).", memory: "What the ranks held in memory is not known: their operators were not captured.",

@@ -1,4 +1,4 @@
-// Owns what stands on the page of a sweep: lines, heat map and Pareto front of its trials, what is chosen of them, and the table of all.
+// Owns the page of a sweep: lines, heat map and Pareto front of its trials, the controls, and the table of all trials.
 
 const study = JSON.parse(document.getElementById("data").textContent);
 const cellsOf = new Map(study.columns.map(({ name, cells }) => [name, cells]));
@@ -7,16 +7,16 @@ const rows = (cellsOf.get("trial") ?? []).map((_, row) => row);
 const finished = rows.filter((row) => cell("status", row) === "finished");
 const isNumber = (name) => finished.some((row) => typeof cell(name, row) === "number") && finished.every((row) => ["number", "object"].includes(typeof cell(name, row)));
 const measures = study.columns.map(({ name }) => name).filter((name) => !study.parameters.includes(name) && !["trial", "record"].includes(name) && isNumber(name));
-/** What a parameter was, in the order of the trials; numbers by size. */
+/** The values of each parameter: numbers by size, others in the order of the trials. */
 const valuesOf = new Map(study.parameters.map((name) => {
   const values = [...new Set(rows.map((row) => cell(name, row)))];
   return [name, values.every((value) => typeof value === "number") ? values.sort((a, b) => a - b) : values];
 }));
 const varied = study.parameters.filter((name) => valuesOf.get(name).length > 1);
-/** With more values than these a parameter is drawn as numbers, not as names. */
+/** Maximum number of values of a parameter that are drawn as names; more are drawn as numbers. */
 const MOST_NAMES = 40;
 
-/** How a measure is written. */
+/** The function that formats a measure. */
 function shower(name) {
   if (/_s$/.test(name) && !/per_s$/.test(name)) return seconds;
   if (/bytes/.test(name)) return bytes;
@@ -25,7 +25,7 @@ function shower(name) {
 }
 const shown = (value) => (value === null ? "not known" : `${value}`);
 const settings = (row) => varied.map((name) => `${name} ${shown(cell(name, row))}`).join(", ");
-/** With a larger ratio than this between the largest and the least number, equal ratios are equally far apart on an axis. */
+/** Ratio of the largest to the least number beyond which an axis is logarithmic. */
 const MOST_LINEAR = 30;
 function measureAxis(colours, name, rows, more = {}) {
   const numbers = rows.map((row) => cell(name, row)).filter((number) => number !== null);
@@ -33,17 +33,17 @@ function measureAxis(colours, name, rows, more = {}) {
   if (Math.min(...numbers) > 0 && Math.max(...numbers) > MOST_LINEAR * Math.min(...numbers)) return { ...axis, type: "log", scale: true };
   return { ...axis, min: 0 };
 }
-/** More of these is better; of all others less. */
+/** Names of measures that are better if they are higher; all others are better if they are lower. */
 const MORE_IS_BETTER = /per_s|throughput|mfu|rate/;
 
-/** What the charts show, as their controls have it. */
+/** The content of the charts by their controls. */
 const choice = { measure: measures.includes("makespan_s") ? "makespan_s" : measures[0] };
 const bySize = [...varied].sort((a, b) => valuesOf.get(b).length - valuesOf.get(a).length);
 [choice.across, choice.series] = [bySize[0] ?? null, bySize[1] ?? null];
 choice.fixed = new Map(varied.map((name) => [name, valuesOf.get(name)[0]]));
 choice.cost = ["price", "energy_j", "memory_bytes", "bytes_sent"].find((name) => measures.includes(name)) ?? measures.find((name) => name !== choice.measure) ?? choice.measure;
 
-/** The trials whose other parameters are as they were chosen. */
+/** Parameters other than those of the axis and of the lines; the trials with their chosen values. */
 const others = () => varied.filter((name) => name !== choice.across && name !== choice.series);
 const chosen = () => finished.filter((row) => others().every((name) => cell(name, row) === choice.fixed.get(name)));
 
@@ -159,7 +159,7 @@ function controls() {
 
 const CHARTS = [["lines", "Lines", linesChart], ["heat-map", "Heat map", heatMap], ["pareto", "Pareto front", paretoChart]];
 
-/** Controls and charts of what is chosen now, in place of those before. */
+/** Replaces the controls and charts by those of the current choice. */
 function redraw() {
   charts.forEach((chart) => chart.drawn?.dispose());
   charts.length = 0;

@@ -1,4 +1,4 @@
-//! Operations with known lower bounds, and what becomes of texts on a page.
+//! Tests of operations with known lower bounds, and of texts on a page.
 
 use super::*;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ fn cluster(toml: &str) -> Cluster {
     ClusterFile::parse("test", toml, &[]).unwrap().resolve(&Choices::default()).unwrap().cluster
 }
 
-/// Devices `a.0` and so on, one a host, with these lines about backend and network.
+/// Devices `a.0` and so on, one per host, with this backend and these lines about the network.
 fn hosts(count: usize, backend: &str, network: &str) -> Cluster {
     cluster(&format!("backend = \"{backend}\"\n[[device]]\nname = \"a\"\ncount = {count}\n[network]\n{network}"))
 }
 
-/// What is seen of ranks that each sleep for so many microseconds and then call this.
+/// Data of a run in which the ranks sleep for so many microseconds each and then make this call.
 fn seen(cluster: &Cluster, sleeps: &[u64], call: impl Fn(u32) -> Option<CallOp>) -> Seen {
     let world: Arc<[RankId]> = (0..sleeps.len() as u32).map(RankId).collect();
     let issue = |activity| Request::Issue { activity, queue: QueueId(0), after: Vec::new(), site: Site(0) };
@@ -69,13 +69,14 @@ fn a_ring_on_a_switch_needs_little_more_than_the_bound() {
     let seen =
         seen(&hosts(4, "ideal", network), &[0, 0, 0, 30], |_| Some(collective(CollectiveKind::AllReduce, 4_000_000)));
     let row = only(&seen);
-    // 2 (4 - 1) * 4 MB through 4 links of 1 GB/s, and the latency of the last byte; the ring has that of 6 steps.
+    // 2 (4 - 1) * 4 MB through 4 links of 1 GB/s, and the latency of the last byte; the ring has the latency of 6
+    // steps.
     assert_eq!(row.bound_s, Some(6e-3 + 10e-6));
     assert!((row.time_s - (6e-3 + 60e-6 + 30e-6)).abs() < 1e-9, "{row:?}");
     assert_eq!((row.members, row.count, row.bytes, row.late_s), (4, 1, 4e6, 30e-6));
 }
 
-/// On a radio channel every byte passes the same link: 3 hosts all-reduce `n` bytes in at least 4 n of its time.
+/// All bytes share the link of a radio channel: 3 hosts need at least 4 n bytes' time on it to all-reduce `n` bytes.
 #[test]
 fn a_shared_medium_bounds_all_hosts_together() {
     let network = "preset = \"wifi\"\nbandwidth = \"1 GB/s\"\nlatency = \"0 us\"\n";
@@ -101,7 +102,7 @@ fn a_message_is_bounded_by_the_slowest_link_of_its_route() {
     assert_eq!((row.operation, row.late_s), ("send", 50e-6));
 }
 
-/// Whatever the network, the algorithm and who comes late, no operation takes less than its bound.
+/// No operation is faster than its bound, for any network, algorithm and late peer.
 #[test]
 fn no_operation_is_faster_than_its_bound() {
     let link = "bandwidth = \"1 Gbps\"\nlatency = \"20 us\"\n";
@@ -153,7 +154,7 @@ fn no_operation_is_faster_than_its_bound() {
     assert!(compared > 500, "{compared}");
 }
 
-/// A name that would end the element that it is in, or begin another one, is text.
+/// A name that would end its element, or begin another one, is text.
 #[test]
 fn texts_of_a_run_stay_texts() {
     let report =
@@ -173,7 +174,7 @@ fn texts_of_a_run_stay_texts() {
     }
 }
 
-/// Nothing is fetched: the policy forbids it, and no element names another file.
+/// No file is fetched: the policy forbids it, and no element names another file.
 #[test]
 fn a_page_needs_no_other_file() {
     let page = render(&[]);

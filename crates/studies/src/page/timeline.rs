@@ -1,4 +1,4 @@
-//! Owns which rows a page's timeline has, and what is marked on them. How a row stays small is [`super::marks`]' business.
+//! Owns the rows of a page's timeline and their marks. [`super::marks`] keeps each row small.
 
 use super::marks::{Mark, MarkKind, Row};
 use crate::critical::{Kind, Step};
@@ -9,40 +9,40 @@ use uniference_sim::ids::{QueueId, RankId, TaskId, stream_name};
 use uniference_sim::program::Mark as RangeMark;
 use uniference_sim::time::SimTime;
 
-/// The timeline has rows of the first so many ranks.
+/// Number of ranks with rows: the first ones.
 const MOST_RANKS: usize = 128;
-/// A row has no more marks.
+/// Maximum number of marks of a row.
 const MOST_IN_ROW: usize = 2_000;
-/// While a run goes on, rows together are kept in about so many marks.
+/// Approximate number of marks of all rows together while a run is observed.
 const MOST_KEPT: usize = 1 << 18;
-/// The rows of a page have about so many marks together; each row has at least [`LEAST_IN_ROW`].
+/// Approximate number of marks of all rows of a page; each row has at least [`LEAST_IN_ROW`].
 const MOST_ON_PAGE: usize = 20_000;
 const LEAST_IN_ROW: usize = 32;
-/// Ranges that lie deeper in each other have no row.
+/// Number of nested ranges with rows.
 const DEEPEST: usize = 3;
-/// Nor do more of those that overlap.
+/// Number of rows for overlapping ranges.
 const MOST_OVERLAPPING: usize = 32;
 
-/// Watches a run for what its ranks do when.
+/// Observes a run for its ranks' activities over time.
 pub(super) struct Timeline {
     rows: BTreeMap<(RankId, Part), Row>,
     most: usize,
     names: Names,
     /// Open ranges of each thread, in the order of their start.
     open: BTreeMap<(RankId, TaskId), Vec<OpenRange>>,
-    /// By number, ranges that may overlap: on which row, its name, and since when.
+    /// Open ranges that may overlap, by number: row, name and start.
     overlapping: BTreeMap<(RankId, u32), (usize, u32, SimTime)>,
     /// Names that the program gave its threads.
     called: BTreeMap<(RankId, TaskId), String>,
 }
 
-/// What a row shows of a rank; rows stand in this order.
+/// A row of a rank; rows are in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     Task(TaskId),
     Stream(u32),
     Operations,
-    /// Of a thread, those that lie in so many others.
+    /// Ranges of a thread within so many other ranges.
     Ranges(TaskId, usize),
     Overlapping(usize),
 }
@@ -65,27 +65,27 @@ struct Names {
     texts: Vec<String>,
 }
 
-/// What a page shows of a run's timeline. Times are picoseconds.
+/// The page's data of a run's timeline. Times are picoseconds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TimelineChart {
     /// The rows, from top to bottom.
     pub rows: Vec<TimelineRow>,
     /// Names of the marks, by number.
     pub names: Vec<String>,
-    /// How many spans the marks are.
+    /// Number of spans that the marks show.
     pub spans: u64,
-    /// How many ranks have no rows.
+    /// Number of ranks without rows.
     pub ranks_left_out: usize,
 }
 
 /// A row of the timeline.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TimelineRow {
-    /// Whose; `None` (null): the critical path's.
+    /// The row's rank; `None` (null) for the critical path.
     pub rank: Option<u32>,
     /// `main thread`, `stream 7`.
     pub label: String,
-    /// In order of their beginnings.
+    /// The marks in order of their starts.
     pub marks: Vec<Mark>,
 }
 
@@ -200,7 +200,7 @@ impl Observer for Timeline {
             Event::Waited { rank, task, start, reason, late_peer, call, .. } if rank.index() < MOST_RANKS => {
                 let part = Part::Task(task);
                 match reason {
-                    // What it waits for is marked itself.
+                    // The compute that the task waits for has its own mark.
                     WaitReason::Compute => {}
                     WaitReason::Store => self.mark(rank, part, start, at, MarkKind::Idle, "wait for the store"),
                     WaitReason::Sleep => self.mark(rank, part, start, at, MarkKind::Idle, "sleep"),

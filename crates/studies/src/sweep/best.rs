@@ -1,14 +1,16 @@
-//! Owns which trials of a search are the best: those that no other trial beats in all objectives, among those for which the constraints hold.
+//! Owns the best trials of a search: trials that no other trial beats in all objectives, among those for which the
+//! constraints hold.
 
 use uniference_formats::sweep::{Results, Search};
 
-/// By constraint, whether it holds for a row of the results. One of whose columns nothing is known does not.
+/// Whether each constraint holds for a row of the results. A constraint with an unknown column does not hold.
 pub fn feasible(search: &Search, results: &Results, row: usize) -> Vec<bool> {
     let cell = |name: &str| results.column(name)?.cells[row].number();
     search.constraints.iter().map(|constraint| constraint.value(cell).is_some_and(|holds| holds != 0.0)).collect()
 }
 
-/// The rows that no other row beats: none is as good in all objectives and better in one. Of equal ones the first; the best by the first objective first.
+/// The rows that no other row beats: a row beats another if it is as good in all objectives and better in one. Among
+/// equal rows the first counts; the best row by the first objective comes first.
 pub fn best(search: &Search, results: &Results) -> Vec<usize> {
     let rows = results.columns.first().map_or(0, |column| column.cells.len());
     let goals = |row: usize| -> Option<Vec<f64>> {
@@ -49,7 +51,7 @@ mod tests {
             float("mfu", [0.5, 0.2, 0.4, 0.5, 0.9, f64::NAN]),
             float("memory_bytes", [1.0, 1.0, 1.0, 1.0, 9.0, 1.0]),
         ];
-        // The fifth has too much memory, the last no figure, and the fourth is the first again.
+        // The fifth has too much memory, the last has no figure, and the fourth equals the first.
         assert_eq!(best(&search, &Results { columns }), [1, 2, 0]);
     }
 }

@@ -1,9 +1,9 @@
-//! Owns the points of a sweep: all combinations, or so many drawn ones.
+//! Owns the points of a sweep: all combinations, or a number of drawn ones.
 
 use uniference_formats::sweep::{Domain, MOST_POINTS, Method, Parameter, Sweep, Value};
 
-/// The points that are tried, each with a value for each parameter, without repetitions and without those that the file's condition leaves out. Equal files
-/// give equal points.
+/// The points that are tried, each with a value for each parameter, without repetitions and without points that the
+/// file's condition leaves out. Equal files give equal points.
 pub fn points(sweep: &Sweep) -> Vec<Vec<Value>> {
     let domains: Vec<&Domain> = sweep.parameters.iter().map(|parameter| &parameter.domain).collect();
     let all = match sweep.method {
@@ -25,7 +25,7 @@ pub fn points(sweep: &Sweep) -> Vec<Vec<Value>> {
     kept
 }
 
-/// The first parameter varies slowest.
+/// All combinations; the first parameter varies slowest.
 fn grid(domains: &[&Domain]) -> Vec<Vec<Value>> {
     domains.iter().fold(vec![Vec::new()], |points, domain| {
         let Domain::Values(values) = domain else { unreachable!("a grid has no intervals") };
@@ -36,7 +36,8 @@ fn grid(domains: &[&Domain]) -> Vec<Vec<Value>> {
     })
 }
 
-/// Of each parameter every one of `points` equal parts is drawn from once (McKay, Beckman and Conover, Technometrics 21 (2), 1979).
+/// A Latin hypercube: each parameter has one value in each of `points` equal parts (McKay, Beckman and Conover,
+/// Technometrics 21 (2), 1979).
 fn latin_hypercube(domains: &[&Domain], points: usize, seed: u64) -> Vec<Vec<Value>> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut columns: Vec<Vec<Value>> = Vec::new();
@@ -49,7 +50,8 @@ fn latin_hypercube(domains: &[&Domain], points: usize, seed: u64) -> Vec<Vec<Val
     (0..points).map(|point| columns.iter().map(|column| column[point].clone()).collect()).collect()
 }
 
-/// A point that is not `known` yet, drawn among all; `None`: there is none, or it is not found by as many draws as a sweep may have points.
+/// A point that is not `known` yet, drawn among all; `None`: there is none, or as many draws as a sweep may have points
+/// did not find it.
 pub fn untried(sweep: &Sweep, seed: u64, known: impl Fn(&[Value]) -> bool) -> Option<Vec<f64>> {
     let mut random = fastrand::Rng::with_seed(seed);
     let counts: Option<Vec<usize>> = sweep.parameters.iter().map(|parameter| parameter.domain.count()).collect();
@@ -63,7 +65,7 @@ pub fn untried(sweep: &Sweep, seed: u64, known: impl Fn(&[Value]) -> bool) -> Op
         let mut draw = || sweep.parameters.iter().map(|_| random.f64()).collect();
         return (0..MOST_POINTS).map(|_| draw()).find(is_new);
     };
-    // All of them, from a drawn one on.
+    // All points, from a drawn one on.
     let first = random.usize(0..all);
     let shares = |number: usize| -> Vec<f64> {
         let mut rest = number;

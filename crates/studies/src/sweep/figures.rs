@@ -1,10 +1,10 @@
-//! Owns what a trial's report becomes in the table of results, and the table's columns.
+//! Owns the figures of a trial's report in the table of results, and the table's columns.
 
 use std::collections::BTreeMap;
 use uniference_formats::report::{HOST_MEMORY, Report};
 use uniference_formats::sweep::{Cell, CellType, Column, FIGURES, Results, Sweep, Value};
 
-/// Where a trial's figures come from.
+/// The source of a trial's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// The program or the job was run.
@@ -20,13 +20,13 @@ pub struct Row {
     pub trial: usize,
     /// The value of each parameter.
     pub settings: Vec<Value>,
-    /// The command that runs it by itself.
+    /// The command that runs the trial by itself.
     pub command: String,
-    /// What it has come to: [`figures`] of its report and where they come from, or why there are none.
+    /// The trial's result: [`figures`] of its report and their source, or the reason why there are none.
     pub outcome: Result<(Source, BTreeMap<String, Cell>), String>,
 }
 
-/// The figures of a run, by column. What is not known has none.
+/// The figures of a run, by column. Unknown figures are left out.
 pub fn figures(report: &Report) -> BTreeMap<String, Cell> {
     let mut figures = BTreeMap::new();
     let ranks = report.ranks.len() as f64;
@@ -50,7 +50,7 @@ pub fn figures(report: &Report) -> BTreeMap<String, Cell> {
     number("bubble", report.job.as_ref().and_then(|job| job.bubble));
     number("interval_low_s", report.interval.as_ref().map(|interval| interval.low_s));
     number("interval_high_s", report.interval.as_ref().map(|interval| interval.high_s));
-    // A range takes as long as on the rank that is slowest at it.
+    // A range counts with its duration on the rank that is slowest in it.
     let mut slowest: BTreeMap<String, f64> = BTreeMap::new();
     for phase in &report.phases {
         for (what, seconds) in [("total_s", phase.total_s), ("p50_s", phase.p50_s), ("p99_s", phase.p99_s)] {
@@ -74,7 +74,7 @@ pub fn figures(report: &Report) -> BTreeMap<String, Cell> {
     figures
 }
 
-/// The table of trials that have been carried out. Figures that no trial has are left out, but the makespan.
+/// The table of trials that have been carried out. Figures that no trial has are left out, except the makespan.
 pub fn results(sweep: &Sweep, rows: &[Row]) -> Results {
     let mut columns: Vec<Column> = Vec::new();
     for figure in FIGURES {
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn figures_are_means_sums_and_the_slowest_rank() {
         let figures = figures(&report());
-        // (1 + 2) / 2; 5 + 6 on rank 0, 10 on rank 1, and the host's does not count; the slower of 0.5 and 0.75
+        // (1 + 2) / 2; 5 + 6 on rank 0, 10 on rank 1, and host memory does not count; the slower of 0.5 and 0.75
         assert_eq!(figures["compute_s"], Cell::Float(1.5));
         assert_eq!(figures["memory_bytes"], Cell::Integer(11));
         assert_eq!(figures["decode.p50_s"], Cell::Float(0.75));

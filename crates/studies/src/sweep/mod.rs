@@ -1,5 +1,5 @@
-//! Owns which points of a sweep are tried, which of them are runs of the program and which replays, and what their results look like as a table. How they are
-//! carried out is `uniference-session`'s business.
+//! Owns the design of a sweep: the points that are tried, which of them are runs of the program and which replays, and
+//! the table of results. `uniference-session` carries them out.
 
 mod best;
 mod design;

@@ -1,32 +1,35 @@
-//! Owns which trials are runs of a program and which replays of another trial's record, and about how long they take.
+//! Owns the plan of a sweep: which trials are runs of a program and which replay another trial's record, with an
+//! estimate of their duration.
 
 use std::collections::BTreeMap;
 use std::fmt;
 use uniference_formats::sweep::{Replays, Value};
 use uniference_formats::units::counted;
 
-/// A run takes about so many seconds where none was timed: Python and torch are loaded, and a small model is computed (two cores of 2.5 GHz).
+/// Estimated seconds of a run if none was timed: Python and torch are loaded, and a small model is computed (two cores
+/// of 2.5 GHz).
 const RUN_S: f64 = 5.0;
-/// The same of a replay of some thousand operations.
+/// Estimated seconds of a replay of some thousand operations.
 const REPLAY_S: f64 = 0.05;
 
-/// How trials are to be carried out, before anything is known of the program.
+/// The plan of trials, before anything is known of the program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// By trial: those with one number ask for the same, as far as their programs can see. `None`: the trial cannot be carried out.
+    /// The group of each trial: programs of trials in one group cannot tell them apart. `None`: the trial cannot be
+    /// carried out.
     pub groups: Vec<Option<usize>>,
-    /// By group, the trial that is run first.
+    /// The trial of each group that is run first.
     pub first: Vec<usize>,
 }
 
-/// About how long trials take.
+/// An estimate of the trials' duration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// Number of runs.
     pub runs: usize,
     /// Number of replays.
     pub replays: usize,
-    /// All of them, in seconds.
+    /// Seconds of all of them.
     pub seconds: f64,
 }
 
@@ -46,7 +49,8 @@ pub fn plan<K: Ord + Clone>(keys: &[Option<K>], replays: Replays) -> Plan {
     plan
 }
 
-/// A value that no point can be tried with, as a parameter's number and a point that has it; `fails` says of which points that is so.
+/// A value that no point can be tried with, as a parameter's number and a point that has the value; `fails` says which
+/// points cannot be tried.
 pub fn useless(points: &[Vec<Value>], fails: &[bool]) -> Option<(usize, usize)> {
     let parameters = points.first().map_or(0, Vec::len);
     (0..parameters).find_map(|parameter| {
@@ -60,7 +64,8 @@ pub fn useless(points: &[Vec<Value>], fails: &[bool]) -> Option<(usize, usize)> 
 }
 
 impl Plan {
-    /// What is left to do of trials that are not `done`, so many at once. `timed` is how long runs and replays took that are done, in seconds.
+    /// The estimate of the trials that are not `done`, with `at_once` trials at a time. `timed` has the durations of
+    /// finished runs and replays, in seconds.
     pub fn estimate(&self, done: impl Fn(usize) -> bool, at_once: usize, timed: (&[f64], &[f64])) -> Estimate {
         let (mut runs, mut replays) = (0, 0);
         for (trial, group) in self.groups.iter().enumerate().filter(|(trial, _)| !done(*trial)) {
@@ -75,7 +80,7 @@ impl Plan {
             count => seconds.iter().sum::<f64>() / count as f64,
         };
         let work = runs as f64 * mean(timed.0, RUN_S) + replays as f64 * mean(timed.1, REPLAY_S);
-        // What is left over of an uneven division is done by some while the others wait.
+        // The estimate is at least one run, which cannot be divided among workers.
         let longest = if runs > 0 { mean(timed.0, RUN_S) } else { 0.0 };
         let seconds = (work / at_once.clamp(1, (runs + replays).max(1)) as f64).max(longest);
         Estimate { runs, replays, seconds }
@@ -112,7 +117,7 @@ mod tests {
         // 2 runs of 5 s and 2 replays of 0.05 s: 10.1 s of work, by two at once.
         let all = shared.estimate(|_| false, 2, (&[], &[]));
         assert_eq!(all, Estimate { runs: 2, replays: 2, seconds: 5.05 });
-        // One run of 8 s is left, and nobody can help with it.
+        // One run of 8 s is left, and a run cannot be divided.
         let left = shared.estimate(|trial| trial != 1, 2, (&[7.0, 9.0], &[0.1]));
         assert_eq!((left.seconds, left.to_string()), (8.0, "1 run".to_owned()));
         assert_eq!(plan(&keys, Replays::Never).first, [0, 1, 2, 4]);

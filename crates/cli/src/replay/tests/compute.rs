@@ -1,4 +1,4 @@
-//! Where the compute of a replay comes from: records whose operators are written down here.
+//! Sources of the compute of a replay: records with encoded operators.
 
 use super::*;
 use std::collections::BTreeMap;
@@ -8,7 +8,7 @@ use uniference_formats::operators::{
 use uniference_formats::report::ComputeReport;
 use uniference_sim::replay::RecordedStep;
 
-/// A slice of a rank: the line of the call that ends it, what it was measured to take in microseconds, and its operators.
+/// A slice of a rank: line of the call that ends it, measured duration in microseconds, and operators.
 struct Slice(&'static str, u64, Vec<u8>);
 
 pub(super) const MODELLED: &str =
@@ -26,7 +26,7 @@ fn definition(name: &str) -> Definition {
     Definition { name: name.to_owned(), arguments, results: vec![tensor([64, 256])] }
 }
 
-/// Operators of one name that run so many times.
+/// Encodes `times` executions of one operator.
 fn operators(encoder: &mut Encoder, number: usize, times: u32) -> Vec<u8> {
     encoder.restart();
     for _ in 0..times {
@@ -35,7 +35,7 @@ fn operators(encoder: &mut Encoder, number: usize, times: u32) -> Vec<u8> {
     encoder.take()
 }
 
-/// One product a time.
+/// Slices with the given numbers of GEMMs.
 fn products(times: &[u32]) -> Vec<Vec<u8>> {
     let mut encoder = Encoder::default();
     encoder.definition(&definition("aten::mm"));
@@ -45,12 +45,12 @@ fn products(times: &[u32]) -> Vec<Vec<u8>> {
     slices.enumerate().map(|(at, slice)| if at == 0 { [&dictionary[..], &slice].concat() } else { slice }).collect()
 }
 
-/// A folder with the record of ranks that computed so, one line a slice.
+/// A folder with a record of ranks with this compute, one line per slice.
 fn captured(ranks: &[Vec<Slice>], toml: &str) -> tempfile::TempDir {
     recorded(ranks, toml, Manifest { compute: "measured".to_owned(), ..Manifest::default() })
 }
 
-/// The same of a run with such a manifest.
+/// A folder with a record of a run with this manifest.
 fn recorded(ranks: &[Vec<Slice>], toml: &str, manifest: Manifest) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let cluster = ClusterFile::parse("test", toml, &[]).unwrap().resolve(&Choices::default()).unwrap().toml;
@@ -91,19 +91,21 @@ fn refused(dir: &tempfile::TempDir, options: &[&str]) -> String {
     error.to_string()
 }
 
-/// The makespan of one product is that of its operator; of n products n times as much, and twice as much on a device that is half as fast.
+/// The makespan of one GEMM is the duration of its operator; n GEMMs last n times as long, and twice as long on a
+/// device of half the speed.
 #[test]
 fn operators_are_costed_on_the_device_of_their_rank() {
     let model = ["--compute", "model"];
     let one = report(&one_rank(&[1], MODELLED), &model);
-    // 2 * 64 * 128 * 256 operations at 10^12 a second, 4 (64 * 128 + 128 * 256 + 64 * 256) bytes at 10^9: at least the longer of both.
+    // 2 * 64 * 128 * 256 operations at 10^12 per second, 4 (64 * 128 + 128 * 256 + 64 * 256) bytes at 10^9 per second:
+    // at least the longer of both.
     assert!(one.makespan_ps >= 229_376_000, "{}", one.makespan_ps);
     let several = report(&one_rank(&[2, 0, 5], MODELLED), &model);
     assert_eq!(several.makespan_ps, 7 * one.makespan_ps);
     let [ComputeReport { rank: 0, origin, kind: Some(kind), seconds }] = &one.compute[..] else {
         panic!("{:?}", one.compute)
     };
-    // Of a device without a name nothing was measured.
+    // No database has measurements of a device without a model.
     assert!(["transferred", "roofline"].contains(&&**origin), "{origin}");
     assert_eq!((&**kind, *seconds), ("gemm", one.makespan_s));
     assert!(one.interval.is_some_and(|found| found.low_s < one.makespan_s && one.makespan_s < found.high_s));
@@ -144,7 +146,7 @@ fn a_replay_has_the_compute_of_the_record_unless_the_devices_are_others_with_rat
     assert_eq!((none.makespan_ps, &*none.manifest.compute, none.compute.len()), (0, "none", 0));
     // The same devices on another network.
     assert_eq!(report(&dir, &["--set", "network.latency=1 ms"]).manifest.compute, "measured");
-    // Another cluster without rates: as it was.
+    // On another cluster without rates, compute has its recorded duration.
     assert_eq!(report(&dir, &["--ranks", "1"]).makespan_ps, recorded);
 }
 
@@ -215,7 +217,8 @@ fn operators_that_cannot_be_read_are_an_error_only_where_the_figures_depend_on_t
     );
 }
 
-/// Lines a, b, a, b, b took 1, 2, 3, 4, 5 ms in the earlier run. This one has a, a, a, b, c of 100 ms each: 1 + 3 + 100 + 2 + 100.
+/// Lines a, b, a, b, b lasted 1, 2, 3, 4, 5 ms in the earlier run. This run has a, a, a, b, c of 100 ms each: 1 + 3 +
+/// 100 + 2 + 100.
 #[test]
 fn slices_take_as_long_as_those_of_an_earlier_run_at_the_same_line() {
     let slices =
@@ -232,7 +235,7 @@ fn slices_take_as_long_as_those_of_an_earlier_run_at_the_same_line() {
     assert_eq!(found.manifest.compute, from);
     let said = found.warnings.iter().find(|text| text.contains("no counterpart")).expect("two slices have none");
     assert!(said.starts_with("2 slices") && said.contains("a.py:1 (1), c.py:1 (1)"), "{said}");
-    // Of the run itself there is nothing to say.
+    // The run has no warning about itself.
     let itself = report(&this, &["--compute", &format!("from={}", this.path().display())]);
     assert_eq!(itself.makespan_ps, 500 * 1_000_000_000);
     assert!(!itself.warnings.iter().any(|text| text.contains("counterpart")), "{:?}", itself.warnings);
@@ -255,8 +258,9 @@ fn what_nobody_knows_and_what_was_answered_is_said_with_lines() {
     assert_eq!((&*compute[0].origin, compute[0].seconds), ("unknown", 0.0));
 }
 
-/// An operator of unknown cost takes at least its tensors' bytes over the memory's rate; alone, that is all of the compute. Of a device without a
-/// name nothing was measured, and of an A40 no product of 32-bit numbers.
+/// An operator of unknown cost lasts at least as long as its tensors' bytes need at the memory's rate; as the only
+/// operator, it is all of the compute. No database has measurements of a device without a model, and none has FP32
+/// GEMMs of an A40.
 #[test]
 fn the_headline_says_what_is_unknown_and_what_is_transferred() {
     let headline = |name: &str, toml: &str| {
@@ -295,7 +299,7 @@ fn what_was_captured_on_a_cpu_says_so_where_it_is_costed_for_a_gpu() {
     assert!(!processor.unwrap_or_default().contains("captured on a CPU"));
 }
 
-/// A sum that is written to a parameter's memory, operator by operator.
+/// A sum that is written to a parameter's memory.
 #[test]
 fn an_update_of_one_parameter_at_a_time_is_told_from_other_sums() {
     let written = |of: &Argument| match of {

@@ -1,4 +1,4 @@
-//! The critical path of a real GPU run, beside the one that HolisticTraceAnalysis finds.
+//! The critical path of a real GPU run, compared with the one that HolisticTraceAnalysis finds.
 
 use super::*;
 use crate::{Cli, Command};
@@ -6,11 +6,11 @@ use clap::Parser;
 use uniference_session::Ended;
 use uniference_studies::critical::Step;
 
-/// Operators and kernels of HolisticTraceAnalysis' path: name, stream (-1: of the host), start and duration in microseconds. (Calls of the
-/// runtime, which its path has as well, are parts of operators here.)
+/// Operators and kernels of HolisticTraceAnalysis' path: name, CUDA stream (-1: the host), start and duration in
+/// microseconds. Runtime calls, which its path also has, belong to operators in ours.
 type Theirs = Vec<(String, i64, u64, u64)>;
 
-/// Whole recordings are linked, so a span may begin or end with a call a few microseconds away.
+/// Tolerance in microseconds: a span of a linked recording may begin or end with a call a few microseconds away.
 const NEAR: u64 = 3;
 
 fn is_at(step: &Step, name: &str, start: u64, duration: u64) -> bool {
@@ -34,11 +34,11 @@ fn a_linked_profile_has_the_critical_path_that_another_tool_finds() {
         serde_json::from_str(&fs::read_to_string(fixtures.join("alexnet.critical.json")).unwrap()).unwrap();
     assert!(theirs.iter().filter(|(_, stream, ..)| *stream >= 0).count() == 34 && theirs.len() > 34);
     for (name, stream, start, duration) in &theirs {
-        // Of an operator whose whole time is other operators', only these have spans of their own.
+        // If other operators fill the whole time of an operator, only these have spans.
         let is_found = explanation.path.iter().any(|step| is_at(step, name, *start, *duration));
         assert!(is_found, "{name} on {stream} at {start}");
     }
-    // And nothing else of that time but what lies between operators, in the annotation around them.
+    // In that time our path has no other operators; time between operators belongs to the annotation around them.
     let from = theirs.iter().map(|(.., start, _)| *start).min().unwrap();
     let until = theirs.iter().map(|(.., start, duration)| start + duration).max().unwrap();
     let named = explanation.path.iter().filter(|step| step.what.name.is_some());

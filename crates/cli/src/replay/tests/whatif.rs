@@ -1,4 +1,5 @@
-//! `uniference explain` and `uniference whatif`: what they refuse, and that a what-if is the replay on the changed cluster.
+//! `uniference explain` and `uniference whatif`: refused arguments, and that a what-if equals the replay on the changed
+//! cluster.
 
 use super::*;
 use crate::tests::refused;
@@ -85,7 +86,7 @@ fn the_table_is_sorted_and_each_of_its_rows_is_a_what_if() {
     }
     let names = results.changes.iter().map(|row| row.options.join(" "));
     assert!(names.clone().any(|name| name == "--set device.old.slowdown=/2"), "{:?}", names.collect::<Vec<_>>());
-    // The same bytes, with whatever threads.
+    // The result does not depend on the number of threads.
     let again = finished(table(&replayed_run(&dir)).unwrap());
     assert_eq!(results.to_json(), again.to_json());
 }

@@ -1,12 +1,13 @@
-//! Owns text workloads: a training job as one line for each layer, as ASTRA-sim 1.0 and Chakra's text converter read them, and SimAI, whose
-//! files AICB writes.
+//! Owns text workloads: a training job with one line per layer, in the format of ASTRA-sim 1.0, of Chakra's text
+//! converter and of SimAI, whose files AICB writes.
 //!
-//! This module reads them; [`nodes`] makes execution traces of them.
+//! This module reads the files; [`nodes`] makes execution traces of them.
 //!
-//! Sources: astra-sim/astra-sim, `astra-sim/workload/Workload.cc` of version 1.0; mlcommons/chakra, `src/converter/text_converter.py`;
-//! aliyun/SimAI, `astra-sim-alibabacloud/astra-sim/workload/Workload.cc` and `system/MockNcclGroup.cc`. The first line names the policy, the second
-//! the number of layers; each layer is `name dependency`, then time, collective and bytes of the forward pass, of the input's gradient and
-//! of the weights' gradient, and the time of the weights' update.
+//! Sources: astra-sim/astra-sim, `astra-sim/workload/Workload.cc` of version 1.0; mlcommons/chakra,
+//! `src/converter/text_converter.py`; aliyun/SimAI, `astra-sim-alibabacloud/astra-sim/workload/Workload.cc` and
+//! `system/MockNcclGroup.cc`. The first line names the policy, the second the number of layers; each layer is `name
+//! dependency`, then time, collective and bytes of the forward pass, of the input's gradient and of the weights'
+//! gradient, and the time of the weights' update.
 
 pub mod nodes;
 
@@ -15,9 +16,9 @@ use uniference_formats::chakra::schema::CommType;
 use uniference_formats::diagnostic::{Diagnostic, suggest};
 use uniference_formats::units;
 
-/// Who communicates when, as the first line says.
+/// Policy of the first line: the passes that communicate, and their dependencies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // the names say it
+#[allow(missing_docs)] // names are self-explanatory
 pub enum Policy {
     Micro,
     Data,
@@ -28,7 +29,7 @@ pub enum Policy {
     Transformer,
 }
 
-/// The names of policies; `None`: nobody says here what their layers do.
+/// The names of policies; `None`: the policy is known, but not supported.
 const POLICIES: [(&str, Option<Policy>); 11] = [
     ("MICRO", Some(Policy::Micro)),
     ("DATA", Some(Policy::Data)),
@@ -43,18 +44,18 @@ const POLICIES: [(&str, Option<Policy>); 11] = [
     ("DISTRIBUTED_INFERENCE", None),
 ];
 
-/// The ranks that take part in a collective.
+/// The ranks of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Scope {
     /// All ranks.
     World,
-    /// Those that share each layer.
+    /// Tensor-parallel ranks, which share each layer.
     Tensor,
-    /// Those that have the same part of each layer.
+    /// Data-parallel ranks, which have the same part of each layer.
     Data,
-    /// Those with different experts.
+    /// Ranks with different experts.
     Expert,
-    /// Those with the same experts.
+    /// Ranks with the same experts.
     ExpertData,
 }
 
@@ -65,79 +66,80 @@ pub struct Communication {
     pub kind: CommType,
     /// The ranks that take part.
     pub scope: Scope,
-    /// Size in bytes, as the file says.
+    /// Size in bytes, as in the file.
     pub bytes: u64,
 }
 
-/// What a layer does in one of its three parts.
+/// Work of a layer in one of its three passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// In the unit of the file.
+    /// Duration in the unit of the file.
     pub time: u64,
-    /// Afterwards; `None`: nothing, or nothing to move.
+    /// The collective after the computation; `None`: there is none, or its size is 0.
     pub communication: Option<Communication>,
 }
 
 /// A layer of a text workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer {
-    /// Layers may share one.
+    /// Name of the layer; layers may share a name.
     pub name: String,
-    /// Of the forward pass.
+    /// The forward pass.
     pub forward: Work,
-    /// Of its input's gradient.
+    /// The gradient of the layer's input.
     pub input_gradient: Work,
-    /// Of its weights' gradient.
+    /// The gradient of the layer's weights.
     pub weight_gradient: Work,
-    /// Of its weights, once their gradient is there.
+    /// Duration of the update of the weights, after the reduction of their gradient.
     pub update: u64,
 }
 
-/// How a transformer's ranks share the work; all at least 1.
+/// Parallel degrees of a transformer; all at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parallelism {
-    /// Ranks that share each layer.
+    /// Number of ranks that share each layer.
     pub tensor: u64,
-    /// Ranks with different experts, out of those that share no layer.
+    /// Number of ranks with different experts, among the ranks that share no layer.
     pub expert: u64,
-    /// Stages of the pipeline.
+    /// Number of pipeline stages.
     pub pipeline: u64,
-    /// All ranks; `None`: the file does not say.
+    /// Number of all ranks; `None`: the file does not contain it.
     pub ranks: Option<u64>,
 }
 
 /// A text workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextWorkload {
-    /// Who communicates when.
+    /// The policy of the first line.
     pub policy: Policy,
     /// The layers, in the order of the forward pass.
     pub layers: Vec<Layer>,
-    /// Of a DLRM: the last layer below the interaction with the embeddings.
+    /// The last layer below the interaction with the embeddings, for a DLRM.
     pub last_bottom: usize,
-    /// Of a transformer.
+    /// The parallel degrees, for a transformer.
     pub parallelism: Parallelism,
     /// Layers whose input is kept.
     pub checkpoints: Vec<usize>,
-    /// Layers before whose gradient the forward pass from the last checkpoint on is done again.
+    /// Layers before whose gradient the forward pass is repeated from the last checkpoint.
     pub recomputes: Vec<usize>,
     text: String,
 }
 
-/// More layers, or micro-batches written out as layers, than any file has.
+/// Maximum number of layers, which include micro-batches that are written as layers.
 const MOST_LAYERS: u64 = 1 << 20;
-/// No cluster is larger.
+/// Maximum number of ranks.
 const MOST_RANKS: u64 = 1 << 20;
-/// Bytes of one collective, and any unit of time: more are mistakes, and sums of them might be too large.
+/// Maximum of a collective's bytes, and of times in any unit: larger numbers are mistakes, and their sums might
+/// overflow.
 const MOST: u64 = 1 << 50;
 
-/// Is this the beginning of a text workload? The first word is the name of a policy.
+/// Whether a file starts like a text workload: its first word is the name of a policy.
 pub fn is_text_workload(beginning: &[u8]) -> bool {
     let word = beginning.split(|byte| byte.is_ascii_whitespace()).find(|word| !word.is_empty()).unwrap_or_default();
     POLICIES.iter().any(|(name, _)| name.as_bytes() == word)
 }
 
-/// A word of the file and where it stands.
+/// A word of the file and its position.
 type Word<'a> = (&'a str, Range<usize>);
 
 struct Reading<'a> {
@@ -149,7 +151,8 @@ impl TextWorkload {
     /// Reads a workload that came from `origin` (its path).
     ///
     /// # Errors
-    /// An unknown policy or collective, a number that is none, layers that are missing or have too few columns, a header that does not fit.
+    /// The policy or a collective is unknown, a number is invalid, layers are missing or have too few columns, or the
+    /// header is inconsistent.
     pub fn parse(origin: &str, text: &str) -> Result<TextWorkload, Diagnostic> {
         let reading = Reading { origin, text };
         let mut lines = reading.lines().into_iter();
@@ -194,7 +197,7 @@ impl TextWorkload {
         Ok(workload)
     }
 
-    /// Does the file come from SimAI? Then the sizes of all-gathers are of what all ranks have at the end, not of a rank's part.
+    /// Whether the file comes from SimAI. If so, sizes of all-gathers are those of the result, not of a rank's part.
     pub fn of_simai(&self) -> bool {
         self.parallelism.ranks.is_some()
     }
@@ -205,7 +208,7 @@ impl<'a> Reading<'a> {
         Diagnostic::new(message).at(self.origin, self.text, span.clone()).hint(hint)
     }
 
-    /// The words of each line that has any.
+    /// The words of each line that is not empty.
     fn lines(&self) -> Vec<Vec<Word<'a>>> {
         let mut start = 0;
         let mut lines = Vec::new();
@@ -326,12 +329,12 @@ impl<'a> Reading<'a> {
         Ok((bytes > 0).then_some(Communication { kind, scope, bytes }))
     }
 
-    /// What the first line says besides the policy.
+    /// Reads the rest of the first line, after the policy.
     fn header(&self, workload: &mut TextWorkload, header: &[Word<'a>]) -> Result<(), Diagnostic> {
         let layers = workload.layers.len() as u64;
         match workload.policy {
             Policy::Dlrm => {
-                // SimAI writes the key, Chakra's converter reads the number alone.
+                // SimAI writes the key, Chakra's converter expects the number alone.
                 let Some(last) = header[1..].iter().find(|word| word.0 != "DLRM_LAST_BOTTOM_LAYER:") else {
                     return Err(self.wrong(
                         "the last bottom layer is missing",
@@ -406,7 +409,8 @@ impl<'a> Reading<'a> {
                         list.push(layer as usize);
                     }
                 }
-                // Micro-batches and virtual stages are written out as layers; what passes between stages is said in the documentation.
+                // Micro-batches and virtual stages are written as layers; the documentation describes messages between
+                // stages.
                 "vpp" | "ga" | "pp_comm" => {}
                 _ => {
                     let known = [
@@ -440,8 +444,10 @@ impl<'a> Reading<'a> {
 }
 
 impl Parallelism {
+    /// Checks that the degrees divide the number of ranks.
+    ///
     /// # Errors
-    /// In words: so many ranks cannot be shared out.
+    /// The problem in words, if they do not.
     pub fn check(&self, ranks: u64) -> Result<(), String> {
         let Parallelism { tensor, expert, pipeline, .. } = *self;
         let one = tensor.checked_mul(expert).and_then(|product| product.checked_mul(pipeline));

@@ -1,8 +1,9 @@
-//! Owns what a text workload's layers do, as the nodes of execution traces. Names, order and dependencies are those of Chakra's text converter
-//! where that knows the policy; a transformer's are those of SimAI's `iterate_hybrid_parallel_Transformer_fwd_in_bckwd`.
+//! Owns the nodes of a text workload's layers. Names, order and dependencies are those of Chakra's text converter for
+//! the policies that it supports; a transformer's are those of SimAI's
+//! `iterate_hybrid_parallel_Transformer_fwd_in_bckwd`.
 //!
-//! What takes no time and moves nothing has no node, and what would wait for it waits for what it would have waited for; where Chakra's
-//! converter meets `NONE` it writes an all-reduce of 0 bytes.
+//! Work without duration or bytes has no node, and its dependents depend on its dependencies; Chakra's converter writes
+//! an all-reduce of 0 bytes for `NONE`.
 
 use super::{Communication, Layer, Policy, Scope, TextWorkload, Work};
 use uniference_formats::chakra::attributes::{COMM_SIZE, COMM_TYPE, IS_CPU_OP, PG_NAME};
@@ -12,21 +13,21 @@ use uniference_formats::chakra::schema::{Attribute, CommType, GlobalMetadata, No
 use uniference_formats::chakra::write::Writer;
 use uniference_formats::units::counted;
 
-/// The same for all ranks, and what differs.
+/// Traces of all ranks: the common nodes, and the groups that differ.
 #[derive(Clone, Debug)]
 pub struct Traces {
-    /// How many ranks there are.
+    /// Number of ranks.
     ranks: u64,
-    /// Ranks apart from each other, and how many, in each scope that is used.
+    /// Strides and numbers of the ranks, for each scope that is used.
     groups: Vec<(Scope, Vec<Stride>)>,
-    /// All nodes but the descriptions of groups.
+    /// All nodes except the descriptions of groups.
     pub nodes: Vec<Node>,
-    /// What the file says and the traces do not.
+    /// Parts of the file that the traces do not contain.
     pub warnings: Vec<String>,
     metadata: GlobalMetadata,
 }
 
-/// So many ranks, this far apart.
+/// A number of ranks, and the distance between neighbours.
 #[derive(Clone, Copy, Debug)]
 struct Stride {
     step: u64,
@@ -34,10 +35,10 @@ struct Stride {
 }
 
 impl TextWorkload {
-    /// The traces of `ranks` ranks that do the layers so many times.
+    /// The traces of `ranks` ranks that run the layers `passes` times.
     ///
     /// # Errors
-    /// In words with a hint: the workload is for another number of ranks.
+    /// The workload is for another number of ranks; the text has a hint.
     pub fn traces(&self, ranks: u64, passes: u32) -> Result<Traces, String> {
         if let Some(said) = self.parallelism.ranks.filter(|said| *said != ranks) {
             let hint = "use a cluster with one device per rank";
@@ -70,7 +71,8 @@ impl TextWorkload {
         Ok(Traces { ranks, groups, nodes, warnings, metadata })
     }
 
-    /// The ranks of a scope: the tensor's side by side, then the pipeline's stages, the experts', and those with the same experts.
+    /// The ranks of a scope: tensor-parallel ranks are adjacent, followed by the pipeline's stages, the expert-parallel
+    /// ranks, and the ranks with the same experts.
     fn strides(&self, scope: Scope, ranks: u64) -> Vec<Stride> {
         let super::Parallelism { tensor, expert, pipeline, .. } = self.parallelism;
         let stage = tensor * pipeline;
@@ -85,12 +87,12 @@ impl TextWorkload {
 }
 
 impl Traces {
-    /// The beginning of a rank's trace: what it says of itself, and its groups.
+    /// The beginning of a rank's trace: its metadata and its groups.
     pub fn head(&self, rank: u64) -> Vec<u8> {
         self.encoded(&self.groups(rank))
     }
 
-    /// The rest of it, the same for all ranks.
+    /// The rest of a trace, the same for all ranks.
     pub fn body(&self) -> Vec<u8> {
         self.encoded(&self.nodes).split_off(self.encoded(&[]).len())
     }
@@ -104,7 +106,7 @@ impl Traces {
         write().expect("memory takes everything, and all nodes have names")
     }
 
-    /// The nodes that describe a rank's groups, which come before all others.
+    /// The nodes that describe a rank's groups, which come before all other nodes.
     pub fn groups(&self, rank: u64) -> Vec<Node> {
         let members = |strides: &[Stride]| {
             let Stride { step, count } = strides[0];
@@ -112,12 +114,12 @@ impl Traces {
             (0..count).map(|place| (first + place * step) as u32).collect::<Vec<u32>>()
         };
         let said = self.groups.iter().filter(|(scope, _)| *scope != Scope::World);
-        // Ids that no other node has.
+        // Ids above those of all other nodes.
         let id = self.nodes.iter().map(|node| node.id + 1).max().unwrap_or(0)..;
         said.zip(id).map(|((scope, strides), id)| Node { id, ..describe(name(*scope), &members(strides)) }).collect()
     }
 
-    /// How many ranks there are.
+    /// Number of ranks.
     pub fn ranks(&self) -> u64 {
         self.ranks
     }
@@ -133,7 +135,7 @@ fn name(scope: Scope) -> &'static str {
     }
 }
 
-/// Nodes that must be done before.
+/// Ids of nodes that must be done first.
 type Dependencies = Vec<u64>;
 
 struct GraphBuilder<'a> {
@@ -144,7 +146,7 @@ struct GraphBuilder<'a> {
     used: Vec<Scope>,
 }
 
-/// What later passes, and the backward pass, wait for in a layer.
+/// The nodes of a layer that later passes, and the backward pass, depend on.
 #[derive(Clone, Default)]
 struct LayerDependencies {
     forward: Dependencies,
@@ -174,7 +176,8 @@ impl GraphBuilder<'_> {
         }
     }
 
-    /// The forward pass waits for the layer before; the gradients of the weights are reduced while the layers before compute theirs.
+    /// Data parallelism: the forward pass of a layer depends on the previous layer; the reduction of its weights'
+    /// gradients overlaps the gradients of earlier layers.
     fn data(&mut self, layers: &[Layer], done: &mut [LayerDependencies]) {
         for index in 0..layers.len() {
             let before = if index > 0 { done[index - 1].forward.clone() } else { Dependencies::new() };
@@ -192,7 +195,8 @@ impl GraphBuilder<'_> {
         }
     }
 
-    /// Activations, and gradients of inputs, are exchanged between layers; with `reduced`, gradients of weights too, beside them.
+    /// Model parallelism: layers exchange activations, and gradients of inputs; with `reduced`, gradients of weights
+    /// are reduced too, concurrently.
     fn model(&mut self, layers: &[Layer], done: &mut [LayerDependencies], reduced: bool) {
         for index in 0..layers.len() {
             let layer = &layers[index];
@@ -224,7 +228,7 @@ impl GraphBuilder<'_> {
         }
     }
 
-    /// The first layer is the embedding, whose exchange goes on beside the bottom layers, in both directions.
+    /// A DLRM: the first layer is the embedding, whose exchange overlaps the bottom layers in both directions.
     fn dlrm(&mut self, layers: &[Layer], done: &mut [LayerDependencies]) {
         let bottom = self.workload.last_bottom;
         for index in 0..layers.len() {
@@ -265,8 +269,8 @@ impl GraphBuilder<'_> {
         }
     }
 
-    /// One thing after the other, but for the gradients of weights, which are reduced beside it; their layer's next pass waits for that, and
-    /// for the update.
+    /// A transformer: work is sequential, except the reduction of weights' gradients, which overlaps it; the next pass
+    /// of a layer depends on that reduction, and on the update.
     fn transformer(&mut self, layers: &[Layer], done: &mut [LayerDependencies], thread: &mut Dependencies) {
         for index in 0..layers.len() {
             self.forward(&layers[index], "FWD", &done[index].weight_comm, thread);
@@ -295,7 +299,7 @@ impl GraphBuilder<'_> {
         *thread = self.communicate(&layer.name, layer.forward, thread.clone());
     }
 
-    /// Beside what else the device computes.
+    /// Adds the update of a layer's weights, on the CPU because it overlaps other compute of the device.
     fn update(&mut self, layer: &Layer, after: Dependencies) -> Dependencies {
         let before = self.nodes.len();
         let after = self.compute(layer, "UPDATE", layer.update, after);
@@ -309,7 +313,7 @@ impl GraphBuilder<'_> {
         vec![id]
     }
 
-    /// Times of a transformer are in ns, as SimAI takes them; all others in us, as Chakra's converter does.
+    /// Adds compute. Durations of a transformer are in ns, as in SimAI; all others are in us, as in Chakra's converter.
     fn compute(&mut self, layer: &Layer, phase: &str, time: u64, after: Dependencies) -> Dependencies {
         if time == 0 {
             return after;

@@ -19,7 +19,7 @@ fn made(text: &str, ranks: u64, passes: u32) -> Vec<String> {
     outline(&parse(text).traces(ranks, passes).unwrap())
 }
 
-/// What mlcommons/chakra's `text_converter.py` writes for each policy, by its source.
+/// Nodes are those of mlcommons/chakra's `text_converter.py` for each policy, by its source.
 #[test]
 fn policies_of_chakras_converter_give_its_nodes() {
     let data = "DATA\n2\na -1 5 NONE 0 6 NONE 0 7 ALLREDUCE 100 1\nb -1 5 NONE 0 6 NONE 0 7 ALLREDUCE 100 1\n";
@@ -86,7 +86,7 @@ fn policies_of_chakras_converter_give_its_nodes() {
 
 #[test]
 fn what_takes_no_time_and_moves_nothing_has_no_node() {
-    // Chakra's converter writes an all-reduce of 0 bytes for NONE; what would wait for it waits for what comes before.
+    // Chakra's converter writes an all-reduce of 0 bytes for NONE; its dependents depend on its dependencies.
     let model = "MODEL\n2\na -1 5 NONE 0 0 NONE 0 7 NONE 0 1\nb -1 5 ALLGATHER 0 6 NONE 0 7 NONE 0 1";
     assert_eq!(
         made(model, 4, 1),
@@ -129,7 +129,7 @@ fn a_transformers_ranks_lie_side_by_side_and_times_are_nanoseconds() {
             "12 norm_UPDATE [11]",
         ]
     );
-    // SimAI's all-gathers are of the whole: 1,000 bytes of 2 ranks, 4,000 of 2.
+    // SimAI's sizes of all-gathers are those of the result: 1,000 bytes of 2 ranks, 4,000 of 2.
     let sizes: Vec<Option<u64>> = [2, 3, 7, 11].map(|id: usize| traces.nodes[id].unsigned("comm_size")).to_vec();
     assert_eq!(sizes, [Some(500), Some(600), Some(800), Some(2000)]);
     assert_eq!(uniference_formats::chakra::own::duration(&traces.nodes[1]).as_ps(), 1_750_000);
@@ -138,7 +138,7 @@ fn a_transformers_ranks_lie_side_by_side_and_times_are_nanoseconds() {
         other,
         "the workload is for 8 ranks (all_gpus), but there are 16\nhint: use a cluster with one device per rank"
     );
-    // With two stages ranks of a stage are 4 apart.
+    // With two stages, ranks of a stage are 4 apart.
     let staged = parse(&SIMAI.replace("pp: 1", "pp: 2").replace("all_gpus: 8", "all_gpus: 16")).traces(16, 1).unwrap();
     let ranks =
         staged.groups(5).iter().map(|node| process_groups(node).unwrap().unwrap()[0].ranks.clone()).collect::<Vec<_>>();
@@ -222,7 +222,7 @@ proptest! {
         }
     }
 
-    /// Traces of every policy are graphs without cycles whose nodes say all they must, for every rank.
+    /// Traces of each policy are acyclic graphs without missing attributes, for every rank.
     #[test]
     fn every_workload_can_be_run(policy in 0..9usize, works in prop::collection::vec([work(), work(), work()], 3..6), passes in 1..3u32) {
         let header = ["MICRO", "DATA", "MODEL", "HYBRID_DATA_MODEL", "HYBRID_MODEL_DATA", "HYBRID_DLRM 1", "HYBRID_DLRM_ENHANCED 0",

@@ -19,7 +19,7 @@ use uniference_sim::time::{Bytes, Rate};
 
 const RANKS: usize = 4;
 
-/// Hosts on a switch, rank 1 computing 1.7 times as long as the others, two collectives of a group at once.
+/// Hosts on a switch; rank 1 computes 1.7 times as long as the others, and two collectives of a group run at once.
 fn cluster(bytes_per_second: f64, latency_ns: u64) -> Cluster {
     let hosts: Vec<HostSpec> = (0..RANKS).map(|rank| HostSpec::new(format!("host.{rank}"))).collect();
     let link = LinkSpec::new(Rate::new(bytes_per_second).unwrap(), SimDuration::from_ns(latency_ns));
@@ -44,14 +44,14 @@ fn engine(cluster: &Cluster) -> Engine {
     Engine::new(cluster)
 }
 
-/// What a thread of a program does; operations are called by slots of the rank's own.
+/// Action of a program's thread; operations are named by slots of the rank.
 #[derive(Clone, Debug)]
 enum Do {
     Compute(u64),
     Sleep(u64),
     Clock,
     Mark(Mark),
-    /// Starts an operation of the group with this number among those that the rank has joined.
+    /// Starts an operation of the group with this number among the groups that the rank has joined.
     Start(usize, CallOp, usize),
     Wait {
         slots: Vec<usize>,
@@ -64,7 +64,7 @@ enum Do {
     Open,
 }
 
-/// A rank's threads, as a live process has them.
+/// A rank's threads, as in a live process.
 struct Live {
     scripts: [std::vec::IntoIter<Do>; 2],
     asked: [Option<Do>; 2],
@@ -73,7 +73,7 @@ struct Live {
 }
 
 impl Live {
-    /// The next request of a task, after the reply to its last one.
+    /// The next request of a task, after the reply to its previous one.
     fn next(&mut self, task: TaskId, reply: Reply) -> Next {
         match (self.asked[task.index()].take(), reply) {
             (Some(Do::Compute(_) | Do::Sleep(_)), Reply::Issued(handle)) => {
@@ -125,7 +125,7 @@ enum Next {
     Open,
 }
 
-/// Runs programs as a live run would; returns the record and when each rank ended.
+/// Runs programs as a live run would; returns the record and the end of each rank.
 fn live(cluster: &Cluster, programs: Vec<[Vec<Do>; 2]>) -> (Vec<u8>, Vec<SimTime>) {
     let header = Header { world_size: RANKS as u32, manifest: Manifest::default() };
     let mut record = RecordWriter::new(Vec::new(), &header);
@@ -190,7 +190,7 @@ fn exported(record: &[u8], cluster: &Cluster) -> (Exported, Vec<Vec<u8>>) {
     (exported, files.iter().map(|file| file.0.borrow().clone()).collect())
 }
 
-/// Runs traces; returns when each rank ended.
+/// Replays traces; returns the end of each rank.
 fn replayed(traces: &[Vec<u8>], cluster: &Cluster) -> Vec<SimTime> {
     let world = (0..RANKS).map(RankId::from).collect();
     let rules = Arc::new(Rules::of(world));
@@ -205,7 +205,7 @@ fn replayed(traces: &[Vec<u8>], cluster: &Cluster) -> Vec<SimTime> {
     finishes(&statistics)
 }
 
-/// The traces as somebody else's tools would hand them on: without one attribute of ours.
+/// The traces without one of Uniference's own attributes, as other tools would write them.
 fn without(attribute: &str, traces: &[Vec<u8>]) -> Vec<Vec<u8>> {
     let strip = |trace: &Vec<u8>| {
         let reader = Reader::open(&trace[..]).unwrap();
@@ -232,7 +232,7 @@ fn collective(kind: CollectiveKind, elements: u64) -> CallOp {
     })
 }
 
-/// All-to-all with unequal blocks: `me` sends `me + to + base` elements to each.
+/// An all-to-all with unequal blocks: `me` sends `me + to + base` elements to each rank.
 fn unequal(me: usize, base: u64) -> CallOp {
     let count = |from: usize, to: usize| (from * 2 + to) as u64 + base;
     let send = (0..RANKS).map(|to| count(me, to)).collect();
@@ -247,7 +247,7 @@ fn unequal(me: usize, base: u64) -> CallOp {
     })
 }
 
-/// What may occur in a program.
+/// Features that may occur in a program.
 #[derive(Clone, Copy)]
 struct Kinds {
     hazards: bool,
@@ -255,15 +255,16 @@ struct Kinds {
 }
 
 impl Kinds {
-    /// Whether ranks poll. While one of a rank's threads pays for a look at the clock or into the store, no answer reaches the others, which
-    /// a graph cannot say: traces of threads that poll are exact only as long as none is answered in that microsecond.
+    /// Whether ranks poll. While one of a rank's threads pays for a poll of the clock or of the store, no reply reaches
+    /// its other threads, which a graph cannot express: traces of threads that poll are exact only if no other thread
+    /// receives a reply in that microsecond.
     fn polls(self) -> bool {
         self.hazards && !self.threads
     }
 }
 
-/// Programs that agree with each other: all ranks go through the same steps, each doing its part. Group 0 are all ranks, 1 all ranks
-/// again, 2 the upper or the lower half.
+/// Programs that match each other: all ranks run the same steps, each with its own part. Group 0 has all ranks, group 1
+/// all ranks again, group 2 the upper or the lower half.
 fn programs(steps: &[u64], kinds: Kinds) -> Vec<[Vec<Do>; 2]> {
     let one = |me: usize| {
         let half = if me < 2 { vec![0, 1] } else { vec![3, 2] };
@@ -277,14 +278,14 @@ fn programs(steps: &[u64], kinds: Kinds) -> Vec<[Vec<Do>; 2]> {
             main.extend(part(me, slot, *step, &mut open, kinds));
         }
         let second = if kinds.threads { thread(me, steps) } else { vec![] };
-        // The last half of what is open nobody waits for.
+        // Half of the open operations have no wait.
         main.push(Do::Wait { slots: open.drain(..open.len() / 2).collect(), any: false, timeout: None });
         [main, second]
     };
     (0..RANKS).map(one).collect()
 }
 
-/// What one rank does in a step. Operations of a step stay open, and are waited for some steps later.
+/// The actions of one rank in a step. Operations of a step stay open for a few steps before a wait.
 fn part(me: usize, slot: usize, step: u64, open: &mut Vec<usize>, kinds: Kinds) -> Vec<Do> {
     let hazards = kinds.hazards;
     use CollectiveKind::{AllGather, AllReduce, AllToAll, Broadcast, ReduceScatter};
@@ -293,7 +294,7 @@ fn part(me: usize, slot: usize, step: u64, open: &mut Vec<usize>, kinds: Kinds) 
     let wait = |slots: Vec<usize>| Do::Wait { slots, any: false, timeout: None };
     let (from, to) = ((value % 4) as usize, (value / 4 % 3 + 1 + value % 4) as usize % RANKS);
     let elements = value % 5_000;
-    // Whoever's message an open receive takes, it has the right size, and no other receive waits for it.
+    // Each message that an open receive may accept has the right size, and no other receive waits for it.
     let open_source = hazards && step % 16 == 7;
     let tag = if open_source { 7 } else { value % 2 };
     let bytes = Bytes(if hazards { 4_096 } else { elements * 4 });
@@ -334,7 +335,8 @@ fn part(me: usize, slot: usize, step: u64, open: &mut Vec<usize>, kinds: Kinds) 
     }
 }
 
-/// What the second thread does: it computes, sleeps, and meets the other ranks' second threads in a group of their own.
+/// The actions of the second thread: it computes, sleeps, and meets the other ranks' second threads in a group of their
+/// own.
 fn thread(me: usize, steps: &[u64]) -> Vec<Do> {
     let part = |(slot, step): (usize, &u64)| {
         let slot = slot + 1_000;
@@ -347,7 +349,7 @@ fn thread(me: usize, steps: &[u64]) -> Vec<Do> {
 }
 
 proptest! {
-    /// On the run's own cluster traces end when the run did, rank by rank, to the picosecond.
+    /// On the run's own cluster, traces end when the run did, for each rank, to the picosecond.
     #[test]
     fn traces_of_a_program_end_when_it_did(steps in prop::collection::vec(any::<u32>(), 1..24), threads: bool) {
         let steps: Vec<u64> = steps.into_iter().map(u64::from).collect();
@@ -360,7 +362,7 @@ proptest! {
         }
     }
 
-    /// On another cluster they end when the record, replayed there, does.
+    /// On another cluster, traces end when the record, replayed on it, does.
     #[test]
     fn traces_elsewhere_end_when_the_record_does(steps in prop::collection::vec(any::<u32>(), 1..24), rate in 1e8..1e11f64) {
         let steps: Vec<u64> = steps.into_iter().map(u64::from).collect();
@@ -378,7 +380,7 @@ proptest! {
 
 #[test]
 fn whole_microseconds_do_not_add_up_to_an_error() {
-    // 4,000 pieces of 0.4 us and an all-reduce: rounded one by one, they would take no time at all.
+    // 4,000 pieces of 0.4 us and an all-reduce: rounded one by one, the pieces would have no duration.
     let script = |_| {
         let mut script = vec![Do::Join((0..RANKS).collect(), 0)];
         script.extend(std::iter::repeat_n(Do::Compute(400_000), 4_000));
@@ -396,7 +398,7 @@ fn whole_microseconds_do_not_add_up_to_an_error() {
     }
 }
 
-/// Two computes around an all-reduce that overlaps the second, and a compute after the wait.
+/// Two computations around an all-reduce that overlaps the second one, and a computation after the wait.
 fn overlapping() -> Vec<[Vec<Do>; 2]> {
     let script = vec![
         Do::Join((0..RANKS).collect(), 0),
@@ -431,7 +433,7 @@ fn what_follows_an_issue_does_not_depend_on_it_and_what_follows_its_wait_does() 
     let call = &nodes[2];
     assert_eq!((call.comm_type(), call.unsigned(COMM_SIZE)), (Some(CommType::AllReduce), Some(4_000)));
     assert_eq!((call.text(own::LINE), call.text("reduce_op")), (Some("a.py:1"), Some("MAX")));
-    // Undilated, though rank 1 takes 1.7 times as long.
+    // The duration lacks rank 1's slowdown by a factor of 1.7.
     assert_eq!((nodes[1].duration_micros, nodes[1].unsigned(own::DURATION_PS)), (2, Some(2_000_000)));
     assert_eq!(nodes[3].start_time_micros, 3);
 }

@@ -13,7 +13,7 @@ fn trace(nodes: &[(u64, Vec<u64>)]) -> Vec<u8> {
     writer.finish().unwrap()
 }
 
-/// Runs to the end, `choose` naming the place among the free nodes of the next one to end. Returns the plan.
+/// Runs to the end; `choose` names the index, among the free nodes, of the next node to end. Returns the plan.
 fn run(bytes: &[u8], window: usize, mut choose: impl FnMut(usize) -> usize) -> Result<Vec<u64>, FeedError> {
     let mut feed = Feed::with_window(Reader::open(bytes).unwrap(), window);
     let (mut plan, mut free) = (Vec::new(), Vec::new());
@@ -33,7 +33,7 @@ fn run(bytes: &[u8], window: usize, mut choose: impl FnMut(usize) -> usize) -> R
 
 #[test]
 fn the_lowest_id_that_can_be_planned_comes_first_wherever_it_stands() {
-    // 9 stands first and depends on 5, which stands last; 7 is free of both.
+    // 9 comes first in the file and depends on 5, which comes last; 7 depends on neither.
     let nodes = [(9, vec![5]), (7, vec![]), (5, vec![])];
     assert_eq!(run(&trace(&nodes), 100, |_| 0).unwrap(), [5, 7, 9]);
     // With a window of one node, 7 is planned before 5 is read.
@@ -57,7 +57,7 @@ fn a_cycle_is_refused_when_nothing_else_is_left_and_an_id_twice_when_it_is_read(
 
 #[test]
 fn memory_holds_two_windows_at_most() {
-    // A chain of 1,000 nodes: with a window of 4, at most 4 planned ones that are not done and 4 read ahead.
+    // A chain of 1,000 nodes: with a window of 4, at most 4 planned nodes are not done and 4 are read ahead.
     let nodes: Vec<_> = (1..=1_000).map(|id| (id, if id > 1 { vec![id - 1] } else { vec![] })).collect();
     let bytes = trace(&nodes);
     let mut feed = Feed::with_window(Reader::open(&bytes[..]).unwrap(), 4);
@@ -73,7 +73,7 @@ fn memory_holds_two_windows_at_most() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Every node runs once, after what it depends on; and the plan does not depend on the order in which nodes end.
+    /// Every node runs once, after its dependencies, and the plan does not depend on the order in which nodes end.
     #[test]
     fn the_plan_is_a_topological_order_that_no_clock_can_change(
         edges in proptest::collection::vec((0_u64..20, 0_u64..20), 0..60),

@@ -1,15 +1,16 @@
-//! Owns what PyTorch's files say of communication: which operation a kernel of NCCL or a mark of Gloo carries out, over how many
-//! elements of which type, in which process group.
+//! Owns the description of communication in PyTorch's files: the operation of an NCCL kernel or a mark of Gloo, its
+//! number and type of elements, and its process group.
 //!
-//! Versions of PyTorch say it in different places, asked in this order: the kernel's own arguments (`Collective name`), the host's
-//! operator around its launch (`record_param_comms`, in the profile or in the host trace), the annotations around it
-//! (`nccl:all_reduce`), and the name of the kernel (`ncclKernel_AllReduce_RING_LL_Sum_float`), which has no size.
+//! The place of the description depends on the version of PyTorch. It is searched in this order: the kernel's own
+//! arguments (`Collective name`), the operator around its launch (`record_param_comms`, in the profile or in the host
+//! trace), the annotations around it (`nccl:all_reduce`), and the name of the kernel
+//! (`ncclKernel_AllReduce_RING_LL_Sum_float`), which has no size.
 
 use super::profile::CommArgs;
 use uniference_formats::chakra::schema::CommType;
 use uniference_sim::program::DType;
 
-/// What is communicated.
+/// Kind of communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CommKind {
     Collective(CommType),
@@ -17,19 +18,19 @@ pub(super) enum CommKind {
     Recv,
 }
 
-/// How a process group is called.
+/// Identification of a process group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum GroupName {
-    /// As everywhere else.
+    /// The name, as in all other files.
     Text(String),
-    /// By an address, which is another one on each rank (host traces of 1.0.1).
+    /// An address, which differs between ranks (host traces of 1.0.1).
     Address(u64),
 }
 
-/// What an operator of a host trace says of communication.
+/// Description of communication by an operator of a host trace.
 #[derive(Clone, Debug)]
 pub(super) struct HostComm {
-    /// `all_to_allv`, of `record_param_comms`; else the operator's name.
+    /// The operation of a `record_param_comms`, such as `all_to_allv`; else the operator's name.
     pub(super) operation: String,
     pub(super) dtype: Option<DType>,
     pub(super) in_elements: u64,
@@ -38,15 +39,15 @@ pub(super) struct HostComm {
     pub(super) in_split: Vec<u64>,
     pub(super) out_split: Vec<u64>,
     pub(super) group: Option<GroupName>,
-    /// Source, destination or root, as a place in the group; then the tag.
+    /// Source, destination or root, as a group rank; then the tag.
     pub(super) numbers: Vec<u64>,
 }
 
-/// Communication as far as it is known.
+/// Communication, as far as it is known.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Comm {
     pub(super) kind: CommKind,
-    /// As `comm_size` counts them.
+    /// Bytes as in the attribute `comm_size`.
     pub(super) bytes: u64,
     pub(super) dtype: Option<DType>,
     /// Elements for and from each rank of the group; empty: equal.
@@ -54,12 +55,12 @@ pub(super) struct Comm {
     pub(super) out_split: Vec<u64>,
     pub(super) group: Option<GroupName>,
     pub(super) ranks: Option<Vec<u32>>,
-    /// Source, destination or root, as a place in the group.
+    /// Source, destination or root, as a group rank.
     pub(super) peer: Option<u64>,
     pub(super) tag: u64,
 }
 
-/// What says something of a kernel or mark: its own arguments, or an operator or annotation around its launch.
+/// A description of a kernel or mark: its own arguments, or an operator or annotation around its launch.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     pub(super) name: &'a str,
@@ -67,10 +68,10 @@ pub(super) struct Source<'a> {
     pub(super) host: Option<&'a HostComm>,
 }
 
-/// What `sources` know together, the first of them first; the last one may be the kernel, by its name.
+/// Combines the descriptions of `sources`, the first of which has precedence; the name of the kernel comes last.
 ///
 /// # Errors
-/// What none of them says.
+/// The information that no source has.
 pub(super) fn describe(sources: &[Source<'_>], kernel: &str) -> Result<Comm, &'static str> {
     let args = || sources.iter().filter_map(|source| source.args);
     let host = || sources.iter().filter_map(|source| source.host);
@@ -103,7 +104,7 @@ pub(super) fn describe(sources: &[Source<'_>], kernel: &str) -> Result<Comm, &'s
     let bytes = match (elements, dtype) {
         _ if kind == CommKind::Collective(CommType::Barrier) => 0,
         (Some(elements), Some(dtype)) => elements.saturating_mul(dtype.size()),
-        // Bytes of Gloo's marks, whose types the host trace has not.
+        // Bytes of Gloo's marks, whose types are not in the host trace.
         _ => host().map(|host| host.bytes).find(|bytes| *bytes > 0).ok_or("the size is unknown")?,
     };
     let (in_split, out_split) = match kind {
@@ -128,7 +129,8 @@ pub(super) fn describe(sources: &[Source<'_>], kernel: &str) -> Result<Comm, &'s
     })
 }
 
-/// As a trace counts: of an all-gather and a gather the shard, of what is dealt out the whole.
+/// Number of elements as in a trace: each rank's shard for an all-gather and a gather, all blocks together for a
+/// reduce-scatter and a scatter.
 fn elements(kind: CommKind, inwards: Option<u64>, outwards: Option<u64>, size: Option<u64>) -> Option<u64> {
     let (Some(inwards), Some(outwards)) = (inwards.or(outwards), outwards.or(inwards)) else { return None };
     match kind {
@@ -140,20 +142,21 @@ fn elements(kind: CommKind, inwards: Option<u64>, outwards: Option<u64>, size: O
     }
 }
 
-/// PyTorch splits along the first dimension: a row may have several elements.
+/// Converts split sizes to elements: PyTorch splits along the first dimension, whose rows may have several elements.
 fn in_elements_of(rows: &[u64], elements: Option<u64>) -> Vec<u64> {
     let all = rows.iter().fold(0_u64, |sum, rows| sum.saturating_add(*rows));
     let per_row = elements.filter(|elements| all > 0 && elements % all == 0).map_or(1, |elements| elements / all);
     rows.iter().map(|rows| rows.saturating_mul(per_row)).collect()
 }
 
-/// Is it one of NCCL's (or RCCL's) kernels?
+/// Whether a kernel belongs to NCCL or RCCL.
 pub(super) fn is_nccl(kernel: &str) -> bool {
     let name = kernel.to_ascii_lowercase();
     name.starts_with("nccl") || name.contains("nccldevkernel") || name.contains("ncclkernel")
 }
 
-/// `all_reduce`, `allreduce_`, `_allgather_base_` and `all_gather_into_tensor` say the same in different places.
+/// The kind of communication by its name: `all_reduce`, `allreduce_`, `_allgather_base_` and `all_gather_into_tensor`
+/// are spellings in different places.
 pub(super) fn kind(name: &str) -> Option<CommKind> {
     let name: String =
         name.chars().filter(char::is_ascii_alphabetic).map(|letter| letter.to_ascii_lowercase()).collect();
@@ -173,7 +176,7 @@ pub(super) fn kind(name: &str) -> Option<CommKind> {
     known.into_iter().find(|(part, _)| name.contains(part)).map(|(_, kind)| kind)
 }
 
-/// By the profiler's names (`c10::ScalarType`), and by those of C++, which host traces have.
+/// The type by the profiler's name (`c10::ScalarType`), or by the C++ name, as in host traces.
 pub(super) fn dtype(name: &str) -> Option<DType> {
     Some(match name.strip_prefix("c10::").unwrap_or(name) {
         "Byte" | "unsigned char" => DType::UInt8,

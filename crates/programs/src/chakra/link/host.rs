@@ -1,5 +1,6 @@
-//! Owns reading a host trace: the JSON of PyTorch's `ExecutionTraceObserver`, in both of its forms: flat (schema 1.0.1) and with
-//! attributes in a list (1.0.2 and later, whatever else the label says). Operators are read one after the other.
+//! Owns the reader of a host trace: the JSON of PyTorch's `ExecutionTraceObserver`, in both of its forms: flat (schema
+//! 1.0.1) and with attributes in a list (1.0.2 and later, whatever the rest of the label is). Operators are read one by
+//! one.
 
 use super::comm::{self, GroupName, HostComm, dtype};
 use super::profile::is_communication;
@@ -13,34 +14,34 @@ use uniference_formats::chakra::groups::{self, PROCESS_GROUP_NODE, ProcessGroup}
 use uniference_formats::chakra::schema::{IoInfo, Node, NodeType};
 use uniference_sim::program::DType;
 
-/// What a rank ran.
+/// Operators of a rank.
 #[derive(Debug, Default)]
 pub struct HostTrace {
-    /// The file's label: `1.1.1-chakra.0.0.4`.
+    /// The file's schema label, for example `1.1.1-chakra.0.0.4`.
     pub schema: String,
-    /// By the id of their record function, which is the order of their begin.
+    /// Operators by the id of their record function, which is the order of their starts.
     pub(super) operators: Vec<Operator>,
-    /// What it says of process groups.
+    /// Process groups that the trace describes.
     pub(super) groups: Vec<ProcessGroup>,
 }
 
-/// An operator as the host ran it.
+/// An operator of the host trace.
 #[derive(Debug)]
 pub(super) struct Operator {
     pub(super) id: u64,
     pub(super) name: String,
     pub(super) parent: Option<u64>,
-    /// The id of its record function, which newer profiles name too.
+    /// The id of its record function, which newer profiles contain too.
     pub(super) function: u64,
     pub(super) thread: u64,
     pub(super) schema: String,
     pub(super) inputs: IoInfo,
     pub(super) outputs: IoInfo,
-    /// What it says of communication.
+    /// Description of communication.
     pub(super) comm: Option<Box<HostComm>>,
 }
 
-/// Values, shapes and types of one direction.
+/// Values, shapes and types of the inputs or of the outputs.
 #[derive(Debug, Default)]
 pub(super) struct Values {
     values: Json,
@@ -83,7 +84,7 @@ struct RawAttribute {
     value: Json,
 }
 
-/// Reads the list of nodes into a host trace as it comes.
+/// Reader of the list of nodes, which adds them to a host trace one by one.
 pub(super) struct Operators<'a>(pub(super) &'a mut HostTrace);
 
 impl<'de> DeserializeSeed<'de> for Operators<'_> {
@@ -114,10 +115,10 @@ impl<'de> Visitor<'de> for Operators<'_> {
 }
 
 impl HostTrace {
-    /// Checks ids and parents once everything is read.
+    /// Checks ids and sorts operators, after all of them are read.
     ///
     /// # Errors
-    /// An id comes twice, or operators are each other's parents and `repair` is not wanted.
+    /// An id occurs twice.
     pub(super) fn finish(&mut self) -> Result<(), LinkError> {
         let ids: BTreeSet<u64> = self.operators.iter().map(|operator| operator.id).collect();
         if ids.len() < self.operators.len() {
@@ -127,9 +128,9 @@ impl HostTrace {
         Ok(())
     }
 
-    /// Operators that are each other's parents: of each circle the edge that closes it. An operator has one parent, so circles share
-    /// no edges, and one edge of each is the fewest that can be dropped. The edge is that from the operator that began first: what
-    /// began later cannot be its parent.
+    /// The edges that close cycles of parents, one per cycle. An operator has one parent, so cycles share no edges, and
+    /// one edge of each is the smallest set that can be dropped. It is the edge from the operator that started first,
+    /// since an operator that started later cannot be its parent.
     pub(super) fn circles(&self) -> Vec<Edge> {
         let place: BTreeMap<u64, usize> =
             self.operators.iter().enumerate().map(|(place, operator)| (operator.id, place)).collect();
@@ -137,7 +138,7 @@ impl HostTrace {
             let operator = &self.operators[at];
             operator.parent.filter(|parent| *parent != operator.id).and_then(|parent| place.get(&parent).copied())
         };
-        // Which walk has come by: every operator is walked over once.
+        // The number of the walk that has visited an operator: every operator is visited once.
         let mut walked = vec![usize::MAX; self.operators.len()];
         let mut closing = Vec::new();
         for start in 0..self.operators.len() {
@@ -180,7 +181,7 @@ impl Operator {
         }
     }
 
-    /// Is it something that runs? Not the roots, nor descriptions of process groups.
+    /// Whether the operator runs: roots and descriptions of process groups do not.
     pub(super) fn is_timed(&self) -> bool {
         !self.name.starts_with("[pytorch|profiler|execution_") && self.name != PROCESS_GROUP_NODE
     }
@@ -192,7 +193,7 @@ impl Operator {
     }
 }
 
-/// What an operator says of communication, if it communicates.
+/// Description of communication by an operator, if it communicates.
 fn host_comm(name: &str, inputs: &Values, outputs: &Values) -> Option<HostComm> {
     if !is_communication(name) {
         return None;
@@ -243,7 +244,7 @@ fn tensor_type(name: &str) -> Option<DType> {
 }
 
 impl Values {
-    /// New files have all three in one object.
+    /// Newer files have all three in one object.
     fn from_raw(values: Json, shapes: Json, types: Json) -> Values {
         match values {
             Json::Object(mut parts) => {
@@ -258,7 +259,8 @@ impl Values {
         IoInfo { values: repr(&self.values), shapes: repr(&self.shapes), types: repr(&self.types) }
     }
 
-    /// Elements and bytes of all tensors: lists of id, storage, offset, elements, bytes of an element and device.
+    /// Number of elements and bytes of all tensors: lists of id, storage, offset, elements, bytes per element and
+    /// device.
     pub(super) fn tensors(&self) -> (u64, u64) {
         tensors(&self.values)
     }
@@ -274,7 +276,7 @@ fn tensors(value: &Json) -> (u64, u64) {
     items.iter().map(tensors).fold((0, 0), |sum, each| (sum.0.saturating_add(each.0), sum.1.saturating_add(each.1)))
 }
 
-/// As Python writes it.
+/// The value in Python's notation.
 fn repr(value: &Json) -> String {
     let mut text = String::new();
     write_repr(value, &mut text);

@@ -1,29 +1,29 @@
-//! Owns where the iterations of a program begin and end in a profile, and which of them is linked.
+//! Owns the start and end of a program's iterations in a profile, and the choice of the iteration to link.
 
 use super::LinkError;
 use super::profile::{Category, Profile};
 use std::collections::BTreeSet;
 
-/// Which part of the recordings is linked.
+/// The part of the recordings that is linked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Iteration {
-    /// The middle one of those that all ranks have: the first ones warm up.
+    /// The middle one of the iterations that all ranks have: the first ones are warm-up.
     #[default]
     Middle,
-    /// The one of this number.
+    /// The iteration with this number.
     Number(u64),
-    /// Everything that was recorded.
+    /// The whole recording.
     All,
 }
 
-/// An iteration of the program, as profiles show it.
+/// An iteration of the program in a profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Window {
     pub(super) number: u64,
-    /// The name of the span that marks it, if one does.
+    /// The name of the span that marks the iteration, if there is one.
     pub(super) mark: Option<String>,
     pub(super) start_ns: i64,
-    /// Not part of it.
+    /// End, exclusive.
     pub(super) end_ns: i64,
 }
 
@@ -37,8 +37,9 @@ impl Window {
     }
 }
 
-/// The iterations of a profile in order. Each lasts until the next begins. They are marked by `ProfilerStep#N`, which
-/// `torch.profiler.profile.step` makes, or else end with a step of the first optimizer, from 1 on. Without either there are none.
+/// The iterations of a profile in order. Each lasts until the next one starts. They are marked by `ProfilerStep#N`,
+/// which `torch.profiler.profile.step` makes, or else end with a step of the first optimizer, numbered from 1. Without
+/// either, there are no iterations.
 pub(super) fn iterations(profile: &Profile) -> Vec<Window> {
     let annotations = || profile.events.iter().filter(|event| event.category == Category::Annotation);
     let mut windows: Vec<Window> = annotations()
@@ -69,7 +70,7 @@ pub(super) fn iterations(profile: &Profile) -> Vec<Window> {
 /// The wanted iteration of each rank.
 ///
 /// # Errors
-/// Not all of them have it.
+/// Not all ranks have the iteration.
 pub(super) fn choose(ranks: &[&Profile], wanted: Iteration, notes: &mut Vec<String>) -> Result<Vec<Window>, LinkError> {
     let all: Vec<Vec<Window>> = ranks.iter().map(|profile| iterations(profile)).collect();
     let everything = || ranks.iter().map(|_| Window::all()).collect();

@@ -1,5 +1,5 @@
-//! Owns what the ranks of a job have to do with each other: who is which rank, which operations of theirs are one, how their clocks
-//! differ, and who stands for ranks without a recording.
+//! Owns relations between the ranks of a job: the numbers of ranks, the matching of their operations, the offsets of
+//! their clocks, and the replicas that replace unrecorded ranks.
 
 use super::comm::{Comm, CommKind, GroupName};
 use super::iterations::{self, Window};
@@ -14,7 +14,7 @@ use uniference_formats::chakra::schema::CommType;
 use uniference_formats::units::counted;
 use uniference_sim::program::DType;
 
-/// No job has more ranks: larger numbers are mistakes.
+/// Maximum number of ranks: larger numbers are mistakes.
 const MOST_RANKS: u32 = 1 << 17;
 
 struct RankPart {
@@ -27,7 +27,7 @@ struct RankPart {
     calls: FxHashMap<u32, Call>,
 }
 
-/// See [`super::link`].
+/// Links recordings; see [`super::link`].
 pub(super) fn link(ranks: Vec<RankRecording>, options: &Options) -> Result<Job, LinkError> {
     let mut notes = Vec::new();
     let numbered = number(ranks, &mut notes)?;
@@ -64,7 +64,7 @@ pub(super) fn link(ranks: Vec<RankRecording>, options: &Options) -> Result<Job, 
     Ok(Job { ranks, notes })
 }
 
-/// Who is which rank: as the profiles say, else as their files' names do, else in the order given.
+/// Numbers the recordings by the ranks in the profiles, else by those in the files' names, else in the given order.
 fn number(ranks: Vec<RankRecording>, notes: &mut Vec<String>) -> Result<Vec<(u32, RankRecording)>, LinkError> {
     let distinct = |numbers: &[Option<u32>]| {
         let known: BTreeSet<u32> = numbers.iter().flatten().copied().filter(|rank| *rank < MOST_RANKS).collect();
@@ -72,7 +72,7 @@ fn number(ranks: Vec<RankRecording>, notes: &mut Vec<String>) -> Result<Vec<(u32
     };
     let said: Vec<Option<u32>> = ranks.iter().map(|rank| rank.profile.rank()).collect();
     let named: Vec<Option<u32>> = ranks.iter().map(|rank| rank.named).collect();
-    // Of several steps, or given twice: which of them counts is not ours to choose.
+    // Recordings of several steps, or files that were given twice, are ambiguous.
     let mut seen: BTreeMap<u32, &str> = BTreeMap::new();
     for (rank, given) in said.iter().zip(&ranks).filter_map(|(said, given)| Some(((*said)?, given))) {
         if let Some(other) = seen.insert(rank, &given.file) {
@@ -100,7 +100,7 @@ fn number(ranks: Vec<RankRecording>, notes: &mut Vec<String>) -> Result<Vec<(u32
     Ok(numbered)
 }
 
-/// Number of ranks of the job. Where nothing is communicated, it has those that are given.
+/// Number of ranks of the job. Without communication, it is the number of recordings.
 fn world(parts: &mut [RankPart], notes: &mut Vec<String>) -> u32 {
     let communicates =
         |part: &RankPart| part.timeline.items.iter().any(|item| matches!(item.what, ItemKind::Communication(..)));
@@ -220,7 +220,7 @@ impl RankPart {
         Ok(())
     }
 
-    /// Turns communication into calls of groups whose ranks are known.
+    /// Turns communication into calls in groups with known ranks.
     fn find_groups(&mut self, world: u32, options: &Options, notes: &mut Vec<String>) -> Result<(), LinkError> {
         let addresses: BTreeSet<u64> = self
             .communication()
@@ -314,7 +314,7 @@ impl RankPart {
         }
     }
 
-    /// A named group: as the operation itself says, the profile, or the host trace.
+    /// The ranks of a named group: from the operation itself, the profile, or the host trace.
     fn ranks_of(&self, name: &str, comm: &Comm, world: u32) -> Result<Group, String> {
         let config = self.profile.distributed.pg_config.iter().find(|group| group.pg_name.0 == name);
         let described = self.host.as_ref().and_then(|(host, _)| host.groups.iter().find(|group| group.name == name));
@@ -322,7 +322,7 @@ impl RankPart {
         let ranks = ranks.or_else(|| config.map(|config| config.ranks.clone()).filter(|ranks| !ranks.is_empty()));
         let ranks = ranks.or_else(|| described.map(|group| group.ranks.clone()));
         let ranks = ranks.ok_or_else(|| format!("the ranks of process group `{name}` are unknown"))?;
-        // Host traces leave the list empty where the group has all ranks.
+        // Host traces leave the list empty if the group has all ranks.
         let ranks = if ranks.is_empty() { (0..world).collect() } else { ranks };
         let distinct: BTreeSet<u32> = ranks.iter().copied().collect();
         let fits =
@@ -341,7 +341,7 @@ impl RankPart {
     }
 }
 
-/// A host trace whose operators are each other's parents.
+/// Drops, or refuses, cycles of parents in a host trace.
 fn repair_host(rank: u32, host: &mut HostTrace, options: &Options, notes: &mut Vec<String>) -> Result<(), LinkError> {
     for edge in host.circles() {
         if !options.repair {
@@ -355,7 +355,8 @@ fn repair_host(rank: u32, host: &mut HostTrace, options: &Options, notes: &mut V
     Ok(())
 }
 
-/// Ranks without a recording can be taken to be like the first one only where all of them do the same with each other.
+/// Checks that unrecorded ranks can be replicas of the first one: this requires that all ranks communicate only in
+/// collectives of all ranks.
 fn check_missing(parts: &mut [RankPart], world: u32, notes: &mut Vec<String>) -> Result<(), LinkError> {
     let given = parts.len();
     if given == world as usize {
@@ -372,7 +373,7 @@ fn check_missing(parts: &mut [RankPart], world: u32, notes: &mut Vec<String>) ->
                 CommKind::Collective(_) => None,
             }
         };
-        // The map has no order: of several problems it is always the same.
+        // The map has no order: the minimum makes the choice among several problems deterministic.
         part.calls.values().filter_map(call).min()
     };
     if let Some(problem) = parts.iter().find_map(problem) {
@@ -396,13 +397,13 @@ fn check_missing(parts: &mut [RankPart], world: u32, notes: &mut Vec<String>) ->
     Ok(())
 }
 
-/// By part, items in the order in which the rank came to them.
+/// By part, items in the order in which the rank issued them.
 type CallOrder = (usize, Vec<u32>);
-/// One operation: by part, the item.
+/// The items of one operation: by part, the item.
 type MatchedCalls = Vec<(usize, u32)>;
 
-/// Finds out which calls of different ranks are one operation, and how long each took once all ranks had come to it: as long as the
-/// rank that came last was in it, which is the shortest time.
+/// Matches calls of different ranks that are one operation, and determines the duration of each operation after all
+/// ranks had entered it: the shortest recorded duration, which is that of the rank that entered last.
 fn bring_together(parts: &mut [RankPart], options: &Options, notes: &mut Vec<String>) -> Result<(), LinkError> {
     let mut strangers: BTreeSet<(usize, u32)> = BTreeSet::new();
     let (mut problem, mut uneven) = (None, 0);
@@ -423,7 +424,7 @@ fn bring_together(parts: &mut [RankPart], options: &Options, notes: &mut Vec<Str
                         format!("operation {at} of {members}, {}, is not recorded on all of its ranks", said(&there[0]))
                     }
                 });
-                // What follows cannot be told apart either.
+                // Later operations cannot be matched either.
                 strangers.extend(lines.iter().flat_map(|(part, line)| line.iter().skip(at).map(|item| (*part, *item))));
                 break;
             }
@@ -446,7 +447,7 @@ fn bring_together(parts: &mut [RankPart], options: &Options, notes: &mut Vec<Str
                     call.bytes = mean;
                     (call.in_split, call.out_split) = (Vec::new(), Vec::new());
                 } else if split && call.in_split.is_empty() {
-                    // Equal blocks of one rank fit to the blocks of others only if they are said.
+                    // Equal blocks of one rank match the blocks of others only if they are given as splits.
                     let block = call.bytes / call.dtype.map_or(1, DType::size) / ranks.max(1);
                     (call.in_split, call.out_split) = (vec![block; ranks as usize], vec![block; ranks as usize]);
                 }
@@ -471,8 +472,8 @@ fn bring_together(parts: &mut [RankPart], options: &Options, notes: &mut Vec<Str
     Ok(())
 }
 
-/// The calls that are matched with each other in order: those of a group, or the messages of one rank to another. By part, in the
-/// order in which the rank came to them.
+/// The calls that are matched in order: those of a group, or the messages of one rank to another. By part, in the order
+/// in which the rank issued them.
 fn lines(parts: &[RankPart]) -> Vec<(String, Vec<CallOrder>)> {
     type Key = (Group, Option<(u32, u32, u64)>);
     let mut lines: BTreeMap<Key, BTreeMap<usize, Vec<u32>>> = BTreeMap::new();
@@ -506,7 +507,7 @@ fn lines(parts: &[RankPart]) -> Vec<(String, Vec<CallOrder>)> {
     lines.into_iter().map(with_all).collect()
 }
 
-/// Can two calls be of one operation?
+/// Whether two calls can be parts of one operation.
 fn is_one(one: &Call, other: &Call) -> bool {
     let size = one.bytes == other.bytes || one.kind == CommKind::Collective(CommType::AllToAll);
     match (one.kind, other.kind) {
@@ -516,8 +517,9 @@ fn is_one(one: &Call, other: &Call) -> bool {
     }
 }
 
-/// What is added to each rank's times to count from the start of the first one. A collective ends on all ranks at about the same time:
-/// the median of the differences is that of the clocks. Where ranks share none, they are taken to have started together.
+/// Offsets that convert each rank's times to times since the start of the first rank. A collective ends on all ranks at
+/// about the same time: the median of the differences is the offset between the clocks. Ranks that share no collective
+/// are assumed to have started together.
 fn align_clocks(parts: &[RankPart], notes: &mut Vec<String>) -> Vec<i128> {
     let at = |part: &RankPart, ns: i64| i128::from(ns) + i128::from(part.profile.base_ns);
     let mut differences: BTreeMap<(usize, usize), Vec<i128>> = BTreeMap::new();

@@ -1,5 +1,6 @@
-//! Owns which operator of a host trace is which span of a profile. Both name record functions, but in older versions by other
-//! numbers, and a host trace of another run has the same numbers: so names decide, along ids where these agree, else along time.
+//! Owns the matching of operators of a host trace with spans of a profile. Both files number record functions, but
+//! older versions number them differently, and a host trace of another run has the same numbers. Names therefore
+//! decide, in the order of ids if these agree, else in the order of time.
 
 use super::host::HostTrace;
 use super::iterations::Window;
@@ -7,23 +8,24 @@ use super::profile::{Category, Profile};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 
-/// How far one sequence is looked through for where it goes on like the other. The cost of a difference is its square.
+/// Number of operators ahead that are searched for the next match of two sequences. The cost of a difference is the
+/// square of this number.
 const LOOK_AHEAD: usize = 48;
-/// So many threads of each file are compared.
+/// Maximum number of threads of each file that are compared.
 const THREADS: usize = 32;
 
-/// Pairs of operators: of the profile and of the host trace.
+/// Pairs of operators of the profile and of the host trace.
 #[derive(Debug, Default)]
 pub(super) struct Matching {
-    /// By event of the profile: the place of the operator in the host trace.
+    /// By event of the profile: the index of the operator in the host trace.
     pub(super) operator: FxHashMap<u32, u32>,
-    /// Operators of the host trace, of the profile, and pairs.
+    /// Number of operators of the host trace, and of the profile.
     pub(super) of_host: usize,
     pub(super) of_profile: usize,
 }
 
 impl Matching {
-    /// Of the file that has more, the share that is in the other.
+    /// Fraction of the operators that are in both files, relative to the file with more operators.
     pub(super) fn share(&self) -> f64 {
         self.operator.len() as f64 / self.of_host.max(self.of_profile).max(1) as f64
     }
@@ -70,7 +72,7 @@ fn along_ids(host: &HostTrace, profile: &Profile, spans: &[u32]) -> Matching {
     matching
 }
 
-/// Thread by thread, in the order in which operators begin.
+/// Matches operators thread by thread, in the order of their starts.
 fn along_time(host: &HostTrace, profile: &Profile, spans: &[u32], window: &Window) -> Matching {
     let mut host_threads: BTreeMap<u64, Vec<u32>> = BTreeMap::new();
     for place in of_iteration(host, window) {
@@ -118,7 +120,7 @@ fn bag<'a>(names: impl Iterator<Item = &'a str>) -> FxHashMap<&'a str, usize> {
     bag
 }
 
-/// The host's operators of the same iteration, if it says where iterations begin; else all.
+/// The host trace's operators of the same iteration, if it marks iterations; else all operators.
 fn of_iteration(host: &HostTrace, window: &Window) -> Vec<u32> {
     let timed = |place: &u32| host.operators[*place as usize].is_timed();
     let all = || (0..host.operators.len() as u32).filter(timed);
@@ -132,8 +134,9 @@ fn of_iteration(host: &HostTrace, window: &Window) -> Vec<u32> {
     all().filter(|place| (begin..end).contains(place)).collect()
 }
 
-/// Pairs of places in two sequences of these lengths, increasing in both. Not always the most pairs there could be, which take
-/// more than linear time to find: where the two differ, they are taken to go on from the nearest two places that are alike.
+/// Pairs of indices in two sequences of these lengths, increasing in both. The number of pairs is not always the
+/// maximum, whose search needs more than linear time: after a difference, the sequences continue at the nearest two
+/// equal items.
 fn align(len: usize, other_len: usize, same: impl Fn(usize, usize) -> bool) -> Vec<(usize, usize)> {
     let mut pairs = Vec::new();
     let (mut at, mut other) = (0, 0);

@@ -45,12 +45,12 @@ pub enum LinkError {
     /// A file is neither a profile nor a host trace, or is damaged.
     #[error("{problem}\nhint: {hint}")]
     Input {
-        /// What does not fit.
+        /// The problem.
         problem: String,
-        /// What to do.
+        /// The user's remedy.
         hint: &'static str,
     },
-    /// A host trace and a profile that are not of one run.
+    /// A host trace and a profile from different runs.
     #[error(
         "rank {rank}: the host trace and the profile are from different runs: {matched} of {operators} operators match by name and order ({:.1} %)\nhint: give files that were recorded together; --allow-mismatch links them anyway and ignores the operators of the host trace that do not match",
         100.0 * *matched as f64 / (*operators).max(1) as f64
@@ -58,19 +58,19 @@ pub enum LinkError {
     Mismatch {
         /// The rank of the files.
         rank: u32,
-        /// Operators of both files.
+        /// Number of operators that match in both files.
         matched: usize,
-        /// Operators of the file that has more in the iteration.
+        /// Number of operators in the iteration, in the file with more of them.
         operators: usize,
     },
-    /// The wanted iteration is not there.
+    /// The requested iteration was not recorded.
     #[error(
         "iteration {number} is not in all recordings; they contain {there}\nhint: choose one of them, or --iteration all"
     )]
     NoIteration {
-        /// The iteration that was asked for.
+        /// The requested iteration.
         number: u64,
-        /// The iterations that the trace has.
+        /// The recorded iterations.
         there: String,
     },
     /// The ranks' recordings share no iteration.
@@ -78,7 +78,7 @@ pub enum LinkError {
         "the recordings of the ranks have no iteration in common\nhint: record the same steps on all ranks, or link with --iteration all"
     )]
     NoCommonIteration,
-    /// The profile has nothing of the iteration.
+    /// The profile has no events in the iteration.
     #[error(
         "rank {rank}: nothing was recorded in the selected iterations\nhint: choose another iteration, or --iteration all"
     )]
@@ -86,7 +86,7 @@ pub enum LinkError {
         /// The rank of the profile.
         rank: u32,
     },
-    /// Communication that no file describes.
+    /// Communication kernels that no file describes.
     #[error(
         "rank {rank}: {count} NCCL kernels cannot be identified: {problem}; the first is `{kernel}`\nhint: give the host traces too, or profile with record_shapes=True; --allow-unknown treats them as compute of the recorded duration"
     )]
@@ -95,45 +95,45 @@ pub enum LinkError {
         rank: u32,
         /// Number of such kernels.
         count: usize,
-        /// What is not said of the first of them.
+        /// Missing information about the first of these kernels.
         problem: String,
-        /// The first of them.
+        /// Name of the first of these kernels.
         kernel: String,
     },
-    /// Ranks that disagree about what they communicate.
+    /// Ranks whose communication does not match.
     #[error(
         "the communication of the ranks does not match: {problem}\nhint: give recordings of the same steps of one run; --allow-mismatch treats operations without a counterpart as compute of the recorded duration"
     )]
     Ranks {
-        /// Who disagrees about what.
+        /// The ranks, and the difference between them.
         problem: String,
     },
-    /// Ranks of the job whose recordings are not given, and that cannot be taken to be like those that are.
+    /// Unrecorded ranks of a job, which cannot be replicas of the recorded ranks.
     #[error(
         "the job has {world} ranks, but only {given} are recorded: {problem}\nhint: give the profiles of all ranks"
     )]
     Missing {
-        /// Ranks of the job.
+        /// Number of ranks of the job.
         world: u32,
-        /// Ranks that are given.
+        /// Number of recorded ranks.
         given: usize,
-        /// Why they are not alike.
+        /// Reason why the unrecorded ranks cannot be replicas.
         problem: String,
     },
-    /// Dependencies in a circle.
+    /// Dependencies that form a cycle.
     #[error(
         "rank {rank}: {problem} closes a cycle\nhint: --repair drops a small set of dependencies that breaks all cycles, and lists them"
     )]
     Circle {
         /// The rank of the files.
         rank: u32,
-        /// The dependency that closes the circle.
+        /// The dependency that closes the cycle.
         problem: String,
     },
-    /// More than one file of a kind for a rank.
+    /// A set of files that does not give each rank exactly one profile and at most one host trace.
     #[error("{problem}\nhint: give one profile per rank, and at most one host trace for each")]
     Files {
-        /// What does not fit.
+        /// The problem.
         problem: String,
     },
 }
@@ -147,25 +147,25 @@ impl LinkError {
     }
 }
 
-/// How recordings are linked.
+/// Options of the linking of recordings.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// What of them.
+    /// The training steps to link.
     pub iteration: Iteration,
-    /// Link files and ranks that do not fit together.
+    /// Link files and ranks that do not match.
     pub allow_mismatch: bool,
-    /// NCCL kernels that no file describes become compute.
+    /// Treat NCCL kernels that no file describes as compute.
     pub allow_unknown: bool,
-    /// Drop dependencies that close circles.
+    /// Drop dependencies that close cycles.
     pub repair: bool,
 }
 
-/// A dependency that is dropped: of a node on another one, each with id and name.
+/// A dropped dependency between two nodes, each with id and name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
-    /// The node that depends.
+    /// The dependent node.
     pub node: (u64, String),
-    /// The node that it depends on.
+    /// Its dependency.
     pub on: (u64, String),
 }
 
@@ -175,55 +175,56 @@ impl fmt::Display for Edge {
     }
 }
 
-/// One file: which of the two it is, its content says.
+/// One recorded file; its content shows its kind.
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant)] // there are as many as files
+#[allow(clippy::large_enum_variant)] // one value per file
 pub enum Recording {
-    /// The profiler's file.
+    /// A profile, written by PyTorch's profiler.
     Profile(Profile),
-    /// The execution trace observer's.
+    /// A host trace, written by the execution trace observer.
     Host(HostTrace),
 }
 
-/// What is linked: one profile a rank, and a host trace for some.
+/// Recordings of one rank: a profile, and optionally a host trace.
 #[derive(Debug)]
 pub struct RankRecording {
-    /// For messages: the name of the profile's file.
+    /// The name of the profile's file, for messages.
     pub file: String,
-    /// The rank that its name says; the profile itself comes first.
+    /// The rank in the file's name; the rank in the profile itself has precedence.
     pub named: Option<u32>,
-    /// When what ran.
+    /// Times of events.
     pub profile: Profile,
-    /// With which tensors.
+    /// Sizes of tensors.
     pub host: Option<HostTrace>,
 }
 
 /// The traces of a job.
 #[derive(Debug)]
 pub struct Job {
-    /// One for each rank, in order.
+    /// One trace per rank, in order.
     pub ranks: Vec<Linked>,
-    /// For the user: what was found and assumed.
+    /// Findings and assumptions, for the user.
     pub notes: Vec<String>,
 }
 
-/// An execution trace, and what was recorded.
+/// An execution trace, and figures of the recording.
 #[derive(Clone, Debug)]
 pub struct Linked {
-    /// What it says about itself.
+    /// The trace's metadata.
     pub metadata: GlobalMetadata,
-    /// Its nodes; each after those that it depends on. Ranks that are taken to be like another one share them.
+    /// The trace's nodes, each after its dependencies. Replicas share the nodes of their rank.
     pub nodes: Arc<Vec<Node>>,
-    /// When the rank ended, in nanoseconds from the start of the first rank.
+    /// The end of the rank in the recording, in nanoseconds from the start of the first rank.
     pub recorded_ns: u64,
-    /// The rank whose recording this is: itself, unless it had none.
+    /// The rank whose recording this is: the rank itself, or for an unrecorded rank, the recorded rank that it is a
+    /// replica of.
     pub like: u32,
 }
 
 /// Makes the traces of a job from its ranks' recordings.
 ///
 /// # Errors
-/// They do not fit together, or do not say enough.
+/// The recordings do not match, or lack information.
 pub fn link(ranks: Vec<RankRecording>, options: &Options) -> Result<Job, LinkError> {
     job::link(ranks, options)
 }
@@ -232,7 +233,7 @@ impl Recording {
     /// Reads a file, plain or compressed with gzip.
     ///
     /// # Errors
-    /// It is neither, or damaged.
+    /// The file is neither a profile nor a host trace, or is damaged.
     pub fn read(input: impl Read) -> Result<Recording, LinkError> {
         let mut input = BufReader::new(input);
         let refused = |what: &str, error: &dyn fmt::Display, hint| {
@@ -280,10 +281,10 @@ impl Recording {
     }
 }
 
-/// No recording has more bytes of text: compressed, a small file may hold any number of them.
+/// Maximum length of a recording's text in bytes; a small compressed file may expand without bound.
 const LONGEST: u64 = 4 << 30;
 
-/// Text that is an error where it goes on for too long.
+/// Reader of text that fails beyond a number of bytes.
 struct Bounded<R> {
     input: R,
     left: u64,
@@ -308,7 +309,7 @@ fn parse(input: impl BufRead) -> serde_json::Result<Parsed> {
     Ok(parsed)
 }
 
-/// Chrome's format may also be the bare list of events.
+/// The top level of a file: an object, or as Chrome's format also allows, the list of events alone.
 struct TopLevel;
 
 impl<'de> Visitor<'de> for TopLevel {
@@ -353,13 +354,13 @@ impl<'de> Visitor<'de> for TopLevel {
     }
 }
 
-/// Is a file of this name what the profiler, or its observer, writes?
+/// Whether a file of this name can be a profile or a host trace.
 pub fn is_recording(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
     name.ends_with(".json") || name.ends_with(".json.gz")
 }
 
-/// The rank that a file's name says: its last number behind `rank`, `worker`, or else the only one.
+/// The rank in a file's name: its last number behind `rank`, else behind `worker`, else its only number.
 pub fn rank_in_name(name: &str) -> Option<u32> {
     let digits = |text: &str| -> Option<u32> {
         let end = text.find(|character: char| !character.is_ascii_digit()).unwrap_or(text.len());

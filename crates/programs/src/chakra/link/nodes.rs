@@ -1,5 +1,5 @@
-//! Owns how what a rank did is written down as nodes: ids in an order in which every node comes after those that it depends on,
-//! delays between what a node depends on and its start, attributes.
+//! Owns the conversion of a rank's timeline to nodes: their ids, in an order in which every node comes after its
+//! dependencies, the delays between dependencies and the start of their dependents, and attributes.
 
 use super::comm::CommKind;
 use super::repair::circle_closing;
@@ -17,12 +17,12 @@ use uniference_formats::chakra::own::{DURATION_PS, LIBRARY, PART, RECORDED_PS};
 use uniference_formats::chakra::schema::{Attribute, CommType, GlobalMetadata, Node, NodeType, Uint64List, Value};
 use uniference_sim::program::DType;
 
-/// A process group. Communication that no file gives a group is of all ranks.
+/// A process group. Communication without a group in the files is of all ranks.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Group {
-    /// None: all ranks of the job.
+    /// Name; `None`: the group of all ranks of the job.
     pub(super) name: Option<String>,
-    /// In the group's own order.
+    /// Ranks in the group's own order.
     pub(super) ranks: Vec<u32>,
 }
 
@@ -30,20 +30,20 @@ pub(super) struct Group {
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     pub(super) kind: CommKind,
-    /// Its place among the rank's groups.
+    /// Index of the group in the rank's groups.
     pub(super) group: usize,
     pub(super) bytes: u64,
     pub(super) dtype: Option<DType>,
     pub(super) in_split: Vec<u64>,
     pub(super) out_split: Vec<u64>,
-    /// The other, or the root, among the job's ranks.
+    /// The peer or the root, as a rank of the job.
     pub(super) peer: Option<u32>,
     pub(super) tag: u64,
-    /// From when the last rank came to it until its end.
+    /// Duration from the time at which the last rank entered the operation.
     pub(super) recorded_ns: u64,
 }
 
-/// What is written down of one rank.
+/// Input of one rank's graph.
 pub(super) struct LinkedRank<'a> {
     pub(super) rank: u32,
     pub(super) recording: RankFiles<'a>,
@@ -51,14 +51,14 @@ pub(super) struct LinkedRank<'a> {
     /// Calls of process groups, by item of the timeline.
     pub(super) calls: &'a FxHashMap<u32, Call>,
     pub(super) groups: &'a [Group],
-    /// From a time of this rank's clock to nanoseconds since the first rank's start: what is added.
+    /// Offset that converts times of this rank's clock to nanoseconds since the first rank's start.
     pub(super) shift_ns: i128,
 }
 
-/// Writes a rank's graph; what is dropped to open circles is added to `dropped`.
+/// Writes a rank's graph; dependencies that are dropped to break cycles are added to `dropped`.
 ///
 /// # Errors
-/// There is a circle, and it is not to be repaired.
+/// The graph has a cycle, and `repair` is false.
 pub(super) fn write(rank: &LinkedRank<'_>, repair: bool, dropped: &mut Vec<String>) -> Result<Linked, LinkError> {
     let items = &rank.timeline.items;
     let mut deps: Vec<Vec<u32>> = items.iter().map(|item| item.deps.clone()).collect();
@@ -91,7 +91,7 @@ pub(super) fn write(rank: &LinkedRank<'_>, repair: bool, dropped: &mut Vec<Strin
         let item_at = &items[item as usize];
         let (start, until) = (rank.since_start(item_at.start_ns), rank.since_start(item_at.end_ns));
         end = end.max(until);
-        // What was done last of what it depends on decides when it starts.
+        // The dependency that ended last determines the start.
         let binding = deps.iter().copied().max_by_key(|dep| (items[*dep as usize].end_ns, *dep));
         let ready = binding.map_or(0, |dep| rank.since_start(items[dep as usize].end_ns));
         let mut node = rank.node(item, start, until);
@@ -111,7 +111,7 @@ pub(super) fn write(rank: &LinkedRank<'_>, repair: bool, dropped: &mut Vec<Strin
     if let Some((host, _)) = rank.recording.host {
         attr.push(Attribute::new("schema", Value::String(host.schema.clone())));
     }
-    // Of what communicates, only marks of Gloo are on threads.
+    // Communication on threads is only that of Gloo's marks.
     let on_thread = |item: &Item| matches!(item.lane, Lane::Thread(_));
     let mut communication = items.iter().filter(|item| matches!(item.what, ItemKind::Communication(..))).peekable();
     if communication.peek().is_some() && communication.all(on_thread) {
@@ -121,7 +121,7 @@ pub(super) fn write(rank: &LinkedRank<'_>, repair: bool, dropped: &mut Vec<Strin
     Ok(Linked { metadata, nodes: Arc::new(nodes), recorded_ns: end, like: rank.rank })
 }
 
-/// Dependencies first, else in the order in which the host came to things. `None`: there is a circle.
+/// Topological order; independent items are in the order in which the host issued them. `None`: there is a cycle.
 fn topological(items: &[Item], deps: &[Vec<u32>]) -> Option<Vec<u32>> {
     let mut dependents: Vec<Vec<u32>> = vec![Vec::new(); items.len()];
     let mut missing: Vec<usize> = deps.iter().map(Vec::len).collect();
@@ -144,7 +144,7 @@ fn topological(items: &[Item], deps: &[Vec<u32>]) -> Option<Vec<u32>> {
     (order.len() == items.len()).then_some(order)
 }
 
-/// Time in which nobody works for what comes after it.
+/// A node of time in which nothing works for the node that depends on it.
 fn delay(id: u64, from_ns: u64, to_ns: u64, after: Option<u64>) -> Node {
     let mut node = Node { id, name: "delay".to_owned(), r#type: NodeType::Comp.into(), ..Node::default() };
     node.data_deps = after.into_iter().collect();
@@ -154,7 +154,8 @@ fn delay(id: u64, from_ns: u64, to_ns: u64, after: Option<u64>) -> Node {
     node
 }
 
-/// In whole microseconds such that rounding does not add up along a thread or stream, and exactly.
+/// Sets times in whole microseconds, rounded such that errors do not accumulate along a thread or stream, and the exact
+/// duration.
 fn set_times(node: &mut Node, from_ns: u64, to_ns: u64) {
     node.start_time_micros = from_ns / 1_000;
     node.duration_micros = (to_ns / 1_000).saturating_sub(from_ns / 1_000);
@@ -198,7 +199,7 @@ impl LinkedRank<'_> {
         if let ItemKind::Host { event: Some(event), first: true } = at.what {
             self.describe_operator(event, &mut node);
         }
-        // What takes no time is no work.
+        // An item without duration is no work.
         if end_ns == start_ns {
             node.r#type = NodeType::Metadata.into();
             node.start_time_micros = start_ns / 1_000;
@@ -209,7 +210,7 @@ impl LinkedRank<'_> {
         node
     }
 
-    /// What the host trace says of an operator.
+    /// Adds the host trace's description of an operator.
     fn describe_operator(&self, event: u32, node: &mut Node) {
         let Some((host, matching)) = self.recording.host else { return };
         let Some(operator) = matching.operator.get(&event).map(|place| &host.operators[*place as usize]) else {
@@ -261,7 +262,7 @@ impl LinkedRank<'_> {
 }
 
 impl Group {
-    /// All ranks, where nobody gave them a name, need no description.
+    /// Whether the group needs a description: an unnamed group of all ranks does not.
     fn is_described(&self) -> bool {
         self.name.is_some()
     }

@@ -1,7 +1,7 @@
-//! Owns reading the profiler's trace: Chrome's JSON as Kineto writes it, one event in memory at a time. Kept are spans on host
-//! threads and on the accelerator's streams, calls of the accelerator's runtime, and what the accelerator waited for.
+//! Owns the reader of the profiler's trace: Chrome's JSON as Kineto writes it, one event in memory at a time. It keeps
+//! spans on host threads and on CUDA streams, calls of the accelerator's runtime, and the waits of the accelerator.
 //!
-//! What the spans mean is [`super::timeline`]'s business.
+//! [`super::timeline`] interprets the spans.
 
 use super::LinkError;
 use indexmap::IndexSet;
@@ -12,21 +12,22 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// No time is beyond (the year 2043, counted from 1970): differences of two times, and of two sums of two, fit into 64 bits.
+/// Maximum of times (the year 2043, counted from 1970): differences of two times, and of two sums of two times, fit
+/// into 64 bits.
 pub(super) const LATEST_NS: i64 = 1 << 61;
 
-/// Timestamps greater than this, an hour, are counted from an epoch, and not from the start of the recording.
+/// Timestamps above this value, an hour, are counted from an epoch, and not from the start of the recording.
 const LATE_NS: i64 = 3_600_000_000_000;
 
 /// A profiler's trace of one rank.
 #[derive(Debug, Default)]
 pub struct Profile {
-    /// By start, the longer one first where several start together.
+    /// Events by start; of equal starts, the longer one first.
     pub(super) events: Vec<Event>,
     names: IndexSet<String, FxBuildHasher>,
-    /// Added to every time to make ranks of one machine comparable, in nanoseconds.
+    /// Offset that makes times of ranks on one machine comparable, in nanoseconds.
     pub(super) base_ns: i64,
-    /// What it says about the job.
+    /// Description of the job.
     pub(super) distributed: Distributed,
     /// Number of kernels that name no launch call and were paired with a launch call by other information.
     pub(super) paired: usize,
@@ -40,25 +41,25 @@ pub(super) struct Event {
     /// Number of the name ([`Profile::name`]).
     pub(super) name: u32,
     pub(super) category: Category,
-    /// The thread, or the stream.
+    /// The thread, or the CUDA stream.
     pub(super) lane: i64,
-    /// Of a kernel.
+    /// The device of a kernel.
     pub(super) device: i64,
     pub(super) start_ns: i64,
     pub(super) end_ns: i64,
     /// The id of its record function.
     pub(super) function: Option<u64>,
-    /// Ties what runs on the accelerator to the call that launched it.
+    /// Number that a call shares with the work that it launched on the accelerator.
     pub(super) correlation: Option<u64>,
-    /// Of a synchronisation: the stream waited for, and the correlation of the call that recorded the event.
+    /// For a synchronisation, the stream waited for, and the correlation of the call that recorded the event.
     pub(super) waits_on: Option<(i64, Option<u64>)>,
     /// The profiler's id of the operator around the span (`External id`).
     external: Option<u64>,
-    /// What it says of communication.
+    /// Arguments of communication.
     pub(super) comm: Option<Box<CommArgs>>,
 }
 
-/// What an event is.
+/// Category of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Category {
     Operator,
@@ -70,7 +71,7 @@ pub(super) enum Category {
     Sync,
 }
 
-/// The arguments by which PyTorch describes communication.
+/// PyTorch's arguments of communication.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CommArgs {
     pub(super) collective: Option<String>,
@@ -82,14 +83,14 @@ pub(super) struct CommArgs {
     pub(super) out_split: Option<Vec<u64>>,
     pub(super) group: Option<String>,
     pub(super) ranks: Option<Vec<u32>>,
-    /// Source, destination or root, as a place in the group.
+    /// Source, destination or root, as a group rank.
     pub(super) peer: Option<u64>,
-    /// Elements of each input, where shapes were recorded.
+    /// Elements of each input, if shapes were recorded.
     pub(super) dims: Vec<u64>,
     pub(super) types: Vec<String>,
 }
 
-/// What a profile says about the job that its rank is one of.
+/// A profile's description of its job.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Distributed {
@@ -124,7 +125,7 @@ impl Profile {
         &self.names[name as usize]
     }
 
-    /// The rank that it says it is of.
+    /// The rank in the profile.
     pub fn rank(&self) -> Option<u32> {
         self.distributed.rank
     }
@@ -166,7 +167,7 @@ impl Profile {
                 && event.correlation.is_none_or(|correlation| !named.contains(&correlation))
                 && (copies(event) || self.name(event).contains("Launch"))
         };
-        // Calls, and what they may have launched.
+        // Unpaired calls, and kernels that these may have launched.
         type Candidates = (Vec<usize>, Vec<usize>);
         let mut by_operator: BTreeMap<(bool, Option<u64>), Candidates> = BTreeMap::new();
         for (at, event) in self.events.iter().enumerate() {
@@ -254,7 +255,7 @@ impl Profile {
             device: args.device.0.unwrap_or(0),
             start_ns,
             end_ns: start_ns.saturating_add(length.max(0)).min(LATEST_NS),
-            // Without an observer of execution traces, all are 0.
+            // Without an execution trace observer, all ids are 0.
             function: args.function.0.filter(|id| *id > 0).or(args.external.0),
             // Profilers number correlations from 1, so 0 means that there is none.
             correlation: args.correlation.0.filter(|id| *id > 0),
@@ -265,19 +266,19 @@ impl Profile {
     }
 }
 
-/// Is an event of this name communication, or its host's half?
+/// Whether events of this name are communication, or its CPU half.
 pub(super) fn is_communication(name: &str) -> bool {
     ["nccl:", "gloo:", "c10d::", "record_param_comms"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Newer versions of PyTorch shorten long lists of ranks, but give the first and the step.
+/// The ranks of a group by their first rank and stride, in which newer versions of PyTorch abbreviate long lists.
 fn stride(start: &Number, step: &Number, size: &Number) -> Option<Vec<u32>> {
     let (start, step, size) = (start.unsigned()?, step.unsigned()?, size.unsigned()?);
     let rank = |place: u64| u32::try_from(place.checked_mul(step)?.checked_add(start)?).ok();
     if size > 1 << 20 { None } else { (0..size).map(rank).collect() }
 }
 
-/// Reads the list of events into a profile as it comes.
+/// Reader of the list of events, which adds them to a profile one by one.
 pub(super) struct Events<'a>(pub(super) &'a mut Profile);
 
 impl<'de> DeserializeSeed<'de> for Events<'_> {
@@ -315,7 +316,8 @@ struct RawEvent {
     args: RawArgs,
 }
 
-/// The arguments that are of use, by the name in the file. Read key by key, as Kineto writes some of them twice; the last one counts.
+/// The arguments that are used, by their names in the file. They are read key by key because Kineto writes some keys
+/// twice; the last one counts.
 macro_rules! arguments {
     ($($field:ident: $kind:ident = $key:literal,)*) => {
         #[derive(Default)]
@@ -382,7 +384,7 @@ arguments! {
     types: Texts = "Input type",
 }
 
-/// What a value is read as, whatever its type in the file: versions of PyTorch differ.
+/// A value of any JSON type, since types differ between versions of PyTorch.
 enum AnyValue {
     Integer(i64),
     /// An integer too large for [`AnyValue::Integer`].
@@ -468,7 +470,7 @@ impl AnyValue {
         }
     }
 
-    /// The product of a shape; of a list of shapes the sum.
+    /// The number of elements of a shape, or of all shapes in a list.
     fn elements(&self) -> u64 {
         let AnyValue::List(items) = self else { return 0 };
         if items.iter().any(|item| matches!(item, AnyValue::List(_))) {
@@ -481,7 +483,7 @@ impl AnyValue {
     }
 }
 
-/// Types that read anything and keep what fits.
+/// Types that accept any value and keep the part that is valid.
 macro_rules! loosely {
     ($($(#[$doc:meta])* $name:ident($kept:ty) = $keep:expr;)*) => {$(
         $(#[$doc])*
@@ -498,13 +500,13 @@ macro_rules! loosely {
 }
 
 loosely! {
-    /// Text; a number as it is written.
+    /// Text, or a number as text.
     Text(String) = |value| match value {
         AnyValue::Text(text) => text,
         AnyValue::Integer(number) => number.to_string(),
         _ => String::new(),
     };
-    /// Text that says something.
+    /// Text that is not empty.
     OptionalText(Option<String>) = |value| match value {
         AnyValue::Text(text) if !text.is_empty() => Some(text),
         AnyValue::Integer(number) => Some(number.to_string()),
@@ -512,9 +514,9 @@ loosely! {
     };
     /// An id: any unsigned 64-bit number, also written as text.
     Id(Option<u64>) = |value| value.unsigned();
-    /// A whole number, also as text.
+    /// An integer, also written as text.
     Number(Option<i64>) = |value| value.integer();
-    /// Microseconds, kept as nanoseconds; nothing where no trace could have them.
+    /// Microseconds, converted to nanoseconds; `None` if out of range.
     Micros(Option<i64>) = |value| {
         let micros = match value {
             AnyValue::Integer(micros) => return micros.checked_mul(1_000).filter(|nanos| nanos.abs() < LATEST_NS),
@@ -524,7 +526,8 @@ loosely! {
         };
         (micros.abs() < LATEST_NS as f64 / 1e3).then_some((micros * 1e3).round() as i64)
     };
-    /// A list of numbers, which older versions write as text. Nothing if any of them is none, as in a shortened list.
+    /// A list of numbers, which older versions write as text. `None` if an item is not a number, as in an abbreviated
+    /// list.
     Numbers(Option<Vec<u64>>) = |value| match value {
         AnyValue::List(items) => items.iter().map(|item| u64::try_from(item.integer()?).ok()).collect(),
         AnyValue::Text(text) => {
@@ -533,7 +536,7 @@ loosely! {
         }
         _ => None,
     };
-    /// Elements of each input.
+    /// Number of elements of each input.
     Dims(Vec<u64>) = |value| match value {
         AnyValue::List(items) => items.iter().map(AnyValue::elements).collect(),
         _ => Vec::new(),

@@ -1,5 +1,5 @@
-//! Owns the replay of a linked job on the machine that it was recorded on: communication takes what it took once all its ranks had
-//! come to it. What comes out should be the recording; by how much it is not says how well the recording is understood.
+//! Owns the replay of a linked job on the recorded machine: communication lasts as long as it did after all its ranks
+//! had entered it. The result should equal the recording; the difference is the error of the linked graph.
 
 use super::Job;
 use crate::chakra::replay::{Replay, Rules};
@@ -16,10 +16,10 @@ use uniference_sim::program::Program;
 use uniference_sim::time::{Rate, SimDuration};
 
 impl Job {
-    /// When each rank ends if its trace is replayed on the recorded machine, in nanoseconds.
+    /// End of each rank in a replay of its trace on the recorded machine, in nanoseconds.
     ///
     /// # Errors
-    /// Why the traces cannot be run to their end.
+    /// The reason why the traces cannot be run to their end, in words.
     pub fn replay_recorded(&self) -> Result<Vec<u64>, String> {
         let world: Arc<[RankId]> = (0..self.ranks.len()).map(RankId::from).collect();
         let rules = Arc::new(Rules { recorded: true, ..Rules::of(world) });
@@ -45,7 +45,7 @@ impl Job {
     }
 }
 
-/// A switch over which ranks meet at once.
+/// A switch without latency, over which ranks meet at once.
 fn without_latency(ranks: usize) -> Result<Cluster, String> {
     let hosts: Vec<HostSpec> = (0..ranks).map(|rank| HostSpec::new(format!("host.{rank}"))).collect();
     let link = LinkSpec::new(Rate::new(1e15).ok_or("no such rate")?, SimDuration::ZERO);

@@ -1,12 +1,13 @@
-//! Owns the repair of graphs with circles: which dependencies are dropped so that none is left.
+//! Owns the repair of graphs with cycles: the choice of dependencies to drop so that no cycle is left.
 //!
-//! The fewest that would do (a minimum feedback arc set) are NP-hard to find. What is dropped here is minimal: none of the dropped
-//! dependencies could be put back without closing a circle. The candidates come from the greedy order of Eades, Lin and Smyth (1993),
-//! which drops at most half of the dependencies minus a sixth of the nodes; each is put back if that closes none.
+//! The smallest such set (a minimum feedback arc set) is NP-hard to find. The chosen set is minimal: no dropped
+//! dependency could be restored without closing a cycle. The candidates come from the greedy order of Eades, Lin and
+//! Smyth (1993), which drops at most half of the dependencies minus a sixth of the nodes; each candidate is restored if
+//! that closes no cycle.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The dependencies to drop, as (node, place in its list). `deps` says for each node which others it depends on.
+/// The dependencies to drop, as (node, index in its list). `deps` holds the dependencies of each node.
 pub(super) fn circle_closing(deps: &[Vec<u32>]) -> Vec<(u32, usize)> {
     let core = core(deps);
     if core.is_empty() {
@@ -41,7 +42,7 @@ pub(super) fn circle_closing(deps: &[Vec<u32>]) -> Vec<(u32, usize)> {
     dropped
 }
 
-/// The nodes on circles, and those between circles: what stays when sources and sinks are taken away again and again.
+/// The nodes on cycles and between cycles: those that remain after repeated removal of sources and sinks.
 fn core(deps: &[Vec<u32>]) -> Vec<u32> {
     let mut dependents: Vec<Vec<u32>> = vec![Vec::new(); deps.len()];
     let mut waits_for: Vec<usize> = deps.iter().map(Vec::len).collect();
@@ -74,7 +75,8 @@ fn core(deps: &[Vec<u32>]) -> Vec<u32> {
     (0..deps.len() as u32).filter(|node| !gone[*node as usize]).collect()
 }
 
-/// Each node's position: sinks last, sources first, and where there is neither, the node that most depend on more than it does.
+/// The position of each node in the greedy order: sinks last, sources first; without either, the node with the largest
+/// surplus of dependents over dependencies is next.
 fn greedy_order(after: &[Vec<u32>], before: &[Vec<u32>]) -> Vec<usize> {
     let count = after.len();
     let mut degrees: Vec<(usize, usize)> = (0..count).map(|node| (after[node].len(), before[node].len())).collect();

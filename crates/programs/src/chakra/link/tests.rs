@@ -44,7 +44,7 @@ fn dlrm(with_host: bool) -> Vec<RankRecording> {
     (0..8).map(|number| rank(&format!("dlrm.profile.{number}.json.gz"), host(number).as_deref())).collect()
 }
 
-/// Every trace can be run: no circle, no id twice.
+/// Asserts that every trace can be run: it has no cycle and no duplicate id.
 fn checked(job: Job) -> Job {
     for linked in &job.ranks {
         let mut writer = Writer::new(Vec::new(), &linked.metadata).unwrap();
@@ -54,7 +54,7 @@ fn checked(job: Job) -> Job {
     job
 }
 
-/// By how much the replay on the recorded machine is off, of the rank where it is most.
+/// Relative error of the replay on the recorded machine, of the rank with the largest error.
 fn error_of(job: &Job) -> f64 {
     let replayed = job.replay_recorded().unwrap();
     let error = |(linked, replayed): (&Linked, u64)| (replayed as f64 / linked.recorded_ns as f64 - 1.0).abs();
@@ -69,7 +69,7 @@ impl Nodes for Listed<'_> {
     }
 }
 
-/// The makespan in milliseconds over links of so many bytes a second.
+/// The makespan in milliseconds over links of the given bandwidth.
 fn makespan(job: &Job, bandwidth: &str) -> f64 {
     let (ranks, latency) = (job.ranks.len() as u32, Some("1 us".parse().unwrap()));
     let flags = Flags { ranks, bandwidth: Some(bandwidth.parse().unwrap()), latency, slowdown: vec![] };
@@ -97,7 +97,7 @@ fn communication(linked: &Linked) -> impl Iterator<Item = &Node> {
 fn eight_ranks_of_an_older_pytorch_replay_as_recorded(#[case] with_host: bool) {
     let job = checked(link(dlrm(with_host), &Options::default()).unwrap());
     assert_eq!(job.ranks.len(), 8);
-    // Rank 1 is the first to begin the step, and its ProfilerStep#10 lasts 19,901 us.
+    // Rank 1 is the first to start the step, and its ProfilerStep#10 lasts 19,901 us.
     assert!((19.8e6..21e6).contains(&(job.ranks[1].recorded_ns as f64)));
     assert!(error_of(&job) < 0.01, "{}", error_of(&job));
     for linked in &job.ranks {
@@ -109,10 +109,10 @@ fn eight_ranks_of_an_older_pytorch_replay_as_recorded(#[case] with_host: bool) {
         assert_eq!(reduced.map(|node| node.unsigned(COMM_SIZE).unwrap()).sum::<u64>(), 4 * (394_241 + 112 + 226_960));
     }
     let first = communication(&job.ranks[0]).next().unwrap();
-    // 6,144 floats; the last rank to come was in it for 10 us.
+    // 6,144 floats; the last rank to enter was in the operation for 10 us.
     assert_eq!((first.unsigned(COMM_SIZE), first.unsigned(RECORDED_PS)), (Some(24_576), Some(10_000_000)));
     assert_eq!(first.numbers(IN_SPLIT).is_some(), with_host);
-    // Nobody works while the backward pass runs on another thread: it takes 3.4 ms.
+    // No thread works while the backward pass runs on another thread for 3.4 ms.
     let work = |node: &&Node| node.is_cpu_op() && node.text(PART) == Some("side_by_side");
     let longest = job.ranks[0].nodes.iter().filter(work).map(|node| node.duration_micros).max();
     assert!(longest < Some(500), "{longest:?}");
@@ -126,7 +126,7 @@ fn a_tenth_of_the_bandwidth_costs_what_the_bytes_say() {
     assert!(error_of(&job) < 0.001, "{}", error_of(&job));
     let groups = job.ranks[0].nodes.iter().find_map(|node| process_groups(node).unwrap()).unwrap();
     assert_eq!((groups[0].name.as_str(), &groups[0].ranks[..]), ("0", &[0, 1][..]));
-    // Rings of two: each byte of a tensor crosses each link once. Both rates are so slow that nothing hides the all-reduces.
+    // Rings of two: each byte of a tensor crosses each link once. Both rates are low, to expose the all-reduces.
     let bytes: u64 = communication(&job.ranks[0]).map(|node| node.unsigned(COMM_SIZE).unwrap()).sum();
     let expected = bytes as f64 * (1.0 / 0.05e9 - 1.0 / 0.5e9) * 1e3;
     let grown = makespan(&job, "0.05 GB/s") - makespan(&job, "0.5 GB/s");
@@ -150,7 +150,7 @@ fn files_of_different_runs_are_refused() {
 fn events_order_kernels_of_different_streams() {
     let job = checked(link(vec![rank("events.profile.json.gz", None)], &Options::default()).unwrap());
     assert!(error_of(&job) < 0.001);
-    // The profile says that stream 24 waited for an event of stream 20.
+    // In the profile, stream 24 waits for an event of stream 20.
     let on =
         |stream: i128| move |node: &&Node| node.attribute("stream").and_then(|value| value.integer()) == Some(stream);
     let nodes = &job.ranks[0].nodes;
@@ -160,7 +160,7 @@ fn events_order_kernels_of_different_streams() {
     assert!(first.data_deps.iter().any(through), "{first:?}");
 }
 
-// Recordings of our own
+// Synthetic recordings
 
 fn span(cat: &str, name: &str, tid: u64, ts: f64, dur: f64, args: Json) -> Json {
     json!({"ph": "X", "cat": cat, "name": name, "tid": tid, "ts": ts, "dur": dur, "args": args})
@@ -203,14 +203,14 @@ fn alone(events: &[Json]) -> Linked {
     job.ranks.remove(0)
 }
 
-/// An operator of the newer files.
+/// An operator of the newer file format.
 fn operator(id: u64, name: &str, parent: u64, inputs: Json) -> Json {
     let attrs =
         json!([{"name": "rf_id", "type": "uint64", "value": id}, {"name": "tid", "type": "uint64", "value": 1}]);
     json!({"id": id, "name": name, "ctrl_deps": parent, "inputs": {"values": inputs, "shapes": [], "types": []}, "attrs": attrs})
 }
 
-/// Names and durations of what a thread or stream does, without what takes no time.
+/// Names and durations of work on threads and streams, without items of no duration.
 fn work(linked: &Linked) -> Vec<(&str, u64)> {
     let part = |node: &&Node| node.text(PART) == Some("side_by_side");
     linked.nodes.iter().filter(part).map(|node| (node.name.as_str(), node.duration_micros)).collect()
@@ -218,7 +218,7 @@ fn work(linked: &Linked) -> Vec<(&str, u64)> {
 
 #[test]
 fn waiting_is_a_dependency_and_time_between_operators_is_work() {
-    // A kernel of 90 us; the thread waits for it in a call of 80 us, of which 10 us are left after its end.
+    // A kernel of 90 us; the thread waits for it in a call of 80 us, of which 10 us remain after the kernel's end.
     let linked = alone(&[
         operation("aten::mm", 0.0, 20.0),
         call("cudaLaunchKernel", 10.0, 5.0, 1),
@@ -243,7 +243,7 @@ fn waiting_is_a_dependency_and_time_between_operators_is_work() {
     assert_eq!(found, sorted);
     let id = |name: &str| linked.nodes.iter().rfind(|node| node.name == name).unwrap();
     assert!(id("aten::item").data_deps.contains(&id("gemm").id));
-    // Its launch is 5 us before the kernel's start.
+    // The launch is 5 us before the kernel's start.
     let delay = linked.nodes.iter().find(|node| node.name == "delay").unwrap();
     assert_eq!((delay.duration_micros, &id("gemm").data_deps[..]), (5, &[delay.id][..]));
 }
@@ -259,7 +259,7 @@ fn the_main_thread_waits_for_the_backward_pass_on_another_thread() {
         backward(555.0),
         operation("aten::add", 970.0, 30.0),
     ]);
-    // mul, 50 us until the worker begins, 400 + 5 + 400, 15 us until the main thread goes on, add.
+    // mul, 50 us until the worker starts, 400 + 5 + 400, 15 us until the main thread continues, add.
     let total: u64 = work(&linked).iter().map(|(_, micros)| micros).sum();
     assert_eq!(total, 100 + 50 + 400 + 5 + 400 + 15 + 30);
 }
@@ -287,12 +287,13 @@ fn gloo_runs_beside_the_thread_that_issues_it() {
     assert!(error_of(&job) < 1e-9);
     let call = communication(&job.ranks[0]).next().unwrap();
     assert_eq!((call.comm_type(), call.unsigned(COMM_SIZE)), (Some(CommType::AllReduce), Some(256)));
-    // `add` does not wait for it, and the thread idles from 167 to 186 us: mm, issue, 3 us, add, 2 us, relu; on the other thread 2 us.
+    // `add` does not wait for the all-reduce, and the thread idles from 167 to 186 us: mm, issue, 3 us, add, 2 us,
+    // relu; on the other thread 2 us.
     let total: u64 = work(&job.ranks[0]).iter().map(|(_, micros)| micros).sum();
     assert_eq!(total, 50 + 4 + 3 + 10 + 2 + 1 + 2);
 }
 
-/// An NCCL kernel inside its operator, of a PyTorch without `Collective name`.
+/// An NCCL kernel inside its operator, from a PyTorch version without `Collective name`.
 fn nccl(kernel_name: &str, end: f64) -> Vec<Json> {
     vec![
         operation("record_param_comms", 0.0, 20.0),
@@ -317,7 +318,7 @@ fn what_communicates_is_known_from_the_kernel_the_host_or_the_profile() {
         link(vec![with_host(profile(0), &host()), with_host(profile(1), &host())], &Options::default()).unwrap(),
     );
     let node = communication(&job.ranks[1]).next().unwrap();
-    // Place 1 of the group is rank 0; 100 elements of 2 bytes; both were in it for 40 us.
+    // Group rank 1 is rank 0; 100 elements of 2 bytes; both ranks were in the operation for 40 us.
     assert_eq!(
         (node.comm_type(), node.unsigned(ROOT_RANK), node.unsigned(COMM_SIZE)),
         (Some(CommType::Broadcast), Some(0), Some(200))
@@ -334,7 +335,7 @@ fn what_communicates_is_known_from_the_kernel_the_host_or_the_profile() {
     let job = checked(link(vec![profile(0), profile(1)], &options).unwrap());
     assert_eq!(communication(&job.ranks[0]).count(), 0);
     assert!(work(&job.ranks[0]).contains(&("ncclDevKernel_Broadcast_RING_LL", 40)));
-    // One SendRecv kernel may be anything.
+    // A single SendRecv kernel may be any operation.
     let unknown = of_events(&nccl("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t", 50.0), &json!({}));
     assert!(matches!(link(vec![unknown], &Options::default()), Err(LinkError::Unknown { .. })));
 }
@@ -461,7 +462,7 @@ fn any_event() -> impl Strategy<Value = Json> {
 }
 
 proptest! {
-    /// Whatever a profile says, it is linked or refused, and what is linked runs to its end.
+    /// Any profile is linked or refused, and linked traces run to their end.
     #[test]
     fn any_profile_is_linked_or_refused(events in proptest::collection::vec(any_event(), 0..60), all: bool) {
         let iteration = if all { Iteration::All } else { Iteration::Middle };
@@ -471,7 +472,7 @@ proptest! {
         }
     }
 
-    /// Without what is dropped there is no circle, and with any of it there is one.
+    /// Without the dropped dependencies there is no cycle, and with any one of them there is a cycle.
     #[test]
     fn what_is_dropped_is_enough_and_not_too_much(edges in proptest::collection::vec((0_u32..12, 0_u32..12), 0..60)) {
         let mut deps: Vec<Vec<u32>> = vec![Vec::new(); 12];

@@ -1,21 +1,22 @@
-//! Owns what one rank did, taken apart into pieces of work and what each of them waited for.
+//! Owns the timeline of one rank: its pieces of work, and the dependencies of each.
 //!
-//! **Threads.** A thread's time from its first span to its last is cut into pieces: where the innermost operator changes, where
-//! something is launched on the accelerator, and where the thread waits. A piece follows the one before it. Time between operators
+//! **Threads.** A thread's time from its first span to its last is split into pieces: at changes of the innermost
+//! operator, at launches on the accelerator, and at waits. Each piece follows the previous one. Time between operators
 //! (Python's own) is work of the thread like any other.
 //!
-//! **Waits** are dependencies and no work. A thread waits
-//! - in synchronisation of a device, a stream or an event, and in a copy from or to pageable memory, for the kernels concerned: what
-//!   of the call is left after their end is work;
-//! - for another thread: PyTorch runs the backward pass on threads of its own, and no file says who waits for whom. A pause of the
-//!   main thread in which a worker finished and rested is taken for a wait for it, and a pause of a worker in which the main thread
-//!   did something for a wait for that;
-//! - for what Gloo carries out on its threads, from the issuing operator's thread's next operator on.
+//! **Waits** are dependencies, not work. A thread waits
+//! - in synchronisation of a device, a CUDA stream or an event, and in a copy from or to pageable memory, for the
+//!   kernels concerned: the rest of the call after their end is work;
+//! - for another thread: PyTorch runs the backward pass on its own threads, and no file records their dependencies. A
+//!   pause of the main thread in which a worker finished and became idle counts as a wait for that worker, and a pause
+//!   of a worker in which the main thread was active counts as a wait for the main thread;
+//! - for operations that Gloo executes on its own threads, before the next operator of the issuing thread.
 //!
-//! **Streams.** A kernel follows the one before it in its stream, its launch, and the events that its stream was told to wait for.
-//! Newer profiles name the event; in older ones a wait counts for the stream of the thread's next launch, and is taken to be for the
-//! stream whose kernel ended last before the next kernel there started. A kernel that starts right after the end of one on another stream, and after a
-//! pause, is taken to have waited for it as well.
+//! **CUDA streams.** A kernel follows the previous kernel of its stream, its launch, and the events that its stream
+//! waits for. Newer profiles name the event; in older ones a wait counts for the stream of the thread's next launch,
+//! and the stream that it waits for is assumed to be the one whose kernel ended last before the waiting stream's next
+//! kernel started. A kernel that starts right after the end of a kernel on another stream, and after a pause, is
+//! assumed to have waited for that kernel too.
 
 use super::comm::{self, Comm, Source};
 use super::host::HostTrace;
@@ -25,22 +26,22 @@ use super::profile::{Category, Event, Profile};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Shorter pauses of a thread are its own work.
+/// Minimum duration of a thread's pause that counts as a wait; shorter pauses are the thread's own work.
 const PAUSE_NS: i64 = 20_000;
-/// The same where nothing says that the threads work together.
+/// Minimum duration of a pause for threads that are not known to work together.
 const LONG_PAUSE_NS: i64 = 100_000;
-/// The clocks of host and accelerator differ by so much at most.
+/// Maximum difference between the clocks of host and accelerator.
 const SKEW_NS: i64 = 5_000;
-/// A kernel that starts so soon after the end of another one can have waited for it.
+/// Maximum time from the end of a kernel to the start of another one that is assumed to have waited for it.
 const RIGHT_AFTER_NS: i64 = 15_000;
-/// So many streams are looked at for what a kernel or call waited for.
+/// Number of streams that are searched for the kernel that a kernel or call waited for.
 const STREAMS: usize = 64;
 
-/// Where something runs.
+/// The thread or CUDA stream of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Lane {
     Thread(i64),
-    /// Of a device.
+    /// Device and stream.
     Stream(i64, i64),
 }
 
@@ -51,35 +52,35 @@ pub(super) struct Item {
     pub(super) lane: Lane,
     pub(super) start_ns: i64,
     pub(super) end_ns: i64,
-    /// When the host came to it.
+    /// Time at which the host launched the item.
     pub(super) issued_ns: i64,
     /// The items that end before this one starts.
     pub(super) deps: Vec<u32>,
 }
 
-/// What it is.
+/// Kind of an item.
 #[derive(Debug)]
 pub(super) enum ItemKind {
-    /// A part of an operator or annotation, or what lies between them. `first`: it has no earlier part.
+    /// A part of an operator or annotation, or the time between them. `first`: the event has no earlier part.
     Host { event: Option<u32>, first: bool },
-    /// A kernel, copy or setting of memory.
+    /// A kernel, memory copy or memset.
     Kernel(u32),
-    /// A kernel or a mark that communicates.
+    /// A kernel or a mark of Gloo that communicates.
     Communication(u32, Box<Comm>),
-    /// The same, and nobody says what.
+    /// A communication whose description is incomplete, and the reason.
     Unknown(u32, &'static str),
 }
 
-/// Everything that a rank did.
+/// All items of a rank.
 #[derive(Debug, Default)]
 pub(super) struct Timeline {
     pub(super) items: Vec<Item>,
-    /// Kernels (with copies), and how many of them have a known launch.
+    /// Number of kernels and copies, and of those among them with a known launch.
     pub(super) kernels: usize,
     pub(super) launched: usize,
 }
 
-/// What a file of a rank says, side by side.
+/// Recordings of one rank, matched.
 #[derive(Clone, Copy)]
 pub(super) struct RankFiles<'a> {
     pub(super) profile: &'a Profile,
@@ -90,9 +91,9 @@ pub(super) struct RankFiles<'a> {
 #[derive(Clone, Copy, Debug)]
 enum Dependency {
     Kernel(usize),
-    /// What a thread had done by then.
+    /// The last piece of a thread that ended by a time.
     Thread(i64, i64),
-    /// A mark of Gloo's.
+    /// A mark of one of Gloo's operations.
     Mark(u32),
 }
 
@@ -106,16 +107,16 @@ struct Wait {
 struct Kernel {
     event: u32,
     lane: Lane,
-    /// Of its launch; without one, its own start.
+    /// Time of the launch; without a launch, the kernel's own start.
     launched_ns: i64,
 }
 
 #[derive(Default)]
 struct Thread {
-    /// Operators and annotations, and the calls that do not fall into the breaks of others.
+    /// Operators and annotations.
     spans: Vec<u32>,
     calls: Vec<u32>,
-    /// Where operators or calls are under way, without gaps shorter than a nanosecond.
+    /// Times in which operators or calls run; adjacent ones are merged.
     busy: Vec<(i64, i64)>,
     waits: Vec<Wait>,
     cuts: Vec<i64>,
@@ -126,7 +127,7 @@ struct Builder<'a> {
     recording: RankFiles<'a>,
     threads: BTreeMap<i64, Thread>,
     kernels: Vec<Kernel>,
-    /// Kernels of each stream by their start.
+    /// Kernels of each stream, by their start.
     streams: BTreeMap<Lane, Vec<usize>>,
     by_correlation: FxHashMap<u64, Vec<usize>>,
     /// Synchronisations by correlation, and calls by correlation.
@@ -135,14 +136,14 @@ struct Builder<'a> {
     items: Vec<Item>,
     of_thread: FxHashMap<i64, Vec<u32>>,
     of_mark: FxHashMap<u32, u32>,
-    /// By launching call: the piece before it, and the communication around it.
+    /// By launching call: the piece before the call, and the communication operators around it.
     launcher: FxHashMap<u32, (u32, Vec<u32>)>,
     late: Vec<(u32, Dependency)>,
-    /// By mark: the operator that issued it.
+    /// By mark: the operator that issued the operation.
     issuers: FxHashMap<u32, u32>,
 }
 
-/// Takes a rank's recording apart.
+/// Splits a rank's recording into items.
 pub(super) fn take_apart(recording: RankFiles<'_>) -> Timeline {
     let mut builder = Builder {
         recording,
@@ -184,7 +185,8 @@ impl<'a> Builder<'a> {
         self.calls.get(&self.event(kernel.event).correlation?).copied()
     }
 
-    /// Sorts what is in the iteration: spans and calls by thread, kernels by stream. A kernel belongs to the iteration of its launch.
+    /// Collects the events of the iteration: spans and calls by thread, kernels by stream. A kernel belongs to the
+    /// iteration of its launch.
     fn select(&mut self) {
         let RankFiles { profile, window, .. } = self.recording;
         let indexed = || (0_u32..).zip(&profile.events);
@@ -225,7 +227,7 @@ impl<'a> Builder<'a> {
         let launches = |call: &u32| {
             self.event(*call).correlation.is_some_and(|correlation| self.by_correlation.contains_key(&correlation))
         };
-        // A thread that only polls, as NCCL's watchdog does, works for nobody.
+        // Threads without spans and launches, such as NCCL's watchdog, only poll, and are left out.
         let works = |thread: &Thread| !thread.spans.is_empty() || thread.calls.iter().any(launches);
         let idle: Vec<i64> =
             self.threads.iter().filter(|(_, thread)| !works(thread)).map(|(thread, _)| *thread).collect();
@@ -251,7 +253,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Of a stream, the last kernel that was launched before `launched` and ended by `ended`.
+    /// The last kernel of a stream that was launched before `launched` and ended by `ended`.
     fn last_on(&self, stream: &[usize], launched: i64, ended: i64) -> Option<usize> {
         let before = stream.partition_point(|kernel| self.kernels[*kernel].launched_ns < launched);
         let over = stream.partition_point(|kernel| self.event(self.kernels[*kernel].event).end_ns <= ended);
@@ -298,7 +300,8 @@ impl<'a> Builder<'a> {
         }
         if name.contains("StreamSynchronize") {
             let said = sync.map(|sync| Lane::Stream(sync.device, sync.lane));
-            // Without a word on the stream it is that of the thread's last launch, as in a copy to the host.
+            // A call without a recorded stream, as in a copy to the host, waits for the stream of the thread's last
+            // launch.
             let kernel = said.or(last_stream).as_ref().and_then(on);
             return kernel.or_else(ended_meanwhile).into_iter().collect();
         }
@@ -323,7 +326,8 @@ impl<'a> Builder<'a> {
         ended_meanwhile().filter(|_| frees).into_iter().collect()
     }
 
-    /// The thread that runs the program: where iterations are marked, or else the first one.
+    /// The thread that runs the program: the one with marks of iterations, or else the first active one without a
+    /// backward pass.
     fn main_thread(&self) -> Option<i64> {
         let marks = |thread: &Thread| {
             let mark = |span: &u32| {
@@ -340,11 +344,11 @@ impl<'a> Builder<'a> {
         marked.or_else(first)
     }
 
-    /// The main thread and its workers hand work to each other.
+    /// Adds the waits of the main thread and its workers for each other.
     fn wait_for_threads(&mut self) {
         let Some(main) = self.main_thread() else { return };
         let of_main = std::mem::take(&mut self.threads.get_mut(&main).expect("just found").busy);
-        // By pause of the main thread: who ended last in it.
+        // By pause of the main thread: the latest end of a worker in that pause, and the worker.
         let mut joins: BTreeMap<usize, (i64, i64)> = BTreeMap::new();
         let mut main_cuts = Vec::new();
         for (id, worker) in self.threads.iter_mut().filter(|(id, _)| **id != main) {
@@ -362,12 +366,13 @@ impl<'a> Builder<'a> {
                 }
                 rests_since = Some(end);
                 let next = worker.busy.get(at + 1).map_or(i64::MAX, |next| next.0);
-                // The main thread's pause around this end: it begins where the main thread was last busy.
+                // The main thread's pause around this end starts at the end of the main thread's last busy time.
                 let resumes = of_main.partition_point(|(start, _)| *start < end);
                 let (Some(paused), Some(resumed)) = (resumes.checked_sub(1), of_main.get(resumes)) else { continue };
                 let from = of_main[paused].1;
                 let rests = next >= resumed.0 && next.saturating_sub(end) >= PAUSE_NS;
-                // `backward` blocks its thread, which may still be given single nodes of the graph while the worker goes on.
+                // `backward` blocks its thread, but PyTorch may still run single nodes of the graph on that thread
+                // while the worker continues.
                 let blocked = worker.backward && resumed.0 - from >= LONG_PAUSE_NS;
                 let waits = from < end && end <= resumed.0 && resumed.0 - from >= pause && (rests || blocked);
                 if waits && joins.get(&paused).is_none_or(|(latest, _)| *latest < end) {
@@ -388,7 +393,8 @@ impl<'a> Builder<'a> {
         thread.busy = of_main;
     }
 
-    /// Each group's operations are carried out in the order of issue, so the marks of a kind come in that order.
+    /// Adds waits for Gloo's operations. Operations of a group are executed in the order of issue, so marks of one kind
+    /// are in that order too.
     fn wait_for_marks(&mut self) {
         let mut spans: Vec<u32> = self.threads.values().flat_map(|thread| &thread.spans).copied().collect();
         spans.sort_unstable();
@@ -434,7 +440,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Cuts a thread's time into pieces.
+    /// Splits a thread's time into pieces.
     fn cut(&mut self, id: i64) {
         let mut thread = self.threads.remove(&id).expect("asked for by its id");
         thread.waits.sort_by_key(|wait| wait.from);
@@ -453,7 +459,7 @@ impl<'a> Builder<'a> {
                 points.push((start_ns, 2, Point::Launch(*call)));
             }
         }
-        // A copy is launched before it is waited for.
+        // The launch of a copy comes before the wait for that copy.
         points.extend(thread.waits.into_iter().map(|wait| (wait.from, 3, Point::Wait(wait.deps, wait.until))));
         points.sort_by_key(|(at, order, _)| (*at, *order));
         let spans = thread.spans.iter().chain(&thread.calls).map(|index| self.event(*index));
@@ -560,7 +566,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// What the files say at a span.
+    /// Descriptions of a span in the profile and the host trace.
     fn source(&self, span: u32) -> Source<'a> {
         let host = self
             .recording
@@ -569,7 +575,7 @@ impl<'a> Builder<'a> {
         Source { name: self.name(span), args: self.event(span).comm.as_deref(), host }
     }
 
-    /// By kernel: the kernels of other streams that its stream was told to wait for.
+    /// By kernel: the kernels of other streams that the kernel's stream waits for.
     fn stream_waits(&self, exact: bool) -> FxHashMap<usize, Vec<usize>> {
         let mut waits: FxHashMap<usize, Vec<usize>> = FxHashMap::default();
         if exact {
@@ -592,10 +598,11 @@ impl<'a> Builder<'a> {
         }
         let mut calls: Vec<u32> = self.calls.values().copied().collect();
         calls.sort_unstable();
-        // By thread: when it told a stream to wait, and the stream of its last launch.
+        // By thread: the times at which it made a stream wait, and the stream of its last launch.
         let mut told: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
         let mut current: FxHashMap<i64, Lane> = FxHashMap::default();
-        // By thread: the end of the communication operator that has launched its kernel. What it waits for then is NCCL's business.
+        // By thread: the end of the communication operator that has launched its kernel. Later waits within that
+        // operator are NCCL's own.
         let mut launched_until: FxHashMap<i64, i64> = FxHashMap::default();
         for call in calls {
             let Event { start_ns, lane: thread, correlation, .. } = *self.event(call);
@@ -610,7 +617,7 @@ impl<'a> Builder<'a> {
             let around = self.launcher.get(&call).map_or(&[][..], |(_, around)| around);
             let span = around.iter().map(|span| self.event(*span)).map(|event| (event.start_ns, event.end_ns));
             match span.reduce(|one, other| (one.0.min(other.0), one.1.max(other.1))) {
-                // Of a collective: what was told inside of its operator is for its stream, what was told before is not.
+                // A wait within a collective's operator is for the collective's stream, an earlier wait is not.
                 Some((since, until)) => {
                     launched_until.insert(thread, until);
                     let list = told.entry(thread).or_default();
@@ -631,8 +638,8 @@ impl<'a> Builder<'a> {
         waits
     }
 
-    /// `lane` was told at these times to wait for others: its next kernel, whoever launches it, waits for those that ended last before
-    /// it started, one for each time at most.
+    /// Adds the waits of `lane`, which was made to wait for other streams at these times: its next kernel, launched by
+    /// any thread, waits for the kernels of other streams that ended last before its start, at most one per time.
     fn wait_on(&self, told: &[i64], lane: Lane, waits: &mut FxHashMap<usize, Vec<usize>>) {
         let (Some(at), Some(stream)) = (told.last(), self.streams.get(&lane)) else { return };
         let next = stream.partition_point(|kernel| self.kernels[*kernel].launched_ns < *at);
@@ -645,7 +652,7 @@ impl<'a> Builder<'a> {
         waits.entry(*kernel).or_default().extend(last);
     }
 
-    /// No item waits for itself, nor twice for another.
+    /// Drops dependencies of an item on itself and duplicate ones.
     fn tidy(&mut self) {
         for (at, item) in (0_u32..).zip(&mut self.items) {
             item.deps.sort_unstable();
@@ -655,17 +662,17 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// A thread's time while it is cut.
+/// State of the split of a thread's time.
 struct Pieces<'b, 'a> {
     builder: &'b mut Builder<'a>,
     thread: i64,
     cursor: i64,
-    /// Spans around the cursor, the innermost last.
+    /// Spans around the cursor, the innermost one last.
     open: Vec<u32>,
-    /// Spans that have a piece.
+    /// Spans that have a piece already.
     begun: FxHashSet<u32>,
     pending: Vec<Dependency>,
-    /// The next piece is another one, whatever it belongs to.
+    /// Whether the next piece must be a new one, even if it belongs to the same span.
     broken: bool,
     last: Option<u32>,
 }
@@ -679,7 +686,7 @@ impl Pieces<'_, '_> {
         self.emit(to, false);
     }
 
-    /// A piece from the cursor on, also an empty one if it is `wanted`.
+    /// Adds a piece from the cursor to `until`, an empty one only if it is `wanted`.
     fn emit(&mut self, until: i64, wanted: bool) {
         if until <= self.cursor && !wanted {
             return;
@@ -712,7 +719,7 @@ impl Pieces<'_, '_> {
         self.broken = false;
     }
 
-    /// What follows is launched by what was done so far.
+    /// Records a launch: the kernels depend on the pieces before it.
     fn launch(&mut self, call: u32) {
         if self.last.is_none() || !self.pending.is_empty() {
             self.emit(self.cursor, true);
@@ -724,7 +731,7 @@ impl Pieces<'_, '_> {
         self.broken = true;
     }
 
-    /// Communication that runs on this thread itself.
+    /// Adds communication that runs on this thread itself.
     fn mark(&mut self, span: u32) {
         let mut sources = vec![self.builder.source(span)];
         sources.extend(self.builder.issuers.get(&span).map(|issuer| self.builder.source(*issuer)));

@@ -13,7 +13,7 @@ use uniference_sim::network::{HostSpec, LinkSpec, Preset, Topology};
 use uniference_sim::observe::Statistics;
 use uniference_sim::time::Rate;
 
-/// Of the test's network: a byte takes 1 ns, and a message 5 us on its way.
+/// Latency of the test's network, whose bandwidth is one byte per ns.
 const LATENCY_US: u64 = 5;
 
 fn switch(ranks: usize) -> Cluster {
@@ -77,13 +77,13 @@ fn bytes(nodes: &[Node]) -> Vec<u8> {
 struct Outcomes {
     ended: Ending,
     statistics: Statistics,
-    /// Of each rank, the node behind handle 0 and those that wait for it.
+    /// For each rank, the node of handle 0 and the nodes that wait for it.
     behind: Vec<Option<(String, Vec<String>)>>,
     untimed: u64,
     origins: Vec<Origin>,
 }
 
-/// Where durations come from, in the order in which work ends.
+/// Origins of durations, in the order in which work ends.
 struct Origins(Vec<Origin>);
 
 impl Observer for Origins {
@@ -95,7 +95,7 @@ impl Observer for Origins {
 }
 
 impl Outcomes {
-    /// When each rank ended, in microseconds.
+    /// End of each rank, in microseconds.
     fn finishes(&self) -> Vec<f64> {
         assert!(matches!(self.ended, Ending::Finished), "{:?}", self.ended);
         self.statistics.ranks().iter().map(|rank| rank.finish.unwrap().as_ps() as f64 / 1e6).collect()
@@ -155,14 +155,14 @@ fn a_unit_runs_one_node_at_a_time_and_units_run_side_by_side() {
     let memory = Node { duration_micros: 4, ..node(5, NodeType::MemLoad, &[], &[]) };
     let nodes =
         vec![compute(1, &[], 10), compute(2, &[], 20), host(compute(3, &[], 7)), host(compute(4, &[3], 8)), memory];
-    // accelerator 10 + 20, host 7 + 8, memory 4: max = 30
+    // accelerator 10 + 20, CPU 7 + 8, memory 4: max = 30
     assert_eq!(run(rules(1), &[nodes]).finishes(), [30.0]);
 }
 
 #[test]
 fn dependencies_hold_and_communication_hides_behind_compute() {
-    // The all-reduce follows node 1 and runs beside node 2; node 4 follows both. Ring on 2 ranks, 10,000 bytes: 2 steps of 5,000 B at
-    // 1 ns a byte and 5 us each: 20 us. finish = 10 + max(20, 5) + 3.
+    // The all-reduce follows node 1 and overlaps node 2; node 4 follows both. Ring on 2 ranks, 10,000 bytes: 2 steps of
+    // 5,000 B at 1 ns per byte and 5 us each: 20 us. finish = 10 + max(20, 5) + 3.
     let nodes = vec![
         compute(1, &[], 10),
         compute(2, &[1], 5),
@@ -171,14 +171,14 @@ fn dependencies_hold_and_communication_hides_behind_compute() {
     ];
     let outcomes = run(rules(2), &[nodes.clone(), nodes]);
     assert_eq!(outcomes.finishes(), [33.0; 2]);
-    // Exposed: 20 - 5 on either rank.
+    // Exposed: 20 - 5 on each rank.
     assert_eq!(outcomes.statistics.ranks()[1].times.exposed, SimDuration::from_us(15));
 }
 
 #[test]
 fn sizes_are_those_of_the_schema() {
-    // Ideal algorithms on 2 ranks, S = 10,000 bytes as a trace gives it, T(b) = 5 us + b ns:
-    // all-gather T(S); reduce-scatter and all-to-all T(S / 2); broadcast, reduce T(S); gather T(S); scatter T(S / 2).
+    // Ideal algorithms on 2 ranks, S = 10,000 bytes as in a trace, T(b) = 5 us + b ns: all-gather T(S); reduce-scatter
+    // and all-to-all T(S / 2); broadcast, reduce T(S); gather T(S); scatter T(S / 2).
     let cases = [
         (CommType::AllGather, 15.0, 10_000),
         (CommType::ReduceScatter, 10.0, 5_000),
@@ -194,7 +194,8 @@ fn sizes_are_those_of_the_schema() {
         let nodes = vec![collective(1, &[], kind, 10_000)];
         let outcomes = run(rules(2), &[nodes.clone(), nodes]);
         assert_eq!(outcomes.finishes().into_iter().fold(0.0, f64::max), expected, "{kind:?}");
-        // The tensor that a call of torch.distributed names, of both ranks: of what is dealt out in blocks one, of an all-to-all all.
+        // The tensor that a call of torch.distributed names, of both ranks: one block for a reduce-scatter and a
+        // scatter, all blocks for an all-to-all.
         let bytes: Vec<u64> = outcomes.statistics.operations().map(|(.., operation)| operation.bytes.0).collect();
         assert_eq!(bytes, [2 * named], "{kind:?}");
     }
@@ -211,7 +212,7 @@ fn compute_and_communication_are_scaled() {
 #[test]
 fn a_roofline_gives_durations_to_those_who_have_none() {
     let nodes = vec![
-        // 4e6 operations at 1e12 a second: 4 us; 8,000 bytes at 1e9 a second: 8 us. The slower counts.
+        // 4e6 operations at 1e12 per second: 4 us; 8,000 bytes at 1e9 per second: 8 us. The slower one counts.
         node(1, NodeType::Comp, &[], &[(NUM_OPS, 4_000_000), (TENSOR_SIZE, 8_000)]),
         // 20 us against 8 us.
         node(2, NodeType::Comp, &[1], &[(NUM_OPS, 20_000_000), (TENSOR_SIZE, 8_000)]),
@@ -223,15 +224,16 @@ fn a_roofline_gives_durations_to_those_who_have_none() {
     assert_eq!(outcomes.origins, [Origin::Roofline, Origin::Roofline, Origin::Recorded]);
     let outcomes = run(rules(1), &[nodes]);
     assert_eq!((outcomes.finishes(), outcomes.untimed), (vec![1.0], 2));
-    // What takes no time is no event.
+    // Work without a duration is no event.
     assert_eq!(outcomes.origins, [Origin::Recorded]);
 }
 
 #[test]
 fn groups_run_side_by_side_and_their_collectives_in_the_order_of_the_plan() {
-    // Node 3 is free at once on both ranks and still waits for node 2 in its group; node 4's group does not. A shard takes 10 us to leave
-    // and 5 us on its way. Rank 0 enters node 2 at 50 and is done when its own has left, at 60 (rank 1's came long ago); so its next one
-    // is at rank 1 at 60 + 15. Rank 1 has the first at 50 + 15, and its next one is at rank 0 at 65 + 15.
+    // Node 3 is free at once on both ranks and still waits for node 2 in its group; node 4's group does not. A shard
+    // takes 10 us to leave and 5 us of latency. Rank 0 enters node 2 at 50 and is done when its own shard has left, at
+    // 60 (rank 1's arrived earlier); its next shard is at rank 1 at 60 + 15. Rank 1 has the first shard at 50 + 15, and
+    // its next one is at rank 0 at 65 + 15.
     let nodes = |micros, pair: &str| {
         vec![
             compute(1, &[], micros),
@@ -358,7 +360,7 @@ fn a_duration_past_the_end_of_time_stops_the_run() {
 
 #[test]
 fn groups_of_the_same_ranks_are_kept_apart() {
-    // On rank 0 group `b` is free first, on rank 1 group `a`: if they were one group, sizes would not agree.
+    // On rank 0 group `b` is free first, on rank 1 group `a`: if they were one group, sizes would not match.
     let nodes = |first: &str, second: &str| {
         let size = |name: &str| if name == "a" { 1_000 } else { 2_000 };
         vec![
@@ -379,7 +381,7 @@ fn work_side_by_side_waits_for_nothing_but_its_dependencies() {
         node.set(uniference_formats::chakra::own::PART, Value::String(part.into()));
         node
     };
-    // max(30, 20 + 5 + 7 scaled), where a delay is not scaled: two threads, and a delay on one of them.
+    // max(30, 20 + 5 + 7 scaled); a delay is not scaled: two threads, and a delay on one of them.
     let nodes = vec![
         part(1, &[], "side_by_side", 30),
         part(2, &[], "side_by_side", 20),

@@ -1,13 +1,14 @@
-//! Owns the operators of multi-head latent attention around attention itself: queries, keys and values are made of narrow vectors.
+//! Owns the operators of multi-head latent attention (MLA) around attention itself: projections of the residual stream
+//! to latent vectors, and of these to queries, keys and values.
 //!
-//! DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1. As in Megatron-LM's `multi_latent_attention.py`, tensor-parallel ranks share the projections
-//! up, and each has those down.
+//! DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1. As in Megatron-LM's `multi_latent_attention.py`, up projections are
+//! sharded over tensor-parallel ranks, and down projections are replicated.
 
 use super::super::model::{Latent, Model};
 use super::{Direction, FLOAT, FlatKind, Operators, Pass, RowKind};
 
 impl Model {
-    /// From the stream to the latent vectors, for `tokens` of them, with the norms of these.
+    /// Down projections of `tokens` tokens from the residual stream to latent vectors, with the norms of these.
     pub(in super::super) fn latent_down(&self, operators: &mut Operators, latent: Latent, tokens: u64, way: Direction) {
         let Latent { query_rank, kv_rank, .. } = latent;
         let down = [query_rank, latent.cached()].into_iter().filter(|width| *width > 0);
@@ -29,8 +30,8 @@ impl Model {
         }
     }
 
-    /// From the latent vectors to queries, keys and values with positions. Tokens that are decoded from a cache of latent vectors get
-    /// queries that look at these.
+    /// Up projections from latent vectors to queries, keys and values with positions. In decode from a cache of latent
+    /// vectors, queries are projected to the space of these vectors instead.
     pub(in super::super) fn latent_up(
         &self,
         operators: &mut Operators,
@@ -61,7 +62,7 @@ impl Model {
         }
     }
 
-    /// What attention to latent vectors yields is made what attention to values yields.
+    /// Projects attention's results from latent vectors to values.
     pub(in super::super) fn latent_values(
         &self,
         operators: &mut Operators,
@@ -71,8 +72,9 @@ impl Model {
         operators.linear([self.heads / tensor, tokens, latent.kv_rank, latent.value], false, Direction::Forward);
     }
 
-    /// Rotates a part of each query and the key that all heads share, and puts both parts of each key side by side; or the gradients. Eager
-    /// PyTorch does so for queries too, and rotates in float32. A cache keeps the parts of keys apart.
+    /// Rotates a part of each query and the key that all heads share, and concatenates both parts of each key; or the
+    /// same for gradients. Eager PyTorch concatenates queries too, and rotates in float32. A cache keeps the parts of
+    /// keys separately.
     fn latent_positions(&self, operators: &mut Operators, latent: Latent, [tokens, heads]: [u64; 2], decode: bool) {
         let (rotated, element) = (tokens * (heads + 1) * latent.rotary, operators.element());
         let keys = if decode { 0 } else { tokens * heads * latent.key() };

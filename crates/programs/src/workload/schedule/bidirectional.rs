@@ -1,39 +1,42 @@
-//! Owns DualPipe's order, and which stage has which piece then (DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 3.2.1, figure 5).
+//! Owns DualPipe's order and its assignment of model chunks to stages (DeepSeek-AI, "DeepSeek-V3 technical report",
+//! 2024, section 3.2.1, figure 5).
 //!
-//! One half of the micro-batches enters at stage 0 and goes up, the other at stage p-1 and goes down. A stage and the one opposite, p-1 from it,
-//! have the same two pieces: the one that is *near* the end at which a direction enters, and the one that is *far* from it. So both do the same in
-//! mirrored places, and what follows counts k stages from the nearer end, of h = p/2:
+//! One half of the micro-batches enters at stage 0 and goes up, the other at stage p-1 and goes down. A stage s and the
+//! opposite stage p-1-s have the same two chunks: the one *near* the end at which a direction enters, and the one *far*
+//! from it. Opposite stages therefore do the same work in mirrored positions. The order of the k-th stage from the
+//! nearer end, with h = p/2, is:
 //!
-//! 1. 2 (h-1-k) forwards of near,
-//! 2. k+1 of near and far in turn,
-//! 3. h-1-k times: input gradients of far, weight gradients, a forward of far,
-//! 4. m/2 - p + k + 1 times: a forward of near over a backward of far, a forward of far over a backward of near; the first of the stages in the
-//!    middle not overlapped,
-//! 5. h-1-k times: a backward of far, a forward of far over a backward of near,
-//! 6. k+1 backwards of far and near in turn, the second half of them of inputs only,
+//! 1. 2 (h-1-k) forward passes of near,
+//! 2. k+1 forward passes of near and far alternately,
+//! 3. h-1-k times: input gradients of far, weight gradients, a forward pass of far,
+//! 4. m/2 - p + k + 1 times: a forward pass of near that overlaps a backward pass of far, then a forward pass of far
+//!    that overlaps a backward pass of near; on the two stages in the middle, the first two passes do not overlap,
+//! 5. h-1-k times: a backward pass of far, then a forward pass of far that overlaps a backward pass of near,
+//! 6. k+1 backward passes of far and near alternately, the second half of them of inputs only,
 //! 7. h-1-k times: weight gradients, input gradients of near,
 //! 8. k+1 weight gradients.
 //!
-//! With F for a forward, B for a whole backward, W of it for weights and F&B for a forward over a backward a stage idles for (p/2-1) (F&B + B - 3W)
-//! where B - W <= F, for less where it is longer, and keeps p+1 micro-batches (table 2).
+//! With F for a forward pass, B for a whole backward pass, W for its weight gradients and F&B for overlapping forward
+//! and backward passes, a stage idles for (p/2-1) (F&B + B - 3W) if B - W <= F, for less if B - W is longer, and keeps
+//! p+1 micro-batches (table 2).
 
 use super::{Item, Slot, Task};
 use std::collections::VecDeque;
 use std::iter::repeat_n;
 
-/// The piece near the end where a direction enters, as a stage's chunk, and the one far from it.
+/// The chunk near the end where a direction enters, as an index on its stage, and the chunk far from it.
 const NEAR: u32 = 0;
 const FAR: u32 = 1;
 
-/// The next micro-batch of a chunk.
+/// The next pass of a chunk.
 #[derive(Clone, Copy)]
 enum Step {
     Forward(u32),
     Backward(u32),
     InputGradients(u32),
-    /// Of the oldest micro-batch whose weight gradients are open.
+    /// Weight gradients of the oldest micro-batch whose weight gradients are open.
     WeightGradients,
-    /// A forward of the first over a backward of the second.
+    /// A forward pass of the first chunk that overlaps a backward pass of the second.
     Both(u32, u32),
 }
 
@@ -41,7 +44,7 @@ fn from_end(stage: u32, stages: u32) -> u32 {
     stage.min(stages - 1 - stage)
 }
 
-/// Do micro-batches go up through a stage's chunk?
+/// Whether micro-batches go up through a stage's chunk.
 fn goes_up(chunk: u32, stage: u32, stages: u32) -> bool {
     (stage < stages / 2) == (chunk == NEAR)
 }
@@ -57,7 +60,7 @@ pub(super) fn stage_of(piece: u32, chunk: u32, stage: u32, stages: u32) -> u32 {
 
 pub(super) fn order(stage: u32, stages: u32, micro_batches: u64) -> impl Iterator<Item = Slot> + Send {
     let half = micro_batches / 2;
-    // Those that go down are numbered after those that go up.
+    // Micro-batches that go down are numbered after those that go up.
     let first = move |chunk| if goes_up(chunk, stage, stages) { 0 } else { half };
     let mut forwards = [first(NEAR), first(FAR)];
     let mut backwards = forwards;

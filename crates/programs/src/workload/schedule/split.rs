@@ -1,11 +1,12 @@
-//! Owns ZB-H1's order: one forward, one backward, where a backward pass is cut in two (Qi et al., "Zero bubble pipeline parallelism", ICLR 2024,
-//! section 2.3).
+//! Owns ZB-H1's order: 1F1B with backward passes that are split in two (Qi et al., "Zero bubble pipeline parallelism",
+//! ICLR 2024, section 2.3).
 //!
-//! Only the gradients of inputs are what the stage before waits for. Those of weights come later on later stages: on stage s (from 0) those of a
-//! micro-batch follow the input gradients of the s-th after it. A stage s has p - s forwards ahead of its first backward as in 1F1B, so with the s
-//! micro-batches whose weight gradients are open every stage keeps p. At the end of a step, where stages would wait for each other, they compute
-//! the gradients of weights that are left. With forwards of F, and backwards of B for inputs and W for weights, where W <= F and W <= B,
-//! a stage idles for (p-1) (F + B - W); with 1F1B for (p-1) (F + B + W) (table 2).
+//! The previous stage waits only for the gradients of inputs. Gradients of weights come later on later stages: on stage
+//! s (from 0) those of a micro-batch follow the input gradients of the s-th micro-batch after it. A stage s has p - s
+//! forward passes before its first backward pass as in 1F1B, so with the s micro-batches whose weight gradients are
+//! open every stage keeps p. At the end of a step, when stages would wait for each other, they compute the remaining
+//! gradients of weights. With forward passes of F, and backward passes of B for inputs and W for weights, where W <= F
+//! and W <= B, a stage idles for (p-1) (F + B - W); with 1F1B for (p-1) (F + B + W) (table 2).
 
 use super::{Item, Task};
 

@@ -1,4 +1,5 @@
-//! Hybrid sharding: what is sharded within groups of replicas and copied over them, in closed forms of what a rank moves, holds and puts on the network.
+//! Tests of hybrid sharding, which shards within groups of replicas and copies over these groups, in closed forms of a
+//! rank's traffic and memory.
 
 use super::*;
 
@@ -21,8 +22,9 @@ fn shards_move_within_groups_and_sums_of_them_over_groups(
     #[case] shard: u32,
     #[case] gathers: u64,
 ) {
-    // Of Psi parameters, in groups of S of N replicas: Psi gradients are reduce-scattered within a group, Psi / S all-reduced over the
-    // N / S groups, and Psi / S gathered from each rank of a group, once or for each way (Zhao et al. 2023, section 3.2.2).
+    // For Psi parameters, in groups of S of N replicas: Psi gradients are reduce-scattered within a group, Psi / S
+    // all-reduced over the N / S groups, and Psi / S gathered from each rank of a group, once or once per pass, forward
+    // and backward (Zhao et al. 2023, section 3.2.2).
     let spec = hybrid(zero, axes, shard);
     let psi = spec.model.parameters();
     let (own, groups) = (psi / u64::from(shard), spec.layout.dense_replicas() / shard);
@@ -32,7 +34,7 @@ fn shards_move_within_groups_and_sums_of_them_over_groups(
         assert_eq!(sum(CommType::AllReduce, "copied gradients"), own * 4);
         assert_eq!(sum(CommType::AllGather, "parameters"), own * ELEMENT * gathers);
         for (index, node) in trace.iter().enumerate().filter(|(_, node)| node.name.ends_with("copied gradients")) {
-            // A shard is summed over the groups once it is summed within its own.
+            // A shard is reduced over the groups after the reduction within its own group.
             let scattered = trace[..index].iter().rfind(|node| node.name.ends_with(".gradients")).unwrap();
             assert!(node.data_deps.contains(&scattered.id), "{node:?}");
         }
@@ -42,8 +44,8 @@ fn shards_move_within_groups_and_sums_of_them_over_groups(
         let ranks = spec.layout.members(group, 3);
         assert_eq!((ranks.len() as u32, ranks.contains(&3)), (members, true));
     }
-    // A ring of n sends (n-1)/n of what it gathers or scatters, and twice that of what it all-reduces. Context-parallel ranks gather keys
-    // and scatter their gradients besides.
+    // A ring of n sends (n-1)/n of the bytes that it gathers or scatters, and twice that of the bytes that it
+    // all-reduces. In addition, context-parallel ranks gather keys and scatter their gradients.
     let link = LinkSpec::new(Rate::new(1e9).unwrap(), SimDuration::from_us(1));
     let ranks =
         simulate(&workload, &cluster(workload.world_size(), link, Preset::Switch), &Symmetry::default()).unwrap();
@@ -56,8 +58,8 @@ fn shards_move_within_groups_and_sums_of_them_over_groups(
 
 #[test]
 fn a_rank_holds_a_share_of_its_group() {
-    // Rajbhandari et al. 2020, figure 1, with the S ranks of a group in place of all N: 4 Psi + 12 Psi / S, 2 Psi + 14 Psi / S,
-    // 16 Psi / S bytes, here with gradients of 2 bytes.
+    // Rajbhandari et al. 2020, figure 1, with the S ranks of a group in place of all N: 4 Psi + 12 Psi / S, 2 Psi + 14
+    // Psi / S, 16 Psi / S bytes, with gradients of 2 bytes.
     let psi = small().model.parameters();
     for (shard, each) in [(2, 2), (4, 4), (8, 8)] {
         let held = |zero| {

@@ -1,16 +1,16 @@
-//! One rank standing for many on NCCL, with clusters as files describe them: every rank's figures are those of the run with all of them, whichever symmetry
-//! is taken, and some symmetry is.
+//! Tests of folded runs on NCCL, with clusters from cluster files: for each symmetry that is accepted, every rank's
+//! figures equal those of the full run, and at least one symmetry is accepted.
 
 use super::*;
 use proptest::prelude::*;
 use uniference_formats::cluster::{Choices, ClusterFile};
 
-/// A cluster with `backend = "nccl"`, of so many ranks.
+/// A cluster of `ranks` ranks with `backend = "nccl"`.
 fn nccl(ranks: u32, network: &str) -> Cluster {
     nccl_with("", ranks, network)
 }
 
-/// The same, with more of the backend.
+/// The cluster with additional settings of the backend.
 fn nccl_with(backend: &str, ranks: u32, network: &str) -> Cluster {
     let text = format!(
         "[backend]\nname = \"nccl\"\n{backend}\n[[device]]\nname = \"gpu\"\ncount = {ranks}\n[network]\n{network}\n"
@@ -19,12 +19,12 @@ fn nccl_with(backend: &str, ranks: u32, network: &str) -> Cluster {
     file.resolve(&Choices::default()).unwrap_or_else(|error| panic!("{text}: {error:?}")).cluster
 }
 
-/// Servers of so many GPUs; each GPU has a network card.
+/// Servers of `per_server` GPUs; each GPU has a NIC.
 fn servers(per_server: u32, fabric: &str) -> String {
     format!("preset = \"rail\"\nper_server = {per_server}\nfabric = \"{fabric}\"\nlink = \"infiniband_ndr\"")
 }
 
-/// A small job whose messages are not: an element of its gradients is as long as real ones', and blocks are equal.
+/// A small job with large messages: its gradients' elements have the size of real ones, and blocks are equal.
 fn job(layout: [u32; 5], hidden: u64, zero: u8) -> Spec {
     let model = Model {
         layers: 4,
@@ -47,7 +47,7 @@ fn job(layout: [u32; 5], hidden: u64, zero: u8) -> Spec {
     )
 }
 
-/// What is equal, and how many ranks were simulated at least.
+/// Asserts that folded runs are exact, and returns the smallest number of simulated ranks.
 fn fewest_simulated(workload: &Workload, cluster: &Cluster) -> u32 {
     let all = simulate(workload, cluster, &Symmetry::default()).unwrap();
     let exact = |symmetry: &Symmetry| match simulate(workload, cluster, symmetry) {
@@ -65,16 +65,17 @@ fn fewest_simulated(workload: &Workload, cluster: &Cluster) -> u32 {
     workload.world_size() / folds.max().expect("each rank for itself is exact")
 }
 
-/// Llama on servers: which of its groups are on rings, in one server or over several, decides what folds.
+/// Folds of Llama on servers: these depend on the groups that communicate by rings, in one server or over several.
 #[rstest]
-// A replica a server: tensor-parallel ranks by NVLink SHARP, gradients by rings over servers. One rank stands for all.
+// A replica per server: tensor-parallel ranks use NVLink SHARP, gradients use rings over servers. One rank represents
+// all.
 #[case::sharded([4, 1, 1, 4, 1], 1, "nvlink4", 1)]
-// Two replicas a server: gradients go by rings through every card, which turn inside servers and over them.
+// Two replicas per server: gradients use rings through every NIC, which rotate inside servers and over them.
 #[case::several_replicas_a_server([2, 1, 1, 8, 1], 1, "nvlink4", 1)]
 #[case::no_nvls([2, 1, 1, 8, 1], 1, "nvlink3", 1)]
-// Gradients are all-reduced, which four servers do by rings at this size.
+// Gradients are all-reduced, for which four servers use rings at this size.
 #[case::all_reduced([4, 1, 1, 4, 1], 0, "nvlink4", 1)]
-// A stage is two servers.
+// A stage occupies two servers.
 #[case::pipeline([4, 1, 1, 2, 2], 1, "nvlink4", 2)]
 #[case::everything_data([1, 1, 1, 16, 1], 3, "nvlink3", 1)]
 #[case::context([2, 2, 1, 4, 1], 1, "nvlink4", 1)]
@@ -84,7 +85,8 @@ fn jobs_on_servers_fold(#[case] layout: [u32; 5], #[case] zero: u8, #[case] fabr
     assert_eq!(fewest_simulated(&workload, &cluster), simulated);
 }
 
-/// Stages of several pieces send and receive at the ends of the same micro-batches, and each post takes the host a call.
+/// Stages with several model chunks send and receive at the ends of the same micro-batches, and each post costs the CPU
+/// a call.
 #[rstest]
 #[case::two_stages([4, 1, 1, 2, 2], 2, 2)]
 #[case::four_stages([2, 1, 1, 4, 4], 2, 4)]
@@ -97,8 +99,9 @@ fn interleaved_pipelines_fold(#[case] layout: [u32; 5], #[case] pieces: u32, #[c
     assert_eq!(fewest_simulated(&workload, &cluster), simulated);
 }
 
-/// Where each rank is a server of its own, tensor-parallel ranks sum their losses by a tree: they do not fold, their replicas do. On a ring and on a torus the
-/// ranks of a stage are a part of the hosts, which no turn of all hosts moves onto itself.
+/// If each rank is a server of its own, tensor-parallel ranks reduce their losses by a tree: they do not fold, but
+/// their replicas do. On a ring and on a torus the ranks of a stage are a part of the hosts, which no rotation of all
+/// hosts maps onto itself.
 #[rstest]
 #[case::switch("preset = \"switch\"\nlink = \"infiniband_ndr\"", 8)]
 #[case::fully_connected("preset = \"fully_connected\"\nlink = \"infiniband_ndr\"", 8)]
@@ -129,7 +132,7 @@ fn case() -> impl Strategy<Value = (Spec, u32, &'static str)> {
     )
 }
 
-/// Experts that get unequally many tokens, latent attention and rings: what is alike stays alike.
+/// Equivalent ranks stay equivalent with unequal experts, latent attention and rings.
 #[rstest]
 #[case::unequal(spread(with_structure(job([2, 1, 2, 8, 1], 256, 1))), [2, 1, 2, 8, 1])]
 #[case::equal(with_structure(job([2, 1, 2, 8, 1], 256, 1)), [2, 1, 2, 8, 1])]
@@ -151,7 +154,8 @@ proptest! {
     }
 }
 
-/// Libraries choose algorithms by what is added up: NVLink SHARP adds numbers, not bytes. Gradients of 2 bytes are of the model's type, those of 4 float32.
+/// Libraries choose algorithms by the type of a reduction: NVLink SHARP adds numbers, not bytes. Gradients of 2 bytes
+/// have the model's type, those of 4 bytes are float32.
 #[test]
 fn sums_say_what_they_add_up() {
     let spec = |gradient_bytes| Spec { gradient_bytes, ..job([1, 1, 1, 8, 1], 256, 0) };
@@ -161,7 +165,7 @@ fn sums_say_what_they_add_up() {
     };
     assert_eq!(types(2), ["bfloat16".to_owned()].into());
     assert_eq!(types(4), ["float32".to_owned()].into());
-    // Where switches add up, each rank's link carries each byte once, else 2 (8 - 1) / 8 times.
+    // With in-switch reduction each rank's link carries each byte once, otherwise 2 (8 - 1) / 8 times.
     let workload = Workload::new(Spec { model: Model { vocabulary: 1 << 22, ..spec(2).model }, ..spec(2) }).unwrap();
     let finish = |backend: &str| {
         let cluster = nccl_with(backend, 8, &servers(8, "nvlink4"));

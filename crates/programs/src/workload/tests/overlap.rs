@@ -1,8 +1,8 @@
-//! Tensor-parallel communication beside products, in closed form.
+//! Tests of tensor-parallel communication that overlaps GEMMs, in closed form.
 
 use super::*;
 
-/// Two tensor-parallel ranks, 2 layers, in so many parts.
+/// Two tensor-parallel ranks, 2 layers, and the given number of parts.
 fn overlapped(parts: u64) -> Workload {
     let model = Model { layers: 2, hidden: 512, ffn: 1280, ..small().model };
     let implementation = Implementation { tensor_parts: parts, ..Implementation::default() };
@@ -11,8 +11,8 @@ fn overlapped(parts: u64) -> Workload {
 }
 
 #[rstest]
-// A part of a/n is beside nothing where a communication takes a <= b of its product: of each pair a (1 - 1/n) is hidden. With a > b,
-// a/n + (n-1)/n a + b/n: of each pair b (1 - 1/n) is hidden.
+// If a communication of duration a is shorter than its GEMM of duration b, only a part of a/n overlaps no compute: each
+// pair hides a (1 - 1/n). With a > b, the duration is a/n + (n-1)/n a + b/n: each pair hides b (1 - 1/n).
 #[case::short(1e12, 4)]
 #[case::short_in_more_parts(1e12, 8)]
 #[case::long(1e7, 4)]
@@ -30,7 +30,8 @@ fn all_but_a_part_is_hidden(#[case] rate: f64, #[case] parts: u64) {
     let products = trace
         .iter()
         .filter(|node| ["qkv", "projection", "ffn.in", "ffn.out"].iter().any(|product| node.name.ends_with(product)));
-    // All four of a layer each way have a pair: the input is gathered for two, the results of the others are scattered.
+    // All four GEMMs of a layer are part of a pair in each direction: two have a gathered input, the other two a
+    // scattered result.
     let times: Vec<f64> = products.map(|node| node.unsigned(NUM_OPS).unwrap() as f64 / 1e12).collect();
     assert_eq!(times.len() as u64, 8 * u64::from(model.layers) * whole.spec().micro_batches());
     let hidden: f64 = times.iter().map(|product| product.min(communication) * (1.0 - 1.0 / parts as f64)).sum();

@@ -1,15 +1,15 @@
-//! Context-parallel ranks: what each of them attends to, and keys and values that go round a ring.
+//! Tests of context parallelism: the pairs that each rank attends to, and rings of keys and values.
 
 use super::*;
 use uniference_formats::chakra::attributes::COMM_DST;
 
 fn ring(context: u32, order: ContextOrder) -> Spec {
-    // A vocabulary of one makes the ends cost nothing.
+    // With a vocabulary of one, embedding and head cost nothing.
     let model = Model { vocabulary: 1, ..small().model };
     in_ring(laid_out(Spec { model, batch: 2, ..small() }, [1, context, 1, 1, 1]), order)
 }
 
-/// Bytes of a rank's keys and values: 2 x 32 elements of a token.
+/// Bytes of a rank's keys and values: 2 x 32 elements per token.
 fn block(spec: &Spec) -> u64 {
     ELEMENT * spec.micro_batch * spec.sequence / u64::from(spec.layout.context) * 2 * 32
 }
@@ -31,8 +31,8 @@ fn keys_go_round_once_forwards_and_with_their_gradients_back(
     #[values(2, 4, 8)] context: u32,
     #[values(ContextOrder::Zigzag, ContextOrder::Contiguous)] order: ContextOrder,
 ) {
-    // Of C ranks each sends C - 1 blocks of keys and values to the next one in each layer, and backwards C - 1 blocks of them and C - 1 of gradients
-    // to the one before.
+    // Each of C ranks sends C - 1 blocks of keys and values to the next rank in each layer, and in the backward pass C
+    // - 1 blocks of these and C - 1 of gradients to the previous rank.
     let spec = ring(context, order);
     let passes = u64::from(context - 1) * block(&spec) * u64::from(spec.model.layers) * spec.micro_batches();
     for (rank, trace) in (0_u64..).zip(nodes(&spec)) {
@@ -59,7 +59,8 @@ fn keys_go_round_once_forwards_and_with_their_gradients_back(
 
 #[test]
 fn ranks_begin_with_their_own_keys_and_end_with_them_backwards() {
-    // The own block is the only one of which half is masked: at step 0 forwards, and at step C - 1 backwards, where its gradients are complete.
+    // A rank's own block is the only one of which half is masked: at step 0 in the forward pass, and at step C - 1 in
+    // the backward pass, when its gradients are complete.
     for trace in nodes(&ring(4, ContextOrder::Zigzag)) {
         let causal = |node: &&Node| {
             let listed = uniference_formats::chakra::own::operators(node);
@@ -75,7 +76,8 @@ fn ranks_begin_with_their_own_keys_and_end_with_them_backwards() {
 
 #[test]
 fn keys_are_passed_on_when_they_have_come_and_gradients_when_they_are_added() {
-    // Forwards a block waits for its arrival alone; backwards for what was computed with the one before, too.
+    // In the forward pass a block waits for its arrival alone; in the backward pass it also waits for the compute on
+    // the previous block.
     for trace in nodes(&ring(4, ContextOrder::Contiguous)) {
         let later = |node: &&Node| node.r#type() == NodeType::CommSend && !node.name.contains("ring0.");
         for node in trace.iter().filter(later) {
@@ -90,7 +92,7 @@ fn keys_are_passed_on_when_they_have_come_and_gradients_when_they_are_added() {
 
 #[test]
 fn without_compute_a_ring_takes_as_long_as_its_passes() {
-    // L (C - 1) times a block's bytes over the links' rate.
+    // L (C - 1) times a block's bytes divided by the links' rate.
     let spec = Spec { phase: Phase::Prefill, ..ring(4, ContextOrder::Zigzag) };
     let passes = f64::from(spec.model.layers) * 3.0 * block(&spec) as f64;
     close(makespan(&spec, Rates::uniform(1e24, 1e24), 1e9), passes / 1e9);
@@ -98,10 +100,10 @@ fn without_compute_a_ring_takes_as_long_as_its_passes() {
 
 #[rstest]
 #[case::zigzag(ContextOrder::Zigzag, 0.25)]
-// The last rank looks at all keys before its own, and at half of its own: 7/8 of 2/4 of all pairs.
+// The last rank attends to all keys before its own, and to half of its own: 7/8 of 2/4 of all pairs.
 #[case::contiguous(ContextOrder::Contiguous, 0.4375)]
 fn without_a_network_attention_takes_its_part_of_what_one_rank_takes(#[case] order: ContextOrder, #[case] part: f64) {
-    // Attention alone: layers whose other products are next to nothing beside pairs of 65,536 tokens.
+    // Attention dominates: other GEMMs of a layer are negligible compared with pairs of 65,536 tokens.
     let long = |context| {
         let mut spec = Spec { phase: Phase::Prefill, sequence: 1 << 16, ..ring(context, order) };
         spec.model.layers = 1;
@@ -118,7 +120,7 @@ fn without_a_network_attention_takes_its_part_of_what_one_rank_takes(#[case] ord
 #[case::hidden(0.5)]
 #[case::exposed(3.0)]
 fn attention_hides_the_passes_that_are_shorter(#[case] ratio: f64) {
-    // Each of C = 4 steps takes a, a pass p: a + (C - 1) max(a, p) a layer.
+    // Each of C = 4 steps lasts a, a message p: a + (C - 1) max(a, p) per layer.
     let mut spec = Spec { phase: Phase::Prefill, sequence: 1 << 14, ..ring(4, ContextOrder::Zigzag) };
     spec.model.layers = 2;
     let queries = (1 << 14) as f64 / 4.0;
@@ -133,7 +135,8 @@ fn ranks_look_at_the_pairs_of_their_part(
     #[values(ContextMethod::AllGather, ContextMethod::Ring)] context_method: ContextMethod,
     #[values(false, true)] zigzag: bool,
 ) {
-    // Of s^2 / 2 pairs each of C ranks has 1 / C, or the c-th has (c + 1/2) (s / C)^2; 4 h operations each forwards and 10 h backwards.
+    // Each of C ranks has 1 / C of s^2 / 2 pairs, or the c-th one has (c + 1/2) (s / C)^2; 4 h operations per pair in
+    // the forward pass and 10 h in the backward pass.
     let order = if zigzag { ContextOrder::Zigzag } else { ContextOrder::Contiguous };
     let mut spec = ring(4, order);
     spec.layout.context_method = context_method;
@@ -148,7 +151,7 @@ fn ranks_look_at_the_pairs_of_their_part(
 
 #[test]
 fn a_ring_keeps_its_own_keys_and_values_only() {
-    // Gathered, those of all 4 ranks are kept: 3 x 64 elements more a token and layer.
+    // With gathered keys, a rank keeps those of all 4 ranks: 3 x 64 elements more per token and layer.
     let kept = |context_method| {
         let mut spec = ring(4, ContextOrder::Zigzag);
         spec.layout.context_method = context_method;
@@ -173,7 +176,8 @@ fn what_a_ring_cannot_do_is_refused() {
 
 #[test]
 fn ranks_of_a_ring_are_not_alike() {
-    // The first rank's keys are looked at by all, in other sizes than its own queries look at others': only its tensor- and data-parallel ranks fold.
+    // All ranks attend to the first rank's keys, in other sizes than its own queries attend to others' keys: only its
+    // tensor- and data-parallel ranks fold.
     let spec = in_ring(laid_out(small(), [2, 4, 1, 2, 1]), ContextOrder::Zigzag);
     let gathered = laid_out(small(), [2, 4, 1, 2, 1]);
     let orders = |spec: Spec| {

@@ -1,9 +1,10 @@
-//! Schedules that cut the backward pass in two: their bubbles in closed form, what they compute and send, and one rank standing for many.
+//! Tests of schedules that split the backward pass in two: their bubbles in closed form, their operations and messages,
+//! and folded runs.
 
 use super::*;
 
-/// A stage's time for one micro-batch, in seconds: forwards, the gradients of inputs, and of weights. Devices compute 1e12 operations a second, and
-/// move bytes in no time.
+/// A stage's times for one micro-batch, in seconds: the forward pass, the gradients of inputs, and those of weights.
+/// Devices compute 1e12 operations per second, and move bytes in no time.
 struct Times {
     forward: f64,
     inputs: f64,
@@ -11,7 +12,7 @@ struct Times {
 }
 
 impl Times {
-    /// Of a stage in the middle, from the nodes of its first micro-batch.
+    /// Times of a stage in the middle, from the nodes of its first micro-batch.
     fn of(workload: &Workload) -> Times {
         let trace: Vec<Node> = workload.trace(1).collect();
         let of = |prefix: &str| {
@@ -22,7 +23,8 @@ impl Times {
     }
 }
 
-/// Where messages cost nothing and all stages are alike, as a vocabulary of one makes them. `hidden`: wide, matrices are all that counts; narrow, attention.
+/// A job in which messages cost nothing and all stages have equal work, as with a vocabulary of one. With a large
+/// `hidden` matrices dominate, with a small one attention does.
 fn alike(schedule: Schedule, stages: u32, micro_batches: u64, hidden: u64) -> Workload {
     let model = Model { layers: 16, vocabulary: 1, hidden, ffn: 5 * hidden / 2, ..small().model };
     let sequence = if hidden > 64 { 16 } else { 4096 };
@@ -30,7 +32,7 @@ fn alike(schedule: Schedule, stages: u32, micro_batches: u64, hidden: u64) -> Wo
     Workload::new(laid_out(spec, [1, 1, 1, 1, stages])).unwrap()
 }
 
-/// Makespan less what a stage in the middle computes, in seconds.
+/// Makespan minus the compute time of a stage in the middle, in seconds.
 fn bubble(workload: &Workload) -> f64 {
     let free = LinkSpec::new(Rate::new(1e18).unwrap(), SimDuration::ZERO);
     let network = cluster(workload.world_size(), free, Preset::Switch);
@@ -45,7 +47,7 @@ fn assert_close(what: f64, expected: f64) {
 
 #[rstest]
 fn gradients_of_weights_fill_the_bubble(#[values(2, 4, 8)] stages: u32, #[values(8, 21)] micro_batches: u64) {
-    // (p - 1) (F + B - W) with B and W apart (Qi et al. 2024, table 2); with 1F1B (p - 1) (F + B + W).
+    // (p - 1) (F + B - W) with B without W (Qi et al. 2024, table 2); with 1F1B (p - 1) (F + B + W).
     let split = alike(Schedule::ZeroBubble, stages, micro_batches, 64);
     let Times { forward, inputs, weights } = Times::of(&split);
     assert!(weights > 0.0 && weights < forward && weights < inputs, "{forward} {inputs} {weights}");
@@ -60,13 +62,13 @@ fn gradients_of_weights_fill_the_bubble(#[values(2, 4, 8)] stages: u32, #[values
 #[case(4, 18)]
 #[case(8, 16)]
 fn both_ends_of_dualpipe_meet(#[case] stages: u32, #[case] micro_batches: u64) {
-    // (p / 2 - 1) (F&B + B - 3 W), B with W (DeepSeek-V3 technical report, table 2); without communication F&B is F + B.
-    // That holds where the gradients of inputs take as long as a forward, which they do without attention.
+    // (p / 2 - 1) (F&B + B - 3 W), B with W (DeepSeek-V3 technical report, table 2); without communication F&B is F +
+    // B. That holds if the gradients of inputs last as long as a forward pass, as they do without attention.
     let workload = alike(Schedule::DualPipe, stages, micro_batches, 512);
     let Times { forward, inputs, weights } = Times::of(&alike(Schedule::ZeroBubble, stages, micro_batches, 512));
     let (backward, others) = (inputs + weights, f64::from(stages / 2 - 1));
     assert_close(bubble(&workload), others * (forward + backward + backward - 3.0 * weights));
-    // A rank has two pieces, and parameters for both.
+    // A rank has two model chunks, and parameters for both.
     let whole = Workload::new(Spec { schedule: Schedule::OneForwardOneBackward, ..workload.spec().clone() }).unwrap();
     let own = |workload: &Workload, rank: u32| workload.parameters(rank).0;
     assert_eq!(own(&workload, 1), own(&whole, 1) + own(&whole, stages - 2));
@@ -77,7 +79,8 @@ fn both_ends_of_dualpipe_meet(#[case] stages: u32, #[case] micro_batches: u64) {
 #[case::zero_bubble(Schedule::ZeroBubble)]
 #[case::dualpipe(Schedule::DualPipe)]
 fn what_is_split_computes_and_moves_as_much(#[case] schedule: Schedule) {
-    // The same operations as 1F1B, however they are cut, also with experts, sequence and context parallelism; and the same messages.
+    // The operations are those of 1F1B for any split, also with experts, sequence and context parallelism; so are the
+    // messages.
     let (gather, ring) = (ContextMethod::AllGather, ContextMethod::Ring);
     for (experts, axes, method) in [
         (false, [2, 1, 1, 2, 4], gather),
@@ -101,7 +104,7 @@ fn what_is_split_computes_and_moves_as_much(#[case] schedule: Schedule) {
 
 #[test]
 fn stages_opposite_of_each_other_sum_their_gradients() {
-    // Each gradient of both pieces once, 4 bytes each, before it is summed over replicas.
+    // Each gradient of both chunks once, 4 bytes each, before the reduction over replicas.
     let spec =
         Spec { schedule: Schedule::DualPipe, gradient_bytes: 4, batch: 32, ..laid_out(small(), [1, 1, 1, 2, 4]) };
     let workload = Workload::new(spec).unwrap();
@@ -114,7 +117,7 @@ fn stages_opposite_of_each_other_sum_their_gradients() {
     assert_eq!(workload.spec().layout.members(Group::Opposite, 7), [1, 7]);
 }
 
-/// Sums of gradients wait for those of weights, which overlapped chains must not lose.
+/// Reductions of gradients wait for gradients of weights; overlapping chains must keep that dependency.
 #[rstest]
 #[case::zero_bubble(Schedule::ZeroBubble, [2, 1, 1, 2, 2], 1)]
 #[case::zero_bubble_sharded(Schedule::ZeroBubble, [1, 1, 1, 4, 2], 3)]

@@ -1,26 +1,26 @@
-//! Experts that get unequally many tokens.
+//! Tests of experts that receive different numbers of tokens.
 
 use super::*;
 use uniference_formats::chakra::attributes::{IN_SPLIT, OUT_SPLIT};
 
-/// Experts 0 and 1, those of the first of four ranks, get 3/8 and 1/8; the last rank's get nothing.
+/// Experts 0 and 1, on the first of four ranks, receive 3/8 and 1/8; the last rank's experts receive no tokens.
 const SHARES: [f64; 8] = [0.375, 0.125, 0.125, 0.125, 0.125, 0.125, 0.0, 0.0];
-/// Eighths of what is sent that come to each rank.
+/// Eighths of all routed tokens that each rank receives.
 const OF_RANKS: [u64; 4] = [4, 2, 2, 0];
 
 fn unequal(spec: Spec) -> Spec {
     Spec { expert_load: ExpertLoad::Shares(SHARES.into()), ..spec }
 }
 
-/// Where the traces of `with_experts` on 4 ranks, of 2 tensor-parallel ranks each, send tokens.
+/// The traces of `with_experts` with unequal shares, on 4 expert-parallel ranks of 2 tensor-parallel ranks each.
 fn job() -> Spec {
     unequal(laid_out(with_experts(small()), [2, 1, 4, 4, 1]))
 }
 
 #[test]
 fn tokens_go_where_their_experts_are_and_come_back() {
-    // A rank has b s / t tokens, sends each to two experts, and of these the eighths of each rank to it; it gets as many from each as its own
-    // experts get. On the way back it is the reverse.
+    // A rank has b s / t tokens and sends each to two experts: to each rank that rank's eighths of these. It receives
+    // from each rank the tokens of its own experts. On the way back it is the reverse.
     let spec = job();
     let copies = 2 * spec.micro_batch * spec.sequence / 2;
     let block = |rank: usize| ELEMENT * spec.model.hidden * copies * OF_RANKS[rank] / 8;
@@ -39,7 +39,7 @@ fn tokens_go_where_their_experts_are_and_come_back() {
 
 #[test]
 fn ranks_compute_for_the_tokens_that_come() {
-    // 6 operations for each of 3 h f parameters and copy of a token, shared by two tensor-parallel ranks.
+    // 6 operations per each of 3 h f parameters and copy of a token, sharded over two tensor-parallel ranks.
     let spec = job();
     let copies = 2 * spec.batch * spec.sequence;
     for (rank, trace) in nodes(&spec).into_iter().enumerate() {
@@ -51,8 +51,8 @@ fn ranks_compute_for_the_tokens_that_come() {
 
 #[test]
 fn the_busiest_rank_decides_how_long_experts_take() {
-    // The first of four ranks gets half of all: twice the mean. The run is shorter by half of that rank's products where experts get equally
-    // many; nothing else differs, as messages cost nothing.
+    // The first of four ranks receives half of all tokens: twice the mean. With equal shares the run is shorter by half
+    // of that rank's GEMMs; nothing else differs, as messages cost nothing.
     let of = |load: ExpertLoad| {
         let spec =
             Spec { phase: Phase::Prefill, expert_load: load, ..laid_out(with_experts(small()), [1, 1, 4, 4, 1]) };
@@ -66,14 +66,15 @@ fn the_busiest_rank_decides_how_long_experts_take() {
     let (even, none) = of(ExpertLoad::Uniform);
     let (uneven, ratio) = of(ExpertLoad::Shares(SHARES.into()));
     assert_eq!((none, ratio), (None, Some(2.0)));
-    // 2 operations for each of 3 h f parameters and of two copies of a rank's tokens, in 4 layers.
+    // 2 operations per each of 3 h f parameters and of two copies of a rank's tokens, in 4 layers.
     let products = (2 * 3 * 64 * 160 * 2 * small().batch / 4 * small().sequence * 4) as f64 / 1e12;
     assert!(((uneven - even) / products - 1.0).abs() < 1e-3, "{} instead of {products}", uneven - even);
 }
 
 #[test]
 fn ranks_keep_the_tokens_that_come() {
-    // Each copy of a token as it comes and goes and 3 x 160 elements of the network: half of all on the first rank, a quarter if equal.
+    // A copy of a token is kept before and after the expert, with 3 x 160 elements of the network: half of all copies
+    // on the first rank, a quarter with equal shares.
     let spec = Spec { batch: 8, ..laid_out(with_experts(small()), [1, 1, 4, 4, 1]) };
     let kept = |spec: Spec, rank| Workload::new(spec).unwrap().memory(rank).activations;
     let copies = 2 * spec.micro_batch * spec.sequence * 4;
@@ -81,7 +82,7 @@ fn ranks_keep_the_tokens_that_come() {
     let [even, most, least] = [(false, 0), (true, 0), (true, 3)]
         .map(|(uneven, rank)| kept(if uneven { unequal(spec.clone()) } else { spec.clone() }, rank));
     assert_eq!((most - even, even - least), (quarter, quarter));
-    // One rank of each that needs as much for the same.
+    // One rank of each class with equal memory.
     let workload = |spec: Spec| Workload::new(spec).unwrap();
     let staged = laid_out(with_experts(small()), [2, 1, 4, 8, 2]);
     assert_eq!(workload(staged.clone()).memory_classes(), [0, 16]);
@@ -96,7 +97,8 @@ fn ranks_keep_the_tokens_that_come() {
 
 #[test]
 fn ranks_with_other_experts_are_not_alike() {
-    // Of 4 experts' ranks, 2 replicas of them and 2 tensor-parallel ranks: the latter two fold.
+    // 4 expert-parallel ranks with different experts, 2 replicas of each and 2 tensor-parallel ranks: only the replicas
+    // and the tensor-parallel ranks fold.
     let spec = |load| Spec { expert_load: load, ..laid_out(with_experts(small()), [2, 1, 4, 8, 1]) };
     let most = |load| Workload::new(spec(load)).unwrap().symmetries(&[], true)[0].order();
     assert_eq!([most(ExpertLoad::Uniform), most(ExpertLoad::Zipf { exponent: 1.0, seed: 0 })], [16, 4]);
@@ -113,7 +115,7 @@ fn draws_depend_on_layer_and_seed_alone() {
         .filter(|node| node.name.ends_with("dispatch"))
         .map(|node| node.numbers(IN_SPLIT).unwrap())
         .collect();
-    // Layer after layer, then the same backwards; every micro-batch alike.
+    // The layers in order, then in reverse order for the backward pass; each micro-batch has the same routing.
     let layers = &dispatches[..4];
     assert!(layers.iter().any(|sent| *sent != layers[0]));
     let backwards: Vec<&[u64]> = layers.iter().rev().copied().collect();

@@ -1,8 +1,8 @@
-//! What models are made of: shared experts, layers without experts, latent attention.
+//! Tests of model structures: shared experts, layers without experts, latent attention.
 
 use super::*;
 
-/// DeepSeek-V2 and DeepSeek-V3, by their published configurations (`config.json`).
+/// DeepSeek-V2 or DeepSeek-V3, with the sizes of their published configurations (`config.json`).
 fn deepseek([layers, dense_layers]: [u32; 2], hidden: u64, vocabulary: u64, experts: [u64; 4]) -> Model {
     let [count, top_k, shared, ffn] = experts;
     Model {
@@ -22,18 +22,19 @@ fn deepseek([layers, dense_layers]: [u32; 2], hidden: u64, vocabulary: u64, expe
 
 #[test]
 fn published_models_of_experts_are_as_large_as_published() {
-    // "Mixtral of experts", 2024: 46.7 and 12.9 billion. A layer has 2 x 4096 (4096 + 1024) of attention, experts of 3 x 4096 x 14336, a router of 8 x
-    // 4096 and two norms; two tables of 32,000 rows and a norm besides.
+    // "Mixtral of experts", 2024: 46.7 and 12.9 billion. A layer has 2 x 4096 (4096 + 1024) of attention, experts of 3
+    // x 4096 x 14336, a router of 8 x 4096 and two norms; the model adds two tables of 32,000 rows and a norm.
     let experts = Experts { count: 8, top_k: 2, ffn: 14_336, shared: 0, dense_layers: 0 };
     let mixtral = Model { vocabulary: 32_000, experts: Some(experts), ..llama(32, 4096, 32, 14_336) };
     let layer = |experts: u64| 2 * 4096 * 5120 + experts * 3 * 4096 * 14_336 + 8 * 4096 + 2 * 4096;
     let mixtral_of = |experts| 32 * layer(experts) + 2 * 32_000 * 4096 + 4096;
     assert_eq!([mixtral.parameters(), mixtral.active_parameters()], [mixtral_of(8), mixtral_of(2)]);
     assert_eq!([mixtral.parameters(), mixtral.active_parameters()], [46_702_792_704, 12_879_925_248]);
-    // "DeepSeek-V3 technical report", 2024, 4.2: 671 and 37 billion. Attention of a layer: 7168 (1536 + 576) down, 1536 x 128 x 192 and 512 x 128 x 256
-    // up, 128 x 128 x 7168 out, norms of 1536 and 512. Three layers of 3 x 7168 x 18432; of 58 each expert 3 x 7168 x 2048, 256 and a shared one,
-    // a router of 256 x 7168. Its 256 offsets a layer that balance the load are not parameters that a gradient changes: 14,848 fewer than in the
-    // weights, which have 671,026,419,200.
+    // "DeepSeek-V3 technical report", 2024, 4.2: 671 and 37 billion. Attention of a layer: 7168 (1536 + 576) down, 1536
+    // x 128 x 192 and 512 x 128 x 256 up, 128 x 128 x 7168 out, norms of 1536 and 512. Three layers have 3 x 7168 x
+    // 18432; 58 layers have 256 experts and a shared one of 3 x 7168 x 2048 each, and a router of 256 x 7168. The 256
+    // offsets per layer that balance the load are not trained by gradients and not counted: 14,848 fewer parameters
+    // than in the published weights, which have 671,026,419,200.
     let v3 = deepseek([61, 3], 7168, 129_280, [256, 8, 1, 2048]);
     let attention = 7168 * 2112 + 1536 * 128 * 192 + 512 * 128 * 256 + 128 * 128 * 7168 + 1536 + 512 + 2 * 7168;
     let v3_of = |experts: u64| {
@@ -48,7 +49,7 @@ fn published_models_of_experts_are_as_large_as_published() {
     assert_eq!((v2.parameters(), v2.active_parameters() / 1_000_000_000), (235_741_434_880, 21));
 }
 
-/// Parameters in matrices that a token of `with_structure` meets, and operations of attention for a pair of a query and a key.
+/// Number of matrix parameters that a token of `with_structure` is multiplied with, and number of heads in all layers.
 fn met(spec: &Spec) -> (u64, u64) {
     let Model { layers, hidden: h, heads, ffn, .. } = spec.model;
     let attention = h * (24 + 16 + 4) + 24 * heads * 12 + 16 * heads * (8 + 8) + heads * 8 * h;
@@ -65,8 +66,9 @@ fn met(spec: &Spec) -> (u64, u64) {
 #[case::context([1, 4, 1, 1, 2], false)]
 #[case::ring([2, 4, 2, 2, 1], true)]
 fn a_step_of_experts_and_latents_computes_what_tokens_meet(#[case] axes: [u32; 5], #[case] ring: bool) {
-    // Of each matrix that a token meets 2 operations an element forwards and 4 backwards. Of each of the s / 2 keys that it looks at on average, a
-    // head's 12 elements and the value's 8: 2 (12 + 8) forwards, 2 (3 x 12 + 2 x 8) backwards, where scores are computed again.
+    // Per matrix element that a token is multiplied with, 2 operations forward and 4 backward. Per each of the s / 2
+    // keys that a token attends to on average, a head's 12 elements and the value's 8: 2 (12 + 8) forward, 2 (3 x 12 +
+    // 2 x 8) backward, which recomputes scores.
     let mut spec = laid_out(with_structure(small()), axes);
     if ring {
         spec = in_ring(spec, ContextOrder::Zigzag);
@@ -76,7 +78,7 @@ fn a_step_of_experts_and_latents_computes_what_tokens_meet(#[case] axes: [u32; 5
     let expected = 6 * matrices + 2 * (12 + 8) * pairs + 2 * (3 * 12 + 2 * 8) * pairs;
     let computed = total(&nodes(&spec), NUM_OPS, |node| node.name != "optimizer");
     assert_eq!(computed, expected * spec.batch * spec.sequence);
-    // The model's operations count a pair forwards and twice backwards, and exactly the keys up to the token itself.
+    // The model's operations count a pair once forward and twice backward, and exactly the keys up to the token itself.
     let workload = Workload::new(spec).unwrap();
     let Spec { sequence, batch, .. } = workload.spec();
     let pairs = batch * sequence * (sequence + 1) / 2 * heads;
@@ -85,7 +87,8 @@ fn a_step_of_experts_and_latents_computes_what_tokens_meet(#[case] axes: [u32; 5
 
 #[test]
 fn every_tensor_parallel_rank_projects_down_unless_it_has_its_own_tokens() {
-    // h (24 + 16 + 4) parameters in each layer, 6 operations a token: three times more often on 4 ranks. Experts require sequence parallelism.
+    // h (24 + 16 + 4) parameters in each layer, 6 operations per token: three times more often on 4 ranks. Experts
+    // require sequence parallelism.
     let without_experts = |spec: Spec| Spec { model: Model { experts: None, ..spec.model }, ..spec };
     let operations = |sequence_parallel| {
         let mut spec = laid_out(without_experts(with_structure(small())), [4, 1, 1, 1, 1]);
@@ -101,8 +104,9 @@ fn every_tensor_parallel_rank_projects_down_unless_it_has_its_own_tokens() {
 #[case::queries_of_latents(24, 1)]
 #[case::queries_of_the_stream(0, 2)]
 fn latent_vectors_are_gathered_in_place_of_the_stream(#[case] query_rank: u64, #[case] more: usize) {
-    // Of each token the latent vectors, 2 bytes an element: gathered forwards, summed backwards, once a layer. The stream is gathered for the
-    // network and once more if queries are made of it; backwards for the projection and for the network.
+    // Latent vectors of each token, 2 bytes per element: gathered forward, reduced backward, once per layer. The
+    // residual stream is gathered for the network, and once more if queries are made of it; in the backward pass it is
+    // gathered for the projection and for the network.
     let mut spec = laid_out(with_structure(small()), [4, 1, 1, 1, 1]);
     spec.model.experts = None;
     spec.model.latent = spec.model.latent.map(|latent| Latent { query_rank, ..latent });
@@ -118,27 +122,30 @@ fn latent_vectors_are_gathered_in_place_of_the_stream(#[case] query_rank: u64, #
 
 #[test]
 fn a_cache_of_latent_vectors_holds_one_for_all_heads_and_is_looked_at_as_it_is() {
-    // 16 + 4 elements a token and layer, whatever the number of tensor-parallel ranks, in place of keys and values of 64 / 8 x 4 elements each.
+    // 16 + 4 elements per token and layer, for any number of tensor-parallel ranks, instead of keys and values of 64 /
+    // 8 x 4 elements each.
     let decode = |spec: Spec| Spec { phase: Phase::Decode, new_tokens: 3, ..spec };
     let cache = |spec| Workload::new(decode(spec)).unwrap().memory(0).cache;
     let spec = laid_out(with_structure(small()), [2, 1, 1, 2, 1]);
     let tokens = spec.batch / 2 * (spec.sequence + 3) * u64::from(spec.model.layers);
     assert_eq!(cache(spec.clone()), ELEMENT * tokens * (16 + 4));
     assert_eq!(cache(laid_out(with_experts(small()), [2, 1, 1, 2, 1])), ELEMENT * tokens * 2 * 32 / 2);
-    // Each of 8 heads looks at 16 + 4 elements of a key and takes 16 as its value, which 16 x 8 parameters make the head's own.
+    // Each of 8 heads reads 16 + 4 elements of a key and 16 as its value, which 16 x 8 parameters project to the head's
+    // own value.
     let attention = |node: &Node| node.name.ends_with("attention");
     let Spec { model, sequence, batch, .. } = &spec;
     let keys: u64 = (0..3).map(|token| sequence + token).sum();
     let expected = 2 * 8 * ((16 + 4 + 16) * keys + 3 * 16 * 8) * batch * u64::from(model.layers);
     assert_eq!(total(&nodes(&decode(spec.clone())), NUM_OPS, attention), expected);
-    // The queries of all 4 heads of a rank look at the keys of one of 2 sequences together, of (16 + 4 + 16) / 2 elements on average. 2 x 4 x 128
-    // pairs; 2 bytes of 2 x 4 queries and 2 x 128 keys of 20 elements are read, once for all heads, and 2 x 4 results of 16 written.
+    // The queries of all 4 heads of a rank attend together to the keys of one of 2 sequences, of (16 + 4 + 16) / 2
+    // elements on average. 2 x 4 x 128 pairs; 2 bytes of 2 x 4 queries and 2 x 128 keys of 20 elements are read, once
+    // for all heads, and 2 x 4 results of 16 written.
     let decoded = nodes(&decode(spec.clone()));
     let node = decoded[0].iter().find(|node| attention(node)).unwrap();
     let [operations, read, written] = [2 * 2 * 4 * 128 * (16 + 4 + 16), 2 * (2 * 4 + 2 * 128) * 20, 2 * 2 * 4 * 16];
     let expected = format!("attention bfloat16 full 2,4,128,18 {operations} {read} {written}");
     assert_eq!(uniference_formats::chakra::own::operators(node)[0], expected);
-    // All matrices are met once a token: what makes keys is applied to queries.
+    // A token is multiplied with each matrix once: the up projection of keys is applied to queries.
     let (matrices, heads) = met(&spec);
     let (operations, keys) = (2 * 3 * matrices, 3 * sequence + 6);
     let workload = Workload::new(decode(spec.clone())).unwrap();
@@ -147,9 +154,10 @@ fn a_cache_of_latent_vectors_holds_one_for_all_heads_and_is_looked_at_as_it_is()
 
 #[test]
 fn latent_attention_keeps_latents_queries_keys_and_values() {
-    // Of a token, elements of 2 bytes: 4 times the stream (two norms), latents before and after their norms (44 + 24 + 16), queries and keys of 8 x
-    // 12, values and results of 8 x 8; 4 bytes a head of the softmax. The network keeps 3 x 160 in the first layer. In the others the shared
-    // expert 3 x 32, of each of two experts the token as it comes and goes and 3 x 32, and 8 scores. The head: 2 x 64 elements, 512 float32.
+    // Elements of 2 bytes per token: 4 times the stream (two norms), latent vectors before and after their norms (44 +
+    // 24 + 16), queries and keys of 8 x 12, values and results of 8 x 8; 4 bytes per head of the softmax. The network
+    // keeps 3 x 160 in the first layer. The other layers keep 3 x 32 of the shared expert, for each of two experts the
+    // token before and after it and 3 x 32, and 8 scores. The head: 2 x 64 elements, 512 float32.
     let spec = Spec { batch: 2, ..with_structure(small()) };
     let attention = 2 * (4 * 64 + 44 + 40 + 2 * 8 * 12 + 2 * 8 * 8) + 4 * 8;
     let experts = 2 * (3 * 32 + 2 * (2 * 64 + 3 * 32) + 8);
@@ -160,7 +168,8 @@ fn latent_attention_keeps_latents_queries_keys_and_values() {
 
 #[test]
 fn stages_hold_the_layers_that_they_have() {
-    // 4 layers on 4 stages: the first has no experts. Attention and norms: h (24 + 20) + 24 + 16 + 2 h and the shared part.
+    // 4 layers on 4 stages: the first stage has no experts. Attention and norms: h (24 + 20) + 24 + 16 + 2 h and the
+    // sharded part.
     let workload = Workload::new(laid_out(with_structure(small()), [1, 1, 1, 1, 4])).unwrap();
     let attention = 64 * 44 + 24 + 16 + 24 * 8 * 12 + 16 * 8 * 16 + 64 * 64 + 2 * 64;
     let [expert, table] = [3 * 64 * 32, 512 * 64];
@@ -196,7 +205,7 @@ fn structures_that_do_not_fit_are_refused() {
         let message = change(with);
         assert!(message.starts_with(expected) && message.contains("\nhint: "), "{message}");
     }
-    // What latent attention does not have need not fit, nor what no layer has.
+    // Sizes that latent attention does not use, or that no layer has, need not divide.
     assert_eq!(change(|model| (model.hidden, model.kv_heads) = (66, 3)), "accepted");
     assert_eq!(change(|model| (model.ffn, model.experts.as_mut().unwrap().dense_layers) = (31, 0)), "accepted");
 }

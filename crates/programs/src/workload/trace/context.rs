@@ -1,5 +1,5 @@
-//! Owns how ranks come by what attention needs: queries, keys and values from the stream or from latent vectors, and the keys and values of
-//! other context-parallel ranks, gathered or passed round a ring.
+//! Owns the preparation of attention's inputs: queries, keys and values from the residual stream or from latent
+//! vectors, and the keys and values of other context-parallel ranks, gathered or passed round a ring.
 
 use super::super::layout::{ContextMethod, ContextOrder, Group};
 use super::super::model::{Attention, Latent, Model};
@@ -10,7 +10,7 @@ use uniference_formats::chakra::attributes::{COMM_DST, COMM_SIZE, COMM_SRC, COMM
 use uniference_formats::chakra::schema::{Attribute, CommType, NodeType, Value};
 
 impl Trace {
-    /// Queries, keys and values of this rank's tokens; backwards the gradients of the stream.
+    /// Queries, keys and values of this rank's tokens; in the backward pass, the gradients of the residual stream.
     pub(super) fn queries_and_keys(&mut self, way: Direction) {
         if let Some(latent) = self.spec.model.latent {
             return self.latent_queries_and_keys(latent, way);
@@ -24,9 +24,10 @@ impl Trace {
         }
     }
 
-    /// Tensor-parallel ranks have the projections down in common, and share those up. With sequence parallelism each projects its own tokens
-    /// down, and latent vectors are gathered in place of the stream, but where queries are made of this (Megatron-LM,
-    /// `multi_latent_attention.py`). Backwards the same are summed.
+    /// Down projections are replicated on tensor-parallel ranks, and up projections are sharded over them. With
+    /// sequence parallelism each rank projects its own tokens down, and latent vectors are gathered instead of the
+    /// residual stream, which is gathered too if queries are made of it (Megatron-LM, `multi_latent_attention.py`). The
+    /// backward pass reduces the gradients of the same tensors.
     fn latent_queries_and_keys(&mut self, latent: Latent, way: Direction) {
         let (tokens, tensor) = (self.spec.tokens(), self.tensor());
         let sequence_parallel = self.spec.layout.sequence_parallel;
@@ -60,7 +61,8 @@ impl Trace {
         }
     }
 
-    /// Attention of this rank's queries to the keys of all ranks; `again`: to those that are still there from the forward pass.
+    /// Attention of this rank's queries to the keys of all ranks; `again`: to keys that are still in memory from the
+    /// forward pass.
     pub(super) fn attend(&mut self, way: Direction, again: bool) {
         if self.backward_part == BackwardPart::Weights {
             return;
@@ -73,7 +75,8 @@ impl Trace {
         let queries = self.spec.tokens() / micro_batch;
         let (keys, pairs) = match (phase, context_order) {
             (Phase::Decode, _) => (sequence + self.decoded, sequence + self.decoded),
-            // A token looks at those before it, on average half of all; context ranks share them evenly.
+            // A token attends to earlier tokens, on average half of all; context-parallel ranks have equal parts of the
+            // pairs.
             (_, ContextOrder::Zigzag) => (sequence, sequence * sequence / 2 / u64::from(context)),
             (_, ContextOrder::Contiguous) => {
                 let before = u64::from(self.place.context) * queries;
@@ -105,7 +108,8 @@ impl Trace {
         ELEMENT * self.spec.tokens() * self.spec.model.keys_and_values() / self.tensor()
     }
 
-    /// Context-parallel ranks collect the keys and values of all ("The Llama 3 herd of models", 2024, section 3.3.2), and sum their gradients.
+    /// All-gather of keys and values among context-parallel ranks ("The Llama 3 herd of models", 2024, section 3.3.2),
+    /// or reduce-scatter of their gradients.
     fn exchange_keys(&mut self, way: Direction) {
         let bytes = self.own_keys();
         match way {
@@ -117,10 +121,10 @@ impl Trace {
         }
     }
 
-    /// Ring attention (Liu et al. 2023), as Transformer Engine carries it out (`AttnFuncWithCPAndKVP2P`): keys and values go from rank to rank,
-    /// each of which passes them on while its queries look at them, C - 1 times with C ranks. The rank that has them last begins the
-    /// backward pass with them, and they go back; with them go their gradients, to which each rank adds its own, and end where the keys came
-    /// from.
+    /// Ring attention (Liu et al. 2023), as implemented in Transformer Engine (`AttnFuncWithCPAndKVP2P`): keys and
+    /// values go from rank to rank, (C - 1) times with C ranks; each rank sends them on while it computes the attention
+    /// of its queries to them. The rank that receives them last starts the backward pass with them, and they go back;
+    /// their gradients go with them, each rank adds its own, and they end at the rank that the keys came from.
     fn attend_round(&mut self, way: Direction) {
         let (place, layout) = (self.place, self.spec.layout);
         let (context, own) = (layout.context, self.place.context);
@@ -133,14 +137,14 @@ impl Trace {
         let mut looked = false;
         for step in 0..context {
             self.label = format!("{label}ring{step}.");
-            // Whose keys and values are at hand.
+            // The rank whose keys and values are in memory in this step.
             let owner = match way {
                 Direction::Forward => (own + context - step) % context,
                 Direction::Backward => (own + 1 + step) % context,
             };
             let more = step + 1 < context;
             let gradients = way == Direction::Backward && step > 0;
-            // Gradients are there when those of the step before are added; keys and values when they have come.
+            // Gradients can be sent after the previous step's have been added, and keys and values after their arrival.
             let before = self.last.filter(|_| way == Direction::Backward || step == 0);
             let after: Vec<u64> = before.into_iter().chain(arrived).collect();
             let count = u64::from(more) + u64::from(gradients);
@@ -151,7 +155,7 @@ impl Trace {
             if let Some(part) = part {
                 self.attend_part(part, way);
                 if looked {
-                    // What the queries have found so far, or their gradients, and what they found here.
+                    // Adds the results of the queries so far, or their gradients, and those of this step.
                     self.merge(part.queries, |model| model.result_width(), |model| model.query_width(), way);
                 }
                 looked = true;
@@ -164,24 +168,24 @@ impl Trace {
         self.label = label;
     }
 
-    /// What this rank's queries look at of the keys that `owner` has; `None`: nothing.
+    /// The part of this rank's queries and of `owner`'s keys that attend to each other; `None`: no pair is unmasked.
     fn part_of_ring(&self, owner: u32) -> Option<Attention> {
         let Spec { sequence, micro_batch: sequences, layout, .. } = self.spec;
         let own = self.place.context;
         let all = sequence / u64::from(layout.context);
         let (queries, keys, pairs) = match (layout.context_order, owner.cmp(&own)) {
-            // Of the n-th part and the n-th from the end: each at itself, the latter at the former.
+            // The n-th part and the n-th from the end: each attends to itself, the latter to the former.
             (_, std::cmp::Ordering::Equal) => (all, all, all * all / 2),
             (ContextOrder::Contiguous, std::cmp::Ordering::Less) => (all, all, all * all),
             (ContextOrder::Contiguous, std::cmp::Ordering::Greater) => return None,
-            // Both at an earlier part, whose counterpart comes after them; or the latter at both.
+            // Both attend to an earlier part, whose mirror image comes after both; or the latter attends to both.
             (ContextOrder::Zigzag, std::cmp::Ordering::Less) => (all, all / 2, all * (all / 2)),
             (ContextOrder::Zigzag, std::cmp::Ordering::Greater) => (all / 2, all, all / 2 * all),
         };
         Some(Attention { sequences, queries, keys, pairs })
     }
 
-    /// Adds what was found in one step of the ring to what was found before.
+    /// Adds the results of one step of the ring to those of earlier steps.
     fn merge(
         &mut self,
         positions: u64,
@@ -196,7 +200,7 @@ impl Trace {
         });
     }
 
-    /// A message to the next rank of the ring, and one from the rank before it, whose arrival is returned.
+    /// Adds a message to the next rank of the ring, and one from the previous rank, whose node is returned.
     fn pass_on(&mut self, [to, from]: [u32; 2], bytes: u64, after: Vec<u64>) -> u64 {
         let tag = self.passed;
         self.passed += 1;

@@ -1,4 +1,5 @@
-//! Owns what a layer of experts is made of on a rank: tokens go to the ranks of their experts and come back, equally many or as they are routed.
+//! Owns the nodes of an MoE layer on a rank: tokens go to the ranks of their experts and come back, in equal numbers or
+//! as routed.
 
 use super::super::layout::Group;
 use super::super::load::Routing;
@@ -9,7 +10,7 @@ use super::Trace;
 use uniference_formats::chakra::attributes::{IN_SPLIT, OUT_SPLIT};
 use uniference_formats::chakra::schema::{Attribute, CommType, Uint64List, Value};
 
-/// Whether tokens go to their experts or come back.
+/// Direction of an exchange of tokens: to their experts, or back.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Exchange {
     Dispatch,
@@ -17,8 +18,8 @@ enum Exchange {
 }
 
 impl Trace {
-    /// Tokens, or their gradients, go to the ranks of their experts and come back (Lepikhin et al., "GShard", 2020). Before they go, and backwards when
-    /// they have come back, they go through the experts that all tokens see.
+    /// Tokens, or their gradients, go to the ranks of their experts and come back (Lepikhin et al., "GShard", 2020).
+    /// The shared experts run before that in the forward pass, and after it in the backward pass.
     pub(super) fn experts(&mut self, layer: LayerPosition, way: Direction) {
         let (tensor, kind) = (self.tensor(), LayerKind::Experts);
         let Experts { count, top_k, ffn, shared, .. } = self.spec.model.experts.expect("the layer has experts");
@@ -30,7 +31,7 @@ impl Trace {
                 self.network(kind, ["shared.in", "shared.out"], way);
             }
         }
-        // Of the tokens of all tensor-parallel ranks a rank has a part of each expert's network.
+        // A rank holds a shard of each expert's network, and needs the tokens of all tensor-parallel ranks for it.
         let (spec, expert) = (&self.spec, self.place.expert);
         let ranks = u64::from(spec.layout.expert);
         let (received, busy) = match self.routings.entry(layer.number).or_insert_with(|| spec.routing(layer.number)) {
@@ -65,8 +66,9 @@ impl Trace {
         }
     }
 
-    /// An all-to-all among expert-parallel ranks, with blocks of their own for each where experts get unequally many tokens: a rank sends as many to each as that
-    /// one's experts get, and gets from each as many as its own do.
+    /// An all-to-all among expert-parallel ranks, with individual block sizes if experts receive different numbers of
+    /// tokens: a rank sends to each other rank the tokens of that rank's experts, and receives from each the tokens of
+    /// its own experts.
     fn exchange(&mut self, layer: LayerPosition, exchange: Exchange) {
         if self.backward_part == BackwardPart::Weights {
             return;

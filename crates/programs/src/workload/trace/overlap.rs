@@ -1,9 +1,10 @@
-//! Owns products whose input tensor-parallel ranks gather before, and whose result they scatter after, at once or in parts: with sequence
-//! parallelism the tokens of one part are on their way while those of another are multiplied (Transformer Engine's `ub_overlap`, Megatron-LM's
-//! `--tp-comm-overlap`).
+//! Owns GEMMs whose input tensor-parallel ranks gather before, and whose result they scatter after, at once or in
+//! parts: with sequence parallelism, the communication of one part of the tokens overlaps the GEMMs of another part
+//! (Transformer Engine's `ub_overlap`, Megatron-LM's `--tp-comm-overlap`).
 //!
-//! Of n parts of a communication that takes a and a product that takes b, what is communicated first, or last, is beside nothing: together they take
-//! a/n + (n-1)/n max(a, b) + b/n, where a part takes the n-th of the whole.
+//! If a communication of duration a and a GEMM of duration b are split into n parts, the first or last part of the
+//! communication overlaps no compute: together they last a/n + (n-1)/n max(a, b) + b/n, if a part lasts the n-th of the
+//! whole.
 
 use super::super::layout::Group;
 use super::super::model::Model;
@@ -12,7 +13,7 @@ use super::Trace;
 use uniference_formats::chakra::schema::CommType;
 
 impl Trace {
-    /// `product`, of so many tokens, of what is gathered.
+    /// Gathers tokens and applies `product` to them.
     pub(super) fn gathered(&mut self, what: &str, product: impl Fn(&Model, &mut Operators, u64)) {
         let (parts, tokens) = (self.parts(), self.spec.tokens());
         if parts == 1 {
@@ -31,7 +32,7 @@ impl Trace {
         }
     }
 
-    /// `product`, of so many tokens, whose results are summed and scattered.
+    /// Applies `product`, and reduces and scatters its results.
     pub(super) fn scattered(&mut self, what: &str, product: impl Fn(&Model, &mut Operators, u64)) {
         let (parts, tokens) = (self.parts(), self.spec.tokens());
         if parts == 1 {
@@ -49,7 +50,7 @@ impl Trace {
         self.last = scattered;
     }
 
-    /// Into how many parts tokens are cut; gradients of weights need no communication.
+    /// Number of parts of the tokens; gradients of weights need no communication.
     fn parts(&self) -> u64 {
         if self.backward_part == BackwardPart::Weights { 1 } else { self.spec.implementation.tensor_parts }
     }

@@ -1,4 +1,4 @@
-//! Owns what is to be said of a run's compute when it is over: warnings, and what the headline says.
+//! Owns the remarks on a completed run's compute: warnings and the headline.
 
 use super::{Costing, KERNEL, RankCosting, What};
 use crate::compute::{Earlier, Way};
@@ -11,9 +11,9 @@ use uniference_sim::program::Origin;
 /// Number of names or lines that are listed.
 const MOST: usize = 8;
 
-/// With more of the compute of unknown cost or arithmetic, in %, the headline says so.
+/// Share of compute with unknown cost or arithmetic, in %, above which the headline mentions it.
 const UNKNOWN: f64 = 5.0;
-/// With more of the compute from other devices or operators, in %, the headline says so.
+/// Share of compute estimated from other devices or operators, in %, above which the headline mentions it.
 const TRANSFERRED: f64 = 30.0;
 
 impl Costing {
@@ -37,7 +37,7 @@ impl Costing {
         all.into_iter().flatten().collect()
     }
 
-    /// What is to be said of ranks with streams, or as there are none.
+    /// A remark on ranks with CUDA streams, or on a host time without such ranks.
     fn of_streams(&self) -> Option<String> {
         let mut with_streams = self.ranks.iter().filter(|costing| costing.has_streams());
         if self.host_asked && with_streams.clone().next().is_none() {
@@ -68,7 +68,7 @@ impl Costing {
         })
     }
 
-    /// That Python's time was asked for in vain.
+    /// A warning that the requested Python time has no effect.
     fn of_python(&self) -> Option<String> {
         let charges = |costing: &RankCosting| costing.plan.way == Way::Modelled && costing.python_calls > 0;
         (self.python_asked && !self.ranks.iter().any(charges)).then(|| {
@@ -76,7 +76,7 @@ impl Costing {
         })
     }
 
-    /// Operators that nobody knows the cost of.
+    /// Operators of unknown cost.
     fn unknown(&self) -> Option<String> {
         let mut found: BTreeMap<&str, (u64, String)> = BTreeMap::new();
         for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
@@ -95,7 +95,7 @@ impl Costing {
         (!found.is_empty()).then(|| format!("{what} as 0 s: {}", listed(found.iter().map(shown))))
     }
 
-    /// Seconds of operators of unknown arithmetic, whose kernels take their memory traffic, and how often they ran.
+    /// Seconds and executions of operators of unknown arithmetic, whose kernels are costed by memory traffic.
     fn kernels_by_traffic(&self) -> BTreeMap<&str, (f64, u64)> {
         let mut found: BTreeMap<&str, (f64, u64)> = BTreeMap::new();
         for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
@@ -110,7 +110,7 @@ impl Costing {
         found
     }
 
-    /// Operators of unknown arithmetic.
+    /// A warning about operators of unknown arithmetic.
     fn by_traffic(&self) -> Option<String> {
         let names = self.longest_first(self.kernels_by_traffic())?;
         Some(format!(
@@ -118,7 +118,7 @@ impl Costing {
         ))
     }
 
-    /// Kernels of which it is not even known what they are given.
+    /// A warning about kernels whose memory traffic is unknown too.
     fn bare(&self) -> Option<String> {
         let mut found: BTreeMap<&str, (f64, u64)> = BTreeMap::new();
         for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
@@ -134,7 +134,7 @@ impl Costing {
         Some(format!("kernels that no operator has launched take the shortest time of a kernel: {names}"))
     }
 
-    /// Names, each with its seconds and how often it ran.
+    /// Names, each with its share of the compute and its executions, the longest first.
     fn longest_first(&self, found: BTreeMap<&str, (f64, u64)>) -> Option<String> {
         let mut found: Vec<(&str, (f64, u64))> = found.into_iter().collect();
         found.sort_by(|(_, (one, _)), (_, (other, _))| other.total_cmp(one));
@@ -146,7 +146,7 @@ impl Costing {
         (!found.is_empty()).then(|| listed(found.iter().map(shown)))
     }
 
-    /// Attention that ran on sequences whose lengths are not known.
+    /// Attention on sequences of unknown lengths.
     fn unknown_lengths(&self) -> Option<String> {
         let mut found: BTreeMap<&str, u64> = BTreeMap::new();
         for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
@@ -167,7 +167,7 @@ impl Costing {
         })
     }
 
-    /// Operators that are costed by an algorithm which was not measured.
+    /// Operators whose cost follows from an algorithm that was not measured.
     fn rough(&self) -> Option<String> {
         let mut found: BTreeMap<&str, (f64, u64)> = BTreeMap::new();
         for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
@@ -187,7 +187,7 @@ impl Costing {
         ))
     }
 
-    /// What the user says of kernels that nothing has run, or nothing is costed by.
+    /// The user's formulas for kernels that did not run, or that no device model uses.
     fn unused_formulas(&self) -> Option<String> {
         let plans = || self.ranks.iter().map(|costing| &costing.plan);
         let said = plans().find_map(|plan| (!plan.kernels.is_empty()).then(|| Rc::clone(&plan.kernels)))?;
@@ -204,7 +204,7 @@ impl Costing {
         })
     }
 
-    /// Types of elements that were computed at the rate of another.
+    /// Element types that were computed at the rate of another type.
     fn substituted(&self) -> Option<String> {
         let costs = self.ranks.iter().filter_map(|costing| costing.plan.costs.as_ref());
         let found: BTreeSet<_> = costs.flat_map(|costs| costs.substituted()).collect();
@@ -212,13 +212,13 @@ impl Costing {
         (!found.is_empty()).then(|| format!("`peak_flops` has no rate for {}", listed(shown)))
     }
 
-    /// Values that were not computed and steered the program.
+    /// A warning about uncomputed values that determined the control flow.
     fn answered(&self) -> Option<String> {
         let found = self.zeros(|_| true)?;
         Some(format!("the program read values that were not computed (--values), and was told zeros: at {found}"))
     }
 
-    /// Where ranks read such values.
+    /// Lines at which ranks read uncomputed values.
     pub(crate) fn zeros(&self, of: impl Fn(RankId) -> bool) -> Option<String> {
         let mut found: BTreeMap<&(String, String), u64> = BTreeMap::new();
         let ranks = (0..).map(RankId).zip(&self.ranks).filter(|(rank, _)| of(*rank));
@@ -232,7 +232,8 @@ impl Costing {
         (!found.is_empty()).then(|| listed(found.iter().map(shown)))
     }
 
-    /// What the figures are of, where that is not what ran, and how much of them is no measurement of the device.
+    /// Subject of the figures, if that differs from the program that ran, and the share of estimates that are not
+    /// measurements of the device.
     pub(super) fn headline(&self) -> Option<String> {
         let said: Vec<String> = self.elsewhere().into_iter().chain(self.unsure()).collect();
         (!said.is_empty()).then(|| said.join("; "))
@@ -249,7 +250,7 @@ impl Costing {
         Origin::ALL.iter().map(|origin| self.of(*origin)).sum()
     }
 
-    /// How much of the compute is of unknown cost or arithmetic, or other devices', where that is much.
+    /// Shares of compute with unknown cost or arithmetic, or estimated from other devices, if they are large.
     fn unsure(&self) -> Vec<String> {
         let modelled = self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled);
         let (unknown, known): (f64, f64) = (modelled.map(RankCosting::unknown_at_least).sum(), self.known());
@@ -273,7 +274,7 @@ impl Costing {
         said
     }
 
-    /// What the program chose because it ran on a processor, where its operators are costed for a GPU.
+    /// Choices that the program made because it ran on a CPU, while its operators are costed for a GPU.
     fn elsewhere(&self) -> Option<String> {
         let elsewhere: Vec<&RankCosting> = self
             .ranks
@@ -304,7 +305,7 @@ fn share(seconds: f64, all: f64) -> f64 {
     if all > 0.0 { 100.0 * seconds / all } else { 0.0 }
 }
 
-/// The first of them, and how many more there are.
+/// The first items of a list, and the number of further ones.
 fn listed(all: impl Iterator<Item = String>) -> String {
     let all: Vec<String> = all.collect();
     let more = all.len().saturating_sub(MOST);

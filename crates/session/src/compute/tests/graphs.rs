@@ -2,9 +2,10 @@
 
 use super::*;
 
-/// In the graph A (10) is followed by B and C beside each other (10 each, sharing the device: 20), and D (10) by both: 40. Captured, it costs the host 1
-/// for each end of the capture, 4 for each of four launches and 1 for each of two records and waits: 22. Each launch of it is one of 4 and
-/// no more, the second while the first runs: 22 + 4 + 40 + 40.
+/// In the graph, A (10) is followed by B and C, which overlap (10 each, sharing the device: 20), and both by D (10):
+/// 40. The capture costs the host 1 for its begin and end each, 4 for each of four launches and 1 for each of two
+/// records and waits: 22. Each graph launch costs 4 and nothing more; the second one is launched while the first one
+/// runs: 22 + 4 + 40 + 40.
 #[test]
 fn a_graph_is_launched_as_a_whole() {
     let mut program = Program::default();
@@ -25,15 +26,16 @@ fn a_graph_is_launched_as_a_whole() {
     });
     let done = run(model(Way::Modelled), vec![vec![captured, synchronizes(), launched, synchronizes()]], &[0]);
     assert_eq!(done.end, 106.0);
-    // What was captured has not run; what was launched has, twice.
+    // Captured work has not run; launched work has run twice.
     let seconds: f64 =
         done.costed.rows.iter().filter(|row| row.kind.as_deref() == Some("kernel")).map(|row| row.seconds).sum();
     assert!((seconds - 80e-6).abs() < 1e-12, "{seconds}");
     assert_eq!(again(&done.record, model(Way::Modelled)).0, done.digest);
 }
 
-/// A graph of 10 and 30 records an event outside of it in between. Captured, it costs the host 11: both ends, two launches of 4 and the record. Whoever
-/// waits for the event goes on 10 after the launch of 4, and then works for 60, while the rest of the graph runs.
+/// A graph with kernels of 10 and 30 records an external event between them. The capture costs the host 11: its begin
+/// and end, two launches of 4 and the record. A rank that waits for the event continues 10 after the graph launch of 4,
+/// and then works for 60, while the rest of the graph runs.
 #[test]
 fn an_event_outside_of_a_graph_happens_where_the_graph_records_it() {
     let mut program = Program::default();
@@ -51,7 +53,8 @@ fn an_event_outside_of_a_graph_happens_where_the_graph_records_it() {
     assert_eq!(end, 11.0 + 4.0 + 10.0 + 60.0);
 }
 
-/// A graph that was captured behind another one's event waits for it whenever it is launched: 20 of another stream, then its own 10.
+/// A graph that was captured behind an external event waits for it in each launch: 20 of another stream, then its own
+/// 10.
 #[test]
 fn a_graph_waits_for_an_event_outside_of_it() {
     let mut program = Program::default();
@@ -66,12 +69,13 @@ fn a_graph_waits_for_an_event_outside_of_it() {
         encoder.stream(StreamEntry::Record { event: 9, stream: 2 });
         encoder.stream(StreamEntry::GraphLaunch { graph: 1, stream: 5 });
     });
-    // The host: 1 + 1 + 4 + 1 for the capture, and 4 before the kernel starts.
+    // Host time: 1 + 1 + 4 + 1 for the capture, and 4 before the kernel starts.
     assert_eq!(ends(vec![captured, synchronizes(), launched, synchronizes()]), 7.0 + 4.0 + 20.0 + 10.0);
 }
 
-/// A graph with a call where its capture began, and one on a branch: a launch goes up to the first, each resumption up to the next. The branch's call is made
-/// on the stream that it was captured on, which waits for the branch, and the branch for it.
+/// A graph with a call on the stream where its capture began, and one on a branch: a launch runs up to the first call,
+/// and each resumption up to the next one. The call of the branch is made on the stream of its capture, which waits for
+/// the branch, and the branch waits for the call.
 #[test]
 fn a_graph_goes_on_when_its_calls_are_made() {
     let mut program = Program::default();

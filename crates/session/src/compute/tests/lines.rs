@@ -1,8 +1,8 @@
-//! The lines of what is handed to streams: those of the operators that have launched it.
+//! The source lines of launched work: the lines of the operators that launched it.
 
 use super::*;
 
-/// The lines of a record's compute, one after the other: those of streams, and those of the host.
+/// The lines of a record's compute in order: those of CUDA streams, and those of the host.
 fn lines(record: &[u8]) -> [Vec<String>; 2] {
     let mut steps = RecordReader::open(Cursor::new(record.to_vec())).unwrap().by_rank().0.remove(0);
     let mut lines = [Vec::new(), Vec::new()];
@@ -14,8 +14,9 @@ fn lines(record: &[u8]) -> [Vec<String>; 2] {
     lines
 }
 
-/// Operators at lines 8 and 9, the latter in the backward pass with a copy, a kernel of no operator, a graph with an operator of line 8 that is launched
-/// twice, and an operator that the program waits for in its middle. The host's work has the line of the call that ends it.
+/// Operators at lines 8 and 9, the latter in the backward pass with a copy, a kernel outside of all operators, a graph
+/// with an operator of line 8 that is launched twice, and an operator inside which the program waits. Host work has the
+/// line of the call that ends it.
 #[test]
 fn what_an_operator_launches_has_its_line() {
     let at = |site, backward| Line { site, backward };
@@ -55,13 +56,13 @@ fn what_an_operator_launches_has_its_line() {
     assert_eq!(run(two(), vec![doing(), doing()], &[1, 0]).record, done.record);
     let [streams, host] = lines(&done.record);
     let (eight, nine) = ("a.py:8", "a.py:9 (backward)");
-    // The interrupted operator has a place of its own before and after the question, the first of which takes no time.
+    // The interrupted operator has a piece before and a piece after the wait; the first one has no duration.
     assert_eq!(streams, [eight, nine, nine, "", eight, eight, "", "a.py:9", ""]);
     assert!(host.iter().all(|line| line == "a.py:20"), "{host:?}");
     assert_eq!(again(&done.record, two()).0, done.digest);
 }
 
-/// A run with the compute of an earlier one takes as long, whichever lines its kernels have.
+/// A run with the compute of an earlier run has equal durations, whichever lines its kernels have.
 #[test]
 fn compute_of_an_earlier_run_is_found_by_its_slices() {
     let program = |line: u32| {

@@ -1,13 +1,15 @@
-//! Owns the order in which an algorithm counts the elements of a tensor, where that is not the tensor's own, and the way back.
+//! Owns the element order of algorithms that count a tensor's elements in another order than the tensor's own, and its
+//! inverse.
 
 use super::{Fold, FoldPlan, Placement};
 use crate::collective::{Algorithm, Span};
 use crate::program::Collective;
 use std::sync::Arc;
 
-/// The pieces of a tensor as the steps count them, one after the other.
+/// The pieces of a tensor in the order of the steps.
 pub(in crate::collective) struct Order {
-    /// Where each piece begins for the steps, and where it lies. `None`: steps count as the tensor does.
+    /// For each piece its first element in the order of the steps, and its span in the tensor. `None`: steps use the
+    /// tensor's order.
     pieces: Option<Vec<(u64, Span)>>,
 }
 
@@ -22,7 +24,7 @@ impl Order {
         Order { pieces }
     }
 
-    /// The elements of `span` of the tensor, as steps count them, in rising order.
+    /// Spans, in the order of the steps, of the elements `span` of the tensor, in ascending order of the tensor.
     pub(in crate::collective) fn counted(&self, span: Span) -> Vec<Span> {
         let Some(pieces) = &self.pieces else { return vec![span] };
         let inside = |(begin, piece): &(u64, Span)| {
@@ -33,7 +35,7 @@ impl Order {
         pieces.iter().filter_map(inside).collect()
     }
 
-    /// Where the elements that steps count as `span` lie in the tensor.
+    /// Spans in the tensor of the elements that steps count as `span`.
     fn lying<'a>(&self, pieces: &'a [(u64, Span)], span: Span) -> impl Iterator<Item = Span> + use<'a> {
         let first = pieces.partition_point(|(begin, piece)| begin + piece.len <= span.start);
         pieces[first..].iter().take_while(move |(begin, _)| *begin < span.end()).filter_map(move |(begin, piece)| {
@@ -43,7 +45,7 @@ impl Order {
         })
     }
 
-    /// A plan in the tensor's own order, of one in the order of the steps.
+    /// Converts a plan from the order of the steps to the tensor's order.
     pub(in crate::collective) fn plan_in_place(&self, plan: FoldPlan) -> FoldPlan {
         let Some(pieces) = &self.pieces else { return plan };
         let FoldPlan { slots, folds, results } = plan;

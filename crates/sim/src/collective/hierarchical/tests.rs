@@ -1,4 +1,4 @@
-//! Grids of any shape: every rank ends with what the collective promises, whichever lane is ahead of the others.
+//! Grids of any shape: every rank ends with the result of the collective, in whatever order the lanes advance.
 
 use super::*;
 use crate::collective::dataflow::{Memory, carry_out};
@@ -21,7 +21,7 @@ fn on(sizes: &[u32], rows: &[RowAlgorithm], chunks: u32) -> Arc<dyn Algorithm> {
     Hierarchical::new(rows.to_vec(), chunks, table).on_grid(&grid, &ranks).unwrap()
 }
 
-/// For each member and element: which contributions it holds, as lists, so that one counted twice shows.
+/// For each member and element the list of its contributions; a list shows a contribution that is counted twice.
 struct Sums(Vec<Vec<Vec<u32>>>);
 
 impl Memory for Sums {
@@ -45,12 +45,12 @@ impl Memory for Sums {
 /// A chunk, and coordinates.
 type Coordinates = (usize, Vec<u32>);
 
-/// The blocks of an all-to-all, each as (from, to): how they lie differs from lane to lane.
+/// The blocks of an all-to-all, each as (from, to); their order differs from lane to lane.
 struct Exchange {
     sizes: Vec<u32>,
     passes_on: Vec<bool>,
     chunk_of: Vec<(u64, u64)>,
-    /// By member, chunk and the coordinates of the place.
+    /// Held blocks by member, chunk and coordinates of the place.
     held: Vec<BTreeMap<Coordinates, (u32, u32)>>,
 }
 
@@ -60,8 +60,8 @@ impl Exchange {
         self.sizes.iter().map(|size| (left % size, left /= size).0).collect()
     }
 
-    /// The places that a span of a lane means: the lane's dimension first, in the row's order, then all others. Where blocks are passed on, a row's
-    /// places are counted from the member itself.
+    /// The places of a lane's span: the lane's dimension first, in the row's order, then all others. If blocks are
+    /// forwarded, a row's places are counted from the member itself.
     fn places(&self, me: u32, lane: usize, span: Span) -> Vec<Coordinates> {
         let (ranks, size) = (self.sizes.iter().product::<u32>(), self.sizes[lane]);
         let chunk = self.chunk_of.iter().position(|(start, len)| span.start < start + len).unwrap();
@@ -79,7 +79,7 @@ impl Exchange {
 }
 
 impl Memory for Exchange {
-    /// In the order of the sender's places, without the coordinate of the lane.
+    /// Blocks in the order of the sender's places, without the coordinate of the lane.
     type Message = Vec<(u32, u32)>;
 
     fn load(&mut self, rank: GroupRank, lane: usize, span: Span) -> Self::Message {
@@ -135,7 +135,7 @@ proptest! {
                 }
             }
             if kind == CollectiveKind::ReduceScatter {
-                // The plan of folds lies in the tensor's own order: each rank's result is its own block.
+                // The plan of folds uses the tensor's order: each rank's result is its own block.
                 let plan = FoldPlan::derive(&*algorithm, &call, size);
                 for rank in 0..size {
                     let placed: Vec<Span> = plan.result(GroupRank(rank)).iter().map(|place| place.span).collect();
@@ -194,7 +194,7 @@ fn a_group_is_served_where_it_is_a_part_of_the_grid() {
     assert_eq!(part(&[1, 2, 9, 11]), None, "not the same coordinates in both rows");
     assert_eq!(part(&[1, 3, 11, 9]), None, "not in the order of the grid");
     assert_eq!(part(&[0, 5]), None);
-    // What is no part of it is carried out by what there was before.
+    // Groups that are not part of the grid use the table's former algorithm.
     let mut table = choose::AlgorithmTable::ideal();
     let before = table.clone();
     table.force(CollectiveKind::AllReduce, Arc::new(Hierarchical::new(Vec::new(), 1, before)));

@@ -21,7 +21,7 @@ fn surroundings(inside: f64) -> Surroundings {
     }
 }
 
-/// Eight GPUs a server, over NVLink of the third and the fourth generation.
+/// Eight GPUs per server, with NVLink of the third generation (`ampere`) or of the fourth (`hopper`).
 fn ampere() -> Surroundings {
     surroundings(240e9)
 }
@@ -56,7 +56,7 @@ fn small_messages_go_without_fences_and_large_ones_in_whole_chunks() {
     assert_eq!(chosen(ampere(), 256, AllReduce, 1 << 33), "ring_simple");
 }
 
-/// LL, LL128 and Simple take over from each other once each, as sizes grow.
+/// As sizes grow, LL is replaced by LL128 and LL128 by Simple, once each.
 #[test]
 fn every_protocol_is_left_once() {
     let rank = |name: &str| ["_ll", "_ll128", "_simple"].iter().position(|end| name.ends_with(end)).unwrap();
@@ -72,13 +72,13 @@ fn every_protocol_is_left_once() {
 fn switches_that_reduce_are_used_where_they_are() {
     assert_eq!(chosen(hopper(), 8, AllReduce, 1 << 30), "nvls");
     assert_ne!(chosen(hopper(), 8, AllReduce, 8), "nvls");
-    // Of a gather they save the senders' work only: n / (5/6 B) against 7/8 n / B.
+    // For a gather, switches only save the senders' work: n / (5/6 B) against 7/8 n / B.
     assert_eq!(chosen(hopper(), 8, AllGather, 1 << 30), "ring_simple");
     let without = Surroundings { nvls: false, ..hopper() };
     for surroundings in [without, ampere()] {
         assert_eq!(chosen(surroundings, 8, AllReduce, 1 << 30), "ring_simple");
     }
-    // Not across servers, not for two GPUs, not for what they cannot combine.
+    // NVLS is not used across servers, for two GPUs, or for reductions that switches cannot carry out.
     assert_ne!(chosen(hopper(), 16, AllReduce, 1 << 30), "nvls");
     assert_ne!(chosen(hopper(), 2, AllReduce, 1 << 30), "nvls");
     let product = Collective { reduce: Some(ReduceOp::Product), ..call(AllReduce, 1 << 30) };
@@ -102,15 +102,15 @@ fn calls_use_as_many_channels_as_they_keep_busy() {
     }
     let few = Surroundings { max_channels: 4, ..ampere() };
     assert_eq!(Model::new(few, 8).channels(), 4);
-    // Between servers two to a card.
+    // Between servers each NIC has two channels.
     assert_eq!(Model::new(ampere(), 16).channels(), 16);
-    // A third of the channels, a third of the rate.
+    // A third of the channels has a third of the rate.
     let [third, all] = [256 * KIB, 16 * MIB].map(|bytes| forced("ring_simple", ampere(), &call(AllReduce, bytes), 8));
     assert_eq!((third.inside.efficiency, all.inside.efficiency), (333, 1000));
     assert_eq!(all.inside.stretched(Bytes(1000)), Bytes(1000));
 }
 
-/// A rank's card carries 50 GB/s, the eight of a server more than the 240 of a GPU's NVLink.
+/// A rank's NIC carries 50 GB/s; the eight NICs of a server carry more than the 240 GB/s of a GPU's NVLink.
 #[test]
 fn rings_go_by_all_cards_of_a_server() {
     assert_eq!(Model::new(ampere(), 16).bus(), 240.0);
@@ -125,7 +125,8 @@ fn rings_go_by_all_cards_of_a_server() {
     assert_eq!((count(one_card), count(ampere())), (30, 8 * 30));
 }
 
-/// Pieces of a sixteenth are passed on before the rest has come, by trees across servers and by chains; not by fences, nor by trees in a server.
+/// Chains, and trees across servers, forward sixteenths of a tensor before the rest has arrived; `Simple`, with its
+/// fences, and trees inside a server do not.
 #[test]
 fn what_needs_no_fence_is_passed_on_piece_by_piece() {
     let of = |name: &str| VARIANTS.iter().find(|variant| variant.name == name).unwrap();
@@ -134,7 +135,7 @@ fn what_needs_no_fence_is_passed_on_piece_by_piece() {
     assert_eq!(chunk("ring_ll", Broadcast, 8, 64 * KIB), 4 * KIB);
     assert_eq!(chunk("tree_ll128", AllReduce, 8, 4 * MIB), 24 * 576_000);
     assert_eq!(chunk("ring_simple", Broadcast, 16, 4 * MIB), 16 * 512 * KIB);
-    // No more than a step of each channel, and no less than 1 KiB.
+    // A chunk has at most one step of each channel, and at least 1 KiB.
     assert_eq!(chunk("tree_ll128", AllReduce, 16, 1 << 30), 16 * 576_000);
     assert_eq!(chunk("tree_ll", AllReduce, 16, 8 * KIB), 2 * KIB);
     let servers = |surroundings, ranks| Model::new(surroundings, ranks).trees();

@@ -1,17 +1,19 @@
-//! Owns NCCL's own model of time: which shapes and protocols there are, and what it takes each to take. What they do is [`super`]'s business.
+//! Owns NCCL's own model of time: the variants of shape and protocol, and the estimated time of each. [`super`] carries
+//! them out.
 //!
-//! Source: NVIDIA/nccl 2.20.3, `src/graph/tuning.cc` (times, rates a channel, corrections), `src/enqueue.cc` (channels by size, chunks),
-//! `src/include/device.h` (buffers), for Ampere and Hopper GPUs and Intel's processors. Left out: CollNet and NVLS trees, which need a
-//! network that reduces, a network card's own latency, and the search for channels, of which the usual results stand here.
+//! Source: NVIDIA/nccl 2.20.3, `src/graph/tuning.cc` (times, rates per channel, corrections), `src/enqueue.cc`
+//! (channels by size, chunks), `src/include/device.h` (buffers), for Ampere and Hopper GPUs and Intel CPUs. Left out:
+//! CollNet and NVLS trees, which need a network that reduces; a NIC's own latency; and the search for channels, which
+//! is replaced by its usual results.
 
 use super::super::Surroundings;
 use super::super::double_tree::Servers;
 use crate::program::{Collective, CollectiveKind, DType, NcclSettings, ReduceOp};
 
-/// A shape and a protocol.
+/// A combination of shape and protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Variant {
-    /// `ring_ll`.
+    /// Name, as `ring_ll`.
     pub(super) name: &'static str,
     pub(super) shape: Shape,
     pub(super) protocol: Protocol,
@@ -39,11 +41,12 @@ impl Variant {
 pub(super) enum Shape {
     Ring,
     Tree,
-    /// The switches of a server's NVLinks reduce and multiply (NVLink SHARP).
+    /// Reduction and multicast by the switches of a server's NVLinks (NVLink SHARP).
     Nvls,
 }
 
-/// How bytes cross a link: `Ll` 8 bytes with 8 bytes of flags and no fence, `Ll128` 120 of 128 bytes, `Simple` whole chunks with a fence after each.
+/// Encoding of bytes on a link: `Ll` 8 bytes with 8 bytes of flags and no fence, `Ll128` 120 of 128 bytes, `Simple`
+/// whole chunks with a fence after each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     Ll,
@@ -65,53 +68,55 @@ pub(super) static VARIANTS: [Variant; 7] = [
     variant("nvls", Shape::Nvls, Protocol::Simple),
 ];
 
-/// What joins the GPUs of a server, by what it carries: NCCL asks the hardware, a cluster file gives a rate.
+/// Interconnect of the GPUs of a server, derived from its rate: NCCL asks the hardware, a cluster file gives a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fabric {
     /// Below 100 GB/s.
     Pcie,
     /// NVLink of Ampere GPUs: from 100 GB/s.
     Nvlink3,
-    /// Hopper's, over switches that reduce: 300 GB/s and more.
+    /// NVLink of Hopper GPUs, over switches that reduce: from 300 GB/s.
     Nvlink4,
 }
 
-/// Microseconds before the first step: of a ring, of a tree, by protocol.
+/// Microseconds before the first step, of a ring and of a tree, by protocol.
 const BASE: [[f64; 3]; 2] = [[6.6, 14.0, 8.4], [6.8, 14.0, 0.0]];
-/// Microseconds of a hop: of a ring, of a tree.
+/// Microseconds of a hop, of a ring and of a tree, by protocol.
 const NVLINK_HOPS: [[f64; 3]; 2] = [[0.6, 1.9, 3.4], [0.6, 1.25, 28.0]];
 const PCIE_HOPS: [[f64; 3]; 2] = [[1.0, 2.5, 5.7], [1.0, 1.9, 28.0]];
 const NETWORK_HOPS: [[f64; 3]; 2] = [[2.7, 4.0, 14.0], [5.0, 8.5, 28.0]];
-/// Microseconds of all of it.
+/// Microseconds of a whole NVLS call.
 pub(super) const NVLS: f64 = 23.0;
 /// Microseconds between two messages to the network, three times as many in `Simple`.
 const NETWORK_OVERHEAD: f64 = 1.0;
 
-/// GB/s that `Ll` carries at most: in one server, in two, in more.
+/// Largest rate of `Ll` in GB/s: in one server, in two, in more.
 const LL: [f64; 3] = [87.7, 39.0, 20.4];
-/// GB/s that a channel carries at most, of Ampere and of Hopper: in one server, in two, in more.
+/// Largest rate of a channel in GB/s, for Ampere and for Hopper: in one server, in two, in more.
 const CHANNEL_RING_LL128: [[f64; 3]; 2] = [[20.0; 3], [36.7; 3]];
 const CHANNEL_TREE_LL128: [[f64; 3]; 2] = [[20.0; 3], [36.7, 36.7, 29.0]];
 const CHANNEL_TREE: [[f64; 3]; 2] = [[24.0, 23.6, 17.8], [38.7, 41.4, 36.0]];
 
-/// Of a tree's rate, what is left at 64 B, 128 B and so on, by protocol: measured, as trees of middle sizes are slower than the rest of the model says.
+/// Factors of a tree's rate at 64 B, 128 B and so on, by protocol. Measured: trees are slower at middle sizes than the
+/// rest of the model predicts.
 const TREE_CORRECTION: [[f64; 23]; 3] = [
     [1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.0, 1.0, 1.0],
     [1.0, 1.0, 1.0, 1.0, 1.0, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9, 1.0, 1.0],
     [0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9],
 ];
 
-/// Channels over NVLink, over PCIe, and to each network card.
+/// Number of channels over NVLink, over PCIe, and to each NIC.
 const NVLINK_CHANNELS: u32 = 24;
 const PCIE_CHANNELS: u32 = 2;
 const CARD_CHANNELS: u32 = 2;
 
-/// By protocol, the threads of a channel, and how many bytes each must have before another channel is used; in a ring's `Ll` so many a rank.
+/// By protocol, the threads of a channel, and the bytes that each must have before another channel is used (for a
+/// ring's `Ll`, times the number of ranks).
 const THREADS: [(u64, u64); 3] = [(512, 8), (640, 8), (512, 64)];
 /// By protocol, payload of a step of a channel's buffer.
 const STEP: [u64; 3] = [32 << 10, 576_000, 512 << 10];
 
-/// Pieces of a small tensor, and payload that a piece has of a channel at least.
+/// Pieces of a small tensor, and least payload of a piece per channel.
 const PIECES: u64 = 16;
 const LEAST_PIECE: u64 = 1 << 10;
 
@@ -143,7 +148,7 @@ impl Model {
         self.servers() > 1
     }
 
-    /// How its trees and chains go through servers, if it has several that are alike, of several ranks.
+    /// Division of trees and chains among servers, if the group has several equal servers with several ranks each.
     pub(super) fn trees(&self) -> Option<Servers> {
         let Surroundings { per_server: gpus, cards, .. } = self.surroundings;
         let alike = self.is_across() && gpus > 1 && self.ranks.is_multiple_of(gpus);
@@ -166,7 +171,7 @@ impl Model {
         if settings.peer_access { inside } else { inside.min(host) }
     }
 
-    /// Can `variant` carry out `call`?
+    /// Whether `variant` can carry out `call`.
     pub(super) fn fits(&self, variant: &Variant, call: &Collective) -> bool {
         use CollectiveKind::{AllGather, AllReduce, ReduceScatter};
         let kind = call.kind;
@@ -176,7 +181,7 @@ impl Model {
                 nvls && (kind == AllGather || matches!(kind, AllReduce | ReduceScatter) && switches_reduce(call))
             }
             (Shape::Tree, _) if kind != AllReduce => false,
-            // It needs links that keep 128 bytes together.
+            // LL128 needs links that keep 128 bytes together.
             (_, Protocol::Ll128) => {
                 self.fabric() != Fabric::Pcie || self.surroundings.settings.insists_on_ll128(call.kind)
             }
@@ -184,7 +189,7 @@ impl Model {
         }
     }
 
-    /// What a rank's links carry in all, in GB/s: of a server, its network cards together.
+    /// Rate of a rank's links in GB/s: across servers, at most the rate of all NICs of a server together.
     pub(super) fn bus(&self) -> f64 {
         self.slowest_of(self.surroundings.inside.bytes_per_second() / 1e9)
     }
@@ -223,7 +228,7 @@ impl Model {
         if self.is_across() { inside.min(CARD_CHANNELS * self.surroundings.cards).max(1) } else { inside }
     }
 
-    /// How many of them a call uses: each thread of each has enough to do.
+    /// Number of channels that a call uses, so that each thread of each channel has enough data.
     pub(super) fn channels_for(&self, variant: &Variant, bytes: u64) -> u32 {
         let (threads, least) = THREADS[variant.protocol as usize];
         let per_rank = variant.shape == Shape::Ring && variant.protocol == Protocol::Ll;
@@ -234,7 +239,7 @@ impl Model {
         }
     }
 
-    /// Of what a rank's links carry, what is left with all channels, in GB/s.
+    /// Rate of a variant with all channels, in GB/s.
     pub(super) fn rate(&self, variant: &Variant, kind: CollectiveKind) -> f64 {
         let (bus, channels) = (self.used(), f64::from(self.channels()));
         let generation = usize::from(self.fabric() == Fabric::Nvlink4);
@@ -258,7 +263,7 @@ impl Model {
         }
     }
 
-    /// Steps of a ring, and how many of them lead to another server.
+    /// Number of steps of a ring, and number of those that lead to another server.
     fn ring_steps(&self, kind: CollectiveKind) -> (f64, f64) {
         let (ranks, servers) = (f64::from(self.ranks), f64::from(self.servers()));
         match kind {
@@ -311,7 +316,7 @@ impl Model {
         }
     }
 
-    /// How long NCCL thinks that `variant` takes for a call of so many bytes in all.
+    /// NCCL's estimate of the time of `variant` for a call of `bytes` in total.
     pub(super) fn microseconds(&self, variant: &Variant, kind: CollectiveKind, bytes: u64) -> f64 {
         let (steps, _) = self.ring_steps(kind);
         let mut rate = self.rate(variant, kind);
@@ -332,8 +337,9 @@ impl Model {
         latency + bytes as f64 / rate / 1e3
     }
 
-    /// Bytes of which all channels together pass one chunk on before the next. `Ll` and `Ll128` pass on what has come of a chunk before the rest: in
-    /// chains, and in trees across servers, a sixteenth of a small tensor stands for that.
+    /// Bytes of a chunk, for all channels together, that is forwarded before the next one. `Ll` and `Ll128` forward the
+    /// received part of a chunk before its rest arrives: in chains, and in trees across servers, a chunk of a sixteenth
+    /// of a small tensor models that.
     pub(super) fn chunk(&self, variant: &Variant, kind: CollectiveKind, bytes: u64) -> u64 {
         let channels = u64::from(self.channels_for(variant, bytes));
         let mut step = STEP[variant.protocol as usize];
@@ -352,7 +358,7 @@ impl Model {
     }
 }
 
-/// What NVLink's switches can combine.
+/// Whether NVLink's switches can combine a call's elements.
 fn switches_reduce(call: &Collective) -> bool {
     use DType::{BFloat16, Float16, Float32, Float64, Int32, Int64, UInt32, UInt64};
     use ReduceOp::{Max, Min, Sum};

@@ -1,16 +1,19 @@
-//! Owns what a process group is like where one rank stands for many: which member each representative plays, and the check that the
-//! group looks the same from all members that are alike. It does not know messages or collectives.
+//! Owns folded process groups: the member that each representative plays, and the check that the group looks the same
+//! from all equivalent members. The module does not know messages or collectives.
 //!
-//! `M` is the group. The shifts that map it to itself are `H`; a member and its images under `H` are played by one rank, at the first of
-//! their places. Shifts relabel places: where all of them do so by one kind of [`Relabeling`], a collective whose algorithm allows
-//! these ([`crate::collective::Algorithm::symmetry`]) takes the same course at every image.
+//! `M` is the group, and `H` are the shifts that map it to itself. A member and its images under `H` are played by one
+//! rank, at the first of their places. Shifts relabel places. If all of them do so by one kind of [`Relabeling`], a
+//! collective whose algorithm permits that kind ([`crate::collective::Algorithm::symmetry`]) has the same course at
+//! every image.
 //!
-//! It also does so where shifts move places in another way, but every `p`-th place is the same class's (`p` members are played), so that
-//! rotations by `p` places keep classes, and where the network does not notice these either ([`Folded::may_rotate`]). A ring around two groups of
-//! experts is an example: shifts within the groups do not rotate the ring, and yet each member sends to one of its class and receives from one.
-//! Then the ranks of a class need not be images of each other under one group of shifts; but as long as all have done the same, each link of
-//! a class carries as many messages of each kind as the next, so all of them go on to do the same (the classes are an equitable partition
-//! of ranks and links). Each group must have connections of its own, or messages would follow others on some connections and not on the rest.
+//! The course is also the same if shifts move places in another way, but every `p`-th place belongs to the same class
+//! (`p` members are played), so that rotations by `p` places keep classes, and if the network does not distinguish
+//! these rotations ([`Folded::may_rotate`]). An example is a ring around two expert-parallel groups: shifts within the
+//! groups do not rotate the ring, and yet each member sends to a member of its class and receives from one. Ranks of a
+//! class need not be images of each other under one group of shifts then. But as long as all have made the same steps,
+//! each link of a class carries as many messages of each kind as the next, so all of them continue with the same steps
+//! (the classes are an equitable partition of ranks and links). Each group must have its own connections; otherwise
+//! messages would follow others on some connections and not on the rest.
 
 use super::Group;
 use crate::ids::{GroupRank, RankId};
@@ -20,41 +23,41 @@ use std::cell::{Cell, OnceCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The members of a group that run, and those that they stand for.
+/// Folding of a group: the members that run, and the members that they represent.
 #[derive(Debug)]
 pub(crate) struct Folded {
-    /// By place in the group: the place whose member stands for it.
+    /// For each place in the group, the place of the member that represents it.
     player: Vec<GroupRank>,
     players: u32,
-    /// How shifts move places.
+    /// Effect of shifts on places.
     moves: Moves,
-    /// May places be rotated by `players` though no shift does so?
+    /// Whether places may be rotated by `players` although no shift does so.
     rotates: bool,
-    /// What its collectives have been admitted for.
+    /// Kind of relabeling under which the group's collectives were admitted.
     course: OnceCell<Relabeling>,
-    /// Have members sent each other messages?
+    /// Whether members have sent point-to-point messages.
     has_messages: Cell<bool>,
-    /// By representative: its place, and the ranks as it has named them.
+    /// For each representative its place, and the ranks in the order in which it named them.
     views: BTreeMap<RankId, (GroupRank, Arc<[RankId]>)>,
 }
 
-/// The properties that all relabelings of places seen so far share.
+/// Properties that all relabelings of places so far share.
 #[derive(Clone, Debug)]
 struct Moves {
-    /// All of them leave every place as it is.
+    /// Whether all of them leave every place unchanged.
     none: bool,
-    /// The kinds of relabeling that all of them could be.
+    /// Kinds of relabeling that fit all of them.
     all: Vec<Relabeling>,
 }
 
 impl Moves {
-    /// No relabelings yet, among `size` places.
+    /// Properties without any relabeling, for `size` places.
     fn new(size: u32) -> Moves {
         let blocks = (2..size).filter(|block| size.is_multiple_of(*block)).map(Relabeling::Blocks);
         Moves { none: true, all: [Relabeling::Rotation, Relabeling::Flip].into_iter().chain(blocks).collect() }
     }
 
-    /// One more relabeling, as pairs of places.
+    /// Adds a relabeling, given as pairs of places.
     fn add(&mut self, size: u32, pairs: &[(GroupRank, GroupRank)]) {
         self.none &= pairs.iter().all(|(from, to)| from == to);
         self.all.retain(|relabeling| {
@@ -65,7 +68,8 @@ impl Moves {
 }
 
 impl Folded {
-    /// The group moved to where the lowest representative of its members is one itself, in the group's order.
+    /// The group moved to the place where the lowest representative of its members is itself a member, in the group's
+    /// order.
     pub(in crate::comm) fn move_home(ranks: &[RankId], symmetry: &Symmetry) -> Vec<RankId> {
         let lowest = ranks.iter().min_by_key(|rank| symmetry.representative(**rank)).expect("a group has members");
         let home = symmetry.inverse(symmetry.shift_to(*lowest));
@@ -96,8 +100,8 @@ impl Folded {
         Ok(folded)
     }
 
-    /// Looks whether places may be rotated by `players`; `places` are [`crate::network::FoldedTopology::places`]. Ranks that share a host, a server or a
-    /// rail must be moved to ranks that do.
+    /// Checks whether places may be rotated by `players`; `places` are [`crate::network::FoldedTopology::places`].
+    /// Ranks that share a host, a server or a rail must move to ranks that share one too.
     pub(in crate::comm) fn may_rotate(&mut self, group: &Group, places: &[[u32; 3]]) {
         let size = self.player.len();
         let dealt = (0..size).all(|place| self.player[place].index() == place % self.players as usize);
@@ -112,7 +116,7 @@ impl Folded {
         self.rotates = dealt && (0..3).all(moves_wholes);
     }
 
-    /// A representative names the group as `ranks`.
+    /// Records that the representative `rank` names the group as `ranks`.
     pub(in crate::comm) fn welcome(
         &mut self,
         rank: RankId,
@@ -133,7 +137,7 @@ impl Folded {
         Ok(())
     }
 
-    /// `shift` must map `ranks` onto the group; takes note of how it moves places.
+    /// Checks that `shift` maps `ranks` onto the group, and records its effect on places.
     fn check(
         &mut self,
         shift: Shift,
@@ -166,30 +170,32 @@ impl Folded {
         self.views.get(&rank).map(|(_, ranks)| &ranks[..])
     }
 
-    /// May a collective run here whose algorithm stays the same under such relabelings?
+    /// Whether a collective may run in this group if its algorithm permits relabelings of the kind `symmetry`.
     pub(crate) fn admits(&self, symmetry: Option<Relabeling>) -> bool {
         let Some(relabeling) = symmetry.filter(|_| !self.moves.none) else { return self.moves.none };
         let by_rotation_alone = self.rotates && relabeling == Relabeling::Rotation && !self.has_messages.get();
         if !self.is_of_shifts(relabeling) && !by_rotation_alone {
             return false;
         }
-        // All collectives of a group share its connections. Where several kinds of relabeling fit the shifts, they are the same.
+        // All collectives of a group share its connections. If several kinds of relabeling fit the shifts, these are
+        // the same relabelings.
         let course = *self.course.get_or_init(|| relabeling);
         course == relabeling || self.is_of_shifts(course) && self.is_of_shifts(relabeling)
     }
 
-    /// Do shifts move places so?
+    /// Whether shifts move places by this kind of relabeling.
     fn is_of_shifts(&self, relabeling: Relabeling) -> bool {
         self.moves.all.contains(&relabeling)
     }
 
-    /// May members send each other messages besides? These move along with shifts of the ranks, so collectives must, too.
+    /// Whether members may also send point-to-point messages. These move along with shifts of the ranks, so collectives
+    /// must, too.
     pub(crate) fn admits_messages(&self) -> bool {
         self.has_messages.set(true);
         self.moves.none || self.course.get().is_none_or(|course| self.is_of_shifts(*course))
     }
 
-    /// What a message of a collective from one member to another is to those who are simulated: from whom, to whom.
+    /// Maps a collective's message to simulated members: sender and receiver.
     pub(in crate::comm) fn arrival(&self, from: GroupRank, to: GroupRank) -> (GroupRank, GroupRank) {
         let (size, player) = (self.player.len() as u32, self.player(to));
         if player == to {
@@ -200,7 +206,7 @@ impl Folded {
     }
 }
 
-/// Some of the shifts, of which all others are made. At most as many as the logarithm of their number.
+/// A subset of the shifts that generates all of them, with at most as many elements as the logarithm of their number.
 fn generators(shifts: &[Shift], symmetry: &Symmetry) -> Vec<Shift> {
     let mut reached = BTreeSet::from([Shift::default()]);
     let mut generators = Vec::new();

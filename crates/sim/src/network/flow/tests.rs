@@ -6,7 +6,7 @@ use crate::network::{
 };
 use proptest::prelude::*;
 
-/// Bytes per second of 1 Gbit/s.
+/// 1 Gbit/s in bytes per second.
 const GIGABIT: f64 = 125e6;
 pub(in super::super) const US: u64 = 1_000_000;
 pub(in super::super) const MS: u64 = 1_000 * US;
@@ -23,9 +23,9 @@ fn hosts(count: usize) -> Vec<HostSpec> {
     (0..count).map(|index| HostSpec::new(format!("h{index}"))).collect()
 }
 
-/// A network of links that are numbered as given; streams are opened along them.
+/// A network of links with the given numbers; streams are opened along them.
 fn bare(links: &[LinkSpec]) -> FlowNetwork {
-    // A chain of media, named so that they sort.
+    // A chain of media, with names in sorted order.
     let node = |index: usize| format!("{index:03}");
     let link = |(index, &spec): (usize, &LinkSpec)| {
         let between = vec![node(index), node(index + 1)];
@@ -36,7 +36,7 @@ fn bare(links: &[LinkSpec]) -> FlowNetwork {
     FlowNetwork::new(Topology::graph(&nodes, &links).unwrap())
 }
 
-/// A message: on which stream, when, how large. Its tag is its place in the list.
+/// A message: its stream, its time, its size. Its tag is its index in the list.
 pub(in super::super) type Push = (StreamId, u64, u64);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub(in super::super) struct Times {
     pub(in super::super) delivered: u64,
 }
 
-/// Runs pushes, in order of time, to the end; all times in picoseconds.
+/// Runs pushes, in order of time, to the end; all times are in picoseconds.
 pub(in super::super) fn run(network: &mut FlowNetwork, pushes: &[Push]) -> Vec<Times> {
     let mut times = vec![Times::default(); pushes.len()];
     let (mut events, mut last) = (Vec::new(), 0);
@@ -75,7 +75,8 @@ pub(in super::super) fn run(network: &mut FlowNetwork, pushes: &[Push]) -> Vec<T
     }
 }
 
-/// When each message's last byte left, for messages between hosts of a network: (from, to, at, bytes), in microseconds.
+/// Departure of each message's last byte, for messages between hosts of a network: (from, to, at, bytes), in
+/// microseconds.
 fn sent_us(network: &mut FlowNetwork, messages: &[(u32, u32, u64, u64)]) -> Vec<u64> {
     let mut open = |&(from, to, at, bytes): &_| (network.open(HostId(from), HostId(to), None), at * US, bytes);
     let pushes: Vec<_> = messages.iter().map(&mut open).collect();
@@ -84,7 +85,7 @@ fn sent_us(network: &mut FlowNetwork, messages: &[(u32, u32, u64, u64)]) -> Vec<
 
 #[test]
 fn the_last_byte_arrives_one_latency_after_it_has_left() {
-    // 1 MB at 125 MB/s: 8 ms; plus 300 us once, though the route has two links.
+    // 1 MB at 125 MB/s: 8 ms; plus 300 us once, although the route has two links.
     let mut network = switch(&hosts(2), 300 * US);
     let stream = network.open(HostId(0), HostId(1), None);
     let times = run(&mut network, &[(stream, 5 * US, 1_000_000)]);
@@ -101,10 +102,10 @@ fn a_completion_is_rounded_up_to_a_picosecond() {
 
 #[test]
 fn senders_share_the_receivers_ingress_and_a_sender_its_egress() {
-    // Four to one: 4 MB in all at 125 MB/s.
+    // Four hosts to one: 4 MB in total at 125 MB/s.
     let incast = [(0, 4, 0, 1_000_000), (1, 4, 0, 1_000_000), (2, 4, 0, 1_000_000), (3, 4, 0, 1_000_000)];
     assert_eq!(sent_us(&mut switch(&hosts(5), 0), &incast), [32_000; 4]);
-    // One to four: the same.
+    // One host to four: the same time.
     let egress = [(4, 0, 0, 1_000_000), (4, 1, 0, 1_000_000), (4, 2, 0, 1_000_000), (4, 3, 0, 1_000_000)];
     assert_eq!(sent_us(&mut switch(&hosts(5), 0), &egress), [32_000; 4]);
 }
@@ -128,7 +129,8 @@ fn all_share_the_channel_of_a_wireless_network() {
 
 #[test]
 fn a_late_arrival_takes_its_share_from_then_on() {
-    // Alone for 4 ms: 0.5 of 1 MB. Then half each: the first has 0.5 MB left: 8 ms more; the second then 0.5 MB: 4 ms alone.
+    // Alone for 4 ms: 0.5 of 1 MB. Then half each: the first has 0.5 MB left: 8 ms more; then the second has 0.5 MB
+    // left: 4 ms alone.
     let sent = sent_us(&mut switch(&hosts(3), 0), &[(0, 2, 0, 1_000_000), (1, 2, 4_000, 1_000_000)]);
     assert_eq!(sent, [12_000, 16_000]);
 }
@@ -143,7 +145,7 @@ fn a_slow_receiver_leaves_its_senders_egress_to_others() {
 
 #[test]
 fn a_slow_egress_leaves_its_hosts_ingress_alone() {
-    // From h1 at 12.5 MB/s: 1 MB in 80 ms. To h1 at 125 MB/s, beside it: 10 MB in 80 ms.
+    // From h1 at 12.5 MB/s: 1 MB in 80 ms. To h1 at 125 MB/s, at the same time: 10 MB in 80 ms.
     let mut hosts = hosts(2);
     let rate = |rate| Rate::new(rate).unwrap();
     hosts[1].bandwidth = Some(HostRates { egress: rate(GIGABIT / 10.0), ingress: rate(GIGABIT) });
@@ -171,8 +173,8 @@ fn headers_slow_a_stream_down() {
 
 #[test]
 fn a_stream_keeps_its_messages_in_order_and_is_one_flow() {
-    // Two messages of 1 MB on one stream against one of 1 MB on another: half each, so both streams' first end after 16 ms; the
-    // second message is then alone: 8 ms. The empty one behind it takes the latency only.
+    // Two messages of 1 MB on one stream, and one of 1 MB on another: half each, so the first messages of both streams
+    // end after 16 ms; the second message is then alone: 8 ms. The empty message behind it adds only the latency.
     let mut network = switch(&hosts(3), 100 * US);
     let [one, other] = [0, 1].map(|from| network.open(HostId(from), HostId(2), None));
     let times = run(&mut network, &[(one, 0, 1_000_000), (one, 0, 1_000_000), (one, 0, 0), (other, 0, 1_000_000)]);
@@ -190,7 +192,7 @@ fn a_stream_that_goes_on_at_once_disturbs_nobody() {
     let mut events = Vec::new();
     let end = network.next_event().unwrap();
     network.advance(end, &mut events);
-    // Without latency, both are delivered as they are sent; the next messages come at the same instant.
+    // Without latency, both messages are delivered as they are sent; the next messages are pushed at the same instant.
     assert_eq!(events.len(), 4);
     network.push(one, Bytes(1_000_000), 2);
     network.push(other, Bytes(1_000_000), 3);
@@ -217,7 +219,7 @@ fn a_host_sends_to_itself_at_once_or_over_its_local_link() {
     assert_eq!(times[1], Times { started: 9, sent: 9 + 8 * MS, delivered: 9 + 8 * MS + 3 * US });
 }
 
-/// Three hosts on a switch at 1 Gbit/s without latency, which changes.
+/// Three hosts on a switch at 1 Gbit/s without latency, with changes.
 fn changing(dynamics: Dynamics) -> FlowNetwork {
     FlowNetwork::changing(Topology::preset(&Preset::Switch, &hosts(3), spec(GIGABIT, 0)).unwrap(), dynamics)
 }
@@ -238,17 +240,18 @@ fn point(ms: u64, rate: f64) -> ProfilePoint {
 
 #[test]
 fn an_outage_holds_a_stream_up_for_its_length() {
-    // 1 MB at 125 MB/s: 4 ms before the outage, 10 ms of it, and the other 4 ms.
+    // 1 MB at 125 MB/s: 4 ms before the outage, 10 ms of outage, and the other 4 ms.
     let outages = vec![(at_ms(4), at_ms(14))];
     let mut network = changing(out_of_host_0(LinkDynamics { outages, ..LinkDynamics::default() }));
-    // Another sender does not notice.
+    // Another sender is not affected.
     let messages = [(0, 1, 0, 1_000_000), (1, 2, 0, 1_000_000)];
     assert_eq!(sent_us(&mut network, &messages), [18_000, 8_000]);
 }
 
 #[test]
 fn bandwidth_follows_a_profile() {
-    // 3 MB: 0.5 MB in 4 ms at 125 MB/s, 0.25 MB in 4 ms at 62.5 MB/s, and the other 2.25 MB at 125 MB/s, the receiver's: 18 ms.
+    // 3 MB: 0.5 MB in 4 ms at 125 MB/s, 0.25 MB in 4 ms at 62.5 MB/s, and the other 2.25 MB at 125 MB/s, the
+    // receiver's: 18 ms.
     let points = [point(4, GIGABIT / 2.0), point(8, 10.0 * GIGABIT)].into();
     let profile = Some(Profile { points, period: None });
     let mut network = changing(out_of_host_0(LinkDynamics { profile, ..LinkDynamics::default() }));
@@ -261,7 +264,8 @@ fn latency_is_that_of_the_moment_at_which_a_message_leaves() {
     let profile = Some(Profile { points: [slow, point(3, GIGABIT)].into(), period: None });
     let mut network = changing(out_of_host_0(LinkDynamics { profile, ..LinkDynamics::default() }));
     let stream = network.open(HostId(0), HostId(1), None);
-    // Left at 0, 2 and 4 ms: 0 and 5 ms of flight, and then 0 again, but no message overtakes the one before.
+    // Departures at 0, 2 and 4 ms: latencies of 0 and 5 ms, and then 0 again, but no message overtakes the previous
+    // one.
     let times = run(&mut network, &[(stream, 0, 0), (stream, 2 * MS, 0), (stream, 4 * MS, 0), (stream, 9 * MS, 0)]);
     assert_eq!(times.iter().map(|times| times.delivered / MS).collect::<Vec<_>>(), [0, 7, 7, 9]);
 }
@@ -274,7 +278,7 @@ fn others_traffic_takes_its_share_while_it_lasts() {
     assert_eq!(sent_us(&mut with(None), &[(0, 1, 0, 1_000_000)]), [12_000]);
     // At most 25 MB/s: 100 are left for the other 0.75 MB.
     assert_eq!(sent_us(&mut with(Rate::new(25e6)), &[(0, 1, 0, 1_000_000)]), [9_500]);
-    // Nobody waits for it, so it is no event.
+    // Background traffic alone is no event.
     assert_eq!(with(None).next_event(), None);
 }
 
@@ -313,7 +317,7 @@ fn what_ends_after_the_end_of_time_is_never() {
     assert_eq!(network.next_event(), Some(SimTime::MAX));
 }
 
-/// A flow as SimGrid runs it: it enters the network at start + latency, and finishes when its last byte has left.
+/// A flow in SimGrid: it enters the network at start + latency, and finishes when its last byte has left.
 struct SimGridFlow {
     links: &'static [u32],
     start_us: u64,
@@ -343,7 +347,8 @@ fn assert_equals_simgrid(links: &[(f64, u64)], flows: &[SimGridFlow]) {
 
 #[test]
 fn simgrid_two_flows_on_one_link() {
-    // Alone until 0.501 s: 62.5 of 100 MB; then half each, 62.5 MB/s: 0.6 s for the 37.5 MB left; the other has 12.5 MB left: 0.1 s.
+    // Alone until 0.501 s: 62.5 of 100 MB; then half each, 62.5 MB/s: 0.6 s for the 37.5 MB left; the other has 12.5 MB
+    // left: 0.1 s.
     assert_equals_simgrid(&[(GIGABIT, 1_000)], &[flow(&[0], 0, 100, 1.101), flow(&[0], 500_000, 50, 1.201)]);
 }
 
@@ -358,7 +363,7 @@ fn simgrid_incast_of_equal_sizes() {
 
 #[test]
 fn simgrid_incast_of_growing_sizes() {
-    // The k-th ends (9 - k) * 1 MB / 125 MB/s after the one before.
+    // The k-th flow ends (9 - k) * 1 MB / 125 MB/s after the previous one.
     let flows = [
         flow(&[0, 8], 0, 1, 0.0642),
         flow(&[1, 8], 0, 2, 0.1202),
@@ -386,7 +391,8 @@ fn simgrid_parking_lot() {
 
 #[test]
 fn simgrid_parking_lot_of_unequal_links() {
-    // The long flow gets half of the slowest link, 15.625 MB/s; the short ones the rest: 109.375, 46.875 and 15.625 MB/s.
+    // The long flow gets half of the slowest link, 15.625 MB/s; the short ones the rest: 109.375, 46.875 and 15.625
+    // MB/s.
     let flows = [
         flow(&[0, 1, 2], 0, 50, 3.20005),
         flow(&[0], 0, 50, 0.457_178_571_428_571_4),
@@ -399,7 +405,7 @@ fn simgrid_parking_lot_of_unequal_links() {
 #[derive(Clone, Debug)]
 struct Scenario {
     capacities: Vec<f64>,
-    /// Of streams: links, and a cap.
+    /// Links of each stream, and its cap.
     streams: Vec<(Vec<u32>, Option<f64>)>,
     /// (Stream, picosecond, bytes), in order of time.
     pushes: Vec<(usize, u64, u64)>,
@@ -425,7 +431,7 @@ fn scenarios() -> impl Strategy<Value = Scenario> {
 impl Scenario {
     const LATENCY: u64 = 1_000;
 
-    /// Runs it with streams opened in this order.
+    /// Runs the scenario with streams opened in this order.
     fn run(&self, order: &[usize]) -> Vec<Times> {
         let links: Vec<_> = self.capacities.iter().map(|capacity| spec(*capacity, Self::LATENCY)).collect();
         let mut network = bare(&links);
@@ -440,7 +446,7 @@ impl Scenario {
         run(&mut network, &pushes)
     }
 
-    /// When each message was sent, in seconds: the rates of the oracle, from event to event, in real numbers.
+    /// Departure of each message, in seconds: the rates of the oracle, from event to event, in real numbers.
     fn fluid(&self) -> Vec<f64> {
         const QUANTA: f64 = (1_u64 << 40) as f64;
         let mut capacities = self.capacities.clone();
@@ -481,7 +487,8 @@ impl Scenario {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Every message is sent and delivered once; on a stream one after the other, in order; and when a fluid of the oracle's rates says.
+    /// Every message is sent and delivered once, on a stream one after the other, in order, at the time that a fluid
+    /// with the oracle's rates has.
     #[test]
     fn messages_take_the_time_that_fair_rates_give_them(scenario in scenarios()) {
         let order: Vec<usize> = (0..scenario.streams.len()).collect();
@@ -497,7 +504,7 @@ proptest! {
         }
     }
 
-    /// Stream ids are only names: not a picosecond depends on them.
+    /// Stream ids are only names: no time depends on them.
     #[test]
     fn the_order_in_which_streams_are_opened_does_not_matter(scenario in scenarios(), turn in any::<prop::sample::Index>()) {
         let mut order: Vec<usize> = (0..scenario.streams.len()).collect();

@@ -10,11 +10,11 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, VecDeque};
 
 const MEGABYTE: u64 = 1_000_000;
-/// Bytes per second.
+/// Rates in bytes per second.
 const FAST: f64 = 100e6;
 const SLOW: f64 = 10e6;
 
-/// Hosts of these rates on a switch that holds back so many bytes for each.
+/// Hosts of these rates on a switch with queues of the given size in front of each host.
 fn hosts(rates: &[f64], queue: u64) -> Vec<HostSpec> {
     let host = |(index, rate): (usize, &f64)| HostSpec {
         bandwidth: Rate::new(*rate).map(HostRates::both),
@@ -24,7 +24,7 @@ fn hosts(rates: &[f64], queue: u64) -> Vec<HostSpec> {
     rates.iter().enumerate().map(host).collect()
 }
 
-/// When messages (from, to, at, bytes) have left and have arrived; microseconds.
+/// Departures and arrivals of messages (from, to, at, bytes), in microseconds.
 fn times_us(network: &mut FlowNetwork, messages: &[(u32, u32, u64, u64)]) -> Vec<(u64, u64)> {
     let mut open = |&(from, to, at, bytes): &_| (network.open(HostId(from), HostId(to), None), at * US, bytes);
     let pushes: Vec<Push> = messages.iter().map(&mut open).collect();
@@ -33,7 +33,8 @@ fn times_us(network: &mut FlowNetwork, messages: &[(u32, u32, u64, u64)]) -> Vec
 
 #[test]
 fn what_a_host_cannot_take_yet_waits_and_holds_nobody_back() {
-    // Two send 1 MB each at 100 MB/s, in 10 ms. The receiver takes 100 MB/s: 1 MB waits then, 10 ms more. And 5 ms of flight.
+    // Two hosts send 1 MB each at 100 MB/s, in 10 ms. The receiver accepts 100 MB/s: 1 MB is queued then, 10 ms more.
+    // Plus 5 ms of latency.
     let mut network = switch(&hosts(&[FAST; 3], 2 * MEGABYTE), 5 * MS);
     let messages = [(0, 2, 0, MEGABYTE), (1, 2, 0, MEGABYTE)];
     assert_eq!(times_us(&mut network, &messages), [(10_000, 25_000); 2]);
@@ -41,19 +42,21 @@ fn what_a_host_cannot_take_yet_waits_and_holds_nobody_back() {
 
 #[test]
 fn a_full_queue_holds_senders_back() {
-    // 100 MB/s too much: 0.5 MB are full after 5 ms. What is left, 0.5 MB each, leaves at half of 100 MB/s, and waits for 5 ms behind it.
+    // The excess is 100 MB/s: a queue of 0.5 MB is full after 5 ms. The remaining 0.5 MB of each leave at half of 100
+    // MB/s, and then wait 5 ms in the queue.
     let mut network = switch(&hosts(&[FAST; 3], MEGABYTE / 2), 0);
     let messages = [(0, 2, 0, MEGABYTE), (1, 2, 0, MEGABYTE)];
     assert_eq!(times_us(&mut network, &messages), [(15_000, 20_000); 2]);
-    // Without room all is as if there were no queue.
+    // A queue of size zero is equal to no queue.
     let mut network = switch(&hosts(&[FAST; 3], 0), 0);
     assert_eq!(times_us(&mut network, &messages), [(20_000, 20_000); 2]);
 }
 
 #[test]
 fn a_small_message_waits_behind_what_came_before_it() {
-    // Into 10 MB/s: 0.9 MB wait after 10 ms, when the large message has left. The small one waits 90 ms, less the 1 ms that it takes to come
-    // (0.1 MB at 100 MB/s) and plus what it adds: 10 + 1 + 90 - 1 + 10 ms. An empty one to another host waits for nothing.
+    // The receiver has 10 MB/s: 0.9 MB are queued after 10 ms, when the large message has left. The small one waits 90
+    // ms, less the 1 ms of its own arrival (0.1 MB at 100 MB/s), plus its own bytes: 10 + 1 + 90 - 1 + 10 ms. An empty
+    // message to another host does not wait.
     let mut network = switch(&hosts(&[FAST, FAST, SLOW, FAST], 2 * MEGABYTE), 0);
     let messages = [(0, 2, 0, MEGABYTE), (1, 2, 10_000, MEGABYTE / 10), (1, 3, 10_000, 0)];
     assert_eq!(times_us(&mut network, &messages), [(10_000, 100_000), (11_000, 110_000), (10_000, 10_000)]);
@@ -61,7 +64,8 @@ fn a_small_message_waits_behind_what_came_before_it() {
 
 #[test]
 fn a_queue_takes_its_part_of_the_senders_egress() {
-    // To the slow host and to a fast one, half of 100 MB/s each as long as the queue has room: 1 MB in 20 ms; held back, 91 MB/s: 11 ms.
+    // To the slow host and to a fast one, half of 100 MB/s each as long as the queue has room: 1 MB in 20 ms; once the
+    // queue is full, 91 MB/s: 11 ms.
     let messages = [(0, 1, 0, MEGABYTE), (0, 2, 0, MEGABYTE)];
     let sent = |queue| times_us(&mut switch(&hosts(&[FAST, SLOW, FAST], queue), 0), &messages)[1].0;
     assert_eq!([sent(MEGABYTE), sent(0)], [20_000, 11_111]);
@@ -69,8 +73,8 @@ fn a_queue_takes_its_part_of_the_senders_egress() {
 
 #[test]
 fn a_queue_empties_as_fast_as_the_link_is_at_the_time() {
-    // 1 MB waits at 10 ms, while the link takes 10 MB/s from 5 ms to 25 ms and 100 MB/s else: 0.5 MB have left by 5 ms, 0.2 MB more by
-    // 25 ms, and the other 1.3 MB take 13 ms.
+    // 1 MB is queued at 10 ms, while the link has 10 MB/s from 5 ms to 25 ms and 100 MB/s otherwise: 0.5 MB have left
+    // by 5 ms, 0.2 MB more by 25 ms, and the other 1.3 MB last 13 ms.
     let point = |at, rate| ProfilePoint { at: SimDuration::from_ps(at), bandwidth: Rate::new(rate), latency: None };
     let points = [point(5 * MS, SLOW), point(25 * MS, FAST)].into();
     let link = LinkDynamics { profile: Some(Profile { points, period: None }), ..LinkDynamics::default() };
@@ -105,7 +109,7 @@ fn scenarios() -> impl Strategy<Value = Scenario> {
     })
 }
 
-/// What a switch holds back for a host, in real numbers.
+/// State of a switch's queue for a host, in real numbers.
 #[derive(Clone, Default)]
 struct Held {
     inflow: f64,
@@ -125,7 +129,7 @@ impl Scenario {
         run(&mut network, &pushes).iter().map(|times| (seconds(times.sent), seconds(times.delivered))).collect()
     }
 
-    /// Rates of the streams that have something to send, by the oracle, with the links of full queues closed.
+    /// Rates of the streams with bytes to send, by the oracle, with the links of full queues closed.
     fn rates(&self, busy: &[usize], held: &mut [Held]) -> Vec<f64> {
         const QUANTA: f64 = (1_u64 << 40) as f64;
         let hosts = self.rates.len();
@@ -155,7 +159,7 @@ impl Scenario {
         }
     }
 
-    /// When each message has left and has arrived: from event to event, in real numbers.
+    /// Departure and arrival of each message, from event to event, in real numbers.
     fn fluid(&self) -> Vec<(f64, f64)> {
         let mut times = vec![(f64::NAN, f64::NAN); self.pushes.len()];
         let mut queues: Vec<VecDeque<(usize, f64)>> = vec![VecDeque::new(); self.streams.len()];
@@ -209,7 +213,7 @@ impl Scenario {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
-    /// Messages leave and arrive when a fluid with queues, worked out from scratch at every event, says.
+    /// Messages leave and arrive at the times of a fluid with queues, computed from scratch at every event.
     #[test]
     fn messages_wait_as_a_fluid_does(scenario in scenarios()) {
         for (found, fluid) in scenario.run().into_iter().zip(scenario.fluid()) {
@@ -219,7 +223,8 @@ proptest! {
         }
     }
 
-    /// No link idles because of a queue: where all hosts are alike and one receives, everything has arrived by the same instant as without.
+    /// No link idles because of a queue: if all hosts are equal and one receives, all messages have arrived by the same
+    /// instant as without queues.
     #[test]
     fn queues_cost_nothing_on_the_whole(queue in 1..5_000u64, pushes in prop::collection::vec((0..3u32, 0..2_000_000u64, 1..4_000u64), 1..20)) {
         let last = |queue| {
@@ -235,12 +240,13 @@ proptest! {
 
 #[test]
 fn headers_take_room_too() {
-    // Of 1.5 MB that wait, 1448 of 1514 bytes are payload; the rates are payload's as well: 2 to 1 into 100 MB/s fill it in 15 ms.
+    // 1448 of 1514 queued bytes are payload, and rates are payload rates as well: 2 to 1 into 100 MB/s fill a queue of
+    // 1.5 MB in 15 ms.
     let overhead = Some(crate::network::PacketOverhead { payload: 1448, wire: 1514 });
     let link = LinkSpec { overhead, queue: Some(Bytes(1_500_000)), ..spec(FAST, 0) };
     let plain: Vec<HostSpec> = (0..3).map(|index| HostSpec::new(format!("h{index}"))).collect();
     let mut network = FlowNetwork::new(Topology::preset(&Preset::Switch, &plain, link).unwrap());
-    // By then 15 ms of payload have left each sender; the same again leaves at half of the rate, in 30 ms.
+    // Each sender has sent 15 ms of payload by then; the same amount again leaves at half of the rate, in 30 ms.
     let payload = (FAST * 0.030 * 1448.0 / 1514.0) as u64;
     let sent = times_us(&mut network, &[(0, 2, 0, payload), (1, 2, 0, payload)]);
     assert!(sent[0].0.abs_diff(45_000) <= 1 && sent[0].1.abs_diff(60_000) <= 1, "{sent:?}");

@@ -2,7 +2,7 @@ use super::super::oracle::max_min_rates;
 use super::*;
 use proptest::prelude::*;
 
-/// A solver and what it has been told.
+/// A solver and its input.
 struct Checked {
     sharing: Sharing,
     capacities: Vec<u64>,
@@ -23,7 +23,7 @@ impl Checked {
         Checked { sharing, capacities: capacities.to_vec(), routes: routes.to_vec(), active }
     }
 
-    /// Starts flows that are not active and stops those that are, all at one instant.
+    /// Starts inactive flows and stops active ones, all at one instant.
     fn toggle(&mut self, flows: &[usize]) {
         for &flow in flows {
             if self.active[flow] {
@@ -36,7 +36,7 @@ impl Checked {
         self.sharing.solve();
     }
 
-    /// Gives links other capacities, all at one instant.
+    /// Changes the capacities of links, all at one instant.
     fn resize(&mut self, links: &[(usize, u64)]) {
         for &(link, capacity) in links {
             self.capacities[link] = capacity;
@@ -53,7 +53,7 @@ impl Checked {
         (0..self.routes.len()).filter(|flow| self.active[*flow]).collect()
     }
 
-    /// The rates are the oracle's, to the quantum.
+    /// The rates equal the oracle's, to the quantum.
     fn assert_equals_oracle(&self) {
         let running = self.running();
         let routes: Vec<_> = running.iter().map(|flow| self.routes[*flow].clone()).collect();
@@ -61,7 +61,8 @@ impl Checked {
         assert_eq!(rates, max_min_rates(&self.capacities, &routes), "{running:?} of {:?}", self.routes);
     }
 
-    /// No link is over capacity; each flow has a link that is full, to less than a quantum a flow, and on which none is faster.
+    /// No link is over capacity; each flow has a link that is full, to less than a quantum per flow, and on which no
+    /// flow is faster.
     fn assert_fair(&self) {
         let running = self.running();
         let on = |link: u32| running.iter().filter(move |flow| self.routes[**flow].contains(&link));
@@ -107,7 +108,7 @@ fn a_change_climbs_from_link_to_link() {
 
 #[test]
 fn levels_below_the_change_are_not_looked_at() {
-    // Flow 0-1 is held to 2 by link 0, whatever comes and goes on link 1.
+    // Link 0 limits flow 0-1 to 2, whatever flows use link 1.
     let mut pair = Checked::new(&[2, 60], &[vec![0, 1], vec![1], vec![1]]);
     pair.toggle(&[0, 1]);
     pair.sharing.forget_changes();
@@ -116,7 +117,8 @@ fn levels_below_the_change_are_not_looked_at() {
     assert_eq!((pair.rate(0), pair.rate(1)), (2, 29));
 }
 
-/// On a switch of 64 hosts, each with 25 flows to others: two links a flow, of which most see their level change whenever one leaves.
+/// A switch of 64 hosts, each with 25 flows to others: two links per flow, whose levels mostly change whenever a flow
+/// leaves.
 #[test]
 fn a_link_whose_level_changes_is_looked_at_two_or_three_times() {
     let (hosts, each) = (64_u32, 25);
@@ -138,16 +140,16 @@ fn a_link_whose_level_changes_is_looked_at_two_or_three_times() {
     }
     let looks = switch.sharing.looks;
     assert!(changes > 20_000, "{changes} changes of levels are too few to count on");
-    // Without an order it is 4.6 times.
+    // Without an order of reviews the ratio is 4.6.
     assert!(looks < 3 * changes, "{looks} looks for {changes} changes of levels");
 }
 
-/// Few values, so that levels tie; small ones, so that they lie within a quantum or two; or any.
+/// Few values, so that levels tie; small ones, so that levels are within a quantum or two; or any.
 fn capacity() -> impl Strategy<Value = u64> {
     prop_oneof![prop::sample::select(vec![1_000, 2_000, 3_000, 12_000]), 30..80u64, 30..1_000_000u64]
 }
 
-/// Capacities, routes, and which flows come or go at each instant.
+/// Capacities, routes, and the flows that come or go at each instant.
 fn scenarios() -> impl Strategy<Value = (Vec<u64>, Vec<Vec<u32>>, Vec<Vec<usize>>)> {
     (2..10usize, 1..30usize).prop_flat_map(|(links, flows)| {
         let route = prop::collection::btree_set(0..links as u32, 1..=links.min(4));

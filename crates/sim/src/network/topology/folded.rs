@@ -1,18 +1,19 @@
-//! Owns the network of symmetric ranks: the check that a topology looks the same after every shift, and routes over the links that
-//! stand for all alike. It does not know what ranks do.
+//! Owns the network of symmetric ranks: the check that a topology looks the same after every shift, and routes over the
+//! representatives of equivalent links. The module does not know the work of ranks.
 //!
-//! A shift of the ranks moves hosts, and with them the links that belong to hosts. Where each route moves along with its ends and links
-//! move to links like them, no flow can tell the shifted network from the first. If, besides, no shift but the one by nothing leaves any
-//! host in its place (`G` acts freely), then exactly one of the `|G|` images of a flow crosses a given image of a link for each time that the
-//! flow itself crosses a link of that class. So a link that stands for its class sees, in a network with one flow of each class, as many
-//! flows as it would see with all of them.
+//! A shift of the ranks moves hosts, and with them the links that belong to hosts. If each route moves along with its
+//! ends, and links move to equal links, no flow can distinguish the shifted network from the original. If, in addition,
+//! no shift other than the identity leaves any host in its place (`G` acts freely), then exactly one of the `|G|`
+//! images of a flow crosses a given image of a link for each time that the flow itself crosses a link of that class. A
+//! representative link therefore carries, in a network with one flow of each class, as many flows as it would carry
+//! with all of them.
 
 use super::preset::{Dimension, Shape};
 use super::{Link, Route, Routing, Topology};
 use crate::ids::{HostId, LinkId, RankId};
 use crate::symmetry::{Relabeling, Symmetry};
 
-/// A topology whose symmetric links are one. Cheap to clone but for a few bytes a host.
+/// A topology in which symmetric links are one. Cheap to clone, except for a few bytes per host.
 #[derive(Clone, Debug)]
 pub struct FoldedTopology {
     topology: Topology,
@@ -21,17 +22,17 @@ pub struct FoldedTopology {
     hosts: Vec<HostId>,
     /// The first rank on each host.
     ranks: Vec<RankId>,
-    /// The host that stands for each.
+    /// The representative of each host.
     representatives: Vec<HostId>,
 }
 
-/// What makes ranks unlike each other that should look alike.
+/// Difference between ranks that should be equivalent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{problem}\nhint: {hint}")]
 pub struct Asymmetry {
     /// The difference, as a sentence for the user.
     pub problem: String,
-    /// What can be done about it.
+    /// Advice to the user.
     pub hint: &'static str,
 }
 
@@ -40,12 +41,12 @@ impl Asymmetry {
         Asymmetry::new("results of the store depend on the order of requests")
     }
 
-    /// What only simulating every rank helps against.
+    /// Asymmetry that only a simulation of every rank avoids.
     pub fn new(problem: impl Into<String>) -> Asymmetry {
         Asymmetry { problem: problem.into(), hint: "simulate every rank with --fold off" }
     }
 
-    /// Two operations would have to take turns on a connection that they share.
+    /// Asymmetry of two operations that would have to take turns on a connection that they share.
     pub(crate) fn tie(problem: String) -> Asymmetry {
         let hint = "use backend = { name = \"ideal\", connections = \"group\" } for separate connections per group, or --fold off";
         Asymmetry { problem, hint }
@@ -53,10 +54,10 @@ impl Asymmetry {
 }
 
 impl FoldedTopology {
-    /// The network of ranks on `hosts` (by rank, at least one on each) that are alike under `symmetry`.
+    /// The network of ranks on `hosts` (by rank, at least one on each) that are equivalent under `symmetry`.
     ///
     /// # Errors
-    /// If they are not, as far as the network goes; or if that is not known of the topology.
+    /// If the ranks' network positions are not equivalent, or if the symmetries of the topology are unknown.
     pub fn new(topology: &Topology, hosts: Vec<HostId>, symmetry: &Symmetry) -> Result<FoldedTopology, Asymmetry> {
         let ranks = first_ranks(topology, &hosts)?;
         for generator in symmetry.generators() {
@@ -80,13 +81,13 @@ impl FoldedTopology {
         Ok(folded)
     }
 
-    /// The links of the whole network; only those that stand for their class are ever part of a route.
+    /// The links of the whole network; routes contain only representatives.
     pub fn topology(&self) -> &Topology {
         &self.topology
     }
 
-    /// The way from one host to another, each link replaced by the one that stands for it. Where a message crosses several links of
-    /// one class, that link comes as often.
+    /// Route from one host to another, each link replaced by its representative. If a message crosses several links of
+    /// one class, the representative occurs as often.
     pub fn route(&self, from: HostId, to: HostId) -> Route {
         if from == to {
             let host = self.representatives[from.index()];
@@ -96,8 +97,8 @@ impl FoldedTopology {
         Route { links: links.into_iter().map(|link| self.representative(link)).collect(), latency }
     }
 
-    /// By rank its host, server and rail, where a route depends on nothing but which of these its ends have in common, and every link is a
-    /// host's own.
+    /// Host, server and rail of each rank, if a route depends only on which of these its ends have in common, and every
+    /// link belongs to one host.
     pub(crate) fn places(&self) -> Option<Vec<[u32; 3]>> {
         let (per_server, rails) = match self.topology.0.routing {
             Routing::Preset(Shape::Star { backplane: None }) => (1, 1),
@@ -107,7 +108,7 @@ impl FoldedTopology {
         Some(self.hosts.iter().map(|HostId(host)| [*host, host / per_server, host % rails]).collect())
     }
 
-    /// Links are like those that stand for them.
+    /// Checks that links equal their representatives.
     fn check_links(&self) -> Result<(), Asymmetry> {
         let traits = |link: &Link| (link.bandwidth, link.latency, link.overhead, link.queue);
         let local = |host: HostId| self.topology.0.local[host.index()].map(|link| self.topology.link(link));
@@ -127,7 +128,7 @@ impl FoldedTopology {
         Ok(())
     }
 
-    /// The link that stands for one that joins hosts.
+    /// The representative of a link that joins hosts.
     fn representative(&self, LinkId(link): LinkId) -> LinkId {
         let own = |count: u32| LinkId(self.representatives[(link / count) as usize].0 * count + link % count);
         match &self.topology.0.routing {
@@ -158,8 +159,8 @@ fn first_ranks(topology: &Topology, hosts: &[HostId]) -> Result<Vec<RankId>, Asy
 }
 
 impl Topology {
-    /// How many consecutive hosts make a server, or a row, a plane and so on of a grid, where there is more than one of them: shifts inside these, and
-    /// of these, may leave a network alike that other shifts do not.
+    /// Numbers of consecutive hosts that form a server, or a row, a plane and so on of a grid, if there are several of
+    /// them: a network may be symmetric under shifts within and of these blocks, and not under others.
     pub fn blocks(&self) -> Vec<u32> {
         let hosts = self.hosts().len() as u32;
         let sizes = match &self.0.routing {
@@ -175,7 +176,7 @@ impl Topology {
         products.filter(|block| (2..hosts).contains(block)).collect()
     }
 
-    /// Does every route move along when hosts move by `moves`?
+    /// Checks that every route moves along when hosts move by `moves`.
     fn check_shift(&self, moves: &[HostId], symmetry: &Symmetry) -> Result<(), Asymmetry> {
         let constant = |sizes: &[u32]| is_translation(sizes, moves);
         let flips = || symmetry.axes().iter().any(|axis| axis.relabeling == Relabeling::Flip);
@@ -200,7 +201,7 @@ impl Topology {
     }
 }
 
-/// Do all hosts move by the same steps along each dimension?
+/// Whether all hosts move by the same steps along each dimension.
 fn is_translation(sizes: &[u32], moves: &[HostId]) -> bool {
     let mut stride = 1;
     sizes.iter().all(|&size| {
@@ -223,7 +224,7 @@ fn keeps_servers_and_rails(per_server: u32, moves: &[HostId]) -> bool {
 }
 
 impl Shape {
-    /// How many links of a torus belong to each host.
+    /// Number of links of a torus that belong to each host.
     pub(super) fn cables(dims: &[u32]) -> u32 {
         dims.iter().map(|dim| (dim - 1).min(2)).sum()
     }

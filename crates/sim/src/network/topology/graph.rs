@@ -1,7 +1,7 @@
-//! Owns explicit graphs: hosts and switches, joined by links as a user lists them, and the search for routes.
+//! Owns explicit graphs: hosts and switches, joined by a user's list of links, and the search for routes.
 //!
-//! A search answers for one destination and all sources; it is kept. Hosts on one link share the answer of what that link leads to,
-//! so a large tree of switches costs a search a switch.
+//! A search finds the routes from all sources to one destination; its result is kept. Hosts on one link share the
+//! search for the node at the link's other end, so that a large tree of switches needs one search per switch.
 
 use super::{HostSpec, Link, LinkSpec, TopologyError, check_servers};
 use crate::ids::{HostId, LinkId};
@@ -17,9 +17,9 @@ pub struct GraphLink {
     pub between: Vec<String>,
     /// Rate, latency and headers; of each direction if there are two.
     pub spec: LinkSpec,
-    /// The rate from the last of two ends to the first, where it is another one; only of [`Duplex::Full`].
+    /// Rate from the last of two ends to the first, if it differs; only for [`Duplex::Full`].
     pub back: Option<Rate>,
-    /// Do directions share it?
+    /// Whether directions share the link's rate.
     pub duplex: Duplex,
 }
 
@@ -33,11 +33,12 @@ pub enum Duplex {
     Half,
 }
 
-/// The nodes are the hosts in their order, the switches by name, then a node for each medium: entering it costs a link, leaving it none.
+/// Nodes are the hosts in their order, the switches by name, then a node for each medium: entering a medium crosses a
+/// link, leaving it crosses none.
 pub(super) struct Graph {
-    /// What leads away from each node.
+    /// Edges that lead away from each node.
     edges: Vec<Vec<Edge>>,
-    /// The ways to each node, once asked for.
+    /// The routes to each node, once searched for.
     ways: Vec<OnceLock<Ways>>,
     /// Number of consecutive hosts that form a server.
     pub(super) per_server: u32,
@@ -46,15 +47,15 @@ pub(super) struct Graph {
 #[derive(Clone, Copy)]
 struct Edge {
     to: usize,
-    /// What it costs to go; `None`: nothing.
+    /// Link of the edge in its direction; `None`: no link.
     link: Option<LinkId>,
-    /// What it costs to come back.
+    /// Link of the edge in the opposite direction.
     back: Option<LinkId>,
     /// Latency of either link.
     latency: SimDuration,
 }
 
-/// From each node the edge towards one destination; `None` at the destination.
+/// For each node the edge towards one destination; `None` at the destination.
 type Ways = Vec<Option<Edge>>;
 
 /// Links and graph of a description. The order of the links in the description has no effect.
@@ -111,7 +112,7 @@ fn number_nodes<'a>(hosts: &'a [HostSpec], links: &[(Vec<&'a str>, &GraphLink)])
 }
 
 struct Builder {
-    /// The first so many nodes are hosts.
+    /// Number of hosts, which are the first nodes.
     hosts: usize,
     links: Vec<Link>,
     edges: Vec<Vec<Edge>>,

@@ -1,10 +1,12 @@
-//! Owns hosts, links and the route between any two hosts. It does not know what flows over them.
+//! Owns hosts, links and the route between any two hosts. The module does not know the traffic.
 //!
-//! [`preset`] lays out the usual shapes, whose routes have a closed form; [`graph`] takes any shape and searches it. Either way a
-//! route is found when it is asked for: nothing here grows with the square of the number of hosts (but `fully_connected`'s cables).
+//! [`preset`] builds the usual topologies, whose routes have a closed form; [`graph`] accepts any topology and searches
+//! for routes. In both cases a route is computed on demand: no table grows with the square of the number of hosts
+//! (except the cables of `fully_connected`).
 //!
-//! Ids are a function of the description alone: hosts keep the order they are given in, which is the devices' and part of what is
-//! described (a ring is one in that order); the switches and links of a graph are numbered in the order of their names.
+//! Ids depend only on the description: hosts keep their given order, which is the devices' order and part of the
+//! description (a ring is one in that order); the switches and links of a graph are numbered in the order of their
+//! names.
 
 mod folded;
 mod graph;
@@ -19,32 +21,33 @@ use crate::time::{Bytes, Rate, SimDuration};
 use std::fmt;
 use std::sync::Arc;
 
-/// A link: one direction of a cable, or a medium that all who use it share.
+/// A link: one direction of a cable, or a medium that all its users share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Link {
-    /// `orin.0 -> switch`; `a <-> b` where both directions share it.
+    /// Name, as `orin.0 -> switch`, or `a <-> b` if both directions share it.
     pub name: String,
     /// Raw rate, headers included.
     pub bandwidth: Rate,
-    /// Time of flight.
+    /// Propagation delay.
     pub latency: SimDuration,
-    /// What headers take of the rate; `None`: nothing.
+    /// Packet headers; `None`: no headers.
     pub overhead: Option<PacketOverhead>,
-    /// How much may wait in front of it, headers included, while those who send go on; `None`: they are held back at once.
+    /// Size of the queue in front of the link, headers included, up to which senders continue; `None`: no queue, the
+    /// link limits senders at once.
     pub queue: Option<Bytes>,
 }
 
 /// Every `payload` bytes travel in a packet of `wire` bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketOverhead {
-    /// At most, of the message; above zero.
+    /// Largest payload of a packet; above zero.
     pub payload: u32,
-    /// On the link when the packet is full; no less than `payload`.
+    /// Bytes of a full packet on the link; at least `payload`.
     pub wire: u32,
 }
 
 impl Link {
-    /// What is left of the bandwidth for messages once headers are paid: `bandwidth * payload / wire`.
+    /// Bandwidth for payload: `bandwidth * payload / wire`.
     pub fn payload_rate(&self) -> Rate {
         let share = self.overhead.map_or(1.0, |packet| f64::from(packet.payload) / f64::from(packet.wire));
         Rate::new(self.bandwidth.bytes_per_second() * share).expect("a packet carries payload")
@@ -52,30 +55,32 @@ impl Link {
 }
 
 impl PacketOverhead {
-    /// What a message of `bytes` puts on the link: itself, and the headers of `ceil(bytes / payload)` packets; [`Bytes`] at most.
+    /// Bytes on the link for a message of `bytes`: the message, and the headers of `ceil(bytes / payload)` packets; at
+    /// most [`Bytes`].
     pub fn wire_bytes(self, bytes: Bytes) -> Bytes {
         let headers = u128::from(bytes.0.div_ceil(self.payload.into())) * u128::from(self.wire - self.payload);
         bytes + Bytes(headers.try_into().unwrap_or(u64::MAX))
     }
 
-    /// How much payload at [`Link::payload_rate`] takes as long as a message of `bytes`: more than itself where its last packet is not full,
-    /// as that has a whole header too. Rounded up to a byte.
+    /// Bytes of payload at [`Link::payload_rate`] that last as long as a message of `bytes`: more than the message if
+    /// its last packet is not full, because that packet has a whole header too. Rounded up to a byte.
     pub(crate) fn payload_room(self, bytes: Bytes) -> Bytes {
         let on_wire = u128::from(self.wire_bytes(bytes).0);
         Bytes((on_wire * u128::from(self.payload)).div_ceil(u128::from(self.wire)) as u64)
     }
 }
 
-/// What a link is like, before it has its place in a topology.
+/// Properties of a link, independent of its place in a topology.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkSpec {
     /// Raw rate, headers included.
     pub bandwidth: Rate,
-    /// One way. In a [`Preset`]: between two hosts that are next to each other.
+    /// One-way latency. In a [`Preset`]: between two adjacent hosts.
     pub latency: SimDuration,
-    /// What headers take of the rate; `None`: nothing.
+    /// Packet headers; `None`: no headers.
     pub overhead: Option<PacketOverhead>,
-    /// As [`Link::queue`], of what leads from a switch to a host. Nothing else has a queue: hosts hold their own programs back.
+    /// Queue as in [`Link::queue`], for links from a switch to a host. Other links have no queue: hosts throttle their
+    /// own programs.
     pub queue: Option<Bytes>,
 }
 
@@ -96,7 +101,7 @@ impl LinkSpec {
     }
 }
 
-/// What a host's own links carry, headers included. An access line (ADSL, LTE) or a capped card is slower out than in.
+/// Rates of a host's own links, headers included. An access line (ADSL, LTE) or a capped NIC is slower out than in.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct HostRates {
     /// Rate out of the host.
@@ -111,7 +116,7 @@ impl HostRates {
         HostRates { egress: rate, ingress: rate }
     }
 
-    /// That of both directions, if it is the same.
+    /// The rate of both directions, if it is the same.
     pub fn single(self) -> Option<Rate> {
         (self.egress == self.ingress).then_some(self.egress)
     }
@@ -120,24 +125,24 @@ impl HostRates {
 /// One dimension along which hosts, or the ranks on them, are numbered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GridDimension {
-    /// How many lie along it; at least 1.
+    /// Number of hosts or ranks along the dimension; at least 1.
     pub size: u32,
-    /// Has each a link of its own to every other along it?
+    /// Whether each has its own link to every other along the dimension.
     pub meshed: bool,
 }
 
-/// A host, and where it differs from the others.
+/// A host, and its differences from the others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostSpec {
     /// The host's name: `orin.0`.
     pub name: String,
-    /// Bandwidths of the host's own links, where a [`Preset`] lays them out.
+    /// Bandwidths of the host's own links in a [`Preset`].
     pub bandwidth: Option<HostRates>,
-    /// As [`LinkSpec::latency`]: a link gets half of it from the host on either end.
+    /// Latency as in [`LinkSpec::latency`]: a link gets half of it from the host on either end.
     pub latency: Option<SimDuration>,
     /// The receive queue, as in [`LinkSpec::queue`].
     pub queue: Option<Bytes>,
-    /// What ranks on this host use between them; `None`: that takes no time.
+    /// Link between ranks on this host; `None`: their messages last no time.
     pub local: Option<LinkSpec>,
 }
 
@@ -148,12 +153,12 @@ impl HostSpec {
     }
 }
 
-/// The way from one host to another.
+/// The route from one host to another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Route {
-    /// In order; a message occupies all of them at once. No link comes twice.
+    /// Links in order; a message occupies all of them at once. No link occurs twice.
     pub links: Vec<LinkId>,
-    /// The sum of the links'.
+    /// Sum of the links' latencies.
     pub latency: SimDuration,
 }
 
@@ -164,7 +169,7 @@ pub struct Topology(Arc<Layout>);
 struct Layout {
     hosts: Vec<String>,
     links: Vec<Link>,
-    /// The first so many links join hosts; the others are local.
+    /// Number of links that join hosts; they come first, and the others are local.
     shared: u32,
     /// The local link of each host.
     local: Vec<Option<LinkId>>,
@@ -177,21 +182,22 @@ enum Routing {
 }
 
 impl Topology {
-    /// One of the usual shapes, made of links like `link`. Ports are full duplex unless the preset says otherwise.
+    /// One of the usual topologies, made of links like `link`. Ports are full duplex unless the preset says otherwise.
     ///
     /// # Errors
-    /// Where host names repeat, a parameter does not fit the number of hosts, or a packet has no room for payload.
+    /// If host names repeat, a parameter does not fit the number of hosts, or a packet has no room for payload.
     pub fn preset(preset: &Preset, hosts: &[HostSpec], link: LinkSpec) -> Result<Topology, TopologyError> {
         check_names(hosts)?;
         let (links, shape) = preset::lay_out(preset, hosts, link)?;
         Topology::new(hosts, links, Routing::Preset(shape))
     }
 
-    /// `hosts` joined by `links`; what a link names that is no host is a switch. Routes take the fewest links, among those the
-    /// lowest latency, among those the lowest link id at each step. The hosts' own bandwidths and latencies are not looked at.
+    /// `hosts` joined by `links`; names in links that are not hosts are switches. A route has the fewest links, among
+    /// those the lowest latency, among those the lowest link id at each step. The hosts' own bandwidths and latencies
+    /// are ignored.
     ///
     /// # Errors
-    /// Where names or links repeat, a link is malformed, or two hosts have no route.
+    /// If names or links repeat, a link is malformed, or two hosts have no route.
     pub fn graph(hosts: &[HostSpec], links: &[GraphLink]) -> Result<Topology, TopologyError> {
         Topology::graph_of_servers(hosts, links, 1)
     }
@@ -244,7 +250,7 @@ impl Topology {
         &self.0.links[id.index()]
     }
 
-    /// The way from one host to another. From a host to itself it is the host's local link, or no link at all.
+    /// The route from one host to another. From a host to itself it is the host's local link, or no link at all.
     pub fn route(&self, from: HostId, to: HostId) -> Route {
         let mut links = Vec::new();
         if from == to {
@@ -268,7 +274,7 @@ impl Topology {
         }
     }
 
-    /// Along which dimensions hosts are numbered, the first one first; networks without any have one.
+    /// The dimensions along which hosts are numbered, the first one first; networks without dimensions have one.
     pub fn dimensions(&self) -> Vec<GridDimension> {
         let hosts = self.0.hosts.len() as u32;
         match &self.0.routing {
@@ -281,7 +287,7 @@ impl Topology {
         }
     }
 
-    /// What headers take where a message enters the network: on the first link of `route`. `None`: nothing.
+    /// Packet headers on the first link of `route`, where a message enters the network. `None`: no headers.
     pub fn overhead(&self, route: &Route) -> Option<PacketOverhead> {
         route.links.first().and_then(|id| self.link(*id).overhead)
     }
@@ -313,10 +319,10 @@ fn check_servers(preset: &'static str, hosts: u32, per_server: u32) -> Result<()
     Err(TopologyError::Shape { preset, problem, hint })
 }
 
-/// What is wrong with the description of a network.
+/// Fault of the description of a network.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TopologyError {
-    /// There is nothing to connect.
+    /// The network has no hosts.
     #[error("a network needs at least one host\nhint: give the cluster a [[device]]")]
     NoHosts,
     /// Two hosts have one name.
@@ -347,12 +353,12 @@ pub enum TopologyError {
         /// The link's name.
         name: String,
     },
-    /// A name that is no host, on one link only.
+    /// A name on a single link that is not a host.
     #[error("`{name}` is not a host, and a switch needs at least two links\nhint: the hosts are: {hosts}")]
     UnknownNode {
         /// The unknown name.
         name: String,
-        /// Some of the names it could have been.
+        /// Some names of hosts, as suggestions.
         hosts: String,
     },
     /// Two hosts that no links connect.
@@ -363,7 +369,7 @@ pub enum TopologyError {
         /// The host at its other end.
         to: String,
     },
-    /// Packets that carry nothing, or more than themselves.
+    /// Packets without payload, or with more payload than their size.
     #[error("link `{link}`: a packet of {} bytes cannot carry {} bytes of payload\nhint: Ethernet with TCP carries 1448 bytes of payload per packet of 1514 bytes", packet.wire, packet.payload)]
     Overhead {
         /// The link's name.
@@ -371,7 +377,7 @@ pub enum TopologyError {
         /// The packet sizes that were given.
         packet: PacketOverhead,
     },
-    /// A queue in front of what is no host's link from a switch.
+    /// A queue in front of a link that does not lead from a switch to a host.
     #[error(
         "link `{link}` cannot have a queue: it must be a full-duplex link between one host and a switch\nhint: remove `queue`; only the port from a switch to a host is modelled with a queue"
     )]
@@ -384,9 +390,9 @@ pub enum TopologyError {
     Shape {
         /// The preset's name.
         preset: &'static str,
-        /// What does not fit.
+        /// The misfit.
         problem: String,
-        /// What to change.
+        /// Advice to the user.
         hint: &'static str,
     },
 }

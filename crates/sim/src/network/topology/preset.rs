@@ -1,85 +1,90 @@
-//! Owns the usual shapes: which links they have, and their routes in closed form.
+//! Owns the usual topologies: their links, and their routes in closed form.
 //!
-//! Each host stands for one end of a link: it brings its bandwidths, and half of its latency (the odd picosecond goes to the end that
-//! receives). A cable between two hosts has the sum of their halves, and what the sender's egress and the receiver's ingress both carry.
+//! Each host contributes its end of a link: its bandwidths, and half of its latency (the odd picosecond goes to the
+//! receiving end). A cable between two hosts has the sum of their halves, and the smaller rate of the sender's egress
+//! and the receiver's ingress.
 
 use super::{GridDimension, HostRates, HostSpec, Link, LinkSpec, TopologyError, check_servers};
 use crate::ids::{HostId, LinkId};
 use crate::time::{Bytes, Rate, SimDuration};
 
-/// The usual shapes.
+/// The usual topologies.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Preset {
     /// Each host has a full-duplex port of an ideal switch.
     Switch,
-    /// A switch whose insides carry `backplane` at most, all traffic together; by default the bandwidth of one link, as in a hub.
+    /// A switch whose backplane carries at most `backplane`, all traffic together; by default the bandwidth of one
+    /// link, as in a hub.
     Star {
         /// Raw rate, headers included.
         backplane: Option<Rate>,
     },
-    /// Each host has a full-duplex cable to the next, and the last to the first. Routes go the shorter way, if equal upwards.
+    /// Each host has a full-duplex cable to the next, and the last to the first. Routes use the shorter way, if equal
+    /// upwards.
     Ring,
     /// Each host has a full-duplex cable to every other.
     FullyConnected,
-    /// One radio channel: every message occupies it once, whoever sends it. The bandwidth is therefore what two hosts get while all
-    /// others are silent; with an access point between them that is about half of what the radio does. A host's own bandwidth
-    /// bounds what it sends and receives together.
+    /// One radio channel: every message occupies it once, whichever host sends it. The bandwidth is therefore the rate
+    /// between two hosts while all others are silent; with an access point between them that is about half of the
+    /// radio's rate. A host's own bandwidth bounds the sum of its sent and received traffic.
     Wifi,
-    /// A grid whose rows are rings, in any number of dimensions. Hosts are numbered along the first dimension first. Routes settle
-    /// one dimension after the other, each the shorter way, if equal upwards.
+    /// A grid whose rows are rings, in any number of dimensions. Hosts are numbered along the first dimension first.
+    /// Routes follow one dimension after the other, each the shorter way, if equal upwards.
     Torus {
         /// Hosts in each dimension.
         dims: Vec<u32>,
     },
-    /// Two levels of switches. Every link has half of the latency, so that hosts of different leaves are two latencies apart. The
-    /// spine that carries a message is the number of its receiver modulo `spines` (D-mod-k: Zahavi, "Fat-tree routing and node
-    /// ordering providing contention free traffic for MPI global collectives", 2012).
+    /// Two levels of switches. Every link has half of the latency, so that hosts of different leaves are two latencies
+    /// apart. A message uses the spine with the number of its receiver modulo `spines` (D-mod-k: Zahavi, "Fat-tree
+    /// routing and node ordering providing contention free traffic for MPI global collectives", 2012).
     FatTree {
         /// Hosts on each leaf switch; the last leaf may have fewer.
         hosts_per_leaf: u32,
-        /// Spine switches; each leaf has one link to each.
+        /// Spine switches; each leaf has one link to each of them.
         spines: u32,
-        /// What a full leaf's hosts can send, divided by what its links upwards carry; 1 is a full bisection.
+        /// Total rate of a full leaf's hosts, divided by the rate of its uplinks; 1 is full bisection bandwidth.
         oversubscription: f64,
     },
-    /// GPU servers: hosts (here: GPUs, each with a network card) in servers of `per_server`, joined inside by a fabric as NVLink; the
-    /// n-th cards of all servers share the n-th switch, their rail. A message to another rail first crosses the fabric to the card on
-    /// that rail (as NCCL's PXN does). Hosts' own bandwidths and latencies are their cards'.
+    /// GPU servers: hosts (in this preset GPUs, each with a NIC) in servers of `per_server`, joined inside by a fabric
+    /// such as NVLink; the n-th NICs of all servers share the n-th switch, their rail. A message to another rail first
+    /// crosses the fabric to the NIC on that rail (like NCCL's PXN). Hosts' own bandwidths and latencies are those of
+    /// their NICs.
     Rail {
-        /// GPUs in a server, and so the number of rails.
+        /// GPUs in a server, which is also the number of rails.
         per_server: u32,
-        /// From GPU to GPU inside a server.
+        /// Link between GPUs inside a server.
         fabric: LinkSpec,
     },
-    /// A grid in which each row along a dimension is a ring, a full mesh or a switch of its own, with its own kind of link: what
-    /// ASTRA-sim's network files describe. Hosts are numbered along the first dimension first; routes settle one dimension after the other.
+    /// A grid in which each row along a dimension is a ring, a full mesh or a switch of its own, with its own kind of
+    /// link, as in ASTRA-sim's network files. Hosts are numbered along the first dimension first; routes follow one
+    /// dimension after the other.
     Dimensions(Vec<Dimension>),
 }
 
-/// One dimension of [`Preset::Dimensions`]: how the hosts are joined that differ in this coordinate alone.
+/// One dimension of [`Preset::Dimensions`]: the connection of hosts that differ only in this coordinate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Dimension {
-    /// How the hosts are joined.
+    /// Kind of connection.
     pub kind: DimensionKind,
     /// Number of hosts along the dimension.
     pub size: u32,
-    /// Between two hosts that are next to each other.
+    /// Link between two adjacent hosts.
     pub link: LinkSpec,
 }
 
-/// How the hosts of one dimension are joined.
+/// Connection of the hosts of one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DimensionKind {
     /// A ring, as in [`Preset::Ring`].
     Ring,
-    /// A link between every two, as in [`Preset::FullyConnected`].
+    /// A link between any two hosts, as in [`Preset::FullyConnected`].
     FullyConnected,
     /// A switch, as in [`Preset::Switch`].
     Switch,
 }
 
 impl Dimension {
-    /// How many links belong to each host.
+    /// Number of links that belong to each host.
     pub(super) fn links(self) -> u32 {
         match self.kind {
             _ if self.size == 1 => 0,
@@ -90,7 +95,7 @@ impl Dimension {
     }
 }
 
-/// What the closed form of a route needs to know.
+/// Parameters of the closed form of a route.
 pub(super) enum Shape {
     Star { backplane: Option<LinkId> },
     FullyConnected { hosts: u32 },
@@ -126,7 +131,7 @@ pub(super) fn lay_out(
     Ok((builder.links, shape))
 }
 
-/// Queues stand in front of hosts' own links from a switch.
+/// Checks that queues are only in front of hosts' own links from a switch.
 fn check_queues(preset: &Preset, hosts: &[HostSpec], link: LinkSpec) -> Result<(), TopologyError> {
     let name = match preset {
         Preset::Switch | Preset::Star { .. } | Preset::FatTree { .. } | Preset::Rail { .. } => return Ok(()),
@@ -150,15 +155,15 @@ fn check_queues(preset: &Preset, hosts: &[HostSpec], link: LinkSpec) -> Result<(
 struct Builder<'a> {
     hosts: &'a [HostSpec],
     link: LinkSpec,
-    /// In front of each host that does not say itself.
+    /// Queue in front of each host without a queue of its own.
     queue: Option<Bytes>,
     links: Vec<Link>,
 }
 
-/// More would fill a machine's memory: each takes some 100 bytes.
+/// Limit of the number of links: each needs some 100 bytes, and more links would fill a machine's memory.
 const MOST_LINKS: u64 = 1 << 24;
 
-/// A link's latency as its two ends bring it.
+/// Parts of a link's latency from the sender's and the receiver's end.
 fn halves(latency: SimDuration) -> (SimDuration, SimDuration) {
     let sender = SimDuration::from_ps(latency.as_ps() / 2);
     (sender, latency - sender)
@@ -179,7 +184,7 @@ impl Builder<'_> {
         Err(TopologyError::Shape { preset, problem, hint: "use fewer hosts or spines, or a sparser topology" })
     }
 
-    /// What this host's own links carry.
+    /// Rates of this host's own links.
     fn rates(&self, host: &HostSpec) -> HostRates {
         host.bandwidth.unwrap_or(HostRates::both(self.link.bandwidth))
     }
@@ -195,7 +200,8 @@ impl Builder<'_> {
         self.port(&host.name, switch, spec, self.rates(host))
     }
 
-    /// Both directions between what stands for a host and a switch, at other rates than `spec`'s; its queue is the host's.
+    /// Adds both directions between a host, or a part of it, and a switch, at other rates than `spec`'s; the queue is
+    /// the host's.
     fn port(&mut self, host: &str, switch: &str, spec: LinkSpec, rates: HostRates) -> Result<(), TopologyError> {
         let (up, down) = halves(spec.latency);
         self.add(
@@ -337,7 +343,7 @@ impl Builder<'_> {
             return self.port(&name, &format!("switch.{index}.{}", host - at * stride), dim.link, rates);
         }
         for link in 0..dim.links() {
-            // A ring has cables up and then down, a mesh to all others by their distance upwards.
+            // Cables of a ring go up and then down, those of a mesh to all others by their distance upwards.
             let distance = if dim.kind == DimensionKind::Ring && link == 1 { dim.size - 1 } else { link + 1 };
             let to = host - at * stride + (at + distance) % dim.size * stride;
             self.add(format!("{name} -> {}", self.hosts[to as usize].name), dim.link)?;
@@ -346,8 +352,8 @@ impl Builder<'_> {
     }
 }
 
-/// What `host` has a cable to in a torus, in the order of its links, and the number of its cables up to and including this one.
-/// In a dimension of two, up and down are the same cable.
+/// Hosts to which `host` has a cable in a torus, in the order of its links, each with the number of the host's cables
+/// up to and including this one. In a dimension of two hosts, up and down are the same cable.
 fn neighbours(dims: &[u32], host: u32) -> impl Iterator<Item = (u32, u32)> {
     let mut stride = 1;
     let both = dims.iter().flat_map(move |&dim| {
@@ -361,7 +367,7 @@ fn neighbours(dims: &[u32], host: u32) -> impl Iterator<Item = (u32, u32)> {
 }
 
 impl Shape {
-    /// Which server a host is in.
+    /// The server of a host.
     pub(super) fn server(&self, host: HostId) -> u32 {
         match *self {
             Shape::Rail { per_server } => host.0 / per_server,
@@ -369,7 +375,7 @@ impl Shape {
         }
     }
 
-    /// Along which dimensions the hosts are numbered, the first one first.
+    /// The dimensions along which the hosts are numbered, the first one first.
     pub(super) fn dimensions(&self, hosts: u32) -> Vec<GridDimension> {
         let plain = |size| GridDimension { size, meshed: false };
         match self {
@@ -453,7 +459,7 @@ fn route_torus(dims: &[u32], from: u32, to: u32, links: &mut Vec<LinkId>) {
     }
 }
 
-/// Each host has four links: to and from its fabric, to and from its rail.
+/// Appends the route of a rail network. Each host has four links: to and from its fabric, to and from its rail.
 fn route_rail(per_server: u32, from: u32, to: u32, links: &mut Vec<LinkId>) {
     let same_server = from / per_server == to / per_server;
     let relay = if same_server { to } else { from / per_server * per_server + to % per_server };

@@ -51,7 +51,7 @@ fn a_slow_and_distant_host_changes_its_own_links_only() {
     assert_eq!(ring.link(ring.route(HostId(0), HostId(1)).links[0]).bandwidth, hosts[1].bandwidth.unwrap().egress);
 }
 
-/// A cable carries what the one end sends and the other receives: 1 out of h1, 10 into it.
+/// A cable carries the smaller rate of the sender's and the receiver's end: 1 out of h1, 10 into it.
 #[test]
 fn a_host_with_a_slow_egress_is_slow_in_one_direction() {
     let rate = |gigabits: f64| Rate::from_bits_per_second(gigabits * 1e9).unwrap();
@@ -78,7 +78,7 @@ fn a_host_with_a_slow_egress_is_slow_in_one_direction() {
     assert!(refused.to_string().contains("`h1` has different egress and ingress bandwidths"), "{refused}");
 }
 
-/// The rate back is that to the first name, whatever the order of names.
+/// The rate back is the rate to the first name, whatever the order of names.
 #[test]
 fn a_listed_link_has_a_rate_for_each_direction() {
     for between in [["a", "b"], ["b", "a"]] {
@@ -143,7 +143,7 @@ fn dimensions_have_links_of_their_own() {
     assert_eq!(links, ["h0 -> h1", "h1 -> h2", "h2 -> h10", "h10 -> switch.2.10", "switch.2.10 -> h22"]);
     assert_eq!(latency, 21_000_000);
     assert_eq!(grid.links().len(), 24 * (2 + 2 + 2));
-    // Where all are rings, it is a torus.
+    // If all dimensions are rings, the network is a torus.
     let rings = preset(dimensions(&[(DimensionKind::Ring, 4), (DimensionKind::Ring, 6)]), 24);
     let torus = preset(Preset::Torus { dims: vec![4, 6] }, 24);
     for (from, to) in (0..24).flat_map(|from| (0..24).map(move |to| (format!("h{from}"), format!("h{to}")))) {
@@ -321,7 +321,8 @@ fn headers_take_their_share() {
 }
 
 fn connected_graph() -> impl Strategy<Value = Vec<(usize, usize, u64)>> {
-    // Node n > 0 is joined to a lower one, so that all are connected; some more links come on top. Nodes 0 to 5 are hosts.
+    // Node n > 0 is joined to a lower one, so that all are connected; some more links are added. Nodes 0 to 5 are
+    // hosts.
     let tree = (1..12usize).map(|node| (Just(node), 0..node, 1..5u64)).collect::<Vec<_>>();
     let more = prop::collection::vec((0..12usize, 0..12usize, 1..5u64), 0..10);
     (tree, more).prop_map(|(mut links, more)| {

@@ -43,7 +43,7 @@ fn linked(change: impl Fn(&mut Json)) -> Result<Job, LinkError> {
 #[test]
 fn communication_without_correlation_takes_its_bytes_all_the_same() {
     let plain = linked(|_| {}).unwrap();
-    // All-reduces of 4 MiB at 1 GB/s take milliseconds, and the CPU waits for them.
+    // All-reduces of 4 MiB at 1 GB/s last milliseconds, and the CPU waits for them.
     let (expected, fast) = (makespan(&plain, "1 GB/s"), makespan(&plain, "100 GB/s"));
     assert!(expected > fast + 3.0, "{expected} ms and {fast} ms");
     let zero = |event: &mut Json| {
@@ -94,7 +94,7 @@ fn a_kernel_without_correlation_is_not_paired_with_a_copy_or_a_later_launch_of_i
     let launch = |ts: f64| of(call("hipLaunchKernel", ts, 5.0, 1));
     let kernel = of(kernel("gemm", 7, 20.0, 5.0, 1));
     assert_eq!(paired(&[copy, launch(10.0), kernel.clone()]).as_deref(), Some("hipLaunchKernel"));
-    // Which of two calls it was is unknown, and a later one it was not.
+    // One kernel and two calls are ambiguous, and a later call cannot be the launch.
     assert_eq!(paired(&[launch(0.0), launch(10.0), kernel.clone()]), None);
     assert_eq!(paired(&[launch(30.0), kernel]), None);
 }
@@ -194,7 +194,7 @@ fn traces_name_gloo_if_it_carried_out_their_communication() {
     let args = json!({"Collective name": "allreduce", "In msg nelems": 8, "Out msg nelems": 8, "dtype": "Float"});
     let mark = span("user_annotation", "gloo:all_reduce", 11, 6.0, 5.0, args);
     assert_eq!(library(&alone(&[issue(), mark])).as_deref(), Some("gloo"));
-    // Without the accelerator's activity, a program that uses NCCL looks like this.
+    // A program that uses NCCL looks like this if the accelerator's activity is not recorded.
     let job = link(vec![of_events(&[issue()], &json!({}))], &Options::default()).unwrap();
     assert_eq!(library(&job.ranks[0]), None);
     assert!(job.notes.iter().any(|note| note.contains("record with ProfilerActivity.CUDA")), "{:?}", job.notes);
