@@ -126,7 +126,7 @@ dist.destroy_process_group()
 
 def test_simulated_nccl_warns_about_its_groups(tmp_path: Path) -> None:
     """Variables of the network matter to a group across two servers of two ranks, and not to a group within a server."""
-    (tmp_path / "cluster.toml").write_text(CLUSTER.replace("PER_HOST", "2").replace("COUNT", "4"))
+    (tmp_path / "cluster.toml").write_text(gpus(4, per_server=2))
     script = write_script(
         tmp_path,
         """

@@ -494,7 +494,10 @@ pub(crate) fn kind_named(name: &str) -> PyResult<CollectiveKind> {
 }
 
 pub(crate) fn reduce_named(name: &str) -> PyResult<ReduceOp> {
-    ReduceOp::ALL.into_iter().find(|reduce| reduce.name().eq_ignore_ascii_case(name)).ok_or_else(|| unknown("reduction", name))
+    ReduceOp::ALL
+        .into_iter()
+        .find(|reduce| reduce.name().eq_ignore_ascii_case(name))
+        .ok_or_else(|| unknown("reduction", name))
 }
 
 pub(crate) fn dtype_named(name: &str) -> PyResult<DType> {

@@ -238,8 +238,8 @@ fn what_processes_have_numbered_by_themselves_is_told_apart() {
     assert_eq!(decoder.kernels(), ["a::own", "a::other"]);
     // What another process has named is not there.
     let problem = |slice: &[u8]| read(&mut Decoder::default(), slice).unwrap_err().problem;
-    assert_eq!(problem(&[1, 0, 0, 4, 0, 16, 1, 5, 2, 0]), Problem::Site(1));
-    assert_eq!(problem(&[4, 0, 16, 1, 15, 0x80, 0x80, 0x80, 0x08]), Problem::Number(1 << 24));
+    assert_eq!(problem(&[1, 0, 0, 27, 1, 5, 2, 0]), Problem::Site(1));
+    assert_eq!(problem(&[27, 1, 15, 0x80, 0x80, 0x80, 0x08]), Problem::Number(1 << 24));
     // Differences of allocations are each process's own.
     let next = |bytes: u64| {
         let mut encoder = Encoder::default();
@@ -279,7 +279,7 @@ fn processes_belong_to_the_dictionary_however_many_bytes_their_tag_takes() {
     let other_memory = [4, 2, 16, 3];
     assert_eq!(dictionary_length(&other_memory), Ok(0));
     // Two bytes for the tag, and what follows is too short for a process.
-    assert_eq!(dictionary_length(&[0x84, 0, 16]).unwrap_err().problem, Problem::CutShort);
+    assert_eq!(dictionary_length(&[0x9b, 0]).unwrap_err().problem, Problem::CutShort);
 }
 
 #[test]
@@ -309,11 +309,11 @@ fn lines_of_a_dictionary_are_put_elsewhere_and_all_else_stays() {
 #[case::a_stream_out_of_range(&[15, 0x80, 0x80, 0x80, 0x80, 0x08], Problem::Number(1 << 31))]
 #[case::an_argument_of_no_kind(&[0, 0, 1, 77], Problem::Argument(77))]
 #[case::a_list_of_no_tensors(&[0, 0, 1, 8, 1, 3], Problem::Argument(3))]
-#[case::a_definition_that_is_not_there(&[18, 0], Problem::Definition(2))]
+#[case::a_definition_that_is_not_there(&[34, 0], Problem::Definition(2))]
 #[case::a_line_that_is_not_there(&[5, 2, 0], Problem::Site(1))]
 #[case::memory_of_no_kind(&[4, 2, 20], Problem::Kind(20))]
-#[case::a_process_out_of_range(&[4, 0, 16, 0x80, 1], Problem::Process(128))]
-#[case::memory_of_a_gpu_without_its_size(&[4, 2, 5], Problem::CutShort)]
+#[case::a_process_out_of_range(&[27, 0x80, 1], Problem::Process(128))]
+#[case::memory_of_a_gpu_without_its_size(&[16, 2], Problem::CutShort)]
 #[case::memory_of_kind_zero(&[4, 2, 0], Problem::Kind(0))]
 #[case::more_dimensions_than_torch_has(&[0, 0, 1, 7, 6, 0, 0, 65], Problem::Dimensions(65))]
 #[case::more_arguments_than_bytes(&[0, 0, 0xff, 0xff, 0xff, 0xff, 0x0f], Problem::CutShort)]
@@ -321,6 +321,48 @@ fn what_is_no_stream_is_refused(#[case] slice: &[u8], #[case] problem: Problem) 
     let error = read(&mut Decoder::default(), &[&[6], slice].concat()).unwrap_err();
     assert_eq!(error, Invalid { at: 1, problem });
     assert!(error.to_string().contains("\nhint: "), "{error}");
+}
+
+#[test]
+fn streams_of_version_11_are_read() {
+    let mut encoder = Encoder::default();
+    encoder.definition(&mm());
+    let definition = encoder.take();
+    // Written by hand, as the C++ library of that version did.
+    let old = [
+        &[31][..],
+        &definition,
+        &[6, 4, 2, 5, 100, 4, 1, 6, 70, 4, 0, 8, 1, 4, 0, 11, 9, 13, 7, 2, 4, 0, 12, 7, 1, 4, 0, 14, 3, 2, 2, 4],
+        &[4, 0, 15, 1, 3, 2, 16, 0, 2, 2, 2, 4, 0, 4, 4, 4, 0, 10, 4, 0, 16, 5, 4, 0, 18, 7, 4, 4, 0, 16, 0, 4, 0, 19, 8],
+    ]
+    .concat();
+    let mut encoder = Encoder::default();
+    encoder.definition(&mm());
+    encoder.restart();
+    encoder.allocated_on_gpu(1, 100);
+    encoder.level(Level::Reserved, 70);
+    encoder.recorded(true);
+    encoder.launch_number(9);
+    encoder.stream(StreamEntry::Capture { stream: 7, graph: Some(2) });
+    encoder.stream(StreamEntry::Call { stream: 7, with_previous: true });
+    encoder.integers(3, &[1, 2]);
+    encoder.reading(Reading { argument: 1, buffer: 3, count: 2 });
+    encoder.execution(0, Line::default(), &[1, 2, 3]);
+    encoder.kind(3, MemoryKind::Buffer);
+    encoder.called(5, true);
+    let mut new = encoder.take();
+    let mut other = Encoder::default();
+    other.stream(StreamEntry::ExternalWait { stream: 7, event: 4 });
+    new.extend(of_process(5, &other.take()));
+    let mut last = Encoder::default();
+    last.python_calls(8);
+    new.extend(last.take());
+    assert_eq!(read(&mut Decoder::default(), &old).unwrap(), read(&mut Decoder::default(), &new).unwrap());
+    assert_eq!(dictionary_length(&old), Ok(1 + definition.len()));
+    for end in 1..old.len() {
+        // A stream that is cut short is refused or ends between two entries.
+        let _ = read(&mut Decoder::default(), &old[..end]);
+    }
 }
 
 #[test]
