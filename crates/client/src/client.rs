@@ -71,8 +71,7 @@ pub struct Client {
     capture: OnceLock<Box<dyn Capture>>,
     /// Function that returns the program's line at which the calling thread is, if that line is known.
     line: OnceLock<fn() -> Option<String>>,
-    /// Definitions of ids in captured operators of all threads that the driver has not received. Locked while a thread
-    /// takes its operators, which keeps the definitions in the order of the capture.
+    /// Locked while operators of a thread are read, which keeps the definitions in the order of the capture.
     dictionary: Mutex<Dictionary>,
     started: AtomicBool,
     /// Process CPU time, in nanoseconds, up to which compute has been charged.

@@ -180,7 +180,8 @@ mod tests {
         }
     }
 
-    /// A library that is its own torch binds nothing, so the test executable serves as a torch without CUDA.
+    /// A library that serves as its own torch binds nothing that it lacks, so the test executable stands for a torch
+    /// without CUDA.
     #[test]
     fn what_is_missing_is_named() -> Result<(), Box<dyn std::error::Error>> {
         let folder = tempfile::tempdir()?;

@@ -1,4 +1,4 @@
-//! Owns the part of absent ranks in a replica check of a folded program: in groups, in calls, and in the comparison of
+//! Owns the part of absent ranks in the rehearsal of a folded program: in groups, in calls, and in the comparison of
 //! the ranks that run.
 //!
 //! The simulator's [`Cast`] defines the absent ranks; `data` provides their data.
@@ -10,7 +10,7 @@ use uniference_sim::ids::{GroupId, GroupRank, RankId};
 use uniference_sim::program::{Call, CallOp, Collective, Shape};
 use uniference_sim::symmetry::Axis;
 
-/// The engine's view of a replica check, in which groups consist of the members that run.
+/// The engine's view of a rehearsal, in which groups consist of the members that run.
 pub(super) struct Absence {
     cast: Arc<Cast>,
     /// The comparison of the requests of the ranks that run.
@@ -18,7 +18,7 @@ pub(super) struct Absence {
     /// By the members that run: whole groups and their sequence numbers, in the order of their names.
     named: BTreeMap<Arc<[RankId]>, Vec<Named>>,
     groups: BTreeMap<GroupId, Arc<[RankId]>>,
-    /// The deviation that ends the replica check.
+    /// The deviation that ends the rehearsal.
     unlike: Option<Unlike>,
 }
 
@@ -109,17 +109,17 @@ impl Absence {
         }
     }
 
-    /// Ends the replica check with this deviation.
+    /// Ends the rehearsal with this deviation.
     pub(super) fn deviates(&mut self, unlike: Unlike) {
         self.unlike.get_or_insert(unlike);
     }
 
-    /// The deviation that ends the replica check.
+    /// The deviation that ends the rehearsal.
     pub(super) fn unlike(&self) -> Option<&Unlike> {
         self.unlike.as_ref().or(self.likeness.unlike())
     }
 
-    /// The deviation found by a finished replica check.
+    /// The deviation found by a finished rehearsal.
     pub(super) fn conclude(&mut self) -> Option<&Unlike> {
         self.unlike.as_ref().or(self.likeness.conclude())
     }

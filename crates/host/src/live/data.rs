@@ -47,7 +47,7 @@ pub struct DataPlane {
     failed: BTreeMap<RankId, BTreeSet<GroupId>>,
     /// Ranks whose programs have ended: their data need not be kept for reading.
     gone: BTreeSet<RankId>,
-    /// Copies for the absent ranks of a replica check.
+    /// Copies for the absent ranks of a rehearsal.
     copies: Option<Copies>,
 }
 
@@ -108,7 +108,7 @@ impl DataPlane {
     /// Records that `rank` joins `group` of `ranks` with these NCCL settings. The settings of the first member count.
     ///
     /// # Errors
-    /// The first absent member without a replica in the group.
+    /// The first absent member whose class has no running rank in the group.
     pub fn join(
         &mut self,
         group: GroupId,
@@ -139,7 +139,7 @@ impl DataPlane {
         self.announced.entry(rank).or_default().push(Announced { heard, call, staged });
     }
 
-    /// Contributions since the last call, in a replica check: the rank's task, the number of its call, and a checksum.
+    /// Contributions since the last call, in a rehearsal: the rank's task, the number of its call, and a checksum.
     pub fn take_contributions(&mut self) -> Vec<(RankId, TaskId, u64, u64)> {
         self.copies.as_mut().map(Copies::take_contributions).unwrap_or_default()
     }

@@ -155,14 +155,14 @@ pub enum LiveEnding {
     Interrupted(Interrupt),
     /// [`Setup::timeout`] has passed.
     OutOfTime(Duration),
-    /// A replica check failed: ranks that should be equivalent differ.
+    /// The rehearsal failed: ranks that should be equivalent differ.
     Unlike(Unlike),
 }
 
 /// A live run.
 pub struct Driver<'a> {
     setup: &'a Setup,
-    /// The cast of a replica check, which names the ranks with processes.
+    /// In a rehearsal: the cast, which names the ranks with processes.
     cast: Option<Arc<Cast>>,
     exchange: Exchange,
     slots: Slots<Ready>,
@@ -193,7 +193,7 @@ pub struct Driver<'a> {
     watch: Watch<'a>,
     signals: &'a Interrupts,
     interrupted: Option<Interrupt>,
-    /// Private memory in bytes of the largest process at the end of a replica check.
+    /// Private memory in bytes of the largest process at the end of a rehearsal.
     largest: u64,
 }
 
@@ -441,7 +441,7 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// Private memory in bytes of the largest process at the end of a replica check, if the process still existed.
+    /// Private memory in bytes of the largest process at the end of a rehearsal, if the process still existed.
     pub fn largest(&self) -> u64 {
         self.largest
     }

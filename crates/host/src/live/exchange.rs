@@ -67,7 +67,8 @@ pub struct Slice<'a> {
 
 /// Assigns costs to slices. Each slice is passed once, and slices of a rank in the order of its calls.
 pub trait Costs {
-    /// The work of a slice: work on the launching CPU, which includes the last piece, and work handed to CUDA streams.
+    /// The pieces of a slice's work: work on the launching CPU, and work handed to CUDA streams. The last piece is work
+    /// on the launching CPU.
     fn pieces(&mut self, slice: Slice<'_>) -> Vec<Piece>;
 
     /// The text of a captured line of one of the rank's pieces; empty if unknown.
@@ -107,7 +108,7 @@ pub struct Exchange {
     unrecorded: BTreeMap<(SimTime, RankId), Vec<(TaskId, RecordedStep)>>,
     /// Lines that ranks have named and the recorder has not received.
     untold: Vec<Site>,
-    /// The absent ranks of a replica check.
+    /// The absent ranks of a rehearsal.
     absence: Option<Absence>,
     /// Whether one program, rank 0's, uses the GPUs of all ranks: its processes act as the other ranks.
     lends: bool,
@@ -440,20 +441,21 @@ impl Exchange {
         self.moved.get(&task).filter(|_| self.lends).copied().unwrap_or((rank, task))
     }
 
-    /// Starts a replica check: only ranks of the cast that run have processes. The other ranks end at once, and
-    /// contribute to collectives the data of their replicas, copied in the arena, of which each rank has `part` bytes.
+    /// Starts a rehearsal: only ranks of the cast that run have processes. The other ranks end at once, and contribute
+    /// to collectives the data of running ranks of their classes, copied in the arena, of which each rank has `part`
+    /// bytes.
     pub fn rehearse(&mut self, cast: &Arc<Cast>, window: Window, part: u64) {
         self.absence = Some(Absence::new(cast.clone()));
         self.data.rehearse(cast.clone(), window, part);
         (0..self.ranks.len()).map(RankId::from).filter(|rank| !cast.runs(*rank)).for_each(|rank| self.end(rank));
     }
 
-    /// The deviation that ends a replica check: ranks that should be equivalent differ.
+    /// The deviation that ends a rehearsal: ranks that should be equivalent differ.
     pub fn unlike(&self) -> Option<&Unlike> {
         self.absence.as_ref().and_then(Absence::unlike)
     }
 
-    /// The deviation that a finished replica check has found.
+    /// The deviation that a finished rehearsal has found.
     pub fn conclude(&mut self) -> Option<&Unlike> {
         self.absence.as_mut().and_then(Absence::conclude)
     }
@@ -1107,7 +1109,7 @@ impl Exchange {
                 let heard = match self.absence.as_mut().map(|absence| absence.call(rank, &call)) {
                     None => call.clone(),
                     Some(Ok(heard)) => heard,
-                    // The rank is not answered: the replica check is over.
+                    // The rank is not answered: the rehearsal is over.
                     Some(Err(unlike)) => return self.deviates(unlike),
                 };
                 let stream = stream.map(|on| numbered_by(process, on));

@@ -1,5 +1,5 @@
-//! Owns contributions of absent ranks to collectives in a replica check: copies of their replicas' contributions, and
-//! checksums of the contributions of members that run, for their comparison.
+//! Owns contributions of absent ranks to collectives in a rehearsal: copies of the contributions of running members of
+//! their classes, and checksums of the contributions of members that run, for their comparison.
 
 use super::super::instance::contribution;
 use std::collections::BTreeMap;
@@ -64,7 +64,7 @@ impl Copies {
     /// Records the ranks of `group`.
     ///
     /// # Errors
-    /// The first absent member without a replica in the group.
+    /// The first absent member whose class has no running rank in the group.
     pub(super) fn join(&mut self, group: GroupId, ranks: &[RankId]) -> Result<(), RankId> {
         if !self.stand_ins.contains_key(&group) {
             self.stand_ins.insert(group, self.cast.stand_ins(ranks)?);
@@ -77,9 +77,9 @@ impl Copies {
         self.stand_ins[&group].iter().enumerate().all(|(place, stand_in)| place == *stand_in)
     }
 
-    /// The absent members whose replica is `me`, each with the room of its contribution to `call`. The contribution of
-    /// `me` is `staged`, and may still be being filled. Reductions are in place, so each member needs its own copy;
-    /// other operations only read the contribution.
+    /// The absent members in whose place `me` contributes, each with the room of its contribution to `call`. The
+    /// contribution of `me` is `staged`, and may still be being filled. Reductions are in place, so each member needs
+    /// its own copy; other operations only read the contribution.
     pub(super) fn of(
         &mut self,
         group: GroupId,
@@ -205,8 +205,8 @@ mod tests {
         }
     }
 
-    /// Rank 1 is the replica of 3 and 5: inputs of reductions in place are copied to their parts, at once or once the
-    /// input is filled.
+    /// Rank 1 contributes in place of 3 and 5: inputs of reductions in place are copied to their parts, at once or once
+    /// the input is filled.
     #[test]
     fn what_is_reduced_is_copied_for_each_absent_member() {
         let mut copies = copies();
