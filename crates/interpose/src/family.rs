@@ -35,8 +35,8 @@ static RELAY: OnceLock<Option<Relay>> = OnceLock::new();
 /// The state that a forking thread has prepared for the child.
 struct Copy {
     path: Vec<u32>,
-    /// The pipe on which the child reports that it participates; before that report, no relay thread notices the end of
-    /// its parent.
+    /// The pipe on which the child reports that it participates; before that report, the child would go unnoticed if
+    /// its parent ended.
     ready: (OwnedFd, OwnedFd),
 }
 

@@ -40,7 +40,7 @@ impl Converter {
 /// The constructor of the class.
 ///
 /// # Safety
-/// As in libc10.
+/// The contract is libc10's.
 #[unsafe(export_name = "_ZN3c1035ApproximateClockToUnixTimeConverterC1Ev")]
 pub unsafe extern "C" fn construct(this: *mut c_void) {
     // In a process that a rank has started, PyTorch's own conversion is used.
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn construct(this: *mut c_void) {
 /// `makeConverter` of the class, which its callers call once per profile.
 ///
 /// # Safety
-/// As in libc10.
+/// The contract is libc10's.
 #[unsafe(export_name = "_ZN3c1035ApproximateClockToUnixTimeConverter13makeConverterEv")]
 pub unsafe extern "C" fn make(this: *mut c_void) -> Converter {
     let is_ours = PROFILES.lock().unwrap_or_else(PoisonError::into_inner).remove(&(this as usize));

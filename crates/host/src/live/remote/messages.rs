@@ -95,7 +95,7 @@ pub(super) fn send(stream: &Stream, message: &impl Serialize, behind: &[u8]) -> 
     stream.send(&[&head(message), behind])
 }
 
-/// Sends a message, followed by bytes, of a message that is sent right after it.
+/// Sends a message, followed by bytes; another message must follow at once.
 pub(super) fn send_soon(stream: &Stream, message: &impl Serialize, behind: &[u8]) -> io::Result<()> {
     stream.send_soon(&[&head(message), behind])
 }
