@@ -159,7 +159,8 @@ mod tests {
         SimTime::from_ps(ps)
     }
 
-    /// Between (100, 10 ps) and (200, 30 ps) the clock advances by 20 ps in 100 ticks: at 150 it shows 10 + 20 * 50 / 100.
+    /// Between (100, 10 ps) and (200, 30 ps) the clock advances by 20 ps in 100 ticks: at 150 it shows 10 + 20 * 50 /
+    /// 100.
     #[test]
     fn between_known_readings_the_clock_follows_the_counter() {
         let timeline = Timeline::of([(200, 30), (100, 10), (300, 30)]);

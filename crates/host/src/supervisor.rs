@@ -78,7 +78,8 @@ pub(crate) fn children_of(process: &Path) -> Vec<i32> {
 
 /// Runs between fork and exec: splits the process into supervisor and program. The supervisor never returns.
 fn divide() -> io::Result<()> {
-    // SAFETY: system calls, with pointers to variables of this function that live until they return; a signal set of zeros is an empty one.
+    // SAFETY: system calls, with pointers to variables of this function that live until they return; a zeroed signal
+    // set is empty.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);

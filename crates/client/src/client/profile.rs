@@ -16,7 +16,7 @@ impl Client {
         Ok(())
     }
 
-    /// Ends a profile: returns the rank's clock as a function of the readings since its begin.
+    /// Ends a profile: returns the rank's clock as a function of the readings since its start.
     pub fn end_timeline(&self) -> Result<Timeline> {
         self.now()?;
         if self.moments.lacks_times() {

@@ -22,7 +22,7 @@ pub(super) fn make() {
 }
 
 impl Client {
-    /// Reports the begin or end of a named range.
+    /// Reports the start or end of a named range.
     pub fn mark(&self, mark: Mark) -> Result<()> {
         let _ours = self.ours();
         self.say(Op::Mark(mark))

@@ -431,7 +431,7 @@ impl Rounds {
         self.run(&mut state);
     }
 
-    /// Marks the begin of the process's running time.
+    /// Marks the start of the process's running time.
     fn begin(&self) {
         self.lanes.begin();
         self.begun.store(self.computed(), SeqCst);

@@ -627,8 +627,8 @@ fn threads_of_libraries_that_poll_keep_no_run_alive() {
     }
 }
 
-/// A main thread waits for 80 GB, which a network of 1 GB/s carries for 80 s, while a library's thread polls every 10 s.
-/// The run goes on, because the network moves bytes.
+/// A main thread waits for 80 GB, which a network of 1 GB/s carries for 80 s, while a library's thread polls every 10
+/// s. The run goes on, because the network moves bytes.
 #[test]
 fn a_long_transfer_beside_a_polling_thread_is_no_deadlock() {
     let mut exchange = ranks(2);

@@ -22,7 +22,7 @@ pub(super) struct Times {
 struct RankTimes {
     /// Whether an issue of one of the rank's tasks has no handle of the engine yet.
     issuing: bool,
-    /// Activities that ended during a pending issue: times of issue, begin and end.
+    /// Activities that ended during a pending issue: times of issue, start and end.
     unnamed: BTreeMap<Handle, [SimTime; 3]>,
     /// Numbered launches that are under way.
     expected: BTreeMap<Handle, Expected>,

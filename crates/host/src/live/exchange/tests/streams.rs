@@ -211,7 +211,7 @@ fn numbered(piece: Piece, ids: &[(u64, u64)]) -> Piece {
     Piece::Launch(Launch { ids, ..launch })
 }
 
-/// Times of launches that the rank receives, in microseconds: number, node, launch, begin and end.
+/// Times of launches that the rank receives, in microseconds: number, node, launch, start and end.
 fn times(told: &[(u32, Answer)]) -> Vec<(u64, u64, [f64; 3])> {
     let [(0, Answer::Times { launches, more: false })] = told else { panic!("{told:?}") };
     let us = |time: SimTime| time.as_ps() as f64 / 1e6;
