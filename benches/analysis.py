@@ -1,6 +1,7 @@
-"""Owns the benchmark of what is recorded of a run, and of what is asked about it: recording, `explain` and `whatif`.
+"""Owns the benchmark of a run's record and of the commands that analyse it: recording, `explain` and `whatif`.
 
-Programs run the user's way, by `uniference run`. `make bench` runs all (8 minutes, 6 GB of disk); `--quick` a little of each.
+Programs run as a user would run them, by `uniference run`. `make bench` runs all benchmarks (8 minutes, 6 GB of disk);
+`--quick` runs short versions.
 """
 
 import argparse
@@ -14,8 +15,8 @@ from statistics import median
 
 PROGRAM = Path(__file__).with_name("analysis_program.py")
 RANKS = 8
-# What is to be reached: seconds and bytes of `explain` on so many events; seconds of so many rows of `whatif` on a run of so many events;
-# the part of a run that recording at `ops` may cost; bytes of an event in the tables.
+# Targets: seconds and bytes of `explain` for a number of events; seconds of `whatif` for a number of rows on a run with
+# a number of events; the share of a run that recording at `ops` may cost; bytes of an event in the tables.
 EXPLAIN_EVENTS, EXPLAIN_S, EXPLAIN_BYTES = 10_000_000, 60, 2_000_000_000
 WHATIF_EVENTS, WHATIF_ROWS, WHATIF_S = 10_000, 40, 2
 RECORDING, EVENT_BYTES = 0.05, 100
@@ -23,7 +24,7 @@ RECORDING, EVENT_BYTES = 0.05, 100
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a command with all its processes: seconds on the clock and of processors, and the most memory of one process in bytes."""
+    """Cost of a command and all its processes: wall-clock and CPU seconds, and peak memory of one process in bytes."""
 
     wall_s: float
     cpu_s: float
@@ -31,7 +32,7 @@ class Cost:
 
 
 def main() -> None:
-    """Prints a line for each question."""
+    """Runs the benchmarks, and prints their results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a little of each")
     quick = parser.parse_args().quick
@@ -43,7 +44,7 @@ def main() -> None:
 
 
 def recording(folder: Path, rounds: int) -> None:
-    """A program that computes, with its record and without, in turns."""
+    """Runs of a computing program with and without recording, alternately."""
     print("recording: a run with `ops` beside one with `summary`, in turns; medians")
     for size, times in ((0, 2_000), (256, 600)):
         costs: dict[str, list[Cost]] = {"summary": [], "ops": []}
@@ -63,7 +64,7 @@ def recording(folder: Path, rounds: int) -> None:
 
 
 def table(folder: Path, quick: bool) -> None:
-    """The table of what-ifs."""
+    """Time of a table of what-ifs."""
     events = 0
     rounds = WHATIF_EVENTS // (RANKS * 8)
     while True:
@@ -82,7 +83,7 @@ def table(folder: Path, quick: bool) -> None:
 
 
 def large(folder: Path, wanted: int) -> None:
-    """A run of very many events: what its tables and record take, and the time to explain it."""
+    """A run of very many events: the sizes of its tables and record, and the time to explain it."""
     run(folder / "sample", 100, 0, "--compute", "none", "--record", "full")
     rounds = wanted * 100 // counted(folder / "sample") + 1
     cost = run(folder / "large", rounds, 0, "--compute", "none", "--record", "full")
@@ -102,7 +103,7 @@ def large(folder: Path, wanted: int) -> None:
 
 
 def counted(folder: Path) -> int:
-    """Rows of all tables of events."""
+    """Number of rows of all event tables."""
     from pyarrow import parquet  # type: ignore[import-untyped]
 
     names = {"line", "link"}
@@ -111,13 +112,13 @@ def counted(folder: Path) -> int:
 
 
 def run(out: Path, rounds: int, size: int, *options: str) -> Cost:
-    """Runs the program."""
+    """Runs the program, and returns its cost."""
     words = ["run", "--ranks", str(RANKS), "--out", str(out), "--quiet", *options, str(PROGRAM), str(rounds), str(size)]
     return command(*words)[0]
 
 
 def command(*words: str | Path) -> tuple[Cost, str]:
-    """Runs a command, in a process between that has no other children: what it has cost, and what it has printed."""
+    """Runs a command in an intermediate process without other children; returns its cost and its output."""
     measure = (
         "import json, resource, subprocess, sys, time\n"
         "begun = time.monotonic()\n"

@@ -1,4 +1,4 @@
-"""A program for `benches/analysis.py`: so many all-reduces, alone or after some work of the processor, as in a training step."""
+"""A program for `benches/analysis.py`: all-reduces, alone or after some CPU work, as in a training step."""
 
 import sys
 

@@ -1,6 +1,7 @@
-"""Owns the benchmark of the bridge between PyTorch programs and the engine: what a call costs the host, not virtual time.
+"""Owns the benchmark of the bridge between PyTorch programs and the engine: host time per call, not virtual time.
 
-Programs run the user's way, by `uniference run`. `make bench` runs all (2 minutes); `--quick` a little of each, with 2 ranks.
+Programs run as a user would run them, by `uniference run`. `make bench` runs all benchmarks (2 minutes); `--quick` runs
+short versions, with 2 ranks.
 """
 
 import argparse
@@ -15,14 +16,14 @@ from statistics import median
 
 PROGRAM = Path(__file__).with_name("bridge_program.py")
 
-# Milliseconds of one all-reduce, by ranks: of the program that this one follows, and what this one is to reach.
+# Milliseconds of one all-reduce, by ranks: of the predecessor of this program, and the target.
 ORIGINAL_MS = {2: 0.6, 8: 30, 32: 1_550, 128: 217_000}
 TARGET_MS = {2: 0.15, 8: 0.5, 32: 3, 128: 15}
 
 ROUNDS = {2: 5_000, 8: 2_000, 32: 400, 128: 80}
 SMALL = ("all_reduce", "send")
 MEGABYTES = (4, 64, 256)
-# Microseconds that the capture and the costing of an operator are to take together; a round has so many operators.
+# Target in microseconds for the capture and the costing of an operator together; a round has `OPERATORS` operators.
 TARGET_US = 1.5
 OPERATORS = 3
 LARGE = ("copy", "all_reduce", "broadcast", "all_gather", "send")
@@ -30,7 +31,7 @@ LARGE = ("copy", "all_reduce", "broadcast", "all_gather", "send")
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one round. Seconds; `rank_cpu` is the mean of all ranks."""
+    """Cost of one round in seconds; `rank_cpu` is the mean of all ranks."""
 
     wall: float
     rank_cpu: float
@@ -39,7 +40,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that the program has said: when, and what CPU time the driver had used by then."""
+    """A line that the program has printed, with its time and the driver's CPU time at that moment."""
 
     kind: str
     values: Sequence[str]
@@ -50,7 +51,7 @@ class Mark:
 def run(
     cluster: Sequence[str], compute: str, cases: Sequence[str], program: Path = PROGRAM, options: Sequence[str] = ()
 ) -> Iterator[Mark]:
-    """Runs a program on what options say of its cluster, and yields its marks as they come."""
+    """Runs a program on the cluster of the options, and yields its marks as they arrive."""
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "uniference", "run", *cluster, "--compute", compute]
         if compute == "model":
@@ -68,13 +69,13 @@ def run(
 
 
 def cpu_seconds(pid: int) -> float:
-    """What a process has used so far, all of its threads (the first field of schedstat, in nanoseconds)."""
+    """CPU seconds of a process so far, over all its threads (the first field of schedstat, in nanoseconds)."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
 
 
 def costs(ranks: int, compute: str, cases: Sequence[tuple[str, int, int]]) -> list[Cost]:
-    """What each case (operation, bytes, rounds) costs."""
+    """Cost of each case (operation, bytes, rounds)."""
     marks = iter(run(["--ranks", str(ranks)], compute, [":".join(map(str, case)) for case in cases]))
     return [
         cost(count, *triple) for (_, _, count), triple in zip(cases, zip(marks, marks, marks, strict=True), strict=True)
@@ -123,7 +124,7 @@ def memory(ranks: int) -> None:
 
 
 def operators(pairs: int) -> None:
-    """Blocks without and with the capture take turns, and each is compared with its neighbour, which the machine disturbs alike."""
+    """Alternates blocks with and without the capture; each is compared with its neighbour, which had the same load."""
     cases = [(name, 4, 5_000) for _ in range(pairs) for name in ("bare", "captured")]
     found = costs(1, "model", cases)
     compared = [

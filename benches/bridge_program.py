@@ -1,11 +1,11 @@
-"""Owns what `bridge.py` measures: a program of communication calls that says when a measured stretch begins and ends.
+"""Owns the program of `bridge.py`: communication calls, with marks around each measured stretch.
 
-It reads no clock but its own CPU's: the marks are stamped by whoever reads them, in host time.
+It reads only its own CPU clock: `bridge.py` stamps the marks with host time when it reads them.
 
     uniference run --ranks N bridge_program.py CASE...
 
-A case is OPERATION:BYTES:ROUNDS with the output's bytes (operations: see `ROUNDS`), or `memory`. Of `captured` and `bare`, a round is
-three operators without communication, as the run captures them and past the capture.
+A case is OPERATION:BYTES:ROUNDS with the output's bytes (operations: see `ROUNDS`), or `memory`. A round of `captured`
+or `bare` is three operators without communication, with or without the capture.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ Round = Callable[[], object]
 
 
 def cpu_seconds() -> float:
-    """What this process has used of the host. `time.process_time` would say what the program was charged."""
+    """Host CPU seconds of this process. `time.process_time` would return the time that the program was charged."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def copy(tensor: Tensor) -> Round:
-    """No communication: what the first rank's memory can do."""
+    """Copies without communication, to measure the memory of the first rank."""
     other = torch.ones_like(tensor)
     return (lambda: None) if dist.get_rank() else (lambda: other.copy_(tensor))
 
@@ -41,20 +41,20 @@ def all_gather(tensor: Tensor) -> Round:
 
 
 def send(tensor: Tensor) -> Round:
-    """Every rank takes part in one send or its receive."""
+    """A round in which every rank does one send or one receive."""
     rank = dist.get_rank()
     return (lambda: dist.recv(tensor, rank - 1)) if rank % 2 else (lambda: dist.send(tensor, rank + 1))
 
 
 def operators(tensor: Tensor) -> Round:
-    """A product, an activation and a sum, so small that little but the call is left."""
+    """A GEMM, an activation and a sum, so small that the time is that of the calls."""
     a = torch.ones(8, 8)
     return lambda: (a @ a).relu_().add_(a)
 
 
 @contextlib.contextmanager
 def past_the_capture() -> Iterator[None]:
-    """Operators do not come by the dispatch key under which the capture stands."""
+    """Lets operators bypass the dispatch key of the capture."""
     torch._C._dispatch_tls_set_dispatch_key_excluded("Fake", True)
     yield
     torch._C._dispatch_tls_set_dispatch_key_excluded("Fake", False)
@@ -72,7 +72,7 @@ ROUNDS: dict[str, Callable[[Tensor], Round]] = {
 
 
 def measure(case: str) -> None:
-    """Marks the beginning and the end of a case's rounds, with a rank's mean CPU seconds in between."""
+    """Prints marks at the beginning and the end of a case's rounds, then a rank's mean CPU seconds."""
     operation, nbytes, count = case.split(":")
     round_ = ROUNDS[operation](torch.zeros(int(nbytes) // 4))
     for _ in range(min(WARM_UP, int(count))):
@@ -91,7 +91,7 @@ def measure(case: str) -> None:
 
 
 def memory() -> None:
-    """Every rank's private and proportional share of memory, in KiB: the mean, once all have communicated."""
+    """Mean of every rank's private memory and proportional share of memory, in KiB, after all have communicated."""
     dist.all_reduce(torch.ones(1))
     fields = dict(line.split(":") for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:])
     private = kib(fields["Private_Clean"]) + kib(fields["Private_Dirty"])

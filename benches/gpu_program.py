@@ -1,7 +1,7 @@
-"""Owns what `gpus.py` measures: operators on tiny tensors in four ways, and launches, in blocks that take turns.
+"""Owns the program of `gpus.py`: operators on tiny tensors in four ways, and launches, in alternating blocks.
 
-It says what each block has used of the host's processors, a line each; a block ends when the device is idle, so that what
-was written down has been handed over.
+It prints a line with the host CPU time of each block; a block ends when the device is idle, so that its buffered
+launches have been handed over.
 
     uniference run --cuda --ranks 1 gpu_program.py ROUNDS PAIRS
 """
@@ -20,26 +20,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 Round = Callable[[], object]
 
-# FakeTensorMode takes so many times as long.
+# Ratio of FakeTensorMode's time to the others', by which its rounds are reduced.
 FEWER = 20
 
 
 def cpu_seconds() -> float:
-    """What this process has used of the host, all of its threads."""
+    """Host CPU seconds of this process, over all its threads."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 @contextlib.contextmanager
 def past_the_capture() -> Iterator[None]:
-    """Operators do not come by the dispatch key under which the capture stands, neither on this thread nor on autograd's."""
+    """Lets operators bypass the dispatch key of the capture, on this thread and on autograd's."""
     torch._C._dispatch_tls_set_dispatch_key_excluded("Fake", True)
     yield
     torch._C._dispatch_tls_set_dispatch_key_excluded("Fake", False)
 
 
 class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """How many operators there are below autograd."""
+    """Counter of operators below autograd."""
 
     seen = 0
 
@@ -49,7 +49,7 @@ class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def operators(device: str) -> dict[str, Round]:
-    """A round of each kind. With gradients it has the backward pass in it."""
+    """A round of each kind. With gradients it includes the backward pass."""
     a, b = torch.ones(16, 16, device=device), torch.ones(16, 16, device=device)
     weight, bias = torch.ones(16, device=device), torch.zeros(16, device=device)
     heads = torch.ones(1, 2, 16, 16, device=device)
@@ -77,7 +77,7 @@ def with_gradients(function: Callable[..., Tensor], inputs: tuple[Tensor, ...]) 
 
 
 def launches() -> dict[str, tuple[Round, Round]]:
-    """Calls of the library, each beside a function of it with the same arguments that does nothing."""
+    """Calls of the CUDA library, each with an empty function of the library that has the same arguments."""
     library = ctypes.CDLL(None)
     nothing = library.__cudaRegisterFatBinaryEnd
 
@@ -98,7 +98,7 @@ def launches() -> dict[str, tuple[Round, Round]]:
 
 
 def block(rounds: int, round_: Round) -> float:
-    """Seconds of processors that so many rounds take."""
+    """CPU seconds of so many rounds."""
     torch.cuda.synchronize()
     before = cpu_seconds()
     for _ in range(rounds):

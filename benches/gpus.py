@@ -1,7 +1,8 @@
-"""Owns the benchmark of simulated GPUs: what operators and launches cost the host's processors beyond torch's own work.
+"""Owns the benchmark of simulated GPUs: host CPU time of operators and launches beyond torch's own work.
 
-Torch's own is the same operator on the CPU, and torch's code for GPUs past our capture; FakeTensorMode, torch's own way to do
-without a GPU, stands beside. `make bench` runs it (a minute); `--quick` a little of each.
+Torch's own work is measured as the same operator on the CPU, and as torch's GPU code without the capture;
+FakeTensorMode, torch's own way to run without a GPU, is listed for comparison. `make bench` runs it (a minute);
+`--quick` runs a short version.
 """
 
 import argparse
@@ -13,13 +14,13 @@ from bridge import run
 
 PROGRAM = Path(__file__).with_name("gpu_program.py")
 
-# Microseconds of processors beyond torch's own.
+# Targets in microseconds of CPU time beyond torch's own.
 OPERATOR_US = 6
 LAUNCH_US = 2
 
 
 def blocks(values: str, rounds: int, pairs: int) -> dict[str, dict[str, list[list[float]]]]:
-    """By operator or launch and by name, a row of each block: how many operators a round has, and microseconds of a round in each way."""
+    """By operator or launch and by name, a row per block: operators of a round, and its microseconds in each way."""
     found: dict[str, dict[str, list[list[float]]]] = {"operator": {}, "launch": {}}
     options = ["--cuda", "--values", values]
     marks = run(["--ranks", "1"], "model", [str(rounds), str(pairs)], PROGRAM, options)

@@ -1,19 +1,21 @@
 """Owns the comparison of served requests with published measurements: `serving.py TABLE [options]`.
 
-`TABLE` is a CSV of measurements with the columns source, model, hardware, gpus, parallelism, seq_len, batch, dtype, metric and value, of
-which the rows are taken that tests/programs/vllm_serve.py and sglang_serve.py can serve: Qwen3-32B in bfloat16, and Qwen3-235B-A22B
-in 8 bits, on H100 and H200, cut over all GPUs, experts too, with as many requests at any time as `batch` says. Each point
-is a run of its own, and is not run again once it is there. A report, never a gate.
+`TABLE` is a CSV of measurements with the columns source, model, hardware, gpus, parallelism, seq_len, batch, dtype,
+metric and value. The rows that tests/programs/vllm_serve.py and sglang_serve.py can serve are used: Qwen3-32B in
+bfloat16, and Qwen3-235B-A22B in FP8, on H100 and H200, with tensor parallelism over all GPUs, experts too, and `batch`
+concurrent requests. Each point is a run of its own, and is not repeated if its results exist. A report, never a gate.
 
-The load is that of the tools that are published beside the measurements, aiconfigurator's `genai_perf_runner.py` and
-`benchmark/vllm.rule`: as many prompts at once as requests run at any time, twice as many of them in all to warm up, then ten times as
-many after those have ended; for vLLM the tokens of a step are those of a prompt, one for each request, and 1,500. `benchmark/sglang.rule`
-says the same of SGLang, but its rows do not fit that: 16 prompts of 1,024 tokens have their first tokens after as long as all of them
-take together. As many as fit 16,384 tokens are computed at once here, which is an inference from the rows.
+The load follows the tools published with the measurements, aiconfigurator's `genai_perf_runner.py` and
+`benchmark/vllm.rule`: at first as many prompts as there are concurrent requests, twice as many in all to warm up, and
+after those have ended ten times as many. The token budget of a vLLM step is that of a prompt, one token per request,
+and 1,500. `benchmark/sglang.rule` gives SGLang the same budget, but its rows do not fit that: 16 prompts of 1,024
+tokens have their first tokens after the time for all of them together. Prompts of up to 16,384 tokens in all are
+therefore prefilled at once, which is inferred from the rows.
 
-Requests come through the processes before the engine, which take `frontend` seconds for each, one after the other. That is how much longer
-the last of 32 prompts of 1,024 tokens, sent at once, waits for its first token than one alone, of 31 each, if the servers' own processes
-serve the shape `tiny` (tests/programs/vllm_server.py and sglang_server.py with `--python-time model`).
+Requests pass the processes before the engine, one after the other, in `frontend` seconds each. That time is the delay
+of the first token of the last of 32 prompts of 1,024 tokens sent at once, compared with a single prompt, divided by 31,
+if the servers' own processes serve the shape `tiny` (tests/programs/vllm_server.py and sglang_server.py with
+`--python-time model`).
 """
 
 import argparse
@@ -31,16 +33,17 @@ from statistics import mean
 from devices.section import ROOT, Row, table
 
 PROGRAMS = ROOT / "tests" / "programs"
-# What schedules a step when the one before has ended, unless told otherwise.
+# Frameworks that schedule a step only after the previous one has ended, unless an option overrides it.
 SYNCHRONOUS = ("vllm-0.12.0",)
-# In multiples of the requests at any time: those before, and those that count. Tokens of a step besides those of a prompt.
+# Requests before and during the measurement, in multiples of the concurrent requests; tokens of a step in addition to a
+# prompt's.
 WARM_UP, WAVES, SPARE = 2, 10, 1500
-# Tokens of SGLang's prompts that are computed at once.
+# Tokens of SGLang's prompts that are prefilled at once.
 PREFILL = 16384
 METRICS = {"TTFT_ms": "ttft_ms", "TPOT_ms": "tpot_ms", "E2E_ms": "end_to_end_ms"}
 
-# The shapes of tests/programs/shapes.py, by the model and its type as the table calls them. The weights of this checkpoint in 8 bits have
-# a scale for each block, whatever they are called.
+# The shapes of tests/programs/shapes.py, by the table's names of model and type. This checkpoint's FP8 weights have a
+# scale per block, whatever the type is called.
 SHAPES = {
     ("Qwen/Qwen3-32B", "gemm=nan moe=nan"): "qwen3-32b",
     ("Qwen/Qwen3-235B-A22B-FP8", "gemm=fp8 moe=fp8"): "qwen3-235b-fp8",
@@ -64,7 +67,7 @@ link = "infiniband_ndr"
 
 @dataclass(frozen=True, order=True)
 class Point:
-    """What was measured: a model by a framework with so many GPUs, requests at any time, and tokens of each."""
+    """A measured setting: model, framework, number of GPUs, concurrent requests, and tokens per request."""
 
     shape: str
     device: str
@@ -86,14 +89,15 @@ class Point:
 
 
 def points(path: Path) -> dict[Point, dict[str, float]]:
-    """The metrics of each point of the table that can be served."""
+    """The metrics of each point of the table that this benchmark can serve."""
     found: dict[Point, dict[str, float]] = defaultdict(dict)
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             shape, device = SHAPES.get((row["model"], row["dtype"])), DEVICES.get(row["hardware"])
             if shape is None or device is None:
                 continue
-            # Neither pipeline nor attention of its own for each rank, experts cut as all else is, and no separate GPUs for prompts.
+            # Only rows without pipeline, attention data parallelism or disaggregated prefill/decode, with experts
+            # sharded as the rest.
             how = re.fullmatch(r"agg TP(\d+) PP1 attnDP1 moeTP(\d+) EP[01] (\S+)", row["parallelism"])
             lengths = re.fullmatch(r"in(\d+) out(\d+)", row["seq_len"])
             load = re.fullmatch(r"concurrency(\d+)", row["batch"])
@@ -104,13 +108,13 @@ def points(path: Path) -> dict[Point, dict[str, float]]:
                 if metrics.setdefault(row["metric"], value) != value:
                     sys.exit(f"{path} has two values of {row['metric']} for {Point(*of).name}")
     for point, metrics in found.items():
-        # Each token after the first takes TPOT.
+        # TPOT is the time per token after the first.
         metrics["E2E_ms"] = metrics["TTFT_ms"] + (point.output - 1) * metrics["TPOT_ms"]
     return dict(found)
 
 
 def serve(point: Point, words: argparse.Namespace) -> dict[str, float] | None:
-    """Simulates it: the means of its requests. None if the run has failed."""
+    """Simulates a point: the means over its requests. None if the run has failed."""
     stack = STACKS[point.stack]
     how = [words.graphs or "eager", *stack.how(point)]
     load = f"tp{point.gpus}-{point.input}-{point.output}-c{point.concurrency}-f{1e6 * frontend(point, words):.0f}"
@@ -141,19 +145,19 @@ def serve(point: Point, words: argparse.Namespace) -> dict[str, float] | None:
 
 
 def load_of(point: Point, words: argparse.Namespace) -> list[object]:
-    """What tests/programs/loads.py is told of it."""
+    """Arguments for tests/programs/loads.py."""
     load: list[object] = [point.shape, "--concurrency", point.concurrency, "--drain"]
     load += ["--warmup", words.warm_up * point.concurrency, "--count", words.waves * point.concurrency]
     return [*load, "--input", point.input, "--output", point.output, "--frontend", frontend(point, words)]
 
 
 def frontend(point: Point, words: argparse.Namespace) -> float:
-    """Seconds that requests take through the processes before the engine."""
+    """Seconds of a request in the processes before the engine."""
     return STACKS[point.stack].frontend if words.frontend is None else words.frontend
 
 
 class VLLM:
-    """The engine in the ranks' processes, driven step by step."""
+    """vLLM's engine in the ranks' processes, driven step by step."""
 
     environment, program = ".venv-vllm", "vllm_serve.py"
     frontend = 0.00075
@@ -171,7 +175,7 @@ class VLLM:
 
 
 class SGLang:
-    """The schedulers in the ranks' processes, each with its event loop."""
+    """SGLang's schedulers in the ranks' processes, each with its event loop."""
 
     environment, program = ".venv-sglang", "sglang_serve.py"
     frontend = 0.00057
@@ -191,7 +195,7 @@ STACKS: dict[str, type[VLLM] | type[SGLang]] = {"vllm": VLLM, "sglang": SGLang}
 
 
 def compare(found: dict[Point, dict[str, float]], words: argparse.Namespace) -> Iterator[Row]:
-    """The rows of each point as soon as it has been simulated."""
+    """Yields the rows of each point after its simulation."""
     for point, measured in sorted(found.items()):
         began = time.monotonic()
         served = serve(point, words)
@@ -206,7 +210,7 @@ def compare(found: dict[Point, dict[str, float]], words: argparse.Namespace) -> 
 
 
 def report(rows: Iterable[Row]) -> str:
-    """A line for each row, then the errors of each group."""
+    """Prints a line per row, then the errors of each group."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.group].append(row)

@@ -1,12 +1,14 @@
-"""Owns the comparison of recorded requests with what was measured of them: `serving_requests.py TABLE [options]`.
+"""Owns the comparison of recorded requests with their published measurements: `serving_requests.py TABLE [options]`.
 
-LLMServingSim (casys-kaist/LLMServingSim at 5daddb21) has published when 300 requests of ShareGPT arrived at vLLM 0.19 with Llama 3.1 8B on
-an RTX 4090, and how long their prompts and answers were (`devices/rows/llmservingsim_requests.csv`); `TABLE` is a CSV of measurements with
-the columns source, metric and value, which has the statistics of what vLLM took for them. Here the same requests arrive at the same times.
-They ask for more memory than there is: most of their time they wait, so that the figures depend on how many fit into the cache of keys and
-values.
+LLMServingSim (casys-kaist/LLMServingSim at 5daddb21) has published the arrival times of 300 requests of ShareGPT at
+vLLM 0.19 with Llama 3.1 8B on an RTX 4090, and the lengths of prompts and answers
+(`devices/rows/llmservingsim_requests.csv`); `TABLE` is a CSV of measurements with the columns source, metric and value,
+which has the statistics of vLLM's latencies. This benchmark sends the same requests at the same times. They need more
+memory than the GPU has: most of their time is waiting, so that the figures depend on the number of requests that fit
+into the KV cache.
 
-What vLLM was told, and that its cache had 41,408 tokens, says `bench/results/llama-3.1-8b-rtx4090/meta.json` there. A report, never a gate.
+The arguments of vLLM, and the size of its cache of 41,408 tokens, are in the source's
+`bench/results/llama-3.1-8b-rtx4090/meta.json`. A report, never a gate.
 """
 
 import argparse
@@ -39,7 +41,7 @@ count = 1
 preset = "switch"
 link = "pcie4_x16"
 """
-# As in the source; the rest is vLLM's.
+# The arguments of the source; the others are vLLM's defaults.
 SERVED = ["8b", "--graphs", "FULL_AND_PIECEWISE", "--max-sequences", "256", "--max-batched-tokens", "2048"]
 SERVED += ["--gpu-memory-utilization", "0.9", "--prefix-caching", "--brief"]
 
@@ -52,14 +54,14 @@ STATISTICS: dict[str, Callable[[numpy.ndarray], float]] = {
 
 
 def serve(words: argparse.Namespace) -> None:
-    """Simulates them."""
+    """Simulates the requests, unless their results exist."""
     words.out.mkdir(parents=True, exist_ok=True)
     cluster = words.out / "cluster.toml"
     cluster.write_text(CLUSTER)
     simulated = ["--cluster", cluster, "--cuda", "--compute", "model", "--values", "small", "--record", "summary"]
     command = [INTERPRETER, "-m", "uniference", "run", *simulated, "--out", words.out / "run", PROGRAM, *SERVED]
     command += ["--arrivals", REQUESTS, "--requests", words.out / "requests.csv"]
-    # While it compiles, vLLM takes more memory than when it finds all compiled, and so has a smaller cache of keys and values.
+    # vLLM uses more memory while it compiles than with a warm compilation cache, which leaves less for the KV cache.
     caches = {"VLLM_CACHE_ROOT": f"{words.out}/vllm", "TORCHINDUCTOR_CACHE_DIR": f"{words.out}/inductor"}
     for folder in caches.values():
         shutil.rmtree(folder, ignore_errors=True)
@@ -76,7 +78,7 @@ def serve(words: argparse.Namespace) -> None:
 
 
 def report(words: argparse.Namespace) -> str:
-    """A line for each published statistic."""
+    """Prints a line per published statistic."""
     with (words.out / "requests.csv").open(newline="") as file:
         served = list(csv.DictReader(file))
     with words.table.open(newline="") as file:

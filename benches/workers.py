@@ -1,7 +1,7 @@
-"""Owns the benchmark of ranks at workers: what a call costs the host beyond that of a local rank, beside a round trip of the link.
+"""Owns the benchmark of ranks at workers: host time per call beyond that of a local rank, and the link's round trip.
 
-Two ranks, one `at` a worker on this machine's loopback, and the same with both local take turns. `make bench` runs it (a minute);
-`--quick` a little of it, without the link.
+Two ranks, one `at` a worker on this machine's loopback, alternate with the same two ranks run locally. `make bench`
+runs it (a minute); `--quick` runs a short version without the link.
 """
 
 import argparse
@@ -52,14 +52,14 @@ def main() -> None:
 
 
 def a_call(cluster: Path, options: list[str]) -> float:
-    """Microseconds of a call."""
+    """Host time of a call in microseconds."""
     begin, end, cpu = run(["--cluster", str(cluster), *options], "none", [f"all_reduce:4:{CALLS}"])
     return cost(CALLS, begin, end, cpu).wall * 1e6
 
 
 @contextmanager
 def worker(folder: Path) -> Iterator[list[str]]:
-    """Runs a worker that joins whoever listens with these options."""
+    """Runs a worker that joins the run with these options."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -74,7 +74,7 @@ def worker(folder: Path) -> Iterator[list[str]]:
 
 
 def round_trip() -> float:
-    """Microseconds, by the benchmark of the link's own crate."""
+    """Round-trip time in microseconds, by the benchmark of the crate `link`."""
     command = ["cargo", "bench", "--locked", "--quiet", "--package", "uniference-link", "--bench", "round_trip"]
     said = subprocess.run(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True, check=True).stdout
     found = re.search(r"median ([\d.]+) us", said)

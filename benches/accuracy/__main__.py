@@ -1,8 +1,8 @@
-"""Owns `make accuracy`: how far predictions are from real Gloo on the testbed, when only ping-pongs were used to calibrate.
+"""Owns `make accuracy`: errors of predictions compared with real Gloo on the testbed, calibrated on ping-pongs only.
 
-For every setting of the grid: the testbed emulates it, the probe measures every operation there, `uniference calibrate` fits a
-cluster file to the ping-pongs among the figures, and the same probe runs on that cluster in the simulator. Then programs: launched
-on the testbed, replayed with the same compute on the fitted network, compared. A report, never a gate.
+For every setting of the grid, the testbed emulates it, the probe measures every operation on it, `uniference calibrate`
+fits a cluster file to the measured ping-pongs, and the same probe runs on that cluster in the simulator. Programs are
+launched on the testbed, replayed with the same compute on the fitted network, and compared. A report, never a gate.
 """
 
 import argparse
@@ -85,7 +85,7 @@ def _testbed_is_missing() -> str | None:
 
 
 def _attempt(name: str, failed: list[str], deadline: float, action: Callable[[], None]) -> None:
-    """What fails is reported, and does not keep the rest from being done."""
+    """Runs an action, and collects its failure without stopping the others."""
     if time.monotonic() > deadline:
         failed.append(f"{name}: there was no time")
         return
@@ -140,7 +140,7 @@ def _predictions(
 
 
 def report(found: Sequence[Cell], compared: Sequence[tuple[Program, Mapping[str, Any]]], failed: Sequence[str]) -> str:
-    """The section of the page."""
+    """The text of the page's section."""
     scored = [cell for cell in found if cell.bound and not cell.cold]
     unequal = [cell for cell in scored if cell.setting.shape != "equal"]
     known = [cell for cell in found if not (cell.bound or cell.limited or cell.cold)]

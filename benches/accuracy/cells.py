@@ -1,6 +1,6 @@
-"""Owns one setting's way from the network to errors: what is missing is measured, ping-pongs are fitted, everything else is predicted.
+"""Owns the steps from one setting to its errors: measuring what is missing, fitting ping-pongs, predicting the rest.
 
-All of it is kept in the setting's folder, case by case, so that a run that was interrupted goes on where it stopped.
+All results are kept case by case in the setting's folder, so that an interrupted run continues at its last case.
 """
 
 import json
@@ -15,14 +15,14 @@ from grid import COLD_SIZES, PINGPONG_SIZES, QUEUE, SIZES, Program, Setting
 
 ROOT = Path(__file__).resolve().parents[2]
 PROBE = "uniference.real.probe"
-# Of a case's repetitions, so many are predicted, each with every rank as late as it was.
+# Number of a case's repetitions that are predicted, each with the measured lateness of every rank.
 _PREDICTED = 7
 _FITTED_TO = ("pingpong", "ping", "round_trip", "compute", "solo")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One operation of one size on one setting, in the middle of its repetitions."""
+    """One operation of one size on one setting: medians over its repetitions."""
 
     setting: Setting
     operation: str
@@ -30,9 +30,9 @@ class Cell:
     cold: bool
     measured_s: float
     predicted_s: float
-    # The quartiles' distance over the median: what no prediction can do better than.
+    # The interquartile range over the median: a lower bound of any prediction's error.
     floor: float
-    # The relative standard error that the calibration says its predictions have.
+    # The relative standard error of predictions, as estimated by the calibration.
     stated: float
 
     @property
@@ -41,19 +41,19 @@ class Cell:
 
     @property
     def limited(self) -> bool:
-        """Is it the machine that is measured, rather than the network?"""
+        """Whether the machine limits the operation rather than the network."""
         return self.setting.mbps is None or (self.setting.latency_us == 0 and self.bytes < 1 << 18)
 
     @property
     def bound(self) -> bool:
-        """Does the project promise anything about it? Two effects are known and not modelled."""
+        """Whether the project promises an accuracy for it. Two effects are known and not modelled."""
         broadcast = self.operation == "broadcast" and self.bytes >= 1 << 20 and self.setting.ranks >= 4
         slow = self.operation == "all_to_all_single" and self.setting.shape == "slow host"
         return not (self.limited or broadcast or slow)
 
 
 def uniference(*words: object, timeout: float | None = None) -> str:
-    """Runs the command; what it prints on standard output."""
+    """Runs the command, and returns its standard output."""
     command = [sys.executable, "-m", "uniference", *map(str, words)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=timeout)
     if done.returncode:
@@ -62,7 +62,7 @@ def uniference(*words: object, timeout: float | None = None) -> str:
 
 
 def measure(setting: Setting, folder: Path, timeout: float, quick: bool) -> None:
-    """Measures what is missing."""
+    """Measures the missing operations."""
     sizes, pingpong = (SIZES[:3], PINGPONG_SIZES[:4]) if quick else (SIZES, PINGPONG_SIZES)
     options: list[object] = ["--sizes", *setting.sizes(sizes), "--pingpong-sizes", *setting.sizes(pingpong)]
     if setting.cold:
@@ -80,7 +80,7 @@ def measure(setting: Setting, folder: Path, timeout: float, quick: bool) -> None
 
 
 def predict(setting: Setting, folder: Path) -> list[Cell]:
-    """Fits a cluster file to the ping-pongs, and predicts the rest on it: as often, and with every rank as late."""
+    """Fits a cluster file to the ping-pongs, and predicts the other operations with the measured lateness of ranks."""
     measured, fitted, predicted = folder / "measured.jsonl", folder / "fitted.toml", folder / "predicted.jsonl"
     fit = json.loads(uniference("calibrate", "--fit", measured, "--out", fitted, "--json"))
     (folder / "fit.json").write_text(json.dumps(fit, indent=1))
@@ -94,19 +94,19 @@ def predict(setting: Setting, folder: Path) -> list[Cell]:
 
 
 def _queue(setting: Setting) -> list[str]:
-    """What the testbed's switch keeps for each host, which ping-pongs do not show."""
+    """The size of the testbed switch's queue per host, which ping-pongs do not show."""
     return [] if setting.mbps is None else ["--set", f"network.queue={QUEUE}"]
 
 
 def _shortened(line: str) -> str:
-    """Enough of a case's repetitions to predict the middle: small messages have five times as many."""
+    """The first repetitions of a case, which suffice for the median: small messages have five times as many."""
     row = json.loads(line)
     row["seconds"], row["late"] = row["seconds"][:_PREDICTED], row["late"][:_PREDICTED]
     return json.dumps(row) + "\n"
 
 
 def cells(setting: Setting, folder: Path) -> list[Cell]:
-    """What is known of a setting."""
+    """The results of a setting."""
     measured, predicted = read(folder / "measured.jsonl"), read(folder / "predicted.jsonl")
     stated = json.loads((folder / "fit.json").read_text())["spread"]
     return [
@@ -126,7 +126,7 @@ def cells(setting: Setting, folder: Path) -> list[Cell]:
 
 
 def read(path: Path) -> Mapping[tuple[str, int, bool], list[float]]:
-    """By operation, size and whether its connections were new."""
+    """Seconds by operation, size and whether its connections were new."""
     rows = map(json.loads, path.read_text().splitlines())
     return {
         (row["operation"], row["bytes"], row["cold"]): row["seconds"]
@@ -141,7 +141,7 @@ def floor(seconds: Sequence[float]) -> float:
 
 
 def launch(program: Program, folder: Path, timeout: float) -> None:
-    """Runs a program for real, if that was not done before."""
+    """Runs a program on the testbed, unless its results exist."""
     real = folder / program.name.replace(", ", "_").replace(" ", "-")
     if (real / "program.record").exists():
         return
@@ -156,7 +156,7 @@ def replay(program: Program, folder: Path) -> dict[str, object]:
     """The comparison of a program with its simulation: the same compute, on the network fitted to ping-pongs."""
     real = folder / program.name.replace(", ", "_").replace(" ", "-")
     simulated = real.with_name(real.name + "-simulated")
-    # Its compute is that of the devices that were measured already.
+    # The compute is that of the measured devices.
     equal = [word for rank in range(program.setting.ranks) for word in ("--set", f"device.{rank}.slowdown=1")]
     cluster = ["--cluster", folder / "fitted.toml", *_queue(program.setting), *equal]
     uniference("replay", real, *cluster, "--out", simulated)

@@ -1,4 +1,4 @@
-"""Owns the grid: which networks are emulated, and what is measured on each. It measures nothing."""
+"""Owns the grid: the emulated networks, and the operations measured on each. It measures nothing itself."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ from itertools import product
 SIZES = (1 << 12, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
 COLD_SIZES = (1 << 16, 1 << 20)
 PINGPONG_SIZES = (1, *SIZES)
-# What the emulated switch keeps for each host.
+# Size of the emulated switch's queue per host.
 QUEUE = "1.5 MB"
-# What takes longer alone on a link is left out.
+# Messages with a longer transmission time are left out.
 _LONGEST_S = 0.09
-# By shape, what is different about the last host.
+# Difference of the last host, by shape.
 _LAST_HOST = {
     "equal": "",
     "slow host": 'bandwidth = "{slow} Mbps"',
@@ -28,7 +28,7 @@ class Setting:
     mbps: int | None
     latency_us: int
     shape: str = "equal"
-    # Are new connections measured too?
+    # Whether new connections are measured too.
     cold: bool = False
 
     @property
@@ -42,11 +42,11 @@ class Setting:
         return self.name.replace("/", "-").replace(", ", "_").replace(" ", "-")
 
     def sizes(self, of: tuple[int, ...]) -> list[str]:
-        """Those that the network carries in a reasonable time."""
+        """The sizes that the network carries in a reasonable time."""
         return [str(size) for size in of if size * 8 <= _LONGEST_S * (self.mbps or 1000) * 1e6]
 
     def cluster(self) -> str:
-        """The cluster file of what the testbed emulates."""
+        """The cluster file of the emulated network."""
         assert self.mbps is not None
         devices = "".join(f'[[device]]\nname = "rank.{rank}"\n' for rank in range(self.ranks))
         network = f'[network]\npreset = "switch"\nbandwidth = "{self.mbps} Mbps"\nlatency = "{self.latency_us} us"\n'
@@ -56,13 +56,13 @@ class Setting:
 
 
 def full() -> Iterator[Setting]:
-    """Everything: hours."""
+    """All settings: hours."""
     for ranks, mbps, latency, shape in product((2, 4), (10, 100, 1000), (0, 1000, 5000), _LAST_HOST):
         yield Setting(ranks, mbps, latency, shape, cold=latency > 0)
 
 
 def usual() -> list[Setting]:
-    """A part of it that shows every effect, what matters most first: three quarters of an hour."""
+    """A part of the settings that shows every effect, the most important first: three quarters of an hour."""
     equal = [
         Setting(ranks, mbps, latency, cold=True)
         for mbps, latency in ((100, 1000), (300, 5000), (1000, 1000), (100, 5000), (300, 1000), (1000, 5000))
@@ -79,7 +79,7 @@ def usual() -> list[Setting]:
 
 
 def quick() -> list[Setting]:
-    """For a look: two minutes."""
+    """A few settings for a quick look: two minutes."""
     return [Setting(2, None, 0), Setting(2, 100, 1000), Setting(2, 1000, 5000)]
 
 
@@ -89,12 +89,12 @@ class Program:
 
     setting: Setting
     kind: str
-    # Of the rank that computes everything twice.
+    # The rank that computes everything twice.
     slow: int | None = None
 
     @property
     def job(self) -> tuple[str, int | None]:
-        """What it computes, whatever its way: the ring that overlaps gathers the same keys and values."""
+        """Key of the program's result for any method: the overlapping ring gathers the same keys and values."""
         return ("sequence" if self.kind == "overlap" else self.kind, self.slow)
 
     @property

@@ -1,4 +1,4 @@
-"""Owns the report of `make accuracy`: tables of errors, intervals and their coverage, the plot, and their place on the page."""
+"""Owns the report of `make accuracy`: tables of errors, intervals and their coverage, the plot, and the page."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ def operations(cells: Iterable[Cell]) -> str:
 
 
 def settings(cells: Iterable[Cell]) -> str:
-    """The same for each setting."""
+    """The errors of each setting."""
     by_setting = _grouped(cells, lambda cell: cell.setting.name + (", cold" if cell.cold else ""))
     rows = [_row(name, own) for name, own in by_setting.items()]
     return _table(["setting", *_ERRORS], rows)
@@ -55,7 +55,7 @@ def _row(name: str, cells: Sequence[Cell]) -> list[str]:
 
 
 def intervals(cells: Sequence[Cell]) -> str:
-    """The coverage of 95 % intervals; those of a setting are made from the errors of all others."""
+    """The coverage of 95 % intervals; a setting's intervals are computed from the errors of all other settings."""
     rows = []
     held: list[bool] = []
     for operation, own in sorted(_grouped(cells, lambda cell: cell.operation).items()):
@@ -99,7 +99,7 @@ def programs(compared: Sequence[tuple[Program, Mapping[str, Any]]]) -> str:
 
 
 def ranking(compared: Sequence[tuple[Program, Mapping[str, Any]]]) -> str:
-    """How often the fastest of several configurations of one program (algorithm and network) is predicted to be so."""
+    """Share of sets of a program's configurations (algorithm and network) whose fastest one is predicted correctly."""
     jobs: dict[Any, list[tuple[float, float]]] = defaultdict(list)
     for program, its in compared:
         jobs[program.job].append((its["makespan"]["first_s"], its["makespan"]["second_s"]))
@@ -115,7 +115,7 @@ def ranking(compared: Sequence[tuple[Program, Mapping[str, Any]]]) -> str:
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """The smallest value that at least that part does not exceed."""
+    """The smallest value that at least a fraction `part` of the values does not exceed."""
     return ordered[min(max(-int(-part * len(ordered) // 1), 1), len(ordered)) - 1]
 
 

@@ -1,4 +1,4 @@
-"""Owns the programs of `make accuracy`: four ways to spread a model over ranks, reduced to what they compute and say.
+"""Owns the programs of `make accuracy`: four parallelization schemes of a model, reduced to compute and communication.
 
 torchrun --nproc-per-node 2 parallel.py tensor
 """
@@ -12,12 +12,12 @@ from torch import Tensor
 
 LAYERS = 6
 MICROBATCHES = 6
-# Elements that a layer hands on: 512 KiB.
+# Elements of a layer's output: 512 KiB.
 ACTIVATION = 1 << 17
 
 
 class Rank:
-    """One rank's compute; of the slow one, everything twice."""
+    """One rank's compute; the slow rank computes everything twice."""
 
     def __init__(self, slow: bool) -> None:
         self._times = 2 if slow else 1
@@ -31,7 +31,7 @@ class Rank:
 
 
 def tensor(rank: Rank) -> None:
-    """Tensor parallel: the parts of each layer's two halves are summed over all ranks."""
+    """Tensor parallelism: the partial results of each layer's two halves are summed over all ranks."""
     x = torch.zeros(ACTIVATION)
     for _ in range(2 * LAYERS):
         rank.compute()
@@ -39,7 +39,7 @@ def tensor(rank: Rank) -> None:
 
 
 def pipeline(rank: Rank) -> None:
-    """Each rank has some of the layers; microbatches pass through."""
+    """Pipeline parallelism: each rank has some of the layers; micro-batches pass through."""
     me, last = dist.get_rank(), dist.get_world_size() - 1
     x = torch.zeros(ACTIVATION)
     for _ in range(MICROBATCHES):
@@ -51,7 +51,7 @@ def pipeline(rank: Rank) -> None:
 
 
 def sequence(rank: Rank) -> None:
-    """Sequence parallel: each layer's keys and values are gathered before anybody goes on."""
+    """Sequence parallelism: each layer's keys and values are gathered before any rank computes."""
     size = dist.get_world_size()
     mine, everything = torch.zeros(ACTIVATION // size), torch.zeros(ACTIVATION)
     for _ in range(LAYERS):
@@ -61,7 +61,7 @@ def sequence(rank: Rank) -> None:
 
 
 def overlap(rank: Rank) -> None:
-    """The same as a ring: while a block is worked on, the next one is on its way."""
+    """Sequence parallelism as a ring: while a rank computes with one block, the next one is sent."""
     me, size = dist.get_rank(), dist.get_world_size()
     block, arriving = torch.zeros(ACTIVATION // size), torch.zeros(ACTIVATION // size)
     for _ in range(LAYERS):
@@ -93,7 +93,7 @@ def main() -> None:
     words = parser.parse_args()
     dist.init_process_group("gloo")
     rank = Rank(words.slow == dist.get_rank())
-    # Connections, threads and caches are warm after the first time.
+    # The first repetition warms up connections, threads and caches.
     for _ in range(3):
         KINDS[words.kind](rank)
         dist.barrier()

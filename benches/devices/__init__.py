@@ -1,1 +1,1 @@
-"""Owns `make accuracy-devices`: predictions of the device models against measurements that others have published, end to end."""
+"""Owns `make accuracy-devices`: end-to-end predictions of the device models compared with published measurements."""

@@ -1,7 +1,7 @@
 """Owns the run: sections one after the other, and their place on docs/explanation/accuracy.md.
 
-Each section is a module with `section(out, few)`: `out` is a folder for what it captures, `few` asks for a handful of rows. A
-report, never a gate.
+Each section is a module with `section(out, few)`: `out` is a folder for captured runs, `few` selects a handful of rows.
+A report, never a gate.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def write(name: str, text: str) -> None:
-    """Between the markers of the page; other sections stay as they are."""
+    """Replaces the section between the markers of the page; other sections stay as they are."""
     begin, end = f"<!-- devices: written by `make accuracy-devices`: {name} -->", f"<!-- /devices: {name} -->"
     before, found, rest = PAGE.read_text().partition(begin)
     _, ended, after = rest.partition(end)

@@ -1,9 +1,9 @@
 """The models that NeuSight measured, operator by operator as Hugging Face's eager classes of 2023 run them on a GPU.
 
-A program for `uniference run --values none`: `models.py MODEL MODE SEQUENCE BATCH`, on one rank or, with DP, TP or PP behind them, on
-several. MODE is `inference` (a forward pass without gradients) or `train` (forward, cross entropy, backward; no optimizer). Memory is not
-filled before, so that every operator but views and allocations belongs to what NeuSight's events timed; gradients are there already,
-and are added to, as in every step but the first.
+A program for `uniference run --values none`: `models.py MODEL MODE SEQUENCE BATCH`, on one rank or, with DP, TP or PP
+as a further argument, on several. MODE is `inference` (a forward pass without gradients) or `train` (forward, cross
+entropy, backward; no optimizer). Memory is not initialized, so that every operator except views and allocations belongs
+to the time between NeuSight's events; gradients exist already, and are accumulated, as in every step but the first.
 """
 
 import sys
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model."""
+    """Sizes of a model."""
 
     kind: str
     layers: int
@@ -26,7 +26,7 @@ class Sizes:
     heads: int
     feed_forward: int
     vocabulary: int
-    # Of a head, where heads * width is not the hidden size.
+    # Width of a head, if heads * width is not the hidden size.
     width: int = 0
 
 
@@ -34,7 +34,8 @@ SIZES = {
     "bert_large": Sizes("bert", 24, 1024, 16, 4096, 30522),
     "gpt2_large": Sizes("gpt2", 36, 1280, 20, 5120, 50257),
     "opt_13": Sizes("opt", 24, 2048, 32, 8192, 50272),
-    # 24 heads of width 128, as in table 2.1 of "Language Models are Few-Shot Learners" (2020), which makes a hidden size of 3072.
+    # 24 heads of width 128, as in table 2.1 of "Language Models are Few-Shot Learners" (2020), which gives a hidden
+    # size of 3072.
     "gpt3_xl": Sizes("gpt2", 24, 3072, 24, 12288, 50257),
     "gpt3_27": Sizes("gpt2", 32, 2560, 32, 10240, 50257),
     # T5's 3B model with four experts in every second feed-forward layer.
@@ -44,24 +45,24 @@ EXPERTS, CAPACITY = 4, 64
 
 
 class Linear(nn.Linear):
-    """Memory is left as it is."""
+    """A linear layer whose memory is not initialized."""
 
     def reset_parameters(self) -> None:
-        """No operator."""
+        """Runs no operator."""
 
 
 class LayerNorm(nn.LayerNorm):
-    """Memory is left as it is."""
+    """A layer norm whose memory is not initialized."""
 
     def reset_parameters(self) -> None:
-        """No operator."""
+        """Runs no operator."""
 
 
 class Embedding(nn.Embedding):
-    """Memory is left as it is."""
+    """An embedding whose memory is not initialized."""
 
     def reset_parameters(self) -> None:
-        """No operator."""
+        """Runs no operator."""
 
 
 class Conv1D(nn.Module):
@@ -78,7 +79,7 @@ class Conv1D(nn.Module):
 
 
 class Dropout(nn.Module):
-    """The fused operator that CUDA has: the CPU's is several."""
+    """The fused operator of CUDA: the CPU runs several."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
@@ -87,12 +88,12 @@ class Dropout(nn.Module):
 
 
 def heads(x: Tensor, count: int) -> Tensor:
-    """From batch, sequence, hidden to batch, head, sequence, width."""
+    """Reshapes batch, sequence, hidden to batch, head, sequence, width."""
     return x.view(*x.shape[:2], count, -1).permute(0, 2, 1, 3)
 
 
 def merged(x: Tensor) -> Tensor:
-    """And back."""
+    """Reverses `heads`."""
     x = x.permute(0, 2, 1, 3).contiguous()
     return x.view(*x.shape[:2], -1)
 
@@ -111,7 +112,7 @@ class Sum(torch.autograd.Function):
 
 
 class Copy(torch.autograd.Function):
-    """The other way round."""
+    """The copy in the forward pass, and the sum over a tensor-parallel group in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -230,7 +231,7 @@ class RootMeanSquare(nn.Module):
 
 
 class T5Attention(nn.Module):
-    """Of Switch Transformers: without bias and without scaling; the bias of positions is added."""
+    """Attention of Switch Transformers, without bias and without scaling; the position bias is added."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -252,7 +253,7 @@ class T5Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two products without bias."""
+    """Two GEMMs without bias."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -265,9 +266,9 @@ class FeedForward(nn.Module):
 
 
 class Experts(nn.Module):
-    """NeuSight's own: each expert computes `batch * capacity` rows, all of which come from one expert's tokens.
+    """NeuSight's own experts: each expert computes `batch * capacity` rows, all of which come from one expert's tokens.
 
-    Every token of its input is the same, so one expert is chosen by all, and serves as many as its capacity allows.
+    Every token of its input is the same, so all tokens choose one expert, which serves as many as its capacity allows.
     """
 
     def __init__(self, sizes: Sizes) -> None:
@@ -291,7 +292,7 @@ class Experts(nn.Module):
 
 
 class Switch(nn.Module):
-    """A layer of `SwitchTransformersStack`: of the decoder if it looks at a source."""
+    """A layer of `SwitchTransformersStack`: of the decoder if it attends to a source."""
 
     def __init__(self, sizes: Sizes, sparse: bool, decodes: bool) -> None:
         super().__init__()
@@ -309,7 +310,7 @@ class Switch(nn.Module):
 
 
 class Model(nn.Module):
-    """A stack of layers with embeddings in front and a head behind; `stage` of `stages` has its share of them."""
+    """A stack of layers between embeddings and a head; `stage` of `stages` has its share of the layers."""
 
     def __init__(self, sizes: Sizes, trains: bool, parts: int = 1, stage: int = 0, stages: int = 1) -> None:
         super().__init__()
@@ -392,13 +393,13 @@ class Model(nn.Module):
 
 
 def causal(sequence: int) -> Tensor:
-    """What is added to the scores of keys that come later."""
+    """The causal mask that is added to the scores."""
     mask = torch.full((sequence, sequence), torch.finfo(torch.float32).min)
     return mask.triu(1)
 
 
 def main(model: str, mode: str, sequence: int, batch: int, parallel: str) -> None:
-    """One pass, or one step."""
+    """Runs one forward pass, or one training step."""
     sizes, trains = SIZES[model], mode == "train"
     rank, ranks = 0, 1
     if parallel:

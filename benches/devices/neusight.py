@@ -1,4 +1,4 @@
-"""Owns NeuSight's rows: its models as programs of PyTorch, captured once each, and costed on each device by replays."""
+"""Owns NeuSight's rows: its models as PyTorch programs, captured once each, and costed on each device by replays."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from .section import Row, Section, read
 
 PROGRAM = Path(__file__).parent / "models.py"
-# Of how the rows call devices.
+# Devices by their names in the rows.
 DEVICES = {
     "NVIDIA_A100-PCIE-40GB": "a100-pcie-40gb",
     "NVIDIA_A100-SXM4-40GB": "a100-sxm4-40gb",
@@ -29,7 +29,7 @@ DEVICES = {
     "AMD_Instinct_MI210": "mi210",
     "AMD_Instinct_MI250": "mi250-gcd",
 }
-# NeuSight's own errors are those of its stored predictions, at the same commit, against the rows here.
+# NeuSight's own errors are those of its stored predictions, at the same commit, compared with these rows.
 OTHERS = {
     "A100-PCIe-40, V100, T4, P100": "NeuSight: 8.6, 6.6, 18.5, 7.1",
     "compiled": "NeuSight: 13 to 17",
@@ -37,7 +37,7 @@ OTHERS = {
     "AMD": "NeuSight: MI100 12.1, MI210 11.1, MI250 10.7",
     "4 x A100-SXM": "NeuSight: 10.5",
 }
-# Of devices that its training has not seen.
+# Devices outside NeuSight's training set.
 UNSEEN = {
     "A100-PCIe-40, V100, T4, P100": "NeuSight, on devices it was not trained on: 7.6 (A100-80, H100) to 12.6 (L4)"
 }
@@ -62,7 +62,7 @@ of it are its rates, and operators of other devices."""
 
 
 def sections(out: Path, few: bool) -> list[Section]:
-    """With what was measured on the devices themselves, and without."""
+    """The sections with and without operators that were measured on the devices themselves."""
     measured = read("neusight.csv")
     if few:
         measured = [row for row in measured if row["model"] == "bert_large" and row["mode"] == "inference"][:4]
@@ -79,7 +79,7 @@ def sections(out: Path, few: bool) -> list[Section]:
 
 
 def in_groups(rows: Sequence[Row]) -> list[Row]:
-    """In the order of the groups, each in the order of the file."""
+    """Rows in the order of the groups, each in the order of the file."""
     return sorted(rows, key=lambda row: GROUPS.index(row.group))
 
 
@@ -87,7 +87,7 @@ GROUPS = ("A100-PCIe-40, V100, T4, P100", "other GPUs of NVIDIA", "P4", "compile
 
 
 def group(row: dict[str, str]) -> str:
-    """What a row is summed up with."""
+    """The group of a row, whose errors are summed up together."""
     device = DEVICES[row["device"]]
     if row["parallelism"]:
         return "compiled" if row["parallelism"] == "compiled" else "4 x A100-SXM"
@@ -100,7 +100,7 @@ def group(row: dict[str, str]) -> str:
 
 
 def name(row: dict[str, str]) -> str:
-    """Of a row, for people."""
+    """The name of a row in the report."""
     words = [
         DEVICES[row["device"]],
         row["model"],
@@ -112,13 +112,13 @@ def name(row: dict[str, str]) -> str:
 
 
 def program(row: dict[str, str]) -> tuple[str, ...]:
-    """The arguments of `models.py`. A compiled model is predicted as if it was not."""
+    """The arguments of `models.py`. A compiled model is predicted as if it were not."""
     parallel = row["parallelism"][:2] if int(row["gpus"]) > 1 else ""
     return (row["model"], row["mode"], row["seq_len"], row["batch"], parallel, row["gpus"])
 
 
 def capture(out: Path, words: tuple[str, ...]) -> None:
-    """Runs a program once, on any device: what matters are its operators and its communication."""
+    """Runs a program once, on any device, to capture its operators and its communication."""
     *arguments, ranks = words
     folder = out / "-".join(word for word in words if word)
     if (folder / "complete").exists():
@@ -131,7 +131,7 @@ def capture(out: Path, words: tuple[str, ...]) -> None:
 
 
 def predict(out: Path, without: bool, row: dict[str, str]) -> Row:
-    """Milliseconds on the row's device, `without` what was measured there."""
+    """Milliseconds on the row's device, optionally `without` the measurements of that device."""
     words = program(row)
     folder = out / "-".join(word for word in words if word)
     device = DEVICES[row["device"]]
@@ -157,7 +157,7 @@ def clusters(out: Path, device: str, count: int) -> Path:
 
 
 def uniference(*words: str | Path) -> str:
-    """Runs the command; its standard output."""
+    """Runs the command, and returns its standard output."""
     line: Sequence[str] = [sys.executable, "-m", "uniference", *map(str, words)]
     done = subprocess.run(line, capture_output=True, text=True)
     if done.returncode:

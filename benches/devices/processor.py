@@ -1,4 +1,4 @@
-"""Owns the rows of this machine's processor: transformers that were not profiled, as they run here and as they are predicted."""
+"""Owns the rows of this machine's CPU: transformers that were not profiled, as measured and as predicted."""
 
 import json
 import os
@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 from .section import Row, Section
 
 PROGRAM = Path(__file__).parent / "transformers.py"
-# Layers, hidden size, heads, sequence, batch: from what the host keeps waiting to what fills the processor.
+# Layers, hidden size, heads, sequence, batch: from steps bound by the host to steps that fill the CPU.
 SIZES = ((2, 64, 4, 64, 1), (4, 128, 4, 64, 2), (4, 256, 4, 128, 4), (3, 512, 8, 256, 2), (2, 1024, 16, 256, 1))
 ROUNDS = 3
-"""Profiles, and measurements of all programs, take turns: a shared machine is not as fast at one time as at another."""
+"""Number of alternating profiles and measurements of all programs: a shared machine's speed changes over time."""
 
 TEXT = """\
 Steps of transformers on one core of the machine that wrote this page, {machine}: as plain Python runs them, the median
@@ -32,7 +32,7 @@ differ from the median of all by {drift:.1f} % in the median."""
 
 
 def sections(out: Path, few: bool) -> list[Section]:
-    """Forward passes and training steps."""
+    """Rows of forward passes and training steps."""
     out.mkdir(parents=True, exist_ok=True)
     database, cluster = out / "operators.sqlite", out / "here.toml"
     programs = list(product(("forward", "train"), ("gpt", "llama", "bert"), SIZES[1:2] if few else SIZES))
@@ -64,18 +64,18 @@ def sections(out: Path, few: bool) -> list[Section]:
 
 
 def spread(times: list[float]) -> float:
-    """How far the farthest is from the median, in percent."""
+    """Largest distance from the median, in percent."""
     return 100 * max(abs(time / median(times) - 1) for time in times)
 
 
 def machine() -> str:
-    """As the system calls the processor."""
+    """The CPU's name in the operating system."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "an unnamed processor")
 
 
 def plain(*words: str) -> str:
-    """Runs the program without Uniference, on one core; its standard output."""
+    """Runs the program without Uniference, on one core, and returns its standard output."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, PROGRAM, *words], env=environment, capture_output=True, text=True, check=True
@@ -83,7 +83,7 @@ def plain(*words: str) -> str:
 
 
 def uniference(*words: str | Path) -> str:
-    """Runs the command, whose folder is not kept; its standard output."""
+    """Runs the command, whose run folder is not kept, and returns its standard output."""
     command, *rest = words
     with TemporaryDirectory() as folder:
         line = [sys.executable, "-m", "uniference", command, "--out", f"{folder}/run", *map(str, rest)]

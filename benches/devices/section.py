@@ -1,4 +1,4 @@
-"""Owns what a section of the report is: measured rows with their predictions, and how the errors are summed up."""
+"""Owns the sections of the report: measured rows with their predictions, and summaries of the errors."""
 
 import csv
 import textwrap
@@ -9,7 +9,7 @@ from statistics import mean, median
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS = Path(__file__).parent / "rows"
-# Of a section that are listed.
+# Largest number of listed rows per section.
 MOST_ROWS = 100
 
 
@@ -20,44 +20,44 @@ class Row:
     name: str
     measured: float
     predicted: float
-    # Rows of one group are summed up together.
+    # Name of the group of rows whose errors are summed up together.
     group: str = "all"
-    # A constant was fitted on it, so it says nothing about the error.
+    # Whether a constant was fitted on the row, so that it does not show the error.
     fitted: bool = False
-    # The interval of the prediction that is to hold 95 of 100 measurements, in the same unit.
+    # The prediction's interval that is to contain 95 of 100 measurements, in the same unit.
     interval: tuple[float, float] | None = None
 
     @property
     def error(self) -> float:
-        """Relative, with its sign."""
+        """Relative error with its sign."""
         return self.predicted / self.measured - 1
 
     @property
     def covered(self) -> bool | None:
-        """Whether the interval holds the measurement; None without one."""
+        """Whether the interval contains the measurement; None without an interval."""
         return None if self.interval is None else self.interval[0] <= self.measured <= self.interval[1]
 
 
 @dataclass(frozen=True)
 class Section:
-    """What one module predicts."""
+    """Predictions of one module."""
 
     title: str
-    # How the rows were measured, how they are predicted, what was assumed: Markdown.
+    # Method of measurement, method of prediction and assumptions: Markdown.
     text: str
     rows: Sequence[Row]
-    # What others have reached, by group: a figure with its source.
+    # Published errors of other predictors, by group: a figure with its source.
     others: Mapping[str, str] = field(default_factory=dict)
 
 
 def read(name: str) -> list[dict[str, str]]:
-    """The rows of a file beside this one."""
+    """Rows of a file in the folder `rows`."""
     with (ROWS / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def report(section: Section) -> str:
-    """The section of the page: a line for each group, in the order of the rows, then every row's error."""
+    """The section of the page: a line per group, in the order of the rows, then every row's error."""
     groups: dict[str, list[Row]] = {}
     for row in section.rows:
         groups.setdefault(row.group, []).append(row)
@@ -108,11 +108,11 @@ def _signed(row: Row) -> str:
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """The smallest value that at least that part does not exceed."""
+    """The smallest value that at least a fraction `part` of the values does not exceed."""
     return ordered[min(max(-int(-part * len(ordered) // 1), 1), len(ordered)) - 1]
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """As Markdown."""
+    """A table in Markdown."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

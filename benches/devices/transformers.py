@@ -1,8 +1,8 @@
 """Transformers of several kinds and sizes, in plain PyTorch, that time themselves.
 
-A program of one rank: `transformers.py KIND LAYERS HIDDEN HEADS SEQUENCE BATCH MODE STEPS`. It prints how long each step took, in seconds
-of the clock that it sees: a list in JSON. MODE is `forward` (without gradients) or `train` (forward, cross entropy, backward, AdamW).
-The first steps, in which memory is allocated, are not among those that are timed.
+A program of one rank: `transformers.py KIND LAYERS HIDDEN HEADS SEQUENCE BATCH MODE STEPS`. It prints the duration of
+each step in seconds of its clock, as a list in JSON. MODE is `forward` (without gradients) or `train` (forward, cross
+entropy, backward, AdamW). The first steps, which allocate memory, are not timed.
 """
 
 import json
@@ -18,7 +18,7 @@ VOCABULARY, WARM = 2048, 3
 
 
 class Attention(nn.Module):
-    """Of as many heads for keys and values as `shared` leaves; rotated by position if `rotary`."""
+    """Attention with `heads / shared` KV heads, and rotary positions if `rotary`."""
 
     def __init__(self, hidden: int, heads: int, shared: int, bias: bool, causal: bool, rotary: bool) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Attention(nn.Module):
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Rotary positional embedding, the halves of a head's width being the two coordinates."""
+    """Rotary positional embedding; the halves of a head's width are the two coordinates."""
     half = x.shape[-1] // 2
     angle = torch.arange(x.shape[-2])[:, None] * 1e4 ** (-torch.arange(half) / half)
     sine, cosine = angle.sin(), angle.cos()
@@ -50,7 +50,7 @@ def rotated(x: Tensor) -> Tensor:
 
 
 class Gated(nn.Module):
-    """SwiGLU."""
+    """An MLP with SwiGLU."""
 
     def __init__(self, hidden: int, inner: int) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Gated(nn.Module):
 
 
 class Layer(nn.Module):
-    """One of a transformer: `gpt` and `llama` normalize before each part, `bert` after it."""
+    """A transformer layer: `gpt` and `llama` normalize before each part, `bert` after it."""
 
     def __init__(self, kind: str, hidden: int, heads: int) -> None:
         super().__init__()

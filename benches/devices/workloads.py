@@ -1,4 +1,4 @@
-"""Owns published training steps that are predicted as generated jobs: what each was, and which command says so."""
+"""Owns published training steps that are predicted as generated jobs: the data of each, and its command."""
 
 import json
 import os
@@ -13,31 +13,31 @@ from pathlib import Path
 
 from .section import Row, Section, read
 
-# The command line: of the package beside which this file lies.
+# The command line of the package that this file belongs to.
 COMMAND: Sequence[str] = (sys.executable, "-m", "uniference")
 
 
 Options = dict[str, str | int | bool]
-# So long may a job be simulated, in seconds.
+# Largest duration of a job's simulation, in seconds.
 PATIENCE = 300
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Servers of GPUs, each GPU with a network card of its own."""
+    """GPU servers, with one NIC per GPU."""
 
     model: str
     count: int
     fabric: str
     link: str
-    # What its operators take, times what the rows of single kernels say.
+    # Ratio of the operators' time to the rows of single kernels.
     slowdown: float = 1.0
-    # More keys of the devices, and of the backend.
+    # Additional keys of the devices, and of the backend.
     device: str = ""
     backend: str = ""
 
     def text(self) -> str:
-        """As a cluster file."""
+        """The text of the cluster file."""
         return f"""\
 [backend]
 name = "nccl"
@@ -59,20 +59,20 @@ link = "{self.link}"
 
 @dataclass(frozen=True)
 class Job:
-    """A step that was measured."""
+    """A measured training step."""
 
     name: str
     group: str
     cluster: Cluster
-    # Of `uniference workload llama`; flags have the value True.
+    # Options of `uniference workload llama`; flags have the value True.
     options: Options
     measured: float
-    # From the seconds of a step to the unit of the source.
+    # Conversion from the seconds of a step to the unit of the source.
     unit: Callable[[float], float] = field(default=lambda seconds: seconds)
     fitted: bool = False
 
     def predict(self, path: Path) -> Row | None:
-        """Runs the job; `path` is for its cluster file and its results. `None`: it takes too long to simulate."""
+        """Runs the job; `path` holds its cluster file and its results. `None`: the simulation exceeds `PATIENCE`."""
         path.mkdir(parents=True, exist_ok=True)
         cluster = path / "cluster.toml"
         cluster.write_text(self.cluster.text())
@@ -90,7 +90,7 @@ class Job:
 
 
 def section(title: str, text: str, jobs: Iterable[Job], out: Path, others: Mapping[str, str] | None = None) -> Section:
-    """Predicts all jobs, some at a time."""
+    """Predicts all jobs, several at a time."""
     folders, jobs = (out / f"{number}" for number in count()), list(jobs)
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         rows = list(pool.map(Job.predict, jobs, folders))
@@ -101,13 +101,13 @@ def section(title: str, text: str, jobs: Iterable[Job], out: Path, others: Mappi
 
 
 def sections(out: Path, few: bool) -> list[Section]:
-    """Those of the sources below."""
+    """The sections of the sources below."""
     sources = [vtrain, megatron, llama_405b, torchtitan, llm_foundry, megatron_llama]
     return [source(out / source.__name__, few) for source in sources]
 
 
 def a100(ranks: int, slowdown: float = 1.0, backend: str = "") -> Cluster:
-    """Servers of eight A100 (80 GB), as all sources have them."""
+    """Servers of eight A100 (80 GB), which all sources use."""
     return Cluster("a100-sxm-80gb", ranks, "nvlink3", "infiniband_hdr", slowdown, backend=backend)
 
 
@@ -130,7 +130,7 @@ modelled."""
 
 
 def vtrain(out: Path, few: bool) -> Section:
-    """Every step of the source."""
+    """All steps of the source."""
     jobs: list[Job] = []
     for row in read("vtrain.csv"):
         hidden, layers, heads, tp, dp, pp, batch, micro = (int(value) for value in list(row.values())[:8])
@@ -170,7 +170,8 @@ A100 (80 GB), 8 InfiniBand HDR cards a server, vocabulary 51,200, sequences of 2
 dropout. Fitted: `slowdown` 0.86 on the first two rows. Assumed: two or three pieces of the model per stage where the
 sources interleave without saying how many, gradients of 4 bytes summed after the last backward pass."""
 
-# Billions of parameters, heads, hidden, layers, tp, pp, GPUs, batch, TFLOP/s per GPU; micro-batch, pieces per stage.
+# Billions of parameters, heads, hidden, layers, tp, pp, GPUs, batch, TFLOP/s per GPU; micro-batch, model chunks per
+# stage.
 SC21 = [
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137, 16, 1),
     (3.6, 32, 3072, 30, 2, 1, 64, 512, 138, 16, 1),
@@ -183,7 +184,8 @@ SC21 = [
     (529.6, 128, 20480, 105, 8, 35, 2520, 2520, 163, 1, 3),
     (1008.0, 160, 25600, 128, 8, 64, 3072, 3072, 163, 1, 2),
 ]
-# Billions of parameters, heads, hidden, layers, pp, GPUs, batch, micro-batch, pieces, seconds: full, sequence-parallel selective.
+# Billions of parameters, heads, hidden, layers, pp, GPUs, batch, micro-batch, chunks, seconds: full, sequence-parallel
+# selective.
 RECOMPUTATION = [
     (22, 64, 6144, 48, 1, 8, 4, 4, 1, 1.42, 1.10),
     (175, 96, 12288, 96, 8, 64, 64, 1, 3, 18.13, 13.75),
@@ -193,7 +195,7 @@ RECOMPUTATION = [
 
 
 def megatron(out: Path, few: bool) -> Section:
-    """Both tables."""
+    """Rows of both tables."""
     old: Options = {"attention": "unfused", "dropout": True, "no-gradient-overlap": True, "dtype": "float16"}
     jobs: list[Job] = []
     for size, heads, hidden, layers, tp, pp, gpus, batch, rate, micro, pieces in SC21:
@@ -217,17 +219,17 @@ def megatron(out: Path, few: bool) -> Section:
 
 
 def interleaved(pieces: int) -> Options:
-    """The schedule of so many pieces per stage."""
+    """The options of an interleaved schedule with so many model chunks per stage."""
     return {"virtual-stages": pieces} if pieces > 1 else {}
 
 
 def flops_per_gpu(flops: float, gpus: int) -> Callable[[float], float]:
-    """TFLOP/s of a GPU from seconds."""
+    """Conversion of seconds to TFLOP/s per GPU."""
     return lambda seconds: flops / seconds / gpus / 1e12
 
 
 def tokens_per_gpu(tokens: float, gpus: int) -> Callable[[float], float]:
-    """Tokens a second of a GPU from seconds."""
+    """Conversion of seconds to tokens per second per GPU."""
     return lambda seconds: tokens / seconds / gpus
 
 
