@@ -24,7 +24,7 @@ if [ "$check" ]; then exec "${compile[@]}" -Werror -fsyntax-only; fi
 target=$folder/capture-$version.so
 temporary=$(mktemp --tmpdir="$folder" .capture-XXXXXX.so)
 trap 'rm -f "$temporary"' EXIT
-# Symbols of the interpreter come from the process that loads it.
+# Symbols of the interpreter come from the loading process.
 "${compile[@]}" -o "$temporary" -L"$torch/lib" -ltorch_cpu -lc10 -Wl,--as-needed
 chmod 755 "$temporary"
 mv "$temporary" "$target"

@@ -75,7 +75,7 @@ def prose(page: Path) -> Iterator[tuple[int, str]]:
 
 
 def broken(page: Path, target: str) -> str | None:
-    """Why a link does not lead anywhere."""
+    """The reason that a link is dead."""
     if re.match(r"[a-z]+:", target):
         return None
     path, _, anchor = target.partition("#")

@@ -1,7 +1,7 @@
 """Shows that the modules of a crate depend on each other in one direction: `circles.py CRATE...`, by default `crates/sim`.
 
-Two modules of one parent may not use each other, whatever files of theirs do it. A parent and its child may: the child is a part of it.
-Tests may use what they like.
+Two modules of one parent may not use each other, in any of their files. A parent and its child may: the child is part
+of the parent. Tests may use any module.
 """
 
 import itertools
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def circles_of(crate: Path) -> Iterator[str]:
-    """Each circle among the children of one module, with a file for each of its arrows."""
+    """Each cycle among the children of one module, with a file for each of its edges."""
     modules = read(crate / "src")
     reexports = {module: dict(exported(module, code)) for module, code in modules.items()}
     arrows: dict[Module, dict[str, dict[str, Module]]] = defaultdict(lambda: defaultdict(dict))
@@ -60,7 +60,7 @@ def read(source: Path) -> dict[Module, str]:
 
 
 def exported(module: Module, code: str) -> Iterator[tuple[str, Module]]:
-    """Names that a module passes on, and where each is from."""
+    """Names that a module re-exports, and the module of each."""
     for use in USE.finditer(code):
         if use.group(1):
             for path in leaves(use.group(2)):
@@ -86,13 +86,13 @@ def targets(
 
 
 def longest(path: Module, modules: dict[Module, str]) -> tuple[Module, *tuple[str, ...]]:
-    """The deepest module of a path, then the names of what is meant in it."""
+    """The deepest module of a path, then the names inside it."""
     size = next(size for size in range(len(path), -1, -1) if path[:size] in modules)
     return path[:size], *path[size:]
 
 
 def absolute(module: Module, path: Module) -> Module:
-    """A path of a `use` from the crate's root on."""
+    """A path of a `use` relative to the crate's root."""
     base, rest = module, list(path)
     if rest and rest[0] == "crate":
         base, rest = (), rest[1:]
@@ -118,7 +118,7 @@ def leaves(tree: str) -> Iterator[Module]:
 
 
 def find_circle(graph: dict[str, dict[str, Module]]) -> list[str] | None:
-    """The names of one circle, the first one twice."""
+    """The names of one cycle, the first one twice."""
     done: set[str] = set()
 
     def visit(node: str, trail: list[str]) -> list[str] | None:

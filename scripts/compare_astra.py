@@ -1,8 +1,9 @@
 """Compares our default fidelity with ASTRA-sim's congestion-aware results, and prints the tables of docs/explanation/astra-sim.md.
 
-python scripts/compare_astra.py FOLDER, where FOLDER has `predictions/collectives.csv` (ASTRA-sim's results) and `et/` (the traces
-that gave them). Networks are rebuilt with the same links; collectives are carried out by the `ideal` backend, with the algorithm of
-ours that is nearest to ASTRA-sim's; on networks of several dimensions also by `hierarchical`, with as many chunks as ASTRA-sim's.
+python scripts/compare_astra.py FOLDER, where FOLDER has `predictions/collectives.csv` (ASTRA-sim's results) and `et/`
+(the traces of these results). Networks are rebuilt with the same links; collectives run on the `ideal` backend, with
+the algorithm nearest to ASTRA-sim's; on networks of several dimensions also on `hierarchical`, with as many chunks as
+ASTRA-sim's.
 """
 
 import csv
@@ -28,11 +29,11 @@ NAMES = {
     "switch2d": "2 switches",
     "torus3d": "torus",
 }
-# Where ASTRA-sim has another algorithm than our `ideal` backend, and we have it too.
+# Algorithms of ASTRA-sim that differ from the `ideal` backend's, but that Uniference has too.
 ALGORITHMS = {("halvingDoubling", "all_reduce"): "halving_doubling"}
-# What ASTRA-sim calls an algorithm along a dimension, and we.
+# ASTRA-sim's names of algorithms along a dimension, with Uniference's.
 ROWS = {"ring": "ring", "direct": "direct", "halvingDoubling": "halving_doubling"}
-# Larger collectives are in the summary only.
+# Larger collectives appear only in the summary.
 LARGEST_SHOWN = 1 << 26
 
 Row = dict[str, str]
@@ -41,14 +42,14 @@ Row = dict[str, str]
 def cluster(row: Row, *, hierarchical: bool) -> str:
     """The cluster file of a row's network.
 
-    Hierarchical algorithms are compared on switches that store and forward, as ASTRA-sim's do: every byte takes its link's time twice,
-    unless messages of a rank follow each other (all-to-all).
+    Hierarchical algorithms are compared on store-and-forward switches, which ASTRA-sim has: every byte occupies its
+    link twice, unless messages of a rank follow each other (all-to-all).
     """
     columns = [column.split("/") for column in (row["bw_GBps"], row["lat_ns"])]
     sizes = row["npus_per_dim"].split("x")
     dimensions = []
     for kind, size, rate, latency in zip(KINDS[row["topo"]], sizes, *columns, strict=True):
-        # ASTRA-sim's switch is two hops away, ours in the middle of one.
+        # ASTRA-sim's switch is two hops away, Uniference's in the middle of one.
         hop = float(latency) * (2 if kind == "switch" else 1)
         width = float(rate) * 2**30 / 1e9
         if hierarchical and kind == "switch" and row["collective"] != "all_to_all":
@@ -67,7 +68,7 @@ def cluster(row: Row, *, hierarchical: bool) -> str:
 
 
 def ours(row: Row, trace: Path, folder: Path, *, hierarchical: bool) -> float:
-    """Our makespan in nanoseconds."""
+    """Uniference's makespan in nanoseconds."""
     file = folder / "cluster.toml"
     file.write_text(cluster(row, hierarchical=hierarchical))
     words = [sys.executable, "-m", "uniference", "replay", str(trace), "--cluster", str(file), "--json"]
@@ -80,7 +81,7 @@ def ours(row: Row, trace: Path, folder: Path, *, hierarchical: bool) -> float:
 
 
 def compared(reference: Path, *, hierarchical: bool) -> list[tuple[Row, float, float]]:
-    """Every congestion-aware row with ASTRA-sim's makespan and ours, in nanoseconds; hierarchical: those of several dimensions."""
+    """Congestion-aware rows with both makespans in nanoseconds; hierarchical: only rows with several dimensions."""
     rows = []
     with (reference / "predictions/collectives.csv").open() as file, tempfile.TemporaryDirectory() as folder:
         for row in csv.DictReader(file):
@@ -93,7 +94,7 @@ def compared(reference: Path, *, hierarchical: bool) -> list[tuple[Row, float, f
 
 
 def print_cases(rows: list[tuple[Row, float, float]]) -> None:
-    """One-dimensional networks, case by case."""
+    """Prints one-dimensional networks, case by case."""
     print("| network | ranks | collective | bytes | ASTRA-sim's algorithm | ASTRA-sim, us | ours, us | ours / theirs |")
     print("|---|---|---|---|---|---|---|---|")
     for row, theirs, mine in rows:
@@ -106,7 +107,7 @@ def print_cases(rows: list[tuple[Row, float, float]]) -> None:
 
 
 def print_summary(rows: list[tuple[Row, float, float]]) -> None:
-    """All rows: by network and collective, how far apart the two are."""
+    """Prints the differences of all rows by network and collective."""
     groups = defaultdict(list)
     for row, theirs, mine in rows:
         groups[NAMES[row["topo"]], row["collective"]].append((mine / theirs, row))

@@ -1,6 +1,6 @@
-"""Runs the language model of examples/generate on two simulated clusters, and says how they differ.
+"""Runs the language model of examples/generate on two simulated clusters, and compares them.
 
-The one argument is the folder that both runs are written to.
+The argument is the folder for both run folders.
 """
 
 import json
@@ -16,7 +16,7 @@ CLUSTERS = ["three-boards", "slow-network"]
 
 
 def main() -> None:
-    """Runs both, then compares."""
+    """Runs both clusters, then prints a comparison."""
     directory = Path(sys.argv[1])
     runs = {cluster: run(cluster, directory / cluster) for cluster in CLUSTERS}
     print(f"\n{'':34}" + "".join(f"{cluster:>16}" for cluster in runs))
@@ -33,7 +33,7 @@ def main() -> None:
 
 
 def run(cluster: str, out: Path) -> tuple[str, dict[str, Any]]:
-    """What rank 0 printed, and the run's report."""
+    """The output of rank 0, and the run's report."""
     shutil.rmtree(out, ignore_errors=True)
     command = [str(Path(sys.executable).parent / "uniference"), "run", "--cluster", str(EXAMPLE / f"{cluster}.toml")]
     command += ["--out", str(out), str(EXAMPLE / "generate.py")]
@@ -50,7 +50,7 @@ def run(cluster: str, out: Path) -> tuple[str, dict[str, Any]]:
 
 
 def decode(output: str) -> float:
-    """The milliseconds a token that the program itself measured."""
+    """Milliseconds per token, as measured by the program itself."""
     found = re.search(r"decode ([\d.]+) ms a token", output)
     if found is None:
         raise ValueError("the program did not say how long a token takes")
@@ -58,7 +58,7 @@ def decode(output: str) -> float:
 
 
 def worst(report: dict[str, Any], quantity: str) -> float:
-    """The largest of all ranks."""
+    """The largest value of all ranks."""
     return max(float(rank[quantity]) for rank in report["ranks"])
 
 

@@ -1,21 +1,22 @@
 #!/usr/bin/env bash
-# Runs every fuzz target for so many seconds, two at a time. The targets are cargo-fuzz's (fuzz/); built like this, with the
-# coverage that libFuzzer needs and without sanitizers (the code has no unsafe parts to look at), they need no nightly compiler.
+# Runs every fuzz target for a number of seconds, two at a time. The targets are cargo-fuzz's (fuzz/); built by this
+# script, with libFuzzer's coverage and without sanitizers (the fuzzed code has no unsafe parts), they need no nightly
+# compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-60}
 out=$PWD/target/fuzz
-# Kept outside of the checkout: a clean one compiles only what has changed.
+# The build folder is outside of the checkout: a clean checkout recompiles only changed code.
 build=${XDG_CACHE_HOME:-$HOME/.cache}/uniference/fuzz
 mkdir -p "$out"
-# Without the flags: nothing of it is fuzzed.
+# This example is not fuzzed, and is built without the flags.
 cargo run --quiet --locked --release --config crates/checked.toml --package uniference-programs --example fuzz_seeds "$out/corpus"
 export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1"
-# An explicit target keeps the flags away from build scripts.
+# An explicit target keeps the flags from build scripts.
 host=$(rustc -vV | sed -n 's/^host: //p')
-# The versions are the workspace's; what only fuzzing needs is added.
+# Dependencies have the workspace's versions; those that only fuzzing needs are added.
 cp Cargo.lock fuzz/Cargo.lock
 cargo build --quiet --release --manifest-path fuzz/Cargo.toml --target-dir "$build" --target "$host" --bins
 bin=$build/$host/release

@@ -1,9 +1,9 @@
-"""Carries out a notebook of the examples, cell by cell, and compares what it prints with what is kept in it.
+"""Executes a notebook of the examples, cell by cell, and compares its output with the stored output.
 
 python scripts/notebook.py [--write] NOTEBOOK
 
-Texts are compared, pictures are not: those differ with the version of matplotlib. With `--write` the notebook is replaced by what has come
-of it. Simulated times are equal on every machine, so nothing in the texts is left to chance.
+Texts are compared, pictures are not: those differ between versions of matplotlib. With `--write` the executed notebook
+replaces the stored one. Simulated times are equal on every machine, so the texts are deterministic.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 
 
 def main() -> int:
-    """Returns 1 where something else is printed now."""
+    """Returns 1 if the output differs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("notebook", type=Path)
     parser.add_argument("--write", action="store_true", help="replace the notebook")
@@ -35,21 +35,21 @@ def main() -> int:
 
 
 def texts(notebook: Any) -> list[str]:
-    """What its cells have printed, line by line."""
+    """The output of the cells, line by line."""
     lines = []
     for number, cell in enumerate(notebook.cells):
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             if "image/png" in data:
                 continue
-            # What progress has shown is gone at the end.
+            # Output of the progress bar is cleared at the end.
             text = output.get("text") or data.get("text/plain", "")
             lines += [f"[{number}] {line}" for line in text.splitlines() if "IPython.core.display.HTML" not in line]
     return lines
 
 
 def tidy(notebook: Any) -> None:
-    """Leaves out what differs each time it is carried out."""
+    """Removes data that differs between executions."""
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         outputs = cell.get("outputs", [])

@@ -1,7 +1,7 @@
-"""Writes crates/phantom/symbols: the names of the functions of NVIDIA's libraries, from the packages that torch installs.
+"""Writes crates/phantom/symbols: the names of functions of NVIDIA's libraries, from the packages that torch installs.
 
-A table has the names that a library exports; those of libcuda and libnvidia-ml, which are in no package, what a header and
-cuda.bindings name. Headers say what a function returns, for the functions that have no code of their own.
+A table has the exported names of a library; for libcuda and libnvidia-ml, which are in no package, it has the names in
+a header and in cuda.bindings. Headers give the return values of functions without code of their own.
 """
 
 import argparse
@@ -15,7 +15,7 @@ TABLES = Path(__file__).parents[1] / "crates/phantom/symbols"
 SITE = Path(str(distribution("nvidia-cuda-runtime").locate_file("")))
 NVIDIA = SITE / "nvidia"
 
-# SONAME: its package, what its names begin with, its folder, its headers, and what it returns where something is not supported.
+# SONAME: package, prefixes of names, folder, headers, and the error for unsupported calls.
 LIBRARIES = {
     "libcudart.so.13": (
         "nvidia-cuda-runtime",
@@ -28,7 +28,8 @@ LIBRARIES = {
     "libcublasLt.so.13": ("nvidia-cublas", "cublasLt", "cu13", ("cublasLt.h",), (15, "CUBLAS_STATUS_NOT_SUPPORTED")),
     "libcudnn.so.9": ("nvidia-cudnn-cu13", "cudnn", "cudnn", ("cudnn*.h",), (3000, "CUDNN_STATUS_NOT_SUPPORTED")),
     "libcufft.so.12": ("nvidia-cufft", "cufft", "cu13", ("cufft*.h",), (16, "CUFFT_NOT_SUPPORTED")),
-    # Of torch 2.14, which calls nothing of it. It has no error for what is not supported but on such a GPU.
+    # torch 2.14 needs this library, but calls none of its functions. Its only error for unsupported calls is that of a
+    # GPU that lacks support.
     "libcurand.so.10": ("nvidia-curand", "curand", "cu13", ("curand.h",), (204, "CURAND_STATUS_ARCH_MISMATCH")),
     "libcusolver.so.12": (
         "nvidia-cusolver",
@@ -64,7 +65,7 @@ LIBRARIES = {
     "libcuda.so.1": ("nvidia-cuda-runtime", "cu", "cu13", ("cuda.h",), (801, "CUDA_ERROR_NOT_SUPPORTED")),
     "libnvidia-ml.so.1": ("cuda-bindings", "nvml", "", (), (3, "NVML_ERROR_NOT_SUPPORTED")),
 }
-# Variants for other default streams, and NVSHMEM's functions for a type of elements each (`nvshmem_float_put`).
+# Variants for other default streams, and NVSHMEM's functions per element type (`nvshmem_float_put`).
 NOT_CALLED = re.compile(
     r"_ptsz$|_ptds$|^nvshmemx?_(float|double|half|bfloat16|u?int\d*|[su]?char|u?short|u?long(long)?|size|ptrdiff)_"
 )
@@ -77,7 +78,7 @@ def exported(library: Path) -> set[str]:
         ["nm", "-D", "--defined-only", library], check=True, capture_output=True, text=True
     ).stdout.splitlines()
     names = {name.split("@")[0] for _, kind, name in (line.split() for line in lines) if kind in "TWi"}
-    # The one variable that torch binds.
+    # The only variable that torch binds.
     return names | ({VARIABLE} if any(VARIABLE in line for line in lines) else set())
 
 
@@ -88,7 +89,7 @@ def named_by_bindings(module: str) -> set[str]:
 
 
 def returns(headers: str) -> dict[str, str]:
-    """What the functions return that have no code of their own, where that is not the library's error: `null` or `nothing`."""
+    """Return values other than the library's error, for functions without code of their own: `null` or `nothing`."""
     kinds: dict[str, str] = {}
     for kind, name in re.findall(r"^([^;{}#\n(=]*?)\b(\w+)\s*\(", headers, re.M):
         if "*" in kind:
@@ -112,7 +113,7 @@ def table(soname: str) -> str:
     match soname:
         case "libcuda.so.1":
             names = named_by_bindings("driver") | set(re.findall(r"CUDAAPI\s+(cu[A-Z]\w+)\s*\(", headers))
-            # A name without a version is an alias of one with it in the header; old programs ask for either.
+            # A name without a version is an alias of the header's versioned name; old programs use either.
             names |= {
                 word for pair in re.findall(r"#define\s+(cu[A-Z]\w+)\s+(cu[A-Z]\w+_v\d)\b", headers) for word in pair
             }
@@ -138,7 +139,7 @@ def main() -> int:
         try:
             path, text = TABLES / soname, table(soname)
         except PackageNotFoundError as missing:
-            # A version of torch installs what it needs; the other's table stays as it is.
+            # A torch version installs only its own packages; the other version's table stays unchanged.
             print(f"{soname}: {missing.name} is not installed", file=sys.stderr)
             continue
         if not check:

@@ -1,6 +1,6 @@
-"""Shows that `crates/sim` is pure: nothing of ours below it, and none of the standard library's doors to the outside.
+"""Shows that `crates/sim` is pure: it depends on no crate of this workspace, nor on the standard library's I/O.
 
-Clippy refuses single items (crates/sim/clippy.toml); whole modules are looked for here.
+Clippy refuses single items (crates/sim/clippy.toml); this script looks for whole modules.
 """
 
 import re
@@ -28,7 +28,7 @@ def main() -> int:
 
 
 def sources() -> list[Path]:
-    """The crate's own code; its tests and benches may do as they like."""
+    """The crate's own code; tests and benches are not restricted."""
     return sorted(Path("crates/sim/src").rglob("*.rs"))
 
 
@@ -42,7 +42,7 @@ def foreign_dependencies() -> list[str]:
 
 
 def doors(path: Path) -> list[str]:
-    """Uses, in code and not in comments, of what leads outside."""
+    """Uses of I/O in code, ignoring comments."""
     code = re.sub(r"//[^\n]*", "", path.read_text())
     found = list(FORBIDDEN.finditer(code))
     found += [group for group in GROUPED.finditer(code) if GROUPED_MODULE.search(group.group())]

@@ -66,7 +66,7 @@ def exported(tree: ast.Module) -> list[str]:
 
 
 def find(tree: ast.Module, name: str) -> Definition:
-    """The definition of a public name, here or in the module from which it is imported."""
+    """The definition of a public name, in this module or in the one that it is imported from."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
             return node
@@ -124,7 +124,7 @@ def attribute_text(node: ast.stmt) -> str | None:
 
 
 def signature(node: ast.FunctionDef, name: str | None = None, bound: bool = False) -> str:
-    # `unparse` writes `ranks: int=4`; PEP 8 has blanks there.
+    # `unparse` writes `ranks: int=4`; PEP 8 has spaces around the `=`.
     arguments = re.sub(r"(: [^=]*?)=", r"\1 = ", ast.unparse(node.args))
     if bound:
         arguments = arguments.removeprefix("self").removeprefix(", ")
@@ -132,7 +132,7 @@ def signature(node: ast.FunctionDef, name: str | None = None, bound: bool = Fals
     line = f"{name or node.name}({arguments}){returns}"
     if len(line) <= 100:
         return line
-    # One parameter a line; commas inside brackets are not between parameters.
+    # One parameter per line; commas inside brackets do not separate parameters.
     lines = re.sub(r", (?=\*|\w+:)", ",\n    ", arguments)
     return f"{name or node.name}(\n    {lines},\n){returns}"
 
@@ -142,7 +142,7 @@ def code(text: str) -> str:
 
 
 def prose(docstring: str | None) -> str:
-    """A docstring as Markdown: paragraphs filled, examples and indented code as they are."""
+    """A docstring as Markdown: paragraphs are filled, examples and indented code are unchanged."""
 
     def shown(paragraph: str) -> str:
         if paragraph.startswith(EXAMPLE):
@@ -153,7 +153,7 @@ def prose(docstring: str | None) -> str:
 
 
 def cell(docstring: str | None) -> str:
-    """The same in a cell of a table, without examples."""
+    """A docstring for a cell of a table, without examples."""
     paragraphs = (docstring or "").split("\n\n")
     text = " ".join(paragraph for paragraph in paragraphs if not paragraph.startswith(EXAMPLE))
     return " ".join(text.split()).replace("|", "\\|")

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs the wheel in target/wheels into an empty virtual environment and uses it there as its user would. torch, which the environment
-# would otherwise download again, is lent from .venv.
+# Installs the wheel in target/wheels into an empty virtual environment, and uses it as a user would. torch comes from
+# .venv, which saves a download.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 wheel=$(ls -t target/wheels/uniference-*.whl | head -n 1)
@@ -20,10 +20,10 @@ venv/bin/uniference run --ranks 3 --compute none --out run ring.py
 replayed=$(venv/bin/uniference replay run --out again)
 [[ $replayed == *makespan* ]] || { echo "error: the replay printed no makespan: $replayed" >&2; exit 1; }
 venv/bin/python -c 'import uniference; assert uniference.simulate("ring.py", ranks=2, compute="none").makespan > 0'
-# It takes as long as this test may, if the wheel lacks the library that programs of ranks load.
+# The program sleeps until this test's timeout, if the wheel lacks the library that programs of ranks load.
 echo 'import subprocess; subprocess.run(["sleep", "10000"])' >sleep.py
 timeout 120 venv/bin/uniference run --ranks 1 --compute none --out slept sleep.py >slept.txt || { echo "error: sleep sleeps on the machine's clock" >&2; exit 1; }
-# Where it could be compiled.
+# The C++ library is part of the wheel only if a compiler was available.
 if command -v "${CXX:-g++}" >/dev/null; then
     venv/bin/python -c 'from uniference.rank.capture import library; assert library() is not None, "the wheel lacks the C++ library"'
 fi

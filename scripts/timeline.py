@@ -1,4 +1,4 @@
-"""Draws a part of a run's timeline as an SVG: compute, waits for late peers and waits for the network, a row a rank.
+"""Draws a part of a run's timeline as an SVG: compute, waits for late peers and waits for the network, a row per rank.
 
 python scripts/timeline.py RUN FROM_MS TO_MS OUT.svg
 
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def pieces(event: dict[str, Any]) -> list[tuple[str, float, float]]:
-    """What an event of a rank's thread shows, in ms: a wait's late peer comes first."""
+    """Coloured parts of an event of a rank's thread, in ms: in a wait, the time for a late peer comes first."""
     start, duration = event["ts"] / 1e3, event["dur"] / 1e3
     if event["name"] == "compute":
         return [("compute", start, duration)]

@@ -1,4 +1,5 @@
-//! ASTRA-sim's system and network, one after the other with a line of dashes between: understood or refused, together too.
+//! ASTRA-sim's system file and network file, with a line of dashes between them: both are accepted or refused, alone
+//! and together.
 
 #![no_main]
 

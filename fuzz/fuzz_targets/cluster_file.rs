@@ -1,4 +1,4 @@
-//! Cluster files: understood or refused; what is understood describes itself, and the description is understood alike.
+//! Cluster files are accepted or refused; an accepted file's description parses to the same cluster.
 
 #![no_main]
 

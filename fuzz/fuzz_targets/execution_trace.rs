@@ -1,4 +1,5 @@
-//! Execution traces: whatever the bytes are, they are read or refused, and what is read can be checked, shown and run to its end.
+//! Execution traces are read or refused for any bytes, and a trace that is read can be checked, shown and run to its
+//! end.
 
 #![no_main]
 
@@ -21,7 +22,7 @@ fuzz_target!(|bytes: &[u8]| {
     run(Feed::new(open()));
 });
 
-/// What is read is written, and read again, as it was.
+/// Written nodes are read again unchanged.
 fn write_again(mut reader: Reader<&[u8]>) {
     let mut writer = Writer::new(Vec::new(), &reader.metadata().clone()).expect("memory takes all");
     let mut nodes = Vec::new();
@@ -32,11 +33,11 @@ fn write_again(mut reader: Reader<&[u8]>) {
     }
     let bytes = writer.finish().expect("memory takes all");
     let again: Vec<_> = Reader::open(&bytes[..]).expect("it was just written").map(Result::unwrap).collect();
-    // Numbers that are no numbers are not equal to themselves.
+    // NaN does not equal itself.
     assert_eq!(format!("{again:?}"), format!("{nodes:?}"));
 }
 
-/// Every node comes free, or the reason is told.
+/// Every node becomes ready, or the run reports a reason.
 fn run(mut feed: Feed<Reader<&[u8]>>) {
     let mut free = Vec::new();
     loop {

@@ -1,5 +1,5 @@
-//! Text of PyTorch's recordings, one after the other with lines of dashes between, the host trace first: understood or refused; what is
-//! linked has no circle and no id twice. Recordings that make sense: see `recording`.
+//! Texts of PyTorch's recordings, separated by lines of dashes, the host trace first: accepted or refused; a linked
+//! trace has no cycle and no duplicate id. The target `recording` makes valid recordings.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Texts of Triton's compiler are read or refused. None is run: a kernel reads and writes wherever it says.
+//! TTIR texts are parsed or refused. No kernel is run: its accesses could be anywhere in memory.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! Slices of a rank's stream of operators: what is read is written again as it was understood, and then says the same.
+//! Slices of a rank's operator stream: a slice that is read is written in canonical form, which reads the same.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -8,7 +8,7 @@ fuzz_target!(|data: &[u8]| {
     let mut decoder = Decoder::default();
     let mut again = Encoder::default();
     let (mut shown, mut written) = (0, 0);
-    // Slices are separated by a byte that is no tag at their place.
+    // Slices are separated by a byte that is no valid tag.
     for slice in data.split(|byte| *byte == 0xff) {
         let _ = dictionary_length(slice);
         let read = decoder.read(slice, |_, entry| {

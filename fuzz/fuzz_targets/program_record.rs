@@ -1,5 +1,5 @@
-//! Program records: read to the end or refused. The first byte says whether the rest is a file, or frames that are put into one of version 1 or 2 with
-//! the right lengths, checksums and place of the end, which chance would not find.
+//! Program records are read to the end or refused. The first byte selects a raw file, or frames of a record of version
+//! 1 or 2 with valid lengths, checksums and end position, which random bytes would not produce.
 
 #![no_main]
 
@@ -24,7 +24,7 @@ fuzz_target!(|bytes: &[u8]| {
     let _ = rest.finish();
 });
 
-/// Pieces, each after its length in one byte, as frames of a record.
+/// Pieces with their lengths in one byte each, as frames of a record.
 fn framed(mut bytes: &[u8], version: u8) -> Vec<u8> {
     let mut file = [b"UNIREC\n".as_slice(), &[version]].concat();
     let mut end = 0;
@@ -43,7 +43,7 @@ fn framed(mut bytes: &[u8], version: u8) -> Vec<u8> {
     file
 }
 
-/// FNV-1a, as in the format.
+/// The format's checksum, FNV-1a.
 fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5_u32, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }

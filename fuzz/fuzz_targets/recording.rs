@@ -1,5 +1,6 @@
-//! Recordings that are whole, made of bytes: a profile for each of up to three ranks, in which events overlap, launch, wait and
-//! communicate as the bytes say, and a host trace for the first. Linked or refused; what is linked can be checked and replayed.
+//! Complete recordings made of bytes: a profile for each of up to three ranks, whose events overlap, launch, wait and
+//! communicate as the bytes determine, and a host trace for the first rank. They are linked or refused; a linked
+//! recording can be checked and replayed.
 
 #![no_main]
 
@@ -81,6 +82,6 @@ fuzz_target!(|bytes: &[u8]| {
         let bytes = writer.finish().expect("memory takes all");
         check(Reader::open(&bytes[..]).expect("just written")).expect("it can be run");
     }
-    // Ranks that wait for each other's messages in another order may stop, which is said.
+    // Ranks that wait for each other's messages in another order may deadlock, which is reported.
     let _ = job.replay_recorded();
 });

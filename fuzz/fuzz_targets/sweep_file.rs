@@ -1,4 +1,4 @@
-//! Sweep files: understood or refused; of what is understood every point is a command.
+//! Sweep files are accepted or refused; every point of an accepted file is a command.
 
 #![no_main]
 

@@ -1,4 +1,4 @@
-//! Text workloads of ASTRA-sim and SimAI: understood or refused, and what is understood makes traces.
+//! Text workloads of ASTRA-sim and SimAI are accepted or refused; an accepted workload converts to traces.
 
 #![no_main]
 
