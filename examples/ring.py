@@ -1,4 +1,4 @@
-"""Passes a tensor once around a ring of ranks: every rank sends to the next while it receives from the one before.
+"""Passes a tensor once around a ring of ranks: every rank sends to the next while it receives from the previous.
 
 torchrun --nproc-per-node 4 ring.py
 """
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 
 def main() -> None:
-    """After as many steps as there are ranks, every rank has added up the numbers of all."""
+    """After as many steps as there are ranks, every rank has the sum of all ranks' numbers."""
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     passing = torch.full((65536,), float(rank))

@@ -1,9 +1,9 @@
-"""Owns what the studies share: where runs go, the table of figures and how it is compared, the look of pictures.
+"""Owns common parts of the studies: folders of runs, the table of figures and its comparison, the style of pictures.
 
-What is run, and what the figures mean, is each study's own `study.py`:
+Each study's own `study.py` defines its runs and its figures:
 
-    python examples/NAME/study.py            runs it, writes figures.csv and picture.svg beside it
-    python examples/NAME/study.py --check    runs it, and fails if a figure is not the one in figures.csv
+    python examples/NAME/study.py            runs it, writes figures.csv and picture.svg to its folder
+    python examples/NAME/study.py --check    runs it, and fails if a figure differs from figures.csv
 """
 
 import argparse
@@ -27,7 +27,7 @@ Row = dict[str, str | int | float]
 
 
 class Runs:
-    """Simulations of one study, each in a folder of its own."""
+    """Simulations of one study, each in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -35,11 +35,11 @@ class Runs:
     def simulate(
         self, name: str, script: Path, args: Sequence[object] = (), cluster: Path | None = None, **options: Any
     ) -> Run:
-        """As `uniference.simulate`, in place of an earlier run of this name."""
+        """Runs `uniference.simulate`, replacing an earlier run of this name."""
         return uniference.simulate(script, [str(word) for word in args], cluster, out=self.empty(name), **options)
 
     def replay(self, name: str, run: Run, cluster: Path | None = None, **options: Any) -> Run:
-        """As `uniference.replay`, in place of an earlier run of this name."""
+        """Runs `uniference.replay`, replacing an earlier run of this name."""
         return uniference.replay(run, cluster, out=self.empty(name), **options)
 
     def empty(self, name: str) -> Path:
@@ -67,7 +67,7 @@ def main(file: str, measure: Callable[[Runs], list[Row]], draw: "Callable[[list[
             sys.exit(text != kept)
         golden.write_text(text)
     style()
-    # Without a date and with ids that do not change, so that equal figures give an equal file.
+    # Without a date and with constant ids, so that equal figures give an equal file.
     draw(read(golden)).savefig(folder / "picture.svg", metadata={"Date": None})
 
 
@@ -78,7 +78,7 @@ def read(path: Path) -> list[Row]:
 
 
 def number(text: str) -> str | float:
-    """A cell: a number where it is one."""
+    """A cell as a number, if it is one."""
     try:
         return float(text)
     except ValueError:
@@ -86,7 +86,7 @@ def number(text: str) -> str | float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Rows as CSV, numbers with six digits: virtual time is the same on every machine, so the text is, too."""
+    """Rows as CSV, numbers with six digits: virtual time is the same on every machine, and so is the text."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
@@ -96,7 +96,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def style() -> None:
-    """One look for all pictures."""
+    """Sets a common style for all pictures."""
     import matplotlib as mpl
     from cycler import cycler
 
@@ -120,18 +120,18 @@ def style() -> None:
 
 
 def phase(run: Run, name: str, rank: int = 0) -> float:
-    """The median duration in seconds of a range that a program names."""
+    """The median duration in seconds of a range that the program names."""
     (found,) = [phase for phase in run.phases if phase.name == name and phase.rank == rank]
     return found.p50_s
 
 
 def total(run: Run, name: str, rank: int = 0) -> float:
-    """The seconds that all ranges of a name took together on a rank."""
+    """The total seconds of all ranges of a name on a rank."""
     (found,) = [phase for phase in run.phases if phase.name == name and phase.rank == rank]
     return found.total_s
 
 
 def said(run: Run, prefix: str) -> list[str]:
-    """What follows a prefix in the lines that the program printed."""
+    """The rest of each output line after a prefix."""
     lines = (line.partition(prefix) for line in run.output.splitlines())
     return [after.strip() for _, found, after in lines if found]

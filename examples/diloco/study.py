@@ -1,4 +1,4 @@
-"""How long training takes with DDP and with DiLoCo, by the network, and how good it is."""
+"""Training time and final loss with DDP and with DiLoCo, by the network."""
 
 import sys
 from pathlib import Path

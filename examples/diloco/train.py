@@ -1,9 +1,9 @@
-"""Trains a small language model on all ranks, with gradients averaged every step (DDP) or weights every few steps (DiLoCo).
+"""Trains a small language model on all ranks, averaging gradients at every step (DDP) or weights less often (DiLoCo).
 
     torchrun --nproc-per-node 4 train.py --method diloco --inner 20
 
-DiLoCo (Douillard et al., arXiv:2311.08105): each rank takes inner steps of AdamW on its own samples; then the ranks
-average how far they have come, and an outer step of Nesterov momentum moves the common weights by that.
+DiLoCo (Douillard et al., arXiv:2311.08105): each rank runs inner steps of AdamW on its own samples; then the ranks
+average their changes of the weights, which an outer step of Nesterov momentum applies to the common weights.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def batches(seed: int) -> Iterator[Tensor]:
-    """Pieces of the text, of one token more than the model reads."""
+    """Samples of the text, each one token longer than the model's context."""
     data = torch.tensor(list(TEXT.encode("ascii")))
     draw = torch.Generator().manual_seed(seed)
     while True:
@@ -105,7 +105,7 @@ def diloco(model: Model, data: Iterator[Tensor], steps: int, inner: int) -> None
 
 
 def pairs(first: nn.Module, second: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """The parameters of two models that are alike."""
+    """Pairs of the parameters of two models with equal layers."""
     return list(zip(first.parameters(), second.parameters(), strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What the crash of a rank costs, by when it comes: the steps go on with the others, from the step that was under way."""
+"""Cost of a rank's crash by its time: training continues with the other ranks at the interrupted step."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ CRASHES_MS = [None, 50, 150, 250]
 
 
 def measure(runs: Runs) -> list[Row]:
-    """A run for each moment of the crash; the last but one of four ranks crashes, or nobody."""
+    """A run for each time of the crash; the last but one of four ranks crashes, or none."""
     rows: list[Row] = []
     whole = HERE / "boards.toml"
     for crash in CRASHES_MS:
@@ -41,14 +41,14 @@ def measure(runs: Runs) -> list[Row]:
             }
         )
     losses = [float(row["loss"]) for row in rows]
-    # Whoever computes a sample, its gradient is the same: sums differ by their order alone.
+    # A sample's gradient is the same on every rank: sums differ only by their order.
     if max(losses) - min(losses) > 1e-5:
         raise SystemExit(f"the loss depends on the crash: {losses}")
     return rows
 
 
 def draw(rows: list[Row]) -> "Figure":
-    """Where the makespan goes."""
+    """Parts of the makespan."""
     import matplotlib.pyplot as plt
 
     figure, panel = plt.subplots(figsize=(7, 2.6))

@@ -1,10 +1,10 @@
-"""Data-parallel training that goes on when a rank is gone: the others form a new group, and take the step again.
+"""Data-parallel training that continues after the loss of a rank: the others form a new group, and repeat the step.
 
-    torchrun --nproc-per-node 4 train.py          # nobody goes: as usual
+    torchrun --nproc-per-node 4 train.py          # no rank crashes
     uniference run --cluster boards.toml train.py # rank 2 crashes
 
-No checkpoint is needed, as all ranks have the same weights. Who is left finds out in the store: every rank that has seen
-the failure signs in, and the first of them closes the list after some seconds.
+No checkpoint is needed, as all ranks have the same weights. The store shows which ranks are left: every rank that has
+seen the failure signs in, and the first of them closes the list after some seconds.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from torch.profiler import record_function
 
 
 def main() -> None:
-    """Trains, and prints the loss now and then."""
+    """Trains, and prints the loss every ten steps."""
     parser = argparse.ArgumentParser(description="Training that survives the loss of ranks.")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument(
@@ -31,7 +31,7 @@ def main() -> None:
     me = int(os.environ["RANK"])
     members = list(range(int(os.environ["WORLD_SIZE"])))
     dist.init_process_group("gloo")
-    # Outlives the groups.
+    # The store outlives the groups.
     store = _get_default_store()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 64))
@@ -39,7 +39,7 @@ def main() -> None:
     step = 0
     while step < options.steps:
         loss = None
-        # The error holds the group that has failed: regrouped behind this block, its connections close.
+        # The error refers to the failed group, so it is released before regrouping, and the group's connections close.
         with record_function("step"), contextlib.suppress(RuntimeError):
             loss = gradients(model, step, members.index(me), len(members))
         if loss is None:
@@ -54,12 +54,12 @@ def main() -> None:
         step += 1
     if me == members[0]:
         print(f"ended with {len(members)} ranks")
-    # A group that has lost a member cannot be taken down in order.
+    # A group that has lost a member cannot be destroyed in order.
     os._exit(0)
 
 
 def gradients(model: nn.Module, step: int, place: int, ranks: int) -> float:
-    """Leaves the gradients of the step's whole batch, of which each rank computes an equal part. Returns its loss."""
+    """Computes the gradients of the step's whole batch, an equal part on each rank. Returns the loss."""
     draw = torch.Generator().manual_seed(step)
     inputs = torch.randn(240, 64, generator=draw)
     mine = inputs.tensor_split(ranks)[place]
@@ -69,16 +69,16 @@ def gradients(model: nn.Module, step: int, place: int, ranks: int) -> float:
     parts = [parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]
     total = torch.cat([*parts, loss.detach().view(1)])
     dist.all_reduce(total)
-    # Only now is anything changed: until here, a step can be taken again.
+    # Gradients change only after this line: until then, a step can be repeated.
     for parameter, part in zip(model.parameters(), total[:-1].split([len(part) for part in parts]), strict=True):
         parameter.grad = part.view_as(parameter)
     return float(total[-1])
 
 
 def regrouped(store: Store, me: int, members: list[int], patience: float) -> list[int]:
-    """A new group of those who are left, after one was lost."""
+    """Forms a new group of the remaining ranks, after one was lost."""
     generation = f"after {members}"
-    # Others may wait for this rank: without its connections they see the failure, too.
+    # Others may wait for this rank: once its connections close, they see the failure, too.
     dist.destroy_process_group()
     store.set(f"{generation}/{me}", "here")
     if store.add(f"{generation}/first", 1) == 1:

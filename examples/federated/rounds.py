@@ -1,10 +1,10 @@
-"""Federated averaging (McMahan et al., AISTATS 2017): a server, and clients some of which are slow, or go away.
+"""Federated averaging (McMahan et al., AISTATS 2017): a server, and clients of which some are slow or crash.
 
     torchrun --nproc-per-node 7 rounds.py --deadline 20
 
-Each round the server, rank 0, sends the weights to all clients that are still there. A client trains on data of its own,
-says in the store that it is done, and sends its weights if it is asked to: the server asks those that were done before
-the deadline, at least one, and averages what they send. Clients that are late train again in the next round.
+Each round the server, rank 0, sends the weights to all remaining clients. A client trains on data of its own, marks in
+the store that it has finished, and sends its weights if the server requests them: it requests those of the clients that
+finished before the deadline, at least one, and averages them. Late clients train again in the next round.
 """
 
 import argparse
@@ -23,7 +23,7 @@ FEATURES, CLASSES, SAMPLES = 32, 10, 512
 
 @torch.no_grad()
 def main() -> None:
-    """Trains, and prints on the server who took part and how good the result is."""
+    """Trains, and prints the round's clients and the accuracy on the server."""
     parser = argparse.ArgumentParser(description="Federated averaging with a deadline.")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--epochs", type=int, default=4, help="epochs of a client in a round (default 4)")
@@ -37,7 +37,7 @@ def main() -> None:
         serve(model, store, options.rounds, options.deadline)
     else:
         follow(model, store, options.rounds, options.epochs)
-    # A process group that lacks a member cannot be taken down in order.
+    # A process group that lacks a member cannot be destroyed in order.
     os._exit(0)
 
 
@@ -64,7 +64,7 @@ def serve(model: nn.Module, store: Store, rounds: int, deadline: float) -> None:
 
 
 def told(client: int, what: Tensor) -> bool:
-    """Sends; False if the client is not there any more."""
+    """Sends a tensor to a client; False if the client has crashed."""
     try:
         dist.send(what, client)
     except RuntimeError:
@@ -73,7 +73,7 @@ def told(client: int, what: Tensor) -> bool:
 
 
 def finished(store: Store, number: int, clients: list[int], deadline: float) -> list[int]:
-    """Who is done when all are, or at the deadline; at least one."""
+    """The finished clients, when all have finished or at the deadline; at least one."""
     while True:
         done = [client for client in clients if store.check([f"{number}/{client}"])]
         if len(done) == len(clients) or (done and time.perf_counter() >= deadline):
@@ -103,7 +103,7 @@ def follow(model: nn.Module, store: Store, rounds: int, epochs: int) -> None:
 
 
 def samples(seed: int, skewed: bool) -> tuple[Tensor, Tensor]:
-    """Noisy points around ten centres; a client has mostly those of some classes."""
+    """Noisy points around ten centres; a client has mostly points of some classes."""
     draw = torch.Generator().manual_seed(seed)
     centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(99))
     shares = torch.ones(CLASSES)
@@ -114,7 +114,7 @@ def samples(seed: int, skewed: bool) -> tuple[Tensor, Tensor]:
 
 
 def accuracy(model: nn.Module) -> float:
-    """On points that no client has, equally many of each class."""
+    """Accuracy on points that no client has, equally many of each class."""
     inputs, targets = samples(1000, skewed=False)
     right: Tensor = model(inputs).argmax(1) == targets
     return right.double().mean().item()
@@ -126,7 +126,7 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def assign(model: nn.Module, weights: Tensor) -> None:
-    """The reverse."""
+    """Copies all weights from one tensor."""
     nn.utils.vector_to_parameters(weights, model.parameters())
 
 

@@ -1,4 +1,4 @@
-"""How long rounds take and how good the result is, by the deadline of a round: all clients, or those that are in time."""
+"""Duration of rounds and accuracy, by the deadline of a round: with all clients, or with those that meet it."""
 
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ DEADLINES_S = [1e9, 0.2, 0.1]
 
 
 def measure(runs: Runs) -> list[Row]:
-    """A run for each deadline: who takes part depends on it."""
+    """A run for each deadline, as the participating clients depend on it."""
     rows: list[Row] = []
     for deadline in DEADLINES_S:
         run = runs.simulate(f"{deadline:g}", HERE / "rounds.py", ["--deadline", deadline], HERE / "homes.toml")

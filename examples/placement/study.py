@@ -1,4 +1,4 @@
-"""Where a slow and a remote board of a pipeline go: all placements for several cuts of the layers, from one record for each cut."""
+"""Positions of a slow and a remote board in a pipeline: all orders for several layer splits, with one record per split."""
 
 import sys
 from itertools import permutations
@@ -29,9 +29,9 @@ PLACES = ("first", "second", "third", "fourth")
 
 
 def measure(runs: Runs) -> list[Row]:
-    """Each cut runs once, in the order of the file; all other orders are replays of its record."""
+    """Each split runs once, in the order of the file; all other orders are replays of its record."""
     rows: list[Row] = []
-    # Boards "one" and "two" are equal, so that it does not matter which comes first.
+    # Boards "one" and "two" are equal, so that their order does not matter.
     orders = [order for order in permutations(BOARDS) if order.index("one") < order.index("two")]
     for cut, layers in CUTS.items():
         words = ["--batch", BATCH, "--tokens", TOKENS, "--layers", layers]
@@ -55,7 +55,7 @@ def measure(runs: Runs) -> list[Row]:
 
 
 def cluster(runs: Runs, order: tuple[str, ...]) -> Path:
-    """The boards in another order: ranks go to them in the order of the file."""
+    """The cluster with the boards in another order, as ranks are placed in the order of the file."""
     before, *tables = (HERE / "boards.toml").read_text().split("[[device]]\n")
     last, network = tables[-1].split("[network]\n")
     by_name = {table.split('"')[1]: table for table in (*tables[:-1], last)}
@@ -67,7 +67,7 @@ def cluster(runs: Runs, order: tuple[str, ...]) -> Path:
 
 
 def draw(rows: list[Row]) -> "Figure":
-    """Time of all placements, coloured by where the slow board is; a ring where the remote one is at an end."""
+    """Time of all orders, coloured by the position of the slow board; a ring marks a remote board at an end."""
     import matplotlib.pyplot as plt
 
     figure, panel = plt.subplots(figsize=(7, 3))

@@ -1,10 +1,10 @@
-"""Reads prompts on one board and decodes on another, to which the keys and values are sent; or does both on both.
+"""Prefills on one board and decodes on another, to which the KV cache is sent; or does both on both boards.
 
     torchrun --nproc-per-node 2 answer.py --way apart --requests 6 --rate 1
 
-Together, each rank serves every second request from its prompt to its last token, and who is decoded waits for the
-prompts of others. Apart, rank 0 reads all prompts, one after the other, and says the first token of each answer; keys
-and values go to rank 1, when all are there or layer by layer, and a thread receives them there beside the decoding.
+Together, each rank serves every second request from its prompt to its last token, and requests in decode wait for the
+prompts of others. Apart, rank 0 prefills all prompts, one after the other, and computes each answer's first token; the
+KV cache goes to rank 1, whole or layer by layer, where a thread receives it concurrently with decoding.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def main() -> None:
     checkpoint = opened(options)
     model = load(checkpoint)
     text = checkpoint.tokenizer().encode(TEMPLATE.format(TEXT * (options.prompt // 8 + 1))).ids
-    # Prompts of half to one and a half times the length.
+    # Prompts have half to one and a half times the given length.
     lengths = [options.prompt * (2 + number % 5) // 4 for number in range(options.requests)]
     times = poisson(options.rate, options.requests, options.seed)
     requests = [
@@ -84,7 +84,7 @@ def likeliest(logits: Tensor) -> list[int]:
 
 
 def read(model: Llama, requests: Sequence[Request], by_layer: bool) -> None:
-    """Rank 0: reads prompts, and sends what it remembers of them."""
+    """Rank 0: prefills prompts, and sends their KV cache."""
     start = time.perf_counter()
     sent: list[dist.Work | None] = []
     for request in requests:
@@ -116,12 +116,12 @@ class Sender:
         self.seen, self.sent = memory.blocks[index], sent
 
     def __call__(self, block: nn.Module, arguments: object, result: object) -> None:
-        """What a module calls behind its forward pass."""
+        """The forward hook of a module."""
         self.sent.append(dist.isend(torch.stack((self.seen.keys, self.seen.values)), 1))
 
 
 def decode(model: Llama, requests: Sequence[Request], most: int, by_layer: bool) -> None:
-    """Rank 1: decodes what has arrived, after every pass anew."""
+    """Rank 1: decodes the requests that have arrived, checking for new ones after every pass."""
     start = time.perf_counter()
     arrived: SimpleQueue[Request] = SimpleQueue()
     receiver = Thread(target=receive, args=(model, requests, arrived, by_layer))
@@ -138,7 +138,7 @@ def decode(model: Llama, requests: Sequence[Request], most: int, by_layer: bool)
 
 
 def receive(model: Llama, requests: Sequence[Request], arrived: "SimpleQueue[Request]", by_layer: bool) -> None:
-    """Receives one request after the other, in the order in which they are read."""
+    """Receives one request after the other, in the order of their prefill."""
     config = model.config
     for request in requests:
         memory = model.remember()
@@ -156,13 +156,13 @@ def receive(model: Llama, requests: Sequence[Request], arrived: "SimpleQueue[Req
 
 
 def received(buffer: Tensor) -> Tensor:
-    """What comes next from rank 0."""
+    """The next tensor from rank 0."""
     dist.recv(buffer, 0)
     return buffer
 
 
 def show(served: Sequence[Sequence[Request] | None]) -> None:
-    """Prints what each request took, in seconds, and its answer. Apart, rank 0 has its beginning and rank 1 its end."""
+    """Prints each request's latencies in seconds, and its answer. Apart, rank 0 has its begin, rank 1 its end."""
     whole: dict[int, Request] = {}
     for request in (request for requests in served for request in requests or ()):
         if request.number in whole:

@@ -1,4 +1,4 @@
-"""What it is worth to read prompts on one board and to decode on another, by the rate of requests and by the network."""
+"""Benefit of disaggregated prefill and decode on two boards, by the rate of requests and by the network."""
 
 import sys
 from pathlib import Path
@@ -17,16 +17,16 @@ REQUESTS, TOKENS = 16, 16
 WAYS = {"both on both": "together", "apart": "apart", "apart, by layer": "by-layer"}
 RATES = [1, 2, 3]
 BANDWIDTHS_MBPS = [1000, 300, 100]
-"""Slower networks at the lowest rate only."""
+"""Slower networks are run at the lowest rate only."""
 TIMES = ("queueing", "first_token", "each_token", "pause", "end_to_end")
 
 
 def measure(runs: Runs) -> list[Row]:
-    """A run for each case: who is decoded together depends on the clock, so that nothing can be replayed."""
+    """A run for each case: the requests of a batch depend on the clock, so that no replay is valid."""
     rows: list[Row] = []
     for name, way in WAYS.items():
         for bandwidth in BANDWIDTHS_MBPS:
-            # Together, nothing is sent.
+            # Together, no KV cache is sent.
             if bandwidth < max(BANDWIDTHS_MBPS) and way == "together":
                 continue
             for rate in RATES if bandwidth == max(BANDWIDTHS_MBPS) else RATES[:1]:

@@ -1,10 +1,10 @@
-"""Attention over a sequence that is cut over all ranks, with keys and values that go round a ring (Liu et al., 2023).
+"""Attention over a sequence that is sharded over all ranks, with keys and values passing around a ring (Liu et al., 2023).
 
     torchrun --nproc-per-node 4 attend.py --length 2048 --order zigzag
 
-While a rank's queries look at the keys and values at hand, these are already on their way to the next rank. Results of
-the steps are added up by their softmax's denominators, so nobody ever holds all keys. In causal attention the last part
-of a sequence has most to look at; in `zigzag` order each rank has a part from the front and one from the back.
+A rank computes attention over one block of keys and values while it sends the block to the next rank. Results of the
+steps are combined by their softmax's denominators, so that no rank ever holds all keys. In causal attention the last
+part of a sequence sees most keys; in `zigzag` order each rank has a part from the front and one from the back.
 """
 
 import argparse
@@ -19,7 +19,7 @@ HEADS, HEAD = 8, 64
 
 @torch.inference_mode()
 def main() -> None:
-    """Attends several times, and prints by how much the result differs from that of one process."""
+    """Runs attention several times, and prints the difference from the result of one process."""
     parser = argparse.ArgumentParser(description="Ring attention.")
     parser.add_argument("--length", type=int, default=2048, help="tokens of the sequence (default 2048)")
     parser.add_argument("--layers", type=int, default=4, help="how many times to attend (default 4)")
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def positions(rank: int, ranks: int, length: int, order: str) -> Tensor:
-    """Which tokens a rank has, in order."""
+    """Positions of a rank's tokens, in order."""
     if order == "contiguous":
         return torch.arange(length).view(ranks, -1)[rank]
     halves = torch.arange(length).view(2 * ranks, -1)
@@ -64,7 +64,7 @@ def positions(rank: int, ranks: int, length: int, order: str) -> Tensor:
 
 
 def ring(q: Tensor, k: Tensor, v: Tensor, owned: list[Tensor]) -> Tensor:
-    """(1, heads, tokens of this rank, head), of all tokens before each."""
+    """Attention of this rank's tokens over all tokens before each: (1, heads, tokens, head)."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     held, parts = torch.stack((k, v)), []
     for step in range(ranks):
@@ -82,7 +82,7 @@ def ring(q: Tensor, k: Tensor, v: Tensor, owned: list[Tensor]) -> Tensor:
 
 
 def gathered(q: Tensor, k: Tensor, v: Tensor, owned: list[Tensor]) -> Tensor:
-    """The same with an all-gather first."""
+    """The same attention after an all-gather of keys and values."""
     held = torch.stack((k, v))
     everyone = torch.empty(2 * len(owned), *held.shape[1:])
     dist.all_gather_into_tensor(everyone, held)
@@ -94,11 +94,11 @@ def gathered(q: Tensor, k: Tensor, v: Tensor, owned: list[Tensor]) -> Tensor:
 
 
 Piece = tuple[slice, Tensor, Tensor]
-"""Which queries, their results over some keys, and the logarithms of their denominators."""
+"""A range of queries, their results over some keys, and the logarithms of their denominators."""
 
 
 def pieces(q: Tensor, k: Tensor, v: Tensor, mine: Tensor, theirs: Tensor) -> list[Piece]:
-    """Attention between runs of tokens: each half of the queries over each half of the keys that it may see."""
+    """Attention between ranges of tokens: each half of the queries over each half of the keys that it may see."""
     half = len(mine) // 2
     halves = (slice(0, half), slice(half, 2 * half))
     found: list[Piece] = []
@@ -115,7 +115,7 @@ def pieces(q: Tensor, k: Tensor, v: Tensor, mine: Tensor, theirs: Tensor) -> lis
 
 
 def added(q: Tensor, found: list[Piece]) -> Tensor:
-    """The sum of the pieces of each query, weighed by their denominators."""
+    """The sum of each query's pieces, weighted by their denominators."""
     total = torch.full(q.shape[:3], -torch.inf)
     for queries, _, denominators in found:
         total[:, :, queries] = torch.logaddexp(total[:, :, queries], denominators)

@@ -1,4 +1,4 @@
-"""Ring attention beside gathered keys and values: time and memory of the rank that has most, by length and network."""
+"""Ring attention compared with gathered keys and values: time, and largest memory of a rank, by length and network."""
 
 import sys
 from pathlib import Path
@@ -23,7 +23,7 @@ NETWORKS = {"1 Gbps, 200 us": ("1 Gbps", "200 us"), "10 Gbps, 20 us": ("10 Gbps"
 
 
 def measure(runs: Runs) -> list[Row]:
-    """Each way runs once for each length, without values; that it is right, the test of the program says."""
+    """Each method runs once for each length, without values; a test of the program checks its results."""
     rows: list[Row] = []
     for length in LENGTHS:
         for way, words in WAYS.items():
@@ -56,7 +56,7 @@ def measure(runs: Runs) -> list[Row]:
 
 
 def draw(rows: list[Row]) -> "Figure":
-    """Time of a layer, over that of gathering."""
+    """Time of a layer, relative to gathering."""
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, 2, sharey=True)

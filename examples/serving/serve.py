@@ -1,10 +1,10 @@
-"""Serves requests that arrive whenever they arrive, with a model whose matrices are cut over all ranks.
+"""Serves requests that arrive over time, with a model whose matrices are sharded over all ranks.
 
     torchrun --nproc-per-node 2 serve.py --rate 2 --requests 8
     torchrun --nproc-per-node 2 serve.py --arrivals arrivals.csv
 
-Rank 0 has the clock: before each pass it tells the others how many of the requests that wait enter the batch. The heads
-of SmolLM2 cannot be cut in two, so each rank has all of them; feed-forward networks and the vocabulary are cut.
+Rank 0 has the clock: before each pass it sends the others the number of waiting requests that enter the batch. The
+heads of SmolLM2 cannot be halved, so each rank has all of them; feed-forward networks and the vocabulary are sharded.
 """
 
 import argparse
@@ -87,7 +87,7 @@ def arguments() -> argparse.Namespace:
 
 
 def agreed(entering: int) -> int:
-    """What rank 0 says."""
+    """The number of entering requests, from rank 0."""
     count = torch.tensor([entering])
     dist.broadcast(count, 0)
     return int(count)

@@ -1,4 +1,4 @@
-"""How long requests wait and take by the rate of their arrivals, where the knee is, and whether queueing is as theory has it."""
+"""Latency of requests by the rate of arrivals, the rate at which it rises, and a comparison with queueing theory."""
 
 import sys
 from itertools import pairwise
@@ -20,14 +20,14 @@ PROGRAM, BOARDS = HERE / "serve.py", HERE / "boards.toml"
 REQUESTS, TOKENS = 24, 8
 RATES = [0.5, 1, 2, 4, 8]
 SERVERS = {"one at a time": (2, 1), "up to 8": (2, 8), "up to 8, one board": (1, 8)}
-"""Boards, and requests of a pass."""
+"""Number of boards, and largest number of requests per pass."""
 LOAD, EQUAL_REQUESTS = 0.7, 10_000
-"""Services begun while the server is idle would keep it busy for such a part of the time."""
+"""Utilization of the server by services that begin while it is idle, and number of equal requests."""
 TIMES = ("queueing", "first_token", "each_token", "end_to_end")
 
 
 def measure(runs: Runs) -> list[Row]:
-    """A run for each server and rate: who is in a pass depends on the clock, so that nothing can be replayed."""
+    """A run for each server and rate: the requests of a pass depend on the clock, so that no replay is valid."""
     return [*by_rate(runs), in_theory(runs)]
 
 
@@ -45,17 +45,17 @@ def by_rate(runs: Runs) -> list[Row]:
 
 
 def in_theory(runs: Runs) -> Row:
-    """Equal requests, one at a time: the mean wait has a closed form. A small model, so that there can be many."""
+    """Equal requests, one at a time: the mean wait has a closed form. A small model allows many requests."""
     words = ["--shape", "tiny", "--tokens", 1, "--most", 1]
     alone = runs.simulate("tiny", PROGRAM, [*words, "--requests", 3, "--rate", 0.001], BOARDS)
     burst = runs.simulate("burst", PROGRAM, [*words, "--requests", 21, "--rate", 1e6], BOARDS)
     ends = seconds(burst)["end_to_end"]
-    # A service is longer where another was just before it, whose end the other board has yet to reach.
+    # A service that directly follows another is longer, as the other board has yet to end the previous one.
     service = (ends[-1] - ends[0]) / (len(ends) - 1)
     rate = LOAD / seconds(alone)["end_to_end"][-1]
     words += ["--requests", EQUAL_REQUESTS, "--rate", repr(rate)]
     run = runs.simulate("equal", PROGRAM, words, BOARDS, record="summary")
-    # Pollaczek and Khinchine's mean wait where all services take equally long.
+    # Mean wait by Pollaczek and Khinchine for services of equal duration.
     utilization = rate * service
     theory = utilization * service / (2 * (1 - utilization))
     low, high = interval(utilization, service)
@@ -77,13 +77,13 @@ def figures(server: str, rate: str, run: Run) -> Row:
 
 
 def seconds(run: Run) -> dict[str, list[float]]:
-    """What each request took, in order of arrival."""
+    """Latencies of each request, in order of arrival."""
     lines = [line.split(": ")[1].split() for line in studies.said(run, "request ")]
     return {name: [float(line[place]) for line in lines] for place, name in enumerate(TIMES)}
 
 
 def quantile(sample: list[float], part: float) -> float:
-    """Between two values, on the line that connects them."""
+    """The quantile of a sample, interpolated linearly between two values."""
     ordered = sorted(sample)
     place = part * (len(ordered) - 1)
     below = int(place)
@@ -91,12 +91,12 @@ def quantile(sample: list[float], part: float) -> float:
 
 
 def interval(utilization: float, service: float) -> tuple[float, float]:
-    """Between which the mean wait of so many requests of M/D/1 is with a probability of 95 %: of 400 other samples of arrivals."""
+    """95 % interval of the mean wait of so many requests of M/D/1, from 400 other samples of arrivals."""
     means = []
     for seed in range(1, 401):
         wait = total = 0.0
         for earlier, later in pairwise(poisson(utilization / service, EQUAL_REQUESTS, seed)):
-            # Lindley's recursion: who comes before the server is free waits for the rest.
+            # Lindley's recursion: a request that arrives while the server is busy waits for the rest.
             wait = max(wait + service - (later - earlier), 0.0)
             total += wait
         means.append(total / EQUAL_REQUESTS)
@@ -104,7 +104,7 @@ def interval(utilization: float, service: float) -> tuple[float, float]:
 
 
 def draw(rows: list[Row]) -> "Figure":
-    """End to end and first token over the rate, median and 90 %."""
+    """End-to-end and first-token latency over the rate, median and 90 %."""
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, 2)

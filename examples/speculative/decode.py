@@ -1,11 +1,11 @@
-"""Lets a draft model guess the next tokens, which the large model checks all at once (speculative decoding).
+"""Lets a draft model guess the next tokens, which the large model checks in one pass (speculative decoding).
 
     torchrun --nproc-per-node 2 decode.py --guesses 4
 
-Rank 0 has the large model, rank 1 the draft. What the large model would have said itself is kept, up to the first guess
-that is another one, and in its place stands the large model's own token: so answers are those of greedy decoding
-(Leviathan et al., arXiv:2211.17192). The draft is the same model without some of its layers (Zhang et al., Draft &
-Verify, arXiv:2309.08168). With `--guesses 0` the large model is alone.
+Rank 0 has the large model, rank 1 the draft. Guesses are kept up to the first one that differs from the large model's
+own token, which replaces it: answers are therefore those of greedy decoding (Leviathan et al., arXiv:2211.17192). The
+draft is the same model without some of its layers (Zhang et al., Draft & Verify, arXiv:2309.08168). With `--guesses 0`
+the large model runs alone.
 """
 
 import sys
@@ -21,8 +21,8 @@ from batch import opened, parser, prompts, show
 from llama import Llama, load
 
 LEAST_NEEDED = (12, 3, 17, 18, 14, 5, 26, 15, 16, 7, 13, 25)
-"""Layers of SmolLM2-135M-Instruct: each is that without which, beside those before it, most of the next tokens of six
-answers stay as they are."""
+"""Layers of SmolLM2-135M-Instruct in order of removal: the removal of each, in addition to those before it, keeps most of
+the next tokens of six answers."""
 
 
 @torch.inference_mode()
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def check(model: Llama, text: list[int], tokens: int, guesses: int) -> tuple[list[int], list[int]]:
-    """The large model: the answer, and how many guesses of each round were right."""
+    """The large model: returns the answer, and the number of right guesses per round."""
     memory = model.remember()
     with record_function("prefill"):
         answer = [int(model(torch.tensor(text), [memory]).argmax())]
@@ -72,7 +72,7 @@ def check(model: Llama, text: list[int], tokens: int, guesses: int) -> tuple[lis
             guessed = torch.empty(guesses, dtype=torch.long)
             if guesses:
                 dist.recv(guessed, 1)
-            # Row by row, what follows the newest token, and what follows each guess.
+            # Row by row, the token after the newest one, and after each guess.
             newest = torch.cat((torch.tensor(answer[-1:]), guessed))
             own = model(newest, [memory], every=True).argmax(-1)
             right = int((own[:-1] == guessed).cumprod(0).sum())
@@ -85,7 +85,7 @@ def check(model: Llama, text: list[int], tokens: int, guesses: int) -> tuple[lis
 
 
 def guess(model: Llama, text: list[int], tokens: int, guesses: int) -> None:
-    """The draft: guesses so many tokens, hears how many of them are right and what comes after these, and so on."""
+    """The draft: guesses tokens, receives the number of right ones and the token after them, and repeats."""
     memory = model.remember()
     with record_function("prefill"):
         model(torch.tensor(text), [memory])
@@ -102,7 +102,7 @@ def guess(model: Llama, text: list[int], tokens: int, guesses: int) -> None:
         said = torch.empty(2, dtype=torch.long)
         dist.recv(said, 0)
         right, next_token = said.tolist()
-        # The last guess has not been read yet.
+        # The last guess has not been processed yet.
         memory.forget(max(guesses - 1 - right, 0))
         unread = [*guessed[-1:], next_token] if right == guesses else [next_token]
         known += right + 1

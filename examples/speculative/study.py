@@ -1,4 +1,4 @@
-"""How many times as fast a model answers with a draft on another board, by latency, by the guesses and by what the draft lacks."""
+"""Speedup of a model by a draft on another board, by latency, number of guesses, and layers that the draft lacks."""
 
 import sys
 from pathlib import Path
@@ -19,7 +19,7 @@ WITHOUT = [4, 9]
 GUESSES = [1, 2, 4, 6]
 LATENCIES_MS = [0.05, 0.2, 1, 5, 20, 50]
 SLOWDOWNS = [1, 12.7]
-"""Of the large model's board: a model with the weights of SmolLM2-1.7B has 12.7 times as much to read and to compute."""
+"""Slowdown of the large model's board: the weights of SmolLM2-1.7B are 12.7 times as much to read and to compute."""
 
 
 def measure(runs: Runs) -> list[Row]:
@@ -66,7 +66,7 @@ def shortened(runs: Runs) -> Path:
 
 
 def draw(rows: list[Row]) -> "Figure":
-    """Times as fast over latency, for both sizes of the large model."""
+    """Speedup over latency, for both sizes of the large model."""
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, 2)

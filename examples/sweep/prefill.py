@@ -1,8 +1,8 @@
-"""Reads a prompt with a decoder whose heads and feed-forward networks are cut over all ranks (tensor parallelism).
+"""Reads a prompt with a decoder whose heads and feed-forward networks are sharded over all ranks (tensor parallelism).
 
 torchrun --nproc-per-node 2 prefill.py --prompt 64
 
-Weights are random, and equal whatever the number of ranks; so is the answer. The range `prefill` is the time to the first token.
+Weights are random, and equal for any number of ranks; so is the answer. The range `prefill` is the TTFT.
 """
 
 import argparse
@@ -19,14 +19,14 @@ VOCABULARY = 1024
 
 
 class Layer:
-    """The part of a layer that one rank has: some heads, and as large a part of the feed-forward network."""
+    """One rank's shard of a layer: some heads, and as large a part of the feed-forward network."""
 
     def __init__(self, generator: torch.Generator, rank: int, ranks: int) -> None:
         def matrix(rows: int, columns: int) -> torch.Tensor:
             result: torch.Tensor = torch.randn(rows, columns, generator=generator) / rows**0.5
             return result
 
-        # Every rank draws the whole, so that all of them cut the same matrices.
+        # Every rank draws the whole matrices, so that all shard the same ones.
         self.heads = HEADS // ranks
         self.query, self.key, self.value = (matrix(WIDTH, WIDTH).chunk(ranks, 1)[rank] for _ in range(3))
         self.output = matrix(WIDTH, WIDTH).chunk(ranks, 0)[rank]
@@ -41,12 +41,12 @@ class Layer:
         return hidden + added(F.gelu(F.layer_norm(hidden, (WIDTH,)) @ self.up) @ self.down)
 
     def cut(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Heads first: each attends by itself."""
+        """Moves the heads to the first dimension, as each attends by itself."""
         return tokens.view(len(tokens), self.heads, -1).transpose(0, 1)
 
 
 def added(part: torch.Tensor) -> torch.Tensor:
-    """The sum of what all ranks have."""
+    """The sum over all ranks."""
     dist.all_reduce(part)
     return part
 

@@ -1,9 +1,9 @@
-"""Answers a batch of prompts with a language model whose matrices are cut over all ranks (tensor parallelism).
+"""Answers a batch of prompts with a language model whose matrices are sharded over all ranks (tensor parallelism).
 
     torchrun --nproc-per-node 3 answer.py --batch 4
 
-Each rank has a third of the heads, of the feed-forward network and of the vocabulary, and the keys and values of its
-heads. Every layer takes two all-reduces of one hidden state for each new token.
+Each rank has a third of the heads, of the feed-forward network and of the vocabulary, and the KV cache of its heads.
+Every layer needs two all-reduces of one hidden state for each new token.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""How long a token takes on three boards and on one, by the latency between them, with batches of 1 and 4."""
+"""Time per token on three boards and on one, by the latency between boards, with batches of 1 and 4."""
 
 import sys
 from pathlib import Path
@@ -48,7 +48,7 @@ def measure(runs: Runs) -> list[Row]:
 
 
 def draw(rows: list[Row]) -> "Figure":
-    """Time of a token over latency."""
+    """Time per token over latency."""
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, len(BATCHES), sharey=True)

@@ -1,9 +1,9 @@
-"""Answers a batch of prompts with a language model that is cut both ways: layers over stages, matrices over a stage's ranks.
+"""Answers a batch of prompts with a language model sharded twice: layers over stages, matrices over a stage's ranks.
 
     torchrun --nproc-per-node 6 answer.py --stages 2 --batch 4
 
-Ranks of a stage combine their parts by all-reduce in every layer; each sends the hidden states, of which all ranks of a
-stage have the same, to its own counterpart in the next stage.
+Ranks of a stage combine their results by all-reduce in every layer; each sends the hidden states, which are the same on
+all ranks of a stage, to its counterpart in the next stage.
 """
 
 import sys

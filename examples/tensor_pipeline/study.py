@@ -1,4 +1,4 @@
-"""Which cut of a model over six boards makes most tokens a second, and which the next token soonest"""
+"""Splits of a model over six boards: the one with most tokens per second, and the one with the fastest next token."""
 
 import sys
 from pathlib import Path
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 TOKENS = 4
 CUTS = [(1, 1), (1, 3), (3, 1), (6, 1), (2, 3)]
-"""Stages, and ranks of each. The model has three key/value heads, so matrices are cut in three or not at all."""
+"""Stages, and ranks of each. The model has three KV heads, so matrices are sharded over three ranks or not at all."""
 BATCH = 12
 
 
 def measure(runs: Runs) -> list[Row]:
-    """The program runs once for each cut; a faster network is a replay."""
+    """The program runs once for each split; a faster network is a replay."""
     rows: list[Row] = []
     expected = None
     for stages, width in CUTS:
@@ -33,7 +33,7 @@ def measure(runs: Runs) -> list[Row]:
             raise SystemExit(f"{stages} stages of {width}: other tokens than those of one board")
         fast = runs.replay("replay", run, set=['network.bandwidth="10 Gbps"', 'network.latency="20 us"'])
         for network, result in (("1 Gbps, 200 us", run), ("10 Gbps, 20 us", fast)):
-            # Passes of the first stage, and its waits for tokens, are one behind the other: one turn of the whole batch.
+            # Passes of the first stage and its waits for tokens follow one another: they add up to one round.
             seconds = studies.total(result, "decode") / (TOKENS - 1)
             rows.append(
                 {
@@ -50,7 +50,7 @@ def measure(runs: Runs) -> list[Row]:
 
 
 def draw(rows: list[Row]) -> "Figure":
-    """Tokens a second of each cut."""
+    """Tokens per second of each split."""
     import matplotlib.pyplot as plt
 
     figure, panel = plt.subplots()

@@ -1,10 +1,10 @@
-"""Says which caption fits each picture best, with the two towers of a CLIP (Radford et al., arXiv:2103.00020) on two ranks.
+"""Finds each picture's best caption with the two towers of a CLIP (Radford et al., arXiv:2103.00020) on two ranks.
 
     torchrun --nproc-per-node 2 embed.py --pictures 4 --captions 6
 
 Rank 0 has pictures and captions. With `--split towers` each rank has one tower: rank 0 embeds the pictures, rank 1 the
-captions. With `--split data` both have both towers, and half of the pictures and of the captions. Weights are drawn from
-a seed, a tower's own, so that they are the same wherever the tower is.
+captions. With `--split data` both have both towers, and half of the pictures and of the captions. Each tower's weights
+are drawn from a seed of its own, so that they are the same on any rank.
 """
 
 import argparse
@@ -33,11 +33,11 @@ class Shape:
 
 
 SHAPES = {"vit-b-32": Shape(32, 768, 12, 512, 12, 512), "vit-l-14": Shape(14, 1024, 24, 768, 12, 768)}
-"""As published in table 20 of arXiv:2103.00020. Heads have 64 elements, feed-forward networks four times the width."""
+"""Published in table 20 of arXiv:2103.00020. Heads have 64 elements, feed-forward networks four times the width."""
 
 
 class Block(nn.Module):
-    """Attention and feed-forward network, each behind its norm."""
+    """Attention and feed-forward network, each after its norm."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Pictures(nn.Module):
 
 
 class Captions(nn.Module):
-    """The tower for captions: a transformer, which looks back only."""
+    """The tower for captions: a causal transformer."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class Captions(nn.Module):
 
 @torch.inference_mode()
 def main() -> None:
-    """Prints on rank 0."""
+    """Embeds pictures and captions, and prints the result on rank 0."""
     options = arguments()
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -123,7 +123,7 @@ def main() -> None:
             else:
                 embedded = by_data(towers, shape, {"pictures": pictures, "captions": captions})
             if rank == 0:
-                # The temperature with which the training of CLIP begins.
+                # The initial temperature of CLIP's training.
                 scores = embedded["pictures"] @ embedded["captions"].T / 0.07
                 best = scores.argmax(-1)
     if rank == 0:
@@ -152,13 +152,13 @@ def inputs(pictures: int, captions: int) -> tuple[Tensor, Tensor]:
     light = torch.sin(waves[:, :, 0] * place + waves[:, :, 1] * place.unsqueeze(1))
     words = torch.randint(1, VOCABULARY - 1, (captions, CONTEXT), generator=generator)
     ends = torch.randint(4, CONTEXT, (captions, 1), generator=generator)
-    # As CLIP does, what is behind the end is 0.
+    # Tokens after the end are 0, as in CLIP.
     words = torch.where(torch.arange(CONTEXT) < ends, words, 0)
     return light, words.scatter(1, ends, VOCABULARY - 1)
 
 
 def by_towers(towers: dict[str, nn.Module], shape: Shape, pictures: Tensor, captions: Tensor) -> dict[str, Tensor]:
-    """The captions go to rank 1, and their embeddings come back."""
+    """Sends the captions to rank 1, and returns their embeddings."""
     if dist.get_rank() == 1:
         received = torch.empty_like(captions)
         dist.recv(received, 0)
@@ -176,9 +176,9 @@ def by_towers(towers: dict[str, nn.Module], shape: Shape, pictures: Tensor, capt
 
 
 def by_data(towers: dict[str, nn.Module], shape: Shape, items: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The second half of everything goes to rank 1, and its embeddings come back. Captions first: they are shorter."""
+    """Sends the second half of all items to rank 1, and returns its embeddings. Captions go first, as they are shorter."""
     names = ("captions", "pictures")
-    # The larger half stays where it is.
+    # The larger half stays on rank 0.
     halves = {name: items[name].tensor_split([-(-len(items[name]) // 2)]) for name in names}
     if dist.get_rank() == 1:
         returning = []
@@ -204,7 +204,7 @@ def by_data(towers: dict[str, nn.Module], shape: Shape, items: dict[str, Tensor]
 
 
 def finish(sending: list[dist.Work | None]) -> None:
-    """Waits until all has left."""
+    """Waits until all tensors have been sent."""
     for work in sending:
         if work is not None:
             work.wait()

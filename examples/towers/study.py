@@ -1,4 +1,4 @@
-"""How long two boards take for pictures and captions, with a tower each or with half of everything, beside one board."""
+"""Time of two boards for pictures and captions, with a tower each or with half of the items, compared with one board."""
 
 import sys
 from pathlib import Path
@@ -59,7 +59,7 @@ def measure(runs: Runs) -> list[Row]:
 
 
 def draw(rows: list[Row]) -> "Figure":
-    """Speed beside one board, over the number of captions."""
+    """Speed relative to one board, over the number of captions."""
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, 2, sharey=True)

@@ -1,9 +1,9 @@
-"""Reads a prompt whose tokens are dealt out to all ranks (Voltage: Hu and Li, ICDCS 2024), plain or with overlap.
+"""Prefills a prompt whose tokens are sharded over all ranks (Voltage: Hu and Li, ICDCS 2024), plain or with overlap.
 
     torchrun --nproc-per-node 2 prefill.py --length 96 --overlap queries
 
-Every rank has all weights and an equal run of the tokens. Before attention it gathers the hidden states of all tokens,
-of which it makes the keys and values that its own queries look at; everything else concerns its own tokens alone.
+Every rank has all weights and an equal range of the tokens. Before attention it gathers the hidden states of all
+tokens, to compute the keys and values for its own queries; all other operators process only its own tokens.
 """
 
 import argparse
@@ -26,7 +26,7 @@ TEXT = "Explain how a river shapes the land that it flows through. "
 
 
 def main() -> None:
-    """Loads, reads, and prints the next token on the rank that has the end of the prompt."""
+    """Loads, prefills, and prints the next token on the rank that has the end of the prompt."""
     options = arguments()
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -73,7 +73,7 @@ def prefill(model: Llama, ids: Tensor, overlap: str) -> Tensor:
     rotation = model.rotation([memory], [len(ids)])
     mine = len(ids) // ranks
     start, end = rank * mine, (rank + 1) * mine
-    # A token sees itself and all before it.
+    # A token sees itself and all tokens before it.
     visible = torch.ones(mine, end, dtype=torch.bool).tril(start)
     x: Tensor = model.token_embd(ids[start:end])
     for block in model.blk.values():
@@ -96,7 +96,7 @@ def attention(block: Block, x: Tensor, rotation: Tensor, visible: Tensor, overla
     if gathering is not None:
         gathering.wait()
     if overlap == "all":
-        # The tokens behind this rank's are not seen, and those before it are all that is missing.
+        # Tokens after this rank's are masked, so that only those before it are missing.
         keys = torch.cat((block.attn_k(everyone[:start]), own_keys))
         values = torch.cat((block.attn_v(everyone[:start]), own_values))
     else:

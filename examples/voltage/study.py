@@ -1,4 +1,4 @@
-"""What overlapping the gathers of a prefill gains, by length and network: simulated, foreseen by `whatif`, and as it was published."""
+"""Gain of overlapping the gathers of a prefill, by length and network: simulated, predicted by `whatif`, and published."""
 
 import csv
 import sys
@@ -19,7 +19,7 @@ HERE = Path(__file__).resolve().parent
 PROGRAM = HERE / "prefill.py"
 OVERLAPS = ["nothing", "queries", "all"]
 NETWORKS = [(100, 1), (100, 10), (1000, 1), (10000, 0.02)]
-"""Mbit/s, and milliseconds one way. The first three are those that were measured."""
+"""Mbit/s, and one-way latency in milliseconds. The first three networks are the measured ones."""
 BOARDS_LENGTHS = [48, 192]
 
 
@@ -30,7 +30,7 @@ def measure(runs: Runs) -> list[Row]:
     published = {(int(r["bandwidth_mbps"]), float(r["latency_ms"]), int(r["length"])): r for r in rows}
     figures: list[Row] = []
     for length in sorted({length for _, _, length in published}):
-        # The tokens of a prompt are dealt out to two boards.
+        # The tokens of a prompt are sharded over two boards.
         words = ["--shape", "llama-3.2-1b", "--length", length + length % 2]
         made = {
             overlap: runs.simulate(
@@ -56,7 +56,7 @@ def compared(
     runs: Runs, boards: str, length: int, made: dict[str, Run], published: dict[tuple[int, float, int], dict[str, str]]
 ) -> list[Row]:
     """One row for each network."""
-    # The call is the same in all variants; only one of them waits for it at once.
+    # All variants make the call at this line; only one of them waits for it immediately.
     (line,) = [n for n, text in enumerate(PROGRAM.read_text().splitlines(), 1) if "all_gather_into_tensor(" in text]
     rows: list[Row] = []
     for bandwidth, latency in NETWORKS:
@@ -83,12 +83,12 @@ def compared(
 
 
 def prefill(run: Run) -> float:
-    """Seconds until the next token is known, on the rank that has the end of the prompt."""
+    """Seconds until the next token, on the rank that has the end of the prompt."""
     return studies.phase(run, "prefill", rank=len(run.ranks) - 1)
 
 
 def draw(rows: list[Row]) -> "Figure":
-    """Gain by length, a panel for each network; dots are what was measured, filled where it is significant."""
+    """Gain by length, a panel per network; dots are published measurements, filled if significant."""
     import matplotlib.pyplot as plt
 
     mine = [row for row in rows if str(row["boards"]).startswith("orin")]

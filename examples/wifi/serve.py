@@ -1,6 +1,6 @@
-"""Tensor parallelism: each rank has a part of every layer's matrices, and two all-reduces a layer add up what the parts give.
+"""Tensor parallelism: each rank has a shard of every layer's matrices, and two all-reduces per layer sum the results.
 
-A prompt is read at once, then tokens are made one by one. Run it on eight boards on Wi-Fi:
+The prompt is prefilled at once, then tokens are decoded one by one. Run it on eight boards on Wi-Fi:
 
 uniference run --cluster wifi.toml serve.py
 """
@@ -13,7 +13,7 @@ LAYERS, HIDDEN, PROMPT, TOKENS = 8, 1024, 128, 16
 
 
 class Layer(torch.nn.Module):
-    """A rank's part of two matrices of attention and two of a feed-forward network."""
+    """A rank's shards of two matrices of attention and two of a feed-forward network."""
 
     def __init__(self, parts: int) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Layer(torch.nn.Module):
         self.down = torch.nn.Linear(4 * HIDDEN // parts, HIDDEN, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One layer of a decoder, without its softmax: what matters here is who waits for whom."""
+        """One layer of a decoder without softmax, which does not change the waits between ranks."""
         attended: torch.Tensor = self.out(torch.tanh(self.mix(x)))
         dist.all_reduce(attended)
         x = x + attended
@@ -34,7 +34,7 @@ class Layer(torch.nn.Module):
 
 @torch.inference_mode()
 def main() -> None:
-    """Reads a prompt, and makes tokens."""
+    """Prefills a prompt, and decodes tokens."""
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = torch.nn.Sequential(*[Layer(dist.get_world_size()) for _ in range(LAYERS)])
