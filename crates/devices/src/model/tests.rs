@@ -174,8 +174,8 @@ fn the_host_takes_what_it_took_between_these_two_operators() {
     assert_eq!(during(Autograd::Backward, "aten::t", None), 3.0);
 }
 
-/// The maximum of 2^28 elements of 2 bytes is found at no less than half of the memory's rate: 2^29 / 3.35e12 s = 160
-/// us, at most 320.
+/// The maximum of 2^28 elements of 2 bytes is found at no less than half of the memory's rate: 2^29 / 3.35e12 s =
+/// 160 us, at most 320.
 #[test]
 fn one_long_row_is_reduced_by_many_multiprocessors() {
     let operator = |rows, columns| Operator {

@@ -73,8 +73,8 @@ mod tests {
 
     #[test]
     fn a_copy_takes_its_bytes_over_the_slowest_of_its_way() {
-        // 10^9 bytes at 0.8 of 64 GB/s, half of that from pageable memory; within the device read and written at 1
-        // TB/s.
+        // 10^9 bytes at 0.8 of 64 GB/s, half of that from pageable memory; within the device read and written at
+        // 1 TB/s.
         for (name, kind, expected) in [
             (Some("h100-sxm-80gb"), CopyKind::PinnedToDevice, 1e9 / 51.2e9),
             (Some("h100-sxm-80gb"), CopyKind::PageableToDevice, 1e9 / 25.6e9),
