@@ -209,7 +209,7 @@ class Llama(nn.Module):
 
 
 def most_likely(logits: Tensor, group: dist.ProcessGroup | None = None) -> list[int]:
-    """The most likely token of each text, over the whole vocabulary, which is sharded equally over the group's ranks."""
+    """The most likely token of each text, over the vocabulary, which is sharded equally over the group's ranks."""
     ranks = dist.get_world_size(group)
     values, indices = logits.max(dim=-1)
     # Exact: float64 holds every float32, and integers up to 2^53.

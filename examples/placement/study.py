@@ -1,4 +1,4 @@
-"""Positions of a slow and a remote board in a pipeline: all orders for several layer splits, with one record per split."""
+"""Positions of a slow and a remote board in a pipeline: all orders for several layer splits, one record per split."""
 
 import sys
 from itertools import permutations

@@ -1,4 +1,4 @@
-"""Attention over a sequence that is sharded over all ranks, with keys and values passing around a ring (Liu et al., 2023).
+"""Attention over a sequence sharded over all ranks, with keys and values passing around a ring (Liu et al., 2023).
 
     torchrun --nproc-per-node 4 attend.py --length 2048 --order zigzag
 

@@ -346,7 +346,7 @@ impl Reader {
         let results = results.iter().flat_map(|(name, count)| self.define(name, *count)).collect();
         let (first, last) = (written.types.first(), written.types.last());
         let to = match &operation {
-            // The text gives the type of the first operand.
+            // The text gives the operands' types, of which the first is the result's.
             Operation::Advance(_) => first,
             _ => last,
         };

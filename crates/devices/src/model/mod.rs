@@ -533,9 +533,9 @@ fn seconds(surface: &Surface, operator: &Operator) -> f64 {
     surface.seconds(dimensions(&operator.family), operator.bytes().0, work)
 }
 
-/// The reduction with as much work per unit as other operators along rows: several multiprocessors reduce one long row
-/// of a reduction (PyTorch's `aten/src/ATen/native/cuda/Reduce.cuh`), but one multiprocessor computes each row of a
-/// norm or a softmax. A scan of all elements also uses several (PyTorch's `ScanUtils.cuh`).
+/// The reduction with its rows split into the parts that one multiprocessor reduces, for the comparison with other
+/// operators along rows. Several multiprocessors reduce one long row (PyTorch's `aten/src/ATen/native/cuda/Reduce.cuh`)
+/// or scan all elements (PyTorch's `ScanUtils.cuh`), but one computes each row of a norm or a softmax.
 fn in_parts(operator: &Operator) -> Operator {
     let mut operator = *operator;
     if let Family::Rows { kind, rows, columns, .. } = &mut operator.family
