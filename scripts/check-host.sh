@@ -20,7 +20,7 @@ free_gb=$(($(df -Pk . | awk 'NR == 2 { print $4 }') / 1000000))
 
 command -v cc >/dev/null || lacks "there is no C compiler" "apt install gcc (or your system's package of it)"
 
-# Not an error: operators are then captured in Python.
+# A missing compiler is no error: operators are then captured in Python.
 command -v "${CXX:-g++}" >/dev/null ||
     printf 'warning: %s\nhint: %s\n' "there is no C++ compiler: operators are captured in Python, several times as slowly, and --values must be all" \
         "apt install g++ (or your system's package of it), or name another: CXX=clang++" >&2
