@@ -113,7 +113,7 @@ def counted(folder: Path) -> int:
 
 
 def run(out: Path, rounds: int, size: int, *options: str) -> Cost:
-    """Runs the program."""
+    """Runs the program, and returns its cost."""
     words = ["run", "--ranks", str(RANKS), "--out", str(out), "--quiet", *options, str(PROGRAM), str(rounds), str(size)]
     return command(*words)[0]
 

@@ -73,7 +73,7 @@ ROUNDS: dict[str, Callable[[Tensor], Round]] = {
 
 
 def measure(case: str) -> None:
-    """Marks the beginning and the end of a case's rounds, with a rank's mean CPU seconds in between."""
+    """Prints marks at the beginning and the end of a case's rounds, then a rank's mean CPU seconds."""
     operation, nbytes, count = case.split(":")
     round_ = ROUNDS[operation](torch.zeros(int(nbytes) // 4))
     for _ in range(min(WARM_UP, int(count))):

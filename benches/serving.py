@@ -88,7 +88,7 @@ class Point:
 
 
 def points(path: Path) -> dict[Point, dict[str, float]]:
-    """The metrics of each point of the table that can be served."""
+    """The metrics of each point of the table that this benchmark can serve."""
     found: dict[Point, dict[str, float]] = defaultdict(dict)
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
@@ -156,7 +156,7 @@ def frontend(point: Point, words: argparse.Namespace) -> float:
 
 
 class VLLM:
-    """The engine in the ranks' processes, driven step by step."""
+    """vLLM's engine in the ranks' processes, driven step by step."""
 
     environment, program = ".venv-vllm", "vllm_serve.py"
     frontend = 0.00075
@@ -174,7 +174,7 @@ class VLLM:
 
 
 class SGLang:
-    """The schedulers in the ranks' processes, each with its event loop."""
+    """SGLang's schedulers in the ranks' processes, each with its event loop."""
 
     environment, program = ".venv-sglang", "sglang_serve.py"
     frontend = 0.00057
@@ -194,7 +194,7 @@ STACKS: dict[str, type[VLLM] | type[SGLang]] = {"vllm": VLLM, "sglang": SGLang}
 
 
 def compare(found: dict[Point, dict[str, float]], words: argparse.Namespace) -> Iterator[Row]:
-    """The rows of each point as soon as it has been simulated."""
+    """Yields the rows of each point after its simulation."""
     for point, measured in sorted(found.items()):
         began = time.monotonic()
         served = serve(point, words)
@@ -209,7 +209,7 @@ def compare(found: dict[Point, dict[str, float]], words: argparse.Namespace) -> 
 
 
 def report(rows: Iterable[Row]) -> str:
-    """A line for each row, then the errors of each group."""
+    """Prints a line per row, then the errors of each group."""
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         groups[row.group].append(row)

@@ -77,7 +77,7 @@ def serve(words: argparse.Namespace) -> None:
 
 
 def report(words: argparse.Namespace) -> str:
-    """A line for each published statistic."""
+    """Prints a line per published statistic."""
     with (words.out / "requests.csv").open(newline="") as file:
         served = list(csv.DictReader(file))
     with words.table.open(newline="") as file:

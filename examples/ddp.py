@@ -1,4 +1,4 @@
-"""Trains a small network with data parallelism: each rank sees its own samples, gradients are averaged over all.
+"""Trains a small network with data parallelism: each rank has its own samples, and gradients are averaged.
 
 torchrun --nproc-per-node 2 ddp.py
 """

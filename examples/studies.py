@@ -27,7 +27,7 @@ Row = dict[str, str | int | float]
 
 
 class Runs:
-    """Simulations of one study, each in a folder of its own."""
+    """Simulations of one study, each in its own folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -86,7 +86,7 @@ def number(text: str) -> str | float:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Rows as CSV, numbers with six digits: virtual time is the same on every machine, so the text is, too."""
+    """Rows as CSV, numbers with six digits: virtual time is the same on every machine, and so is the text."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()

@@ -119,7 +119,7 @@ def leaves(tree: str) -> Iterator[Module]:
 
 
 def find_circle(graph: dict[str, dict[str, Module]]) -> list[str] | None:
-    """The names of one circle, the first one twice."""
+    """The names of one cycle, the first one twice."""
     done: set[str] = set()
 
     def visit(node: str, trail: list[str]) -> list[str] | None:

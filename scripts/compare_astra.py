@@ -34,7 +34,7 @@ NAMES = {
 ALGORITHMS = {("halvingDoubling", "all_reduce"): "halving_doubling"}
 # Names of algorithms along a dimension, in ASTRA-sim and in Uniference.
 ROWS = {"ring": "ring", "direct": "direct", "halvingDoubling": "halving_doubling"}
-# Larger collectives are in the summary only.
+# Larger collectives appear only in the summary.
 LARGEST_SHOWN = 1 << 26
 
 Row = dict[str, str]
@@ -96,7 +96,7 @@ def compared(reference: Path, *, hierarchical: bool) -> list[tuple[Row, float, f
 
 
 def print_cases(rows: list[tuple[Row, float, float]]) -> None:
-    """One-dimensional networks, case by case."""
+    """Prints one-dimensional networks, case by case."""
     print("| network | ranks | collective | bytes | ASTRA-sim's algorithm | ASTRA-sim, us | ours, us | ours / theirs |")
     print("|---|---|---|---|---|---|---|---|")
     for row, theirs, mine in rows:

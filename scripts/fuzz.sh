@@ -14,7 +14,7 @@ cargo run --quiet --locked --release --config crates/checked.toml --package unif
 export RUSTFLAGS="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
     -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1"
-# An explicit target keeps the flags away from build scripts.
+# An explicit target keeps the flags from build scripts.
 host=$(rustc -vV | sed -n 's/^host: //p')
 # Versions are the workspace's; dependencies that only fuzzing needs are added.
 cp Cargo.lock fuzz/Cargo.lock

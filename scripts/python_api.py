@@ -153,7 +153,7 @@ def prose(docstring: str | None) -> str:
 
 
 def cell(docstring: str | None) -> str:
-    """The same in a cell of a table, without examples."""
+    """A docstring for a cell of a table, without examples."""
     paragraphs = (docstring or "").split("\n\n")
     text = " ".join(paragraph for paragraph in paragraphs if not paragraph.startswith(EXAMPLE))
     return " ".join(text.split()).replace("|", "\\|")

@@ -1,4 +1,4 @@
-"""Owns the report of `make accuracy`: tables of errors, intervals and their coverage, the plot, and their place on the page."""
+"""Owns the report of `make accuracy`: tables of errors, intervals and their coverage, the plot, and the page."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -32,7 +32,7 @@ class Rank:
 
 
 def tensor(rank: Rank) -> None:
-    """Tensor parallel: the parts of each layer's two halves are summed over all ranks."""
+    """Tensor parallelism: the partial results of each layer's two halves are summed over all ranks."""
     x = torch.zeros(ACTIVATION)
     for _ in range(2 * LAYERS):
         rank.compute()
@@ -94,7 +94,7 @@ def main() -> None:
     words = parser.parse_args()
     dist.init_process_group("gloo")
     rank = Rank(words.slow == dist.get_rank())
-    # Connections, threads and caches are warm after the first time.
+    # The first repetition warms up connections, threads and caches.
     for _ in range(3):
         KINDS[words.kind](rank)
         dist.barrier()

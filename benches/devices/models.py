@@ -34,7 +34,8 @@ SIZES = {
     "bert_large": Sizes("bert", 24, 1024, 16, 4096, 30522),
     "gpt2_large": Sizes("gpt2", 36, 1280, 20, 5120, 50257),
     "opt_13": Sizes("opt", 24, 2048, 32, 8192, 50272),
-    # 24 heads of width 128, as in table 2.1 of "Language Models are Few-Shot Learners" (2020), which makes a hidden size of 3072.
+    # 24 heads of width 128, as in table 2.1 of "Language Models are Few-Shot Learners" (2020), which gives a hidden
+    # size of 3072.
     "gpt3_xl": Sizes("gpt2", 24, 3072, 24, 12288, 50257),
     "gpt3_27": Sizes("gpt2", 32, 2560, 32, 10240, 50257),
     # T5's 3B model with four experts in every second feed-forward layer.

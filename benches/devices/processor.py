@@ -33,7 +33,7 @@ differ from the median of all by {drift:.1f} % in the median."""
 
 
 def sections(out: Path, few: bool) -> list[Section]:
-    """Forward passes and training steps."""
+    """Rows of forward passes and training steps."""
     out.mkdir(parents=True, exist_ok=True)
     database, cluster = out / "operators.sqlite", out / "here.toml"
     programs = list(product(("forward", "train"), ("gpt", "llama", "bert"), SIZES[1:2] if few else SIZES))

@@ -34,7 +34,7 @@ class Row:
 
     @property
     def covered(self) -> bool | None:
-        """Whether the interval holds the measurement; None without one."""
+        """Whether the interval contains the measurement; None without an interval."""
         return None if self.interval is None else self.interval[0] <= self.measured <= self.interval[1]
 
 
@@ -57,7 +57,7 @@ def read(name: str) -> list[dict[str, str]]:
 
 
 def report(section: Section) -> str:
-    """The section of the page: a line for each group, in the order of the rows, then every row's error."""
+    """The section of the page: a line per group, in the order of the rows, then every row's error."""
     groups: dict[str, list[Row]] = {}
     for row in section.rows:
         groups.setdefault(row.group, []).append(row)

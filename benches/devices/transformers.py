@@ -50,7 +50,7 @@ def rotated(x: Tensor) -> Tensor:
 
 
 class Gated(nn.Module):
-    """SwiGLU."""
+    """An MLP with SwiGLU."""
 
     def __init__(self, hidden: int, inner: int) -> None:
         super().__init__()

@@ -131,7 +131,7 @@ modelled."""
 
 
 def vtrain(out: Path, few: bool) -> Section:
-    """Every step of the source."""
+    """All steps of the source."""
     jobs: list[Job] = []
     for row in read("vtrain.csv"):
         hidden, layers, heads, tp, dp, pp, batch, micro = (int(value) for value in list(row.values())[:8])
@@ -171,7 +171,8 @@ A100 (80 GB), 8 InfiniBand HDR cards a server, vocabulary 51,200, sequences of 2
 dropout. Fitted: `slowdown` 0.86 on the first two rows. Assumed: two or three pieces of the model per stage where the
 sources interleave without saying how many, gradients of 4 bytes summed after the last backward pass."""
 
-# Billions of parameters, heads, hidden, layers, tp, pp, GPUs, batch, TFLOP/s per GPU; micro-batch, pieces per stage.
+# Billions of parameters, heads, hidden, layers, tp, pp, GPUs, batch, TFLOP/s per GPU; micro-batch, model chunks per
+# stage.
 SC21 = [
     (1.7, 24, 2304, 24, 1, 1, 32, 512, 137, 16, 1),
     (3.6, 32, 3072, 30, 2, 1, 64, 512, 138, 16, 1),
@@ -195,7 +196,7 @@ RECOMPUTATION = [
 
 
 def megatron(out: Path, few: bool) -> Section:
-    """Both tables."""
+    """Rows of both tables."""
     old: Options = {"attention": "unfused", "dropout": True, "no-gradient-overlap": True, "dtype": "float16"}
     jobs: list[Job] = []
     for size, heads, hidden, layers, tp, pp, gpus, batch, rate, micro, pieces in SC21:

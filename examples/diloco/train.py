@@ -1,4 +1,4 @@
-"""Trains a small language model on all ranks, with gradients averaged every step (DDP) or weights every few steps (DiLoCo).
+"""Trains a small language model on all ranks, averaging gradients at every step (DDP) or weights less often (DiLoCo).
 
     torchrun --nproc-per-node 4 train.py --method diloco --inner 20
 
@@ -105,7 +105,7 @@ def diloco(model: Model, data: Iterator[Tensor], steps: int, inner: int) -> None
 
 
 def pairs(first: nn.Module, second: nn.Module) -> list[tuple[nn.Parameter, nn.Parameter]]:
-    """The parameters of two models that are alike."""
+    """Pairs of the parameters of two models with equal layers."""
     return list(zip(first.parameters(), second.parameters(), strict=True))
 
 

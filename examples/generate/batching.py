@@ -34,12 +34,12 @@ class Request:
 
     @property
     def queueing(self) -> float:
-        """Seconds from its arrival to the pass that reads its prompt."""
+        """Seconds from the arrival to the pass that reads the prompt."""
         return self.begun - self.arrival
 
     @property
     def first_token(self) -> float:
-        """Seconds from its arrival to its first token (TTFT)."""
+        """Seconds from the arrival to the first token (TTFT)."""
         return self.known[0] - self.arrival
 
     @property
@@ -49,12 +49,12 @@ class Request:
 
     @property
     def end_to_end(self) -> float:
-        """Seconds from its arrival to its last token."""
+        """Seconds from the arrival to the last token."""
         return self.known[-1] - self.arrival
 
     @property
     def pause(self) -> float:
-        """The longest time in seconds between two of its tokens."""
+        """The longest time in seconds between two tokens."""
         return max((later - earlier for earlier, later in pairwise(self.known)), default=0.0)
 
     @property

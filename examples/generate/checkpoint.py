@@ -1,4 +1,4 @@
-"""Reads a GGUF checkpoint: metadata, tokenizer, and the part of each tensor that one rank needs.
+"""Reads a GGUF checkpoint: metadata, tokenizer, and one rank's shard of each tensor.
 
 The format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. `gguf.GGUFReader` reads it too, but
 spends 2.7 s on the vocabulary, on every rank; walking the header directly needs a tenth of a second.
@@ -40,7 +40,7 @@ def installed() -> Path | None:
 
 
 class Header:
-    """A cursor over the header. Everything in it is little-endian."""
+    """A cursor over the header. All numbers are little-endian."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self.data = data
@@ -76,7 +76,7 @@ class Checkpoint:
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
-            # Copy-on-write, because torch warns about memory that it could not write to.
+            # Copy-on-write, because torch warns about read-only memory.
             self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         header = Header(self.data)
         magic, version = header.scalars("I", 2)

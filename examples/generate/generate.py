@@ -58,7 +58,7 @@ def arguments() -> argparse.Namespace:
 
 @torch.inference_mode()
 def generate(model: Llama, prompt: list[int], limit: int, end: int) -> tuple[list[int], float, float]:
-    """Decodes greedily. Returns the tokens, the seconds until the first of them, and the seconds for each after it."""
+    """Decodes greedily. Returns the tokens, the seconds until the first token, and the seconds for each later one."""
     memory = model.remember()
     started = time.perf_counter()
     with record_function("prefill"):

@@ -180,7 +180,7 @@ class Llama(nn.Module):
     def forward(
         self, x: Tensor, memories: Sequence[Memory], counts: Sequence[int] | None = None, every: bool = False
     ) -> Tensor:
-        """`x`: ids (tokens,), or (tokens, hidden), `counts` of each text: all of a prompt, or some tokens after it.
+        """`x`: ids (tokens,), or (tokens, hidden), with `counts` tokens per text: a prompt, or tokens after it.
 
         Without `counts` all texts have equally many. Returns (texts, vocabulary / ranks), this rank's slice of the
         logits, of the last token of each text or of `every` token, or (tokens, hidden).

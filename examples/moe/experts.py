@@ -19,7 +19,7 @@ WIDTH, INNER, EXPERTS, CHOSEN, LAYERS, WORDS = 256, 1024, 8, 2, 4, 4096
 
 
 class Layer(nn.Module):
-    """A router, which all ranks have, and this rank's experts."""
+    """An MoE layer: a router, which all ranks have, and this rank's experts."""
 
     bias: Tensor
 
@@ -55,7 +55,7 @@ class Layer(nn.Module):
             received = torch.empty(sum(arriving_sizes), WIDTH)
             dist.all_to_all_single(received, rows, arriving_sizes, leaving_sizes)
         with record_function("experts"):
-            # From each rank, the rows of one expert after the other.
+            # Rows arrive by rank, and sorted by expert from each rank.
             of = torch.arange(len(self.up)).repeat(ranks).repeat_interleave(arriving)
             made = torch.empty_like(received)
             for expert, (up, down) in enumerate(zip(self.up, self.down, strict=True)):

@@ -40,7 +40,7 @@ def main() -> None:
     checkpoint = opened(options)
     model = load(checkpoint)
     text = checkpoint.tokenizer().encode(TEMPLATE.format(TEXT * (options.prompt // 8 + 1))).ids
-    # Prompts of half to one and a half times the length.
+    # Prompts have half to one and a half times the given length.
     lengths = [options.prompt * (2 + number % 5) // 4 for number in range(options.requests)]
     times = poisson(options.rate, options.requests, options.seed)
     requests = [

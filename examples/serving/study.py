@@ -104,7 +104,7 @@ def interval(utilization: float, service: float) -> tuple[float, float]:
 
 
 def draw(rows: list[Row]) -> "Figure":
-    """End to end and first token over the rate, median and 90 %."""
+    """End-to-end and first-token latency over the rate, median and 90 %."""
     import matplotlib.pyplot as plt
 
     figure, panels = plt.subplots(1, 2)

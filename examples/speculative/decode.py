@@ -1,4 +1,4 @@
-"""Lets a draft model guess the next tokens, which the large model checks all at once (speculative decoding).
+"""Lets a draft model guess the next tokens, which the large model checks in one pass (speculative decoding).
 
     torchrun --nproc-per-node 2 decode.py --guesses 4
 
@@ -102,7 +102,7 @@ def guess(model: Llama, text: list[int], tokens: int, guesses: int) -> None:
         said = torch.empty(2, dtype=torch.long)
         dist.recv(said, 0)
         right, next_token = said.tolist()
-        # The last guess has not been read yet.
+        # The last guess has not been processed yet.
         memory.forget(max(guesses - 1 - right, 0))
         unread = [*guessed[-1:], next_token] if right == guesses else [next_token]
         known += right + 1

@@ -33,7 +33,7 @@ class Shape:
 
 
 SHAPES = {"vit-b-32": Shape(32, 768, 12, 512, 12, 512), "vit-l-14": Shape(14, 1024, 24, 768, 12, 768)}
-"""As published in table 20 of arXiv:2103.00020. Heads have 64 elements, feed-forward networks four times the width."""
+"""Published in table 20 of arXiv:2103.00020. Heads have 64 elements, feed-forward networks four times the width."""
 
 
 class Block(nn.Module):

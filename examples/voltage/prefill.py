@@ -26,7 +26,7 @@ TEXT = "Explain how a river shapes the land that it flows through. "
 
 
 def main() -> None:
-    """Loads, reads, and prints the next token on the rank that has the end of the prompt."""
+    """Loads, prefills, and prints the next token on the rank that has the end of the prompt."""
     options = arguments()
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()

@@ -83,7 +83,7 @@ def compared(
 
 
 def prefill(run: Run) -> float:
-    """Seconds until the next token is known, on the rank that has the end of the prompt."""
+    """Seconds until the next token, on the rank that has the end of the prompt."""
     return studies.phase(run, "prefill", rank=len(run.ranks) - 1)
 
 

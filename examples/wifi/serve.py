@@ -13,7 +13,7 @@ LAYERS, HIDDEN, PROMPT, TOKENS = 8, 1024, 128, 16
 
 
 class Layer(torch.nn.Module):
-    """A rank's part of two matrices of attention and two of a feed-forward network."""
+    """A rank's shards of two matrices of attention and two of a feed-forward network."""
 
     def __init__(self, parts: int) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ fn framed(mut bytes: &[u8], version: u8) -> Vec<u8> {
     file
 }
 
-/// FNV-1a, as in the format.
+/// The format's checksum, FNV-1a.
 fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5_u32, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }

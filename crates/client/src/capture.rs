@@ -1,23 +1,24 @@
-//! Owns the seam to whatever writes down the operators that a rank's program runs.
+//! Owns the interface to the capture of operators that a rank's program runs.
 //!
-//! What is written is `uniference-formats`' business (`operators`); here it is passed on as it is.
+//! `uniference-formats` defines the captured bytes (`operators`); this crate passes them on unchanged.
 
-/// Writes down operators, on every thread for itself.
+/// Captures operators, separately on each thread.
 pub trait Capture: Send + Sync {
-    /// Appends what the calling thread's operators have been since it was asked last to `operators`, and what is new of the names that all threads
-    /// of the rank use to `dictionary`. Returns how many nanoseconds of the thread's processor time the capture itself has taken meanwhile.
+    /// Appends the calling thread's operators since the previous call to `operators`, and new definitions of ids that
+    /// all threads of the rank use to `dictionary`. Returns the thread's CPU time of the capture itself since the
+    /// previous call, in nanoseconds.
     fn take(&self, dictionary: &mut Vec<u8>, operators: &mut Vec<u8>) -> u64;
 
-    /// Which log the calling thread's operators stand in, by a number, and whether any do that were not taken. A thread that works for another one, which
-    /// waits for it, writes to the log of that one.
+    /// Number of the log that contains the calling thread's operators, and whether the log has operators that were not
+    /// taken. A thread that works for another thread, which waits for it, uses that thread's log.
     fn log(&self) -> (u64, bool);
 
-    /// The calling thread begins or ends work of ours, whose operators are not the program's.
+    /// Notes that the calling thread begins or ends our own work, whose operators are not the program's.
     fn inside(&self, inside: bool);
 
-    /// The calling thread has just started, and may run operators.
+    /// Notes that the calling thread has just started, and may run operators.
     fn thread_started(&self);
 
-    /// Whether the calling thread compiles the program, which a run that finds all compiled does not.
+    /// Whether the calling thread compiles the program; a run that finds all code compiled does not compile.
     fn is_compiling(&self) -> bool;
 }

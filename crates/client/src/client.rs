@@ -1,7 +1,8 @@
-//! Owns the rank's end: the calls of a live rank as messages to the driver, and its rooms in the arena.
+//! Owns the rank's end of the conversation: the calls of a live rank as messages to the driver, and its rooms in the
+//! arena.
 //!
-//! What the program is charged is `account`'s. It knows no Python (that is `uniference-py`) and decides nothing about the
-//! simulation (that is the engine, behind the driver).
+//! `account` measures the program's compute. The module knows no Python (`uniference-py` does) and decides nothing
+//! about the simulation (the engine behind the driver does).
 
 mod account;
 mod arguments;
@@ -51,111 +52,111 @@ use uniference_sim::ids::{GroupId, Site};
 use uniference_sim::program::{Collective, Outcome, POLL_COST, StoreOp, StoreValue};
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// Between two calls so close to each other a rank does not leave the driver's processor: others cannot win what waking one takes.
+/// Longest time between two calls for which a rank stays on the driver's CPU: for shorter times, others gain less than
+/// the cost of waking them.
 const SHORT_NS: u64 = 500_000;
 
 type Result<T> = std::result::Result<T, ClientError>;
 
-/// A rank's connection to the driver. Any thread may call; each that does is a task of its own.
+/// A rank's connection to the driver. Any thread may call; each thread that does so is a task of its own.
 pub struct Client {
     id: u64,
     rank: u32,
-    /// The rank whose GPU the process uses: another one where ranks lend theirs to one program.
+    /// The rank whose GPU the process uses: may be another rank if one program uses the GPUs of all ranks.
     acts_as: AtomicU32,
     world_size: u32,
     process: Pid,
     compute: Compute,
-    /// Who writes down operators, if anybody does.
+    /// The capture of operators, if there is one.
     capture: OnceLock<Box<dyn Capture>>,
     /// Function that returns the program's line at which the calling thread is, if that line is known.
     line: OnceLock<fn() -> Option<String>>,
-    /// What the operators of all threads name by number, as far as the driver has not been told. Held while a thread takes its operators, so that
-    /// it is in the order in which it was written.
+    /// Locked while operators of a thread are read, which keeps the definitions in the order of the capture.
     dictionary: Mutex<Dictionary>,
     started: AtomicBool,
     /// Process CPU time, in nanoseconds, up to which compute has been charged.
     charged: AtomicU64,
     tasks: AtomicU32,
-    /// Ranges that may overlap: how many have begun.
+    /// Number of ranges begun that may overlap.
     ranges: AtomicU32,
-    /// The main task's wire, on which new tasks are announced. Locked by whoever writes a frame to it.
+    /// The main task's wire, on which new tasks are announced. Locked during the write of a frame.
     main: Mutex<Arc<dyn Wire>>,
     shared: Mutex<Shared>,
     tensors: Box<dyn Tensors>,
-    /// Of a process that may be of any rank: the arena, and how it is dealt.
+    /// The arena and its layout, in a process that may act as any rank.
     lent: OnceLock<(SharedArena, Layout)>,
-    /// The process is the one program of ranks that lend it their GPUs.
+    /// Whether the process is the one program that uses the GPUs of all ranks.
     lends: AtomicBool,
-    /// What the driver reads the threads' stacks from, where it can.
+    /// The file of the threads' stacks, which the driver reads; `None` if the driver cannot.
     stacks: Option<OwnedFd>,
-    /// Where to wait for the driver.
+    /// The CPU on which to wait for the driver.
     processor: Option<u32>,
     rounds: Rounds,
-    /// Of threads that take turns: what they have said, and nobody has sent.
-    /// By the log that they write to; only where something is unsaid, and in the order in which that began.
+    /// Operations of threads that share a log and run alternately, which have not been sent. Keyed by log; only logs
+    /// with unsent operations are listed, in the order of their first one.
     joint: OnceLock<Mutex<Vec<(u64, Joint)>>>,
     /// The rank's clock at its last answer, in picoseconds.
     clock: AtomicU64,
-    /// The host's at the same moment, in nanoseconds.
+    /// This machine's clock at the last answer, in nanoseconds.
     answered_ns: AtomicU64,
-    /// Whether somebody profiles, and what is taken down for it.
+    /// Whether a profile is active, which `moments` records.
     profiles: AtomicBool,
     moments: Moments,
-    /// Of a process that a rank has started: the name of the relay that asks for it.
+    /// The name of the relay, in a process that a rank has started.
     relay: Option<String>,
 }
 
-/// How an operation that its caller waited for has ended.
+/// The outcome of an operation that its caller waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ran {
-    /// Its data is there, or with `lacks_values` what there is of it: sizes.
+    /// The data has been delivered; with `lacks_values` only its sizes.
     Delivered {
         /// A sender's values were not computed.
         lacks_values: bool,
     },
-    /// The time-out has passed.
+    /// The timeout has passed.
     TimedOut,
     /// This rank of the world has closed its end of a connection.
     ClosedBy(u32),
 }
 
-/// What came of a complete operation.
+/// The outcome of a complete operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delivered {
-    /// Of a receive: the group rank of the sender.
+    /// For a receive: the group rank of the sender.
     pub peer: Option<u32>,
-    /// A sender's values were not computed: the output is as it was.
+    /// A sender's values were not computed: the output is unchanged.
     pub lacks_values: bool,
 }
 
-/// An operation that its caller waits for at once.
+/// An operation whose caller waits for it at once.
 pub struct Blocking<'a> {
-    /// The collective that is called.
+    /// The collective to call.
     pub op: Collective,
     /// The member's input; `None`: it contributes nothing.
     pub input: Option<&'a [Region]>,
     /// The memory that the output is written to.
     pub output: &'a [Region],
-    /// The longest time that it waits.
+    /// The longest time to wait.
     pub timeout: Option<SimDuration>,
     /// The user's line.
     pub site: &'a str,
 }
 
-/// What the tasks of a rank share.
+/// State that all tasks of a rank share.
 struct Shared {
-    /// Of the rank's part of the arena.
+    /// Rooms of the rank's part of the arena.
     rooms: Rooms,
     group_counts: BTreeMap<Vec<u32>, u32>,
     groups: BTreeMap<u32, Membership>,
-    /// By who writes, and into whose memory.
+    /// Groups of writes, by writing rank and the rank whose memory it writes to.
     written: BTreeMap<[u32; 2], GroupId>,
     next_handle: LocalHandle,
-    /// Operations known to be complete, with their data; until released.
+    /// Operations known to be complete, with their data, until they are released.
     complete: BTreeMap<LocalHandle, Fetched>,
-    /// Operations that are over, though no wait has reported them.
+    /// Operations that are complete or have failed and that no wait has reported.
     over: BTreeSet<LocalHandle>,
-    /// Groups in which an operation has failed, as another rank has closed a connection.
+    /// Groups in which an operation has failed because another rank closed a connection.
     failed: BTreeSet<u32>,
 }
 
@@ -166,10 +167,11 @@ thread_local! {
 static NEXT_CLIENT: AtomicU64 = AtomicU64::new(0);
 
 impl Client {
-    /// Takes over `socket`, the calling thread being the rank's main task, and maps the arena that the driver's welcome brings.
+    /// Takes ownership of `socket`, with the calling thread as the rank's main task, and maps the arena of the driver's
+    /// welcome.
     ///
     /// # Errors
-    /// If the driver speaks another version of the protocol, or this process lacks the room for the arena.
+    /// If the driver uses another version of the protocol, or this process lacks address space for the arena.
     pub fn adopt(socket: UnixStream, rank: u32, world_size: u32) -> Result<Client> {
         let wire = UnixWire::of_rank(socket);
         let (mut frames, welcome) = greet(&wire, Hello::new(true))?;
@@ -180,10 +182,10 @@ impl Client {
         Ok(Client { stacks: Some(lift(stacks)), ..client })
     }
 
-    /// The same on any wire, with another way for the data of tensors.
+    /// Connects a rank over any wire, with another implementation of `tensors`.
     ///
     /// # Errors
-    /// If the driver speaks another version of the protocol.
+    /// If the driver uses another version of the protocol.
     pub fn join(wire: Arc<dyn Wire>, tensors: Box<dyn Tensors>, rank: u32, world_size: u32) -> Result<Client> {
         let (frames, welcome) = greet(&*wire, Hello::new(false))?;
         Client::new(wire, frames, &welcome, tensors, (rank, world_size))
@@ -249,12 +251,12 @@ impl Client {
         self.world_size
     }
 
-    /// Where the duration of the program's compute comes from.
+    /// Source of the duration of the program's compute.
     pub fn compute(&self) -> Compute {
         self.compute
     }
 
-    /// From here on the program's operators are those that `capture` writes down. Whoever was set first stays.
+    /// Makes `capture` the capture of the program's operators from now on. Only the first call has an effect.
     pub fn capture_with(&self, capture: Box<dyn Capture>) {
         if self.capture.set(capture).is_ok() && self.is_at_own_work() {
             self.say_inside(true);
@@ -267,23 +269,24 @@ impl Client {
         let _ = self.line.set(line);
     }
 
-    /// From here on threads whose operators stand in one log take turns, one waiting while another goes on, as those of autograd and the one whose backward
-    /// pass they carry out: what they say is in the order in which they said it, and of the one that asks next.
+    /// Makes threads whose operators are in one log share their operations from now on. Such threads run alternately,
+    /// as autograd threads and the thread whose backward pass they carry out: operations are kept in their order, and
+    /// belong to the thread that asks next.
     pub fn join_threads(&self) {
         let _ = self.joint.set(Mutex::default());
     }
 
-    /// Address and size of the arena, if it is mapped; it stays so as long as the client lives.
+    /// Address and size of the arena, if it is mapped; the arena stays mapped as long as the client lives.
     pub fn arena(&self) -> Option<(*mut u8, usize)> {
         self.tensors().mapped()
     }
 
-    /// What the threads' stacks are to be written to at [`uniference_protocol::STACKS_SIGNAL`], where the driver can read it.
+    /// The file for the threads' stacks at [`uniference_protocol::STACKS_SIGNAL`], if the driver can read it.
     pub fn stacks(&self) -> Option<BorrowedFd<'_>> {
         self.stacks.as_ref().map(AsFd::as_fd)
     }
 
-    /// Waits for the rank's first turn. From here on compute is measured and charged.
+    /// Waits for the rank's first turn. Compute is measured and charged from now on.
     pub fn start(&self) -> Result<()> {
         self.ask(Op::Start)?;
         self.charged.store(clock_ns(ClockId::ProcessCPUTime), Relaxed);
@@ -291,7 +294,7 @@ impl Client {
         Ok(())
     }
 
-    /// The program has ended. Sends what is outstanding.
+    /// Ends the program, and sends outstanding operations.
     pub fn finish(&self, ok: bool) -> Result<()> {
         let _ours = self.ours();
         self.push(Op::Exit(if ok { Outcome::Ok } else { Outcome::Failed }))?;
@@ -303,7 +306,8 @@ impl Client {
         Ok(())
     }
 
-    /// This machine has no memory for a tensor of the program's. The caller, any thread, ends the process.
+    /// Reports that this machine has no memory for one of the program's tensors. The caller, any thread, ends the
+    /// process.
     pub fn lacks_memory(&self, lack: Lack) {
         self.write_main(&Batch { opens_task: None, ops: vec![Op::LacksMemory(lack)], quiet: None });
     }
@@ -314,12 +318,13 @@ impl Client {
         self.write_main(&Batch { opens_task: None, ops: vec![Op::LacksValues(text.to_owned())], quiet: None });
     }
 
-    /// Tells the user something, though the run goes on.
+    /// Warns the user; the run goes on.
     pub fn warn(&self, text: &str) {
         self.write_main(&Batch { opens_task: None, ops: vec![Op::Warn(text.to_owned())], quiet: None });
     }
 
-    /// Blocks until all (any) of `handles` are complete; which are, in the order asked for. `None`: the time-out has passed.
+    /// Blocks until all (any) of `handles` are complete; returns the complete ones, in the order of `handles`. `None`:
+    /// the timeout has passed.
     pub fn wait(
         &self,
         handles: &[LocalHandle],
@@ -346,37 +351,39 @@ impl Client {
         handles.iter().partition(|handle| shared.complete.contains_key(handle))
     }
 
-    /// Operations that are over (complete or failed), as the rank's answers up to now have said, that no wait has reported and that were
-    /// not handed out here before. It asks nothing, so that a program may look after each of its waits, however much is outstanding.
+    /// Operations that are complete or have failed, according to answers up to now, that no wait has reported and that
+    /// no earlier call has returned. This asks the driver nothing, so a program may call it after each wait, however
+    /// many operations are outstanding.
     pub fn take_over(&self) -> Vec<LocalHandle> {
         std::mem::take(&mut self.shared().over).into_iter().collect()
     }
 
-    /// Is it complete?
+    /// Whether the operation is complete.
     pub fn poll(&self, handle: LocalHandle) -> Result<bool> {
         Ok(self.wait(&[handle], Some(POLL_COST), false, "")?.is_some())
     }
 
-    /// What the caller has to combine, with kernels of its own, before the data of a complete operation is delivered: (destination,
-    /// source, bytes). Handed out once; [`Client::folded`] says that it is done.
+    /// Elements that the caller must combine, with kernels of its own, before the data of a complete operation is
+    /// delivered: (destination, source, bytes). Returned once; [`Client::folded`] reports the end of the reduction.
     ///
     /// # Panics
-    /// If no wait has reported the operation complete, or it was delivered.
+    /// If no wait has reported the operation as complete, or it was delivered.
     pub fn folds(&self, handle: LocalHandle) -> Vec<(Offset, Offset, u64)> {
         let mut shared = self.shared();
         let known = shared.complete.get_mut(&handle).unwrap_or_else(|| panic!("operation {handle} is not complete"));
         std::mem::take(&mut known.folds)
     }
 
-    /// The folds of a complete operation are done: the other members may read.
+    /// Reports that the folds of a complete operation are done: the other members may read.
     pub fn folded(&self, handle: LocalHandle) -> Result<()> {
         self.send_now(Op::Folded(handle))
     }
 
-    /// Copies the data of a complete operation to `output`, and releases it. Returns from whom a receive has it.
+    /// Copies the data of a complete operation to `output`, and releases the operation. The result includes the sender
+    /// of a receive.
     ///
     /// # Panics
-    /// If no wait has reported the operation complete, it was delivered, or `output` has another size.
+    /// If no wait has reported the operation as complete, it was delivered, or `output` has another size.
     pub fn deliver(&self, handle: LocalHandle, output: &[Region]) -> Result<Delivered> {
         let known = self.shared().complete.remove(&handle);
         let known = known.unwrap_or_else(|| panic!("operation {handle} is not complete"));
@@ -394,11 +401,11 @@ impl Client {
         }
     }
 
-    /// Which rank of the world has closed its end of a connection, so that a complete operation has failed: there is nothing to deliver.
-    /// `None`: it has not failed.
+    /// The rank of the world that has closed its end of a connection and so made a complete operation fail, which then
+    /// has no data. `None`: the operation has not failed.
     ///
     /// # Panics
-    /// If no wait has reported the operation complete, or it was delivered.
+    /// If no wait has reported the operation as complete, or it was delivered.
     pub fn closed_by(&self, handle: LocalHandle) -> Result<Option<u32>> {
         let known = self.shared().complete.get(&handle).map(|known| known.closed_by);
         let closed_by = known.unwrap_or_else(|| panic!("operation {handle} is not complete"));
@@ -409,13 +416,13 @@ impl Client {
         Ok(closed_by)
     }
 
-    /// Forgets an operation that the program will not learn any more of, whether it is complete or not.
+    /// Releases an operation, complete or not, in which the program has no further interest.
     pub fn release(&self, handle: LocalHandle) -> Result<()> {
         self.shared().complete.remove(&handle);
         self.with_link(|client, link| link.push(client, Op::Release(handle)))
     }
 
-    /// Combines for all members, if this one is to and needs no kernel of the caller's.
+    /// Combines elements for all members, if this member was chosen to and needs no kernel of the caller's.
     fn fold(&self, handle: LocalHandle, fetched: &Fetched) -> Result<()> {
         match fetched.kernel() {
             Some(_) if !fetched.folds.is_empty() => {
@@ -427,13 +434,13 @@ impl Client {
     }
 
     fn read(&self, fetched: &Fetched, output: &[Region]) {
-        // Whoever receives nothing may name a tensor all the same, as the root of a broadcast does.
+        // A rank that receives nothing may still name a tensor, as the root of a broadcast does.
         if !fetched.pieces.is_empty() {
             self.tensors().read(fetched, output).unwrap_or_else(|error| self.lost(&error));
         }
     }
 
-    /// An operation of the store; `None`: the time-out has passed.
+    /// Carries out an operation of the store; `None`: the timeout has passed.
     pub fn store(&self, operation: StoreOp, timeout: Option<SimDuration>, site: &str) -> Result<Option<StoreValue>> {
         let _ours = self.ours();
         let site = self.site(site)?;
@@ -482,7 +489,7 @@ impl Client {
         })
     }
 
-    /// Puts `op` into the batch, behind what the program has done so far.
+    /// Adds `op` to the batch, after the program's compute up to now.
     fn push(&self, op: Op) -> Result<()> {
         let slice = self.take_slice();
         self.with_link(|client, link| {
@@ -494,7 +501,8 @@ impl Client {
         })
     }
 
-    /// Says what needs no answer, and counts from now on: another thread may be waited for next, and this one's batch must not wait for that.
+    /// Adds an operation that needs no answer, and sends it unless the thread is alone: the driver may next wait for
+    /// another thread, which this thread's batch must not delay.
     fn say(&self, op: Op) -> Result<()> {
         self.push(op)?;
         if self.is_alone() { Ok(()) } else { self.flush() }
@@ -551,16 +559,16 @@ impl Client {
         Ok(reply)
     }
 
-    /// Whether it was answered a short time ago.
+    /// Whether the last answer came a short time ago.
     fn is_hurried(&self) -> bool {
         clock_ns(ClockId::Monotonic) - self.answered_ns.load(Relaxed) < SHORT_NS
     }
 
-    /// Takes from a reply what is not its answer.
+    /// Handles the parts of a reply other than its answer.
     pub(super) fn take_in(&self, reply: &Reply) {
         self.clock.store(reply.now.as_ps(), Relaxed);
         self.answered_ns.store(clock_ns(ClockId::Monotonic), Relaxed);
-        // Of a process in whose name others ask, they are that one's.
+        // In a relay thread, these parts belong to the process on whose behalf it asks, if that process communicates.
         if account::relays() && self.rounds.communicates() {
             return;
         }
@@ -583,7 +591,7 @@ impl Client {
         &self.rounds
     }
 
-    /// Runs `f` with the calling thread's connection, which is opened at its first call.
+    /// Runs `f` with the calling thread's connection, which is opened at the first call.
     fn with_link<T>(&self, f: impl FnOnce(&Client, &mut Link) -> Result<T>) -> Result<T> {
         LINKS.with_borrow_mut(|links| {
             let at = match links.iter().position(|link| link.client == self.id) {
@@ -615,7 +623,7 @@ impl Client {
         Ok(link)
     }
 
-    /// Tells the driver of a wire that was opened.
+    /// Announces a new wire to the driver.
     pub(super) fn announce(&self, opening: Opening) {
         let mut frame = Vec::new();
         frame::encode(&Batch { opens_task: Some(opening.ticket), ops: Vec::new(), quiet: None }, &mut frame);
@@ -631,7 +639,7 @@ impl Client {
         main.write(&frame).unwrap_or_else(|error| self.lost(&error));
     }
 
-    /// The connection is of no use any more, where no error can be returned.
+    /// Ends the use of a lost connection in functions that cannot return an error.
     pub(super) fn lost(&self, error: &io::Error) -> ! {
         if !is_severed(error) {
             never()
@@ -639,7 +647,7 @@ impl Client {
         ClientError::Severed { rank: self.rank }.end()
     }
 
-    /// What the rank's threads do cannot be seen any more.
+    /// Ends the process because the states of the rank's threads cannot be read.
     pub(super) fn blind(&self, source: io::Error) -> ! {
         ClientError::Thread { rank: self.rank, source }.end()
     }
@@ -649,7 +657,7 @@ impl Client {
     }
 }
 
-/// Says what this side is, hears what the driver is, and what the rank's run is like.
+/// Exchanges hello messages with the driver, and receives the properties of the rank's run.
 fn greet(wire: &dyn Wire, ours: Hello) -> io::Result<(FrameBuffer, Welcome)> {
     let (mut frames, mut bytes) = (FrameBuffer::default(), Vec::new());
     frame::encode(&ours, &mut bytes);
@@ -659,18 +667,19 @@ fn greet(wire: &dyn Wire, ours: Hello) -> io::Result<(FrameBuffer, Welcome)> {
     Ok((frames, welcome))
 }
 
-/// What an input takes that was staged at an offset.
+/// Total size of memory regions in bytes.
 fn size_of_all(memory: &[Region]) -> u64 {
     memory.iter().map(Region::bytes).sum()
 }
 
-/// Whether the descriptor is not that of a socket any more.
+/// Whether the error means that the descriptor is no longer a socket.
 fn is_severed(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::BADF, Errno::NOTSOCK].map(Errno::raw_os_error).iter().any(|code| error.raw_os_error() == Some(*code))
 }
 
-/// The run has ended under a call: the driver is about to end this process, and the program must not see anything odd before.
+/// Blocks forever, because the run has ended during a call: the driver is about to end this process, and the program
+/// must not see an error before that.
 pub(super) fn never() -> ! {
     loop {
         std::thread::park();

@@ -1,43 +1,46 @@
-//! Owns how long a process of several threads computes on a device of several cores, told from the processor time that each of them used.
+//! Owns the duration of a multi-threaded process's compute on a device with several cores, derived from the CPU time of
+//! each thread.
 //!
-//! Who is charged for it is `client::account`'s business, when the process runs that of `rounds`.
+//! `client::account` decides which task is charged, and `rounds` when the process runs.
 //!
-//! Threads of Python take turns at the interpreter's lock: together they are one lane, and so is each thread of a library's pool, as those
-//! of OpenMP that carry out an operator side by side. On enough cores, compute takes as long as its longest lane; on fewer, no less than
-//! all lanes together divided by the cores. Each process that the rank has started, or that these have, is a lane of its own. Both are told by processor time, so it does not matter how many cores this machine has free.
+//! Python threads alternate under the interpreter's lock: together they are one lane. Each thread of a library's pool
+//! is a lane, such as the OpenMP threads that carry out an operator in parallel. With enough cores, compute needs the
+//! time of its longest lane; with fewer, at least the sum of all lanes divided by the number of cores. Each descendant
+//! process of the rank is a lane of its own. All lanes are measured by CPU time, so the number of idle cores of this
+//! machine does not matter.
 
 use super::quiescence::ThreadId;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-/// Processor time of threads of pools, in nanoseconds.
+/// CPU time of pool threads, in nanoseconds.
 pub(crate) type Used = BTreeMap<ThreadId, u64>;
 
-/// What other processes use of the processor, in nanoseconds, as the C library tells it.
+/// Measures CPU time of other processes in nanoseconds, through the C library.
 #[derive(Clone, Copy, Debug)]
 pub struct Meter {
-    /// A process; `None`: it is gone.
+    /// CPU time of a process; `None`: it no longer exists.
     pub process: fn(i32) -> Option<u64>,
-    /// Those that this process has started and asked how they have ended, with what these have started.
+    /// CPU time of reaped child processes and their descendants.
     pub ended: fn() -> u64,
 }
 
-/// What other processes of the rank's have used of the processor.
+/// CPU time of the rank's other processes.
 #[derive(Default)]
 struct Relatives {
-    /// As far as is known, by process.
+    /// Latest known CPU time, by process.
     used: BTreeMap<i32, u64>,
-    /// Those that are gone, as far as was known.
+    /// Latest known CPU time of processes that have ended.
     gone: u64,
-    /// All together, when that was asked last.
+    /// Total at the last look.
     all: u64,
 }
 
 impl Relatives {
-    /// Of those that are gone the kernel knows all that they have used, but only once each of their parents was asked for; we know at once what they had
-    /// used when we last looked.
+    /// The kernel knows the exact CPU time of ended processes only after each of their parents has reaped them; the
+    /// values of the last look are known at once.
     fn look(&mut self, meter: Meter) -> u64 {
-        // First: one that ends in between must not be counted twice.
+        // This read comes first: a process that ends in between must not be counted twice.
         let ended = (meter.ended)();
         let gone = &mut self.gone;
         self.used.retain(|process, used| match (meter.process)(*process) {
@@ -55,11 +58,11 @@ impl Relatives {
     }
 }
 
-/// The threads of libraries' pools.
+/// The lanes of a process: threads of library pools, and other processes.
 pub(crate) struct Lanes {
     cores: u32,
     pools: Mutex<BTreeSet<ThreadId>>,
-    /// What they had used when the process began to run.
+    /// CPU time of pool threads when the process began to run.
     begun: Mutex<Used>,
     relatives: Mutex<Relatives>,
     meter: OnceLock<Meter>,
@@ -76,50 +79,50 @@ impl Lanes {
         }
     }
 
-    /// From now on other processes count, as `meter` tells.
+    /// Makes other processes count from now on, measured by `meter`.
     pub(crate) fn measure_relatives(&self, meter: Meter) {
         self.meter.get_or_init(|| meter);
     }
 
-    /// The process counts.
+    /// Makes the process count.
     pub(crate) fn meet(&self, process: i32) {
         self.relatives().used.entry(process).or_default();
     }
 
-    /// What all other processes of the rank's have used.
+    /// CPU time of all other processes of the rank.
     pub(crate) fn relatives_computed(&self) -> u64 {
         self.meter.get().map_or(0, |meter| self.relatives().look(*meter))
     }
 
-    /// Whether threads are told apart: on one core they take turns, whoever they are.
+    /// Whether threads must be distinguished: on one core, all threads alternate.
     pub(crate) fn matter(&self) -> bool {
         self.cores > 1
     }
 
-    /// The thread is one of a library's pool.
+    /// Registers a thread of a library's pool.
     pub(crate) fn join(&self, thread: ThreadId) {
         self.pools().insert(thread);
     }
 
-    /// The process begins to run.
+    /// Notes that the process begins to run.
     pub(crate) fn begin(&self) {
         *self.begun() = self.used();
     }
 
-    /// What the threads of pools have used. Those that have ended are forgotten; what they used is then Python's.
+    /// CPU time of pool threads. Threads that have ended are forgotten, and their CPU time counts for the Python lane.
     pub(crate) fn used(&self) -> Used {
         if !self.matter() {
             return Used::new();
         }
         let mut used = Used::new();
         self.pools().retain(|thread| processor_ns(*thread).map(|ns| used.insert(*thread, ns)).is_some());
-        // Their numbers are of the same kind as those of threads.
+        // Process ids and thread ids share one number space.
         used.extend(&self.relatives().used);
         used
     }
 
-    /// How long `total` nanoseconds of processor time, used by all threads since they had used `mark` or since the process began to run
-    /// if that is later, take on the device.
+    /// Duration on the device of `total` nanoseconds of CPU time, used by all threads since their CPU time was `mark`,
+    /// or since the process began to run if that is later.
     pub(crate) fn elapsed(&self, total: u64, mark: &Used) -> u64 {
         let (used, begun) = (self.used(), self.begun());
         let before = |thread| [mark, &*begun].into_iter().filter_map(|used| used.get(thread)).max().copied();
@@ -140,15 +143,15 @@ impl Lanes {
     }
 }
 
-/// max(longest lane, all lanes / cores), where Python's lane is what is left of `total`.
+/// max(longest lane, all lanes / cores); Python's lane is the rest of `total`.
 fn elapsed(total: u64, pools: impl Iterator<Item = u64>, cores: u32) -> u64 {
     let (sum, longest) = pools.fold((0, 0), |(sum, longest), used: u64| (sum + used, used.max(longest)));
-    // A thread that runs just now may be read later than the whole process was.
+    // A running thread may be read later than the whole process was.
     let python = total.saturating_sub(sum);
     python.max(longest).min(total).max(total.div_ceil(u64::from(cores)))
 }
 
-/// The processor time of a thread of this process; `None`: it has ended, or the kernel does not count.
+/// CPU time of a thread of this process; `None`: it has ended, or the kernel keeps no schedstat.
 fn processor_ns(thread: ThreadId) -> Option<u64> {
     let line = std::fs::read_to_string(format!("/proc/self/task/{thread}/schedstat")).ok()?;
     line.split_whitespace().next()?.parse().ok()
@@ -162,17 +165,17 @@ mod tests {
     #[test]
     fn compute_takes_its_longest_lane_or_its_share_of_the_cores() {
         let cases: [(u64, &[u64], u32, u64); 8] = [
-            // One core: threads take turns, as if there were no lanes.
+            // One core: threads alternate, as if there were no lanes.
             (400, &[100, 100, 100], 1, 400),
             (400, &[100, 100, 100], 4, 100),
             (400, &[100, 100, 100], 2, 200),
-            // 100 alone, then 50 on each of four.
+            // 100 of Python alone, then 50 on each of four threads.
             (300, &[50, 50, 50], 4, 150),
             // A pool that does all the work.
             (310, &[100, 200], 8, 200),
             (500, &[], 4, 500),
             (0, &[], 4, 0),
-            // Read a little later than the whole: never more than that.
+            // Read later than the total: the result never exceeds the total.
             (100, &[105], 4, 100),
         ];
         for (total, pools, cores, expected) in cases {
@@ -180,7 +183,7 @@ mod tests {
         }
     }
 
-    /// All = those that are there + max(what the kernel knows of the others, what was known of them).
+    /// Total = running processes + max(the kernel's value for ended ones, the last known value for them).
     #[test]
     fn what_processes_have_used_is_counted_once_and_does_not_shrink() {
         use std::cell::Cell;
@@ -194,7 +197,7 @@ mod tests {
         lanes.meet(7);
         THERE.set(Some(5));
         assert_eq!(lanes.relatives_computed(), 5);
-        // It has used 2 more and is gone, and nobody has asked for it.
+        // The process has used 2 more and has ended, but has not been reaped.
         THERE.set(None);
         assert_eq!(lanes.relatives_computed(), 5);
         ENDED.set(7);
@@ -207,7 +210,7 @@ mod tests {
         lanes.join(me);
         let mark = lanes.used();
         assert!(mark.contains_key(&me), "the kernel says what a thread has used");
-        // This thread has used no more than some microseconds since.
+        // This thread has used only some microseconds since.
         assert!(lanes.elapsed(1_000_000_000, &mark) >= 900_000_000);
         assert_eq!(Lanes::new(1).used(), Used::new());
     }

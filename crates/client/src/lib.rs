@@ -1,8 +1,9 @@
-//! A rank's side of a live run: what the process of a rank links.
+//! A rank's side of a live run: the code that a rank's process links.
 //!
-//! In the order in which a call travels: the [`Client`] speaks the protocol with the driver ([`rounds`] where the process has several
-//! threads, which wait when `quiescence` says so; `lanes` says how long they computed, a [`Capture`] which operators they ran); tensors are staged in `rooms` of the arena,
-//! `processor` says where to wait, and [`Timeline`] tells profilers when things were.
+//! In the order of a call: the [`Client`] speaks the protocol with the driver ([`rounds`] in a process with several
+//! threads; `quiescence` finds out whether these wait, `lanes` how long they computed, and a [`Capture`] which
+//! operators they ran); tensors are staged in `rooms` of the arena; `processor` selects the CPU for waits; and
+//! [`Timeline`] gives profilers the rank's times.
 
 mod capture;
 mod client;
@@ -17,12 +18,12 @@ pub use client::{Blocking, Client, ClientError, Delivered, Ran, Relative, Relay,
 pub use lanes::Meter;
 pub use timeline::{Ticks, Timeline, ticks};
 
-/// The kernel kills this process when its parent dies; if that has already happened, it ends at once.
+/// Makes the kernel kill this process when its parent dies; if the parent has already died, the process exits at once.
 pub fn die_with_parent() {
     let parent = rustix::process::getppid();
     let asked = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     asked.expect("every Linux since 2.1.57 can do this");
-    // The parent may have died just before, in which case this process was handed to another one.
+    // The parent may have died just before, in which case this process has another parent.
     if rustix::process::getppid() != parent {
         std::process::exit(1);
     }

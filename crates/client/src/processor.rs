@@ -1,29 +1,30 @@
-//! Owns on which processor whoever waits is woken: where one process hands over to another, both are best on the same.
+//! Owns the CPU on which a waiting thread is woken: two processes that hand over to each other run best on the same
+//! CPU.
 //!
-//! Left alone, the kernel wakes a process on an idle processor, and waking one of those takes several times as long as the whole call.
+//! By default, the kernel wakes a process on an idle CPU, which needs several times as long as the whole call.
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity};
 
-/// While it lives, the calling thread runs on one processor only; then on those that it might run on before.
+/// Binds the calling thread to one CPU while this lives; afterwards the previous affinity is restored.
 pub struct Visit {
     processor: u32,
     before: CpuSet,
 }
 
 impl Visit {
-    /// To the processor that the thread runs on.
+    /// Binds the thread to its current CPU.
     pub fn here() -> Option<Visit> {
         Visit::begin(sched_getcpu() as u32)
     }
 
-    /// `None` if the thread may not run there, or nowhere else.
+    /// `None` if the thread may not run on that CPU, or on no other.
     pub fn begin(processor: u32) -> Option<Visit> {
         let before = sched_getaffinity(None).ok()?;
         let may = before.is_set(processor as usize) && before.count() > 1;
         (may && sched_setaffinity(None, &only(processor as usize)).is_ok()).then_some(Visit { processor, before })
     }
 
-    /// Where it is.
+    /// The CPU.
     pub fn processor(&self) -> u32 {
         self.processor
     }
@@ -31,7 +32,7 @@ impl Visit {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        // Fails only if all of those are gone from the host: then it stays.
+        // This fails only if all of those CPUs are gone; if so, the thread stays.
         let _ = sched_setaffinity(None, &self.before);
     }
 }

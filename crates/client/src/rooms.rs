@@ -1,17 +1,17 @@
 //! Owns the rooms in a rank's part of the shared arena.
 //!
-//! It does not know what lies in a room.
+//! The module does not know the contents of rooms.
 
 use std::collections::BTreeMap;
 
-/// Rooms begin at multiples of this: a cache line, and what torch aligns tensors to.
+/// Alignment of rooms in bytes: a cache line, and torch's alignment of tensors.
 const ALIGNMENT: u64 = 64;
 
-/// Which bytes of a range are taken: first fit from the lowest address, so that memory once touched is used again.
+/// The allocated bytes of a range: first fit from the lowest address, which reuses touched memory.
 pub struct Rooms {
     /// Free ranges: start to length. Never empty, never adjacent.
     free: BTreeMap<u64, u64>,
-    /// Taken ranges: start to length.
+    /// Allocated ranges: start to length.
     taken: BTreeMap<u64, u64>,
     /// Bytes before this offset may have been touched.
     touched: u64,
@@ -21,7 +21,7 @@ pub struct Rooms {
 }
 
 impl Rooms {
-    /// Of `size` bytes from `start` on; so many may stay touched but unused as `retain` says.
+    /// The rooms of `size` bytes from `start` on; up to `retain` bytes may stay touched but unused.
     pub fn new(start: u64, size: u64, retain: u64) -> Rooms {
         Rooms {
             free: BTreeMap::from([(start, size)]),
@@ -32,7 +32,7 @@ impl Rooms {
         }
     }
 
-    /// Takes room for `bytes`; returns its offset, or `None`: there is no room.
+    /// Allocates a room of `bytes` bytes; returns its offset, or `None` if there is no space.
     pub fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let len = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
         let (start, room) = self.free.iter().find(|(_, room)| **room >= len).map(|(start, room)| (*start, *room))?;
@@ -45,10 +45,11 @@ impl Rooms {
         Some(start)
     }
 
-    /// Frees the room at `offset`; returns a range (offset, bytes) whose pages are to be given back to the host.
+    /// Frees the room at `offset`; returns a range (offset, bytes) whose pages are to be returned to the operating
+    /// system.
     ///
     /// # Panics
-    /// If none was taken there.
+    /// If no room was allocated at `offset`.
     pub fn free(&mut self, offset: u64) -> Option<(u64, u64)> {
         let len = self.taken.remove(&offset).unwrap_or_else(|| panic!("no room was taken at arena offset {offset}"));
         let (mut start, mut end) = (offset, offset + len);
@@ -65,7 +66,7 @@ impl Rooms {
         self.trim(start, end)
     }
 
-    /// The touched tail, when nothing taken lies behind `start` and too much of it would stay.
+    /// The touched tail, if no room is allocated after `start` and the tail exceeds `retain`.
     fn trim(&mut self, start: u64, end: u64) -> Option<(u64, u64)> {
         let idle = self.touched.saturating_sub(start);
         if end != self.end || idle <= self.retain {
@@ -95,14 +96,14 @@ mod tests {
     fn the_idle_tail_is_given_back_beyond_what_may_stay() {
         let mut rooms = Rooms::new(0, 1 << 20, 4096);
         let big = rooms.allocate(64 * 1024).unwrap();
-        // 65536 touched, 4096 may stay: 61440 bytes go.
+        // 65536 bytes are touched and 4096 may stay: 61440 bytes are returned.
         assert_eq!(rooms.free(big), Some((4096, 61_440)));
         let small = rooms.allocate(64).unwrap();
         assert_eq!(rooms.free(small), None);
     }
 
     proptest! {
-        /// Rooms are aligned, inside the range and disjoint; when all are free again, one free range is left.
+        /// Rooms are aligned, inside the range and disjoint; once all are free, one free range is left.
         #[test]
         fn rooms_never_overlap(steps in prop::collection::vec((any::<bool>(), 0u64..5000), 1..200)) {
             let mut rooms = Rooms::new(64, 1 << 20, 1 << 16);

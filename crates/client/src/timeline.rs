@@ -1,30 +1,31 @@
-//! Owns the way from readings of the processor's counter to the rank's clock: while somebody profiles, what both show at the same moments.
+//! Owns the conversion of readings of the CPU's cycle counter to the rank's clock: pairs of both values, recorded while
+//! a profile is active.
 //!
-//! PyTorch's profiler takes its times from the counter, which runs on while the simulator works and stands still where virtual time leaps. Who reads the
-//! result, and in which unit, is not this module's business.
+//! PyTorch's profiler gets its times from the counter, which advances while the simulator works and does not advance
+//! during jumps of virtual time. The readers of the result and its unit are not known to this module.
 //!
-//! Both are known where the rank asks something and has its answer, and where it launches something on a simulated GPU, once the driver has said when that
-//! was. Between two such moments the clock follows the counter linearly.
+//! Both values are known when the rank gets an answer to a question, and when it launches work on a simulated GPU, once
+//! the driver has reported the time of the launch. Between two such moments, the clock is interpolated linearly.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use uniference_protocol::messages::LaunchTimes;
 use uniference_sim::time::SimTime;
 
-/// A reading of the processor's counter. Its frequency is constant, and known to nobody here.
+/// A reading of the CPU's cycle counter. The counter's frequency is constant and unknown to this module.
 pub type Ticks = u64;
 
-/// What the processor's counter shows: the one that PyTorch's profiler reads (`c10::getApproximateTime`).
+/// Reads the CPU's cycle counter: the one that PyTorch's profiler reads (`c10::getApproximateTime`).
 #[allow(unsafe_code, reason = "the instruction has no safe form")]
 #[inline]
 pub fn ticks() -> Ticks {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every processor of this architecture has the instruction, and Linux lets programs use it.
+    // SAFETY: every CPU of this architecture has the instruction, and Linux lets programs use it.
     unsafe {
         std::arch::x86_64::_rdtsc()
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: the same; it writes to nothing but the register.
+    // SAFETY: as above; the instruction only writes to the register.
     unsafe {
         let value: u64;
         std::arch::asm!("mrs {}, cntvct_el0", out(reg) value, options(nomem, nostack));
@@ -32,7 +33,7 @@ pub fn ticks() -> Ticks {
     }
 }
 
-/// What a rank takes down while somebody profiles it.
+/// Readings that a rank records during profiles.
 #[derive(Default)]
 pub(crate) struct Moments {
     state: Mutex<State>,
@@ -40,24 +41,24 @@ pub(crate) struct Moments {
 
 #[derive(Default)]
 struct State {
-    /// How many profiles there are.
+    /// Number of active profiles.
     profiles: u32,
     known: Vec<(Ticks, SimTime)>,
-    /// Launches of which the driver has not said when they were.
+    /// Launches whose times the driver has not reported.
     launched: BTreeMap<u64, Ticks>,
-    /// What it has said, and nobody has taken.
+    /// Times that the driver has reported and no caller has taken.
     times: Vec<LaunchTimes>,
 }
 
 impl Moments {
-    /// A profile begins: at this reading the rank's clock showed `now`.
+    /// Begins a profile: at reading `at`, the rank's clock was `now`.
     pub(crate) fn begin(&self, at: Ticks, now: SimTime) {
         let mut state = self.state();
         state.profiles += 1;
         state.known.push((at, now));
     }
 
-    /// What the readings of the profile that ends were, and whether others go on.
+    /// Ends a profile: returns its timeline, and whether other profiles are active.
     pub(crate) fn end(&self) -> (Timeline, bool) {
         let mut state = self.state();
         let timeline = Timeline::new(state.known.clone());
@@ -68,7 +69,7 @@ impl Moments {
         (timeline, state.profiles > 0)
     }
 
-    /// The rank has asked something, and has its answer: the readings before and after it, and what its clock showed at both.
+    /// Records a question of the rank and its answer: readings before and after it, with the rank's clock at both.
     pub(crate) fn asked(&self, before: (Ticks, SimTime), after: (Ticks, SimTime)) {
         let mut state = self.state();
         if state.profiles > 0 {
@@ -76,7 +77,7 @@ impl Moments {
         }
     }
 
-    /// It launches what it has given this number.
+    /// Records a launch with its number.
     pub(crate) fn launches(&self, number: u64, at: Ticks) {
         let mut state = self.state();
         if state.profiles > 0 {
@@ -84,7 +85,7 @@ impl Moments {
         }
     }
 
-    /// The driver has said when launches were.
+    /// Records the times of launches that the driver has reported.
     pub(crate) fn told(&self, times: Vec<LaunchTimes>) {
         let mut state = self.state();
         for launch in &times {
@@ -95,12 +96,12 @@ impl Moments {
         state.times.extend(times);
     }
 
-    /// All of that which nobody has taken.
+    /// Times that no caller has taken.
     pub(crate) fn take_times(&self) -> Vec<LaunchTimes> {
         std::mem::take(&mut self.state().times)
     }
 
-    /// Whether a launch was taken down of which the driver has not said when it was.
+    /// Whether the driver has not reported the times of some recorded launches.
     pub(crate) fn lacks_times(&self) -> bool {
         !self.state().launched.is_empty()
     }
@@ -110,15 +111,15 @@ impl Moments {
     }
 }
 
-/// The rank's clock by readings of the counter.
+/// The rank's clock as a function of counter readings.
 #[derive(Debug, PartialEq)]
 pub struct Timeline {
-    /// Neither ever goes back.
+    /// Both values are non-decreasing.
     known: Vec<(Ticks, SimTime)>,
 }
 
 impl Timeline {
-    /// From readings and what the clock showed then, in picoseconds.
+    /// A timeline from readings and the clock at each, in picoseconds.
     pub fn of(known: impl IntoIterator<Item = (Ticks, u64)>) -> Timeline {
         Timeline::new(known.into_iter().map(|(at, now)| (at, SimTime::from_ps(now))).collect())
     }
@@ -133,7 +134,7 @@ impl Timeline {
         Timeline { known }
     }
 
-    /// What the rank's clock showed at a reading; at one before the first or after the last that is known, what it showed at those.
+    /// The rank's clock at a reading; before the first and after the last known reading, the clock at that reading.
     pub fn at(&self, reading: Ticks) -> SimTime {
         let next = self.known.partition_point(|(at, _)| *at <= reading);
         match (next.checked_sub(1).and_then(|last| self.known.get(last)), self.known.get(next)) {
@@ -158,7 +159,8 @@ mod tests {
         SimTime::from_ps(ps)
     }
 
-    /// Between (100, 10 ps) and (200, 30 ps) the clock advances by 20 ps in 100 ticks: at 150 it shows 10 + 20 * 50 / 100.
+    /// Between (100, 10 ps) and (200, 30 ps) the clock advances by 20 ps in 100 ticks: at 150 it shows 10 + 20 * 50 /
+    /// 100.
     #[test]
     fn between_known_readings_the_clock_follows_the_counter() {
         let timeline = Timeline::of([(200, 30), (100, 10), (300, 30)]);

@@ -1,4 +1,4 @@
-//! Prints the table of docs/devices.md: how far each layer is off on the rows of the shipped database.
+//! Prints the table of docs/devices.md: the error of each layer on the rows of the shipped database.
 //!
 //! `cargo run --release -p uniference-devices --example accuracy`
 

@@ -1,5 +1,5 @@
-//! Makes the database that comes with the program from a Parquet file of operators and an installed aiconfigurator-core: the rows of sources
-//! whose licences allow it, thinned to what interpolation needs.
+//! Makes the database that is shipped with the program from a Parquet file of operators and an installed
+//! aiconfigurator-core: the rows of sources whose licences allow it, thinned to the needs of interpolation.
 //!
 //! `cargo run --release -p uniference-devices --example shipped -- operators.parquet site-packages/aiconfigurator_core crates/devices/data/operators.sqlite`
 
@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use uniference_devices::database::{Database, Repeat, Row, Series};
 use uniference_devices::import::import;
 
-/// Cells of an octave: one row of each is kept.
+/// Cells per octave: one row of each is kept.
 const CELLS: f64 = 4.0;
-/// Rows of a series.
+/// Largest number of rows per series.
 const MOST: usize = 800;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -37,16 +37,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// All series of other sources. aiconfigurator-core measures in several frameworks: of each kind of product and of FlashAttention, one of its series,
-/// the newest of SGLang's, else of vLLM's. SGLang's are times of kernels alone. vLLM's have the host's overhead inside, and where they quantise
-/// their input or write to the cache, the kernels that do so.
+/// All series of the Parquet file, and a choice of aiconfigurator-core's. It measures in several frameworks: for each
+/// kind of GEMM and for FlashAttention, one series counts, the newest of SGLang's, else of vLLM's. SGLang's times are
+/// those of kernels alone. vLLM's include host overhead, and the kernels that quantize the input or write to the cache.
 fn chosen(all: Vec<Series>) -> Vec<Series> {
     let (measured, mut chosen): (Vec<Series>, Vec<Series>) =
         all.into_iter().partition(|series| series.source == "aiconfigurator-core");
     let mut best: BTreeMap<[String; 4], Series> = BTreeMap::new();
     for series in measured {
         let known = match (series.variant.as_str(), series.dtype.as_str()) {
-            // By other kernels than those that compute products with a single scale, and not named.
+            // The kernels are not those of GEMMs with a single scale, and the rows do not name them.
             ("nt" | "nt_experts", "float8_e4m3fn") => false,
             (variant, _) => series.family == "gemm" || ["fwd", "varlen_fwd"].contains(&variant),
         };
@@ -60,14 +60,15 @@ fn chosen(all: Vec<Series>) -> Vec<Series> {
     chosen
 }
 
-/// Higher is better; `None`: not at all. A version is compared by its numbers: `0.5.14` is newer than `0.5.6.post2`.
+/// Rank of a series; higher is better, `None` excludes it. Versions are compared by their numbers: `0.5.14` is newer
+/// than `0.5.6.post2`.
 fn rank(software: &str) -> Option<(bool, Vec<u64>)> {
     let (framework, version) = software.split_once(' ')?;
     let numbers = version.split(|sign: char| !sign.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect();
     ["vllm", "sglang"].contains(&framework).then_some((framework == "sglang", numbers))
 }
 
-/// The middle one of each cell of sizes; of too many cells every so many.
+/// The median row of each cell of sizes; if there are too many cells, evenly chosen ones.
 fn thinned(rows: Vec<Row>) -> Vec<Row> {
     let mut cells: BTreeMap<[i64; 5], Vec<Row>> = BTreeMap::new();
     for row in rows {

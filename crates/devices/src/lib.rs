@@ -1,11 +1,11 @@
-//! What operators do, and what they cost on a device that may not be here.
+//! Operators, and their costs on a device that this machine may lack.
 //!
-//! In the order in which an operator travels: [`operators`] describes a captured definition by family, sizes, floating-point operations and
-//! bytes; [`database`] has those that were measured, [`import`] takes over others' measurements; [`model`] estimates the duration on one device, in layers from measured rows to
-//! the bare roofline.
+//! In the order in which an operator is processed: [`operators`] describes a captured definition by family, sizes,
+//! floating-point operations and bytes; [`database`] holds measured operators, and [`import`] adds measurements of
+//! third parties; [`model`] estimates the duration on one device, in layers from measured rows to the bare roofline.
 //!
-//! When operators run, and what runs beside them, is the engine's business. Captured operators are decoded by `uniference-formats`, which has the
-//! table of known devices too.
+//! The engine decides when operators run and which run concurrently. `uniference-formats` decodes captured operators,
+//! and holds the table of known devices.
 
 pub mod database;
 pub mod import;

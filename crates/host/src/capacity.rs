@@ -1,4 +1,4 @@
-//! Owns what the host has room for: memory and descriptors of many ranks, forecast before any of them is started.
+//! Owns the limits of this machine: memory and descriptors of many ranks, forecast before any rank is started.
 
 use crate::error::HostError;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -7,24 +7,24 @@ use std::path::{Path, PathBuf};
 use uniference_formats::table::bytes;
 use uniference_protocol::messages::Lack;
 
-/// What a process that has imported torch takes (torch 2.15, CPU: 678 MB resident).
+/// Memory of a process that has imported torch (torch 2.15, CPU: 678 MB resident).
 const ZYGOTE_BYTES: u64 = 700 << 20;
 
-/// What a forked rank takes of its own before its program allocates anything (5 to 9 MB seen).
+/// Private memory of a forked rank before its program allocates any (5 to 9 MB seen).
 const RANK_BYTES: u64 = 10 << 20;
 
-/// Descriptors that the driver holds for a rank: its socket and two pipes.
+/// Number of the driver's descriptors per rank: its socket and two pipes.
 const RANK_FDS: u64 = 3;
 
-/// What the driver, the zygote's start and the user's libraries need besides.
+/// Further descriptors of the driver, of the zygote's start and of the user's libraries.
 const OTHER_FDS: u64 = 256;
 
-/// Memory that `ranks` take before their programs allocate anything, in bytes.
+/// Memory of `ranks` ranks before their programs allocate any, in bytes.
 pub fn forecast(ranks: u32) -> u64 {
     ZYGOTE_BYTES + RANK_BYTES * u64::from(ranks)
 }
 
-/// Refuses ranks that cannot fit; returns a warning if it will be tight.
+/// Refuses ranks that cannot fit; returns a warning if memory will be scarce.
 pub fn check_memory(ranks: u32) -> Result<Option<String>, HostError> {
     available_memory().map_or(Ok(None), |available| check(ranks, available))
 }
@@ -43,7 +43,8 @@ fn check(ranks: u32, available: u64) -> Result<Option<String>, HostError> {
     Ok((needed > available / 5 * 4).then_some(figures))
 }
 
-/// Refuses `ranks` that take `each` bytes, as far as is known, and do not fit; `why` there are so many.
+/// Refuses `ranks` ranks of `each` bytes if they do not fit, as far as the memory is known; `why`: the reason for their
+/// number.
 pub fn check_processes(ranks: u32, each: u64, why: &str) -> Result<(), HostError> {
     available_memory().map_or(Ok(()), |available| check_sizes(ranks, each, why, available))
 }
@@ -64,7 +65,7 @@ fn check_sizes(ranks: u32, each: u64, why: &str, available: u64) -> Result<(), H
     })
 }
 
-/// Bytes of memory that a process shares with no other one, if it lives.
+/// Bytes of memory that a process shares with no other process; `None` if it has ended.
 pub(crate) fn private_memory(pid: i32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     let private = text.lines().filter(|line| line.starts_with("Private_Clean:") || line.starts_with("Private_Dirty:"));
@@ -72,20 +73,21 @@ pub(crate) fn private_memory(pid: i32) -> Option<u64> {
     Some(kilobytes.sum::<u64>() * 1024)
 }
 
-/// What this process and its children may still use, in bytes: of the host, and of each control group (cgroup v2) that they are in, if that is less.
+/// Memory in bytes that this process and its children may still use: the minimum over the machine and the control
+/// groups (cgroup v2) that they are in.
 pub fn available_memory() -> Option<u64> {
     let host = meminfo(&fs::read_to_string("/proc/meminfo").ok()?);
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     groups(&own).iter().map(|group| room(group)).chain([host]).flatten().min()
 }
 
-/// Folders of the control groups that a process is in, by its `/proc/PID/cgroup`: the innermost first.
+/// Folders of the control groups that a process is in, from its `/proc/PID/cgroup`: the innermost first.
 fn groups(own: &str) -> Vec<PathBuf> {
     let path = own.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
     Path::new(path).ancestors().map(|path| Path::new("/sys/fs/cgroup").join(path)).collect()
 }
 
-/// What a control group may still use, if it has a limit: what it caches of files can be had, too.
+/// Memory that a control group may still use, including its file cache; `None` without a limit.
 fn room(group: &Path) -> Option<u64> {
     let read = |name: &str| fs::read_to_string(group.join(name)).ok();
     let number = |name: &str| read(name)?.trim().parse::<u64>().ok();
@@ -99,7 +101,7 @@ fn reclaimable(statistics: &str) -> u64 {
     cached.filter_map(|(_, bytes)| bytes.trim().parse::<u64>().ok()).fold(0, u64::saturating_add)
 }
 
-/// A rank wants memory for a tensor that its machine has not got: this one, or that of a worker.
+/// The error for a rank's tensor that exceeds the memory of its machine: this one, or a worker's.
 pub fn lacks(rank: u32, lack: &Lack, worker: Option<&str>) -> HostError {
     let Lack { wanted, available, line } = lack;
     let place = if line.is_empty() { String::new() } else { format!(" at {line}") };
@@ -119,12 +121,12 @@ fn meminfo(text: &str) -> Option<u64> {
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// How many ranks the driver may have descriptors for; `None`: there is no limit.
+/// Maximum number of ranks that the driver has descriptors for; `None`: unlimited.
 pub fn most_ranks() -> Option<u64> {
     getrlimit(Resource::Nofile).maximum.map(|maximum| maximum.saturating_sub(OTHER_FDS) / RANK_FDS)
 }
 
-/// Refuses ranks for which there are not enough descriptors.
+/// Refuses ranks for which there are too few descriptors.
 pub fn check_descriptors(ranks: u32) -> Result<(), HostError> {
     if most_ranks().is_none_or(|most| most >= u64::from(ranks)) {
         return Ok(());
@@ -137,7 +139,7 @@ pub fn check_descriptors(ranks: u32) -> Result<(), HostError> {
     })
 }
 
-/// Raises this process's limit of open descriptors as far as it may: how many threads ranks will have is not known.
+/// Raises this process's limit of open descriptors to its maximum: the number of the ranks' threads is unknown.
 pub fn raise_descriptors() -> Result<(), HostError> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, ..limit };
@@ -154,7 +156,7 @@ mod tests {
         let refused = |ranks, available| check(ranks, available).map_err(|error| error.to_string());
         let error = refused(1_000_000, 9 << 40).unwrap_err();
         assert!(error.contains("1000000 ranks") && error.contains("hint: use fewer ranks"), "{error}");
-        // 710 MiB, which may be four fifths of what there is before it is tight.
+        // 710 MiB is the forecast; memory is scarce if the forecast exceeds four fifths of the available memory.
         assert!(refused(1, 709 << 20).is_err());
         assert!(refused(1, 710 << 20).unwrap().is_some());
         assert_eq!(refused(1, 888 << 20), Ok(None));

@@ -1,23 +1,23 @@
-//! Owns the ways in which a command ends: errors with their hints, and the exit codes of the contract.
+//! Owns the outcomes of a command: errors with their hints, and the documented exit codes.
 
 use rustix::io::Errno;
 use std::io;
 use std::path::PathBuf;
 
-/// How a command ended, as the shell sees it.
+/// The exit code of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// All is well.
+    /// Success.
     Ok = 0,
     /// The program failed.
     ProgramFailed = 1,
-    /// Wrong usage or configuration; also where the host lacks what was asked for: memory, room on the disk.
+    /// Wrong usage or configuration, or a shortage of memory or disk space on this machine.
     Usage = 2,
     /// Deadlock or mismatch.
     Halted = 3,
-    /// A bug of ours.
+    /// A bug in Uniference.
     Bug = 70,
-    /// The terminal has gone (SIGHUP).
+    /// The terminal was closed (SIGHUP).
     HungUp = 129,
     /// Ctrl-C (SIGINT).
     Interrupted = 130,
@@ -25,13 +25,13 @@ pub enum Exit {
     Terminated = 143,
 }
 
-/// A command that cannot do what it was asked for. The message ends with a hint where there is one to give.
+/// An error that ends a command. The message ends with a hint if there is one.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// Wrong usage or configuration.
     #[error("{0}")]
     Usage(String),
-    /// A mistake in what the user wrote, shown with its place.
+    /// An error in the user's input, shown with its position.
     #[error("{0}")]
     Diagnostic(Box<uniference_formats::diagnostic::Diagnostic>),
     /// A file or folder cannot be used.
@@ -41,15 +41,15 @@ pub enum HostError {
         action: &'static str,
         /// The path of the file or folder.
         path: PathBuf,
-        /// What the operating system says.
+        /// The operating system's error.
         source: io::Error,
-        /// What to do.
+        /// The remedy.
         hint: &'static str,
     },
     /// Standard output could not be written to its end.
     #[error("cannot write standard output: {source}\nhint: {}", output_hint(source))]
     Output {
-        /// What the operating system says.
+        /// The operating system's error.
         source: io::Error,
     },
     /// The results could not be written to their end: usually a full disk.
@@ -58,12 +58,12 @@ pub enum HostError {
     /// A program record cannot be read.
     #[error(transparent)]
     Record(#[from] uniference_formats::record::RecordError),
-    /// The host has not enough of something.
+    /// A shortage of a resource on this machine.
     #[error("{what}\nhint: {hint}")]
     Host {
-        /// What is missing.
+        /// The missing resource.
         what: String,
-        /// What to do.
+        /// The remedy.
         hint: String,
     },
     /// A rank has run an operator or kernel whose values are not computed, as the text says, with `--strict-values`.
@@ -74,41 +74,41 @@ pub enum HostError {
     /// The process that ranks are forked from did not start.
     #[error("{what}\nhint: {hint}")]
     Zygote {
-        /// What it said.
+        /// The zygote's error.
         what: String,
-        /// What to do.
+        /// The remedy.
         hint: String,
     },
-    /// Somebody has ended it.
+    /// The process that ranks are forked from has ended unexpectedly.
     #[error("the process that ranks are forked from {how}\nhint: {hint}")]
     ZygoteLost {
         /// "was killed by SIGKILL".
         how: String,
-        /// What to do.
+        /// The remedy.
         hint: &'static str,
     },
-    /// A rank is not of this program's version, or not of its machine's kind.
+    /// A rank with another version of this program, or on an incompatible machine.
     #[error("rank {rank} cannot join the run: {why}")]
     Disagreement {
         /// The rank that cannot join.
         rank: u32,
-        /// What differs.
+        /// The difference.
         why: uniference_protocol::hello::Disagreement,
     },
-    /// A call of the operating system that should not fail.
+    /// A system call that should not fail has failed.
     #[error("{doing}: {source}")]
     System {
-        /// What was being done.
+        /// The action that failed.
         doing: &'static str,
-        /// What the operating system says.
+        /// The operating system's error.
         source: io::Error,
     },
 }
 
-/// What to do where a file may not be as large as it must be; the arena that ranks share is one, too.
+/// The hint for a file size limit that is too low; the limit also applies to the arena that ranks share.
 pub const FILE_SIZE: &str = "raise the file size limit: ulimit -f unlimited";
 
-/// What to do where the host has not enough of something, by the error's code.
+/// Hints for shortages on this machine, by error code.
 const SHORTAGES: [(Errno, &str); 6] = [
     (Errno::MFILE, "raise the limit of open descriptors: ulimit -Hn"),
     (Errno::NFILE, "the machine has too many open files; close some, or raise fs.file-max"),
@@ -119,7 +119,7 @@ const SHORTAGES: [(Errno, &str); 6] = [
 ];
 
 impl HostError {
-    /// Makes the error of a system call that should not fail, but where the host has not enough of something.
+    /// Makes the error of a system call that should not fail, except for a shortage on this machine.
     pub fn system<E: Into<io::Error>>(doing: &'static str) -> impl FnOnce(E) -> HostError {
         move |source| {
             let source = source.into();
@@ -131,7 +131,7 @@ impl HostError {
         }
     }
 
-    /// The exit code that goes with it.
+    /// The exit code of the error.
     pub fn exit(&self) -> Exit {
         match self {
             HostError::System { .. } => Exit::Bug,
@@ -141,7 +141,7 @@ impl HostError {
     }
 }
 
-/// What to do when a file of results cannot be written.
+/// The hint for a results file that cannot be written.
 pub fn file_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -152,7 +152,7 @@ pub fn file_hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// What to do when standard output takes no more.
+/// The hint for standard output that cannot be written.
 fn output_hint(error: &io::Error) -> &'static str {
     match Errno::from_io_error(error) {
         Some(Errno::NOSPC | Errno::DQUOT) => "free disk space at the destination",

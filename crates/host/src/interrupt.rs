@@ -1,5 +1,5 @@
-//! Owns the signals that end a command: by themselves, or, while something has to be cleaned up first, by a descriptor that becomes
-//! readable when one has come.
+//! Owns the signals that end a command: directly or, while resources must be cleaned up first, through a descriptor
+//! that becomes readable when a signal has arrived.
 
 use crate::error::{Exit, HostError};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -21,15 +21,15 @@ pub enum Interrupt {
     Int,
     /// SIGTERM, which `kill` sends.
     Term,
-    /// SIGHUP: the terminal has gone.
+    /// SIGHUP: the terminal was closed.
     Hup,
 }
 
-/// Nobody waits for signals: they end the process.
+/// Whether signals end the process at once, because no [`Interrupts`] exist.
 static UNATTENDED: LazyLock<Arc<AtomicBool>> = LazyLock::new(|| Arc::new(AtomicBool::new(true)));
 
-/// From here on the signals that end a program end this one at once, with the exit code of the contract, but while there are
-/// [`Interrupts`]. Python's own handler of Ctrl-C would only note it for when the command is done.
+/// Makes the signals that end a program end this one at once from now on, with the documented exit code, except while
+/// [`Interrupts`] exist. Python's own handler of Ctrl-C would only note the signal until the command is done.
 pub fn exit_at_signals() -> Result<(), HostError> {
     for (signal, exit) in [(SIGINT, Exit::Interrupted), (SIGTERM, Exit::Terminated), (SIGHUP, Exit::HungUp)] {
         if signal != SIGHUP || !ignores_hangup() {
@@ -40,7 +40,8 @@ pub fn exit_at_signals() -> Result<(), HostError> {
     Ok(())
 }
 
-/// The process is started deaf to Ctrl-C on the terminal, from its first instruction on: that is for us, who end what we have started.
+/// Makes the process ignore Ctrl-C of the terminal from its first instruction on: this process handles Ctrl-C and ends
+/// the processes that it has started.
 #[allow(unsafe_code)]
 pub fn shield(command: &mut Command) -> &mut Command {
     // SAFETY: between fork and exec a process may do what signal handlers may; this is one system call.
@@ -52,11 +53,11 @@ pub fn shield(command: &mut Command) -> &mut Command {
     }
 }
 
-/// Ends this process as those end that write to a pipe which nobody reads any more: by SIGPIPE, without a word. Returns the shell's code for
-/// that, should the signal be blocked.
+/// Ends this process silently by SIGPIPE, like a process that writes to a pipe without readers. If the signal is
+/// blocked, returns the shell's exit code for it.
 #[allow(unsafe_code)]
 pub fn end_by_broken_pipe() -> i32 {
-    // SAFETY: no handler of ours is replaced: Python has the signal ignored.
+    // SAFETY: no handler of ours is replaced: Python ignores the signal.
     unsafe {
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
         libc::raise(libc::SIGPIPE);
@@ -64,14 +65,14 @@ pub fn end_by_broken_pipe() -> i32 {
     128 + libc::SIGPIPE
 }
 
-/// Whether the process was started so that it outlives its terminal, as `nohup` does.
+/// Whether the process was started to outlive its terminal, as `nohup` does.
 fn ignores_hangup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
     mask.is_some_and(|mask| mask >> (SIGHUP - 1) & 1 == 1)
 }
 
-/// While it lives, the signals that end a program only make its descriptor readable.
+/// While this lives, the signals that end a program only make its descriptor readable.
 pub struct Interrupts {
     readable: UnixStream,
     latest: Arc<AtomicUsize>,
@@ -79,12 +80,12 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// Takes the signals over.
+    /// Installs the handlers of the signals.
     pub fn new() -> Result<Interrupts, HostError> {
         let (readable, written) = UnixStream::pair().map_err(HostError::system("creating a socket pair"))?;
         readable.set_nonblocking(true).map_err(HostError::system("making a socket non-blocking"))?;
         let latest = Arc::new(AtomicUsize::new(0));
-        // First the number, then the wake-up.
+        // The handlers run in this order: first the number, then the wake-up.
         let number = |signal| signal_hook::flag::register_usize(signal, latest.clone(), signal as usize);
         let wake = |signal| signal_hook::low_level::pipe::register(signal, written.try_clone()?);
         let both = |signal| Ok([number(signal)?, wake(signal)?]);
@@ -95,19 +96,19 @@ impl Interrupts {
         Ok(Interrupts { readable, latest, registered })
     }
 
-    /// From here on the next signal ends this process at once: somebody has asked twice.
+    /// Makes the next signal end this process at once, because a signal was repeated.
     pub fn end_at_next(&self) {
         UNATTENDED.store(true, SeqCst);
     }
 
-    /// Returns after `timeout`, or when there is a signal to take.
+    /// Returns after `timeout`, or when a signal has arrived.
     pub fn wait(&self, timeout: Duration) {
         let timeout = timeout.try_into().expect("seconds fit");
-        // Whoever waits looks for itself what has come.
+        // The caller checks which event has occurred.
         let _ = poll(&mut [PollFd::new(&self.readable, PollFlags::IN)], Some(&timeout));
     }
 
-    /// The latest signal that has not been taken yet.
+    /// The latest signal that has not been returned yet.
     pub fn take(&self) -> Option<Interrupt> {
         let mut drain = [0; 64];
         while (&self.readable).read(&mut drain).is_ok_and(|count| count > 0) {}
@@ -152,7 +153,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::Stdio;
 
-    /// What a process does that [`ended_by`] starts.
+    /// The body of the process that [`ended_by`] starts.
     #[test]
     fn child() {
         let Ok(how) = std::env::var("UNIFERENCE_TEST_SIGNALS") else { return };
@@ -171,7 +172,7 @@ mod tests {
         std::process::exit(7);
     }
 
-    /// The exit code of a process that gets the signal, with [`Interrupts`] or after them.
+    /// The exit code of a process that receives the signal, during the life of [`Interrupts`] or afterwards.
     fn ended_by(signal: Signal, how: &str, launcher: &[&str]) -> Option<i32> {
         let test = std::env::current_exe().unwrap().display().to_string();
         let words = [launcher, &[&test, "--exact", "interrupt::tests::child", "--nocapture"]].concat();

@@ -1,8 +1,8 @@
-//! Owns what programs that are ended leave behind: segments and semaphores of shared memory, and the files of sockets, stay until somebody removes
-//! them, and whoever has made them cannot any more.
+//! Owns shared resources that killed programs leave behind: shared memory segments, semaphores and socket files persist
+//! until they are removed, which their killed creators cannot do.
 //!
-//! A rank's processes write down what they make ([`Register`]). What they make by other ways than the C library's functions for it is known as
-//! far as a process still has it when the run ends ([`shared_by`]).
+//! A rank's processes record the resources that they create ([`Register`]). Resources that are not created through the
+//! C library are found as long as a process still has them when the run ends ([`shared_by`]).
 
 use crate::error::HostError;
 use crate::supervisor::children_of;
@@ -15,31 +15,31 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 use uniference_protocol::leftovers::{self, SHARED};
 
-/// Which sockets there are, and their names.
+/// The kernel's list of Unix sockets, with their names.
 const SOCKETS: &str = "/proc/net/unix";
 
-/// The list of what a run's processes have made.
+/// The list of shared resources that a run's processes have created.
 pub struct Register {
-    /// In memory only: nothing stays of it either.
+    /// A memory file, which leaves nothing behind.
     list: File,
 }
 
 impl Register {
-    /// An empty one.
+    /// An empty register.
     ///
     /// # Errors
-    /// If the machine has no room for a descriptor.
+    /// If no descriptor is available.
     pub fn new() -> Result<Register, HostError> {
         let list = memfd_create("leftovers", MemfdFlags::CLOEXEC).map_err(HostError::system("creating a list"))?;
         Ok(Register { list: list.into() })
     }
 
-    /// Where other processes find it as long as this one is there.
+    /// The path for other processes, valid while this process lives.
     pub fn path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", std::process::id(), self.list.as_raw_fd()).into()
     }
 
-    /// What is still there of what was written down.
+    /// Recorded resources that still exist.
     pub fn left(&self) -> BTreeSet<PathBuf> {
         let length = self.list.metadata().map_or(0, |known| known.len());
         let mut lines = vec![0; length as usize];
@@ -49,7 +49,7 @@ impl Register {
     }
 }
 
-/// What a process and those below it have open or mapped there and has been made since then.
+/// Shared resources that a process or its descendants have open or mapped and that were created at or after `since`.
 pub fn shared_by(root: i32, since: SystemTime) -> BTreeSet<PathBuf> {
     let since = since.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos() as i128);
     let changed = |known: &Metadata| i128::from(known.ctime()) * 1_000_000_000 + i128::from(known.ctime_nsec());
@@ -64,7 +64,8 @@ pub fn shared_by(root: i32, since: SystemTime) -> BTreeSet<PathBuf> {
     found.into_iter().filter(is_new).collect()
 }
 
-/// Removes it, as far as that was not done meanwhile and nobody else has it: what a process outside of the run has made is its own.
+/// Removes resources that still exist and are not in use: resources of processes outside of the run belong to those
+/// processes.
 pub fn remove(left: BTreeSet<PathBuf>) {
     if left.is_empty() {
         return;
@@ -76,7 +77,7 @@ pub fn remove(left: BTreeSet<PathBuf>) {
     }
 }
 
-/// The files of sockets that somebody has.
+/// The files of bound sockets.
 fn bound() -> Vec<PathBuf> {
     let sockets = fs::read_to_string(SOCKETS).unwrap_or_default();
     // Num: RefCount Protocol Flags Type St Inode Path
@@ -84,7 +85,7 @@ fn bound() -> Vec<PathBuf> {
     paths.map(PathBuf::from).collect()
 }
 
-/// What a process has open or mapped there; of another user's nothing is known.
+/// Shared resources that a process has open or mapped; empty for processes of other users.
 fn held_by(process: &Path) -> BTreeSet<PathBuf> {
     opened_in(process).chain(mapped_in(process)).collect()
 }
@@ -135,11 +136,11 @@ mod tests {
         let name = |what: &str| PathBuf::from(format!("{SHARED}uniference-{what}-{}", std::process::id()));
         let (old, new) = (name("old"), name("new"));
         fs::write(&old, "").unwrap();
-        // The clock of files goes by ticks.
+        // File times have the granularity of clock ticks.
         sleep(Duration::from_millis(50));
         let since = SystemTime::now();
         sleep(Duration::from_millis(50));
-        // In a process of a process, which has the old one open as well.
+        // A grandchild process, which has the old file open as well.
         let script = format!("(exec 3<{} 4>{}; echo there; sleep 60) & wait", old.display(), new.display());
         let mut child = Command::new("sh").args(["-c", &script]).stdout(Stdio::piped()).spawn().unwrap();
         while !new.exists() {

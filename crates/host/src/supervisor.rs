@@ -1,14 +1,16 @@
-//! Owns that what a command has started ends with it: between the command and a program that it starts stands a process of its own, the
-//! program's supervisor. It ends all that the program has started, and what that has, once the program or the command has ended, `kill -9` included.
+//! Owns the end of a command's processes together with the command: each program that a command starts has a process of
+//! its own between command and program, the supervisor. The supervisor ends the program and all its descendants once
+//! the program or the command has ended, `kill -9` included.
 //!
-//! Who is started, and what its end means, is the caller's business.
+//! The caller starts the program and interprets its exit status.
 //!
-//! Processes that detach themselves (a second fork, `setsid`) become children of their next ancestor that asks for them
-//! (`PR_SET_CHILD_SUBREAPER`): the supervisor, and should somebody kill that one, the command. The supervisor is in a session of its own, so
-//! what kills the command's process group leaves it alive. It is a copy of the command that never executes a program: it may only do what
-//! signal handlers may, for other threads of the command may have held any lock when it was made.
+//! Processes that detach themselves (a second fork, `setsid`) become children of their next ancestor with
+//! `PR_SET_CHILD_SUBREAPER`: the supervisor or, if the supervisor is killed, the command. The supervisor is in a
+//! session of its own, so a signal that kills the command's process group leaves it alive. The supervisor is a copy of
+//! the command that never executes a program: it may only make calls that are allowed in signal handlers, because other
+//! threads of the command may have held locks at the time of the fork.
 
-// Processes and signals by the C library's own functions, in a copy of a process that had several threads.
+// Processes and signals use the C library's functions, in a copy of a process that had several threads.
 #![allow(unsafe_code)]
 
 use crate::error::HostError;
@@ -19,41 +21,43 @@ use std::path::Path;
 use std::process::{Child, Command, ExitStatus};
 use std::ptr::null_mut;
 
-/// Sent to the supervisor by [`end`], and by the kernel when the thread that has started it ends.
+/// The signal to the supervisor from [`end`], and from the kernel when the thread that started the supervisor ends.
 const ABANDONED: libc::c_int = libc::SIGUSR1;
 
-/// Gives what `command` starts a supervisor, which looks like the program from outside: it ends as the program does, with its exit code or by
-/// its signal, and hands SIGTERM on to it. Whatever else the command does between fork and exec stands before this.
+/// Gives the program of `command` a supervisor, which looks like the program from outside: it ends with the program's
+/// exit code or signal, and forwards SIGTERM to the program. Other actions of the command between fork and exec must be
+/// registered earlier.
 pub fn supervise(command: &mut Command) -> &mut Command {
-    // SAFETY: what runs there uses system calls only, and neither memory of the heap nor locks.
+    // SAFETY: the closure uses system calls only, and neither heap memory nor locks.
     unsafe { command.pre_exec(divide) }
 }
 
-/// Ends what was started with a supervisor, and returns when nothing of it is left. Its supervisor does that: it goes on when this process
-/// is itself ended meanwhile. To kill the supervisor instead would leave its children to nobody then.
+/// Ends a program that was started with a supervisor, and returns when no process of it is left. The supervisor kills
+/// the processes, and continues if this process is killed in the meantime. Killing the supervisor instead would leave
+/// its children without a parent that ends them.
 ///
 /// # Errors
-/// Those of waiting for a child.
+/// Errors of waiting for a child.
 pub fn end(child: &mut Child) -> io::Result<ExitStatus> {
     if let Some(status) = child.try_wait()? {
         return Ok(status);
     }
     let supervisor = Pid::from_child(child);
     let _ = kill_process(supervisor, Signal::USR1);
-    // Somebody may have stopped it.
+    // The supervisor may be stopped.
     let _ = kill_process(supervisor, Signal::CONT);
     child.wait()
 }
 
-/// What programs leave behind that the supervisors do not see becomes this process's, for [`end_orphans`].
+/// Makes this process the parent of processes that outlive their supervisors, for [`end_orphans`].
 ///
 /// # Errors
-/// Those of a kernel that does not know this.
+/// If the kernel does not support this.
 pub fn adopt_orphans() -> Result<(), HostError> {
     set_child_subreaper(Some(getpid())).map_err(HostError::system("becoming a child subreaper"))
 }
 
-/// Ends all children of this process, and theirs, which then are its own.
+/// Ends all children of this process, and their children, which then become its own.
 pub fn end_orphans() {
     while let Some(pid) = children().into_iter().find_map(Pid::from_raw) {
         let _ = kill_process(pid, Signal::KILL);
@@ -65,22 +69,25 @@ fn children() -> Vec<i32> {
     children_of(Path::new("/proc/self"))
 }
 
-/// The children of a process, by its folder in `/proc`.
+/// The children of a process, given its folder in `/proc`.
 pub(crate) fn children_of(process: &Path) -> Vec<i32> {
     let threads = std::fs::read_dir(process.join("task")).into_iter().flatten().flatten();
     let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
     lists.flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
-/// Between fork and exec: makes two processes of one. The first never returns.
+/// Runs between fork and exec: splits the process into supervisor and program. The supervisor never returns.
 fn divide() -> io::Result<()> {
-    // SAFETY: system calls, with pointers to variables of this function that live until they return; a signal set of zeros is an empty one.
+    // SAFETY: system calls, with pointers to variables of this function that live until they return; a zeroed signal
+    // set is empty.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
-        // Before there is a program: the supervisor must not miss its end. Signals are taken when it asks for them.
+        // Signals are blocked before the program exists, because the supervisor must not miss its end. The supervisor
+        // accepts signals when it asks for them.
         libc::sigprocmask(libc::SIG_SETMASK, &all, &mut before);
-        // Nor what the program has left behind before this process goes on. Its children do not inherit it.
+        // Orphans of the program must also be adopted before this process continues. The program's children do not
+        // inherit this setting.
         libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1);
         let command = libc::getppid();
         match libc::fork() {
@@ -95,24 +102,25 @@ fn divide() -> io::Result<()> {
     }
 }
 
-/// The supervisor. `command` is its parent, `program` its child; the signals of `all` are blocked.
+/// Runs the supervisor. `command` is its parent, `program` its child; the signals of `all` are blocked.
 fn watch(command: libc::pid_t, program: libc::pid_t, all: &libc::sigset_t) -> ! {
-    // SAFETY: system calls, with pointers to constants and to what is lent.
+    // SAFETY: system calls, with pointers to constants and to borrowed memory.
     unsafe {
-        // Descriptors that are held here would keep their other ends from seeing the end, the one by which `spawn` hears of exec included.
+        // Open descriptors would keep their other ends from seeing the end, including the descriptor on which `spawn`
+        // waits for exec.
         let nowhere = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
         for stream in 0..3 {
             libc::dup2(nowhere, stream);
         }
         if libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) != 0 {
-            // Linux before 5.9
+            // Fallback for Linux before 5.9.
             for fd in 3..libc::sysconf(libc::_SC_OPEN_MAX) as libc::c_int {
                 libc::close(fd);
             }
         }
         libc::setsid();
         libc::prctl(libc::PR_SET_NAME, c"supervisor".as_ptr());
-        // Its core would be a copy of the command's.
+        // A core dump of the supervisor would be a copy of the command's memory.
         libc::setrlimit(libc::RLIMIT_CORE, &libc::rlimit { rlim_cur: 0, rlim_max: 0 });
         libc::prctl(libc::PR_SET_PDEATHSIG, ABANDONED);
         let mut status = None;
@@ -132,7 +140,7 @@ fn watch(command: libc::pid_t, program: libc::pid_t, all: &libc::sigset_t) -> ! 
     }
 }
 
-/// Takes note of children that have ended; the status of `program`, if it is among them.
+/// Reaps children that have ended; returns the status of `program`, if it is among them.
 unsafe fn reap(program: libc::pid_t) -> Option<libc::c_int> {
     let mut status = 0;
     loop {
@@ -145,14 +153,14 @@ unsafe fn reap(program: libc::pid_t) -> Option<libc::c_int> {
     }
 }
 
-/// Kills all descendants, which come here one generation after the other.
+/// Kills all descendants, which become children of this process one generation after the other.
 unsafe fn end_all(program: libc::pid_t, status: &mut Option<libc::c_int>) {
     loop {
         // SAFETY: system calls, with pointers to variables of this function.
         unsafe {
             let seen = kill_children();
             if !seen && status.is_none() {
-                // A kernel that does not list children.
+                // Fallback for a kernel that does not list children.
                 libc::kill(program, libc::SIGKILL);
             }
             let mut ended = 0;
@@ -166,10 +174,10 @@ unsafe fn end_all(program: libc::pid_t, status: &mut Option<libc::c_int>) {
     }
 }
 
-/// Kills this process's children, as many as fit into a page of the kernel's list; whether there were any.
+/// Kills this process's children, as many as fit into one page of the kernel's list. Returns whether there were any.
 unsafe fn kill_children() -> bool {
     let mut list = [0_u8; 4096];
-    // SAFETY: system calls, with pointers to a constant and to a variable of this function of the length that is said.
+    // SAFETY: system calls, with pointers to a constant and to a variable of this function of the given length.
     let length = unsafe {
         let file = libc::open(c"/proc/thread-self/children".as_ptr(), libc::O_RDONLY);
         let length = libc::read(file, list.as_mut_ptr().cast(), list.len());
@@ -177,7 +185,7 @@ unsafe fn kill_children() -> bool {
         length.max(0) as usize
     };
     let (mut pid, mut seen) = (0, false);
-    // The kernel ends each number by a space; one that the page has cut off comes next time.
+    // The kernel ends each number with a space; a number that the page cuts off comes in the next call.
     for byte in &list[..length] {
         match byte {
             b'0'..=b'9' => pid = pid * 10 + libc::pid_t::from(byte - b'0'),
@@ -191,7 +199,7 @@ unsafe fn kill_children() -> bool {
     seen
 }
 
-/// Ends this process as a wait status says.
+/// Ends this process with the given wait status.
 unsafe fn end_as(status: libc::c_int) -> ! {
     // SAFETY: system calls, with a pointer to a variable of this function.
     unsafe {
@@ -234,7 +242,7 @@ mod tests {
 
     #[test]
     fn it_is_ended_with_all_that_it_has_started() {
-        // The program and what it has detached hold the pipe, and neither hears SIGTERM.
+        // The program and its detached child hold the pipe, and both ignore SIGTERM.
         let mut child =
             shell("trap '' TERM; (setsid sleep 600 &); echo; while :; do sleep 0.01; done").spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
@@ -252,7 +260,7 @@ mod tests {
         assert_eq!(child.wait().unwrap().code(), Some(9));
     }
 
-    /// What a process does that the next test starts.
+    /// The body of the process that the next test starts.
     #[test]
     fn command() {
         if std::env::var_os("UNIFERENCE_TEST_SUPERVISOR").is_some() {
@@ -282,7 +290,7 @@ mod tests {
             };
             kill_process(Pid::from_child(&command), signal).unwrap();
             command.wait().unwrap();
-            // All who could write have ended.
+            // All processes that could write have ended.
             out.read_to_end(&mut Vec::new()).unwrap();
             let deadline = Instant::now() + Duration::from_secs(10);
             let lives = |pid: &i32| std::path::Path::new(&format!("/proc/{pid}")).exists();
@@ -296,7 +304,7 @@ mod tests {
     #[test]
     fn what_a_program_leaves_behind_ends_with_it() {
         let mut child = shell("(setsid sleep 600 &); exit 3").spawn().unwrap();
-        // The pipe ends with the last process that holds it.
+        // The pipe ends when the last process that holds it has ended.
         child.stdout.take().unwrap().read_to_end(&mut Vec::new()).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(3));
     }

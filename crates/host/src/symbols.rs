@@ -1,5 +1,5 @@
-//! Owns the check that the library of simulated GPUs has every function of NVIDIA's that an installed PyTorch binds, from the symbol tables of
-//! both: nothing is loaded.
+//! Owns the check that the library of simulated GPUs has every function of NVIDIA's libraries that an installed PyTorch
+//! binds. The check compares the symbol tables of both, and loads nothing.
 
 use crate::error::HostError;
 use memmap2::Mmap;
@@ -10,30 +10,30 @@ use std::io;
 use std::path::{Path, PathBuf};
 use uniference_abi::gpus::SONAMES;
 
-/// The compiler that torch brings may stay: it asks for no device.
+/// The compiler library of torch may stay: it uses no device.
 const KEPT: &str = "libnvrtc.so";
 
 /// An installed PyTorch.
 #[derive(Clone, Debug)]
 pub struct Torch {
-    /// Its package's folder.
+    /// The folder of the torch package.
     pub folder: PathBuf,
-    /// Its version, as of the package: "2.15.0+cu132".
+    /// Version of the package: "2.15.0+cu132".
     pub version: String,
 }
 
-/// What torch binds of NVIDIA's libraries.
+/// Symbols of NVIDIA's libraries that torch binds.
 #[derive(Debug, Default)]
 pub struct Bound {
     /// Names of functions.
     pub functions: BTreeSet<String>,
-    /// Libraries by name that the library of simulated GPUs does not stand for.
+    /// Names of libraries that the library of simulated GPUs does not replace.
     pub libraries: BTreeSet<String>,
-    /// Functions that it lacks.
+    /// Functions that the library of simulated GPUs lacks.
     pub missing: BTreeSet<String>,
 }
 
-/// Compares what torch's libraries bind with what `phantom` exports.
+/// Compares the symbols that torch's libraries bind with the exports of `phantom`.
 pub fn compare(phantom: &Path, torch: &Torch) -> io::Result<Bound> {
     let map = map(phantom)?;
     let exported = parse(&map, phantom)?;
@@ -58,7 +58,7 @@ pub fn compare(phantom: &Path, torch: &Torch) -> io::Result<Bound> {
     Ok(bound)
 }
 
-/// Refuses a torch that has no CUDA, or binds what the library lacks.
+/// Refuses a torch without CUDA, or with symbols that the library lacks.
 pub fn check(phantom: &Path, torch: &Torch) -> Result<(), HostError> {
     let bound = match compare(phantom, torch) {
         Ok(bound) => bound,
@@ -71,7 +71,7 @@ pub fn check(phantom: &Path, torch: &Torch) -> Result<(), HostError> {
     };
     let Some(what) = bound.problem(torch) else { return Ok(()) };
     let hint = match bound.functions.is_empty() {
-        // Pip would keep a package of the same version for processors alone, and look where it got that.
+        // Pip would otherwise keep a CPU-only package of the same version, and use the same index as before.
         true => format!(
             "install the package of PyPI, which has CUDA: pip install --force-reinstall --index-url https://pypi.org/simple torch=={}; or run without GPUs: --no-cuda",
             torch.version.split('+').next().unwrap_or_default()
@@ -82,7 +82,7 @@ pub fn check(phantom: &Path, torch: &Torch) -> Result<(), HostError> {
 }
 
 impl Bound {
-    /// Why GPUs of this torch cannot be simulated, if they cannot.
+    /// The reason why GPUs of this torch cannot be simulated, if there is one.
     pub fn problem(&self, torch: &Torch) -> Option<String> {
         if self.functions.is_empty() && self.libraries.is_empty() {
             return Some(format!("the installed PyTorch, {}, was built without CUDA", torch.version));
@@ -104,14 +104,14 @@ impl Bound {
     }
 }
 
-/// The first few of them.
+/// The first few names.
 fn list(names: &BTreeSet<String>) -> String {
     let shown: Vec<&str> = names.iter().take(5).map(String::as_str).collect();
     let more = if names.len() > shown.len() { ", ..." } else { "" };
     format!("{}{more}", shown.join(", "))
 }
 
-/// Whether a name that torch does not define is one of NVIDIA's functions. Torch's own are mangled.
+/// Whether an undefined name in torch is one of NVIDIA's functions. Torch's own names are mangled.
 fn is_function(name: &str) -> bool {
     let name = name.trim_start_matches('_');
     let prefixes =
@@ -120,7 +120,7 @@ fn is_function(name: &str) -> bool {
         || name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_uppercase()))
 }
 
-/// Whether what follows a prefix begins a word of the name: `cublasLtMatmul`, `nvshmem_malloc`.
+/// Whether the rest of a name after a prefix starts a word: `cublasLtMatmul`, `nvshmem_malloc`.
 fn starts_word(rest: &str) -> bool {
     rest.trim_start_matches(['x', 'i', 'd']).starts_with(|first: char| first == '_' || first.is_ascii_uppercase())
 }
@@ -129,7 +129,7 @@ fn is_library(name: &str) -> bool {
     ["libcu", "libnv", "libnccl"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// Torch's libraries, in order of their names.
+/// Torch's libraries, sorted by name.
 fn libraries(torch: &Path) -> io::Result<Vec<PathBuf>> {
     let entries = fs::read_dir(torch.join("lib"))?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
     let mut libraries: Vec<PathBuf> =
@@ -141,7 +141,7 @@ fn libraries(torch: &Path) -> io::Result<Vec<PathBuf>> {
 #[allow(unsafe_code)]
 fn map(path: &Path) -> io::Result<Mmap> {
     let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-    // SAFETY: a library that is replaced while it is read: its packages are installed before.
+    // SAFETY: the file is not replaced while it is read: packages are installed before the run.
     File::open(path).and_then(|file| unsafe { Mmap::map(&file) }).map_err(named)
 }
 
@@ -180,7 +180,8 @@ mod tests {
         }
     }
 
-    /// A library binds nothing of its own, so the test itself stands for a torch without CUDA.
+    /// A library that serves as its own torch binds nothing that it lacks, so the test executable stands for a torch
+    /// without CUDA.
     #[test]
     fn what_is_missing_is_named() -> Result<(), Box<dyn std::error::Error>> {
         let folder = tempfile::tempdir()?;

@@ -1,6 +1,7 @@
-//! Ranks as on another machine: the real client and the real exchange, over wires of TCP, with tensors that travel over TCP, too.
+//! Ranks as on another machine: the real client and the real exchange, over TCP wires, with tensors that also travel
+//! over TCP.
 //!
-//! Each rank is a process of its own, as which threads of it wait is read from what the kernel says of the process.
+//! Each rank is a process of its own, because waiting threads are detected from the kernel's data on the process.
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::RecvFlags;
@@ -27,11 +28,12 @@ use uniference_sim::program::{Collective, CollectiveKind, DType, ReduceOp, Shape
 
 const RANKS: u32 = 2;
 
-/// In a rank's process: its number, and where the driver listens.
+/// Environment variables of a rank's process: its number, and the driver's address.
 const RANK: &str = "UNIFERENCE_TEST_RANK";
 const DRIVER: &str = "UNIFERENCE_TEST_DRIVER";
 
-/// A rank's connections begin with tickets from here on: the main wire's, that of its tensors, and those of the wires it opens.
+/// First ticket of a rank's connections: the main wire's, followed by the tickets of its tensors and of the wires that
+/// it opens.
 fn first_ticket(rank: u32) -> u64 {
     1_000 * u64::from(rank)
 }
@@ -43,14 +45,14 @@ fn connect(driver: SocketAddr, ticket: u64) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Where the driver takes connections, which come in any order.
+/// The driver's listener for connections, which arrive in any order.
 struct Door {
     listener: TcpListener,
     early: Mutex<BTreeMap<u64, TcpStream>>,
 }
 
 impl Door {
-    /// Waits for the connection that begins with `ticket`.
+    /// Waits for the connection with this ticket.
     fn admit(&self, ticket: u64) -> io::Result<TcpStream> {
         let mut early = self.early.lock().unwrap();
         loop {
@@ -110,18 +112,18 @@ impl Wire for TcpWire {
     }
 }
 
-/// What a rank asks of the machine that has the arena. Numbers travel as bytes whose order is given.
+/// A rank's request to the machine that has the arena. Numbers travel as bytes in a fixed order.
 enum Move {
     Write,
     Read,
     Fold,
 }
 
-/// The arena, seen from another machine.
+/// The arena, as used from another machine.
 struct TcpTensors(Mutex<TcpStream>);
 
 impl TcpTensors {
-    /// Sends what is to be done and with what, and returns what comes back.
+    /// Sends a request with its data, and returns the reply.
     fn ask(&self, what: Move, fetched: &Fetched, data: &[u8]) -> io::Result<Vec<u8>> {
         let mut stream = self.0.lock().unwrap();
         let mut message = vec![what as u8];
@@ -133,7 +135,7 @@ impl TcpTensors {
     }
 }
 
-/// A length, and as many bytes.
+/// Reads a length, and that number of bytes.
 fn take(stream: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut length = [0; 8];
     stream.read_exact(&mut length)?;
@@ -172,7 +174,7 @@ impl Tensors for TcpTensors {
     }
 }
 
-/// Does what a rank asks, until it is gone.
+/// Carries out a rank's requests until the connection ends.
 fn serve(mut stream: TcpStream, arena: &SharedArena) {
     let mut what = [0];
     while stream.read_exact(&mut what).is_ok() {
@@ -197,14 +199,15 @@ fn serve(mut stream: TcpStream, arena: &SharedArena) {
 }
 
 fn region<T>(data: &mut [T]) -> Region {
-    // SAFETY: in each use the data outlives the region, and nobody else looks at it meanwhile.
+    // SAFETY: in each use the data outlives the region, and is not accessed elsewhere at the same time.
     #[allow(unsafe_code)]
     unsafe {
         Region::new(data.as_mut_ptr() as usize, size_of_val(data))
     }
 }
 
-/// One rank: sums over all ranks, of few elements and of more than fit a packet, and a second thread's look at the clock.
+/// Runs one rank: sums over all ranks, of few elements and of more than fit a packet, and a clock read by a second
+/// thread.
 fn run_rank(rank: u32, driver: SocketAddr) {
     let first = first_ticket(rank);
     let side = Side::Rank { driver, tickets: Arc::new(AtomicU64::new(first + 2)) };
@@ -257,11 +260,11 @@ impl Connection {
     }
 }
 
-/// Carries the ranks' conversation to its end.
+/// Carries the ranks' conversations to their end.
 fn drive(mut exchange: Exchange, mut tasks: Vec<Connection>) {
     loop {
         let standing = exchange.advance(&mut (), &mut ());
-        // Data that comes ahead of an answer is written first.
+        // Data that is available before an answer is written first.
         let mut answers: Vec<(RankId, TaskId, Reply)> =
             std::iter::from_fn(|| exchange.take_ahead()).map(|(rank, reply)| (rank, TaskId(0), reply)).collect();
         while let Some(ready) = exchange.take_ready() {

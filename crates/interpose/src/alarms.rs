@@ -1,9 +1,9 @@
-//! Owns the alarm of a rank's process (`alarm`, `setitimer` with `ITIMER_REAL`): it goes off in virtual time.
+//! Owns the alarm of a rank's process (`alarm`, `setitimer` with `ITIMER_REAL`), which expires in virtual time.
 //!
-//! `ITIMER_VIRTUAL` and `ITIMER_PROF` count CPU time and are the C library's, as is `timerfd`.
+//! `ITIMER_VIRTUAL` and `ITIMER_PROF` count CPU time and are left to the C library, as is `timerfd`.
 //!
-//! A thread of ours waits for the alarm as a thread of the program would wait for anything with a time-out, so time does not pass it by;
-//! then it sends SIGALRM to the process. It is started with the first alarm and stays.
+//! A thread of ours waits for the alarm, like a program's thread that waits with a timeout, so virtual time does not
+//! skip the alarm. It then sends SIGALRM to the process. The thread is started with the first alarm and stays.
 
 use crate::pauses::{pause, this_thread, unblock};
 use crate::waits::INTERRUPTED;
@@ -17,7 +17,7 @@ use uniference_client::rounds::Kick;
 use uniference_protocol::messages::Span;
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// When the alarm goes off, and how long after that again.
+/// Time of the alarm, and its interval if it repeats.
 #[derive(Clone, Copy)]
 struct Setting {
     at: SimTime,
@@ -26,37 +26,37 @@ struct Setting {
 
 static SETTING: Mutex<Option<Setting>> = Mutex::new(None);
 
-/// Counts settings; the thread sleeps on it.
+/// Number of settings; the thread sleeps on this futex.
 static SETTINGS: AtomicU32 = AtomicU32::new(0);
 
 const PS_PER_US: u64 = 1000 * PS_PER_NS;
 const US_PER_S: u64 = 1_000_000;
 
-/// As in the C library.
+/// Replaces the C library's `alarm`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn alarm(seconds: c_uint) -> c_uint {
     let Some(client) = program() else {
-        // SAFETY: a number.
+        // SAFETY: the argument is a number.
         return unsafe { real::alarm()(seconds) };
     };
     let (left, _) = set(client, SimDuration::from_ps(crate::picoseconds(i64::from(seconds), 0)), SimDuration::ZERO);
     let us = left.as_ps() / PS_PER_US;
-    // As the kernel does: what is left of an alarm is never shown as none.
+    // As in the kernel, a pending alarm never has 0 seconds left.
     ((us + US_PER_S / 2) / US_PER_S).max(u64::from(us > 0)) as c_uint
 }
 
-/// As in the C library.
+/// Replaces the C library's `setitimer`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setitimer(which: c_int, new: *const itimerval, old: *mut itimerval) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let Some((client, new)) = program().filter(|_| which == libc::ITIMER_REAL).zip(unsafe { new.as_ref() }) else {
-        // SAFETY: what the caller gave.
+        // SAFETY: the arguments are the caller's.
         return unsafe { real::setitimer()(which, new, old) };
     };
     let (Some(value), Some(interval)) = (duration(new.it_value), duration(new.it_interval)) else {
@@ -64,27 +64,27 @@ pub unsafe extern "C" fn setitimer(which: c_int, new: *const itimerval, old: *mu
         return -1;
     };
     let before = set(client, value, interval);
-    // SAFETY: the caller's, or null.
+    // SAFETY: a pointer of the caller, or null.
     unsafe { show(before, old) };
     0
 }
 
-/// As in the C library.
+/// Replaces the C library's `getitimer`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getitimer(which: c_int, current: *mut itimerval) -> c_int {
     let Some(client) = program().filter(|_| which == libc::ITIMER_REAL) else {
-        // SAFETY: what the caller gave.
+        // SAFETY: the arguments are the caller's.
         return unsafe { real::getitimer()(which, current) };
     };
-    // SAFETY: the caller's, or null.
+    // SAFETY: a pointer of the caller, or null.
     unsafe { show(left(now(client), *setting()), current) };
     0
 }
 
-/// Sets the alarm, or with no `value` none; returns what was left of the one before, and its interval.
+/// Sets the alarm, or clears it if `value` is 0; returns the remaining time and the interval of the previous alarm.
 fn set(client: &'static Client, value: SimDuration, interval: SimDuration) -> (SimDuration, SimDuration) {
     let now = now(client);
     let new = (value > SimDuration::ZERO)
@@ -99,10 +99,11 @@ fn set(client: &'static Client, value: SimDuration, interval: SimDuration) -> (S
     left(now, before)
 }
 
-/// The C library calls it in a copy of a process that may have set an alarm: the copy has none.
+/// Clears the alarm in a forked child; called by the C library.
 pub(crate) extern "C" fn forked_child() {
     INTERRUPTED.store(false, SeqCst);
-    // Nobody else is there, but a thread that was left behind may have been at it: then it stays, and nobody sees it.
+    // No other thread exists. A thread that did not survive the fork may have held the lock: the setting then stays,
+    // but is not used.
     if let Ok(mut setting) = SETTING.try_lock() {
         *setting = None;
     }
@@ -115,7 +116,7 @@ fn left(now: SimTime, setting: Option<Setting>) -> (SimDuration, SimDuration) {
 }
 
 fn now(client: &Client) -> SimTime {
-    // Of a child, which is no rank, nobody asks.
+    // In a forked child, which is no rank, no caller uses the result.
     answered(client.now()).map_or(SimTime::ZERO, |(now, _)| now)
 }
 
@@ -125,7 +126,7 @@ fn setting() -> MutexGuard<'static, Option<Setting>> {
 
 fn start() {
     let mut thread = std::mem::MaybeUninit::uninit();
-    // SAFETY: the thread needs no argument, and nobody waits for it.
+    // SAFETY: the thread needs no argument, and is not joined.
     unsafe {
         let result = crate::threads::pthread_create(thread.as_mut_ptr(), null(), run, null_mut());
         assert!(result == 0, "the thread that waits for alarms could not be started: error {result}");
@@ -149,7 +150,7 @@ extern "C-unwind" fn run(_: *mut c_void) -> *mut c_void {
     }
 }
 
-/// The time of the alarm has come, unless it was set anew meanwhile.
+/// Sends SIGALRM, unless the alarm was set again in the meantime.
 fn go_off(seen: u32) {
     let mut setting = setting();
     if SETTINGS.load(SeqCst) != seen {
@@ -157,11 +158,11 @@ fn go_off(seen: u32) {
     }
     *setting =
         setting.and_then(|Setting { at, every }| every.map(|span| Setting { at: at.saturating_add(span), every }));
-    // SAFETY: numbers.
+    // SAFETY: the arguments are numbers.
     unsafe { libc::kill(libc::getpid(), libc::SIGALRM) };
 }
 
-/// They are the program's, but for the one that ends waits.
+/// Blocks all signals in the thread, which are the program's, except the one that ends waits.
 fn take_no_signals() {
     // SAFETY: the set is filled by the call that it is given to.
     unsafe {
@@ -176,7 +177,7 @@ fn take_no_signals() {
 /// `SETTINGS` must outlive the call.
 unsafe fn futex(operation: c_int, value: u32) -> c_long {
     let (address, operation) = (SETTINGS.as_ptr() as c_long, c_long::from(operation | libc::FUTEX_PRIVATE_FLAG));
-    // SAFETY: as the caller has promised; there is no time-out.
+    // SAFETY: the caller guarantees that the futex is valid; there is no timeout.
     unsafe { real::syscall()(libc::SYS_futex, address, operation, c_long::from(value), 0, 0, 0) }
 }
 
@@ -186,7 +187,7 @@ fn duration(time: timeval) -> Option<SimDuration> {
 }
 
 /// # Safety
-/// `into` is null, or the caller's.
+/// `into` is null, or a valid pointer of the caller.
 unsafe fn show((left, interval): (SimDuration, SimDuration), into: *mut itimerval) {
     let time = |span: SimDuration| {
         let us = span.as_ps().div_ceil(PS_PER_US);

@@ -1,6 +1,6 @@
-//! Owns the functions in which a thread may wait for another thread or process, without a time-out: what it has handed to streams of simulated
-//! GPUs is said first, as who wakes it may ask for that. Besides that they are the C library's. Those
-//! with `_chk` are what programs call that were compiled with checks.
+//! Owns the functions in which a thread may wait for another thread or process without a timeout: launches on simulated
+//! GPUs are reported first, as the thread that ends the wait may ask about them. The calls then go on to the C library.
+//! Functions with `_chk` are called by programs that were compiled with checks.
 
 use crate::{hand_over, real};
 use libc::{
@@ -8,21 +8,21 @@ use libc::{
     sockaddr, socklen_t, ssize_t,
 };
 
-/// Defines functions of the C library that hand over first, unless they are told not to wait. A thread may be ended inside them, by being cancelled:
-/// glibc then unwinds its stack.
+/// Defines C library functions that report launches first, except for non-blocking calls. A thread may be cancelled
+/// inside these functions: glibc then unwinds its stack.
 macro_rules! handing_over {
     ($(fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty $(, unless $at_once:expr)?;)*) => {
         $(
-            /// As in the C library.
+            /// Replaces the C library's function of the same name.
             ///
             /// # Safety
-            /// As in the C library.
+            /// The contract is the C library's.
             #[unsafe(no_mangle)]
             pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
                 if !(false $(|| $at_once)?) {
                     hand_over();
                 }
-                // SAFETY: what the caller gave.
+                // SAFETY: the arguments are the caller's.
                 unsafe { real::$name()($($argument),*) }
             }
         )*
@@ -62,9 +62,9 @@ fn is_at_once(flags: c_int) -> bool {
     flags & MSG_DONTWAIT != 0
 }
 
-/// Whether a descriptor says at once that there is nothing yet: how often it is asked may depend on the host.
+/// Whether a descriptor is non-blocking: the number of calls on it may depend on this machine's timing.
 fn never_waits(file: c_int) -> bool {
-    // SAFETY: it only asks, and there may be no such descriptor.
+    // SAFETY: the call only reads flags, and an invalid descriptor is an error.
     let flags = unsafe { libc::fcntl(file, libc::F_GETFL) };
     flags < 0 || flags & libc::O_NONBLOCK != 0
 }

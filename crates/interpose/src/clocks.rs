@@ -1,4 +1,4 @@
-//! Owns the functions that read a clock. Each read costs what the engine says.
+//! Owns the functions that read a clock. The engine defines the cost of each read.
 
 use crate::{Kind, PS_PER_NS, answered, interpreter, kind, program, rank, real, shown};
 use libc::{c_int, c_void, clockid_t, time_t, timespec, timeval};
@@ -7,17 +7,17 @@ use std::cell::Cell;
 use uniference_client::Client;
 use uniference_sim::time::SimTime;
 
-/// In a row, by one thread.
+/// Maximum number of free reads in a row by one thread.
 const MOST_FREE_LOOKS: u32 = 1000;
 
 thread_local! {
     static FREE_LOOKS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// As in the C library. It goes on to `read`, which is also told who calls.
+/// Replaces the C library's `clock_gettime`. The call goes on to `read`, together with the caller's address.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clock_gettime(clock: clockid_t, time: *mut timespec) -> c_int {
@@ -27,10 +27,10 @@ pub unsafe extern "C" fn clock_gettime(clock: clockid_t, time: *mut timespec) ->
     naked_asm!("mov x2, x30", "mov x3, sp", "b {read}", read = sym read);
 }
 
-/// As in the C library. It goes on to `read_date`, which is also told who calls.
+/// Replaces the C library's `gettimeofday`. The call goes on to `read_date`, together with the caller's address.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gettimeofday(time: *mut timeval, zone: *mut c_void) -> c_int {
@@ -40,26 +40,26 @@ pub unsafe extern "C" fn gettimeofday(time: *mut timeval, zone: *mut c_void) -> 
     naked_asm!("mov x2, x30", "b {read}", read = sym read_date);
 }
 
-/// As in the C library.
+/// Replaces the C library's `time`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn time(result: *mut time_t) -> time_t {
     let Some(now) = now(Kind::Date, (0, 0)) else {
-        // SAFETY: what the caller gave.
+        // SAFETY: the arguments are the caller's.
         return unsafe { real::time()(result) };
     };
     if !result.is_null() {
-        // SAFETY: the caller's, and not null.
+        // SAFETY: a pointer of the caller, and not null.
         unsafe { *result = now.tv_sec };
     }
     now.tv_sec
 }
 
-/// Tells the date for the caller at address `from`.
+/// Returns the date to the caller at address `from`.
 unsafe extern "C" fn read_date(time: *mut timeval, zone: *mut c_void, from: usize) -> c_int {
-    // oneDNN asks at each of its operators, for its log, in which nobody looks at it.
+    // oneDNN reads the date at each of its operators for its log, which is not used.
     let of_torch = || interpreter::get().is_some_and(|interpreter| interpreter.is_of_torch(from)) && is_free();
     let now = match rank() {
         Some(client) if asks_for_memory(client, from) || of_torch() => {
@@ -68,34 +68,34 @@ unsafe extern "C" fn read_date(time: *mut timeval, zone: *mut c_void, from: usiz
         _ => now(Kind::Date, (0, 0)),
     };
     let Some(now) = now else {
-        // SAFETY: what the caller gave.
+        // SAFETY: the arguments are the caller's.
         return unsafe { real::gettimeofday()(time, zone) };
     };
     if !time.is_null() {
-        // SAFETY: the caller's, and not null.
+        // SAFETY: a pointer of the caller, and not null.
         unsafe { *time = timeval { tv_sec: now.tv_sec, tv_usec: now.tv_nsec / 1000 } };
     }
     0
 }
 
-/// Reads a clock for the caller at address `from`; the stack pointer was `stack` when it called.
+/// Reads a clock for the caller at address `from`, whose stack pointer at the call was `stack`.
 unsafe extern "C" fn read(clock: clockid_t, time: *mut timespec, from: usize, stack: usize) -> c_int {
     match kind(clock).and_then(|kind| now(kind, (from, stack))) {
         Some(now) if !time.is_null() => {
-            // SAFETY: the caller's, and not null.
+            // SAFETY: a pointer of the caller, and not null.
             unsafe { *time = now };
             0
         }
-        // SAFETY: what the caller gave.
+        // SAFETY: the arguments are the caller's.
         _ => unsafe { real::clock_gettime()(clock, time) },
     }
 }
 
-/// What a clock of that kind shows, if this process is a rank.
+/// The time on a clock of this kind, if this process belongs to a rank.
 fn now(kind: Kind, (from, stack): (usize, usize)) -> Option<timespec> {
     let client = rank()?;
     if asks_for_memory(client, from) {
-        // In place of what was computed, too: that only the engine knows.
+        // Also used instead of the compute time, which only the engine knows.
         return Some(shown(client.last_now().as_ps() / PS_PER_NS, kind));
     }
     let interpreter = interpreter::get().filter(|interpreter| interpreter.contains(from));
@@ -112,7 +112,7 @@ fn now(kind: Kind, (from, stack): (usize, usize)) -> Option<timespec> {
         return Some(shown(now.as_ps() / PS_PER_NS, kind));
     }
     let ask = || ask(client, kind);
-    // The other threads run up to their own calls meanwhile, rather than wait for the lock while time passes.
+    // The lock is released: other threads run to their own calls, rather than wait for the lock while time passes.
     let ps = match interpreter.filter(|_| client.has_threads()) {
         Some(interpreter) => interpreter.without_lock(ask)?,
         None => ask()?,
@@ -120,13 +120,13 @@ fn now(kind: Kind, (from, stack): (usize, usize)) -> Option<timespec> {
     Some(shown(ps / PS_PER_NS, kind))
 }
 
-/// Whether it is an allocator that calls, from address `from`: what it asks the clock for are its own books, and it must not be called meanwhile, as it
-/// would be by whoever asks the engine.
+/// Whether the caller at address `from` is a memory allocator. An allocator reads the clock for its own bookkeeping,
+/// and must not be called during that, as a question to the engine would do.
 fn asks_for_memory(client: &Client, from: usize) -> bool {
     interpreter::get().is_some_and(|interpreter| interpreter.is_of_allocator(from)) || client.makes_books()
 }
 
-/// Whether a look of torch's own, or of its compiler's, costs nothing. Not if it was a loop that waits for the clock.
+/// Whether a clock read of torch itself, or of its compiler, is free. Reads in a loop that waits for the clock are not.
 fn is_free() -> bool {
     let looks = FREE_LOOKS.get() + 1;
     FREE_LOOKS.set(looks % MOST_FREE_LOOKS);
@@ -141,7 +141,7 @@ fn ask(client: &Client, kind: Kind) -> Option<u64> {
     }
 }
 
-/// Whether others find our functions.
+/// Whether other libraries are linked to our functions.
 pub(crate) fn is_preloaded() -> bool {
     // SAFETY: the name ends with a zero.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"clock_gettime".as_ptr()) } as usize;

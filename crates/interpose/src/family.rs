@@ -1,9 +1,11 @@
-//! Owns the start of other processes by a rank's process, and by those: that they take part in the rank's time, and in whose name they ask.
+//! Owns the start of other processes by a rank's process and its descendants: these processes participate in the rank's
+//! time, and ask on the rank's behalf.
 //!
-//! A copy (`fork`) goes on as a process of the rank's at once. A program that is started (`exec`, `posix_spawn`, `system`) does so where the dynamic
-//! linker loads the library of such processes (`uniference-relative`) before the C library: its environment says so, and where the relay is. What is
-//! linked statically, or belongs to another user, is on the machine's clock. The rank's Python interpreter is started with what the rank itself has
-//! loaded (`Interpreter`), so that the rank's GPUs are there as well.
+//! A forked process participates at once. A started program (`exec`, `posix_spawn`, `system`) participates if the
+//! dynamic linker loads the library for such processes (`uniference-relative`) before the C library: environment
+//! variables name the library and the relay. Statically linked programs, and those of another user, use this machine's
+//! clock. The rank's Python interpreter is started with the libraries that the rank itself has loaded (`Interpreter`),
+//! so the rank's GPUs exist in that process as well.
 
 use crate::pauses::{start_own, start_watch, unblock};
 use crate::{become_client, hand_over, rank, real, wakes};
@@ -22,18 +24,19 @@ use uniference_abi::gpus;
 use uniference_client::{Client, Meter, Relative, Relay};
 use uniference_protocol::relay::{INTERPRETER_VARIABLE, LIBRARIES_VARIABLE, PATH_VARIABLE, SOCKET_VARIABLE};
 
-/// The library of programs that a rank starts, beside the one that this code is in.
+/// The library for programs that a rank starts, in the folder of the library that contains this code.
 const LIBRARY: &str = "libuniference_relative.so";
 
 const PRELOAD: &str = "LD_PRELOAD";
 
-/// `None`: there is no room for it, which was said.
+/// The relay; `None`: it could not be created, which was reported.
 static RELAY: OnceLock<Option<Relay>> = OnceLock::new();
 
-/// What a thread that forks has prepared for the copy.
+/// The state that a forking thread has prepared for the child.
 struct Copy {
     path: Vec<u32>,
-    /// Through which the copy says that it takes part; before, nobody would miss it if its parent ended.
+    /// The pipe on which the child reports that it participates; before that report, the child would go unnoticed if
+    /// its parent ended.
     ready: (OwnedFd, OwnedFd),
 }
 
@@ -41,7 +44,8 @@ thread_local! {
     static NEXT: RefCell<Option<Copy>> = const { RefCell::new(None) };
 }
 
-/// The process is about to start another one: of a rank, there is a relay from now on. Returns its name.
+/// The name of the relay, for the start of another process; in a rank's process, the relay is created at the first
+/// call.
 fn relay(client: &Client) -> Option<&str> {
     if let Some(name) = client.relay() {
         return Some(name);
@@ -78,7 +82,7 @@ extern "C-unwind" fn listen(_: *mut c_void) -> *mut c_void {
 extern "C-unwind" fn ask_for(relative: *mut c_void) -> *mut c_void {
     // SAFETY: `listen` made it for this thread alone.
     let relative = *unsafe { Box::from_raw(relative.cast::<Relative>()) };
-    // Pauses are ended by it.
+    // The signal ends pauses.
     unblock();
     if let Some(client) = rank() {
         client.relay_for(relative);
@@ -94,7 +98,7 @@ fn begins(client: &Client) {
     wakes::settle();
 }
 
-/// The C library calls it before a fork, on the thread that forks.
+/// Prepares a fork on the forking thread; called by the C library.
 pub(crate) extern "C" fn prepare_fork() {
     if let Some(client) = rank()
         && relay(client).is_some()
@@ -106,11 +110,11 @@ pub(crate) extern "C" fn prepare_fork() {
     }
 }
 
-/// The same afterwards, where the process goes on; what was prepared is the copy's, which may not have come to be.
+/// Ends the fork in the parent. The prepared state belongs to the child, which may not exist.
 pub(crate) extern "C" fn forked_parent() {
     if let Some(Copy { ready: (reader, writer), .. }) = NEXT.take() {
         drop(writer);
-        // At the end of the file the copy has ended.
+        // The end of the file means that the child has ended.
         let _ = File::from(reader).read(&mut [0]);
         if let Some(client) = rank() {
             client.ends_fork();
@@ -118,7 +122,7 @@ pub(crate) extern "C" fn forked_parent() {
     }
 }
 
-/// The same in the copy.
+/// Makes the forked child participate.
 pub(crate) extern "C" fn forked_child() {
     let before = rank();
     crate::deactivate();
@@ -136,14 +140,14 @@ fn pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
     Ok((reader.into(), writer.into()))
 }
 
-/// Puts a program that was started on the clock of the rank that its environment names, if it does.
+/// Puts a started program on the clock of the rank that its environment names, if it names one.
 pub extern "C" fn join() {
     let (Ok(name), Ok(path)) = (std::env::var(SOCKET_VARIABLE), std::env::var(PATH_VARIABLE)) else { return };
-    // Where another library stands in for the C library's functions before this one, it is not this one's business.
+    // Another library may already replace the C library's functions; if so, this library does nothing.
     let Ok(()) = crate::prepare_process() else { return };
     let path: Vec<u32> = path.split('.').filter_map(|number| number.parse().ok()).collect();
     INTERPRETER.get_or_init(Interpreter::told);
-    // Else the rank is gone: nobody is left whose time it is.
+    // On an error the rank has ended, and there is no time to follow.
     if let Ok(client) = Client::of_relative(&name, path) {
         keep_books(&client);
         if let Some(name) = crate::names::of_program() {
@@ -153,7 +157,7 @@ pub extern "C" fn join() {
     }
 }
 
-/// Makes what the calling thread keeps until it ends, before anybody's `malloc` can be in the middle of its work.
+/// Allocates the calling thread's thread-local state, before a call of a program's `malloc` can be in progress.
 pub(crate) fn keep_books(client: &Client) {
     client.keep_books(|| {
         NEXT.with(|_| ());
@@ -161,29 +165,29 @@ pub(crate) fn keep_books(client: &Client) {
     });
 }
 
-// What a program is started with
+// Environments of started programs
 
-/// What names of the simulator's variables begin with. They tell a rank's processes of its GPUs, say, and are handed on to a program that is started
-/// with an environment of its own, too.
+/// Prefix of the simulator's variables, which tell a rank's processes of its GPUs, for example. They are also passed to
+/// programs that are started with an environment of their own.
 const OURS: &[u8] = b"UNIFERENCE_";
 
-/// Arguments or an environment, as the C library takes them.
+/// Arguments or an environment, in the C library's form.
 type Words = *const *const c_char;
 
-/// An environment, as the C library takes it.
+/// An environment, in the C library's form.
 struct Environment {
-    /// The pointers point into these.
+    /// The strings that `pointers` point to.
     words: Vec<CString>,
     pointers: Vec<*const c_char>,
 }
 
 thread_local! {
-    /// The last one that the thread has made: a copy by `vfork` leaves it behind when it goes on as another program.
+    /// The environment that the thread made last: a `vfork` child that executes another program leaves it behind.
     static LAST: RefCell<Option<Environment>> = const { RefCell::new(None) };
 }
 
-/// The variables that a program needs which is about to be started, and takes part; `None` for the program: one that is not known. Of the libraries to
-/// preload they name ours and those that `preloads` names. `None`: this process does not take part.
+/// Environment variables for a program that is about to be started and participates; `program` is `None` if unknown.
+/// The preloaded libraries are ours, followed by those of `preloads`. `None`: this process does not participate.
 fn variables(program: Option<&Path>, preloads: &[u8]) -> Option<Vec<(&'static str, Vec<u8>)>> {
     let client = rank()?;
     let (name, library) = (relay(client)?, library()?);
@@ -210,17 +214,17 @@ fn variables(program: Option<&Path>, preloads: &[u8]) -> Option<Vec<(&'static st
 
 /// The Python interpreter of the rank.
 struct Interpreter {
-    /// Without symbolic links.
+    /// Path without symbolic links.
     program: PathBuf,
-    /// What it preloads, separated by colons.
+    /// Preloaded libraries, separated by colons.
     libraries: Vec<u8>,
 }
 
-/// `None`: a program without one.
+/// `None`: the program has no interpreter.
 static INTERPRETER: OnceLock<Option<Interpreter>> = OnceLock::new();
 
 impl Interpreter {
-    /// The one that this process is, as it is the rank's.
+    /// The interpreter of this process, the rank's own.
     fn own() -> Option<Interpreter> {
         let extension = own_library()?.as_os_str().as_bytes().to_vec();
         let gpus = std::env::var_os(gpus::PRELOAD).map(|gpus| gpus.as_bytes().to_vec());
@@ -228,21 +232,21 @@ impl Interpreter {
         Some(Interpreter { program: std::fs::read_link("/proc/self/exe").ok()?, libraries })
     }
 
-    /// The one that whoever has started this process has told of.
+    /// The interpreter named by the environment variables of this process.
     fn told() -> Option<Interpreter> {
         let program = std::env::var_os(INTERPRETER_VARIABLE)?.into();
         let libraries = std::env::var_os(LIBRARIES_VARIABLE)?.as_bytes().to_vec();
         Some(Interpreter { program, libraries })
     }
 
-    /// Whether the program is the interpreter, or a script of it.
+    /// Whether the program is the interpreter, or a script that the interpreter runs.
     fn runs(&self, program: &Path) -> bool {
         let is_it = |path: &Path| std::fs::canonicalize(path).is_ok_and(|path| path == self.program);
         is_it(program) || shebang(program).is_some_and(|path| is_it(&path))
     }
 }
 
-/// The program that a script names in its first line.
+/// The program in the first line of a script.
 fn shebang(script: &Path) -> Option<PathBuf> {
     /// `BINPRM_BUF_SIZE` of the kernel.
     const LONGEST: u64 = 256;
@@ -253,7 +257,7 @@ fn shebang(script: &Path) -> Option<PathBuf> {
     Some(OsStr::from_bytes(word).into())
 }
 
-/// The file of a program that is looked for in the folders of `PATH`, if it has no folder of its own.
+/// The file of a program; a name without a folder is searched in the folders of `PATH`.
 fn found(file: &Path) -> Option<PathBuf> {
     if file.as_os_str().as_bytes().contains(&b'/') {
         return Some(file.to_owned());
@@ -262,12 +266,12 @@ fn found(file: &Path) -> Option<PathBuf> {
 }
 
 impl Environment {
-    /// `before` with those variables, for this program.
+    /// `before` with our variables, for this program.
     ///
     /// # Safety
     /// `before` is null or an environment.
     unsafe fn extend(program: Option<&Path>, before: Words) -> Option<Environment> {
-        // SAFETY: as above; the C library keeps this process's.
+        // SAFETY: see above; the C library owns this process's environment.
         let (mut words, own) = unsafe { (copied(before), copied(environ)) };
         let value_of = |word: &CString, name: &str| {
             let rest = word.as_bytes().strip_prefix(name.as_bytes())?;
@@ -287,17 +291,17 @@ impl Environment {
         Some(Environment { words, pointers })
     }
 
-    /// Calls `start` with it, or with `before` where this process does not take part. The program is a path, or with `searched` what is looked for
-    /// in `PATH`.
+    /// Calls `start` with the extended environment, or with `before` if this process does not participate. `program` is
+    /// a path or, if `searched`, a name to search in `PATH`.
     ///
     /// # Safety
-    /// As above; `program` is a text.
+    /// See `extend`; `program` is null or ends with a zero.
     unsafe fn with(program: *const c_char, searched: bool, before: Words, start: impl FnOnce(Words) -> c_int) -> c_int {
-        // SAFETY: as above.
+        // SAFETY: see above.
         let program =
             (!program.is_null()).then(|| Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(program) }.to_bytes())));
         let path = program.and_then(|program| if searched { found(program) } else { Some(program.to_owned()) });
-        // SAFETY: as above.
+        // SAFETY: see above.
         let made = unsafe { Environment::extend(path.as_deref(), before) };
         let pointers = made.as_ref().map_or(before, |made| {
             debug_assert_eq!(made.words.len() + 1, made.pointers.len());
@@ -308,15 +312,15 @@ impl Environment {
     }
 }
 
-/// The words of a list, which may be null.
+/// Copies the strings of a list, which may be null.
 ///
 /// # Safety
-/// It ends with a null pointer.
+/// The list ends with a null pointer.
 unsafe fn copied(mut at: Words) -> Vec<CString> {
     let mut words = Vec::new();
-    // SAFETY: as above.
+    // SAFETY: see above.
     while let Some(word) = unsafe { at.as_ref() }.filter(|word| !word.is_null()) {
-        // SAFETY: as above; this is not the last one.
+        // SAFETY: see above; this entry is not the last one.
         unsafe {
             words.push(CStr::from_ptr(*word).to_owned());
             at = at.add(1);
@@ -325,11 +329,11 @@ unsafe fn copied(mut at: Words) -> Vec<CString> {
     words
 }
 
-/// Gives this process those variables, for a program that the C library starts.
+/// Sets our variables in this process, for a program that the C library starts.
 fn export() {
     let preloads = std::env::var_os(PRELOAD).unwrap_or_default();
     for (name, value) in variables(None, preloads.as_bytes()).into_iter().flatten() {
-        // SAFETY: as the program itself might do here, which starts another one.
+        // SAFETY: the program itself may also change its environment before it starts another program.
         unsafe { std::env::set_var(name, OsStr::from_bytes(&value)) };
     }
 }
@@ -338,7 +342,7 @@ unsafe extern "C" {
     static environ: *const *const c_char;
 }
 
-/// Where the library of programs is that a rank starts; `None`: it was not installed.
+/// Path of the library for programs that a rank starts; `None`: it was not installed.
 fn library() -> Option<&'static [u8]> {
     static FOUND: OnceLock<Option<Vec<u8>>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
@@ -348,56 +352,56 @@ fn library() -> Option<&'static [u8]> {
     found.as_deref()
 }
 
-/// Where the library is that this code is in.
+/// Path of the library that contains this code.
 fn own_library() -> Option<&'static Path> {
     let own = crate::stack::library_of(own_library as *const () as usize)?;
     Some(Path::new(OsStr::from_bytes(own.file.to_bytes())))
 }
 
-/// As in the C library.
+/// Replaces the C library's `execve`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execve(path: *const c_char, arguments: Words, environment: Words) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { Environment::with(path, false, environment, |environment| real::execve()(path, arguments, environment)) }
 }
 
-/// As in the C library.
+/// Replaces the C library's `execv`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execv(path: *const c_char, arguments: Words) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { execve(path, arguments, environ) }
 }
 
-/// As in the C library.
+/// Replaces the C library's `execvpe`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Words, environment: Words) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { Environment::with(file, true, environment, |environment| real::execvpe()(file, arguments, environment)) }
 }
 
-/// As in the C library.
+/// Replaces the C library's `execvp`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvp(file: *const c_char, arguments: Words) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { execvpe(file, arguments, environ) }
 }
 
-/// As in the C library.
+/// Replaces the C library's `posix_spawn`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_spawn(
     process: *mut pid_t,
@@ -408,17 +412,17 @@ pub unsafe extern "C" fn posix_spawn(
     environment: Words,
 ) -> c_int {
     let real = |environment| {
-        // SAFETY: what the caller gave.
+        // SAFETY: the arguments are the caller's.
         unsafe { real::posix_spawn()(process, path, actions, attributes, arguments, environment) }
     };
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { Environment::with(path, false, environment, real) }
 }
 
-/// As in the C library.
+/// Replaces the C library's `posix_spawnp`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn posix_spawnp(
     process: *mut pid_t,
@@ -429,40 +433,41 @@ pub unsafe extern "C" fn posix_spawnp(
     environment: Words,
 ) -> c_int {
     let real = |environment| {
-        // SAFETY: what the caller gave.
+        // SAFETY: the arguments are the caller's.
         unsafe { real::posix_spawnp()(process, file, actions, attributes, arguments, environment) }
     };
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { Environment::with(file, true, environment, real) }
 }
 
-/// As in the C library.
+/// Replaces the C library's `system`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
     hand_over();
     export();
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { real::system()(command) }
 }
 
-/// As in the C library.
+/// Replaces the C library's `popen`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn popen(command: *const c_char, kind: *const c_char) -> *mut c_void {
     export();
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { real::popen()(command, kind) }
 }
 
-/// As in the C library, to which it goes on once there is a relay: the copy has the caller's memory, and may start no thread.
+/// Replaces the C library's `vfork`. The call goes on to the C library once there is a relay: the child shares the
+/// caller's memory, and may start no thread.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vfork() -> pid_t {
@@ -479,7 +484,7 @@ pub unsafe extern "C" fn vfork() -> pid_t {
     );
 }
 
-/// The address of the C library's function.
+/// Prepares a `vfork`; returns the address of the C library's function.
 extern "C" fn prepare_vfork() -> usize {
     if let Some(client) = rank() {
         relay(client);
@@ -488,19 +493,20 @@ extern "C" fn prepare_vfork() -> usize {
     real::vfork() as usize
 }
 
-// What processes compute
+// CPU time of processes
 
-/// The clock of a process's CPU time (linux/posix-timers_types.h: `make_process_cpuclock` with `CPUCLOCK_SCHED`).
+/// CPU time of a process, from its CPU clock (linux/posix-timers_types.h: `make_process_cpuclock` with
+/// `CPUCLOCK_SCHED`).
 fn process_ns(process: i32) -> Option<u64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a timespec; a clock that is not there is an error.
+    // SAFETY: `time` is a timespec; an unknown clock is an error.
     let found = unsafe { real::clock_gettime()((!process << 3) | 2, &mut time) } == 0;
     found.then(|| time.tv_sec as u64 * crate::NS_PER_S + time.tv_nsec as u64)
 }
 
 fn ended_ns() -> u64 {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: the structure is filled by the call, and valid without.
+    // SAFETY: the call fills the structure, which is also valid if zeroed.
     let usage = unsafe {
         libc::getrusage(libc::RUSAGE_CHILDREN, usage.as_mut_ptr());
         usage.assume_init()

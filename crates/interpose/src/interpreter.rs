@@ -1,11 +1,12 @@
-//! Owns the knowledge of CPython's lock (the GIL) that tells its own reads of the clock and waits from the program's.
+//! Owns the distinction between the program's clock reads and waits, and those that serve CPython's lock (the GIL).
 //!
-//! A thread that waits for the lock looks at the clock and waits 5 ms on a condition variable in the interpreter's own data, again and
-//! again. It does not hold the lock; functions of Python that read the clock do.
+//! A thread that waits for the lock reads the clock and waits 5 ms on a condition variable in the interpreter's own
+//! data, repeatedly. The thread does not hold the lock; Python functions that read the clock do.
 //!
-//! Python's own locks (`threading.Lock` and all that is made of it) end in one function, `PyThread_acquire_lock_timed`, which in some
-//! versions looks at the clock even where there is no time-out: such a look is not the program's either. It is known by who has
-//! called the function that has called us; where on the stack that stands is found once for each place that calls us.
+//! Python's own locks (`threading.Lock` and all classes based on it) call one function, `PyThread_acquire_lock_timed`,
+//! which in some versions reads the clock even without a timeout: such a read is not the program's either. It is
+//! recognized by the caller of the function that has called us, whose position on the stack is determined once per call
+//! site.
 
 use libc::{c_int, c_void, dl_phdr_info, size_t};
 use std::ffi::CStr;
@@ -16,14 +17,14 @@ use crate::stack;
 
 /// The interpreter of this process.
 pub(crate) struct Interpreter {
-    /// Its code and data.
+    /// The addresses of its code and data.
     image: Range<usize>,
-    /// Those of torch's libraries.
+    /// The addresses of torch's libraries.
     torch: Vec<Range<usize>>,
-    /// That of the C++ library.
+    /// The addresses of the C++ library.
     cpp: Vec<Range<usize>>,
-    /// That of a library whose `malloc` has taken the place of the C library's, such as jemalloc. One that is part of the program itself is not told from the
-    /// rest of it.
+    /// The addresses of a library whose `malloc` replaces the C library's, such as jemalloc. An allocator that is
+    /// linked into the program is not distinguished from the program.
     allocator: Vec<Range<usize>>,
     /// The code of `PyThread_acquire_lock_timed`.
     acquire: Range<usize>,
@@ -34,7 +35,7 @@ pub(crate) struct Interpreter {
 
 static FOUND: OnceLock<Option<Interpreter>> = OnceLock::new();
 
-/// The interpreter of this process, if it has one and was looked for.
+/// The interpreter of this process, if it has one and [`find`] was called.
 pub(crate) fn get() -> Option<&'static Interpreter> {
     FOUND.get().and_then(Option::as_ref)
 }
@@ -72,12 +73,12 @@ pub(crate) fn find() {
 }
 
 impl Interpreter {
-    /// Whether the address is one of its code or data.
+    /// Whether the address is in the interpreter's code or data.
     pub(crate) fn contains(&self, address: usize) -> bool {
         self.image.contains(&address)
     }
 
-    /// Whether the address is one of such a library's.
+    /// Whether the address is in an allocator library.
     pub(crate) fn is_of_allocator(&self, address: usize) -> bool {
         self.allocator.iter().any(|image| image.contains(&address))
     }
@@ -92,11 +93,11 @@ impl Interpreter {
 
     /// Whether the calling thread holds the lock.
     pub(crate) fn has_lock(&self) -> bool {
-        // SAFETY: it may be called by any thread at any time.
+        // SAFETY: any thread may call it at any time.
         unsafe { (self.has_lock)() != 0 }
     }
 
-    /// Whether a look at the clock serves a lock: the caller's address is `from`, which the stack pointer `stack` points at.
+    /// Whether a clock read serves a lock: the caller's address is `from`, to which the stack pointer `stack` points.
     pub(crate) fn locks(&self, from: usize, stack: usize) -> bool {
         !self.has_lock() || self.acquire.contains(&from) || self.acquire.contains(&stack::caller_of(from, stack))
     }
@@ -106,17 +107,18 @@ impl Interpreter {
         self.torch.iter().any(|image| image.contains(&address))
     }
 
-    /// Whether torch itself looks at the clock, with the lock held: for its own counters of what it waits for, and its profiler.
+    /// Whether torch itself reads the clock while it holds the lock: for its counters of waits, and for its profiler.
     pub(crate) fn torch_looks(&self, from: usize, stack: usize) -> bool {
         let is_of_cpp = |address| self.cpp.iter().any(|image| image.contains(&address));
-        // `std::chrono` lies between, in the C++ library: frames that never change. Nobody else's are looked at.
+        // `std::chrono` may be between, in the C++ library: its frames have constant sizes. Frames of other libraries
+        // are not inspected.
         let calls = |from| is_of_cpp(from) && self.is_of_torch(stack::caller_of(from, stack));
         (self.is_of_torch(from) || calls(from)) && self.has_lock()
     }
 
-    /// Runs `work` without the lock, which the calling thread holds.
+    /// Runs `work` while the lock, which the calling thread holds, is released.
     pub(crate) fn without_lock<T>(&self, work: impl FnOnce() -> T) -> T {
-        // SAFETY: the thread holds the lock, and gets its state back.
+        // SAFETY: the thread holds the lock, and its state is restored.
         unsafe {
             let state = (self.save)();
             let result = work();
@@ -135,17 +137,17 @@ pub(crate) fn may_ask() -> bool {
 
 /// The code of a function of the interpreter.
 fn code_of(name: &CStr) -> Option<Range<usize>> {
-    /// Asks `dladdr1` for the entry of the symbol table (glibc's dlfcn.h).
+    /// Requests the symbol table entry from `dladdr1` (glibc's dlfcn.h).
     const SYMBOL: c_int = 1;
     let mut symbol = std::ptr::null::<libc::Elf64_Sym>();
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::uninit();
-    // SAFETY: the name ends with a zero; the linker fills what it is given.
+    // SAFETY: the name ends with a zero; the linker fills the structures.
     let start = unsafe {
         let start = libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr());
         dladdr1(start, found.as_mut_ptr(), (&raw mut symbol).cast(), SYMBOL);
         start as usize
     };
-    // SAFETY: null, or the linker's own entry.
+    // SAFETY: null, or an entry of the linker.
     let size = unsafe { symbol.as_ref() }?.st_size as usize;
     Some(start..start + size)
 }
@@ -154,7 +156,7 @@ unsafe extern "C" {
     fn dladdr1(address: *const c_void, info: *mut libc::Dl_info, extra: *mut *mut c_void, flags: c_int) -> c_int;
 }
 
-/// The addresses of those loaded images, with gaps, of which `wanted` approves by name and addresses.
+/// The address ranges, including gaps, of those loaded images whose name and addresses `wanted` accepts.
 fn images(mut wanted: impl FnMut(&str, &Range<usize>) -> bool) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let mut look = |name: &str, image: Range<usize>| {
@@ -163,7 +165,7 @@ fn images(mut wanted: impl FnMut(&str, &Range<usize>) -> bool) -> Vec<Range<usiz
         }
     };
     let mut look: &mut dyn FnMut(&str, Range<usize>) = &mut look;
-    // SAFETY: the callback gets what it is declared with, and `look` outlives the call.
+    // SAFETY: the callback has the declared signature, and `look` outlives the call.
     unsafe { libc::dl_iterate_phdr(Some(show), (&raw mut look).cast()) };
     found
 }
@@ -171,7 +173,7 @@ fn images(mut wanted: impl FnMut(&str, &Range<usize>) -> bool) -> Vec<Range<usiz
 unsafe extern "C" fn show(info: *mut dl_phdr_info, _: size_t, look: *mut c_void) -> c_int {
     // SAFETY: the linker gives a valid description, and `look` is what `images` has passed.
     let (info, look) = unsafe { (&*info, &mut *look.cast::<&mut dyn FnMut(&str, Range<usize>)>()) };
-    // SAFETY: the description has so many headers, and a name or none.
+    // SAFETY: the description has the stated number of headers, and a name or null.
     let (headers, name) = unsafe {
         let name = if info.dlpi_name.is_null() { c"" } else { CStr::from_ptr(info.dlpi_name) };
         (std::slice::from_raw_parts(info.dlpi_phdr, usize::from(info.dlpi_phnum)), name)

@@ -1,5 +1,6 @@
-//! Owns the functions by which a program makes what stays when it is killed: sockets with a name in the file system, shared memory and semaphores. The run
-//! hears of each, and removes what is left of them when all of its processes have ended.
+//! Owns the functions that create resources which outlive a killed program: sockets with a name in the file system,
+//! shared memory and semaphores. The run records each of them, and removes those that remain when all of its processes
+//! have ended.
 
 use crate::{rank, real};
 use libc::{AF_UNIX, O_CREAT, c_char, c_int, c_uint, mode_t, sem_t, sockaddr, sockaddr_un, socklen_t};
@@ -11,30 +12,30 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf, absolute};
 use uniference_protocol::leftovers::{SHARED, VARIABLE, line};
 
-/// As in the C library.
+/// Replaces the C library's `bind`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bind(socket: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let result = unsafe { real::bind()(socket, address, length) };
     if result == 0 && rank().is_some() {
-        // SAFETY: the kernel has read as many bytes.
+        // SAFETY: the kernel has read the same number of bytes.
         unsafe { path_of(address, length) }.inspect(|path| note(path));
     }
     result
 }
 
-/// As in the C library.
+/// Replaces the C library's `shm_open`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shm_open(name: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let made = unsafe { about_to_make(b"", name, flags) };
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let result = unsafe { real::shm_open()(name, flags, mode) };
     if result >= 0 {
         made.inspect(|path| note(path));
@@ -42,15 +43,15 @@ pub unsafe extern "C" fn shm_open(name: *const c_char, flags: c_int, mode: mode_
     result
 }
 
-/// As in the C library, where the last two are there if it may make one.
+/// Replaces the C library's `sem_open`. The last two arguments exist only if `flags` allow the creation of a semaphore.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sem_open(name: *const c_char, flags: c_int, mode: mode_t, value: c_uint) -> *mut sem_t {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let made = unsafe { about_to_make(b"sem.", name, flags) };
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let result = unsafe { real::sem_open()(name, flags, mode, value) };
     if result != libc::SEM_FAILED {
         made.inspect(|path| note(path));
@@ -58,8 +59,8 @@ pub unsafe extern "C" fn sem_open(name: *const c_char, flags: c_int, mode: mode_
     result
 }
 
-/// The file that a call makes of shared memory, or with that before its name of a semaphore. `None`: it makes none, as it may not, or there is one
-/// already, which is whoever's has made that.
+/// The file that a call creates for shared memory or, with the prefix `before`, for a semaphore. `None`: the call
+/// creates none, because the flags do not allow it, or because the file exists and belongs to its creator.
 ///
 /// # Safety
 /// The name is null or ends with a zero.
@@ -67,21 +68,21 @@ unsafe fn about_to_make(before: &[u8], name: *const c_char, flags: c_int) -> Opt
     if flags & O_CREAT == 0 || name.is_null() || rank().is_none() {
         return None;
     }
-    // SAFETY: as above; it is not null.
+    // SAFETY: see above; the name is not null.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
-    // As the C library does.
+    // The C library also skips leading slashes.
     let begin = name.iter().position(|byte| *byte != b'/')?;
     let path = Path::new(SHARED).join(OsStr::from_bytes(&[before, &name[begin..]].concat()));
     path.symlink_metadata().is_err().then_some(path)
 }
 
-/// The file of a socket; `None`: it has none.
+/// The path of a socket's file; `None`: the socket has none.
 ///
 /// # Safety
-/// There are `length` bytes.
+/// `address` has `length` bytes.
 unsafe fn path_of(address: *const sockaddr, length: socklen_t) -> Option<PathBuf> {
     let length = (length as usize).checked_sub(offset_of!(sockaddr_un, sun_path))?;
-    // SAFETY: as above.
+    // SAFETY: see above.
     let bytes = unsafe {
         if c_int::from((*address).sa_family) != AF_UNIX {
             return None;
@@ -93,12 +94,12 @@ unsafe fn path_of(address: *const sockaddr, length: socklen_t) -> Option<PathBuf
     absolute(OsStr::from_bytes(path)).ok()
 }
 
-/// Where nobody reads the list any more the run is over.
+/// Records a path in the list. If the list cannot be opened, the run is over.
 fn note(path: &Path) {
     let Some(list) = std::env::var_os(VARIABLE) else { return };
     let Some(line) = line(path) else { return };
     if let Ok(mut list) = OpenOptions::new().append(true).open(list) {
-        // One write, which others do not break into.
+        // A single write, which other processes do not interleave.
         let _ = list.write_all(&line);
     }
 }

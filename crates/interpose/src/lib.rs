@@ -1,22 +1,23 @@
-//! Owns the C library's functions of time, as a rank's process sees them: clocks read the rank's clock, sleeps and waits with a time-out
-//! spend it. What the rank's clock shows is the engine's business, behind `uniference_client`.
+//! Owns the C library's time functions in a rank's process: clock functions read the rank's clock, and sleeps and waits
+//! with a timeout advance it. The engine computes the rank's clock, behind `uniference_client`.
 //!
-//! In the order in which a call travels: the dynamic linker finds the functions of [`clocks`], [`sleeps`], [`waits`], [`blocks`], [`wakes`], [`alarms`] and
-//! [`threads`] before the C library's own, because the zygote is started with the extension in `LD_PRELOAD`; they ask the rank's client, which
-//! [`activate`] was given, or go on to the C library's, which `real` finds. They do the latter in the zygote, and before a rank's
-//! program starts. Processes that it starts are on the rank's clock as well ([`family`]): their client asks that of the rank.
+//! In the order of a call: the dynamic linker finds the functions of [`clocks`], [`sleeps`], [`waits`], [`blocks`],
+//! [`wakes`], [`alarms`] and [`threads`] before the C library's own, because the zygote is started with the extension
+//! in `LD_PRELOAD`. These functions ask the rank's client, which [`activate`] has set, or call the C library's
+//! functions, which `real` finds. They do the latter in the zygote, and before a rank's program starts. Processes that
+//! the program starts are on the rank's clock as well ([`family`]): their client asks the rank's client.
 //!
-//! Threads need no call to be counted on: those that the process starts are known from [`threads`], and a thread that waits in a call
-//! of the system is woken when virtual time says so (`pauses`). What the program calls them is heard by [`names`], and what it makes that would outlive
-//! it by [`leaves`].
+//! Threads are known without a call: [`threads`] sees their start, and a thread that waits in a system call is woken at
+//! the right virtual time (`pauses`). [`names`] reads the names that the program gives to threads, and [`leaves`]
+//! records resources that would outlive the program.
 //!
-//! [`profiler`] has no function of the C library, but the class by which PyTorch's profiler has its times, as these come from the processor and not from a
-//! clock.
+//! [`profiler`] replaces no function of the C library, but the class from which PyTorch's profiler gets its times,
+//! because these come from the CPU's cycle counter and not from a clock.
 //!
-//! **The interpreter.** A thread that waits for CPython's lock (the GIL) does so with a time-out of the host's, and reads the clock for
-//! it (`interpreter` tells such reads and waits from the program's).
+//! **The interpreter.** A thread that waits for CPython's lock (the GIL) waits with a timeout in real time, for which
+//! it reads the clock (`interpreter` distinguishes such reads and waits from the program's).
 
-// Functions that stand in for the C library's have its signatures, and callers that Rust cannot check.
+// Functions that replace the C library's have its signatures, and callers that Rust cannot check.
 #![allow(unsafe_code)]
 
 pub mod alarms;
@@ -51,10 +52,10 @@ const PS_PER_NS: u64 = 1_000;
 
 static ACTIVE: AtomicBool = AtomicBool::new(false);
 
-/// That of the process, which it keeps until it ends; of a copy of the process another one.
+/// The client of this process, which is kept until the process ends; a forked child has another one.
 static CLIENT: AtomicPtr<Client> = AtomicPtr::new(null_mut());
 
-/// The extension was not loaded before the C library.
+/// The error of an extension that was not loaded before the C library.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "the clocks of the C library cannot be replaced: this library was not preloaded\nhint: start ranks with `uniference run`"
@@ -79,7 +80,7 @@ fn prepare_process() -> Result<(), NotPreloaded> {
     interpreter::find();
     pauses::prepare_signal();
     let (prepare, parent, child) = (family::prepare_fork, family::forked_parent, family::forked_child);
-    // SAFETY: the functions may run where the C library calls them: they take no lock that another thread may hold.
+    // SAFETY: the functions may run at the C library's fork hooks: they use no lock that another thread may hold.
     unsafe {
         libc::pthread_atfork(None, None, Some(alarms::forked_child));
         libc::pthread_atfork(Some(prepare), Some(parent), Some(child));
@@ -99,16 +100,17 @@ pub fn may_ask_interpreter() -> bool {
     interpreter::may_ask()
 }
 
-/// Sleeps in virtual time; how much is left, if a signal has ended it early.
+/// Sleeps in virtual time; returns the remaining time if a signal has ended the sleep early.
 ///
 /// # Errors
-/// If the calling process is a rank's child.
+/// If the calling process is a forked child of a rank.
 pub fn sleep(client: &Client, span: Span) -> Result<SimDuration, ClientError> {
     waits::sleep(client, span)
 }
 
-/// What the rank's client has answered. `None`: the process is a copy of the rank's which has not found that, and on the host's clock. Any other error is the end of the
-/// process, as C has no way to hear of it: what went on by the host's clock would be wrong, and nobody would know.
+/// The answer of the rank's client. `None`: the process is a forked child without a client, and uses this machine's
+/// clock. Any other error ends the process, because C callers cannot receive it, and continuing on this machine's clock
+/// would give wrong results unnoticed.
 fn answered<T>(answer: Result<T, ClientError>) -> Option<T> {
     match answer {
         Ok(value) => Some(value),
@@ -121,35 +123,36 @@ fn deactivate() {
     ACTIVE.store(false, SeqCst);
 }
 
-/// The client of this process, if it is one that a rank has started, and it was put on the rank's clock before it began ([`family::join`]).
+/// The client of this process, if a rank has started the process, and it was put on the rank's clock before its start
+/// ([`family::join`]).
 pub fn relative() -> Option<Arc<Client>> {
     let client = std::ptr::from_ref(rank().filter(|client| client.relay().is_some())?);
-    // SAFETY: it came out of an `Arc`, which nobody takes back.
+    // SAFETY: the pointer comes from an `Arc` that is never released.
     unsafe {
         Arc::increment_strong_count(client);
         Some(Arc::from_raw(client))
     }
 }
 
-/// The process's client, if it is a rank, or a process of one.
+/// The process's client, if it is a rank's process or a descendant of one.
 fn rank() -> Option<&'static Client> {
-    // SAFETY: null, or what nobody frees.
+    // SAFETY: null, or a client that is never freed.
     if ACTIVE.load(SeqCst) { unsafe { CLIENT.load(SeqCst).as_ref() } } else { None }
 }
 
-/// The same, if it is the program that calls, and not we on its behalf.
+/// The process's client, if the program calls, and not our own code on its behalf.
 fn program() -> Option<&'static Client> {
     rank().filter(|client| !client.is_inside())
 }
 
-/// The program may be about to wait for another thread: that one may ask for what this one has done.
+/// Sends launches of this thread before the program may wait for another thread, which may ask about them.
 fn hand_over() {
     if let Some(client) = program() {
         client.hands_over();
     }
 }
 
-/// Whether a clock of the C library is one of those that show the time of day, or that of a rank at all.
+/// The kind of a C library clock; `None`: the clock does not follow the rank's clock.
 fn kind(clock: clockid_t) -> Option<Kind> {
     match clock {
         libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE | libc::CLOCK_TAI => Some(Kind::Date),
@@ -161,55 +164,55 @@ fn kind(clock: clockid_t) -> Option<Kind> {
     }
 }
 
-/// What a clock counts from.
+/// The origin of a clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// The Unix epoch: 1970-01-01, UTC.
     Date,
     /// The rank's start.
     Elapsed,
-    /// The same, but only while the rank computes.
+    /// The rank's start, not counting times without compute.
     Computed,
 }
 
-/// A moment on the rank's clock as a clock of that kind shows it.
+/// A time of the rank's clock as shown by a clock of that kind.
 fn shown(ns: u64, kind: Kind) -> timespec {
     let seconds = (ns / NS_PER_S) as i64;
     timespec { tv_sec: if kind == Kind::Date { EPOCH_S + seconds } else { seconds }, tv_nsec: (ns % NS_PER_S) as i64 }
 }
 
-/// A moment that a clock of that kind will show, on the rank's clock.
+/// The time of the rank's clock at which a clock of that kind shows `time`.
 fn moment(time: &timespec, kind: Kind) -> SimTime {
     let seconds = if kind == Kind::Date { time.tv_sec.saturating_sub(EPOCH_S) } else { time.tv_sec };
     SimTime::from_ps(picoseconds(seconds, time.tv_nsec))
 }
 
-/// The span of a `timespec`, which is a length of time.
+/// The duration of a `timespec`.
 fn span(time: &timespec) -> Span {
     Span::For(SimDuration::from_ps(picoseconds(time.tv_sec, time.tv_nsec)))
 }
 
-/// A length of time that the C library takes. What is not is for it to refuse.
+/// Whether the C library accepts `time` as a duration. It refuses other values itself.
 fn is_length(time: &timespec) -> bool {
     time.tv_sec >= 0 && is_moment(time)
 }
 
-/// A moment that the C library takes; one before its clock's first is over.
+/// Whether the C library accepts `time` as a point in time; a time before the clock's origin has passed.
 fn is_moment(time: &timespec) -> bool {
     (0..NS_PER_S as i64).contains(&time.tv_nsec)
 }
 
-/// "Never" where it is too long for virtual time.
+/// Time in picoseconds, saturating at the end of virtual time.
 fn picoseconds(seconds: i64, nanoseconds: i64) -> u64 {
     let ns = u64::try_from(seconds).unwrap_or(0).saturating_mul(NS_PER_S).saturating_add(nanoseconds.max(0) as u64);
     ns.saturating_mul(PS_PER_NS)
 }
 
-/// The same on this machine's clock of that kind: as far from now as `then` is from the rank's last known moment.
+/// The time on this machine's clock of that kind which is as far from now as `then` is from the rank's last known time.
 fn on_host(client: &Client, then: SimTime, clock: clockid_t) -> timespec {
     let left = then.max(client.last_now()).since(client.last_now());
     let mut now = timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is a timespec, and the clock is one that there is.
+    // SAFETY: `now` is a timespec, and the clock exists.
     unsafe { real::clock_gettime()(clock, &mut now) };
     let ns = now.tv_nsec as u64 + left.as_ps() / PS_PER_NS;
     timespec { tv_sec: now.tv_sec.saturating_add((ns / NS_PER_S) as i64), tv_nsec: (ns % NS_PER_S) as i64 }

@@ -1,19 +1,19 @@
-//! Owns how a thread gets its name: from the program, which gives it to the kernel, or from the program's own name.
+//! Owns the names of threads: from the program, which passes them to the kernel, or from the program's own name.
 
 use crate::{program, real};
 use libc::{c_char, c_int, c_ulong, pthread_t};
 use std::path::Path;
 
-/// As much of a name as the kernel keeps.
+/// Number of bytes of a name that the kernel keeps.
 const LONGEST: usize = 15;
 
-/// Of a program's words, so many tell what it does, behind its name.
+/// Number of words after the program's name that describe its work.
 const COMMANDS: usize = 2;
 
-/// As in the C library, where it takes as many arguments as the operation needs.
+/// Replaces the C library's `prctl`, which uses as many arguments as the operation needs.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prctl(
     operation: c_int,
@@ -22,49 +22,50 @@ pub unsafe extern "C" fn prctl(
     fourth: c_ulong,
     fifth: c_ulong,
 ) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let result = unsafe { real::prctl()(operation, second, third, fourth, fifth) };
     if operation == libc::PR_SET_NAME && result == 0 {
-        // SAFETY: the kernel has read it.
+        // SAFETY: the kernel has read the name.
         unsafe { is_called(second as *const c_char) };
     }
     result
 }
 
-/// As in the C library.
+/// Replaces the C library's `pthread_setname_np`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_setname_np(thread: pthread_t, name: *const c_char) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let result = unsafe { real::pthread_setname_np()(thread, name) };
-    // SAFETY: it takes nothing; the C library has read the name.
+    // SAFETY: the call has no arguments; the C library has read the name.
     if result == 0 && thread == unsafe { libc::pthread_self() } {
         unsafe { is_called(name) };
     }
     result
 }
 
-/// The program has named the calling thread.
+/// Reports the name that the program gave to the calling thread.
 ///
 /// # Safety
-/// It ends with a zero, or is longer than names are.
+/// The name ends with a zero, or is at least as long as the longest name.
 unsafe fn is_called(name: *const c_char) {
     let Some(client) = program() else { return };
-    // SAFETY: as above: nothing behind its zero is read.
+    // SAFETY: see above: no byte after the zero is read.
     let bytes = (0..LONGEST).map(|at| unsafe { *name.add(at) } as u8).take_while(|byte| *byte != 0);
     client.is_called(&String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()));
 }
 
-/// What this process's program is called, by the words that it was started with.
+/// The name of this process's program, from its command line.
 pub(crate) fn of_program() -> Option<String> {
     let words = std::fs::read("/proc/self/cmdline").ok()?;
     let words: Vec<&str> = words.split(|byte| *byte == 0).map_while(|word| std::str::from_utf8(word).ok()).collect();
     of_words(&words)
 }
 
-/// `vllm serve`; of a Python interpreter its module or script: `train.py`. Words that differ from run to run, as folders do, are left out.
+/// The name of a program from its command line: `vllm serve`; for a Python interpreter, the module or script:
+/// `train.py`. Words that differ between runs, such as folders, are left out.
 fn of_words(words: &[&str]) -> Option<String> {
     let (program, mut rest) = words.split_first()?;
     let file = |path: &str| Some(Path::new(path).file_name()?.to_str()?.to_owned());
@@ -117,7 +118,7 @@ mod tests {
     #[test]
     fn threads_are_named_on() {
         let given = c"a-thread";
-        // SAFETY: a name of this thread, and room for it.
+        // SAFETY: a name of this thread, and a buffer for it.
         let mut kept = [0; 16];
         unsafe {
             assert_eq!(prctl(libc::PR_SET_NAME, given.as_ptr() as c_ulong, 0, 0, 0), 0);

@@ -1,6 +1,7 @@
-//! Owns how a thread pauses in a call of the system, how its pause is ended when virtual time says so, and the threads of ours that see to it.
+//! Owns the pauses of threads in system calls, the end of pauses at the right virtual time, and the threads of ours
+//! that end them.
 //!
-//! What it waits for is `waits`' business.
+//! `waits` knows the conditions that threads wait for.
 
 use crate::real::{self, Start};
 use libc::{c_int, c_void, pthread_attr_t, pthread_cond_t, pthread_t, sigset_t};
@@ -10,7 +11,7 @@ use uniference_client::rounds::Kick;
 use uniference_client::{Client, ClientError};
 use uniference_protocol::messages::Span;
 
-/// As [`Client::pause`], with somebody there who ends it.
+/// Calls [`Client::pause`], after a watch that ends the pause was started.
 pub(crate) fn pause<T>(
     client: &Client,
     span: Span,
@@ -28,7 +29,7 @@ pub(crate) fn signal() -> c_int {
     libc::SIGRTMAX() - 2
 }
 
-/// Its handler does nothing, but calls that it interrupts do not start again.
+/// Installs an empty handler, without the restart of interrupted calls.
 pub(crate) fn prepare_signal() {
     extern "C" fn nothing(_: c_int) {}
     // SAFETY: an empty handler may run at any time.
@@ -42,11 +43,12 @@ pub(crate) fn prepare_signal() {
 /// Ends the sleep of a thread.
 pub(crate) fn kick(how: Kick) {
     match how {
-        // SAFETY: numbers; if the thread is gone nothing happens.
+        // SAFETY: the arguments are numbers; if the thread has ended, nothing happens.
         Kick::Signal(thread) => unsafe {
             libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, signal());
         },
-        // SAFETY: the thread that waits keeps it alive, and waits until it has told our lock that it does not any more.
+        // SAFETY: the waiting thread keeps the condition alive, and waits until it has reported the end of its wait
+        // under our lock.
         Kick::Broadcast(condition) => unsafe {
             real::pthread_cond_broadcast()(condition as *mut pthread_cond_t);
         },
@@ -54,14 +56,14 @@ pub(crate) fn kick(how: Kick) {
 }
 
 pub(crate) fn this_thread() -> c_int {
-    // SAFETY: it takes nothing and cannot fail.
+    // SAFETY: the call has no arguments and cannot fail.
     unsafe { libc::gettid() }
 }
 
-/// Lets the signal through to the calling thread; returns its mask before.
+/// Unblocks the signal in the calling thread; returns its previous mask.
 pub(crate) fn unblock() -> sigset_t {
     let (mut only, mut before) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-    // SAFETY: each set is filled by the call that it is given to.
+    // SAFETY: each set is filled by the call that it is passed to.
     unsafe {
         libc::sigemptyset(only.as_mut_ptr());
         libc::sigaddset(only.as_mut_ptr(), signal());
@@ -80,15 +82,17 @@ pub(crate) fn start_watch() {
     start_own(watch, null_mut());
 }
 
-/// Starts a thread of ours, of which the program knows nothing. It takes no signals, which are for the program's threads.
+/// Starts a thread of ours, which the program does not know. It blocks all signals, which are for the program's
+/// threads.
 pub(crate) fn start_own(work: Start, argument: *mut c_void) {
-    /// What such a thread does needs little.
+    /// Stack size in bytes, enough for the little work of such a thread.
     const STACK: usize = 512 << 10;
     let mut all = MaybeUninit::<sigset_t>::uninit();
     let mut before = MaybeUninit::<sigset_t>::uninit();
     let mut thread = MaybeUninit::<pthread_t>::uninit();
     let mut attributes = MaybeUninit::<pthread_attr_t>::uninit();
-    // SAFETY: each is filled by the call that it is given to; the argument is the caller's business.
+    // SAFETY: each structure is filled by the call that it is passed to; the caller guarantees that the argument is
+    // valid.
     unsafe {
         libc::pthread_attr_init(attributes.as_mut_ptr());
         libc::pthread_attr_setstacksize(attributes.as_mut_ptr(), STACK);

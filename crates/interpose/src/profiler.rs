@@ -1,13 +1,15 @@
-//! Owns the clock of PyTorch's profiler: the class of libc10 (`c10::ApproximateClockToUnixTimeConverter`, c10/util/ApproximateClock.h) that turns readings of
-//! the processor's counter into dates.
+//! Owns the clock of PyTorch's profiler: the class of libc10 (`c10::ApproximateClockToUnixTimeConverter`,
+//! c10/util/ApproximateClock.h) that converts readings of the CPU's cycle counter to dates.
 //!
-//! The profiler reads the counter at each operator, which costs nothing, and asks for a way from readings to dates when it ends. PyTorch's own way is a straight
-//! line between the dates at the beginning and at the end; but a rank's clock leaps where the counter stands still, and the reverse. So here the way leads
-//! through all moments at which both are known ([`Timeline`]). What the processor's counter is to the profiler's CPU times, the library of simulated GPUs has in
-//! the same unit ([`PROFILER_DATES`]), so both are on one clock.
+//! The profiler reads the counter at each operator, which costs nothing, and requests a conversion from readings to
+//! dates at its end. PyTorch's own conversion is linear between the dates at the beginning and at the end; but a rank's
+//! clock jumps while the counter does not advance, and the reverse. The conversion of this module therefore passes
+//! through all moments at which both values are known ([`Timeline`]). The library of simulated GPUs uses the unit of
+//! the counter for its times ([`PROFILER_DATES`]), so CPU and GPU times are on one clock.
 //!
-//! The dynamic linker finds these functions before libc10's, as it does those of the C library. Objects that are not a rank's profile, as the one of the CUDA
-//! allocator that is made when its library is loaded, are libc10's business.
+//! The dynamic linker finds these functions before libc10's, as it finds our replacements of C library functions.
+//! Objects that do not belong to a rank's profile, such as the CUDA allocator's object created at library load, are
+//! left to libc10.
 
 use crate::{EPOCH_S, PS_PER_NS, answered, interpreter, program};
 use std::collections::BTreeSet;
@@ -16,13 +18,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use uniference_abi::gpus::PROFILER_DATES;
 use uniference_client::{Client, ClientError, Ticks, Timeline};
 
-/// Addresses of the objects that are a profile of this rank's.
+/// Addresses of the objects that belong to profiles of this rank.
 static PROFILES: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 
-/// `std::function<int64_t(uint64_t)>` of libstdc++, as it has been since GCC 5: two words of state and two functions.
+/// `std::function<int64_t(uint64_t)>` of libstdc++, unchanged since GCC 5: two words of state and two functions.
 #[repr(C)]
 pub struct Converter {
-    /// The first is an `Arc<Timeline>` of ours.
+    /// The first word is an `Arc<Timeline>` of ours.
     state: [usize; 2],
     manage: unsafe extern "C" fn(to: *mut [usize; 2], from: *const [usize; 2], operation: u32) -> bool,
     call: unsafe extern "C" fn(state: *const [usize; 2], reading: *const Ticks) -> i64,
@@ -35,17 +37,17 @@ impl Converter {
     }
 }
 
-/// The constructor.
+/// The constructor of the class.
 ///
 /// # Safety
-/// As in libc10.
+/// The contract is libc10's.
 #[unsafe(export_name = "_ZN3c1035ApproximateClockToUnixTimeConverterC1Ev")]
 pub unsafe extern "C" fn construct(this: *mut c_void) {
-    // In a process that a rank has started, the way is PyTorch's own.
+    // In a process that a rank has started, PyTorch's own conversion is used.
     if let Some(client) = program().filter(|client| client.relay().is_none())
         && asked(client, Client::begin_timeline).is_some()
     {
-        // What libc10 keeps in the object is not read where `make` is ours.
+        // The fields of libc10 in the object are not read, because `make` is ours.
         PROFILES.lock().unwrap_or_else(PoisonError::into_inner).insert(this as usize);
         return;
     }
@@ -55,10 +57,10 @@ pub unsafe extern "C" fn construct(this: *mut c_void) {
     }
 }
 
-/// `makeConverter`, which its callers call once for each profile.
+/// `makeConverter` of the class, which its callers call once per profile.
 ///
 /// # Safety
-/// As in libc10.
+/// The contract is libc10's.
 #[unsafe(export_name = "_ZN3c1035ApproximateClockToUnixTimeConverter13makeConverterEv")]
 pub unsafe extern "C" fn make(this: *mut c_void) -> Converter {
     let is_ours = PROFILES.lock().unwrap_or_else(PoisonError::into_inner).remove(&(this as usize));
@@ -71,9 +73,10 @@ pub unsafe extern "C" fn make(this: *mut c_void) -> Converter {
     unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void) -> Converter>(real)(this) }
 }
 
-/// The operations that `std::function` asks its target for (`_Manager_operation`): 2 copies it, 3 destroys it, others ask for its type.
+/// Implements the operations of `std::function` on its target (`_Manager_operation`): 2 copies the target, 3 destroys
+/// it, others ask for its type.
 unsafe extern "C" fn manage(to: *mut [usize; 2], from: *const [usize; 2], operation: u32) -> bool {
-    // SAFETY: `std::function` passes states that hold what `Converter::new` has put there.
+    // SAFETY: `std::function` passes states that `Converter::new` has filled.
     unsafe {
         match operation {
             2 => {
@@ -81,7 +84,7 @@ unsafe extern "C" fn manage(to: *mut [usize; 2], from: *const [usize; 2], operat
                 *to = *from;
             }
             3 => drop(Arc::from_raw((*to)[0] as *const Timeline)),
-            // Nobody is told of the type: a null pointer.
+            // The type is not revealed: a null pointer.
             _ => (*to)[0] = 0,
         }
     }
@@ -90,7 +93,7 @@ unsafe extern "C" fn manage(to: *mut [usize; 2], from: *const [usize; 2], operat
 
 /// The date at a reading, in nanoseconds since 1970.
 unsafe extern "C" fn call(state: *const [usize; 2], reading: *const Ticks) -> i64 {
-    // SAFETY: the same; the reading is there during the call.
+    // SAFETY: as above; the reading exists during the call.
     let (timeline, reading) = unsafe { (&*((*state)[0] as *const Timeline), *reading) };
     match reading.checked_sub(PROFILER_DATES) {
         Some(date) => date as i64,
@@ -98,7 +101,7 @@ unsafe extern "C" fn call(state: *const [usize; 2], reading: *const Ticks) -> i6
     }
 }
 
-/// Asks the rank's client without the interpreter's lock, as other threads may have to say something first.
+/// Asks the rank's client without the interpreter's lock, because other threads may have to send operations first.
 fn asked<T>(client: &Client, question: impl FnOnce(&Client) -> Result<T, ClientError>) -> Option<T> {
     let holds_lock = |interpreter: &&interpreter::Interpreter| client.has_threads() && interpreter.has_lock();
     answered(match interpreter::get().filter(holds_lock) {
@@ -108,7 +111,7 @@ fn asked<T>(client: &Client, question: impl FnOnce(&Client) -> Result<T, ClientE
 }
 
 fn real(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: both names end with a zero; libc10 is loaded already, or there is none.
+    // SAFETY: both names end with a zero; libc10 is already loaded, or does not exist.
     let found = unsafe {
         let library = libc::dlopen(c"libc10.so".as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD);
         if library.is_null() { library } else { libc::dlsym(library, name.as_ptr()) }
@@ -120,7 +123,7 @@ fn real(name: &CStr) -> Option<*mut c_void> {
 mod tests {
     use super::*;
 
-    /// As `std::function` copies, calls and destroys its target.
+    /// Copies, calls and destroys the target like `std::function`.
     #[test]
     fn a_converter_lives_as_long_as_its_copies() {
         let timeline = Arc::new(Timeline::of([(100, 0), (200, 50_000)]));
@@ -132,7 +135,7 @@ mod tests {
             assert_eq!(Arc::strong_count(&timeline), 3);
             // 50 ns pass in 100 ticks.
             assert_eq!((one.call)(&raw const other, &150), EPOCH_S * 1_000_000_000 + 25);
-            // What is a date already stays one.
+            // A date stays a date.
             assert_eq!((one.call)(&raw const other, &(PROFILER_DATES + 7)), 7);
             (one.manage)(&raw mut other, std::ptr::null(), 3);
             let mut state = one.state;

@@ -1,4 +1,4 @@
-//! Owns the way to the C library's own functions, which those of this crate hide.
+//! Owns the lookup of the C library's own functions, which this crate's functions hide.
 
 use libc::{
     FILE, c_char, c_int, c_long, c_uint, c_ulong, c_void, clockid_t, epoll_event, eventfd_t, fd_set, id_t, idtype_t,
@@ -10,10 +10,11 @@ use std::ffi::CStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// A thread may be ended inside it, by `pthread_exit` or by being cancelled: glibc then unwinds its stack.
+/// A thread's start function. The thread may end inside it, by `pthread_exit` or cancellation: glibc then unwinds its
+/// stack.
 pub(crate) type Start = extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 
-/// Declares, for each function, one of the same name that returns the C library's.
+/// Declares, for each C library function, a function of the same name that returns a pointer to it.
 macro_rules! functions {
     ($($name:ident($($argument:ty),* $(,)?) -> $result:ty;)*) => {
         $(
@@ -112,30 +113,31 @@ functions! {
 
 type Syscall = unsafe extern "C" fn(c_long, c_long, c_long, c_long, c_long, c_long, c_long) -> c_long;
 
-/// The same for `syscall`. It is not kept in a `OnceLock`, which itself waits with it.
+/// The C library's `syscall`. It is not kept in a `OnceLock`, which itself waits through `syscall`.
 pub(crate) fn syscall() -> Syscall {
     static FOUND: AtomicUsize = AtomicUsize::new(0);
     if FOUND.load(Relaxed) == 0 {
         FOUND.store(next("syscall\0"), Relaxed);
     }
-    // SAFETY: the C library's function takes six arguments at most, and passes on as many as it is given.
+    // SAFETY: the C library's function has at most six arguments, and passes all of them on.
     unsafe { std::mem::transmute(FOUND.load(Relaxed)) }
 }
 
-/// Functions of condition variables that glibc keeps in two versions on x86-64; without its name it gives the older one.
+/// Version of condition variable functions that glibc has in two versions on x86-64; without the version, it returns
+/// the older one.
 const COND_VERSION: &CStr = c"GLIBC_2.3.2";
 
-/// Before glibc 2.34 some of the functions are in libraries of their own, which a program has loaded for itself alone if nothing else needs them.
+/// Libraries that contain some of the functions before glibc 2.34. A program may load them for itself alone.
 const APART: [&CStr; 2] = [c"librt.so.1", c"libpthread.so.0"];
 
 /// # Panics
-/// If the C library has no such function: another one than glibc.
+/// If the C library has no such function, that is, if it is not glibc.
 fn next(name: &str) -> usize {
     let text = CStr::from_bytes_with_nul(name.as_bytes()).expect("it ends with a zero");
     let versioned = if name.starts_with("pthread_cond_") { find_version(text) } else { None };
     let found = versioned.or_else(|| symbol(libc::RTLD_NEXT, text)).or_else(|| {
         APART.iter().find_map(|library| {
-            // SAFETY: the name ends with a zero; it is part of the C library, and stays.
+            // SAFETY: the name ends with a zero; the library is part of the C library, and stays loaded.
             let library = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY) };
             if library.is_null() { None } else { symbol(library, text) }
         })

@@ -1,27 +1,29 @@
-//! Owns looks at the stack: who has called the function that has called us, and which library an address is in.
+//! Owns inspections of the stack: the caller of the function that has called us, and the library that contains an
+//! address.
 //!
-//! The distance between the two return addresses is the size of one function's frame, which is the same in every call from one place.
-//! It is found with the unwinder at the first call from there. That holds for functions that do not allocate on the stack as they go;
-//! `interpreter` asks only of such.
+//! The distance between the two return addresses is the size of one function's frame, which is equal for all calls from
+//! one place. It is determined with the unwinder at the first call from that place. This holds for functions that do
+//! not allocate on the stack dynamically; `interpreter` asks only about such functions.
 
 use libc::{c_int, c_void};
 use std::ffi::CStr;
 use std::sync::OnceLock;
 
-/// How many places that call us are remembered; the interpreter and the C++ library have two or three each.
+/// Maximum number of known call sites; the interpreter and the C++ library have two or three each.
 const PLACES: usize = 16;
 
-/// The address `from` in our caller's code, and how far above it on the stack its own caller's address stands; `None`: it cannot be found.
+/// The address `from` in our caller's code, and the distance on the stack from it to the caller's own return address;
+/// `None`: it cannot be determined.
 type Place = (usize, Option<usize>);
 
 static KNOWN: [OnceLock<Place>; PLACES] = [const { OnceLock::new() }; PLACES];
 
-/// The address to which our caller returns; 0 if it is not known. Ours is `from`, on the stack at `stack`.
+/// The return address of our caller; 0 if unknown. Our own return address is `from`, on the stack at `stack`.
 pub(crate) fn caller_of(from: usize, stack: usize) -> usize {
     for place in &KNOWN {
         let (address, distance) = *place.get_or_init(|| (from, find(from, stack)));
         if address == from {
-            // SAFETY: the frame at this place has this size, and is that of a function which has not returned.
+            // SAFETY: the frame at this call site has this size, and belongs to a function that has not returned.
             return distance.map_or(0, |distance| unsafe { *((stack + distance) as *const usize) });
         }
     }
@@ -30,7 +32,7 @@ pub(crate) fn caller_of(from: usize, stack: usize) -> usize {
 
 fn find(from: usize, stack: usize) -> Option<usize> {
     let mut search = Search { from, found: false, slot: None };
-    // SAFETY: the callback gets what it is declared with, and `search` outlives the call.
+    // SAFETY: the callback has the declared signature, and `search` outlives the call.
     unsafe { _Unwind_Backtrace(look, (&raw mut search).cast()) };
     search.slot.and_then(|slot| slot.checked_sub(stack))
 }
@@ -76,7 +78,7 @@ pub(crate) fn library_of(address: usize) -> Option<Library> {
 struct Search {
     from: usize,
     found: bool,
-    /// Where the address of our caller's caller stands.
+    /// Position on the stack of the return address of our caller's caller.
     slot: Option<usize>,
 }
 
@@ -84,13 +86,13 @@ const GO_ON: c_int = 0;
 const STOP: c_int = 5;
 
 extern "C" fn look(frame: *mut c_void, search: *mut c_void) -> c_int {
-    // SAFETY: `find` has passed it.
+    // SAFETY: `find` has passed a `Search`.
     let search = unsafe { &mut *search.cast::<Search>() };
     // SAFETY: the unwinder's own description of the frame.
     let (address, above) = unsafe { (_Unwind_GetIP(frame), _Unwind_GetCFA(frame)) };
     if search.found {
         let slot = above - size_of::<usize>();
-        // SAFETY: it lies on this thread's stack, below the frame that the unwinder has found.
+        // SAFETY: the address is on this thread's stack, below the frame that the unwinder has found.
         search.slot = (unsafe { *(slot as *const usize) } == address).then_some(slot);
         return STOP;
     }
@@ -98,7 +100,7 @@ extern "C" fn look(frame: *mut c_void, search: *mut c_void) -> c_int {
     GO_ON
 }
 
-// The unwinder that every Rust program is linked with.
+// Functions of the unwinder, to which every Rust program is linked.
 unsafe extern "C" {
     fn _Unwind_Backtrace(look: extern "C" fn(*mut c_void, *mut c_void) -> c_int, argument: *mut c_void) -> c_int;
     fn _Unwind_GetIP(frame: *mut c_void) -> usize;

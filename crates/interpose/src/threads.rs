@@ -1,4 +1,4 @@
-//! Owns the start of threads: that the rank has several, and who has started whom.
+//! Owns the start of threads: the detection of several threads in a rank, and the tree of thread starts.
 
 use crate::pauses::start_watch;
 use crate::real::Start;
@@ -6,19 +6,19 @@ use crate::stack::library_of;
 use crate::{hand_over, rank, real, wakes};
 use libc::{c_int, c_void, pthread_attr_t, pthread_t};
 
-/// What a new thread is to do.
+/// The start of a new thread.
 struct Beginning {
     path: Vec<u32>,
-    /// It belongs to a library's pool.
+    /// Whether the thread belongs to a library's pool.
     pool: bool,
     start: Start,
     argument: *mut c_void,
 }
 
-/// As in the C library.
+/// Replaces the C library's `pthread_create`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_create(
     thread: *mut pthread_t,
@@ -26,9 +26,9 @@ pub unsafe extern "C" fn pthread_create(
     start: Start,
     argument: *mut c_void,
 ) -> c_int {
-    // Also one that a library starts while we import it: it may look at clocks as any other.
+    // Includes a thread that a library starts while we import it: such a thread may read clocks like any other.
     let Some(client) = rank() else {
-        // SAFETY: what the caller gave.
+        // SAFETY: the arguments are the caller's.
         return unsafe { real::pthread_create()(thread, attributes, start, argument) };
     };
     if client.begins_threads() {
@@ -42,16 +42,17 @@ pub unsafe extern "C" fn pthread_create(
     }
     let pool = client.has_cores() && !is_pythons;
     let beginning = Box::into_raw(Box::new(Beginning { path: client.starts_thread(), pool, start, argument }));
-    // SAFETY: what the caller gave; `begin` takes the box.
+    // SAFETY: the arguments are the caller's; `begin` frees the box.
     let result = unsafe { real::pthread_create()(thread, attributes, begin, beginning.cast()) };
     if result != 0 {
-        // SAFETY: there is no thread that has taken it.
+        // SAFETY: no thread was started that could free the box.
         drop(unsafe { Box::from_raw(beginning) });
     }
     result
 }
 
-/// Nothing that must be dropped is on its frame while the program runs: what ends a thread early goes right through it.
+/// Runs a new thread. Its frame holds nothing that must be dropped while the program runs, because an early end of the
+/// thread unwinds through it.
 extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
     // SAFETY: `pthread_create` made it for this thread alone.
     let Beginning { path, pool, start, argument } = *unsafe { Box::from_raw(beginning.cast::<Beginning>()) };
@@ -68,8 +69,8 @@ extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
     result
 }
 
-/// Whether the interpreter starts the thread, which then takes turns at its lock with the others: the thread's first function lies in the
-/// same library as the interpreter's own function for that.
+/// Whether the interpreter starts the thread, which then alternates with others under the interpreter's lock: the
+/// thread's start function is in the same library as the interpreter's function for thread starts.
 fn is_pythons(start: Start) -> bool {
     // SAFETY: the name ends with a zero.
     let known = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"PyThread_start_new_thread".as_ptr()) };

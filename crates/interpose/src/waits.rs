@@ -1,9 +1,9 @@
-//! Owns the functions that wait for something, with a time-out.
+//! Owns the functions that wait with a timeout.
 //!
-//! A thread that is alone in its process cannot be woken by another one: it looks whether what it waits for is there, and if not sleeps
-//! in virtual time. One of several really waits, without a time-out, and the watch wakes it when virtual time says so.
-//!
-//! So does one of a process that has started others, or was started by a rank: what it waits for may come from another process.
+//! A thread that is alone in its process cannot be woken by another one: it checks its condition, and otherwise sleeps
+//! in virtual time. One of several threads really waits, without a timeout, and the watch wakes it at the right virtual
+//! time. So does a thread of a process that has started others, or was started by a rank: another process may fulfil
+//! the condition.
 
 use crate::pauses::{pause, restore, signal, this_thread, unblock};
 use crate::wakes::settle_for_call;
@@ -23,25 +23,25 @@ use uniference_client::{Client, ClientError};
 use uniference_protocol::messages::Span;
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// How long to wait on the host.
+/// Duration of a wait in real time.
 #[derive(Clone, Copy, PartialEq)]
 enum Host {
     Not,
     Forever,
 }
 
-/// How often in a row a thread of several may find descriptors ready at once before it counts as waiting in a loop: what is there may be for another
-/// thread to take, or behind a lock that another one holds, which waits for virtual time to pass.
+/// Number of times in a row that one of several threads may find descriptors ready at once before it counts as polling:
+/// the data may be for another thread, or protected by a lock whose holder waits for virtual time to pass.
 const MOST_FOUND_AT_ONCE: u32 = 1000;
 
 thread_local! {
     static FOUND_AT_ONCE: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Waits in virtual time. `attempt` waits on the host, and returns what the C library does, with errno; `is_over` tells which of that
-/// means that nothing has come.
+/// Waits in virtual time. `attempt` waits in real time, and returns the C library's result, with errno; `is_over` tells
+/// whether a result means that the timeout has passed.
 fn wait(client: &Client, span: Span, is_over: impl Fn(c_int) -> bool, attempt: impl Fn(Host) -> c_int) -> c_int {
-    // Whether there is something to wait for may depend on the host.
+    // Whether a wait is necessary may depend on this machine's timing.
     client.hands_over();
     let first = attempt(Host::Not);
     let found = if first > 0 { FOUND_AT_ONCE.get() + 1 } else { 0 };
@@ -64,7 +64,8 @@ fn wait(client: &Client, span: Span, is_over: impl Fn(c_int) -> bool, attempt: i
     let paused = pause(client, span, Kick::Signal(this_thread()), asleep);
     restore(&mask);
     match answered(paused) {
-        // What has come just as the time was up must not be lost: a semaphore was taken, and some events are told once.
+        // An event that arrived just at the timeout must not be lost: a semaphore was decremented, and some events are
+        // reported once.
         Some(((result, code), over)) if !over || result >= 0 && !is_over(result) => {
             set_errno(code);
             result
@@ -73,10 +74,11 @@ fn wait(client: &Client, span: Span, is_over: impl Fn(c_int) -> bool, attempt: i
     }
 }
 
-/// Whether the program has ever set an alarm: then its sleeps may be interrupted.
+/// Whether the program has ever set an alarm, which may interrupt its sleeps.
 pub(crate) static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Sleeps; how much is left, if a signal has ended it early. Without alarms nobody sends any but the program itself.
+/// Sleeps; returns the remaining time if a signal has ended the sleep early. Without alarms, only the program itself
+/// sends signals.
 pub(crate) fn sleep(client: &Client, span: Span) -> Result<SimDuration, ClientError> {
     if !INTERRUPTED.load(SeqCst) {
         return client.sleep(span).map(|()| SimDuration::ZERO);
@@ -96,13 +98,13 @@ pub(crate) fn sleep(client: &Client, span: Span) -> Result<SimDuration, ClientEr
 
 // Descriptors
 
-/// As in the C library.
+/// Replaces the C library's `poll`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let real = |timeout| unsafe { real::poll()(fds, count, timeout) };
     match program().filter(|_| timeout > 0) {
         Some(client) => wait(client, milliseconds(timeout), |ready| ready == 0, |host| real(host.milliseconds())),
@@ -115,20 +117,20 @@ pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -
     }
 }
 
-/// As [`poll`]; what programs call that were compiled with checks.
+/// Replaces the C library's `__poll_chk`, which programs call that were compiled with checks.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, _size: usize) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { poll(fds, count, timeout) }
 }
 
-/// As in the C library.
+/// Replaces the C library's `ppoll`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ppoll(
     fds: *mut pollfd,
@@ -136,7 +138,7 @@ pub unsafe extern "C" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let (real, time) =
         (|timeout, mask| unsafe { real::ppoll()(fds, count, timeout, mask) }, unsafe { timeout.as_ref() });
     match program().zip(time.filter(|time| is_length(time))) {
@@ -154,20 +156,20 @@ pub unsafe extern "C" fn ppoll(
     }
 }
 
-/// As in the C library.
+/// Replaces the C library's `epoll_wait`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_wait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { epoll_pwait(epoll, events, most, timeout, null()) }
 }
 
-/// As in the C library.
+/// Replaces the C library's `epoll_pwait`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_pwait(
     epoll: c_int,
@@ -176,7 +178,7 @@ pub unsafe extern "C" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let real = |timeout, mask| unsafe { real::epoll_pwait()(epoll, events, most, timeout, mask) };
     match program().filter(|_| timeout > 0) {
         Some(client) => {
@@ -193,10 +195,10 @@ pub unsafe extern "C" fn epoll_pwait(
     }
 }
 
-/// As in the C library, but that the time-out is left as it is.
+/// Replaces the C library's `select`. The timeout is not modified.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn select(
     count: c_int,
@@ -205,31 +207,31 @@ pub unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let time = unsafe { timeout.as_ref() };
     let waits = |time: &&timeval| time.tv_sec >= 0 && time.tv_usec >= 0 && (time.tv_sec, time.tv_usec) != (0, 0);
     match program().zip(time.filter(waits)) {
         Some((client, time)) => {
-            // More than a million microseconds are seconds, as for the kernel.
+            // As in the kernel, microseconds beyond a million count as seconds.
             let (seconds, us) = (time.tv_sec.saturating_add(time.tv_usec / 1_000_000), time.tv_usec % 1_000_000);
             let time = timespec { tv_sec: seconds, tv_nsec: us * 1000 };
-            // SAFETY: what the caller gave.
+            // SAFETY: the arguments are the caller's.
             unsafe { select_sets(client, span(&time), count, [read, write, except], null()) }
         }
         None => {
             if time.is_none() {
                 hand_over();
             }
-            // SAFETY: what the caller gave.
+            // SAFETY: the arguments are the caller's.
             unsafe { real::select()(count, read, write, except, timeout) }
         }
     }
 }
 
-/// As in the C library.
+/// Replaces the C library's `pselect`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pselect(
     count: c_int,
@@ -239,16 +241,16 @@ pub unsafe extern "C" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let time = unsafe { timeout.as_ref() };
     match program().zip(time.filter(|time| is_length(time))) {
-        // SAFETY: what the caller gave.
+        // SAFETY: the arguments are the caller's.
         Some((client, time)) => unsafe { select_sets(client, span(time), count, [read, write, except], mask) },
         None => {
             if time.is_none() {
                 hand_over();
             }
-            // SAFETY: what the caller gave.
+            // SAFETY: the arguments are the caller's.
             unsafe { real::pselect()(count, read, write, except, timeout, mask) }
         }
     }
@@ -264,17 +266,17 @@ unsafe fn select_sets(
     mask: *const sigset_t,
 ) -> c_int {
     let bytes = real::set_bytes(count);
-    // SAFETY: as above.
+    // SAFETY: see above.
     let wanted = sets.map(|set| unsafe {
         if set.is_null() { Vec::new() } else { std::slice::from_raw_parts(set.cast::<u8>(), bytes).to_vec() }
     });
     let mask = without_signal(mask);
     let attempt = |host: Host| {
         for (set, wanted) in sets.iter().zip(&wanted).filter(|(set, _)| !set.is_null()) {
-            // SAFETY: as above; each call overwrites what is asked for with what is there.
+            // SAFETY: see above; each call replaces the requested descriptors by the ready ones.
             unsafe { std::ptr::copy_nonoverlapping(wanted.as_ptr(), set.cast::<u8>(), bytes) };
         }
-        // SAFETY: as above.
+        // SAFETY: see above.
         host.with_timespec(|timeout| unsafe {
             real::pselect()(count, sets[0], sets[1], sets[2], timeout, pointer(&mask))
         })
@@ -284,69 +286,70 @@ unsafe fn select_sets(
 
 // Semaphores
 
-/// As in the C library. CPython up to 3.12 tries its locks by this first. Whether it gets one may depend on which thread of the host was faster; what it has
-/// to hand over must not, so it does that in any case.
+/// Replaces the C library's `sem_trywait`. CPython up to 3.12 first tries its locks with this function. Success may
+/// depend on the scheduling of threads, but the reported launches must not, so they are reported in any case.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sem_trywait(semaphore: *mut sem_t) -> c_int {
     hand_over();
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { real::sem_trywait()(semaphore) }
 }
 
-/// As in the C library. CPython's locks without a time-out wait in here.
+/// Replaces the C library's `sem_wait`, in which CPython's locks without a timeout wait.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sem_wait(semaphore: *mut sem_t) -> c_int {
     hand_over();
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { real::sem_wait()(semaphore) }
 }
 
-/// As in the C library.
+/// Replaces the C library's `sem_timedwait`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sem_timedwait(semaphore: *mut sem_t, until: *const timespec) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { sem_wait_until(semaphore, libc::CLOCK_REALTIME, until) }
 }
 
-/// As in the C library. CPython's locks with a time-out wait in here, unless they are shared between processes.
+/// Replaces the C library's `sem_clockwait`, in which CPython's locks with a timeout wait, unless they are shared
+/// between processes.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sem_clockwait(semaphore: *mut sem_t, clock: clockid_t, until: *const timespec) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { sem_wait_until(semaphore, clock, until) }
 }
 
 unsafe fn sem_wait_until(semaphore: *mut sem_t, clock: clockid_t, until: *const timespec) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let (known, time) = (rank().zip(kind(clock)), unsafe { until.as_ref() }.filter(|time| is_moment(time)));
     let Some(((client, kind), time)) = known.zip(time) else {
-        // SAFETY: what the caller gave.
+        // SAFETY: the arguments are the caller's.
         return unsafe { real::sem_clockwait()(semaphore, clock, until) };
     };
     let then = moment(time, kind);
     let on_host = || {
         let until = on_host(client, then, libc::CLOCK_REALTIME);
-        // SAFETY: what the caller gave.
+        // SAFETY: the arguments are the caller's.
         unsafe { real::sem_timedwait()(semaphore, &until) }
     };
     if program().is_none() {
         return on_host();
     }
     let attempt = |host| match host {
-        // SAFETY: what the caller gave.
+        // SAFETY: the arguments are the caller's.
         Host::Not => unsafe { real::sem_trywait()(semaphore) },
-        // SAFETY: what the caller gave.
+        // SAFETY: the arguments are the caller's.
         Host::Forever => unsafe { real::sem_wait()(semaphore) },
     };
     let is_over = |result| result != 0 && matches!(errno(), libc::EAGAIN | libc::ETIMEDOUT);
@@ -359,35 +362,35 @@ unsafe fn sem_wait_until(semaphore: *mut sem_t, clock: clockid_t, until: *const 
 
 // Condition variables
 
-/// As in the C library.
+/// Replaces the C library's `pthread_cond_timedwait`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_cond_timedwait(
     condition: *mut pthread_cond_t,
     mutex: *mut pthread_mutex_t,
     until: *const timespec,
 ) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let real = |until: *const timespec| unsafe { real::pthread_cond_timedwait()(condition, mutex, until) };
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let time = unsafe { until.as_ref() }.filter(|time| is_moment(time));
     let Some((client, time)) = rank().zip(time) else { return real(until) };
-    // Which of the two clocks the variable uses is its own secret; but no run is as long as the years since 1970.
+    // The clock of a condition variable cannot be read, but no run is as long as the years since 1970.
     let (kind, clock) = match time.tv_sec {
         crate::EPOCH_S.. => (Kind::Date, libc::CLOCK_REALTIME),
         _ => (Kind::Elapsed, libc::CLOCK_MONOTONIC),
     };
     let on_host = |then| real(&on_host(client, then, clock));
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { condition_wait(client, condition, mutex, moment(time, kind), on_host) }
 }
 
-/// As in the C library.
+/// Replaces the C library's `pthread_cond_clockwait`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_cond_clockwait(
     condition: *mut pthread_cond_t,
@@ -395,19 +398,19 @@ pub unsafe extern "C" fn pthread_cond_clockwait(
     clock: clockid_t,
     until: *const timespec,
 ) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let real = |until: *const timespec| unsafe { real::pthread_cond_clockwait()(condition, mutex, clock, until) };
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let time = unsafe { until.as_ref() }.filter(|time| is_moment(time));
     let known = rank().zip(kind(clock)).zip(time);
     let Some(((client, kind), time)) = known else { return real(until) };
     let on_host = |then| real(&on_host(client, then, clock));
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     unsafe { condition_wait(client, condition, mutex, moment(time, kind), on_host) }
 }
 
 /// # Safety
-/// As for the functions above.
+/// See the functions above.
 unsafe fn condition_wait(
     client: &Client,
     condition: *mut pthread_cond_t,
@@ -420,14 +423,14 @@ unsafe fn condition_wait(
         return on_host(then);
     }
     if then > client.last_now() && !client.has_threads() {
-        // Nobody of this process could signal.
+        // No other thread of this process could signal.
         answered(client.sleep(Span::Until(then)));
     }
     if then <= client.last_now() || !client.has_threads() {
-        // The moment has passed, but the mutex must have been free for others.
+        // The time has passed, but the mutex must have been available to other threads.
         return on_host(then);
     }
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let asleep = || unsafe { real::pthread_cond_wait()(condition, mutex) };
     match answered(pause(client, Span::Until(then), Kick::Broadcast(condition as usize), asleep)) {
         Some((result, false)) => result,
@@ -437,15 +440,15 @@ unsafe fn condition_wait(
 
 // Signals and futexes
 
-/// As in the C library.
+/// Replaces the C library's `sigtimedwait`.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigtimedwait(set: *const sigset_t, info: *mut siginfo_t, timeout: *const timespec) -> c_int {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let real = |set, timeout| unsafe { real::sigtimedwait()(set, info, timeout) };
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     match program().zip(unsafe { timeout.as_ref() }.filter(|time| is_length(time))) {
         Some((client, time)) => {
             let wanted = without_signal(set);
@@ -457,10 +460,10 @@ pub unsafe extern "C" fn sigtimedwait(set: *const sigset_t, info: *mut siginfo_t
     }
 }
 
-/// As in the C library. `std::future` waits with it, as the C library has no function for futexes.
+/// Replaces the C library's `syscall`. `std::future` waits with it, as the C library has no function for futexes.
 ///
 /// # Safety
-/// As in the C library.
+/// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
     number: c_long,
@@ -471,9 +474,9 @@ pub unsafe extern "C" fn syscall(
     fifth: c_long,
     sixth: c_long,
 ) -> c_long {
-    // SAFETY: what the caller gave.
+    // SAFETY: the arguments are the caller's.
     let real = |fourth| unsafe { real::syscall()(number, first, second, third, fourth, fifth, sixth) };
-    // SAFETY: of a futex that waits it is a time, or null.
+    // SAFETY: for a futex wait, the argument is a time, or null.
     let time =
         futex_waits(number, second).and_then(|kind| Some((kind, unsafe { (fourth as *const timespec).as_ref() }?)));
     let time = time.filter(|(_, time)| is_length(time));
@@ -485,13 +488,13 @@ pub unsafe extern "C" fn syscall(
     let over = timespec { tv_sec: 0, tv_nsec: 0 };
     let attempt = |host| match host {
         Host::Forever => real(0) as c_int,
-        // Long ago, or no time at all: either is over.
+        // A time long ago, or a zero duration: both have passed.
         _ => real(&raw const over as c_long) as c_int,
     };
     c_long::from(wait(client, span, |result| result < 0 && errno() == libc::ETIMEDOUT, attempt))
 }
 
-/// Whether that is a futex's wait with a time-out; by which clock, if until a moment.
+/// Whether the call is a futex wait with a timeout; for an absolute timeout, its clock.
 fn futex_waits(number: c_long, operation: c_long) -> Option<Option<Kind>> {
     let by_date = operation as c_int & libc::FUTEX_CLOCK_REALTIME != 0;
     match operation as c_int & !(libc::FUTEX_PRIVATE_FLAG | libc::FUTEX_CLOCK_REALTIME) {
@@ -502,13 +505,13 @@ fn futex_waits(number: c_long, operation: c_long) -> Option<Option<Kind>> {
     }
 }
 
-// Masks and time-outs
+// Masks and timeouts
 
-/// The mask of a caller, but for the signal.
+/// The caller's signal mask without our signal.
 fn without_signal(mask: *const sigset_t) -> Option<sigset_t> {
-    // SAFETY: the caller's, or null.
+    // SAFETY: a pointer of the caller, or null.
     let mut mask = *unsafe { mask.as_ref() }?;
-    // SAFETY: it is a set.
+    // SAFETY: `mask` is a valid set.
     unsafe { libc::sigdelset(&mut mask, signal()) };
     Some(mask)
 }

@@ -1,13 +1,14 @@
-//! Owns the library that is loaded before the C library into programs that a rank's process starts: it puts them on the rank's clock before they begin.
+//! Owns the library that is loaded before the C library into programs that a rank's process starts: it puts these
+//! programs on the rank's clock before they begin.
 //!
-//! What stands in for the C library's functions then is `uniference-interpose`'s, as in the rank's own process; there it is part of the Python extension,
-//! which other programs could not load.
+//! `uniference-interpose` replaces the C library's functions, as in the rank's own process, where it is part of the
+//! Python extension, which other programs could not load.
 
-// The dynamic linker runs what the section of constructors names.
+// The dynamic linker runs the functions in the section of constructors.
 #![allow(unsafe_code)]
 
-/// Its memory is its own: a program's `malloc`, if it brings one, may read a clock while it works on its own books, as jemalloc does to give memory
-/// back now and then, and must not be called from there.
+/// The library has an allocator of its own: a program's own `malloc` may read a clock during its bookkeeping, as
+/// jemalloc does to return memory from time to time, and must not be called during that.
 #[global_allocator]
 static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 
@@ -15,9 +16,9 @@ static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = {
     extern "C" fn begin() {
-        // What is left is a fork by a program of several threads whose allocator was there before: it then takes this lock before the allocator's, where a
-        // thread that reads a clock within the allocator takes them in the other order.
-        // SAFETY: this is the only call, and no other thread runs.
+        // One case remains: a fork by a program with several threads whose allocator was loaded earlier. The fork
+        // acquires this lock before the allocator's, while a thread that reads a clock within the allocator acquires
+        // them in the other order.
         unsafe { dlmalloc::enable_alloc_after_fork() };
         uniference_interpose::family::join();
     }

@@ -1,11 +1,12 @@
-//! Owns what operations make of elements: all of a tensor at once, and nothing else is touched. `None`: the operands do not fit together.
+//! Owns operations on elements: each on all elements of a tensor, without side effects. `None`: the operands do not fit
+//! together.
 
 use crate::float::{Math1, Math2, Number};
 use crate::program::{Cast, Comparison, IntegerOp, Modification, Nan, Signed};
 use crate::value::{Data, Scalar, Type, rounded, signed, unsigned, wrapped, zip, zip3};
 
 pub(crate) fn integers(a: &[i64], b: &[i64], function: IntegerOp, bits: u32) -> Option<Vec<i64>> {
-    /// Most integers have 32 bits, and nothing is asked of each of them.
+    /// An operation on pairs of integers. Most have 32 bits, and are not checked one by one.
     fn done(a: &[i64], b: &[i64], bits: u32, of: impl Fn(i64, i64) -> i64) -> Option<Vec<i64>> {
         match bits {
             64 => zip(a, b, of),
@@ -15,7 +16,7 @@ pub(crate) fn integers(a: &[i64], b: &[i64], function: IntegerOp, bits: u32) -> 
     }
     let own = |number: i64| signed(number, bits);
     let plain = |number: i64| unsigned(number, bits);
-    // What is divided by zero is not defined.
+    // The result of a division by zero is undefined.
     let by = |number: i64| if number == 0 { 1 } else { number };
     let by_plain = |number: i64| plain(number).max(1);
     match function {
@@ -63,7 +64,7 @@ pub(crate) fn compared_integers(
     bits: u32,
 ) -> Option<Vec<i64>> {
     let of = |with: fn(&i64, &i64) -> bool| {
-        // The order of those without a sign is that of those with one, half a range further.
+        // Unsigned order is signed order shifted by half the range.
         let shift =
             |number: i64| if has_sign { signed(number, bits) } else { (unsigned(number, bits) as i64) ^ i64::MIN };
         zip(a, b, move |a, b| i64::from(with(&shift(a), &shift(b))))
@@ -85,7 +86,7 @@ pub(crate) fn compared<T: Number>(a: &[T], b: &[T], comparison: Comparison, Nan(
         |with: fn(&T, &T) -> bool| zip(a, b, move |a, b| i64::from(with(&a, &b) || nan && (a.is_nan() || b.is_nan())));
     match comparison {
         Comparison::Equal => of(|a, b| a == b),
-        // NaN differs from all, so both must be numbers.
+        // NaN is unordered and differs from all numbers, so both operands must be numbers.
         Comparison::Unequal => of(|a, b| a != b && !a.is_nan() && !b.is_nan()),
         Comparison::Less => of(|a, b| a < b),
         Comparison::AtMost => of(|a, b| a <= b),
@@ -101,7 +102,7 @@ pub(crate) fn float<T: Number>(numbers: &[T], function: Math1) -> Vec<T> {
     numbers.iter().map(|number| number.math1(function)).collect()
 }
 
-/// The most frequent ones are told apart once for all elements.
+/// Frequent functions are matched once for all elements.
 pub(crate) fn floats<T: Number>(a: &[T], b: &[T], function: Math2) -> Option<Vec<T>> {
     match function {
         Math2::Add => zip(a, b, |a, b| a.math2(Math2::Add, b)),
@@ -114,7 +115,7 @@ pub(crate) fn floats<T: Number>(a: &[T], b: &[T], function: Math2) -> Option<Vec
     }
 }
 
-/// Of what is no number the lower bound, or itself.
+/// Numbers clamped to bounds; NaN becomes the lower bound, or stays NaN if `keeps_nan`.
 pub(crate) fn clamped<T: Number>(numbers: &[T], from: &[T], to: &[T], keeps_nan: bool) -> Option<Vec<T>> {
     zip3(numbers, from, to, |number, from, to| match keeps_nan && number.is_nan() {
         true => number,
@@ -142,7 +143,7 @@ pub(crate) fn converted(data: &Data, cast: Cast, from: Scalar, to: Scalar) -> Op
             |number: i64| if has_sign { signed(number, source) as f32 } else { unsigned(number, source) as f32 };
         match to {
             Scalar::F64 => Data::Double(numbers.iter().map(|number| double(*number)).collect()),
-            // An integer of 64 bits is rounded once.
+            // A 64-bit integer is rounded once.
             narrow => narrowed(numbers.iter().map(|number| single(*number)).collect(), narrow),
         }
     };
@@ -181,7 +182,7 @@ pub(crate) fn converted(data: &Data, cast: Cast, from: Scalar, to: Scalar) -> Op
     })
 }
 
-/// What does not fit is the greatest or least that does, as on the GPU.
+/// An integer saturated to `bits` bits, as on the GPU.
 fn narrowest(number: i64, bits: u32) -> i64 {
     match bits {
         64 => number,
@@ -195,7 +196,7 @@ fn narrowest_unsigned(number: u64, bits: u32) -> i64 {
     wrapped(number.min(most) as i64, bits)
 }
 
-/// How far apart elements of each dimension are.
+/// Distance between neighbouring elements along each dimension.
 fn strides(shape: &[usize]) -> Vec<usize> {
     let mut strides = vec![1; shape.len()];
     for axis in (1..shape.len()).rev() {
@@ -222,7 +223,7 @@ pub(crate) fn transposed(data: &Data, shape: &[usize], order: &[usize]) -> Data 
     data.picked((0..data.len()).map(place))
 }
 
-/// The two places of the last axis.
+/// The two indices of the last axis, as two tensors.
 pub(crate) fn split(data: &Data, from: &Type) -> Option<[Data; 2]> {
     let all = data.whole(from)?;
     Some([0, 1].map(|part| all.picked((0..all.len() / 2).map(|at| 2 * at + part))))
@@ -262,7 +263,7 @@ pub(crate) fn multiplied((a, b, c): (&Data, &Data, &Data), left: &Type, right: &
     }
 }
 
-/// Adds the product of two matrices to a third one; `sizes` are the rows of the first, its columns, and those of the second.
+/// Adds a GEMM to a matrix; `sizes` are the rows of the first factor, its columns, and the columns of the second.
 fn add_products<N: Copy>(a: &[N], b: &[N], sums: &mut [N], sizes: [usize; 3], add: impl Fn(N, N, N) -> N) {
     let [rows, depth, columns] = sizes;
     for row in 0..rows {

@@ -29,7 +29,7 @@ pub(crate) enum Math1 {
     Floor,
     Ceil,
     Truncate,
-    /// Half away from zero.
+    /// Rounds half away from zero.
     Round,
     RoundEven,
 }
@@ -42,7 +42,7 @@ pub(crate) enum Math2 {
     Multiply,
     Divide,
     Remainder,
-    /// NaN only if both are.
+    /// The minimum, which is NaN only if both numbers are.
     Least,
     Most,
     LeastOrNan,
@@ -53,7 +53,7 @@ pub(crate) enum Math2 {
 }
 
 impl Math1 {
-    /// By its name in the dialect `math`.
+    /// The function with this name in the dialect `math`.
     pub(crate) fn of_dialect(name: &str) -> Option<Math1> {
         Some(match name {
             "absf" => Math1::Absolute,
@@ -88,7 +88,7 @@ impl Math1 {
     }
 }
 
-/// What both precisions can do.
+/// Operations of both precisions.
 pub(crate) trait Number: Copy + PartialOrd {
     fn math1(self, function: Math1) -> Self;
     fn math2(self, function: Math2, other: Self) -> Self;
@@ -111,7 +111,7 @@ macro_rules! number {
                     Math1::Truncate => self.trunc(),
                     Math1::Round => self.round(),
                     Math1::RoundEven => self.round_ties_even(),
-                    // Those of the C library differ from machine to machine.
+                    // The C library's functions differ between machines.
                     $(Math1::$function => libm::$library(self),)*
                 }
             }

@@ -1,11 +1,13 @@
-//! What kernels of Triton compute, where there is no GPU.
+//! Interpreter of Triton kernels, which needs no GPU.
 //!
-//! [`Kernel::read`] takes the text of TTIR, the intermediate representation that the first half of Triton's compiler makes of a kernel:
-//! MLIR, whose dialects are `tt`, `arith`, `math`, `scf` and `cf`. [`Kernel::run`] carries it out for all programs of a grid, one after the
-//! other, on memory of this process. What an operation does is said by the dialects' documentation (triton-lang.org, mlir.llvm.org); a tensor's
-//! elements are calculated in their own type. [`Kernel::work`] says how much it is that a kernel does.
+//! [`Kernel::read`] parses the text of TTIR, the intermediate representation that the first half of Triton's compiler
+//! makes of a kernel: MLIR, whose dialects are `tt`, `arith`, `math`, `scf` and `cf`. [`Kernel::run`] executes it for
+//! all programs of a grid, one after the other, on memory of this process. The dialects' documentation
+//! (triton-lang.org, mlir.llvm.org) defines the operations; a tensor's elements are calculated in their own type.
+//! [`Kernel::work`] counts the work of a kernel.
 //!
-//! Whose memory that is, and when a kernel runs, is not known here. What cannot be read is refused as a whole, before anything is written.
+//! The caller decides which memory a kernel accesses, and when the kernel runs. Unsupported TTIR is refused as a whole,
+//! before anything is written.
 
 mod calculate;
 mod float;

@@ -1,4 +1,4 @@
-//! Owns what kernels read and write: memory of this process, and which of it has no values.
+//! Owns the memory that kernels access: memory of this process, parts of which have no values.
 #![allow(unsafe_code)] // A kernel is given addresses.
 
 use crate::value::{Data, Scalar};
@@ -9,7 +9,8 @@ pub type Span = Range<usize>;
 
 /// The memory that a kernel reads and writes.
 ///
-/// Where `absent` says so nothing was computed. What a program writes after it has read of that counts as absent, too.
+/// The values of `absent` spans were not computed. After a program has read one, its writes make their targets absent,
+/// too.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     absent: Vec<Span>,
@@ -22,15 +23,15 @@ impl Memory {
         Memory { absent: absent.to_vec(), ..Memory::default() }
     }
 
-    /// Another program, which has read nothing yet.
+    /// Begins another program, which has read nothing yet.
     pub(crate) fn begin(&mut self) {
         self.has_read = false;
     }
 
-    /// Elements at these addresses, where the mask is not 0; elsewhere `other`. `None`: there are not as many.
+    /// Elements at these addresses if the mask is not 0; otherwise `other`. `None`: the lengths do not fit together.
     ///
     /// # Safety
-    /// All addresses that are read are of memory of this process.
+    /// All addresses that are read belong to memory of this process.
     pub(crate) unsafe fn load(
         &mut self,
         pointers: &[i64],
@@ -43,7 +44,7 @@ impl Memory {
         let pointer = |at: usize| pointers[of(pointers.len(), at)] as usize;
         self.reads((0..length).filter(|at| is_on(*at)).map(pointer), scalar);
         let one = |at: usize| match (is_on(at), other) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             (true, _) => unsafe { read(pointer(at), scalar) },
             (false, Some(other)) => other.bits(of(other.len(), at), scalar),
             (false, None) => 0,
@@ -51,10 +52,10 @@ impl Memory {
         Some(Data::from_bits((0..length).map(one), scalar))
     }
 
-    /// Writes elements where the mask is not 0. `None`: there are not as many, and nothing was written.
+    /// Writes elements if the mask is not 0. `None`: the lengths do not fit together, and nothing was written.
     ///
     /// # Safety
-    /// As of [`Memory::load`], and nobody else uses what is written.
+    /// As for [`Memory::load`], and no other thread accesses the written memory.
     pub(crate) unsafe fn store(
         &mut self,
         pointers: &[i64],
@@ -66,17 +67,17 @@ impl Memory {
         let is_on = |at: usize| mask.is_none_or(|mask| mask[of(mask.len(), at)] != 0);
         let pointer = |at: usize| pointers[of(pointers.len(), at)] as usize;
         for at in (0..length).filter(|at| is_on(*at)) {
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe { write(pointer(at), values.bits(of(values.len(), at), scalar), scalar) };
         }
         self.writes((0..length).filter(|at| is_on(*at)).map(pointer), scalar);
         Some(())
     }
 
-    /// Element by element: reads, has `change` say what is written instead, if anything, and returns what was read.
+    /// Reads element by element, writes the value that `change` returns, if any, and returns the values read.
     ///
     /// # Safety
-    /// As of [`Memory::store`].
+    /// As for [`Memory::store`].
     pub(crate) unsafe fn modify(
         &mut self,
         pointers: &[i64],
@@ -93,11 +94,11 @@ impl Memory {
             }
             let pointer = pointers[of(pointers.len(), at)] as usize;
             self.reads(std::iter::once(pointer), scalar);
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             let found = unsafe { read(pointer, scalar) };
             before.push(found);
             if let Some(value) = change(at, Data::from_bits(std::iter::once(found), scalar))? {
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe { write(pointer, value.bits(0, scalar), scalar) };
                 self.writes(std::iter::once(pointer), scalar);
             }
@@ -121,7 +122,7 @@ impl Memory {
         }
         let (Some(first), Some(last)) = (addresses.clone().min(), addresses.max()) else { return };
         let span = first..last + scalar.bytes();
-        // Other programs may read it.
+        // Later programs may read the span.
         if !self.absent.iter().any(|known| known.start <= span.start && span.end <= known.end) {
             self.absent.push(span.clone());
         }
@@ -129,23 +130,23 @@ impl Memory {
     }
 }
 
-/// Where an element is if it may stand for all.
+/// Index of an element in data of this length; a single element stands for all.
 #[inline]
 fn of(length: usize, at: usize) -> usize {
     if length == 1 { 0 } else { at }
 }
 
-/// The common length of operands, where length 1 is broadcast; `None`: lengths that do not fit together.
+/// The common length of operands, after broadcasting length 1; `None`: the lengths do not fit together.
 pub(crate) fn length(lengths: &[Option<usize>]) -> Option<usize> {
     let longest = lengths.iter().flatten().copied().max()?;
     lengths.iter().flatten().all(|length| *length == longest || *length == 1).then_some(longest)
 }
 
 /// # Safety
-/// There is an element at this address.
+/// The address has an element.
 #[inline]
 unsafe fn read(address: usize, scalar: Scalar) -> u64 {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match scalar.bytes() {
             1 => u64::from((address as *const u8).read_unaligned()),
@@ -157,10 +158,10 @@ unsafe fn read(address: usize, scalar: Scalar) -> u64 {
 }
 
 /// # Safety
-/// There is room for an element at this address.
+/// The address has room for an element.
 #[inline]
 unsafe fn write(address: usize, bits: u64, scalar: Scalar) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match scalar.bytes() {
             1 => (address as *mut u8).write_unaligned(bits as u8),

@@ -1,14 +1,14 @@
-//! Owns which values of a kernel decide which way it goes and what it accesses: conditions, bounds of loops, addresses and masks, and what these are
-//! made of.
+//! Owns the values that decide a kernel's control flow and accesses: conditions, loop bounds, addresses and masks, and
+//! all values that these are computed from.
 
 use crate::program::{Block, End, Function, Instruction, Operation, Region, Slot, Target};
 
-/// By the number of a value whether it does.
+/// A flag per value number: whether the value is needed.
 #[derive(Debug)]
 pub(crate) struct Needs(Vec<bool>);
 
 impl Needs {
-    /// Of a kernel.
+    /// The needed values of a kernel.
     pub(crate) fn of(function: &Function) -> Needs {
         let mut needs = Needs(vec![false; function.slots]);
         while needs.region(&function.body, &[]) {}
@@ -19,7 +19,7 @@ impl Needs {
         slots.iter().any(|slot| self.0[*slot])
     }
 
-    /// Returns whether that is new.
+    /// Marks a value as needed. Returns whether it is new.
     fn mark(&mut self, slot: Slot) -> bool {
         !std::mem::replace(&mut self.0[slot], true)
     }
@@ -28,12 +28,12 @@ impl Needs {
         slots.into_iter().fold(false, |new, slot| self.mark(*slot) | new)
     }
 
-    /// Where one of a pair decides, so does the other.
+    /// Marks the second value of each pair whose first value is needed. Returns whether one is new.
     fn tie(&mut self, pairs: impl IntoIterator<Item = (Slot, Slot)>) -> bool {
         pairs.into_iter().fold(false, |new, (result, origin)| (self.0[result] && self.mark(origin)) | new)
     }
 
-    /// `results` are those of what the region belongs to. Returns whether anything was new.
+    /// Marks values of a region; `results` are those of its operation. Returns whether one is new.
     fn region(&mut self, region: &Region, results: &[Slot]) -> bool {
         let mut new = false;
         for block in &region.blocks {
@@ -60,7 +60,7 @@ impl Needs {
         let Instruction { operands, results, .. } = instruction;
         let first = |region: &'_ Region| region.blocks.first().map_or(Vec::new(), |block| block.parameters.clone());
         match &instruction.operation {
-            // The pointers, and the mask.
+            // Pointers and mask.
             Operation::Load(_) => self.mark_all(operands.iter().take(2)),
             Operation::Store(_) | Operation::Modify(..) => self.mark_all(operands.iter().step_by(2)),
             Operation::Exchange(_) => self.mark_all(operands.first()),
@@ -70,7 +70,7 @@ impl Needs {
             Operation::For { body, .. } => {
                 let (bounds, begin) = operands.split_at(operands.len().min(3));
                 let carried = first(body).split_off(1.min(first(body).len()));
-                // What a turn is given is what it was given at first, or what the turn before has left.
+                // An iteration's values come from before the loop, or from the previous iteration.
                 self.mark_all(bounds)
                     | self.tie(pairs(results, begin))
                     | self.tie(pairs(&carried, begin))

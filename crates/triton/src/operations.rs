@@ -1,4 +1,4 @@
-//! Owns which operations are known, by their names, and what may be written with them.
+//! Owns the known operations by name, and the words and attributes that they may have.
 
 use crate::float::{Math1, Math2};
 use crate::print::Print;
@@ -7,8 +7,8 @@ use crate::scan::Unreadable;
 use crate::value::{Data, Scalar, Type};
 use std::sync::Arc;
 
-/// What may be written between operands: it says which operation of several it is, where axes are, how memory is cached and ordered, and how
-/// exactly a GPU may multiply.
+/// Words between operands: the variant of an operation, axes, memory caching and ordering, and the precision of a GPU's
+/// multiplications.
 const WORDS: [&str; 69] = [
     "x",
     "y",
@@ -81,7 +81,7 @@ const WORDS: [&str; 69] = [
     "maxNumImpreciseAcc",
 ];
 
-/// The same of dictionaries.
+/// Keys of attribute dictionaries.
 const ATTRIBUTES: [&str; 19] = [
     "axis",
     "start",
@@ -104,14 +104,14 @@ const ATTRIBUTES: [&str; 19] = [
     "maxNumImpreciseAcc",
 ];
 
-/// What an operation is written with, up to its types.
+/// The parsed parts of an operation, up to its types.
 #[derive(Default)]
 pub(crate) struct Written<'a> {
     pub(crate) operands: Vec<Slot>,
     pub(crate) words: Vec<&'a str>,
     pub(crate) attributes: Vec<(&'a str, &'a str)>,
     pub(crate) types: Vec<Type>,
-    /// What is said to people.
+    /// The message of an assertion or of a print.
     pub(crate) text: &'a str,
 }
 
@@ -120,11 +120,11 @@ impl<'a> Written<'a> {
         self.attributes.iter().find(|(key, _)| *key == name).map(|(_, value)| *value)
     }
 
-    /// There is nothing that might change what is computed.
+    /// Checks that no word or attribute might change the result in an unknown way.
     pub(crate) fn check(&self, name: &str) -> Result<(), Unreadable> {
         let is_number = |word: &str| word.bytes().all(|letter| letter.is_ascii_digit());
         let unknown_word = self.words.iter().find(|word| !WORDS.contains(word) && !is_number(word));
-        // What Triton's dialect notes of a value says something of it, and does nothing to it.
+        // Notes of Triton's dialect on a value do not change it.
         let is_known = |key: &str| ATTRIBUTES.contains(&key) || key.starts_with("tt.");
         let unknown_key = self.attributes.iter().map(|(key, _)| key).find(|key| !is_known(key));
         match unknown_word.or(unknown_key) {
@@ -137,14 +137,14 @@ impl<'a> Written<'a> {
         self.attribute(name)?.split_ascii_whitespace().next()?.parse().ok()
     }
 
-    /// The shape of what is reduced, gathered or scanned has such an axis.
+    /// The axis of a reduction, gather or scan, if the operand has such an axis.
     pub(crate) fn axis(&self) -> Option<usize> {
         let axis = usize::try_from(self.number("axis")?).ok()?;
         (axis < self.types.first()?.shape.len()).then_some(axis)
     }
 }
 
-/// How many operands there may be of an operation that is written like most.
+/// Number of operands of an operation in the common form.
 pub(crate) fn takes(operation: &Operation) -> std::ops::RangeInclusive<usize> {
     use Operation::*;
     match operation {
@@ -152,7 +152,7 @@ pub(crate) fn takes(operation: &Operation) -> std::ops::RangeInclusive<usize> {
         Assert(_) | Same | Float(_) | Absolute | Cast(_) | Broadcast | Transpose(_) | Split => 1..=1,
         Integers(_) | Floats(_) | CompareIntegers(..) | Advance(_) | Join | Concatenate | Gather(_) => 2..=2,
         MultiplyAdd | Clamp { .. } | Select | Dot { .. } | Exchange(_) => 3..=3,
-        // Whether a number is none is asked of one.
+        // A test for NaN has one operand.
         CompareFloats(..) => 1..=2,
         Load(_) => 1..=3,
         Store(_) | Modify(..) => 2..=3,
@@ -160,7 +160,7 @@ pub(crate) fn takes(operation: &Operation) -> std::ops::RangeInclusive<usize> {
     }
 }
 
-/// What an operation does that is written like most. `None`: it is not known.
+/// The operation of a name in the common form. `None`: it is unknown.
 pub(crate) fn operation(name: &str, written: &Written<'_>) -> Option<Operation> {
     use IntegerOp::*;
     let (first, last) = (written.types.first(), written.types.last());
@@ -188,7 +188,7 @@ pub(crate) fn operation(name: &str, written: &Written<'_>) -> Option<Operation> 
         }
         "tt.splat" | "tt.expand_dims" | "tt.reshape" | "tt.int_to_ptr" | "tt.ptr_to_int" | "tt.unsplat" => {
             let is_splat = name == "tt.splat" || first?.elements() == last?.elements();
-            // An address is 64 bits wide.
+            // An address has 64 bits.
             let is_as_wide = first?.scalar.bits() == last?.scalar.bits();
             (is_splat && is_as_wide).then_some(Operation::Same)
         }
@@ -330,7 +330,7 @@ pub(crate) fn operation(name: &str, written: &Written<'_>) -> Option<Operation> 
     }
 }
 
-/// By the name that both dialects share.
+/// The comparison of a name that both dialects share.
 fn comparison(word: &str) -> Option<Comparison> {
     Some(match word {
         "eq" => Comparison::Equal,
@@ -343,7 +343,8 @@ fn comparison(word: &str) -> Option<Comparison> {
     })
 }
 
-/// What a function of libdevice does (CUDA's "libdevice User's Guide"): those for single precision end with `f`.
+/// The operation of a libdevice function (CUDA's "libdevice User's Guide"): functions for single precision end with
+/// `f`.
 fn libdevice(symbol: &str) -> Option<Operation> {
     let name = symbol.strip_prefix("__nv_")?;
     let both = |name: &str| {
@@ -369,6 +370,6 @@ fn libdevice(symbol: &str) -> Option<Operation> {
             }
         })
     };
-    // `erf` itself ends with this letter.
+    // The name `erf` ends with this letter, too.
     both(name).or_else(|| both(name.strip_suffix('f')?))
 }

@@ -1,22 +1,25 @@
-//! Owns what a kernel prints: `tl.device_print`, a line for each element, as Triton's kernels for NVIDIA have it (`PrintOpToLLVM.cpp`, triton 3.9).
+//! Owns the output of `tl.device_print`: a line per element, as Triton's kernels for NVIDIA print it
+//! (`PrintOpToLLVM.cpp`, triton 3.9).
 
 use crate::value::{Data, Scalar, Type, unsigned};
 use std::fmt::Write;
 
-/// A GPU keeps so many bytes of what its kernels print (CUDA C++ Programming Guide, `cudaLimitPrintfFifoSize`); here those that were printed first.
+/// Bytes of a GPU's buffer for printed text (CUDA C++ Programming Guide, `cudaLimitPrintfFifoSize`); this interpreter
+/// keeps the first ones.
 const MOST_BYTES: usize = 1 << 20;
 
-/// How values are printed.
+/// Format of printed values.
 #[derive(Debug)]
 pub(crate) struct Print {
     prefix: String,
     is_hex: bool,
-    /// By value: its type, and whether it is a signed integer.
+    /// Per value its type, and whether it is a signed integer.
     values: Vec<(Type, bool)>,
 }
 
 impl Print {
-    /// Of values of these types, behind a prefix. `signs` has a 0 for each that is an unsigned integer: `array<i32: 1, 0>`.
+    /// The format of values of these types, after a prefix. `signs` has a 0 for each unsigned integer: `array<i32: 1,
+    /// 0>`.
     pub(crate) fn new(prefix: &str, is_hex: bool, signs: Option<&str>, types: &[Type]) -> Print {
         let signs = signs.and_then(|array| array.split_once(':')).map_or("", |(_, signs)| signs);
         let mut signs = signs.trim_end_matches('>').split(',').map(|sign| sign.trim() != "0");
@@ -24,7 +27,7 @@ impl Print {
         Print { prefix: prefix.to_owned(), is_hex, values }
     }
 
-    /// Adds the lines of one program of the grid, as far as there is room. `None`: the values are not of these types.
+    /// Adds the lines of one program of the grid, up to the buffer's size. `None`: the values do not have these types.
     pub(crate) fn add(&self, printed: &mut String, program: [u32; 3], values: &[&Data]) -> Option<()> {
         if values.is_empty() {
             self.line(printed, program, "", format_args!(""));
@@ -63,7 +66,7 @@ impl Print {
     }
 }
 
-/// As C's `%f`.
+/// A number in the format of C's `%f`.
 fn float(number: f64) -> String {
     if number.is_nan() { "nan".to_owned() } else { format!("{number:.6}") }
 }

@@ -1,4 +1,4 @@
-//! Owns what a kernel consists of once it is read: functions of blocks of instructions on numbered values.
+//! Owns the parsed form of a kernel: functions of blocks of instructions on numbered values.
 
 use crate::float::{Math1, Math2};
 use crate::print::Print;
@@ -9,16 +9,16 @@ use std::sync::Arc;
 /// The number of a value in its function.
 pub(crate) type Slot = usize;
 
-/// A function, of which the kernel is one.
+/// A function; the kernel is one.
 #[derive(Debug)]
 pub(crate) struct Function {
     pub(crate) parameters: Vec<(Slot, String, Type)>,
     pub(crate) body: Region,
-    /// How many values it has.
+    /// Number of its values.
     pub(crate) slots: usize,
 }
 
-/// Blocks, of which the first is where it begins.
+/// Blocks; execution begins with the first.
 #[derive(Debug, Default)]
 pub(crate) struct Region {
     pub(crate) blocks: Vec<Block>,
@@ -31,18 +31,18 @@ pub(crate) struct Block {
     pub(crate) end: End,
 }
 
-/// Where it goes on behind a block.
+/// Successor of a block.
 #[derive(Debug)]
 pub(crate) enum End {
-    /// Behind the region, with these values.
+    /// The region ends with these values.
     Leave(Vec<Slot>),
-    /// Behind a loop, unless the first is true.
+    /// The loop ends with these values, unless the first slot is true.
     Condition(Slot, Vec<Slot>),
     Branch(Target),
     Either(Slot, Target, Target),
 }
 
-/// A block of the same region, and what its parameters are.
+/// A block of the same region, and the arguments for its parameters.
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(crate) block: usize,
@@ -51,22 +51,23 @@ pub(crate) struct Target {
 
 #[derive(Debug)]
 pub(crate) struct Instruction {
-    /// As the text calls it.
+    /// The name in the text.
     pub(crate) name: Box<str>,
     pub(crate) operation: Operation,
     pub(crate) operands: Vec<Slot>,
     pub(crate) results: Vec<Slot>,
-    /// Of its first operand, if the text says it, and of its result; the same for most.
+    /// Type of the first operand, if the text gives it; `to` is the result's type. Most operations have one type for
+    /// both.
     pub(crate) from: Option<Type>,
     pub(crate) to: Option<Type>,
 }
 
-/// What an instruction does with its operands.
+/// Operation of an instruction on its operands.
 #[derive(Debug)]
 pub(crate) enum Operation {
-    /// Nothing that shows in values.
+    /// No effect on values.
     Nothing,
-    /// All elements are true, or the kernel ends with these words.
+    /// The kernel fails with this message unless all elements are true.
     Assert(String),
     Print(Print),
     Constant(Arc<Data>),
@@ -74,16 +75,16 @@ pub(crate) enum Operation {
     Program(usize),
     /// Number of programs of the grid, along an axis.
     Programs(usize),
-    /// Integers from here on.
+    /// Consecutive integers from this one.
     Range(i64),
-    /// The elements as they are, in another shape; a scalar stands for all elements.
+    /// The same elements in another shape; a scalar stands for all elements.
     Same,
     Integers(IntegerOp),
     Floats(Math2),
     Float(Math1),
     /// `a * b + c`.
     MultiplyAdd,
-    /// Between a lower and an upper bound; of what is no number, the lower one or itself.
+    /// Clamps to a lower and an upper bound; NaN becomes the lower bound, or stays NaN.
     Clamp {
         keeps_nan: bool,
     },
@@ -92,27 +93,27 @@ pub(crate) enum Operation {
     CompareFloats(Comparison, Nan),
     Select,
     Cast(Cast),
-    /// An address so many elements further, each of so many bytes.
+    /// An address advanced by a number of elements of this many bytes.
     Advance(usize),
-    /// Pointers, and maybe a mask and what stands in for masked elements.
+    /// Operands: pointers, optionally a mask and values for masked elements.
     Load(Scalar),
-    /// Pointers and values, and maybe a mask.
+    /// Operands: pointers and values, optionally a mask.
     Store(Scalar),
-    /// Pointers and values, and maybe a mask; what was there before.
+    /// Operands: pointers and values, optionally a mask; returns the previous values.
     Modify(Modification, Scalar),
-    /// Pointers, what is expected there, and what is to be there; what was there before.
+    /// Operands: pointers, expected values and new values; returns the previous values.
     Exchange(Scalar),
     Broadcast,
-    /// Axes of the operand, in the order of the result's.
+    /// Axes of the operand, in the order of the result's axes.
     Transpose(Vec<usize>),
-    /// Two tensors as the last axis of one, and the other way round.
+    /// Joins two tensors along a new last axis; `Split` is the inverse.
     Join,
     Split,
-    /// One tensor behind the other.
+    /// Concatenates two tensors.
     Concatenate,
-    /// Elements by their index along an axis.
+    /// Gathers elements by their index along an axis.
     Gather(usize),
-    /// Products of matrices, added to a third.
+    /// A GEMM that is added to a third matrix.
     Dot {
         inner: Type,
         precision: Precision,
@@ -131,7 +132,7 @@ pub(crate) enum Operation {
         then: Region,
         otherwise: Region,
     },
-    /// From, to, step, and what the region goes on with.
+    /// Operands: first index, end, step, and the region's initial values.
     For {
         body: Region,
         is_unsigned: bool,
@@ -178,36 +179,36 @@ pub(crate) enum Comparison {
     AtMost,
     Greater,
     AtLeast,
-    /// Whether neither is NaN, and whether one is.
+    /// Whether neither operand is NaN or, with `Nan(true)`, whether one is.
     Ordered,
     True,
 }
 
-/// Whether integers have a sign.
+/// Whether integers are signed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Signed(pub(crate) bool);
 
-/// What a comparison with NaN says.
+/// Result of a comparison with NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Nan(pub(crate) bool);
 
-/// How a GPU multiplies numbers of single precision: here they are multiplied exactly.
+/// Precision of a GPU's single-precision GEMM: the interpreter multiplies exactly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Precision {
     Exact,
-    /// By so many products of TF32.
+    /// The number of TF32 GEMMs that it consists of.
     Tf32(u64),
-    /// By so many products of bfloat16.
+    /// The number of bfloat16 GEMMs that it consists of.
     BFloat16(u64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cast {
-    /// Integers, with their sign or without.
+    /// Sign extension of integers.
     Extend,
     ExtendUnsigned,
     Truncate,
-    /// From one floating type to another.
+    /// Conversion between floating-point types.
     Float,
     FromSigned,
     FromUnsigned,
@@ -223,7 +224,7 @@ pub(crate) enum Modification {
     Replace,
 }
 
-/// A kernel that can be carried out.
+/// A kernel that can be executed.
 #[derive(Debug)]
 pub struct Kernel {
     pub(crate) entry: String,
@@ -231,7 +232,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Its parameters in their order, as the text calls them, and the types of their values.
+    /// Names and element types of the parameters, in order.
     pub fn parameters(&self) -> impl Iterator<Item = (&str, Scalar)> {
         self.functions[&self.entry].parameters.iter().map(|(_, name, of)| (name.as_str(), of.scalar))
     }

@@ -1,6 +1,7 @@
-//! Owns the reading of TTIR: from text to a [`Kernel`].
+//! Owns the TTIR parser, from text to a [`Kernel`].
 //!
-//! Most operations look alike: their operands and words, then a colon and types. What has regions, or branches, is read by itself.
+//! Most operations have a common form: operands and words, then a colon and types. Operations with regions or branches
+//! have parsers of their own.
 
 use crate::operations::{Written, operation, takes};
 use crate::program::{Block, End, Function, Instruction, Kernel, Operation, Region, Slot, Target};
@@ -15,7 +16,7 @@ impl Kernel {
     /// Reads a module with one public function, which is the kernel.
     ///
     /// # Errors
-    /// If the text is no TTIR, or has operations, types or attributes that are not known here.
+    /// If the text is no TTIR, or has unknown operations, types or attributes.
     pub fn read(text: &str) -> Read<Kernel> {
         let mut text = Scanner::new(text);
         while text.sees("#") {
@@ -44,13 +45,13 @@ impl Kernel {
         Ok(kernel)
     }
 
-    /// Functions that are called are there, and none calls itself.
+    /// Checks that called functions exist, and that none is recursive.
     fn check(&self, text: &Scanner<'_>) -> Read<()> {
         let mut depths = BTreeMap::new();
         self.depth(&self.entry, &mut depths, text).map(|_| ())
     }
 
-    /// How many calls there are in each other; in `depths` 0 stands for a function that is being looked at.
+    /// Depth of nested calls; in `depths` 0 marks a function whose depth is being computed.
     fn depth<'a>(&'a self, name: &'a str, depths: &mut BTreeMap<&'a str, usize>, text: &Scanner<'_>) -> Read<usize> {
         match depths.insert(name, 0) {
             Some(0) => return Err(Unreadable::Unknown(format!("recursion of {name}"))),
@@ -78,7 +79,7 @@ impl Kernel {
 }
 
 impl Region {
-    /// Which functions it calls, and with how many arguments.
+    /// Collects the called functions, with their numbers of arguments.
     fn calls<'a>(&'a self, found: &mut Vec<(&'a str, usize)>) {
         for instruction in self.blocks.iter().flat_map(|block| &block.instructions) {
             match &instruction.operation {
@@ -95,18 +96,18 @@ impl Region {
     }
 }
 
-/// Reads one function.
+/// Parser of one function.
 #[derive(Default)]
 struct Reader {
     slots: usize,
-    /// What names stand for. A name may be used again where its first meaning is not visible any more.
+    /// Values by name. A name may be reused outside the scope of its first meaning.
     names: BTreeMap<String, Vec<Slot>>,
-    /// Used before they are defined: blocks stand in any order.
+    /// Names used before their definition: blocks may be in any order.
     awaited: BTreeSet<String>,
     depth: usize,
 }
 
-/// Regions in each other, and calls.
+/// Largest depth of nested regions, and of nested calls.
 const MOST_DEPTH: usize = 64;
 
 impl Reader {
@@ -167,7 +168,7 @@ impl Reader {
         Ok(found)
     }
 
-    /// All types that stand here, whatever joins them.
+    /// All consecutive types, with any separators.
     fn types(&mut self, text: &mut Scanner<'_>) -> Read<Vec<Type>> {
         let mut found = Vec::new();
         loop {
@@ -180,7 +181,7 @@ impl Reader {
         }
     }
 
-    /// Up to the bracket that closes it, which is eaten.
+    /// A region, including its closing bracket.
     fn region(&mut self, text: &mut Scanner<'_>) -> Read<Region> {
         self.depth += 1;
         if self.depth > MOST_DEPTH {
@@ -197,7 +198,7 @@ impl Reader {
             blocks.push(self.block(text, parameters, &mut targets)?);
         }
         self.depth -= 1;
-        // Blocks are known by their labels until all have been read.
+        // Targets refer to labels until all blocks have been read.
         for block in &mut blocks {
             let ends: Vec<&mut Target> = match &mut block.end {
                 End::Branch(target) => vec![target],
@@ -217,7 +218,7 @@ impl Reader {
         if all_fit { Ok(Region { blocks }) } else { Err(text.wrong("as many arguments as a block has")) }
     }
 
-    /// Of a block, behind its label.
+    /// Parameters of a block, after its label.
     fn parameters(&mut self, text: &mut Scanner<'_>) -> Read<Vec<Slot>> {
         let mut parameters = Vec::new();
         if text.eat("(") {
@@ -238,7 +239,7 @@ impl Reader {
         let mut instructions = Vec::new();
         loop {
             if text.sees("}") {
-                // The end of a region without results need not be written.
+                // A region without results may omit its terminator.
                 return Ok(Block { parameters, instructions, end: End::Leave(Vec::new()) });
             }
             let results = self.results(text)?;
@@ -273,7 +274,7 @@ impl Reader {
         }
     }
 
-    /// `%a, %b:2 =`, by name and number.
+    /// `%a, %b:2 =` as names and numbers of values.
     fn results<'a>(&mut self, text: &mut Scanner<'a>) -> Read<Vec<(&'a str, usize)>> {
         let mut names = Vec::new();
         while text.sees("%") {
@@ -289,7 +290,7 @@ impl Reader {
         Ok(names)
     }
 
-    /// Values with their types behind them.
+    /// Values followed by their types.
     fn listed(&mut self, text: &mut Scanner<'_>) -> Read<Vec<Slot>> {
         let values = self.operands(text)?;
         if text.eat(":") {
@@ -298,7 +299,7 @@ impl Reader {
         Ok(values)
     }
 
-    /// `^bb1(%a, %b : i32, i32)`, whose label is kept in `targets`.
+    /// `^bb1(%a, %b : i32, i32)`; the label is added to `targets`.
     fn target<'a>(&mut self, text: &mut Scanner<'a>, targets: &mut Vec<&'a str>) -> Read<Target> {
         text.expect("^")?;
         targets.push(text.name());
@@ -341,11 +342,11 @@ impl Reader {
                 (operation, written)
             }
         };
-        // Names of results are visible behind the operation only.
+        // Names of results are visible only after the operation.
         let results = results.iter().flat_map(|(name, count)| self.define(name, *count)).collect();
         let (first, last) = (written.types.first(), written.types.last());
         let to = match &operation {
-            // Their text says what they are given.
+            // The text gives the operands' types, of which the first is the result's.
             Operation::Advance(_) => first,
             _ => last,
         };
@@ -359,7 +360,7 @@ impl Reader {
         while !text.sees("loc(") && !text.sees("}") && !text.sees("^") {
             if text.eat(":") {
                 if text.sees("%") {
-                    // What is printed stands behind a colon of its own.
+                    // Printed values follow a colon of their own.
                     continue;
                 }
                 written.types = self.types(text)?;
@@ -522,7 +523,7 @@ impl Reader {
         }
         let of = match text.eat(":") {
             true => text.a_type()?,
-            // Of a truth value.
+            // A truth value has no type in the text.
             false => Type { scalar: Scalar::Int(1), pointee: None, shape: [].into() },
         };
         let data = match bytes {
@@ -535,10 +536,10 @@ impl Reader {
     }
 }
 
-/// Of an operation.
+/// Largest number of results of an operation.
 const MOST_RESULTS: usize = 1024;
 
-/// A number or a truth value, as it stands there.
+/// The text of a number or of a truth value.
 fn literal<'a>(text: &mut Scanner<'a>) -> &'a str {
     let rest = text.rest();
     let is_of = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '+' | '-');

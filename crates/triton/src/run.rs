@@ -1,4 +1,4 @@
-//! Owns what happens when a kernel runs: program by program, instruction by instruction, a whole tensor at a time.
+//! Owns the execution of a kernel: program by program, instruction by instruction, a whole tensor at a time.
 
 use crate::calculate::{
     broadcast, clamped, compared, compared_integers, converted, float, floats, gathered, integers, modified,
@@ -12,7 +12,7 @@ use crate::work::{Counter, Work};
 use crate::writes::written;
 use std::sync::Arc;
 
-/// What a kernel is called with.
+/// Argument of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Argument {
     /// An integer, a truth value or an address.
@@ -21,42 +21,44 @@ pub enum Argument {
     Float(f64),
 }
 
-/// Why a kernel did not come to its end.
+/// Reason that a kernel stopped before its end.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Stopped {
-    /// Nobody wants it any more.
+    /// The caller interrupted the kernel.
     #[error("it was interrupted")]
     Interrupted,
-    /// What it asserts is not so.
+    /// An assertion of the kernel failed.
     #[error("assertion failed: {0}")]
     Asserted(String),
-    /// Its values are not of the types that its text says.
+    /// Values do not have the types in the kernel's text.
     #[error("{0} does not fit its operands")]
     Unfit(String),
-    /// Other arguments than it has parameters.
+    /// The number of arguments differs from the number of parameters.
     #[error("it has {parameters} parameters and was given {given}")]
     Arguments {
-        /// How many it has.
+        /// Number of parameters.
         parameters: usize,
-        /// How many there were.
+        /// Number of arguments.
         given: usize,
     },
 }
 
 type Shared = Arc<Data>;
 
-/// So many blocks of a kernel run before it is asked again whether it should go on.
+/// Number of executed blocks between two calls of `goes_on`.
 const PATIENCE: u32 = 4096;
 
 impl Kernel {
-    /// Runs all programs of the grid. `absent` is memory whose values were not computed; returns what was written that may depend on it.
-    /// `goes_on` is asked now and then; `prints` is given what the kernel prints, once it has ended.
+    /// Runs all programs of the grid. `absent` is memory whose values were not computed; returns written memory that
+    /// may depend on it. `goes_on` is called repeatedly, and false interrupts the kernel; `prints` receives the
+    /// kernel's printed text after its end.
     ///
     /// # Safety
-    /// The kernel reads and writes at the addresses that it is given, and at those that it makes of them.
+    /// The addresses in the arguments, and those that the kernel computes from them, are valid for its accesses.
     ///
     /// # Errors
-    /// If it was interrupted, or its text or arguments do not fit together. It may have written some of its results.
+    /// If the kernel was interrupted, or if its text or arguments do not fit together. Some results may have been
+    /// written.
     #[allow(unsafe_code)]
     pub unsafe fn run(
         &self,
@@ -75,18 +77,19 @@ impl Kernel {
         done.map(|()| running.memory.written)
     }
 
-    /// The parameters that it may write to, by their places. `None`: all that it is given.
+    /// Indices of the parameters that the kernel may write to. `None`: possibly all.
     pub fn written(&self) -> Option<Vec<usize>> {
         Some(written(&self.functions, &self.entry)?.into_iter().collect())
     }
 
-    /// What all programs of the grid do together: nothing is written. `None`: numbers of floating point decide that, or it does not seem to end.
+    /// Total work of all programs of the grid, without writes to memory. `None`: it depends on floating-point values,
+    /// or the kernel does not seem to end.
     ///
     /// # Safety
-    /// The kernel reads at the addresses that it is given, and at those that it makes of them.
+    /// The addresses in the arguments, and those that the kernel computes from them, are valid for its reads.
     ///
     /// # Errors
-    /// As of [`Kernel::run`].
+    /// As for [`Kernel::run`].
     #[allow(unsafe_code)]
     pub unsafe fn work(
         &self,
@@ -101,7 +104,7 @@ impl Kernel {
         let [_, y, z] = grid.map(u64::from);
         let programs: u64 = grid.iter().copied().map(u64::from).product();
         let mut looked_at = 0;
-        // Wherever it ends, those that it has looked at lie all over the grid.
+        // At any point the examined programs are spread over the whole grid.
         for number in spread(programs) {
             running.at = [number / (y * z), number / z % y, number % z].map(|at| at as u32);
             let counter = running.counter.as_mut().expect("it counts");
@@ -131,7 +134,7 @@ impl Kernel {
     }
 }
 
-/// All numbers below, each once: those of any beginning lie nearly evenly spread (by steps of the golden ratio).
+/// All numbers below `count`, each once; every prefix is spread nearly evenly (by steps of the golden ratio).
 fn spread(count: u64) -> impl Iterator<Item = u64> {
     let coprime = |step: &u64| {
         let (mut a, mut b) = (*step, count);
@@ -145,7 +148,7 @@ fn spread(count: u64) -> impl Iterator<Item = u64> {
     (0..count).map(move |number| (u128::from(number) * u128::from(step) % u128::from(count)) as u64)
 }
 
-/// `None`: a fraction for an integer.
+/// An argument as a value of a type; `None`: a fraction for an integer.
 fn placed(argument: Argument, scalar: Scalar) -> Option<Data> {
     Some(match (argument, scalar) {
         (Argument::Integer(number), Scalar::Int(bits)) => Data::Int(vec![wrapped(number, bits)]),
@@ -162,20 +165,20 @@ struct Running<'a> {
     kernel: &'a Kernel,
     memory: Memory,
     grid: [u32; 3],
-    /// The program that runs.
+    /// Position of the running program in the grid.
     at: [u32; 3],
-    /// Blocks until it is asked whether to go on.
+    /// Blocks until the next call of `goes_on`.
     left: u32,
     goes_on: &'a mut dyn FnMut() -> bool,
     printed: String,
-    /// Where only what it does is wanted.
+    /// Set if only the work is counted.
     counter: Option<Counter>,
 }
 
-/// Values of a function by their numbers.
+/// Values of a function by number.
 type Frame = Vec<Option<Shared>>;
 
-/// How a region was left, and with what.
+/// Exit of a region, with its values.
 enum Left {
     Behind(Vec<Shared>),
     Condition(bool, Vec<Shared>),
@@ -326,7 +329,7 @@ impl<'a> Running<'a> {
         self.counter.as_ref().is_some_and(Counter::is_in_vain)
     }
 
-    /// Where only what a kernel does is wanted, whether something stands for an instruction's results.
+    /// Counts an instruction's work, if only work is counted. Returns whether stand-ins were stored as its results.
     fn counts(&mut self, instruction: &Instruction, frame: &mut Frame) -> bool {
         let Some(counter) = &mut self.counter else { return false };
         let operands: Option<Vec<Shared>> = instruction.operands.iter().map(|slot| frame[*slot].clone()).collect();
@@ -375,7 +378,7 @@ impl<'a> Running<'a> {
         Ok(values)
     }
 
-    /// What needs nothing but its operands, and memory. `None`: they do not fit.
+    /// The result of an instruction that needs only its operands and memory. `None`: the operands do not fit.
     fn plain(&mut self, instruction: &Instruction, frame: &Frame) -> Option<Shared> {
         let slots = &instruction.operands;
         let operand = |at: usize| slots.get(at).and_then(|slot| frame[*slot].as_ref());
@@ -437,7 +440,7 @@ impl<'a> Running<'a> {
                 _ => return None,
             }),
             Operation::Select => match three()? {
-                // One for all of them.
+                // One mask element for all elements.
                 (Data::Int(mask), ..) if mask.len() == 1 => {
                     return operand(if mask[0] != 0 { 1 } else { 2 }).cloned();
                 }
@@ -483,7 +486,7 @@ impl<'a> Running<'a> {
             _ => None,
         };
         let pointers = integers(0)?;
-        // SAFETY: whoever runs a kernel answers for its addresses.
+        // SAFETY: the caller of `run` or `work` guarantees that the addresses are valid.
         unsafe {
             match operation {
                 Operation::Load(scalar) => self.memory.load(pointers, integers(1), operands.get(2).copied(), *scalar),
@@ -515,7 +518,7 @@ impl<'a> Running<'a> {
         }
     }
 
-    /// Combines halves until one element is left along the axis.
+    /// Combines the two halves along the axis until one element is left.
     fn reduce(
         &mut self,
         of: Option<&Type>,
@@ -542,7 +545,7 @@ impl<'a> Running<'a> {
             };
             let mut combined = self.combine(region, pick(&values, 0, half), pick(&values, half, half), frame)?;
             if size % 2 == 1 {
-                // The last one along the axis has no partner yet.
+                // The last element along the axis has no partner in this step.
                 let rest = pick(&values, size - 1, 1);
                 let place = |at: usize| {
                     let (row, rest) = (at / ((half + 1) * inner), at % ((half + 1) * inner));
@@ -586,7 +589,7 @@ impl<'a> Running<'a> {
             let before = values.iter().map(|value| value.picked(own().map(partner))).collect();
             let behind = values.iter().map(|value| value.picked(own())).collect();
             let combined = self.combine(region, before, behind, frame)?;
-            // Where there is no partner, what was there stays.
+            // Elements without a partner keep their values.
             let mut places = vec![usize::MAX; elements];
             own().enumerate().for_each(|(number, at)| places[at] = elements + number);
             let place = |at: usize| if places[at] == usize::MAX { at } else { places[at] };
@@ -600,7 +603,7 @@ impl<'a> Running<'a> {
         Ok(values.into_iter().map(Arc::new).collect())
     }
 
-    /// What a region makes of each pair of elements.
+    /// Results of the region for each pair of elements.
     fn combine(
         &mut self,
         region: &Region,
@@ -661,7 +664,7 @@ fn whole(operands: &[Shared], of: &Type) -> Result<Vec<Data>, Stopped> {
     operands.iter().map(|data| data.whole(of).ok_or_else(|| unfit("a tensor"))).collect()
 }
 
-/// Whether a region does to many elements at once what it does to one.
+/// Whether a region can process many elements at once.
 fn is_elementwise(region: &Region) -> bool {
     use Operation::*;
     let is_so = |instruction: &Instruction| {

@@ -1,21 +1,21 @@
-//! Owns the text of MLIR as a row of words: what a reader asks for next, and where it is.
+//! Owns the tokenizer of MLIR: the next tokens, and their position in the text.
 
 use crate::value::{Scalar, Type};
 
-/// Why a text is not carried out.
+/// Reason that a text cannot be executed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
-    /// It has something that is not known here.
+    /// The text has an unknown element.
     #[error("{0} is not known")]
     Unknown(String),
-    /// It is not what MLIR looks like.
+    /// The text is not valid MLIR.
     #[error("line {line}: expected {expected}, found {found:?}")]
     Syntax {
-        /// Where, from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What should be there.
+        /// Expected token.
         expected: String,
-        /// What is there.
+        /// Found text.
         found: String,
     },
 }
@@ -36,7 +36,7 @@ impl<'a> Scanner<'a> {
         Unreadable::Syntax { line, expected: expected.to_owned(), found }
     }
 
-    /// What is left, behind spaces and comments.
+    /// The rest of the text after spaces and comments.
     pub(crate) fn rest(&mut self) -> &'a str {
         loop {
             let rest = &self.text[self.at..];
@@ -65,7 +65,7 @@ impl<'a> Scanner<'a> {
         if self.eat(mark) { Ok(()) } else { Err(self.wrong(mark)) }
     }
 
-    /// A word as a whole: `to` is not the beginning of `total`.
+    /// Accepts a whole word: `to` is not the beginning of `total`.
     pub(crate) fn eat_word(&mut self, word: &str) -> bool {
         let is_next = self.rest().strip_prefix(word).is_some_and(|rest| !rest.starts_with(is_of_name));
         if is_next {
@@ -81,18 +81,18 @@ impl<'a> Scanner<'a> {
         &rest[..length]
     }
 
-    /// A name of letters, digits and `._$-`; maybe empty.
+    /// A name of letters, digits and `._$-`; possibly empty.
     pub(crate) fn name(&mut self) -> &'a str {
         self.take(is_of_name)
     }
 
-    /// The name that comes next, which stays there.
+    /// The next name, without consuming it.
     pub(crate) fn peek(&mut self) -> &'a str {
         let rest = self.rest();
         &rest[..rest.find(|letter| !is_of_name(letter)).unwrap_or(rest.len())]
     }
 
-    /// `%name`, with `#2` behind it if it is one of several.
+    /// `%name`, followed by `#2` if it is one of several values.
     pub(crate) fn value(&mut self) -> Result<(&'a str, usize), Unreadable> {
         self.expect("%")?;
         let name = self.name();
@@ -114,7 +114,7 @@ impl<'a> Scanner<'a> {
         Ok(number)
     }
 
-    /// `"text"`, without its marks.
+    /// `"text"` without its quotes.
     pub(crate) fn string(&mut self) -> Result<&'a str, Unreadable> {
         self.expect("\"")?;
         let rest = &self.text[self.at..];
@@ -129,7 +129,7 @@ impl<'a> Scanner<'a> {
         Ok(&rest[..end])
     }
 
-    /// All up to the bracket that closes one which was just eaten; it is eaten, too.
+    /// The text up to the bracket that closes the one just consumed, which is consumed, too.
     pub(crate) fn closed(&mut self, open: char, close: char) -> Result<&'a str, Unreadable> {
         let from = self.at;
         let mut depth = 1;
@@ -152,7 +152,7 @@ impl<'a> Scanner<'a> {
         self.at += rest.find('\n').unwrap_or(rest.len());
     }
 
-    /// Where something of the text was made, which nobody asks.
+    /// Skips a source location.
     pub(crate) fn skip_location(&mut self) -> Result<(), Unreadable> {
         if self.eat("loc(") {
             self.closed('(', ')')?;
@@ -160,7 +160,7 @@ impl<'a> Scanner<'a> {
         Ok(())
     }
 
-    /// `key = value` by key, if a dictionary comes next.
+    /// `key = value` pairs, if a dictionary comes next.
     pub(crate) fn attributes(&mut self) -> Result<Vec<(&'a str, &'a str)>, Unreadable> {
         if !self.eat("{") {
             return Ok(Vec::new());
@@ -179,7 +179,7 @@ impl<'a> Scanner<'a> {
         Ok(found)
     }
 
-    /// All up to a comma outside of brackets.
+    /// The text up to a comma outside of brackets.
     fn until_comma(&mut self) -> Result<&'a str, Unreadable> {
         self.rest();
         let from = self.at;
@@ -201,7 +201,7 @@ impl<'a> Scanner<'a> {
         Ok(self.text[from..self.at].trim_end())
     }
 
-    /// The type that comes next, if one does.
+    /// The next type, if there is one.
     pub(crate) fn maybe_type(&mut self) -> Result<Option<Type>, Unreadable> {
         let rest = self.rest();
         let scalar = rest.starts_with(['i', 'f', 'b', '!']) || rest.starts_with("tensor<") || rest.starts_with("index");
@@ -220,7 +220,7 @@ impl<'a> Scanner<'a> {
             self.expect("x")?;
         }
         let (scalar, pointee) = self.scalar()?;
-        // Layouts are for what comes behind in the compiler.
+        // Layouts matter only to later stages of the compiler.
         self.closed('<', '>')?;
         if shape.iter().try_fold(1_usize, |all, size| all.checked_mul(*size)).is_none_or(|all| all > MOST_ELEMENTS) {
             return Err(self.wrong("a tensor of at most 2^24 elements"));
@@ -256,7 +256,7 @@ impl<'a> Scanner<'a> {
     }
 }
 
-/// Of a tensor. Triton itself allows 2^20.
+/// Largest number of elements of a tensor. Triton itself allows 2^20.
 const MOST_ELEMENTS: usize = 1 << 24;
 
 fn is_of_name(letter: char) -> bool {

@@ -1,4 +1,5 @@
-//! Owns values: their types, and their elements, which are integers and addresses, or numbers of single or double precision.
+//! Owns values: their types, and their elements, which are integers and addresses, or numbers of single or double
+//! precision.
 
 use float8::{F8E4M3, F8E5M2};
 use half::{bf16, f16};
@@ -9,9 +10,9 @@ use std::sync::Arc;
 pub enum Scalar {
     /// An integer of so many bits, at most 64.
     Int(u32),
-    /// Eight bits, four of which are the exponent; there is no infinity.
+    /// FP8 with four exponent bits; there is no infinity.
     F8E4M3,
-    /// Eight bits, five of which are the exponent.
+    /// FP8 with five exponent bits.
     F8E5M2,
     /// IEEE half precision.
     F16,
@@ -26,7 +27,7 @@ pub enum Scalar {
 }
 
 impl Scalar {
-    /// Bytes that it takes in memory.
+    /// Size in memory, in bytes.
     pub(crate) fn bytes(self) -> usize {
         match self {
             Scalar::Int(bits) => bits.div_ceil(8) as usize,
@@ -53,7 +54,7 @@ impl Scalar {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Type {
     pub(crate) scalar: Scalar,
-    /// What a pointer points to.
+    /// Element type behind a pointer.
     pub(crate) pointee: Option<Scalar>,
     pub(crate) shape: Arc<[usize]>,
 }
@@ -64,9 +65,10 @@ impl Type {
     }
 }
 
-/// The elements of a value in the order of its dimensions, the last the fastest; a single one stands for all of them.
+/// Elements of a value in row-major order; a single element stands for all.
 ///
-/// Integers are kept with their sign, but truth values as 0 and 1; numbers of 8 and 16 bits in single precision.
+/// Integers are kept with their sign, but truth values as 0 and 1; 8-bit and 16-bit floating-point numbers are kept in
+/// single precision.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Data {
     Int(Vec<i64>),
@@ -74,7 +76,7 @@ pub(crate) enum Data {
     Double(Vec<f64>),
 }
 
-/// Calls one of three functions for what elements are kept in.
+/// Calls one of three functions, by the type in which elements are kept.
 macro_rules! each {
     ($data:expr, $elements:ident => $done:expr) => {
         match $data {
@@ -94,7 +96,7 @@ impl Data {
         }
     }
 
-    /// Of numbers as MLIR writes them: a float may be its bits in hexadecimal.
+    /// Data from numbers in MLIR's syntax: a float may be written as its bits in hexadecimal.
     pub(crate) fn from_words(words: &[&str], scalar: Scalar) -> Option<Data> {
         let bits = |word: &str| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok();
         match scalar {
@@ -121,7 +123,7 @@ impl Data {
         }
     }
 
-    /// Of all bytes in hexadecimal, as MLIR writes many numbers.
+    /// Data from all bytes in hexadecimal, as MLIR writes large constants.
     pub(crate) fn from_hex(digits: &str, scalar: Scalar) -> Option<Data> {
         let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
         let bytes: Vec<u8> = digits.as_bytes().chunks(2).map(byte).collect::<Option<_>>()?;
@@ -130,7 +132,7 @@ impl Data {
         is_whole.then(|| Data::from_bits(bytes.chunks(scalar.bytes()).map(word), scalar))
     }
 
-    /// Of elements as they lie in memory.
+    /// Data from the bits of elements in memory.
     pub(crate) fn from_bits(bits: impl Iterator<Item = u64>, scalar: Scalar) -> Data {
         match scalar {
             Scalar::Int(width) => Data::Int(bits.map(|bits| wrapped(bits as i64, width)).collect()),
@@ -140,7 +142,7 @@ impl Data {
         }
     }
 
-    /// An element as it lies in memory.
+    /// The bits of an element in memory.
     #[inline]
     pub(crate) fn bits(&self, at: usize, scalar: Scalar) -> u64 {
         match self {
@@ -164,7 +166,7 @@ impl Data {
         }
     }
 
-    /// Each element by itself; `None`: there are others than a tensor of this type has.
+    /// Data with every element stored; `None`: the number of elements differs from the type's.
     pub(crate) fn whole(&self, of: &Type) -> Option<Data> {
         let elements = of.elements();
         match self.len() {
@@ -173,12 +175,12 @@ impl Data {
         }
     }
 
-    /// These elements, in this order.
+    /// The elements at these indices, in this order.
     pub(crate) fn picked(&self, places: impl Iterator<Item = usize>) -> Data {
         each!(self, data => places.map(|place| data[place]).collect())
     }
 
-    /// With other elements behind its own, which are of the same kind.
+    /// The elements followed by those of `by`, which must have the same kind.
     pub(crate) fn followed(mut self, by: &Data) -> Option<Data> {
         match (&mut self, by) {
             (Data::Int(own), Data::Int(others)) => own.extend(others),
@@ -190,7 +192,7 @@ impl Data {
     }
 }
 
-/// An integer of so many bits: what does not fit is cut off.
+/// An integer wrapped to a number of bits.
 #[inline]
 pub(crate) fn wrapped(number: i64, bits: u32) -> i64 {
     match bits {
@@ -200,19 +202,20 @@ pub(crate) fn wrapped(number: i64, bits: u32) -> i64 {
     }
 }
 
-/// The same bits as an integer without a sign.
+/// The same bits as an unsigned integer.
 #[inline]
 pub(crate) fn unsigned(number: i64, bits: u32) -> u64 {
     if bits >= 64 { number as u64 } else { number as u64 & ((1 << bits) - 1) }
 }
 
-/// The same bits as an integer with a sign: a truth value has one, too.
+/// The same bits as a signed integer: a truth value has a sign, too.
 #[inline]
 pub(crate) fn signed(number: i64, bits: u32) -> i64 {
     if bits == 1 { -number } else { number }
 }
 
-/// What a number of single precision becomes in a narrower type. One that is too large for 8 bits becomes the largest (PTX, `cvt.satfinite`).
+/// A single-precision number rounded to a narrower type. A number too large for 8 bits becomes the largest (PTX,
+/// `cvt.satfinite`).
 #[inline]
 pub(crate) fn rounded(number: f32, to: Scalar) -> f32 {
     match to {
@@ -234,7 +237,7 @@ fn single(bits: u64, scalar: Scalar) -> f32 {
     }
 }
 
-/// A function of each pair of elements; `None`: there are not as many of both.
+/// A function of each pair of elements; `None`: the numbers of elements differ.
 #[inline]
 pub(crate) fn zip<A: Copy, B: Copy, R>(a: &[A], b: &[B], of: impl Fn(A, B) -> R) -> Option<Vec<R>> {
     Some(match (a, b) {
@@ -245,7 +248,7 @@ pub(crate) fn zip<A: Copy, B: Copy, R>(a: &[A], b: &[B], of: impl Fn(A, B) -> R)
     })
 }
 
-/// The same of three.
+/// A function of each triple of elements.
 #[inline]
 pub(crate) fn zip3<A: Copy, B: Copy, C: Copy, R>(
     a: &[A],

@@ -1,7 +1,7 @@
-//! Owns how much a kernel does: its products of matrices, its other operations on numbers of floating point, and what it reads and writes.
+//! Owns the work of a kernel: its GEMMs, its other floating-point operations, and its memory traffic.
 //!
-//! Programs run as always, but nothing is written, and what decides neither which way they go nor what they access ([`Needs`]) is 0. Of a large grid
-//! some programs stand for all.
+//! Programs are executed without writing, and a value is 0 if neither control flow nor accesses depend on it
+//! ([`Needs`]). For a large grid, a sample of programs stands for all.
 
 use crate::float::{Math1, Math2};
 use crate::memory::{Span, length};
@@ -10,42 +10,44 @@ use crate::program::{Cast as Casting, Function, Instruction, Operation, Precisio
 use crate::value::{Data, Scalar};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// What all programs of a grid do together.
+/// Total work of all programs of a grid.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Floating-point operations of products of matrices, by what these are of: numbers of 8 bits, of 16, of 32 as TF32, and of 32.
+    /// Floating-point operations of GEMMs by type of the factors: 8-bit, 16-bit, 32-bit as TF32, and 32-bit.
     pub products: [u64; 4],
-    /// Operations on single numbers of up to 32 bits, and of 64, in those that a multiplication with an addition takes as long as.
+    /// Elementwise operations on numbers of up to 32 bits, and of 64 bits; the unit is the time of a multiplication and
+    /// an addition.
     pub operations: [u64; 2],
-    /// Bytes that it reads from memory, each once.
+    /// Bytes read from memory, each counted once.
     pub read: u64,
-    /// Bytes that it writes to memory, each once.
+    /// Bytes written to memory, each counted once.
     pub written: u64,
-    /// Where the integers lie in memory that decide how much it is.
+    /// Memory of the integers that determine the work.
     pub integers: Vec<Span>,
 }
 
-/// A GPU's memory is accessed by so many bytes at least (NVIDIA, "CUDA C++ Best Practices Guide", coalesced access): as a power of 2.
+/// Binary logarithm of the bytes of a sector, the smallest unit of access to a GPU's memory (NVIDIA, "CUDA C++ Best
+/// Practices Guide", coalesced access).
 const SECTOR: u32 = 5;
 
-/// A function of the GPU's special function units takes as long as so many multiplications: they are 16 in a multiprocessor whose lanes for
-/// multiplication are 128 (NVIDIA, "CUDA C++ Programming Guide", arithmetic instructions, compute capability 8.6 to 10).
+/// Cost of a special function in multiplications: a multiprocessor has 16 special function units, and 128 lanes for
+/// multiplication (NVIDIA, "CUDA C++ Programming Guide", arithmetic instructions, compute capability 8.6 to 10).
 const SPECIAL: u64 = 8;
 
-/// So many programs of a grid are looked at at least, if it has as many.
+/// Smallest number of sampled programs, if the grid has as many.
 const LEAST: u64 = 16;
 
-/// Where these are not all, it ends behind so many elements of values.
+/// Number of computed elements after which the sample is large enough.
 const ENOUGH: u64 = 1 << 20;
 
-/// A kernel that makes more does not seem to end.
+/// Number of computed elements after which a kernel does not seem to end.
 const MOST: u64 = 1 << 29;
 
-/// Which parts of memory were accessed, each of so many bytes.
+/// Accessed sectors, by address.
 #[derive(Debug, Default)]
 struct Touched(FxHashMap<usize, Programs>);
 
-/// The last one, and how many.
+/// The last program that accessed a sector, and the number of such programs.
 #[derive(Clone, Copy, Debug)]
 struct Programs {
     last: u64,
@@ -66,7 +68,8 @@ impl Touched {
         }
     }
 
-    /// Bytes that all programs access, of which a share was looked at; of each of these pieces of memory, which follow one another, no more than it has.
+    /// Bytes that all programs access, estimated from a sample with this share of the programs. `memory` are disjoint,
+    /// sorted spans, each of which bounds the bytes inside it.
     fn bytes(&self, share: f64, memory: &[Span]) -> u64 {
         let mut accesses = vec![Accesses::default(); memory.len() + 1];
         for (sector, programs) in &self.0 {
@@ -79,7 +82,7 @@ impl Touched {
     }
 }
 
-/// How many parts of a piece of memory were accessed: at all, by one program, by two.
+/// Numbers of accessed sectors in a span: by any program, by exactly one, by exactly two.
 #[derive(Clone, Copy, Debug, Default)]
 struct Accesses {
     all: u64,
@@ -94,13 +97,14 @@ impl Accesses {
         self.twice += u64::from(programs.count == 2);
     }
 
-    /// Bytes that all programs access, of which a share was looked at.
+    /// Bytes that all programs access, estimated from a sample with this share of the programs.
     ///
-    /// How many parts none of these has accessed follows from how many were accessed by one and by two (A. Chao, "Estimating the population size for
-    /// capture-recapture data with unequal catchability", Biometrics 43, 1987): parts that few programs share are seen seldom.
+    /// The number of unseen sectors follows from the numbers of sectors that one program and two programs accessed (A.
+    /// Chao, "Estimating the population size for capture-recapture data with unequal catchability", Biometrics 43,
+    /// 1987): sectors that few programs share are rarely seen.
     fn bytes(&self, share: f64) -> u64 {
         let (once, twice) = (self.once as f64, self.twice as f64);
-        // If no programs share these parts, each has as many as those that were looked at.
+        // If programs share no such sectors, each unseen program has as many as each sampled one.
         let most = once * (1.0 / share - 1.0);
         let unseen = if twice > 0.0 { (once * once / (2.0 * twice)).min(most) } else { most };
         rounded((self.all as f64 + unseen) * f64::from(1 << SECTOR))
@@ -111,21 +115,21 @@ fn rounded(amount: f64) -> u64 {
     libm::round(amount) as u64
 }
 
-/// Counts while programs run.
+/// Counter of work while programs run.
 #[derive(Debug)]
 pub(crate) struct Counter {
     needs: Needs,
-    /// How many functions that the kernel calls it is in, one inside the other: all that they compute is taken to matter.
+    /// Depth of calls to other functions, all of whose values count as needed.
     pub(crate) called: u32,
     work: Work,
-    /// What is not computed here decides how much it is, or where it is.
+    /// The work is unknown: control flow or an address depends on data that is not evaluated.
     pub(crate) is_unknown: bool,
-    /// The sectors that integers were read from which decide it.
+    /// The sectors of integers that determine the work.
     integers: FxHashSet<usize>,
     read: Touched,
     written: Touched,
     program: u64,
-    /// Elements of values that were made.
+    /// Number of computed elements.
     made: u64,
 }
 
@@ -148,21 +152,21 @@ impl Counter {
         self.program = program;
     }
 
-    /// Whether so many programs are enough.
+    /// Whether this number of programs is enough for the sample.
     pub(crate) fn is_enough(&self, programs: u64) -> bool {
         programs >= LEAST && self.made > ENOUGH
     }
 
-    /// Whether the kernel does not seem to end, or nobody knows what it does.
+    /// Whether the kernel does not seem to end, or its work is unknown.
     pub(crate) fn is_in_vain(&self) -> bool {
         self.made > MOST || self.is_unknown
     }
 
-    /// What all programs do, of which so many were looked at. `memory` are pieces of memory that programs are given.
+    /// Total work of all programs, from `looked_at` sampled ones. `memory` are the spans that the arguments point to.
     pub(crate) fn all(&self, looked_at: u64, programs: u64, memory: &[Span]) -> Work {
         let mut pieces: Vec<Span> = memory.iter().filter(|piece| !piece.is_empty()).cloned().collect();
         pieces.sort_unstable_by_key(|piece| (piece.start, piece.end));
-        // One inside the one before is a part of it.
+        // Overlapping spans are merged.
         pieces.dedup_by(|next, before| {
             let overlaps = next.start < before.end;
             before.end = if overlaps { before.end.max(next.end) } else { before.end };
@@ -179,7 +183,7 @@ impl Counter {
         }
     }
 
-    /// Counts what an instruction does. Returns what stands for its results, if it is not to be carried out.
+    /// Counts the work of an instruction. Returns stand-ins for its results, if it need not be executed.
     pub(crate) fn counts(&mut self, instruction: &Instruction, operands: &[&Data]) -> Option<Vec<Data>> {
         use Operation::*;
         let is_needed = self.called > 0 || self.needs.any(&instruction.results);
@@ -189,7 +193,7 @@ impl Counter {
         let is_double = of.is_some_and(|of| of.scalar == Scalar::F64);
         let mut operations = |each: u64| self.work.operations[usize::from(is_double)] += elements * each;
         match &instruction.operation {
-            // Addresses that lie in memory: whose memory they are of, nobody knows.
+            // Addresses loaded from memory point to unknown memory.
             Same if is_needed && *instruction.name == *"tt.int_to_ptr" => {
                 self.is_unknown = true;
                 None
@@ -203,7 +207,7 @@ impl Counter {
                     return Some(vec![Data::zero(*scalar)]);
                 }
                 let sectors: FxHashSet<usize> = places()?.map(|address| address >> SECTOR).collect();
-                // What it has written itself is not there.
+                // The kernel's own writes were not performed.
                 self.is_unknown |=
                     scalar.is_float() || sectors.iter().any(|sector| self.written.0.contains_key(sector));
                 self.integers.extend(sectors);
@@ -225,7 +229,7 @@ impl Counter {
                 let places = || places(operands, usize::MAX, expected.len());
                 self.read.note(places()?, self.program);
                 self.written.note(places()?, self.program);
-                // Whoever waits for a lock has it.
+                // An attempt to acquire a lock succeeds.
                 Some(instruction.results.iter().map(|_| expected.clone()).collect())
             }
             Dot { inner, precision } => {
@@ -273,7 +277,7 @@ impl Counter {
     }
 }
 
-/// Sectors as addresses, those that follow one another together.
+/// Address ranges of sectors, with adjacent ones merged.
 fn spans(sectors: &FxHashSet<usize>) -> Vec<Span> {
     let mut sorted: Vec<usize> = sectors.iter().copied().collect();
     sorted.sort_unstable();
@@ -281,7 +285,7 @@ fn spans(sectors: &FxHashSet<usize>) -> Vec<Span> {
     together.map(|run| run[0] << SECTOR..(run[run.len() - 1] + 1) << SECTOR).collect()
 }
 
-/// Addresses that are accessed, where the mask says so; at least so many elements.
+/// Accessed addresses under a mask, for at least `least` elements.
 fn places<'a>(operands: &[&'a Data], mask: usize, least: usize) -> Option<impl Iterator<Item = usize> + 'a> {
     let numbers = |at: usize| match operands.get(at) {
         Some(Data::Int(numbers)) => Some(numbers.as_slice()),

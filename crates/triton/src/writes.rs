@@ -1,18 +1,20 @@
-//! Owns which of its parameters a kernel may write to: those that the addresses of its stores are made of.
+//! Owns the parameters that a kernel may write to: those from which its store addresses derive.
 //!
-//! An address is a parameter's, advanced or put into another shape; what decides how far, as integers that were loaded, is none of it.
+//! An address derives from a pointer parameter, by offsets and reshaping; the source of an offset, such as loaded
+//! integers, does not count.
 
 use crate::program::{End, Function, Instruction, Operation, Region, Slot};
 use crate::value::Scalar;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Numbers of the kernel's parameters.
+/// Indices of the kernel's parameters.
 type Origins = BTreeSet<usize>;
 
-/// In the place of a parameter: nobody knows whose address it is.
+/// Index in place of a parameter for an address of unknown origin.
 const ANY: usize = usize::MAX;
 
-/// By their numbers. `None`: addresses are made of integers, or lie in memory, so that nobody knows.
+/// Indices of the written parameters. `None`: an address is made of integers or loaded from memory, so that its origin
+/// is unknown.
 pub(crate) fn written(functions: &BTreeMap<String, Function>, kernel: &str) -> Option<Origins> {
     let mut places: BTreeMap<&str, Places<'_>> =
         functions.iter().map(|(name, function)| (name.as_str(), Places::of(function))).collect();
@@ -43,11 +45,11 @@ struct Found {
     is_new: bool,
 }
 
-/// Of a function: which parameters of the kernel its values are addresses of.
+/// For each value of a function, the kernel's parameters from which it may derive.
 struct Places<'a> {
     function: &'a Function,
     origins: Vec<Origins>,
-    /// Of its results.
+    /// Origins of the results.
     results: Vec<Origins>,
 }
 
@@ -66,7 +68,7 @@ impl<'a> Places<'a> {
         to.iter().for_each(|slot| self.add(*slot, &Origins::from([origin]), found));
     }
 
-    /// The first are what the second are.
+    /// Adds the origins of `from` to those of `to`.
     fn tie(&mut self, to: &[Slot], from: &[Slot], found: &mut Found) {
         for (to, from) in to.iter().zip(from) {
             let origins = self.origins[*from].clone();
@@ -74,7 +76,7 @@ impl<'a> Places<'a> {
         }
     }
 
-    /// `results`: what the values are behind which it ends; without, the function's.
+    /// Adds origins in a region; `results` receives the values at its end, or the function's results if `None`.
     fn region(
         &mut self,
         region: &Region,
@@ -118,11 +120,11 @@ impl<'a> Places<'a> {
         match operation {
             Operation::Store(_) | Operation::Modify(..) | Operation::Exchange(_) => {
                 let origins = operands.first().map(|pointers| &self.origins[*pointers]);
-                // Another round may find where they come from.
+                // A later round may find an address's origins.
                 found.is_unknown |= origins.is_none_or(|origins| origins.is_empty() || origins.contains(&ANY));
                 found.written.extend(origins.into_iter().flatten());
             }
-            // What is read is no address, or nobody knows which.
+            // A loaded value is no address, or one of unknown origin.
             Operation::Load(scalar) if *scalar == Scalar::Pointer => self.add_all(results, ANY, found),
             Operation::Load(_) => {}
             Operation::If { then, otherwise } => {
@@ -132,7 +134,7 @@ impl<'a> Places<'a> {
             Operation::For { body, .. } => {
                 let begin = &operands[operands.len().min(3)..];
                 let mut carried = first(body);
-                // The first is the turn's number.
+                // The first parameter is the loop index.
                 carried.drain(..carried.len().min(1));
                 self.tie(&carried, begin, found);
                 self.tie(results, begin, found);
@@ -148,7 +150,7 @@ impl<'a> Places<'a> {
             }
             Operation::Call(name) => {
                 let given: Vec<Origins> = operands.iter().map(|operand| self.origins[*operand].clone()).collect();
-                // One that calls itself is no kernel's.
+                // A recursive function is not part of a kernel.
                 let Some(called) = others.get_mut(name.as_str()) else {
                     found.is_unknown = true;
                     return;

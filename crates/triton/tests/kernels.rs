@@ -1,4 +1,4 @@
-//! What operations of TTIR do, in kernels as small as they can be: results are written down, or follow from Rust's own arithmetic.
+//! Results of TTIR operations in minimal kernels: written down, or computed by Rust's own arithmetic.
 #![allow(unsafe_code)] // Kernels are given addresses of vectors.
 #![allow(missing_docs)]
 
@@ -23,7 +23,7 @@ fn launch(text: &str, arguments: &[Argument], grid: [u32; 3]) -> Result<Vec<std:
     unsafe { kernel.run(arguments, grid, &[], &mut || true, &mut |_| ()) }
 }
 
-/// What an operation makes of two vectors of these types; `%a` and `%b` are their names, `%r` is the result's.
+/// Result of an operation on two vectors of these types; `%a` and `%b` are their names, `%r` is the result's.
 fn calculated<A: Copy, R: Copy + Default>(body: &str, types: [&str; 2], a: &mut [A], b: &mut [A]) -> Vec<R> {
     let [of, to] = types;
     let count = a.len();
@@ -191,7 +191,7 @@ fn whether_a_number_is_none_is_asked_of_libdevice_too() {
 
 #[test]
 fn narrow_numbers_are_rounded_after_each_operation() {
-    // 1 + 2^-9 is not a number in bfloat16: it would be one in single precision.
+    // 1 + 2^-9 is not representable in bfloat16, but in single precision.
     let (mut a, mut b) = ([0x3f80_u16, 0x4000], [0x3b00_u16, 0x3f81]);
     let body = "%s = arith.addf %a, %b : tensor<T>\n%r = arith.subf %s, %a : tensor<T>";
     assert_eq!(calculated::<_, u16>(body, ["bf16", "bf16"], &mut a, &mut b), [0, 0x3f80]);
@@ -268,7 +268,7 @@ fn reductions_go_along_their_axis(#[case] axis: usize, #[case] expected: [f32; 4
 #[test]
 fn reductions_of_several_values_keep_them_together() {
     let mut out = [0_i32; 2];
-    // The place of the greatest, by a region with a branch: the first of equal ones.
+    // The index of the maximum, by a region with a branch: the first of equal maxima.
     let text = module(
         "%y: !tt.ptr<i32>",
         "%x = arith.constant dense<[3, 9, 4, 9, 1]> : tensor<5xi32>
@@ -313,7 +313,7 @@ fn scans_go_either_way(#[case] reverse: bool, #[case] expected: [i32; 5]) {
 #[test]
 fn loops_and_branches_go_where_their_conditions_say() {
     let mut out = [0_i32; 6];
-    // The steps of Collatz's sequence from each program's number on, which a program with the number 0 leaves out.
+    // Steps of Collatz's sequence from each program's number on; a program with the number 0 skips it.
     let text = module(
         "%y: !tt.ptr<i32>",
         "%c0 = arith.constant 0 : i32
@@ -352,7 +352,7 @@ fn loops_and_branches_go_where_their_conditions_say() {
          tt.store %p, %twice : !tt.ptr<i32>
          cf.br ^bb1",
     );
-    // The last block returns by a branch; the text's own return is that of another one.
+    // The last block returns by a branch; the text's own return belongs to another block.
     let text = text.replace("cf.br ^bb1\n    tt.return loc(#loc)", "cf.br ^bb1");
     launch(&text, &[address(&mut out)], [6, 1, 1]).unwrap();
     assert_eq!(out, [0, 0, 2, 14, 4, 10]);
@@ -384,7 +384,7 @@ fn shapes_are_changed_and_matrices_multiplied() {
     assert_eq!(out, [11.0, 15.0, 15.0, 21.0]);
 }
 
-/// Integers of 8 bits are multiplied to ones of 32, as `cublasGemmEx` and tensor cores do.
+/// 8-bit integers are multiplied to 32-bit ones, as by `cublasGemmEx` and tensor cores.
 #[test]
 fn matrices_of_integers_are_multiplied() {
     let mut out = [0_i32; 4];
@@ -414,7 +414,7 @@ fn tensors_are_joined_split_and_gathered() {
     assert_eq!(calculated::<_, i32>(body, ["i32", "i32"], &mut [10_i32, 20, 30], &mut [1, 2, 3]), [7, 19, 29]);
 }
 
-/// What Triton 3.9 has made of a kernel that looks up where the tokens of each sequence lie in a cache of blocks.
+/// Triton 3.9's TTIR of a kernel that looks up the slots of each sequence's tokens in a paged cache.
 #[test]
 fn a_text_of_the_compilers_is_carried_out() {
     let (tokens, block, most) = (5_i32, 16, 2000);
@@ -453,7 +453,7 @@ fn programs_add_to_the_same_place_one_after_the_other() {
     );
     launch(&text, &[address(&mut sum), address(&mut last)], [1, 4, 1]).unwrap();
     assert_eq!(sum, [6.0]);
-    // 7 becomes 8 once; then 7 is added, and what is there is doubled three times.
+    // 7 becomes 8 once; then 7 is added, and the value is doubled three times.
     assert_eq!(last, [15 * 8]);
 }
 
@@ -492,7 +492,7 @@ fn what_depends_on_absent_values_is_absent() {
     let arguments = [address(&mut from), address(&mut to)];
     let middle = from.as_ptr() as usize + 4;
     let absent = middle..middle + 4;
-    // SAFETY: it stays in the vectors.
+    // SAFETY: the kernel's accesses stay in the vectors.
     let written =
         unsafe { kernel.run(&arguments, [3, 1, 1], std::slice::from_ref(&absent), &mut || true, &mut |_| ()) };
     let place = to.as_ptr() as usize + 4;
@@ -517,7 +517,7 @@ fn what_goes_on_for_ever_can_be_interrupted() {
         asked += 1;
         asked < 3
     };
-    // SAFETY: it uses no memory.
+    // SAFETY: the kernel uses no memory.
     assert_eq!(unsafe { kernel.run(&[], [1; 3], &[], &mut goes_on, &mut |_| ()) }, Err(Stopped::Interrupted));
 }
 
@@ -590,7 +590,7 @@ proptest! {
     }
 }
 
-/// Rounded to the nearest, of two as near to the even one, into the exponent; what is too large becomes the largest.
+/// Rounds to nearest, ties to even, also into the exponent; numbers that are too large become the largest.
 #[test]
 fn numbers_of_eight_bits_are_rounded_and_never_overflow() {
     let cast = |to: &str, a: &mut [f32]| -> Vec<u8> {
@@ -641,7 +641,7 @@ fn a_kernel_prints_a_line_for_each_element(#[case] print: &str, #[case] expected
     );
     let kernel = Kernel::read(&text).unwrap();
     let mut printed = String::new();
-    // SAFETY: it uses no memory.
+    // SAFETY: the kernel uses no memory.
     let done = unsafe { kernel.run(&[], [2, 1, 1], &[], &mut || true, &mut |text| printed.push_str(text)) };
     assert_eq!((done, printed.as_str()), (Ok(Vec::new()), expected));
 }

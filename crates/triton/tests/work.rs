@@ -1,4 +1,4 @@
-//! How much kernels do: amounts that follow from their loops.
+//! Work of kernels: amounts that follow from their loops.
 #![allow(unsafe_code)] // Kernels are given addresses of vectors.
 #![allow(missing_docs)]
 
@@ -11,7 +11,7 @@ fn work(text: &str, arguments: &[Argument], grid: [u32; 3]) -> Option<Work> {
 
 fn work_inside(text: &str, arguments: &[Argument], grid: [u32; 3], memory: &[Range<usize>]) -> Option<Work> {
     let kernel = Kernel::read(text).unwrap();
-    // SAFETY: the tests' kernels read integers from their vectors alone.
+    // SAFETY: the tests' kernels read only integers of their vectors.
     unsafe { kernel.work(arguments, grid, memory, &mut || true) }.unwrap()
 }
 
@@ -19,7 +19,7 @@ fn address<T>(of: &[T]) -> Argument {
     Argument::Integer(of.as_ptr() as i64)
 }
 
-/// Nothing is there: what is no integer is not read.
+/// Addresses without memory: values other than integers are not read.
 const NOWHERE: [Argument; 3] = [Argument::Integer(1 << 32), Argument::Integer(2 << 32), Argument::Integer(3 << 32)];
 
 fn module(parameters: &str, body: &str) -> String {
@@ -29,7 +29,7 @@ fn module(parameters: &str, body: &str) -> String {
     )
 }
 
-/// Doubles 64 numbers of 32 bits for each program, up to `%n`.
+/// Doubles 64 numbers of 32 bits per program, up to `%n`.
 fn doubled() -> String {
     module(
         "%x: !tt.ptr<f32>, %y: !tt.ptr<f32>, %n: i32",
@@ -70,7 +70,8 @@ fn some_programs_stand_for_a_large_grid() {
     assert_eq!((found.read, found.written), (u64::from(programs) * 256, u64::from(programs) * 256));
 }
 
-/// Each program multiplies 16 rows of `%a` with the whole of `%b`, 64 x 16, in 4 turns; all programs read the same `%b`.
+/// Each program multiplies 16 rows of `%a` by the whole of `%b`, 64 x 16, in 4 iterations; all programs read the same
+/// `%b`.
 fn product(precision: &str, of: &str) -> String {
     module(
         &format!("%a: !tt.ptr<{of}>, %b: !tt.ptr<{of}>, %c: !tt.ptr<f32>"),
@@ -127,14 +128,14 @@ fn products_are_told_by_what_they_are_of_and_what_programs_share_is_read_once() 
             products[class] = programs * times * 4 * 2 * 16 * 16 * 16;
             assert_eq!((found.products, found.written), (products, programs * 1024), "{of}");
             let expected = ((programs + 1) * 1024 * bytes) as f64;
-            // `%b` is met by all programs, and `%a` by one each: a mean stands for both.
+            // All programs read `%b`, and one program each part of `%a`: the estimate must suit both.
             assert!((0.97..1.03).contains(&(found.read as f64 / expected)), "{of} {programs}: {found:?}, {expected}");
             assert_eq!(found.integers, []);
         }
     }
 }
 
-/// Programs whose numbers are those of one in 4,000 each, so that none of those looked at share any; pieces may overlap.
+/// About 4,000 programs read each part of memory, but no two sampled ones; spans may overlap.
 #[test]
 fn no_more_is_read_than_there_is() {
     let text = product("", "f16");
@@ -147,7 +148,7 @@ fn no_more_is_read_than_there_is() {
     assert!(all.read > 100 * some.read, "{all:?}");
 }
 
-/// Reads as many numbers as `%lengths` says of the program, or as the number there makes of a fraction.
+/// Reads `%n` numbers per program, which `number` makes of the program's element of `%lengths`.
 fn as_many(of: &str, number: &str) -> String {
     module(
         &format!("%lengths: !tt.ptr<{of}>, %x: !tt.ptr<f32>"),
@@ -181,7 +182,7 @@ fn integers_in_memory_decide_and_numbers_of_floating_point_are_not_asked() {
 
 #[test]
 fn what_lies_in_memory_that_is_not_there_makes_it_unknown() {
-    // Addresses; how much another program has added; what the program has written itself.
+    // Addresses; an amount that another program added; an amount that the program wrote itself.
     let addresses = as_many(
         "i64",
         "%z = tt.int_to_ptr %l : i64 -> !tt.ptr<f32>\n%n = arith.trunci %l : i64 to i32\ntt.store %z, %one : !tt.ptr<f32>",

@@ -1,4 +1,4 @@
-//! Which parameters a kernel may write to.
+//! Parameters that a kernel may write to.
 
 use uniference_triton::Kernel;
 
@@ -42,7 +42,7 @@ fn addresses_are_followed_through_loops_choices_and_functions() {
         %p = arith.select %is, %x, %z : !tt.ptr<i32>
         tt.store %p, %n : !tt.ptr<i32>";
     assert_eq!(written("", chosen), Some(vec![0, 2]));
-    // The function looks for a place by one parameter, and another advances to it.
+    // `find` loads an index through one parameter, and `further` advances another parameter by it.
     let functions = "  tt.func private @find(%t: !tt.ptr<i32>, %n: i32) -> i32 attributes {noinline = false} {
     %p = tt.addptr %t, %n : !tt.ptr<i32>, i32
     %i = tt.load %p : !tt.ptr<i32>
@@ -59,7 +59,7 @@ fn addresses_are_followed_through_loops_choices_and_functions() {
     assert_eq!(written(functions, called), Some(vec![2]));
 }
 
-/// An address that is an integer may be anybody's.
+/// An address made of an integer may point to any parameter's memory.
 #[test]
 fn nobody_knows_whose_an_address_from_memory_is() {
     let text = "%a = arith.extsi %n : i32 to i64

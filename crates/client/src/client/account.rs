@@ -1,19 +1,21 @@
-//! Owns what a rank's program is charged: the processor's time that it uses between our calls.
+//! Owns the compute that a rank's program is charged: its CPU time between our calls.
 //!
-//! Who is told of it, and when, is `client`'s business.
+//! `client` decides when to report it.
 //!
-//! **What is charged.** Between `leave` and the next outermost `enter` the program computes, and the process's CPU time that passed
-//! is charged to the task that enters, host waits are not. Threads of libraries' pools compute side by side, on as many cores as the
-//! rank's device has (`lanes`); one, unless the cluster file says more. Threads of Python take turns at the
-//! interpreter's lock, so each is charged all that the process has used since it left, or since the process began to run if that is later:
-//! what another thread computed meanwhile has kept it waiting. What any of them used for our work is left out.
+//! **Charged time.** Between `leave` and the next outermost `enter` the program computes. The process's CPU time in
+//! between is charged to the task that enters; waits on this machine are not charged. Threads of library pools compute
+//! concurrently, on as many cores as the rank's device has (`lanes`): one, unless the cluster file says otherwise.
+//! Python threads alternate under the interpreter's lock, so each thread is charged the whole CPU time of the process
+//! since the thread left, or since the process began to run if that is later: compute of another thread has kept this
+//! thread waiting. CPU time of our own work is excluded.
 //!
-//! What it is charged is said in *slices*, with the operators that it ran meanwhile, if these are captured. There is a slice wherever the program ran
-//! between two calls, also where it took no time: so two runs of one program have the same slices, however long each took. What the capture takes
-//! of the processor is left out, too.
+//! Charged time is reported in *slices*, with the operators of that time if these are captured. Each stretch of the
+//! program between two calls is a slice, even of zero duration: this gives two runs of one program the same slices,
+//! whatever their durations. CPU time of the capture is excluded, too.
 //!
-//! The CPU clock is a system call, and a blocking call enters and leaves twice. So within some microseconds of one reading the next is
-//! taken from the monotonic clock, which is none: the thread has run all the time, as it has not blocked in a call of ours.
+//! A read of the CPU clock is a system call, and a blocking call enters and leaves twice. For some microseconds after
+//! one reading, the next is therefore derived from the monotonic clock, which needs no system call: the thread has run
+//! all the time, as it has not blocked in a call of ours.
 
 use super::{Client, Compute};
 use crate::lanes::Used;
@@ -23,31 +25,31 @@ use std::sync::atomic::Ordering::Relaxed;
 use uniference_protocol::messages::Slice;
 use uniference_sim::time::SimDuration;
 
-/// For so long after a reading of the CPU clock the monotonic clock tells how it has gone on. A thread that the host takes off its
-/// processor just then is charged wrongly by no more than this.
+/// Time after a reading of the CPU clock during which the monotonic clock gives its progress. If the kernel preempts
+/// the thread during this time, the charged time is wrong by at most this duration.
 const TRUSTED_NS: u64 = 50_000;
 
-/// What a thread has computed, and how deep it is in our work.
+/// A thread's uncharged compute, and the nesting depth of our work on it.
 #[derive(Default)]
 struct Account {
     client: u64,
     depth: u32,
-    /// What the program has computed and was not told yet; `None`: it did not run.
+    /// CPU time of the program that has not been reported; `None`: the program did not run.
     owed_ns: Option<u64>,
-    /// Operators that were handed over ([`Client::ran`]) and not told yet.
+    /// Operators that were passed to [`Client::ran`] and not reported yet.
     operators: Vec<u8>,
-    /// The thread's own CPU time at the outermost `enter`, of several.
+    /// The thread's CPU time at the outermost `enter`, if the process has several threads.
     entered_ns: u64,
-    /// What `Rounds::computed` said at the outermost `leave`, of several.
+    /// The value of `Rounds::computed` at the outermost `leave`, if the process has several threads.
     left_ns: u64,
-    /// What threads of pools had used then.
+    /// CPU time of pool threads at the outermost `leave`.
     left_lanes: Used,
-    /// The last reading of the process's CPU clock, and of the monotonic one, if the thread has not blocked since.
+    /// The last readings of the process's CPU clock and of the monotonic clock, if the thread has not blocked since.
     reading: Option<(u64, u64)>,
 }
 
 impl Account {
-    /// The process's CPU time, in nanoseconds, where this thread is `alone` in it.
+    /// The process's CPU time, in nanoseconds; `alone`: whether this thread is the only one.
     fn process_cpu(&mut self, alone: bool) -> u64 {
         let now = clock_ns(ClockId::Monotonic);
         match self.reading {
@@ -65,18 +67,18 @@ thread_local! {
     /// True if the calling thread has reported operators since its last question to the driver: the time of these
     /// operators has not passed.
     static UNSETTLED: Cell<bool> = const { Cell::new(false) };
-    /// The calling thread asks in the name of another process's, whose operators are not this process's to write down.
+    /// Whether the calling thread asks on behalf of another process, whose operators this process does not capture.
     static RELAYS: Cell<bool> = const { Cell::new(false) };
     static ACCOUNTS: RefCell<Vec<Account>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The calling thread's are there.
+/// Allocates the calling thread's accounts.
 pub(super) fn make() {
     ACCOUNTS.with(|_| ());
 }
 
 impl Client {
-    /// From here to the matching `leave` this thread does our work. Nests.
+    /// Begins our work on this thread, until the matching `leave`. Nests.
     pub fn enter(&self) {
         self.with_account(|account| {
             account.depth += 1;
@@ -91,7 +93,7 @@ impl Client {
         });
     }
 
-    /// For how long the program has computed on this thread since the thread left, which now enters.
+    /// Duration of the program's compute on this thread between its `leave` and the current `enter`.
     fn computed(&self, account: &mut Account) -> u64 {
         if self.rounds.threaded() {
             let computed = self.rounds.computed_since(account.left_ns, &account.left_lanes);
@@ -102,7 +104,7 @@ impl Client {
         now.saturating_sub(self.charged.fetch_max(now, Relaxed))
     }
 
-    /// The program goes on.
+    /// Ends our work: the program continues.
     pub fn leave(&self) {
         self.with_account(|account| {
             account.depth = account.depth.checked_sub(1).expect("`leave` without `enter`");
@@ -116,7 +118,7 @@ impl Client {
         });
     }
 
-    /// Leaves out of the account what this thread used since it entered (alone in the process: all that was used since).
+    /// Excludes the thread's CPU time since `enter` (if alone in the process, all CPU time since then).
     fn skip_own_work(&self, account: &mut Account) {
         if self.rounds.threaded() {
             if account.entered_ns > 0 {
@@ -134,7 +136,7 @@ impl Client {
         self.charged.load(Relaxed)
     }
 
-    /// Whether the process has one thread only.
+    /// Whether the process has a single thread.
     pub(super) fn is_alone(&self) -> bool {
         self.tasks.load(Relaxed) == 1 && !self.rounds.threaded()
     }
@@ -143,12 +145,12 @@ impl Client {
         self.compute == Compute::Measured && self.started.load(Relaxed)
     }
 
-    /// Whether the program's slices are said.
+    /// Whether the program's slices are reported.
     fn counts(&self) -> bool {
         self.compute != Compute::None && self.started.load(Relaxed)
     }
 
-    /// Tells who captures operators that this thread begins or ends our work.
+    /// Tells the capture that this thread begins or ends our work.
     pub(super) fn say_inside(&self, inside: bool) {
         if let Some(capture) = self.capture.get() {
             capture.inside(inside);
@@ -160,8 +162,8 @@ impl Client {
         self.with_account(|account| account.depth > 0)
     }
 
-    /// The program has run these operators on the calling thread, for which there is no [`Capture`](crate::Capture): `dictionary` is what they
-    /// are the first of the rank's operators to name.
+    /// Reports operators that the program has run on the calling thread without a [`Capture`](crate::Capture);
+    /// `dictionary`: definitions of ids that these operators use for the first time in the rank.
     pub fn ran(&self, dictionary: &[u8], operators: &[u8]) {
         if self.compute != Compute::None {
             self.dictionary().new.extend_from_slice(dictionary);
@@ -169,7 +171,8 @@ impl Client {
         }
     }
 
-    /// Whether the calling thread is between `enter` and `leave`, or is about to end: then the program sees no call of the clock.
+    /// Whether the calling thread is between `enter` and `leave`, or is about to end: calls of the clock are then not
+    /// the program's.
     pub fn is_inside(&self) -> bool {
         let depth = |accounts: &RefCell<Vec<Account>>| {
             let accounts = accounts.try_borrow().ok()?;
@@ -178,7 +181,7 @@ impl Client {
         !self.started.load(Relaxed) || ACCOUNTS.try_with(depth).ok().flatten().unwrap_or(true)
     }
 
-    /// What the program has done on this thread and was not told yet; `None`: it did not run.
+    /// The unreported slice of this thread; `None`: the program did not run.
     pub(super) fn take_slice(&self) -> Option<Slice> {
         let (owed_ns, mut operators) = self.with_account(|account| {
             let owed_ns = account.owed_ns.take()?;
@@ -187,9 +190,9 @@ impl Client {
         let mut dictionary = self.dictionary();
         let capture = self.capture.get().filter(|_| !relays());
         let own_ns = capture.map_or(0, |capture| capture.take(&mut dictionary.new, &mut operators));
-        // The dictionary goes ahead of what any thread did.
+        // Definitions precede the operators of all threads.
         if self.rounds.threaded() {
-            // The other threads' compute goes by the processor time of all.
+            // Compute of the other threads is derived from the CPU time of all threads.
             self.rounds.leave_out(own_ns);
         }
         UNSETTLED.set(UNSETTLED.get() || !operators.is_empty());
@@ -203,7 +206,7 @@ impl Client {
             || self.with_account(|account| !account.operators.is_empty())
     }
 
-    /// The next reading of the CPU clock must be one.
+    /// Makes the next reading of the CPU clock a system call.
     pub(super) fn is_about_to_block(&self) {
         self.with_account(|account| account.reading = None);
     }
@@ -224,7 +227,7 @@ impl Client {
     }
 }
 
-/// While it lives, the thread does our work.
+/// Marks the thread as doing our work while this lives.
 pub(super) struct Ours<'a>(&'a Client);
 
 impl Drop for Ours<'_> {
@@ -233,12 +236,12 @@ impl Drop for Ours<'_> {
     }
 }
 
-/// From here on the calling thread asks in the name of another process's.
+/// Marks the calling thread as one that asks on behalf of another process.
 pub(super) fn begins_to_relay() {
     RELAYS.set(true);
 }
 
-/// Whether it does.
+/// Whether the calling thread asks on behalf of another process.
 pub(super) fn relays() -> bool {
     RELAYS.get()
 }
@@ -248,7 +251,7 @@ pub(super) fn has_settled() {
     UNSETTLED.set(false);
 }
 
-/// Whether what the calling thread has of its own is gone.
+/// Whether the calling thread's thread-local state has been destroyed.
 pub(super) fn is_exiting() -> bool {
     ACCOUNTS.try_with(|_| ()).is_err()
 }

@@ -1,5 +1,6 @@
-//! Owns what a communication call must satisfy before it is sent: whoever it names is in the group, and its tensors are as large as it
-//! says. What a library refuses beyond that, and in which words, is the process group's business; whether members agree is the engine's.
+//! Owns the checks of a communication call before it is sent: the ranks that it names are in the group, and its tensors
+//! have the sizes that it states. Further checks of a library, and their messages, belong to the process group; the
+//! engine checks that members agree.
 
 use super::ClientError;
 use std::collections::BTreeSet;
@@ -7,25 +8,25 @@ use uniference_protocol::memory::Region;
 use uniference_sim::ids::GroupRank;
 use uniference_sim::program::{Collective, CollectiveKind, Shape};
 
-/// This rank in a process group.
+/// This rank's membership in a process group.
 #[derive(Clone, Copy)]
 pub(super) struct Membership {
-    /// How many members the group has.
+    /// Number of members.
     pub(super) size: usize,
-    /// Which of them this rank is.
+    /// This rank's index among the members.
     pub(super) me: usize,
-    /// This rank has closed its connections of the group.
+    /// Whether this rank has closed its connections of the group.
     pub(super) closed: bool,
 }
 
-/// Elements that a member sends and receives; `None`: it does not, or whatever it names is not looked at.
+/// Numbers of elements that a member sends and receives; `None`: it does not, or its tensor is not checked.
 type Elements = (Option<u64>, Option<u64>);
 
 impl Membership {
-    /// Of `rank` in the group of `ranks`, in this order.
+    /// The membership of `rank` in the group of `ranks`, in this order.
     ///
     /// # Errors
-    /// It is not in the group, or these are no different ranks of a world of so many.
+    /// If `rank` is not a member, or `ranks` are not distinct ranks of a world of `world_size`.
     pub(super) fn of(rank: u32, ranks: &[u32], world_size: u32) -> Result<Membership, ClientError> {
         let Some(me) = ranks.iter().position(|member| *member == rank) else {
             return Err(wrong(format!("rank {rank} is not a member of the group {ranks:?}")));
@@ -38,7 +39,7 @@ impl Membership {
     }
 
     /// # Errors
-    /// The group has no such rank.
+    /// If the group has no such rank.
     pub(super) fn check_peer(self, peer: GroupRank) -> Result<(), ClientError> {
         if peer.index() < self.size {
             return Ok(());
@@ -47,8 +48,8 @@ impl Membership {
     }
 
     /// # Errors
-    /// A call without the root or the reduction that it needs, a root that is not in the group, numbers of blocks that are not the group's,
-    /// sizes without end, tensors that are not as large as the blocks are.
+    /// If the root or the reduction is missing, the root is not in the group, the number of blocks differs from the
+    /// group's size, sizes overflow, or tensors do not have the size of their blocks.
     pub(super) fn check(
         self,
         call: &Collective,
@@ -87,7 +88,7 @@ impl Membership {
         fits(output, received, "output")
     }
 
-    /// `None`: there are too many.
+    /// `None`: the number of elements overflows.
     fn elements(self, call: &Collective) -> Option<Elements> {
         use CollectiveKind::*;
         let is_root = call.root.is_some_and(|root| root.index() == self.me);
@@ -135,13 +136,13 @@ mod tests {
     }
 
     fn bytes(count: usize) -> Vec<Region> {
-        // SAFETY: nobody reads or writes it.
+        // SAFETY: the region is neither read nor written.
         #[allow(unsafe_code)]
         let region = unsafe { Region::new(8, count) };
         vec![region]
     }
 
-    /// Each kind with what it must be given, in bytes of four a element; any other number is refused.
+    /// Sizes in bytes of each kind's tensors, with four bytes per element; all other sizes are refused.
     #[test]
     fn tensors_are_as_large_as_their_blocks() {
         use CollectiveKind::*;

@@ -1,7 +1,6 @@
-//! Owns how a rank issues operations: it stages their inputs in the arena, and names them.
+//! Owns the issue of a rank's operations: it stages their inputs in the arena, and assigns their handles.
 //!
-//! Waits for operations and their data are the business of [`super`]; what arguments an operation may have is
-//! `arguments`'s.
+//! [`super`] handles waits for operations and their data; `arguments` checks arguments.
 
 use super::link::{Fill, Meanwhile};
 use super::{Blocking, Client, ClientError, Ran, Result, size_of_all, unexpected};
@@ -11,11 +10,11 @@ use uniference_sim::ids::{GroupId, GroupRank};
 use uniference_sim::program::{Call, CallOp, Collective};
 use uniference_sim::time::Bytes;
 
-/// Copying so many bytes takes longer than telling others about it.
+/// Number of bytes from which copying needs more time than notifying others of the copy.
 pub(super) const MANY: u64 = 1 << 20;
 
 impl Client {
-    /// Copies an input into fresh room; returns its offset in the arena.
+    /// Copies an input into a new room; returns its offset in the arena.
     pub(super) fn stage(&self, input: &[Region]) -> Result<Offset> {
         let offset = self.room_for(input)?;
         self.tensors().write(offset, input).unwrap_or_else(|error| self.lost(&error));
@@ -27,8 +26,8 @@ impl Client {
         self.shared().rooms.allocate(bytes).ok_or(ClientError::ArenaFull { rank: self.rank, bytes })
     }
 
-    /// Carries a collective out from its issue to its data: `collective`, `wait` and `deliver` by one question. However it ends, nobody
-    /// will ask for the operation again.
+    /// Carries out a collective from its issue to its data: `collective`, `wait` and `deliver` with one question. The
+    /// operation is released, whatever its outcome.
     pub fn run(&self, group: GroupId, blocking: Blocking<'_>) -> Result<Ran> {
         let Blocking { op, input, output, timeout, site } = blocking;
         self.member_of(group)?.check(&op, input, Some(output))?;
@@ -62,7 +61,7 @@ impl Client {
         Ok(ran)
     }
 
-    /// Copies an input into fresh room, or says what is still to be copied to where.
+    /// Copies an input into a new room, or returns the copy to be made later.
     fn stage_or_promise<'a>(&self, input: Option<&'a [Region]>) -> Result<(Option<Offset>, Option<Fill<'a>>)> {
         let Some(input) = input else { return Ok((None, None)) };
         if !self.copies_side_by_side(input) {
@@ -72,7 +71,8 @@ impl Client {
         Ok((Some(room), Some((input, room))))
     }
 
-    /// Whether so much is best copied while the others copy theirs. Nobody's compute is then disturbed, as none is measured.
+    /// Whether the input is large enough to copy it while other ranks copy theirs. This disturbs no measurement,
+    /// because compute is not measured.
     fn copies_side_by_side(&self, memory: &[Region]) -> bool {
         self.compute != Compute::Measured && self.is_alone() && size_of_all(memory) >= MANY
     }
@@ -89,7 +89,8 @@ impl Client {
         self.issue(Call { group, op: CallOp::Collective(op) }, input, None, site)
     }
 
-    /// Issues an operation on a stream of the rank's device, with its input, if it contributes one and has values.
+    /// Issues an operation on a CUDA stream of the rank's device, with its input, if it contributes one that has
+    /// values.
     pub fn call_on(&self, stream: OnStream, call: Call, input: Option<&[Region]>, site: &str) -> Result<LocalHandle> {
         let member = self.member_of(call.group)?;
         match &call.op {
@@ -102,7 +103,7 @@ impl Client {
         self.issue(call, input, Some(stream), site)
     }
 
-    /// Issues a send of `input`; of its size alone, if its values were not computed.
+    /// Issues a send of `input`, or of its size alone if its values were not computed.
     pub fn send(
         &self,
         group: GroupId,
@@ -131,10 +132,10 @@ impl Client {
         self.issue(Call { group, op: CallOp::Recv { from, tag, bytes } }, None, None, site)
     }
 
-    /// Issues a write of so many bytes, without values, into the memory of another rank, which takes no part.
+    /// Issues a write of `bytes` bytes, without values, into the memory of another rank, which does not participate.
     ///
     /// # Errors
-    /// There is no such rank, or another process communicates for this one.
+    /// If there is no such rank, or another process communicates for this rank.
     pub fn write(&self, to: u32, bytes: Bytes, site: &str) -> Result<LocalHandle> {
         let group = self.group_of_writes(to)?;
         self.issue(Call { group, op: CallOp::Write { to: GroupRank(1), bytes } }, None, None, site)

@@ -1,15 +1,16 @@
-//! Owns what a rank asks of the streams of its simulated GPU: to wait for them, whether they are through, how long they took.
+//! Owns a rank's questions about the CUDA streams of its simulated GPU: waits for them, whether their work is complete,
+//! and times between events.
 //!
-//! What is handed to them goes with the operators ([`Capture`](crate::Capture)). Whoever asks is C code that nobody can tell of an error, so one
-//! ends the process with its message. Libraries that tidy up as a process exits, when its program is over and what a thread has of its own is gone,
-//! are told that everything has ended.
+//! Launches on the streams are reported with the operators ([`Capture`](crate::Capture)). The callers are C code that
+//! cannot receive an error, so an error ends the process with its message. Libraries that clean up during process exit,
+//! after the program's end and the destruction of thread-local state, are told that all work has ended.
 
 use super::account::is_exiting;
 use super::{Answer, Client, Op, Result, unexpected};
 use uniference_protocol::messages::DeviceWork;
 
 impl Client {
-    /// Returns when the work has ended.
+    /// Waits for the end of the work.
     pub fn synchronize(&self, work: DeviceWork) {
         if is_exiting() {
             return;
@@ -31,7 +32,7 @@ impl Client {
         }
     }
 
-    /// Picoseconds from one event to another, as both were recorded last; `None`: one of them has not happened.
+    /// Picoseconds from one event to another, by their latest records; `None`: one of them is not complete.
     pub fn elapsed(&self, from: u32, to: u32) -> Option<i64> {
         if is_exiting() {
             return None;

@@ -1,4 +1,4 @@
-//! Owns what a rank knows of its process groups: its number in each, and how a group ends.
+//! Owns a rank's view of its process groups: its membership in each, and the end of groups.
 
 use super::arguments::{self, Membership};
 use super::{Answer, Client, ClientError, GroupId, Op, Result, unexpected};
@@ -18,7 +18,7 @@ impl Client {
         self.named(ranks.clone(), sequence, settings, rendezvous)
     }
 
-    /// The group in which this rank writes into the memory of another one, which need not know of it.
+    /// The group in which this rank writes into the memory of rank `to`, which need not know of the group.
     pub(super) fn group_of_writes(&self, to: u32) -> Result<GroupId> {
         let pair = [self.rank(), to];
         if let Some(group) = self.shared().written.get(&pair) {
@@ -71,7 +71,7 @@ impl Client {
         known.ok_or_else(|| arguments::wrong(format!("rank {} is not a member of group {}", self.rank(), group.0)))
     }
 
-    /// Closes the connections of a group, as far as others are concerned.
+    /// Closes the rank's connections of a group, as visible to other ranks.
     pub fn close(&self, group: GroupId) -> Result<()> {
         let _ours = self.ours();
         if let Some(member) = self.shared().groups.get_mut(&group.0) {
@@ -80,13 +80,15 @@ impl Client {
         self.say(Op::Close(group.0))
     }
 
-    /// Aborts what this rank has outstanding in a group: those operations are over, without data, and others are told nothing.
+    /// Aborts the rank's outstanding operations in a group: these operations end without data, and other ranks are not
+    /// notified.
     pub fn abort(&self, group: GroupId) -> Result<()> {
         let _ours = self.ours();
         self.say(Op::Abort(group.0))
     }
 
-    /// Whether an operation in the group has failed, as another rank has closed a connection, as far as answers up to now have said.
+    /// Whether an operation in the group has failed because another rank closed a connection, according to answers up
+    /// to now.
     pub fn has_failed(&self, group: GroupId) -> bool {
         self.shared().failed.contains(&group.0)
     }

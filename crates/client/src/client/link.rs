@@ -1,6 +1,7 @@
-//! Owns one thread's connection: what it says is collected in batches, and what it hears is the answer to its question.
+//! Owns one thread's connection: operations are collected in batches, and messages from the driver are answers to the
+//! thread's questions.
 //!
-//! What is said is `client`'s business; of a process with several threads the rounds send it.
+//! `client` creates the operations; in a process with several threads, rounds send them.
 
 use super::account::{is_exiting, relays};
 use super::{Client, ClientError, Compute, Result, is_severed, never};
@@ -13,10 +14,10 @@ use uniference_protocol::messages::{Answer, Batch, Fetched, Offset, Op, Quiet, R
 use uniference_protocol::wire::{Opening, Wire};
 use uniference_sim::ids::Site;
 
-/// A batch this long travels without a question, so that it does not grow without bound.
+/// Number of operations from which a batch is sent without a question, so that it does not grow without bound.
 const LONGEST_BATCH: usize = 256;
 
-/// More bytes of operators travel in several messages.
+/// Largest number of bytes of operators per message.
 const LONGEST_PART: usize = 1 << 20;
 
 /// One thread's connection.
@@ -25,7 +26,7 @@ pub(super) struct Link {
     /// `None` on the main task: it writes to `Client::main`, under its lock.
     writer: Option<Arc<dyn Wire>>,
     pub(super) reader: Arc<dyn Wire>,
-    /// Until the driver has been told of the task.
+    /// The opening of the task, until the driver has received it.
     pub(super) opens: Option<Opening>,
     frames: FrameBuffer,
     /// Number by which marks refer to this thread; `None` until the thread has reported its number.
@@ -37,19 +38,19 @@ pub(super) struct Link {
     buffer: Vec<u8>,
 }
 
-/// What threads have said that take turns, in the order in which they did, until one of them asks: then it is that thread's. Lines of one thread
-/// go by their texts.
+/// Operations of threads that share a log, in their order, until one of these threads asks: the operations then belong
+/// to that thread. Lines are kept as texts.
 pub(super) type Joint = Vec<(Op, Option<String>)>;
 
-/// An input, and the room that it is to be copied to.
+/// An input, and its room in the arena.
 pub(super) type Fill<'a> = (&'a [Region], Offset);
 
-/// What a thread does between a question and its answer.
+/// Work of a thread between a question and its answer.
 #[derive(Default)]
 pub(super) struct Meanwhile<'a> {
     /// Copies this input to its room.
     pub(super) fill: Option<Fill<'a>>,
-    /// Copies the operation's data, if it comes ahead.
+    /// Copies the operation's data, if it arrives before the answer.
     pub(super) take: Option<&'a mut dyn FnMut(Fetched)>,
 }
 
@@ -77,7 +78,7 @@ impl Link {
     pub(super) fn push(&mut self, client: &Client, op: Op) -> Result<()> {
         let ends = op.asks();
         match op {
-            // It was asked before whether there is something to say.
+            // The caller has already checked whether there are unsent operations.
             Op::Look => {}
             Op::Exit(_) => self.take_joint(client, Client::all_joint)?,
             _ if ends => self.take_joint(client, Client::own_joint)?,
@@ -95,7 +96,7 @@ impl Link {
         if self.batch.len() < LONGEST_BATCH { Ok(()) } else { self.send(client) }
     }
 
-    /// Sends what this thread has said, or one that takes turns with it.
+    /// Sends operations of this thread, and of threads that share its log.
     pub(super) fn hand_over(&mut self, client: &Client) -> Result<()> {
         self.take_joint(client, Client::own_joint)?;
         self.send(client)
@@ -105,12 +106,12 @@ impl Link {
         take(client).into_iter().try_for_each(|(op, line)| self.take_over(client, op, line))
     }
 
-    /// Whether this thread, or one that takes turns with it, has said something that was not sent.
+    /// Whether this thread, or one that shares its log, has unsent operations.
     pub(super) fn has_something_to_say(&self, client: &Client) -> bool {
         !self.batch.is_empty() || client.with_joint(|joint| !joint.is_empty()).unwrap_or(false)
     }
 
-    /// Says what a thread has said that may be another one.
+    /// Adds an operation, possibly of another thread, to the batch.
     fn take_over(&mut self, client: &Client, mut op: Op, line: Option<String>) -> Result<()> {
         if let (Op::Issue { site, .. }, Some(line)) = (&mut op, line) {
             *site = self.site(&line);
@@ -120,7 +121,7 @@ impl Link {
         if long { self.send(client) } else { Ok(()) }
     }
 
-    /// What the program has done; the operation that it led to must follow.
+    /// Adds a slice; the operation that ends the slice must follow.
     pub(super) fn push_slice(&mut self, client: &Client, mut slice: Slice) -> Result<()> {
         let mut pieces = Vec::new();
         while slice.operators.len() > LONGEST_PART {
@@ -136,12 +137,12 @@ impl Link {
             self.batch.push(piece);
             self.send(client)?;
         }
-        // Not alone at the end of a batch: it belongs to the line of what follows.
+        // The slice must not end a batch: it belongs to the line of the next operation.
         self.batch.push(Op::Compute(slice));
         Ok(())
     }
 
-    /// Sends what needs no answer.
+    /// Sends the batch, which needs no answer.
     pub(super) fn send(&mut self, client: &Client) -> Result<()> {
         if self.batch.is_empty() {
             return Ok(());
@@ -192,8 +193,8 @@ impl Link {
 }
 
 impl Client {
-    /// The calling thread may be about to wait for another one, or ends: what it has handed to the device and nobody was told of, the other one may ask
-    /// for.
+    /// Sends the calling thread's launches before the thread may wait for another one, or ends: the other thread may
+    /// ask about these launches.
     pub fn hands_over(&self) {
         let is_nobodys = || relays() || is_exiting() || self.is_inside() || self.refuse_in_fork().is_err();
         if self.joint.get().is_none() || !self.rounds.threaded() || is_nobodys() {
@@ -225,7 +226,7 @@ impl Client {
         !is_nobodys && self.has_unsettled() && self.refuse_in_fork().is_ok()
     }
 
-    /// Returns once the time of all operators that the calling thread has run has passed.
+    /// Returns once the time of all operators of the calling thread has passed.
     ///
     /// # Errors
     /// If the calling process is a child process of a rank.
@@ -239,7 +240,8 @@ impl Client {
         self.joint.get().is_some() && !relays()
     }
 
-    /// What the calling thread has said, and those that take turns with it; `None`: it keeps nothing.
+    /// Runs `f` on the unsent operations of the calling thread and of threads that share its log; `None`: the thread
+    /// keeps none.
     pub(super) fn with_joint<T>(&self, f: impl FnOnce(&mut Joint) -> T) -> Option<T> {
         let joint = self.joint.get().filter(|_| !relays())?;
         let log = self.capture().map_or(0, |capture| capture.log().0);
@@ -259,7 +261,7 @@ impl Client {
         self.with_joint(std::mem::take).unwrap_or_default()
     }
 
-    /// What all threads have said: the process ends.
+    /// Unsent operations of all threads, for the end of the process.
     fn all_joint(&self) -> Joint {
         let joint = self.joint.get().filter(|_| !relays());
         let all = joint.map(|joint| std::mem::take(&mut *joint.lock().expect("no holder of this lock panics")));

@@ -1,4 +1,5 @@
-//! Owns the detection of relay threads that are blocked on their wires. There may be hundreds of these threads, so they say it of themselves.
+//! Owns the detection of relay threads that are blocked on their wires. There may be hundreds of these threads, so each
+//! one publishes its own state.
 
 use crate::quiescence::ThreadId;
 use rustix::event::{PollFd, PollFlags};
@@ -9,14 +10,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use uniference_protocol::wire::UnixWire;
 
-/// What a thread of ours listens to that asks in the name of another process's.
+/// The wire of a relay thread.
 pub(crate) struct Listener {
     pub(super) wire: UnixWire,
     /// Odd while the thread waits for the wire.
     turns: AtomicU32,
 }
 
-/// Threads that wait for their wires, each with what its `turns` were when that was seen.
+/// Threads that wait for their wires, each with the value of `turns` at the time of the observation.
 pub(super) struct Listening<'a>(Vec<(ThreadId, &'a Listener, u32)>);
 
 impl Listener {
@@ -24,7 +25,7 @@ impl Listener {
         Listener { wire, turns: AtomicU32::new(0) }
     }
 
-    /// Waits until the wire has something to read, or never will; or until a signal comes, which is an error.
+    /// Waits until the wire is readable or closed, or until a signal arrives, which is an error.
     pub(super) fn wait(&self) -> io::Result<()> {
         self.turns.fetch_add(1, SeqCst);
         let heard = rustix::event::poll(&mut [PollFd::new(&self.wire, PollFlags::IN)], None);
@@ -47,7 +48,8 @@ impl<'a> Listening<'a> {
         self.0.iter().map(|(thread, ..)| *thread)
     }
 
-    /// Whether all of them have waited since, and have nothing to read: one that is about to go on has not read yet.
+    /// Whether all of them have waited since the observation, and have nothing to read: a thread that is about to
+    /// continue has not read yet.
     pub(super) fn still_waits(&self) -> bool {
         let mut fds: Vec<PollFd<'_>> =
             self.0.iter().map(|(_, listener, _)| PollFd::new(&listener.wire, PollFlags::IN)).collect();

@@ -1,4 +1,5 @@
-//! Owns what operators name by number: as far as it was said of this process, and what came of it from others.
+//! Owns definitions of ids in captured operators: those of this process, with the part already sent, and those received
+//! from other processes.
 
 use super::Client;
 use std::collections::BTreeMap;
@@ -6,19 +7,20 @@ use std::sync::MutexGuard;
 use uniference_protocol::messages::Op;
 use uniference_sim::ids::OfProcess;
 
-/// What the operators of all threads name by number.
+/// Definitions of ids in the captured operators of all threads.
 #[derive(Default)]
 pub(super) struct Dictionary {
-    /// As far as nobody was told.
+    /// Definitions that have not been sent.
     pub(super) new: Vec<u8>,
-    /// How many bytes were told.
+    /// Number of bytes that have been sent.
     told: u64,
 }
 
-/// Pieces of what another process's operators name by number. They come on several wires, in any order; when a round ends as all threads wait, all have come.
+/// Definitions of ids in another process's captured operators. They arrive on several wires, in any order; when a round
+/// ends because all threads wait, all of them have arrived.
 #[derive(Default)]
 pub(super) struct Pieces {
-    /// By where they begin.
+    /// Pieces by their offset.
     pieces: BTreeMap<u64, Vec<u8>>,
 }
 
@@ -31,7 +33,7 @@ impl Pieces {
         self.pieces.is_empty()
     }
 
-    /// All that have come, of the process of this number.
+    /// Removes all pieces received, as an operation of the process with this number.
     pub(super) fn take(&mut self, process: OfProcess) -> Op {
         let pieces = std::mem::take(&mut self.pieces);
         let at = pieces.first_key_value().map_or(0, |(at, _)| *at);
@@ -44,7 +46,7 @@ impl Client {
         self.dictionary.lock().expect("no holder of this lock panics")
     }
 
-    /// What the operators of all threads name by number and the driver has not been told.
+    /// Definitions of ids in the captured operators of all threads that the driver has not received.
     pub(super) fn take_dictionary(&self) -> Op {
         let mut dictionary = self.dictionary();
         let entries = std::mem::take(&mut dictionary.new);

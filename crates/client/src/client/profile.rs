@@ -1,6 +1,6 @@
-//! Owns what a rank does for those who profile it: it takes down readings of the processor's counter, and asks when launches were.
+//! Owns a rank's part in profiling: it records readings of the CPU's cycle counter, and asks for the times of launches.
 //!
-//! What follows from the readings is `timeline`'s business. Nothing is taken down, and nothing asked, of a rank that nobody profiles.
+//! `timeline` evaluates the readings. A rank without a profile records nothing and asks nothing.
 
 use super::{Answer, Client, Op, Result, unexpected};
 use crate::timeline::{Ticks, Timeline, ticks};
@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use uniference_protocol::messages::LaunchTimes;
 
 impl Client {
-    /// A profile begins, whose readings of the counter are to be times.
+    /// Begins a profile, whose counter readings are to be converted to times.
     pub fn begin_timeline(&self) -> Result<()> {
         let (now, _) = self.now()?;
         self.moments.begin(ticks(), now);
@@ -16,7 +16,7 @@ impl Client {
         Ok(())
     }
 
-    /// It ends: the rank's clock by the readings that were taken since it began.
+    /// Ends a profile: returns the rank's clock as a function of the readings since its start.
     pub fn end_timeline(&self) -> Result<Timeline> {
         self.now()?;
         if self.moments.lacks_times() {
@@ -27,14 +27,14 @@ impl Client {
         Ok(timeline)
     }
 
-    /// The program launches, at this reading, what it has given this number.
+    /// Records that the program launches the work with this number, at this reading.
     pub fn launches(&self, number: u64, at: Ticks) {
         if self.profiles.load(Relaxed) {
             self.moments.launches(number, at);
         }
     }
 
-    /// When the launches were that the program has numbered and that have ended, as far as this was not returned before.
+    /// Times of numbered launches that have ended and that no earlier call has returned.
     pub fn take_times(&self) -> Result<Vec<LaunchTimes>> {
         self.ask_for_times()?;
         Ok(self.moments.take_times())

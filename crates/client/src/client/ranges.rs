@@ -1,4 +1,4 @@
-//! Owns what a client says of the ranges that its program names, and of its threads' names.
+//! Owns the reports of a client on the ranges that its program names, and on its threads' names.
 
 use super::{Client, Op, Relaxed, Result};
 use std::cell::RefCell;
@@ -11,17 +11,18 @@ use uniference_sim::program::Mark;
 static THREADS: AtomicU32 = AtomicU32::new(0);
 
 thread_local! {
-    /// What the calling thread is called, if that was not said yet: one that says nothing else needs no connection for it.
+    /// The calling thread's name, if it has not been reported: a thread without operations needs no connection for its
+    /// name.
     static NAME: RefCell<Option<Arc<str>>> = const { RefCell::new(None) };
 }
 
-/// The calling thread's is there.
+/// Allocates the calling thread's name.
 pub(super) fn make() {
     NAME.with(|_| ());
 }
 
 impl Client {
-    /// A named range begins or ends.
+    /// Reports the start or end of a named range.
     pub fn mark(&self, mark: Mark) -> Result<()> {
         let _ours = self.ours();
         self.say(Op::Mark(mark))
@@ -60,20 +61,20 @@ impl Client {
         })
     }
 
-    /// A named range begins that may overlap others, on any thread; returns its number.
+    /// Begins a named range that may overlap others, on any thread; returns its number.
     pub fn open_range(&self, name: &str) -> Result<u32> {
         let range = self.ranges.fetch_add(1, Relaxed);
         self.mark(Mark::Open { range, name: name.into() })?;
         Ok(range)
     }
 
-    /// The calling thread is called this from here on, which is said with what it says next.
+    /// Sets the calling thread's name from now on, which is reported with the thread's next operation.
     pub fn is_called(&self, name: &str) {
         NAME.set(Some(name.into()));
     }
 }
 
-/// What the calling thread is called, if that is to be said.
+/// The calling thread's name, if it must be reported.
 pub(super) fn take_name() -> Option<Op> {
     NAME.take().map(|name| Op::Mark(Mark::Name(name)))
 }

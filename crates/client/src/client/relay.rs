@@ -1,9 +1,9 @@
-//! Owns how processes that a rank starts take part in its time: the client of such a process, and what relays its requests in the process of the
-//! rank.
+//! Owns the participation of processes that a rank starts in the rank's time: the client of such a process, and the
+//! relay of its requests in the rank's process.
 //!
-//! Each thread of such a process has a connection to the rank's process, and behind it a thread there, which asks in its name as if it were
-//! that thread. So to the driver they are threads of the rank; when all of them wait is `rounds`' business. Whoever makes threads that relay
-//! ([`Client::relays`]) knows how that is done.
+//! Each thread of such a process has a connection to a relay thread in the rank's process, which asks on the thread's
+//! behalf. The driver sees these threads as threads of the rank; `rounds` finds out whether all of them wait. The
+//! caller of [`Client::relays`] creates the relay threads.
 
 use super::listening::Listener;
 use super::rounds::{Kick, this_thread};
@@ -27,13 +27,13 @@ use uniference_protocol::relay::{Admission, Introduction};
 use uniference_protocol::wire::{UnixWire, Wire};
 use uniference_sim::time::SimDuration;
 
-/// Where processes of a rank find it.
+/// The socket at which a rank's processes connect to the rank.
 pub struct Relay {
     listener: UnixListener,
     name: String,
 }
 
-/// A thread of another process, which has come to the relay.
+/// A thread of another process that has connected to the relay.
 pub struct Relative {
     wire: UnixWire,
     frames: FrameBuffer,
@@ -42,10 +42,10 @@ pub struct Relative {
 }
 
 impl Relay {
-    /// Of this process. Its name has not been used before, as long as the machine runs.
+    /// Creates the relay of this process. Its name has not been used since the machine booted.
     ///
     /// # Errors
-    /// If there is no room for another socket.
+    /// If no further socket is available.
     fn new() -> io::Result<Relay> {
         let now = super::clock_ns(rustix::time::ClockId::Boottime);
         let name = format!("uniference-{}-{now}", rustix::process::getpid().as_raw_nonzero());
@@ -58,7 +58,7 @@ impl Relay {
         &self.name
     }
 
-    /// The next thread that comes, with what it says first; `None`: it is not one of ours.
+    /// The next thread that connects, with its first message; `None`: the thread is not one of ours.
     fn accept(&self) -> io::Result<Option<Relative>> {
         let (socket, _) = self.listener.accept()?;
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
@@ -74,10 +74,11 @@ impl Relay {
 }
 
 impl Client {
-    /// The client of a process that a rank has started, whose calling thread was started as `path` says; `name` is the relay's.
+    /// The client of a process that a rank has started, whose calling thread has the path `path`; `name`: the relay's
+    /// name.
     ///
     /// # Errors
-    /// If the rank's process is gone.
+    /// If the rank's process has ended.
     pub fn of_relative(name: &str, path: Vec<u32>) -> Result<Client> {
         let (wire, frames, admission) = introduce(name, path.clone())?;
         let nothing = Welcome {
@@ -93,7 +94,7 @@ impl Client {
         let tensors = Box::new(NoTensors);
         let client = Client::new(wire.clone(), FrameBuffer::default(), &nothing, tensors, place)?;
         super::LINKS.with_borrow_mut(|links| {
-            // Those of the process that has forked this one would keep it from being missed there.
+            // Connections inherited by a fork would keep the parent's relay from noticing their end.
             links.clear();
             links.push(Link::new(client.id, Some(wire.clone()), wire, frames));
         });
@@ -102,43 +103,46 @@ impl Client {
         Ok(Client { relay: Some(name.to_owned()), rounds: Rounds::of_relative(path)?, ..client })
     }
 
-    /// The name of the relay, if this is the client of a process that a rank has started.
+    /// The name of the relay, in a process that a rank has started.
     pub fn relay(&self) -> Option<&str> {
         self.relay.as_deref()
     }
 
-    /// Processes that this one starts use GPUs of all ranks: it is the one program of ranks that lend it theirs.
+    /// Declares that this process is the one program that uses the GPUs of all ranks, as do the processes that it
+    /// starts.
     pub fn lends(&self) {
         self.lends.store(true, Relaxed);
     }
 
-    /// The descriptor of the file in which the data of all ranks is, by which a process that this one starts can open it.
+    /// The descriptor of the file with the data of all ranks, through which a process that this one starts can open the
+    /// file.
     pub fn arena_descriptor(&self) -> Option<i32> {
         self.tensors.file().map(|file| file.as_raw_fd())
     }
 
-    /// This process was started by the one program of ranks that lend it their GPUs: it may be of any of them. Their data is in that file.
+    /// Declares that this process was started by the one program that uses the GPUs of all ranks, so it may act as any
+    /// rank. `arena`: the file with the ranks' data.
     ///
     /// # Errors
     /// If the file cannot be mapped.
     pub fn borrows(&self, arena: &Path) -> io::Result<()> {
         let layout = Layout::for_world(self.world_size);
         let file = File::options().read(true).write(true).open(arena)?;
-        // Whoever was first stays.
+        // Only the first call has an effect.
         let _ = self.lent.set((SharedArena::map(file.into(), layout.total)?, layout));
         self.take_rooms();
         Ok(())
     }
 
-    /// Whether it may be of any rank.
+    /// Whether the process may act as any rank.
     pub fn borrows_gpus(&self) -> bool {
         self.lent.get().is_some()
     }
 
-    /// The process uses the GPU of this rank. If it may, it is one of its processes from here on: returns whether it is.
+    /// Moves the process to the rank whose GPU it uses, if allowed. Returns whether the process acts as that rank.
     ///
     /// # Errors
-    /// If the rank's process is gone.
+    /// If the rank's process has ended.
     pub fn moves(&self, rank: u32) -> Result<bool> {
         if self.rank() == rank {
             return Ok(true);
@@ -161,7 +165,7 @@ impl Client {
         Ok(true)
     }
 
-    /// Inputs are staged in the part of the rank that this is.
+    /// Makes inputs be staged in the part of the rank that this process acts as.
     fn take_rooms(&self) {
         if let Some((_, Layout { part, retain, .. })) = self.lent.get() {
             self.shared().rooms = Rooms::new(part * u64::from(self.rank()), *part, *retain);
@@ -176,28 +180,29 @@ impl Client {
         Ok(Link::new(self.id, Some(wire.clone()), wire, frames))
     }
 
-    /// From now on other processes take part in the time of this one, which is a rank's; what they compute is as `meter` tells.
+    /// Makes other processes participate in the time of this one, a rank's process, from now on; `meter` measures their
+    /// compute.
     ///
     /// # Errors
-    /// If there is no room for another socket.
+    /// If no further socket is available.
     pub fn begins_family(&self, meter: Meter) -> io::Result<Relay> {
         let relay = Relay::new()?;
         self.rounds.begins_family(meter);
         Ok(relay)
     }
 
-    /// Virtual time stands still from here on, as a thread is about to fork.
+    /// Stops virtual time, as a thread is about to fork.
     pub fn begins_fork(&self) {
         self.rounds.holds();
     }
 
-    /// Virtual time may pass again.
+    /// Lets virtual time pass again.
     pub fn ends_fork(&self) {
         self.rounds.lets_go();
     }
 
-    /// Makes the calling thread the one that hears of threads of other processes, each of which it has `start` start a thread for that calls
-    /// [`Client::relay_for`]. It never returns.
+    /// Makes the calling thread accept connections of other processes' threads. For each, `start` must start a thread
+    /// that calls [`Client::relay_for`]. Never returns.
     pub fn relays(&self, relay: &Relay, start: &dyn Fn(Relative)) -> ! {
         self.rounds.serves(None);
         loop {
@@ -210,7 +215,7 @@ impl Client {
         }
     }
 
-    /// Makes the calling thread ask in the name of another one, until that has ended.
+    /// Makes the calling thread ask on behalf of another process's thread, until that thread has ended.
     pub fn relay_for(&self, relative: Relative) {
         let Relative { wire, mut frames, path, process } = relative;
         let path = self.rounds.admits(path);
@@ -225,14 +230,15 @@ impl Client {
         frame::encode(&admission, &mut frame);
         let mut goes_on = wire.write(&frame).is_ok();
         while goes_on {
-            // What else there is to read was received with the last piece. A signal came too late for a pause.
+            // Further frames may have arrived with the previous read. A signal here arrived too late for its pause.
             while frames.is_empty() && listener.wait().is_err() {}
             goes_on = frames.read(wire).is_ok_and(|batch| self.relay_batch(&listener, &frames, batch).is_ok());
         }
         self.rounds.served(&path);
     }
 
-    /// Operators of other processes are written down where those of this one are costed; what they take of the processor is measured here.
+    /// The source of compute of descendant processes: their operators are captured if this process's are costed; this
+    /// process measures their CPU time.
     fn compute_of_relatives(&self) -> Compute {
         match self.compute {
             Compute::None => Compute::None,
@@ -243,7 +249,8 @@ impl Client {
 
     fn relay_batch(&self, listener: &Listener, frames: &FrameBuffer, batch: Batch) -> Result<()> {
         let (wire, mut ops) = (&listener.wire, batch.ops);
-        // What other threads of the process say may follow from it already, whatever this one waits for first.
+        // Operations of other threads of that process may already depend on these definitions, whatever this thread
+        // waits for first.
         ops.retain_mut(|op| match op {
             Op::Dictionary { at, entries, .. } => {
                 self.rounds.names(*at, std::mem::take(entries));
@@ -253,7 +260,8 @@ impl Client {
         });
         let question = ops.pop_if(|op| op.asks());
         if let (Some(Op::Look), false) = (&question, self.compute == Compute::Measured) {
-            // Whoever runs is at the time of the last answer to any of them, and what it takes to look is not charged.
+            // A running thread is at the time of the last answer to any thread, and the cost of a clock read is not
+            // charged.
             if !ops.is_empty() {
                 self.relay_ops(ops)?;
                 self.flush()?;
@@ -266,7 +274,7 @@ impl Client {
         }
         self.relay_ops(ops)?;
         let mut reply = match question {
-            // It has left a pause.
+            // The thread has left a pause.
             None => return self.flush(),
             Some(Op::Pause(span)) => {
                 let listen = || self.listen_to_paused(listener, frames);
@@ -284,14 +292,14 @@ impl Client {
             Some(Op::Group { .. }) if !self.may_communicate() => self.told(Answer::Group(Answer::NO_GROUP)),
             Some(question) => self.ask_for_reply(question)?,
         };
-        // If it does not communicate, this process does, and has taken in what is over.
+        // If that process does not communicate, this process does, and has already handled these parts of the reply.
         if !self.rounds.communicates() {
             (reply.freed, reply.over, reply.failed) = Default::default();
         }
         Self::tell(wire, &reply)
     }
 
-    /// What asks nothing.
+    /// Carries out operations that need no answer.
     fn relay_ops(&self, ops: Vec<Op>) -> Result<()> {
         for op in ops {
             match op {
@@ -316,7 +324,7 @@ impl Client {
         Ok(wire.write(&frame)?)
     }
 
-    /// Whether the process in whose name this thread asks communicates for its rank from here on: nobody else does.
+    /// Whether the process on whose behalf this thread asks communicates for its rank from now on, as the only one.
     fn may_communicate(&self) -> bool {
         let own_process_does = {
             let shared = self.shared();
@@ -325,9 +333,9 @@ impl Client {
         self.rounds.may_communicate(self.rank, own_process_does)
     }
 
-    /// Returns once the thread that pauses has said that it goes on, or its time is up.
+    /// Returns once the paused thread has continued, or its pause is over.
     pub(super) fn listen_to_paused(&self, listener: &Listener, frames: &FrameBuffer) {
-        // It may have said so right behind the pause: then its word was received with that.
+        // The thread may have continued right after the pause: its message was then received together with the pause.
         while frames.is_empty() {
             if listener.wait().is_ok() || self.rounds.time_is_up() {
                 return;
@@ -335,7 +343,7 @@ impl Client {
         }
     }
 
-    /// An answer that the thread itself has taken.
+    /// An answer that this process gives by itself.
     fn told(&self, answer: Answer) -> Reply {
         let now = self.last_now();
         Reply { now, asked: now, freed: Vec::new(), over: Vec::new(), failed: Vec::new(), answer }
@@ -351,7 +359,7 @@ fn introduce(name: &str, path: Vec<u32>) -> Result<(UnixWire, FrameBuffer, Admis
     Ok((wire, frames, admission))
 }
 
-/// The process has no part of the arena.
+/// Tensors of a process without a part of the arena.
 struct NoTensors;
 
 impl Tensors for NoTensors {

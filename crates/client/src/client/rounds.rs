@@ -1,18 +1,20 @@
-//! Owns the order of a process with several threads: what they say is collected and sent to the driver as one round, once all of them
-//! wait; and who of them sleeps in a call of the system that virtual time may end.
+//! Owns the rounds of a process with several threads: operations of all threads are collected and sent to the driver as
+//! one round, once all threads wait. Also owns the record of threads that sleep in system calls that virtual time may
+//! end.
 //!
-//! When all threads wait is found by `quiescence`; what they say is `client`'s business.
+//! `quiescence` finds out whether all threads wait; `client` produces the operations.
 //!
-//! A process runs from an answer of the driver until it is quiet: each thread has asked, or waits for another one, or for something
-//! outside. Only then may virtual time pass, and the driver gives the next answer. So threads that sleep side by side do so in virtual
-//! time, and what a round holds does not depend on which thread was faster: it is sorted by who has started whom.
+//! A process runs from an answer of the driver until it is quiet: each thread has asked, or waits for another thread,
+//! or for something outside. Only then may virtual time pass, and the driver gives the next answer. As a result,
+//! concurrent sleeps overlap in virtual time, and the contents of a round do not depend on which thread was faster: a
+//! round is sorted by the tree of thread starts.
 //!
-//! **Other processes.** Those that the process starts, and those that these start, take part in its rounds: they are asleep when all of their threads
-//! are, and what they ask for, threads of ours ask in their name (`relay`). In such a process itself there are no rounds: what a thread says goes to
-//! the relay at once, and the watch only ends sleeps.
+//! **Other processes.** Child processes, and their children, participate in the rounds: they are asleep when all of
+//! their threads are, and our threads ask on their behalf (`relay`). A child process has no rounds of its own:
+//! operations of its threads go to the relay at once, and its watch thread only ends sleeps.
 //!
-//! A thread that asks looks whether all others wait, which they mostly do. For those that fall asleep without asking, one thread of ours,
-//! the watch, keeps looking while the process runs.
+//! A thread that asks checks whether all other threads wait, which is usually so. For threads that fall asleep without
+//! asking, a thread of ours, the watch, keeps checking while the process runs.
 
 use super::listening::{Listener, Listening};
 use super::names::Pieces;
@@ -34,59 +36,60 @@ use uniference_protocol::wire::{Opening, Wire};
 use uniference_sim::ids::OfProcess;
 use uniference_sim::program::Mark;
 
-/// How soon the watch looks again, at first and at most; nanoseconds.
+/// Shortest and longest interval between checks of the watch, in nanoseconds.
 const LOOKS: (u64, u64) = (50_000, 1_000_000);
 
-/// How often who asks in the name of another process's thread looks, which mostly is about to fall asleep itself.
+/// Number of checks by a thread that asks on behalf of another process's thread, which usually is about to fall asleep
+/// itself.
 const LOOKS_OF_AN_ASKER: u32 = 8;
 
-/// How long, in nanoseconds of the host, virtual time does not pass while a thread runs and does not ask. The thread may spin until another one,
-/// which sleeps in virtual time, has done something.
+/// Time in nanoseconds of this machine during which virtual time does not pass while a thread runs and does not ask.
+/// Such a thread may spin until another thread, which sleeps in virtual time, has acted.
 const PATIENCE: u64 = 60_000_000_000;
 
-/// The same while another process of the rank's computes: one may load a model, or be compiling.
+/// The limit while another process of the rank computes: such a process may load a model, or compile.
 const FAMILYS_PATIENCE: u64 = 10 * PATIENCE;
 
-/// Who started a thread: numbers of children from the main thread on, whose own name is empty.
+/// A thread's position in the tree of thread starts: numbers of children from the main thread on, whose path is empty.
 pub(crate) type Path = Vec<u32>;
 
 thread_local! {
     static PATH: RefCell<Option<Path>> = const { RefCell::new(None) };
     static CHILDREN: Cell<u32> = const { Cell::new(0) };
-    /// The path of the process in whose name the thread asks.
+    /// The path of the process on whose behalf the thread asks.
     static PROCESS: RefCell<Option<Path>> = const { RefCell::new(None) };
-    /// The rank to which that process has moved, as far as the thread has said so.
+    /// The rank to which that process has moved, as far as the thread has reported it.
     static RANK: Cell<Option<u32>> = const { Cell::new(None) };
-    /// The thread makes what it keeps ([`Client::keep_books`]).
+    /// Whether the thread allocates its thread-local state ([`Client::keep_books`]).
     static MAKES_BOOKS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// How a sleep in a call of the system is ended. Whoever makes the watch ([`Client::watch`]) knows how that is done.
+/// The way to end a sleep in a system call. The function passed to [`Client::watch`] carries it out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kick {
-    /// By a signal to the thread.
+    /// A signal to the thread.
     Signal(i32),
-    /// By a broadcast to the condition variable at this address.
+    /// A broadcast to the condition variable at this address.
     Broadcast(usize),
 }
 
 /// The rounds of one process.
 pub(crate) struct Rounds {
     threaded: AtomicBool,
-    /// Threads that are about to say something: they may sleep on our lock, but must not count as waiting.
+    /// Number of threads that are about to send operations: they may sleep on our lock, but must not count as waiting.
     arriving: AtomicU32,
     state: Mutex<State>,
     wake: OwnedFd,
     /// CPU time that threads have used for our work, in nanoseconds.
     ours: AtomicU64,
-    /// What the program had computed when the process began to run.
+    /// CPU time of the program when the process began to run, in nanoseconds.
     begun: AtomicU64,
     pub(crate) lanes: Lanes,
-    /// Other processes take part.
+    /// Whether other processes participate.
     family: AtomicBool,
-    /// This is such a process: what its threads say goes to the relay at once.
+    /// Whether this is a child process, whose threads send operations to the relay at once.
     is_relative: bool,
-    /// Whether somebody ends the sleeps of its threads.
+    /// Whether a watch ends the sleeps of the process's threads.
     is_watched: AtomicBool,
 }
 
@@ -97,58 +100,59 @@ struct State {
     asking: BTreeSet<ThreadId>,
     paused: BTreeMap<ThreadId, Pause>,
     watch: Option<ThreadId>,
-    /// Since when the process runs; `None`: it is quiet, and the driver knows.
+    /// Time since which the process runs; `None`: the process is quiet, and the driver knows.
     running: Option<u64>,
     threads: Threads,
     family: Family,
-    /// Threads of ours that ask in the name of others, or wait for such.
+    /// Threads of ours that ask on behalf of other processes, or wait for connections of such.
     serving: BTreeMap<ThreadId, Option<Arc<Listener>>>,
-    /// Processes that take part, by their numbers: also such that go on as another program, which has not come yet, and of which nobody may be the parent
-    /// any more.
+    /// Participating processes, by process id. The map includes processes that are about to continue as another program
+    /// by `exec`, and processes whose parent has ended.
     relatives: BTreeMap<i32, Relative>,
-    /// What each of them has said of itself, by the path of its first thread.
+    /// State reported by each participating process, by the path of its first thread.
     said: BTreeMap<Path, Said>,
-    /// The paths of threads that are asked for.
+    /// Paths of threads for which relay threads ask.
     admitted: BTreeSet<Path>,
-    /// Of how many a path was taken already.
+    /// Number of paths that were already in use.
     doubles: u32,
-    /// By rank, which process communicates for it.
+    /// The process that communicates for each rank.
     communicate: BTreeMap<u32, Path>,
 }
 
-/// A process that takes part.
+/// A participating process.
 struct Relative {
-    /// When it was started.
+    /// Time of the process's start.
     started: u64,
-    /// That of its first thread.
+    /// The path of the process's first thread.
     path: Path,
 }
 
-/// What a process has said of itself.
+/// State that a process has reported.
 #[derive(Default)]
 struct Said {
-    /// Its number among those of the rank, once it has named something by numbers of its own: in the order of their paths, whoever came first.
+    /// The process's number within the rank, once the process has used ids of its own. Numbers follow the order of
+    /// paths, not of arrival.
     number: Option<OfProcess>,
-    /// What its operators name by number, as far as the driver has not been told.
+    /// Definitions of ids in the process's captured operators that the driver has not received.
     dictionary: Pieces,
-    /// It has named ranges by number.
+    /// Whether the process has numbered ranges.
     has_ranges: bool,
-    /// The rank that it has moved to.
+    /// The rank to which the process has moved.
     rank: Option<u32>,
 }
 
-/// What a thread has said since the process was quiet last.
+/// Operations of a thread since the process was last quiet.
 struct Part {
-    /// In whose name: the path of its process.
+    /// The path of the process on whose behalf the thread speaks.
     process: Option<Path>,
-    /// `None`: the main task's.
+    /// The thread's wire; `None`: the main task's.
     writer: Option<Arc<dyn Wire>>,
-    /// Of a thread that the driver does not know yet.
+    /// The opening of a thread that the driver does not know yet.
     opens: Option<Opening>,
     ops: Vec<Op>,
 }
 
-/// A thread that sleeps in a call of the system.
+/// A thread that sleeps in a system call.
 struct Pause {
     reader: Arc<dyn Wire>,
     kick: Kick,
@@ -158,13 +162,13 @@ struct Pause {
 #[derive(Clone, Copy, PartialEq)]
 enum Paused {
     Sleeping,
-    /// Virtual time has ended it.
+    /// Virtual time has ended the sleep.
     Over,
-    /// The thread went on, and the driver has not heard of that.
+    /// The thread has continued, and the driver does not know yet.
     Left,
 }
 
-/// What a thread needs for its part of a round.
+/// A thread's input to its part of a round.
 pub(crate) struct Speaker<'a> {
     pub(crate) writer: Option<Arc<dyn Wire>>,
     pub(crate) opens: &'a mut Option<Opening>,
@@ -172,7 +176,7 @@ pub(crate) struct Speaker<'a> {
 }
 
 impl Rounds {
-    /// `cores`: how many threads compute at once on the rank's device.
+    /// `cores`: number of threads that can compute at once on the rank's device.
     pub(crate) fn new(cores: u32) -> io::Result<Rounds> {
         PATH.set(Some(Path::new()));
         CHILDREN.set(0);
@@ -191,7 +195,7 @@ impl Rounds {
         })
     }
 
-    /// Of a process that a rank has started, whose calling thread was started as `path` says.
+    /// The rounds of a child process, whose calling thread has the path `path`.
     pub(crate) fn of_relative(path: Path) -> io::Result<Rounds> {
         let rounds = Rounds::new(1)?;
         is_started(path);
@@ -210,7 +214,7 @@ impl Rounds {
         state
     }
 
-    /// The thread has said something that needs no answer.
+    /// Adds operations of the thread that need no answer.
     pub(crate) fn say(&self, client: &Client, speaker: Speaker<'_>) {
         let mut state = self.enter();
         self.run(&mut state);
@@ -218,7 +222,7 @@ impl Rounds {
         self.pass_on(client, &mut state);
     }
 
-    /// The thread asks, and next waits for the answer.
+    /// Adds a question of the thread, which then waits for the answer.
     pub(crate) fn ask(&self, client: &Client, speaker: Speaker<'_>) {
         let mut state = self.enter();
         self.run(&mut state);
@@ -233,7 +237,7 @@ impl Rounds {
         }
     }
 
-    /// The thread has its answer and goes on.
+    /// Marks the thread as running again after its answer.
     pub(crate) fn answered(&self) {
         let mut state = self.enter();
         state.asking.remove(&this_thread());
@@ -241,7 +245,7 @@ impl Rounds {
         self.run(&mut state);
     }
 
-    /// The thread is about to sleep in a call of the system, and has said for how long in `speaker`.
+    /// Marks the thread as about to sleep in a system call; `speaker` has the duration.
     pub(crate) fn pause(&self, client: &Client, speaker: Speaker<'_>, reader: Arc<dyn Wire>, kick: Kick) {
         let mut state = self.enter();
         self.run(&mut state);
@@ -253,7 +257,7 @@ impl Rounds {
         }
     }
 
-    /// The thread goes on; returns whether that is because its time was up.
+    /// Marks the thread as running after a sleep; returns whether virtual time ended the sleep.
     pub(crate) fn end_pause(&self, client: &Client) -> bool {
         let mut state = self.enter();
         state.threads.goes_on(this_thread());
@@ -274,29 +278,29 @@ impl Rounds {
         over
     }
 
-    /// Whether virtual time has ended the pause of the calling thread, which has not left it.
+    /// Whether virtual time has ended the sleep that the calling thread is still in.
     pub(crate) fn time_is_up(&self) -> bool {
         self.enter().paused.get(&this_thread()).is_some_and(|pause| pause.state == Paused::Over)
     }
 
-    /// Sends what there is, though threads run: the process ends.
+    /// Sends all collected operations although threads run, because the process ends.
     pub(crate) fn end(&self, client: &Client) {
         self.enter().send(client, false);
     }
 
-    /// Leaves CPU time that a thread has used for our work out of the account.
+    /// Excludes CPU time of our own work from the program's CPU time.
     pub(crate) fn leave_out(&self, ns: u64) {
         self.ours.fetch_add(ns, SeqCst);
     }
 
-    /// How long what the program has computed since `mark`, or since the process began to run if that is later, takes on the rank's
-    /// device; nanoseconds. `lanes` is what the threads of pools had used at `mark`.
+    /// Duration on the rank's device of the program's compute since `mark`, or since the process began to run if that
+    /// is later; nanoseconds. `lanes`: usage of pool threads at `mark`.
     pub(crate) fn computed_since(&self, mark: u64, lanes: &Used) -> u64 {
         let total = self.computed().saturating_sub(mark.max(self.begun.load(SeqCst)));
         if self.lanes.matter() { self.lanes.elapsed(total, lanes) } else { total }
     }
 
-    /// What the program has computed, in nanoseconds.
+    /// CPU time of the program, in nanoseconds.
     pub(crate) fn computed(&self) -> u64 {
         let own = super::clock_ns(ClockId::ProcessCPUTime).saturating_sub(self.ours.load(SeqCst));
         if self.family.load(SeqCst) { own + self.lanes.relatives_computed() } else { own }
@@ -311,18 +315,18 @@ impl Rounds {
     }
 
     fn wake_watch(&self) {
-        // It is full only if the watch was woken 2^64 times.
+        // The counter overflows only after 2^64 wake-ups.
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 
-    /// Sends what was said, if nobody else is to be waited for.
+    /// In a child process, sends the collected operations: no other thread must be waited for.
     fn pass_on(&self, client: &Client, state: &mut State) {
         if self.is_relative {
             state.send_parts(client);
         }
     }
 
-    /// From now on other processes take part.
+    /// Makes other processes participate from now on.
     pub(crate) fn begins_family(&self, meter: Meter) {
         self.lanes.measure_relatives(meter);
         let mut state = self.enter();
@@ -332,17 +336,19 @@ impl Rounds {
         self.family.store(true, SeqCst);
     }
 
-    /// No round ends while a thread forks, until the copy takes part: both may seem to sleep meanwhile.
+    /// Keeps rounds from ending while a thread forks, until the child process participates: both processes may seem to
+    /// sleep until then.
     pub(crate) fn holds(&self) {
         self.arriving.fetch_add(1, SeqCst);
     }
 
-    /// The copy takes part, or has ended.
+    /// Allows rounds to end again: the child process participates, or has ended.
     pub(crate) fn lets_go(&self) {
         self.arriving.fetch_sub(1, SeqCst);
     }
 
-    /// The calling thread is ours, and waits for those of other processes, or asks in the name of one of `process`, which it listens to.
+    /// Marks the calling thread as ours: it waits for connections of other processes, or asks on behalf of a thread of
+    /// `process`, to which it listens.
     pub(crate) fn serves(&self, process: Option<(i32, Arc<Listener>)>) {
         let mut state = self.enter();
         state.serving.insert(this_thread(), process.as_ref().map(|(_, listener)| Arc::clone(listener)));
@@ -355,7 +361,7 @@ impl Rounds {
         }
     }
 
-    /// What operators of the process, in whose name the calling thread asks, name by number from here on.
+    /// Adds definitions of ids in captured operators of the process on whose behalf the calling thread asks.
     pub(crate) fn names(&self, at: u64, entries: Vec<u8>) {
         let mut state = self.enter();
         if let Some(process) = PROCESS.with_borrow(Clone::clone) {
@@ -363,7 +369,7 @@ impl Rounds {
         }
     }
 
-    /// The process, in whose name the calling thread asks, moves to another rank.
+    /// Moves the process on whose behalf the calling thread asks to another rank.
     pub(crate) fn process_moves(&self, to: u32) {
         let mut state = self.enter();
         if let Some(process) = PROCESS.with_borrow(Clone::clone) {
@@ -372,15 +378,16 @@ impl Rounds {
         }
     }
 
-    /// To which rank its process has moved since the calling thread was asked for this last, if it has.
+    /// The rank to which the thread's process has moved since the calling thread's previous call; `None`: it has not
+    /// moved.
     pub(crate) fn thread_moves(&self) -> Option<u32> {
         let state = self.enter();
         let to = PROCESS.with_borrow(|process| state.said.get(process.as_ref()?)?.rank);
         if RANK.replace(to) == to { None } else { to }
     }
 
-    /// Whether the process, in whose name the calling thread asks, communicates for its rank, which is `own` unless it has moved. Who does so first
-    /// is the only one.
+    /// Whether the process on whose behalf the calling thread asks communicates for its rank, which is `own` unless the
+    /// process has moved. Only the first process that communicates may do so.
     pub(crate) fn may_communicate(&self, own: u32, own_process_does: bool) -> bool {
         let mut state = self.enter();
         let Some(process) = PROCESS.with_borrow(Clone::clone) else { return false };
@@ -391,7 +398,7 @@ impl Rounds {
         *state.communicate.entry(rank).or_insert_with(|| process.clone()) == process
     }
 
-    /// Whether the process, in whose name the calling thread asks, communicates for its rank.
+    /// Whether the process on whose behalf the calling thread asks communicates for its rank.
     pub(crate) fn communicates(&self) -> bool {
         let state = self.enter();
         PROCESS
@@ -403,8 +410,8 @@ impl Rounds {
         self.threaded() && self.enter().communicate.contains_key(&rank)
     }
 
-    /// The path of a thread that asks in the name of the one that says it is `path`: another one if it is taken, as where the C library has started
-    /// the process.
+    /// The path for a thread that asks on behalf of the thread that calls itself `path`. The result differs from `path`
+    /// if that path is in use, for example if the C library started the process.
     pub(crate) fn admits(&self, path: Path) -> Path {
         let mut state = self.enter();
         let mut own = path.clone();
@@ -415,16 +422,16 @@ impl Rounds {
         own
     }
 
-    /// The calling thread does not ask in the name of another one any more.
+    /// Ends the calling thread's work on behalf of another thread.
     pub(crate) fn served(&self, path: &Path) {
         let mut state = self.enter();
         state.serving.remove(&this_thread());
         state.admitted.remove(path);
-        // Nobody else may look again.
+        // Possibly no other thread is left to check.
         self.run(&mut state);
     }
 
-    /// The process begins to run.
+    /// Marks the start of the process's running time.
     fn begin(&self) {
         self.lanes.begin();
         self.begun.store(self.computed(), SeqCst);
@@ -441,7 +448,7 @@ impl Rounds {
             return false;
         }
         let waited = host_ns().saturating_sub(since);
-        // Mostly whoever ran does so still, and there is nobody else to look at.
+        // A thread that ran usually still does; if so, no other thread needs a check.
         if waited <= PATIENCE && (state.threads.still_runs(&state.asking) || state.family.still_runs()) {
             return false;
         }
@@ -460,7 +467,7 @@ impl Rounds {
         true
     }
 
-    /// The watch, on a thread of its own; it never returns.
+    /// Runs the watch, on a thread of its own; never returns.
     pub(crate) fn watch(&self, client: &Client, kick: &dyn Fn(Kick)) -> ! {
         self.enter().watch = Some(this_thread());
         let (mut look, mut used, mut kicked) = (LOOKS.0, 0, 0);
@@ -468,7 +475,7 @@ impl Rounds {
             self.listen(client, look);
             let mut state = self.state.lock().expect("no holder of this lock panics");
             if self.is_relative {
-                // Signals that follow each other faster than a thread can take them keep it from going on.
+                // Signals in faster succession than a thread can handle them would keep the thread from continuing.
                 let now = host_ns();
                 if now.saturating_sub(kicked) >= LOOKS.0 && state.kicks().map(kick).count() > 0 {
                     kicked = now;
@@ -484,12 +491,12 @@ impl Rounds {
         }
     }
 
-    /// Waits: while the process runs `look` nanoseconds, else until it does or a pause is over.
+    /// Waits `look` nanoseconds while the process runs, otherwise until it runs or a sleep is over.
     fn listen(&self, client: &Client, look: u64) {
         let (running, readers) = {
             let state = self.state.lock().expect("no holder of this lock panics");
             if self.is_relative && state.kicks().next().is_some() {
-                // Whoever looks at the process sees it running until the thread does.
+                // Other processes see this one as running until the kicked thread does run.
                 drop(state);
                 std::thread::yield_now();
                 return;
@@ -509,18 +516,19 @@ impl Rounds {
             self.hear(client, *thread, reader);
         }
         if !running && !self.is_relative {
-            // Whoever runs now mostly asks soon.
+            // A thread that has just started to run usually asks soon.
             let _ = rustix::event::poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: LOOKS.0 as i64 }));
         }
     }
 
-    /// The driver has said that the thread's pause is over, unless the thread has taken the message itself.
+    /// Handles the driver's message that the thread's sleep is over, unless the thread has read the message itself.
     fn hear(&self, client: &Client, thread: ThreadId, reader: &Arc<dyn Wire>) {
         let mut state = self.state.lock().expect("no holder of this lock panics");
         let Some(pause) = state.paused.get_mut(&thread).filter(|pause| Arc::ptr_eq(&pause.reader, reader)) else {
             return;
         };
-        // The thread may have taken it, gone on and paused again since the watch was told of it: nobody else reads while it pauses.
+        // The thread may have read the message, continued and slept again since the watch was woken: only the watch
+        // reads while the thread sleeps.
         if !is_readable(reader) {
             return;
         }
@@ -543,7 +551,7 @@ impl Rounds {
 impl State {
     fn collect(&mut self, speaker: Speaker<'_>) {
         let Speaker { writer, opens, ops } = speaker;
-        // What the thread says now tells the driver that it went on.
+        // The thread's operations tell the driver that the sleep was left.
         self.paused.retain(|thread, pause| *thread != this_thread() || pause.state != Paused::Left);
         let process = PROCESS.with_borrow(Clone::clone);
         let part = self.parts.entry(path()).or_insert(Part { process, writer, opens: None, ops: Vec::new() });
@@ -551,7 +559,7 @@ impl State {
         part.ops.extend(ops);
     }
 
-    /// Whether another process takes part, or could.
+    /// Whether another process participates, or could.
     fn has_family(&mut self) -> bool {
         let is_there = |process: i32, relative: &Relative| {
             self.family.sleeps_on(process) || started_at(process) == Some(relative.started)
@@ -560,7 +568,8 @@ impl State {
         !self.relatives.is_empty() || has_children()
     }
 
-    /// What the threads do; and if the `relatives` are looked at, too, whether they only wait: for us, or for each other.
+    /// State of the threads; and, if `relatives` are checked too, whether those only wait for this process or for each
+    /// other.
     fn look(&mut self, client: &Client, family: bool, relatives: bool) -> (Found, bool) {
         let kicked = |pause: &Pause| pause.state == Paused::Over && matches!(pause.kick, Kick::Signal(_));
         if self.paused.values().any(kicked) {
@@ -569,12 +578,12 @@ impl State {
         let listening = Listening::of(&self.serving);
         let ours = self.watch.into_iter().chain([this_thread()]).chain(listening.threads());
         let skip = self.asking.iter().copied().chain(ours).collect();
-        // Messages of another process count as coming from outside.
+        // Messages from another process count as coming from outside.
         let paused = self.paused.keys().filter(|_| !family);
         let inside = paused.chain(self.serving.keys()).copied().collect();
         let others: BTreeSet<i32> = self.relatives.keys().copied().collect();
         let first = |all: &BTreeSet<ThreadId>| {
-            // Those that serve start no process.
+            // Serving threads start no processes.
             let own = all.iter().copied().filter(|thread| !self.serving.contains_key(thread)).collect();
             if relatives { self.family.look(&own, &others) } else { Ok(true) }
         };
@@ -590,7 +599,7 @@ impl State {
         (found, sleep)
     }
 
-    /// Sends what was said, to those who hear it.
+    /// Sends the collected operations to the relays.
     fn send_parts(&mut self, client: &Client) {
         let mut parts = std::mem::take(&mut self.parts);
         if let Some(mut first) = parts.first_entry() {
@@ -599,7 +608,7 @@ impl State {
         parts.into_values().for_each(|part| part.send(client, None));
     }
 
-    /// Tells the driver what was said, and that nobody runs.
+    /// Sends the collected operations to the driver, and reports that no thread runs.
     fn send(&mut self, client: &Client, outside: bool) {
         self.number_processes(client);
         let mut parts = std::mem::take(&mut self.parts);
@@ -610,7 +619,8 @@ impl State {
         let others = self.said.values_mut().filter_map(|said| Some(said.dictionary.take(said.number?)));
         let names: Vec<Op> =
             std::iter::once(client.take_dictionary()).chain(others).filter(Op::says_something).collect();
-        // The driver hears the wires in any order, and what parts name must be known once it has heard all.
+        // The driver reads the wires in any order, and must know the definitions that parts refer to once it has read
+        // all.
         let quiet = Some(Quiet { parts: (parts.len() + usize::from(!names.is_empty())) as u32, outside });
         if parts.is_empty() || !names.is_empty() {
             client.write_main(&Batch { opens_task: None, ops: names, quiet });
@@ -619,7 +629,7 @@ impl State {
         self.running = None;
     }
 
-    /// Gives a number to each process that now names something by numbers of its own.
+    /// Numbers each process that now uses ids of its own.
     fn number_processes(&mut self, client: &Client) {
         let names_ranges =
             |part: &Part| part.ops.iter().any(|op| matches!(op, Op::Thread(_) | Op::Mark(Mark::Open { .. })));
@@ -640,7 +650,7 @@ impl State {
         self.paused.values().filter(|pause| pause.state == Paused::Over).map(|pause| pause.kick)
     }
 
-    /// The wires that pauses' ends may come on.
+    /// The wires on which the ends of sleeps may arrive.
     fn readers(&self) -> Vec<(ThreadId, Arc<dyn Wire>)> {
         let waits = self.paused.iter().filter(|(_, pause)| pause.state != Paused::Over);
         waits.map(|(thread, pause)| (*thread, pause.reader.clone())).collect()
@@ -648,12 +658,12 @@ impl State {
 }
 
 impl Part {
-    /// With the last of it goes `quiet`.
+    /// Sends the part; its last frame carries `quiet`.
     fn send(self, client: &Client, quiet: Option<Quiet>) {
         if let Some(opens) = self.opens {
             client.announce(opens);
         }
-        // A frame ends with each long piece of operators: it has room for many, but not for any number.
+        // A frame ends with each long piece of operators: it has room for many pieces, but not for any number.
         let mut rest = self.ops;
         let mut is_last = rest.is_empty() && quiet.is_none();
         while !is_last {
@@ -675,13 +685,15 @@ impl Part {
 }
 
 impl Client {
-    /// The calling thread is about to start another one; returns what makes that one known once it runs ([`Client::begin_thread`]).
+    /// Notes that the calling thread is about to start another one; returns the new thread's path for
+    /// [`Client::begin_thread`].
     pub fn starts_thread(&self) -> Vec<u32> {
         let child = CHILDREN.replace(CHILDREN.get() + 1);
         path().into_iter().chain([child]).collect()
     }
 
-    /// From now on the process may have several threads. Returns whether it had one until now: then a watch must be made.
+    /// Notes that the process may have several threads from now on. Returns whether it had one until now: if so, a
+    /// watch must be created.
     pub fn begins_threads(&self) -> bool {
         let rounds = self.rounds();
         let first = !rounds.threaded.swap(true, SeqCst);
@@ -692,8 +704,9 @@ impl Client {
         first
     }
 
-    /// Makes what the calling thread keeps until it ends, and what `others` makes, for which the C library asks the process's `malloc`: later calls, which
-    /// may come from a program's own `malloc` that reads a clock, then ask it for nothing.
+    /// Allocates the calling thread's thread-local state, and the state that `others` creates, for which the C library
+    /// calls the process's `malloc`. Later calls then allocate nothing; they may come from a program's own `malloc`
+    /// that reads a clock.
     pub fn keep_books(&self, others: impl FnOnce()) {
         MAKES_BOOKS.set(true);
         PATH.with(|_| ());
@@ -705,12 +718,13 @@ impl Client {
         MAKES_BOOKS.set(false);
     }
 
-    /// Whether the calling thread is in [`Client::keep_books`]: who reads the clock there is the process's `malloc`, which gets [`Client::last_now`].
+    /// Whether the calling thread is in [`Client::keep_books`]. If so, clock reads come from the process's `malloc` and
+    /// return [`Client::last_now`].
     pub fn makes_books(&self) -> bool {
         MAKES_BOOKS.get()
     }
 
-    /// The calling thread has just started; `path` is what [`Client::starts_thread`] said of it.
+    /// Registers the calling thread, which has just started; `path` is the result of [`Client::starts_thread`].
     pub fn begin_thread(&self, path: Vec<u32>) {
         PATH.set(Some(path));
         if let Some(capture) = self.capture() {
@@ -718,12 +732,13 @@ impl Client {
         }
     }
 
-    /// Whether it matters which threads are of a library's pool.
+    /// Whether threads of library pools must be known.
     pub fn has_cores(&self) -> bool {
         self.rounds().lanes.matter()
     }
 
-    /// The calling thread is one of a library's pool: it computes beside threads of Python, without the interpreter's lock.
+    /// Registers the calling thread as a library's pool thread: it computes concurrently with Python threads, without
+    /// the interpreter's lock.
     pub fn joins_pool(&self) {
         self.rounds().lanes.join(this_thread());
     }
@@ -733,7 +748,7 @@ impl Client {
         self.rounds().threaded()
     }
 
-    /// Whether a watch must be made before the first pause: in a process that a rank has started, which mostly needs none.
+    /// Whether a watch must be created before the first sleep: in a child process, which usually needs none.
     pub fn lacks_watch(&self) -> bool {
         self.rounds().is_relative && !self.rounds().is_watched.swap(true, SeqCst)
     }
@@ -744,13 +759,13 @@ impl Client {
     }
 }
 
-/// The calling thread was started as `path` says.
+/// Sets the calling thread's path.
 pub(crate) fn is_started(path: Path) {
     PATH.set(Some(path));
     CHILDREN.set(0);
 }
 
-/// Of a thread that nobody was seen to start: its own number, behind all others.
+/// The calling thread's path. A thread whose start was not seen gets a path of its own, after all others.
 pub(crate) fn path() -> Path {
     PATH.with_borrow_mut(|path| path.get_or_insert_with(|| vec![u32::MAX, this_thread() as u32]).clone())
 }
@@ -759,7 +774,7 @@ pub(crate) fn this_thread() -> ThreadId {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
 
-/// Whether there is something to be read, or never will be.
+/// Whether the wire has data, or has been closed.
 fn is_readable(reader: &Arc<dyn Wire>) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     rustix::event::poll(&mut [PollFd::from_borrowed_fd(reader.as_fd(), PollFlags::IN)], Some(&now)) == Ok(1)
@@ -776,7 +791,7 @@ fn host_ns() -> u64 {
     super::clock_ns(ClockId::Monotonic)
 }
 
-/// Whether an answer is the late end of a pause, which the thread has left long ago.
+/// Whether an answer is the late end of a sleep that the thread left earlier.
 pub(crate) fn is_stale(answer: &Answer) -> bool {
     matches!(answer, Answer::Over)
 }
@@ -791,7 +806,7 @@ mod tests {
         let first = rounds.admits(vec![0, 1]);
         let second = rounds.admits(vec![0, 1]);
         assert_eq!(first, [0, 1]);
-        // Behind the first one, and before what that one's process starts next.
+        // The path sorts after the first one, and before later children of that one's process.
         assert!(first < second && second != first && second < vec![0, 2]);
         rounds.serves(None);
         rounds.served(&first);

@@ -1,4 +1,4 @@
-//! A rank whose driver is written down here.
+//! A rank whose driver is scripted in the tests.
 
 use super::calls::MANY;
 use super::*;
@@ -11,7 +11,7 @@ use uniference_sim::program::Mark;
 
 const LAYOUT: Layout = Layout { part: 1 << 20, total: 1 << 20, retain: 0 };
 
-/// A rank whose compute is measured, in group 0 with another one, and the driver's end of its socket.
+/// A rank with measured compute, in group 0 together with another one, and the driver's end of its socket.
 fn rank() -> (Client, UnixWire) {
     rank_whose(Compute::Measured)
 }
@@ -38,7 +38,7 @@ fn rank_whose(compute: Compute) -> (Client, UnixWire) {
     (client, ours)
 }
 
-/// Answers each batch that asks with the next of `replies`; returns all that was said.
+/// Answers each batch that asks with the next of `replies`; returns all operations received.
 fn driver(socket: UnixWire, replies: Vec<Reply>) -> thread::JoinHandle<Vec<Op>> {
     thread::spawn(move || {
         let (mut frames, mut said) = (FrameBuffer::default(), Vec::new());
@@ -85,7 +85,7 @@ fn an_asynchronous_operation_travels_with_the_next_question() {
     let first = client.collective(GroupId(0), barrier(), None, "a.py:1").unwrap();
     let second = client.collective(GroupId(0), barrier(), None, "a.py:1").unwrap();
     assert_eq!(client.wait(&[first, second], None, false, "a.py:2").unwrap(), Some(vec![0, 1]));
-    // What is known to be complete is not asked for again.
+    // Operations that are known to be complete are not asked for again.
     assert_eq!(client.wait(&[second], None, false, "a.py:3").unwrap(), Some(vec![1]));
     end(client);
     let said = driver.join().unwrap();
@@ -94,7 +94,7 @@ fn an_asynchronous_operation_travels_with_the_next_question() {
     assert_eq!((issued, lines.len()), (2, 2));
 }
 
-/// The line of the other thread's call is a line of the one that sends it.
+/// The line of the other thread's call becomes a line of the sending thread.
 #[test]
 fn what_joint_threads_say_is_of_the_one_that_asks_next() {
     let (client, socket) = rank();
@@ -119,7 +119,7 @@ thread_local! {
     static LOG: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Threads write to the log that `LOG` names.
+/// Threads write to the log with the number `LOG`.
 struct Logs;
 
 impl Capture for Logs {
@@ -140,7 +140,7 @@ impl Capture for Logs {
     }
 }
 
-/// A thread that works beside another one, and has a log of its own; then one that works for that thread.
+/// One thread runs concurrently with others and has a log of its own; another one works for that thread.
 #[test]
 fn what_a_thread_says_goes_with_the_next_question_of_those_that_share_its_log() {
     let (client, socket) = rank_whose(Compute::None);
@@ -163,7 +163,7 @@ fn what_a_thread_says_goes_with_the_next_question_of_those_that_share_its_log() 
     assert!(matches!(said[..], [Op::Now, Op::Site(_), Op::Issue { .. }, Op::Now]), "{said:?}");
 }
 
-/// It has said so to nobody, and waits for another thread, which may ask about it.
+/// The thread has unsent operations and waits for another thread, which may ask about them.
 #[test]
 fn a_thread_hands_over_what_it_has_said_before_it_waits() {
     let (client, socket) = rank_whose(Compute::None);
@@ -236,7 +236,8 @@ fn only_the_programs_compute_is_charged() {
         .iter()
         .filter_map(|op| if let Op::Compute(slice) = op { Some(slice.measured.as_ps() / 1000) } else { None });
     let pieces: Vec<u64> = computed.collect();
-    // 30 ms of the program, and what the other tests of this process use meanwhile; 20 ms before and 40 ms of ours are not in it.
+    // The program's 30 ms, and concurrent compute of other tests in this process; the 20 ms before and our own 40 ms
+    // are excluded.
     assert!(pieces[0] >= 30_000_000, "{pieces:?}");
 }
 
@@ -289,13 +290,13 @@ fn a_driver_of_another_version_is_refused_and_hears_why() {
     let error = Client::adopt(theirs, 0, 2).err().unwrap().to_string();
     let spoken = format!("cannot join the run: this side speaks version {VERSION}");
     assert!(error.contains(&spoken) && error.contains("\nhint: "), "{error}");
-    // The rank has said what it is before it gave up.
+    // The rank has sent its hello message before it gave up.
     let ours = UnixWire::of_driver(ours);
     let theirs = Hello { version: VERSION + 1, ..Hello::new(true) }.hear(&mut FrameBuffer::default(), &ours);
     assert!(theirs.unwrap_err().to_string().contains(&format!("the other side version {VERSION}")));
 }
 
-/// Says that every operator took a millisecond to be written down, and counts who is at our work.
+/// A capture that claims one millisecond per operator, and records begins and ends of our work.
 #[derive(Default)]
 struct Written {
     entries: Mutex<Vec<u8>>,
@@ -347,16 +348,16 @@ fn a_slice_brings_its_operators_and_leaves_out_what_the_capture_took() {
     client.now().unwrap();
     end(client);
     let said = driver.join().unwrap();
-    // What is named comes first.
+    // Definitions come first.
     let named: Vec<usize> = (0..said.len()).filter(|at| matches!(said[*at], Op::Dictionary { .. })).collect();
     assert_eq!(named.iter().map(|at| &said[*at]).collect::<Vec<_>>(), [&names(0, &[1]), &names(1, &[2])]);
     assert!(named.iter().all(|at| matches!(said[at + 1], Op::Compute(_))), "{said:?}");
     let said = slices(said);
-    // 2 ms of the 20 are the capture's.
+    // 2 ms of the 20 belong to the capture.
     assert_eq!(said.iter().map(|slice| &slice.operators[..]).collect::<Vec<_>>(), [&[101, 102][..], &[103]]);
     let measured = said[0].measured.as_ps() / 1000;
     assert!((18_000_000..=most).contains(&measured), "{measured} ns");
-    // Once for each call, however deep it went.
+    // One pair per call, however deep the nesting.
     assert_eq!(*inside.lock().unwrap(), [true, false].repeat(3));
 }
 
@@ -404,7 +405,7 @@ fn operators_that_are_too_long_for_one_message_come_in_several() {
     assert!(first.len() < 2 << 20 && second.len() < 2 << 20);
 }
 
-/// What one thread is the first to name, another one may run before the first has said anything.
+/// A definition by one thread may be used by another thread before the first one has sent anything.
 #[test]
 fn what_operators_name_goes_ahead_of_all_threads_operators() {
     let (client, socket) = rank_whose(Compute::Modelled);
@@ -439,7 +440,7 @@ fn what_was_said_right_behind_a_pause_ends_it() {
     assert!(first.ops[0].asks() && !frames.is_empty());
     let (heard, hears) = std::sync::mpsc::channel();
     thread::scope(|scope| {
-        // Nothing comes any more.
+        // No further message arrives.
         scope.spawn(|| {
             client.listen_to_paused(&ours, &frames);
             heard.send(()).unwrap();

@@ -1,4 +1,4 @@
-//! Owns how a thread reads the rank's clock, and how it lets virtual time pass without a call to another rank.
+//! Owns a thread's reads of the rank's clock, and the passage of virtual time without a call to another rank.
 
 use super::rounds::Kick;
 use super::{Answer, Client, Compute, Op, Result, SimDuration, SimTime, Span, unexpected};
@@ -6,13 +6,13 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
 
 thread_local! {
-    /// The thread was let go on in a loop and has asked nothing since.
+    /// Whether the thread was answered in a polling loop and has asked nothing since.
     static JUST_YIELDED: Cell<bool> = const { Cell::new(false) };
-    /// How often in a row the thread has looked at the clock.
+    /// Number of consecutive clock reads by the thread.
     static LOOKS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// The calling thread asks the driver for something.
+/// Notes that the calling thread asks the driver.
 pub(super) fn asks() {
     JUST_YIELDED.set(false);
     LOOKS.set(0);
@@ -24,7 +24,7 @@ impl Client {
         self.capture().is_some_and(|capture| capture.is_compiling())
     }
 
-    /// The rank's clock, and for how long it has computed.
+    /// The rank's clock, and its compute time up to now.
     pub fn now(&self) -> Result<(SimTime, SimDuration)> {
         match self.ask(Op::Now)? {
             Answer::Now(now, computed) => Ok((now, computed)),
@@ -32,8 +32,9 @@ impl Client {
         }
     }
 
-    /// The rank's clock, of which the calling thread looks at that alone. In a process that a rank has started, where compute is not measured, that is
-    /// free as long as nothing that it has said or run is to pass first, but in a loop that does nothing else.
+    /// The rank's clock, for a call that needs only the clock. In a process that a rank has started, with compute that
+    /// is not measured, the read is free as long as no unsent operation or operator must pass first, except in a loop
+    /// of clock reads only.
     pub fn look(&self) -> Result<SimTime> {
         const MOST_FREE_LOOKS: u32 = 1000;
         let looks = LOOKS.get() + 1;
@@ -47,7 +48,7 @@ impl Client {
         Ok(now)
     }
 
-    /// Whether the process has run operators, or the calling thread has said something, that the rank has not heard of.
+    /// Whether the process has run operators, or the calling thread has operations, that the rank has not received.
     fn has_something_to_say(&self) -> Result<bool> {
         let _ours = self.ours();
         let slice = self.take_slice().filter(|slice| !slice.operators.is_empty());
@@ -59,13 +60,13 @@ impl Client {
         })
     }
 
-    /// The rank's clock at its last answer, which costs nothing.
+    /// The rank's clock at its last answer; the read is free.
     pub fn last_now(&self) -> SimTime {
         SimTime::from_ps(self.clock.load(Relaxed))
     }
 
-    /// The calling thread, of several, sleeps until `asleep` returns, which `kick` makes it do when `span` of virtual time is over. Returns
-    /// what `asleep` has returned, and whether the time was up.
+    /// Makes the calling thread, one of several, sleep until `asleep` returns, which `kick` causes after `span` of
+    /// virtual time. Returns the result of `asleep`, and whether `span` was over.
     pub fn pause<T>(&self, span: Span, kick: Kick, asleep: impl FnOnce() -> T) -> Result<(T, bool)> {
         {
             let _ours = self.ours();
@@ -81,7 +82,7 @@ impl Client {
         Ok((result, self.rounds.end_pause(self)))
     }
 
-    /// The calling thread waits in a loop for what another one does. False: there is none that it could wait for.
+    /// Waits in a polling loop for another thread. False: no other thread exists.
     pub fn yields(&self) -> Result<bool> {
         if !self.rounds.threaded() {
             return Ok(false);
@@ -89,13 +90,13 @@ impl Client {
         let _ours = self.ours();
         self.stands()?;
         self.ask(Op::Yield)?;
-        // What it computes on its way to the clock is charged where that is measured.
+        // Compute before the next clock read is charged if compute is measured.
         JUST_YIELDED.set(self.compute != Compute::Measured);
         Ok(true)
     }
 
-    /// The rank's clock, if the calling thread has said nothing since it was let go on in a loop, in which it looks at the clock each time: once for
-    /// each time, and at no cost.
+    /// The rank's clock for a thread that polls and has sent no operation since its last answer: at most one free read
+    /// per poll.
     pub fn now_after_yield(&self) -> Option<SimTime> {
         JUST_YIELDED.take().then(|| self.last_now())
     }

@@ -1,63 +1,65 @@
-//! Owns the question whether the processes that this one has started wait, and those that these have.
+//! Owns the check whether the descendant processes of this one wait.
 //!
-//! Most of them have not run since they were looked at last, which one number tells: what their threads together have used of the processor. It is counted
-//! when a thread goes off the processor (the kernel's `thread_group_cputime`), so it says nothing of one that is on it. But of such a process somebody
-//! outside must have woken a thread, and then it is enough to see that each thread that can be woken from outside sleeps, and after that that the number is
-//! still the same: a thread of it that another one has woken would have been woken by one that runs, which is seen, or one that has run, which has been
-//! counted.
+//! Most of these processes have not run since the previous check, which one number shows: the CPU time of all their
+//! threads. The kernel updates it when a thread leaves a CPU (`thread_group_cputime`), so it says nothing about a
+//! thread on a CPU. Such a thread must have been woken from outside its process. It is therefore enough to check that
+//! each thread that can be woken from outside sleeps, and afterwards that the number is unchanged: a thread that
+//! another thread of the process has woken was woken by a running thread, which is visible, or by one that has run,
+//! which has been counted.
 
 use super::thread::{Sleep, Thread, ThreadId, are_all, changed, list, open};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// A look at the processes that this one has started, and at those that these have.
+/// A check of the descendant processes of this process.
 #[derive(Default)]
 pub(crate) struct Family {
     known: BTreeMap<i32, Process>,
-    /// Where the kernel tells of each thread of this process which processes it has started.
+    /// The kernel's list of child processes, per thread of this process.
     own: BTreeMap<ThreadId, OwnedFd>,
-    /// Which thread the last look has found running.
+    /// The thread that the last check found running.
     runner: Option<(i32, ThreadId)>,
-    /// What a process has used of the processor, in nanoseconds; `None`: it is gone.
+    /// Measures a process's CPU time, in nanoseconds; `None`: the process no longer exists.
     used: Option<fn(i32) -> Option<u64>>,
 }
 
-/// Another process of the rank's family.
+/// Another process of the rank.
 #[derive(Default)]
 struct Process {
     threads: BTreeMap<ThreadId, Relative>,
-    /// What it had used of the processor at the first look.
+    /// The process's CPU time at the first look.
     used: Option<u64>,
-    /// Then all of its threads slept.
+    /// Whether all threads of the process slept at that time.
     slept: bool,
 }
 
 /// A thread of another process.
 struct Relative {
     thread: Thread,
-    /// Where the kernel tells which processes it has started.
+    /// The kernel's list of the thread's child processes.
     children: OwnedFd,
-    /// These; `None`: it may have run since they were read.
+    /// The child processes; `None`: the thread may have run since the list was read.
     started: Option<Vec<i32>>,
 }
 
-/// Why a process does not sleep.
+/// The reason why a process does not sleep.
 enum Awake {
     /// This thread runs.
     Thread(ThreadId),
-    /// One has run, or is new.
+    /// A thread has run, or is new.
     Somebody,
 }
 
 impl Family {
-    /// From now on a process that has not `used` the processor, in nanoseconds, since its threads were found asleep is looked at less closely.
+    /// Measures processes with `used` from now on: a process whose CPU time is unchanged since its threads were found
+    /// asleep gets a cheaper check.
     pub(crate) fn measure(&mut self, used: fn(i32) -> Option<u64>) {
         self.used = Some(used);
     }
 
-    /// The first look, where `own` are the threads of this process that may have started others; also at the processes `others`, which may belong to nobody
-    /// any more. Whether it was one.
+    /// Takes the first look. `own`: threads of this process that may have started others; `others`: further processes,
+    /// whose parents may have ended. Returns whether the look succeeded.
     pub(crate) fn look(&mut self, own: &BTreeSet<ThreadId>, others: &BTreeSet<i32>) -> io::Result<bool> {
         let looked = self.first_look(own, others).map(|()| true);
         looked.or_else(|error| {
@@ -66,22 +68,22 @@ impl Family {
         })
     }
 
-    /// The second one: whether all have slept since, and none can wake up by itself.
+    /// Takes the second look: whether all threads have slept since the first one, and none can wake up by itself.
     pub(crate) fn has_slept(&mut self) -> io::Result<bool> {
         self.second_look().or_else(|error| {
-            // One has ended, and another may get its number.
+            // A process has ended, and another one may get its number.
             self.forget();
             changed(error).map(|()| false)
         })
     }
 
-    /// Whether the thread that the last look has found running does so still.
+    /// Whether the thread that the last check found running still runs.
     pub(crate) fn still_runs(&self) -> bool {
         let known = |(process, thread): &(i32, ThreadId)| self.known.get(process)?.threads.get(thread);
         self.runner.as_ref().and_then(known).is_some_and(|relative| relative.thread.runs())
     }
 
-    /// Whether a process has not run since all of its threads slept: so it is there.
+    /// Whether a process has not run since all of its threads slept, which implies that it still exists.
     pub(crate) fn sleeps_on(&self, process: i32) -> bool {
         self.known.get(&process).is_some_and(|known| known.slept && known.used == self.used_by(process))
     }
@@ -136,7 +138,7 @@ impl Family {
         Ok(true)
     }
 
-    /// The processes that this one has started.
+    /// The child processes of this process.
     fn own_children(&mut self, own: &BTreeSet<ThreadId>) -> io::Result<Vec<i32>> {
         let (mut children, mut before) = (Vec::new(), std::mem::take(&mut self.own));
         for thread in own {
@@ -152,8 +154,8 @@ impl Family {
 }
 
 impl Process {
-    /// The first look: of each thread first how often it has run, and then which processes it has started. If it starts one later, the second look sees that
-    /// it has run.
+    /// Takes the first look: for each thread first its number of runs, and then its child processes. If the thread
+    /// starts a process afterwards, the second look sees that it has run.
     fn look(&mut self, pid: i32, used: Option<u64>) -> io::Result<()> {
         self.slept &= used.is_some() && used == self.used;
         self.used = used;
@@ -162,7 +164,7 @@ impl Process {
         }
         let pid = pid.to_string();
         if !are_all(&pid, self.threads.keys().copied())? {
-            // The children of a thread that has ended are those of another one from then on, which need not have run.
+            // The child processes of a thread that has ended move to another thread, which need not have run.
             self.threads.values_mut().for_each(|relative| relative.started = None);
             let mut before = std::mem::take(&mut self.threads);
             for thread in list(&pid)? {
@@ -173,20 +175,20 @@ impl Process {
         self.threads.values_mut().try_for_each(Relative::look)
     }
 
-    /// The processes that its threads have started.
+    /// The child processes of all threads.
     fn started(&self) -> impl Iterator<Item = i32> {
         self.threads.values().flat_map(|relative| relative.started.iter().flatten().copied())
     }
 
-    /// The second look.
+    /// Takes the second look.
     fn has_slept(&mut self, pid: i32, used: Option<fn(i32) -> Option<u64>>) -> io::Result<Result<(), Awake>> {
-        // First: one that ends meanwhile may have woken others before.
+        // This check comes first: a thread that ends in the meantime may have woken others before.
         if !self.slept && !are_all(&pid.to_string(), self.threads.keys().copied())? {
             return Ok(Err(Awake::Somebody));
         }
         for (id, Relative { thread, .. }) in &mut self.threads {
             let is_awake = match thread.waits() {
-                // Signals, by which others wake it, come to the first thread, if that lets them.
+                // Signals from other processes go to the first thread, unless it blocks them.
                 Some(call) if self.slept && call.waits_for_its_process() && *id != pid => false,
                 Some(_) if self.slept => thread.is_awake()?,
                 _ => match thread.sleeps()? {
@@ -214,7 +216,7 @@ impl Relative {
         Ok(Relative { thread: Thread::open(process, id)?, children, started: None })
     }
 
-    /// The first look: which processes it has started.
+    /// Takes the first look at the thread's child processes.
     fn look(&mut self) -> io::Result<()> {
         let has_run = self.thread.look()?;
         if has_run || self.started.is_none() {
@@ -224,7 +226,7 @@ impl Relative {
     }
 }
 
-/// The processes that a file of the kernel's lists.
+/// The process ids in a file of the kernel.
 fn numbers(file: &OwnedFd) -> io::Result<Vec<i32>> {
     let (mut bytes, mut piece) = (Vec::new(), [0; 256]);
     while bytes.len() % piece.len() == 0 {

@@ -1,15 +1,15 @@
-//! Owns one question: do all other threads of this process (or all of another one) wait, and for what? And those of the processes that it
-//! has started? Linux answers it in `/proc`.
+//! Owns the check whether all other threads of this process (or all threads of another process) wait, and for what,
+//! including the processes that it has started. Linux provides the data in `/proc`.
 //!
-//! What follows from the answer is `rounds`' business.
+//! `rounds` decides on the consequences.
 //!
-//! A thread is looked at twice. If it slept at the second look (`stat`; `syscall` says in which call) and has not been on the processor
-//! since the first (`schedstat` counts how often), it has slept all the time in between; and a thread that another one wakes does not
-//! count as asleep from that moment on. So if that holds for every thread, there was a moment at which all of them slept, and none can
-//! wake up by itself.
+//! Each thread is examined twice. A thread that sleeps at the second look (`stat`; `syscall` names the system call) and
+//! has not been on a CPU since the first look (`schedstat` counts its runs) has slept all the time in between; a thread
+//! does not count as asleep from the moment at which another thread wakes it. If that holds for every thread, there was
+//! a moment at which all of them slept, and none can wake up by itself.
 //!
-//! A process has hundreds of threads, of which few have run since they were looked at last: of one that has not, it is still true in which
-//! call it waits, and which processes it has started.
+//! A process has hundreds of threads, of which few have run since the previous check: for a thread that has not run,
+//! its system call and its child processes are unchanged.
 
 mod family;
 mod thread;
@@ -22,33 +22,34 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use thread::{Sleep, Thread, are_all, changed, list};
 
-/// What the threads that were looked at do.
+/// The state of the examined threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// At least one could run.
+    /// At least one thread could run.
     Running,
-    /// All wait for others of their process.
+    /// All threads wait for others of their process.
     Inside,
-    /// All wait, and at least one for something else: a pipe, a socket, a process.
+    /// All threads wait, and at least one for something else: a pipe, a socket, a process.
     Outside,
 }
 
-/// A look at the threads of a process.
+/// A check of the threads of a process.
 pub struct Threads {
-    /// Its folder's name in `/proc`.
+    /// The process's folder name in `/proc`.
     process: String,
-    /// All threads that it had at the first look.
+    /// All threads at the first look.
     all: BTreeSet<ThreadId>,
-    /// Those that were looked at, some of which may have ended since.
+    /// The examined threads, some of which may have ended since.
     known: BTreeMap<ThreadId, Thread>,
-    /// Other processes may share memory with this one: who waits for a futex that can be shared may wait for one of them.
+    /// Whether other processes may share memory with this one: a wait for a shareable futex may then be for another
+    /// process.
     shares: bool,
-    /// Which thread was seen running last.
+    /// The thread that was last seen running.
     runner: Option<ThreadId>,
 }
 
 impl Default for Threads {
-    /// Those of this process.
+    /// A check of the threads of this process.
     fn default() -> Threads {
         let (all, known) = (BTreeSet::new(), BTreeMap::new());
         Threads { process: "self".into(), all, known, shares: false, runner: None }
@@ -56,44 +57,46 @@ impl Default for Threads {
 }
 
 impl Threads {
-    /// Those of another process.
+    /// A check of the threads of another process.
     pub fn of(pid: i32) -> Threads {
         Threads { process: pid.to_string(), ..Threads::default() }
     }
 
-    /// How many threads are known, each with files that are open.
+    /// Number of known threads, each with open files.
     pub fn count(&self) -> usize {
         self.known.len()
     }
 
-    /// From now on a futex that can be shared between processes counts as outside.
+    /// Makes a futex that can be shared between processes count as outside from now on.
     pub fn share(&mut self) {
         self.shares = true;
     }
 
-    /// This thread runs from now on.
+    /// Notes that this thread runs from now on.
     pub(crate) fn goes_on(&mut self, thread: ThreadId) {
         self.runner = Some(thread);
     }
 
-    /// Whether the thread that was seen running last does so still, unless it is one to `skip`. This asks for one thread instead of all.
+    /// Whether the thread that was last seen running still runs, unless it is in `skip`. This examines one thread
+    /// instead of all.
     pub(crate) fn still_runs(&self, skip: &BTreeSet<ThreadId>) -> bool {
         let runner = self.runner.filter(|runner| !skip.contains(runner));
         runner.and_then(|runner| self.known.get(&runner)).is_some_and(Thread::runs)
     }
 
-    /// What all threads do but those to `skip`; what those `inside` wait for is known to be of this process.
+    /// The state of all threads except `skip`; waits of the threads in `inside` are known to be for this process.
     ///
     /// # Errors
-    /// If that cannot be seen: there is no room for another file.
+    /// If the state cannot be read, because no further file can be opened.
     pub fn look(&mut self, skip: &BTreeSet<ThreadId>, inside: &BTreeSet<ThreadId>) -> io::Result<Found> {
         self.look_around(skip, inside, |_| Ok(())).map(|(found, _)| found)
     }
 
-    /// The same, and what happens between the two looks, with all threads of the process: a moment at which all of them sleep comes after that has begun.
+    /// As [`Threads::look`], and calls `between` with all threads of the process between the two looks: a moment at
+    /// which all threads sleep comes after the start of `between`.
     ///
     /// # Errors
-    /// The same, and those of what happens.
+    /// As [`Threads::look`], and errors of `between`.
     pub fn look_around<T: Default>(
         &mut self,
         skip: &BTreeSet<ThreadId>,
@@ -115,7 +118,7 @@ impl Threads {
     fn first_look(&mut self, skip: &BTreeSet<ThreadId>) -> io::Result<()> {
         if self.all.is_empty() || !are_all(&self.process, self.all.iter().copied())? {
             self.all = list(&self.process)?;
-            // Of those to skip, too, the files stay open.
+            // Files of threads in `skip` stay open as well.
             self.known.retain(|thread, _| self.all.contains(thread));
         }
         for id in self.all.difference(skip) {
@@ -130,7 +133,7 @@ impl Threads {
     }
 
     fn second_look(&mut self, skip: &BTreeSet<ThreadId>, inside: &BTreeSet<ThreadId>) -> io::Result<Found> {
-        // First: one that ends meanwhile may have woken others before.
+        // This check comes first: a thread that ends in the meantime may have woken others before.
         if !are_all(&self.process, self.all.iter().copied())? {
             return Ok(Found::Running);
         }
@@ -159,7 +162,7 @@ mod tests {
     use std::thread;
     use std::time::Duration;
 
-    /// Looks only at those.
+    /// Examines only the threads in `at`.
     fn look(threads: &mut Threads, at: &[ThreadId], inside: &[ThreadId]) -> Found {
         let skip = list("self").unwrap().into_iter().filter(|thread| !at.contains(thread)).collect();
         threads.look(&skip, &inside.iter().copied().collect()).unwrap()
@@ -177,7 +180,7 @@ mod tests {
         list("self").unwrap()
     }
 
-    /// What the threads of a process have used of the processor, all together; of `schedstat` the first number.
+    /// CPU time of all threads of a process: the first number of `schedstat`.
     fn used(process: i32) -> Option<u64> {
         let of = |thread: ThreadId| {
             let line = std::fs::read_to_string(format!("/proc/{process}/task/{thread}/schedstat")).ok()?;
@@ -186,14 +189,14 @@ mod tests {
         Some(list(&process.to_string()).ok()?.into_iter().filter_map(of).sum())
     }
 
-    /// One that looks at each thread, and one that first looks what processes have used.
+    /// One family that examines each thread, and one that first compares CPU times.
     fn families() -> [Family; 2] {
         let mut measured = Family::default();
         measured.measure(used);
         [Family::default(), measured]
     }
 
-    /// A thread that tells its number and then does as it likes.
+    /// Starts a thread that reports its id and then runs `work`.
     fn start(work: impl FnOnce() + Send + 'static) -> ThreadId {
         let (tell, told) = mpsc::channel();
         thread::spawn(move || {
@@ -217,7 +220,7 @@ mod tests {
         assert!(comes(&mut threads, &[waiter, reader], &[], Found::Outside));
         assert!(comes(&mut threads, &[waiter, reader], &[reader], Found::Inside));
         assert!((0..1000).all(|_| look(&mut threads, &[waiter, spinner], &[]) == Found::Running));
-        // From here on it is enough to ask for the one that runs.
+        // It is now enough to examine the running thread.
         assert!((0..1000).all(|_| threads.still_runs(&BTreeSet::new())));
         assert!(!threads.still_runs(&BTreeSet::from([spinner])));
         going.store(false, Relaxed);
@@ -248,7 +251,7 @@ mod tests {
             }));
             assert!((0..1000).all(|_| !slept(&mut family)));
             sleeper.kill().unwrap();
-            // It has ended, and nobody has asked how.
+            // The process has ended, but has not been reaped.
             assert!((0..100_000).any(|_| slept(&mut family)));
             reader.kill().unwrap();
             for child in [&mut reader, &mut sleeper] {
@@ -258,7 +261,8 @@ mod tests {
         }
     }
 
-    /// A shell waits for a line, then starts a process, and waits for another line: that process, too, is looked at from then on.
+    /// A shell waits for a line, then starts a process, and waits for another line: the new process is examined from
+    /// then on.
     #[test]
     fn what_a_relative_starts_later_is_looked_at() {
         let nobody = BTreeSet::new();
@@ -277,7 +281,7 @@ mod tests {
             let mut line = String::new();
             BufReader::new(shell.stdout.take().unwrap()).read_line(&mut line).unwrap();
             let started: i32 = line.trim().parse().unwrap();
-            // It comes to its sleep, which ends by itself, and the shell to its next line.
+            // The process starts a sleep, which ends by itself, and the shell waits for its next line.
             assert!((0..1000).all(|_| !slept(&mut family)));
             assert!(family.knows(started));
             let started = rustix::process::Pid::from_raw(started).unwrap();
@@ -289,7 +293,8 @@ mod tests {
         }
     }
 
-    /// It reads a line, and then waits for the next one: in between it has run, also where nobody looked meanwhile.
+    /// The process reads a line, and then waits for the next one: it has run in between, even if it was not examined in
+    /// the meantime.
     #[test]
     fn a_relative_that_goes_on_is_seen_before_it_waits_again() {
         let nobody = BTreeSet::new();

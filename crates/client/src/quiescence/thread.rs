@@ -1,4 +1,5 @@
-//! Owns what `/proc` tells of one thread: whether it sleeps, in which call, and whether it has run since it was looked at last.
+//! Owns the data of `/proc` on one thread: whether it sleeps, in which system call, and whether it has run since the
+//! previous look.
 
 use rustix::fs::{Dir, Mode, OFlags};
 use rustix::io::Errno;
@@ -7,16 +8,16 @@ use std::io;
 use std::os::fd::OwnedFd;
 use uniference_protocol::descriptors::lift;
 
-/// A thread, as the kernel numbers it.
+/// The kernel's id of a thread.
 pub type ThreadId = i32;
 
-/// System calls in which a thread waits for one of its own process: `futex`, `futex_waitv`, `futex_wait`.
+/// System calls in which a thread waits for another thread of its process: `futex`, `futex_waitv`, `futex_wait`.
 #[cfg(target_arch = "x86_64")]
 pub(super) const INSIDE: [&str; 3] = ["202", "449", "455"];
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) const INSIDE: [&str; 3] = ["98", "449", "455"];
 
-/// `FUTEX_PRIVATE_FLAG` (linux/futex.h): no thread of another process can wake the one that waits.
+/// `FUTEX_PRIVATE_FLAG` (linux/futex.h): no thread of another process can wake the waiting thread.
 pub(super) const PRIVATE: u64 = 128;
 
 /// System calls that end by themselves: `nanosleep`, `clock_nanosleep`.
@@ -25,30 +26,30 @@ pub(super) const SLEEPS: [&str; 2] = ["35", "230"];
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) const SLEEPS: [&str; 2] = ["101", "115"];
 
-/// As much of the files as matters.
+/// Number of bytes of the files that are read.
 const LINE: usize = 256;
 
-/// Where the kernel tells of one thread.
+/// The kernel's files on one thread.
 pub(super) struct Thread {
-    /// Its folder in `/proc`.
+    /// The thread's folder in `/proc`.
     folder: String,
     state: OwnedFd,
     turns: Option<OwnedFd>,
-    /// `wchan`, which is several times as fast as `state`; `None`: the kernel has none.
+    /// `wchan`, which is several times as fast as `state`; `None`: the kernel does not provide it.
     place: Option<OwnedFd>,
     /// `schedstat` at the first look.
     before: String,
-    /// In which call it has been found waiting, and has not run since.
+    /// The system call in which the thread was found waiting, if it has not run since.
     waits: Option<Call>,
 }
 
-/// Whether a thread has slept since the first look.
+/// The result of the second look.
 pub(super) enum Sleep {
-    /// It runs, could run, or has run.
+    /// The thread runs, could run, or has run since the first look.
     Not,
-    /// In this call.
+    /// The thread has slept in this system call.
     In(Call),
-    /// It has ended and nobody has asked how, or was stopped: only another process lets it go on.
+    /// The thread has ended and was not reaped, or was stopped: only another process can make it continue.
     Over,
 }
 
@@ -56,25 +57,26 @@ pub(super) enum Sleep {
 #[derive(Clone)]
 pub(super) struct Call {
     pub(super) number: String,
-    /// Its second argument: of a futex, the operation.
+    /// The second argument: for a futex, the operation.
     pub(super) second: u64,
-    /// Its fourth argument: of a futex, where the time-out is, if there is one.
+    /// The fourth argument: for a futex, the address of the timeout, if there is one.
     pub(super) fourth: u64,
 }
 
 impl Call {
-    /// Whether only a thread of the same process can end the wait, or, unless it `shares` memory with others, that of one which can be seen as such.
+    /// Whether only a thread of the same process can end the wait. If the process `shares` memory with others, this
+    /// must be certain from the call itself.
     pub(super) fn is_inside(&self, shares: bool) -> bool {
         let is_private = self.number != INSIDE[0] || self.second & PRIVATE != 0;
         INSIDE.contains(&self.number.as_str()) && (!shares || is_private)
     }
 
-    /// Whether only another thread of its process ends it, unless a signal does.
+    /// Whether only another thread of the process, or a signal, can end the wait.
     pub(super) fn waits_for_its_process(&self) -> bool {
         self.is_inside(true) && self.fourth == 0
     }
 
-    /// Whether it ends by itself.
+    /// Whether the call ends by itself.
     pub(super) fn is_sleep(&self) -> bool {
         SLEEPS.contains(&self.number.as_str())
     }
@@ -83,7 +85,7 @@ impl Call {
 impl Thread {
     pub(super) fn open(process: &str, id: ThreadId) -> io::Result<Thread> {
         let folder = format!("/proc/{process}/task/{id}");
-        // Kernels without CONFIG_SCHED_INFO have no `schedstat`: the look is then a little less sharp.
+        // Kernels without CONFIG_SCHED_INFO have no `schedstat`, which makes the check less precise.
         Ok(Thread {
             state: open(&folder, "stat")?,
             turns: open(&folder, "schedstat").ok(),
@@ -94,16 +96,16 @@ impl Thread {
         })
     }
 
-    /// Whether it runs or could.
+    /// Whether the thread runs or could run.
     pub(super) fn runs(&self) -> bool {
         open(&self.folder, "syscall")
             .is_ok_and(|call| read(&call).is_ok_and(|line| line.as_str().trim_end() == "running"))
     }
 
-    /// The first look. Whether it may have run since it was found waiting.
+    /// Takes the first look. Returns whether the thread may have run since it was found waiting.
     pub(super) fn look(&mut self) -> io::Result<bool> {
         let turns = self.turns()?;
-        // Where the kernel does not count, everybody may have run.
+        // Without the kernel's counter, any thread may have run.
         let has_run = self.turns.is_none() || turns.as_str() != self.before;
         if has_run {
             (self.before, self.waits) = (turns.as_str().to_owned(), None);
@@ -111,7 +113,7 @@ impl Thread {
         Ok(has_run)
     }
 
-    /// The second one.
+    /// Takes the second look.
     pub(super) fn sleeps(&mut self) -> io::Result<Sleep> {
         let known = self.waits.take();
         let call = match known {
@@ -123,7 +125,7 @@ impl Thread {
                     None => return Ok(Sleep::Not),
                 },
                 Some(b'Z' | b'X' | b'T' | b't') => return Ok(Sleep::Over),
-                // It runs, could run, or comes from a disk soon.
+                // The thread runs, could run, or waits for a disk.
                 _ => return Ok(Sleep::Not),
             },
         };
@@ -134,13 +136,14 @@ impl Thread {
         Ok(Sleep::In(call))
     }
 
-    /// The call in which it has been found waiting, if it has not run since as far as is known.
+    /// The system call in which the thread was found waiting, if it has not run since as far as known.
     pub(super) fn waits(&self) -> Option<&Call> {
         self.waits.as_ref()
     }
 
-    /// Whether it runs or could, that was found waiting. A thread that can be woken and was not has a place in the kernel where it sleeps (proc(5),
-    /// `wchan`; the kernel's `get_wchan`); of others the file says 0, and so it does of all where this process may not know.
+    /// Whether a thread that was found waiting now runs or could run. The kernel reports the place in the kernel at
+    /// which a thread sleeps that can be woken and was not (proc(5), `wchan`; the kernel's `get_wchan`); for other
+    /// threads, and for all threads that this process may not inspect, the file contains 0.
     pub(super) fn is_awake(&self) -> io::Result<bool> {
         if let Some(place) = &self.place
             && !matches!(read(place)?.as_str(), "0" | "")
@@ -150,11 +153,11 @@ impl Thread {
         Ok(state(&read(&self.state)?) != Some(b'S'))
     }
 
-    /// The call in which it waits now; `None`: it runs.
+    /// The system call in which the thread waits now; `None`: it runs.
     fn call(&self) -> io::Result<Option<Call>> {
         let file = open(&self.folder, "syscall").map_err(io::Error::from);
         let line = match file.and_then(|file| read(&file)) {
-            // As of a process of another user.
+            // The process belongs to another user.
             Err(error) if is_secret(&error) => Line::default(),
             line => line?,
         };
@@ -165,7 +168,7 @@ impl Thread {
             word.and_then(|word| u64::from_str_radix(word.trim_start_matches("0x"), 16).ok()).unwrap_or_default()
         };
         let (second, fourth) = (argument(1), argument(1));
-        // "-1": it was interrupted outside any call, as by a page that comes from a disk.
+        // "-1": the thread was interrupted outside of any call, for example by a page fault that reads from a disk.
         let runs = matches!(number.as_str(), "running" | "-1");
         Ok((!runs).then_some(Call { number, second, fourth }))
     }
@@ -175,20 +178,20 @@ impl Thread {
     }
 }
 
-/// Whether a look failed because of what it saw: a thread has just ended, or the program has closed what is not its own, and the files
-/// must be opened again.
+/// Handles errors that a change of the examined threads explains: a thread has just ended, or the program has closed
+/// descriptors that are not its own, and the files must be opened again.
 pub(super) fn changed(error: io::Error) -> io::Result<()> {
     let expected = [Errno::NOENT, Errno::SRCH, Errno::BADF];
     let is_expected = expected.iter().any(|code| error.raw_os_error() == Some(code.raw_os_error()));
     if is_expected { Ok(()) } else { Err(error) }
 }
 
-/// Whether the kernel does not tell this process what another one does.
+/// Whether the kernel refuses to reveal another process's state.
 fn is_secret(error: &io::Error) -> bool {
     [Errno::ACCESS, Errno::PERM].iter().any(|code| error.raw_os_error() == Some(code.raw_os_error()))
 }
 
-/// A file in which the kernel tells of a thread.
+/// Opens a file of the kernel on a thread.
 pub(super) fn open(folder: &str, name: &str) -> rustix::io::Result<OwnedFd> {
     rustix::fs::open(format!("{folder}/{name}"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map(lift)
 }
@@ -210,7 +213,7 @@ impl Line {
         &self.bytes[..self.length]
     }
 
-    /// Of a file that is no text, nothing.
+    /// The text; empty if the bytes are not UTF-8.
     pub(super) fn as_str(&self) -> &str {
         std::str::from_utf8(self.bytes()).unwrap_or_default()
     }
@@ -222,15 +225,15 @@ pub(super) fn read(file: &OwnedFd) -> io::Result<Line> {
     Ok(line)
 }
 
-/// When a process was started, as the kernel counts; `None`: it is gone, or has ended and nobody has asked how.
+/// A process's start time in the kernel's units; `None`: the process no longer exists, or has ended and was not reaped.
 pub(crate) fn started_at(process: i32) -> Option<u64> {
     let line = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // Behind the name: the state is the first word, and this the 20th (man 5 proc).
+    // Fields after the name: the state is the first, and the start time the 20th (man 5 proc).
     let mut words = line.rsplit_once(')')?.1.split_ascii_whitespace();
     (words.next() != Some("Z")).then(|| words.nth(18)?.parse().ok()).flatten()
 }
 
-/// The state in a line of `stat`: behind the name, which stands in brackets and may hold any bytes.
+/// The state in a line of `stat`: follows the name, which is in parentheses and may contain any bytes.
 fn state(line: &Line) -> Option<u8> {
     let bytes = line.bytes();
     let behind = bytes.iter().rposition(|byte| *byte == b')')?;
@@ -248,9 +251,10 @@ pub(super) fn list(process: &str) -> io::Result<BTreeSet<ThreadId>> {
     Ok(threads)
 }
 
-/// Whether these are all threads of a process, if none of them has ended: as many as it has. Their folder has a link for each, and two of its own.
+/// Whether `known` are all threads of a process, provided that none of them has ended. The number of links of the
+/// process's task folder is the number of its threads plus two.
 pub(super) fn are_all(process: &str, known: impl ExactSizeIterator<Item = ThreadId>) -> io::Result<bool> {
     let links = rustix::fs::stat(format!("/proc/{process}/task"))?.st_nlink;
-    // Systems that are only like Linux may count otherwise.
+    // Systems that emulate Linux may count differently.
     Ok(links as u64 == known.len() as u64 + 2 || list(process)?.into_iter().eq(known))
 }

@@ -1,7 +1,7 @@
 //! Owns one database file: how it is opened, checked, written, read and merged.
 //!
-//! Writers lock the file and wait for one another. What a writer has not committed when it is killed is undone by the next one that opens
-//! the file: SQLite's rollback journal, which leaves one file when nobody writes.
+//! Writers lock the file and wait for one another. The uncommitted changes of a killed writer are undone by the next
+//! process that opens the file: SQLite's rollback journal, which leaves one file when no process writes.
 
 use super::{Row, Series};
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior, params};
@@ -10,11 +10,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// "UniD": tells our files from those of other programs.
+/// "UniD": marks operator databases.
 const APPLICATION: i32 = 0x556e_6944;
-/// Of the schema. It is raised when a reader of the version before would go wrong.
+/// Version of the schema, raised if a reader of the previous version would misread the file.
 const VERSION: i32 = 1;
-/// How long one writer waits for another.
+/// Longest wait of one writer for another.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const SCHEMA: &str = "
@@ -50,14 +50,14 @@ CREATE TABLE measurement (
 ) WITHOUT ROWID;
 ";
 
-/// Where rows are from, and on which terms.
+/// Origin of rows, and the terms of their use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
-    /// A repository at a commit, or this machine.
+    /// A repository at a commit, or a name for this machine.
     pub name: String,
     /// SPDX identifier; empty for the user's own measurements.
     pub licence: String,
-    /// What the licence asks to be kept.
+    /// Text that the licence requires to be kept.
     pub notice: String,
 }
 
@@ -68,16 +68,16 @@ impl Notice {
     }
 }
 
-/// What becomes of a row that is there already: with the same series, definition, sizes and amount of work.
+/// Treatment of an existing row with the same series, definition, sizes and amount of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Repeat {
-    /// The new one takes its place.
+    /// The new row replaces it.
     Replaces,
-    /// It does if it was measured more often.
+    /// The new row replaces it if it was measured more often.
     ReplacesIfSurer,
 }
 
-/// Why a database cannot be used.
+/// Reason that a database cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
     /// The file does not exist, or cannot be read.
@@ -85,7 +85,7 @@ pub enum DatabaseError {
     File {
         /// The path of the database.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The file is no operator database.
@@ -107,7 +107,7 @@ pub enum DatabaseError {
     Damaged {
         /// The path of the database.
         path: PathBuf,
-        /// What is wrong.
+        /// The defect.
         problem: String,
     },
     /// Another process is writing.
@@ -121,7 +121,7 @@ pub enum DatabaseError {
     Write {
         /// The path of the database.
         path: PathBuf,
-        /// What SQLite says.
+        /// SQLite's error message.
         problem: String,
     },
 }
@@ -141,7 +141,8 @@ impl Database {
     /// Opens a file to read it.
     ///
     /// # Errors
-    /// If the file does not exist, is no operator database, has another version of the schema, or is truncated or damaged.
+    /// If the file does not exist, is no operator database, has another version of the schema, or is truncated or
+    /// damaged.
     pub fn open(path: &Path) -> Result<Database, DatabaseError> {
         is_file(path)?;
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -151,7 +152,7 @@ impl Database {
             connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get::<_, i64>(0))
         });
         locked.map_err(|error| problem(path, error))?;
-        // While it is locked for reading nobody writes to it.
+        // A read lock keeps writers out.
         check(&connection, path)?;
         connection.execute_batch("COMMIT").map_err(|error| problem(path, error))?;
         let database = Database { connection, path: path.to_owned() };
@@ -159,10 +160,10 @@ impl Database {
         Ok(database)
     }
 
-    /// Opens a file to write it, and makes it and its folder if it is not there.
+    /// Opens a file to write it, and creates it and its folder if it is missing.
     ///
     /// # Errors
-    /// As [`Database::open`], and where it cannot be written.
+    /// As for [`Database::open`], and if it cannot be written.
     pub fn create(path: &Path) -> Result<Database, DatabaseError> {
         if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             let failed = |source| DatabaseError::File { path: path.to_owned(), source };
@@ -178,7 +179,7 @@ impl Database {
         Ok(database)
     }
 
-    /// The database that comes with the program.
+    /// The database that is shipped with the program.
     ///
     /// # Panics
     /// Never: a test reads it.
@@ -193,7 +194,7 @@ impl Database {
         &self.path
     }
 
-    /// A hash of all of its rows, in whichever order they were written.
+    /// A hash of all rows, independent of the order in which they were written.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -206,7 +207,7 @@ impl Database {
         Ok(hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
     }
 
-    /// Adds rows of one series, all of them or none. Returns how many are new or have replaced others.
+    /// Adds rows of one series, all of them or none. Returns the number of new and replaced rows.
     ///
     /// # Errors
     /// If it cannot be written, or another process keeps it locked for half a minute.
@@ -276,7 +277,8 @@ impl Database {
         Ok(added)
     }
 
-    /// Takes over all rows of another database, series by series. Returns how many are new or were measured more often than its own.
+    /// Adds all rows of another database, series by series. Returns the number of rows that are new or were measured
+    /// more often than the existing ones.
     ///
     /// # Errors
     /// If either cannot be read, or this one not written.
@@ -291,7 +293,7 @@ impl Database {
         Ok(merged)
     }
 
-    /// Gives back the space of rows that are gone.
+    /// Releases the space of deleted rows.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -357,7 +359,7 @@ impl Database {
         read().map_err(|error| self.problem(error))
     }
 
-    /// Where its rows are from.
+    /// Origins of the rows.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -392,17 +394,17 @@ impl Database {
     }
 }
 
-/// Sizes are whole numbers of 63 bits in SQLite.
+/// A size in SQLite, which has 63 bits for non-negative integers.
 fn stored(size: u64) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
 }
 
-/// Makes the tables, unless another process has.
+/// Creates the tables, unless another process has.
 fn set_up(connection: &mut Connection, path: &Path) -> Result<(), DatabaseError> {
     let failed = |error| problem(path, error);
     connection.busy_timeout(PATIENCE).map_err(failed)?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
-    // Without a byte it is new: what is in this transaction comes to the file when it is committed.
+    // An empty file is new: this transaction writes to it only when it is committed.
     if std::fs::metadata(path).is_ok_and(|file| file.len() > 0) {
         return check(&transaction, path);
     }
@@ -416,7 +418,7 @@ fn set_up(connection: &mut Connection, path: &Path) -> Result<(), DatabaseError>
 }
 
 /// # Errors
-/// If it is not there, or is a folder, a device or a pipe.
+/// If the file is missing, or is a folder, a device or a pipe.
 fn is_file(path: &Path) -> Result<(), DatabaseError> {
     let failed = |source| DatabaseError::File { path: path.to_owned(), source };
     match std::fs::metadata(path).map_err(failed)?.is_file() {
@@ -425,8 +427,8 @@ fn is_file(path: &Path) -> Result<(), DatabaseError> {
     }
 }
 
-/// Looks at what kind of file it is, which version it has, and whether all of it is there. The file is locked, and must not be opened a second
-/// time: with that, the process would lose its lock (<https://www.sqlite.org/howtocorrupt.html>, 2.2).
+/// Checks the kind of the file, its version, and that it is complete. The file is locked, and must not be opened a
+/// second time: closing it would release the process's lock (<https://www.sqlite.org/howtocorrupt.html>, 2.2).
 fn check(connection: &Connection, path: &Path) -> Result<(), DatabaseError> {
     let number = |pragma: &str| {
         let value = connection.query_row(&format!("PRAGMA {pragma}"), [], |row| row.get::<_, i64>(0));

@@ -1,6 +1,6 @@
-//! Owns databases of measured operators: one SQLite file each, and those that a run reads together.
+//! Owns databases of measured operators: one SQLite file each, and the set that a run reads together.
 //!
-//! docs/reference/operator-database.md documents the schema. What is made of the rows is the business of [`crate::model`].
+//! docs/reference/operator-database.md documents the schema. [`crate::model`] uses the rows.
 
 mod file;
 mod set;
@@ -13,27 +13,27 @@ pub use set::{Databases, user_file};
 
 use uniference_sim::device::Family;
 
-/// Rows that one model of the cost serves: the same computation, on the same device, measured in the same way.
+/// Rows of one cost model: the same computation, on the same device, measured in the same way.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Series {
-    /// The device's name, as [`uniference_formats::devices`] has it where it does.
+    /// Name of the device, as [`uniference_formats::devices`] lists it if the device is known.
     pub device: String,
-    /// What ran the operators: `torch 2.14.0`.
+    /// Software that ran the operators: `torch 2.14.0`.
     pub software: String,
     /// The family of operators, as [`Family::name`] writes it.
     pub family: String,
-    /// What the operators compute, as in [`crate::operators::Part::variant`].
+    /// Variant of the family, as in [`crate::operators::Part::variant`].
     pub variant: String,
     /// Type of the elements, by torch's name.
     pub dtype: String,
-    /// Where the rows are from: a source that the database has a notice of.
+    /// Origin of the rows: the name of a notice in the database.
     pub source: String,
 }
 
 /// A measured operator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// The definition as [`crate::operators::key`] writes it; empty where only the sizes are known.
+    /// The definition as [`crate::operators::key`] writes it; empty if only the sizes are known.
     pub operator: String,
     /// The sizes of its family in their order; 1 where the family has fewer.
     pub dimensions: [u64; 4],
@@ -45,11 +45,11 @@ pub struct Row {
     pub microseconds: f64,
     /// Standard deviation of the logarithm of the duration, if it was measured more than once.
     pub spread: Option<f64>,
-    /// How often it was measured.
+    /// Number of measurements.
     pub repetitions: u32,
 }
 
-/// The sizes of a family as rows have them.
+/// The sizes of a family in the format of rows.
 pub fn dimensions(family: &Family) -> [u64; 4] {
     family.dimensions().map(|dimension| dimension.map_or(1, |(_, size)| size))
 }

@@ -1,4 +1,4 @@
-//! Owns the databases that a run reads together: the one that comes with the program, the user's own, and one that was named.
+//! Owns the databases that a run reads together: the shipped one, the user's own, and a named one.
 
 use super::{Database, DatabaseError, Row, Series};
 use std::collections::BTreeSet;
@@ -7,15 +7,16 @@ use std::sync::{Mutex, OnceLock};
 
 static SHIPPED: &[u8] = include_bytes!("../../data/operators.sqlite");
 
-/// Databases in the order in which they were added. Rows of all count; of the same operator, those of the last.
+/// Databases in the order in which they were added. The rows of all databases count; for the same operator, the last
+/// database's row.
 #[derive(Debug, Default)]
 pub struct Databases {
-    /// SQLite's connections serve one thread at a time.
+    /// SQLite connections, each of which serves one thread at a time.
     files: Mutex<Vec<Database>>,
     series: Vec<(usize, Series)>,
     /// Devices whose rows are not used.
     left_out: Vec<String>,
-    /// Made when it is first asked for: all rows are read for it.
+    /// Hash of all rows, computed at its first use.
     version: OnceLock<String>,
 }
 
@@ -40,7 +41,7 @@ impl Databases {
         Databases::of(files)
     }
 
-    /// The given ones.
+    /// A set of the given databases.
     ///
     /// # Errors
     /// If one cannot be read.
@@ -52,7 +53,7 @@ impl Databases {
         Ok(Databases { files: Mutex::new(files), series, left_out: Vec::new(), version: OnceLock::new() })
     }
 
-    /// Hashes of all that they hold, for manifests: one for each in their order, after one another; `none` of none. All rows are read for it.
+    /// Hashes of all databases for manifests, in their order; `none` for an empty set. Computing them reads all rows.
     ///
     /// # Panics
     /// If a database can no longer be read: it was checked when it was opened.
@@ -78,7 +79,7 @@ impl Databases {
         self.series.iter().map(|(_, series)| series.device.as_str()).collect()
     }
 
-    /// All series, and in which of the databases each is.
+    /// All series, each with the index of its database.
     pub(crate) fn series(&self) -> &[(usize, Series)] {
         &self.series
     }
@@ -91,13 +92,13 @@ impl Databases {
         self.files.lock().expect("no reader panics")[index].rows(series)
     }
 
-    /// What is asked of each database in turn: its path is that of a file, or `(shipped)`.
+    /// Results of `of` for each database in turn; the path of a database is that of a file, or `(shipped)`.
     pub fn each<T>(&self, of: impl FnMut(&Database) -> T) -> Vec<T> {
         self.files.lock().expect("no reader panics").iter().map(of).collect()
     }
 }
 
-/// `$XDG_DATA_HOME/uniference/operators.sqlite`, where the values of these two variables say; `None`: neither is set.
+/// `$XDG_DATA_HOME/uniference/operators.sqlite`, by the values of `XDG_DATA_HOME` and `HOME`; `None`: neither is set.
 pub fn user_file(xdg_data_home: Option<&Path>, home: Option<&Path>) -> Option<PathBuf> {
     // The specification ignores paths that are not absolute.
     let data = xdg_data_home.filter(|path| path.is_absolute()).map(Path::to_owned);

@@ -51,7 +51,7 @@ fn rows_read_back_as_they_were_written() {
     assert_eq!(read.notices().unwrap(), [Notice::own("here")]);
     assert_eq!(read.counts().unwrap()[&("board".to_owned(), "gemm".to_owned())], 2);
     assert_eq!(read.hash().unwrap().len(), 64);
-    // The order in which rows were written makes no difference, and their values do.
+    // The hash depends on the values of rows, not on the order in which they were written.
     let (_second, other) = folder();
     let of = |rows: &[Row]| {
         let _ = std::fs::remove_file(&other);
@@ -136,10 +136,10 @@ fn the_shipped_database_has_rows_and_the_notices_of_all_of_them() {
     assert_eq!(all.version().len(), 64);
 }
 
-/// The name of a variable that makes a test a writer of its own process: the path of the database.
+/// The variable that turns a test into a writer process: the path of the database.
 const WRITER: &str = "UNIFERENCE_TEST_WRITER";
 
-/// Writes batches of ten rows until it is killed or has written twenty of them; no test by itself.
+/// Writes batches of ten rows until it is killed or has written twenty of them; not a test by itself.
 #[test]
 fn writer() {
     let Ok(path) = std::env::var(WRITER) else { return };
@@ -157,12 +157,12 @@ fn start_writer(path: &Path) -> std::process::Child {
     command.stdout(Stdio::null()).spawn().unwrap()
 }
 
-/// Two write at once and one of them is killed while it does: whole batches are there, and all of the other's.
+/// Two processes write at once and one is killed: its batches are complete, and all of the other's are there.
 #[test]
 fn writers_share_a_file_and_a_killed_one_leaves_whole_batches() {
     let (_folder, path) = folder();
     let (mut killed, mut other) = (start_writer(&path), start_writer(&path));
-    // As soon as something of it is there, or it has ended.
+    // The writer is killed as soon as it has written rows, unless it has ended before.
     let of = |id: u32| {
         let rows = Database::open(&path).and_then(|database| database.rows(&series("nn"))).unwrap_or_default();
         rows.iter().filter(|row| row.dimensions[1] >> 20 == u64::from(id)).count()
@@ -174,7 +174,7 @@ fn writers_share_a_file_and_a_killed_one_leaves_whole_batches() {
     assert_eq!(of(other.id()), 200);
     let left = of(killed.id());
     assert!(left > 0 && left.is_multiple_of(10), "{left} rows");
-    // And it can be written on.
+    // The database stays writable.
     let mut database = Database::create(&path).unwrap();
     database.add(&series("nn"), &Notice::own("here"), &[row(1, 1.0, 1)], Repeat::Replaces).unwrap();
 }

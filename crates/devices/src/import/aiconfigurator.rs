@@ -1,8 +1,9 @@
-//! Owns what is taken over from an installed `aiconfigurator-core` (PyPI; NVIDIA, Apache-2.0): products of matrices, attention, and layers of
-//! experts.
+//! Owns the import from an installed `aiconfigurator-core` (PyPI; NVIDIA, Apache-2.0): GEMMs, attention, and MoE
+//! layers.
 //!
-//! Its tables are `systems/data/<device>/<family>/<framework>/<version>/*.parquet`, with times in milliseconds. Tables of whole modules and
-//! of communication are no operators, and those of MLA's products do not say their sizes: their rows are counted by table. Its `systems/silicon_sample.csv` holds end-to-end results that others check predictions with: it is not read.
+//! Its tables are `systems/data/<device>/<family>/<framework>/<version>/*.parquet`, with times in milliseconds. Tables
+//! of whole modules and of communication hold no operators, and those of MLA's GEMMs lack sizes: their rows are counted
+//! by table. The file `systems/silicon_sample.csv` holds end-to-end results to check predictions with: it is not read.
 
 use super::operators::{Work, attention, dtype, product};
 use super::{Gathered, ImportError, Imported, Measurement, parquet};
@@ -12,7 +13,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use uniference_sim::device::{Layout, Pass};
 
-/// Its devices, and what they are called here.
+/// Its devices, and their names in this project.
 const DEVICES: [(&str, &str); 9] = [
     ("h100_sxm", "h100-sxm-80gb"),
     ("h200_sxm", "h200-sxm-141gb"),
@@ -25,10 +26,10 @@ const DEVICES: [(&str, &str); 9] = [
     ("a100_sxm", "a100-sxm4-80gb"),
 ];
 
-/// Kernels of products in 8 bits that have a scale for each row.
+/// Kernels of 8-bit GEMMs with a scale per row.
 const CUTLASS: [&str; 2] = ["sglang_sgl_kernel_fp8_scaled_mm", "CutlassFP8ScaledMMLinearKernel"];
 
-/// The tables that are read.
+/// The imported tables.
 const TABLES: [&str; 5] = [
     "gemm_perf.parquet",
     "moe_perf.parquet",
@@ -37,7 +38,7 @@ const TABLES: [&str; 5] = [
     "encoder_attention_perf.parquet",
 ];
 
-/// `folder` is the package, or one that has it: `site-packages`.
+/// Imports the tables below `folder`: the package, or a folder that holds it, such as `site-packages`.
 pub(super) fn import(folder: &Path, into: &mut Database) -> Result<Imported, ImportError> {
     let places = ["aiconfigurator_core/systems/data", "systems/data", "data", ""].map(|place| folder.join(place));
     let is_data = |place: &&PathBuf| DEVICES.iter().any(|(device, _)| place.join(device).is_dir());
@@ -121,7 +122,7 @@ fn read(path: &Path, table: &str, device: &str, into: &mut Gathered) -> Result<(
             "moe_perf.parquet" => text("moe_dtype"),
             _ => text("attn_dtype"),
         };
-        // Blocks of 128 elements of a row, and of 128 x 128 of the weight, have a scale each.
+        // Each block of 128 elements of a row, and of 128 x 128 of the weight, has a scale.
         let in_blocks = name == "fp8_block";
         let in_rows = table == "gemm_perf.parquet" && CUTLASS.contains(&text("kernel_source"));
         let Some((dtype, each)) = dtype(if in_blocks { "fp8" } else { name }) else {
@@ -163,7 +164,7 @@ fn gemm(row: &parquet::Values<'_>, each: u64, in_blocks: bool) -> Option<Work> {
     Some(linear([1, row.size("m")?, row.size("n")?, row.size("k")?], each, in_blocks))
 }
 
-/// What `torch._scaled_mm` of 8 bits reads and writes, or a linear layer of 16 bits: results have 16 bits, scales are float32.
+/// Traffic of an 8-bit `torch._scaled_mm`, or of a 16-bit linear layer: results have 16 bits, scales are float32.
 fn linear([batch, m, n, k]: [u64; 4], each: u64, in_blocks: bool) -> Work {
     let mut work = product([batch, m, n, k], Layout::NT, each, 0);
     if each == 1 {
@@ -174,16 +175,17 @@ fn linear([batch, m, n, k]: [u64; 4], each: u64, in_blocks: bool) -> Work {
     work
 }
 
-/// Elements of a block that has a scale of its own, along a row of an activation, and along both sizes of a weight (DeepSeek-V3's).
+/// Elements of a block with one scale, along a row of an activation, and along both sizes of a weight (DeepSeek-V3's).
 const BLOCK: u64 = 128;
 
-/// A layer of experts as the two grouped products that it amounts to, `(tokens, hidden) x (hidden, 2 inter)` and `(tokens, inter) x (inter, hidden)`
-/// of each expert, each with its share of the layer's time. The first, of the gate and of what is gated, has two thirds of the arithmetic and of the
-/// weights, and what determines its time at any size is one or the other. The activation between them is inside the times.
+/// An MoE layer as two grouped GEMMs, `(tokens, hidden) x (hidden, 2 inter)` and `(tokens, inter) x (inter, hidden)`
+/// per expert, each with its share of the layer's time. The first GEMM, of the gate and the gated values, has two
+/// thirds of the arithmetic and of the weights, one of which determines its time at any size. The times include the
+/// activation between the GEMMs.
 ///
 /// # Errors
-/// What a row is that cannot be told so: of experts with unequal work, or of which some have none; of several devices, whose part of the tokens the
-/// table does not say; without a gate.
+/// If the row cannot be split into GEMMs: unequal work of experts, or experts without work; several devices, whose
+/// share of the tokens the table omits; no gate.
 fn experts(row: &parquet::Values<'_>, each: u64, in_blocks: bool) -> Result<[(f64, Work); 2], &'static str> {
     if row.text("distribution") != Some("balanced") {
         return Err("of experts with unequal work");
@@ -205,13 +207,14 @@ fn experts(row: &parquet::Values<'_>, each: u64, in_blocks: bool) -> Result<[(f6
     }
     let grouped = |n: u64, k: u64| {
         let work = linear([experts, rows.div_ceil(experts), n, k], each, in_blocks);
-        // Groups of equal size are rounded up; the work is that of the rows.
+        // Equal groups are rounded up; the operations are those of the rows.
         Work { flops: 2 * rows * n * k, ..work }
     };
     Ok([(2.0 / 3.0, grouped(2 * inter, hidden)), (1.0 / 3.0, grouped(hidden, inter))])
 }
 
-/// Windows, beams and caches of another type are other kernels. A prompt of one token runs those of prompts, and would be taken for generation.
+/// The attention of a row. `None` for windows, beams and caches of another type, which run other kernels, and for a
+/// prompt of one token, which runs prefill kernels but has the sizes of decode.
 fn heads(row: &parquet::Values<'_>, table: &str, dtype: &str, each: u64) -> Option<Work> {
     let plain = row.size("window_size").unwrap_or(0) == 0 && row.size("beam_width").unwrap_or(1) == 1;
     let same_cache = row
@@ -236,7 +239,8 @@ fn heads(row: &parquet::Values<'_>, table: &str, dtype: &str, each: u64) -> Opti
     Some(Work { variant: row.text("kernel_source").and_then(flash_attention).unwrap_or(work.variant), ..work })
 }
 
-/// What the operator is called that runs the kernels of a version of FlashAttention; of others, `None`: they are taken for PyTorch's.
+/// The operator that runs the kernels of a version of FlashAttention; `None` for other kernels, which count as
+/// PyTorch's.
 fn flash_attention(kernel: &str) -> Option<&'static str> {
     match kernel {
         "fa3" | "vllm_flash_attn_fa3" => Some("fwd"),

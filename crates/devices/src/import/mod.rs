@@ -1,7 +1,8 @@
-//! Owns taking over measurements of others: which files a source has, and what becomes of their rows.
+//! Owns the import of third-party measurements: the files of a source, and the conversion of their rows.
 //!
-//! A source is a database of ours, a Parquet file of operators (`operators.rs` documents its columns), or the folder of an installed
-//! `aiconfigurator-core` (`aiconfigurator.rs`). Rows that say the same operator several times become one, with their median.
+//! A source is an operator database, a Parquet file of operators (`operators.rs` documents its columns), or the folder
+//! of an installed `aiconfigurator-core` (`aiconfigurator.rs`). Several rows of the same operator become one, with
+//! their median.
 
 mod aiconfigurator;
 mod operators;
@@ -14,18 +15,18 @@ use std::path::{Path, PathBuf};
 /// The result of an import.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Imported {
-    /// Rows that are new, or have taken the place of others.
+    /// Number of rows that are new, or have replaced others.
     pub rows: usize,
-    /// Rows of operators that have no family here, or miss a time, by what they are.
+    /// Number of rows without a known family, or without a time, by kind.
     pub skipped: BTreeMap<String, usize>,
-    /// On which terms the rows may be used.
+    /// Licence terms of the rows.
     pub notices: Vec<Notice>,
 }
 
-/// Why nothing can be imported.
+/// Reason that nothing can be imported.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// The database that is read or written.
+    /// The database cannot be read or written.
     #[error(transparent)]
     Database(#[from] DatabaseError),
     /// The file does not exist, or cannot be read.
@@ -33,7 +34,7 @@ pub enum ImportError {
     File {
         /// The path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         source: std::io::Error,
     },
     /// The content of the file cannot be imported.
@@ -41,15 +42,15 @@ pub enum ImportError {
     Source {
         /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Defect of the content.
         problem: String,
     },
 }
 
-/// Takes over all rows of `source` into a database.
+/// Imports all rows of `source` into a database.
 ///
 /// # Errors
-/// If the source is nothing that can be read, or the database cannot be written. What was taken over before stays.
+/// If the source cannot be read, or the database cannot be written. Rows that were imported before the error stay.
 pub fn import(source: &Path, into: &mut Database) -> Result<Imported, ImportError> {
     let metadata =
         std::fs::metadata(source).map_err(|error| ImportError::File { path: source.to_owned(), source: error })?;
@@ -75,7 +76,7 @@ pub(crate) struct Measurement {
     pub(crate) microseconds: f64,
 }
 
-/// Sizes, operations and bytes.
+/// Sizes, operations and bytes of an operator.
 type Work = ([u64; 4], u64, u64);
 
 /// The rows of a file, by series and operator.

@@ -1,9 +1,9 @@
-//! Owns Parquet files of operators: one measured operator a row.
+//! Owns Parquet files of operators: one measured operator per row.
 //!
-//! Columns: `source` (repository@commit:path), `device`, `framework`, `operator`, `dtype`, `shape` (JSON with named sizes), `forward_us`,
-//! `backward_us` (microseconds, either may be missing). Sizes: `linear` m, n, k and bias; `bmm` batch, m, n, k; `conv` batch, channels, kernel,
-//! height, width, stride, padding; elementwise, normalization, softmax rows and cols; attention batch, heads, kv_heads, head_dim,
-//! seq_q, seq_kv, causal.
+//! Columns: `source` (repository@commit:path), `device`, `framework`, `operator`, `dtype`, `shape` (JSON with named
+//! sizes), `forward_us`, `backward_us` (microseconds, either may be missing). Sizes: `linear` m, n, k and bias; `bmm`
+//! batch, m, n, k; `conv` batch, channels, kernel, height, width, stride, padding; elementwise, normalization, softmax
+//! rows and cols; attention batch, heads, kv_heads, head_dim, seq_q, seq_kv, causal.
 
 use super::{Gathered, ImportError, Measurement, parquet};
 use crate::database::{Notice, Series};
@@ -18,9 +18,10 @@ pub(super) fn read(path: &Path, into: &mut Gathered) -> Result<(), ImportError> 
         let text = |name: &str| row.text(name).unwrap_or_default();
         let operator = text("operator");
         let (repository, file) = text("source").split_once(':').unwrap_or((text("source"), ""));
-        // Layers that this source ran as several kernels are no operator.
+        // Layers that this source ran as several kernels are not operators.
         let several = file.starts_with("profiler/v0") && ["rms_norm", "rope", "silu_mul"].contains(&operator);
-        // PyTorch gathers rows by another kernel since 2.8, 3 to 4 times as fast (pytorch/pytorch 151490, 151753, and issue 151612).
+        // PyTorch gathers rows with another kernel since 2.8, 3 to 4 times as fast (pytorch/pytorch 151490, 151753, and
+        // issue 151612).
         let of_old_torch = repository.starts_with("microsoft/vidur@") || file.starts_with("profiler/v0");
         let replaced = operator == "embedding" && of_old_torch;
         let shape: serde_json::Value = serde_json::from_str(text("shape")).unwrap_or_default();
@@ -48,7 +49,7 @@ pub(super) fn read(path: &Path, into: &mut Gathered) -> Result<(), ImportError> 
     })
 }
 
-/// The whole name of a device. Where a source leaves the form factor out, its rates tell that it is the one in a socket of its own.
+/// The full name of a device. If a source omits the form factor, its rates show that it is the SXM module.
 fn device(name: &str) -> String {
     match name {
         "h100-80gb" => "h100-sxm-80gb".to_owned(),
@@ -75,7 +76,7 @@ pub(super) struct Work {
     pub(super) bytes: u64,
 }
 
-/// As [`crate::operators`] describes the operator that a source names.
+/// Work of the operator that a source names, as [`crate::operators`] describes it.
 fn work(operator: &str, pass: Pass, each: u64, size: &dyn Fn(&str) -> Option<u64>) -> Option<Work> {
     let tensors = |kind: &str| match operator.strip_prefix("elementwise-").unwrap_or(kind) {
         "add3" => 4,
@@ -139,7 +140,7 @@ pub(super) fn product([batch, m, n, k]: [u64; 4], layout: Layout, each: u64, bia
     }
 }
 
-/// Square kernels and strides.
+/// A convolution with square kernels and strides.
 fn convolution(each: u64, size: &dyn Fn(&str) -> Option<u64>) -> Option<Work> {
     let [batch, inputs, outputs] = [size("batch")?, size("in_channels")?, size("out_channels")?];
     let [kernel, stride, padding] = [size("kernel")?, size("stride")?, size("padding")?];
@@ -151,7 +152,8 @@ fn convolution(each: u64, size: &dyn Fn(&str) -> Option<u64>) -> Option<Work> {
     Some(Work { family, variant: "convolution", flops: 2 * m * outputs * k, bytes })
 }
 
-/// A chunk's queries are the last of its keys, so that causal ones see all keys but those after them.
+/// Attention of a prefill chunk, whose queries are aligned with its last keys: with a causal mask they see all keys
+/// except later ones.
 pub(super) fn attention(
     pass: Pass,
     [batch, heads, key_heads, queries, keys, width]: [u64; 6],
@@ -168,7 +170,7 @@ pub(super) fn attention(
     Work { family, variant, flops: products * heads_of_all * pairs * width, bytes }
 }
 
-/// The licences of the sources that are known.
+/// The licences of known sources.
 fn notice(repository: &str) -> Notice {
     let name = repository.split('@').next().unwrap_or_default();
     let (licence, holder) = match name {

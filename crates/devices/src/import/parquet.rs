@@ -8,10 +8,10 @@ use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Calls `each` with every row: the values of `columns` in this order, of those that the file has.
+/// Calls `each` with every row: the values of those of `columns` that the file has, in this order.
 ///
 /// # Errors
-/// If it is no Parquet file, is damaged, or misses one of the `needed` columns, which come first.
+/// If it is no Parquet file, is damaged, or lacks one of the `needed` columns, which come first.
 pub(super) fn rows(
     path: &Path,
     needed: &[&str],
@@ -69,7 +69,7 @@ impl Values<'_> {
         }
     }
 
-    /// A whole number, not negative.
+    /// A non-negative integer.
     pub(super) fn size(&self, name: &str) -> Option<u64> {
         match self.field(name)? {
             Field::Long(value) => u64::try_from(*value).ok(),

@@ -48,7 +48,8 @@ fn rows(database: &Database, family: &str) -> Vec<(Series, Vec<Row>)> {
     series.map(|series| (series.clone(), database.rows(&series).unwrap())).collect()
 }
 
-/// Three times the same product, one layer of several kernels, and causal attention of a chunk of 4 on 10 keys with a third of the heads for keys.
+/// Three rows of the same GEMM, one layer of several kernels, and causal attention of a chunk of 4 on 10 keys with a
+/// third of the heads for keys.
 #[test]
 fn a_file_of_operators_becomes_rows() {
     let folder = tempfile::tempdir().unwrap();
@@ -88,12 +89,12 @@ fn a_file_of_operators_becomes_rows() {
     assert!((row.spread.unwrap() - 0.17).abs() < 0.02, "{row:?}");
 
     let row = &rows(&database, "attention")[0].1[0];
-    // Of 40 pairs, half of the last square of 16 is hidden.
+    // Half of the last square of 16 pairs is hidden, of 40 in all.
     assert_eq!((row.dimensions, row.flops), ([12, 4, 10, 64], 4 * 12 * 32 * 64));
     assert_eq!(row.bytes, 2 * 2 * 2 * 64 * (6 * 4 + 2 * 10));
 }
 
-/// The layout of the package, with its sample of end-to-end results, which would be no Parquet file.
+/// The package's layout, including its sample of end-to-end results, which is no Parquet file.
 #[test]
 fn an_installed_package_becomes_rows() {
     let folder = tempfile::tempdir().unwrap();
@@ -114,7 +115,7 @@ fn an_installed_package_becomes_rows() {
             Column::Numbers("latency", &[0.003, 0.002, 0.001, 0.004]),
         ],
     );
-    // The last row is whole; each other one is something that is not imported.
+    // The last row is complete; each other row has a feature that is not imported.
     table(
         "h100_sxm/moe/vllm/0.24.0/moe_perf.parquet",
         &[
@@ -176,10 +177,12 @@ fn an_installed_package_becomes_rows() {
     assert_eq!(series, [half[0], eight_bits[0], half[1], eight_bits[1]]);
     let row = |at: usize, dimensions| gemm[at].1.iter().find(|row| row.dimensions == dimensions).unwrap();
     assert_eq!(row(0, [1, 1, 64, 128]).microseconds, 3.0);
-    // Factors of one byte, a result of two; two scales of four bytes, or one for each 128 of k, of 5 rows and of 2 blocks of columns.
+    // One-byte factors and a two-byte result; two scales of four bytes, or one per 128 of k, for 5 rows and 2 blocks of
+    // columns.
     assert_eq!(row(3, [1, 2, 64, 128]).bytes, 2 * 128 + 128 * 64 + 2 * (2 * 64) + 2 * 4);
     assert_eq!(row(1, [1, 5, 192, 320]).bytes, 5 * 320 + 320 * 192 + 2 * (5 * 192) + 4 * 3 * (5 + 2));
-    // 66 x 2 rows of 8 experts, which have 17 at most; each of 2 devices has half of the 128. Two thirds of 90 us, then one.
+    // 66 x 2 rows of 8 experts, at most 17 per expert; each of 2 devices has half of the intermediate size of 128. The
+    // first GEMM has two thirds of 90 us, the second one third.
     let (up, down) = (row(2, [8, 17, 128, 256]), row(2, [8, 17, 256, 64]));
     assert_eq!((up.microseconds.round(), down.microseconds.round()), (60.0, 30.0));
     assert_eq!((up.flops, down.flops), (2 * 132 * 128 * 256, 2 * 132 * 256 * 64));

@@ -1,4 +1,4 @@
-//! Owns how far the layers of the model are off, on the rows of a database that they are not shown.
+//! Owns the errors of the model's layers, on database rows that the layers are not shown.
 
 use super::surface::{Surface, kernel, quantile};
 use super::{Model, Place, Target};
@@ -9,21 +9,21 @@ use uniference_formats::devices;
 use uniference_sim::device::{CostModel, Elements, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
 use uniference_sim::time::Bytes;
 
-/// Rows of a series that are predicted.
+/// Largest number of predicted rows per series.
 const JUDGES: usize = 40;
 
-/// Relative errors of one family's rows, without their signs, by layer.
+/// Absolute values of the relative errors of one family's rows, by layer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Errors {
-    /// Each row from the others of its device.
+    /// Each row is predicted from the other rows of its device.
     pub interpolated: Vec<f64>,
-    /// Each from other devices: its own is left out.
+    /// Each row is predicted from other devices: its own device is left out.
     pub transferred: Vec<f64>,
-    /// Each from the rates of its device alone.
+    /// Each row is predicted from the rates of its device alone.
     pub roofline: Vec<f64>,
 }
 
-/// Errors by family. `open` reads the databases, once for each device.
+/// Errors by family. `open` reads the databases, once per device.
 ///
 /// # Errors
 /// If a database cannot be read.
@@ -41,7 +41,7 @@ pub fn errors(open: impl Fn() -> Result<Databases, DatabaseError>) -> Result<BTr
         let bare = model(Arc::new(Databases::none()));
         for (index, series) in series {
             let rows = all.rows(*index, series)?;
-            // What a program that keeps the queue filled does not pay, the row has paid.
+            // A row includes the launch overhead, which a program that keeps the queue filled does not pay.
             let elements = Elements::from_name(&series.dtype);
             let overhead =
                 |elements| own.overhead_of_host(&device.name, &series.family, Some(&series.variant), elements);
@@ -77,7 +77,7 @@ fn surface(model: &Model, series: &Series, row: &Row) -> Option<Arc<Surface>> {
     model.surface(place, &operator)
 }
 
-/// The operator that a row has measured.
+/// The operator that a row measures.
 fn operator(series: &Series, row: &Row) -> Option<Operator> {
     let [a, b, c, d] = row.dimensions;
     let rows = |kind| Family::Rows { kind, pass: Pass::Forward, rows: a, columns: b };

@@ -1,4 +1,4 @@
-//! Owns what kernels cost of which the user says it.
+//! Owns the costs of kernels whose formulas the user gives.
 
 use super::shape::Roof;
 use super::{Model, estimate};
@@ -8,10 +8,10 @@ use uniference_formats::operators::Definition;
 use uniference_sim::device::{Elements, Estimate, Origin, Precision};
 
 impl Model {
-    /// A kernel by its formulas: what it takes at the device's rates, or the time that they say. The user answers for its error.
+    /// Cost of a kernel by its formulas: its work at the device's rates, or a duration. The user answers for the error.
     ///
     /// # Errors
-    /// What is wrong with a formula, and which.
+    /// If a formula is wrong: which one, and why.
     pub fn by_formula(&self, cost: &KernelCost, definition: &Definition) -> Result<Estimate, String> {
         let called = values(definition);
         let value = |formula: &Option<Formula>, key: &str| match formula {
@@ -38,7 +38,7 @@ mod tests {
     use uniference_formats::operators::{Argument, Definition, Place, ScalarType, Tensor};
     use uniference_sim::device::Rates;
 
-    /// A product of 64 x 32 and 32 x 16 by Triton.
+    /// A Triton GEMM of 64 x 32 and 32 x 16.
     fn product() -> Definition {
         let tensor = |sizes: [u64; 2]| {
             let (sizes, strides) = (sizes.to_vec(), vec![sizes[1] as i64, 1]);
@@ -73,7 +73,7 @@ mod tests {
             let found = microseconds(kernel).unwrap();
             assert!((found - expected).abs() < 1e-6, "{kernel}: {found}");
         };
-        // 2 * 64 * 16 * 32 operations at 1e9 a second; 4 bytes an element.
+        // 2 * 64 * 16 * 32 operations at 1e9 per second; 4 bytes per element.
         close("flops = \"2 * M * N * K\"", 65.536);
         close("flops = \"2 * M * N * K\"\nbytes = \"10 ^ 6\"", 1000.0);
         close("bytes = \"4 * (a + b + c)\"", 4.0 * f64::from(64 * 32 + 32 * 16 + 64 * 16) * 1e-3);

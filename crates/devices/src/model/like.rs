@@ -1,21 +1,21 @@
-//! Owns which devices and families stand in for those of which nothing was measured, in which order.
+//! Owns the devices and families that stand in for unmeasured ones, and their order.
 
 use crate::operators::{BLOCKS, EXPERTS, ROWS};
 use uniference_formats::devices::{self, DeviceKind, KnownDevice};
 use uniference_sim::device::{Precision, Rates};
 
-/// How far the devices of another vendor are: they run other kernels.
+/// Additional distance of a device of another vendor, whose kernels differ.
 const FOREIGN: f64 = 3.0;
 
-/// The known devices of the same kind by how far they are from the target, the nearest first: the sum of the logarithms of the ratios of
-/// both rates of the roofline, and of the power that they may take for each operation, as what may take less keeps its clock for less long;
-/// another vendor's are [`FOREIGN`].
+/// Known devices of the same kind with their distance from the target, nearest first. The distance is the sum of the
+/// logarithms of the ratios of both roofline rates, and of the power limit per operation, as a device with a lower
+/// limit throttles its clock sooner. Devices of another vendor are [`FOREIGN`] farther.
 pub(super) fn alike(name: Option<&str>, rates: &Rates, precision: Precision) -> Vec<(f64, &'static KnownDevice)> {
     let itself = devices::all().iter().find(|device| Some(device.name.as_str()) == name);
     let mut found: Vec<(f64, &KnownDevice)> = Vec::new();
     for device in devices::all() {
         let Some(known) = device.rates() else { continue };
-        // Of a device that nobody knows, what it can do tells what it is.
+        // The kind of an unknown device follows from its memory bandwidth.
         let kind = itself.map_or(if rates.memory > 5e11 { DeviceKind::Gpu } else { device.kind }, |itself| itself.kind);
         if Some(device.name.as_str()) == name || device.kind != kind {
             continue;
@@ -34,7 +34,7 @@ pub(super) fn alike(name: Option<&str>, rates: &Rates, precision: Precision) -> 
     found
 }
 
-/// The families whose efficiency is the best guess for that of another, the nearest first.
+/// Families whose efficiency is the best guess for another family's, nearest first.
 pub(super) fn kin(family: &str) -> &'static [&'static str] {
     match family {
         "convolution_backward" => &["convolution", "gemm"],
@@ -54,10 +54,10 @@ pub(super) fn kin(family: &str) -> &'static [&'static str] {
     }
 }
 
-/// Whether rows of this variant say nothing about others of their family. Products with scales of rows and blocks, and those of
-/// experts, run kernels of their own.
-/// FlashAttention 3 (`fwd`) is written for the asynchronous copies and tensor cores of one generation of devices, where it is 1.5 to 2 times as fast as
-/// FlashAttention 2 (Shah et al., "FlashAttention-3", 2024).
+/// Whether rows of this variant predict nothing about other variants of their family. GEMMs with scales per row or per
+/// block, and GEMMs of experts, run kernels of their own. FlashAttention 3 (`fwd`) is written for the asynchronous
+/// copies and tensor cores of one generation of devices, where it is 1.5 to 2 times as fast as FlashAttention 2 (Shah
+/// et al., "FlashAttention-3", 2024).
 pub(super) fn stands_apart(variant: &str) -> bool {
     variant == "fwd" || [BLOCKS, ROWS, EXPERTS].iter().any(|end| variant.ends_with(end))
 }

@@ -1,11 +1,12 @@
-//! Owns what an operator costs on one device: an estimate in layers, the surest that has an answer first.
+//! Owns the cost of an operator on one device: an estimate in layers, of which the most accurate that has an answer
+//! counts.
 //!
-//! 1. The row of a database for just this operator on this device.
-//! 2. Between rows of the same kind of operator on this device (`surface.rs`).
-//! 3. From rows of another device, of another type of elements or of a kin operator, by the ratio of the rooflines.
-//! 4. The roofline, with what kernels usually reach of it.
+//! 1. The database row of exactly this operator on this device.
+//! 2. Interpolation between rows of the same kind of operator on this device (`surface.rs`).
+//! 3. Rows of another device, element type or related operator, scaled by the ratio of the rooflines.
+//! 4. The roofline, at the usual efficiency of kernels.
 //!
-//! docs/devices.md says how far each is off.
+//! docs/devices.md lists the errors of each layer.
 
 pub mod accuracy;
 mod formula;
@@ -34,20 +35,21 @@ use uniference_sim::device::{
 use uniference_sim::program::DType;
 use uniference_sim::time::SimDuration;
 
-/// The standard deviation of the logarithm of a time around a single measurement of it: the same product of matrices differs by 9 % between
-/// collections of the shipped rows.
+/// The standard deviation of the logarithm of a time around a single measurement of it: the same GEMM differs by 9 %
+/// between collections of the shipped rows.
 const NOISE: f64 = 0.09;
-/// The additional deviation where the rows were measured on another device: see the table of docs/devices.md.
+/// The additional deviation if the rows were measured on another device: see the table of docs/devices.md.
 const TRANSFER: f64 = 0.4;
-/// The efficiency of a device without rows is the mean of at most this many devices.
+/// The efficiency of a device without rows is the mean over at most this many devices.
 const ALIKE: usize = 4;
-/// Elements of a row that one multiprocessor reduces where several do it.
+/// Elements of a row that one multiprocessor reduces, if several reduce the row.
 const PART: u64 = 4096;
-/// Around the roofline: the same table.
+/// The standard deviation around the roofline: see the table of docs/devices.md.
 const ROOFLINE: f64 = 0.8;
 
-/// The family of rows that say how long the program takes to come to an operator: the time since the one before on a processor, which
-/// Python, autograd and torch's dispatcher take. The variant is the operator's name; where a row names an operator, it is the one before.
+/// The family of rows with the host time per operator: the time since the previous operator on a CPU, spent in Python,
+/// autograd and torch's dispatcher. The variant is the operator's name; a row that names an operator names the previous
+/// one.
 pub const fn host_family(autograd: Autograd) -> &'static str {
     match autograd {
         Autograd::Idle => "host",
@@ -56,35 +58,35 @@ pub const fn host_family(autograd: Autograd) -> &'static str {
     }
 }
 
-/// Whether a family is of such rows.
+/// Whether a family holds rows of host time.
 pub fn is_of_host(family: &str) -> bool {
     HOSTS.iter().any(|autograd| host_family(*autograd) == family)
 }
 
 const HOSTS: [Autograd; 3] = [Autograd::Idle, Autograd::Recording, Autograd::Backward];
 
-/// From where the program comes to an operator.
+/// State of the program when it reaches an operator.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Coming<'a> {
-    /// The operator that it ran before, if that is known.
+    /// The previous operator, if it is known.
     pub previous: Option<&'a Definition>,
-    /// What autograd does meanwhile.
+    /// State of autograd.
     pub autograd: Autograd,
 }
 
 /// The device that a model is for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Target {
-    /// The name under which databases have its operators: [`uniference_formats::cluster::Resolved::models`].
+    /// The name under which databases list its operators: [`uniference_formats::cluster::Resolved::models`].
     pub name: Option<String>,
-    /// What it can do in a second.
+    /// Its rates per second.
     pub rates: Rates,
 }
 
-/// Surfaces by the place of their rows and what is computed; of most places there are none.
+/// Surfaces by the place of their rows and the precision of the target operator; most places have none.
 type Surfaces = FxHashMap<(Place, Precision), Option<Arc<Surface>>>;
 
-/// What operators cost on one device.
+/// Cost model of one device.
 #[derive(Debug)]
 pub struct Model {
     target: Target,
@@ -92,11 +94,11 @@ pub struct Model {
     surfaces: Mutex<Surfaces>,
     /// The shortest time of a device's rows of one type, in seconds.
     shortest: Mutex<FxHashMap<(String, Elements), f64>>,
-    /// What products were computed with so far.
+    /// Precisions of the GEMMs estimated so far.
     computed: Mutex<BTreeSet<Precision>>,
 }
 
-/// Where rows are looked for: a device, a family, one variant of it or all, a type.
+/// Key of rows: device, family, variant (`None`: all) and element type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Place {
     device: String,
@@ -106,7 +108,7 @@ struct Place {
 }
 
 impl Model {
-    /// A model of `target` from what `databases` have.
+    /// A model of `target` from the rows of `databases`.
     pub fn new(target: Target, databases: Arc<Databases>) -> Model {
         Model {
             target,
@@ -117,10 +119,10 @@ impl Model {
         }
     }
 
-    /// How long an operator takes that has the device for itself; nothing for a view, and [`Estimate::UNKNOWN`] for what nobody knows: the
-    /// caller counts and names it.
+    /// Duration of an operator that has the device to itself: zero for a view, and [`Estimate::UNKNOWN`] for an
+    /// operator without a known cost, which the caller counts and names.
     ///
-    /// Where the device's rows say how long the host takes to come to an operator ([`host_family`]), that is part of it.
+    /// If the device's rows include host time per operator ([`host_family`]), the duration includes it.
     pub fn estimate(&self, definition: &Definition, coming: Coming<'_>) -> Estimate {
         let operator = self.operator(definition);
         match self.host(definition, coming) {
@@ -129,7 +131,7 @@ impl Model {
         }
     }
 
-    /// The operator alone, once the host has come to it: what the device takes.
+    /// Time of the operator on the device alone, after the host has launched it.
     pub fn operator(&self, definition: &Definition) -> Estimate {
         let described = describe(definition);
         if let Described::Nothing = described {
@@ -144,19 +146,19 @@ impl Model {
         }
     }
 
-    /// Attention whose sequences are known to be these, once the host has come to it.
+    /// Time of attention over these known sequences, after the host has launched it.
     pub fn attention(&self, definition: &Definition, sequences: &[Sequences]) -> Estimate {
         with_sequences(definition, sequences).map_or(Estimate::UNKNOWN, |parts| self.sum(&parts))
     }
 
-    /// Whether the device's rows say how long the host takes to come from one operator to the next.
+    /// Whether the device's rows include host time per operator.
     pub fn knows_host(&self) -> bool {
         let knows = |device: &str| HOSTS.iter().any(|autograd| self.typical_host(device, *autograd).is_some());
         self.target.name.as_deref().is_some_and(knows)
     }
 
-    /// How long the host takes to come to an operator, where that was measured on this device: from the operator before it, else from any to one
-    /// of this name, else to one of this name whatever autograd does, else the median of all.
+    /// Host time of an operator, if it was measured on this device: after the same previous operator, else after any,
+    /// else in any state of autograd, else the median over all operators.
     fn host(&self, definition: &Definition, coming: Coming<'_>) -> Option<Estimate> {
         let device = self.target.name.as_deref()?;
         let named = |autograd| self.rows.of(device, host_family(autograd), Some(&definition.name), "");
@@ -177,12 +179,13 @@ impl Model {
         self.rows.of(device, host_family(autograd), None, "").typical()
     }
 
-    /// What reports call an operator: `gemm`, `attention`, `normalization`, ..., `view`, or `unknown`.
+    /// Name of an operator's kind in reports: `gemm`, `attention`, `normalization`, ..., `view`, or `unknown`.
     pub fn kind(definition: &Definition) -> &'static str {
         describe(definition).kind()
     }
 
-    /// Seconds that an operator takes at least, whatever it does: all of its tensors once through the device's memory.
+    /// Lower bound of an operator's seconds, whatever it computes: all of its tensors pass once through the device's
+    /// memory.
     pub fn at_least(&self, definition: &Definition) -> f64 {
         let bytes: u64 = definition.tensors().map(Tensor::bytes).fold(0, u64::saturating_add);
         bytes as f64 / self.target.rates.memory
@@ -193,8 +196,9 @@ impl Model {
         self.rows.databases().version()
     }
 
-    /// Types that products were asked for of and that the device's rates do not name, with those that served them:
-    /// `("float64", "float32")`. Who is known to have no tensor cores for TF32 computes it as `float32`, and nothing serves for it.
+    /// Precisions of GEMMs that the device's rates do not name, with the precisions that served for them: `("float64",
+    /// "float32")`. A device that is known to lack tensor cores for TF32 computes it as `float32`, which is no
+    /// substitution.
     pub fn substituted(&self) -> Vec<(&'static str, &'static str)> {
         let known = self.target.name.as_deref().and_then(|name| devices::find(name).ok());
         let has_tf32 = known.is_none_or(KnownDevice::has_tf32);
@@ -212,7 +216,8 @@ impl Model {
         rows.by_operator(&key(definition)).map(measured)
     }
 
-    /// Parts follow one another, but those that are [`Part::is_beside`]. The origin is that of the longest; errors of different parts are independent.
+    /// Total of parts that follow one another, except those that are [`Part::is_beside`]. The origin is that of the
+    /// longest part; errors of different parts are independent.
     fn sum(&self, parts: &[Part]) -> Estimate {
         let mut total = 0.0_f64;
         let (mut variance, mut longest) = (Some(0.0), (0.0, Origin::Roofline));
@@ -229,7 +234,8 @@ impl Model {
         Estimate { duration, spread, origin: longest.1 }
     }
 
-    /// Of a part and those beside it what takes longer: it, or they one after the other. Their kernel is launched once.
+    /// The longer of the first part and the sum of the parts that its kernel also computes. The kernel is launched
+    /// once.
     fn longer(&self, kernel: &[Part]) -> Vec<(f64, Estimate)> {
         let launch = self.target.rates.launch.as_secs_f64();
         let seconds = |part: &Part| {
@@ -244,14 +250,14 @@ impl Model {
     }
 
     fn part(&self, operator: &Operator, variant: Option<&str>) -> Estimate {
-        // Without elements there is nothing to launch.
+        // An operator without elements launches nothing.
         if operator.flops == 0 && operator.bytes().0 == 0 {
             return Estimate { duration: SimDuration::ZERO, spread: Some(0.0), origin: Origin::Roofline };
         }
         if operator.flops > 0 {
             self.computed.lock().expect("no estimate panics").insert(Precision::of(operator.elements));
         }
-        // What has no tensor cores for it runs the kernels of `float32`.
+        // A device without tensor cores for TF32 runs the kernels of `float32`.
         let as_float32 = Operator { elements: Some(DType::Float32.into()), ..*operator };
         let lacks = operator.elements == Some(Elements::Tf32)
             && self.target.rates.peaks.serving(Precision::Tf32).1 == Precision::Float32;
@@ -265,7 +271,7 @@ impl Model {
         })
     }
 
-    /// The row of an operator of just these sizes, where only sizes are known of rows.
+    /// The row of an operator of exactly these sizes; only rows with known sizes and no definition count.
     fn measured_sizes(&self, operator: &Operator, variant: Option<&str>) -> Option<Estimate> {
         let (device, elements) = (self.target.name.as_deref()?, operator.elements?);
         if !self.has_known_rates(device) {
@@ -276,7 +282,7 @@ impl Model {
         let (microseconds, spread) = rows.by_sizes(dimensions(&operator.family), operator)?;
         let host = self.overhead_of_host(device, family, variant, elements);
         let kernel = surface::kernel(microseconds * 1e-6, host);
-        // An uncertain overhead of the host makes the remaining time of the kernel uncertain.
+        // An uncertain host overhead makes the remaining time of the kernel uncertain.
         let lost = (host > 0.0).then(|| 0.1 * host / kernel);
         let spread = spread.unwrap_or(NOISE).hypot(lost.unwrap_or_default());
         Some(estimate(kernel, spread, Origin::Database))
@@ -291,7 +297,8 @@ impl Model {
         Some(estimate(seconds(&surface, operator), surface.spread().max(NOISE), Origin::Interpolated))
     }
 
-    /// From the same device with other rates, from others, from another type where memory decides; from kin operators.
+    /// Estimate from the same device at other rates, else from other devices; from another element type if memory
+    /// decides; from related operators.
     fn transferred(&self, operator: &Operator, variant: Option<&str>) -> Option<Estimate> {
         let elements = operator.elements?;
         let own = self.target.name.clone();
@@ -322,7 +329,8 @@ impl Model {
         None
     }
 
-    /// What was measured elsewhere may have come from a larger cache than the target's: what that one cannot hold passes through its memory.
+    /// Raises an estimate from another device, whose cache may be larger: bytes beyond the target's cache pass through
+    /// its memory.
     fn through_memory(&self, operator: &Operator, found: Estimate) -> Estimate {
         let known = self.target.name.as_deref().and_then(|name| devices::find(name).ok());
         let Some(cache) = known.and_then(KnownDevice::cuda).map(|cuda| cuda.l2) else { return found };
@@ -335,7 +343,7 @@ impl Model {
         }
     }
 
-    /// Of the variant, or of all; of the type, or of the other with 16 bits.
+    /// The surface of the variant, else of all variants; of the element type, else of the other 16-bit type.
     fn nearest_surface(
         &self,
         device: &str,
@@ -344,7 +352,7 @@ impl Model {
         elements: Elements,
         operator: &Operator,
     ) -> Option<Arc<Surface>> {
-        // Tensor cores multiply numbers of 16 and of 32 bits in the same kernels of cuBLAS and cuDNN.
+        // Tensor cores multiply 16-bit and 32-bit numbers in the same kernels of cuBLAS and cuDNN.
         let twins: &[DType] = match elements {
             Elements::Of(DType::Float16) => &[DType::BFloat16],
             Elements::Of(DType::BFloat16) => &[DType::Float16],
@@ -361,7 +369,7 @@ impl Model {
         })
     }
 
-    /// Made when it is first asked for.
+    /// The surface of a place, built at its first use.
     fn surface(&self, place: Place, operator: &Operator) -> Option<Arc<Surface>> {
         let mut surfaces = self.surfaces.lock().expect("no estimate panics");
         let computed = Precision::of(operator.elements);
@@ -381,7 +389,7 @@ impl Model {
             let precision = Precision::of(Some(place.elements));
             let (source, target) =
                 (Roof::of(&rates, precision, its_grain), Roof::of(&self.target.rates, computed, own_grain));
-            // Rows of another type stand for the same number of bytes, where these are all that an operator does.
+            // A row of another type stands for the same number of bytes, if the operator only moves bytes.
             let own_elements = operator.elements.filter(|_| shape == Shape::Product).unwrap_or(place.elements);
             let setting = Setting {
                 shape,
@@ -390,7 +398,8 @@ impl Model {
                 target,
                 launch: self.target.rates.launch.as_secs_f64(),
                 host: self.overhead_of_host(&place.device, place.family, place.variant.as_deref(), place.elements),
-                // Where nobody has counted the units of one, all are taken to be equally fast.
+                // If the number of multiprocessors of either device is unknown, all multiprocessors are assumed equally
+                // fast.
                 units: libm::log2(units.map_or(target.speed_over(&source), |(target, source)| target / source)),
                 varies: shape.varies(place.family) || shape.varies(operator.family.name()),
             };
@@ -401,8 +410,8 @@ impl Model {
         surface
     }
 
-    /// The rows of a place, and how many octaves of a size they are apart from it: of products, those of other layouts are one, for those with scales of
-    /// blocks all others, and for those of experts all that no expert computes.
+    /// The rows of a place, with their distance from it in octaves of a size. For GEMMs, rows of other layouts are one
+    /// octave away; so are all layouts for GEMMs with block scales, and all rows without experts for GEMMs of experts.
     fn kin_rows(&self, place: &Place) -> Vec<(f64, Arc<Found>)> {
         let Place { device, family, variant, elements } = place;
         let rows = |variant| self.rows.of(device, family, variant, elements.name());
@@ -418,11 +427,12 @@ impl Model {
         }
     }
 
-    /// The overhead of the host inside the times of rows, in seconds; 0 where kernels were timed.
+    /// The host overhead inside the times of rows, in seconds; 0 if kernels were timed.
     ///
-    /// Rows that were measured one call at a time have the time in which the host comes to the kernel inside, which a program hides that keeps
-    /// the device's queue filled. It is the shortest time among those that do next to nothing, of these operators or else of all of the device.
-    /// Where any operator took less than the host does, kernels were timed, and the shortest of these is a long kernel.
+    /// Rows that were measured one call at a time include the host's launch time, which a program hides if it keeps the
+    /// device's queue filled. It is the shortest time among rows of next to no work, of these operators or else of all
+    /// operators of the device. If any operator ran faster than a host launches, kernels were timed, and the shortest
+    /// row is a long kernel.
     fn overhead_of_host(&self, device: &str, family: &str, variant: Option<&str>, elements: Elements) -> f64 {
         let Some(rates) = self.rates_of(device) else { return 0.0 };
         let roof = Roof::of(&rates, Precision::of(Some(elements)), Grain::of(Some(device), &rates));
@@ -456,7 +466,7 @@ impl Model {
         Grain::of(self.target.name.as_deref(), &self.target.rates)
     }
 
-    /// The rates at which a device's rows were measured: the table's; of a device that is not in it, those of the cluster file.
+    /// The rates at which a device's rows were measured: from the table of devices, else from the cluster file.
     fn rates_of(&self, device: &str) -> Option<Rates> {
         match devices::find(device) {
             Ok(known) if known.name == device => known.rates(),
@@ -464,7 +474,7 @@ impl Model {
         }
     }
 
-    /// Whether the target is as the rows' device was, without figures of its own.
+    /// Whether the target has the rates of the rows' device, without figures of its own.
     fn has_known_rates(&self, device: &str) -> bool {
         self.rates_of(device)
             .is_some_and(|rates| (rates.peaks, rates.memory) == (self.target.rates.peaks, self.target.rates.memory))
@@ -482,8 +492,8 @@ impl CostModel for Model {
 }
 
 impl Described {
-    /// Family, variant and type under which databases have a definition; `None`: nobody measures it. Operators of several parts and unknown
-    /// ones are found by their definition only.
+    /// Family, variant and element type under which databases list a definition; `None`: it cannot be measured.
+    /// Operators of several parts and unknown ones are found by their definition only.
     pub fn place(&self, definition: &Definition) -> Option<(&'static str, String, String)> {
         let name = definition.base_name().trim_end_matches('_').to_owned();
         match self {
@@ -500,7 +510,7 @@ impl Described {
     }
 }
 
-/// The geometric mean of what surfaces say, each with its weight.
+/// The geometric mean of several surfaces' times, each with its weight.
 fn mean(surfaces: &[(f64, Arc<Surface>)], operator: &Operator) -> Estimate {
     let total: f64 = surfaces.iter().map(|(weight, _)| weight).sum();
     let of = |value: &dyn Fn(&Surface) -> f64| {
@@ -523,8 +533,9 @@ fn seconds(surface: &Surface, operator: &Operator) -> f64 {
     surface.seconds(dimensions(&operator.family), operator.bytes().0, work)
 }
 
-/// A reduction as other operators along rows would have to do as much: several multiprocessors work on one long row of it (PyTorch's
-/// `aten/src/ATen/native/cuda/Reduce.cuh`), where a norm or a softmax has one for each. So do they on a scan of all elements (`ScanUtils.cuh` there).
+/// The reduction with its rows split into the parts that one multiprocessor reduces, for the comparison with other
+/// operators along rows. Several multiprocessors reduce one long row (PyTorch's `aten/src/ATen/native/cuda/Reduce.cuh`)
+/// or scan all elements (PyTorch's `ScanUtils.cuh`), but one computes each row of a norm or a softmax.
 fn in_parts(operator: &Operator) -> Operator {
     let mut operator = *operator;
     if let Family::Rows { kind, rows, columns, .. } = &mut operator.family
@@ -536,7 +547,7 @@ fn in_parts(operator: &Operator) -> Operator {
     operator
 }
 
-/// The origin is that of the longer one; their errors are independent.
+/// The sum of two durations, with the origin of the longer one; their errors are independent.
 fn one_after_the_other(first: Estimate, second: Estimate) -> Estimate {
     let seconds = [first, second].map(|estimate| estimate.duration.as_secs_f64());
     let error = |estimate: Estimate| Some((estimate.duration.as_secs_f64() * estimate.spread?).powi(2));

@@ -1,4 +1,4 @@
-//! Owns the rows that a model has read: of each place all databases' together, with an index of those that are looked up.
+//! Owns the rows that a model has read: for each place, the rows of all databases together, with an index for lookups.
 
 use super::like;
 use crate::database::{Databases, Row};
@@ -6,10 +6,10 @@ use rustc_hash::FxHashMap;
 use std::sync::{Arc, Mutex};
 use uniference_sim::device::{Family, Operator};
 
-/// Device, family, variant or all, type.
+/// Device, family, variant (`None`: all variants) and element type.
 type Place = (String, String, Option<String>, String);
 
-/// Rows by device, family, variant and type, read when they are first asked for.
+/// Rows by device, family, variant and type, read at their first use.
 #[derive(Debug)]
 pub(super) struct Rows {
     databases: Arc<Databases>,
@@ -20,7 +20,7 @@ pub(super) struct Rows {
 #[derive(Debug, Default)]
 pub(super) struct Found {
     rows: Vec<Row>,
-    /// Places in `rows`.
+    /// Indices into `rows` by operator key.
     operators: FxHashMap<String, usize>,
     sizes: FxHashMap<([u64; 4], u64, u64), Vec<usize>>,
 }
@@ -34,7 +34,8 @@ impl Rows {
         &self.databases
     }
 
-    /// `variant`: one, or all that stand for one another. A database that can no longer be read has no rows: it was checked when it was opened.
+    /// Rows of one variant, or of all variants that stand for one another. A database that can no longer be read has no
+    /// rows: it was checked when it was opened.
     pub(super) fn of(&self, device: &str, family: &str, variant: Option<&str>, dtype: &str) -> Arc<Found> {
         let place = (device.to_owned(), family.to_owned(), variant.map(str::to_owned), dtype.to_owned());
         let mut read = self.read.lock().expect("no estimate panics");
@@ -57,7 +58,7 @@ impl Rows {
 }
 
 impl Found {
-    /// A later row of the same definition takes the place of an earlier one.
+    /// Adds a row. A later row of a definition replaces the earlier one.
     fn add(&mut self, row: Row) {
         if !row.operator.is_empty() {
             if let Some(place) = self.operators.get(&row.operator) {
@@ -71,12 +72,12 @@ impl Found {
         self.rows.push(row);
     }
 
-    /// Time and spread of the row that names no operator and was read last.
+    /// Time and spread of the last row read among those that name no operator.
     pub(super) fn of_any(&self) -> Option<(f64, Option<f64>)> {
         self.rows.iter().rev().find(|row| row.operator.is_empty()).map(|row| (row.microseconds, row.spread))
     }
 
-    /// The time that half of all repetitions took at least, of the rows that name no operator.
+    /// Median time over all repetitions of the rows that name no operator.
     pub(super) fn typical(&self) -> Option<f64> {
         let unnamed = self.rows.iter().filter(|row| row.operator.is_empty());
         let mut times: Vec<(f64, u64)> = unnamed.map(|row| (row.microseconds, row.repetitions.into())).collect();
@@ -100,7 +101,8 @@ impl Found {
         Some((row.microseconds, row.spread))
     }
 
-    /// The same of the rows with these sizes and this work; of several, which are other collections' of the same, the middle one.
+    /// Median and spread of the rows with these sizes and this work; if several collections have such a row, the middle
+    /// one counts.
     pub(super) fn by_sizes(&self, dimensions: [u64; 4], operator: &Operator) -> Option<(f64, Option<f64>)> {
         if operator.family == Family::Unspecified {
             return None;

@@ -1,4 +1,4 @@
-//! Owns the coordinates of operators: the sizes along which a family's cost changes, and how much work they stand for.
+//! Owns the coordinates of operators: the sizes along which a family's cost changes, and the work that they imply.
 
 use uniference_formats::devices::{self, DeviceKind};
 use uniference_sim::device::{Elements, Family, Operator, Precision, Rates, RowKind};
@@ -7,7 +7,7 @@ use uniference_sim::time::{Bytes, SimDuration};
 /// Binary logarithms of up to four sizes.
 pub(super) type Point = [f64; 4];
 
-/// Families whose sizes mean alike, so that one may stand in for another.
+/// Group of families whose sizes have the same meaning, so that one family may stand in for another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Shape {
     /// Batch, rows, columns, terms.
@@ -16,7 +16,7 @@ pub(super) enum Shape {
     Attention,
     /// Rows and columns.
     Rows,
-    /// Bytes moved: of what is done to each element, the memory traffic decides.
+    /// Bytes moved: elementwise operators are bound by memory traffic.
     Flat,
 }
 
@@ -39,10 +39,10 @@ impl Shape {
         }
     }
 
-    /// The place of an operator with these sizes, whose elements have `size` bytes.
+    /// Coordinates of an operator with these sizes, whose elements have `size` bytes.
     ///
-    /// Of attention of one query, heads that share keys are computed together, as they read the same: its heads are those of the keys, which the
-    /// bytes tell.
+    /// Attention with one query per sequence computes query heads that share KV heads together, as they read the same
+    /// keys. Its number of heads is that of the KV heads, which follows from the bytes.
     pub(super) fn point(self, dimensions: [u64; 4], bytes: u64, size: f64) -> Point {
         let mut sizes = dimensions.map(|size| size.max(1) as f64);
         match self {
@@ -56,8 +56,8 @@ impl Shape {
         sizes.map(libm::log2)
     }
 
-    /// How many octaves apart the places are between which the efficiency is interpolated: of four sizes, not at each, but at each width of
-    /// attention's heads.
+    /// Distance in octaves between the knots of the efficiency's interpolation. With four sizes not every octave is a
+    /// knot, except along the width of attention's heads.
     pub(super) fn step(self) -> Point {
         match self {
             Shape::Product => [2.0; 4],
@@ -66,16 +66,16 @@ impl Shape {
         }
     }
 
-    /// The square of how many octaves two places are apart. Each width of attention's heads has kernels of its own, so that rows of another one say
-    /// little.
+    /// Squared distance in octaves between two points. Each head width of attention has its own kernels, so rows of
+    /// another width predict little.
     pub(super) fn distance(self, a: &Point, b: &Point) -> f64 {
         let width = if self == Shape::Attention { WIDTH } else { 1.0 };
         let apart = |axis: usize| (a[axis] - b[axis]) * if axis == 3 { width } else { 1.0 };
         (0..self.axes()).map(|axis| apart(axis).powi(2)).sum()
     }
 
-    /// The place at which a device with 2 to the power of `units` times as many multiprocessors gives each of them as much to do. The terms of
-    /// products and the columns of rows are computed inside of one.
+    /// The point at which each multiprocessor has as much work on a device with 2 to the power of `units` times as many
+    /// of them. The reduced dimension of a GEMM and the columns of rows are computed within one multiprocessor.
     pub(super) fn spread_over(self, point: &Point, units: f64) -> Point {
         let [a, b, c, d] = *point;
         match self {
@@ -84,7 +84,8 @@ impl Shape {
         }
     }
 
-    /// The work of an operator that has just these sizes, as the family's plainest member does it, with elements of `size` bytes.
+    /// Operations and bytes of an operator of these sizes, as the family's plainest member performs it, with elements
+    /// of `size` bytes.
     pub(super) fn work(self, point: &Point, size: f64) -> (f64, f64) {
         let [a, b, c, d] = point.map(libm::exp2);
         match self {
@@ -95,8 +96,8 @@ impl Shape {
         }
     }
 
-    /// Whether members of the family differ in how much they do at the same sizes, such as causal attention and keys shared by heads, or
-    /// along rows gradients, which read two tensors or more, and sums, which write next to nothing.
+    /// Whether members of the family differ in work at equal sizes. Examples: causal attention, keys shared by heads,
+    /// and among operators along rows gradients, which read two tensors or more, and sums, which write next to nothing.
     pub(super) fn varies(self, family: &str) -> bool {
         self == Shape::Attention
             || family.starts_with("convolution")
@@ -104,16 +105,16 @@ impl Shape {
     }
 }
 
-/// The parts in which a device does the work of one operator.
+/// Parallelism of a device: the units that share the work of one operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Grain {
-    /// Its multiprocessors, if their number is known.
+    /// Number of multiprocessors, if it is known.
     pub(super) units: Option<f64>,
-    /// Half a tile of a product, in rows, columns or terms: what is wasted of each side on average.
+    /// Half a GEMM tile, in rows, columns or reduced terms: the average waste along each dimension.
     tile: f64,
 }
 
-/// A device's arithmetic rate for one type, its memory, and the parts in which it works.
+/// Roofline of a device: arithmetic rate for one type, memory rate, and grain.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Roof {
     peak: f64,
@@ -125,19 +126,19 @@ pub(super) struct Roof {
 const PEAK: f64 = 0.8;
 /// Fraction of the memory's rate that long streams reach.
 const STREAM: f64 = 0.75;
-/// Half a tile of a GPU's products, which the threads of a multiprocessor compute together.
+/// Half a GEMM tile of a GPU, which the threads of a multiprocessor compute together.
 const TILE: f64 = 32.0;
-/// Half a tile of a processor's products, which lies in the registers of one core: about 8 rows by 8 to 16 columns (Goto and van de Geijn,
-/// "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008, section 6).
+/// Half a GEMM tile of a CPU, which fits the registers of one core: about 8 rows by 8 to 16 columns (Goto and van de
+/// Geijn, "Anatomy of High-Performance Matrix Multiplication", ACM TOMS 2008, section 6).
 const REGISTERS: f64 = 4.0;
-/// This many octaves of another size are as far as one octave of the width of attention's heads.
+/// This many octaves of another size are as far as one octave of attention's head width.
 const WIDTH: f64 = 4.0;
-/// Queries of one head that fused attention computes on one multiprocessor, for all keys one after the other (Dao, "FlashAttention-2", 2023,
-/// section 3.2).
+/// Queries of one head that fused attention computes on one multiprocessor, over all keys in sequence (Dao,
+/// "FlashAttention-2", 2023, section 3.2).
 const QUERIES: f64 = 128.0;
 
 impl Grain {
-    /// Of a device by name, or of one of which only the rates are known: what has no overhead of launches is a processor.
+    /// The grain of a named device, or of a device with known rates only: without launch overhead it is a CPU.
     pub(super) fn of(name: Option<&str>, rates: &Rates) -> Grain {
         let known = name.and_then(|name| devices::find(name).ok().filter(|known| known.name == name));
         let processor = known.map_or(rates.launch == SimDuration::ZERO, |known| known.kind == DeviceKind::Cpu);
@@ -150,27 +151,28 @@ impl Roof {
         Roof { peak: rates.peaks.serving(precision).0, memory: rates.memory, grain }
     }
 
-    /// Seconds at full speed.
+    /// Seconds by the bare roofline.
     pub(super) fn bare(&self, (flops, bytes): (f64, f64)) -> f64 {
         (flops / self.peak).max(bytes / self.memory)
     }
 
-    /// How many times as much arithmetic it does as another.
+    /// Ratio of this roofline's arithmetic rate to another's.
     pub(super) fn speed_over(&self, other: &Roof) -> f64 {
         self.peak / other.peak
     }
 
-    /// Seconds of arithmetic at full speed.
+    /// Seconds of arithmetic at the full rate.
     pub(super) fn arithmetic(&self, flops: f64) -> f64 {
         flops / self.peak
     }
 
-    /// Seconds by the roofline with what kernels usually reach of it; it does not fall when a size or the work grows.
+    /// Seconds by the roofline at the usual efficiency of kernels; they do not fall when a size or the work grows.
     ///
-    /// Products reach 0.8 of the peak, less where a side is short: work is done in tiles, and half a tile is wasted on average. Streams
-    /// reach 0.75 of the memory's rate. Fitted on the median error of the shipped products of matrices: 21 % against 40 % of the bare
-    /// roofline. Attention of few heads and queries leaves multiprocessors idle, but for that of one query, whose keys are cut instead; its tile
-    /// has the query of each head that shares its keys.
+    /// GEMMs reach 0.8 of the peak, less if a dimension is small: work is tiled, and half a tile is wasted on average.
+    /// Streams reach 0.75 of the memory's rate. The constants are fitted on the median error of the shipped GEMMs: 21 %
+    /// compared with 40 % of the bare roofline. Attention with few heads and queries leaves multiprocessors idle,
+    /// except with one query, where the keys are split instead; that tile has the query of each head that shares its
+    /// keys.
     pub(super) fn usual(&self, shape: Shape, point: &Point, (flops, bytes): (f64, f64)) -> f64 {
         let [heads, mut queries, keys, width] = point.map(libm::exp2);
         if shape == Shape::Attention && point[1] == 0.0 {
@@ -189,10 +191,10 @@ impl Roof {
     }
 }
 
-/// Seconds of an operator of which nothing was measured, on a device of which only the rates are known.
+/// Seconds of an unmeasured operator, on a device with known rates only.
 pub(super) fn by_rates(rates: &Rates, grain: Grain, operator: &Operator) -> f64 {
     let Bytes(bytes) = operator.bytes();
-    // Sorting reads a row once for each binary digit of its length.
+    // A sort reads a row once per binary digit of its length.
     let passes = match operator.family {
         Family::Rows { kind: RowKind::Sort, columns, .. } => libm::log2(columns.max(2) as f64),
         _ => 1.0,

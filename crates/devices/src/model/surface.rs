@@ -1,99 +1,104 @@
 //! Owns interpolation between measured rows: of their efficiency, over the logarithms of their sizes.
 //!
-//! Efficiency is the time by the roofline, with the overhead of a launch and what kernels usually reach, divided by the measured time. It changes
-//! slowly where time changes over orders of magnitude. On a grid it is a local linear regression over the nearest rows (Cleveland, "Robust
-//! locally weighted regression and smoothing scatterplots", JASA 1979, without the robust weights), between its points it is
-//! interpolated linearly. From it follow times at the knots of a lattice, one for each power of two. Of these, the greatest of all knots with no more work
-//! and the least of all with no less never fall when a size grows; neither does their geometric mean, which is the knot's time, and
-//! which outliers move half as much as either. Knots that no row is near have no say in those that rows are near: they are held between
-//! them. Between knots the logarithm of the time is interpolated linearly in each size.
+//! Efficiency is the roofline time, including launch overhead and the usual efficiency of kernels, divided by the
+//! measured time. It changes slowly while time changes over orders of magnitude. On a grid it is a local linear
+//! regression over the nearest rows (Cleveland, "Robust locally weighted regression and smoothing scatterplots", JASA
+//! 1979, without the robust weights); between grid points it is interpolated linearly. Efficiency gives times at the
+//! knots of a lattice, one knot per power of two. Two bounds never fall when a size grows: the greatest time of all
+//! knots with no more work, and the least time of all knots with no less work. A knot's time is their geometric mean,
+//! which does not fall either, and which outliers move half as much as either bound. Knots without a nearby row do not
+//! affect knots with one: they are clamped between them. Between knots the logarithm of the time is interpolated
+//! linearly in each size.
 //!
-//! On another device the same efficiency is reached of its roofline, at sizes that give each of its multiprocessors as much to do.
+//! Another device reaches the same fraction of its own roofline, at sizes that give each of its multiprocessors as much
+//! work.
 
 use super::shape::{Point, Roof, Shape};
 use crate::database::Row;
 use rustc_hash::FxHashMap;
 use std::sync::OnceLock;
 
-/// With fewer rows nothing is interpolated.
+/// Smallest number of rows that are interpolated.
 pub(super) const FEWEST: usize = 5;
-/// More are thinned.
+/// Largest number of rows before thinning.
 const MOST: usize = 2_000;
-/// Rows of a regression.
+/// Number of rows in a regression.
 const NEIGHBOURS: usize = 16;
-/// Rows that tell how far predictions are off, each predicted from the others.
+/// Number of rows for the residuals, each predicted from the others.
 const JUDGES: usize = 64;
-/// What the shortest kernels take where only times with the host's overhead are known: 2 to 3 us on the devices whose kernels were timed.
+/// Seconds of the shortest kernels, if only times with host overhead are known: 2 to 3 us on devices whose kernels were
+/// timed.
 const KERNEL: f64 = 3e-6;
-/// No kernel that does next to nothing takes so long: what does has the host's overhead inside.
+/// Upper bound of the seconds of a kernel that does next to nothing: a longer time includes host overhead.
 const HOST: f64 = 10e-6;
-/// A place is known well that has a row within so many octaves.
+/// Largest distance in octaves from a row to a point with a well-known efficiency.
 const SUPPORT: f64 = 2.0;
-/// Beyond the largest measured size, times 2 to the power of this, time grows with each size.
+/// Beyond the largest measured size, times 2 to the power of this, time grows in proportion to each size.
 const BEYOND: f64 = 3.0;
-/// The number of products grows beyond 2 to the power of this at least.
+/// The same bound for the batch size of a batched GEMM, as a binary logarithm: at least this.
 const BATCHES: f64 = 13.0;
 
-/// One measured place.
+/// One measured point.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     point: Point,
     /// The logarithm of the efficiency.
     efficiency: f64,
-    /// The part of the measured time that is the kernel's: as little as the rest is known, so little the sample weighs.
+    /// The kernel's share of the measured time. A small share lowers the sample's weight.
     share: f64,
-    /// The square of how far it is from every place, because it was measured on a kin of the operator.
+    /// Squared extra distance from every point, because the row measured a related operator.
     apart: f64,
 }
 
-/// Times of one kind of operator on one device, from rows of this or another.
+/// Times of one kind of operator on one device, from rows of this device or of another.
 #[derive(Debug)]
 pub(super) struct Surface {
     shape: Shape,
     /// Bytes of an element.
     size: f64,
     target: Roof,
-    /// No operator takes less.
+    /// Lower bound of every time, in seconds.
     launch: f64,
-    /// What the rows' shortest operators take, however little they do.
+    /// Time of the rows' shortest operators, in seconds, whatever their work.
     overhead: f64,
-    /// Of the peak rate, the most that is reached: 1, or what the fastest row has reached.
+    /// Largest fraction of the peak rate that is reached: 1, or that of the fastest row.
     most: f64,
     samples: Vec<Sample>,
     low: Point,
     high: Point,
-    /// Made when it is first asked for.
+    /// Built at its first use.
     lattice: OnceLock<Lattice>,
-    /// Of rows that were predicted from the others: logarithms of predicted by measured time.
+    /// Logarithms of predicted by measured time, for rows that were predicted from the others.
     residuals: Vec<f64>,
 }
 
-/// What rows were measured with, and what they are used for.
+/// Conditions of the measured rows, and the target of the estimates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
     pub(super) shape: Shape,
-    /// Bytes of an element, of the rows and of what they are used for.
+    /// Bytes of an element: of the rows, and of the target operator.
     pub(super) sizes: [f64; 2],
     pub(super) source: Roof,
     pub(super) target: Roof,
     pub(super) launch: f64,
-    /// The overhead of the host inside the rows' times, in seconds.
+    /// Host overhead inside the rows' times, in seconds.
     pub(super) host: f64,
-    /// The binary logarithm of how many times as many multiprocessors the target has.
+    /// The binary logarithm of the ratio of the target's multiprocessors to the rows' device's.
     pub(super) units: f64,
     /// Whether rows of the family do unequal work at equal sizes.
     pub(super) varies: bool,
 }
 
-/// Rows of one series, and how many octaves apart they are because they are a kin operator's.
+/// Rows of one series, and their extra distance in octaves if they measure a related operator.
 pub(super) type Group<'a> = (f64, &'a [Row]);
 
-/// Seconds of the kernel in a measured time that has `host` seconds of the host's overhead inside.
+/// Seconds of the kernel in a measured time that includes `host` seconds of host overhead.
 pub(super) fn kernel(measured: f64, host: f64) -> f64 {
     if host > 0.0 { (measured - host).max(0.0) + KERNEL } else { measured }
 }
 
-/// The overhead of the host inside times whose least is `shortest`, of an operator that does next to nothing; 0 if that is a kernel's own time.
+/// Host overhead in times of an operator that does next to nothing, with the minimum `shortest`; 0 if the minimum is a
+/// kernel's own time.
 pub(super) fn overhead_of_host(shortest: f64) -> f64 {
     if shortest > HOST { shortest } else { 0.0 }
 }
@@ -104,7 +109,7 @@ pub(super) fn is_idle(source: &Roof, row: &Row) -> bool {
 }
 
 impl Surface {
-    /// `None`: too few rows.
+    /// A surface over the rows of `groups`; `None`: too few rows.
     pub(super) fn new(setting: Setting, groups: &[Group<'_>]) -> Option<Surface> {
         let Setting { shape, sizes: [size, own_size], source, target, launch, host, units, varies } = setting;
         let rows: Vec<(f64, &Row)> = groups
@@ -152,18 +157,19 @@ impl Surface {
         Some(Surface { shape, size: own_size, target, launch, overhead, most, samples, low, high, lattice, residuals })
     }
 
-    /// The residual that two of three rows stay below: the standard deviation of the logarithm of a time around its prediction, whatever the
-    /// outliers.
+    /// The residual that two of three rows stay below: a robust standard deviation of the logarithm of a time around
+    /// its prediction.
     pub(super) fn spread(&self) -> f64 {
         quantile(&self.residuals.iter().map(|residual| residual.abs()).collect::<Vec<_>>(), 0.68)
     }
 
-    /// Logarithms of predicted by measured times, of rows that were each predicted from the others.
+    /// Logarithms of predicted by measured times, for rows that were each predicted from the others.
     pub(super) fn residuals(&self) -> &[f64] {
         &self.residuals
     }
 
-    /// Seconds of an operator of such sizes; `bytes` for those whose only size it is, `work` where it is not what the sizes say.
+    /// Seconds of an operator of these sizes; `bytes` is the size of elementwise operators, `work` overrides the work
+    /// that the sizes imply.
     pub(super) fn seconds(&self, dimensions: [u64; 4], bytes: u64, work: Option<(f64, f64)>) -> f64 {
         let point = self.shape.point(dimensions, bytes, self.size);
         let lattice = self.lattice.get_or_init(|| self.lattice());
@@ -208,24 +214,25 @@ impl Surface {
         })
     }
 
-    /// More products than were measured at once are as efficient as fewer with as many more rows, which fill as many tiles.
+    /// More GEMMs than the largest measured batch are as efficient as fewer with proportionally more rows, which fill
+    /// as many tiles.
     fn folded(&self, point: &Point) -> Point {
         let more = if self.shape == Shape::Product { (point[0] - self.high[0].max(0.0)).max(0.0) } else { 0.0 };
         [point[0] - more, point[1] + more, point[2], point[3]]
     }
 
-    /// The nearest place within what was measured.
+    /// The nearest point within the measured range.
     fn inside(&self, point: &Point) -> Point {
         std::array::from_fn(|axis| point[axis].clamp(self.low[axis].max(0.0), self.high[axis].max(0.0)))
     }
 
-    /// On the target; above zero, as something is launched.
+    /// Seconds on the target at the usual efficiency; above zero, as a kernel is launched.
     fn usual(&self, point: &Point, work: (f64, f64)) -> f64 {
         (self.overhead + self.target.usual(self.shape, point, work)).max(1e-12)
     }
 }
 
-/// Values at all combinations of some integers along each axis, none of which falls along any axis.
+/// Values at all combinations of integers along each axis; they do not fall along any axis.
 #[derive(Debug)]
 struct Lattice {
     counts: [usize; 4],
@@ -233,7 +240,7 @@ struct Lattice {
 }
 
 impl Lattice {
-    /// From a value at each knot, and whether it is known well.
+    /// A lattice from a value at each knot, and whether that value is well known.
     fn new(counts: [usize; 4], mut value: impl FnMut([usize; 4]) -> (f64, bool)) -> Lattice {
         let total: usize = counts.iter().product();
         let mut knot = [0; 4];
@@ -257,14 +264,14 @@ impl Lattice {
         let sure = |otherwise: f64| -> Vec<f64> {
             sure.iter().zip(&raw).map(|(sure, (_, known))| if *known { *sure } else { otherwise }).collect()
         };
-        // Between what is known well below and above, which the guess may leave on neither side.
+        // The guess is clamped between the well-known values below and above, as it may violate either.
         let (below, above) = (greatest(counts, sure(f64::MIN)), least(counts, sure(f64::MAX)));
         let values = guess.into_iter().zip(below.into_iter().zip(above));
         let values = values.map(|(guess, (below, above))| guess.max(below).min(above)).collect();
         Lattice { counts, values }
     }
 
-    /// Linearly between knots, and how far beyond the last ones the point is, over all axes.
+    /// The value interpolated linearly between knots, and the distance beyond the last knots, over all axes.
     fn at(&self, axes: usize, point: &Point) -> (f64, f64) {
         let (mut place, mut excess) = (*point, 0.0);
         for axis in 0..axes {
@@ -276,7 +283,7 @@ impl Lattice {
     }
 }
 
-/// Of each knot, the greatest of all values that no size is greater of.
+/// The greatest value of all knots that are no larger in any size, for each knot.
 fn greatest(counts: [usize; 4], mut values: Vec<f64>) -> Vec<f64> {
     let mut stride = 1;
     for count in counts.into_iter().rev() {
@@ -290,7 +297,7 @@ fn greatest(counts: [usize; 4], mut values: Vec<f64>) -> Vec<f64> {
     values
 }
 
-/// Of each knot, the least of all values that no size is less of.
+/// The least value of all knots that are no smaller in any size, for each knot.
 fn least(counts: [usize; 4], mut values: Vec<f64>) -> Vec<f64> {
     let mut stride = 1;
     for count in counts.into_iter().rev() {
@@ -304,7 +311,7 @@ fn least(counts: [usize; 4], mut values: Vec<f64>) -> Vec<f64> {
     values
 }
 
-/// The integer places around one, and how much each counts in linear interpolation; none that counts nothing.
+/// The integer points around a point with their nonzero weights in linear interpolation.
 fn corners(axes: usize, place: &Point) -> impl Iterator<Item = ([usize; 4], f64)> {
     let place = *place;
     (0..1_u8 << axes).filter_map(move |corner| {
@@ -319,7 +326,7 @@ fn corners(axes: usize, place: &Point) -> impl Iterator<Item = ([usize; 4], f64)
     })
 }
 
-/// One row of each quarter of an octave, the median of those that are there, and of these at most [`MOST`], evenly chosen.
+/// The median row of each quarter octave, and at most [`MOST`] of these, evenly chosen.
 fn thinned(shape: Shape, rows: &[Row], size: f64) -> Vec<&Row> {
     let mut cells: std::collections::BTreeMap<[i32; 4], Vec<&Row>> = std::collections::BTreeMap::new();
     for row in rows {
@@ -339,7 +346,7 @@ fn thinned(shape: Shape, rows: &[Row], size: f64) -> Vec<&Row> {
 
 fn residuals(shape: Shape, samples: &[Sample]) -> Vec<f64> {
     let judged = samples.iter().enumerate().step_by(samples.len().div_ceil(JUDGES));
-    // Of the whole measured time: of the kernel's where that is all of it.
+    // The error of the whole measured time, which is the kernel's error if the kernel is all of it.
     let residual = |(index, sample): (usize, &Sample)| {
         let predicted = sample.efficiency - regression(shape, samples, Some(index), &sample.point);
         libm::log1p(sample.share * libm::expm1(predicted))
@@ -347,15 +354,15 @@ fn residuals(shape: Shape, samples: &[Sample]) -> Vec<f64> {
     judged.map(residual).collect()
 }
 
-/// The logarithm of the efficiency at a point: a plane through the nearest samples, near ones weighing more. It stays within half of
-/// what they span, up and down.
+/// The logarithm of the efficiency at a point: a plane through the nearest samples, weighted by proximity. It exceeds
+/// the samples' range by at most half of that range, up and down.
 fn regression(shape: Shape, samples: &[Sample], without: Option<usize>, point: &Point) -> f64 {
     let axes = shape.axes();
     let distance = |sample: &Sample| shape.distance(&sample.point, point) + sample.apart;
     let others = samples.iter().enumerate().filter(|(index, _)| Some(*index) != without);
     let mut near: Vec<(f64, usize)> = others.map(|(index, sample)| (distance(sample), index)).collect();
     let count = NEIGHBOURS.min(near.len());
-    // The index makes the order total: equal distances must not be chosen by chance.
+    // The index makes the order total: ties between equal distances must be deterministic.
     let order = |a: &(f64, usize), b: &(f64, usize)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
     if count < near.len() {
         near.select_nth_unstable_by(count, order);
@@ -371,7 +378,7 @@ fn regression(shape: Shape, samples: &[Sample], without: Option<usize>, point: &
     let center: Point =
         std::array::from_fn(|axis| if axis < axes { mean(&|s| s.point[axis] - point[axis]) } else { 0.0 });
     let height = mean(&|s| s.efficiency);
-    // Normal equations with a small ridge: where all neighbours have one size, nothing is known of its slope.
+    // Normal equations with a small ridge: if all neighbours have one size, the slope in it is undetermined.
     let mut matrix = [[0.0; 5]; 4];
     for (row, line) in matrix.iter_mut().enumerate().take(axes) {
         let offset = |sample: &Sample, axis: usize| sample.point[axis] - point[axis] - center[axis];
@@ -407,7 +414,7 @@ fn solved(mut matrix: [[f64; 5]; 4], size: usize) -> Point {
     found
 }
 
-/// What a part of all values stays below; 0 of none.
+/// The quantile of the values at the fraction `part`; 0 without values.
 pub(super) fn quantile(values: &[f64], part: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -12,7 +12,7 @@ fn tensor(sizes: &[u64], dtype: DType) -> Argument {
     Argument::Tensor(Tensor { dtype, place, written: false, sizes: sizes.to_vec(), strides })
 }
 
-/// `m x k` by `k x n`.
+/// A GEMM of `m x k` by `k x n`.
 fn mm(m: u64, n: u64, k: u64, dtype: DType) -> Definition {
     Definition {
         name: "aten::mm".to_owned(),
@@ -43,11 +43,11 @@ fn own(rows: &[(Series, Vec<Row>)]) -> Arc<Databases> {
         file.add(series, &Notice::own("here"), rows, Repeat::Replaces).unwrap();
     }
     drop(file);
-    // An open file stays readable without its name.
+    // An open file stays readable after its name is deleted.
     Arc::new(Databases::of(vec![Database::open(&path).unwrap()]).unwrap())
 }
 
-/// Rows of products at half of the peak: 2 m n k / 1 TFLOPS.
+/// Rows of GEMMs at half of the peak: 2 m n k / 1 TFLOPS.
 fn half_of_peak(sizes: &[u64]) -> Vec<Row> {
     let row = |m: u64| Row {
         operator: String::new(),
@@ -65,7 +65,7 @@ fn board() -> Target {
     Target { name: Some("board".to_owned()), rates: Rates::uniform(2e12, 1e12) }
 }
 
-/// From the surest to the least sure, as what is in the database becomes less.
+/// Layers answer from the most to the least accurate, as rows are removed from the database.
 #[test]
 fn the_surest_layer_answers() {
     let definition = mm(512, 1024, 1024, DType::Float32);
@@ -89,7 +89,7 @@ fn the_surest_layer_answers() {
     assert_eq!(estimate.origin, Origin::Interpolated);
     assert!((estimate.duration.as_secs_f64() / 1_073.7e-6 - 1.0).abs() < 0.05, "{}", estimate.duration);
 
-    // The same device with twice the rates takes half of it.
+    // The same device at twice the rates needs half the time.
     let faster = Target { rates: Rates::uniform(4e12, 2e12), ..board() };
     let table = series("h100-sxm-80gb", "gemm", "nn", "float32");
     let same = own(&[(place, others.clone())]);
@@ -136,7 +136,8 @@ fn a_view_takes_nothing() {
     assert_ne!(estimate.origin, Origin::None);
 }
 
-/// The host takes 2 us from `a` to `view` and 7 us from any operator; to come to one that was not measured, the median of all executions, 3 us.
+/// The host spends 2 us from `a` to `view` and 7 us from any operator to it; for an operator without a measurement, the
+/// median of all executions counts, 3 us.
 #[test]
 fn the_host_takes_what_it_took_between_these_two_operators() {
     let named = |name: &str| Definition { name: name.to_owned(), arguments: vec![], results: vec![] };
@@ -166,14 +167,15 @@ fn the_host_takes_what_it_took_between_these_two_operators() {
     assert_eq!(microseconds("aten::view", Some("aten::b")), 7.0);
     assert_eq!(microseconds("aten::view", None), 7.0);
     assert_eq!(microseconds("aten::transpose.int", Some("aten::a")), 3.0);
-    // In a backward pass, and where nobody knows of it: as otherwise.
+    // A backward pass has times of its own; a state without a measurement uses those of another state.
     assert_eq!(during(Autograd::Backward, "aten::view", Some("aten::a")), 4.0);
     assert_eq!(during(Autograd::Backward, "aten::view", Some("aten::b")), 9.0);
     assert_eq!(during(Autograd::Recording, "aten::view", Some("aten::a")), 7.0);
     assert_eq!(during(Autograd::Backward, "aten::t", None), 3.0);
 }
 
-/// The largest of 2^28 elements of 2 bytes is found at no less than half of the memory's rate: 2^29 / 3.35e12 s = 160 us, at most 320.
+/// The maximum of 2^28 elements of 2 bytes is found at no less than half of the memory's rate: 2^29 / 3.35e12 s =
+/// 160 us, at most 320.
 #[test]
 fn one_long_row_is_reduced_by_many_multiprocessors() {
     let operator = |rows, columns| Operator {
@@ -191,7 +193,8 @@ fn one_long_row_is_reduced_by_many_multiprocessors() {
     assert!((one / many - 1.0).abs() < 0.05, "{one} {many}");
 }
 
-/// An H100 multiplies numbers of 32 bits at 66.9e12 operations a second, in tensor cores (TF32) at 494.5e12, and moves 3.35e12 bytes.
+/// An H100 multiplies 32-bit numbers at 66.9e12 operations per second, in tensor cores (TF32) at 494.5e12, and moves
+/// 3.35e12 bytes per second.
 #[test]
 fn numbers_of_32_bits_are_multiplied_in_tensor_cores_if_asked() {
     let model = shipped("h100-sxm");
@@ -207,11 +210,11 @@ fn numbers_of_32_bits_are_multiplied_in_tensor_cores_if_asked() {
     let least = 2.0 * 8192_f64.powi(3) / 494.5e12;
     assert!((least..2.0 * least).contains(&cores), "{cores}");
     assert!(full > 5.0 * cores && cores > 1.5 * half, "{full} {cores} {half}");
-    // Where memory decides, each has 4 bytes.
+    // If memory decides, each element has 4 bytes.
     let bytes = 4.0 * (8192.0 * 8192.0 + 2.0 * 8.0 * 8192.0);
     let streamed = seconds(8, 8192, 8192, Elements::Tf32);
     assert!((bytes / 3.35e12..2.0 * bytes / 3.35e12).contains(&streamed), "{streamed}");
-    // A device without such tensor cores ignores what was asked for, as PyTorch does.
+    // A device without TF32 tensor cores ignores the setting, as PyTorch does.
     let mut asked = mm(64, 64, 64, DType::Float32);
     asked.arguments.push(Argument::Text("tf32".to_owned()));
     let duration = |model: &Model, definition: &Definition| model.estimate(definition, Coming::default()).duration;
@@ -226,8 +229,9 @@ fn numbers_of_32_bits_are_multiplied_in_tensor_cores_if_asked() {
     assert_eq!((duration(&unknown, &asked), unknown.substituted()), (plain[2], vec![("tf32", "float32")]));
 }
 
-/// As many products as fill an H100, of which only single ones were measured: 64 of 512 x 512 x 512 in bfloat16 move 100 MB, which takes 30 us, and one
-/// of 64 x 512 rows moves a third of it less. Together they are no slower than one after the other.
+/// Enough GEMMs to fill an H100, of which only single ones were measured: 64 of 512 x 512 x 512 in bfloat16 move 100
+/// MB, which takes 30 us, and one GEMM with 64 x 512 rows moves a third less. A batch is no slower than the GEMMs in
+/// sequence.
 #[test]
 fn many_products_at_once_fill_the_device_as_one_large_one_does() {
     let model = shipped("h100-sxm");
@@ -256,7 +260,8 @@ fn types_without_a_rate_are_named() {
     assert_eq!(model.substituted(), [("float64", "float32"), ("float16", "bfloat16")]);
 }
 
-/// What one token takes on a processor is reading the weights: 4 x 4096 x 4096 B at 0.75 of 17.1 GB/s, whose arithmetic takes a tenth of it.
+/// Time for one token on a CPU is the time to read the weights: 4 x 4096 x 4096 B at 0.75 of 17.1 GB/s, of which the
+/// arithmetic needs a tenth.
 #[test]
 fn a_product_of_one_row_streams_its_weights_through_a_processor() {
     let seconds = |model: &Model, rows| {
@@ -264,7 +269,7 @@ fn a_product_of_one_row_streams_its_weights_through_a_processor() {
     };
     let weights = 4.0 * 4096.0 * 4096.0 / 17.1e9 / 0.75;
     let rates = known("raspberry-pi-5").rates;
-    // A device of the cluster file with the same rates and nothing that launches takes as long.
+    // A device of the cluster file with the same rates and no launch overhead needs the same time.
     for name in [Some("raspberry-pi-5".to_owned()), None] {
         let model = Model::new(Target { name, rates }, Arc::new(Databases::none()));
         for rows in [1, 2, 4] {
@@ -274,7 +279,7 @@ fn a_product_of_one_row_streams_its_weights_through_a_processor() {
     }
 }
 
-/// A large product in bfloat16 on an H100 takes what others have measured: 1.37 to 1.54 ms.
+/// A large GEMM in bfloat16 on an H100 lies within published measurements: 1.37 to 1.54 ms.
 #[test]
 fn a_large_product_takes_what_it_should_on_an_h100() {
     let estimate = shipped("h100-sxm").estimate(&mm(8192, 8192, 8192, DType::BFloat16), Coming::default());
@@ -293,7 +298,7 @@ fn the_layers_are_as_far_off_as_is_documented() {
     assert!(median(&gemm.interpolated) < 0.1 && median(&gemm.transferred) < median(&gemm.roofline));
 }
 
-/// What was measured comes back: interpolating on a lattice, and never letting time fall, must not cost accuracy.
+/// Measured times are reproduced: interpolating on a lattice, and never letting time fall, must not cost accuracy.
 #[test]
 fn the_lattice_keeps_what_it_is_made_of() {
     let databases = Databases::standard(None, None).unwrap();
@@ -319,7 +324,7 @@ fn the_lattice_keeps_what_it_is_made_of() {
     assert!(median < 0.1, "{median}");
 }
 
-/// Of `sequences` that generate, with so many heads, of which the keys have fewer.
+/// Decode attention of `sequences` sequences, with fewer KV heads than query heads.
 fn generation(sequences: u64, [heads, key_heads]: [u64; 2], keys: u64) -> Operator {
     let (width, each) = (128, 2);
     let family =
@@ -337,7 +342,7 @@ fn generation(sequences: u64, [heads, key_heads]: [u64; 2], keys: u64) -> Operat
 #[test]
 fn attention_of_one_query_takes_as_long_as_reading_its_keys() {
     let model = shipped("h100-sxm");
-    // As aiconfigurator-core 0.12.0 has them of SGLang 0.5.14, most of which are not shipped.
+    // Measurements of SGLang 0.5.14 in aiconfigurator-core 0.12.0, most of which are not shipped.
     let measured = [
         (1, [32, 8], 1024, 11.7),
         (8, [32, 8], 1024, 14.6),
@@ -365,7 +370,7 @@ fn flash_attention_3_does_not_stand_in_for_others() {
     assert_eq!(origin("_scaled_dot_product_flash_attention"), Origin::Transferred);
 }
 
-/// The shortest attention is several kernels, but the shortest product shows that no host is inside.
+/// The shortest attention is several kernels, but the shortest GEMM shows that the times include no host overhead.
 #[test]
 fn a_long_shortest_time_beside_short_ones_is_a_kernels() {
     let attention = |sequences: u64| Row {
@@ -437,7 +442,8 @@ const FAMILIES: usize = 19;
 proptest::proptest! {
     #![proptest_config(proptest::test_runner::Config::with_cases(24))]
 
-    /// Of each family, on a device that was measured, on one that takes from another, and on one of which only the rates are known.
+    /// Operators of each family, on a measured device, on one that is estimated from another, and on one with known
+    /// rates only.
     #[test]
     fn time_does_not_fall_when_work_grows(
         exponents in proptest::array::uniform4(0.0_f64..11.0),
@@ -462,8 +468,8 @@ proptest::proptest! {
 static V100: std::sync::LazyLock<Model> = std::sync::LazyLock::new(|| shipped("v100-pcie"));
 static L40S: std::sync::LazyLock<Model> = std::sync::LazyLock::new(|| shipped("l40s"));
 
-/// A kernel of Triton on a device of 1 TFLOPS and 1 TB/s, at 80 % and 75 % of them: it is launched once, and takes what is longer of its memory and
-/// of all its arithmetic.
+/// A Triton kernel on a device of 1 TFLOPS and 1 TB/s, at 80 % and 75 % of them: it is launched once, and its time is
+/// the longer of memory traffic and all arithmetic.
 #[test]
 fn a_kernel_of_triton_takes_its_memory_or_its_arithmetic() {
     let launch = SimDuration::from_secs_f64(2e-6).unwrap();

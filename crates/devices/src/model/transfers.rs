@@ -1,4 +1,4 @@
-//! Owns what copies and kernels without an operator cost: what is known of them is how many bytes they move.
+//! Owns costs of copies and of kernels without an operator, which are known by their bytes only.
 
 use super::{Model, ROOFLINE, estimate};
 use uniference_formats::devices;
@@ -6,17 +6,19 @@ use uniference_formats::operators::CopyKind;
 use uniference_sim::device::{Estimate, Origin};
 use uniference_sim::time::SimDuration;
 
-/// What of a pinned copy's rate a copy of pageable memory reaches, which passes through a pinned buffer: on the slower of its two machines less than
-/// half (Harris, "How to optimize data transfers in CUDA C/C++", NVIDIA 2012).
+/// Fraction of a pinned copy's rate that a copy of pageable memory reaches. It passes through a pinned buffer: less
+/// than half on the slower of the two machines of the source (Harris, "How to optimize data transfers in CUDA C/C++",
+/// NVIDIA 2012).
 const PAGEABLE: f64 = 0.5;
 
-/// Seconds that the shortest copies take, and the shortest kernels, whatever they move: of an A100 and V100s in the profiles that
-/// HolisticTraceAnalysis and param publish for their tests, copies of at most 4 KiB take 1.0 to 1.5 us, and one of 20 kernels at most 2 us.
+/// Seconds of the shortest copies, and of the shortest kernels, whatever they move. In the profiles of an A100 and of
+/// V100s that HolisticTraceAnalysis and param publish for their tests, copies of at most 4 KiB take 1.0 to 1.5 us, and
+/// one of 20 kernels at most 2 us.
 const SHORTEST_COPY: f64 = 1e-6;
 const SHORTEST_KERNEL: f64 = 2e-6;
 
 impl Model {
-    /// A copy of so many bytes that has its way for itself.
+    /// A copy of so many bytes without contention.
     pub fn copy(&self, kind: CopyKind, bytes: u64) -> Estimate {
         let memory = self.target.rates.memory;
         let known = self.target.name.as_deref().and_then(|name| devices::find(name).ok());
@@ -24,7 +26,7 @@ impl Model {
         let rate = match kind {
             CopyKind::PinnedToDevice | CopyKind::DeviceToPinned => host,
             CopyKind::PageableToDevice | CopyKind::DeviceToPageable => PAGEABLE * host,
-            // Each byte is read, and written.
+            // Each byte is read and written.
             CopyKind::Within => memory / 2.0,
             CopyKind::Set => memory,
             CopyKind::Peer => known.and_then(|device| device.link_gbps).map_or(host, |rate| rate * 1e9).min(memory),
@@ -32,18 +34,19 @@ impl Model {
         estimate(self.start(SHORTEST_COPY) + bytes as f64 / rate, ROOFLINE, Origin::Roofline)
     }
 
-    /// A kernel that reads or writes so many bytes, as far as that is known, and is no operator's. Nobody knows how long it computes.
+    /// A kernel without an operator that reads or writes so many bytes, as far as they are known. Its arithmetic is
+    /// unknown.
     pub fn kernel(&self, bytes: u64) -> Estimate {
         let moved = bytes as f64 / self.target.rates.memory;
         estimate(self.start(SHORTEST_KERNEL) + moved, ROOFLINE, Origin::Roofline)
     }
 
-    /// A kernel that does nothing but last for so long.
+    /// A kernel that only occupies the device for so long.
     pub fn spin(&self, lasts: SimDuration) -> Estimate {
         estimate(self.start(SHORTEST_KERNEL) + lasts.as_secs_f64(), 0.0, Origin::Roofline)
     }
 
-    /// Seconds that anything takes on the device, and no less than this.
+    /// Fixed seconds of any work on the device, at least `shortest`.
     fn start(&self, shortest: f64) -> f64 {
         self.target.rates.launch.as_secs_f64().max(shortest)
     }
@@ -65,7 +68,8 @@ mod tests {
 
     #[test]
     fn a_copy_takes_its_bytes_over_the_slowest_of_its_way() {
-        // 10^9 bytes at 0.8 of 64 GB/s, half of that from pageable memory; within the device there and back at 1 TB/s.
+        // 10^9 bytes at 0.8 of 64 GB/s, half of that from pageable memory; within the device read and written at
+        // 1 TB/s.
         for (name, kind, expected) in [
             (Some("h100-sxm-80gb"), CopyKind::PinnedToDevice, 1e9 / 51.2e9),
             (Some("h100-sxm-80gb"), CopyKind::PageableToDevice, 1e9 / 25.6e9),

@@ -1,4 +1,4 @@
-//! Owns which operators are fused attention, forward and backward, and their sizes.
+//! Owns fused attention operators, forward and backward, and their sizes.
 
 use super::call::{Call, product};
 use super::lengths::{KvSplits, Lengths, Mask, Queries, Sequences};
@@ -7,34 +7,36 @@ use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, Pass};
 use uniference_sim::time::Bytes;
 
-/// Where the arguments of an attention kernel are.
+/// Positions of the arguments of an attention kernel.
 struct Schema {
     pass: Pass,
-    /// The argument with the queries; keys and values follow.
+    /// The queries; keys and values follow.
     query: usize,
-    /// The order of the dimensions is batch, sequence, heads, width rather than batch, heads, sequence, width.
+    /// Whether the order of dimensions is batch, sequence, heads, width rather than batch, heads, sequence, width.
     sequence_first: bool,
-    /// The argument with the flag, or the type of the mask, that says whether it is causal.
+    /// The flag, or the type of the mask, that makes attention causal.
     causal: usize,
-    /// The arguments with the borders of packed sequences, for queries and for keys.
+    /// The cumulative lengths of packed sequences, of queries and of keys.
     packed: Option<(usize, usize)>,
-    /// The argument with the number of keys of each sequence that are used.
+    /// The number of keys in use of each sequence.
     used: Option<usize>,
-    /// The argument with the table of pages that the keys are in.
+    /// The page table of the keys.
     pages: Option<usize>,
     window: Window,
 }
 
-/// Where a call says how many keys a query sees.
+/// Position of a call's window, and the alignment of queries and keys.
 #[derive(Clone, Copy)]
 enum Window {
-    /// Nowhere; the first query stands at the first key.
+    /// No window; the first query is aligned with the first key.
     None,
-    /// Nowhere; where it is said how many keys are used, the last query stands at the last key.
+    /// No window; if the call gives the number of keys in use, the last query is aligned with the last key.
     OfCache,
-    /// How many before the one that it stands at; how many behind it is the next argument. The last query stands at the last key.
+    /// The window's size to the left; its size to the right is the next argument. The last query is aligned with the
+    /// last key.
     Sides(usize),
-    /// How many up to the one that it stands at. By the type of the mask the first query stands at the first key (1) or the last one at the last (2).
+    /// Number of keys up to a query's own. The type of the mask aligns the first query with the first key (1) or the
+    /// last query with the last key (2).
     Last(usize),
 }
 
@@ -50,7 +52,7 @@ fn schema(name: &str) -> Option<Schema> {
         window: Window::None,
     };
     let backward = |causal| Schema { pass: Pass::Backward, query: 1, ..forward(causal) };
-    // By the place of the queries, behind which all else is.
+    // Positions relative to the queries, which all other arguments follow.
     let flash = |query: usize, schema: Schema| Schema {
         query,
         sequence_first: true,
@@ -95,7 +97,7 @@ fn schema(name: &str) -> Option<Schema> {
     })
 }
 
-/// Without values: packed sequences are taken to be of equal length, and those whose keys lie in pages to have as many as these have room for.
+/// Parts of a call without values: packed sequences are assumed to have equal lengths, and keys in pages to fill them.
 pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     let schema = schema(call.name)?;
     let shape = Shape::of(call, &schema)?;
@@ -106,7 +108,7 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
             let queries = query.sequence.div_ceil(packed.queries);
             let keys = packed.room.unwrap_or_else(|| key.sequence.div_ceil(packed.keys));
             let group = Sequences::equal(packed.queries, queries, keys, mask, 1);
-            // Not all have equally many.
+            // The lengths, rounded up, may exceed the number of keys.
             let keys = if packed.room.is_some() { group.keys } else { group.keys.min(key.sequence) };
             attend(call, &schema, &shape, &Sequences { queries: query.sequence, keys, ..group })
         }
@@ -123,7 +125,7 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     Some(vec![part])
 }
 
-/// Where a call says how long its sequences are, if they are packed.
+/// Arguments with the sequence lengths of a call, if its sequences are packed.
 pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
     let schema = schema(call.name)?;
     let (queries, keys) = schema.packed.filter(|(queries, _)| call.tensor(*queries).is_some())?;
@@ -138,13 +140,13 @@ pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
     })
 }
 
-/// What a call does with such sequences.
+/// The part that a call performs for these sequences.
 pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
     let schema = schema(call.name)?;
     Some(attend(call, &schema, &Shape::of(call, &schema)?, group))
 }
 
-/// Attention of packed sequences, costed as ones of one length that are as much work.
+/// Attention of packed sequences, costed as sequences of one length with as much work.
 fn attend(call: Call<'_>, schema: &Schema, shape: &Shape, group: &Sequences) -> Part {
     if group.queries == 0 {
         return Part::idle(call);
@@ -152,7 +154,7 @@ fn attend(call: Call<'_>, schema: &Schema, shape: &Shape, group: &Sequences) -> 
     let Shape { query, key, value, .. } = shape;
     let mask = schema.mask(call);
     let (count, queries, keys) = group.alike(mask);
-    // As in PyTorch, where the first query sees one key: only of a square that is the same.
+    // PyTorch's causal mask shows one key to the first query: both alignments agree only for a square mask.
     let causal = mask.is_causal() && queries == keys;
     let family = shape.family(schema, count, (queries, keys), causal);
     let flops = shape.flops(schema, group.visible);
@@ -174,7 +176,7 @@ fn attend(call: Call<'_>, schema: &Schema, shape: &Shape, group: &Sequences) -> 
 
 impl Schema {
     fn mask(&self, call: Call<'_>) -> Mask {
-        // Types of masks: 0 is none.
+        // A type of mask of 0 means none.
         let kind = call.int(self.causal);
         let causal = call.flag(self.causal) || matches!(kind, Some(1 | 2));
         match self.window {
@@ -200,11 +202,11 @@ struct Shape {
     packed: Option<Packed>,
 }
 
-/// How many sequences lie one behind the other.
+/// Number of packed sequences.
 struct Packed {
     queries: u64,
     keys: u64,
-    /// For how many keys of each there is room in the pages, if they lie there.
+    /// Number of keys per sequence that its pages have room for, if keys are in pages.
     room: Option<u64>,
 }
 
@@ -216,7 +218,7 @@ impl Shape {
             let (queries, keys) = (borders(queries)?, borders(keys));
             Some(Packed { queries, keys: keys.unwrap_or(queries), room: None })
         });
-        // Packed ones have no batch: sequence, heads, width.
+        // Packed tensors have no batch dimension: sequence, heads, width.
         let sequence_first = schema.sequence_first || packed.is_some();
         let heads = |offset: usize| Heads::of(call.tensor(schema.query + offset)?, sequence_first);
         let (query, key, value) = (heads(0)?, heads(1)?, heads(2)?);
@@ -231,10 +233,11 @@ impl Shape {
         Family::Attention { pass: schema.pass, heads, queries, keys, width, causal }
     }
 
-    /// Of so many pairs of a query and a key that it sees, in each head.
+    /// Operations for this number of visible pairs of a query and a key, in each head.
     fn flops(&self, schema: &Schema, visible: u64) -> u64 {
         let (query, value) = (self.query.width, self.value.width);
-        // Forward: scores, and values by scores. Backward: scores again; gradients of the scores and of the values; of queries and of keys.
+        // Forward: scores, and scores by values. Backward: scores again; gradients of scores and values; of queries and
+        // keys.
         let width = match schema.pass {
             Pass::Forward => query.saturating_add(value),
             _ => query.saturating_mul(3).saturating_add(value.saturating_mul(2)),
@@ -243,7 +246,8 @@ impl Shape {
     }
 }
 
-/// Pairs of a query and a key that it sees. A causal mask begins at the first query and the first key, as in PyTorch; of a square, half counts.
+/// Number of visible pairs of a query and a key. A causal mask begins at the first query and the first key, as in
+/// PyTorch; a square mask counts half.
 pub(crate) fn visible(queries: u64, keys: u64, causal: bool) -> u64 {
     if !causal {
         return queries.saturating_mul(keys);
@@ -261,7 +265,7 @@ struct Heads {
 }
 
 impl Heads {
-    /// Without a batch, all sequences are one after the other: sequence, heads, width.
+    /// Dimensions of a tensor. Without a batch all sequences are packed: sequence, heads, width.
     fn of(tensor: &Tensor, sequence_first: bool) -> Option<Heads> {
         Some(match (tensor.sizes.as_slice(), sequence_first) {
             ([batch, sequence, heads, width], true) | ([batch, heads, sequence, width], false) => {

@@ -1,18 +1,18 @@
-//! Owns how a definition is read: its arguments by their place in the schema, and the bytes that go to and from memory.
+//! Owns access to a definition: its arguments by their positions in the schema, and its memory traffic in bytes.
 
 use uniference_formats::operators::{Argument, Definition, Tensor};
 use uniference_sim::program::DType;
 use uniference_sim::time::Bytes;
 
-/// A definition, to be asked about its arguments.
+/// View of a definition and its arguments.
 #[derive(Clone, Copy)]
 pub(super) struct Call<'a> {
     pub(super) definition: &'a Definition,
     /// `add` of `aten::add_.Tensor`.
     pub(super) name: &'a str,
-    /// It writes to its first argument, or to the first list of them, and reads it.
+    /// Whether the operator reads and writes its first argument, or the first list of them.
     pub(super) in_place: bool,
-    /// Its results are arguments that it writes to and does not read.
+    /// Whether the results are arguments that are written and not read.
     pub(super) out: bool,
 }
 
@@ -70,19 +70,19 @@ impl<'a> Call<'a> {
         self.definition.results.iter().flat_map(Argument::tensors)
     }
 
-    /// The tensors that it writes. Those of an operator that works in place or has an `out` are among its arguments, and its results are
-    /// the same again.
+    /// The tensors that the operator writes. For an operator in place or with an `out`, they are among its arguments,
+    /// and its results repeat them.
     pub(super) fn outputs(&self) -> impl Iterator<Item = &'a Tensor> {
         let results = self.results().filter(|_| !self.in_place && !self.out);
         self.arguments().filter(|tensor| tensor.written).chain(results)
     }
 
-    /// All elements that it writes.
+    /// Number of all elements that the operator writes.
     pub(super) fn elements(&self) -> u64 {
         self.outputs().map(Tensor::elements).fold(0, u64::saturating_add)
     }
 
-    /// The bytes of all its arguments, but not of those that it only writes.
+    /// Bytes of all arguments, except those that are only written.
     pub(super) fn read(&self) -> Bytes {
         sum(self.arguments().filter(|tensor| !(self.out && tensor.written)).map(footprint))
     }
@@ -91,7 +91,7 @@ impl<'a> Call<'a> {
         sum(self.outputs().map(footprint))
     }
 
-    /// What it computes with: the type of its first tensor of floating-point numbers, else of its first tensor.
+    /// The type of the computation: that of the first floating-point tensor, else of the first tensor.
     pub(super) fn dtype(&self) -> Option<DType> {
         let types: Vec<DType> =
             self.arguments().chain(self.results()).filter_map(|tensor| tensor.dtype.dtype()).collect();
@@ -99,7 +99,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Bytes of memory behind a tensor: elements that a broadcast repeats (stride 0) are there once.
+/// Bytes of memory behind a tensor: elements that a broadcast repeats (stride 0) count once.
 pub(super) fn footprint(tensor: &Tensor) -> Bytes {
     let stored = |(size, stride): (&u64, &i64)| if *stride == 0 { (*size).min(1) } else { *size };
     let elements = tensor.sizes.iter().zip(&tensor.strides).map(stored).fold(1, u64::saturating_mul);

@@ -1,4 +1,4 @@
-//! Owns operators that are several at once: they are costed by their parts.
+//! Owns operators that amount to several others: each is costed by its parts.
 
 use super::call::{Call, footprint};
 use super::gemm::Gemm;
@@ -37,7 +37,7 @@ fn rows_and_columns(tensor: &Tensor) -> Option<(u64, u64)> {
     Some((tensor.elements().checked_div(columns)?, columns))
 }
 
-/// A product of an activation with a weight, both contiguous; it reads both and writes its result.
+/// A GEMM of an activation and a weight, both contiguous; it reads both and writes its result.
 fn product(m: u64, n: u64, k: u64, tensor: &Tensor) -> Part {
     let size = tensor.dtype.bytes();
     let gemm = Gemm { batch: 1, m, n, k, layout: Layout::NT };
@@ -46,8 +46,8 @@ fn product(m: u64, n: u64, k: u64, tensor: &Tensor) -> Part {
     Part::inside(gemm.family(), tensor.dtype.dtype(), gemm.flops(), read, bytes(&[m, n]), gemm.layout.name())
 }
 
-/// Cells of all layers and directions: the products with the inputs of all steps at once, and with the state one step after the other. The
-/// gradients are twice as many products.
+/// Recurrent cells of all layers and directions: one GEMM with the inputs of all steps, and one per step with the
+/// state. Gradients are twice as many GEMMs.
 fn recurrent(call: Call<'_>, weights: &Argument, passes: u64) -> Option<Vec<Part>> {
     let input = call.tensor(0)?;
     let [first, second, _] = input.sizes.as_slice() else { return None };
@@ -55,7 +55,7 @@ fn recurrent(call: Call<'_>, weights: &Argument, passes: u64) -> Option<Vec<Part
     let (steps, batch) = if batch_first { (*second, *first) } else { (*first, *second) };
     let matrices: Vec<&Tensor> = weights.tensors().filter(|weight| weight.sizes.len() == 2).collect();
     let mut parts = Vec::new();
-    // Of each cell: that of the input, then that of the state.
+    // Each cell has a weight for the input and one for the state.
     for cell in matrices.chunks_exact(2) {
         parts.extend(cell_parts(cell[0], cell[1], steps, batch, passes));
     }
@@ -82,7 +82,8 @@ fn elementwise(elements: u64, dtype: Option<DType>, read: Bytes, written: Bytes)
     Part::inside(Family::Flat { kind: FlatKind::Elementwise, elements }, dtype, 0, read, written, "add")
 }
 
-/// `self`, the gradient of the output, the weight: two products, of which only those asked for run.
+/// Gradients of a linear layer from `self`, the gradient of the output, and the weight: two GEMMs, of which only the
+/// requested ones run.
 fn linear_backward(call: Call<'_>) -> Option<Vec<Part>> {
     let (input, gradient, weight) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?);
     let ((m, n), (_, k)) = (rows_and_columns(gradient)?, rows_and_columns(weight)?);
@@ -92,7 +93,8 @@ fn linear_backward(call: Call<'_>) -> Option<Vec<Part>> {
     Some(parts)
 }
 
-/// Query, key and value, then scores, softmax and values without a fused kernel, then the projection.
+/// The projections of query, key and value, then scores, softmax and values without a fused kernel, then the projection
+/// of the output.
 fn attention_block(query: &Tensor, keys: u64, heads: u64, [of_inputs, of_output]: [&Tensor; 2]) -> Option<Vec<Part>> {
     let [batch, queries, width] = *query.sizes.as_slice() else { return None };
     let (rows, size, dtype) = (batch.saturating_mul(queries), query.dtype.bytes(), query.dtype.dtype());

@@ -1,4 +1,4 @@
-//! Owns which operators are convolutions, and the matrix products that they amount to.
+//! Owns convolutions, and the GEMMs that they amount to.
 
 use super::call::{Call, footprint, product, sum};
 use super::{Part, flops};
@@ -7,7 +7,7 @@ use uniference_sim::device::{Family, Pass};
 use uniference_sim::time::Bytes;
 
 pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
-    // Where the schema has `transposed` and `groups`; some kernels know only one kind.
+    // Positions of `transposed` and `groups` in the schema; some kernels know only one kind.
     let (transposed, groups) = match call.name {
         "convolution" | "_convolution" | "convolution_overrideable" => (call.flag(6), call.int(8)),
         "cudnn_convolution" | "cudnn_convolution_relu" | "mkldnn_convolution" | "miopen_convolution" => (false, None),
@@ -26,7 +26,8 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     Some(vec![Part::of(call, shape.family(Pass::Forward), shape.flops())])
 }
 
-/// A convolution's sizes. Of a transposed one those of the convolution whose gradient it is, which has the same product.
+/// Sizes of a convolution. A transposed convolution has those of the convolution whose gradient it is, and the same
+/// GEMM.
 struct Shape {
     groups: u64,
     pixels: u64,
@@ -35,10 +36,11 @@ struct Shape {
 }
 
 impl Shape {
-    /// Without `groups` they follow from the channels, of which a group of the weight has only its part.
+    /// Sizes from the tensors. Without `groups`, the number of groups follows from the channels, as a weight has only
+    /// the channels of one group.
     fn new(input: &Tensor, weight: &Tensor, output: &Tensor, transposed: bool, groups: Option<i64>) -> Option<Shape> {
         let [outer, inner, kernel @ ..] = weight.sizes.as_slice() else { return None };
-        // Without a batch the channels come first.
+        // Without a batch dimension the channels come first.
         let dense = if transposed { input } else { output };
         let channels_at = dense.sizes.len().checked_sub(kernel.len() + 1)?;
         let narrow = if transposed { output } else { input };
@@ -59,7 +61,7 @@ impl Shape {
     }
 }
 
-/// The gradients that are asked for: of the input, of the weights, and of the bias, which is a sum.
+/// The requested gradients: of the input, of the weights, and of the bias, which is a sum.
 fn backward(call: Call<'_>) -> Option<Vec<Part>> {
     let (gradient, input, weight) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?);
     let (transposed, groups) = (call.flag(7), call.int(9));
@@ -74,7 +76,7 @@ fn backward(call: Call<'_>) -> Option<Vec<Part>> {
     parts.extend(call.result(0).map(|result| product(Pass::Backward, [gradient, weight], result)));
     parts.extend(call.result(1).map(|result| product(Pass::Weights, [gradient, input], result)));
     if let (Some(result), [first, ..]) = (call.result(2), parts.as_mut_slice()) {
-        // The kernels that compute the products sum the bias on the way.
+        // The kernels of the GEMMs also sum the bias.
         first.operator.written = Bytes(first.operator.written.0.saturating_add(footprint(result).0));
     }
     Some(parts)

@@ -1,9 +1,11 @@
-//! Owns dense linear algebra: factorizations of matrices, and what is solved with them, as the blocked algorithms of LAPACK do it (Anderson et al., LAPACK
-//! Users' Guide, third edition, 1999, with its counts of operations).
+//! Owns dense linear algebra: factorizations of matrices and solvers, by the blocked algorithms of LAPACK (Anderson et
+//! al., LAPACK Users' Guide, third edition, 1999, with its counts of operations).
 //!
-//! A factorization goes from one block of columns to the next. The columns of a block depend on each other, so that each takes a kernel of its own, except
-//! in Cholesky's, whose blocks one multiprocessor computes; what is beside the block then changes by products. Matrices of a batch go side by side. Libraries do other things, too: they compute several columns in one
-//! kernel, which is faster, and singular values by Jacobi's method, which is slower. None of it was measured, which [`is_rough`] is there to say.
+//! A factorization proceeds block by block of columns. The columns of a block depend on each other, so each runs a
+//! kernel of its own, except in Cholesky's factorization, whose blocks one multiprocessor computes; GEMMs then update
+//! the remaining columns. Matrices of a batch are processed in parallel. Libraries also use other algorithms: several
+//! columns in one kernel, which is faster, and Jacobi's method for singular values, which is slower. No device was
+//! measured, so [`is_rough`] marks these operators.
 
 use super::Part;
 use super::call::{Call, product};
@@ -16,13 +18,13 @@ use uniference_sim::time::Bytes;
 /// Columns of a block.
 const BLOCK: u64 = 64;
 
-/// Blocks are costed one by one up to so many, else in as many groups of equal size.
+/// Largest number of blocks that are costed one by one; more are costed in this many groups of equal size.
 const GROUPS: u64 = 8;
 
 pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     let matrix = |at: usize| Matrix::of(call.tensor(at)?);
     let columns = |at: usize| call.tensor(at)?.sizes.last().copied();
-    // Of a matrix beside which the other one stands: to the left of it, or by that flag to the right.
+    // Number of vectors on the other side of an equation with a matrix on the left, or, by the flag, on the right.
     let vectors = |at: usize, is_left: usize| {
         let right = matrix(at)?;
         let is_right = call.argument(is_left) == Some(&Argument::Bool(false));
@@ -65,7 +67,7 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
             let vectors = if call.flag(1) { Vectors::All } else { Vectors::OfValues };
             matrix(0)?.singular_values(if call.flag(2) { vectors } else { Vectors::None })
         }
-        // One number for each matrix, of which all are zero if all is well.
+        // One status number per matrix, which is zero on success.
         "_linalg_check_errors" => {
             let numbers = call.tensor(0)?;
             let bytes = Bytes(product(&[numbers.elements(), numbers.dtype.bytes()]));
@@ -83,18 +85,19 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     })
 }
 
-/// Whether an operator's time may be off by several times, as it follows from an algorithm of which no device was measured.
+/// Whether an operator's time may be off by several times, as it follows from an algorithm that was measured on no
+/// device.
 pub fn is_rough(definition: &Definition) -> bool {
     let call = Call::new(definition);
     definition.name.starts_with("aten::") && call.name != "_linalg_check_errors" && describe(call).is_some()
 }
 
-/// Number of columns of Q: that of its result, or else the number of rows.
+/// Number of columns of Q: from its result, or else the number of rows.
 fn columns_of_q(call: Call<'_>, matrix: &Matrix) -> u64 {
     call.result(0).and_then(|q| q.sizes.last().copied()).unwrap_or(matrix.rows)
 }
 
-/// Matrices of a batch.
+/// A batch of matrices.
 #[derive(Clone, Copy)]
 struct Matrix {
     batch: u64,
@@ -104,23 +107,23 @@ struct Matrix {
     size: u64,
 }
 
-/// Which singular vectors are computed.
+/// Requested singular vectors.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Vectors {
     None,
-    /// One for each value.
+    /// One vector per singular value.
     OfValues,
-    /// As many as a matrix has rows, and columns.
+    /// As many vectors as the matrix has rows, and as many as it has columns.
     All,
 }
 
-/// Blocks of a factorization that are costed alike.
+/// Blocks of a factorization with equal cost.
 struct Block {
     /// Number of such blocks.
     times: u64,
-    /// Columns of each.
+    /// Columns of each block.
     width: u64,
-    /// Columns before it, in the mean.
+    /// Mean number of columns before a block.
     done: u64,
 }
 
@@ -131,25 +134,25 @@ impl Matrix {
         Some(Matrix { batch: product(batch), rows: *rows, columns: *columns, dtype, size })
     }
 
-    /// With as many rows as columns.
+    /// The matrix cut to as many rows as columns.
     fn square(self) -> Matrix {
         Matrix { rows: self.columns, ..self }
     }
 
-    /// With at least as many rows as columns.
+    /// The matrix transposed if it has more columns than rows.
     fn upright(self) -> Matrix {
         let (rows, columns) = (self.rows.max(self.columns), self.rows.min(self.columns));
         Matrix { rows, columns, ..self }
     }
 
-    /// The blocks of all columns that there is a row for.
+    /// The blocks of all columns that have a row.
     fn blocks(&self) -> Vec<Block> {
         let columns = self.columns.min(self.rows);
         let count = columns.div_ceil(BLOCK);
         let groups = count.min(GROUPS);
         let block = |group: u64| {
             let (first, next) = (count * group / groups, count * (group + 1) / groups);
-            // Equal ones: the last is not narrower than the others.
+            // Blocks of equal size: the last is no narrower than the others.
             let begin = |block: u64| columns * block / count;
             Block {
                 times: next - first,
@@ -160,12 +163,12 @@ impl Matrix {
         (0..groups).map(block).collect()
     }
 
-    /// Rows and columns that are left with a block, it included.
+    /// Remaining rows and columns, including the block's own.
     fn left(&self, block: &Block) -> (u64, u64) {
         (self.rows.saturating_sub(block.done), self.columns.saturating_sub(block.done))
     }
 
-    /// A product of each matrix of the batch: `m x k` by `k x n`.
+    /// A batched GEMM with one GEMM per matrix: `m x k` by `k x n`.
     fn product(&self, m: u64, n: u64, k: u64) -> Part {
         let gemm = Gemm { batch: self.batch, m, n, k, layout: Layout::NN };
         let bytes = |elements: u64| Bytes(product(&[self.batch, elements, self.size]));
@@ -182,18 +185,18 @@ impl Matrix {
         Part::inside(family, self.dtype, 0, bytes, bytes, "add")
     }
 
-    /// What each group of blocks does, with the rows and columns that are left.
+    /// Parts of all groups of blocks; `parts` gets the block and the remaining rows and columns.
     fn by_blocks(&self, parts: impl Fn(&Block, u64, u64) -> Vec<Part>) -> Vec<Part> {
         let group = |block: Block| {
             let (rows, columns) = self.left(&block);
             parts(&block, rows, columns).into_iter().map(move |part| part.repeated(block.times))
         };
-        // A product without rows, columns or terms is none.
+        // A GEMM with a zero dimension is dropped.
         let is_one = |part: &Part| part.operator.written.0 > 0 && part.operator.read.0 > 0;
         self.blocks().into_iter().flat_map(group).filter(is_one).collect()
     }
 
-    /// n^3 / 3 operations. The block on the diagonal takes one kernel.
+    /// n^3 / 3 operations. One kernel factorizes the block on the diagonal.
     fn cholesky(self) -> Vec<Part> {
         self.by_blocks(|block, rows, _| {
             let (width, below) = (block.width, rows.saturating_sub(block.width));
@@ -213,7 +216,7 @@ impl Matrix {
         })
     }
 
-    /// 2 n^2 (m - n / 3) operations: reflectors of a block's columns, which are then applied to what is beside it.
+    /// 2 n^2 (m - n / 3) operations: reflectors of a block's columns, which are then applied to the remaining columns.
     fn qr(self) -> Vec<Part> {
         self.by_blocks(|block, rows, columns| {
             let (width, beside) = (block.width, columns.saturating_sub(block.width));
@@ -222,7 +225,7 @@ impl Matrix {
         })
     }
 
-    /// Applies the reflectors of all columns to as many vectors.
+    /// Applies the reflectors of all columns to so many vectors.
     fn reflect(self, vectors: u64) -> Vec<Part> {
         self.by_blocks(|block, rows, _| {
             vec![self.product(block.width, vectors, rows), self.product(rows, vectors, block.width)]
@@ -238,8 +241,8 @@ impl Matrix {
         })
     }
 
-    /// Tridiagonal first, 4 n^3 / 3 operations, of which half are products of what is left with a vector, one for each column. Then eigenvectors by divide
-    /// and conquer, 4 n^3 / 3, and transformed back, 2 n^3.
+    /// Reduction to tridiagonal form, 4 n^3 / 3 operations, half of them products of the remaining matrix and a vector,
+    /// one per column. Then eigenvectors by divide and conquer, 4 n^3 / 3, and their back-transformation, 2 n^3.
     fn symmetric_eigenvalues(self, with_vectors: bool) -> Vec<Part> {
         let mut parts = self.by_blocks(|block, left, _| {
             let width = block.width;
@@ -254,8 +257,8 @@ impl Matrix {
         parts
     }
 
-    /// Bidiagonal first, 4 n^2 (m - n / 3) operations, of which half are products of what is left with two vectors for each column. Then singular vectors by
-    /// divide and conquer, 4 n^3, and transformed back.
+    /// Reduction to bidiagonal form, 4 n^2 (m - n / 3) operations, half of them products of the remaining matrix and
+    /// two vectors per column. Then singular vectors by divide and conquer, 4 n^3, and their back-transformation.
     fn singular_values(self, vectors: Vectors) -> Vec<Part> {
         let matrix = self.upright();
         let mut parts = matrix.by_blocks(|block, rows, columns| {
@@ -288,7 +291,7 @@ mod tests {
         Described::Parts(parts).flops() as f64
     }
 
-    /// Against the counts of LAPACK, which are those of many columns.
+    /// Comparison with LAPACK's counts, which hold for many columns.
     #[test]
     fn operations_are_those_of_lapack() {
         let (m, n) = (8192, 4096);
@@ -309,7 +312,7 @@ mod tests {
         }
     }
 
-    /// One kernel for each column at least, however few there are, and none for a matrix without elements.
+    /// At least one kernel runs per column, and none for a matrix without elements.
     #[test]
     fn columns_come_one_after_the_other() {
         let kernels = |parts: &[Part]| parts.iter().map(|part| part.times).sum::<u64>();

@@ -1,4 +1,4 @@
-//! Owns which operators work on each element by itself: arithmetic, copies, fetching and putting by index, random numbers, optimizers.
+//! Owns elementwise operators: arithmetic, copies, gather and scatter by index, random numbers, optimizers.
 
 use super::Part;
 use super::call::{Call, footprint, sum};
@@ -38,7 +38,7 @@ fn kind(name: &str) -> Option<FlatKind> {
     if begins(&["philox_"]) {
         return Some(FlatKind::Random);
     }
-    // A reduction with `_foreach_` is among the rows, which are asked before.
+    // Reductions with `_foreach_` are among the operators along rows, which are matched first.
     if let Some(each) = name.strip_prefix("_foreach_") {
         return Some(if matches!(each, "copy" | "zero" | "clone") { FlatKind::Copy } else { FlatKind::Elementwise });
     }
@@ -355,20 +355,20 @@ fn kind(name: &str) -> Option<FlatKind> {
     })
 }
 
-/// `slice_copy`: what `slice` only looks at, in memory of its own.
+/// Whether a name is a copy variant of a view, such as `slice_copy`: its result has memory of its own.
 fn is_copy_of_view(name: &str) -> bool {
     name.strip_suffix("_copy").is_some_and(super::nothing::is_nothing)
 }
 
-/// What is overwritten was not read, and between two memories a copy engine works.
+/// Traffic of a copy: an overwritten tensor is not read, and a copy between two memories uses a copy engine.
 fn copy(call: Call<'_>, part: &mut Part) {
     let read = call.arguments().filter(|tensor| !tensor.written);
     part.operator.read = sum(read.map(footprint));
     if call.name == "all_gather_copy_in" {
-        // Into this rank's place in the memory that all are gathered in.
+        // The copy goes to this rank's part of the all-gather buffer.
         part.operator.written = part.operator.read;
     }
-    // Of a new tensor that only takes its shape from another, nothing is read.
+    // An operator that fills a tensor, or uses only the shape of another, reads nothing.
     if matches!(
         call.name,
         "ones_like" | "zeros_like" | "full_like" | "new_zeros" | "new_ones" | "new_full" | "fill" | "zero"
@@ -388,12 +388,12 @@ fn copy(call: Call<'_>, part: &mut Part) {
     }
 }
 
-/// Of what is fetched from, only what is fetched is read, and the indices.
+/// Traffic of a gather: only the fetched elements of the source are read, and the indices.
 fn gather(call: Call<'_>, part: &mut Part) -> Option<()> {
     let source = call.tensor(0)?;
     let others = || call.arguments().skip(1).filter(|tensor| !(call.out && tensor.written));
     let fetched = match call.name {
-        // One of each row, and its weight.
+        // One element of each row, and its weight.
         "nll_loss" | "nll_loss_forward" | "nll_loss2d_forward" => {
             let targets = call.tensor(1)?.elements();
             part.operator.family = Family::Flat { kind: FlatKind::Gather, elements: targets };
@@ -401,7 +401,7 @@ fn gather(call: Call<'_>, part: &mut Part) -> Option<()> {
             part.operator.read = Bytes(targets.saturating_mul(source.dtype.bytes().saturating_add(indices)));
             return Some(());
         }
-        // All are looked at.
+        // All elements are read.
         "masked_select" | "nonzero" | "nonzero_static" => footprint(source).0,
         _ => call.elements().saturating_mul(source.dtype.bytes()),
     };
@@ -409,10 +409,10 @@ fn gather(call: Call<'_>, part: &mut Part) -> Option<()> {
     Some(())
 }
 
-/// What is put is read, and what it is put to is written, there only; a result of its own is written as a whole.
+/// Traffic of a scatter: the values are read, and only their targets are written; a new result is written as a whole.
 fn scatter(call: Call<'_>, part: &mut Part) -> Option<()> {
     if matches!(call.name, "nll_loss_backward" | "nll_loss2d_backward") {
-        // Zeros but for one of each row.
+        // The result is zero except for one element of each row.
         part.operator.read = footprint(call.tensor(2)?);
         return Some(());
     }
@@ -423,7 +423,7 @@ fn scatter(call: Call<'_>, part: &mut Part) -> Option<()> {
     let put = call.definition.arguments.iter().skip(rest).flat_map(Argument::tensors);
     let put: Vec<&Tensor> = put.filter(|tensor| !tensor.written).collect();
     let values = put.iter().filter(|tensor| tensor.dtype == target.dtype).map(|tensor| tensor.elements()).max();
-    // A single value is put wherever an index says.
+    // A single value is written at each index.
     let touched = values.into_iter().chain(put.iter().map(|tensor| tensor.elements())).max().unwrap_or(0);
     let touched = touched.min(target.elements().max(values.unwrap_or(0)));
     let touched_bytes = touched.saturating_mul(target.dtype.bytes());

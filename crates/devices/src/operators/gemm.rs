@@ -1,21 +1,22 @@
-//! Owns which operators are matrix products, and their sizes and layouts.
+//! Owns GEMMs, their sizes and their layouts.
 
 use super::call::{Call, footprint, product, sum};
 use super::{Part, flops};
 use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Elements, Family, Layout};
 
-/// Ends the variant of products whose factors have a scale for each block of a row: they run other kernels.
+/// Suffix of the variant of GEMMs whose factors have a scale per block of a row: they run other kernels.
 pub(crate) const BLOCKS: &str = "_block";
 
-/// Ends the variant of those with a scale for each row, which run kernels of CUTLASS, where those with a single scale run cuBLAS's.
+/// Suffix of the variant of GEMMs with a scale per row, which run CUTLASS kernels; GEMMs with a single scale run
+/// cuBLAS's.
 pub(crate) const ROWS: &str = "_row";
 
-/// Ends, behind that, the variant of products of tokens with the weights of those experts that they were sent to: one kernel computes all of them, whose
-/// rows come from everywhere.
+/// Last suffix of the variant of GEMMs with expert weights: one kernel computes the GEMMs of all experts on the tokens
+/// that were routed to them, gathering their rows.
 pub(crate) const EXPERTS: &str = "_experts";
 
-/// The product that a call amounts to; `None`: it is none, or its arguments do not make sense.
+/// The GEMM that a call amounts to; `None`: it is none, or its arguments are invalid.
 pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     let (left, right) = match call.name {
         "mm" | "bmm" | "matmul" | "_int_mm" | "_scaled_mm" | "_scaled_mm_v2" => (0, 1),
@@ -30,12 +31,12 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     let (a, b) = (call.tensor(left)?, call.tensor(right)?);
     let (a_sizes, b_sizes) = (matrix(a)?, matrix(b)?);
     let layout = layout(orientation(a)?, orientation(b)?);
-    // The batch of a product with a batch on one side only is the rows of one matrix.
+    // A batch on one side only becomes rows of one matrix.
     let (batch, m) = match (a.sizes.len(), b.sizes.len()) {
         (more, 2) if more > 2 => (1, a_sizes.0.saturating_mul(product(&a.sizes[..more - 2]))),
         (_, more) => (product(&b.sizes[..more - 2]).max(product(&a.sizes[..a.sizes.len() - 2])), a_sizes.0),
     };
-    // The dtype of products in 8 bits is that of the factors, whatever the bias and the scales are.
+    // The dtype of an 8-bit GEMM is that of the factors, whatever the bias and the scales are.
     let mut part = Gemm { batch, m, n: b_sizes.1, k: a_sizes.1, layout }.part(call, a);
     if call.name.starts_with("_scaled_mm") {
         let scales = |at: usize| call.definition.arguments.get(at).and_then(|scale| scale.tensors().next());
@@ -48,7 +49,8 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     Some(vec![part])
 }
 
-/// A product of factors in 8 bits with scales, whose places these are: by CUTLASS also if the scales are single ones.
+/// An 8-bit GEMM with scales, by the positions of factors and scales: CUTLASS computes it even if the scales are single
+/// ones.
 pub(super) fn scaled(call: Call<'_>, [a, b, scales]: [usize; 3], result: &Tensor) -> Option<Part> {
     let places = a..call.definition.arguments.len();
     let (a, b, scales) = (call.tensor(a)?, call.tensor(b)?, call.tensor(scales)?);
@@ -61,7 +63,7 @@ pub(super) fn scaled(call: Call<'_>, [a, b, scales]: [usize; 3], result: &Tensor
     Some(part)
 }
 
-/// A product's sizes, before its bytes are known.
+/// Sizes of a GEMM before its bytes are known.
 #[derive(Clone, Copy)]
 pub(super) struct Gemm {
     pub(super) batch: u64,
@@ -72,7 +74,7 @@ pub(super) struct Gemm {
 }
 
 impl Gemm {
-    /// It reads and writes what the call does, and computes with elements as those of `factor`.
+    /// The GEMM's part: it has the call's memory traffic, and computes in the element type of `factor`.
     fn part(self, call: Call<'_>, factor: &Tensor) -> Part {
         let mut part = Part::of(call, self.family(), self.flops());
         part.operator.elements = factor.dtype.dtype().map(Elements::Of);
@@ -84,19 +86,20 @@ impl Gemm {
         Family::Gemm { batch, m, n, k, layout }
     }
 
-    /// A multiplication and an addition for each of the `k` terms of each element.
+    /// One multiplication and one addition for each of the `k` terms of each element.
     pub(super) fn flops(self) -> u64 {
         flops(&[2, self.batch, self.m, self.n, self.k])
     }
 }
 
-/// Rows and columns.
+/// Rows and columns of a tensor.
 fn matrix(tensor: &Tensor) -> Option<(u64, u64)> {
     let [.., rows, columns] = tensor.sizes.as_slice() else { return None };
     Some((*rows, *columns))
 }
 
-/// Whether a matrix lies in memory row after row. One that does so in neither direction is copied to rows first.
+/// Whether a matrix is row-major. A matrix that is neither row-major nor column-major is first copied to row-major
+/// order.
 fn orientation(tensor: &Tensor) -> Option<bool> {
     let ([.., _, columns], [.., down, along]) = (tensor.sizes.as_slice(), tensor.strides.as_slice()) else {
         return None;
@@ -118,7 +121,7 @@ fn linear(call: Call<'_>) -> Option<Vec<Part>> {
     let (input, weight) = (call.tensor(0)?, call.tensor(1)?);
     let (n, k) = matrix(weight)?;
     let m = input.elements().checked_div(k)?;
-    // The product is with the transposed weight.
+    // The GEMM uses the transposed weight.
     let layout = layout(true, !orientation(weight)?);
     Some(vec![Gemm { batch: 1, m, n, k, layout }.part(call, input)])
 }
@@ -136,7 +139,8 @@ fn dot(call: Call<'_>) -> Option<Vec<Part>> {
     Some(vec![gemm.part(call, factor)])
 }
 
-/// Products of groups of rows, of columns or of terms, whose borders are values: groups of equal size are assumed, which leaves the sum as it is.
+/// Grouped GEMMs over rows, columns or the reduced dimension, whose group borders are values: equal groups are assumed,
+/// which keeps the sum.
 fn grouped(call: Call<'_>) -> Option<Vec<Part>> {
     let (a, b) = (call.tensor(0)?, call.tensor(1)?);
     let ((rows, terms), (_, columns)) = (matrix(a)?, matrix(b)?);

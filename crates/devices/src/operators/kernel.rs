@@ -1,11 +1,12 @@
-//! Owns kernels of Triton, which the program calls as operators (`python/uniference/rank/kernels.py`): with a text, the tensors that they read,
-//! those that they write, and integers. One that reads and writes a tensor has it among both. The text names them, the three lists separated
-//! by semicolons.
+//! Owns Triton kernels, which the program calls as operators (`python/uniference/rank/kernels.py`): with a text, the
+//! tensors that they read, those that they write, and integers. A tensor that is read and written is in both lists. The
+//! text names the members of the three lists, which semicolons separate.
 //!
-//! Kernels that torch's compiler has written from operators on elements and rows, `inductor::NAME`, are told by their memory traffic, as these
-//! operators are. They are called with the lengths of their loops and with how many loads and stores are inside: of a tensor that one of them
-//! gathers from, such as a table of embeddings, no more is read than that. Others, `triton::NAME`, are called with what the programs of their grid do, as far
-//! as that can be told by their intermediate representation; what they cost, a user may also say by what they are called with.
+//! Kernels that torch's compiler generated from operators on elements and rows, `inductor::NAME`, are costed by memory
+//! traffic, as these operators are. Their arguments include loop lengths and the numbers of loads and stores inside the
+//! loops, which bound the bytes read from a tensor that a load gathers from, such as an embedding table. Arguments of
+//! other kernels, `triton::NAME`, include the work of the programs in their grid, as far as it follows from the
+//! intermediate representation; the user may also give a formula of their cost in terms of the arguments.
 
 use super::Part;
 use super::call::{Call, footprint, sum};
@@ -21,7 +22,7 @@ pub(super) fn describe(call: Call<'_>) -> Part {
     let mut part = Part::of(call, Family::Flat { kind: FlatKind::Elementwise, elements }, 0);
     let given = Given::of(call.definition);
     let moved = |list: usize, accesses: &str| {
-        // Each tensor is accessed at least once, so that those of one are what the others leave.
+        // Each tensor is accessed at least once, which bounds the accesses of any other tensor.
         let most = given.size(accesses).map(|all| (all + 1).saturating_sub(tensors(list).count() as u64).max(1));
         let most = most.zip(given.points()).map(|(accesses, points)| accesses.saturating_mul(points));
         sum(tensors(list).map(|tensor| {
@@ -34,15 +35,15 @@ pub(super) fn describe(call: Call<'_>) -> Part {
     part
 }
 
-/// A kernel whose work is known: it accesses memory, and beside that products of matrices and other operations follow one another, as in attention, where
-/// neither can begin without what the other has computed. `None`: it is not known.
+/// Parts of a kernel with known work: memory traffic, which overlaps arithmetic. GEMMs and other operations follow one
+/// another, as in attention, where each depends on the other's results. `None`: the work is unknown.
 pub(super) fn describe_work(call: Call<'_>) -> Option<Vec<Part>> {
     const ARITHMETIC: [(&str, Elements, u64); 6] = [
         ("flops_8", Elements::Of(DType::Float8E4M3), 1),
         ("flops_16", Elements::Of(DType::BFloat16), 1),
         ("flops_tf32", Elements::Tf32, 1),
         ("flops_32", Elements::Of(DType::Float32), 1),
-        // One takes as long as a multiplication with an addition.
+        // One operation takes as long as a multiplication and an addition.
         ("operations", Elements::Of(DType::Float32), 2),
         ("operations_64", Elements::Of(DType::Float64), 2),
     ];
@@ -53,7 +54,7 @@ pub(super) fn describe_work(call: Call<'_>) -> Option<Vec<Part>> {
         Part { operator: Operator { elements: Some(elements), read, written, ..part.operator }, is_beside, ..part }
     };
     let [read, written] = [given.size("bytes_read")?, given.size("bytes_written")?];
-    // One that accesses nothing is launched as well.
+    // A kernel without memory accesses is launched as well.
     let mut parts = vec![part(Elements::Of(DType::Float32), 0, [read.max(1), written], false)];
     for (name, elements, flops) in ARITHMETIC {
         match given.size(name)?.saturating_mul(flops) {
@@ -64,7 +65,7 @@ pub(super) fn describe_work(call: Call<'_>) -> Option<Vec<Part>> {
     Some(parts)
 }
 
-/// What a kernel is called with, by the names of its arguments.
+/// Arguments of a kernel by name.
 pub(super) struct Given<'a> {
     tensors: BTreeMap<&'a str, &'a Tensor>,
     places: BTreeMap<&'a str, usize>,
@@ -72,12 +73,13 @@ pub(super) struct Given<'a> {
 }
 
 impl<'a> Given<'a> {
-    /// Nothing, where the text does not name it. Of a tensor that is read and written, what is written.
+    /// The arguments of a definition; empty if its text names none. For a tensor that is read and written, the written
+    /// one counts.
     pub(super) fn of(definition: &'a Definition) -> Given<'a> {
         let text = if let Some(Argument::Text(text)) = definition.arguments.first() { text } else { "" };
         let mut lists = text.split(';').map(|list| list.split(',').filter(|name| !name.is_empty()));
         let (mut tensors, mut places, mut integers) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        // Behind the text.
+        // Arguments after the text.
         let mut place = 1;
         for argument in definition.arguments.iter().skip(1) {
             let Some(names) = lists.next() else { break };
@@ -99,7 +101,7 @@ impl<'a> Given<'a> {
         self.tensors.get(name).copied()
     }
 
-    /// Its place among the arguments, where each tensor of a list has one.
+    /// A tensor's position among the arguments, if each tensor of a list has a position.
     pub(super) fn place(&self, name: &str) -> Option<usize> {
         self.places.get(name).copied()
     }
@@ -116,15 +118,16 @@ impl<'a> Given<'a> {
         u64::try_from(*self.integers.get(name)?).ok()
     }
 
-    /// How often the inside of a kernel's loops is carried out, of one that torch's compiler has written.
+    /// Number of executions of the innermost loop body of a kernel that torch's compiler generated.
     fn points(&self) -> Option<u64> {
         let lengths = ["ynumel", "znumel", "r0_numel", "r1_numel"].into_iter().filter_map(|name| self.size(name));
         Some(lengths.fold(self.size("xnumel")?, u64::saturating_mul))
     }
 }
 
-/// What an operator is called with, for formulas: `bytes` of all its tensors and `elements` of the largest; of a kernel of Triton the elements of each
-/// tensor and each integer by the name of the argument; of any other operator the elements of its tensors `n0`, `n1`, ..., and integers `i0`, ....
+/// Variables of formulas: `bytes` of all tensors and `elements` of the largest; for a Triton kernel the elements of
+/// each tensor and each integer by the argument's name; for any other operator the elements of its tensors `n0`, `n1`,
+/// ..., and its integers `i0`, ....
 pub fn values(definition: &Definition) -> BTreeMap<String, f64> {
     let tensors: Vec<&Tensor> = definition.tensors().collect();
     let bytes = tensors.iter().map(|tensor| tensor.bytes()).fold(0, u64::saturating_add);

@@ -1,10 +1,10 @@
-//! Owns how a definition is written in databases: one text for calls that do the same work on any device.
+//! Owns the text of a definition in databases: the same text for calls that do the same work on any device.
 
 use std::fmt::Write;
 use uniference_formats::operators::{Argument, Definition, Tensor};
 
-/// The canonical text of a definition: `aten::mm(f32[48,80],f32[80,112]/1,80)`. Where tensors are is left out, and strides are where a tensor is
-/// contiguous; a tensor that is written has `!`. Results follow from the arguments.
+/// The canonical text of a definition: `aten::mm(f32[48,80],f32[80,112]/1,80)`. It omits the devices of tensors, and
+/// the strides of contiguous ones; a written tensor has `!`. Results follow from the arguments.
 pub fn key(definition: &Definition) -> String {
     let mut text = format!("{}(", definition.name);
     for (index, argument) in definition.arguments.iter().enumerate() {
@@ -13,7 +13,7 @@ pub fn key(definition: &Definition) -> String {
         }
         write(&mut text, argument);
     }
-    // Arguments that were left out say nothing.
+    // Trailing absent arguments are dropped.
     let length = text.trim_end_matches([',', '-']).len();
     text.truncate(length.max(definition.name.len() + 1));
     text.push(')');

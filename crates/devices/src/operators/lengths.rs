@@ -1,18 +1,18 @@
-//! Owns what the lengths of a call's sequences are: where arguments say them, which keys a query sees, and sequences of several lengths together.
+//! Owns sequence lengths of attention calls: arguments that give them, keys that a query sees, and groups of sequences.
 
-/// Where a call says how long its sequences are, and what their queries see.
+/// Arguments with the sequence lengths of a call, and its mask.
 pub(super) struct Lengths {
     pub(super) queries: Queries,
-    /// The argument with the sequences' borders in the keys.
+    /// The cumulative lengths of the keys.
     pub(super) key_borders: Option<usize>,
-    /// The argument that says how many keys each has.
+    /// The number of keys of each sequence.
     pub(super) used_keys: Option<usize>,
-    /// The keys are those before a sequence's queries; the queries' own keys count as well.
+    /// Whether the numbers of keys exclude the queries' own keys, which are added.
     pub(super) before_queries: bool,
-    /// Sequences without keys take the time of a kernel.
+    /// Whether sequences without keys still cost a kernel.
     pub(super) may_be_empty: bool,
     pub(super) mask: Mask,
-    /// How the keys are split; a later kernel reduces the results of the splits.
+    /// The split of the keys; a later kernel reduces the results of the splits.
     pub(super) splits: KvSplits,
 }
 
@@ -21,14 +21,14 @@ pub(super) struct Lengths {
 pub(super) struct KvSplits {
     /// The largest number of splits.
     pub(super) most: MaxSplits,
-    /// Every split has a multiple of this many keys, the last one excepted.
+    /// Every split except the last has a multiple of this many keys.
     pub(super) multiple: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum MaxSplits {
     Number(u64),
-    /// The argument that gives the number for each sequence.
+    /// The argument with the number for each sequence.
     Argument(usize),
 }
 
@@ -38,29 +38,29 @@ impl KvSplits {
 
     /// Number of splits of `keys` keys.
     pub(super) fn of(keys: u64, most: u64, multiple: u64) -> u64 {
-        // Lengths and multiples are clamped to 2^48, so that the next multiple fits 64 bits.
+        // Lengths and multiples are clamped to 2^48, so that the next multiple fits into 64 bits.
         let (keys, multiple) = (keys.min(1 << 48), multiple.clamp(1, 1 << 48));
         let each = keys.div_ceil(most.max(1)).next_multiple_of(multiple);
         keys.div_ceil(each.max(1))
     }
 }
 
-/// Where the numbers of queries of the sequences come from.
+/// Source of the number of queries of each sequence.
 pub(super) enum Queries {
-    /// The argument with their borders.
+    /// The argument with their cumulative lengths.
     Borders(usize),
     /// Each of `sequences` sequences has `queries` queries.
     Each { queries: u64, sequences: u64 },
 }
 
-/// Which keys a query sees, counted from the one that it stands at.
+/// Keys that a query sees, relative to the key it is aligned with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mask {
-    /// Number of visible keys before that one; `None`: all of them.
+    /// Number of visible keys before the aligned one; `None`: all of them.
     pub(super) before: Option<u64>,
-    /// Number of visible keys behind that one, 0 if attention is causal; `None`: all of them.
+    /// Number of visible keys after the aligned one, 0 if attention is causal; `None`: all of them.
     pub(super) behind: Option<u64>,
-    /// The last query stands at the last key; otherwise the first query stands at the first key.
+    /// Whether the last query is aligned with the last key; otherwise the first query is aligned with the first key.
     pub(super) from_the_last: bool,
 }
 
@@ -75,7 +75,7 @@ impl Mask {
         self.behind == Some(0)
     }
 
-    /// Number of pairs of a query and a key that it sees.
+    /// Number of visible pairs of a query and a key.
     pub(super) fn visible(self, queries: u64, keys: u64) -> u64 {
         let (first, queries, keys) = (self.first(queries, keys), place(queries), place(keys));
         // The number of keys before a position, summed over the `queries` positions from `from` on.
@@ -93,13 +93,13 @@ impl Mask {
         u64::try_from(end - begin).unwrap_or_default()
     }
 
-    /// The position of the first query among the keys; negative if it stands before all of them.
+    /// The position of the first query among the keys; negative if it is before all of them.
     fn first(self, queries: u64, keys: u64) -> i128 {
         if self.from_the_last { place(keys) - place(queries) } else { 0 }
     }
 }
 
-/// Sequence lengths are clamped to 2^48, so that products fit.
+/// A number as a signed position. Sequence lengths are clamped to 2^48, so that products fit.
 fn place(number: u64) -> i128 {
     i128::from(number.min(1 << 48))
 }
@@ -110,16 +110,16 @@ fn before_all(end: i128, keys: i128) -> i128 {
     among * (among - 1) / 2 + (end - keys).max(0) * keys
 }
 
-/// Sequences of a call of attention that are costed together. Every field is a sum over them.
+/// Sequences of an attention call that are costed together. Every field is a sum over them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sequences {
     /// Number of sequences.
     pub count: u64,
     /// Number of queries.
     pub queries: u64,
-    /// Number of keys, counted as far as queries see them.
+    /// Number of keys that at least one query sees.
     pub keys: u64,
-    /// Number of pairs of a query and a key that it sees.
+    /// Number of visible pairs of a query and a key.
     pub visible: u64,
     /// Sums over the sequences of queries times visible pairs, and of keys times visible pairs.
     pub weighted: (u128, u128),
@@ -150,8 +150,9 @@ impl Sequences {
         self.splits = self.splits.saturating_add(queries.saturating_mul(splits));
     }
 
-    /// Sequences of one length that are as much work: how many, their queries and their keys. Where all have one query that is the mean, as they differ
-    /// in what they read; else the longer ones count more, as long ones are computed with other efficiency than short ones.
+    /// Equal sequences with as much work: their number, queries and keys. If all sequences have one query, the lengths
+    /// are means, as the cost is the memory traffic; else longer sequences weigh more, as their efficiency differs from
+    /// that of short ones.
     pub(super) fn alike(&self, mask: Mask) -> (u64, u64, u64) {
         if self.queries <= self.count || self.visible == 0 {
             let count = self.count.max(1);
@@ -170,7 +171,7 @@ impl Sequences {
 mod tests {
     use super::*;
 
-    /// Against the pairs, and keys, counted one by one.
+    /// Comparison with pairs and keys that are counted one by one.
     #[test]
     fn a_query_sees_what_its_window_says() {
         let sides = [None, Some(0), Some(1), Some(3), Some(20)];
@@ -193,8 +194,8 @@ mod tests {
         assert_eq!(Mask::of(true, Some(0), None, true).visible(u64::MAX, u64::MAX), 1 << 48);
     }
 
-    /// One prompt of 100 tokens beside 9 of 10, which are a tenth of its work; 3 that generate, with 10 keys in the mean; one of more tokens than fit 64 bits
-    /// with its pairs.
+    /// One prompt of 100 tokens and 9 of 10, which are a tenth of its work; 3 sequences in decode, with 10 keys on
+    /// average; one sequence whose number of pairs exceeds 64 bits.
     #[test]
     fn prompts_are_as_long_as_those_that_are_most_of_the_work() {
         let causal = Mask::of(true, None, None, true);

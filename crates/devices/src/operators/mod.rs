@@ -1,10 +1,11 @@
-//! Owns what PyTorch's operators do: the family of each, its sizes, its floating-point operations, and the bytes that it reads and writes.
+//! Owns the semantics of PyTorch's operators: the family of each, its sizes, its floating-point operations, and the
+//! bytes that it reads and writes.
 //!
-//! Floating-point operations are counted as `torch.utils.flop_counter` does: those of products of matrices, convolutions and attention, two for
-//! each multiplication with its addition; all else is told by the bytes that it moves. Where this departs from torch's count: causal
-//! attention counts half, as kernels skip what is masked, a convolution's gradient by its weights counts the groups, and products of complex numbers
-//! count those of their parts. What an operator
-//! costs is the business of [`crate::model`].
+//! Floating-point operations are counted as `torch.utils.flop_counter` does: for GEMMs, convolutions and attention, two
+//! per multiplication with its addition; other operators are described by their bytes. The count differs from torch's
+//! in three cases: causal attention counts half, as kernels skip masked pairs; a convolution's weight gradient accounts
+//! for the groups; and complex GEMMs count the operations of their parts. [`crate::model`] computes the cost of an
+//! operator.
 
 mod attention;
 mod call;
@@ -37,15 +38,16 @@ use uniference_sim::device::{Elements, Family, Operator, Resource};
 use uniference_sim::program::DType;
 use uniference_sim::time::Bytes;
 
-/// The argument after those of the schema where tensor cores multiply numbers of 32 bits, as the program's settings had it (`cpp/definitions.h`).
+/// The argument after the schema's if tensor cores multiply 32-bit numbers, by the program's settings
+/// (`cpp/definitions.h`).
 const TENSOR_CORES: &str = "tf32";
 
-/// What an operator does.
+/// Work of an operator.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Described {
-    /// Nothing to data: a view, memory without contents, a question about a tensor.
+    /// No data is touched: a view, memory without contents, a query of a tensor.
     Nothing,
-    /// Not known: it takes time, and nobody knows how much.
+    /// The operator runs for an unknown time.
     Unknown,
     /// One computation, or several that are one operator to PyTorch.
     Parts(Vec<Part>),
@@ -54,19 +56,21 @@ pub enum Described {
 /// A computation that is an operator, or part of one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Part {
-    /// What determines its cost.
+    /// The sizes and work that determine the cost.
     pub operator: Operator,
-    /// Which of its family it is: the name of the operator without namespace, overload and the underscore of those that work in place; of
-    /// products of matrices the layout, with `_block` behind it where blocks of the factors' rows have scales, and `_experts` where experts compute them.
+    /// Variant of the family: the operator's name without namespace, overload and the underscore of in-place operators.
+    /// For GEMMs the layout, with the suffix `_block` if blocks of the factors' rows have scales, and `_experts` if
+    /// experts compute them.
     pub variant: String,
-    /// How many times it is done, one after the other.
+    /// Number of repetitions, in sequence.
     pub times: u64,
-    /// Whether the kernel of the part before does it, too, while that one is done: those of which that is so follow one another.
+    /// Whether the kernel of an earlier part performs this part concurrently with that one: several such parts follow
+    /// one another.
     pub is_beside: bool,
 }
 
 impl Part {
-    /// It reads and writes all that the call does.
+    /// A part with the call's whole memory traffic.
     fn of(call: Call<'_>, family: Family, flops: u64) -> Part {
         let operator = Operator {
             resource: Resource::Accelerator,
@@ -90,13 +94,13 @@ impl Part {
         Part { operator, variant: variant.to_owned(), times: 1, is_beside: false }
     }
 
-    /// A kernel that finds nothing to do, as one without sequences.
+    /// A kernel without work, such as attention without sequences.
     fn idle(call: Call<'_>) -> Part {
         let nothing = Family::Flat { kind: uniference_sim::device::FlatKind::Copy, elements: 0 };
         Part::inside(nothing, None, 0, Bytes(0), Bytes(0), call.name)
     }
 
-    /// A multiplication of complex numbers is four of their parts, and an addition two.
+    /// A complex multiplication is four multiplications of real parts, and an addition is two.
     fn multiply_complex_numbers(&mut self) {
         let of_complex = [DType::Complex32, DType::Complex64, DType::Complex128].map(|dtype| Some(Elements::Of(dtype)));
         if of_complex.contains(&self.operator.elements) {
@@ -104,7 +108,7 @@ impl Part {
         }
     }
 
-    /// Products of numbers of 32 bits become ones of TF32.
+    /// Turns GEMMs of 32-bit numbers into TF32 GEMMs.
     fn multiply_in_tensor_cores(&mut self) {
         let is_product = matches!(self.operator.family, Family::Gemm { .. } | Family::Convolution { .. });
         if is_product && self.operator.elements == Some(Elements::Of(DType::Float32)) {
@@ -138,7 +142,7 @@ impl Described {
         parts.iter().fold(0, |sum, part| sum.saturating_add(of(&part.operator).saturating_mul(part.times)))
     }
 
-    /// What reports call it: the family of the part that does most, `view` where nothing is done, `unknown`.
+    /// The name in reports: the family of the part with the most work, `view` without work, or `unknown`.
     pub fn kind(&self) -> &'static str {
         match self {
             Described::Nothing => "view",
@@ -154,11 +158,11 @@ impl Described {
     }
 }
 
-/// What an operator does, called with such arguments. An operator whose arguments do not fit its schema is unknown.
+/// Work of an operator with these arguments. An operator whose arguments do not fit its schema is unknown.
 pub fn describe(definition: &Definition) -> Described {
     let call = Call::new(definition);
     let is_of = |namespaces: &[&str]| namespaces.iter().any(|namespace| definition.name.starts_with(namespace));
-    // Marks of the profiler, and communication, which is simulated where it is called.
+    // Marks of the profiler, and communication, which is simulated at its call.
     if is_of(&["profiler::", "c10d::", "_c10d_functional::"]) {
         return Described::Nothing;
     }

@@ -1,6 +1,6 @@
-//! Owns which operators do nothing to data: views, memory without contents, questions about tensors.
+//! Owns operators that touch no data: views, memory without contents, queries of tensors.
 
-/// Whether an operator only looks at memory in another way, reserves it, or answers from a tensor's description.
+/// Whether an operator only reinterprets memory, reserves it, or reads a tensor's metadata.
 pub(super) fn is_nothing(name: &str) -> bool {
     let name = name.strip_suffix('_').filter(|_| !name.ends_with("__")).unwrap_or(name);
     name.starts_with("sym_")

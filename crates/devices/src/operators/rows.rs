@@ -1,4 +1,4 @@
-//! Owns which operators work along rows: normalizations, softmax, reductions, losses, scans, sorting.
+//! Owns operators along rows: normalizations, softmax, reductions, losses, scans, sorting.
 
 use super::Part;
 use super::call::{Call, footprint, product, sum};
@@ -13,15 +13,15 @@ fn part(call: Call<'_>, kind: RowKind, pass: Pass, rows: u64, columns: u64) -> P
     Part::of(call, Family::Rows { kind, pass, rows, columns }, 0)
 }
 
-/// A row is what is normalized together.
+/// A normalization, whose rows are the elements that are normalized together.
 fn normalization(call: Call<'_>) -> Option<Part> {
-    // By the input's place, and what of it is a row.
+    // The input's position, and the dimensions of a row.
     enum Row {
-        /// The dimensions that the list at this place has.
+        /// As many trailing dimensions as the list at this position has.
         Last(usize),
-        /// All but the channels, which are dimension 1.
+        /// All dimensions except the channels, which are dimension 1.
         Channel,
-        /// Each group of each sample; the arguments that give the two numbers.
+        /// Each group of each sample, by the positions of the two numbers.
         Group(usize, usize),
     }
     let (pass, input, row) = match call.name {
@@ -145,7 +145,7 @@ fn others(call: Call<'_>) -> Option<Part> {
     let rows = match kind {
         RowKind::Reduction => call.outputs().next().map_or(1, Tensor::elements),
         _ => {
-            // The dimension is the first integer among the arguments that is one; of top-k and the k-th value it comes after k.
+            // The dimension is the first integer argument; for top-k and the k-th value it comes after k.
             let dimension = match call.name {
                 "topk" | "kthvalue" => call.int(2),
                 "sort" | "argsort"
@@ -168,7 +168,7 @@ fn others(call: Call<'_>) -> Option<Part> {
     let rows = rows.clamp(1, all.max(1));
     let mut part = part(call, kind, Pass::Forward, rows, all.div_ceil(rows));
     if call.name.starts_with("_embedding_bag") {
-        // Of the table only the rows that the indices name.
+        // Only the table rows that the indices name are read.
         let indices = call.tensor(1)?;
         let width = call.tensor(0)?.sizes.last().copied().unwrap_or(1);
         let fetched = indices.elements().saturating_mul(width).saturating_mul(call.tensor(0)?.dtype.bytes());

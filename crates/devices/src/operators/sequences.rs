@@ -1,6 +1,6 @@
-//! Owns attention over sequences whose lengths are values of an operator's arguments: which sequences a call has, by these values.
+//! Owns the sequences of attention calls whose lengths are values of arguments.
 //!
-//! Where the values are not known, what describes the operator assumes lengths by the sizes of its tensors.
+//! If the values are unknown, the operator's description assumes lengths by the sizes of its tensors.
 
 use super::Part;
 use super::call::Call;
@@ -8,8 +8,8 @@ use super::lengths::{KvSplits, Lengths, MaxSplits, Queries, Sequences};
 use super::{attention, serving};
 use uniference_formats::operators::Definition;
 
-/// The sequences of a call of attention, by the values of its arguments where these are known: those with one query, which are generating, and those with
-/// more. `None`: the operator is none whose arithmetic depends on them, or they are not known.
+/// The sequences of an attention call, by the known values of its arguments: those with one query, which are in decode,
+/// and those with more. `None`: the operator's arithmetic does not depend on sequence lengths, or they are unknown.
 pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&'a [i64]>) -> Option<[Sequences; 2]> {
     let Lengths { queries, key_borders, used_keys, before_queries, may_be_empty, mask, splits } = lengths(definition)?;
     let between = |borders: &[i64]| -> Vec<i64> { borders.windows(2).map(|pair| pair[1] - pair[0]).collect() };
@@ -20,7 +20,7 @@ pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&
     let queries = match queries {
         Queries::Borders(borders) => between(values(borders)?),
         Queries::Each { queries, sequences } => {
-            // Lengths may have room for more than there are.
+            // A lengths tensor may have room for more sequences than there are.
             keys.truncate(usize::try_from(sequences).unwrap_or(usize::MAX));
             vec![i64::try_from(queries).ok()?; keys.len()]
         }
@@ -39,7 +39,7 @@ pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&
     }
     let mut found = [Sequences::default(); 2];
     for ((queries, keys), most) in queries.into_iter().zip(keys).zip(most) {
-        // Of a batch that is not full, or of memory whose values were lost.
+        // Zero or negative counts: of a partly filled batch, or of memory whose values were lost.
         let [queries, keys] = [queries, keys].map(|count| u64::try_from(count).unwrap_or_default());
         let keys = if before_queries { keys.saturating_add(queries) } else { keys }.max(u64::from(may_be_empty));
         if queries > 0 && keys > 0 {
@@ -50,7 +50,7 @@ pub fn sequences<'a>(definition: &Definition, values: impl Fn(usize) -> Option<&
     found.iter().any(|group| group.count > 0).then_some(found)
 }
 
-/// What a call of attention does with such sequences, as [`sequences`] has found them.
+/// Parts of an attention call over sequences that [`sequences`] returned.
 pub fn with_sequences(definition: &Definition, sequences: &[Sequences]) -> Option<Vec<Part>> {
     let call = Call::new(definition);
     let attended = if is_of_pytorch(definition) { attention::attended } else { serving::attended };

@@ -3,7 +3,7 @@ use std::collections::BTreeSet;
 use uniference_formats::operators::{Argument, Definition, Place, ScalarType, Tensor};
 use uniference_sim::device::{FlatKind, Layout, Pass, RowKind};
 
-/// What PyTorch ran, and the operations that it counts: `tests/python/test_flops.py` writes it.
+/// Operators that PyTorch ran, with the operations that it counts: written by `tests/python/test_flops.py`.
 const REFERENCE: &str = include_str!("../../tests/operators.json");
 
 fn argument(value: &serde_json::Value) -> Argument {
@@ -32,7 +32,7 @@ fn argument(value: &serde_json::Value) -> Argument {
     }
 }
 
-/// Definitions, and what torch counts of each.
+/// Definitions with torch's counts.
 fn reference(which: &str) -> Vec<(Definition, Option<u64>)> {
     let all: serde_json::Value = serde_json::from_str(REFERENCE).unwrap();
     let list = |value: &serde_json::Value| value.as_array().unwrap().iter().map(argument).collect();
@@ -58,7 +58,8 @@ fn single(name: &str) -> Part {
     }
 }
 
-/// torch counts all pairs of causal attention, and of a convolution with groups the gradient of the weights without them; all else agrees.
+/// Counts equal torch's, except for causal attention, where torch counts all pairs, and for the weight gradient of a
+/// convolution with groups, where torch ignores the groups.
 #[test]
 fn operations_are_those_that_torch_counts() {
     let mut counted = BTreeSet::new();
@@ -72,7 +73,8 @@ fn operations_are_those_that_torch_counts() {
     assert!(counted.len() >= 20, "{counted:?}");
 }
 
-/// Batch B = 2 of S = 64 tokens (T = 128), width h = 256, keys and values of 64, middle f = 704, 8 heads of 32:
+/// Batch B = 2 of S = 64 tokens (T = 128), width h = 256, keys and values of 64, intermediate size f = 704, 8 heads of
+/// 32:
 ///
 /// ```text
 /// products forward   2 T (2 h h + 2 h 64 + 3 h f)
@@ -94,7 +96,7 @@ fn a_llama_block_does_what_was_counted_by_hand() {
         .map(|d| &*d.name)
         .collect();
     assert_eq!(unknown, [""; 0]);
-    // The gradients of weights are products of transposed gradients.
+    // Weight gradients are GEMMs of transposed gradients.
     let layouts: BTreeSet<String> = step
         .iter()
         .filter_map(|(definition, _)| match describe(definition) {
@@ -126,23 +128,25 @@ fn layouts_follow_from_strides() {
 #[test]
 fn bytes_are_those_that_are_really_moved() {
     let moved = |name: &str| (single(name).operator.read.0, single(name).operator.written.0);
-    // A bias of 64 is read once, whatever it is broadcast to; so is a column that was expanded to 64.
+    // A bias of 64 is read once, whatever its broadcast shape; so is a column that was expanded to 64.
     assert_eq!(moved("aten::add.Tensor"), ((50 * 64 + 64) * 4, 50 * 64 * 4));
     assert_eq!(moved("aten::mul.Tensor"), ((50 * 64 + 50) * 4, 50 * 64 * 4));
-    // In place: its own elements and the others' are read, and written once.
+    // In place: both operands are read, and one is written.
     assert_eq!(moved("aten::add_.Tensor"), (2 * 50 * 64 * 4, 50 * 64 * 4));
     assert_eq!(moved("aten::_foreach_add_.Scalar"), (51 * 64 * 4, 51 * 64 * 4));
-    // Seven rows of a thousand, and their numbers.
+    // Seven rows of a thousand, and their indices.
     assert_eq!(moved("aten::embedding"), (7 * 64 * 4 + 7 * 8, 7 * 64 * 4));
-    // The gradient's rows and numbers and the seven rows they are added to; all thousand rows are written, and those seven again.
+    // The gradient's rows and indices, and the seven rows they are added to; all thousand rows are written, and those
+    // seven again.
     assert_eq!(moved("aten::embedding_dense_backward"), (2 * 7 * 64 * 4 + 7 * 8, 1007 * 64 * 4));
     assert_eq!(moved("aten::gather"), (50 * 3 * 4 + 50 * 3 * 8, 50 * 3 * 4));
-    // Products: both factors, and in 8 bits one byte each.
+    // GEMMs: both factors; 8-bit elements have one byte each.
     assert_eq!(moved("aten::bmm"), (3 * (48 * 80 + 80 * 112) * 4, 3 * 48 * 112 * 4));
     assert_eq!(moved("aten::_scaled_mm").0, 48 * 80 + 80 * 112 + 2 * 4);
 }
 
-/// 256 x 512 by 512 x 384 in 8 bits: with one scale for all, with one for each row and column, and with one for 128 elements of a row.
+/// An 8-bit GEMM of 256 x 512 by 512 x 384: with one scale in all, with one per row and column, and with one per 128
+/// elements of a row.
 #[test]
 fn products_with_scales_of_rows_and_blocks_are_other_products() {
     let eight = |sizes: &[u64]| match tensor(sizes) {
@@ -192,7 +196,7 @@ fn tensor(sizes: &[u64]) -> Argument {
     })
 }
 
-/// What FSDP2 copies: its shards into the memory that all are gathered in, and what was gathered into the parameters.
+/// Copies of FSDP2: shards to the all-gather buffer, and from the buffer to the parameters.
 #[test]
 fn copies_read_and_write_what_they_copy() {
     let written = |sizes: &[u64]| match tensor(sizes) {
@@ -272,7 +276,7 @@ fn operators_of_one_kind_are_known_by_their_beginnings_and_ends() {
     }
 }
 
-/// Of a type, to which the operator writes or not; `sizes` lie without gaps.
+/// A bfloat16 tensor, which the operator writes or not; `sizes` are contiguous.
 fn half(sizes: &[u64], written: bool) -> Argument {
     let Argument::Tensor(tensor) = tensor(sizes) else { unreachable!() };
     Argument::Tensor(Tensor { dtype: ScalarType::from(DType::BFloat16), written, ..tensor })
@@ -285,7 +289,7 @@ fn only(name: &str, arguments: Vec<Argument>) -> Operator {
     }
 }
 
-/// 12 tokens, 64 wide, in 2 bytes.
+/// 12 tokens of width 64, in 2 bytes.
 #[test]
 fn operators_of_vllm_move_what_they_work_on_and_not_whole_caches() {
     let x = |written| half(&[12, 64], written);
@@ -296,12 +300,12 @@ fn operators_of_vllm_move_what_they_work_on_and_not_whole_caches() {
     assert_eq!((added.read.0, added.written.0), ((2 * 12 * 64 + 64) * 2, 2 * 12 * 64 * 2));
     let gated = only("_C::silu_and_mul", vec![x(true), half(&[12, 128], false)]);
     assert_eq!((gated.read.0, gated.written.0), (12 * 128 * 2, 12 * 64 * 2));
-    // Positions of 4 bytes, and for each a row of 32 angles of 2 bytes out of 4,096.
+    // Positions of 4 bytes, and for each position a row of 32 angles of 2 bytes from a table of 4,096.
     let table = half(&[4096, 32], false);
     let arguments = vec![tensor(&[12]), x(true), half(&[12, 32], true), Argument::Int(32), table, Argument::Bool(true)];
     let turned = only("_C::rotary_embedding", arguments);
     assert_eq!((turned.read.0, turned.written.0), (12 * 96 * 2 + 12 * 4 + 12 * 32 * 2, 12 * 96 * 2));
-    // The same by SGLang's, whose arguments have other places.
+    // SGLang's operator for the same, whose arguments have other positions.
     let arguments = vec![x(true), half(&[12, 32], true), half(&[4096, 32], false), tensor(&[12])];
     assert_eq!(only("sglang::apply_rope_inplace", arguments), turned);
     let arguments = vec![Argument::Text("silu".into()), half(&[12, 128], false), x(true)];
@@ -316,7 +320,7 @@ fn operators_of_vllm_move_what_they_work_on_and_not_whole_caches() {
     assert_eq!((stored.read.0, stored.written.0), (2 * 12 * 64 * 2 + 12 * 4, 2 * 12 * 64 * 2));
 }
 
-/// 12 tokens, 64 wide, by 64 x 128 weights in 8 bits, which lie by columns.
+/// 12 tokens of width 64 by column-major 8-bit weights of 64 x 128.
 #[test]
 fn products_of_vllm_in_8_bits_are_products() {
     let bits = |argument: Argument| {
@@ -352,7 +356,8 @@ fn products_of_vllm_in_8_bits_are_products() {
     quantised("_C::dynamic_scaled_fp8_quant", 2);
 }
 
-/// 3 tokens' rows of 64 from a table of 1,000, normalised with a weight: the table is read once for each element of a row.
+/// 3 tokens' rows of 64 from a table of 1,000, normalized with a weight: a load reads the table once per element of a
+/// row.
 #[test]
 fn a_compiled_kernel_reads_of_a_table_what_it_gathers() {
     let list = |tensors: &[&[u64]]| {
@@ -372,7 +377,8 @@ fn a_compiled_kernel_reads_of_a_table_what_it_gathers() {
     assert_eq!(read(0, ""), 4 * (3 + 1000 * 64 + 64));
 }
 
-/// 3 tokens with 2 experts each, of 8 with weights of 32 x 16: 6 choices meet 8 (1 - (7 / 8)^6) = 4.4 of them, so 5.
+/// 3 tokens with 2 experts each, of 8 experts with weights of 32 x 16: 6 choices select 8 (1 - (7 / 8)^6) = 4.4 of
+/// them, so 5.
 #[test]
 fn experts_of_vllm_read_the_weights_of_those_that_tokens_meet() {
     let experts = |tokens: u64| {
@@ -396,7 +402,8 @@ fn only_tensor(argument: Argument) -> Option<Tensor> {
     if let Argument::Tensor(tensor) = argument { Some(tensor) } else { None }
 }
 
-/// 8 heads of 32 over keys and values of 2 heads in pages, B = 3 sequences, the longest of S = 500 tokens, each with q queries:
+/// Paged attention of 8 query heads of 32 and 2 KV heads, B = 3 sequences, the longest of S = 500 tokens, each with q
+/// queries:
 ///
 /// ```text
 /// pairs       q S - q (q - 1) / 2
@@ -430,7 +437,7 @@ fn attention_of_vllm_reads_the_longest_sequences_pages() {
     }
 }
 
-/// Of 3 sequences with 4 pages of 16 places each.
+/// Attention over 3 sequences with 4 pages of 16 slots each.
 #[test]
 fn attention_without_the_longest_sequence_reads_all_pages_that_there_may_be() {
     let cache = half(&[1000, 16, 2, 32], false);
@@ -441,8 +448,8 @@ fn attention_without_the_longest_sequence_reads_all_pages_that_there_may_be() {
     assert_eq!(found.flops, 4 * 3 * 8 * 64 * 32);
 }
 
-/// One that generates, with 1 query and 300 keys, one whose prompt of 4 tokens follows 6 others, and one of a batch that is not full: 8 heads of 32
-/// over keys and values of 2 heads.
+/// A sequence in decode, with 1 query and 300 keys, a prompt of 4 tokens after 6 others, and an empty slot of a partly
+/// filled batch: 8 query heads of 32 and 2 KV heads.
 ///
 /// ```text
 /// pairs       300; 4 * 10 - 4 * 3 / 2 = 34
@@ -473,7 +480,7 @@ fn attention_of_vllm_is_of_its_sequences_where_they_are_known() {
     assert_eq!(parts.iter().map(work).collect::<Vec<_>>(), expected);
     assert!(matches!(parts[0].operator.family, Family::Attention { heads: 8, queries: 1, keys: 300, width: 32, .. }));
 
-    // Keys that are packed have borders, too; without either nobody knows.
+    // Packed keys have cumulative lengths, too; without them or the used keys the lengths are unknown.
     let packed = |argument: usize| if argument == 7 || argument == 8 { Some(&[0, 2, 7][..]) } else { None };
     let weighted = 2 * 3 + 5 * 15;
     let all = Sequences { count: 2, queries: 7, keys: 7, visible: 3 + 15, weighted: (weighted, weighted), splits: 7 };
@@ -486,7 +493,7 @@ fn attention_of_vllm_is_of_its_sequences_where_they_are_known() {
     assert_eq!(sequences(&attention, |argument| Some(&[0, 0, 0][usize::from(argument == 11)..])), None);
 }
 
-/// A window of 3 keys before the one that a query stands at: prompts of 4 tokens behind 6 others, and one token behind 300.
+/// A window of 3 keys before the aligned one: prompts of 4 tokens after 6 others, and one token after 300.
 #[test]
 fn attention_sees_what_its_window_says() {
     let cache = half(&[1000, 16, 2, 32], false);
@@ -516,7 +523,8 @@ fn attention_sees_what_its_window_says() {
     }
 }
 
-/// PyTorch's own attention of packed sequences, of 2 and 5 tokens: 4 heads of 16, causal. FlashAttention and cuDNN, with tokens before heads.
+/// PyTorch's own attention of packed sequences, of 2 and 5 tokens: 4 heads of 16, causal, by FlashAttention and cuDNN
+/// with tokens before heads.
 ///
 /// ```text
 /// pairs        3 + 15; with equal lengths, of 4 each, 10 + 10
@@ -548,7 +556,7 @@ fn attention_of_packed_sequences_is_of_these() {
         assert_eq!(part.operator.flops, each * 18, "{}", attention.name);
         let Described::Parts(equal) = describe(&attention) else { panic!("{}", attention.name) };
         assert_eq!(equal[0].operator.flops, each * 20, "{}", attention.name);
-        // All of what it reads and writes.
+        // The call's whole memory traffic.
         assert_eq!(equal[0].operator.bytes(), part.operator.bytes());
         assert!(matches!(
             part.operator.family,
@@ -556,7 +564,7 @@ fn attention_of_packed_sequences_is_of_these() {
         ));
     }
 
-    // Keys in 3 pages of 16 places for each of two sequences, of which one uses 40.
+    // Keys in 3 pages of 16 slots for each of two sequences, of which one uses 40.
     let mut arguments = vec![Argument::None; 17];
     arguments[..3].clone_from_slice(&[
         half(&[2, 4, 16], true),
@@ -578,8 +586,9 @@ fn attention_of_packed_sequences_is_of_these() {
     assert_eq!(parts[0].operator.read.0, (2 * 4 * 16 + 41 * 2 * 32) * 2);
 }
 
-/// Where a query stands: of cuDNN at the key of its own number, unless it says how many keys are used, of mem-efficient attention by the type of the mask; and
-/// the latter's window, and used keys. 2 sequences of 4 queries and 9 keys, 1 head of 16.
+/// Alignment of queries and keys: cuDNN aligns the first ones, unless the call gives the keys in use, and mem-efficient
+/// attention by the type of the mask. Also its window, and its keys in use. 2 sequences of 4 queries and 9 keys, 1 head
+/// of 16.
 #[test]
 fn a_query_stands_where_its_kernel_has_it() {
     let [query, key, borders] = [half(&[8, 1, 16], true), half(&[18, 1, 16], false), tensor(&[3])];
@@ -592,7 +601,7 @@ fn a_query_stands_where_its_kernel_has_it() {
         ("_efficient_attention_forward", vec![(9, int(0))], 36),
         ("_efficient_attention_forward", vec![(9, int(1))], first),
         ("_efficient_attention_forward", vec![(9, int(2))], last),
-        // Each sees itself and one before it, if there is one.
+        // Each query sees its own key and the one before, if there is one.
         ("_efficient_attention_forward", vec![(9, int(1)), (13, int(2))], 7),
         ("_efficient_attention_forward", vec![(9, int(2)), (13, int(2))], 8),
         ("_efficient_attention_forward", vec![(9, int(0)), (12, tensor(&[2]))], 4 * 5),
@@ -617,7 +626,7 @@ fn a_query_stands_where_its_kernel_has_it() {
         assert_eq!(parts[0].operator.flops, 2 * 2 * pairs * 32, "{name} {places:?}");
     }
 
-    // Written to the first argument.
+    // The operator writes its first argument.
     let mut arguments = vec![none.clone(); 18];
     arguments[..4].clone_from_slice(&[query.clone(), query.clone(), query.clone(), query.clone()]);
     arguments[4..6].fill(borders.clone());
@@ -630,7 +639,8 @@ fn a_query_stands_where_its_kernel_has_it() {
     assert_eq!(sequences(&to, halves).unwrap()[1].visible, 20);
 }
 
-/// Operations of an operator by its arguments, in cubes of 1024: `A` is square, `B` has twice as many rows as columns, `C` is that on its side.
+/// Operations of an operator by its arguments, in cubes of 1024: `A` is square, `B` has twice as many rows as columns,
+/// `C` is `B` transposed.
 #[test]
 fn dense_linear_algebra_is_by_its_arguments() {
     let (n, no, yes) = (1024_u64, Argument::Bool(false), Argument::Bool(true));
@@ -648,7 +658,7 @@ fn dense_linear_algebra_is_by_its_arguments() {
         ("cholesky_solve", vec![&c, &a], 4.0),
         ("geqrf", vec![&b], 4.0 - 2.0 / 3.0),
         ("linalg_qr", vec![&b, &text("r")], 4.0 - 2.0 / 3.0),
-        // Without a result, of as many columns as rows.
+        // Without a result tensor, Q has as many columns as rows.
         ("linalg_qr", vec![&b, &text("complete")], 4.0 - 2.0 / 3.0 + 12.0),
         ("ormqr", vec![&a, &yes, &c, &yes], 4.0),
         ("linalg_lstsq", vec![&b, &b], 4.0 - 2.0 / 3.0 + 6.0 + 1.0),
@@ -684,7 +694,7 @@ fn what_is_not_known_is_unknown() {
 }
 
 proptest::proptest! {
-    /// Whatever a capture writes, it is described: no sizes, no arguments and no name of an operator bring it down.
+    /// Any captured definition can be described: no sizes, arguments or operator name cause a panic.
     #[test]
     fn any_definition_is_described(
         at in 0_usize..1000,

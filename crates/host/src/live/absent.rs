@@ -1,6 +1,7 @@
-//! Owns the part that absent ranks have in the rehearsal of a folded program: in groups, in calls, and whether the ranks that run are alike.
+//! Owns the part of absent ranks in the rehearsal of a folded program: in groups, in calls, and in the comparison of
+//! the ranks that run.
 //!
-//! Who is absent is the simulator's [`Cast`]; where absent ranks' data lies is `data`'s business.
+//! The simulator's [`Cast`] defines the absent ranks; `data` provides their data.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,19 +10,19 @@ use uniference_sim::ids::{GroupId, GroupRank, RankId};
 use uniference_sim::program::{Call, CallOp, Collective, Shape};
 use uniference_sim::symmetry::Axis;
 
-/// What the engine hears in a rehearsal: of groups the members that run.
+/// The engine's view of a rehearsal, in which groups consist of the members that run.
 pub(super) struct Absence {
     cast: Arc<Cast>,
-    /// What ranks that run ask for.
+    /// The comparison of the requests of the ranks that run.
     pub(super) likeness: Likeness,
-    /// By the members that run, whole groups and their sequence numbers, in the order in which they were named.
+    /// By the members that run: whole groups and their sequence numbers, in the order of their names.
     named: BTreeMap<Arc<[RankId]>, Vec<Named>>,
     groups: BTreeMap<GroupId, Arc<[RankId]>>,
-    /// Why the rehearsal cannot go on.
+    /// The deviation that ends the rehearsal.
     unlike: Option<Unlike>,
 }
 
-/// A whole group as a rank has named it.
+/// A whole group, with the sequence number that a rank used.
 type Named = (Arc<[RankId]>, u32);
 
 impl Absence {
@@ -30,7 +31,7 @@ impl Absence {
         Absence { cast, likeness, named: BTreeMap::new(), groups: BTreeMap::new(), unlike: None }
     }
 
-    /// The members of a group that run, and a number that no other group of just these has.
+    /// The members of a group that run, and a number that distinguishes all groups with the same running members.
     pub(super) fn present(&mut self, ranks: &Arc<[RankId]>, sequence: u32) -> (Arc<[RankId]>, u32) {
         let present: Arc<[RankId]> = ranks.iter().copied().filter(|rank| self.cast.runs(*rank)).collect();
         let named = self.named.entry(present.clone()).or_default();
@@ -42,15 +43,15 @@ impl Absence {
         (present, number as u32)
     }
 
-    /// The engine calls a whole group so.
+    /// Records the engine's id of a whole group.
     pub(super) fn joined(&mut self, group: GroupId, ranks: &Arc<[RankId]>) {
         self.groups.insert(group, ranks.clone());
     }
 
-    /// The call among the members that run.
+    /// Restricts a call to the members that run.
     ///
     /// # Errors
-    /// If it needs what only an absent member has.
+    /// If the call needs data of an absent member.
     pub(super) fn call(&self, rank: RankId, call: &Call) -> Result<Call, Unlike> {
         let ranks = &self.groups[&call.group];
         let runs = |place: usize| self.cast.runs(ranks[place]);
@@ -97,7 +98,8 @@ impl Absence {
         Ok(Call { group: call.group, op })
     }
 
-    /// What to do without so that one of two ranks has the other's data: the axis along which they lie, if there is one, as of stages.
+    /// The reason why one of two ranks lacks the other's data: the axis along which they differ, if there is exactly
+    /// one, such as pipeline stages.
     fn between(&self, rank: RankId, other: RankId) -> DueTo {
         let differ = |axis: &Axis| rank.0 / axis.stride % axis.extent != other.0 / axis.stride % axis.extent;
         let axes = self.cast.symmetry().axes().iter().enumerate();
@@ -107,17 +109,17 @@ impl Absence {
         }
     }
 
-    /// The rehearsal cannot go on, because of this.
+    /// Ends the rehearsal with this deviation.
     pub(super) fn deviates(&mut self, unlike: Unlike) {
         self.unlike.get_or_insert(unlike);
     }
 
-    /// Why the rehearsal cannot go on.
+    /// The deviation that ends the rehearsal.
     pub(super) fn unlike(&self) -> Option<&Unlike> {
         self.unlike.as_ref().or(self.likeness.unlike())
     }
 
-    /// Why it has led to nothing, now that it is over.
+    /// The deviation found by a finished rehearsal.
     pub(super) fn conclude(&mut self) -> Option<&Unlike> {
         self.unlike.as_ref().or(self.likeness.conclude())
     }
@@ -131,7 +133,7 @@ mod tests {
     use uniference_sim::symmetry::Symmetry;
     use uniference_sim::time::Bytes;
 
-    /// 16 ranks, 8 on a machine: 0, 1, 2, 4, 7, 8 and 15 run.
+    /// 16 ranks, 8 per machine: 0, 1, 2, 4, 7, 8 and 15 run.
     fn absence() -> Absence {
         let symmetry = Symmetry::new(axes(16, 8), 16).unwrap();
         Absence::new(Arc::new(Cast::new(symmetry, 16, ends(16, 8), Vec::new())))
@@ -157,7 +159,7 @@ mod tests {
         assert_eq!(absence.present(&ranks(&[0, 1, 3]), 0), (ranks(&[0, 1]), 0));
     }
 
-    /// Members 0, 2 and 3 of [0, 3, 4, 8] run, and become 0, 1 and 2.
+    /// Members 0, 2 and 3 of [0, 3, 4, 8] run, and become members 0, 1 and 2.
     #[test]
     fn calls_are_among_the_members_that_run() {
         let mut absence = absence();
@@ -170,7 +172,7 @@ mod tests {
         for refused in [send(1), collective(Some(1), Shape::Even(1))] {
             let unlike = absence.call(RankId(0), &refused).unwrap_err();
             assert!(unlike.problem.starts_with("rank 0 needs data of rank 3, which does not run"), "{unlike}");
-            // 3 = 1 + 2, while from 1 to 3 it is a step along the second axis.
+            // 3 = 1 + 2, while 1 and 3 differ along the second axis only.
             assert_eq!(unlike.due_to, DueTo::Absence);
             assert_eq!(absence.call(RankId(1), &refused).unwrap_err().due_to, DueTo::Axis(1));
         }

@@ -1,6 +1,6 @@
-//! Owns the driver's ends of one rank: wires of its tasks, pipes of its outputs, and how far its process is.
+//! Owns the driver's ends of one rank: wires of its tasks, pipes of its outputs, and the state of its process.
 //!
-//! What is heard there is the driver's business.
+//! The driver handles the messages.
 
 use super::output::Pipe;
 use crate::error::HostError;
@@ -11,18 +11,18 @@ use uniference_protocol::frame::FrameBuffer;
 use uniference_protocol::wire::Wire;
 use uniference_sim::program::Outcome;
 
-/// The ends of one rank on the driver's side.
+/// The driver's connections to one rank.
 pub(super) struct RankConnections {
     pub(super) tasks: Vec<TaskConnection>,
-    /// It has said what it is.
+    /// Whether the rank has sent its hello message.
     pub(super) greeted: bool,
     pub(super) pipes: [Option<Pipe>; 2],
     pub(super) process: Process,
-    /// It was ended because the cluster wants it to crash.
+    /// Whether the process was killed because the cluster file specifies a crash.
     pub(super) crashed: bool,
 }
 
-/// How far a rank's process is.
+/// The state of a rank's process.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Process {
     Coming,
@@ -31,32 +31,32 @@ pub(super) enum Process {
 }
 
 impl Process {
-    /// Of a process that lives.
+    /// The id of a process that lives.
     pub(super) fn pid(self) -> Option<i32> {
         if let Process::Alive { pid } = self { Some(pid) } else { None }
     }
 
-    /// Of a process that has ended.
+    /// The status of a process that has ended.
     pub(super) fn status(self) -> Option<i32> {
         if let Process::Ended { status, .. } = self { Some(status) } else { None }
     }
 }
 
-/// One task's end of the conversation.
+/// The driver's connection to one task.
 #[derive(Default)]
 pub(super) struct TaskConnection {
-    /// `None` once it is closed.
+    /// `None` once the wire is closed.
     pub(super) wire: Option<Arc<dyn Wire>>,
     pub(super) frames: FrameBuffer,
-    /// Its rank ran when its socket was closed.
+    /// Whether the rank was running when its socket was closed.
     pub(super) ran_to_its_end: bool,
-    /// It was closed, and not by the end of the process.
+    /// Whether the wire was closed other than by the end of the process.
     pub(super) severed: bool,
     pub(super) exited: Option<Outcome>,
 }
 
 impl RankConnections {
-    /// Of a rank without a process.
+    /// The connections of a rank without a process.
     pub(super) fn absent() -> RankConnections {
         let main = TaskConnection { exited: Some(Outcome::Ok), ..TaskConnection::default() };
         let process = Process::Ended { pid: 0, status: 0 };
@@ -76,7 +76,7 @@ impl TaskConnection {
     }
 }
 
-/// A pipe whose reading end does not block.
+/// Makes a pipe whose read end does not block.
 pub(super) fn pipe() -> Result<(File, File), HostError> {
     let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)
         .map_err(HostError::system("creating a rank's pipe"))?;

@@ -1,7 +1,8 @@
-//! Owns where the data of each operation lies: which member staged what, what a member may read, and when a room is free again.
+//! Owns the location of each operation's data: the staged inputs of members, the ranges that a member may read, and the
+//! times at which rooms become free.
 //!
-//! It moves no bytes but those of small reductions and of members that do not run (ranks do, through the arena) and knows no time (the engine
-//! does): it only looks at what was issued and met.
+//! The module moves no bytes, except for small reductions and contributions of absent ranks (ranks move data through
+//! the arena), and knows no time (the engine does). It only observes issued and matched operations.
 
 mod copies;
 
@@ -18,35 +19,35 @@ use uniference_sim::event::{Event, Meeting};
 use uniference_sim::ids::{GroupId, Handle, RankId, TaskId};
 use uniference_sim::program::{Call, CallOp, Collective, NcclSettings};
 
-/// Where all data lies.
+/// The data of all operations.
 #[derive(Default)]
 pub struct DataPlane {
     groups: BTreeMap<GroupId, Group>,
     /// First two ranks that gave one group different NCCL settings.
     disagreement: Option<[RankId; 2]>,
-    /// Calls that the engine has not begun with.
+    /// Calls that the engine has not issued yet.
     announced: BTreeMap<RankId, Vec<Announced>>,
-    /// How many collectives of a group a rank has issued.
+    /// Number of collectives of a group that a rank has issued.
     counts: BTreeMap<(RankId, GroupId), u64>,
     collectives: BTreeMap<Key, Instance>,
     plans: Plans,
-    /// The arena, if small reductions are to be done here.
+    /// The arena, if small reductions are done in the driver.
     window: Option<Window>,
-    /// Operations that were not released yet.
+    /// Operations that have not been released.
     held: BTreeMap<(RankId, Handle), Held>,
-    /// Inputs of sends and their receivers, until those have released them.
+    /// Inputs of sends with their receivers, until the receivers have released them.
     sends: BTreeMap<(RankId, Handle), (Offset, RankId)>,
     /// Rooms of inputs that are still being copied.
     filling: BTreeSet<Offset>,
-    /// Rooms that their owner has not yet been told are free.
+    /// Free rooms of which their owner has not been told.
     freed: BTreeMap<RankId, Vec<Offset>>,
-    /// Operations that are complete or have failed, which their owner has not yet been told.
+    /// Complete and failed operations of which their owner has not been told.
     over: BTreeMap<RankId, Vec<Handle>>,
-    /// Groups in which a peer has let operations fail, by rank, since the last time.
+    /// By rank, groups in which a peer caused operations to fail since the last report.
     failed: BTreeMap<RankId, BTreeSet<GroupId>>,
-    /// Ranks whose programs have ended: nobody waits for them to read.
+    /// Ranks whose programs have ended: their data need not be kept for reading.
     gone: BTreeSet<RankId>,
-    /// Of a rehearsal.
+    /// Copies for the absent ranks of a rehearsal.
     copies: Option<Copies>,
 }
 
@@ -59,11 +60,11 @@ pub(super) struct Group {
     pub(super) settings: Option<NcclSettings>,
 }
 
-/// A call that the engine will begin with.
+/// A call that the engine will issue.
 struct Announced {
-    /// As the engine has heard it.
+    /// The call in the form that the engine receives.
     heard: Call,
-    /// The same in the whole group.
+    /// The same call in the whole group.
     call: Call,
     staged: Option<Offset>,
 }
@@ -78,27 +79,28 @@ enum Held {
     Recv { group: GroupId, bytes: u64, from: Option<(RankId, Handle)> },
 }
 
-/// What a rank that wants its data is told.
+/// The result of a rank's request for its data.
 #[derive(Debug, PartialEq)]
 pub enum Access {
-    /// Here it is.
+    /// The data is available.
     Ready(Fetched),
-    /// A member reduces, or copies its input: ask again once it has.
+    /// A member reduces, or copies its input: ask again afterwards.
     Busy,
 }
 
 impl DataPlane {
-    /// For collectives that these algorithms carry out.
+    /// A data plane for collectives of these algorithms.
     pub fn of(algorithms: AlgorithmTable) -> DataPlane {
         DataPlane { plans: Plans::of(algorithms), ..DataPlane::default() }
     }
 
-    /// Does small reductions itself from here on, rather than let a member.
+    /// Makes the driver carry out small reductions itself from now on.
     pub fn reduce_in(&mut self, window: Window) {
         self.window = Some(window);
     }
 
-    /// Ranks of the cast that do not run contribute copies from here on, made in `window`, of which each rank has a part of so many bytes.
+    /// Makes ranks of the cast that do not run contribute copies from now on. The copies are in `window`, of which each
+    /// rank has `part` bytes.
     pub fn rehearse(&mut self, cast: Arc<Cast>, window: Window, part: u64) {
         self.copies = Some(Copies::new(cast, window, part));
     }
@@ -106,7 +108,7 @@ impl DataPlane {
     /// Records that `rank` joins `group` of `ranks` with these NCCL settings. The settings of the first member count.
     ///
     /// # Errors
-    /// A member that does not run, and nobody stands in for.
+    /// The first absent member whose class has no running rank in the group.
     pub fn join(
         &mut self,
         group: GroupId,
@@ -126,7 +128,7 @@ impl DataPlane {
         self.disagreement
     }
 
-    /// A task is about to issue `call`, of which the engine hears as `heard`, with its input at `staged`.
+    /// Records that a task is about to issue `call`, which the engine receives as `heard`, with its input at `staged`.
     pub fn announce(&mut self, (rank, task): (RankId, TaskId), heard: Call, call: Call, staged: Option<Offset>) {
         if let Some(copies) = &mut self.copies {
             let ranks = &self.groups[&call.group].ranks;
@@ -137,17 +139,17 @@ impl DataPlane {
         self.announced.entry(rank).or_default().push(Announced { heard, call, staged });
     }
 
-    /// Of a rehearsal: what was contributed since the last time, as the rank's task, the number of its call, and a checksum.
+    /// Contributions since the last call, in a rehearsal: the rank's task, the number of its call, and a checksum.
     pub fn take_contributions(&mut self) -> Vec<(RankId, TaskId, u64, u64)> {
         self.copies.as_mut().map(Copies::take_contributions).unwrap_or_default()
     }
 
-    /// The input in this room is yet to come.
+    /// Marks the input in this room as not yet copied.
     pub fn filling(&mut self, room: Offset) {
         self.filling.insert(room);
     }
 
-    /// The input in this room is there.
+    /// Marks the input in this room as copied.
     pub fn filled(&mut self, room: Offset) {
         self.filling.remove(&room);
         if let Some(copies) = &mut self.copies {
@@ -155,7 +157,8 @@ impl DataPlane {
         }
     }
 
-    /// The engine has begun with a call. Where threads of a rank have announced calls alike, which is which is theirs to order.
+    /// Handles the engine's issue of a call. If threads of a rank have announced equal calls, their order does not
+    /// matter.
     fn issued(&mut self, rank: RankId, handle: Handle, call: &Call) {
         let announced = self.announced.entry(rank).or_default();
         let at = announced.iter().position(|known| known.heard == *call);
@@ -171,7 +174,7 @@ impl DataPlane {
                 }
                 Held::Send
             }
-            // Its input is not staged: nobody fetches it.
+            // The input of a write is not staged: no rank fetches it.
             CallOp::Write { .. } => Held::Send,
             CallOp::Recv { bytes, .. } => Held::Recv { group: call.group, bytes: bytes.0, from: None },
         };
@@ -207,7 +210,7 @@ impl DataPlane {
         ranks.iter().position(|r| *r == rank).unwrap_or_else(|| panic!("{rank} is not in {group}"))
     }
 
-    /// Sees the engine's events. An operation may be complete before its rank is told how it is called.
+    /// Observes the engine's events. An operation may be complete before its rank knows the handle.
     pub fn observe(&mut self, event: &Event<'_>) {
         match event {
             Event::Issued { rank, handle, call, .. } => self.issued(*rank, *handle, call),
@@ -226,7 +229,7 @@ impl DataPlane {
         }
     }
 
-    /// `rank` enters and reads nothing any more: what only waits for that is free.
+    /// Enters the end of `rank`, which reads nothing more: rooms that waited only for this rank become free.
     fn leave(&mut self, rank: RankId) {
         self.gone.insert(rank);
         let unread = self.sends.iter().filter(|(_, (_, receiver))| *receiver == rank).map(|(send, _)| *send);
@@ -240,12 +243,12 @@ impl DataPlane {
         }
     }
 
-    /// With which send a receive has met, and which algorithm has carried out a collective.
+    /// Records the send that a receive has matched, and the algorithm of a collective.
     fn completed(&mut self, of: (RankId, Handle), call: &Call, algorithm: Option<&'static str>, meeting: Meeting) {
         match (self.held.get_mut(&of), meeting) {
             (Some(Held::Collective { key, me }), _) => {
                 if let Some(instance) = self.collectives.get_mut(key) {
-                    // That of the members that run is not the whole group's.
+                    // The algorithm for the members that run may differ from the algorithm for the whole group.
                     let is_whole = self.copies.as_ref().is_none_or(|copies| copies.all_run(key.0));
                     let of_whole = || instance.called_by(*me).map(|call| self.plans.choice(call, &self.groups[&key.0]));
                     let algorithm = if is_whole { algorithm } else { of_whole() };
@@ -253,16 +256,16 @@ impl DataPlane {
                 }
             }
             (Some(Held::Recv { from, .. }), Meeting::Peer(peer)) => *from = peer,
-            // Released before it was complete: nobody will read the message.
+            // A receive that was released before its completion: its message will not be read.
             (None, Meeting::Peer(Some(peer))) if matches!(call.op, CallOp::Recv { .. }) => self.free_send(peer),
             _ => {}
         }
     }
 
-    /// The data of a complete operation, if it can be had without folding and without waiting.
+    /// The data of a complete operation, if it is available without a reduction and without waiting.
     fn peek(&self, rank: RankId, handle: Handle) -> Option<Fetched> {
         match self.held.get(&(rank, handle))? {
-            // An instance that is over has nothing for those who still hold it: they receive nothing.
+            // A collective that is over has no data for members that still hold it: these members receive nothing.
             Held::Collective { key, me } => {
                 self.collectives.get(key).map_or(Some(Fetched::default()), |instance| instance.ready(*me))
             }
@@ -282,7 +285,7 @@ impl DataPlane {
         Fetched { pieces, peer: Some(self.group_rank(group, peer.0) as u32), lacks_values, ..Fetched::default() }
     }
 
-    /// The data of a complete operation. Whoever is first to ask for a reduction is picked to fold.
+    /// The data of a complete operation. The first member that asks for a reduction is chosen to reduce.
     ///
     /// # Panics
     /// If the operation is not complete, or was released.
@@ -304,7 +307,7 @@ impl DataPlane {
         }
     }
 
-    /// Whether an input of the operation is yet to come.
+    /// Whether an input of the operation has not been copied yet.
     fn is_filling(&self, rank: RankId, handle: Handle) -> bool {
         let instance = match self.held.get(&(rank, handle)) {
             Some(Held::Collective { key, .. }) => self.collectives.get(key),
@@ -313,21 +316,21 @@ impl DataPlane {
         instance.is_some_and(|instance| instance.rooms().flatten().any(|room| self.filling.contains(&room)))
     }
 
-    /// All members' names for the collective of which `handle` is one, if all have entered it.
+    /// All members' handles of the collective that `handle` belongs to, if all have entered it.
     pub fn members(&self, rank: RankId, handle: Handle) -> Vec<(RankId, Handle)> {
         let Some(Held::Collective { key, .. }) = self.held.get(&(rank, handle)) else { return Vec::new() };
         let handles = self.collectives.get(key).and_then(Instance::handles);
         handles.map_or(Vec::new(), |handles| self.groups[&key.0].ranks.iter().copied().zip(handles).collect())
     }
 
-    /// `rank` has folded the collective that it was picked for.
+    /// Marks the reduction that `rank` was chosen for as done.
     pub fn folded(&mut self, rank: RankId, handle: Handle) {
         if let Some(Held::Collective { key, .. }) = self.held.get(&(rank, handle)) {
             self.collectives.get_mut(key).expect("whoever folds has not released it").folded();
         }
     }
 
-    /// `rank` needs the data of `handle` no more.
+    /// Releases the data of `handle` for `rank`.
     pub fn release(&mut self, rank: RankId, handle: Handle) {
         match self.held.remove(&(rank, handle)) {
             Some(Held::Collective { key, me }) => {
@@ -341,22 +344,22 @@ impl DataPlane {
         }
     }
 
-    /// The rooms of `rank` that became free since the last time.
+    /// The rooms of `rank` that became free since the last call.
     pub fn take_freed(&mut self, rank: RankId) -> Vec<Offset> {
         self.freed.remove(&rank).unwrap_or_default()
     }
 
-    /// The operations of `rank` that are over since the last time.
+    /// The operations of `rank` that completed or failed since the last call.
     pub fn take_over(&mut self, rank: RankId) -> Vec<Handle> {
         self.over.remove(&rank).unwrap_or_default()
     }
 
-    /// The groups in which operations of `rank` have failed by others since the last time.
+    /// The groups in which other ranks caused operations of `rank` to fail since the last call.
     pub fn take_failed(&mut self, rank: RankId) -> Vec<u32> {
         self.failed.remove(&rank).unwrap_or_default().into_iter().map(|group| group.0).collect()
     }
 
-    /// These are to be taken again.
+    /// Returns operations to the list of [`DataPlane::take_over`].
     pub fn keep_over(&mut self, rank: RankId, handles: Vec<Handle>) {
         if !handles.is_empty() {
             self.over.entry(rank).or_default().extend(handles);
@@ -368,7 +371,7 @@ impl DataPlane {
         self.freed.entry(rank).or_default().extend(room.map(|(offset, _)| offset));
     }
 
-    /// Frees the rooms of a collective that all members have entered and all who receive have released, as far as they are still there.
+    /// Frees the remaining rooms of a collective that all members have entered and all receivers have released.
     fn settle(&mut self, key: Key) {
         let ranks = &self.groups[&key.0].ranks;
         if !self.collectives[&key].over(|me| !self.gone.is_empty() && self.gone.contains(&ranks[me])) {

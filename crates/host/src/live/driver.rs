@@ -1,7 +1,7 @@
-//! Owns a live run on the host: its processes, sockets and pipes, in one loop over what is ready.
+//! Owns a live run on this machine: its processes, sockets and pipes, in one loop over ready descriptors.
 //!
-//! What the ranks' words mean is `exchange`'s business, what the engine makes of them the engine's; what the user sees is decided by
-//! the [`Console`]. However the run ends, nothing of it stays: [`Zygote`] ends all processes when it is dropped.
+//! `exchange` interprets messages of ranks, the engine simulates them, and the [`Console`] decides on output for the
+//! user. No process outlives the run, however the run ends: [`Zygote`] ends all processes when it is dropped.
 
 mod starts;
 mod whereabouts;
@@ -42,54 +42,54 @@ use uniference_sim::event::Observer;
 use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::program::Outcome;
 
-/// How many ranks the zygote is asked for before the first of them is there.
+/// Maximum number of ranks that are requested from the zygote before the first of them has started.
 const FORKS_AHEAD: u32 = 16;
 
-/// How often the console may show where the run stands.
+/// Interval at which the console may show the progress of the run.
 const TICK: Duration = Duration::from_millis(100);
 
-/// If nobody says anything for so long, somebody may never.
+/// Duration without messages after which the driver checks whether a rank's threads all wait for each other.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// After so long the user should know.
+/// Duration without messages after which the user is warned of ranks that wait for external I/O.
 const LONG_SILENCE: Duration = Duration::from_secs(10);
 
-/// How long processes whose programs have ended may take to end.
+/// Time limit for processes to exit after all programs have finished.
 const FAREWELL: Duration = Duration::from_secs(10);
 
-/// The same of a rank that failed.
+/// Time limit for processes to exit after a rank has failed.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// A live run to be.
+/// The configuration of a live run.
 pub struct Setup {
     /// The path of the Python interpreter.
     pub python: PathBuf,
-    /// What every rank runs.
+    /// The program of every rank.
     pub script: Script,
     /// Modules that are imported once, before the ranks are forked.
     pub modules: Vec<String>,
-    /// Where each rank is.
+    /// Each rank's number, host and device.
     pub places: Vec<RankPlacement>,
-    /// The torch whose GPUs are simulated: those that [`RankPlacement::gpus`] has.
+    /// The installed torch whose GPUs are simulated; [`RankPlacement::gpus`] lists them.
     pub gpus: Option<Torch>,
-    /// By rank, the worker that it runs at, if it does not here.
+    /// By rank, the worker on which it runs; `None`: this machine.
     pub workers: Vec<Option<String>>,
-    /// What workers get of this machine's files.
+    /// Files of this machine that are sent to workers.
     pub synced: Option<Synced>,
-    /// Only rank 0 has a program, whose processes use the GPUs of all ranks.
+    /// Whether only rank 0 has a program, whose processes use the GPUs of all ranks.
     pub one_program: bool,
-    /// How many ranks may run at once on this machine, and on each worker's.
+    /// Maximum number of ranks that run at once on this machine, and on each worker's machine.
     pub jobs: usize,
-    /// Where the duration of compute comes from, by rank.
+    /// Source of the duration of compute, by rank.
     pub compute: Vec<Compute>,
-    /// Where the ranks' logs go.
+    /// The folder of the ranks' logs.
     pub logs: PathBuf,
-    /// Who has the terminal, if one of the ranks is debugged.
+    /// The terminal of a rank that is debugged.
     pub terminal: Option<Terminal>,
     /// Standard input of rank 0 if no rank has the terminal. The standard input of the other ranks is empty, as is that
     /// of rank 0 if this is `None`.
     pub input: Option<OwnedFd>,
-    /// The run ends after so much of this machine's time; `None`: whenever it ends.
+    /// Limit of the run's duration on this machine; `None`: unlimited.
     pub timeout: Option<Duration>,
 }
 
@@ -101,18 +101,18 @@ pub struct Terminal {
     pub fds: [OwnedFd; 3],
 }
 
-/// What the user sees of a run.
+/// Output of a run for the user.
 pub trait Console {
-    /// A rank has printed a line, which ends with a newline unless it is very long.
+    /// Shows a line that a rank printed; the line ends with a newline unless it is very long.
     fn line(&mut self, rank: u32, stream: Stream, line: &[u8]);
 
-    /// Something the user should know, though the run goes on.
+    /// Shows a warning; the run goes on.
     fn warn(&mut self, message: &str);
 
-    /// Where the run stands, whenever anything has happened and ten times a second otherwise.
+    /// Shows the progress of the run: after each event of the run, and ten times per second otherwise.
     fn tick(&mut self, exchange: &Exchange);
 
-    /// Whether `tick` is worth calling.
+    /// Whether `tick` has an effect.
     fn wants_ticks(&self) -> bool;
 }
 
@@ -125,10 +125,10 @@ pub enum LiveEnding {
     Failed {
         /// The rank whose program failed.
         rank: u32,
-        /// Its process's exit code, or minus the signal's number; `None`: it has not ended.
+        /// Its process's exit code, or minus the signal's number; `None`: the process has not ended.
         status: Option<i32>,
     },
-    /// A rank's process ended without a word.
+    /// A rank's process ended without an exit message.
     Died {
         /// The rank whose process ended.
         rank: u32,
@@ -146,72 +146,72 @@ pub enum LiveEnding {
     WorkerLost {
         /// The worker's name.
         name: String,
-        /// What was seen of it.
+        /// The reason for the loss.
         why: String,
     },
     /// Deadlock or mismatch.
     Halted(Box<Halt>),
-    /// The user wants it to end.
+    /// The user interrupted the run.
     Interrupted(Interrupt),
     /// [`Setup::timeout`] has passed.
     OutOfTime(Duration),
-    /// Of a rehearsal: ranks that should be alike are not.
+    /// The rehearsal failed: ranks that should be equivalent differ.
     Unlike(Unlike),
 }
 
 /// A live run.
 pub struct Driver<'a> {
     setup: &'a Setup,
-    /// Of a rehearsal: which ranks have processes.
+    /// In a rehearsal: the cast, which names the ranks with processes.
     cast: Option<Arc<Cast>>,
     exchange: Exchange,
     slots: Slots<Ready>,
     zygote: Zygote,
     ranks: Vec<RankConnections>,
-    /// After the ranks, whose outputs they write to.
+    /// The workers. They are dropped after the ranks, to whose outputs they write.
     boards: Vec<Board>,
-    /// By rank, its place in the list of these.
+    /// By rank, the index of its worker in `boards`.
     board_of: Vec<Option<usize>>,
     lost: Option<LiveEnding>,
     sources: Sources,
     arena: (OwnedFd, Layout),
     lookout: Lookout,
     started: Instant,
-    /// When somebody was heard of last.
+    /// Time of the latest message from any process.
     heard: Instant,
-    /// Ranks of which was said that they wait for something outside.
+    /// Ranks of which the user was told that they wait for something outside the simulation.
     waiting_outside: BTreeSet<u32>,
-    /// Time passes as soon as all are found to wait still.
+    /// Whether time passes as soon as all processes are found to be still waiting.
     idles: bool,
     looks: Looks,
     /// Warnings, each with the ranks that gave it; without ranks if the run itself warns.
     warned: BTreeMap<String, BTreeSet<u32>>,
-    /// Where the driver waits, and ranks that are not away for long.
+    /// The CPU on which the driver waits, as do ranks between calls in quick succession.
     stay: Option<Visit>,
     asked: u32,
     logs: Logs,
     watch: Watch<'a>,
     signals: &'a Interrupts,
     interrupted: Option<Interrupt>,
-    /// Bytes that the largest process of a rehearsal had for itself when that was over.
+    /// Private memory in bytes of the largest process at the end of a rehearsal.
     largest: u64,
 }
 
-/// Those who look on.
+/// The observers of a run.
 pub struct Watch<'a> {
-    /// Sees the engine's events.
+    /// Receives the engine's events.
     pub observer: &'a mut dyn Observer,
-    /// Sees the ranks' requests.
+    /// Receives the ranks' requests.
     pub recorder: &'a mut dyn Recorder,
-    /// Sees what is for the user.
+    /// Receives output for the user.
     pub console: &'a mut dyn Console,
-    /// Says what the ranks' slices cost; `()`: what was measured.
+    /// Assigns costs to the ranks' slices; `()`: measured durations.
     pub costs: Box<dyn Costs>,
 }
 
 impl<'a> Driver<'a> {
-    /// Starts the zygote, also those of the workers that have `joined`: all that the setup names. `signals` becomes readable when the user wants
-    /// the run to end. With a cast, only the ranks of it run that it says.
+    /// Starts the zygote, and those of the workers that have `joined`, which are all workers of the setup. `signals`
+    /// becomes readable when the user interrupts the run. With a cast, only the ranks that it runs are started.
     pub fn new(
         setup: &'a Setup,
         engine: Engine,
@@ -250,7 +250,8 @@ impl<'a> Driver<'a> {
         let gpus = setup.gpus.as_ref().zip(zygote::package());
         let gpus = gpus.map(|(torch, package)| Libraries::write(package, torch)).transpose()?;
         let zygote = Zygote::start(&setup.python, &setup.modules, gpus)?;
-        // After the zygote has come: it and its children run where they like, with the limits that the user gave them.
+        // The limit is raised after the start of the zygote: the zygote and its children run with the user's limits and
+        // on any CPU.
         capacity::raise_descriptors()?;
         let stay = Visit::here();
         if let Some(stay) = &stay {
@@ -287,12 +288,12 @@ impl<'a> Driver<'a> {
         })
     }
 
-    /// The conversation, for what it knows of lines and of the engine.
+    /// The conversations of the ranks, for lines and the state of the engine.
     pub fn exchange(&self) -> &Exchange {
         &self.exchange
     }
 
-    /// What ranks have warned of, for the report.
+    /// Warnings of the run and its ranks, for the report.
     pub fn warnings(&self) -> Vec<String> {
         let said = |(text, ranks): (&String, &BTreeSet<u32>)| match ranks.first() {
             None => text.clone(),
@@ -302,7 +303,7 @@ impl<'a> Driver<'a> {
         self.warned.iter().map(said).collect()
     }
 
-    /// Runs to the end.
+    /// Drives the run to its end.
     pub fn run(&mut self) -> Result<LiveEnding, HostError> {
         loop {
             if let Some(ending) = self.step()? {
@@ -315,7 +316,7 @@ impl<'a> Driver<'a> {
                 }
                 let ending = self.farewell(ending)?;
                 self.exchange.record_rest(self.watch.recorder);
-                // Who has failed may have done so for what absent ranks contributed in its place.
+                // A rank may have failed because of data that absent ranks contributed.
                 let is_over =
                     matches!(ending, LiveEnding::Finished | LiveEnding::Halted(_) | LiveEnding::Failed { .. });
                 let unlike = self.exchange.conclude().filter(|_| is_over).cloned();
@@ -326,7 +327,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// Goes on as far as possible without hearing anything new.
+    /// Advances the run as far as possible without reading new messages.
     fn step(&mut self) -> Result<Option<LiveEnding>, HostError> {
         if let Some(interrupt) = self.interrupted {
             return Ok(Some(LiveEnding::Interrupted(interrupt)));
@@ -342,7 +343,7 @@ impl<'a> Driver<'a> {
         if let (Some(lost), false) = (self.lost.take(), matches!(standing, Standing::Finished)) {
             return Ok(Some(lost));
         }
-        // A rank that is gone explains why the others cannot go on.
+        // A rank whose process has ended explains why the other ranks cannot continue.
         Ok(self.casualty().or(match standing {
             Standing::Finished => Some(LiveEnding::Finished),
             Standing::Halted(halt) => Some(LiveEnding::Halted(halt)),
@@ -385,7 +386,7 @@ impl<'a> Driver<'a> {
             if let Some(board) = board {
                 self.boards[*board].kill(rank.0);
             } else if let Some(pid) = rustix::process::Pid::from_raw(pid) {
-                // It may have ended just now.
+                // The process may just have ended.
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
             self.slots.blocked(rank);
@@ -394,7 +395,7 @@ impl<'a> Driver<'a> {
         }
     }
 
-    /// A rank that failed or died, the lowest first.
+    /// The end of the run caused by the lowest rank that failed or died.
     fn casualty(&self) -> Option<LiveEnding> {
         let mut ranks = (0..).zip(&self.ranks).filter(|(_, state)| !state.crashed);
         ranks.find_map(|(rank, state)| match (state.tasks[0].exited, state.process) {
@@ -405,7 +406,7 @@ impl<'a> Driver<'a> {
         })
     }
 
-    /// Lets a task go on.
+    /// Sends a task its answer.
     fn answer(&mut self, ready: Ready) {
         let (rank, task) = (ready.rank, ready.task);
         let Some(frame) = self.exchange.frame(ready) else { return self.slots.blocked(rank) };
@@ -415,13 +416,13 @@ impl<'a> Driver<'a> {
     fn write(&self, rank: RankId, task: TaskId, frame: &Reply) {
         let mut bytes = Vec::with_capacity(128);
         frame::encode(frame, &mut bytes);
-        // A rank that is gone is found by its process's end.
+        // The end of the process reveals a rank that no longer exists.
         if let Some(wire) = &self.ranks[rank.index()].tasks[task.index()].wire {
             let _ = wire.write(&bytes);
         }
     }
 
-    /// Waits until something is to be heard, and hears it.
+    /// Waits for messages, and handles them.
     fn listen(&mut self, timeout: Option<Duration>) -> Result<(), HostError> {
         let sources = self.sources.wait(timeout)?;
         match sources.is_empty() {
@@ -440,7 +441,7 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// Bytes that the largest process of a rehearsal had for itself when that was over, if it lived.
+    /// Private memory in bytes of the largest process at the end of a rehearsal, if the process still existed.
     pub fn largest(&self) -> u64 {
         self.largest
     }
@@ -450,7 +451,8 @@ impl<'a> Driver<'a> {
         self.ranks.iter().any(|rank| rank.process != Process::Coming)
     }
 
-    /// Ctrl-C is the debugger's, unless the rank under it waits for others and cannot hear it.
+    /// Handles signals. Ctrl-C belongs to the debugger, unless the debugged rank waits for others and cannot receive
+    /// it.
     fn hear_signals(&mut self) {
         let taken = self.signals.take();
         let debugs = self.setup.terminal.as_ref().is_some_and(|terminal| {
@@ -458,7 +460,7 @@ impl<'a> Driver<'a> {
         });
         self.interrupted = taken.filter(|interrupt| *interrupt != Interrupt::Int || !debugs).or(self.interrupted);
         if self.interrupted.is_some() {
-            // Who asks twice does not want to read where each rank is.
+            // A user who interrupts twice does not want to read the position of each rank.
             self.signals.end_at_next();
         }
     }
@@ -577,7 +579,8 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// A thread has ended, or with the main one the rank: that is found by its process's end.
+    /// Handles the closed connection of a task: its thread has ended or, for the main task, the rank, which the end of
+    /// the process confirms.
     fn task_closed(&mut self, rank: RankId, task: TaskId) -> Result<(), HostError> {
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
         if let Some(wire) = state.wire.take() {
@@ -602,10 +605,10 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// A rank's process is gone: what it said and printed before still counts.
+    /// Handles the end of a rank's process: earlier messages and output still count.
     fn rank_ended(&mut self, rank: RankId, pid: i32, status: i32) -> Result<(), HostError> {
         let mut task = TaskId(0);
-        // What one says may open another.
+        // A message of one task may open another task.
         while let Some(state) = self.ranks[rank.index()].tasks.get(task.index()) {
             match state.readable() {
                 true => self.hear_task(rank, task)?,
@@ -619,7 +622,7 @@ impl<'a> Driver<'a> {
         }
         let main = &mut state.tasks[0];
         if status == 0 && main.exited.is_none() && main.ran_to_its_end {
-            // os._exit(0): a success, should nobody wait for the rank.
+            // os._exit(0) counts as success if no other rank waits for this one.
             main.exited = Some(Outcome::Ok);
             self.exchange.end(rank);
         }
@@ -633,7 +636,7 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    /// Returns whether there may be more.
+    /// Reads a rank's output. Returns whether more may follow.
     fn hear_pipe(&mut self, rank: RankId, stream: Stream) -> Result<bool, HostError> {
         let slot = &mut self.ranks[rank.index()].pipes[stream as usize];
         let Some(pipe) = slot else { return Ok(false) };
@@ -647,11 +650,11 @@ impl<'a> Driver<'a> {
         Ok(open)
     }
 
-    /// Hears what ranks that have ended, or are about to, still say and print.
+    /// Handles the last messages and output of ranks that have ended or are about to end.
     fn farewell(&mut self, ending: LiveEnding) -> Result<LiveEnding, HostError> {
         let finished = matches!(ending, LiveEnding::Finished);
         let deadline = Instant::now() + if finished { FAREWELL } else { LAST_WORDS };
-        // What the others are about to wait for belongs into the report.
+        // The report includes the operations for which the other ranks are about to wait.
         let mut others_go_on = matches!(ending, LiveEnding::Failed { .. } | LiveEnding::Died { .. });
         while self.interrupted.is_none() && !(self.have_ended(&ending) && !(others_go_on && self.anybody_runs())) {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -674,7 +677,8 @@ impl<'a> Driver<'a> {
         Ok(self.interrupted.map_or(ending, LiveEnding::Interrupted))
     }
 
-    /// What ranks whose processes have ended had printed by then. Their children may hold the outputs open for as long as they like.
+    /// Handles output that ranks printed before their processes ended. Children of these processes may keep the outputs
+    /// open indefinitely.
     fn hear_last_words(&mut self) -> Result<(), HostError> {
         for (rank, state) in (0..).zip(&mut self.ranks) {
             if state.process.status().is_none() {

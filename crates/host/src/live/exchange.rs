@@ -1,8 +1,11 @@
-//! Owns the conversation of live tasks with the engine: what they say goes in, one request after the other; answers come out.
+//! Owns the conversations of live tasks with the engine: operations that tasks send become requests, one after the
+//! other, and the engine's replies become answers.
 //!
-//! It does no I/O: sockets, processes and the host's time are `driver`'s business. So it is tested without any of them.
+//! The module does no I/O, so tests need no sockets or processes: `driver` handles sockets, processes and this
+//! machine's time.
 //!
-//! It is long because it is one state machine: what a task may be asked for, and what each of the engine's answers leads to, is read together.
+//! The file is long because it is one state machine: the requests for each operation and the effects of each reply are
+//! read together.
 
 mod dictionary;
 mod ranges;
@@ -31,12 +34,14 @@ use uniference_sim::program::{Activity, NcclSettings, Origin, Outcome, POLL_COST
 use uniference_sim::replay::{RecordedStep, handles_mut};
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// Sees every step: those of one rank in their order, and those of several in the order of the ranks' clocks.
+/// Receives every recorded step: steps of one rank in their order, steps of several ranks in the order of the ranks'
+/// clocks.
 pub trait Recorder {
-    /// `task` of `rank` does this next; `line` is the text of the step's line, or empty where there is none.
+    /// The next step of `task` of `rank`; `line` is the text of the step's line, or empty if the step has none.
     fn step(&mut self, rank: RankId, task: TaskId, step: &RecordedStep, line: &str);
 
-    /// `site` stands for this line, maybe not for the first time. It is told before any event names it; in which order lines are told depends on the host.
+    /// The text of the line `site`; a site may be reported more than once. Each site is reported before any event names
+    /// it; the order of sites depends on this machine's scheduling.
     fn line(&mut self, _site: Site, _line: &str) {}
 }
 
@@ -44,34 +49,35 @@ impl Recorder for () {
     fn step(&mut self, _: RankId, _: TaskId, _: &RecordedStep, _: &str) {}
 }
 
-/// What a rank's program did between two calls.
+/// Compute of a rank's program between two calls.
 #[derive(Clone, Copy, Debug)]
 pub struct Slice<'a> {
-    /// The rank whose program it is.
+    /// The rank that computed.
     pub rank: RankId,
     /// The thread that ran.
     pub task: TaskId,
-    /// The line of the call that ended it; empty where there is none.
+    /// The line of the call that ended the slice; empty if unknown.
     pub line: &'a str,
-    /// How long the rank has measured that it computed; 0 if it did not measure.
+    /// Compute time measured by the rank; 0 if the rank did not measure.
     pub measured: SimDuration,
-    /// The operators that it ran, as `uniference_formats::operators` reads them; empty if they were not captured. Slices of a rank are one stream, in
-    /// the order in which they are shown.
+    /// The operators of the slice, in the format of `uniference_formats::operators`; empty if they were not captured.
+    /// The slices of a rank form one stream, in the order of calls to [`Costs::pieces`].
     pub operators: &'a [u8],
 }
 
-/// Says what slices cost. Each is asked for once, and those of a rank in the order of its calls.
+/// Assigns costs to slices. Each slice is passed once, and slices of a rank in the order of its calls.
 pub trait Costs {
-    /// What a slice comes to: work of the host, the last piece being some, and what it hands to streams meanwhile.
+    /// The pieces of a slice's work: work on the launching CPU, and work handed to CUDA streams. The last piece is work
+    /// on the launching CPU.
     fn pieces(&mut self, slice: Slice<'_>) -> Vec<Piece>;
 
-    /// The text of a captured line that a piece of the rank's has; empty where it is not known.
+    /// The text of a captured line of one of the rank's pieces; empty if unknown.
     fn line(&self, _rank: RankId, _line: Line) -> String {
         String::new()
     }
 }
 
-/// A slice takes as long as was measured.
+/// Charges each slice its measured duration.
 impl Costs for () {
     fn pieces(&mut self, slice: Slice<'_>) -> Vec<Piece> {
         vec![Piece::Host(Work::new(slice.measured, Origin::Measured))]
@@ -85,62 +91,63 @@ pub struct Exchange {
     data: DataPlane,
     times: Times,
     ranks: Vec<RankConversation>,
-    /// The engine's last answer to anybody.
+    /// The engine's last answer to any task.
     latest: Option<Cause>,
     /// Answers that are ready, in the engine's order.
     ready: VecDeque<Ready>,
-    /// Tasks whose waits are over, but whose data another rank is reducing.
+    /// Tasks whose waits are over, but whose data another rank still reduces.
     fetching: Vec<Fetching>,
-    /// Data for main tasks whose waits are not over.
+    /// Data that is available to main tasks before their waits are over.
     ahead: Vec<(RankId, Fetched)>,
-    /// How many main tasks would take theirs so.
+    /// Number of main tasks that accept data before their waits are over.
     would_take_ahead: usize,
     /// Time of the last operation of a program's own thread, or of a library's thread that did more than poll.
     acted_at: SimTime,
-    /// What ranks have done, by their clocks and numbers, and the recorder has not been told: which rank is heard of first is the
-    /// host's doing, and must not show in what is recorded.
+    /// Steps that the recorder has not received, by clock and rank. The order in which ranks report depends on this
+    /// machine's scheduling, and must not show in the record.
     unrecorded: BTreeMap<(SimTime, RankId), Vec<(TaskId, RecordedStep)>>,
-    /// Lines that ranks have named, and the recorder has not been told.
+    /// Lines that ranks have named and the recorder has not received.
     untold: Vec<Site>,
-    /// Of a rehearsal.
+    /// The absent ranks of a rehearsal.
     absence: Option<Absence>,
-    /// There is one program, which is rank 0's: processes of it are those of the other ranks.
+    /// Whether one program, rank 0's, uses the GPUs of all ranks: its processes act as the other ranks.
     lends: bool,
-    /// In which rank a task of rank 0 goes on.
+    /// Rank and task as which a task of rank 0 continues after its process moved to another rank.
     moved: BTreeMap<TaskId, (RankId, TaskId)>,
-    /// Of processes of rank 0 that have moved: where they are.
+    /// Ranks of those processes of rank 0 that have moved to another rank.
     homes: BTreeMap<u32, RankId>,
 }
 
-/// A task that may go on.
+/// An answer for a task.
 #[derive(Debug, PartialEq)]
 pub struct Ready {
     /// The rank of the task.
     pub rank: RankId,
-    /// The task that may go on.
+    /// The task that continues.
     pub task: TaskId,
-    /// The answer to its question.
+    /// The answer to the task's question.
     pub answer: Answer,
-    /// The question that is answered, counted from 1.
+    /// The number of the answered question, counted from 1.
     pub question: u64,
 }
 
-/// A task whose wait is over, in the order in which the engine said so: data is handed out in that order, so whoever waits here waits
-/// for tasks that were told before it.
+/// A task whose wait is over. Entries are in the engine's order, because data is delivered in that order: a task here
+/// waits only for earlier ones.
 struct Fetching {
     rank: RankId,
     task: TaskId,
     complete: Vec<(LocalHandle, Handle)>,
-    /// Those of them that have failed, and who has closed the connection.
+    /// The failed operations among `complete`, with the rank that closed the connection.
     failed: BTreeMap<Handle, RankId>,
 }
 
 /// Why [`Exchange::advance`] returned.
 #[derive(Debug)]
 pub enum Standing {
-    /// Some task must say something first.
+    /// A task must send its next operation first.
     Blocked,
-    /// Nobody asks for anything, so that time would pass to the end of a sleep or of somebody's patience: if all still wait.
+    /// No task has a request, and the engine would advance time to the end of a sleep or timeout: the caller must first
+    /// confirm that all processes still wait.
     Idle,
     /// All programs have ended.
     Finished,
@@ -153,34 +160,36 @@ struct RankConversation {
     tasks: Vec<TaskConversation>,
     lines: Lines,
     turn: Turns,
-    /// How the rank calls its operations, and how the engine does.
+    /// The engine's handles of operations, by the rank's own handles.
     names: BTreeMap<LocalHandle, Handle>,
-    /// The same the other way round.
+    /// The inverse of `names`.
     called: BTreeMap<Handle, LocalHandle>,
-    /// The last of the engine's names that the rank's was found for.
+    /// The highest engine handle in `names`.
     newest: Option<Handle>,
     released: Released,
-    /// Operations that have failed, as a wait for the device was told, and who has closed the connection: who waits for one is told as well.
+    /// Operations whose failure was reported to a wait for the device, with the rank that closed the connection. Later
+    /// waits for these operations get the same failure.
     failed: BTreeMap<Handle, RankId>,
     dictionary: Dictionary,
-    /// Where ranks lend their GPUs: what each of its processes names by number, in case that moves.
+    /// Definitions of ids in captured operators, by process, in runs in which one program uses all GPUs: kept in case
+    /// the process moves to another rank.
     named: BTreeMap<u32, Vec<u8>>,
-    /// Which of its processes communicates, if that is not its own one.
+    /// The process that communicates for this rank; `None`: the rank's main process.
     communicates: Option<OfProcess>,
     ranges: Ranges,
-    /// How many of its activities have been recorded.
+    /// Number of the rank's recorded activities.
     activities: u32,
-    /// Of a rank with several threads: how the record calls an activity, by the engine's name.
+    /// The record's handles of activities by engine handle, for ranks with several threads.
     recorded_as: BTreeMap<Handle, Handle>,
     streams: Streams,
 }
 
-/// The operations that a rank has released. A thread may ask for one that another thread has just done with.
+/// The operations that a rank has released. A thread may wait for an operation that another thread has just released.
 #[derive(Default)]
 struct Released {
-    /// All below this.
+    /// All operations below this handle are released.
     below: LocalHandle,
-    /// And these, at or above it.
+    /// Released operations at or above `below`.
     others: BTreeSet<LocalHandle>,
 }
 
@@ -197,35 +206,38 @@ impl Released {
     }
 }
 
-/// Whether the process of a rank runs, and since when. It is answered once; then it runs until it is quiet; then it is answered again.
+/// Whether the process of a rank runs, and since when. Each process is answered, runs until it is quiet, and is then
+/// answered again.
 #[derive(Default)]
 struct Turns {
-    /// It has ended.
+    /// Whether the process has ended.
     is_gone: bool,
-    /// Heard of what its threads have said since it was quiet last.
+    /// Number of batches received since the process was last quiet that count towards `Quiet::parts`.
     parts: u32,
-    /// It has been answered since.
+    /// Whether the process has been answered since it was last quiet.
     running: bool,
-    /// Some of its threads have said something since, and others run.
+    /// Whether some threads of the process have sent operations since it was last quiet while other threads run.
     speaks: bool,
-    /// Since it was quiet and until it is answered: what those of its threads wait for that ask nothing.
+    /// State of the threads that are not blocked on the driver. `None` while the process runs.
     rests: Option<Threads>,
-    /// Answers that it has not been given yet.
+    /// Number of answers that the process has not been given yet.
     owed: u32,
-    /// Since it was quiet last, a thread ran that does not only look whether others have done something.
+    /// Whether a thread that does more than poll has run since the process was last quiet.
     acted: bool,
-    /// What it goes on from: the last answer to it, or one to another rank where it has gone on by itself since.
+    /// Cause of the process's latest progress: the last answer to this process, or an answer to another rank if the
+    /// process has woken by itself since.
     answered: Option<Answered>,
 }
 
-/// An answer of the engine: whose task it was for, and its number among the answers to that task, counted from 1.
+/// An answer of the engine: its rank and task, and its number among the answers to that task, counted from 1.
 type Cause = (RankId, TaskId, u64);
 
-/// A task has been answered.
+/// An answer that a task was given.
 #[derive(Clone, Copy)]
 struct Answered {
     whose: (RankId, TaskId),
-    /// What it goes on from: the engine's answer to it or, if another task has let it go on since, that one's.
+    /// Cause of the task's progress: the engine's answer to the task, or the answer to another task that has woken it
+    /// since.
     from: Cause,
 }
 
@@ -234,81 +246,82 @@ struct Answered {
 struct Lines {
     texts: Vec<String>,
     index: BTreeMap<String, usize>,
-    /// Of those that have launched something.
+    /// Sites of captured lines that have launched work.
     captured: BTreeMap<Line, Site>,
 }
 
 /// One thread of a live rank.
 struct TaskConversation {
     state: State,
-    /// Whose numbers it uses.
+    /// The process whose numbering the task uses.
     process: OfProcess,
-    /// It has ended without a word: nobody hears what it is answered.
+    /// Whether the thread has ended without an exit message: answers to it are discarded.
     closed: bool,
-    /// What it has said and the engine was not asked yet.
+    /// Operations received from the task and not yet carried out.
     ops: VecDeque<Op>,
-    /// How many of them have been carried out.
+    /// Number of operations carried out.
     carried_out: u64,
-    /// Which of them, counted from 0, is the first that it has said since its process was quiet last, if it has said any.
+    /// Index, counted from 0, of the first operation that the task has sent since its process was last quiet; `None`:
+    /// the task has sent none.
     spoken_from: Option<u64>,
-    /// From which of them on it says what follows from an answer to another task.
+    /// Indices of operations that follow from an answer to another task, with that answer.
     causes: VecDeque<(u64, Cause)>,
-    /// Its own table of lines.
+    /// The task's own table of lines.
     sites: Vec<Site>,
-    /// Operators of a slice whose end was not said yet.
+    /// Operators of a slice whose end has not been received.
     operators: Vec<u8>,
-    /// Of slices that were said and not carried out, how much of the dictionary was heard before.
+    /// For each slice received and not yet carried out: number of dictionary parts received before it.
     slices: VecDeque<u64>,
-    /// Of the slice that is carried out, what was not handed to the engine yet.
+    /// Pieces of the current slice that have not been handed to the engine.
     pieces: VecDeque<Piece>,
-    /// The last of its work on the host.
+    /// Handle of the task's last work on the launching CPU.
     host: Option<Handle>,
-    /// What its next work on the host waits for.
+    /// Activities that the task's next work on the launching CPU waits for.
     awaited: Vec<Handle>,
-    /// How the record calls the activity that it issued last.
+    /// The record's handle of the activity that the task issued last.
     recorded_as: Handle,
-    /// The record has a step of it.
+    /// Whether the record has a step of the task.
     is_recorded: bool,
     /// Whether the task has been at a line of the program. A task that has not may be a thread of a library.
     is_programs: bool,
     /// Whether the task's last question has no timeout.
     waits_forever: bool,
-    /// The line it stood on last.
+    /// The line of the task's latest operation that has one.
     line: Site,
-    /// Questions it has asked.
+    /// Number of the task's questions.
     questions: u64,
-    /// What the rank's clock showed at the last one that was carried out.
+    /// The rank's clock at the task's last question that was carried out.
     asked_at: SimTime,
-    /// Answers of the engine to it, and pauses of it that were ended before their time.
+    /// Number of the engine's answers to the task, plus its pauses that were ended early.
     resumptions: u64,
-    /// What its next request follows from, where that is an answer to another task.
+    /// Cause of the task's next request, if an answer to another task woke it.
     woken_by: Option<Cause>,
-    /// What it has gone on from since the engine's last answer to it, if something else has let it.
+    /// Cause of the task's progress since the engine's last answer to it, if an answer to another task woke it.
     let_on_by: Option<Cause>,
-    /// To which rank it moves when it says something, and what let it do so.
+    /// The rank to which the task moves with its next operation, and the cause of the move.
     moves_to: Option<(RankId, Cause)>,
-    /// Since when it does nothing but look whether others have done something.
+    /// Time since which the task has only polled whether other tasks have acted.
     spins: Option<SimTime>,
-    /// How often it may look again before time passes, though none but such threads has run.
+    /// Number of further polls that the task may make before time passes, although only polling tasks have run.
     looks: u8,
-    /// By what the driver knows it, if it has moved.
+    /// The rank and task by which the driver knows a task that has moved.
     wire: Option<(RankId, TaskId)>,
 }
 
-/// Whose turn it is in the conversation of one task.
+/// The side that acts next in the conversation of a task.
 enum State {
-    /// The task's: the engine has it running.
+    /// The task: the engine has it running.
     Free,
-    /// The engine's: it was asked on behalf of this.
+    /// The engine: this request is pending.
     Asked(Asked),
-    /// It has ended.
+    /// The task has ended.
     Ended,
 }
 
-/// What the engine was asked for.
+/// The kind of a task's pending request.
 enum Asked {
     FirstTurn,
-    /// Of a slice, this piece.
+    /// One piece of a slice.
     Piece(Piece),
     ComputeEnd,
     Sleep,
@@ -317,7 +330,7 @@ enum Asked {
     /// Names a process group; the record has no step for this request.
     Name,
     Issue(LocalHandle, Option<OnStream>),
-    /// Whether it takes the data before the wait is over.
+    /// A wait for operations; `ahead`: the task accepts data before the wait is over.
     Wait {
         named: Vec<(LocalHandle, Handle)>,
         ahead: bool,
@@ -327,25 +340,26 @@ enum Asked {
     Yield,
     Group(Arc<[RankId]>, Option<NcclSettings>),
     Store,
-    /// The end of work of its device.
+    /// A wait for work of the task's device.
     Device(Vec<Handle>, DeviceQuestion),
     Times,
     Elapsed,
 }
 
-/// What a task wants of the work of its device.
+/// A task's question about work of its device.
 #[derive(Clone, Copy)]
 enum DeviceQuestion {
-    /// To go on when the work has ended.
+    /// Block until the work has ended.
     Synchronize,
-    /// To know whether the work has ended.
+    /// Ask whether the work has ended.
     Query,
-    /// To end, once the work has ended.
+    /// Exit once the work has ended.
     Exit,
 }
 
 impl Exchange {
-    /// A conversation of `world_size` ranks with `engine`, all at their beginning. `script` stands where no line is known.
+    /// Creates the conversations of `world_size` ranks with `engine`, all at their start. `script` is the text for
+    /// operations without a known line.
     pub fn new(mut engine: Engine, world_size: u32, script: &str) -> Exchange {
         engine.asks_before_it_idles();
         let rank = |rank: u32| {
@@ -390,23 +404,24 @@ impl Exchange {
         }
     }
 
-    /// Only rank 0 has a program. A process of it that uses another rank's GPU moves to that rank with its threads, and takes part in the time of rank 0
-    /// as before: they wait for each other in ways that the engine cannot see.
+    /// Declares that only rank 0 has a program. A process of that program that uses another rank's GPU moves to that
+    /// rank with its threads, and still keeps rank 0's process from being quiet: the processes wait for each other in
+    /// ways that the engine cannot see.
     pub fn lend(&mut self) {
         self.lends = true;
     }
 
-    /// Whose process the rank's threads are in.
+    /// The rank that owns the process of the rank's threads.
     fn head(&self, rank: RankId) -> RankId {
         if self.lends { RankId(0) } else { rank }
     }
 
-    /// The ranks whose threads are in the process of this one.
+    /// The ranks whose threads are in the process of `head`.
     fn family(&self, head: RankId) -> std::ops::Range<usize> {
         if self.lends { 0..self.ranks.len() } else { head.index()..head.index() + 1 }
     }
 
-    /// What the rank's clock shows: where they lend their GPUs all have the one of the program.
+    /// The rank's clock; if one program uses all GPUs, the engine's time for all ranks.
     fn clock(&self, rank: RankId) -> SimTime {
         if self.lends { self.engine.now() } else { self.engine.clock(rank) }
     }
@@ -421,40 +436,41 @@ impl Exchange {
         self.family(head).map(RankId::from).for_each(|member| self.engine.set_threads(member, threads));
     }
 
-    /// The task behind a wire of the driver's.
+    /// The rank and task that the driver's `rank` and `task` have become.
     fn behind(&self, rank: RankId, task: TaskId) -> (RankId, TaskId) {
         self.moved.get(&task).filter(|_| self.lends).copied().unwrap_or((rank, task))
     }
 
-    /// Only ranks of the cast that run have processes: the others end at once, and contribute to collectives what their stand-ins do, copied in the
-    /// arena, of which each rank has a part of so many bytes.
+    /// Starts a rehearsal: only ranks of the cast that run have processes. The other ranks end at once, and contribute
+    /// to collectives the data of running ranks of their classes, copied in the arena, of which each rank has `part`
+    /// bytes.
     pub fn rehearse(&mut self, cast: &Arc<Cast>, window: Window, part: u64) {
         self.absence = Some(Absence::new(cast.clone()));
         self.data.rehearse(cast.clone(), window, part);
         (0..self.ranks.len()).map(RankId::from).filter(|rank| !cast.runs(*rank)).for_each(|rank| self.end(rank));
     }
 
-    /// Why a rehearsal cannot go on: ranks that should be alike are not.
+    /// The deviation that ends a rehearsal: ranks that should be equivalent differ.
     pub fn unlike(&self) -> Option<&Unlike> {
         self.absence.as_ref().and_then(Absence::unlike)
     }
 
-    /// Why a rehearsal that is over has led to nothing.
+    /// The deviation that a finished rehearsal has found.
     pub fn conclude(&mut self) -> Option<&Unlike> {
         self.absence.as_mut().and_then(Absence::conclude)
     }
 
-    /// Small reductions are done here, in the arena, from here on.
+    /// Reduces small collectives in the driver, in the arena, from now on.
     pub fn reduce_in(&mut self, window: Window) {
         self.data.reduce_in(window);
     }
 
-    /// Slices cost what `costs` says from here on, and not what was measured.
+    /// Charges slices the costs of `costs` from now on, instead of measured durations.
     pub fn cost_with(&mut self, costs: Box<dyn Costs>) {
         self.costs = costs;
     }
 
-    /// The engine, to look at.
+    /// The engine, read-only.
     pub fn engine(&self) -> &Engine {
         &self.engine
     }
@@ -468,7 +484,8 @@ impl Exchange {
         ))
     }
 
-    /// Whether a thread of the rank's process runs, or is about to: others wait for the engine, which waits for those.
+    /// Whether a thread of the rank's process runs or is about to run: other ranks wait for the engine, which waits for
+    /// such threads.
     pub fn is_running(&self, rank: RankId) -> bool {
         let turn = &self.ranks[self.head(rank).index()].turn;
         turn.running || turn.owed > 0
@@ -480,14 +497,14 @@ impl Exchange {
         &self.ranks[site.index() % world_size].lines.texts[site.index() / world_size]
     }
 
-    /// All lines, by [`Site`]; empty where there is none.
+    /// All lines, by [`Site`]; empty for unused sites.
     pub fn lines(&self) -> Vec<String> {
         let most = self.ranks.iter().map(|rank| rank.lines.texts.len()).max().unwrap_or(0);
         let text = |at: usize, rank: &RankConversation| rank.lines.texts.get(at).cloned().unwrap_or_default();
         (0..most).flat_map(|at| self.ranks.iter().map(move |rank| text(at, rank))).collect()
     }
 
-    /// A new thread of `rank` makes its first call.
+    /// Opens a task for a new thread of `rank` at its first call.
     pub fn open_task(&mut self, rank: RankId) -> TaskId {
         let task = self.engine.open_task(rank);
         let tasks = &mut self.ranks[rank.index()].tasks;
@@ -500,40 +517,42 @@ impl Exchange {
         task
     }
 
-    /// A thread has ended without a word; its rank goes on.
+    /// Closes the task of a thread that has ended without an exit message; its rank continues.
     pub fn close_task(&mut self, rank: RankId, task: TaskId) {
         let (rank, task) = self.behind(rank, task);
         let closed = self.task(rank, task);
         closed.closed = true;
         closed.hear([Op::Exit(Outcome::Ok)]);
-        // A rank that runs keeps time from passing as long as the engine has one of its tasks running.
+        // A running process keeps time from passing as long as the engine has one of its tasks running.
         if !self.turn(rank).running {
             self.pump(rank, task);
         }
     }
 
-    /// Whether the rank's process runs: it has been answered, and was not quiet since.
+    /// Whether the rank's process runs: it has been answered, and has not been quiet since.
     pub fn runs(&self, rank: RankId) -> bool {
         self.ranks[self.head(rank).index()].turn.running
     }
 
-    /// Whether the rank's process has said that all of its threads wait, and one of them for something outside.
+    /// Whether the rank's process has reported that all of its threads wait, and one of them for something outside the
+    /// simulation.
     pub fn waits_outside(&self, rank: RankId) -> bool {
         self.engine.waits_outside(rank)
     }
 
-    /// Whether the rank has crashed, as the cluster wants. What its process still says does not count.
+    /// Whether the rank has crashed as the cluster file specifies. Later operations of its process are ignored.
     pub fn has_crashed(&self, rank: RankId) -> bool {
         self.engine.has_crashed(rank)
     }
 
-    /// All threads of the rank's process wait for each other, though it has not said so: it does not keep time from passing any more.
+    /// Marks the rank's process as quiet although it has not reported so: all of its threads wait for each other, and
+    /// it no longer keeps time from passing.
     pub fn stuck(&mut self, rank: RankId) {
         self.quiet(rank, Quiet::default());
     }
 
-    /// The rank's process is gone: its threads that were answered do not say anything any more, and nobody hears what others are told. If its program
-    /// `has_ended`, time passes without them; else it stands still, as the run ends.
+    /// Marks the rank's process as gone: its threads send nothing more, and answers to it are discarded. If its program
+    /// `has_ended`, time passes without its threads; otherwise time stops, because the run ends.
     pub fn gone(&mut self, rank: RankId, has_ended: bool) {
         let turn = self.turn(rank);
         turn.is_gone = true;
@@ -542,13 +561,14 @@ impl Exchange {
         }
     }
 
-    /// The rank's process has ended, as its program wanted, without a word.
+    /// Ends a rank whose process has ended as its program intended, without an exit message.
     pub fn end(&mut self, rank: RankId) {
         self.task(rank, TaskId(0)).hear([Op::Exit(Outcome::Ok)]);
         self.quiet(rank, Quiet::default());
     }
 
-    /// A task has said something; with `quiet`, the last that it says until it is answered. Returns whether the rank is quiet now.
+    /// Receives operations of a task; `quiet` marks the last batch until the process is answered. Returns whether the
+    /// rank is quiet now.
     pub fn say(&mut self, rank: RankId, task: TaskId, mut ops: Vec<Op>, quiet: Option<Quiet>) -> bool {
         let (rank, task) = self.behind(rank, task);
         self.take_at_once(rank, task, &mut ops);
@@ -565,12 +585,13 @@ impl Exchange {
                 self.quiet(rank, quiet);
                 return true;
             }
-            // The ranks that lend their GPUs have tasks that ask nothing, and would keep time from passing.
+            // Tasks of ranks without a program of their own ask nothing, and would keep time from passing.
             None if ends && self.lends && task == TaskId(0) => {
                 self.quiet(rank, Quiet::default());
                 return true;
             }
-            // What several threads say between two answers is carried out in the order of the threads, once all have.
+            // Operations that several threads send between two answers are carried out in the order of the threads,
+            // once all are received.
             None if self.ranks[self.head(rank).index()].tasks.len() == 1 => {
                 self.turn(rank).speaks = false;
                 self.pump(rank, task);
@@ -580,8 +601,9 @@ impl Exchange {
         false
     }
 
-    /// Which inputs have been copied and what has been reduced are no words in a conversation: who copies may wait for an answer already, and others
-    /// wait for a reduction before time passes for what else was said. Nor is what operators name by number.
+    /// Carries out at once the operations that need no turn: copied inputs, finished reductions, and definitions of ids
+    /// in captured operators. A task that copies its input may already wait for an answer, and other tasks wait for a
+    /// reduction before time passes for further operations.
     fn take_at_once(&mut self, rank: RankId, task: TaskId, ops: &mut Vec<Op>) {
         let (before, mut folded) = (ops.len(), Vec::new());
         ops.retain_mut(|op| {
@@ -610,7 +632,7 @@ impl Exchange {
         }
     }
 
-    /// Operators of one of the rank's processes name this by number from here on.
+    /// Adds definitions of ids that operators of one of the rank's processes use from now on.
     fn names(&mut self, rank: RankId, process: u32, entries: Vec<u8>) {
         let entries = written_by(OfProcess::new(process), entries);
         let rank = self.homes.get(&process).copied().unwrap_or(rank);
@@ -621,7 +643,7 @@ impl Exchange {
         dictionary.hear(entries);
     }
 
-    /// All threads of the rank's process wait: carries out what they have said.
+    /// Carries out the operations of the rank's process, whose threads all wait.
     fn quiet(&mut self, rank: RankId, quiet: Quiet) {
         let goes_on_by_itself = self.goes_on_by_itself(rank);
         let turn = self.turn(rank);
@@ -629,7 +651,7 @@ impl Exchange {
         turn.rests = Some(if quiet.outside { Threads::WaitOutside } else { Threads::Wait });
         turn.answered = goes_on_by_itself.or(turn.answered);
         let answered = turn.answered;
-        // A task is there once it has something to say: tasks are numbered in the order in which they are heard of.
+        // A task is opened once it has sent something: tasks are numbered in the order of their first messages.
         for task in (0..self.ranks[rank.index()].tasks.len()).map(TaskId::from) {
             let speaking = self.task(rank, task);
             if !speaking.ops.is_empty()
@@ -647,9 +669,9 @@ impl Exchange {
         self.rest(rank);
     }
 
-    /// If a process has gone on that was quiet and was not answered since, something has let it that is not of the simulation: a byte in a socket, say, that
-    /// another rank has written. Which one is not known. It is taken to be the one that the engine has answered last: it has run since, and no time has
-    /// passed in it.
+    /// Cause of the progress of a process that was quiet and has continued without an answer. Such a process was woken
+    /// from outside the simulation, for example by a byte that another rank wrote to a socket; the writer is unknown.
+    /// The engine's latest answer counts as the cause: its task has run since, and no time has passed in it.
     fn goes_on_by_itself(&self, rank: RankId) -> Option<Answered> {
         let head = self.head(rank);
         let was_quiet = !self.ranks[head.index()].turn.running;
@@ -666,10 +688,10 @@ impl Exchange {
         members.flat_map(tasks).collect()
     }
 
-    /// Tasks that wait in a loop for what others do look again, as one of those may have done it. That one of them has looked may be something, too, but
-    /// not without end.
+    /// Ends the yields of polling tasks, as another task may have acted. A poll may itself be an action that others
+    /// wait for, but not without end.
     fn let_look(&mut self, rank: RankId, answered: Option<Answered>) {
-        /// What one of them does when it is let go on may be what another one waits for, and so on.
+        /// A woken task may do what a second one waits for, and so on.
         const LOOKS: u8 = 2;
         let acted = std::mem::take(&mut self.turn(rank).acted);
         let Some(Answered { whose, from }) = answered else { return };
@@ -693,7 +715,8 @@ impl Exchange {
         }
     }
 
-    /// Lets time pass once the engine has carried out what a quiet rank has said, though some of its threads have asked nothing.
+    /// Lets time pass once the engine has carried out the operations of a quiet rank, although some of its threads have
+    /// asked nothing.
     fn rest(&mut self, rank: RankId) {
         let head = self.head(rank);
         let turn = &self.ranks[head.index()].turn;
@@ -704,7 +727,7 @@ impl Exchange {
         }
     }
 
-    /// If the task has just said something though not it but another one was `answered`, that one has let it go on.
+    /// Records the answer that woke the task, if the task has sent operations although another task was `answered`.
     fn goes_on(&mut self, rank: RankId, task: TaskId, answered: Option<Answered>) {
         let state = self.task(rank, task);
         let Some(first) = state.spoken_from.take().filter(|_| !state.ops.is_empty()) else { return };
@@ -715,14 +738,14 @@ impl Exchange {
         self.turn(rank).acted |= acts;
     }
 
-    /// Tells the recorder what was asked for before the engine's time: nothing will be added to that.
+    /// Passes to the recorder the steps before the engine's time, to which none will be added.
     fn record_past(&mut self, recorder: &mut dyn Recorder) {
         let rest = self.unrecorded.split_off(&(self.engine.now(), RankId(0)));
         let past = std::mem::replace(&mut self.unrecorded, rest);
         self.tell(recorder, past);
     }
 
-    /// Tells the recorder everything that it does not know: nobody will ask for more.
+    /// Passes all remaining steps to the recorder at the end of the run.
     pub fn record_rest(&mut self, recorder: &mut dyn Recorder) {
         let rest = std::mem::take(&mut self.unrecorded);
         self.tell(recorder, rest);
@@ -747,7 +770,7 @@ impl Exchange {
         self.absence = absence;
     }
 
-    /// Lets the engine go on as far as it can. Answers are then [`Exchange::take_ready`].
+    /// Advances the engine as far as possible. [`Exchange::take_ready`] then returns the answers.
     pub fn advance(&mut self, observer: &mut dyn Observer, recorder: &mut dyn Recorder) -> Standing {
         self.record_past(recorder);
         loop {
@@ -771,9 +794,9 @@ impl Exchange {
         }
     }
 
-    /// Whether the run can only go on polling: every main task and every thread of a program has ended, or waits for
-    /// the store or for an operation without a timeout, and threads of libraries have only polled for a minute, as
-    /// NCCL's watchdog does. A run is not dead as long as the engine has work or communication under way.
+    /// Whether the run can only keep polling: every main task and every thread of a program has ended, or waits for the
+    /// store or for an operation without a timeout, and threads of libraries have only polled for a minute, as NCCL's
+    /// watchdog does. A run is not dead as long as the engine has work or communication under way.
     fn is_dead(&mut self) -> bool {
         /// Time within which a library's thread must notice that it has work.
         const PATIENCE: SimDuration = SimDuration::from_us(60_000_000);
@@ -790,18 +813,18 @@ impl Exchange {
             && !self.engine.may_still_act()
     }
 
-    /// Whether what the rank's process says still counts.
+    /// Whether operations of the rank's process still count.
     fn lives(&self, rank: RankId) -> bool {
         !self.ranks[rank.index()].turn.is_gone && !self.engine.has_crashed(rank)
     }
 
-    /// Those that [`Exchange::wakeable`] names were found to wait still: time may pass, once.
+    /// Lets time pass once, after the ranks of [`Exchange::wakeable`] were found to be still waiting.
     pub fn still_waits(&mut self) {
         self.engine.idle();
     }
 
-    /// Ranks whose processes something may let go on that is not of the simulation, while all of them wait: a byte in a socket, say, that another
-    /// rank had written before it said that it waits. None if there are no others.
+    /// Ranks whose processes may be woken from outside the simulation while all of them wait, for example by a byte
+    /// that another rank wrote to a socket before it waited. Empty in a run with one process.
     pub fn wakeable(&self) -> impl Iterator<Item = RankId> {
         let pauses = |task: &TaskConversation| matches!(task.state, State::Asked(Asked::Pause));
         let has_others = !self.lends && self.ranks.len() > 1;
@@ -812,12 +835,12 @@ impl Exchange {
         (0..self.ranks.len()).map(RankId::from).filter(move |rank| has_others && self.lives(*rank) && wakes(rank))
     }
 
-    /// The next task that may go on.
+    /// The next answer.
     pub fn take_ready(&mut self) -> Option<Ready> {
         self.ready.pop_front()
     }
 
-    /// Data that may be written to a rank's main task, which waits for more than that.
+    /// Data to write to a rank's main task while its wait continues.
     pub fn take_ahead(&mut self) -> Option<(RankId, Frame)> {
         let (rank, fetched) = self.ahead.pop()?;
         Some((
@@ -833,7 +856,8 @@ impl Exchange {
         ))
     }
 
-    /// What is written to the task when it goes on now; its rank then runs. `None`: the end of a pause that the task did not wait for, or the task has ended.
+    /// The message to write to the task of `ready`; its rank then runs. `None`: the task has ended, or has left the
+    /// pause whose end this is.
     pub fn frame(&mut self, ready: Ready) -> Option<Frame> {
         let Ready { rank, task, answer, question } = ready;
         let (rank, task) = self.behind(rank, task);
@@ -850,7 +874,7 @@ impl Exchange {
         let answered =
             Answered { whose: (rank, task), from: asking.let_on_by.unwrap_or((rank, task, asking.resumptions)) };
         let acts = asking.spins.is_none() && !matches!(answer, Answer::Over);
-        // These answers are not for the process itself, but for who asks in its name.
+        // These answers are for the relay thread that asks on behalf of another process, not for the process itself.
         let is_its_own = !matches!(answer, Answer::Over | Answer::Moved);
         let hears = communicates.is_none_or(|process| process == asking.process && is_its_own);
         let turn = self.turn(rank);
@@ -866,8 +890,8 @@ impl Exchange {
         Some(frame)
     }
 
-    /// The rank's names for its communication that is over and that it has not been told of. What the engine has begun with, but not
-    /// answered for yet, has no name and is kept for the next time.
+    /// Handles of the rank's finished communication that has not been reported to it. Operations that the engine has
+    /// started and not yet named have no handle, and are kept for the next call.
     fn take_over(&mut self, rank: RankId) -> Vec<LocalHandle> {
         let RankConversation { called, newest, .. } = &self.ranks[rank.index()];
         let (named, unnamed): (Vec<Handle>, Vec<Handle>) =
@@ -885,7 +909,8 @@ impl Exchange {
         self.push(rank, task, answer);
     }
 
-    /// The rank will be given an answer: until it has been, and is quiet again, it keeps time from passing.
+    /// Notes that the rank will be given an answer: until it has been, and is quiet again, the rank keeps time from
+    /// passing.
     fn owe(&mut self, rank: RankId) {
         self.turn(rank).owed += 1;
         self.set_threads(rank, Threads::Run);
@@ -897,7 +922,7 @@ impl Exchange {
         self.ready.push_back(Ready { rank, task, answer, question });
     }
 
-    /// Carries out what the task has said, until the engine must answer or nothing is left.
+    /// Carries out the task's operations, until the engine must answer or none is left.
     fn pump(&mut self, rank: RankId, task: TaskId) {
         while self.may_carry_out(rank, task)
             && let Some(op) = self.task(rank, task).ops.pop_front()
@@ -924,9 +949,10 @@ impl Exchange {
         }
     }
 
-    /// Whether it is the task's turn, and all it speaks of is known: what it waits for, another thread may have issued just now. What a slice hands to
-    /// streams is handed over before another thread's slice begins, which may name it; and so is, before one asks about the device, what other threads have said
-    /// that it may ask about.
+    /// Whether it is the task's turn, and everything that its next operation refers to is known: another thread may
+    /// just have issued the operation that the task waits for. A slice starts only after the pieces of other threads'
+    /// slices are handed over, as it may refer to them; a question about the device waits for work that other threads
+    /// have sent and that it may refer to.
     fn may_carry_out(&self, rank: RankId, task: TaskId) -> bool {
         let RankConversation { tasks, names, released, streams, .. } = &self.ranks[rank.index()];
         let TaskConversation { state, ops, spoken_from, carried_out, process, .. } = &tasks[task.index()];
@@ -941,7 +967,7 @@ impl Exchange {
             }
             _ => false,
         };
-        // Whoever says something has left the pause before it.
+        // A thread that sends an operation has left the pause before it.
         let has_left = !ops.is_empty() && spoken_from.is_none_or(|from| from > *carried_out);
         let is_its_turn = matches!(state, State::Free) || matches!(state, State::Asked(Asked::Pause)) && has_left;
         is_its_turn && !unknown
@@ -1019,7 +1045,7 @@ impl Exchange {
         }
     }
 
-    /// The task goes on as one of another rank, whose GPU its process uses.
+    /// Continues the task as a task of the rank whose GPU its process uses.
     fn moves(&mut self, from: RankId, task: TaskId, (to, follows): (RankId, Cause)) {
         let moved = self.open_task(to);
         let world_size = self.ranks.len() as u32;
@@ -1050,7 +1076,8 @@ impl Exchange {
         self.end_task(from, task, Outcome::Ok);
     }
 
-    /// A process that has a number is of this rank from here on: what it names by number belongs there, also what it has named before.
+    /// Assigns a numbered process to a rank from now on: its definitions of ids belong to that rank, including earlier
+    /// ones.
     fn settles(&mut self, process: u32, at: RankId) {
         if process > 0
             && self.homes.insert(process, at).is_none()
@@ -1060,7 +1087,7 @@ impl Exchange {
         }
     }
 
-    /// Turns what a task said into a request to the engine.
+    /// Turns an operation of a task into a request to the engine.
     fn ask(&mut self, rank: RankId, task: TaskId, op: Op) {
         let now = self.clock(rank);
         let speaking = self.task(rank, task);
@@ -1106,7 +1133,7 @@ impl Exchange {
             }
             Op::Now => (Request::Look, Asked::Now),
             Op::Yield => {
-                // As if it looked a million times a second; the longer it has waited, the less does a look more matter.
+                // Models one million polls per second; the longer the task has waited, the less one more poll matters.
                 let since = *self.task(rank, task).spins.get_or_insert(now);
                 let moment = POLL_COST.max(SimDuration::from_ps(now.since(since).as_ps() / 16));
                 (Request::Pause { timeout: moment, site: line }, Asked::Yield)
@@ -1152,14 +1179,15 @@ impl Exchange {
         self.submit(rank, task, request, asked);
     }
 
-    /// The program has computed: what that costs is another's to say.
+    /// Obtains the costs of a slice and hands its first piece to the engine.
     fn compute(&mut self, rank: RankId, task: TaskId, slice: messages::Slice) {
         let messages::Slice { measured, operators: last } = slice;
         let world_size = self.ranks.len();
         let RankConversation { tasks, lines, dictionary, .. } = &mut self.ranks[rank.index()];
         let speaking = &mut tasks[task.index()];
         let heard = speaking.slices.pop_front().expect("it was numbered when it was heard");
-        // It comes on the main task's wire: another task's slice may have been heard before what it needs.
+        // The dictionary arrives on the main task's wire: a slice of another task may have arrived before its
+        // definitions.
         let mut operators = dictionary.take(if task == TaskId(0) { heard } else { dictionary.heard() });
         let mut ran = std::mem::take(&mut speaking.operators);
         ran.extend(last);
@@ -1175,9 +1203,10 @@ impl Exchange {
         self.next_piece(rank, task);
     }
 
-    /// Hands the next piece of the task's slice to the engine. They are handed over all at once, and wait for each other there: the host's work stands
-    /// in a queue of the task's own, and what it hands to streams waits for it. The task waits for the end of the host's work. What was launched has
-    /// the line of the operator that has launched it, all else that of the call that ends the slice.
+    /// Hands the next piece of the task's slice to the engine. All pieces are handed over at once and wait for each
+    /// other in the engine: work on the launching CPU is in the task's own queue, and work on CUDA streams waits for
+    /// it. The task waits for the end of the work on the launching CPU. Launched work gets the line of the operator
+    /// that launched it, other work the line of the call that ends the slice.
     fn next_piece(&mut self, rank: RankId, task: TaskId) {
         let world_size = self.ranks.len() as u32;
         let RankConversation { tasks, lines, streams, .. } = &mut self.ranks[rank.index()];
@@ -1217,7 +1246,7 @@ impl Exchange {
         self.pump_siblings(rank, task);
     }
 
-    /// The engine has named a piece of a slice.
+    /// Records the engine's handle of a piece of a slice, and hands over the next piece.
     fn piece_issued(&mut self, rank: RankId, task: TaskId, piece: &Piece, handle: Handle) {
         let RankConversation { tasks, streams, .. } = &mut self.ranks[rank.index()];
         let speaking = &mut tasks[task.index()];
@@ -1231,7 +1260,7 @@ impl Exchange {
         self.next_piece(rank, task);
     }
 
-    /// What the record calls activities of streams need not be known once nothing can be made to wait for them.
+    /// Drops the record's handles of stream activities that no later operation can wait for.
     fn forget_names(&mut self, rank: RankId) {
         const MANY: usize = 1 << 14;
         let RankConversation { tasks, called, streams, recorded_as, .. } = &mut self.ranks[rank.index()];
@@ -1242,14 +1271,15 @@ impl Exchange {
         }
     }
 
-    /// Takes note that what the task asks for next follows from the answer to another task, if it does.
+    /// Records that the task's next request follows from the answer to another task, if it does.
     fn after_another(&mut self, rank: RankId, task: TaskId) {
         if let Some(cause) = self.task(rank, task).woken_by.take() {
             self.took(rank, task, follows_from(cause));
         }
     }
 
-    /// A record has tasks in their order: one that must wait with what it asks for first is in it before those that were heard of later.
+    /// Records a task whose first request must wait before tasks that were opened later: a record has tasks in their
+    /// order.
     fn introduce(&mut self, rank: RankId, task: TaskId) {
         let TaskConversation { is_recorded, woken_by, causes, .. } = self.task(rank, task);
         if !*is_recorded && let Some(cause) = woken_by.or(causes.front().map(|(_, cause)| *cause)) {
@@ -1257,7 +1287,7 @@ impl Exchange {
         }
     }
 
-    /// The task's pause is over before its time.
+    /// Ends the task's pause early.
     fn release(&mut self, rank: RankId, task: TaskId) {
         self.engine.release(rank, task);
         self.task(rank, task).resumptions += 1;
@@ -1267,7 +1297,7 @@ impl Exchange {
         self.submit_as(rank, task, request.clone(), request, asked);
     }
 
-    /// The same where the engine hears of it in other words than the record.
+    /// Submits a request whose form for the engine differs from the recorded form.
     fn submit_as(&mut self, rank: RankId, task: TaskId, request: Request, heard: Request, asked: Asked) {
         self.after_another(rank, task);
         let asking = self.task(rank, task);
@@ -1284,7 +1314,7 @@ impl Exchange {
         }
     }
 
-    /// Takes note of a step for the recorder.
+    /// Stores a step for the recorder.
     fn took(&mut self, rank: RankId, task: TaskId, mut step: RecordedStep) {
         let at = self.engine.clock(rank).max(self.engine.now());
         let steps = self.unrecorded.entry((at, rank)).or_default();
@@ -1294,7 +1324,7 @@ impl Exchange {
             tasks[task.index()].recorded_as = Handle(*activities);
             *activities += 1;
         }
-        // Of one thread, activities are issued as they are recorded.
+        // A single thread's activities are issued in the order of the record.
         if tasks.len() > 1
             && let RecordedStep::Request(request) = &mut step
             && let Some(handles) = handles_mut(request)
@@ -1304,7 +1334,7 @@ impl Exchange {
         steps.push((task, step));
     }
 
-    /// The main task's program returns when its device has nothing left to do: the end of a process waits for that.
+    /// Ends a task. The main task's end waits until its device has no work left, as the end of a process does.
     fn exit(&mut self, rank: RankId, task: TaskId, outcome: Outcome) {
         let handles = self.ranks[rank.index()].streams.all_ends();
         if (task, outcome) == (TaskId(0), Outcome::Ok) && !handles.is_empty() {
@@ -1341,7 +1371,7 @@ impl Exchange {
         }
     }
 
-    /// The engine has answered a task.
+    /// Handles the engine's answer to a task.
     fn resumed(&mut self, resumption: Resumption) {
         let Resumption { rank, task, now, reply } = resumption;
         let resumed = self.task(rank, task);
@@ -1389,7 +1419,7 @@ impl Exchange {
                 self.answer(rank, task, Answer::Now(now, computed));
             }
             (Asked::Device(_, question), Reply::Complete(_)) => self.device_has_ended(rank, task, question),
-            // A stream goes on behind a call that has failed: the rest is still to be waited for.
+            // A stream continues after a failed operation: the remaining work must still be waited for.
             (Asked::Device(handles, question), Reply::Failed { failed, .. }) => {
                 let RankConversation { called, failed: known, .. } = &mut self.ranks[rank.index()];
                 known.extend(failed.into_iter().filter(|(name, _)| called.contains_key(name)));
@@ -1420,7 +1450,7 @@ impl Exchange {
         self.rest(rank);
     }
 
-    /// The engine has named an activity of one of several threads: until nobody can wait for it any more, the record's name is kept.
+    /// Keeps the record's handle of an activity of a rank with several threads, until no task can wait for it.
     fn issued(&mut self, rank: RankId, task: TaskId, handle: Handle) {
         let RankConversation { tasks, recorded_as, .. } = &mut self.ranks[rank.index()];
         if tasks.len() > 1 && tasks[task.index()].recorded_as != handle {
@@ -1443,7 +1473,7 @@ impl Exchange {
         complete: &[Handle],
         failed: Vec<(Handle, RankId)>,
     ) {
-        // The engine names them in the order in which it was asked.
+        // The engine lists complete handles in the order of the request.
         let mut rest = complete.iter().peekable();
         let complete = named.iter().filter(|(_, name)| rest.next_if_eq(&name).is_some()).copied().collect();
         self.owe(rank);
@@ -1472,11 +1502,11 @@ impl Exchange {
         self.answer(rank, task, Answer::Group(group.0));
     }
 
-    /// Tells a task that its operations are complete, once all of their data can be had.
+    /// Reports to a task that its operations are complete, once all of their data is available.
     fn fetch(&mut self, fetching: Fetching) {
         let Fetching { rank, task, ref complete, ref failed } = fetching;
         let mut told = Vec::with_capacity(complete.len());
-        // Another thread of the rank may have fetched and released some meanwhile.
+        // Another thread of the rank may already have fetched and released some operations.
         let left = complete.iter().filter(|(handle, _)| !self.ranks[rank.index()].released.contains(*handle));
         let mut busy = false;
         for (handle, name) in left {
@@ -1498,7 +1528,8 @@ impl Exchange {
         }
     }
 
-    /// The collective that `rank` calls `name` has its result: who still waits for it, and for nothing else, may copy that already.
+    /// Hands the result of the collective `name` of `rank` to members that still wait for this collective alone: they
+    /// may copy the result already.
     fn hand_ahead(&mut self, rank: RankId, name: Handle) {
         if self.would_take_ahead == 0 {
             return;
@@ -1535,7 +1566,7 @@ impl Exchange {
     }
 }
 
-/// Sees the engine's events for what the exchange keeps of them.
+/// Observes the engine's events for the data plane and the times of launches.
 struct Seen<'a> {
     data: &'a mut DataPlane,
     times: &'a mut Times,
@@ -1548,7 +1579,7 @@ impl Observer for Seen<'_> {
     }
 }
 
-/// What one of a rank's processes has written, as a part of the rank's stream of operators.
+/// Operators that one of a rank's processes has captured, as a part of the rank's stream of operators.
 fn written_by(of: Option<OfProcess>, operators: Vec<u8>) -> Vec<u8> {
     match process(of).number() {
         0 => operators,
@@ -1557,28 +1588,28 @@ fn written_by(of: Option<OfProcess>, operators: Vec<u8>) -> Vec<u8> {
     }
 }
 
-/// The client gives no other numbers.
+/// The client gives valid numbers only.
 fn process(of: Option<OfProcess>) -> OfProcess {
     of.expect("a rank has no more processes")
 }
 
-/// The stream and the number of an operation that a process has named by numbers of its own.
+/// Converts the stream and number that a process gave an operation to the rank's numbering.
 fn numbered_by(process: OfProcess, on: OnStream) -> OnStream {
     let stream = process.short(on.stream).expect("a process has no more streams");
     OnStream { stream, number: on.number.map(|number| process.long(number)), ..on }
 }
 
-/// As the record says it.
+/// The recorded form of a cause.
 fn follows_from((rank, task, resumption): Cause) -> RecordedStep {
     RecordedStep::Follows { rank, task, resumption }
 }
 
-/// By what the rank asks for the times of an operation on a stream.
+/// The id by which the rank asks for the times of an operation on a stream.
 fn launch_ids(on: Option<OnStream>) -> Vec<LaunchId> {
     on.and_then(|on| on.number).map(|launch| LaunchId { launch, node: 0 }).into_iter().collect()
 }
 
-/// Threads compute and sleep side by side: each in a queue of its own.
+/// Compute and sleep of threads overlap: each thread has a queue of its own.
 fn issue(activity: Activity, task: TaskId, site: Site) -> Request {
     Request::Issue { activity, queue: QueueId(task.0), after: Vec::new(), site }
 }
@@ -1625,13 +1656,13 @@ impl TaskConversation {
         }
     }
 
-    /// The line that `op` belongs to: its own, or the one before.
+    /// The line of `op`: its own, or the previous line of the task.
     fn line_of(&mut self, op: &Op) -> Site {
         let site = own_line(op);
         self.stand_at(site)
     }
 
-    /// The line that compute belongs to which the task says next: that of what it led to, or the one before.
+    /// The line of the task's next compute: the line of the operation after it, or the previous line.
     fn line_of_compute(&mut self) -> Site {
         let site = self.ops.front().and_then(own_line);
         self.stand_at(site)
@@ -1645,7 +1676,7 @@ impl TaskConversation {
     }
 }
 
-/// Whether a thread that says no more than this has only looked whether others have done something.
+/// Whether this operation only polls the progress of other threads.
 fn only_looks(op: &Op) -> bool {
     match op {
         Op::Yield | Op::Now | Op::Settle | Op::Site(_) | Op::At(_) | Op::Process(_) | Op::Thread(_) => true,
@@ -1678,7 +1709,8 @@ fn own_line(op: &Op) -> Option<Site> {
 }
 
 impl Lines {
-    /// The id of a line, the same whichever rank is faster: the rank's own number of the line, dealt among ranks.
+    /// The id of a line. It does not depend on which rank is faster: it combines the rank's own number of the line with
+    /// the rank.
     fn site(&mut self, text: &str, rank: u32, world_size: u32) -> Site {
         let at = *self.index.entry(text.to_owned()).or_insert_with(|| {
             self.texts.push(text.to_owned());

@@ -1,4 +1,5 @@
-//! Owns the fold plans of a run: each is derived once and kept while collectives alike come again, as the layers of a model do.
+//! Owns the fold plans of a run: each is derived once and kept while equal collectives recur, as in the layers of a
+//! model.
 
 use super::data::Group;
 use std::collections::VecDeque;
@@ -8,32 +9,32 @@ use uniference_sim::collective::fold::FoldPlan;
 use uniference_sim::ids::RankId;
 use uniference_sim::program::{Collective, CollectiveKind, NcclSettings};
 
-/// Enough for the different collectives of one step of a program; more would only hold memory.
+/// Number of plans that are kept: enough for the different collectives of one step of a program.
 const KEPT: usize = 32;
 
-/// Fold plans, and the algorithms that a cluster names besides those that there are.
+/// Fold plans, and the algorithms that the cluster file defines in addition to the built-in ones.
 #[derive(Default)]
 pub(super) struct Plans {
-    /// The plans used last, the latest first.
+    /// The most recently used plans, the latest first.
     kept: VecDeque<(Key, Arc<FoldPlan>)>,
     algorithms: AlgorithmTable,
 }
 
-/// What a plan depends on: the call, the algorithm's name, the group's size, and, if it matters where in the cluster the
-/// group is, its ranks and NCCL settings.
+/// The key of a plan: the call, the algorithm's name, the group's size, and, if the plan depends on the group's place
+/// in the cluster, the group's ranks and NCCL settings.
 type Key = (Collective, &'static str, u32, Option<(Arc<[RankId]>, Option<NcclSettings>)>);
 
 impl Plans {
-    /// For collectives that these algorithms carry out.
+    /// Plans for collectives of these algorithms.
     pub(super) fn of(algorithms: AlgorithmTable) -> Plans {
         Plans { kept: VecDeque::new(), algorithms }
     }
 
-    /// How `algorithm` combines the elements of `call` in a group of at least 2 ranks.
+    /// The order in which `algorithm` combines the elements of `call` in a group of at least 2 ranks.
     ///
     /// # Panics
-    /// If the plan needs room beyond the members' inputs, which no algorithm that we have does (see the tests); where a user's does, the
-    /// elements are combined as in a ring, or for a reduce one rank after the other.
+    /// If the plan needs memory beyond the members' inputs, which no built-in algorithm does (see the tests). For a
+    /// user's algorithm that does, the elements are combined as in a ring, or for a reduce in order of ranks.
     pub(super) fn get(&mut self, call: &Collective, algorithm: &'static str, group: &Group) -> Arc<FoldPlan> {
         let size = group.ranks.len() as u32;
         let place = self.algorithms.depends_on_place().then(|| (group.ranks.clone(), group.settings));
@@ -51,7 +52,7 @@ impl Plans {
         plan
     }
 
-    /// The algorithm that carries out `call` in the group.
+    /// The algorithm of `call` in the group.
     pub(super) fn choice(&self, call: &Collective, group: &Group) -> &'static str {
         let of_group = self.algorithms.for_group(&group.ranks, group.settings.as_ref());
         of_group.as_ref().unwrap_or(&self.algorithms).algorithm(call, group.ranks.len() as u32).name()
@@ -63,7 +64,7 @@ impl Plans {
         let of_group = self.algorithms.for_group(&group.ranks, group.settings.as_ref());
         let table = of_group.as_ref().unwrap_or(&self.algorithms);
         let chosen = has_rules.then(|| table.algorithm(call, size));
-        // What a choice depends on, the table knows; without it a name stands for itself.
+        // The table resolves names that depend on the cluster; other names are self-contained.
         let Some(chosen) = chosen.filter(|chosen| chosen.name() == algorithm) else {
             return derive(call, algorithm, size);
         };
@@ -107,7 +108,7 @@ mod tests {
         Collective { kind, dtype, reduce, root, shape: Shape::Even(1001), kernel: None }
     }
 
-    /// What a backend chooses for a call is carried out under a name by which its steps are found again.
+    /// The name of each algorithm that a backend chooses identifies its steps.
     #[test]
     fn every_backends_choice_has_an_order() {
         let text = "[[device]]\nname = \"a\"\ncount = 8\n[network]\n";
@@ -131,7 +132,7 @@ mod tests {
             for algorithm in algorithms_for(kind) {
                 for size in 2..=17 {
                     let plan = Plans::default().get(&call(kind), algorithm.name(), &first(size));
-                    // n elements of P members become n: n (P - 1) combinations, whatever their order.
+                    // n elements of P members become n: n (P - 1) combinations in any order.
                     let elements = if kind == CollectiveKind::ReduceScatter { 1001 * u64::from(size) } else { 1001 };
                     let combined: u64 = plan.folds.iter().map(|fold| fold.span.len).sum();
                     assert_eq!(combined, elements * u64::from(size - 1), "{kind} {} {size}", algorithm.name());
@@ -149,7 +150,7 @@ mod tests {
         assert!(!Arc::ptr_eq(&kept, &plans.get(&call(CollectiveKind::AllReduce), "ring", &first(5))));
     }
 
-    /// On a grid of 2 x 3 a row of three goes along one dimension, and all six along both.
+    /// On a 2 x 3 grid, a row of three uses one dimension, and all six ranks use both.
     #[test]
     fn a_groups_plan_is_that_of_its_place() {
         let text = "[[device]]\nname = \"a\"\ncount = 6\n[network]\npreset = \"torus\"\ndims = [2, 3]\n\
@@ -163,7 +164,7 @@ mod tests {
         }
     }
 
-    /// With the group's settings, NCCL carries out the call by trees whose order depends on the cluster's servers.
+    /// With the group's settings, NCCL uses trees whose order depends on the cluster's servers.
     #[test]
     fn a_groups_plan_follows_its_settings() {
         let text = "[[device]]\nname = \"a\"\ncount = 8\n\
@@ -184,7 +185,7 @@ mod tests {
         }
         let tree = plans.choice(&large, &group(0..8, Some(trees)));
         assert!(tree.starts_with("tree"));
-        // By its name alone, an algorithm is the one for a single server.
+        // The name alone identifies the algorithm for a single server.
         let [with, without] = [Some(trees), None].map(|settings| plans.get(&large, tree, &group(0..8, settings)));
         assert_ne!(with.folds, without.folds);
     }

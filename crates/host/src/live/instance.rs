@@ -1,6 +1,7 @@
-//! Owns one collective of a whole group: what each member staged, and which ranges of that are each member's output.
+//! Owns one collective of a whole group: the staged inputs of its members, and the ranges of those inputs that form
+//! each member's output.
 //!
-//! When it happens is the engine's business, when rooms are freed `data`'s.
+//! The engine decides the time of the collective, and `data` frees the rooms.
 
 use super::data::Group;
 use super::fold::Plans;
@@ -11,24 +12,25 @@ use uniference_sim::collective::fold::{Fold, FoldPlan};
 use uniference_sim::ids::{GroupRank, Handle};
 use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape};
 
-/// Reductions of up to so many bytes in all are done where they are handed out: it takes less time than asking a member to.
+/// Largest total size in bytes of reductions that the driver carries out itself, which is faster than asking a member
+/// to do so.
 const FOLDED_HERE: u64 = 256 << 10;
 
-/// One member's call.
+/// One member's call of the collective.
 pub(super) struct Member {
     pub(super) handle: Handle,
     pub(super) call: Collective,
-    /// Where its input lies; `None` if it contributes nothing, or a tensor whose values were not computed.
+    /// Offset of the member's input; `None` if it contributes nothing, or a tensor whose values were not computed.
     pub(super) staged: Option<Offset>,
-    /// It needs its output no more.
+    /// Whether the member has released its output.
     pub(super) released: bool,
 }
 
-/// How far the reduction is.
+/// Progress of the reduction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Folding {
     Open,
-    /// By this group rank.
+    /// Claimed by this group rank.
     Claimed(usize),
     Done,
 }
@@ -36,10 +38,10 @@ enum Folding {
 /// One collective of a whole group.
 pub(super) struct Instance {
     members: Vec<Option<Member>>,
-    /// The name of the algorithm that carries it out, once the engine has told.
+    /// The name of the collective's algorithm, once the engine has reported it.
     algorithm: Option<&'static str>,
     folding: Folding,
-    /// Of a reduction, once a member has claimed it.
+    /// The plan of a reduction, once a member has claimed it.
     plan: Option<Arc<FoldPlan>>,
 }
 
@@ -57,7 +59,8 @@ impl Instance {
         self.algorithm = algorithm;
     }
 
-    /// Member `me` needs its output no more. If it was to fold and has not, another one is.
+    /// Releases the output of member `me`. If the member had claimed the reduction and not finished it, another member
+    /// may claim it.
     pub(super) fn release(&mut self, me: usize) {
         if self.folding == Folding::Claimed(me) {
             self.folding = Folding::Open;
@@ -65,24 +68,24 @@ impl Instance {
         self.members[me].as_mut().expect("whoever releases has entered").released = true;
     }
 
-    /// Whether all have entered and all who receive have released, but for members that are `gone`.
+    /// Whether all members have entered and all receivers have released, not counting members that are `gone`.
     pub(super) fn over(&self, gone: impl Fn(usize) -> bool) -> bool {
         let done = |member: &Member, me| member.released || !self.receives(me);
         let each = |(me, member): (usize, &Option<Member>)| member.as_ref().is_some_and(|m| done(m, me)) || gone(me);
         self.members.iter().enumerate().all(each)
     }
 
-    /// Where all inputs lie, by member.
+    /// Offsets of all inputs, by member.
     pub(super) fn rooms(&self) -> impl Iterator<Item = Option<Offset>> {
         self.members.iter().map(|member| member.as_ref().and_then(|m| m.staged))
     }
 
-    /// How each member calls it, once all have entered.
+    /// Each member's handle of the collective, once all have entered.
     pub(super) fn handles(&self) -> Option<Vec<Handle>> {
         self.members.iter().map(|member| member.as_ref().map(|m| m.handle)).collect()
     }
 
-    /// The output of `me`, if it can be had without folding and without waiting.
+    /// The output of `me`, if it is available without a reduction and without waiting.
     pub(super) fn ready(&self, me: usize) -> Option<Fetched> {
         if self.lacks_values() {
             return Some(Fetched { lacks_values: self.receives(me), ..Fetched::default() });
@@ -91,7 +94,8 @@ impl Instance {
         settled.then(|| Fetched { pieces: self.pieces(me), ..Fetched::default() })
     }
 
-    /// The output of `me` in `group`, who folds if nobody does; `None` while another member folds. With `here`, small reductions are done here.
+    /// The output of `me` in `group`; `me` must reduce if no member has claimed the reduction. `None` while another
+    /// member reduces. With `here`, small reductions are done in the driver.
     pub(super) fn claim(
         &mut self,
         me: usize,
@@ -121,7 +125,7 @@ impl Instance {
         })
     }
 
-    /// The output of one of two members as sums of what both have staged: nobody need do it for the other.
+    /// The output of one of two members, as sums of both staged inputs: neither needs to reduce for the other.
     fn sums(&self, me: usize) -> Option<Fetched> {
         if self.members.len() > 2 {
             return None;
@@ -149,19 +153,19 @@ impl Instance {
         }
     }
 
-    /// How elements are combined, if that can be done without torch.
+    /// The reduction and data type, if a kernel other than torch's exists for them.
     fn kernel(&self, me: usize) -> Option<(ReduceOp, DType)> {
         let call = &self.call(me).call;
         let op = call.reduce?;
         Kernel::of(op, call.dtype).map(|_| (op, call.dtype))
     }
 
-    /// The member that claimed the folds has done them.
+    /// Marks the reduction as done by the member that claimed it.
     pub(super) fn folded(&mut self) {
         self.folding = Folding::Done;
     }
 
-    /// What a member has called, if it has entered.
+    /// The call of a member, if it has entered.
     pub(super) fn called_by(&self, member: usize) -> Option<&Collective> {
         self.members[member].as_ref().map(|member| &member.call)
     }
@@ -172,7 +176,7 @@ impl Instance {
             .unwrap_or_else(|| panic!("member {member} has not entered, yet its data is asked for"))
     }
 
-    /// Any member's call: all agree but in the blocks of all-to-all.
+    /// Any member's call: all calls are equal except for the blocks of an all-to-all.
     fn any_call(&self) -> Option<&Collective> {
         self.members.iter().flatten().map(|member| &member.call).next()
     }
@@ -189,7 +193,7 @@ impl Instance {
         }
     }
 
-    /// Whether a member's contribution has no values: then the whole operation moves sizes and no data.
+    /// Whether a member's contribution has no values: if so, the whole operation moves sizes and no data.
     fn lacks_values(&self) -> bool {
         let contributes = |me: usize, call: &Collective| match call.kind {
             CollectiveKind::Broadcast | CollectiveKind::Scatter => call.root.is_some_and(|root| root.index() == me),
@@ -217,7 +221,7 @@ impl Instance {
         folds.filter(|fold| fold.span.len > 0).map(place).collect()
     }
 
-    /// The output of `me`: ranges of the members' inputs, one after the other.
+    /// The output of `me`: ranges of the members' inputs, in order.
     fn pieces(&self, me: usize) -> Vec<Piece> {
         if self.receives(me) { joined(self.placed(me)) } else { Vec::new() }
     }
@@ -248,7 +252,8 @@ impl Instance {
         }
     }
 
-    /// What `from` sends to `to` in an all-to-all. Nothing, if nothing is expected: `from` need not even have entered.
+    /// The elements that `from` sends to `to` in an all-to-all; none if `to` expects none, in which case `from` need
+    /// not have entered.
     fn sent(&self, from: usize, to: usize) -> (usize, u64, u64) {
         let expected = match &self.call(to).call.shape {
             Shape::Pairs { recv, .. } => recv[from],
@@ -261,7 +266,7 @@ impl Instance {
         if expected == 0 { (from, 0, 0) } else { (from, before(&self.call(from).call), expected) }
     }
 
-    /// Where the reduced output of `me` lies after the folds.
+    /// Parts of the inputs that contain the reduced output of `me` after the reduction.
     fn reduced(&self, me: usize) -> Vec<(usize, u64, u64)> {
         let plan = self.plan.as_ref().expect("whoever claimed the folds has made the plan");
         let placements = plan.result(GroupRank::from(me)).iter();
@@ -276,7 +281,7 @@ impl Instance {
     }
 }
 
-/// The same with as few pieces as possible.
+/// Merges adjacent pieces.
 fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
     let mut joined: Vec<Piece> = Vec::with_capacity(pieces.len());
     for piece in pieces {
@@ -320,7 +325,7 @@ fn block_of(shape: &Shape, member: usize) -> u64 {
     }
 }
 
-/// The first element of the block of `member`, where blocks lie one after the other.
+/// The first element of the block of `member`, for blocks in consecutive order.
 fn start(call: &Collective, member: usize) -> u64 {
     (0..member).map(|before| block(call, before)).sum()
 }

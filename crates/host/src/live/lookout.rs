@@ -1,10 +1,10 @@
-//! Owns what can be seen of a rank's process from outside, when it does not say anything: whether it waits for itself, and on which lines
-//! of the program its threads stand.
+//! Owns the inspection of a rank's process from outside, for ranks without messages: whether its threads wait for each
+//! other, and the lines of the program at which they are.
 //!
-//! What follows from that is the driver's business.
+//! The driver decides on the consequences.
 //!
-//! Lines come from Python's `faulthandler`, which each rank registers for [`STACKS_SIGNAL`]: it writes all threads' stacks into one memory file
-//! of the run, also where they wait in C and hold the interpreter's lock.
+//! Lines come from Python's `faulthandler`, which each rank registers for [`STACKS_SIGNAL`]: the handler writes all
+//! threads' stacks into one memory file of the run, even of threads that wait in C and hold the interpreter's lock.
 
 use rustix::fs::{MemfdFlags, OFlags, fcntl_setfl, fstat, ftruncate, memfd_create};
 use rustix::process::{Pid, kill_process};
@@ -18,23 +18,23 @@ use std::time::Duration;
 use uniference_client::quiescence::{Found, Threads};
 use uniference_protocol::STACKS_SIGNAL;
 
-/// A process has written its stacks if nothing was added for so long.
+/// Duration without new data after which a process has finished writing its stacks.
 const SETTLED: Duration = Duration::from_millis(10);
 
-/// How often that is waited for.
+/// Maximum number of waits for more data.
 const MOST_LOOKS: usize = 50;
 
-/// Of so many processes that a rank has started is asked where they stand: it takes a moment each.
+/// Maximum number of child processes of a rank whose stacks are requested: each request needs a moment.
 const MOST_RELATIVES: usize = 8;
 
-/// Sees ranks' processes.
+/// Inspects ranks' processes.
 pub(crate) struct Lookout {
     stacks: File,
-    /// What the names of our own files in Python begin with.
+    /// The common prefix of the names of our own Python files.
     ours: String,
 }
 
-/// A thread of the program, as `faulthandler` shows it.
+/// A Python thread of the program, as shown by `faulthandler`.
 #[derive(Debug, PartialEq)]
 struct Stack {
     is_main: bool,
@@ -50,21 +50,21 @@ struct Frame {
 }
 
 impl Lookout {
-    /// `ours`: the folder of this package, if there is one.
+    /// `ours`: the folder of this package, if it exists.
     pub(crate) fn new(ours: Option<&Path>) -> io::Result<Lookout> {
         let file: OwnedFd = memfd_create("uniference-stacks", MemfdFlags::CLOEXEC)?;
-        // Ranks share its position, and each begins where it is cut off.
+        // Ranks share the file's position, and each rank starts to write at the end of the truncated file.
         fcntl_setfl(&file, OFlags::APPEND)?;
         let ours = ours.map_or(String::new(), |folder| format!("{}/", folder.display()));
         Ok(Lookout { stacks: file.into(), ours })
     }
 
-    /// What ranks write their stacks to.
+    /// The file to which ranks write their stacks.
     pub(crate) fn file(&self) -> BorrowedFd<'_> {
         self.stacks.as_fd()
     }
 
-    /// What all threads of a process wait for, if they do. One that was stopped waits for a signal from outside.
+    /// Whether all threads of a process wait, and for what. A stopped process waits for a signal from outside.
     pub(crate) fn waits(pid: i32) -> Found {
         if is_stopped(pid) {
             return Found::Outside;
@@ -72,18 +72,19 @@ impl Lookout {
         let everyone = BTreeSet::new();
         match Threads::of(pid).look(&everyone, &everyone) {
             Ok(Found::Inside) if has_children(pid) => Found::Outside,
-            // It is only a look: what cannot be seen may run.
+            // This is only a hint: a process that cannot be inspected may run.
             found => found.unwrap_or(Found::Running),
         }
     }
 
-    /// The same as [`Lookout::stands`] of a process that may still go on: of one that waits for a signal nothing is said, as ours would be it.
+    /// The lines of [`Lookout::stands`] for a process that may continue; empty for a process that waits for a signal,
+    /// because our signal would end that wait.
     pub(crate) fn stands_undisturbed(&self, pid: i32) -> Vec<String> {
         if waits_for_signals(pid) { Vec::new() } else { self.stands(pid, false) }
     }
 
-    /// Where the threads of a process stand, those in calls of ours only `with_calls`: "main thread at a.py:3, in queue.get". The same of those
-    /// processes that it has started which can say it.
+    /// Lines at which the threads of a process are, those in calls of ours only `with_calls`: "main thread at a.py:3,
+    /// in queue.get". Includes child processes that can report their stacks.
     pub(crate) fn stands(&self, pid: i32, with_calls: bool) -> Vec<String> {
         let mut all = self.threads_stand(pid, with_calls);
         for relative in relatives(pid).into_iter().filter(|pid| writes_stacks(*pid)).take(MOST_RELATIVES) {
@@ -94,7 +95,7 @@ impl Lookout {
     }
 
     fn threads_stand(&self, pid: i32, with_calls: bool) -> Vec<String> {
-        // Without an answer there is nothing to tell: the process has gone, or has closed the file. Of one that is stopped there is none.
+        // An error yields no lines: the process has ended, or has closed the file. A stopped process cannot answer.
         let text = if is_stopped(pid) { String::new() } else { self.ask(pid).unwrap_or_default() };
         stacks(&text).iter().filter_map(|stack| stack.stand(&self.ours, with_calls)).collect()
     }
@@ -116,17 +117,19 @@ impl Lookout {
     }
 }
 
-/// Whether a process is about to end: the kernel then closes its descriptors (`PF_EXITING` of the kernel's sched.h).
+/// Whether a process is about to end, during which the kernel closes its descriptors (`PF_EXITING` of the kernel's
+/// sched.h).
 pub(crate) fn is_exiting(pid: i32) -> bool {
     const EXITING: u64 = 4;
-    // Behind the name, which may hold anything: state, parent, group, session, terminal, its group, flags (man 5 proc).
+    // Fields after the name, which may contain any characters: state, parent, group, session, terminal, its group,
+    // flags (man 5 proc).
     let flags = fs::read_to_string(format!("/proc/{pid}/stat"))
         .ok()
         .and_then(|line| line.rsplit_once(')')?.1.split_ascii_whitespace().nth(6)?.parse::<u64>().ok());
     flags.is_none_or(|flags| flags & EXITING != 0)
 }
 
-/// Whether a signal has stopped the process: another one must let it go on.
+/// Whether a signal has stopped the process, which needs another signal to continue.
 pub(super) fn is_stopped(pid: i32) -> bool {
     let line = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     line.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['T', 't']))
@@ -154,7 +157,7 @@ fn children(pid: i32) -> Vec<i32> {
         .collect()
 }
 
-/// The processes that a process has started, and those that these have.
+/// All descendants of a process.
 fn relatives(pid: i32) -> Vec<i32> {
     let mut found = children(pid);
     let mut next = 0;
@@ -165,19 +168,20 @@ fn relatives(pid: i32) -> Vec<i32> {
     found
 }
 
-/// Whether [`STACKS_SIGNAL`] does not end the process: it is a copy of a rank's, which has registered Python's `faulthandler`.
+/// Whether the process handles [`STACKS_SIGNAL`]: a forked copy of a rank's process, which has registered Python's
+/// `faulthandler`.
 fn writes_stacks(pid: i32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let caught = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigCgt:")?.trim(), 16).ok());
     caught.is_some_and(|caught| caught & (1 << (STACKS_SIGNAL.as_raw() - 1)) != 0)
 }
 
-/// Reads what `faulthandler` has written (CPython's traceback.c, `_Py_DumpTracebackThreads`).
+/// Parses the output of `faulthandler` (CPython's traceback.c, `_Py_DumpTracebackThreads`).
 fn stacks(text: &str) -> Vec<Stack> {
     let mut stacks: Vec<Stack> = Vec::new();
     for line in text.lines() {
         if line.ends_with("(most recent call first):") {
-            // It is the main thread that a signal to the process goes to.
+            // A signal to the process runs its handler on the main thread.
             stacks.push(Stack { is_main: line.starts_with("Current"), frames: Vec::new() });
         } else if let (Some(stack), Some(frame)) = (stacks.last_mut(), frame(line)) {
             stack.frames.push(frame);
@@ -194,7 +198,8 @@ fn frame(line: &str) -> Option<Frame> {
 }
 
 impl Stack {
-    /// `None`: in a call of ours, of which the engine knows, but `with_calls`. The names of our files begin with `ours`.
+    /// `None` for a call of ours, which the engine knows, unless `with_calls`. The names of our files start with
+    /// `ours`.
     fn stand(&self, ours: &str, with_calls: bool) -> Option<String> {
         let innermost = self.frames.iter().find(|frame| !frame.is_in(ours))?;
         if !with_calls && !std::ptr::eq(innermost, &self.frames[0]) {
@@ -210,12 +215,12 @@ impl Stack {
 }
 
 impl Frame {
-    /// Whether it is in a file of the package whose files' names begin so.
+    /// Whether the frame is in a file whose name starts with `package`.
     fn is_in(&self, package: &str) -> bool {
         !package.is_empty() && self.file.starts_with(package)
     }
 
-    /// Not of the user's program: Python's own, or installed.
+    /// Whether the frame is in Python's library or an installed package instead of the user's program.
     fn is_library(&self) -> bool {
         self.file.contains("/lib/python3.") || self.file.starts_with('<')
     }

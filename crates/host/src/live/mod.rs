@@ -1,9 +1,10 @@
 //! Owns live ranks: unmodified Python programs, each in a process of its own, as the engine's ranks.
 //!
-//! In the order in which a call travels, once it has left the rank's process (`uniference-client`) as messages (`uniference-protocol`): the
-//! [`driver`] hears all ranks (`sources`) and starts them through the [`zygote`]; [`exchange`] turns their words into the engine's requests and its
-//! replies into answers; [`data`] knows where tensors lie in the arena; [`slots`] says who may run at once; [`lookout`] sees ranks that
-//! say nothing; [`remote`] has ranks on other machines.
+//! In the order of a call that has left the rank's process (`uniference-client`) as messages (`uniference-protocol`):
+//! the [`driver`] reads messages of all ranks (`sources`) and starts ranks through the [`zygote`]; [`exchange`] turns
+//! messages into the engine's requests and the engine's replies into answers; [`data`] locates tensors in the arena;
+//! [`slots`] limits the ranks that run at once; [`lookout`] inspects ranks without messages; [`remote`] has ranks on
+//! other machines.
 
 mod absent;
 mod connections;

@@ -1,6 +1,6 @@
-//! Owns what ranks print: whole lines out of pipes, into each rank's log and on to the console.
+//! Owns the output of ranks: whole lines from pipes, written to each rank's log and to the console.
 //!
-//! How a line looks on the console is the console's business.
+//! The console decides on the format of lines.
 
 use crate::error::{HostError, file_hint};
 use std::fs::File;
@@ -16,30 +16,30 @@ pub enum Stream {
     Err,
 }
 
-/// A line longer than this is passed on in parts: a rank that never ends its line must not fill our memory.
+/// Longest line in bytes that is passed on as a whole: a rank that never ends its line must not fill our memory.
 const LONGEST_LINE: usize = 64 << 20;
 
-/// So much is read at once.
+/// Number of bytes that are read at once.
 const CHUNK: usize = 16 * 1024;
 
-/// One pipe of a rank.
+/// A pipe for one output of a rank.
 pub struct Pipe {
     source: File,
     partial: Vec<u8>,
 }
 
 impl Pipe {
-    /// Takes over the reading end.
+    /// Takes ownership of the read end.
     pub fn new(source: File) -> Pipe {
         Pipe { source, partial: Vec::new() }
     }
 
-    /// The reading end.
+    /// The read end.
     pub fn source(&self) -> &File {
         &self.source
     }
 
-    /// Reads once and hands whole lines, with their ends, to `line`. Returns false when the pipe has ended.
+    /// Reads once and passes whole lines, with their ends, to `line`. Returns false at the end of the pipe.
     pub fn read<E>(&mut self, line: impl FnMut(&[u8]) -> Result<(), E>) -> Result<bool, E> {
         let mut chunk = [0; CHUNK];
         let count = match self.source.read(&mut chunk) {
@@ -67,8 +67,8 @@ impl Pipe {
 }
 
 impl Pipe {
-    /// Hands over what is in the pipe at this moment, as [`Pipe::read`] does, the beginning of a line included. There may come more, from others
-    /// who hold its other end: that is not waited for.
+    /// Passes the current contents of the pipe to `line`, as [`Pipe::read`] does, including an unfinished line. Other
+    /// processes that hold the write end may write more, which is not waited for.
     pub fn drain<E>(&mut self, mut line: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
         let mut left = rustix::io::ioctl_fionread(&self.source).unwrap_or_default();
         while left > 0 && self.read(&mut line)? {
@@ -77,7 +77,7 @@ impl Pipe {
         self.end_line(line)
     }
 
-    /// A last line without an end is given one.
+    /// Ends a last line without a newline.
     fn end_line<E>(&mut self, mut line: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
         if self.partial.is_empty() {
             return Ok(());
@@ -87,7 +87,7 @@ impl Pipe {
     }
 }
 
-/// The ranks' logs, `rank-N.log` in one folder; a rank that prints nothing has none.
+/// The ranks' logs, `rank-N.log` in one folder; a rank without output has no log.
 pub struct Logs {
     folder: PathBuf,
     files: Vec<Option<File>>,
@@ -118,7 +118,7 @@ impl Logs {
 mod tests {
     use super::*;
 
-    /// The lines that come out when these parts are written one after the other.
+    /// The lines that are passed on if these parts are written one after the other.
     fn lines(parts: &[&[u8]]) -> Vec<String> {
         let (source, sink) = rustix::pipe::pipe().unwrap();
         let (mut pipe, mut sink) = (Pipe::new(File::from(source)), File::from(sink));

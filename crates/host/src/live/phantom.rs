@@ -1,8 +1,10 @@
-//! Owns what has torch's own CUDA code run without a GPU: the library of simulated GPUs is loaded before it, under the names of NVIDIA's.
+//! Owns the libraries that let torch's CUDA code run without a GPU: the library of simulated GPUs is loaded before
+//! torch, under the names of NVIDIA's libraries.
 //!
-//! The dynamic linker knows a library that is loaded by its name (`DT_SONAME`), wherever it is from. So there is an empty library for each of
-//! NVIDIA's names, which needs ours and has nothing itself; one more needs all of them, and is what the zygote preloads. They are written for
-//! each run, as they are a few hundred bytes.
+//! The dynamic linker identifies a loaded library by its name (`DT_SONAME`), whatever its path. For this reason there
+//! is an empty library for each of NVIDIA's names, which depends on ours and has no contents; one more library depends
+//! on all of them, and is preloaded by the zygote. The libraries are written for each run, as they are a few hundred
+//! bytes.
 
 use crate::error::HostError;
 use crate::symbols::{self, Torch};
@@ -23,7 +25,7 @@ use uniference_abi::gpus::{DEVICES, LIBRARY, NAMED, PRELOAD, SONAMES};
 /// A simulated GPU, as a rank's process is told of it: [`uniference_abi::gpus::Device`] in JSON.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
-    /// As the driver names it.
+    /// The GPU's name in the CUDA driver.
     pub name: String,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
@@ -31,7 +33,7 @@ pub struct Gpu {
     pub multiprocessors: u32,
     /// Size of the memory in bytes.
     pub memory: u64,
-    /// Bytes of memory that a process's context takes.
+    /// Bytes of memory that a process's context occupies.
     pub context: u64,
     /// Bandwidth of the memory in bytes per second.
     pub bandwidth: u64,
@@ -47,23 +49,24 @@ pub struct Gpu {
     pub pci: (u32, u32, u32),
     /// Identifier, unique in a run.
     pub uuid: [u8; 16],
-    /// It reaches the memory of its neighbours on the host.
+    /// Whether the GPU can access the memory of other GPUs on its host.
     pub reaches_peers: bool,
 }
 
-/// Libraries to be preloaded. They are gone when this is dropped; those of a command that was killed, when the next one comes.
+/// Libraries to preload. Their folder is removed when this is dropped; the folder of a killed command is removed by the
+/// next command.
 pub struct Libraries {
     folder: TempDir,
-    /// Locked while the folder is somebody's.
+    /// A lock that is held while the folder is in use.
     _lock: File,
 }
 
-/// Of folders in the temporary one, and of the file in them that is locked.
+/// Name prefix of the folders in the temporary folder; `LOCK`: the locked file in each of them.
 const FOLDERS: &str = "uniference-gpus-";
 const LOCK: &str = "lock";
 
 impl Libraries {
-    /// Writes them, for the library of simulated GPUs in `package` and an installed torch.
+    /// Writes the libraries, for the library of simulated GPUs in `package` and an installed torch.
     pub fn write(package: &Path, torch: &Torch) -> Result<Libraries, HostError> {
         let library = package.join(LIBRARY);
         if !library.exists() {
@@ -92,18 +95,18 @@ impl Libraries {
         Ok(libraries)
     }
 
-    /// What the zygote's environment is to have.
+    /// Environment variables for the zygote.
     pub fn environment(&self) -> [(&'static str, OsString); 3] {
         [(DEVICES, "0".into()), (PRELOAD, self.preload().into()), ("TRITON_LIBCUDA_PATH", self.folder.path().into())]
     }
 
-    /// The one that needs the others.
+    /// The library that depends on all others.
     pub fn preload(&self) -> PathBuf {
         self.folder.path().join("uniference-gpus.so")
     }
 }
 
-/// The folder's file, which nobody finds before it is locked.
+/// Creates the folder's lock file, which becomes visible only once it is locked.
 fn locked(folder: &Path) -> io::Result<File> {
     let unseen = folder.join("unlocked");
     let file = File::create(&unseen)?;
@@ -122,7 +125,8 @@ fn remove_abandoned(temporary: &Path) {
     }
 }
 
-/// Triton looks for `libcuda.so.1` in the folder that `TRITON_LIBCUDA_PATH` names; torch takes real libraries for loaded if it finds `libcudart.so` among the files that the process has mapped.
+/// Triton searches for `libcuda.so.1` in the folder `TRITON_LIBCUDA_PATH`; torch assumes that the real libraries are
+/// loaded if `libcudart.so` is among the process's mapped files.
 fn file_name(soname: &str) -> String {
     if soname == "libcuda.so.1" {
         soname.to_owned()
@@ -136,12 +140,12 @@ fn write(path: &Path, contents: &[u8]) -> Result<(), HostError> {
     fs::write(path, contents).map_err(|source| HostError::File { action: "write", path: path.to_owned(), source, hint })
 }
 
-/// A shared library of this name that has nothing, and needs others.
+/// An empty shared library named `soname` that depends on the libraries `needed`.
 fn elf(soname: &[u8], needed: &[&[u8]]) -> Vec<u8> {
     const HEADER: usize = 64;
     const SEGMENT: usize = 56;
     const SEGMENTS: usize = 3;
-    // A table of symbols must be there: the first one, which is none, and a hash table with one empty bucket for it.
+    // A symbol table is required: it has the null symbol only, with a hash table of one empty bucket.
     let hash: [u32; 4] = [1, 1, 0, 0];
     let symbols = [0; 24];
     let mut strings = vec![0];
@@ -174,10 +178,10 @@ fn elf(soname: &[u8], needed: &[&[u8]]) -> Vec<u8> {
     let mut file = b"\x7fELF\x02\x01\x01".to_vec();
     file.resize(16, 0);
     file.extend(ET_DYN.0.to_le_bytes().into_iter().chain(machine.0.to_le_bytes()).chain(1u32.to_le_bytes()));
-    // No entry; the segments after this header; no sections; no flags.
+    // No entry point; the segments after this header; no sections; no flags.
     file.extend([0, HEADER as u64, 0].into_iter().flat_map(u64::to_le_bytes).chain([0; 4]));
     file.extend([HEADER, SEGMENT, SEGMENTS, 64, 0, 0].into_iter().flat_map(|n| (n as u16).to_le_bytes()));
-    // The linker writes to the dynamic section. The last says that the stack need not be executable.
+    // The linker writes to the dynamic section. The last segment declares that the stack need not be executable.
     let (start, dynamic_at) = (0, dynamic_at as u64);
     for (kind, at, bytes, align) in [
         (PT_LOAD.0, start, end, 0x1000),

@@ -1,32 +1,33 @@
-//! Owns which ranks may run on the host at once (`--jobs`). It changes when a rank runs on the host, never what the run computes.
+//! Owns the slots of ranks that may run at once on a machine (`--jobs`). Slots change the time at which a rank runs on
+//! this machine, never the result of the run.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 use uniference_sim::ids::RankId;
 
-/// A rank that made no call for this long no longer keeps the others from running.
+/// Duration without a call after which a rank no longer keeps others from running.
 pub const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The ranks that run, and turns that wait for one of them to block.
+/// The ranks that run, and turns that wait for a rank to block.
 pub struct Slots<T> {
-    /// Of each machine.
+    /// Number of free slots of each machine.
     free: Vec<usize>,
     ranks: Vec<Slot>,
     waiting: VecDeque<(RankId, T)>,
 }
 
-/// One rank's standing.
+/// The state of one rank.
 #[derive(Clone, Default)]
 struct Slot {
     machine: usize,
-    /// Its process runs on the host.
+    /// Whether the rank's process runs.
     running: bool,
-    /// Since when, if the rank holds a slot.
+    /// Start of the rank's slot, or time of its latest message; `None`: the rank holds no slot.
     holds: Option<Instant>,
 }
 
 impl<T> Slots<T> {
-    /// `jobs` slots on each machine for ranks, of which each is on one of them.
+    /// Creates `jobs` slots per machine; `machines` has the machine of each rank.
     pub fn new(jobs: usize, machines: impl IntoIterator<Item = usize>) -> Slots<T> {
         let slot = |machine| Slot { machine, ..Slot::default() };
         let ranks: Vec<Slot> = machines.into_iter().map(slot).collect();
@@ -34,13 +35,13 @@ impl<T> Slots<T> {
         Slots { free: vec![jobs.max(1); count], ranks, waiting: VecDeque::new() }
     }
 
-    /// A task of `rank` could go on with `turn`.
+    /// Queues `turn` of a task of `rank`.
     pub fn offer(&mut self, rank: RankId, turn: T) {
         self.waiting.push_back((rank, turn));
     }
 
-    /// The next turn that may be taken now; its rank then runs. A rank takes one turn at a time, so which of its threads is first does
-    /// not depend on the host.
+    /// The next turn that may run now; its rank then runs. A rank has one turn at a time, so the order of its threads
+    /// does not depend on this machine's scheduling.
     pub fn take(&mut self, now: Instant) -> Option<T> {
         let may_run = |(rank, _): &(RankId, T)| {
             let slot = &self.ranks[rank.index()];
@@ -54,7 +55,7 @@ impl<T> Slots<T> {
         Some(turn)
     }
 
-    /// All threads of `rank` wait, or it has ended.
+    /// Frees the slot of `rank`: all its threads wait, or it has ended.
     pub fn blocked(&mut self, rank: RankId) {
         let slot = &mut self.ranks[rank.index()];
         slot.running = false;
@@ -63,14 +64,15 @@ impl<T> Slots<T> {
         }
     }
 
-    /// `rank` was heard of.
+    /// Notes a message of `rank`.
     pub fn heard(&mut self, rank: RankId, now: Instant) {
         if let Some(since) = &mut self.ranks[rank.index()].holds {
             *since = now;
         }
     }
 
-    /// Takes their slots from ranks that were silent for too long; when to look again, if turns are waiting.
+    /// Frees the slots of ranks that were silent for too long. Returns the time of the next check, if turns are
+    /// waiting.
     pub fn expire(&mut self, now: Instant) -> Option<Instant> {
         if self.waiting.is_empty() {
             return None;

@@ -1,4 +1,4 @@
-//! Owns what a live run listens to: signals, the process that forks ranks, their threads and their output.
+//! Owns the descriptors that a live run polls: signals, the zygote, ranks' threads and their output.
 
 use super::output::Stream;
 use crate::error::HostError;
@@ -7,18 +7,18 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Duration;
 use uniference_sim::ids::{RankId, TaskId};
 
-/// What an epoll event is about.
+/// The origin of an epoll event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     Signal,
     Zygote,
-    /// A worker, by its place in the list of them.
+    /// A worker, by its index in the list of workers.
     Board(usize),
     Task(RankId, TaskId),
     Pipe(RankId, Stream),
 }
 
-/// What is listened to.
+/// The polled descriptors.
 pub(super) struct Sources {
     epoll: OwnedFd,
     table: Vec<Source>,
@@ -42,8 +42,8 @@ impl Sources {
         epoll::delete(&self.epoll, fd).map_err(HostError::system("removing a rank from the epoll instance"))
     }
 
-    /// Those that are ready after `timeout` at the latest. Signals come first, though a rank may have become ready before: whose a Ctrl-C is
-    /// depends on what the rank under the debugger was doing when it was typed.
+    /// Sources that become ready within `timeout`. Signals come first, even if a rank became ready earlier: the
+    /// recipient of a Ctrl-C depends on the state of the debugged rank at the time of the keystroke.
     pub(super) fn wait(&self, timeout: Option<Duration>) -> Result<Vec<Source>, HostError> {
         let mut events = Vec::with_capacity(64);
         let timeout = timeout.map(|span| span.try_into().expect("seconds fit"));

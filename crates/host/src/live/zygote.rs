@@ -1,7 +1,7 @@
-//! Owns the driver's end of the zygote: starting it, asking it for ranks, hearing how they ended. `python/uniference/rank/zygote.py`
-//! documents the messages.
+//! Owns the driver's end of the zygote: its start, requests for ranks, and the exit statuses of ranks.
+//! `python/uniference/rank/zygote.py` documents the messages.
 //!
-//! What a rank says while it lives does not pass through here.
+//! Messages of running ranks do not pass through the zygote.
 
 use super::phantom::{Gpu, Libraries};
 use crate::error::HostError;
@@ -25,37 +25,37 @@ use std::time::{Duration, Instant, SystemTime};
 use uniference_protocol::leftovers::VARIABLE;
 use uniference_protocol::wire::write_with_fds;
 
-/// What a rank runs.
+/// The program of a rank.
 #[derive(Clone, Debug)]
 pub struct Script {
-    /// The script, or with `module` the module's name; then its arguments.
+    /// The script, or with `module` the module's name; then the arguments.
     pub argv: Vec<OsString>,
-    /// Run as `python -m` does.
+    /// Runs a module, as `python -m` does.
     pub module: bool,
-    /// Added to the environment of every rank.
+    /// Variables added to the environment of every rank.
     pub env: BTreeMap<String, String>,
 }
 
-/// Where a rank is, as torchrun tells its processes.
+/// Placement of a rank, with the numbers that torchrun gives its processes.
 #[derive(Clone, Debug)]
 pub struct RankPlacement {
     /// The rank's number.
     pub rank: u32,
     /// Number of ranks in the world.
     pub world_size: u32,
-    /// The rank's number on its host, and the number of ranks there.
+    /// The rank's number on its host, and the number of ranks on that host.
     pub local: (u32, u32),
-    /// Its host's number, and how many hosts there are.
+    /// The host's number, and the number of hosts.
     pub group: (u32, u32),
-    /// The name of its device.
+    /// The name of the rank's device.
     pub device: String,
     /// Bytes of the device's memory, if that is known.
     pub memory: Option<u64>,
-    /// Number of the device's processor cores, if that is known; at least 1.
+    /// Number of the device's CPU cores, if known; at least 1.
     pub cores: Option<u32>,
-    /// The simulated GPUs of its host, one for each of its ranks; empty if GPUs are not simulated by a library.
+    /// The simulated GPUs of the rank's host, one per rank; empty if GPUs are not simulated by a library.
     pub gpus: Vec<Gpu>,
-    /// The GPUs are those of all ranks, which lend them to this one's program.
+    /// Whether `gpus` are the GPUs of all ranks, which this rank's program uses.
     pub lends: bool,
 }
 
@@ -80,8 +80,7 @@ struct Fork<'a> {
     input: bool,
 }
 
-/// What the zygote is asked for a rank with: a line of JSON.
-/// `input` says whether the rank is given a standard input.
+/// The request to the zygote for a rank: a line of JSON. `input`: whether the rank has a standard input.
 pub fn fork(script: &Script, place: &RankPlacement, debug_rank: Option<u32>, input: bool) -> Vec<u8> {
     let fork = Fork {
         op: "fork",
@@ -107,7 +106,7 @@ pub fn fork(script: &Script, place: &RankPlacement, debug_rank: Option<u32>, inp
     line
 }
 
-/// What the zygote says.
+/// A message of the zygote.
 #[derive(Debug, PartialEq, Deserialize, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum News {
@@ -118,9 +117,9 @@ pub enum News {
     },
     /// Ranks cannot be forked.
     Error {
-        /// What went wrong.
+        /// The error.
         message: String,
-        /// What to do.
+        /// The remedy.
         #[serde(default)]
         hint: String,
     },
@@ -142,49 +141,52 @@ pub enum News {
     },
 }
 
-/// The process that ranks are forked from. It and all ranks end when this is dropped, or this process does.
+/// The process from which ranks are forked. The process and all ranks end when this is dropped, or when the current
+/// process ends.
 pub struct Zygote {
-    /// Its supervisor, which ends as it does.
+    /// The zygote's supervisor, which ends as the zygote does.
     child: Child,
     socket: Option<UnixStream>,
     heard: Vec<u8>,
-    /// It has loaded torch, and listens.
+    /// Whether the zygote has loaded torch and accepts requests.
     is_ready: bool,
     ranks: BTreeMap<u32, i32>,
-    /// When it was started.
+    /// Time of the zygote's start.
     since: SystemTime,
-    /// What its ranks' processes have made.
+    /// The register of shared resources that the ranks' processes create.
     made: Register,
-    /// What it has loaded; no file is needed any more when it ends.
+    /// Libraries that the zygote has loaded; their files are removed when it ends.
     _libraries: Option<Libraries>,
 }
 
-/// What the zygote loads before the C library: the extension, whose functions of time stand in for that one's.
+/// The library that the zygote loads before the C library: the extension, whose time functions replace those of the C
+/// library.
 static PRELOADED: OnceLock<PathBuf> = OnceLock::new();
 
-/// The variable in which the dynamic linker looks for that; `python/uniference/rank/zygote.py` takes it away again.
+/// The environment variable for preloaded libraries of the dynamic linker; `python/uniference/rank/zygote.py` removes
+/// it again.
 const PRELOAD: &str = "LD_PRELOAD";
 
-/// The variable from which the interpreter takes how strings are hashed, and so the order of sets: at random without it. It is the same in every run,
-/// unless the user says which.
+/// The environment variable with the seed of Python's string hashes, which decides the order of sets: random if unset.
+/// The seed is the same in every run, unless the user sets it.
 const HASH_SEED: &str = "PYTHONHASHSEED";
 
-/// Has every zygote of this process load the library at `path` before the C library.
+/// Makes every zygote of this process load the library at `path` before the C library.
 pub fn preload(path: PathBuf) {
     PRELOADED.get_or_init(|| path);
 }
 
-/// The folder of the package that the extension is part of.
+/// The folder of the package that contains the extension.
 pub(super) fn package() -> Option<&'static Path> {
     PRELOADED.get().and_then(|extension| extension.parent())
 }
 
-/// How long the zygote may take to end by itself when all ranks have.
+/// Time limit for the zygote to end by itself after all ranks have ended.
 const GRACE: Duration = Duration::from_secs(2);
 
 impl Zygote {
-    /// Starts `python -P -m uniference.rank.zygote`: what lies in the current folder must not stand in for modules.
-    /// It imports `modules` before it is ready; `libraries` are loaded behind the extension.
+    /// Starts `python -P -m uniference.rank.zygote`: `-P` keeps files of the current folder from shadowing modules. The
+    /// zygote imports `modules` before it is ready; `libraries` are loaded after the extension.
     pub fn start(python: &Path, modules: &[String], libraries: Option<Libraries>) -> Result<Zygote, HostError> {
         let (socket, theirs) = UnixStream::pair().map_err(HostError::system("creating a socket pair"))?;
         inherit(theirs.as_fd()).map_err(HostError::system("making a socket inheritable"))?;
@@ -216,13 +218,13 @@ impl Zygote {
         })
     }
 
-    /// What to poll for reading.
+    /// The descriptor to poll for messages.
     pub fn socket(&self) -> BorrowedFd<'_> {
         self.socket.as_ref().expect("open until it is dropped").as_fd()
     }
 
-    /// Asks for the rank of an `order` ([`fork`]) with these descriptors: its control socket, standard output, standard error; for the rank that
-    /// is debugged also standard input.
+    /// Requests the rank of an `order` ([`fork`]) with these descriptors: its control socket, standard output and
+    /// standard error; for a debugged rank also standard input.
     pub fn fork(&mut self, order: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), HostError> {
         let socket = self.socket.as_ref().expect("open until it is dropped");
         let send = || {
@@ -233,13 +235,13 @@ impl Zygote {
         send().map_err(|_: io::Error| self.lost())
     }
 
-    /// What it has said since the last time.
+    /// Messages of the zygote since the last call.
     pub fn hear(&mut self) -> Result<Vec<News>, HostError> {
         let mut chunk = [0; 4096];
         let mut socket = self.socket.as_ref().expect("open until it is dropped");
         loop {
             match socket.read(&mut chunk) {
-                // What it said before it ended comes first: it may say why.
+                // Messages from before the end of the zygote come first: they may state the reason.
                 Ok(0) if self.heard.contains(&b'\n') => break,
                 Ok(0) => return Err(self.lost()),
                 Ok(n) => self.heard.extend_from_slice(&chunk[..n]),
@@ -264,7 +266,7 @@ impl Zygote {
         }
     }
 
-    /// Whether it does, as it should where no rank is left.
+    /// Whether the zygote ends by itself, as it should if no rank is left.
     fn ends_by_itself(&mut self) -> bool {
         let deadline = Instant::now() + GRACE;
         while self.is_ready && self.ranks.is_empty() && Instant::now() < deadline {
@@ -276,7 +278,8 @@ impl Zygote {
         false
     }
 
-    /// It has hung up. Where it ended by itself before it was ready, something is amiss with the machine; otherwise somebody has ended it.
+    /// The error for a closed connection. If the zygote ended by itself before it was ready, the machine or its
+    /// installation is at fault; otherwise the zygote was killed.
     fn lost(&mut self) -> HostError {
         let (how, by_signal) = match self.child.wait() {
             Ok(status) => {
@@ -294,7 +297,7 @@ impl Zygote {
     }
 }
 
-/// Whatever is left of the run ends here, with it what ranks themselves have started.
+/// Ends all processes of the run, including those that ranks have started.
 impl Drop for Zygote {
     fn drop(&mut self) {
         let mut left = leftovers::shared_by(self.child.id() as i32, self.since);
@@ -311,7 +314,7 @@ impl Drop for Zygote {
     }
 }
 
-/// Ours, and behind it what the user preloads.
+/// The preloaded libraries: the extension first, the user's last.
 fn preloads(libraries: Option<&Libraries>) -> Option<OsString> {
     let mut value = PRELOADED.get()?.clone().into_os_string();
     if let Some(libraries) = libraries {
@@ -325,7 +328,7 @@ fn preloads(libraries: Option<&Libraries>) -> Option<OsString> {
     Some(value)
 }
 
-/// Ends a process and its group; those that are gone already are no error.
+/// Kills a process and its group; processes that no longer exist are no error.
 fn kill_group(pid: i32) {
     if let Some(pid) = rustix::process::Pid::from_raw(pid) {
         let _ = rustix::process::kill_process_group(pid, rustix::process::Signal::KILL);
@@ -346,13 +349,13 @@ fn inherit(fd: BorrowedFd<'_>) -> rustix::io::Result<()> {
     rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty())
 }
 
-/// Each byte as the character of that number: JSON has no other bytes than UTF-8's.
+/// Encodes each byte as the character of that number: JSON has UTF-8 only.
 fn byte_by_byte(word: &OsStr) -> String {
     word.as_bytes().iter().map(|byte| char::from(*byte)).collect()
 }
 
 /// # Panics
-/// If it is none of the messages that our own zygote has.
+/// If the line is not a message of our zygote.
 fn understand(line: &[u8]) -> News {
     serde_json::from_slice(line).unwrap_or_else(|e| panic!("the zygote said {:?}: {e}", String::from_utf8_lossy(line)))
 }

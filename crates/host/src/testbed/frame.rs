@@ -1,8 +1,9 @@
-//! Owns what can be read from a frame of a TUN device: for whom it is, and what it puts on an Ethernet link.
+//! Owns the parsing of frames of a TUN device: the receiver, and the number of bytes on an Ethernet link.
 //!
-//! A frame is an IPv4 packet behind the header that the kernel and virtual devices use among themselves (`struct virtio_net_hdr` of
-//! linux/virtio_net.h). With segmentation left to the device it stands for several packets of one connection in a row: it is carried as one, and
-//! handed to the receiver as one, as cards that gather what they receive do (GRO). So TCP's work is done once for all of them.
+//! A frame is an IPv4 packet after the header that the kernel and virtual devices use among themselves (`struct
+//! virtio_net_hdr` of linux/virtio_net.h). With segmentation offload, a frame represents several consecutive packets of
+//! one connection: the emulator carries them as one, and delivers them as one to the receiver, as NICs with receive
+//! offload do (GRO). This way, TCP processes all of them at once.
 
 use super::namespace::MTU;
 use super::wire::ETHERNET_HEADER;
@@ -10,12 +11,12 @@ use std::net::Ipv4Addr;
 
 /// Size of `struct virtio_net_hdr`.
 const HEADER: usize = 10;
-/// The longest frame.
+/// Length of the longest frame.
 pub(super) const LONGEST: usize = HEADER + 65_536;
-/// Of an IP protocol number.
+/// The IP protocol number of TCP.
 const TCP: u8 = 6;
 
-/// Whom an IPv4 packet is for.
+/// The receiver of an IPv4 packet.
 pub(super) fn receiver(frame: &[u8]) -> Option<Ipv4Addr> {
     let packet = frame.get(HEADER..)?;
     let is_ipv4 = packet.first().is_some_and(|byte| byte >> 4 == 4);
@@ -23,10 +24,10 @@ pub(super) fn receiver(frame: &[u8]) -> Option<Ipv4Addr> {
     Some(Ipv4Addr::from(field))
 }
 
-/// Bytes on the link: every packet has headers of its own.
+/// Number of bytes on the link: every packet has headers of its own.
 pub(super) fn wire_bytes(frame: &[u8]) -> u64 {
     let (header, packet) = frame.split_at(HEADER);
-    // In the byte order of this machine; 0 in a frame of one packet.
+    // Segment size in this machine's byte order; 0 in a frame of one packet.
     let segment = u64::from(u16::from_ne_bytes([header[4], header[5]]));
     let length = packet.len() as u64;
     if segment == 0 || packet[9] != TCP || length <= u64::from(MTU) {
@@ -43,7 +44,7 @@ pub(super) fn wire_bytes(frame: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    /// A TCP packet with 20 + 32 bytes of headers for 10.66.0.2, of which every `segment` bytes are a packet.
+    /// A TCP frame with 20 + 32 bytes of headers to 10.66.0.2; every `segment` bytes of payload are one packet.
     fn frame(payload: usize, segment: u16) -> Vec<u8> {
         let mut frame = vec![0; HEADER + 52 + payload];
         frame[4..6].copy_from_slice(&segment.to_ne_bytes());
@@ -54,7 +55,7 @@ mod tests {
         frame
     }
 
-    /// n bytes of payload, 1,448 to a packet, are n + ceil(n / 1448) * 66 on the link.
+    /// n bytes of payload at 1,448 per packet are n + ceil(n / 1448) * 66 bytes on the link.
     #[test]
     fn each_packet_of_a_frame_has_headers() {
         for (payload, packets) in [(1, 1), (1_448, 1), (1_449, 2), (14_480, 10), (14_481, 11)] {

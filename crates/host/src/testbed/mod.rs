@@ -1,8 +1,10 @@
-//! Owns the testbed: real processes on real sockets, over an emulated network made after a cluster file, on one Linux machine.
+//! Owns the testbed: real processes on real sockets, over an emulated network that follows a cluster file, on one Linux
+//! machine.
 //!
-//! `namespace` makes a host for every host of the cluster, `wire` says what its links do to packets, the emulator here carries
-//! the packets, and `priority` sees to it that others' work does not slow them down. Compute is the machine's own: a device's slowdown is
-//! not emulated, and ranks on one host use its loopback.
+//! `namespace` creates a host for every host of the cluster, `wire` defines the effects of links on packets, the
+//! emulator in this module carries the packets, and `priority` keeps other work on the machine from slowing them down.
+//! Compute runs at the machine's own speed: a device's slowdown is not emulated, and ranks on one host use its
+//! loopback.
 
 mod frame;
 mod namespace;
@@ -27,16 +29,16 @@ use uniference_sim::cluster::Cluster;
 use uniference_sim::ids::HostId;
 use wire::Wire;
 
-/// A drop-tail queue of this many bytes stands before every link: what a small switch has.
+/// Size in bytes of the drop-tail queue of each link: typical of a small switch.
 pub const DEFAULT_QUEUE_BYTES: u64 = 1_500_000;
 
 /// The name of every host's interface, for `GLOO_SOCKET_IFNAME`.
 pub const INTERFACE: &str = namespace::INTERFACE;
 
-/// Of the hosts' addresses: the first is 10.66.0.1.
+/// The hosts' network: the first address is 10.66.0.1.
 const NETWORK: u32 = u32::from_be_bytes([10, 66, 0, 0]);
 
-/// Emulated hosts. All of it ends when this is dropped, the processes on them included.
+/// Emulated hosts. Dropping this ends all of them, including their processes.
 pub struct Testbed {
     hosts: Vec<Namespace>,
     emulator: Option<JoinHandle<()>>,
@@ -45,7 +47,7 @@ pub struct Testbed {
     real_time: bool,
 }
 
-/// What the emulator has seen.
+/// Counters of the emulator.
 #[derive(Default)]
 struct Counts {
     carried: AtomicU64,
@@ -53,25 +55,25 @@ struct Counts {
     late: AtomicU64,
 }
 
-/// What the emulator has done.
+/// Statistics of the emulator.
 #[derive(Clone, Copy, Debug)]
 pub struct Packets {
-    /// Frames that arrived: packets, or several of one connection in a row.
+    /// Frames that arrived: single packets, or several consecutive ones of one connection.
     pub carried: u64,
-    /// Those that found a full queue.
+    /// Frames that were dropped at a full queue.
     pub dropped: u64,
-    /// Those that were handed over more than [`LATE`] after they were due: the machine is slower than the network then.
+    /// Frames that were delivered more than [`LATE`] after their due time: the machine is slower than the network.
     pub late: u64,
 }
 
-/// How late a packet may be handed over before it counts in [`Packets::late`].
+/// Delay above which a delivered packet counts in [`Packets::late`].
 pub const LATE: Duration = Duration::from_micros(500);
 
 impl Testbed {
-    /// Makes the hosts and links of `cluster`, with `queue_bytes` of room before every link.
+    /// Creates the hosts and links of `cluster`, with a queue of `queue_bytes` per link.
     ///
     /// # Errors
-    /// Where namespaces, TUN devices or `iproute2` cannot be had, with a hint.
+    /// If namespaces, TUN devices or `iproute2` are unavailable; the error has a hint.
     pub fn new(cluster: &Cluster, queue_bytes: u64) -> Result<Testbed, HostError> {
         let count = cluster.topology.hosts().len() as u32;
         let mut hosts = Vec::new();
@@ -101,7 +103,7 @@ impl Testbed {
         Ok(Testbed { hosts, emulator: Some(emulator), stop, counts, real_time })
     }
 
-    /// What this machine lacks for a testbed, if anything.
+    /// A requirement of the testbed that this machine lacks, if any.
     pub fn missing() -> Option<String> {
         let tool = |name: &str| Command::new(name).arg("-V").output().is_err();
         if !rustix::process::geteuid().is_root() {
@@ -116,7 +118,7 @@ impl Testbed {
     /// Starts a process on a host.
     ///
     /// # Errors
-    /// The operating system's, as from [`Command::spawn`].
+    /// Errors of [`Command::spawn`].
     pub fn spawn(&self, host: HostId, command: Command) -> io::Result<Child> {
         self.hosts[host.index()].spawn(command)
     }
@@ -126,12 +128,13 @@ impl Testbed {
         address(host.0)
     }
 
-    /// Do its threads and processes go before all others on this machine? Otherwise others' work shows in what is measured.
+    /// Whether the testbed's threads and processes have real-time priority on this machine. Otherwise other work
+    /// affects measurements.
     pub fn is_in_real_time(&self) -> bool {
         self.real_time
     }
 
-    /// What was carried so far.
+    /// Statistics up to now.
     pub fn packets(&self) -> Packets {
         let Counts { carried, dropped, late } = &*self.counts;
         Packets { carried: carried.load(Relaxed), dropped: dropped.load(Relaxed), late: late.load(Relaxed) }
@@ -151,7 +154,7 @@ fn address(host: u32) -> Ipv4Addr {
     Ipv4Addr::from(NETWORK + host + 1)
 }
 
-/// The rate of the first link on a host's way out, in bit/s; of a host without neighbours it does not matter.
+/// The rate of the first link on a host's route to others, in bit/s; irrelevant for a host without neighbours.
 fn egress(cluster: &Cluster, host: u32) -> f64 {
     let other = u32::from(host == 0);
     if cluster.topology.hosts().len() < 2 {
@@ -161,26 +164,26 @@ fn egress(cluster: &Cluster, host: u32) -> f64 {
     cluster.topology.link(route.links[0]).bandwidth.bytes_per_second() * 8.0
 }
 
-/// Carries packets between the devices, in a thread of its own.
+/// Carries packets between the devices, on a thread of its own.
 struct Emulator {
     wire: Wire<(u32, Vec<u8>)>,
     devices: Vec<OwnedFd>,
-    /// Packets that a device did not take.
+    /// Number of packets that a device did not accept.
     lost: u64,
     start: Instant,
     counts: Arc<Counts>,
     stop: Arc<AtomicBool>,
 }
 
-/// How often it looks whether it should stop.
+/// Interval between checks of the stop flag.
 const PATIENCE_NS: u64 = 50_000_000;
 
-/// How many packets of one device are read before another's turn.
+/// Number of packets that are read from one device before the next device's turn.
 const TURN: usize = 64;
 
 impl Emulator {
     fn run(mut self) {
-        // Sleeps end when they should, and the ranks that compute do not keep the network waiting.
+        // Sleeps end on time, and ranks that compute do not delay the network.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         if !priority::real_time(priority::EMULATOR) {
             let _ = rustix::process::setpriority_process(None, -15);
@@ -198,14 +201,14 @@ impl Emulator {
         self.start.elapsed().as_nanos() as u64
     }
 
-    /// Until a packet can be read or moves.
+    /// Waits until a packet can be read or moved.
     fn wait(&self) {
         let now = self.now();
         let left = self.wire.next_at().map_or(PATIENCE_NS, |at| at.saturating_sub(now)).min(PATIENCE_NS);
         let timeout = Timespec { tv_sec: 0, tv_nsec: left as i64 };
         let mut waiting: Vec<PollFd<'_>> =
             self.devices.iter().map(|device| PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN)).collect();
-        // An interrupted wait is a short one.
+        // An interrupted wait is only shorter.
         let _ = poll(&mut waiting, Some(&timeout));
     }
 
@@ -221,7 +224,7 @@ impl Emulator {
         }
     }
 
-    /// The host that a frame is for.
+    /// The destination host of a frame.
     fn receiver(&self, frame: &[u8]) -> Option<u32> {
         let host = u32::from(frame::receiver(frame)?).checked_sub(NETWORK + 1)?;
         ((host as usize) < self.devices.len()).then_some(host)
@@ -231,7 +234,7 @@ impl Emulator {
         let now = self.now();
         let late = self.wire.next_at().is_some_and(|due| now.saturating_sub(due) > LATE.as_nanos() as u64);
         while let Some((host, frame)) = self.wire.arrived(now) {
-            // The kernel's own queue may be full: a packet is lost then, as in life.
+            // The kernel's own queue may be full: if so, the packet is lost, as on real hardware.
             match rustix::io::write(&self.devices[host as usize], &frame) {
                 Ok(_) => drop(self.counts.carried.fetch_add(1, Relaxed)),
                 Err(_) => self.lost += 1,

@@ -1,9 +1,10 @@
-//! Owns one emulated host: a network namespace of its own whose only way out is a TUN device that we hold the other end of.
+//! Owns one emulated host: a network namespace whose only interface to others is a TUN device, of which we hold the
+//! other end.
 //!
-//! The namespace belongs to a thread, not to a name: whatever ends this process, `kill -9` included, ends the namespace too, once the
-//! processes started in it are gone.
+//! The namespace belongs to a thread, not to a name: the end of this process, even by `kill -9`, ends the namespace
+//! too, once the processes started in it have ended.
 
-// A thread leaves the process's network namespace by a system call that is marked unsafe for what else it can do.
+// The system call by which a thread leaves the process's network namespace is marked unsafe because of its other uses.
 #![allow(unsafe_code)]
 
 use super::wire::ETHERNET_HEADER;
@@ -19,19 +20,20 @@ use std::process::{Child, Command};
 use std::sync::mpsc::{Sender, channel};
 use std::thread;
 
-/// What the interface is called in every namespace.
+/// Name of the interface in every namespace.
 pub(super) const INTERFACE: &str = "un0";
 
 /// Largest packet in bytes: Ethernet's MTU.
 pub(super) const MTU: u32 = 1_500;
 
-/// TCP hands the interface at most this much at once, in time on the wire (Linux itself takes up to 1 ms, `tcp_tso_autosize`). It is carried as
-/// one: with shorter segments this machine's cores are busier, and threads that wait for each other wait longer.
+/// Longest segment that TCP passes to the interface at once, as time on the wire (Linux itself allows up to 1 ms,
+/// `tcp_tso_autosize`). A segment is carried as one frame: shorter segments would make this machine's cores busier and
+/// lengthen the waits between threads.
 const SEGMENT_S: f64 = 500e-6;
 
-/// The kernel hands packets over a little faster than the link takes them, and makes good for what it was late by: so the emulated
-/// link, which is exact, has always something to send, and TCP still feels a queue on its own host. What is ahead of the link stands in its
-/// queue, where nobody takes turns, so it is not much.
+/// Ratio of the kernel's pacing rate to the link's bandwidth; the kernel also compensates delays. This keeps the
+/// emulated link, which is exact, supplied with packets, and TCP still sees a queue on its own host. Surplus packets
+/// are in the link's queue, in which receivers do not alternate, so the surplus is small.
 const PACE: f64 = 1.005;
 const BURST_S: f64 = 200e-6;
 
@@ -43,22 +45,22 @@ pub(super) struct Namespace {
     real_time: bool,
 }
 
-/// What a host's interface is like.
+/// Properties of a host's interface.
 #[derive(Clone, Copy)]
 pub(super) struct Interface {
-    /// Its address; all hosts are in one /16.
+    /// The interface's address; all hosts are in one /16.
     pub(super) address: Ipv4Addr,
-    /// At which rate the kernel hands packets over, in bit/s: TCP feels a full queue on its own host, as on a real card.
+    /// The kernel's pacing rate in bit/s: TCP sees a full queue on its own host, as with a real NIC.
     pub(super) bits_per_second: f64,
-    /// How many hosts there are; their addresses follow each other.
+    /// Number of hosts; their addresses are consecutive.
     pub(super) peers: u32,
 }
 
 impl Namespace {
-    /// Makes the namespace and its interface; returns the interface's other end too.
+    /// Creates the namespace and its interface; also returns the interface's other end.
     ///
     /// # Errors
-    /// Where the user may not make namespaces or devices, or `ip` and `tc` are missing.
+    /// If the user may not create namespaces or devices, or `ip` and `tc` are missing.
     pub(super) fn open(interface: Interface) -> Result<(Namespace, OwnedFd), HostError> {
         let (orders, todo) = channel::<Order>();
         let (answer, answered) = channel();
@@ -66,7 +68,7 @@ impl Namespace {
             .name(format!("host {}", interface.address))
             .spawn(move || {
                 let device = enter(interface);
-                // Only now: what it starts from here on are the host's processes.
+                // The priority is set only now: processes that this thread starts from now on are the host's.
                 let _ = answer.send(device.map(|device| (device, priority::real_time(priority::RANKS))));
                 todo.into_iter().for_each(|order| order());
             })
@@ -75,12 +77,13 @@ impl Namespace {
         Ok((Namespace { orders, real_time }, device))
     }
 
-    /// Do its processes go before all others on this machine?
+    /// Whether the host's processes have real-time priority on this machine.
     pub(super) fn is_in_real_time(&self) -> bool {
         self.real_time
     }
 
-    /// Starts a process on this host. It is killed, with all that it has started, when the host goes, or this process.
+    /// Starts a process on this host. The process and its descendants are killed when the host is dropped, or this
+    /// process ends.
     pub(super) fn spawn(&self, mut command: Command) -> io::Result<Child> {
         supervise(&mut command);
         let (answer, answered) = channel();
@@ -91,12 +94,13 @@ impl Namespace {
 }
 
 fn enter(interface: Interface) -> Result<OwnedFd, HostError> {
-    // SAFETY: only the network namespace changes, of this thread; descriptors stay shared.
+    // SAFETY: only the network namespace of this thread changes; descriptors stay shared.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
         .map_err(|error| not_permitted("create a network namespace", &error.into()))?;
     let device = tun::open(INTERFACE).map_err(|error| not_permitted("create a TUN device", &error))?;
     let _ = fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1");
-    // What a closed connection knew of its peer would be where the next one's slow start ends: by what ran before, twice as long a message.
+    // Metrics of a closed connection would set the next one's slow-start threshold: a message could need twice as long,
+    // depending on earlier traffic.
     let _ = fs::write("/proc/sys/net/ipv4/tcp_no_metrics_save", "1");
     configure(interface)?;
     Ok(device)
@@ -109,8 +113,8 @@ fn configure(Interface { address, bits_per_second, peers }: Interface) -> Result
     tool("ip", "link set lo up")?;
     tool("ip", &format!("address add {address}/16 dev {INTERFACE}"))?;
     tool("ip", &format!("link set {INTERFACE} mtu {MTU} gso_max_size {segment} txqueuelen 1000 up"))?;
-    // The machine's default may be another algorithm; clusters mostly run cubic. A namespace may not change its default, but its route.
-    // A kernel without cubic keeps what it has.
+    // The machine may default to another algorithm; clusters mostly run cubic. A namespace may not change its default,
+    // only its route. A kernel without cubic keeps its algorithm.
     let _ = tool("ip", &format!("route change {subnet}/16 dev {INTERFACE} src {address} congctl cubic"));
     tool("tc", &format!("qdisc add dev {INTERFACE} root handle 1: htb default 1"))?;
     let class = |parent: &str, id: u32, part: u32| {
@@ -126,7 +130,8 @@ fn configure(Interface { address, bits_per_second, peers }: Interface) -> Result
         )
     };
     class("1:", 1, 1)?;
-    // Each receiver has a queue, and they take turns, as with the queues that most distributions give their cards (fq_codel).
+    // Each receiver has a queue, and the queues alternate, as in the fq_codel queues that most distributions configure
+    // for NICs.
     for peer in 0..peers {
         let (receiver, id) = (Ipv4Addr::from(u32::from(subnet) + peer + 1), peer + 2);
         class("1:1", id, peers)?;

@@ -1,6 +1,6 @@
 //! Owns the opening of a TUN device: a network interface whose packets this process reads and writes.
 
-// Attaching the descriptor to an interface is an `ioctl` for which there is no safe wrapper.
+// Attaching the descriptor to an interface is an `ioctl` without a safe wrapper.
 #![allow(unsafe_code)]
 
 use rustix::fs::{Mode, OFlags};
@@ -11,11 +11,11 @@ use std::os::fd::OwnedFd;
 
 /// `TUNSETIFF` of linux/if_tun.h.
 const TUNSETIFF: Opcode = 0x4004_54ca;
-/// `TUNSETOFFLOAD` of the same.
+/// `TUNSETOFFLOAD` of linux/if_tun.h.
 const TUNSETOFFLOAD: Opcode = 0x4004_54d0;
-/// `IFF_TUN`: packets start at their IP header. `IFF_NO_PI`, `IFF_VNET_HDR`: before it stands `struct virtio_net_hdr` only.
+/// `IFF_TUN`: packets start at their IP header. `IFF_NO_PI`, `IFF_VNET_HDR`: only `struct virtio_net_hdr` precedes it.
 const FLAGS: u16 = 0x0001 | 0x1000 | 0x4000;
-/// `TUN_F_CSUM`, `TUN_F_TSO4`: checksums are not computed, and TCP's segments are not cut into packets.
+/// `TUN_F_CSUM`, `TUN_F_TSO4`: checksums are not computed, and TCP segments are not split into packets.
 const OFFLOAD: usize = 0x01 | 0x02;
 /// `IFNAMSIZ` of linux/if.h.
 const NAME_BYTES: usize = 16;
@@ -48,7 +48,8 @@ unsafe impl Ioctl for Attach {
     }
 }
 
-/// Makes the interface `name` in the calling thread's network namespace. Reads and writes are of frames ([`super::frame`]), and do not block.
+/// Creates the interface `name` in the calling thread's network namespace. Reads and writes are of frames
+/// ([`super::frame`]), and do not block.
 pub(super) fn open(name: &str) -> io::Result<OwnedFd> {
     assert!(name.len() < NAME_BYTES, "{name} is no interface's name");
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -57,7 +58,7 @@ pub(super) fn open(name: &str) -> io::Result<OwnedFd> {
     request.name[..name.len()].copy_from_slice(name.as_bytes());
     // SAFETY: see `Attach`.
     unsafe { rustix::ioctl::ioctl(&device, Attach(request)) }?;
-    // SAFETY: the opcode takes an integer, of flags.
+    // SAFETY: the argument of this opcode is an integer with flags.
     unsafe { rustix::ioctl::ioctl(&device, IntegerSetter::<TUNSETOFFLOAD>::new_usize(OFFLOAD)) }?;
     Ok(device)
 }

@@ -1,10 +1,12 @@
-//! Owns what the emulated links do to packets: when each one leaves the last link of its route, or that it is dropped.
+//! Owns the effects of emulated links on packets: the time at which each packet leaves the last link of its route, or
+//! its loss.
 //!
-//! A link sends packets one after the other at its bandwidth, has a finite queue, and adds its latency. Links are cut-through: a packet
-//! enters the next link one latency after its first byte has left, not its last, so a path of equal links costs one transmission.
-//! On its own host's link a small packet goes before what waits there for others: hosts' queues take turns between receivers, and who has little
-//! to send is served first (as Linux' fq_codel does). Switches' queues are first come, first served.
-//! It knows nothing of devices or of the wall clock: instants are nanoseconds that the caller counts.
+//! A link sends packets one after the other at its bandwidth, has a finite queue, and adds its latency. Links are
+//! cut-through: a packet enters the next link one latency after its first byte has left, not its last, so a path of
+//! equal links costs one transmission. On its own host's link, a small packet overtakes packets that wait for other
+//! receivers: hosts' queues alternate between receivers, and flows with little data are served first (as in Linux'
+//! fq_codel). Switches' queues are first come, first served. The module knows neither devices nor the wall clock: times
+//! are nanoseconds that the caller counts.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -12,32 +14,33 @@ use uniference_sim::cluster::Cluster;
 use uniference_sim::ids::{HostId, LinkId};
 use uniference_sim::network::Topology;
 
-/// What Ethernet adds to an IP packet: destination, source, type. Preamble, checksum and gap are left out, as
-/// `uniference_sim`'s 1,514 bytes for 1,448 of payload do.
+/// Size of the Ethernet header of an IP packet: destination, source, type. Preamble, checksum and gap are left out, as
+/// in `uniference_sim`'s 1,514 bytes for 1,448 bytes of payload.
 pub(super) const ETHERNET_HEADER: u64 = 14;
 
-/// A packet of at most so many bytes on the wire is small: acknowledgements, and what says that a receiver is ready.
+/// Largest size on the wire of a small packet: acknowledgements, and messages that a receiver is ready.
 const SMALL: u64 = 256;
 
-/// One direction of a link, or a medium that both share.
+/// One direction of a link, or a medium that both directions share.
 struct Lane {
     bytes_per_ns: f64,
     latency_ns: u64,
     queue_bytes: u64,
-    /// When the last packet that it has taken will have left.
+    /// Time at which the last queued packet will have left.
     free_at: u64,
-    /// The same of the last packet for each receiver, where receivers take turns.
+    /// The same time per receiver, on links whose receivers alternate.
     of_receiver: BTreeMap<u32, u64>,
 }
 
-/// Packets under way, and the links they are on. `T` is what the caller wants back with a packet.
+/// Packets under way, and the links they are on. The caller gets its `T` back with each packet.
 pub(super) struct Wire<T> {
     topology: Topology,
     lanes: Vec<Lane>,
-    /// By the instant at which the first byte reaches the next link, or the last the receiver; in order of arrival where equal.
+    /// Packets by the time at which the first byte reaches the next link, or the last byte the receiver; ties in order
+    /// of arrival.
     moves: BinaryHeap<Reverse<(u64, u64, usize)>>,
     sequence: u64,
-    /// Those in `moves`; free places keep their room.
+    /// Packets in `moves`; free entries are reused.
     packets: Vec<Option<Packet<T>>>,
     free: Vec<usize>,
     dropped: u64,
@@ -48,14 +51,14 @@ struct Packet<T> {
     receiver: u32,
     wire_bytes: u64,
     route: Vec<LinkId>,
-    /// The links behind it.
+    /// The number of links passed.
     hop: usize,
-    /// When its last byte reaches the next link.
+    /// Time at which the packet's last byte reaches the next link.
     tail_at: u64,
 }
 
 impl<T> Wire<T> {
-    /// The links of `cluster`, each with room for `queue_bytes` of waiting packets, if it does not say itself for how many.
+    /// The links of `cluster`, each with a queue of `queue_bytes` unless the link defines its own.
     pub(super) fn new(cluster: &Cluster, queue_bytes: u64) -> Wire<T> {
         let lane = |link: &uniference_sim::network::Link| Lane {
             bytes_per_ns: link.bandwidth.bytes_per_second() / 1e9,
@@ -75,7 +78,7 @@ impl<T> Wire<T> {
         }
     }
 
-    /// Something of `wire_bytes`, headers included, enters at `now`: a packet, or several in a row.
+    /// Sends a packet, or several consecutive ones, of `wire_bytes` including headers at `now`.
     pub(super) fn send(&mut self, now: u64, (from, to): (u32, u32), wire_bytes: u64, load: T) {
         let route = self.topology.route(HostId(from), HostId(to)).links;
         let packet = Packet { load, receiver: to, wire_bytes, route, hop: 0, tail_at: now };
@@ -87,12 +90,12 @@ impl<T> Wire<T> {
         self.schedule(now, place);
     }
 
-    /// When something happens next.
+    /// Time of the next move.
     pub(super) fn next_at(&self) -> Option<u64> {
         self.moves.peek().map(|Reverse((at, ..))| *at)
     }
 
-    /// Moves packets up to `now`; returns the next one that has arrived by then, if there is one.
+    /// Moves packets up to `now`; returns the next packet that has arrived by then, if any.
     pub(super) fn arrived(&mut self, now: u64) -> Option<T> {
         while let Some(&Reverse((at, _, place))) = self.moves.peek().filter(|Reverse((at, ..))| *at <= now) {
             self.moves.pop();
@@ -105,7 +108,7 @@ impl<T> Wire<T> {
         None
     }
 
-    /// How many packets found a queue full.
+    /// Number of packets that were dropped at a full queue.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -122,9 +125,9 @@ impl<T> Wire<T> {
             return;
         }
         let transmission = (packet.wire_bytes as f64 / lane.bytes_per_ns) as u64;
-        // The last byte cannot leave before it has come.
+        // The last byte cannot leave before it has arrived.
         let end = (start + transmission).max(packet.tail_at);
-        // What goes ahead of others delays them.
+        // A packet that overtakes others delays them.
         lane.free_at = if ahead { lane.free_at.max(at) + transmission } else { end };
         *of_receiver = end;
         packet.tail_at = end + lane.latency_ns;
@@ -150,14 +153,14 @@ mod tests {
     use super::*;
     use uniference_formats::cluster::{Choices, ClusterFile};
 
-    /// Hosts on a switch: 1 Gbit/s, that is 8 ns a byte, and 100 us one way, half of it on each of the two links.
+    /// Hosts on a switch: 1 Gbit/s, that is 8 ns per byte, and 100 us one way, half of it on each of the two links.
     fn wire(queue_bytes: u64) -> Wire<u32> {
         let text = "[[device]]\nname = \"a\"\ncount = 3\n[network]\npreset = \"switch\"\nbandwidth = \"1 Gbps\"\nlatency = \"100 us\"\n";
         let file = ClusterFile::parse("test", text, &[]).unwrap();
         Wire::new(&file.resolve(&Choices::default()).unwrap().cluster, queue_bytes)
     }
 
-    /// All arrivals, as (instant, load).
+    /// All arrivals, as (time, load).
     fn arrivals(wire: &mut Wire<u32>) -> Vec<(u64, u32)> {
         let mut seen = Vec::new();
         while let Some(now) = wire.next_at() {
@@ -185,7 +188,8 @@ mod tests {
         assert_eq!(arrivals(&mut wire), expected);
     }
 
-    /// Two senders at full rate share the receiver's link: twice the packets take twice as long, first come first served.
+    /// Two senders at full rate share the receiver's link: twice the packets need twice as long, first come, first
+    /// served.
     #[test]
     fn an_incast_queues_at_the_receivers_link() {
         let mut wire = wire(u64::MAX);
@@ -198,7 +202,8 @@ mod tests {
         assert_eq!(seen.iter().map(|(_, load)| *load).take(4).collect::<Vec<_>>(), [0, 100, 1, 101]);
     }
 
-    /// A small packet for another receiver leaves at once, and the rest later by its transmission; one for the same receiver keeps its place.
+    /// A small packet for another receiver leaves at once and delays the rest by its transmission; a small packet for
+    /// the same receiver keeps its place.
     #[test]
     fn a_small_packet_does_not_wait_for_other_receivers() {
         let mut wire = wire(u64::MAX);
@@ -214,7 +219,8 @@ mod tests {
         );
     }
 
-    /// A queue of 5 packets and the one in transmission: of 20 at once 6 arrive, and 14 are counted as dropped.
+    /// A queue of 5 packets and the packet in transmission: of 20 simultaneous packets, 6 arrive and 14 are counted as
+    /// dropped.
     #[test]
     fn a_full_queue_drops_what_comes_last() {
         let mut wire = wire(5 * 1_514);

@@ -1,8 +1,10 @@
-//! Owns attention over keys and values in pages of a cache: by FlashAttention 2 and 3 with heads, by these, FlashMLA and CUTLASS with the latent vectors of
-//! multi-head latent attention, of which one serves all heads as key, and most of it as value (DeepSeek-V2, arXiv 2405.04434).
+//! Owns attention over a paged KV cache: FlashAttention 2 and 3 with separate heads; FlashAttention, FlashMLA and
+//! CUTLASS over the latent vectors of MLA, where one vector serves all heads as key, and most of it as value
+//! (DeepSeek-V2, arXiv 2405.04434).
 //!
-//! A cache is an argument as a whole, of which a call reads what its sequences have. How long these are, the values of other arguments say. Where they are
-//! not known, all sequences are taken to have as many keys as the longest, and equally many queries.
+//! An argument is the whole cache, of which a call reads the keys of its sequences. Sequence lengths are values of
+//! other arguments. If they are unknown, all sequences are assumed to have as many keys as the longest, and equally
+//! many queries.
 
 use super::super::call::{Call, product};
 use super::super::lengths::{KvSplits, Lengths, Mask, Queries, Sequences};
@@ -11,7 +13,7 @@ use uniference_formats::operators::{Argument, Tensor};
 use uniference_sim::device::{Family, Pass};
 use uniference_sim::time::Bytes;
 
-/// Those operators whose arithmetic depends on lengths that are values.
+/// Operators whose arithmetic depends on sequence lengths.
 const OPERATORS: [&str; 5] = [
     "_vllm_fa2_C::varlen_fwd",
     "_vllm_fa3_C::fwd",
@@ -20,20 +22,20 @@ const OPERATORS: [&str; 5] = [
     "_C::sm100_cutlass_mla_decode",
 ];
 
-/// Places of arguments that say how long sequences are, and whether attention is causal.
+/// Positions of the arguments with sequence lengths, and of the causal flag.
 #[derive(Default)]
 struct Places {
-    /// The sequences' borders in the queries; `None`: all have equally many.
+    /// The cumulative lengths of the queries; `None`: all sequences have equally many.
     borders: Option<usize>,
-    /// The sequences' borders in the keys; `None`: no argument has them.
+    /// The cumulative lengths of the keys; `None`: the operator has no such argument.
     key_borders: Option<usize>,
-    /// The argument with the number of keys of each sequence.
+    /// The number of keys of each sequence.
     used_keys: usize,
-    /// The table of its pages.
+    /// The page table.
     pages: usize,
     longest_keys: Option<usize>,
     causal: Option<usize>,
-    /// How many keys before the one that it stands at a query sees; how many behind it is the next.
+    /// The window's size to the left; its size to the right is the next argument.
     window: Option<usize>,
 }
 
@@ -44,7 +46,7 @@ impl Places {
     }
 }
 
-/// The places of an operator's arguments, by its name without a namespace.
+/// The positions in an operator's arguments, by its name without a namespace.
 fn places(name: &str) -> Option<Places> {
     let flash = |borders, key_borders, used_keys, pages, longest_keys, causal, window| Places {
         borders: Some(borders),
@@ -64,16 +66,16 @@ fn places(name: &str) -> Option<Places> {
     }
 }
 
-/// The sizes of each query and each key.
+/// The sizes of queries and keys.
 pub(super) struct Shape<'a> {
     pub(super) heads: u64,
     pub(super) query: &'a Tensor,
     pub(super) cache: &'a Tensor,
     pub(super) key_heads: u64,
-    /// Terms of a score, and of what is found for it.
+    /// Width of a dot product of query and key; `value` is the width of a value.
     pub(super) score: u64,
     pub(super) value: u64,
-    /// What a key and its value are, of each of their heads.
+    /// Elements stored per KV head for a key and its value.
     pub(super) stored: u64,
 }
 
@@ -81,16 +83,16 @@ pub(super) struct Shape<'a> {
 struct Extent {
     /// Number of queries in all.
     tokens: u64,
-    /// Number of sequences, if no borders say it.
+    /// Number of sequences, if there are no cumulative lengths.
     batch: u64,
-    /// Places of a page.
+    /// Number of slots of a page.
     page: u64,
 }
 
 impl<'a> Shape<'a> {
     fn of(call: Call<'a>) -> Option<(Shape<'a>, Extent)> {
         let width = |tensor: &Tensor| tensor.sizes.last().copied();
-        // By their places: queries, further terms of these, keys, values.
+        // Positions of queries, of their second part, of keys and of values.
         let [query, more, cache, values] = match call.name {
             "varlen_fwd" => [0, usize::MAX, 1, 2],
             "fwd" => [0, 5, 1, 2],
@@ -103,7 +105,7 @@ impl<'a> Shape<'a> {
         let score = terms.saturating_add(more.map_or(Some(0), width)?);
         let tokens = query.elements().checked_div(heads.saturating_mul(terms))?;
         let batch = *query.sizes.first()?;
-        // Pages of latent vectors have no heads in CUTLASS's.
+        // CUTLASS's pages of latent vectors have no dimension of heads.
         let headless = call.name == "sm100_cutlass_mla_decode";
         let from_the_end = |place: usize| cache.sizes.iter().nth_back(place).copied();
         let (key_heads, page) = if headless { (1, from_the_end(1)?) } else { (from_the_end(1)?, from_the_end(2)?) };
@@ -116,7 +118,7 @@ impl<'a> Shape<'a> {
     }
 }
 
-/// Where a call says how long its sequences are.
+/// Arguments with the sequence lengths of a call.
 pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
     if !OPERATORS.contains(&call.definition.name.as_str()) {
         return None;
@@ -140,8 +142,8 @@ pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
     })
 }
 
-/// Without values: as many keys as the longest sequence has, if a table says which pages a sequence has, else all that there are, packed one behind the
-/// other.
+/// The part of a call without values. Each sequence has the maximum number of keys, if there is a page table; else the
+/// cache's keys are packed, and all count.
 pub(super) fn describe(call: Call<'_>) -> Option<Part> {
     let (places, (shape, extent)) = (places(call.name)?, Shape::of(call)?);
     let batch = match places.borders.and_then(|place| call.tensor(place)) {
@@ -153,7 +155,7 @@ pub(super) fn describe(call: Call<'_>) -> Option<Part> {
     }
     let keys = match (call.tensor(places.pages), places.longest_keys.and_then(|place| call.argument(place))) {
         (Some(_), Some(Argument::Int(longest))) => u64::try_from(*longest).ok()?,
-        // The number of places in the pages that a sequence may have.
+        // The number of slots in the pages that a sequence may have.
         (Some(pages), _) => pages.sizes.last()?.saturating_mul(extent.page),
         (None, _) => {
             let of_a_key = shape.key_heads.saturating_mul(*shape.cache.sizes.last()?);
@@ -162,16 +164,16 @@ pub(super) fn describe(call: Call<'_>) -> Option<Part> {
     };
     let mask = places.mask(call);
     let group = Sequences::equal(batch, extent.tokens.div_ceil(batch), keys, mask, 1);
-    // Not all have equally many queries.
+    // The lengths, rounded up, may exceed the number of queries.
     Some(attend(call, mask, &shape, &Sequences { queries: extent.tokens, ..group }))
 }
 
-/// What a call does with such sequences.
+/// The part of an attention call over these sequences.
 pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
     Some(attend(call, places(call.name)?.mask(call), &Shape::of(call)?.0, group))
 }
 
-/// Attention, costed as of sequences of one length that are as much work.
+/// Attention, costed as over sequences of one length with as much work.
 pub(super) fn attend(call: Call<'_>, mask: Mask, shape: &Shape<'_>, group: &Sequences) -> Part {
     if group.queries == 0 {
         return Part::idle(call);
@@ -185,7 +187,7 @@ pub(super) fn attend(call: Call<'_>, mask: Mask, shape: &Shape<'_>, group: &Sequ
         queries,
         keys,
         width: widths / 2,
-        // As in PyTorch, where the first query sees one key: only of a square that is the same.
+        // PyTorch's causal mask shows one key to the first query: both alignments agree only for a square mask.
         causal: mask.is_causal() && queries == keys,
     };
     let cached = product(&[group.keys, key_heads, stored, cache.dtype.bytes()]);

@@ -1,8 +1,9 @@
-//! Owns kernels of Triton over a cache of keys and values, vLLM's and SGLang's, by the names of their arguments: attention, the reduction of
-//! the results of split keys, and what looks places up or writes to them.
+//! Owns Triton kernels over a KV cache in vLLM and SGLang, by the names of their arguments: attention, the reduction
+//! over key splits, and kernels that look up slots or write to them.
 //!
-//! How much attention does, lengths of sequences say, as for the operators of `attention`; how fast a GPU does it, measurements of FlashAttention. Where the
-//! keys of a sequence are split, each split has a sum for every term of a query's result, its greatest score, and what its scores' powers come to.
+//! The work of attention follows from sequence lengths, as for the operators of `attention`; its rate on a GPU follows
+//! from measurements of FlashAttention. With split keys, each split has per query a partial sum for each element of the
+//! result, its maximum score, and the sum of its exponentials.
 
 use super::super::Part;
 use super::super::call::{Call, product};
@@ -13,7 +14,7 @@ use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, FlatKind};
 use uniference_sim::time::Bytes;
 
-/// Without values: as many sequences as there may be, with as many keys as each may have.
+/// The part of a call without values: the largest number of sequences, each with its largest number of keys.
 pub(super) fn describe(call: Call<'_>) -> Option<Part> {
     if let Some(part) = written(call) {
         return Some(part);
@@ -25,21 +26,21 @@ pub(super) fn describe(call: Call<'_>) -> Option<Part> {
         MaxSplits::Argument(_) => 1,
     };
     let group = Sequences::equal(*sequences, queries.div_ceil((*sequences).max(1)), *keys, lengths.mask, splits);
-    // Not all have equally many queries.
+    // The lengths, rounded up, may exceed the number of queries.
     Some(kernel.part(call, &Sequences { queries: *queries, ..group }))
 }
 
-/// Where a call says how long its sequences are.
+/// Arguments with the sequence lengths of a call.
 pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
     Some(Kernel::of(call)?.lengths)
 }
 
-/// What a call does with such sequences.
+/// The part of a call over these sequences.
 pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
     Some(Kernel::of(call)?.part(call, group))
 }
 
-/// What writes to a cache what tokens have, or to a table where they are.
+/// A kernel that writes tokens' keys and values to a cache, or their slots to a table.
 fn written(call: Call<'_>) -> Option<Part> {
     let given = Given::of(call.definition);
     let (from, to) = match call.name {
@@ -49,7 +50,7 @@ fn written(call: Call<'_>) -> Option<Part> {
         _ => return None,
     };
     let from = from.into_iter().map(|name| given.tensor(name)).collect::<Option<Vec<&Tensor>>>()?;
-    // What is in front of them may be padded.
+    // Tensors other than the slot mapping may be padded.
     let rows = given.tensor("slot_mapping_ptr").map_or(u64::MAX, Tensor::elements);
     let elements_of = |tensor: &Tensor| {
         let all = tensor.sizes.first().copied().unwrap_or(1).max(1);
@@ -66,7 +67,7 @@ fn flat(call: Call<'_>, kind: FlatKind, elements: u64, read: Bytes, written: Byt
     Part::inside(Family::Flat { kind, elements }, None, 0, read, written, call.name)
 }
 
-/// A call of a kernel whose work depends on lengths.
+/// A kernel call whose work depends on sequence lengths.
 struct Kernel<'a> {
     lengths: Lengths,
     does: Action<'a>,
@@ -75,20 +76,21 @@ struct Kernel<'a> {
 
 enum Action<'a> {
     Attention(Shape<'a>),
-    /// Reduces the results of splits, so many terms of so many heads each, into this one.
+    /// Reduces the results of splits, `value` elements per head, into `result`.
     ReduceSplits {
         heads: u64,
         value: u64,
         result: &'a Tensor,
     },
-    /// Copies places of keys from a table to a list.
+    /// Copies slots of keys from a table to a list.
     CollectIndices {
         table: &'a Tensor,
         list: &'a Tensor,
     },
 }
 
-/// `heads` queries share what `heads / of_a_key` heads of the cache have; a score has so many terms, its value so many, and a key with its value.
+/// Sizes of attention: `heads` query heads share `heads / of_a_key` KV heads; a score is a dot product of width
+/// `score`, a value has `value` elements, and a key with its value has `stored`.
 fn shape<'a>(
     [query, cache]: [&'a Tensor; 2],
     [heads, of_a_key]: [u64; 2],
@@ -110,12 +112,12 @@ impl<'a> Kernel<'a> {
     fn of(call: Call<'a>) -> Option<Kernel<'a>> {
         let given = &Given::of(call.definition);
         match call.name {
-            // vLLM's, which has two kernels of the name of SGLang's.
+            // vLLM's kernels, two of which share their names with SGLang's.
             "kernel_unified_attention" => unified(given),
             "reduce_segments" => segments(given),
             "_fwd_kernel_stage1" | "_fwd_grouped_kernel_stage1" => decoding(given),
             "_fwd_kernel_stage2" => joining(given),
-            // SGLang's.
+            // SGLang's kernels.
             "_fwd_kernel" => extending(given),
             "_fwd_kernel_unified" => extending_unified(given),
             "create_flashinfer_kv_indices_triton" => collecting(given),
@@ -123,9 +125,9 @@ impl<'a> Kernel<'a> {
         }
     }
 
-    /// What it does with such sequences.
+    /// The part of this kernel over these sequences.
     fn part(&self, call: Call<'_>, group: &Sequences) -> Part {
-        // Bytes that a part has of a head of a query, in float32.
+        // Bytes of one split per head of a query, in float32.
         let partial = |value: u64| value.saturating_add(2).saturating_mul(4);
         match &self.does {
             Action::Attention(shape) => {
@@ -148,16 +150,17 @@ impl<'a> Kernel<'a> {
     }
 }
 
-/// Attention of vLLM; with `IS_3D` of split keys, whose results `reduce_segments` reduces.
+/// vLLM's attention; with `IS_3D` over split keys, whose results `reduce_segments` reduces.
 fn unified<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
-    // Queries see prefixes beside their window, which the kernel alone knows.
+    // With `USE_R_SWA` queries also see prefixes outside their window, which no argument gives.
     if given.flag("USE_R_SWA") {
         return None;
     }
     let (query, cache) = (given.tensor("query_ptr")?, given.tensor("key_cache_ptr")?);
     let [heads, of_a_key, width] =
         [given.size("num_query_heads")?, given.size("num_queries_per_kv")?, given.size("HEAD_SIZE")?];
-    // Of chunks a query sees so many before its own, and half of that in the mean; 0: there is no window.
+    // With chunks, a query sees `CHUNK_LOOKBACK` chunks before its own, and on average half of its own; a window of 0
+    // means none.
     let chunks = given.int("CHUNK_LOOKBACK").filter(|chunks| *chunks >= 0).zip(given.int("CHUNK_SIZE"));
     let window = match chunks {
         Some((chunks, size)) => Some(chunks.saturating_mul(size).saturating_add(size / 2)),
@@ -173,7 +176,7 @@ fn unified<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     Some(Kernel { lengths, does: Action::Attention(shape), most: Size { sequences, queries: tokens, keys } })
 }
 
-/// Where vLLM's kernels are told lengths.
+/// Arguments with the sequence lengths of vLLM's kernels.
 fn unified_lengths(given: &Given<'_>, mask: Mask, splits: KvSplits) -> Option<Lengths> {
     Some(Lengths {
         queries: Queries::Borders(given.place("query_start_len_ptr")?),
@@ -198,7 +201,7 @@ fn segments<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     let queries = result.elements().checked_div(heads.saturating_mul(value))?;
     let sequences = given.tensor("seq_lens_ptr")?.elements();
     let MaxSplits::Number(most) = splits.most else { return None };
-    // No argument says how many splits there are, but lengths do.
+    // No argument gives the number of splits, but it follows from the lengths.
     let keys = most.saturating_mul(splits.multiple);
     Some(Kernel {
         lengths,
@@ -207,7 +210,7 @@ fn segments<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     })
 }
 
-/// Where kernels of both are told how many keys so many sequences have, each of which has one query.
+/// Arguments with the key lengths of both kernels, for `sequences` sequences of one query each.
 fn decoding_lengths(given: &Given<'_>, sequences: u64) -> Option<Lengths> {
     let most = match (given.size("NUM_KV_SPLITS"), given.size("FORCED_KV_SPLITS").or(given.size("forced_kv_splits"))) {
         (Some(splits), _) => MaxSplits::Number(splits),
@@ -227,7 +230,7 @@ fn decoding_lengths(given: &Given<'_>, sequences: u64) -> Option<Lengths> {
     })
 }
 
-/// One query of each sequence, with split keys, whose results `_fwd_kernel_stage2` reduces.
+/// Attention of one query per sequence over split keys, whose results `_fwd_kernel_stage2` reduces.
 fn decoding<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     let (query, cache) = (given.tensor("Q")?, given.tensor("K_Buffer")?);
     let [score, value, of_a_key] = [given.size("Lk")?, given.size("Lv")?, given.size("kv_group_num")?];
@@ -254,7 +257,7 @@ fn joining<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     Some(Kernel { lengths, does: Action::ReduceSplits { heads, value, result }, most })
 }
 
-/// Queries with the keys before them, which are in the cache, and their own, which are not.
+/// Attention of queries over earlier keys, which are in the cache, and over their own keys, which are not.
 fn extending<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     let (query, cache) = (given.tensor("Q_Extend")?, given.tensor("K_Buffer")?);
     let (borders, cached) = (given.place("qo_indptr")?, given.place("kv_indptr")?);
@@ -271,7 +274,7 @@ fn extending<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     attending(given, lengths, query, cache)
 }
 
-/// Queries whose own keys are in the cache, too.
+/// Attention of queries whose own keys are in the cache, too.
 fn extending_unified<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     let lengths = Lengths {
         queries: Queries::Borders(given.place("qo_indptr")?),
@@ -295,14 +298,14 @@ fn attending<'a>(given: &Given<'a>, lengths: Lengths, query: &'a Tensor, cache: 
     let [tokens, heads, _] = query.sizes[..] else { return None };
     let sequences = given.tensor("qo_indptr")?.elements().saturating_sub(1).max(1);
     let cached = given.tensor("kv_indices").map_or(0, Tensor::elements);
-    // Values are a part of latent vectors, which all heads share.
+    // A value is part of a latent vector, which all heads share.
     let stored = if heads == of_a_key && score > value { score } else { score.saturating_add(value) };
     let shape = shape([query, cache], [heads, of_a_key], [score, value, stored])?;
     let keys = cached.saturating_add(if lengths.before_queries { tokens } else { 0 }).div_ceil(sequences);
     Some(Kernel { lengths, does: Action::Attention(shape), most: Size { sequences, queries: tokens, keys } })
 }
 
-/// Places of keys, each sequence's behind those of the one before.
+/// Slots of keys, concatenated over the sequences.
 fn collecting<'a>(given: &Given<'a>) -> Option<Kernel<'a>> {
     let (table, list) = (given.tensor("req_to_token_ptr")?, given.tensor("kv_indices_ptr")?);
     let sequences = given.size("grid_x")?;

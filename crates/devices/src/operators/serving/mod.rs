@@ -1,8 +1,8 @@
-//! Owns operators of vLLM's and SGLang's that launch kernels of their own: what they are called with stands in the schemas that their extensions register
-//! (vLLM 0.33.0, SGLang 0.5.23, with FlashMLA and DeepGEMM as vLLM brings them); and their kernels of Triton. Their results are arguments, of which the
-//! first is often one.
+//! Owns operators of vLLM and SGLang with kernels of their own, and their Triton kernels. The arguments follow the
+//! schemas that their extensions register (vLLM 0.33.0, SGLang 0.5.23, with FlashMLA and DeepGEMM as vLLM ships them).
+//! Results are arguments, often the first one.
 //!
-//! A cache of keys and values is an argument as a whole, of which a call reads or writes little: how much, its sizes do not tell.
+//! An argument is a whole KV cache, of which a call reads or writes little: the amount does not follow from its size.
 
 mod attention;
 mod kernels;
@@ -39,10 +39,10 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     Some(vec![found?])
 }
 
-/// Kernels of Triton, by the names of their arguments. `None`: it is none whose arithmetic is known.
+/// The part of a Triton kernel, by the names of its arguments. `None`: its arithmetic is unknown.
 pub(super) fn describe_kernel(call: Call<'_>) -> Option<Part> {
     match call.name {
-        // Quantisation, the choice of experts, and reshaping of their rows, are told by their traffic.
+        // Quantization, expert selection and reshaping of rows are described by their memory traffic.
         "_per_token_group_quant_fp8"
         | "_per_token_group_quant_fp8_colmajor"
         | "moe_fused_mul_sum_kernel"
@@ -52,41 +52,41 @@ pub(super) fn describe_kernel(call: Call<'_>) -> Option<Part> {
     }
 }
 
-/// Whether what an operator calls is a kernel of Triton.
+/// Whether an operator is a Triton kernel.
 fn is_kernel(call: Call<'_>) -> bool {
     call.definition.name.starts_with("triton::")
 }
 
-/// Where a call says how long its sequences are, if what it does depends on that.
+/// Arguments with the sequence lengths of a call, if its work depends on them.
 pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
     if is_kernel(call) { kernels::lengths(call) } else { attention::lengths(call) }
 }
 
-/// What a call does with such sequences.
+/// The part of a call over these sequences.
 pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
     if is_kernel(call) { kernels::attended(call, group) } else { attention::attended(call, group) }
 }
 
-/// What is computed row by row.
+/// Operators along rows.
 fn rows(call: Call<'_>) -> Option<Part> {
     let normalization = |read: &[usize], written: &[usize]| row_by_row(call, RowKind::Normalization, read, written);
     let softmax = |read: &[usize], written: &[usize]| row_by_row(call, RowKind::Softmax, read, written);
     let in_sglang = call.definition.name.starts_with("sgl");
     match call.name {
-        // One that is compiled when it is first called has its result last, if it has one.
+        // The operator that is compiled at its first call has its result last, if it has one.
         "rmsnorm" if call.definition.name.starts_with("sglang::") => {
             normalization(&[0, 1], if call.tensor(2).is_some() { &[2] } else { &[0] })
         }
         "rms_norm" | "rms_norm_static_fp8_quant" | "rmsnorm" | "gemma_rmsnorm" => normalization(&[1, 2], &[0]),
         "fused_add_rms_norm" | "fused_add_rmsnorm" | "gemma_fused_add_rmsnorm" => normalization(&[0, 1, 2], &[0, 1]),
         "fused_add_rms_norm_static_fp8_quant" => normalization(&[1, 2, 3], &[0, 2]),
-        // The scales are results, and so is the sum that is normalised, if there is one.
+        // The scales are results, and so is the normalized sum, if there is one.
         "rms_norm_dynamic_per_token_quant" | "rms_norm_per_block_quant" => normalization(&[1, 2, 6], &[0, 3, 6]),
         // Each head of queries and keys is a row.
         "fused_inplace_qknorm" => heads(call, &[0, 1], call.tensor(2)?.elements()),
         "fused_qk_norm_rope" => joined_heads(call, 1),
         "fused_qk_norm_rope_out" => joined_heads(call, 4),
-        // Which experts a token goes to: a softmax of its scores, and the greatest of it.
+        // Expert selection per token: a softmax over its scores, and the maximum.
         "topk_softmax" | "topk_sigmoid" if in_sglang => softmax(&[2], &[0, 1]),
         "topk_softmax" | "topk_sigmoid" => softmax(&[3], &[0, 1, 2]),
         "grouped_topk" | "moe_fused_gate" => {
@@ -99,7 +99,7 @@ fn rows(call: Call<'_>) -> Option<Part> {
     }
 }
 
-/// What is computed element by element.
+/// Elementwise operators.
 fn elements(call: Call<'_>) -> Option<Part> {
     match call.name {
         "silu_and_mul"
@@ -122,7 +122,7 @@ fn elements(call: Call<'_>) -> Option<Part> {
         | "dynamic_per_token_scaled_fp8_quant"
         | "static_scaled_int8_quant"
         | "dynamic_scaled_int8_quant" => quantization(call, [1, 0, 2], 1),
-        // The greatest element is found first.
+        // The operator finds the maximum first.
         "dynamic_scaled_fp8_quant" => quantization(call, [1, 0, 2], 2),
         "per_token_group_fp8_quant"
         | "per_token_group_fp8_quant_packed"
@@ -131,7 +131,7 @@ fn elements(call: Call<'_>) -> Option<Part> {
         | "sgl_per_token_group_quant_8bit"
         | "sgl_per_token_group_quant_8bit_v2"
         | "sgl_per_token_quant_fp8" => quantization(call, [0, 1, 2], 1),
-        // Where it is to put them, or nothing.
+        // Result and scales are arguments, or the operator's results.
         "per_token_group_quant" => {
             let input = call.tensor(0)?;
             let found = |at: usize| call.tensor(at + 1).or_else(|| call.result(at));
@@ -141,7 +141,7 @@ fn elements(call: Call<'_>) -> Option<Part> {
         "moe_sum" | "moe_sum_reduce" => summed(call),
         "rotary_embedding" => rotation(call, [1, 2], 0, 4),
         "apply_rope_inplace" => rotation(call, [0, 1], 3, 2),
-        // Sorting of a few numbers, and merging of vectors, are told by their traffic.
+        // Sorting few numbers, and merging vectors, are described by their memory traffic.
         "moe_align_block_size"
         | "get_scheduler_metadata"
         | "merge_attn_states"
@@ -156,14 +156,14 @@ fn elements(call: Call<'_>) -> Option<Part> {
     }
 }
 
-/// What reads or writes places of a cache.
+/// Operators that read or write slots of a cache.
 fn cached(call: Call<'_>) -> Option<Part> {
     match call.name {
         "reshape_and_cache" | "reshape_and_cache_flash" | "store_cache" => caching(call, [0, 1], 2, 4),
         "concat_and_cache_mla" => caching(call, [0, 1], 2, 3),
         "concat_and_cache_mla_rope_fused" => rotated(call, [1, 2], [2, 3], 0, 4, 7),
         "apply_rope_inplace_with_kvcache" => rotated(call, [0, 1], [1, 2], 6, 5, 3),
-        // The first has a workspace for more of them.
+        // This operator's workspace has room for more vectors.
         "gather_and_maybe_dequant_cache" => fetched(call, u64::try_from(call.int(5)?).ok()?),
         "cp_gather_cache" => fetched(call, *call.tensor(1)?.sizes.first()?),
         _ => None,
@@ -178,14 +178,14 @@ fn flat(call: Call<'_>, kind: FlatKind, of: &Tensor, read: Bytes, written: Bytes
     Part::inside(Family::Flat { kind, elements: of.elements() }, of.dtype.dtype(), 0, read, written, call.name)
 }
 
-/// The first argument of `read` is the one whose rows they are.
+/// An operator along the rows of the first argument in `read`.
 fn row_by_row(call: Call<'_>, kind: RowKind, read: &[usize], written: &[usize]) -> Option<Part> {
     let of = call.tensor(*read.first()?)?;
     let all = |places: &[usize]| bytes(places.iter().map(|at| call.tensor(*at)));
     Some(in_rows(call, kind, of, *of.sizes.last()?, all(read), all(written)))
 }
 
-/// Tensors whose heads, of so many elements, are normalised in place.
+/// Normalization in place of tensors whose heads have `width` elements.
 fn heads(call: Call<'_>, places: &[usize], width: u64) -> Option<Part> {
     let all = || places.iter().map(|at| call.tensor(*at));
     let elements = all().flatten().map(Tensor::elements).fold(0, u64::saturating_add);
@@ -199,7 +199,8 @@ fn heads(call: Call<'_>, places: &[usize], width: u64) -> Option<Part> {
     Some(Part::inside(family, first.dtype.dtype(), 0, bytes(all()), bytes(all()), call.name))
 }
 
-/// The same of queries and keys in one tensor with the values, which are not touched; numbers of heads and their width begin at this place.
+/// Normalization of queries and keys that share a tensor with the values, which are not touched; the numbers of heads
+/// and their width begin at `sizes`.
 fn joined_heads(call: Call<'_>, sizes: usize) -> Option<Part> {
     let all = call.tensor(0)?;
     let number = |at: usize| u64::try_from(call.int(sizes + at)?).ok();
@@ -218,7 +219,7 @@ fn in_rows(call: Call<'_>, kind: RowKind, of: &Tensor, columns: u64, read: Bytes
     Part::inside(family, of.dtype.dtype(), 0, read, written, call.name)
 }
 
-/// All tensors once: those that it writes, and the others.
+/// Traffic of an operator that reads or writes each tensor once.
 fn passed(call: Call<'_>) -> Option<Part> {
     let written = bytes(call.outputs().map(Some));
     let read = bytes(call.arguments().filter(|tensor| !tensor.written).map(Some));
@@ -226,13 +227,14 @@ fn passed(call: Call<'_>) -> Option<Part> {
     Some(flat(call, FlatKind::Copy, of, read, written))
 }
 
-/// The places are those of the result and of the input.
+/// An activation, by the positions of the result and of the input.
 fn activation(call: Call<'_>, result: usize, input: usize) -> Option<Part> {
     let (result, input) = (call.tensor(result)?, call.tensor(input)?);
     Some(flat(call, FlatKind::Elementwise, result, footprint(input), footprint(result)))
 }
 
-/// The places are those of the input, of the result and of its scales, which may be found before; the input is read so many times.
+/// A quantization, by the positions of the input, of the result and of its scales, which may be given; the input is
+/// read `times` times.
 fn quantization(call: Call<'_>, [input, result, scales]: [usize; 3], times: u64) -> Option<Part> {
     let (from, to) = (call.tensor(input)?, call.tensor(result)?);
     let read = Bytes(footprint(from).0.saturating_mul(times));
@@ -240,7 +242,7 @@ fn quantization(call: Call<'_>, [input, result, scales]: [usize; 3], times: u64)
     Some(flat(call, FlatKind::Copy, from, read, bytes([Some(to), found])))
 }
 
-/// Of the table of weights only the rows that the numbers name.
+/// An embedding lookup: only the rows of the weight table that the indices name are read.
 fn gathered(call: Call<'_>) -> Option<Part> {
     let (result, numbers) = (call.tensor(0)?, call.tensor(1)?);
     Some(flat(call, FlatKind::Gather, result, bytes([Some(result), Some(numbers)]), footprint(result)))
@@ -252,7 +254,7 @@ fn summed(call: Call<'_>) -> Option<Part> {
     Some(flat(call, FlatKind::Elementwise, input, footprint(input), footprint(result)))
 }
 
-/// Of the table of angles only the rows that positions name.
+/// A rotary embedding: only the rows of the angle table that the positions name are read.
 fn rotation(call: Call<'_>, [query, key]: [usize; 2], positions: usize, table: usize) -> Option<Part> {
     let (query, key) = (call.tensor(query)?, call.tensor(key));
     let (positions, table) = (call.tensor(positions)?, call.tensor(table)?);
@@ -262,7 +264,8 @@ fn rotation(call: Call<'_>, [query, key]: [usize; 2], positions: usize, table: u
     Some(flat(call, FlatKind::Elementwise, query, read, turned))
 }
 
-/// Keys and values go to places of the cache, in its type; the places of these, of the cache and of the numbers of places.
+/// A write of keys and values to slots of the cache, in its type, by the positions of both, of the cache and of the
+/// slot indices.
 fn caching(call: Call<'_>, vectors: [usize; 2], cache: usize, slots: usize) -> Option<Part> {
     let ([key, value], cache) = ([call.tensor(vectors[0])?, call.tensor(vectors[1])?], call.tensor(cache)?);
     let elements = key.elements().saturating_add(value.elements());
@@ -279,7 +282,7 @@ fn fetched(call: Call<'_>, vectors: u64) -> Option<Part> {
     Some(Part::inside(family, to.dtype.dtype(), 0, of(cache), of(to), call.name))
 }
 
-/// A rotation after which vectors go to places of the cache.
+/// A rotary embedding followed by a write to slots of the cache.
 fn rotated(
     call: Call<'_>,
     turned: [usize; 2],
@@ -291,7 +294,7 @@ fn rotated(
     let mut part = rotation(call, turned, positions, table)?;
     let (cache, vectors) = (call.tensor(cache)?, vectors.map(|at| call.tensor(at)));
     let elements = vectors.into_iter().flatten().map(Tensor::elements).fold(0, u64::saturating_add);
-    // The values, which are not turned, are read, too.
+    // The values, which are not rotated, are read, too.
     part.operator.read = sum([part.operator.read, bytes([vectors[1]])].into_iter());
     part.operator.written =
         sum([part.operator.written, Bytes(elements.saturating_mul(cache.dtype.bytes()))].into_iter());

@@ -1,4 +1,4 @@
-//! Owns products: of factors in 8 and 4 bits, and of tokens with the weights of those experts that they were sent to.
+//! Owns GEMMs: of 8-bit and 4-bit factors, and of tokens with the weights of the experts that they were routed to.
 
 use super::super::call::{Call, footprint, product, sum};
 use super::super::{Part, flops, gemm, kernel};
@@ -7,20 +7,20 @@ use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, Layout};
 use uniference_sim::time::Bytes;
 
-/// A product with weights that are stored by columns, as those of all of these operators are, and what is read and written.
+/// A GEMM with column-major weights, as all of these operators use, and its memory traffic.
 struct Product {
     batch: u64,
     m: u64,
     n: u64,
     k: u64,
-    /// How many rows there are in all: `m` is rounded up where a batch's have not equally many.
+    /// Total number of rows: `m` is rounded up if the members of a batch have unequal numbers.
     rows: u64,
     read: Bytes,
     written: Bytes,
 }
 
 impl Product {
-    /// It computes with elements as those of `factor`; `scales` ends the variant.
+    /// The GEMM's part: it computes in the element type of `factor`; `scales` ends the variant.
     fn part(self, factor: &Tensor, scales: &str) -> Part {
         let Product { batch, m, n, k, rows, read, written } = self;
         let family = Family::Gemm { batch, m, n, k, layout: Layout::NT };
@@ -28,7 +28,7 @@ impl Product {
         Part::inside(family, factor.dtype.dtype(), flops(&[2, rows, n, k]), read, written, &variant)
     }
 
-    /// The part of a product with the weights of experts.
+    /// The part of a GEMM with expert weights.
     fn of_experts(self, factor: &Tensor, scales: &str) -> Part {
         let mut part = self.part(factor, scales);
         part.variant += gemm::EXPERTS;
@@ -36,7 +36,7 @@ impl Product {
     }
 }
 
-/// `None`: the operator is none of these.
+/// The GEMM of an operator; `None`: it is none of these.
 pub(super) fn describe(call: Call<'_>) -> Option<Part> {
     match call.name {
         "cutlass_scaled_mm" | "cutlass_scaled_mm_azp" => gemm::scaled(call, [1, 2, 3], call.tensor(0)?),
@@ -44,7 +44,7 @@ pub(super) fn describe(call: Call<'_>) -> Option<Part> {
         "fp8_fp4_gemm_nt" => dense(call, 0, 0..4, call.tensor(4)?, gemm::BLOCKS),
         "bf16_gemm_nt" => dense(call, 0, 0..2, call.tensor(2)?, ""),
         "dsv3_fused_a_gemm" | "fp32_router_gemm" => dense(call, 1, 1..3, call.tensor(0)?, ""),
-        // Weights in 4 or 8 bits, which the kernel turns into what tokens are.
+        // Weights in 4 or 8 bits, which the kernel converts to the type of the tokens.
         "marlin_gemm" => dense(call, 0, 0..8, call.result(0)?, ""),
         "awq_gemm" | "gptq_gemm" => dense(call, 0, 0..4, call.result(0)?, ""),
         "machete_mm" | "cutlass_w4a8_mm" => dense(call, 0, 0..9, call.result(0)?, ""),
@@ -58,13 +58,13 @@ pub(super) fn describe(call: Call<'_>) -> Option<Part> {
     }
 }
 
-/// Kernels of Triton, by the names of their arguments. `None`: it is none whose arithmetic is known.
+/// The GEMM of a Triton kernel, by the names of its arguments. `None`: its arithmetic is unknown.
 pub(super) fn describe_kernel(call: Call<'_>) -> Option<Part> {
     let given = kernel::Given::of(call.definition);
     match call.name {
         "fused_moe_kernel" => experts(&given),
         "_matmul_ogs" | "_p_matmul_ogs" => routed(&given),
-        // vLLM's, and SGLang's, which has several of the last names.
+        // vLLM's kernel, and SGLang's, which has several of the last names.
         "_w8a8_triton_block_scaled_mm"
         | "_w8a8_block_fp8_matmul"
         | "_w8a8_block_fp8_matmul_unrolledx4"
@@ -79,7 +79,8 @@ pub(super) fn describe_kernel(call: Call<'_>) -> Option<Part> {
     }
 }
 
-/// The rows of argument `a` with all weights: so many columns as the result has. It reads those arguments that are tensors.
+/// A GEMM of the rows of argument `a` with all weights, and as many columns as the result. It reads the arguments in
+/// `read` that are tensors.
 fn dense(call: Call<'_>, a: usize, read: std::ops::Range<usize>, result: &Tensor, scales: &str) -> Option<Part> {
     let a = call.tensor(a)?;
     let (k, n) = (*a.sizes.last()?, *result.sizes.last()?);
@@ -88,28 +89,30 @@ fn dense(call: Call<'_>, a: usize, read: std::ops::Range<usize>, result: &Tensor
     Some(Product { batch: 1, m: rows, n, k, rows, read, written: footprint(result) }.part(a, scales))
 }
 
-/// Of so many experts those that so many choices meet. Who goes where are values; tokens are taken to choose experts independently of each other, so
-/// that of E experts n choices meet E (1 - (1 - 1 / E)^n) different ones, each equally often.
+/// Number of distinct experts that `choices` choices select. The routing is a matter of values; tokens are assumed to
+/// choose experts independently of each other, so that n choices among E experts select E (1 - (1 - 1 / E)^n) different
+/// ones, each equally often.
 fn met(experts: u64, choices: u64) -> u64 {
     let missed = libm::pow(1.0 - 1.0 / experts.max(1) as f64, choices as f64);
     (libm::ceil(experts as f64 * (1.0 - missed)) as u64).clamp(1, experts.max(1))
 }
 
-/// What rows that have been put in order of their experts are.
+/// Rows that are sorted by their experts.
 #[derive(Clone, Copy)]
 enum Rows {
-    /// Each a choice.
+    /// Each row is a choice.
     Chosen,
-    /// Room for the choices of each expert, padded for DeepGEMM.
+    /// The rows are room for the choices of each expert, padded for DeepGEMM.
     Padded,
 }
 
-/// DeepGEMM computes so many rows of an expert at a time on Hopper (`get_mk_alignment_for_contiguous_layout`).
+/// Number of rows of an expert that DeepGEMM computes at a time on Hopper (`get_mk_alignment_for_contiguous_layout`).
 const ALIGNMENT: u64 = 128;
 
 impl Rows {
-    /// How many choices such rows are of. vLLM has room for n + min(n, E) (128 - 1) of n choices among E experts, in whole multiples of 128: of those
-    /// that come to the same, the middle one.
+    /// Number of choices that the rows stand for. For n choices among E experts vLLM allocates n + min(n, E) (128 - 1)
+    /// rows, rounded up to a multiple of 128; among the numbers of choices with the same number of rows, the middle one
+    /// is assumed.
     fn choices(self, rows: u64, experts: u64) -> u64 {
         match self {
             Rows::Chosen => rows,
@@ -122,7 +125,8 @@ impl Rows {
     }
 }
 
-/// What is read of these tensors where so many of all experts are met: those that have a part for each, for these alone.
+/// Bytes read from tensors if `met` of all experts are selected: a tensor with a part per expert counts for the
+/// selected ones.
 fn of_met<'a>(tensors: impl IntoIterator<Item = Option<&'a Tensor>>, met: u64, all: u64) -> Bytes {
     sum(tensors.into_iter().flatten().map(|tensor| match tensor.sizes.first() {
         Some(first) if *first == all => Bytes(footprint(tensor).0.checked_div(all).unwrap_or(0).saturating_mul(met)),
@@ -130,7 +134,8 @@ fn of_met<'a>(tensors: impl IntoIterator<Item = Option<&'a Tensor>>, met: u64, a
     }))
 }
 
-/// Rows that have been put in order of their experts, with weights `(experts, .., ..)`: the places of the rows, of the weights, and of scales.
+/// A GEMM of rows that are sorted by their experts, with weights `(experts, .., ..)`: `a` is the position of the rows,
+/// `weights` those of the weights and scales.
 fn sent<const N: usize>(
     call: Call<'_>,
     a: usize,
@@ -147,7 +152,7 @@ fn sent<const N: usize>(
     let (of_a, written) = ([k, a.dtype.bytes()], [n, result.dtype.bytes()]);
     let of_choices = |[width, bytes]: [u64; 2]| Bytes(product(&[choices, width, bytes]));
     let of_rows = match rows {
-        // Some read a token's row for all of its choices.
+        // Some kernels read a token's row once for all of its choices.
         Rows::Chosen => (footprint(a), footprint(result)),
         Rows::Padded => (of_choices(of_a), of_choices(written)),
     };
@@ -156,7 +161,7 @@ fn sent<const N: usize>(
     Some(Product { batch, m, n, k, rows: choices, read, written: of_rows.1 }.of_experts(a, variant))
 }
 
-/// The same, where tokens are not in order, and the sizes are arguments: `top_k` rows of each of `size_m` tokens.
+/// A GEMM of unsorted tokens with expert weights, whose sizes are arguments: `top_k` rows for each of `size_m` tokens.
 fn marlin_experts(call: Call<'_>) -> Option<Part> {
     let (a, b) = (call.tensor(0)?, call.tensor(2)?);
     let size = |at: usize| u64::try_from(call.int(at)?).ok();
@@ -169,13 +174,13 @@ fn marlin_experts(call: Call<'_>) -> Option<Part> {
     Some(Product { batch, m: choices.div_ceil(batch), n, k, rows: choices, read, written }.of_experts(a, ""))
 }
 
-/// Products of tokens with the weights of those experts that they were sent to, `(experts, columns, terms)`.
+/// GEMMs of tokens with the weights `(experts, columns, terms)` of the experts that they were routed to.
 fn experts(given: &kernel::Given<'_>) -> Option<Part> {
     let (a, b, c) = (given.tensor("a_ptr")?, given.tensor("b_ptr")?, given.tensor("c_ptr")?);
     let [here, n, k] = b.sizes[..] else { return None };
     let of_all = given.size("num_valid_tokens")?;
     let all = experts_of_all(given, here, of_all);
-    // Each GPU has a part of the experts, if they are cut over GPUs by number, and is given the choices of all.
+    // With expert parallelism each GPU holds a part of the experts, and the call gets the choices of all GPUs.
     let of_here = |count: u64| (count.saturating_mul(here).div_ceil(all.max(1))).clamp(1, count.max(1));
     let (choices, batch) = (of_here(of_all), of_here(met(all, of_all)).min(here.max(1)));
     let of_experts = of_met([Some(b), given.tensor("b_scale_ptr"), given.tensor("b_zp_ptr")], batch, here);
@@ -187,9 +192,10 @@ fn experts(given: &kernel::Given<'_>) -> Option<Part> {
     Some(product.of_experts(a, if by_blocks { gemm::BLOCKS } else { "" }))
 }
 
-/// How many experts there are on all GPUs, of which this one has some. That is in no argument, but vLLM has room for n + E (b - 1) of n choices among
-/// these E, in blocks of b (`moe_align_block_size`), or for n b where there are fewer choices than experts: then there are more experts than that.
-/// SGLang counts one expert more, and those of this GPU alone.
+/// Number of experts on all GPUs, of which this GPU holds some. No argument gives it, but vLLM allocates n + E (b - 1)
+/// rows for n choices among these E experts, in blocks of b (`moe_align_block_size`), or n b rows if there are fewer
+/// choices than experts: then there are more experts than that. SGLang counts one expert more, and only those of this
+/// GPU.
 fn experts_of_all(given: &kernel::Given<'_>, here: u64, choices: u64) -> u64 {
     let room = given.tensor("sorted_token_ids_ptr").map_or(0, Tensor::elements);
     let block = given.size("BLOCK_SIZE_M").unwrap_or(1);
@@ -197,8 +203,8 @@ fn experts_of_all(given: &kernel::Given<'_>, here: u64, choices: u64) -> u64 {
     if found >= here.saturating_mul(2).max(3) { found } else { here }
 }
 
-/// Products of OpenAI's `triton_kernels`, as vLLM brings them, whose weights may have 4 bits: those of rows that are put in order of their experts, as a
-/// histogram of these says, which a call names if it gathers them, else of all rows.
+/// GEMMs of OpenAI's `triton_kernels`, as vLLM ships them, whose weights may have 4 bits. With a histogram of the
+/// experts, the rows are sorted by expert, or the call gathers them by indices; else all rows use one weight.
 fn routed(given: &kernel::Given<'_>) -> Option<Part> {
     let tensor = |names: [&str; 2]| names.into_iter().find_map(|name| given.tensor(name));
     let (x, w, y) = (tensor(["X", "XPtr"])?, tensor(["W", "WPtr"])?, tensor(["Y", "YPtr"])?);

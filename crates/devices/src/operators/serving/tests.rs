@@ -39,7 +39,7 @@ fn only(name: &str, arguments: Vec<Argument>, results: Vec<Argument>) -> Part {
     part
 }
 
-/// A kernel of Triton, called with tensors that it reads, those that it writes, and integers.
+/// A Triton kernel, with the tensors that it reads, those that it writes, and integers.
 fn kernel(name: &str, read: &[(&str, Argument)], written: (&str, Argument), numbers: &[(&str, i64)]) -> Part {
     let Definition { name, arguments, .. } = kernel_definition(name, read, written, numbers);
     only(&name, arguments, vec![])
@@ -65,7 +65,7 @@ fn kernel_definition(
     definition(name, vec![Argument::Text(text.join(";")), read, list(vec![&written.1]), numbers], vec![])
 }
 
-/// 7 tokens, keys and values of 2 heads of 32, a cache of 1,000 places that keeps them in 8 bits.
+/// 7 tokens, keys and values of 2 heads of 32, a cache of 1,000 slots in 8 bits.
 #[test]
 fn what_goes_to_a_cache_is_what_tokens_have_and_not_the_cache() {
     let cache = || of(DType::Float8E4M3, &[1000, 64], true);
@@ -81,7 +81,7 @@ fn what_goes_to_a_cache_is_what_tokens_have_and_not_the_cache() {
     let arguments = vec![half(&[7, 512]), half(&[7, 64]), latent.clone(), int(&[7])];
     let part = only("_C_cache_ops::concat_and_cache_mla", arguments, vec![]);
     assert_eq!((part.operator.read.0, part.operator.written.0), (7 * 576 * 2 + 7 * 8, 7 * 576 * 2));
-    // 300 of these, into a workspace for more, or into as much of it.
+    // 300 vectors, into a workspace with room for more, or into a part of it.
     let moved = (300 * 576 * 2, 300 * 576 * 2);
     let numbers = [int(&[2, 9]), int(&[3]), int(&[300]), Argument::Int(300)];
     let whole = [latent.clone(), half(&[4096, 576])].into_iter().chain(numbers).collect();
@@ -92,7 +92,7 @@ fn what_goes_to_a_cache_is_what_tokens_have_and_not_the_cache() {
     assert_eq!((part.operator.read.0, part.operator.written.0), moved);
 }
 
-/// 12 tokens, 64 wide, by weights of 128 columns.
+/// 12 tokens of width 64 by weights of 128 columns.
 #[test]
 fn products_are_told_by_their_tokens_and_results_however_weights_are_packed() {
     let (a, result) = (half(&[3, 4, 64]), half(&[3, 4, 128]));
@@ -112,7 +112,7 @@ fn products_are_told_by_their_tokens_and_results_however_weights_are_packed() {
         assert_eq!((operator.written.0, variant.as_str()), (12 * 128 * 2, "nt"), "{name}");
     }
 
-    // The same in 8 bits, by the schemas of DeepGEMM, SGLang and a kernel of Triton: each block of 16 has a scale.
+    // The same in 8 bits, by the schemas of DeepGEMM and SGLang, and by a Triton kernel: each block of 16 has a scale.
     let (a, scales) = (eight_bits(&[12, 64]), float(&[12, 4]));
     let (weights, of_weights, result) = (eight_bits(&[128, 64]), float(&[8, 4]), half(&[12, 128]));
     let five = vec![a.clone(), scales.clone(), weights.clone(), of_weights.clone(), result.clone()];
@@ -129,7 +129,7 @@ fn products_are_told_by_their_tokens_and_results_however_weights_are_packed() {
     assert_eq!(only("sgl_kernel::fp8_scaled_mm", four, vec![result]), deep);
 }
 
-/// 3 tokens with 2 experts each, of 8 with weights of 32 x 16: they meet 5, of which each has 2 rows at most.
+/// 3 tokens with 2 experts each, of 8 experts with weights of 32 x 16: they select 5, each with at most 2 rows.
 #[test]
 fn experts_are_met_by_choices_whatever_computes_them() {
     let rows = |width: u64| half(&[6, width]);
@@ -153,7 +153,7 @@ fn experts_are_met_by_choices_whatever_computes_them() {
     }
     experts(&only("_moe_C::moe_wna16_marlin_gemm", marlin, vec![]), 64 * 4 + 32 * 2, 3 * 16 * 2);
 
-    // Weights of 4 bits, two in a byte, with a scale for each 8. A call with experts does not say how many rows there are.
+    // Weights of 4 bits, two per byte, with a scale per 8. A call with experts does not give the number of rows.
     let (x, sorted) = (("X", half(&[3, 16])), ("XPtr", half(&[6, 16])));
     let weights = [
         ("W", of(DType::UInt8, &[8, 8, 32], false)),
@@ -169,7 +169,8 @@ fn experts_are_met_by_choices_whatever_computes_them() {
     let dense = kernel("triton::_p_matmul_ogs", &all, ("YPtr", half(&[3, 32])), &[("M", 3), ("N", 32), ("K", 16)]);
     assert!(matches!(dense.operator.family, Family::Gemm { batch: 1, m: 3, n: 32, k: 16, .. }));
 
-    // DeepGEMM's rows have room for 128 of each expert: 6 choices, 1,000, which meet all, and 9, each one of 128 that come to the same.
+    // DeepGEMM allocates 128 rows per expert: 6 choices; 1,000, which select all experts; and 9, the middle of 128
+    // numbers with the same allocation.
     let grouped = |rows: u64| {
         let (a, scales) = (eight_bits(&[rows, 16]), float(&[rows, 1]));
         let (weights, of_weights) = (eight_bits(&[8, 32, 16]), float(&[8, 1, 1]));
@@ -182,7 +183,8 @@ fn experts_are_met_by_choices_whatever_computes_them() {
     assert!(matches!(of_all(9), Family::Gemm { batch: 8, m: 9, .. }));
 }
 
-/// 20 tokens with 2 experts each, of 32 on four GPUs: they meet 24, of which this GPU has 6, and a quarter of the choices is its own.
+/// 20 tokens with 2 experts each, of 32 on four GPUs: they select 24, of which this GPU holds 6, and a quarter of the
+/// choices is its own.
 #[test]
 fn experts_on_other_gpus_are_known_by_the_room_for_choices() {
     let found = |room: u64| {
@@ -195,13 +197,13 @@ fn experts_on_other_gpus_are_known_by_the_room_for_choices() {
     assert!(matches!(cut.family, Family::Gemm { batch: 6, m: 2, n: 32, k: 16, .. }), "{:?}", cut.family);
     assert_eq!((cut.flops, cut.written.0), (2 * 10 * 32 * 16, 10 * 32 * 2));
     assert_eq!(cut.read.0, 2 * (20 * 16 + 6 * 32 * 16));
-    // As SGLang counts; with fewer choices than experts; without a list.
+    // SGLang's allocation; fewer choices than experts; no list.
     for room in [40 + 9 * 15, 15 * 16, 0] {
         assert!(matches!(found(room).family, Family::Gemm { batch: 8, m: 5, n: 32, k: 16, .. }), "{room}");
     }
 }
 
-/// 10 tokens with 16 scores in each of vLLM's schemas and SGLang's, and queries and keys of 4 and 2 heads of 32.
+/// 10 tokens with 16 scores in each of vLLM's and SGLang's schemas, and queries and keys of 4 and 2 heads of 32.
 #[test]
 fn scores_and_heads_are_rows() {
     let scores = float(&[10, 16]);
@@ -221,7 +223,7 @@ fn scores_and_heads_are_rows() {
     let part = only("sglang::fused_inplace_qknorm", vec![query, key, weight.clone(), weight], vec![]);
     assert!(matches!(part.operator.family, Family::Rows { rows: 60, columns: 32, .. }));
     assert_eq!((part.operator.read.0, part.operator.written.0), (60 * 32 * 2, 60 * 32 * 2));
-    // Both in one tensor with 2 heads of values, by vLLM's schema and SGLang's.
+    // Queries and keys in one tensor with 2 heads of values, by vLLM's schema and SGLang's.
     let (joined, weight) = (half(&[10, 8 * 32]), half(&[32]));
     let sizes = [4, 2, 2, 32].map(Argument::Int);
     let one = [joined.clone()].into_iter().chain(sizes.clone()).collect();
@@ -234,7 +236,8 @@ fn scores_and_heads_are_rows() {
     assert_eq!((compiled.operator.read.0, compiled.operator.written.0), (11 * 64 * 2, 10 * 64 * 2));
 }
 
-/// Two sequences with 300 and 20 keys, each with one query of 16 heads: a score has 576 terms, its value 512, and all heads share what a key has, 576.
+/// Two sequences with 300 and 20 keys, each with one query of 16 heads: a score has width 576, its value 512, and all
+/// heads share a key's 576 elements.
 ///
 /// ```text
 /// operations  2 16 320 (576 + 512)
@@ -266,10 +269,10 @@ fn latent_attention_is_the_same_whatever_computes_it() {
         assert_eq!(part.operator.read.0, (2 * 16 * 576 + 320 * 576) * 2, "{name}");
         assert_eq!(part.operator.written.0, 2 * 16 * 512 * 2, "{name}");
         assert!(matches!(part.operator.family, Family::Attention { heads: 32, queries: 1, keys: 160, width: 544, .. }));
-        // Values that were lost read as zeros.
+        // Lost values read as zeros.
         let lost = |at: usize| if at == borders { Some(&[0, 0, 0][..]) } else { Some(&[0, 0][..]) };
         assert_eq!(sequences(&attention, lost), None, "{name}");
-        // Nobody knows: as many keys as there are pages.
+        // Without values, a sequence has as many keys as its pages.
         if name != "_vllm_fa3_C::fwd" {
             let Described::Parts(parts) = describe(&attention) else { panic!("{name}") };
             assert_eq!(parts[0].operator.flops, 2 * 16 * 2 * 32 * 16 * (576 + 512), "{name}");
@@ -277,8 +280,8 @@ fn latent_attention_is_the_same_whatever_computes_it() {
     }
 }
 
-/// Two sequences with 300 and 20 keys, in a cache of 1,000 pages of 16 places with 2 heads of 128; queries have 8 heads. They have one query each (0 of the
-/// last, as of a batch that is not full), or 100 and 20.
+/// Two sequences with 300 and 20 keys, in a cache of 1,000 pages of 16 slots with 2 heads of 128; queries have 8 heads.
+/// The sequences have one query each (0 in the last slot of a partly filled batch), or 100 and 20.
 ///
 /// ```text
 /// operations  8 x pairs of a query and a key x (128 + 128) x 2
@@ -357,21 +360,21 @@ fn attention_of_triton_is_told_by_the_lengths_of_its_sequences() {
         let found = (operator.flops, operator.read.0);
         assert_eq!((found, operator.written.0), (expected, written), "{definition:?}");
     }
-    // Nobody knows: as many keys as there are pages, or places.
+    // Without values, sequences have as many keys as there are pages, or slots.
     for (definition, keys) in [(unified(1), 3 * 32 * 16), (decoding(true), 16000), (extending(), 2 * (320 / 2))] {
         let Described::Parts(parts) = describe(&definition) else { panic!("{definition:?}") };
         let read = parts[0].operator.read.0;
         let queries = if keys == 16000 { 2 } else { 120 };
         assert_eq!(read, (queries * 8 * 128 + keys * 2 * 256) * 2, "{definition:?}");
     }
-    // Something else of that name.
+    // Another kernel of that name.
     let other =
         kernel_definition("triton::_fwd_kernel", &[("Q", half(&[2, 8, 128]))], ("Out", half(&[2, 8, 128])), &[]);
     assert_eq!(sequences(&other, |_| Some(&[0, 1, 2][..])), None);
     assert!(matches!(describe(&other), Described::Unknown));
 }
 
-/// What joins the parts of the sequences of before, and what is done beside attention, is told by keys and tokens.
+/// Costs of the reduction over splits, and of kernels outside attention, follow from keys and tokens.
 #[test]
 fn kernels_beside_attention_do_not_take_the_time_of_tables() {
     let segments = kernel_definition(
@@ -423,7 +426,7 @@ fn kernels_beside_attention_do_not_take_the_time_of_tables() {
     assert_eq!((table.operator.read.0, table.operator.written.0), (7 * 8, 7 * 8));
 }
 
-/// As a server launches them for a batch that has become empty.
+/// Calls that a server makes for a batch that has become empty.
 #[test]
 fn attention_without_sequences_does_nothing() {
     let read = [
@@ -444,7 +447,8 @@ fn attention_without_sequences_does_nothing() {
     }
 }
 
-/// Who reads lengths for kernels, and who spares counting what they do, has their names, too.
+/// Names of kernels agree with the code that reads their sequence lengths, and with the code that skips counting their
+/// work.
 #[test]
 fn kernels_have_the_same_names_everywhere() {
     let quoted = |line: &str| line.split('"').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
@@ -462,20 +466,20 @@ fn kernels_have_the_same_names_everywhere() {
         assert!(described.contains(name), "{name}");
     }
     assert!(with_lengths.len() > 7, "{with_lengths:?}");
-    // Arguments that are read from memory when a kernel is launched, and those that say how long its sequences are.
+    // Arguments that are read from memory at a kernel's launch, and those that give sequence lengths.
     let (_, read) = include_str!("../../../../../cpp/launches.h").split_once("kLengths = {").expect("it is there");
     let read: BTreeSet<String> = quoted(read.split_once('}').expect("it ends").0).into_iter().collect();
     let asked = include_str!("kernels.rs").split(".place(").skip(1).map(|rest| quoted(rest.split_once(')').unwrap().0));
     assert_eq!(read, asked.flatten().collect());
 }
 
-/// Of a dimension: nothing and one as often as others.
+/// A dimension, which is 0 or 1 as often as any larger size.
 fn size() -> impl proptest::strategy::Strategy<Value = u64> {
     proptest::prop_oneof![0_u64..2, 0_u64..1 << 15]
 }
 
 proptest::proptest! {
-    /// Whatever it is called with.
+    /// Calls with any arguments.
     #[test]
     fn any_call_is_described_or_unknown(
         at in 0_usize..30,
@@ -507,7 +511,7 @@ proptest::proptest! {
         let _ = sequences(&call, |_| Some(&[0, 1, 2][..])).and_then(|found| with_sequences(&call, &found));
     }
 
-    /// A kernel of any of these names, with any of their arguments.
+    /// A kernel of any of these names, with any arguments.
     #[test]
     fn any_kernel_is_described_or_unknown(
         at in 0_usize..8,

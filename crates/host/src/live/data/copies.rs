@@ -1,5 +1,5 @@
-//! Owns what absent ranks contribute to collectives in a rehearsal: what the members that stand in for them do, and checksums of what members that run
-//! contribute, by which they are compared.
+//! Owns contributions of absent ranks to collectives in a rehearsal: copies of the contributions of running members of
+//! their classes, and checksums of the contributions of members that run, for their comparison.
 
 use super::super::instance::contribution;
 use std::collections::BTreeMap;
@@ -10,23 +10,24 @@ use uniference_sim::cast::Cast;
 use uniference_sim::ids::{GroupId, RankId, TaskId};
 use uniference_sim::program::{CallOp, Collective, CollectiveKind};
 
-/// Rooms begin at multiples of this, so that elements are aligned.
+/// Alignment of rooms in bytes, which keeps elements aligned.
 const ALIGNMENT: u64 = 64;
 
-/// The absent members of groups, and rooms for what they contribute: in the parts of the arena that their processes would have.
+/// The absent members of groups, and rooms for their contributions in the parts of the arena that their processes would
+/// have.
 pub(super) struct Copies {
     cast: Arc<Cast>,
     window: Window,
-    /// Bytes of each rank's part.
+    /// Size in bytes of each rank's part.
     part: u64,
-    /// By group, for each place the place of the member that contributes there.
+    /// By group, for each member the member whose contribution is used.
     stand_ins: BTreeMap<GroupId, Vec<usize>>,
     rooms: BTreeMap<RankId, Rooms>,
-    /// By a room that is being filled, where it is copied to.
+    /// By room that is being filled: destinations of its copies, with sizes.
     waiting: BTreeMap<Offset, Vec<(Offset, u64)>>,
-    /// By a room that is being filled, whose contribution it is: task, number of the call, and bytes.
+    /// By room that is being filled: the contribution's task, number of the call, and bytes.
     unsummed: BTreeMap<Offset, (RankId, TaskId, u64, u64)>,
-    /// How many calls a task has announced.
+    /// Number of calls that a task has announced.
     calls: BTreeMap<(RankId, TaskId), u64>,
     contributions: Vec<(RankId, TaskId, u64, u64)>,
 }
@@ -34,10 +35,10 @@ pub(super) struct Copies {
 /// The rooms in an absent rank's part.
 #[derive(Default)]
 struct Rooms {
-    /// So much of it was dealt out.
+    /// End of the used range of the part.
     end: u64,
     sizes: BTreeMap<Offset, u64>,
-    /// Free ones by size.
+    /// Free rooms by size.
     free: BTreeMap<u64, Vec<Offset>>,
 }
 
@@ -60,10 +61,10 @@ impl Copies {
         self.cast.runs(rank)
     }
 
-    /// `group` is these ranks.
+    /// Records the ranks of `group`.
     ///
     /// # Errors
-    /// A member that does not run, and nobody stands in for.
+    /// The first absent member whose class has no running rank in the group.
     pub(super) fn join(&mut self, group: GroupId, ranks: &[RankId]) -> Result<(), RankId> {
         if !self.stand_ins.contains_key(&group) {
             self.stand_ins.insert(group, self.cast.stand_ins(ranks)?);
@@ -71,13 +72,14 @@ impl Copies {
         Ok(())
     }
 
-    /// Do all members of the group run?
+    /// Whether all members of the group run.
     pub(super) fn all_run(&self, group: GroupId) -> bool {
         self.stand_ins[&group].iter().enumerate().all(|(place, stand_in)| place == *stand_in)
     }
 
-    /// The absent members for whom `me` stands in, each with the room of what it contributes to `call`; that of `me` is `staged`, and maybe still
-    /// being filled. What is reduced is reduced in place, so each needs a copy of its own; elsewhere it is only read.
+    /// The absent members in whose place `me` contributes, each with the room of its contribution to `call`. The
+    /// contribution of `me` is `staged`, and may still be being filled. Reductions are in place, so each member needs
+    /// its own copy; other operations only read the contribution.
     pub(super) fn of(
         &mut self,
         group: GroupId,
@@ -109,7 +111,7 @@ impl Copies {
         absent.into_iter().map(&mut copied).collect()
     }
 
-    /// Nobody needs what an absent rank has contributed any more.
+    /// Frees the room of an absent rank's contribution.
     pub(super) fn free(&mut self, rank: RankId, room: Option<Offset>) {
         let start = self.part * u64::from(rank.0);
         if let Some((rooms, at)) = self.rooms.get_mut(&rank).zip(room.and_then(|room| room.checked_sub(start)))
@@ -119,7 +121,7 @@ impl Copies {
         }
     }
 
-    /// A task announces an operation, to which it contributes what is or will be in `staged`.
+    /// Records that a task announces an operation, with the current or future contents of `staged` as its contribution.
     pub(super) fn contributes(
         &mut self,
         (rank, task): (RankId, TaskId),
@@ -137,7 +139,7 @@ impl Copies {
         }
     }
 
-    /// The input in this room is there.
+    /// Copies and checksums the input in this room, which has been filled.
     pub(super) fn filled(&mut self, room: Offset) {
         for (copy, bytes) in self.waiting.remove(&room).unwrap_or_default() {
             self.window.copy(room, copy, bytes);
@@ -153,7 +155,7 @@ impl Copies {
 }
 
 impl Rooms {
-    /// A room of so many bytes, by its place in the part; `None`: there are not so many numbers.
+    /// Allocates a room of `bytes` bytes, by its offset in the part; `None`: the part is exhausted.
     fn take(&mut self, bytes: u64) -> Option<u64> {
         let size = bytes.next_multiple_of(ALIGNMENT);
         if let Some(room) = self.free.get_mut(&size).and_then(Vec::pop) {
@@ -178,7 +180,7 @@ mod tests {
 
     const PART: u64 = 1 << 16;
 
-    /// Of 8 ranks one on each machine, 0, 1, 2, 4 and 7 run.
+    /// 8 ranks, one per machine: 0, 1, 2, 4 and 7 run.
     fn copies() -> Copies {
         let cast = Cast::new(Symmetry::new(axes(8, 1), 8).unwrap(), 8, ends(8, 1), Vec::new());
         let file = arena::create(Layout { part: PART, total: 8 * PART, retain: 0 }).unwrap();
@@ -203,7 +205,8 @@ mod tests {
         }
     }
 
-    /// Rank 1 stands in for 3 and 5, whose model it is: what is reduced in place is copied to their parts, at once or when it is there.
+    /// Rank 1 contributes in place of 3 and 5: inputs of reductions in place are copied to their parts, at once or once
+    /// the input is filled.
     #[test]
     fn what_is_reduced_is_copied_for_each_absent_member() {
         let mut copies = copies();
@@ -222,12 +225,12 @@ mod tests {
         assert_eq!((sum(5 * PART + 64), sum(3 * PART + 64)), (sum(staged), sum(staged)));
         assert_eq!(sum(3 * PART), sum(5 * PART));
         assert_ne!(sum(3 * PART), sum(staged));
-        // A room that is free is taken again.
+        // A free room is used again.
         copies.free(RankId(3), Some(3 * PART));
         assert_eq!(copies.of(group, &ranks, 1, &call, Some(staged), false)[0], (3, Some(3 * PART)));
     }
 
-    /// What is only read need not be copied, and what has no values cannot.
+    /// Inputs that are only read need no copy, and inputs without values cannot be copied.
     #[test]
     fn what_is_not_reduced_is_read_where_it_is() {
         let mut copies = copies();

@@ -1,6 +1,6 @@
 //! Owns the start of ranks: their sockets and pipes, and the request to the zygote or to the worker of another machine.
 //!
-//! How the zygote forks is `zygote`'s business; what ranks say afterwards is heard by [`super`].
+//! `zygote` forks the ranks; [`super`] handles their messages afterwards.
 
 use super::Driver;
 use crate::error::HostError;
@@ -98,7 +98,7 @@ impl Driver<'_> {
         self.sources.add(wire.as_fd(), Source::Task(rank, TaskId(0)))?;
         self.ranks.push(RankConnections {
             tasks: vec![TaskConnection::new(wire)],
-            // The worker has heard what it is.
+            // The worker has already read the rank's hello message.
             greeted: true,
             pipes: [Some(Pipe::new(out)), Some(Pipe::new(err))],
             process: Process::Coming,

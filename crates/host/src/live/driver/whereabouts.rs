@@ -1,6 +1,6 @@
-//! Owns how the driver finds out what ranks do that say nothing, on this machine or by their worker.
+//! Owns the driver's checks of ranks without messages, on this machine or through their worker.
 //!
-//! How a process is looked at is `lookout`'s business.
+//! `lookout` inspects the processes.
 
 use super::{Driver, LONG_SILENCE, RankConnections, SILENCE, TICK};
 use crate::error::HostError;
@@ -14,25 +14,25 @@ use uniference_client::quiescence::{Found, Threads};
 use uniference_sim::engine::{Doing, RankReport};
 use uniference_sim::ids::RankId;
 
-/// A process that something has let go on is looked at again after so long.
+/// Delay before another check of a process that was woken from outside the simulation.
 pub(super) const AGAIN: Duration = Duration::from_millis(1);
 
-/// And so often: then it is one that is never seen to wait, and time passes.
+/// Number of checks in a row after which a process counts as one that is never seen to wait, and time passes.
 const MOST_AGAIN: u32 = 10_000;
 
-/// Of so many threads files stay open from one look to the next; of each there are three.
+/// Number of threads whose files stay open from one check to the next; each thread has three files.
 const MOST_OPEN: usize = 1000;
 
-/// Looks at processes that had said that they wait.
+/// Checks of processes that have reported that they wait.
 #[derive(Default)]
 pub(super) struct Looks {
-    /// Where the kernel tells of their threads.
+    /// The kernel's files on the threads of each process.
     threads: BTreeMap<i32, Threads>,
-    /// In a row that have found one of them running.
+    /// Number of checks in a row that have found a process running.
     in_vain: u32,
 }
 
-/// Whether there was a moment at which all of these slept: each is looked at around the looks at those behind it.
+/// Whether all processes slept at one moment: the checks of each process enclose the checks of the processes after it.
 fn sleep_at_once(processes: &mut [&mut Threads]) -> io::Result<bool> {
     let everyone = BTreeSet::new();
     let Some((first, rest)) = processes.split_first_mut() else { return Ok(true) };
@@ -41,7 +41,7 @@ fn sleep_at_once(processes: &mut [&mut Threads]) -> io::Result<bool> {
 }
 
 impl Driver<'_> {
-    /// For how long to listen.
+    /// The longest time to wait for messages.
     pub(super) fn next_timeout(&mut self) -> Option<Duration> {
         let now = Instant::now();
         let expiry = self.slots.expire(now).map(|at| at.saturating_duration_since(now) + Duration::from_millis(1));
@@ -53,7 +53,8 @@ impl Driver<'_> {
         [expiry, tick, silence, end, again].into_iter().flatten().min()
     }
 
-    /// Goes on as far as possible without hearing anything new, also where time passes though nobody asks for anything.
+    /// Advances the run as far as possible without reading new messages, including the passage of time while no task
+    /// has a request.
     pub(super) fn go_on_when_idle(&mut self) -> Result<Standing, HostError> {
         let mut standing = self.go_on();
         while matches!(standing, Standing::Idle) && self.still_waits()? {
@@ -64,15 +65,15 @@ impl Driver<'_> {
         Ok(standing)
     }
 
-    /// Whether all that may be let go on from outside wait still, and have said nothing since they said that they do. One that has not been let go on by
-    /// now will not be by what anybody has done so far.
+    /// Whether all processes that could be woken from outside still wait, and have sent no message since they reported
+    /// it. A process that is still asleep was not woken by anything that other processes have done so far.
     pub(super) fn still_waits(&mut self) -> Result<bool, HostError> {
         let wakeable: BTreeSet<u32> = self.exchange.wakeable().map(|rank| rank.0).collect();
-        // Those on other machines would have to be woken over the network.
+        // Ranks on other machines could only be woken over the network.
         let is_here = |rank: RankId| self.board(rank.0).is_none();
         let mut processes =
             self.processes_where(|rank, state| !state.crashed && is_here(rank) && wakeable.contains(&rank.0));
-        // What lets one go on that was stopped has not been done yet.
+        // A stopped process needs a signal to continue, which has not been sent yet.
         processes.retain(|(_, pid)| !is_stopped(*pid));
         let mut looks = std::mem::take(&mut self.looks);
         looks.threads.retain(|pid, _| processes.iter().any(|(_, process)| process == pid));
@@ -80,7 +81,8 @@ impl Driver<'_> {
             looks.threads.entry(pid).or_insert_with(|| Threads::of(pid));
         }
         let waits = sleep_at_once(&mut looks.threads.values_mut().collect::<Vec<_>>()).unwrap_or_else(|_| {
-            // What cannot be seen is taken to wait, as it has said; and descriptors are needed elsewhere.
+            // Processes that cannot be inspected count as waiting, as they have reported; other parts of the run need
+            // the descriptors.
             looks.threads.clear();
             true
         });
@@ -94,7 +96,7 @@ impl Driver<'_> {
         Ok(waits || gives_up)
     }
 
-    /// Nobody says anything: a rank whose threads all wait for each other never will.
+    /// Handles a period without messages: a rank whose threads all wait for each other is marked as quiet.
     pub(super) fn look_out(&mut self) {
         let silent = self.heard.elapsed();
         if silent < SILENCE {
@@ -124,12 +126,12 @@ impl Driver<'_> {
         self.is_there(|rank| self.exchange.runs(rank))
     }
 
-    /// Whether somebody may be heard of who does not wait for the engine alone.
+    /// Whether any rank may send a message that does not depend on the engine alone.
     pub(super) fn anybody_is_out(&self) -> bool {
         self.is_there(|rank| self.exchange.runs(rank) || self.exchange.waits_outside(rank))
     }
 
-    /// Whether there is such a rank whose process has not ended.
+    /// Whether any rank that satisfies `such` has a process that has not ended.
     fn is_there(&self, such: impl Fn(RankId) -> bool) -> bool {
         (0..).map(RankId).zip(&self.ranks).any(|(rank, state)| state.process.status().is_none() && such(rank))
     }
@@ -144,7 +146,7 @@ impl Driver<'_> {
         ));
     }
 
-    /// Ranks whose processes run, but for the one that waits for its user.
+    /// Ranks whose processes run, except the debugged rank, which waits for its user.
     fn running(&self) -> Vec<(u32, i32)> {
         let debugged = self.setup.terminal.as_ref().map(|terminal| terminal.rank);
         self.processes_where(|rank, state| Some(rank.0) != debugged && !state.crashed && self.exchange.runs(rank))
@@ -155,15 +157,15 @@ impl Driver<'_> {
         ranks.filter_map(|(rank, state)| state.process.pid().map(|pid| (rank, pid))).collect()
     }
 
-    /// Where threads stand that wait inside their process, by rank; of so many ranks at most.
+    /// Lines at which threads wait inside their process, by rank; at most `most` ranks.
     pub fn stands(&self, most: usize) -> BTreeMap<u32, Vec<String>> {
         let report = self.exchange.engine().report();
         let inside = report.iter().filter(|rank| rank.tasks.iter().any(|task| task.doing == Doing::Inside));
         inside.filter_map(|rank| self.stand(rank.rank, false)).take(most).collect()
     }
 
-    /// The same of the first ranks, whatever the engine does not know of them: also where those stand that run, or whose call time has not
-    /// come to.
+    /// Lines of the threads of the first `most` ranks that the engine does not know: threads that run, wait inside
+    /// their process, or have called at a time that virtual time has not reached.
     pub fn whereabouts(&self, most: usize) -> BTreeMap<u32, Vec<String>> {
         let report = self.exchange.engine().report();
         let all = |rank: &RankReport, doing: Doing| rank.tasks.iter().all(|task| task.doing == doing);
@@ -180,7 +182,7 @@ impl Driver<'_> {
         Some((rank.0, stands.unwrap_or_else(|| self.lookout.stands(pid, with_calls))))
     }
 
-    /// Where a rank runs, if that is another machine.
+    /// The worker of a rank on another machine.
     pub(super) fn board(&self, rank: u32) -> Option<&Board> {
         self.board_of[rank as usize].map(|board| &self.boards[board])
     }

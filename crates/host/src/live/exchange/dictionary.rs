@@ -1,11 +1,12 @@
-//! Owns what a rank's operators name by number and no slice was carried out with: definitions and lines, in the order in which they were heard.
+//! Owns definitions of ids in a rank's captured operators (definitions and lines), in order of arrival, until a slice
+//! is carried out with them.
 //!
-//! A slice may wait for its turn while more of the dictionary is heard. It is carried out with what was heard before it, so that it does not
-//! matter when its turn comes.
+//! A slice may wait for its turn while further parts of the dictionary arrive. The slice uses the parts that arrived
+//! before it, so its turn does not matter.
 
 use std::collections::VecDeque;
 
-/// Of one rank.
+/// The dictionary of one rank.
 #[derive(Default)]
 pub(super) struct Dictionary {
     heard: u64,
@@ -13,18 +14,18 @@ pub(super) struct Dictionary {
 }
 
 impl Dictionary {
-    /// Hears the next part.
+    /// Adds the next part.
     pub(super) fn hear(&mut self, part: Vec<u8>) {
         self.heard += 1;
         self.waiting.push_back(part);
     }
 
-    /// How many parts were heard.
+    /// Number of parts that have arrived.
     pub(super) fn heard(&self) -> u64 {
         self.heard
     }
 
-    /// What was heard up to so many parts and not taken yet.
+    /// Removes and returns the parts among the first `parts` that remain.
     pub(super) fn take(&mut self, parts: u64) -> Vec<u8> {
         let taken = self.heard - self.waiting.len() as u64;
         self.waiting.drain(..parts.saturating_sub(taken) as usize).flatten().collect()

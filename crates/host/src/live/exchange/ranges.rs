@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use uniference_sim::ids::{OfProcess, TaskId};
 use uniference_sim::program::Mark;
 
-/// Of one rank.
+/// The ranges of one rank.
 #[derive(Default)]
 pub(super) struct Ranges {
     begun: u32,

@@ -1,8 +1,8 @@
-//! Owns the streams of a rank's device: what waits for what, of all that the rank hands to them. It says which activities must be complete before the
-//! next one; what an activity costs is not its business.
+//! Owns the CUDA streams of a rank's device: the dependencies among the work on them. The module decides which
+//! activities must be complete before the next one, and does not know the costs of activities.
 //!
-//! Each stream is a queue of the engine's, and keeps its own order. An event is an activity that takes no time, so that what waits for it, and
-//! who asks when it was, has a handle.
+//! Each CUDA stream is a queue of the engine's, and keeps its own order. A CUDA event is an activity of zero duration,
+//! so that waits for it, and queries of its time, have a handle.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use uniference_formats::operators::Line;
@@ -10,25 +10,26 @@ use uniference_protocol::messages::{DeviceWork, LaunchId, OnStream};
 use uniference_sim::ids::{Handle, OfProcess};
 use uniference_sim::program::Work;
 
-/// The host waits where a stream has more launches than this that are not complete: the depth of the driver's queue, which CUDA's documentation does
-/// not name. 1,024 is what launches without synchronisation run into on current devices (NVIDIA's forum for developers, "launch queue depth").
+/// Number of incomplete launches per stream above which a launch blocks the host: the depth of the CUDA driver's queue,
+/// which CUDA's documentation does not name. Launches without synchronisation run into 1,024 on current devices
+/// (NVIDIA's forum for developers, "launch queue depth").
 const QUEUE_DEPTH: usize = 1024;
 
-/// A part of what a slice of a program comes to, in the order in which the program did it.
+/// A part of a slice's work, in program order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Piece {
-    /// The task works, before it hands anything else to a stream. The last piece of a slice is one of these.
+    /// Work on the launching CPU, before the next launch. The last piece of a slice is of this kind.
     Host(Work),
-    /// The task has handed work to a stream of the device.
+    /// Work that the task has launched on a stream of the device.
     Launch(Launch),
-    /// The event happens when all that was handed to the stream before is complete.
+    /// A recorded event, complete when all earlier work on the stream is complete.
     Record {
-        /// Which, by the rank's own number.
+        /// The event, by the rank's own number.
         event: u32,
-        /// On which stream.
+        /// The stream on which the event is recorded.
         stream: u32,
     },
-    /// What is handed to the stream from here on waits for the event, as it was recorded last.
+    /// Later work on the stream waits for the event's latest record.
     Wait {
         /// The stream that waits.
         stream: u32,
@@ -38,7 +39,7 @@ pub enum Piece {
 }
 
 impl Piece {
-    /// What it is that takes time.
+    /// The work of the piece, if the piece has a duration.
     pub fn into_work(self) -> Option<Work> {
         match self {
             Piece::Host(work) | Piece::Launch(Launch { work, .. }) => Some(work),
@@ -52,28 +53,30 @@ impl Piece {
 pub struct Launch {
     /// The stream's number.
     pub stream: u32,
-    /// The work, as the engine takes it.
+    /// The work, in the engine's form.
     pub work: Work,
-    /// The engine that carries out a copy, one at a time; `None`: it is no copy.
+    /// The copy engine that carries out a copy; `None`: the work is no copy. Each copy engine carries out one copy at a
+    /// time.
     pub engine: Option<CopyEngine>,
-    /// The host waits until it is complete.
+    /// Whether the host waits until the work is complete.
     pub blocks: bool,
-    /// It takes a place among the launches that a stream may have outstanding.
+    /// Whether the work counts towards the stream's limit of outstanding launches.
     pub queued: bool,
-    /// By what the rank asks for its times: none, or one for each kernel of an operator.
+    /// Ids by which the rank asks for times: none, or one per kernel of an operator.
     pub ids: Vec<LaunchId>,
-    /// The captured line of the operator that has launched it, in a graph that of its capture; not known where no operator has.
+    /// The captured line of the operator that launched the work; for a CUDA graph, the line of its capture; unknown if
+    /// no operator launched it.
     pub line: Line,
 }
 
-/// What carries out copies beside the kernels.
+/// The engines that carry out copies concurrently with kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CopyEngine {
-    /// From the host.
+    /// Copies from the host.
     ToDevice,
-    /// To the host.
+    /// Copies to the host.
     FromDevice,
-    /// To other devices.
+    /// Copies to other devices.
     Peer,
 }
 
@@ -81,32 +84,32 @@ pub enum CopyEngine {
 #[derive(Default)]
 pub(super) struct Streams {
     streams: BTreeMap<u32, Stream>,
-    /// By number, what reaches the event as it was recorded last, and how often it was.
+    /// Per event: the activity of its latest record, and the number of its records.
     events: BTreeMap<u32, (Handle, u32)>,
     engines: BTreeMap<CopyEngine, Handle>,
 }
 
 #[derive(Default)]
 struct Stream {
-    /// The activity that was handed to it last.
+    /// The stream's latest activity.
     last: Option<Handle>,
-    /// What the next one waits for besides.
+    /// Further activities that the stream's next activity waits for.
     awaited: Vec<Handle>,
-    /// Of its launches the last ones, as many as may be outstanding.
+    /// The stream's latest launches, up to the number that may be outstanding.
     launches: VecDeque<Handle>,
-    /// What the operation of a process group waited for that was on it last.
+    /// Activities that the latest operation of a process group on the stream waited for.
     before_call: Vec<Handle>,
 }
 
 impl Stream {
-    /// What is complete when all that was handed to it is.
+    /// Activities whose completion implies that all work on the stream is complete.
     fn ends(&self) -> impl Iterator<Item = Handle> {
         self.last.into_iter().chain(self.awaited.iter().copied())
     }
 }
 
 impl Streams {
-    /// What must be complete before what the piece hands to a stream, besides what the stream has.
+    /// Activities that must be complete before the piece starts, in addition to the stream's own order.
     pub(super) fn dependencies(&mut self, piece: &Piece) -> Vec<Handle> {
         match piece {
             Piece::Launch(Launch { stream, engine, .. }) => {
@@ -119,7 +122,7 @@ impl Streams {
         }
     }
 
-    /// The piece was handed to its stream as this activity. Returns what the host waits for before it goes on, if it has to.
+    /// Records the activity of a piece. Returns the activity that the host waits for, if the host must wait.
     pub(super) fn handed(&mut self, piece: &Piece, handle: Handle) -> Option<Handle> {
         match *piece {
             Piece::Launch(Launch { stream, engine, blocks, queued, .. }) => {
@@ -143,13 +146,14 @@ impl Streams {
         }
     }
 
-    /// What is handed to the stream next waits for the event; one that was never recorded has no effect.
+    /// Makes later work on the stream wait for the event; an event that was never recorded has no effect.
     pub(super) fn wait(&mut self, stream: u32, event: u32) {
         let reached = self.events.get(&event).map(|(handle, _)| *handle);
         self.streams.entry(stream).or_default().awaited.extend(reached);
     }
 
-    /// What must be complete before an operation of a process group that is on a stream. It stands in no queue of the stream's.
+    /// Activities that must be complete before an operation of a process group on a stream. The operation is not in the
+    /// stream's queue.
     pub(super) fn before_call(&mut self, on: OnStream) -> Vec<Handle> {
         let stream = self.streams.entry(on.stream).or_default();
         if !on.with_previous {
@@ -158,12 +162,13 @@ impl Streams {
         stream.before_call.clone()
     }
 
-    /// The operation was issued as this activity: what comes on the stream waits for it.
+    /// Records the activity of an operation of a process group: later work on the stream waits for it.
     pub(super) fn called(&mut self, on: OnStream, handle: Handle) {
         self.streams.entry(on.stream).or_default().awaited.push(handle);
     }
 
-    /// What is complete when this work is, in the numbers of one of the rank's processes. To a process the device is what it has handed to it itself.
+    /// Activities whose completion implies that this work, in the numbers of one of the rank's processes, is complete.
+    /// A process sees only its own work on the device.
     pub(super) fn ends(&self, process: OfProcess, work: DeviceWork) -> Vec<Handle> {
         let own = |number| process.short(number);
         match work {
@@ -177,7 +182,8 @@ impl Streams {
         }
     }
 
-    /// Whether all of this work was handed over that there is, if other threads have nothing to hand over that they have said.
+    /// Whether all of this work has been handed over, provided that other threads have sent no launches that wait for
+    /// their turn.
     pub(super) fn knows(&self, process: OfProcess, work: DeviceWork) -> bool {
         match work {
             DeviceWork::Event { event, records } => process
@@ -187,7 +193,7 @@ impl Streams {
         }
     }
 
-    /// What is complete when nothing is left to do.
+    /// Activities whose completion implies that the device is idle.
     pub(super) fn all_ends(&self) -> Vec<Handle> {
         self.ends_of(|_| true)
     }
@@ -197,7 +203,7 @@ impl Streams {
         streams.flat_map(|(_, stream)| stream.ends()).collect::<BTreeSet<Handle>>().into_iter().collect()
     }
 
-    /// Every activity that something may still be made to wait for.
+    /// All activities that later work may wait for.
     pub(super) fn known(&self) -> BTreeSet<Handle> {
         let streams = self.streams.values();
         let of_streams = streams.flat_map(|stream| {

@@ -1,4 +1,4 @@
-//! Ranks whose words are written down here: no process, no socket.
+//! Ranks whose messages are written in the tests: no process, no socket.
 
 mod lent;
 mod streams;
@@ -15,7 +15,7 @@ use uniference_sim::time::{Bytes, SimDuration};
 
 const MAIN: TaskId = TaskId(0);
 
-/// An ideal switch of 1 GB/s and no latency.
+/// An ideal switch of 1 GB/s without latency.
 fn cluster(ranks: u32) -> Cluster {
     let flags = Flags {
         ranks,
@@ -27,7 +27,7 @@ fn cluster(ranks: u32) -> Cluster {
     ClusterFile::parse("test", &flags.to_toml().unwrap(), &[]).unwrap().resolve(&choices).unwrap().cluster
 }
 
-/// Ranks, all of which have asked for their first turn.
+/// Ranks that have all asked for their first turn.
 fn ranks(count: u32) -> Exchange {
     let mut exchange = Exchange::new(Engine::new(&cluster(count)), count, "script.py");
     for rank in 0..count {
@@ -37,7 +37,7 @@ fn ranks(count: u32) -> Exchange {
     exchange
 }
 
-/// The one thread that runs has asked.
+/// The single running thread has asked.
 const ALONE: Quiet = Quiet { parts: 1, outside: false };
 const OF_TWO: Quiet = Quiet { parts: 2, outside: false };
 
@@ -46,20 +46,20 @@ fn say(exchange: &mut Exchange, rank: u32, ops: Vec<Op>) {
     exchange.say(RankId(rank), MAIN, ops, quiet);
 }
 
-/// What is written to tasks now.
+/// Messages to write to tasks now.
 fn frames(exchange: &mut Exchange) -> Vec<(u32, Frame)> {
     exchange.advance(&mut (), &mut ());
     let ready: Vec<Ready> = std::iter::from_fn(|| exchange.take_ready()).collect();
     ready.into_iter().filter_map(|ready| Some((ready.rank.0, exchange.frame(ready)?))).collect()
 }
 
-/// The answers that are ready now, but for those about groups.
+/// Answers that are ready now, except those about groups.
 fn heard(exchange: &mut Exchange) -> Vec<(u32, Answer)> {
     let answers = frames(exchange).into_iter().map(|(rank, frame)| (rank, frame.answer));
     answers.filter(|(_, answer)| !matches!(answer, Answer::Group(_))).collect()
 }
 
-/// Names the group of all ranks first of all. It is group 0.
+/// Names the group of all ranks, which becomes group 0.
 fn join(exchange: &mut Exchange, count: u32) {
     for rank in 0..count {
         say(
@@ -102,7 +102,7 @@ fn data(pieces: &[(u64, u64)]) -> Fetched {
     Fetched { pieces: pieces.collect(), ..Fetched::default() }
 }
 
-/// All `count` ranks have called an all-reduce of 384 elements, and wait; what they are told.
+/// The answers after all `count` ranks have called an all-reduce of 384 elements and wait.
 fn all_reduced(exchange: &mut Exchange, count: u32) -> Vec<(u32, Answer)> {
     join(exchange, count);
     for rank in 0..count {
@@ -113,7 +113,8 @@ fn all_reduced(exchange: &mut Exchange, count: u32) -> Vec<(u32, Answer)> {
     heard(exchange)
 }
 
-/// Rank 1 never calls: who waits for the stream goes on as the call on it ends, and the call itself is over without data, by its own rank.
+/// Rank 1 never calls: a wait for the stream continues when the call on it ends, and the call itself ends without data,
+/// on the initiative of its own rank.
 #[test]
 fn a_stream_goes_on_behind_a_call_that_is_aborted() {
     let mut exchange = ranks(2);
@@ -135,7 +136,8 @@ fn a_stream_goes_on_behind_a_call_that_is_aborted() {
     assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![(0, over)]))]);
 }
 
-/// Whoever has reduced may have computed before it says so: the others do not wait for the end of that, which is later than their answer.
+/// A rank that has reduced may have computed before it reports the reduction: the other ranks do not wait for the end
+/// of that compute, which is later than their answer.
 #[test]
 fn a_reduction_is_there_before_what_is_said_with_it() {
     let mut exchange = ranks(3);
@@ -151,7 +153,7 @@ fn a_reduction_is_there_before_what_is_said_with_it() {
 fn a_blocking_all_reduce_is_one_question_and_folded_once() {
     let mut exchange = ranks(3);
     let told = all_reduced(&mut exchange, 3);
-    // The first that is told folds 2 x 1536 bytes; the others are told once that is done.
+    // The first answered rank reduces 2 x 1536 bytes; the other ranks are answered once that is done.
     let [(first, Answer::Complete(told))] = &told[..] else { panic!("one rank is told") };
     let [(0, fetched)] = &told[..] else { panic!("of its operation") };
     assert_eq!(fetched.folds.iter().map(|(.., bytes)| bytes).sum::<u64>(), 2 * 1536);
@@ -170,7 +172,7 @@ fn of_two_members_each_combines_for_itself() {
     assert_eq!(told.len(), 2);
     for (_, answer) in told {
         let Answer::Complete(told) = answer else { panic!("it is complete") };
-        // All 1536 bytes of the one room combined with those at the same place of the other.
+        // All 1536 bytes of one room, combined with the bytes at the same offset of the other room.
         let pieces = &told[0].1.pieces;
         assert_eq!(pieces.iter().map(|piece| piece.bytes).sum::<u64>(), 1536);
         assert!(pieces.iter().all(|piece| piece.other == Some(piece.offset ^ (1 << 20))), "{pieces:?}");
@@ -189,7 +191,7 @@ fn who_was_to_fold_and_forgets_the_operation_leaves_it_to_the_next() {
 
 #[test]
 fn rooms_are_free_when_all_who_receive_have_released() {
-    // Rank 0 broadcasts what it has staged at 64: it receives nothing, the two others do.
+    // Rank 0 broadcasts its data, staged at 64: rank 0 receives nothing, the two others do.
     for (releasing, freed) in [(1..2, vec![]), (1..3, vec![64])] {
         let mut exchange = ranks(3);
         join(&mut exchange, 3);
@@ -211,7 +213,8 @@ fn rooms_are_free_when_all_who_receive_have_released() {
 
 #[test]
 fn what_nobody_will_read_is_free_when_its_readers_have_ended() {
-    // Rank 0 stages at 64 what rank 1, whose program ends before or after, will never take part in.
+    // Rank 0 stages data at 64 for an operation in which rank 1, whose program ends before or after, never
+    // participates.
     let send = CallOp::Send { to: GroupRank(1), tag: 0, bytes: Bytes(64) };
     for operation in [collective(CollectiveKind::AllReduce, 16, None), send] {
         for ends_first in [true, false] {
@@ -250,7 +253,7 @@ fn a_message_that_has_arrived_before_its_receive_has_its_data_all_the_same() {
     let send = CallOp::Send { to: GroupRank(1), tag: 7, bytes: Bytes(20) };
     say(&mut exchange, 0, vec![issue(0, send, Some(128)), wait(0), Op::Sleep(Span::For(SimDuration::from_us(2000)))]);
     assert_eq!(heard(&mut exchange), []);
-    // 20 bytes at 1 GB/s take 20 ns; the receive comes after 1 ms.
+    // 20 bytes at 1 GB/s take 20 ns; the receive starts after 1 ms.
     let recv = CallOp::Recv { from: None, tag: 7, bytes: Bytes(20) };
     let slice = messages::Slice { measured: SimDuration::from_us(1000), operators: Vec::new() };
     say(&mut exchange, 1, vec![Op::Compute(slice), issue(5, recv, None), wait(5)]);
@@ -260,7 +263,7 @@ fn a_message_that_has_arrived_before_its_receive_has_its_data_all_the_same() {
     assert_eq!(exchange.engine().clock(RankId(1)).as_ps(), 1_000_000_000);
 }
 
-/// One that pauses until 10 us ends before that: its rank's main task computes until 20 us, and is through.
+/// A task pauses until 10 us and ends earlier; its rank's main task computes until 20 us and then exits.
 #[test]
 fn what_a_task_is_told_that_has_ended_keeps_time_from_nobody() {
     let mut exchange = ranks(1);
@@ -274,7 +277,7 @@ fn what_a_task_is_told_that_has_ended_keeps_time_from_nobody() {
     assert_eq!(exchange.engine().clock(RankId(0)).as_ps(), 20_000_000);
 }
 
-/// A thread is let go on while its process ends: nobody says any more that all of them wait.
+/// A thread is woken while its process ends: no report of waiting threads follows.
 #[test]
 fn a_process_that_is_gone_keeps_time_from_nobody() {
     let mut exchange = ranks(1);
@@ -290,7 +293,7 @@ fn a_process_that_is_gone_keeps_time_from_nobody() {
     assert_eq!(exchange.engine().clock(RankId(0)).as_ps(), 20_000_000);
 }
 
-/// One is killed while it runs; the other's sleep is not over before that is known.
+/// A process is killed while it runs; the other rank's sleep does not end before that is known.
 #[test]
 fn a_process_that_is_gone_before_its_program_has_ended_lets_no_time_pass() {
     let mut exchange = ranks(2);
@@ -323,7 +326,7 @@ fn a_task_may_wait_for_what_another_one_has_just_released() {
     say(&mut exchange, 0, vec![barrier(0), barrier(1), wait(0)]);
     assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![(0, Fetched::default())]))]);
     say(&mut exchange, 0, vec![Op::Release(0)]);
-    // Nothing is left to be told of the first; the second one is still there.
+    // The first operation has nothing left to report; the second one still exists.
     exchange.say(RankId(0), other, vec![wait(0)], Some(ALONE));
     assert_eq!(heard(&mut exchange), [(0, Answer::Complete(vec![]))]);
     let both = Op::Wait { handles: vec![0, 1], any: false, timeout: None, ahead: false, site: Site(0) };
@@ -392,12 +395,12 @@ fn who_waits_for_one_collective_may_copy_its_data_as_soon_as_the_first_may() {
     exchange.advance(&mut (), &mut ());
     let (rank, Frame { answer, .. }) = exchange.take_ahead().unwrap();
     let Answer::Ahead(ahead) = answer else { panic!("{answer:?} is no data") };
-    // It is what the rank is told when its own wait is over, and comes once.
+    // The data equals the answer after the rank's own wait, and comes once.
     assert!(heard(&mut exchange).contains(&(rank.0, Answer::Complete(vec![(0, ahead)]))));
     assert!(exchange.take_ahead().is_none());
 }
 
-/// Requests as they are recorded.
+/// Recorded requests.
 #[derive(Default)]
 struct Recorded(Vec<(RankId, RecordedStep)>);
 
@@ -416,7 +419,7 @@ fn what_is_recorded_does_not_depend_on_which_rank_the_host_lets_run_first() {
                 let sleep = Op::Sleep(Span::For(SimDuration::from_us(us * (5 - u64::from(rank)))));
                 say(&mut exchange, rank, vec![sleep]);
             }
-            // All of them are asleep: time passes until each is awake again.
+            // All ranks are asleep: time passes until each is awake again.
             let mut awake = 0;
             while awake < 3 {
                 exchange.advance(&mut (), &mut recorded);
@@ -431,7 +434,8 @@ fn what_is_recorded_does_not_depend_on_which_rank_the_host_lets_run_first() {
         recorded.0
     };
     let expected = record([0, 1, 2]);
-    // A sleep is an issue and a wait. The second and the third one of the two that woke first follow from the last one's awakening.
+    // A sleep is an issue and a wait. The second and third steps of the two ranks that woke first follow from the
+    // wake-up of the last rank.
     assert_eq!(expected.len(), 3 * 3 * 2 + 2 * 2);
     for order in [[2, 1, 0], [1, 2, 0], [0, 2, 1]] {
         assert_eq!(record(order), expected);
@@ -448,13 +452,13 @@ fn a_rank_hears_with_its_next_answer_what_else_is_over_and_once() {
     say(&mut exchange, 0, vec![issue(0, send(5), Some(0)), issue(1, send(6), Some(64)), sleep()]);
     let recv = |tag| CallOp::Recv { from: Some(GroupRank(0)), tag, bytes: Bytes(4) };
     say(&mut exchange, 1, vec![issue(0, recv(6), None), issue(1, recv(5), None), issue(2, recv(7), None), wait(1)]);
-    // All that each rank hears, in one frame or in several.
+    // Finished operations that each rank is told of, in one message or several.
     let over = |exchange: &mut Exchange| {
         let mut over: BTreeMap<u32, Vec<LocalHandle>> = BTreeMap::new();
         frames(exchange).into_iter().for_each(|(rank, frame)| over.entry(rank).or_default().extend(frame.over));
         over
     };
-    // The first message is there; the rank that runs holds time back.
+    // The first message has arrived; the running rank keeps time from passing.
     assert_eq!(over(&mut exchange), BTreeMap::from([(1, vec![1])]));
     say(&mut exchange, 1, vec![Op::Release(1), sleep()]);
     // The sends have left, in their order.
@@ -465,10 +469,10 @@ fn a_rank_hears_with_its_next_answer_what_else_is_over_and_once() {
     assert_eq!(over(&mut exchange), BTreeMap::from([(0, vec![])]));
 }
 
-/// A microsecond for each byte of operators, and nothing else; remembers what it was shown.
+/// Costs of one microsecond per byte of operators; records the slices.
 struct ByBytes(Rc<RefCell<Shown>>);
 
-/// Ranks, lines and operators of slices.
+/// Rank, line and operators of each slice.
 type Shown = Vec<(u32, String, Vec<u8>)>;
 
 impl Costs for ByBytes {
@@ -498,7 +502,7 @@ fn slices_cost_what_they_are_said_to_and_are_recorded_before_their_compute() {
     say(&mut exchange, 0, ops);
     heard(&mut exchange);
     exchange.record_rest(&mut recorded);
-    // 3 us, and 0.05 us for the look at the clock.
+    // 3 us of compute, and 0.05 us for the clock read.
     assert_eq!(exchange.engine().clock(RankId(0)).as_ps(), 3_050_000);
     let line = || "a.py:1".to_owned();
     assert_eq!(*shown.borrow(), [(0, line(), vec![1, 2, 3]), (0, line(), vec![])]);
@@ -531,7 +535,7 @@ fn names_that_come_for_all_threads_go_before_the_first_of_their_operators() {
     let (mut exchange, shown) = (ranks(1), Rc::default());
     exchange.cost_with(Box::new(ByBytes(Rc::clone(&shown))));
     let other = exchange.open_task(RankId(0));
-    // The other thread's wire may be heard first.
+    // The other thread's wire may be read first.
     exchange.say(RankId(0), other, vec![slice(0, &[30]), Op::Now], Some(OF_TWO));
     exchange.say(RankId(0), MAIN, vec![names(&[1])], None);
     exchange.say(RankId(0), MAIN, vec![slice(0, &[20]), Op::Now], Some(OF_TWO));
@@ -546,7 +550,7 @@ fn a_slice_that_waits_for_its_turn_has_the_dictionary_that_came_before_it() {
     exchange.cost_with(Box::new(ByBytes(Rc::clone(&shown))));
     join(&mut exchange, 1);
     heard(&mut exchange);
-    // The second slice waits for the first, and has no part in what is said afterwards.
+    // The second slice waits for the first, and does not include later parts of the dictionary.
     exchange.say(RankId(0), MAIN, vec![names(&[1]), slice(0, &[20]), slice(0, &[20])], None);
     exchange.say(RankId(0), MAIN, vec![names(&[2, 2])], None);
     exchange.say(RankId(0), MAIN, vec![slice(0, &[20]), Op::Now], Some(ALONE));
@@ -555,7 +559,7 @@ fn a_slice_that_waits_for_its_turn_has_the_dictionary_that_came_before_it() {
     assert_eq!(operators, [vec![1, 20], vec![20], vec![2, 2, 20]]);
 }
 
-/// A task that settles after three operators of a microsecond each goes on after three microseconds.
+/// A task that settles after three operators of one microsecond each continues after three microseconds.
 #[test]
 fn a_task_that_settles_goes_on_when_its_compute_is_over() {
     let mut exchange = ranks(1);
@@ -623,8 +627,8 @@ fn threads_of_libraries_that_poll_keep_no_run_alive() {
     }
 }
 
-/// A main thread waits for 80 GB, which a network of 1 GB/s carries for 80 s, while a library's thread polls every 10 s.
-/// The run goes on, because the network moves bytes.
+/// A main thread waits for 80 GB, which a network of 1 GB/s carries for 80 s, while a library's thread polls every 10
+/// s. The run goes on, because the network moves bytes.
 #[test]
 fn a_long_transfer_beside_a_polling_thread_is_no_deadlock() {
     let mut exchange = ranks(2);

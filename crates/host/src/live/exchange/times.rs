@@ -1,7 +1,8 @@
-//! Owns when what ranks have numbered was launched, began and ended, until they ask for it. What is numbered, and why, is the rank's business.
+//! Owns the times at which ranks' numbered launches were launched, began and ended, until the rank asks for them. The
+//! rank decides which launches have numbers.
 //!
-//! Nothing is kept of a rank that numbers nothing. What takes no time may end before the engine has named it, so of a rank whose request is under way
-//! everything that ends is kept until the engine has answered.
+//! A rank without numbered launches needs no memory. Activities of zero duration may end before the engine has named
+//! them, so all ends of a rank with a pending request are kept until the engine has answered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use uniference_protocol::messages::{LaunchId, LaunchTimes};
@@ -9,30 +10,30 @@ use uniference_sim::event::{Elapsed, Event};
 use uniference_sim::ids::{Handle, OfProcess, RankId};
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// An answer lists so many launches at most.
+/// Maximum number of launches per answer.
 const MOST: usize = 1 << 16;
 
-/// Of all ranks.
+/// The times of all ranks.
 pub(super) struct Times {
     ranks: Vec<RankTimes>,
 }
 
 #[derive(Default)]
 struct RankTimes {
-    /// The engine has not named yet what a task of the rank has issued.
+    /// Whether an issue of one of the rank's tasks has no handle of the engine yet.
     issuing: bool,
-    /// What has ended meanwhile: when it was issued, began and ended.
+    /// Activities that ended during a pending issue: times of issue, start and end.
     unnamed: BTreeMap<Handle, [SimTime; 3]>,
-    /// What is under way.
+    /// Numbered launches that are under way.
     expected: BTreeMap<Handle, Expected>,
-    /// The host's work before it, and when that has ended.
+    /// Preceding work on the launching CPU, with its time of end.
     hosts: BTreeMap<Handle, Option<SimTime>>,
     ended: Vec<LaunchTimes>,
 }
 
 struct Expected {
     ids: Vec<LaunchId>,
-    /// It is launched when this work of the host has ended; `None`: when it was issued.
+    /// The work on the launching CPU whose end is the time of launch; `None`: the time of issue.
     host: Option<Handle>,
 }
 
@@ -41,14 +42,14 @@ impl Times {
         Times { ranks: (0..world_size).map(|_| RankTimes::default()).collect() }
     }
 
-    /// The rank is about to issue what has these numbers.
+    /// Notes that the rank is about to issue an activity with these ids.
     pub(super) fn issues(&mut self, rank: RankId, ids: &[LaunchId]) {
         if !ids.is_empty() {
             self.ranks[rank.index()].issuing = true;
         }
     }
 
-    /// The engine has named it. The host comes to it when `host` has ended.
+    /// Records the engine's handle of the activity. Its time of launch is the end of `host`.
     pub(super) fn issued(&mut self, rank: RankId, ids: &[LaunchId], handle: Handle, host: Option<Handle>) {
         if ids.is_empty() {
             return;
@@ -86,7 +87,8 @@ impl Times {
         }
     }
 
-    /// What one of the rank's processes has launched and has ended since it asked last, by its own numbers; and whether there is more than that.
+    /// Launches of one of the rank's processes that have ended since its last question, in its own numbers; and whether
+    /// more remain.
     pub(super) fn take(&mut self, rank: RankId, process: OfProcess) -> (Vec<LaunchTimes>, bool) {
         let RankTimes { expected, hosts, ended, .. } = &mut self.ranks[rank.index()];
         let (mut own, others): (Vec<LaunchTimes>, _) =
@@ -106,7 +108,8 @@ impl Times {
 }
 
 impl RankTimes {
-    /// Kernels of one operator follow one another, and share its time equally: the engine knows of all of them together.
+    /// Divides the duration of an operator equally among its kernels, which run one after the other: the engine sees
+    /// all kernels of an operator as one activity.
     fn ends(&mut self, Expected { ids, host }: Expected, [issued, began, ended]: [SimTime; 3]) {
         let launched = host.and_then(|host| self.hosts.get(&host).copied().flatten()).unwrap_or(issued);
         let (lasted, count) = (u128::from(ended.since(began).as_ps()), ids.len() as u128);

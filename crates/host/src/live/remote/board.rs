@@ -1,7 +1,9 @@
-//! Owns what the driver has of a worker: the ends of its ranks' wires and outputs, and the way of data between both arenas.
+//! Owns the driver's side of a worker: the ends of its ranks' wires and outputs, and the transfer of data between both
+//! arenas.
 //!
-//! What is said there is `messages`' business, what ranks say the exchange's. One thread hears the worker, another one speaks to it: the driver
-//! waits for neither. Only a short answer, while nothing else is to be said, the driver sends by itself: waking the thread takes longer.
+//! `messages` defines the messages, and `exchange` interprets those of ranks. One thread receives from the worker,
+//! another one sends to it, so the driver waits for neither. The driver itself sends only short answers while the queue
+//! is empty, because waking the sending thread would need longer.
 
 use super::files::Synced;
 use super::inbox::{Inbox, Mailbox, lock};
@@ -26,45 +28,45 @@ use uniference_protocol::memory::Window;
 use uniference_protocol::messages::{Answer, Compute, Fetched, LocalHandle, Offset, Piece, Reply};
 use uniference_protocol::wire::{Opening, Wire};
 
-/// How long an answer about a process may take.
+/// Time limit for an answer to a question about a process.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// How long a worker may take to end its ranks.
+/// Time limit for a worker to end its ranks.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// Answers with at most so much data are short: they fit a record of TLS.
+/// Largest data in bytes of a short answer: fits a TLS record.
 const SHORT: u64 = 8 << 10;
 
-/// Rooms begin at multiples of this.
+/// Alignment of rooms in bytes.
 const ALIGNMENT: u64 = 64;
 
 /// A message of a worker.
 pub(crate) enum BoardNews {
     /// News of the worker's zygote.
     Zygote(News),
-    /// What a rank was to combine is combined.
+    /// A rank's reduction, carried out in the driver's arena.
     Folded { rank: u32, task: u32, handle: LocalHandle },
-    /// There will be nothing more.
+    /// The connection is lost; no further news follows.
     Lost(String),
 }
 
-/// A rank to be started there.
+/// A rank to be started on the worker.
 pub(crate) struct Birth {
     /// The rank's number.
     pub(crate) rank: u32,
-    /// Where its compute comes from.
+    /// Source of the duration of its compute.
     pub(crate) compute: Compute,
-    /// How many of its threads compute at once.
+    /// Number of its threads that can compute at once.
     pub(crate) cores: u32,
-    /// Its part of the arena.
+    /// The rank's part of the arena.
     pub(crate) home: (Offset, u64),
-    /// The zygote's order.
+    /// The order for the zygote.
     pub(crate) order: Vec<u8>,
-    /// Where its standard output and error go.
+    /// Its standard output and error.
     pub(crate) outputs: [File; 2],
 }
 
-/// A worker, while it takes part in a run. What it has started ends with this.
+/// A worker, while it participates in a run. Its processes end when this is dropped.
 pub(crate) struct Board {
     name: String,
     shared: Arc<Shared>,
@@ -73,14 +75,14 @@ pub(crate) struct Board {
     questions: AtomicU64,
 }
 
-/// What the driver's thread gives the one that speaks.
+/// The queue from the driver's thread to the sending thread.
 #[derive(Clone)]
 struct Orders {
     queue: mpsc::Sender<Order>,
     shared: Arc<Shared>,
 }
 
-/// What is to be said, in this order.
+/// Items to send, in this order.
 enum Order {
     Say(Down, Vec<u8>),
     Files(Vec<std::path::PathBuf>),
@@ -92,20 +94,21 @@ struct Shared {
     stream: Arc<Stream>,
     arena: Window,
     news: Inbox<BoardNews>,
-    /// By rank and task.
+    /// Mailboxes by rank and task.
     mailboxes: Mutex<BTreeMap<(u32, u32), Arc<Mailbox>>>,
-    /// By rank, and whether it is standard error.
+    /// Outputs by rank, and whether the output is standard error.
     outputs: Mutex<BTreeMap<(u32, bool), File>>,
     told: Mutex<BTreeMap<u64, Told>>,
     tells: Condvar,
-    /// Orders that are not carried out yet.
+    /// Number of orders that are not carried out yet.
     ordered: AtomicUsize,
-    /// The driver's, if it stays on one: who hears for it does, too, as waking another one takes longer.
+    /// The CPU to which the driver is bound, if any. The receiving thread is bound to it as well, because waking a
+    /// thread on another CPU is slower.
     processor: OnceLock<u32>,
 }
 
 impl Board {
-    /// Has a worker prepare for `ranks` ranks.
+    /// Prepares a worker for `ranks` ranks.
     pub(crate) fn start(
         joined: Joined,
         arena: Window,
@@ -139,7 +142,7 @@ impl Board {
         Ok(board)
     }
 
-    /// The driver stays on this processor from here on.
+    /// Binds the receiving thread to the driver's CPU from now on.
     pub(crate) fn stay_on(&self, processor: u32) {
         let _ = self.shared.processor.set(processor);
     }
@@ -149,12 +152,12 @@ impl Board {
         &self.name
     }
 
-    /// What is readable when there is news.
+    /// A descriptor that is readable when there is news.
     pub(crate) fn news(&self) -> BorrowedFd<'_> {
         self.shared.news.as_fd()
     }
 
-    /// What it has told since the last time.
+    /// News since the last call.
     pub(crate) fn hear(&self) -> Vec<BoardNews> {
         self.shared.news.take_all()
     }
@@ -175,12 +178,12 @@ impl Board {
         self.orders.give(Order::Say(Down::Kill { rank }, Vec::new()));
     }
 
-    /// Whether a task's connection was closed because its process ends, as far as that is known.
+    /// Whether a task's connection was closed because its process ends, as far as known.
     pub(crate) fn is_exiting(&self, rank: u32, task: u32) -> bool {
         lock(&self.shared.mailboxes).get(&(rank, task)).is_none_or(|mailbox| mailbox.is_exiting())
     }
 
-    /// What all threads of a rank's process wait for, if they do.
+    /// Whether all threads of a rank's process wait, and for what.
     pub(crate) fn waits(&self, rank: u32) -> Found {
         match self.ask(Question::Waits { rank }) {
             Some(Told::WaitsInside) => Found::Inside,
@@ -189,7 +192,7 @@ impl Board {
         }
     }
 
-    /// Where its threads stand.
+    /// Lines at which the threads of a rank's process are.
     pub(crate) fn stands(&self, rank: u32, undisturbed: bool, with_calls: bool) -> Vec<String> {
         match self.ask(Question::Stands { rank, undisturbed, with_calls }) {
             Some(Told::Stands(stands)) => stands,
@@ -209,25 +212,25 @@ impl Board {
 impl Orders {
     fn give(&self, order: Order) {
         self.shared.ordered.fetch_add(1, Relaxed);
-        // A worker that is lost has told so.
+        // A lost worker is reported as news.
         let _ = self.queue.send(order);
     }
 
-    /// Answers a task, behind all that was ordered before.
+    /// Answers a task, after all earlier orders.
     fn answer(&self, rank: u32, task: u32, frame: &[u8]) {
         let reply: Reply = postcard::from_bytes(&frame[4..]).expect("the driver writes replies");
-        // Nobody else gives orders: what is carried out now stays so.
+        // Only this thread adds orders, so an empty queue stays empty.
         if self.shared.ordered.load(Acquire) > 0 || data_of(&reply) > SHORT {
             return self.give(Order::Answer { rank, task, reply });
         }
         if self.shared.answer(rank, task, reply, &mut Vec::new()).is_err() {
-            // Whoever hears says why.
+            // The receiving thread reports the reason.
             self.shared.stream.close();
         }
     }
 }
 
-/// Bytes that an answer tells of, at most.
+/// Upper bound of the bytes of data in an answer.
 fn data_of(reply: &Reply) -> u64 {
     let Answer::Complete(complete) = &reply.answer else { return 0 };
     let of = |fetched: &Fetched| {
@@ -252,7 +255,7 @@ impl Drop for Board {
 }
 
 impl Shared {
-    /// Hears the worker until it is gone.
+    /// Receives from the worker until the connection ends.
     fn hear(&self, mut receiver: Receiver) {
         let mut visit = None;
         let ended = loop {
@@ -306,7 +309,7 @@ impl Shared {
             Up::Output { rank, is_error } => {
                 let output = lock(&self.outputs).remove(&(rank, is_error));
                 if let Some(mut output) = output {
-                    // Whoever reads it may be gone.
+                    // The reader of the output may be gone.
                     let _ = output.write_all(behind);
                     lock(&self.outputs).insert((rank, is_error), output);
                 }
@@ -320,7 +323,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Says what is ordered, and that the driver is there.
+    /// Sends orders, and a sign of life in between.
     fn speak(&self, ordered: &mpsc::Receiver<Order>) {
         let mut buffer = Vec::new();
         loop {
@@ -340,7 +343,7 @@ impl Shared {
                 self.ordered.fetch_sub(1, Release);
             }
             if said.is_err() {
-                // Whoever hears says why.
+                // The receiving thread reports the reason.
                 return self.stream.close();
             }
         }
@@ -348,7 +351,7 @@ impl Shared {
 
     fn send_files(&self, files: &[std::path::PathBuf], buffer: &mut Vec<u8>) -> io::Result<()> {
         for path in files {
-            // One that has gone meanwhile is missed by the program.
+            // A file that was removed in the meantime is reported by the program.
             let Ok(mut file) = File::open(path) else { continue };
             let name = path.as_os_str().as_bytes();
             loop {
@@ -363,7 +366,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Sends an answer behind the data that it tells of.
+    /// Sends an answer, after the data that it refers to.
     fn answer(&self, rank: u32, task: u32, mut reply: Reply, buffer: &mut Vec<u8>) -> io::Result<()> {
         match &mut reply.answer {
             Answer::Complete(complete) => {
@@ -377,7 +380,7 @@ impl Shared {
         send(&self.stream, &Down::Reply { rank, task, reply }, &[])
     }
 
-    /// Sends what an operation has brought, and makes `fetched` say where in its room that lies.
+    /// Sends the data of an operation, and changes the offsets of `fetched` to offsets in the operation's room.
     fn hand_over(
         &self,
         (rank, task, handle): (u32, u32, LocalHandle),
@@ -385,7 +388,7 @@ impl Shared {
         buffer: &mut Vec<u8>,
     ) -> io::Result<()> {
         if let (false, Some(kernel)) = (fetched.folds.is_empty(), fetched.kernel()) {
-            // What needs no kernel of torch's is combined here: the operands would travel otherwise.
+            // Reductions that need no torch kernel are done in the driver, which saves sending the operands.
             self.arena.fold(&std::mem::take(&mut fetched.folds), kernel);
             self.news.push(BoardNews::Folded { rank, task, handle });
         }
@@ -420,10 +423,12 @@ impl Shared {
     }
 }
 
-/// What travels, and to where in a room; the room's size; and what of it belongs to the arena once it is combined.
+/// Pieces to send with their offsets in a room; the room's size; and the results that belong to the arena after the
+/// reduction.
 type Moves = (VecDeque<(u64, Piece)>, u64, Vec<(u64, Offset, u64)>);
 
-/// Of an operation that a rank is to combine: gathers all that it touches, each byte once, and makes `fetched` say where that then lies.
+/// Gathers all memory that a rank's reduction accesses, each byte once, and changes the offsets of `fetched`
+/// accordingly.
 fn relocate(fetched: &mut Fetched) -> Moves {
     let folds = fetched.folds.iter().flat_map(|(into, other, bytes)| [(*into, *bytes), (*other, *bytes)]);
     let pieces = fetched
@@ -439,7 +444,7 @@ fn relocate(fetched: &mut Fetched) -> Moves {
             _ => merged.push((start, start + bytes)),
         }
     }
-    // Elements stay as they are aligned.
+    // Elements keep their alignment.
     let mut size: u64 = 0;
     let mut places = Vec::new();
     for (start, end) in merged {
@@ -467,7 +472,7 @@ fn relocate(fetched: &mut Fetched) -> Moves {
     (places.iter().map(whole).collect(), size, results)
 }
 
-/// A task of a rank there. Its frames lie in a mailbox, and answers go with what else is to be said.
+/// The wire of a task on the worker: frames arrive in a mailbox, and answers go through the queue of orders.
 struct BoardWire {
     rank: u32,
     task: u32,
@@ -511,8 +516,8 @@ impl Wire for BoardWire {
 mod tests {
     use super::*;
 
-    /// Two operands of 8 bytes that lie side by side from 68 on and a third one at 200, which the first becomes the sum of: both ranges keep
-    /// their place within 64 bytes, and what is combined goes back to 68.
+    /// Reduces two adjacent operands of 8 bytes from 68 on and a third one at 200 into the first: both ranges keep
+    /// their offset within 64 bytes, and the result goes back to 68.
     #[test]
     fn what_a_rank_combines_is_gathered_once_and_goes_back() {
         let pieces = vec![Piece { offset: 68, bytes: 8, other: None }];

@@ -1,5 +1,5 @@
-//! Owns which files of the driver's machine go to a worker, the Python files beside the script and the files that its arguments name, and how
-//! paths there become paths here and back.
+//! Owns the choice of files on the driver's machine that are sent to a worker (the Python files beneath the script's
+//! folder and the files that its arguments name), and the translation of paths between both machines.
 
 use crate::error::HostError;
 use std::ffi::{OsStr, OsString};
@@ -9,35 +9,35 @@ use std::path::{Path, PathBuf};
 use uniference_formats::operators::with_lines;
 use uniference_protocol::messages::Op;
 
-/// More files are a folder that the script only happens to lie in.
+/// Maximum number of files; a larger number suggests that the script lies in an unrelated folder.
 const MOST_FILES: usize = 4096;
 
-/// The same of their size, in bytes.
+/// Maximum total size of the files, in bytes.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// What a worker gets of the driver's files.
+/// The driver's files for a worker.
 #[derive(Clone, Debug)]
 pub struct Synced {
-    /// The folder that the command runs in.
+    /// The folder in which the command runs.
     pub(super) folder: PathBuf,
-    /// Absolute paths; `None`: the worker has them already, and the folder.
+    /// Absolute paths; `None`: the worker already has the files and the folder.
     pub(super) files: Option<Vec<PathBuf>>,
 }
 
 impl Synced {
-    /// Nothing is sent: folder and files must be on the workers under the same paths.
+    /// Sends nothing: folder and files must exist on the workers under the same paths.
     ///
     /// # Errors
-    /// If the current folder is gone.
+    /// If the current folder no longer exists.
     pub fn nothing() -> Result<Synced, HostError> {
         Ok(Synced { folder: here()?, files: None })
     }
 
-    /// What `words`, a script or with `module` a module's name and the arguments, need: all `*.py` in the script's folder and below (of a module
-    /// in the current one), and each file that an argument names, as `FILE` or as `--option=FILE`.
+    /// Collects the files for `words`, a script (or with `module` a module's name) and its arguments: all `*.py` in the
+    /// script's folder and below (for a module, in the current folder), and each file that an argument names as `FILE`
+    /// or as `--option=FILE`.
     ///
-    /// # Errors
-    /// If that is too much.
+    /// If there are too many files, or they are too large.
     pub fn of(words: &[OsString], module: bool) -> Result<Synced, HostError> {
         let folder = here()?;
         let mut files = Vec::new();
@@ -75,14 +75,14 @@ fn here() -> Result<PathBuf, HostError> {
     std::env::current_dir().map_err(HostError::system("finding the current folder"))
 }
 
-/// Those below `folder`, but of environments and hidden folders.
+/// Python files below `folder`, except in virtual environments and hidden folders.
 fn python_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<(), HostError> {
     let mut folders = vec![folder.to_owned()];
     while let Some(folder) = folders.pop() {
         if ["pyvenv.cfg", "conda-meta"].iter().any(|name| folder.join(name).exists()) {
             continue;
         }
-        // What cannot be read the script cannot import either.
+        // The script cannot import from folders that cannot be read either.
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
             let (path, name) = (entry.path(), entry.file_name());
             let hidden = name.as_bytes().starts_with(b".") || name == "__pycache__" || name == "site-packages";
@@ -109,7 +109,7 @@ fn too_much(what: String, folder: &Path) -> HostError {
     }
 }
 
-/// Without `.` and `..`, which are taken by their letters: a path is the same on both machines.
+/// Removes `.` and `..` from a path textually, so that the path is the same on both machines.
 fn plain(path: &Path) -> PathBuf {
     use std::path::Component::{CurDir, ParentDir};
     let mut plain = PathBuf::new();
@@ -123,7 +123,7 @@ fn plain(path: &Path) -> PathBuf {
     plain
 }
 
-/// Where a file of the driver's machine lies below `root`; `None`: it would lie elsewhere.
+/// The path below `root` of a file of the driver's machine; `None`: the path would leave `root`.
 pub(super) fn below(root: &Path, path: &Path) -> Option<PathBuf> {
     use std::path::Component::{Normal, RootDir};
     let mut parts = path.components();
@@ -131,9 +131,9 @@ pub(super) fn below(root: &Path, path: &Path) -> Option<PathBuf> {
     (is_absolute && parts.clone().all(|part| matches!(part, Normal(_)))).then(|| root.join(parts.as_path()))
 }
 
-/// A path that the driver has sent, or `--option=` and such a path, becomes the one that it has here.
+/// Translates a path that the driver has sent, or `--option=` and such a path, to the path on this machine.
 pub(super) fn localize_word(root: &Path, word: &mut serde_json::Value) {
-    // Each byte is the character of that number.
+    // Each byte is encoded as the character of that number.
     let Some(bytes) = word.as_str().map(|text| text.chars().map(|byte| byte as u8).collect::<Vec<u8>>()) else {
         return;
     };
@@ -148,7 +148,7 @@ pub(super) fn localize_word(root: &Path, word: &mut serde_json::Value) {
     }
 }
 
-/// Names files by where they lie on the driver's machine.
+/// Translates paths in operations to those of the driver's machine.
 pub(super) fn name_as_there(root: Option<&Path>, ops: &mut [Op]) {
     for op in ops {
         match op {
@@ -160,7 +160,7 @@ pub(super) fn name_as_there(root: Option<&Path>, ops: &mut [Op]) {
     }
 }
 
-/// A text in which paths below `root` are those of the driver's machine.
+/// Translates paths below `root` in a text to those of the driver's machine.
 pub(super) fn as_there(root: Option<&Path>, text: &str) -> String {
     match root.and_then(Path::to_str) {
         Some(root) => text.replace(root, ""),
@@ -194,7 +194,7 @@ mod tests {
         assert_eq!((below("/home/../../a.py"), below("a.py")), (None, None));
     }
 
-    /// What the worker does with an argument, and what the driver hears of a line in the file.
+    /// Checks the translation of an argument for the worker, and of a line in that file for the driver.
     #[test]
     fn a_path_goes_to_the_worker_and_comes_back() {
         let root = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! Owns how a thread that receives hands on to one that polls: a queue whose descriptor can be read while there is something in it.
+//! Owns queues from a receiving thread to a polling thread: the queue's descriptor is readable while the queue has
+//! items.
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::collections::VecDeque;
@@ -6,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A descriptor that is readable or not, as it is told.
+/// An eventfd that is readable while set.
 struct Flag(OwnedFd);
 
 impl Flag {
@@ -15,7 +16,7 @@ impl Flag {
     }
 
     fn set(&self) {
-        // Fails only if it is set already, as often as it can be.
+        // Fails only if the counter is at its maximum, in which case the flag is set.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
@@ -24,7 +25,7 @@ impl Flag {
     }
 }
 
-/// What was said and not heard yet.
+/// Items that have not been read.
 pub(super) struct Inbox<T> {
     queue: Mutex<VecDeque<T>>,
     flag: Flag,
@@ -54,7 +55,7 @@ impl<T> AsFd for Inbox<T> {
     }
 }
 
-/// Bytes that are read as those of a socket are.
+/// Bytes that are read like a socket.
 pub(super) struct Mailbox {
     held: Mutex<Held>,
     flag: Flag,
@@ -63,7 +64,7 @@ pub(super) struct Mailbox {
 #[derive(Default)]
 struct Held {
     bytes: VecDeque<u8>,
-    /// No more will come; whether that is because the process ends.
+    /// Whether the stream was closed because the process ends; `None`: not closed.
     closed: Option<bool>,
 }
 
@@ -89,10 +90,10 @@ impl Mailbox {
         lock(&self.held).closed == Some(true)
     }
 
-    /// Takes as many bytes as there are and fit; 0: it is closed.
+    /// Reads as many bytes as are available and fit; 0: the mailbox is closed.
     ///
     /// # Errors
-    /// `EAGAIN` if nothing is there and it does not wait.
+    /// `EAGAIN` if the mailbox is empty and `wait` is false.
     pub(super) fn read(&self, buffer: &mut [u8], wait: bool) -> io::Result<usize> {
         loop {
             {
@@ -122,7 +123,7 @@ impl AsFd for Mailbox {
     }
 }
 
-/// Who holds these locks only moves items.
+/// Locks a mutex whose holders only move items, so that a poisoned lock is still valid.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,10 @@
-//! Owns ranks on other machines. A worker is on its machine what the driver is for the ranks of its own: it has a zygote, and an arena that its
-//! ranks have mapped. A `board` is what the driver has of it; what both say to each other are `messages`.
+//! Owns ranks on other machines. A worker does for the ranks of its machine what the driver does for its own: it has a
+//! zygote, and an arena that the ranks map. A `board` is the driver's side of a worker; `messages` defines the messages
+//! between them.
 //!
-//! The ranks' processes do not notice. The worker relays their frames, and of the arena the bytes that frames tell of: those of an input before
-//! the frame that says that it is staged, those of an output before the answer that says where it lies.
+//! The ranks' processes see no difference. The worker relays their frames, and the bytes of the arena that frames refer
+//! to: the bytes of an input before the frame that reports it as staged, the bytes of an output before the answer with
+//! its offsets.
 
 pub(super) mod board;
 mod files;
@@ -17,21 +19,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 pub use uniference_link::door::{Door, Joined};
 
-/// How often the driver looks for signals while it waits for workers.
+/// Interval at which the driver checks for signals while it waits for workers.
 const TICK: Duration = Duration::from_millis(50);
 
-/// What has come of the wait for workers.
+/// Outcome of the wait for workers.
 pub enum Gathered {
-    /// All are there.
+    /// All workers have joined.
     All(Vec<Joined>),
-    /// The user does not want to wait.
+    /// The user interrupted the wait.
     Interrupted(Interrupt),
 }
 
 /// Waits until workers of all `names` have joined.
 ///
 /// # Errors
-/// If one has not within `timeout`.
+/// If a worker has not joined within `timeout`.
 pub fn gather(
     door: &Door,
     names: &BTreeSet<String>,

@@ -1,7 +1,8 @@
-//! Owns a worker's part in a run: it starts ranks as a driver does, and relays what they say, print and stage.
+//! Owns a worker's part in a run: it starts ranks as a driver does, and relays their messages, output and staged
+//! inputs.
 //!
-//! What the frames mean is the driver's business; here only those words are looked at that tell where data lies. One thread hears the driver and
-//! hands answers on at once, the other one hears all the rest.
+//! The driver interprets the frames; the worker reads only operations with offsets of data. One thread receives from
+//! the driver and forwards answers at once, the other one handles all other sources.
 
 use super::files::{as_there, below, localize_word, name_as_there};
 use super::inbox::{Inbox, lock};
@@ -37,31 +38,31 @@ use uniference_protocol::memory::{Tensors, Window};
 use uniference_protocol::messages::{Answer, Batch, Compute, LocalHandle, Offset, Op, Piece, Reply, Welcome};
 use uniference_protocol::wire::{UnixWire, Wire, write_with_fds};
 
-/// Address space of the whole arena, at most: half of what processors with 39 bits of it give a process.
+/// Largest address space of the whole arena: half of a process's address space on CPUs with 39-bit virtual addresses.
 const LARGEST: u64 = 256 << 30;
 
-/// Memory that the ranks together may keep touched but unused.
+/// Memory in bytes that all ranks together may keep touched but unused.
 const RETAIN: u64 = 64 << 20;
 
-/// Bytes of an output that are read at once.
+/// Number of bytes of an output that are read at once.
 const CHUNK: usize = 64 << 10;
 
-/// How a worker's part in a run has ended.
+/// The outcome of a worker's part in a run.
 #[derive(Debug)]
 pub enum Served {
-    /// The driver has said that the run is over.
+    /// The driver has reported the end of the run.
     Over,
-    /// It has not.
+    /// The connection was lost before the end of the run.
     Lost(String),
-    /// Somebody wants this worker to end.
+    /// The worker was interrupted.
     Interrupted(Interrupt),
 }
 
-/// Takes part in a run until it is over, with `python` as the interpreter of ranks. What it has started, and the files that it was sent, are
-/// gone when it returns.
+/// Participates in a run until its end, with `python` as the interpreter of ranks. Its processes, and the files that it
+/// received, are removed before it returns.
 ///
 /// # Errors
-/// If this machine lacks what a run needs; the driver is told of the rest.
+/// If this machine lacks a resource for the run; other errors are reported to the driver.
 pub fn serve(
     python: &Path,
     stream: Arc<Stream>,
@@ -96,7 +97,7 @@ pub fn serve(
         said: Instant::now(),
     };
     let served = worker.run(interrupts);
-    // Its ranks end before the driver sees that the connection has.
+    // The ranks end before the driver sees the end of the connection.
     drop(worker);
     shared.stream.finish();
     shared.stream.close();
@@ -104,17 +105,17 @@ pub fn serve(
     served
 }
 
-/// What both threads know.
+/// State that both threads share.
 struct Shared {
     stream: Arc<Stream>,
     control: Inbox<Heard>,
     arena: OnceLock<Arena>,
-    /// On which all of this stays: waking another one takes longer.
+    /// The CPU to which the worker and its ranks are bound: waking a thread on another CPU is slower.
     processor: OnceLock<u32>,
     ranks: Mutex<BTreeMap<u32, Rank>>,
 }
 
-/// What the thread that hears the driver leaves to the other one.
+/// Messages that the receiving thread leaves to the other thread.
 enum Heard {
     Down(Down, Vec<u8>),
     Ended(String),
@@ -128,27 +129,27 @@ struct Arena {
     layout: Layout,
 }
 
-/// Where data of a rank lies.
+/// Memory for the data of a rank.
 struct Rank {
-    /// Of its tasks, by number.
+    /// Wires of the rank's tasks, by number.
     wires: BTreeMap<u32, Arc<dyn Wire>>,
-    /// Where it stages its inputs: here, and for the driver.
+    /// Offset of the rank's staged inputs in the worker's arena; `home`: in the driver's arena.
     staging: Offset,
     home: Offset,
-    /// For what operations bring.
+    /// Rooms for data of operations.
     rooms: Rooms,
     landings: BTreeMap<LocalHandle, Landing>,
-    /// Where the data goes that comes.
+    /// Destination of the data that arrives next.
     latest: Offset,
-    /// Inputs that are being copied.
+    /// Inputs that are being copied, with their sizes.
     filling: BTreeMap<Offset, u64>,
 }
 
-/// The room of an operation.
+/// The room of an operation's data.
 #[derive(Clone)]
 struct Landing {
     at: Offset,
-    /// What the rank combines: offset in the room, offset for the driver, bytes.
+    /// Results of the rank's reduction: offset in the room, offset in the driver's arena, bytes.
     results: Vec<(u64, Offset, u64)>,
 }
 
@@ -197,7 +198,7 @@ impl Shared {
     ) -> io::Result<()> {
         let mut ranks = lock(&self.ranks);
         let rank = ranks.get_mut(&rank).ok_or_else(invalid)?;
-        // An operation that is told twice has its room.
+        // An operation that is reported twice keeps its room.
         let at = match rank.landings.get(&handle) {
             Some(landing) => landing.at,
             None => rank.rooms.allocate(bytes).ok_or(io::ErrorKind::OutOfMemory)?,
@@ -218,7 +219,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Hands an answer on, with offsets as they are here.
+    /// Forwards an answer, with offsets in this machine's arena.
     fn answer(&self, rank: u32, task: u32, mut reply: Reply) {
         let wire = {
             let ranks = lock(&self.ranks);
@@ -242,7 +243,7 @@ impl Shared {
         };
         let mut bytes = Vec::with_capacity(128);
         frame::encode(&reply, &mut bytes);
-        // A rank that is gone is found by its process's end.
+        // The end of the process reveals a rank that no longer exists.
         let _ = wire.map(|wire| wire.write(&bytes));
     }
 }
@@ -253,7 +254,7 @@ fn invalid() -> io::Error {
 
 /// A rank's process.
 struct Process {
-    /// Once it is there.
+    /// The process id, once the process exists.
     pid: Option<i32>,
     tasks: Vec<Task>,
     /// Standard output and error, until they are closed.
@@ -261,13 +262,13 @@ struct Process {
     greeted: bool,
 }
 
-/// A task's end of the conversation.
+/// The worker's connection to a task.
 struct Task {
     wire: Option<Arc<dyn Wire>>,
     frames: FrameBuffer,
 }
 
-/// What is listened to.
+/// A source of messages.
 #[derive(Clone, Copy)]
 enum Source {
     Signal,
@@ -277,7 +278,7 @@ enum Source {
     Output(u32, usize),
 }
 
-/// A rank that waits for the zygote.
+/// A rank that waits to be forked by the zygote.
 struct Birth {
     fds: [OwnedFd; 3],
     order: Vec<u8>,
@@ -292,11 +293,11 @@ struct Worker<'a> {
     is_ready: bool,
     births: Vec<Birth>,
     processes: BTreeMap<u32, Process>,
-    /// Below it are the driver's files.
+    /// The folder that contains the driver's files.
     root: Option<TempDir>,
-    /// What ranks run in.
+    /// The folder in which ranks run.
     folder: PathBuf,
-    /// When something was said last.
+    /// Time of the latest message to the driver.
     said: Instant,
 }
 
@@ -319,7 +320,7 @@ impl Worker<'_> {
                 match self.hear(source) {
                     Ok(None) => {}
                     Ok(Some(served)) => return Ok(served),
-                    // What this machine lacks ends the run, and the driver says why.
+                    // The driver reports the resource that this machine lacks, and ends the run.
                     Err(Trouble::Host(error)) => self.report(&error),
                     Err(Trouble::Link(error)) => return Ok(Served::Lost(error.to_string())),
                 }
@@ -386,12 +387,12 @@ impl Worker<'_> {
         send(&self.shared.stream, up, behind)
     }
 
-    /// Tells the driver why there are no ranks.
+    /// Tells the driver why no ranks can be started.
     fn report(&mut self, error: &HostError) {
         let text = error.to_string();
         let (message, hint) = text.split_once("\nhint: ").unwrap_or((&text, "see the worker's output"));
         let news = News::Error { message: message.to_owned(), hint: hint.to_owned() };
-        // If it is gone, that is found when it is heard.
+        // A lost driver is detected by the receiving thread.
         let _ = self.say(&Up::News, &messages::write_news(&news));
     }
 
@@ -407,7 +408,7 @@ impl Worker<'_> {
             Down::Kill { rank } => {
                 let pid = self.processes.get(&rank).and_then(|process| process.pid);
                 if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
-                    // It may have ended just now.
+                    // The process may just have ended.
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
                 }
             }
@@ -415,20 +416,20 @@ impl Worker<'_> {
                 let told = self.look(question);
                 self.say(&Up::Told { number, told }, &[])?;
             }
-            // Heard by the other thread.
+            // Handled by the receiving thread.
             Down::Landing { .. } | Down::Data { .. } | Down::Reply { .. } | Down::Pulse | Down::End => {}
         }
         Ok(())
     }
 
-    /// Where the driver's files lie, if it has sent any.
+    /// The folder of the driver's files, if any were sent.
     fn root(&self) -> Option<&Path> {
         self.root.as_ref().map(TempDir::path)
     }
 
     fn make_root(&mut self) -> Result<PathBuf, HostError> {
         if self.root.is_none() {
-            // As Python names the files in it.
+            // Python names files in that folder by canonical paths.
             let folder = std::env::temp_dir();
             let folder = folder.canonicalize().unwrap_or(folder);
             let root = tempfile::Builder::new()
@@ -450,7 +451,7 @@ impl Worker<'_> {
         Ok(written().map_err(HostError::system::<io::Error>("writing a file of the driver's"))?)
     }
 
-    /// Makes an arena for so many ranks, and what they are forked from.
+    /// Creates an arena for `ranks` ranks, and the zygote.
     fn prepare(&mut self, ranks: u32, modules: &[String], folder: &Path, synced: bool) -> Result<(), Trouble> {
         capacity::check_memory(ranks)?;
         self.folder = if synced {
@@ -466,7 +467,7 @@ impl Worker<'_> {
                 hint: "copy the program there, or let the driver send it: run without --no-sync".to_owned(),
             }));
         };
-        // A part of the inputs and one of the outputs for each.
+        // Each rank has one part for its inputs and one for its outputs.
         let parts = 2 * u64::from(ranks.max(1));
         let part = (LARGEST / parts) & !((2 << 20) - 1);
         let layout = Layout { part, total: part * parts, retain: (RETAIN / parts).max(1 << 20) };
@@ -479,7 +480,7 @@ impl Worker<'_> {
         let arena = make().map_err(HostError::system::<io::Error>("creating the shared arena"))?;
         self.shared.arena.set(arena).map_err(|_| Trouble::Link(invalid()))?;
         self.zygote = Some(Zygote::start(self.python, modules, None)?);
-        // What has been started before runs where it likes.
+        // Processes that were started earlier run on any CPU.
         self.stay = Visit::here();
         if let Some(stay) = &self.stay {
             let _ = self.shared.processor.set(stay.processor());
@@ -488,7 +489,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Prepares a rank's process, which starts when the zygote can.
+    /// Prepares a rank's process, which starts once the zygote is ready.
     fn bear(
         &mut self,
         rank: u32,
@@ -533,7 +534,7 @@ impl Worker<'_> {
         self.fork()
     }
 
-    /// The zygote's order, for this machine's folder and files.
+    /// The zygote's order with this machine's folder and files.
     fn localize(&self, order: &[u8]) -> Result<Vec<u8>, Trouble> {
         let parse = || {
             let mut order: serde_json::Value = serde_json::from_slice(order)?;
@@ -561,7 +562,7 @@ impl Worker<'_> {
         let heard = match zygote.hear() {
             Ok(heard) => heard,
             Err(error) => {
-                // Its end is told once.
+                // The end of the zygote is reported once.
                 self.zygote = None;
                 return Err(error.into());
             }
@@ -587,7 +588,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// What a rank whose process has ended had said and printed by then.
+    /// Relays messages and output of a rank from before the end of its process.
     fn hear_last_words(&mut self, rank: u32) -> Result<(), Trouble> {
         let tasks = self.processes.get(&rank).map_or(0, |process| process.tasks.len());
         for task in 0..tasks {
@@ -596,7 +597,7 @@ impl Worker<'_> {
             }
         }
         for which in 0..2 {
-            // Its children may hold it open for as long as they like.
+            // Children of the process may keep the output open indefinitely.
             while self.processes[&rank].outputs[which].as_ref().is_some_and(|output| is_readable(output.as_fd()))
                 && self.hear_output(rank, which)?
             {}
@@ -607,7 +608,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Returns whether there may be more.
+    /// Relays a rank's output. Returns whether more may follow.
     fn hear_output(&mut self, rank: u32, which: usize) -> Result<bool, Trouble> {
         let Some(process) = self.processes.get_mut(&rank) else { return Ok(false) };
         let Some(output) = &mut process.outputs[which] else { return Ok(false) };
@@ -656,7 +657,7 @@ impl Worker<'_> {
         Ok(())
     }
 
-    /// Hands a frame on, behind the data that it tells of.
+    /// Forwards a frame, after the data that it refers to.
     fn relay(&mut self, rank: u32, task: usize, wire: &dyn Wire, mut batch: Batch) -> Result<(), Trouble> {
         let mut opens = None;
         if let Some(ticket) = batch.opens_task
@@ -681,7 +682,8 @@ impl Worker<'_> {
         Ok(self.say(&Up::Frame { rank, task: task as u32, opens }, &frame)?)
     }
 
-    /// What must be in the driver's arena before it hears `ops`: offset here, offset there, bytes. Makes offsets the driver's.
+    /// Data that must be in the driver's arena before `ops` are handled: offset here, offset there, bytes. Offsets in
+    /// `ops` are changed to the driver's.
     fn moves(&self, rank: u32, ops: &mut [Op]) -> Vec<(Offset, Offset, u64)> {
         let mut moves = Vec::new();
         let mut ranks = lock(&self.shared.ranks);
@@ -716,7 +718,7 @@ impl Worker<'_> {
                         arena.tensors.forget(at, bytes);
                     }
                 }
-                // Data comes with the answer.
+                // Data arrives with the answer.
                 Op::Wait { ahead, .. } => *ahead = false,
                 _ => {}
             }
@@ -730,7 +732,7 @@ impl Worker<'_> {
         while sent < bytes {
             let part = PART.min(bytes - sent);
             window.load(&[Piece { offset: at + sent, bytes: part, other: None }], None, &mut buffer);
-            // The frame that tells of it follows.
+            // The frame that refers to the data follows.
             send_soon(&self.shared.stream, &Up::Data { at: to + sent }, &buffer)?;
             sent += part;
         }
@@ -757,11 +759,11 @@ impl Worker<'_> {
     }
 }
 
-/// Why a worker cannot go on.
+/// The reason why a worker cannot continue.
 enum Trouble {
-    /// The machine cannot do what is needed.
+    /// The machine lacks a resource.
     Host(HostError),
-    /// The connection to the driver.
+    /// The connection to the driver failed.
     Link(io::Error),
 }
 

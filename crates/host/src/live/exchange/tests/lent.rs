@@ -1,4 +1,4 @@
-//! One program with the GPUs of all ranks, whose threads move to other ranks; and threads that wait in a loop for each other.
+//! One program with the GPUs of all ranks, whose threads move to other ranks; and threads that poll for each other.
 
 use super::streams::{Scripted, host, kernel};
 use super::*;
@@ -15,10 +15,10 @@ impl Recorder for Steps {
     }
 }
 
-/// Everybody that waits inside the process does so until it is let go on.
+/// All threads that wait inside the process stay asleep until they are woken.
 const ASLEEP: Quiet = Quiet { parts: 1, outside: true };
 
-/// Two ranks, of which the first has the only program; it has asked for its first turn.
+/// Two ranks; only the first has a program, which has asked for its first turn.
 fn lent() -> (Exchange, Engine) {
     let mut exchange = Exchange::new(Engine::new(&cluster(2)), 2, "script.py");
     exchange.lend();
@@ -27,7 +27,7 @@ fn lent() -> (Exchange, Engine) {
     (exchange, Engine::new(&cluster(2)))
 }
 
-/// What is written to which thread of the program, and when.
+/// Answers to threads of the program, with the thread and the time.
 fn told(exchange: &mut Exchange, recorder: &mut Steps) -> Vec<(u32, u64, Answer)> {
     exchange.advance(&mut (), recorder);
     let ready: Vec<Ready> = std::iter::from_fn(|| exchange.take_ready()).collect();
@@ -45,7 +45,8 @@ fn sleep(us: u64) -> Op {
 
 const US: u64 = 1_000_000;
 
-/// A thread moves to rank 1 and sleeps there for 7 us; then it lets the main thread of rank 0 go on, which sleeps for 3 us and ends.
+/// A thread moves to rank 1 and sleeps there for 7 us. It then wakes the main thread of rank 0, which sleeps for 3 us
+/// and ends.
 #[test]
 fn a_thread_that_uses_another_ranks_gpu_goes_on_there_in_the_same_time() {
     let ((mut exchange, mut again), mut steps) = (lent(), Steps::default());
@@ -54,14 +55,14 @@ fn a_thread_that_uses_another_ranks_gpu_goes_on_there_in_the_same_time() {
     assert_eq!(told(&mut exchange, &mut steps), [(1, 0, Answer::Moved)]);
     assert!(exchange.say(RankId(0), other, vec![sleep(7)], Some(ASLEEP)));
     assert_eq!(told(&mut exchange, &mut steps), [(1, 7 * US, Answer::Go)]);
-    // It wakes the main thread by something that the kernel knows alone, and ends.
+    // The thread wakes the main thread through the kernel only, and ends.
     assert!(!exchange.say(RankId(0), other, vec![Op::Exit(Outcome::Ok)], Some(OF_TWO)));
     assert!(exchange.say(RankId(0), MAIN, vec![sleep(3)], Some(OF_TWO)));
     assert_eq!(told(&mut exchange, &mut steps), [(0, 10 * US, Answer::Go)]);
     exchange.say(RankId(0), MAIN, vec![Op::Exit(Outcome::Ok)], Some(ALONE));
     assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Finished));
     exchange.record_rest(&mut steps);
-    // The time in which a thread of rank 1 slept, not that in which it waited for rank 0.
+    // The time is the sleep of the thread of rank 1, not its wait for rank 0.
     assert_eq!(exchange.engine().now().as_ps(), 10 * US);
     let of_others = |rank: u32| {
         let found = steps.0[&RankId(rank)].iter().filter_map(|(_, step)| match step {
@@ -70,7 +71,7 @@ fn a_thread_that_uses_another_ranks_gpu_goes_on_there_in_the_same_time() {
         });
         found.collect::<Vec<_>>()
     };
-    // The thread was started by the main one, which it let go on, and as whose program ends rank 1 ends.
+    // The main thread started the thread and was woken by it; rank 1 ends together with the main thread's program.
     assert_eq!((of_others(0), of_others(1)), (vec![(1, 1)], vec![(0, 0), (0, 0)]));
     let records = steps.0.into_values().map(Vec::into_iter).collect();
     assert!(matches!(replay(&mut again, records, &mut ()), Ending::Finished));
@@ -86,8 +87,8 @@ fn rank_1_has_no_program_and_ends_as_the_only_one_does() {
     assert!(matches!(exchange.advance(&mut (), &mut steps), Standing::Finished));
 }
 
-/// The program has ended and waits for its kernel of 10 us. Its process is gone before that is over, and with it a thread that was answered after 2 us and
-/// has said nothing since, and another one that sleeps.
+/// The program has ended and waits for its kernel of 10 us. Its process ends before the kernel, together with a thread
+/// that was answered after 2 us and has sent nothing since, and a thread that sleeps.
 #[test]
 fn a_process_that_is_gone_does_not_keep_the_run_from_its_end() {
     let ((mut exchange, _), mut steps) = (lent(), Steps::default());
@@ -109,7 +110,8 @@ fn a_process_that_is_gone_does_not_keep_the_run_from_its_end() {
     assert_eq!(exchange.engine().now().as_ps(), 10 * US);
 }
 
-/// A slice of the first thread keeps the second one's from being carried out, and the third one sleeps: the record has them in their order all the same.
+/// A slice of the first thread delays the second thread's slice, and the third thread sleeps: the record still has the
+/// threads in their order.
 #[test]
 fn a_record_has_threads_in_their_order_though_one_must_wait_with_what_it_asks_first() {
     let ((mut exchange, mut again), mut steps) = (lent(), Steps::default());
@@ -145,8 +147,9 @@ fn a_record_has_threads_in_their_order_though_one_must_wait_with_what_it_asks_fi
     assert_eq!(again.now(), ended);
 }
 
-/// The other thread pauses until just when the main one has slept. Before it hears that its time is up, the main thread lets it go on; then it lets the
-/// main thread go on from a pause. A replay counts both, whichever ends a pause that is over at this instant.
+/// The other thread pauses exactly until the main thread's sleep ends. The main thread ends that pause before its
+/// expiry is reported, and is then woken from a pause by the other thread. A replay counts both pauses, whatever ends a
+/// pause that expires at this time.
 #[test]
 fn a_pause_counts_whether_its_time_was_up_or_another_thread_has_ended_it() {
     let (mut exchange, mut again, mut steps) = (ranks(1), Engine::new(&cluster(1)), Steps::default());
@@ -173,7 +176,8 @@ fn a_pause_counts_whether_its_time_was_up_or_another_thread_has_ended_it() {
     assert_eq!(again.now().as_ps(), 12 * US);
 }
 
-/// Rank 1 sleeps for 7 us and then ends what two threads of rank 0 do by something that only the kernel knows: a pause of 100 us, and a wait for outside.
+/// Rank 1 sleeps for 7 us and then wakes two threads of rank 0 through the kernel only: from a pause of 100 us, and
+/// from a wait for something outside.
 #[test]
 fn what_another_rank_has_let_go_on_outside_the_simulation_does_so_in_a_replay_at_the_same_time() {
     let (mut exchange, mut steps) = (ranks(2), Steps::default());
@@ -207,8 +211,9 @@ fn what_another_rank_has_let_go_on_outside_the_simulation_does_so_in_a_replay_at
     assert_eq!(again.now().as_ps(), 12 * US);
 }
 
-/// Rank 0 waits for something outside while rank 1 sleeps for 7 us. Time does not pass to the end of that before it is known that rank 0 waits still; nor
-/// while one of its threads has said something, as another one may run. What it has asked for comes first then.
+/// Rank 0 waits for something outside while rank 1 sleeps for 7 us. Time does not advance to the end of the sleep
+/// before rank 0 is known to be still waiting, nor while a thread of rank 0 has sent operations and another one may
+/// run. The operations of rank 0 come first in that case.
 #[test]
 fn time_does_not_pass_to_the_end_of_a_sleep_while_a_rank_may_have_been_let_go_on() {
     let (mut exchange, mut steps) = (ranks(2), Steps::default());
@@ -227,8 +232,8 @@ fn time_does_not_pass_to_the_end_of_a_sleep_while_a_rank_may_have_been_let_go_on
     assert_eq!(exchange.engine().now().as_ps(), 3 * US);
 }
 
-/// What the second thread does after 2.5 us makes the main one look, which starts a third one: that follows from the second thread's answer, as the main
-/// thread has had none since.
+/// The action of the second thread after 2.5 us makes the main thread poll, which starts a third thread: this follows
+/// from the second thread's answer, because the main thread has had none since.
 #[test]
 fn what_a_thread_does_that_was_let_look_follows_from_what_let_it() {
     let (mut exchange, mut steps) = (ranks(1), Steps::default());
@@ -253,8 +258,8 @@ fn what_a_thread_does_that_was_let_look_follows_from_what_let_it() {
     assert!(matches!(first, Some(RecordedStep::Follows { task, .. }) if *task == second), "{first:?}");
 }
 
-/// The other thread waits in a loop for the main one, which sleeps for 100 us: it looks after one microsecond at first and then less often, and just when the
-/// main one has slept.
+/// The other thread polls for the main thread, which sleeps for 100 us. The intervals between polls start at one
+/// microsecond and grow; a poll also follows the end of the main thread's sleep.
 #[test]
 fn a_thread_that_waits_in_a_loop_looks_when_another_one_has_run() {
     let mut exchange = ranks(1);
@@ -276,14 +281,15 @@ fn a_thread_that_waits_in_a_loop_looks_when_another_one_has_run() {
     assert_eq!(looks[..2], [0, US]);
     let waits = looks.windows(2).map(|pair| pair[1] - pair[0]).collect::<Vec<_>>();
     assert!(waits.is_sorted() && *waits.last().unwrap() <= 100 * US / 16, "{waits:?}");
-    // The main thread has run: the other one looks at once, though its moment is not over, and when that is it looks again.
+    // The main thread has run: the other thread polls at once, although its interval is not over, and again at the end
+    // of the interval.
     exchange.say(RankId(0), MAIN, vec![sleep(100)], Some(ALONE));
     assert_eq!(told(&mut exchange, &mut steps), [(1, 100 * US, Answer::Go)]);
     exchange.say(RankId(0), other, vec![Op::Exit(Outcome::Ok)], Some(ALONE));
     assert_eq!(told(&mut exchange, &mut steps), [(0, 200 * US, Answer::Go)]);
 }
 
-/// Two such threads let each other look, as what one does may be what the other waits for; time passes all the same.
+/// Two polling threads cause each other to poll, because each may do what the other waits for; time still passes.
 #[test]
 fn threads_that_wait_in_loops_for_each_other_do_not_stop_time() {
     let mut exchange = ranks(1);

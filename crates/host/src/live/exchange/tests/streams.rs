@@ -1,4 +1,4 @@
-//! One rank that hands work to streams. Times are microseconds; of each test the closed form stands before it.
+//! One rank that launches work on CUDA streams. Times are in microseconds; the closed form of each test precedes it.
 
 use super::super::streams::{CopyEngine, Launch, Piece};
 use super::*;
@@ -6,13 +6,13 @@ use uniference_formats::operators::Line;
 use uniference_sim::device::Resource;
 use uniference_sim::program::LOOK_COST;
 
-/// Slices come to what is written down here: their operators are one byte, the place in the list.
+/// Slices of scripted pieces: the operators are one byte, the index of the slice's pieces in the list.
 pub(super) struct Scripted(pub Vec<Vec<Piece>>);
 
 impl Costs for Scripted {
     fn pieces(&mut self, slice: Slice<'_>) -> Vec<Piece> {
         match slice.operators {
-            // By itself, or as another process has written it.
+            // The index alone, or as captured by another process.
             [at] | [4, 0, 16, _, at, 4, 0, 16, 0] => self.0[usize::from(*at)].clone(),
             _ => vec![host(0)],
         }
@@ -60,7 +60,7 @@ fn wait_event(stream: u32, event: u32) -> Piece {
     Piece::Wait { stream, event }
 }
 
-/// A rank that has handed over these slices, and then asks.
+/// A rank that has sent these slices and then asks the question, with the answers.
 fn after(slices: Vec<Vec<Piece>>, question: Op) -> (Exchange, Vec<(u32, Answer)>) {
     let mut exchange = ranks(1);
     let places = 0..slices.len() as u8;
@@ -87,27 +87,27 @@ fn now(exchange: &Exchange) -> f64 {
     exchange.engine().clock(RankId(0)).as_ps() as f64 / 1e6
 }
 
-/// When all that the slices have handed to the device is complete, and the host has asked for that.
+/// Time at which all work of the slices on the device is complete, and the host has waited for it.
 fn device_ends(slices: Vec<Vec<Piece>>) -> f64 {
     let (exchange, told) = after(slices, synchronize(DeviceWork::Device));
     assert_eq!(told, [(0, Answer::Go)]);
     now(&exchange)
 }
 
-/// When the host is through, which then reads its clock for 0.05 us.
+/// Time at which the host has finished, before its clock read of 0.05 us.
 fn host_ends(slices: Vec<Vec<Piece>>) -> f64 {
     let (exchange, told) = after(slices, Op::Now);
     assert!(matches!(told[..], [(0, Answer::Now(..))]), "{told:?}");
     (exchange.engine().now().as_ps() - LOOK_COST.as_ps()) as f64 / 1e6
 }
 
-/// Both begin at 1 and have half of the device: 6 are done at 1 + 2 * 6, then 4 of the other are left.
+/// Both kernels begin at 1 with half of the device each: 6 are done at 1 + 2 * 6, and 4 of the other one remain.
 #[test]
 fn streams_without_a_dependency_share_the_device() {
     assert_eq!(device_ends(vec![vec![host(1), kernel(1, 10), kernel(2, 6), host(0)]]), 17.0);
 }
 
-/// On one stream they follow one another: 1 + 10 + 6.
+/// Kernels on one stream run one after the other: 1 + 10 + 6.
 #[test]
 fn a_stream_keeps_its_order() {
     assert_eq!(device_ends(vec![vec![host(1), kernel(1, 10), kernel(1, 6), host(0)]]), 17.0);
@@ -116,25 +116,25 @@ fn a_stream_keeps_its_order() {
     assert_eq!(now(&exchange), 13.0);
 }
 
-/// 1 + 10 until the event, 5 after it; what stream 2 had before it (3, shared until 1 + 6) does not wait.
+/// 1 + 10 until the event, 5 after it; the earlier work on stream 2 (3, shared until 1 + 6) does not wait.
 #[test]
 fn a_stream_waits_for_an_event_of_another_one() {
     let across = vec![host(1), kernel(1, 10), record(7, 1), wait_event(2, 7), kernel(2, 5), host(0)];
     assert_eq!(device_ends(vec![across]), 16.0);
     let before = vec![host(1), kernel(2, 3), kernel(1, 10), record(7, 1), wait_event(2, 7), kernel(2, 5), host(0)];
     assert_eq!(device_ends(vec![before]), 19.0);
-    // In another slice, long after; and for an event that was recorded again, the later one.
+    // In a later slice; and for an event that was recorded again, the later record counts.
     let slices = vec![
         vec![host(1), kernel(1, 10), record(7, 1), host(0)],
         vec![host(1), kernel(1, 10), record(7, 1), wait_event(2, 7), kernel(2, 5), host(0)],
     ];
     assert_eq!(device_ends(slices), 26.0);
-    // One that was never recorded has no effect: 5 and 10 share from 1 on.
+    // A wait for an event that was never recorded has no effect: 5 and 10 share the device from 1 on.
     let never = vec![host(1), kernel(1, 10), wait_event(2, 9), kernel(2, 5), host(0)];
     assert_eq!(after(vec![never], synchronize(DeviceWork::Stream(2))).0.engine().clock(RankId(0)).as_ps(), 11_000_000);
 }
 
-/// A stream that has been told to wait, and has nothing else, is complete when the event has happened.
+/// A stream that waits for an event and has no other work is complete once the event is complete.
 #[test]
 fn who_synchronises_with_a_stream_waits_for_what_it_waits_for() {
     let slices = vec![vec![host(1), kernel(1, 10), record(7, 1), wait_event(2, 7), host(0)]];
@@ -142,7 +142,8 @@ fn who_synchronises_with_a_stream_waits_for_what_it_waits_for() {
     assert_eq!(now(&exchange), 11.0);
 }
 
-/// Copies take nothing from kernels, and have their way for themselves: two one way 20, both ways 10.
+/// Copies do not slow kernels, and each direction has its own copy engine: two in one direction need 20, both
+/// directions at once 10.
 #[test]
 fn copies_go_beside_kernels_and_one_after_another_on_one_engine() {
     use CopyEngine::{FromDevice, ToDevice};
@@ -152,19 +153,19 @@ fn copies_go_beside_kernels_and_one_after_another_on_one_engine() {
     };
     assert_eq!(beside(ToDevice, FromDevice), 11.0);
     assert_eq!(beside(ToDevice, ToDevice), 21.0);
-    // The host waits for one of pageable memory, 1 + 10, before its next 2.
+    // The host waits for a copy of pageable memory, 1 + 10, before its next 2.
     assert_eq!(host_ends(vec![vec![host(1), copy(1, 10, ToDevice, true), host(2)]]), 13.0);
     assert_eq!(host_ends(vec![vec![host(1), copy(1, 10, ToDevice, false), host(2)]]), 3.0);
 }
 
-/// 100 launches of 5 each, kernels of 2: the device waits for the host. N * 5 + 2.
+/// 100 launches of 5 each, with kernels of 2: the device waits for the host. N * 5 + 2.
 #[test]
 fn short_kernels_are_bound_by_their_launches() {
     let slice: Vec<Piece> = (0..100).flat_map(|_| [host(5), kernel(0, 2)]).chain([host(0)]).collect();
     assert_eq!(device_ends(vec![slice]), 502.0);
 }
 
-/// Launches of 1, kernels of 10: the host is through at N * 1, the device at 1 + N * 10.
+/// Launches of 1, with kernels of 10: the host is done at N * 1, the device at 1 + N * 10.
 #[test]
 fn the_host_runs_ahead_of_long_kernels() {
     let slice: Vec<Piece> = (0..50).flat_map(|_| [host(1), kernel(0, 10)]).chain([host(0)]).collect();
@@ -172,8 +173,8 @@ fn the_host_runs_ahead_of_long_kernels() {
     assert_eq!(device_ends(vec![slice]), 501.0);
 }
 
-/// Kernel k is complete at 1 + 1000 k. After the launch of n, which is handed over at n, at most 1,024 may be outstanding: the host goes on when
-/// n - 1024 is complete. The last one of 1030 lets it go on at 1 + 1000 * 6.
+/// Kernel k is complete at 1 + 1000 k. Kernel n is launched at n, with at most 1,024 outstanding launches: the host
+/// continues once n - 1024 is complete. The last one of 1030 lets the host continue at 1 + 1000 * 6.
 #[test]
 fn the_host_waits_where_too_many_launches_are_outstanding() {
     let slice = |count: u64| (0..count).flat_map(|_| [host(1), kernel(0, 1000)]).chain([host(0)]).collect();
@@ -181,7 +182,8 @@ fn the_host_waits_where_too_many_launches_are_outstanding() {
     assert_eq!(host_ends(vec![slice(1030)]), 6001.0);
 }
 
-/// The events are 10 apart, and the question takes 1; before the second one there is no answer, nor is there after one was recorded again.
+/// The events are 10 apart, and the query needs 1; there is no answer before the second event, nor after another record
+/// of one of them.
 #[test]
 fn the_time_between_events_is_known_when_both_have_happened() {
     let timed = vec![host(1), record(1, 0), kernel(0, 10), record(2, 0), host(0)];
@@ -192,7 +194,7 @@ fn the_time_between_events_is_known_when_both_have_happened() {
         (heard(&mut exchange), now(&exchange))
     };
     assert_eq!(ask(synchronize(DeviceWork::Event { event: 2, records: 1 })), (vec![(0, Answer::Go)], 11.0));
-    // The first one was recorded again behind the second.
+    // The first event was recorded again after the second one.
     assert_eq!(ask(elapsed(1, 2)), (vec![(0, Answer::Elapsed(Some(0)))], 12.0));
 
     let timed = vec![host(1), record(1, 0), kernel(0, 10), record(2, 0), host(0)];
@@ -209,7 +211,7 @@ fn numbered(piece: Piece, ids: &[(u64, u64)]) -> Piece {
     Piece::Launch(Launch { ids, ..launch })
 }
 
-/// What the rank is told of launches, in microseconds: number, node, when it was launched, began and ended.
+/// Times of launches that the rank receives, in microseconds: number, node, launch, start and end.
 fn times(told: &[(u32, Answer)]) -> Vec<(u64, u64, [f64; 3])> {
     let [(0, Answer::Times { launches, more: false })] = told else { panic!("{told:?}") };
     let us = |time: SimTime| time.as_ps() as f64 / 1e6;
@@ -217,8 +219,9 @@ fn times(told: &[(u32, Answer)]) -> Vec<(u64, u64, [f64; 3])> {
     each.map(|(id, moments)| (id.launch, id.node, moments.map(us))).collect()
 }
 
-/// Launched at 1, 3 and 4, the first begins at once and takes 10, the second follows it, and the third is an operator of two kernels beside both: they share
-/// 8, from 4 on with half of the device, 16 in all. One that takes nothing is over as it begins, and what is not numbered is nobody's business.
+/// Launches at 1, 3 and 4: the first begins at once and has a duration of 10, and the second follows it. The third is
+/// an operator of two kernels that overlaps both: the kernels share 8, from 4 on with half of the device, 16 in all. A
+/// launch of zero duration ends as it begins, and launches without numbers are not reported.
 #[test]
 fn whoever_numbers_launches_is_told_when_they_were() {
     let slices = vec![vec![
@@ -232,7 +235,8 @@ fn whoever_numbers_launches_is_told_when_they_were() {
         numbered(kernel(4, 0), &[(8, 0)]),
         host(0),
     ]];
-    // Until 4 the first has 3 of its 10; the other 7 and 8 share the device until 4 + 14, then 1 is left.
+    // At 4, the first launch has 3 of its 10 done; the other 7 and the 8 share the device until 4 + 14, and then 1 is
+    // left.
     let (mut exchange, told) = after(slices, Op::Times);
     assert_eq!(times(&told), [(8, 0, [4.0, 4.0, 4.0])]);
     say(&mut exchange, 0, vec![synchronize(DeviceWork::Device)]);
@@ -247,8 +251,9 @@ fn whoever_numbers_launches_is_told_when_they_were() {
     assert_eq!(ask(), []);
 }
 
-/// Of a rank's two processes each calls its stream 7, its event 4 and its launch 3. Both kernels begin at 1, when the second slice is there at 1 + 1, the first
-/// has 9 left: the other's 6 are done at 2 + 2 * 6, the first one's 9 at 2 + 15. Neither waits for the other's.
+/// Two processes of a rank each use stream 7, event 4 and launch 3. Both kernels begin at 1. When the second slice
+/// starts at 1 + 1, the first kernel has 9 left: the other's 6 are done at 2 + 2 * 6, the first one's 9 at 2 + 15.
+/// Neither process waits for the other's work.
 #[test]
 fn processes_of_a_rank_have_numbers_of_their_own() {
     let other = OfProcess::new(2).unwrap();
@@ -277,7 +282,8 @@ fn processes_of_a_rank_have_numbers_of_their_own() {
     assert_eq!(times(&told), [(3, 0, [1.0, 1.0, 17.0])]);
 }
 
-/// Both ranks call at 0, the second one's stream comes to it at 10: the first one's has begun at 0, and they end together.
+/// Both ranks call at 0, and the second rank's stream reaches the call at 10: the first rank's operation begins at 0,
+/// and both end together.
 #[test]
 fn an_operation_on_a_stream_has_times_too() {
     let mut exchange = ranks(2);
@@ -307,7 +313,7 @@ fn an_operation_on_a_stream_has_times_too() {
     assert!(ended[0] == ended[1] && ended[0] >= 10.0, "{ended:?}");
 }
 
-/// A look that finds nothing complete costs 1, so a loop of them ends: at 11.
+/// A query of incomplete work costs 1, so a loop of queries ends: at 11.
 #[test]
 fn who_asks_whether_a_stream_is_empty_comes_to_its_end() {
     let slices = vec![vec![host(1), kernel(1, 10), host(0)]];
@@ -319,7 +325,7 @@ fn who_asks_whether_a_stream_is_empty_comes_to_its_end() {
         looks += 1;
     }
     assert_eq!((told, looks, now(&exchange)), (vec![(0, Answer::Ended(true))], 10, 11.0));
-    // Of what was never used nothing is left to be done.
+    // An unused event has no work left.
     say(&mut exchange, 0, vec![query(DeviceWork::Event { event: 5, records: 1 })]);
     assert_eq!(heard(&mut exchange), [(0, Answer::Ended(true))]);
 }
@@ -330,7 +336,8 @@ fn a_program_ends_when_its_device_has_nothing_left_to_do() {
     assert_eq!(exchange.engine().now().as_ps(), 11_000_000);
 }
 
-/// A second thread hands its work to the same stream: behind what the first has, 1 + 10 + 5. Whatever a replay names, it names as recorded.
+/// A second thread launches on the same stream, after the first thread's work: 1 + 10 + 5. A replay uses the recorded
+/// handles.
 #[test]
 fn threads_share_the_streams_of_their_rank() {
     let mut exchange = ranks(1);
@@ -348,7 +355,8 @@ fn threads_share_the_streams_of_their_rank() {
     assert_eq!((tasks, now(&exchange)), (vec![MAIN], 11.0));
 }
 
-/// Another thread has said two slices, and that it has recorded an event, as it then waits inside the process: 1 + 10, and not at once.
+/// Another thread has sent two slices, and has recorded an event, because it then waits inside the process: the wait
+/// needs 1 + 10 and does not end at once.
 #[test]
 fn who_waits_for_an_event_waits_for_what_other_threads_have_said_before() {
     let slices = || vec![vec![host(1), kernel(1, 10), host(0)], vec![host(2), record(3, 1), host(0)]];
@@ -363,7 +371,8 @@ fn who_waits_for_an_event_waits_for_what_other_threads_have_said_before() {
     }
 }
 
-/// Another thread records an event after 1 + 10, works for 50 and records it again at 1 + 50 + 2: who knows of one record does not wait for the second.
+/// Another thread records an event after 1 + 10, works for 50 and records it again at 1 + 50 + 2: a thread that knows
+/// of one record does not wait for the second.
 #[test]
 fn who_waits_for_an_event_waits_for_as_many_records_as_it_knows_of() {
     for (records, expected) in [(1, 11.0), (2, 53.0)] {
