@@ -100,10 +100,10 @@ fn a_stream_is_what_its_documentation_says() {
     slice.extend(b"a.py:7");
     slice.extend([1, b'f']);
     // Of this thread: allocation 300 of 1,000 bytes, 301 of 1 TiB on a GPU, of which 2 MiB are reserved and 520 MiB the context's.
-    slice.extend([6, 2, 0xd8, 0x04, 0xe8, 0x07, 4, 2, 5, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20]);
-    slice.extend([4, 0xd9, 0x04, 6, 0x80, 0x80, 0x80, 0x01, 4, 0, 7, 0x80, 0x80, 0x80, 0x84, 0x02]);
+    slice.extend([6, 2, 0xd8, 0x04, 0xe8, 0x07, 16, 2, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20]);
+    slice.extend([17, 0x80, 0x80, 0x80, 0x01, 18, 0x80, 0x80, 0x80, 0x84, 0x02]);
     // The definition ran at site 1, in the backward pass, on 300, 299 and 0.
-    slice.extend([16, 3, 0xd8, 0x04, 1, 0xd5, 0x04]);
+    slice.extend([32, 3, 1, 1, 0xd5, 0x04]);
     // 5 is a parameter's; `aten::item` read a value at a line that is not known; 5 was freed.
     slice.extend([4, 10, 1, 5, 0, 10]);
     slice.extend(b"aten::item");
@@ -111,11 +111,11 @@ fn a_stream_is_what_its_documentation_says() {
     // The next one would come after 300 ns and take 5.
     slice.extend([7, 0xac, 0x02, 5]);
     // Autograd records that it ran, on memory that is not tracked.
-    slice.extend([4, 9, 8, 1, 16, 0, 0, 0, 0]);
+    slice.extend([19, 1, 32, 0, 9, 0, 0]);
     // 200 functions of Python have begun.
-    slice.extend([4, 0, 19, 0xc8, 0x01]);
+    slice.extend([30, 0xc8, 0x01]);
     // Then it calls an operation that sends what is in 5 and receives into 6.
-    slice.extend([4, 10, 9, 4, 2, 10]);
+    slice.extend([20, 10, 21, 2]);
     let expected = [
         Kept::Allocated(300, 1000, false),
         Kept::Allocated(301, 1 << 40, true),
@@ -333,7 +333,7 @@ fn streams_of_version_11_are_read() {
         &[31][..],
         &definition,
         &[6, 4, 2, 5, 100, 4, 1, 6, 70, 4, 0, 8, 1, 4, 0, 11, 9, 13, 7, 2, 4, 0, 12, 7, 1, 4, 0, 14, 3, 2, 2, 4],
-        &[4, 0, 15, 1, 3, 2, 16, 0, 2, 2, 2, 4, 0, 4, 4, 4, 0, 10, 4, 0, 16, 5, 4, 0, 18, 7, 4, 4, 0, 16, 0, 4, 0, 19, 8],
+        &[4, 0, 15, 1, 3, 2, 16, 0, 2, 2, 2, 4, 0, 4, 4, 4, 10, 4, 0, 16, 5, 4, 0, 18, 7, 4, 4, 0, 16, 0, 4, 9, 19, 8],
     ]
     .concat();
     let mut encoder = Encoder::default();
