@@ -121,7 +121,7 @@ enum class Operation : uint8_t {
 };
 
 // The result of a collective that its caller waits for.
-enum class Outcome : uint32_t {
+enum class CallOutcome : uint32_t {
   // The collective is complete, and its data has been delivered.
   Complete = 0,
   // The collective has ended otherwise; the Python backend reports how.

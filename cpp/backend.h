@@ -61,7 +61,7 @@ struct Client {
   const void* client = nullptr;
   void (*enter)(const void*) = nullptr;
   void (*leave)(const void*) = nullptr;
-  shared::Outcome (*run)(const void*, const shared::Call*) = nullptr;
+  shared::CallOutcome (*run)(const void*, const shared::Call*) = nullptr;
 
   static Client& get() {
     static Client client;
@@ -273,12 +273,12 @@ class Backend : public c10d::Backend {
     call.site = {reinterpret_cast<const uint8_t*>(line.data()), line.size()};
     if (call.site.length == 0) return to_python();
     call.note();
-    shared::Outcome outcome;
+    shared::CallOutcome outcome;
     {
       Unlocked others;
       outcome = Client::get().run(Client::get().client, &call);
     }
-    if (outcome != shared::Outcome::Complete) return to_python();
+    if (outcome != shared::CallOutcome::Complete) return to_python();
     carried_out_++;
     return {};
   }

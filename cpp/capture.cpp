@@ -524,7 +524,7 @@ __attribute__((visibility("default"))) const char* uniference_capture_held() {
 // Where a process group's calls go that need no Python: a client, and the functions of `crates/py/src/channel/calls.rs`.
 __attribute__((visibility("default"))) void uniference_backend_begin(
     const void* client, void (*enter)(const void*), void (*leave)(const void*),
-    shared::Outcome (*run)(const void*, const shared::Call*)) {
+    shared::CallOutcome (*run)(const void*, const shared::Call*)) {
   Client::get() = {client, enter, leave, run};
 }
 

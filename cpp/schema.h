@@ -162,7 +162,7 @@ struct Schema {
             "aten::_to_sparse", "aten::_to_sparse.sparse_dim", "aten::_to_sparse_csr", "aten::_to_sparse_csc", "aten::_to_sparse_bsr",
             "aten::_to_sparse_bsc"});
     sized_by_masks = begins("aten::index.") || begins("aten::index_put") || begins("aten::_index_put_impl_") || begins("aten::_unsafe_index");
-    // Triton kernels are those that crates/devices/src/operators/serving/kernels.rs knows.
+    // Triton kernels are those that crates/costs/src/operators/serving/kernels.rs knows.
     has_lengths = begins("aten::_flash_attention_") || begins("aten::_efficient_attention_") || begins("aten::_cudnn_attention_") ||
                   is({"triton::kernel_unified_attention", "triton::reduce_segments", "triton::_fwd_kernel_stage1",
                       "triton::_fwd_grouped_kernel_stage1", "triton::_fwd_kernel_stage2", "triton::_fwd_kernel", "triton::_fwd_kernel_unified",

@@ -163,7 +163,7 @@ class Channel:
     def adopt(fd: int, rank: int, world_size: int) -> Channel:
         """Adopts this rank's socket and the shared arena, in a freshly forked rank. Compute is not yet measured."""
     @staticmethod
-    def of_relative() -> Channel | None:
+    def of_child() -> Channel | None:
         """The channel of a child process of a rank, if this extension was loaded before the C library.
 
         The process communicates only with itself.

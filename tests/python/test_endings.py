@@ -329,7 +329,7 @@ def test_one_command_writes_to_a_folder_at_a_time(tmp_path: Path, start: Start) 
 
 
 RECORDING = Path(__file__).parents[2] / "crates/programs/src/chakra/link/fixtures/ddp.profile.0.json.gz"
-SHIPPED = Path(__file__).parents[2] / "crates/devices/data/operators.sqlite"
+SHIPPED = Path(__file__).parents[2] / "crates/costs/data/operators.sqlite"
 # Arguments of commands that print to standard output; `run` is a run folder.
 SAYING: dict[str, tuple[str, ...]] = {
     "run": ("--ranks", "1", "--out", "again", "script.py"),

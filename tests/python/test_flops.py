@@ -1,6 +1,6 @@
 """Operators as PyTorch calls them, with the floating-point operations that `torch.utils.flop_counter` counts.
 
-`crates/devices/tests/operators.json` is the reference for tests of `uniference-devices`; this test checks that it
+`crates/costs/tests/operators.json` is the reference for tests of `uniference-costs`; this test checks that it
 equals PyTorch's figures. After a change: `python tests/python/test_flops.py`.
 """
 
@@ -32,7 +32,7 @@ DTYPES = {
 
 
 def encoded(value: Any, written: bool = False) -> Any:
-    """An argument or a result, in the format of `crates/devices/tests/support`."""
+    """An argument or a result, in the format of `crates/costs/tests/support`."""
     if isinstance(value, torch.Tensor):
         return {"tensor": [DTYPES[value.dtype], int(written), list(value.shape), list(value.stride())]}
     if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):

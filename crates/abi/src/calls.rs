@@ -136,7 +136,7 @@ unsafe impl Sync for Call {}
 /// The result of a collective that its caller waits for.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CallOutcome {
     /// The collective is complete, and its data has been delivered.
     Complete = 0,
     /// The collective has ended otherwise; the Python backend reports how.

@@ -45,7 +45,7 @@ fn header() -> String {
         ..cbindgen::Config::default()
     };
     config.export.include =
-        ["Tag", "ArgumentTag", "MemoryKind", "CopyKind", "Operation", "Call", "Functions", "Outcome"]
+        ["Tag", "ArgumentTag", "MemoryKind", "CopyKind", "Operation", "Call", "Functions", "CallOutcome"]
             .map(String::from)
             .to_vec();
     config.enumeration.prefix_with_name = false;

@@ -14,7 +14,7 @@ use uniference_session::input::open_record;
 use uniference_session::results::RECORD;
 use uniference_session::{Exit, HostError};
 use uniference_sim::cluster::Cluster;
-use uniference_sim::engine::{Ending, Engine};
+use uniference_sim::engine::{Engine, RunEnd};
 use uniference_sim::replay::replay;
 use uniference_studies::compare::{Comparison, ObservedRun, Timeline, render};
 
@@ -90,8 +90,8 @@ fn simulated(folder: &Path) -> Result<ObservedRun, HostError> {
     let ended = replay(&mut engine, ranks.into_iter().collect(), &mut timeline);
     let lines = rest.finish()?;
     match ended {
-        Ending::Finished => Ok(timeline.finish(|group| engine.members(group), lines)),
-        Ending::Halted(_) | Ending::Failed(_) | Ending::CutShort => Err(HostError::Usage(format!(
+        RunEnd::Finished => Ok(timeline.finish(|group| engine.members(group), lines)),
+        RunEnd::Halted(_) | RunEnd::Failed(_) | RunEnd::CutShort => Err(HostError::Usage(format!(
             "the run in {} did not finish\nhint: run the program again",
             folder.display()
         ))),

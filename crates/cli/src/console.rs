@@ -1,13 +1,13 @@
 //! Owns the output for the user during a run: the ranks' lines, warnings, and the progress.
 
-use crate::progress::{Progress, RankLine, Standing, first_ranks};
+use crate::progress::{Progress, RankLine, RunState, first_ranks};
 use crate::standard::Output;
 use std::cell::Cell;
 use std::io::{self, Write};
 use std::rc::Rc;
 use uniference_formats::diagnostic::escaped;
+use uniference_host::live::conversations::Conversations;
 use uniference_host::live::driver;
-use uniference_host::live::exchange::Exchange;
 use uniference_host::live::output::Stream;
 use uniference_sim::engine::{Doing, RankReport};
 use uniference_sim::event::{Event, Observer};
@@ -83,24 +83,26 @@ impl driver::Console for Console {
         self.write(Stream::Err, escaped(&format!("warning: {message}\n")).as_bytes());
     }
 
-    fn tick(&mut self, exchange: &Exchange) {
+    fn tick(&mut self, conversations: &Conversations) {
         let Some(progress) = self.progress.as_mut().filter(|progress| progress.is_due()) else { return };
-        let engine = exchange.engine();
+        let engine = conversations.engine();
         let left: Vec<RankReport> = engine.report().into_iter().filter(|rank| rank.ended.is_none()).collect();
-        let Some(running) = left.iter().map(|rank| rank.rank).find(|rank| exchange.is_running(*rank)) else { return };
+        let Some(running) = left.iter().map(|rank| rank.rank).find(|rank| conversations.is_running(*rank)) else {
+            return;
+        };
         let (ranks, more) = first_ranks(left, |rank| {
             let has_called =
-                !exchange.is_running(rank.rank) && rank.tasks.iter().all(|task| task.doing == Doing::Running);
+                !conversations.is_running(rank.rank) && rank.tasks.iter().all(|task| task.doing == Doing::Running);
             let text = match has_called {
                 true => format!(
                     "{}, clock {}: waits until {running}, which is running, has come as far",
                     rank.rank, rank.clock
                 ),
-                false => rank.render(&|site| exchange.line(site).to_owned(), &[]),
+                false => rank.render(&|site| conversations.line(site).to_owned(), &[]),
             };
             RankLine { rank: rank.rank.0, text: text.trim().to_owned() }
         });
-        progress.show(&Standing { at: engine.now(), operations: self.counter.0.get(), ranks, more });
+        progress.show(&RunState { at: engine.now(), operations: self.counter.0.get(), ranks, more });
     }
 
     fn wants_ticks(&self) -> bool {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::path::{Path, PathBuf};
-use uniference_devices::database::{Database, Databases, Notice, user_file};
-use uniference_devices::import::import as take_over;
+use uniference_costs::database::{Database, Databases, Notice, user_file};
+use uniference_costs::import::import as take_over;
 use uniference_formats::devices::{self, KnownDevice};
 use uniference_formats::table;
 use uniference_formats::units::counted;

@@ -37,7 +37,7 @@ mod whatif;
 mod worker;
 mod workload;
 
-use crate::progress::{Progress, Standing};
+use crate::progress::{Progress, RunState};
 use crate::standard::Output;
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -223,7 +223,7 @@ fn notices_with(progress: Option<Progress>) -> Notices {
     Notices::to(hear).with_progress(move |at, operations| {
         let mut progress = shown.lock().expect(NOBODY_PANICS);
         if progress.is_due() {
-            progress.show(&Standing { at, operations, ranks: Vec::new(), more: 0 });
+            progress.show(&RunState { at, operations, ranks: Vec::new(), more: 0 });
         }
     })
 }

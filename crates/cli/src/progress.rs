@@ -104,7 +104,7 @@ pub(super) struct RankLine {
 }
 
 /// State of a simulation.
-pub(super) struct Standing {
+pub(super) struct RunState {
     /// Virtual time.
     pub(super) at: SimTime,
     /// Completed operations, counted per member.
@@ -171,7 +171,7 @@ impl Progress {
     }
 
     /// Redraws the display.
-    pub(super) fn show(&mut self, standing: &Standing) {
+    pub(super) fn show(&mut self, standing: &RunState) {
         self.last = Instant::now();
         if self.first.is_none() && standing.operations > 0 {
             self.first = Some((self.last, standing.operations));
@@ -222,7 +222,7 @@ impl Progress {
     }
 
     /// `1.5 s simulated in 30 s, 0.05 s a second; about 10 s left, by train-2`.
-    fn head(&self, standing: &Standing, host: Duration, left: Option<Duration>) -> String {
+    fn head(&self, standing: &RunState, host: Duration, left: Option<Duration>) -> String {
         let rate = seconds(standing.at.as_secs_f64() / host.as_secs_f64().max(1e-9));
         let left = left
             .zip(self.expected.as_ref())
@@ -249,7 +249,7 @@ impl Bars {
         Bars { all, head, ranks: Vec::new() }
     }
 
-    fn draw(&mut self, head: &str, standing: &Standing) {
+    fn draw(&mut self, head: &str, standing: &RunState) {
         let lines: Vec<String> = texts(standing).collect();
         while self.ranks.len() < lines.len() {
             self.ranks.push(self.all.add(ProgressBar::no_length().with_style(style("  {wide_msg}"))));
@@ -268,7 +268,7 @@ impl Bars {
 }
 
 /// One line per rank, and one for the number of further ranks.
-fn texts(standing: &Standing) -> impl Iterator<Item = String> + '_ {
+fn texts(standing: &RunState) -> impl Iterator<Item = String> + '_ {
     let more = (standing.more > 0).then(|| format!("and {} more ranks", standing.more));
     let escaped = |line: &RankLine| uniference_formats::diagnostic::escaped(&line.text).into_owned();
     standing.ranks.iter().map(escaped).chain(more)
@@ -310,7 +310,7 @@ mod tests {
     }
 
     fn head(progress: &Progress, operations: u64) -> String {
-        let standing = Standing { at: SimTime::from_ps(2_000_000_000_000), operations, ranks: Vec::new(), more: 0 };
+        let standing = RunState { at: SimTime::from_ps(2_000_000_000_000), operations, ranks: Vec::new(), more: 0 };
         progress.head(&standing, Duration::from_secs(40), progress.left(operations))
     }
 
@@ -343,7 +343,7 @@ mod tests {
         assert!(!progress.is_due());
         pace(&mut progress, Duration::from_secs(2));
         assert!(progress.is_due());
-        progress.show(&Standing { at: SimTime::ZERO, operations: 0, ranks: Vec::new(), more: 0 });
+        progress.show(&RunState { at: SimTime::ZERO, operations: 0, ranks: Vec::new(), more: 0 });
         assert_eq!(pace(&mut progress, Duration::ZERO), 2 * PATIENCE);
     }
 

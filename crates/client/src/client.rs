@@ -16,7 +16,7 @@ mod names;
 mod profile;
 mod ranges;
 mod relay;
-pub mod rounds;
+pub mod thread_barrier;
 mod time;
 
 use super::capture::Capture;
@@ -29,7 +29,6 @@ pub use error::ClientError;
 use link::{Joint, Link, Meanwhile};
 use names::Dictionary;
 pub use relay::{Relative, Relay};
-use rounds::Rounds;
 use rustix::process::Pid;
 use rustix::time::ClockId;
 use std::cell::RefCell;
@@ -39,6 +38,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use thread_barrier::ThreadBarrier;
 use uniference_protocol::arena::{Layout, SharedArena};
 use uniference_protocol::descriptors::lift;
 use uniference_protocol::frame::{self, FrameBuffer};
@@ -91,7 +91,7 @@ pub struct Client {
     stacks: Option<OwnedFd>,
     /// The CPU on which to wait for the driver.
     processor: Option<u32>,
-    rounds: Rounds,
+    barrier: ThreadBarrier,
     /// Operations of threads that share a log and run alternately, which have not been sent. Keyed by log; only logs
     /// with unsent operations are listed, in the order of their first one.
     joint: OnceLock<Mutex<Vec<(u64, Joint)>>>,
@@ -229,7 +229,7 @@ impl Client {
             lends: AtomicBool::new(false),
             stacks: None,
             processor: welcome.processor,
-            rounds: Rounds::new(welcome.cores)?,
+            barrier: ThreadBarrier::new(welcome.cores)?,
             joint: OnceLock::new(),
             clock: AtomicU64::new(0),
             answered_ns: AtomicU64::new(0),
@@ -300,8 +300,8 @@ impl Client {
         self.push(Op::Exit(if ok { Outcome::Ok } else { Outcome::Failed }))?;
         self.started.store(false, Relaxed);
         self.flush()?;
-        if self.rounds.threaded() {
-            self.rounds.end(self);
+        if self.barrier.threaded() {
+            self.barrier.end(self);
         }
         Ok(())
     }
@@ -535,9 +535,9 @@ impl Client {
         self.push(question)?;
         self.is_about_to_block();
         let reply = self.with_link(|client, link| {
-            if client.rounds.threaded() {
+            if client.barrier.threaded() {
                 client.refuse_in_fork()?;
-                client.rounds.ask(client, link.speaker());
+                client.barrier.ask(client, link.speaker());
                 return Ok(link.read(client, &mut meanwhile));
             }
             let _there = client.processor.filter(|_| client.is_hurried()).and_then(Visit::begin);
@@ -550,8 +550,8 @@ impl Client {
             Ok(link.read(client, &mut meanwhile))
         })?;
         account::has_settled();
-        if self.rounds.threaded() {
-            self.rounds.answered();
+        if self.barrier.threaded() {
+            self.barrier.answered();
         }
         if let Some(before) = before {
             self.moments.asked((before, reply.asked), (ticks(), reply.now));
@@ -569,7 +569,7 @@ impl Client {
         self.clock.store(reply.now.as_ps(), Relaxed);
         self.answered_ns.store(clock_ns(ClockId::Monotonic), Relaxed);
         // In a relay thread, these parts belong to the process on whose behalf it asks, if that process communicates.
-        if account::relays() && self.rounds.communicates() {
+        if account::relays() && self.barrier.communicates() {
             return;
         }
         if !reply.freed.is_empty() || !reply.over.is_empty() || !reply.failed.is_empty() {
@@ -587,8 +587,8 @@ impl Client {
         }
     }
 
-    pub(super) fn rounds(&self) -> &Rounds {
-        &self.rounds
+    pub(super) fn barrier(&self) -> &ThreadBarrier {
+        &self.barrier
     }
 
     /// Runs `f` with the calling thread's connection, which is opened at the first call.
@@ -615,7 +615,7 @@ impl Client {
         let (ours, opening) = main.open().map_err(|source| ClientError::Thread { rank: self.rank, source })?;
         self.tasks.fetch_add(1, Relaxed);
         let mut link = Link::new(self.id, Some(ours.clone()), ours, FrameBuffer::default());
-        if self.rounds.threaded() {
+        if self.barrier.threaded() {
             link.opens = Some(opening);
         } else {
             self.announce(opening);

@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn what_was_used_before_does_not_count() {
-        let (lanes, me) = (Lanes::new(2), super::super::rounds::this_thread());
+        let (lanes, me) = (Lanes::new(2), super::super::thread_barrier::this_thread());
         lanes.join(me);
         let mark = lanes.used();
         assert!(mark.contains_key(&me), "the kernel says what a thread has used");

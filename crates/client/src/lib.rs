@@ -1,6 +1,6 @@
 //! A rank's side of a live run: the code that a rank's process links.
 //!
-//! In the order of a call: the [`Client`] speaks the protocol with the driver ([`rounds`] in a process with several
+//! In the order of a call: the [`Client`] speaks the protocol with the driver ([`thread_barrier`] in a process with several
 //! threads; `quiescence` finds out whether these wait, `lanes` how long they computed, and a [`Capture`] which
 //! operators they ran); tensors are staged in `rooms` of the arena; `processor` selects the CPU for waits; and
 //! [`Timeline`] gives profilers the rank's times.
@@ -14,7 +14,7 @@ pub mod rooms;
 mod timeline;
 
 pub use capture::Capture;
-pub use client::{Blocking, Client, ClientError, Delivered, Ran, Relative, Relay, rounds};
+pub use client::{Blocking, Client, ClientError, Delivered, Ran, Relative, Relay, thread_barrier};
 pub use lanes::Meter;
 pub use timeline::{Ticks, Timeline, ticks};
 

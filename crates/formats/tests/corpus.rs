@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use uniference_formats::cluster::{Choices, ClusterFile};
 use uniference_formats::record::RecordReader;
 use uniference_sim::cluster::Cluster;
-use uniference_sim::engine::{Ending, Engine};
+use uniference_sim::engine::{Engine, RunEnd};
 use uniference_sim::observe::{Digest, Statistics};
 use uniference_sim::replay::{OtherGroup, replay};
 use uniference_sim::time::SimTime;
@@ -47,7 +47,7 @@ fn a_record_whose_groups_are_others_elsewhere_is_refused() {
         let runs: Vec<Value> = serde_json::from_str(&fs::read_to_string(path(other, "json")).unwrap()).unwrap();
         let run = runs.iter().find(|run| run["name"] == on).expect("a cluster of the corpus");
         let ended = replayed(&record, &cluster(run["cluster"].as_str().unwrap(), 0)).0;
-        let Ending::Failed(failure) = ended else { panic!("{case} on {on}: {ended:?}") };
+        let RunEnd::Failed(failure) = ended else { panic!("{case} on {on}: {ended:?}") };
         assert!(failure.error.is::<OtherGroup>(), "{case} on {on}: {failure}");
     }
 }
@@ -61,7 +61,7 @@ fn differences(expected: &Path) -> Vec<String> {
     let case = expected.file_stem().unwrap().to_string_lossy();
     if runs.is_empty() {
         let recorded = RecordReader::open(Cursor::new(&record)).unwrap().header().manifest.clone();
-        let halted = matches!(replayed(&record, &cluster(&recorded.cluster, recorded.seed)).0, Ending::Halted(_));
+        let halted = matches!(replayed(&record, &cluster(&recorded.cluster, recorded.seed)).0, RunEnd::Halted(_));
         return if halted { Vec::new() } else { vec![format!("{case} was halted, and is no longer")] };
     }
     let mut wrong = Vec::new();
@@ -69,7 +69,7 @@ fn differences(expected: &Path) -> Vec<String> {
         let at = format!("{case} on {}", run["name"].as_str().unwrap());
         let cluster = cluster(run["cluster"].as_str().unwrap(), run["seed"].as_u64().unwrap());
         let (ended, statistics, digest) = replayed(&record, &cluster);
-        if !matches!(ended, Ending::Finished) {
+        if !matches!(ended, RunEnd::Finished) {
             wrong.push(format!("{at}: {ended:?}"));
             continue;
         }
@@ -102,7 +102,7 @@ fn cluster(toml: &str, seed: u64) -> Cluster {
     cluster
 }
 
-fn replayed(record: &[u8], cluster: &Cluster) -> (Ending, Statistics, Digest) {
+fn replayed(record: &[u8], cluster: &Cluster) -> (RunEnd, Statistics, Digest) {
     let (ranks, rest) = RecordReader::open(Cursor::new(record)).unwrap().by_rank();
     let mut observer = (Statistics::default(), Digest::version_1());
     let ended = replay(&mut Engine::new(cluster), ranks, &mut observer);

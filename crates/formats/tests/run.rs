@@ -6,7 +6,7 @@ use uniference_formats::cluster::{Choices, ClusterFile, Resolved};
 use uniference_formats::record::{Header, RecordReader, RecordWriter};
 use uniference_formats::report::{Manifest, Report};
 use uniference_formats::trace::{Chrome, Lines, TraceWriter};
-use uniference_sim::engine::{Ending, Engine, drive};
+use uniference_sim::engine::{Engine, RunEnd, drive};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
 use uniference_sim::observe::{Digest, Statistics};
 use uniference_sim::program::{
@@ -104,7 +104,7 @@ fn run() -> (Vec<u8>, Vec<u8>, Report) {
     let mut trace = TraceWriter::new(Chrome::new(Vec::new()), &resolved.cluster, Lines::default());
     let mut observers = ((Statistics::default(), Digest::default()), &mut trace);
     let ended = drive(&mut Engine::new(&resolved.cluster), &mut programs, &mut observers);
-    assert!(matches!(ended, Ending::Finished), "{ended:?}");
+    assert!(matches!(ended, RunEnd::Finished), "{ended:?}");
     let (statistics, digest) = observers.0;
     drop(programs);
     let report = Report::new(&statistics, &resolved.cluster.devices, digest.to_hex(), manifest);
@@ -120,7 +120,7 @@ fn the_record_of_a_run_runs_again_to_the_same_digest() {
     let (ranks, rest) = reader.by_rank();
     let mut digest = Digest::default();
     let replayed = replay(&mut Engine::new(&resolved.cluster), ranks, &mut digest);
-    assert!(matches!(replayed, Ending::Finished), "{replayed:?}");
+    assert!(matches!(replayed, RunEnd::Finished), "{replayed:?}");
     rest.finish().unwrap();
     assert_eq!(digest.to_hex(), report.digest);
 }

@@ -8,7 +8,7 @@
 pub mod capacity;
 pub mod error;
 pub mod interrupt;
-pub mod leftovers;
+pub mod leaked_resources;
 pub mod live;
 pub mod supervisor;
 pub mod symbols;

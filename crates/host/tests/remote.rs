@@ -1,4 +1,4 @@
-//! Ranks as on another machine: the real client and the real exchange, over TCP wires, with tensors that also travel
+//! Ranks as on another machine: the real client and the real conversations, over TCP wires, with tensors that also travel
 //! over TCP.
 //!
 //! Each rank is a process of its own, because waiting threads are detected from the kernel's data on the process.
@@ -15,12 +15,12 @@ use std::sync::{Arc, Mutex};
 use std::{env, thread};
 use uniference_client::{Blocking, Client, Ran};
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
-use uniference_host::live::exchange::{Exchange, Standing};
+use uniference_host::live::conversations::{Conversations, Progress};
 use uniference_protocol::arena::{self, Layout, SharedArena};
 use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::hello::Hello;
 use uniference_protocol::memory::{Region, Tensors};
-use uniference_protocol::messages::{Batch, Compute, Fetched, Offset, Op, Piece, Reply, Welcome};
+use uniference_protocol::messages::{Batch, Compute, Fetched, Offset, Op, OutputPart, Reply, Welcome};
 use uniference_protocol::wire::{Opening, Wire};
 use uniference_sim::engine::Engine;
 use uniference_sim::ids::{RankId, TaskId};
@@ -148,7 +148,7 @@ impl Tensors for TcpTensors {
     fn write(&self, at: Offset, inputs: &[Region]) -> io::Result<()> {
         let mut data = Vec::new();
         inputs.iter().for_each(|input| input.append_to(&mut data));
-        let piece = Piece { offset: at, bytes: data.len() as u64, other: None };
+        let piece = OutputPart { offset: at, bytes: data.len() as u64, other: None };
         self.ask(Move::Write, &Fetched { pieces: vec![piece], ..Fetched::default() }, &data).map(drop)
     }
 
@@ -261,15 +261,15 @@ impl Connection {
 }
 
 /// Carries the ranks' conversations to their end.
-fn drive(mut exchange: Exchange, mut tasks: Vec<Connection>) {
+fn drive(mut conversations: Conversations, mut tasks: Vec<Connection>) {
     loop {
-        let standing = exchange.advance(&mut (), &mut ());
+        let standing = conversations.advance(&mut (), &mut ());
         // Data that is available before an answer is written first.
         let mut answers: Vec<(RankId, TaskId, Reply)> =
-            std::iter::from_fn(|| exchange.take_ahead()).map(|(rank, reply)| (rank, TaskId(0), reply)).collect();
-        while let Some(ready) = exchange.take_ready() {
+            std::iter::from_fn(|| conversations.take_ahead()).map(|(rank, reply)| (rank, TaskId(0), reply)).collect();
+        while let Some(ready) = conversations.take_ready() {
             let (rank, task) = (ready.rank, ready.task);
-            answers.extend(exchange.frame(ready).map(|reply| (rank, task, reply)));
+            answers.extend(conversations.frame(ready).map(|reply| (rank, task, reply)));
         }
         for (rank, task, reply) in answers {
             let mut bytes = Vec::new();
@@ -278,13 +278,13 @@ fn drive(mut exchange: Exchange, mut tasks: Vec<Connection>) {
             tasks.iter().find(of).unwrap().wire.write(&bytes).unwrap();
         }
         match standing {
-            Standing::Finished => return,
-            Standing::Halted(halt) => panic!("{halt:?}"),
-            Standing::Idle => {
-                exchange.still_waits();
+            Progress::Finished => return,
+            Progress::Halted(halt) => panic!("{halt:?}"),
+            Progress::Idle => {
+                conversations.still_waits();
                 continue;
             }
-            Standing::Blocked => {}
+            Progress::Blocked => {}
         }
         let open: Vec<usize> = (0..tasks.len()).filter(|at| tasks[*at].is_open).collect();
         let mut fds: Vec<PollFd<'_>> =
@@ -302,14 +302,14 @@ fn drive(mut exchange: Exchange, mut tasks: Vec<Connection>) {
                     opened.push(frames.accept(&**wire, ticket).unwrap());
                 }
                 *has_exited |= ops.iter().any(|op| matches!(op, Op::Exit(_)));
-                exchange.say(rank, task, ops, quiet);
+                conversations.say(rank, task, ops, quiet);
             }
             if !*is_open && task != TaskId(0) {
-                exchange.close_task(rank, task);
+                conversations.close_task(rank, task);
             }
             assert!(*is_open || *has_exited || task != TaskId(0), "{rank} has left before its program had ended");
             for wire in opened {
-                let task = exchange.open_task(rank);
+                let task = conversations.open_task(rank);
                 tasks.push(Connection::new(rank, task, wire, FrameBuffer::default()));
             }
         }
@@ -338,8 +338,8 @@ fn ranks_behind_tcp_compute_what_ranks_of_this_machine_do() {
     let cluster = file.resolve(&Choices::default()).unwrap().cluster;
     let layout = Layout::for_world(RANKS);
     let file = arena::create(layout).unwrap();
-    let mut exchange = Exchange::new(Engine::new(&cluster), RANKS, "script.py");
-    exchange.reduce_in(arena::map(&file, layout.total).unwrap());
+    let mut conversations = Conversations::new(Engine::new(&cluster), RANKS, "script.py");
+    conversations.reduce_in(arena::map(&file, layout.total).unwrap());
     let arena = SharedArena::map(file, layout.total).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let driver = listener.local_addr().unwrap().to_string();
@@ -373,7 +373,7 @@ fn ranks_behind_tcp_compute_what_ranks_of_this_machine_do() {
             Hello::new(false).hear(&mut frames, &wire).unwrap();
             tasks.push(Connection::new(RankId(rank), TaskId(0), Arc::new(wire), frames));
         }
-        drive(exchange, tasks);
+        drive(conversations, tasks);
         for rank in &mut ranks.0 {
             assert!(rank.wait().unwrap().success());
         }

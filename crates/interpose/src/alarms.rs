@@ -13,7 +13,7 @@ use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::{Mutex, MutexGuard};
 use uniference_client::Client;
-use uniference_client::rounds::Kick;
+use uniference_client::thread_barrier::Kick;
 use uniference_protocol::messages::Span;
 use uniference_sim::time::{SimDuration, SimTime};
 

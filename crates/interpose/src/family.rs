@@ -2,7 +2,7 @@
 //! time, and ask on the rank's behalf.
 //!
 //! A forked process participates at once. A started program (`exec`, `posix_spawn`, `system`) participates if the
-//! dynamic linker loads the library for such processes (`uniference-relative`) before the C library: environment
+//! dynamic linker loads the library for such processes (`uniference-child`) before the C library: environment
 //! variables name the library and the relay. Statically linked programs, and those of another user, use this machine's
 //! clock. The rank's Python interpreter is started with the libraries that the rank itself has loaded (`Interpreter`),
 //! so the rank's GPUs exist in that process as well.
@@ -129,7 +129,7 @@ pub(crate) extern "C" fn forked_child() {
     let name = before.and_then(|client| client.relay().or(RELAY.get().and_then(Option::as_ref).map(Relay::name)));
     let Some((name, Copy { path, ready: (reader, writer) })) = name.zip(NEXT.take()) else { return };
     drop(reader);
-    if let Ok(client) = Client::of_relative(name, path) {
+    if let Ok(client) = Client::of_child(name, path) {
         become_client(client);
     }
     let _ = File::from(writer).write(&[1]);
@@ -148,7 +148,7 @@ pub extern "C" fn join() {
     let path: Vec<u32> = path.split('.').filter_map(|number| number.parse().ok()).collect();
     INTERPRETER.get_or_init(Interpreter::told);
     // On an error the rank has ended, and there is no time to follow.
-    if let Ok(client) = Client::of_relative(&name, path) {
+    if let Ok(client) = Client::of_child(&name, path) {
         keep_books(&client);
         if let Some(name) = crate::names::of_program() {
             client.is_called(&name);

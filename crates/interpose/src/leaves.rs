@@ -10,7 +10,7 @@ use std::io::Write;
 use std::mem::offset_of;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf, absolute};
-use uniference_protocol::leftovers::{SHARED, VARIABLE, line};
+use uniference_protocol::leaked_resources::{SHARED, VARIABLE, line};
 
 /// Replaces the C library's `bind`.
 ///

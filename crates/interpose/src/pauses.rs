@@ -7,7 +7,7 @@ use crate::real::{self, Start};
 use libc::{c_int, c_void, pthread_attr_t, pthread_cond_t, pthread_t, sigset_t};
 use std::mem::MaybeUninit;
 use std::ptr::null_mut;
-use uniference_client::rounds::Kick;
+use uniference_client::thread_barrier::Kick;
 use uniference_client::{Client, ClientError};
 use uniference_protocol::messages::Span;
 

@@ -18,7 +18,7 @@ use libc::{
 use std::cell::Cell;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use uniference_client::rounds::Kick;
+use uniference_client::thread_barrier::Kick;
 use uniference_client::{Client, ClientError};
 use uniference_protocol::messages::Span;
 use uniference_sim::time::{SimDuration, SimTime};

@@ -132,7 +132,7 @@ mod tests {
     use super::*;
     use uniference_formats::cluster::{Choices, ClusterFile};
     use uniference_formats::real::{RankFile, merge};
-    use uniference_sim::engine::{Ending, Engine};
+    use uniference_sim::engine::{Engine, RunEnd};
     use uniference_sim::ids::TaskId;
     use uniference_sim::observe::Statistics;
     use uniference_sim::replay::replay;
@@ -164,7 +164,7 @@ mod tests {
         let steps = steps(&recorded).map(|(_, steps)| steps.into_iter().map(|its| (TaskId(0), its)));
         let mut statistics = Statistics::default();
         let ended = replay(&mut engine, steps.collect::<Vec<_>>(), &mut statistics);
-        assert!(matches!(ended, Ending::Finished), "{ended:?}");
+        assert!(matches!(ended, RunEnd::Finished), "{ended:?}");
         let ns = |span: SimDuration| span.as_ps() / 1_000;
         // compute and sleep are as recorded: the real run's finish - exposed communication - sleep; only communication
         // is simulated

@@ -103,7 +103,7 @@ impl Tensors for SharedArena {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::messages::Piece;
+    use crate::messages::OutputPart;
 
     #[test]
     fn parts_of_the_arena_are_whole_pages_and_fit() {
@@ -122,7 +122,7 @@ mod tests {
         let one = SharedArena::map(file, layout.total).unwrap();
         let (mut sent, mut seen) = ([42_u8; 100], [0_u8; 100]);
         one.write(64, &[region(&mut sent)]).unwrap();
-        let pieces = vec![Piece { offset: 64, bytes: 100, other: None }];
+        let pieces = vec![OutputPart { offset: 64, bytes: 100, other: None }];
         other.read(&Fetched { pieces, ..Fetched::default() }, &[region(&mut seen)]).unwrap();
         assert_eq!(seen, sent);
     }

@@ -10,7 +10,7 @@ pub mod arena;
 pub mod descriptors;
 pub mod frame;
 pub mod hello;
-pub mod leftovers;
+pub mod leaked_resources;
 pub mod memory;
 pub mod messages;
 pub mod relay;

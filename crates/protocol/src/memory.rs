@@ -7,7 +7,7 @@
 // else in live ranks goes through the checked functions of this module.
 #![allow(unsafe_code)]
 
-use crate::messages::{Fetched, Offset, Piece};
+use crate::messages::{Fetched, Offset, OutputPart};
 use memmap2::MmapRaw;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -133,7 +133,7 @@ impl Window {
     }
 
     /// Replaces the contents of `buffer` by `pieces`; `kernel` combines pieces with two operands.
-    pub fn load(&self, pieces: &[Piece], kernel: Option<Kernel>, buffer: &mut Vec<u8>) {
+    pub fn load(&self, pieces: &[OutputPart], kernel: Option<Kernel>, buffer: &mut Vec<u8>) {
         buffer.clear();
         buffer.resize(pieces.iter().map(|piece| piece.bytes as usize).sum(), 0);
         // SAFETY: the buffer is lent for the whole call.
@@ -145,9 +145,9 @@ impl Window {
     ///
     /// # Panics
     /// If pieces and outputs differ in their total size.
-    pub fn read(&self, pieces: &[Piece], outputs: &[Region], kernel: Option<Kernel>) {
+    pub fn read(&self, pieces: &[OutputPart], outputs: &[Region], kernel: Option<Kernel>) {
         let mut pieces = pieces.iter();
-        let mut piece = Piece::default();
+        let mut piece = OutputPart::default();
         for output in outputs {
             let (mut address, mut wanted) = (output.address as *mut u8, output.bytes);
             while wanted > 0 {
@@ -165,7 +165,7 @@ impl Window {
         assert!(piece.bytes == 0 && pieces.all(|rest| rest.bytes == 0), "more data than output");
     }
 
-    fn read_piece(&self, piece: &Piece, to: *mut u8, bytes: usize, kernel: Option<Kernel>) {
+    fn read_piece(&self, piece: &OutputPart, to: *mut u8, bytes: usize, kernel: Option<Kernel>) {
         let from = self.at(piece.offset, bytes as u64);
         match piece.other {
             // SAFETY: `to` has room for the remaining bytes of its region.
@@ -377,8 +377,8 @@ mod tests {
         unsafe { Region::new(data.as_mut_ptr() as usize, size_of_val(data)) }
     }
 
-    fn piece(offset: u64, bytes: u64, other: Option<u64>) -> Piece {
-        Piece { offset, bytes, other }
+    fn piece(offset: u64, bytes: u64, other: Option<u64>) -> OutputPart {
+        OutputPart { offset, bytes, other }
     }
 
     #[test]

@@ -28,7 +28,7 @@ pub enum Op {
     /// The next line of this rank's line table: the n-th of these is `Site(n)`.
     Site(String),
     /// The program's work since the last call.
-    Compute(Slice),
+    Compute(ComputeSlice),
     /// Dictionary entries of one of the rank's processes: the operators that a number stands for from now on, in all
     /// tasks of the process, because threads may name an operator that another thread ran first. The entries apply at
     /// once.
@@ -55,7 +55,7 @@ pub enum Op {
         /// The operation and its arguments.
         call: Call,
         /// Range of the arena that holds the staged input; `None`: the operation has no input.
-        staged: Option<Room>,
+        staged: Option<ArenaBlock>,
         /// Whether the input has been copied to that range; otherwise [`Op::Filled`] follows.
         filled: bool,
         /// Stream of the rank's device that the operation is on; `None`: on no stream.
@@ -214,7 +214,7 @@ impl Op {
 
 /// A range of the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Room {
+pub struct ArenaBlock {
     /// Offset of the range's first byte.
     pub at: Offset,
     /// Size in bytes.
@@ -280,7 +280,7 @@ pub enum DeviceWork {
 
 /// Work of a program between two calls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Slice {
+pub struct ComputeSlice {
     /// Compute time measured on the host of the simulation; 0 if compute is not measured.
     pub measured: SimDuration,
     /// The operators of the slice, as written by the process's capture.
@@ -402,7 +402,7 @@ pub enum Answer {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fetched {
     /// Concatenation of these pieces is the output.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<OutputPart>,
     /// (destination, source, bytes): reductions to carry out in this order before the pieces are valid.
     pub folds: Vec<(Offset, Offset, u64)>,
     /// Reduction and element type, if [`Kernel`](crate::memory::Kernel) can combine the elements.
@@ -417,7 +417,7 @@ pub struct Fetched {
 
 /// A part of an output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Piece {
+pub struct OutputPart {
     /// Offset of the piece's first byte.
     pub offset: Offset,
     /// Size in bytes.
@@ -427,7 +427,7 @@ pub struct Piece {
     pub other: Option<Offset>,
 }
 
-impl Piece {
+impl OutputPart {
     /// Removes the piece's first `bytes`.
     pub fn skip(&mut self, bytes: u64) {
         self.offset += bytes;
@@ -436,7 +436,7 @@ impl Piece {
     }
 
     /// Whether `next` continues this piece.
-    pub fn joins(&self, next: &Piece) -> bool {
+    pub fn joins(&self, next: &OutputPart) -> bool {
         let ends = |offset: Offset| offset + self.bytes;
         ends(self.offset) == next.offset && self.other.map(ends) == next.other
     }

@@ -51,7 +51,7 @@ impl Channel {
     }
 
     #[staticmethod]
-    fn of_relative() -> Option<Channel> {
+    fn of_child() -> Option<Channel> {
         let client = uniference_interpose::relative()?;
         client.find_lines_with(crate::site::line_of_thread);
         Some(Channel { client })

@@ -4,10 +4,10 @@
 mod capture;
 mod chakra;
 mod channel;
+mod child;
 mod clocks;
 mod gpus;
 mod kernels;
-mod relative;
 mod site;
 mod tensors;
 mod writes;

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::table::{bytes, kind_of_memory, place};
 use uniference_host::error::{Exit, HostError};
-use uniference_host::live::exchange::Recorder;
+use uniference_host::live::conversations::Recorder;
 use uniference_host::live::zygote::RankPlacement;
 use uniference_sim::cluster::Device;
 use uniference_sim::event::{Cause, Event, Observer, WaitReason};

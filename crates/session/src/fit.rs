@@ -9,7 +9,7 @@ use crate::generated;
 use crate::live::{Live, Program};
 use crate::notices::Notices;
 use crate::results::{Listened, RecordLevel};
-use crate::session::{Ending, Output, Session, Source, Stop, Watch};
+use crate::session::{Output, Session, SimulationEnd, Source, Stop, Watch};
 use crate::tight::is_tight;
 pub use crate::tight::leave_little;
 use std::fs;
@@ -164,9 +164,9 @@ pub fn of_program(
     };
     let needs = (0..).zip(&cluster.devices).zip(peaks).map(need).collect();
     let stopped = match ended.ending {
-        Ending::Finished => None,
-        Ending::Stopped(stop) => Some(stop),
-        Ending::Unlike(_) => unreachable!("every rank is simulated"),
+        SimulationEnd::Finished => None,
+        SimulationEnd::Stopped(stop) => Some(stop),
+        SimulationEnd::Unlike(_) => unreachable!("every rank is simulated"),
     };
     Ok(Fit { needs, stopped })
 }

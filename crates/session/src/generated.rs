@@ -6,11 +6,11 @@ use crate::cluster::ClusterOptions;
 use crate::compute::{ComputeOptions, NodeModels};
 use crate::programs::{Ranks, drive};
 use crate::results::RecordLevel;
-use crate::session::{Done, End, Ending, Outcome, Output, Session, Source, Stop, Watch};
+use crate::session::{Done, End, Outcome, Output, Session, SimulationEnd, Source, Stop, Watch};
 use crate::tight::tightness;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use uniference_devices::model::Target;
+use uniference_costs::model::Target;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::devices;
 use uniference_formats::report::{JobReport, OperationReport, Report};
@@ -160,18 +160,18 @@ impl Source for Generated<'_> {
         let targets = self.targets;
         let mut engine = match Engine::folded(cluster, self.symmetry) {
             Ok(engine) => engine,
-            Err(asymmetry) => return end(Ending::Unlike(asymmetry)),
+            Err(asymmetry) => return end(SimulationEnd::Unlike(asymmetry)),
         };
         let represents = |rank: usize| self.symmetry.representative(RankId::from(rank)).index();
         if let Some(rank) = (0..targets.len()).find(|rank| targets[*rank] != targets[represents(*rank)]) {
             let problem = format!("the model or the rates of device `{}` differ", cluster.devices[rank].name);
-            return end(Ending::Unlike(Asymmetry::new(problem)));
+            return end(SimulationEnd::Unlike(Asymmetry::new(problem)));
         }
         let ending = match drive(&mut engine, self, watch) {
-            engine::Ending::Finished => Ending::Finished,
-            engine::Ending::Halted(halt) => halted(&halt),
-            engine::Ending::Failed(failure) => panic!("a generated trace cannot be run: {failure}"),
-            engine::Ending::CutShort => unreachable!("nothing is replayed"),
+            engine::RunEnd::Finished => SimulationEnd::Finished,
+            engine::RunEnd::Halted(halt) => halted(&halt),
+            engine::RunEnd::Failed(failure) => panic!("a generated trace cannot be run: {failure}"),
+            engine::RunEnd::CutShort => unreachable!("nothing is replayed"),
         };
         let costed = self.models.costed(self.ranks.iter().map(|(rank, replay)| {
             let slowdown = cluster.devices[rank.index()].slowdown;
@@ -208,12 +208,12 @@ fn came_to(workload: &Workload, targets: &[Target], report: &Report, world: Opti
     }
 }
 
-fn halted(halt: &Halt) -> Ending {
+fn halted(halt: &Halt) -> SimulationEnd {
     match &halt.reason {
-        HaltReason::Asymmetry(asymmetry) => Ending::Unlike(asymmetry.clone()),
+        HaltReason::Asymmetry(asymmetry) => SimulationEnd::Unlike(asymmetry.clone()),
         _ => {
             let text = halt.render(&|_| "a generated trace".to_owned(), &|_| Vec::new());
-            Ending::Stopped(Stop { exit: Exit::Halted, message: format!("error: {text}") })
+            SimulationEnd::Stopped(Stop { exit: Exit::Halted, message: format!("error: {text}") })
         }
     }
 }

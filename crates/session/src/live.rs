@@ -7,7 +7,7 @@ mod folded;
 use crate::compute::{Costing, Plan, Shared};
 use crate::notices::Notices;
 use crate::places::{give_gpus, places};
-use crate::session::{End, Ending, Session, Source, Stop, Watch};
+use crate::session::{End, Session, SimulationEnd, Source, Stop, Watch};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -18,16 +18,16 @@ use std::sync::Arc;
 use std::time::Duration;
 use uniference_host::error::{Exit, HostError};
 use uniference_host::interrupt::Interrupts;
-use uniference_host::live::driver::{self, Compute, Console, Driver, LiveEnding, Setup, Terminal};
-use uniference_host::live::exchange::{Costs, Exchange, Piece, Slice};
+use uniference_host::live::conversations::{Conversations, Costs, LoweredWork, RankSlice};
+use uniference_host::live::driver::{self, Compute, Console, Driver, LiveEnd, Setup, Terminal};
 use uniference_host::live::remote::{self, Gathered};
 pub use uniference_host::live::remote::{Door, Synced};
 use uniference_host::live::zygote::{Script, describe_status};
 use uniference_host::symbols::Torch;
-use uniference_sim::cast::{Cast, Unlike};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{Doing, Engine, Halt, HaltReason, Pending, RankReport};
 use uniference_sim::event::Observer;
+use uniference_sim::fold_plan::{FoldPlan, Unlike};
 use uniference_sim::ids::RankId;
 use uniference_sim::program::{Origin, Work};
 use uniference_sim::time::SimDuration;
@@ -105,7 +105,7 @@ pub struct Live<'a> {
 
 /// Result of the processes, and the costs of their compute.
 struct Ran {
-    ending: Result<Ending, Unlike>,
+    ending: Result<SimulationEnd, Unlike>,
     lines: Vec<String>,
     costing: Rc<RefCell<Costing>>,
     /// Warnings of the ranks.
@@ -196,8 +196,8 @@ impl<'a> Live<'a> {
 
 /// A hint for a program that failed while not all values were computed. `more` are options of `--values` that compute
 /// more values.
-fn zeros(costing: &Costing, ending: &LiveEnding, more: &str) -> String {
-    let LiveEnding::Failed { rank, .. } = ending else { return String::new() };
+fn zeros(costing: &Costing, ending: &LiveEnd, more: &str) -> String {
+    let LiveEnd::Failed { rank, .. } = ending else { return String::new() };
     let read = costing.zeros(|of| of.0 == *rank);
     let read = read.map_or_else(String::new, |places| format!("; it has read such values at {places}"));
     format!(
@@ -209,8 +209,8 @@ fn zeros(costing: &Costing, ending: &LiveEnding, more: &str) -> String {
 struct Free;
 
 impl Costs for Free {
-    fn pieces(&mut self, _: Slice<'_>) -> Vec<Piece> {
-        vec![Piece::Host(Work::new(SimDuration::ZERO, Origin::None))]
+    fn lower(&mut self, _: RankSlice<'_>) -> Vec<LoweredWork> {
+        vec![LoweredWork::Host(Work::new(SimDuration::ZERO, Origin::None))]
     }
 }
 
@@ -238,7 +238,7 @@ impl Live<'_> {
     }
 
     /// Runs all ranks, or with a cast its running ranks.
-    fn run(&mut self, cluster: &Cluster, cast: Option<Arc<Cast>>, watch: Watch<'_>) -> Result<Ran, HostError> {
+    fn run(&mut self, cluster: &Cluster, cast: Option<Arc<FoldPlan>>, watch: Watch<'_>) -> Result<Ran, HostError> {
         let interrupts = self.interrupts.as_ref().expect("nothing is run once interrupts are not heard any more");
         let joined = match self.gather(interrupts)? {
             Gathered::All(joined) => joined,
@@ -246,7 +246,7 @@ impl Live<'_> {
                 let stop = Stop { exit: interrupt.into(), message: "interrupted\n".to_owned() };
                 let costing = Costing::new(self.plan.clone());
                 let (lines, warnings) = (Vec::new(), Vec::new());
-                return Ok(Ran { ending: Ok(Ending::Stopped(stop)), lines, costing, warnings, largest: 0 });
+                return Ok(Ran { ending: Ok(SimulationEnd::Stopped(stop)), lines, costing, warnings, largest: 0 });
             }
         };
         let mut observer = (watch.observer, &mut *self.observer);
@@ -263,27 +263,27 @@ impl Live<'_> {
         }
         let ending = ending?;
         let stands = match ending {
-            LiveEnding::Finished | LiveEnding::Unlike(_) => Stands::new(),
-            LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_) => driver.whereabouts(MOST_SHOWN),
+            LiveEnd::Finished | LiveEnd::Unlike(_) => Stands::new(),
+            LiveEnd::Interrupted(_) | LiveEnd::OutOfTime(_) => driver.whereabouts(MOST_SHOWN),
             _ => driver.stands(MOST_SHOWN),
         };
-        let others = if driver.has_ranks() { others(driver.exchange(), &ending, &stands) } else { String::new() };
+        let others = if driver.has_ranks() { others(driver.conversations(), &ending, &stands) } else { String::new() };
         let unmet = match ending {
-            LiveEnding::Died { rank, .. } if driver.has_ranks() => Unmet::of(driver.exchange(), rank),
+            LiveEnd::Died { rank, .. } if driver.has_ranks() => Unmet::of(driver.conversations(), rank),
             _ => Unmet::default(),
         };
-        let lines = driver.exchange().lines();
+        let lines = driver.conversations().lines();
         let warnings = driver.warnings();
         let limited = self.setup.script.env.contains_key("UNIFERENCE_VALUES");
         let none = self.setup.script.env.get("UNIFERENCE_VALUES").is_some_and(|limit| limit == "0");
         let more = if none { "small or all" } else { "all" };
         let zeros = if limited { zeros(&costing.borrow(), &ending, more) } else { String::new() };
         let ending = match ending {
-            LiveEnding::Unlike(unlike) => Err(unlike),
-            LiveEnding::Finished => Ok(Ending::Finished),
+            LiveEnd::Unlike(unlike) => Err(unlike),
+            LiveEnd::Finished => Ok(SimulationEnd::Finished),
             other => {
                 let Stop { exit, message } = explain(other, &others, &unmet, &lines, &stands, self.folder);
-                Ok(Ending::Stopped(Stop { exit, message: message + &zeros }))
+                Ok(SimulationEnd::Stopped(Stop { exit, message: message + &zeros }))
             }
         };
         Ok(Ran { ending, lines, costing, warnings, largest: driver.largest() })
@@ -383,10 +383,10 @@ struct Unmet {
 }
 
 impl Unmet {
-    fn of(exchange: &Exchange, rank: u32) -> Unmet {
-        let unmet = exchange.engine().unmet(RankId(rank));
+    fn of(conversations: &Conversations, rank: u32) -> Unmet {
+        let unmet = conversations.engine().unmet(RankId(rank));
         let longest = unmet.iter().map(|(_, since)| *since).max().unwrap_or_default();
-        let line = |call: &Pending| match exchange.line(call.site) {
+        let line = |call: &Pending| match conversations.line(call.site) {
             "" => call.to_string(),
             line => format!("{call}, issued at {line}"),
         };
@@ -400,22 +400,19 @@ impl Unmet {
 }
 
 /// States of the other ranks when a run ended early.
-fn others(exchange: &Exchange, ending: &LiveEnding, stands: &Stands) -> String {
+fn others(conversations: &Conversations, ending: &LiveEnd, stands: &Stands) -> String {
     let gone = match ending {
-        LiveEnding::Finished | LiveEnding::Unlike(_) => return String::new(),
-        LiveEnding::Failed { rank, .. } | LiveEnding::Died { rank, .. } | LiveEnding::Severed { rank } => Some(*rank),
-        LiveEnding::WorkerLost { .. }
-        | LiveEnding::Halted(_)
-        | LiveEnding::Interrupted(_)
-        | LiveEnding::OutOfTime(_) => None,
+        LiveEnd::Finished | LiveEnd::Unlike(_) => return String::new(),
+        LiveEnd::Failed { rank, .. } | LiveEnd::Died { rank, .. } | LiveEnd::Severed { rank } => Some(*rank),
+        LiveEnd::WorkerLost { .. } | LiveEnd::Halted(_) | LiveEnd::Interrupted(_) | LiveEnd::OutOfTime(_) => None,
     };
-    doing(exchange, stands, gone, matches!(ending, LiveEnding::Interrupted(_) | LiveEnding::OutOfTime(_)))
+    doing(conversations, stands, gone, matches!(ending, LiveEnd::Interrupted(_) | LiveEnd::OutOfTime(_)))
 }
 
 /// States of the blocked ranks except `gone`, one line per rank; `with_running`: also of running ranks.
-fn doing(exchange: &Exchange, stands: &Stands, gone: Option<u32>, with_running: bool) -> String {
-    let line = |site| exchange.line(site).to_owned();
-    let ranks = exchange.engine().report();
+fn doing(conversations: &Conversations, stands: &Stands, gone: Option<u32>, with_running: bool) -> String {
+    let line = |site| conversations.line(site).to_owned();
+    let ranks = conversations.engine().report();
     let waits = |rank: &RankReport| rank.tasks.iter().any(|task| task.doing != Doing::Running);
     let shown: Vec<&RankReport> =
         ranks.iter().filter(|rank| Some(rank.rank.0) != gone && (with_running || waits(rank))).collect();
@@ -431,7 +428,7 @@ fn doing(exchange: &Exchange, stands: &Stands, gone: Option<u32>, with_running: 
 /// # Panics
 /// If the run finished, or must be repeated with other running ranks.
 fn explain(
-    ending: LiveEnding,
+    ending: LiveEnd,
     others: &str,
     unmet: &Unmet,
     lines: &[String],
@@ -439,8 +436,8 @@ fn explain(
     folder: Option<&Path>,
 ) -> Stop {
     match ending {
-        LiveEnding::Finished | LiveEnding::Unlike(_) => panic!("{ending:?} needs no explanation"),
-        LiveEnding::Failed { rank, status } => {
+        LiveEnd::Finished | LiveEnd::Unlike(_) => panic!("{ending:?} needs no explanation"),
+        LiveEnd::Failed { rank, status } => {
             let how = status.filter(|status| ![0, 1].contains(status)).map(|code| format!(" (exit status {code})"));
             let hint = log(folder, rank).map_or_else(String::new, |log| format!("hint: see its output {log}\n"));
             let how = how.unwrap_or_default();
@@ -448,7 +445,7 @@ fn explain(
             Stop { exit: Exit::ProgramFailed, message }
         }
         // PyTorch's watchdog ends a process with this signal.
-        LiveEnding::Died { rank, status: -6, .. } if unmet.longest >= DEFAULT_TIMEOUT => Stop {
+        LiveEnd::Died { rank, status: -6, .. } if unmet.longest >= DEFAULT_TIMEOUT => Stop {
             exit: Exit::Halted,
             message: format!(
                 "error: time-out: PyTorch has ended rank {rank}, as its process group had waited for too long\n{}{others}hint: {}\n",
@@ -456,11 +453,11 @@ fn explain(
                 HaltReason::Deadlock.hint()
             ),
         },
-        LiveEnding::Died { rank, pid, status } => {
+        LiveEnd::Died { rank, pid, status } => {
             let doing = unmet.text.clone() + others;
             Stop { exit: Exit::ProgramFailed, message: obituary(rank, pid, status, &doing, folder) }
         }
-        LiveEnding::Severed { rank } => {
+        LiveEnd::Severed { rank } => {
             let what = "or has replaced itself by another program (os.exec)";
             let hint = "close only descriptors that the program has opened, not a whole range as os.closerange() does";
             let message = format!(
@@ -468,18 +465,16 @@ fn explain(
             );
             Stop { exit: Exit::ProgramFailed, message }
         }
-        LiveEnding::WorkerLost { name, why } => {
+        LiveEnd::WorkerLost { name, why } => {
             let hint = "see the worker's output, and whether its machine and the network are up";
             let message = format!("error: worker {name} is lost: {why}\n{others}hint: {hint}\n");
             Stop { exit: Exit::ProgramFailed, message }
         }
-        LiveEnding::Halted(halt) => {
+        LiveEnd::Halted(halt) => {
             Stop { exit: Exit::Halted, message: format!("error: {}", render(&halt, lines, stands)) }
         }
-        LiveEnding::Interrupted(interrupt) => {
-            Stop { exit: interrupt.into(), message: format!("interrupted\n{others}") }
-        }
-        LiveEnding::OutOfTime(timeout) => {
+        LiveEnd::Interrupted(interrupt) => Stop { exit: interrupt.into(), message: format!("interrupted\n{others}") },
+        LiveEnd::OutOfTime(timeout) => {
             let hint = "let the program do fewer steps, or give it more time with --timeout";
             let message =
                 format!("error: the program did not end within {} s\n{others}hint: {hint}\n", timeout.as_secs_f64());

@@ -13,7 +13,7 @@ use std::iter::Peekable;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
-use uniference_devices::operators::{Described, describe};
+use uniference_costs::operators::{Described, describe};
 use uniference_formats::operators::{
     Autograd, Decoder, Definition, Encoder, Entry, Line, MemoryKind, dictionary_length,
 };

@@ -3,7 +3,7 @@
 
 use crate::replayed::Replayed;
 use crate::results::Listened;
-use crate::session::{Ending, Watch};
+use crate::session::{SimulationEnd, Watch};
 use crate::simulated::Ended;
 use crate::whatif;
 use uniference_host::error::HostError;
@@ -35,9 +35,9 @@ impl Replayed {
             let mut recorder = memory.clone();
             let end = source.drive(cluster, Watch { observer: &mut observer, recorder: &mut recorder })?;
             match end.ending {
-                Ending::Finished => {}
-                Ending::Stopped(stop) => return Ok(Ended::Stopped(stop)),
-                Ending::Unlike(_) => unreachable!("every rank is simulated"),
+                SimulationEnd::Finished => {}
+                SimulationEnd::Stopped(stop) => return Ok(Ended::Stopped(stop)),
+                SimulationEnd::Unlike(_) => unreachable!("every rank is simulated"),
             }
             let ((watched, causes), heard) = observer;
             drop((recorder, heard));

@@ -1,6 +1,6 @@
 //! Owns the operator times that a timed run adds to an operator database, under the name of this machine's CPU.
 //!
-//! `uniference-studies` evaluates the times; `uniference-devices` defines the database.
+//! `uniference-studies` evaluates the times; `uniference-costs` defines the database.
 
 use crate::input::open_record;
 use crate::results::RECORD;
@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::BufReader;
 use std::path::Path;
-use uniference_devices::database::{Database, DatabaseError, Notice, Repeat, Row, Series, dimensions};
-use uniference_devices::model::{host_family, is_of_host};
-use uniference_devices::operators::{Described, describe, key};
+use uniference_costs::database::{Database, DatabaseError, Notice, Repeat, Row, Series, dimensions};
+use uniference_costs::model::{host_family, is_of_host};
+use uniference_costs::operators::{Described, describe, key};
 use uniference_formats::operators::{Argument, Decoder, Definition, Tensor};
 use uniference_formats::record::RecordReader;
 use uniference_host::error::HostError;

@@ -1,6 +1,6 @@
 //! Owns the loop that drives programs of this process, which answer immediately.
 
-use crate::session::{End, Ending, Source, Stop, Watch};
+use crate::session::{End, SimulationEnd, Source, Stop, Watch};
 use uniference_formats::units::counted;
 use uniference_host::error::{Exit, HostError};
 use uniference_sim::cluster::Cluster;
@@ -18,7 +18,7 @@ pub trait Ranks {
 }
 
 /// Runs all ranks until they exit, or the first one fails.
-pub(crate) fn drive(engine: &mut Engine, ranks: &mut impl Ranks, watch: Watch<'_>) -> engine::Ending {
+pub(crate) fn drive(engine: &mut Engine, ranks: &mut impl Ranks, watch: Watch<'_>) -> engine::RunEnd {
     loop {
         match engine.next(watch.observer) {
             Turn::Resume(resumption) => {
@@ -28,14 +28,14 @@ pub(crate) fn drive(engine: &mut Engine, ranks: &mut impl Ranks, watch: Watch<'_
                 }
                 let step = match ranks.resume(resumption) {
                     Ok(request) => RecordedStep::Request(request),
-                    Err(error) => return engine::Ending::Failed(Failure { rank, task, at: now, error }),
+                    Err(error) => return engine::RunEnd::Failed(Failure { rank, task, at: now, error }),
                 };
                 watch.recorder.step(rank, task, &step, "");
                 let RecordedStep::Request(request) = step else { unreachable!("it was made one") };
                 engine.submit(rank, task, request);
             }
-            Turn::Finished => return engine::Ending::Finished,
-            Turn::Halted(halt) => return engine::Ending::Halted(halt),
+            Turn::Finished => return engine::RunEnd::Finished,
+            Turn::Halted(halt) => return engine::RunEnd::Halted(halt),
             Turn::Blocked => panic!("every program of this process answers at once"),
         }
     }
@@ -61,22 +61,22 @@ impl<P: Program> Source for Programs<P> {
             )));
         }
         let ending = match drive(&mut Engine::new(cluster), self, watch) {
-            engine::Ending::Finished => Ending::Finished,
-            engine::Ending::Halted(halt) => halted(&halt, &[]),
-            engine::Ending::Failed(failure) => Ending::Stopped(Stop {
+            engine::RunEnd::Finished => SimulationEnd::Finished,
+            engine::RunEnd::Halted(halt) => halted(&halt, &[]),
+            engine::RunEnd::Failed(failure) => SimulationEnd::Stopped(Stop {
                 exit: Exit::ProgramFailed,
                 message: format!("error: a program failed: {failure}\n"),
             }),
-            engine::Ending::CutShort => unreachable!("nothing is replayed"),
+            engine::RunEnd::CutShort => unreachable!("nothing is replayed"),
         };
         Ok(End::new(ending, Vec::new()))
     }
 }
 
 /// The ending of programs that came to a halt; `lines` are their source lines.
-pub(crate) fn halted(halt: &Halt, lines: &[String]) -> Ending {
+pub(crate) fn halted(halt: &Halt, lines: &[String]) -> SimulationEnd {
     let text = halt.render(&|site| lines.get(site.index()).cloned().unwrap_or_default(), &|_| Vec::new());
-    Ending::Stopped(Stop { exit: Exit::Halted, message: format!("error: {text}") })
+    SimulationEnd::Stopped(Stop { exit: Exit::Halted, message: format!("error: {text}") })
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::input::open_record;
 use crate::overlap::{Arrangement, Examined, Lined, Moves, Overlapped, examine, lined};
 use crate::programs::halted;
 use crate::results::{Beside, Figures, RECORD, REPORT};
-use crate::session::{Done, End, Ending, Outcome, Output, Session, Source, Watch};
+use crate::session::{Done, End, Outcome, Output, Session, SimulationEnd, Source, Watch};
 use crate::simulated::{Ended, Look, Simulated};
 use std::cell::RefCell;
 use std::fs::File;
@@ -21,7 +21,7 @@ use uniference_formats::record::{RankRecord, RecordReader};
 use uniference_formats::report::Manifest;
 use uniference_formats::units::counted;
 use uniference_host::error::HostError;
-use uniference_host::live::exchange::Recorder;
+use uniference_host::live::conversations::Recorder;
 use uniference_programs::chakra::link::is_recording;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{self, Engine, Failure};
@@ -232,7 +232,7 @@ impl Source for Recorded<'_> {
         self.hazards = hazards;
         let lines = rest.finish()?;
         if let Some(excess) = limited.memory.and_then(|memory| memory.excess()) {
-            return Ok(End::new(Ending::Stopped(out_of_memory(&excess, &cluster.devices)), lines));
+            return Ok(End::new(SimulationEnd::Stopped(out_of_memory(&excess, &cluster.devices)), lines));
         }
         let timed_out = observer.1;
         if !timed_out.is_empty()
@@ -240,14 +240,14 @@ impl Source for Recorded<'_> {
             && let Some(at_home) = timeouts_at_home(recorded, path)?
             && let Some(stop) = timed_out.stop(&at_home, &lines)
         {
-            return Ok(End::new(Ending::Stopped(stop), lines));
+            return Ok(End::new(SimulationEnd::Stopped(stop), lines));
         }
         let costed = self.costing.borrow_mut().finish()?;
         let ending = match ended {
-            engine::Ending::Finished => Ending::Finished,
-            engine::Ending::Halted(halt) => halted(&halt, &lines),
-            engine::Ending::Failed(failure) => return Err(refused(&self.steps.path, &failure)),
-            engine::Ending::CutShort => return Err(cut_short(&self.steps.path)),
+            engine::RunEnd::Finished => SimulationEnd::Finished,
+            engine::RunEnd::Halted(halt) => halted(&halt, &lines),
+            engine::RunEnd::Failed(failure) => return Err(refused(&self.steps.path, &failure)),
+            engine::RunEnd::CutShort => return Err(cut_short(&self.steps.path)),
         };
         Ok(End { ending, lines, costed })
     }
@@ -260,7 +260,7 @@ pub(crate) fn play<'a>(
     costing: &'a Rc<RefCell<Costing>>,
     arrangement: Option<&'a Arc<Arrangement>>,
     watch: Watch<'_>,
-) -> (engine::Ending, Hazards) {
+) -> (engine::RunEnd, Hazards) {
     let recorder = RefCell::new(watch.recorder);
     let copied = costed(ranks, costing, arrangement).map(|(rank, steps)| Copied { rank, steps, recorder: &recorder });
     let mut heard = (watch.observer, Hazards::default());
@@ -294,10 +294,10 @@ fn other_seeds(args: &Replay, resolved: &Resolved, steps: &Steps) -> Result<Besi
             &mut (&mut statistics, Hazards::default()),
         )?;
         match ended {
-            engine::Ending::Finished => others.push(statistics.makespan().as_secs_f64()),
-            engine::Ending::Halted(halt) => halted.push((cluster.dynamics.seed, halt, lines)),
-            engine::Ending::Failed(failure) => return Err(refused(path, &failure)),
-            engine::Ending::CutShort => return Err(cut_short(path)),
+            engine::RunEnd::Finished => others.push(statistics.makespan().as_secs_f64()),
+            engine::RunEnd::Halted(halt) => halted.push((cluster.dynamics.seed, halt, lines)),
+            engine::RunEnd::Failed(failure) => return Err(refused(path, &failure)),
+            engine::RunEnd::CutShort => return Err(cut_short(path)),
         }
     }
     let warnings = halted.first().map(|(seed, halt, lines)| {
@@ -329,7 +329,7 @@ fn other_ways(
     if let Some(home) = recorded_cluster(recorded, path) {
         let mut at_home = (Digest::default(), Hazards::default());
         let (ended, _) = again(&home.cluster, path, None, None, &mut at_home)?;
-        if !matches!(ended, engine::Ending::Finished) {
+        if !matches!(ended, engine::RunEnd::Finished) {
             return Err(cut_short(path));
         }
         if digest.is_some_and(|digest| digest == at_home.0.to_hex()) {
@@ -364,7 +364,7 @@ fn again(
     costing: Option<&Rc<RefCell<Costing>>>,
     arrangement: Option<&Arc<Arrangement>>,
     listener: &mut dyn Listener,
-) -> Result<(engine::Ending, Vec<String>), HostError> {
+) -> Result<(engine::RunEnd, Vec<String>), HostError> {
     let (ranks, rest) = RecordReader::open(BufReader::new(open_record(path)?))?.by_rank();
     let ended = match costing {
         None => replay_heard(&mut Engine::new(cluster), ranks, listener),

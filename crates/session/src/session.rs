@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::report::{Manifest, Report};
 use uniference_host::error::{Exit, HostError};
-use uniference_host::live::exchange::Recorder;
+use uniference_host::live::conversations::Recorder;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::event::Observer;
 use uniference_sim::network::Asymmetry;
@@ -41,7 +41,7 @@ pub trait Source {
     /// Simulates the programs on `cluster` until they end.
     ///
     /// # Errors
-    /// If the programs cannot be simulated, or this machine lacks something. A program that fails is an [`Ending`].
+    /// If the programs cannot be simulated, or this machine lacks something. A program that fails is an [`SimulationEnd`].
     fn drive(&mut self, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError>;
 }
 
@@ -57,7 +57,7 @@ pub struct Watch<'a> {
 #[must_use]
 pub struct End {
     /// How the simulation ended.
-    pub ending: Ending,
+    pub ending: SimulationEnd,
     /// Source lines of the programs, by [`uniference_sim::ids::Site`].
     pub lines: Vec<String>,
     /// Costs of operators, if they were costed.
@@ -66,14 +66,14 @@ pub struct End {
 
 impl End {
     /// The result of programs whose compute does not consist of operators.
-    pub fn new(ending: Ending, lines: Vec<String>) -> End {
+    pub fn new(ending: SimulationEnd, lines: Vec<String>) -> End {
         End { ending, lines, costed: Costed::default() }
     }
 }
 
 /// How a simulation ended.
 #[must_use]
-pub enum Ending {
+pub enum SimulationEnd {
     /// Every rank's program has returned.
     Finished,
     /// The programs stopped early.
@@ -193,15 +193,15 @@ impl Session {
         let End { ending, lines, costed } = source.drive(&self.resolved.cluster, Watch { observer, recorder })?;
         let figures = recording.finish(lines, costed)?;
         Ok(match ending {
-            Ending::Finished => Outcome::Finished(Box::new(figures)),
-            Ending::Stopped(mut stop) => {
+            SimulationEnd::Finished => Outcome::Finished(Box::new(figures)),
+            SimulationEnd::Stopped(mut stop) => {
                 // The run's error is shown before the warning that its report cannot be written.
                 if let Err(error) = self.write(&self.report_of_failure(figures, &stop)) {
                     stop.message += &format!("warning: {error}\n");
                 }
                 Outcome::Stopped(stop)
             }
-            Ending::Unlike(asymmetry) => Outcome::Unlike(asymmetry),
+            SimulationEnd::Unlike(asymmetry) => Outcome::Unlike(asymmetry),
         })
     }
 

@@ -1,6 +1,6 @@
 //! Owns simulations without a run folder: their makespan, and its causes.
 
-use crate::session::{Ending, Source, Stop, Watch};
+use crate::session::{SimulationEnd, Source, Stop, Watch};
 use uniference_host::error::HostError;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::observe::{Digest, Statistics};
@@ -49,9 +49,9 @@ impl Simulated {
         let mut observer = ((Statistics::default(), Digest::default()), causes);
         let end = source.drive(cluster, Watch { observer: &mut observer, recorder: &mut () })?;
         match end.ending {
-            Ending::Finished => {}
-            Ending::Stopped(stop) => return Ok(Ended::Stopped(stop)),
-            Ending::Unlike(_) => unreachable!("every rank is simulated"),
+            SimulationEnd::Finished => {}
+            SimulationEnd::Stopped(stop) => return Ok(Ended::Stopped(stop)),
+            SimulationEnd::Unlike(_) => unreachable!("every rank is simulated"),
         }
         let ((statistics, digest), causes) = observer;
         let listed = if look == Look::WholePath { Listed::All } else { Listed::Nothing };

@@ -8,7 +8,7 @@ use crate::cluster::{Chosen, ClusterOptions};
 use crate::compute::{ComputeOptions, NodeModels};
 use crate::programs::{Ranks, drive};
 use crate::results::{self, RecordLevel, TIMELINE};
-use crate::session::{Done, End, Ending, Outcome, Output, Session, Source, Stop, Watch};
+use crate::session::{Done, End, Outcome, Output, Session, SimulationEnd, Source, Stop, Watch};
 use crate::simulated::{Ended, Look, Simulated};
 use crate::{folder::Folder, input};
 use files::{Pieces, Traces, open, with_suffix};
@@ -18,7 +18,7 @@ use std::fmt::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use uniference_devices::model::Target;
+use uniference_costs::model::Target;
 use uniference_formats::astra::inputs::{Network, System};
 use uniference_formats::astra::memory::{RemoteMemory, Sharing};
 use uniference_formats::chakra::groups::ProcessGroup;
@@ -191,14 +191,14 @@ impl Ranks for Traced {
 impl Source for Traced {
     fn drive(&mut self, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError> {
         let ending = match drive(&mut Engine::new(cluster), self, watch) {
-            engine::Ending::Finished => Ending::Finished,
-            engine::Ending::Halted(halt) => {
-                Ending::Stopped(Stop { exit: Exit::Halted, message: format!("error: {}", self.describe(&halt)) })
+            engine::RunEnd::Finished => SimulationEnd::Finished,
+            engine::RunEnd::Halted(halt) => {
+                SimulationEnd::Stopped(Stop { exit: Exit::Halted, message: format!("error: {}", self.describe(&halt)) })
             }
-            engine::Ending::Failed(Failure { rank, error, .. }) => {
+            engine::RunEnd::Failed(Failure { rank, error, .. }) => {
                 return Err(HostError::Usage(format!("the trace of {rank}: {error}")));
             }
-            engine::Ending::CutShort => unreachable!("traces say how their ranks end"),
+            engine::RunEnd::CutShort => unreachable!("traces say how their ranks end"),
         };
         let costed = self.1.costed(self.0.iter().enumerate().map(|(rank, replay)| {
             (rank, cluster.devices[rank].slowdown, Box::new(replay.operators()) as Box<dyn Iterator<Item = _>>)

@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 use std::sync::Arc;
 use uniference_sim::cluster::{Backend, Cluster, Device};
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
-use uniference_sim::engine::{Ending, Engine, drive};
+use uniference_sim::engine::{Engine, RunEnd, drive};
 use uniference_sim::ids::{GroupId, Handle, HostId, QueueId, RankId, Site, TaskId};
 use uniference_sim::network::{HostSpec, LinkSpec, Preset, Topology};
 use uniference_sim::observe::{Digest, Statistics};
@@ -91,8 +91,8 @@ fn simulate(case: &Case) -> SimTime {
     let mut programs: Vec<Box<dyn Program>> = (0..case.ranks).map(|_| program(case, &world)).collect();
     let mut observer = (Statistics::default(), Digest::default());
     match drive(&mut engine, &mut programs, &mut observer) {
-        Ending::Finished => observer.0.makespan(),
-        Ending::Halted(halt) => panic!("{}", halt.render(&|site| site.to_string(), &|_| Vec::new())),
+        RunEnd::Finished => observer.0.makespan(),
+        RunEnd::Halted(halt) => panic!("{}", halt.render(&|site| site.to_string(), &|_| Vec::new())),
         other => panic!("{other:?}"),
     }
 }

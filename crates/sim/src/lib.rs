@@ -7,7 +7,6 @@
 //! streams; [`event`] defines the events, and [`observe`] summarises them. [`replay`] carries out recorded requests.
 //! [`symmetry`] lets one rank stand for many, and [`cast`] a few ranks of a program for all.
 
-pub mod cast;
 pub mod cluster;
 pub mod collective;
 mod comm;
@@ -15,6 +14,7 @@ pub mod device;
 mod dtype;
 pub mod engine;
 pub mod event;
+pub mod fold_plan;
 pub mod ids;
 pub mod network;
 pub mod observe;

@@ -2,7 +2,7 @@
 //!
 //! `uniference-formats` reads records from disk.
 
-use crate::engine::{Ending, Engine, Failure, Resumption, Threads, Turn};
+use crate::engine::{Engine, Failure, Resumption, RunEnd, Threads, Turn};
 use crate::event::{Event, Observer};
 use crate::ids::{GroupId, Handle, RankId, Site, TaskId};
 use crate::program::{Activity, Call, CallOp, Collective, ProgramError, Reply, Request, Shape};
@@ -135,7 +135,7 @@ impl<A: Observer, B: Listener> Listener for (A, B) {
 ///
 /// # Panics
 /// If the numbers of records and ranks differ.
-pub fn replay<I>(engine: &mut Engine, records: Vec<I>, observer: &mut dyn Observer) -> Ending
+pub fn replay<I>(engine: &mut Engine, records: Vec<I>, observer: &mut dyn Observer) -> RunEnd
 where
     I: Iterator<Item = (TaskId, RecordedStep)>,
 {
@@ -146,7 +146,7 @@ where
 ///
 /// # Panics
 /// If the numbers of records and ranks differ.
-pub fn replay_heard<I>(engine: &mut Engine, records: Vec<I>, listener: &mut dyn Listener) -> Ending
+pub fn replay_heard<I>(engine: &mut Engine, records: Vec<I>, listener: &mut dyn Listener) -> RunEnd
 where
     I: Iterator<Item = (TaskId, RecordedStep)>,
 {
@@ -159,12 +159,12 @@ where
                 listener.resumed(&resumption);
                 told.of(resumption.rank, resumption.task).answers += 1;
                 if let Err(failure) = go_on(engine, &mut ranks, &mut told, &resumption, listener) {
-                    return Ending::Failed(failure);
+                    return RunEnd::Failed(failure);
                 }
             }
-            Turn::Finished => return Ending::Finished,
-            Turn::Halted(halt) => return Ending::Halted(halt),
-            Turn::Blocked => return Ending::CutShort,
+            Turn::Finished => return RunEnd::Finished,
+            Turn::Halted(halt) => return RunEnd::Halted(halt),
+            Turn::Blocked => return RunEnd::CutShort,
         }
     }
 }

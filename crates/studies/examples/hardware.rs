@@ -12,7 +12,7 @@ use std::path::Path;
 use std::sync::Arc;
 use uniference_formats::cluster::{Choices, ClusterFile};
 use uniference_sim::cluster::Cluster;
-use uniference_sim::engine::{Ending, Engine, drive};
+use uniference_sim::engine::{Engine, RunEnd, drive};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::CollectiveKind::{self, AllGather, AllReduce};
 use uniference_sim::program::{
@@ -165,7 +165,7 @@ fn operation(cluster: &Cluster, kind: CollectiveKind, dtype: DType, elements: u6
     let program = || -> Box<dyn Program> { Box::new(OneCall { world: world.clone(), call: call.clone(), turn: 0 }) };
     let mut programs: Vec<_> = world.iter().map(|_| program()).collect();
     let mut engine = Engine::new(cluster);
-    assert!(matches!(drive(&mut engine, &mut programs, &mut ()), Ending::Finished));
+    assert!(matches!(drive(&mut engine, &mut programs, &mut ()), RunEnd::Finished));
     engine.now().as_secs_f64()
 }
 

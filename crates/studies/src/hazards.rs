@@ -254,7 +254,7 @@ mod tests {
     use super::*;
     use std::sync::Arc;
     use uniference_formats::cluster::{Choices, ClusterFile};
-    use uniference_sim::engine::{Ending, Engine};
+    use uniference_sim::engine::{Engine, RunEnd};
     use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId};
     use uniference_sim::program::{Origin, Outcome, Work};
     use uniference_sim::replay::replay_heard;
@@ -286,7 +286,7 @@ mod tests {
         };
         let mut hazards = Hazards::default();
         let replayed = replay_heard(&mut Engine::new(&cluster), (0..RANKS).map(script).collect(), &mut hazards);
-        assert!(matches!(replayed, Ending::Finished), "{replayed:?}");
+        assert!(matches!(replayed, RunEnd::Finished), "{replayed:?}");
         let lines: Vec<String> = (0..4).map(|line| format!("a.py:{line}")).collect();
         hazards.warnings(&lines).iter().map(Warning::to_string).collect()
     }

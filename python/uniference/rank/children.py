@@ -52,7 +52,7 @@ def load() -> None:
     if not handed.get("arena"):
         for name in names.INIT_PROCESS_GROUP:
             name.wrap(_only_alone)
-    channel = Channel.of_relative() if handed else None
+    channel = Channel.of_child() if handed else None
     if channel is not None:
         _install(channel, **handed)
 

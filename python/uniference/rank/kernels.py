@@ -282,7 +282,7 @@ def _plain(value: Any) -> Any:
 
 
 def _numbers(work: "Work") -> Mapping[str, int]:
-    """Named integers that `describe_work` of crates/devices/src/operators/kernel.rs reads."""
+    """Named integers that `describe_work` of crates/costs/src/operators/kernel.rs reads."""
     products = zip(("flops_8", "flops_16", "flops_tf32", "flops_32"), work.products, strict=True)
     operations = zip(("operations", "operations_64"), work.operations, strict=True)
     return dict((*products, *operations), bytes_read=work.read, bytes_written=work.written)
@@ -290,7 +290,7 @@ def _numbers(work: "Work") -> Mapping[str, int]:
 
 _works = _Works()
 
-# Kernels that crates/devices/src/operators/serving describes by their arguments, and an argument that distinguishes
+# Kernels that crates/costs/src/operators/serving describes by their arguments, and an argument that distinguishes
 # each from others of its name. Their work is not counted: they are called many times with other lengths, and the
 # description needs no count.
 _DESCRIBED = {

@@ -22,7 +22,7 @@ use crate::lanes::Used;
 use rustix::time::{ClockId, clock_gettime};
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::Ordering::Relaxed;
-use uniference_protocol::messages::Slice;
+use uniference_protocol::messages::ComputeSlice;
 use uniference_sim::time::SimDuration;
 
 /// Time after a reading of the CPU clock during which the monotonic clock gives its progress. If the kernel preempts
@@ -40,7 +40,7 @@ struct Account {
     operators: Vec<u8>,
     /// The thread's CPU time at the outermost `enter`, if the process has several threads.
     entered_ns: u64,
-    /// The value of `Rounds::computed` at the outermost `leave`, if the process has several threads.
+    /// The value of `ThreadBarrier::computed` at the outermost `leave`, if the process has several threads.
     left_ns: u64,
     /// CPU time of pool threads at the outermost `leave`.
     left_lanes: Used,
@@ -95,8 +95,8 @@ impl Client {
 
     /// Duration of the program's compute on this thread between its `leave` and the current `enter`.
     fn computed(&self, account: &mut Account) -> u64 {
-        if self.rounds.threaded() {
-            let computed = self.rounds.computed_since(account.left_ns, &account.left_lanes);
+        if self.barrier.threaded() {
+            let computed = self.barrier.computed_since(account.left_ns, &account.left_lanes);
             account.entered_ns = clock_ns(ClockId::ThreadCPUTime);
             return computed;
         }
@@ -120,12 +120,12 @@ impl Client {
 
     /// Excludes the thread's CPU time since `enter` (if alone in the process, all CPU time since then).
     fn skip_own_work(&self, account: &mut Account) {
-        if self.rounds.threaded() {
+        if self.barrier.threaded() {
             if account.entered_ns > 0 {
-                self.rounds.leave_out(clock_ns(ClockId::ThreadCPUTime).saturating_sub(account.entered_ns));
+                self.barrier.leave_out(clock_ns(ClockId::ThreadCPUTime).saturating_sub(account.entered_ns));
             }
-            account.left_lanes = self.rounds.lanes.used();
-            account.left_ns = self.rounds.computed();
+            account.left_lanes = self.barrier.lanes.used();
+            account.left_ns = self.barrier.computed();
         } else {
             self.charged.store(account.process_cpu(self.is_alone()), Relaxed);
         }
@@ -138,7 +138,7 @@ impl Client {
 
     /// Whether the process has a single thread.
     pub(super) fn is_alone(&self) -> bool {
-        self.tasks.load(Relaxed) == 1 && !self.rounds.threaded()
+        self.tasks.load(Relaxed) == 1 && !self.barrier.threaded()
     }
 
     fn measures(&self) -> bool {
@@ -182,7 +182,7 @@ impl Client {
     }
 
     /// The unreported slice of this thread; `None`: the program did not run.
-    pub(super) fn take_slice(&self) -> Option<Slice> {
+    pub(super) fn take_slice(&self) -> Option<ComputeSlice> {
         let (owed_ns, mut operators) = self.with_account(|account| {
             let owed_ns = account.owed_ns.take()?;
             Some((owed_ns, std::mem::take(&mut account.operators)))
@@ -191,12 +191,12 @@ impl Client {
         let capture = self.capture.get().filter(|_| !relays());
         let own_ns = capture.map_or(0, |capture| capture.take(&mut dictionary.new, &mut operators));
         // Definitions precede the operators of all threads.
-        if self.rounds.threaded() {
+        if self.barrier.threaded() {
             // Compute of the other threads is derived from the CPU time of all threads.
-            self.rounds.leave_out(own_ns);
+            self.barrier.leave_out(own_ns);
         }
         UNSETTLED.set(UNSETTLED.get() || !operators.is_empty());
-        Some(Slice { measured: SimDuration::from_ns(owed_ns.saturating_sub(own_ns)), operators })
+        Some(ComputeSlice { measured: SimDuration::from_ns(owed_ns.saturating_sub(own_ns)), operators })
     }
 
     /// Whether the calling thread has run operators whose time has not passed.

@@ -5,7 +5,7 @@
 use super::link::{Fill, Meanwhile};
 use super::{Blocking, Client, ClientError, Ran, Result, size_of_all, unexpected};
 use uniference_protocol::memory::Region;
-use uniference_protocol::messages::{Answer, Compute, Fetched, LocalHandle, Offset, OnStream, Op, Room};
+use uniference_protocol::messages::{Answer, ArenaBlock, Compute, Fetched, LocalHandle, Offset, OnStream, Op};
 use uniference_sim::ids::{GroupId, GroupRank};
 use uniference_sim::program::{Call, CallOp, Collective};
 use uniference_sim::time::Bytes;
@@ -155,6 +155,6 @@ impl Client {
     }
 }
 
-fn room((at, input): (Offset, &[Region])) -> Room {
-    Room { at, bytes: size_of_all(input) }
+fn room((at, input): (Offset, &[Region])) -> ArenaBlock {
+    ArenaBlock { at, bytes: size_of_all(input) }
 }

@@ -36,7 +36,7 @@ impl Client {
         settings: Option<NcclSettings>,
         rendezvous: bool,
     ) -> Result<GroupId> {
-        if self.relay.is_none() && self.rounds.another_communicates(self.rank) {
+        if self.relay.is_none() && self.barrier.another_communicates(self.rank) {
             return Err(self.another_communicates());
         }
         let membership = Membership::of(self.rank(), &ranks, self.world_size)?;

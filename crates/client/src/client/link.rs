@@ -5,12 +5,12 @@
 
 use super::account::{is_exiting, relays};
 use super::{Client, ClientError, Compute, Result, is_severed, never};
-use crate::rounds::{self, Speaker};
+use crate::thread_barrier::{self, Speaker};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::memory::Region;
-use uniference_protocol::messages::{Answer, Batch, Fetched, Offset, Op, Quiet, Reply, Slice};
+use uniference_protocol::messages::{Answer, Batch, ComputeSlice, Fetched, Offset, Op, Quiet, Reply};
 use uniference_protocol::wire::{Opening, Wire};
 use uniference_sim::ids::Site;
 
@@ -122,7 +122,7 @@ impl Link {
     }
 
     /// Adds a slice; the operation that ends the slice must follow.
-    pub(super) fn push_slice(&mut self, client: &Client, mut slice: Slice) -> Result<()> {
+    pub(super) fn push_slice(&mut self, client: &Client, mut slice: ComputeSlice) -> Result<()> {
         let mut pieces = Vec::new();
         while slice.operators.len() > LONGEST_PART {
             let rest = slice.operators.split_off(LONGEST_PART);
@@ -147,9 +147,9 @@ impl Link {
         if self.batch.is_empty() {
             return Ok(());
         }
-        if client.rounds.threaded() {
+        if client.barrier.threaded() {
             client.refuse_in_fork()?;
-            client.rounds.say(client, self.speaker());
+            client.barrier.say(client, self.speaker());
             return Ok(());
         }
         self.write(client, None)
@@ -185,7 +185,7 @@ impl Link {
                 Answer::Ahead(fetched) => {
                     meanwhile.take.as_mut().expect("only who takes it is sent data ahead")(fetched)
                 }
-                answer if rounds::is_stale(&answer) => {}
+                answer if thread_barrier::is_stale(&answer) => {}
                 answer => return Reply { answer, ..reply },
             }
         }
@@ -197,7 +197,7 @@ impl Client {
     /// ask about these launches.
     pub fn hands_over(&self) {
         let is_nobodys = || relays() || is_exiting() || self.is_inside() || self.refuse_in_fork().is_err();
-        if self.joint.get().is_none() || !self.rounds.threaded() || is_nobodys() {
+        if self.joint.get().is_none() || !self.barrier.threaded() || is_nobodys() {
             return;
         }
         let is_written = self.capture().is_some_and(|capture| capture.log().1);
@@ -219,7 +219,7 @@ impl Client {
     /// rank go on. Operators must be charged if compute is modelled, because the thread has then run the operators in
     /// less than their virtual time.
     pub fn must_settle(&self) -> bool {
-        if self.compute != Compute::Modelled || !self.rounds.threaded() {
+        if self.compute != Compute::Modelled || !self.barrier.threaded() {
             return false;
         }
         let is_nobodys = is_exiting() || relays() || self.is_inside();

@@ -6,8 +6,8 @@
 //! caller of [`Client::relays`] creates the relay threads.
 
 use super::listening::Listener;
-use super::rounds::{Kick, this_thread};
-use super::{Client, Compute, Link, Result, Rooms, Rounds};
+use super::thread_barrier::{Kick, this_thread};
+use super::{Client, Compute, Link, Result, Rooms, ThreadBarrier};
 use crate::lanes::Meter;
 use std::fs::File;
 use std::io;
@@ -79,7 +79,7 @@ impl Client {
     ///
     /// # Errors
     /// If the rank's process has ended.
-    pub fn of_relative(name: &str, path: Vec<u32>) -> Result<Client> {
+    pub fn of_child(name: &str, path: Vec<u32>) -> Result<Client> {
         let (wire, frames, admission) = introduce(name, path.clone())?;
         let nothing = Welcome {
             compute: admission.compute,
@@ -100,7 +100,7 @@ impl Client {
         });
         client.clock.store(admission.now.as_ps(), Relaxed);
         client.started.store(true, Relaxed);
-        Ok(Client { relay: Some(name.to_owned()), rounds: Rounds::of_relative(path)?, ..client })
+        Ok(Client { relay: Some(name.to_owned()), barrier: ThreadBarrier::of_child(path)?, ..client })
     }
 
     /// The name of the relay, in a process that a rank has started.
@@ -175,7 +175,7 @@ impl Client {
     /// The calling thread's connection to the relay.
     pub(super) fn introduce(&self, name: &str) -> Result<Link> {
         self.refuse_in_fork()?;
-        let (wire, frames, _) = introduce(name, super::rounds::path())?;
+        let (wire, frames, _) = introduce(name, super::thread_barrier::path())?;
         let wire: Arc<dyn Wire> = Arc::new(wire);
         Ok(Link::new(self.id, Some(wire.clone()), wire, frames))
     }
@@ -187,24 +187,24 @@ impl Client {
     /// If no further socket is available.
     pub fn begins_family(&self, meter: Meter) -> io::Result<Relay> {
         let relay = Relay::new()?;
-        self.rounds.begins_family(meter);
+        self.barrier.begins_family(meter);
         Ok(relay)
     }
 
     /// Stops virtual time, as a thread is about to fork.
     pub fn begins_fork(&self) {
-        self.rounds.holds();
+        self.barrier.holds();
     }
 
     /// Lets virtual time pass again.
     pub fn ends_fork(&self) {
-        self.rounds.lets_go();
+        self.barrier.lets_go();
     }
 
     /// Makes the calling thread accept connections of other processes' threads. For each, `start` must start a thread
     /// that calls [`Client::relay_for`]. Never returns.
     pub fn relays(&self, relay: &Relay, start: &dyn Fn(Relative)) -> ! {
-        self.rounds.serves(None);
+        self.barrier.serves(None);
         loop {
             match relay.accept() {
                 Ok(Some(relative)) => start(relative),
@@ -218,13 +218,13 @@ impl Client {
     /// Makes the calling thread ask on behalf of another process's thread, until that thread has ended.
     pub fn relay_for(&self, relative: Relative) {
         let Relative { wire, mut frames, path, process } = relative;
-        let path = self.rounds.admits(path);
-        super::rounds::is_started(path.clone());
+        let path = self.barrier.admits(path);
+        super::thread_barrier::is_started(path.clone());
         super::account::begins_to_relay();
         let listener = Arc::new(Listener::new(wire));
         let wire = &listener.wire;
-        self.rounds.serves(Some((process, Arc::clone(&listener))));
-        let compute = self.compute_of_relatives();
+        self.barrier.serves(Some((process, Arc::clone(&listener))));
+        let compute = self.compute_of_children();
         let admission = Admission { rank: self.rank, world_size: self.world_size, now: self.last_now(), compute };
         let mut frame = Vec::new();
         frame::encode(&admission, &mut frame);
@@ -234,12 +234,12 @@ impl Client {
             while frames.is_empty() && listener.wait().is_err() {}
             goes_on = frames.read(wire).is_ok_and(|batch| self.relay_batch(&listener, &frames, batch).is_ok());
         }
-        self.rounds.served(&path);
+        self.barrier.served(&path);
     }
 
     /// The source of compute of descendant processes: their operators are captured if this process's are costed; this
     /// process measures their CPU time.
-    fn compute_of_relatives(&self) -> Compute {
+    fn compute_of_children(&self) -> Compute {
         match self.compute {
             Compute::None => Compute::None,
             Compute::Measured if self.joint.get().is_none() => Compute::None,
@@ -253,7 +253,7 @@ impl Client {
         // waits for first.
         ops.retain_mut(|op| match op {
             Op::Dictionary { at, entries, .. } => {
-                self.rounds.names(*at, std::mem::take(entries));
+                self.barrier.names(*at, std::mem::take(entries));
                 false
             }
             _ => true,
@@ -269,7 +269,7 @@ impl Client {
             return Self::tell(wire, &self.told(Answer::Now(self.last_now(), SimDuration::ZERO)));
         }
         // A process moves with all of its threads.
-        if let Some(rank) = self.rounds.thread_moves() {
+        if let Some(rank) = self.barrier.thread_moves() {
             self.ask_for_reply(Op::Moves(rank))?;
         }
         self.relay_ops(ops)?;
@@ -285,7 +285,7 @@ impl Client {
                 self.told(Answer::Over)
             }
             Some(Op::Moves(rank)) => {
-                self.rounds.process_moves(rank);
+                self.barrier.process_moves(rank);
                 self.ask_for_reply(Op::Moves(rank))?
             }
             Some(Op::Look) => self.ask_for_reply(Op::Now)?,
@@ -293,7 +293,7 @@ impl Client {
             Some(question) => self.ask_for_reply(question)?,
         };
         // If that process does not communicate, this process does, and has already handled these parts of the reply.
-        if !self.rounds.communicates() {
+        if !self.barrier.communicates() {
             (reply.freed, reply.over, reply.failed) = Default::default();
         }
         Self::tell(wire, &reply)
@@ -330,14 +330,14 @@ impl Client {
             let shared = self.shared();
             !(shared.group_counts.is_empty() && shared.written.is_empty())
         };
-        self.rounds.may_communicate(self.rank, own_process_does)
+        self.barrier.may_communicate(self.rank, own_process_does)
     }
 
     /// Returns once the paused thread has continued, or its pause is over.
     pub(super) fn listen_to_paused(&self, listener: &Listener, frames: &FrameBuffer) {
         // The thread may have continued right after the pause: its message was then received together with the pause.
         while frames.is_empty() {
-            if listener.wait().is_ok() || self.rounds.time_is_up() {
+            if listener.wait().is_ok() || self.barrier.time_is_up() {
                 return;
             }
         }

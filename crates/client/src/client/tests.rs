@@ -173,10 +173,10 @@ fn a_thread_hands_over_what_it_has_said_before_it_waits() {
     client.begins_threads();
     client.started.store(true, Relaxed);
     client.collective(GroupId(0), barrier(), None, "a.py:1").unwrap();
-    client.rounds.end(&client);
+    client.barrier.end(&client);
     client.mark(Mark::End).unwrap();
     client.hands_over();
-    client.rounds.end(&client);
+    client.barrier.end(&client);
     end(client);
     let said = driver.join().unwrap();
     assert!(matches!(said[..], [Op::Site(_), Op::Issue { .. }, Op::Mark(_)]), "{said:?}");
@@ -327,7 +327,7 @@ impl Capture for Written {
     }
 }
 
-fn slices(said: Vec<Op>) -> Vec<uniference_protocol::messages::Slice> {
+fn slices(said: Vec<Op>) -> Vec<uniference_protocol::messages::ComputeSlice> {
     said.into_iter().filter_map(|op| if let Op::Compute(slice) = op { Some(slice) } else { None }).collect()
 }
 
@@ -383,7 +383,10 @@ fn modelled_compute_has_the_same_slices_as_measured_compute_and_none_has_none() 
     let [(measured, _), (modelled, slices), (none, _)] = said;
     assert_eq!(measured, modelled);
     assert_eq!(modelled, [false, true, false, true, false, true, false, false, true, false]);
-    assert_eq!(slices[0], uniference_protocol::messages::Slice { measured: SimDuration::ZERO, operators: vec![7] });
+    assert_eq!(
+        slices[0],
+        uniference_protocol::messages::ComputeSlice { measured: SimDuration::ZERO, operators: vec![7] }
+    );
     assert!(slices.iter().all(|slice| slice.measured == SimDuration::ZERO));
     assert_eq!(none, [false; 6]);
 }
@@ -416,7 +419,7 @@ fn what_operators_name_goes_ahead_of_all_threads_operators() {
     client.ran(&[1, 2], &[101]);
     client.mark(Mark::End).unwrap();
     client.flush().unwrap();
-    client.rounds.end(&client);
+    client.barrier.end(&client);
     end(client);
     let mut frames = FrameBuffer::default();
     let first: Batch = frames.read(&socket).unwrap();
@@ -484,7 +487,7 @@ fn modelled_compute_is_to_be_settled_until_the_thread_asks() {
         client.mark(Mark::End).unwrap();
         client.flush().unwrap();
         assert_eq!(client.must_settle(), is_modelled, "no time has passed");
-        client.rounds.end(&client);
+        client.barrier.end(&client);
         end(client);
         let said = driver.join().unwrap();
         assert!(said.contains(&Op::Settle), "{said:?}");

@@ -1,6 +1,6 @@
 //! Owns a thread's reads of the rank's clock, and the passage of virtual time without a call to another rank.
 
-use super::rounds::Kick;
+use super::thread_barrier::Kick;
 use super::{Answer, Client, Compute, Op, Result, SimDuration, SimTime, Span, unexpected};
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -74,17 +74,17 @@ impl Client {
             self.push(Op::Pause(span))?;
             self.with_link(|client, link| {
                 let reader = link.reader.clone();
-                client.rounds.pause(client, link.speaker(), reader, kick);
+                client.barrier.pause(client, link.speaker(), reader, kick);
                 Ok(())
             })?;
         }
         let result = asleep();
-        Ok((result, self.rounds.end_pause(self)))
+        Ok((result, self.barrier.end_pause(self)))
     }
 
     /// Waits in a polling loop for another thread. False: no other thread exists.
     pub fn yields(&self) -> Result<bool> {
-        if !self.rounds.threaded() {
+        if !self.barrier.threaded() {
             return Ok(false);
         }
         let _ours = self.ours();

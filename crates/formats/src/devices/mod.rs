@@ -1,7 +1,7 @@
 //! Owns the table of known devices: their figures, as far as they are known, and the source of each figure.
 //!
 //! The table is data (`table.csv`); an empty cell is a figure that was neither published nor measured.
-//! `uniference-devices` has the devices' measured operators.
+//! `uniference-costs` has the devices' measured operators.
 
 use crate::diagnostic::suggest;
 use crate::units::Flops;

@@ -2,7 +2,7 @@
 //! search for them without the index.
 
 use super::schema::{FullHeader, Header, Step};
-use super::{Contents, Ending, Extent, FRAME_HEAD, LONGEST_FRAME, Version, checksum, decode, frame_head, read_frame};
+use super::{Contents, Extent, FRAME_HEAD, FileEnd, LONGEST_FRAME, Version, checksum, decode, frame_head, read_frame};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -51,14 +51,14 @@ pub(super) fn trailer(end: u64) -> [u8; TRAILER] {
 pub(super) fn contents(input: &mut (impl Read + Seek), start: u64, world_size: u32) -> io::Result<Contents> {
     let size = input.seek(SeekFrom::End(0))?;
     let (blocks, ending) = match indexed(input, start, size)? {
-        Some((blocks, steps)) => (blocks, Ending::Whole { steps }),
+        Some((blocks, steps)) => (blocks, FileEnd::Whole { steps }),
         None => scanned(input, start, size)?,
     };
     let mut ranks: Vec<VecDeque<Extent>> = vec![VecDeque::new(); world_size as usize];
     let mut offset = start;
     for (rank, length) in blocks {
         let Some(extents) = ranks.get_mut(rank as usize) else {
-            let ending = Ending::Damaged(format!("rank {rank} is out of range ({world_size} ranks)"));
+            let ending = FileEnd::Damaged(format!("rank {rank} is out of range ({world_size} ranks)"));
             return Ok(Contents { version: Version::Indexed, ranks, lines: Vec::new(), ending });
         };
         extents.push_back(Extent { offset, length });
@@ -87,27 +87,27 @@ fn indexed(input: &mut (impl Read + Seek), start: u64, size: u64) -> io::Result<
 }
 
 /// The blocks up to the end of a truncated file, or up to the first invalid block.
-fn scanned(input: &mut (impl Read + Seek), start: u64, size: u64) -> io::Result<(Vec<Block>, Ending)> {
+fn scanned(input: &mut (impl Read + Seek), start: u64, size: u64) -> io::Result<(Vec<Block>, FileEnd)> {
     let mut blocks = Vec::new();
     let mut offset = start;
     let ending = loop {
         input.seek(SeekFrom::Start(offset))?;
         let mut bytes = Vec::new();
         input.by_ref().take(FRAME_HEAD + LONGEST_START).read_to_end(&mut bytes)?;
-        let Some((head, inside)) = bytes.split_first_chunk() else { break Ending::CutShort };
+        let Some((head, inside)) = bytes.split_first_chunk() else { break FileEnd::CutShort };
         let (length, _) = frame_head(*head);
         let all = FRAME_HEAD + u64::from(length);
         if length > LONGEST_FRAME {
-            break Ending::Damaged(format!("invalid frame length {length}"));
+            break FileEnd::Damaged(format!("invalid frame length {length}"));
         }
         if offset + all > size {
-            break Ending::CutShort;
+            break FileEnd::CutShort;
         }
         match postcard::take_from_bytes::<(u32, u32)>(inside) {
             // A block: its variant is 1, and its rank follows.
             Ok(((1, rank), _)) => blocks.push((rank, all as u32)),
-            Ok(((2, _), _)) if size - offset - all < TRAILER as u64 => break Ending::CutShort,
-            _ => break Ending::Damaged("unexpected frame type".to_owned()),
+            Ok(((2, _), _)) if size - offset - all < TRAILER as u64 => break FileEnd::CutShort,
+            _ => break FileEnd::Damaged("unexpected frame type".to_owned()),
         }
         offset += all;
     };

@@ -99,7 +99,7 @@ struct Contents {
     ranks: Vec<VecDeque<Extent>>,
     /// Version 1 has them all at its end.
     lines: Vec<String>,
-    ending: Ending,
+    ending: FileEnd,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -117,7 +117,7 @@ struct Extent {
 }
 
 /// How a file ends.
-enum Ending {
+enum FileEnd {
     /// As its writer wanted, who has counted the steps.
     Whole { steps: u64 },
     /// The file ends before its last step, as after a crash of its writer.
@@ -215,7 +215,7 @@ struct Shared<R> {
     /// By number, as far as they have been named.
     lines: Vec<String>,
     steps: u64,
-    ending: Ending,
+    ending: FileEnd,
     error: Option<RecordError>,
 }
 
@@ -355,20 +355,20 @@ impl<R: Read + Seek> RestOfRecord<R> {
         if let Some(error) = shared.error.take() {
             return Err(error);
         }
-        match std::mem::replace(&mut shared.ending, Ending::CutShort) {
-            Ending::Whole { steps } if steps == shared.steps => Ok(std::mem::take(&mut shared.lines)),
-            Ending::Whole { steps } => Err(damaged(shared.steps, format!("expected {steps} steps"))),
+        match std::mem::replace(&mut shared.ending, FileEnd::CutShort) {
+            FileEnd::Whole { steps } if steps == shared.steps => Ok(std::mem::take(&mut shared.lines)),
+            FileEnd::Whole { steps } => Err(damaged(shared.steps, format!("expected {steps} steps"))),
             ending => Err(ending.error(shared.steps)),
         }
     }
 }
 
-impl Ending {
+impl FileEnd {
     /// What the end of a record that has no proper one means to who reads it.
     fn error(self, steps: u64) -> RecordError {
         match self {
-            Ending::Damaged(problem) => damaged(steps, problem),
-            Ending::CutShort | Ending::Whole { .. } => RecordError::CutShort { steps },
+            FileEnd::Damaged(problem) => damaged(steps, problem),
+            FileEnd::CutShort | FileEnd::Whole { .. } => RecordError::CutShort { steps },
         }
     }
 }
@@ -378,22 +378,22 @@ fn damaged(steps: u64, problem: impl Into<String>) -> RecordError {
 }
 
 /// The bytes of one frame, or why there is none: a file that ends before it or inside it was cut short.
-fn read_frame(input: &mut impl Read) -> io::Result<Result<Vec<u8>, Ending>> {
+fn read_frame(input: &mut impl Read) -> io::Result<Result<Vec<u8>, FileEnd>> {
     let mut head = [0; FRAME_HEAD as usize];
     match input.read_exact(&mut head) {
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Err(Ending::CutShort)),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(Err(FileEnd::CutShort)),
         read => read?,
     }
     let (length, sum) = frame_head(head);
     if length > LONGEST_FRAME {
-        return Ok(Err(Ending::Damaged(format!("invalid frame length {length}"))));
+        return Ok(Err(FileEnd::Damaged(format!("invalid frame length {length}"))));
     }
     // Not read_exact: a damaged length must not reserve memory for bytes that are not there.
     let mut bytes = Vec::new();
     input.take(length.into()).read_to_end(&mut bytes)?;
     Ok(match bytes.len() == length as usize {
-        false => Err(Ending::CutShort),
-        true if checksum(&bytes) != sum => Err(Ending::Damaged("checksum mismatch".to_owned())),
+        false => Err(FileEnd::CutShort),
+        true if checksum(&bytes) != sum => Err(FileEnd::Damaged("checksum mismatch".to_owned())),
         true => Ok(bytes),
     })
 }

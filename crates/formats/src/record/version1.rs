@@ -2,7 +2,7 @@
 //! lines is at the end. There is no index, so such a file is read once before any of its steps is.
 
 use super::schema::{Header, Step};
-use super::{Contents, Ending, Extent, FRAME_HEAD, Version, decode, read_frame};
+use super::{Contents, Extent, FRAME_HEAD, FileEnd, Version, decode, read_frame};
 use serde::Deserialize;
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -45,18 +45,18 @@ pub(super) fn contents(input: &mut impl Read, start: u64, world_size: u32) -> io
                 (offset, last) = (offset + u64::from(length), Some(rank));
             }
             Ok(Frame::Request(rank, ..)) => {
-                break Ending::Damaged(format!("rank {rank} is out of range ({world_size} ranks)"));
+                break FileEnd::Damaged(format!("rank {rank} is out of range ({world_size} ranks)"));
             }
-            Ok(Frame::Header(_)) => break Ending::Damaged("unexpected second header".to_owned()),
+            Ok(Frame::Header(_)) => break FileEnd::Damaged("unexpected second header".to_owned()),
             Ok(Frame::End { requests, lines: all }) => {
                 lines = all;
                 let more = input.by_ref().take(1).read_to_end(&mut Vec::new())? > 0;
                 break match more {
-                    true => Ending::Damaged("trailing bytes after the end".to_owned()),
-                    false => Ending::Whole { steps: requests },
+                    true => FileEnd::Damaged("trailing bytes after the end".to_owned()),
+                    false => FileEnd::Whole { steps: requests },
                 };
             }
-            Err(problem) => break Ending::Damaged(problem),
+            Err(problem) => break FileEnd::Damaged(problem),
         }
     };
     Ok(Contents { version: Version::One, ranks, lines, ending })

@@ -1,20 +1,20 @@
 //! Owns the part of absent ranks in the rehearsal of a folded program: in groups, in calls, and in the comparison of
 //! the ranks that run.
 //!
-//! The simulator's [`Cast`] defines the absent ranks; `data` provides their data.
+//! The simulator's [`FoldPlan`] defines the absent ranks; `data` provides their data.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use uniference_sim::cast::{Cast, DueTo, Likeness, Unlike};
+use uniference_sim::fold_plan::{DueTo, FoldPlan, ReplicaCheck, Unlike};
 use uniference_sim::ids::{GroupId, GroupRank, RankId};
 use uniference_sim::program::{Call, CallOp, Collective, Shape};
 use uniference_sim::symmetry::Axis;
 
 /// The engine's view of a rehearsal, in which groups consist of the members that run.
-pub(super) struct Absence {
-    cast: Arc<Cast>,
+pub(super) struct AbsentRanks {
+    cast: Arc<FoldPlan>,
     /// The comparison of the requests of the ranks that run.
-    pub(super) likeness: Likeness,
+    pub(super) likeness: ReplicaCheck,
     /// By the members that run: whole groups and their sequence numbers, in the order of their names.
     named: BTreeMap<Arc<[RankId]>, Vec<Named>>,
     groups: BTreeMap<GroupId, Arc<[RankId]>>,
@@ -25,10 +25,10 @@ pub(super) struct Absence {
 /// A whole group, with the sequence number that a rank used.
 type Named = (Arc<[RankId]>, u32);
 
-impl Absence {
-    pub(super) fn new(cast: Arc<Cast>) -> Absence {
-        let likeness = Likeness::new(&cast);
-        Absence { cast, likeness, named: BTreeMap::new(), groups: BTreeMap::new(), unlike: None }
+impl AbsentRanks {
+    pub(super) fn new(cast: Arc<FoldPlan>) -> AbsentRanks {
+        let likeness = ReplicaCheck::new(&cast);
+        AbsentRanks { cast, likeness, named: BTreeMap::new(), groups: BTreeMap::new(), unlike: None }
     }
 
     /// The members of a group that run, and a number that distinguishes all groups with the same running members.
@@ -128,15 +128,15 @@ impl Absence {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use uniference_sim::cast::{axes, ends};
+    use uniference_sim::fold_plan::{axes, ends};
     use uniference_sim::program::{CollectiveKind, DType};
     use uniference_sim::symmetry::Symmetry;
     use uniference_sim::time::Bytes;
 
     /// 16 ranks, 8 per machine: 0, 1, 2, 4, 7, 8 and 15 run.
-    fn absence() -> Absence {
+    fn absence() -> AbsentRanks {
         let symmetry = Symmetry::new(axes(16, 8), 16).unwrap();
-        Absence::new(Arc::new(Cast::new(symmetry, 16, ends(16, 8), Vec::new())))
+        AbsentRanks::new(Arc::new(FoldPlan::new(symmetry, 16, ends(16, 8), Vec::new())))
     }
 
     fn ranks(ranks: &[u32]) -> Arc<[RankId]> {

@@ -12,10 +12,10 @@ use copies::Copies;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use uniference_protocol::memory::Window;
-use uniference_protocol::messages::{Fetched, Offset, Piece};
-use uniference_sim::cast::Cast;
+use uniference_protocol::messages::{Fetched, Offset, OutputPart};
 use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::event::{Event, Meeting};
+use uniference_sim::fold_plan::FoldPlan;
 use uniference_sim::ids::{GroupId, Handle, RankId, TaskId};
 use uniference_sim::program::{Call, CallOp, Collective, NcclSettings};
 
@@ -101,7 +101,7 @@ impl DataPlane {
 
     /// Makes ranks of the cast that do not run contribute copies from now on. The copies are in `window`, of which each
     /// rank has `part` bytes.
-    pub fn rehearse(&mut self, cast: Arc<Cast>, window: Window, part: u64) {
+    pub fn rehearse(&mut self, cast: Arc<FoldPlan>, window: Window, part: u64) {
         self.copies = Some(Copies::new(cast, window, part));
     }
 
@@ -275,12 +275,12 @@ impl DataPlane {
     }
 
     fn message(&self, group: GroupId, bytes: u64, peer: (RankId, Handle)) -> Fetched {
-        let pieces = self.sends.get(&peer).filter(|_| bytes > 0).map(|(offset, _)| Piece {
+        let pieces = self.sends.get(&peer).filter(|_| bytes > 0).map(|(offset, _)| OutputPart {
             offset: *offset,
             bytes,
             other: None,
         });
-        let pieces: Vec<Piece> = pieces.into_iter().collect();
+        let pieces: Vec<OutputPart> = pieces.into_iter().collect();
         let lacks_values = bytes > 0 && pieces.is_empty();
         Fetched { pieces, peer: Some(self.group_rank(group, peer.0) as u32), lacks_values, ..Fetched::default() }
     }

@@ -1,6 +1,6 @@
 //! Owns a live run on this machine: its processes, sockets and pipes, in one loop over ready descriptors.
 //!
-//! `exchange` interprets messages of ranks, the engine simulates them, and the [`Console`] decides on output for the
+//! `conversations` interprets messages of ranks, the engine simulates them, and the [`Console`] decides on output for the
 //! user. No process outlives the run, however the run ends: [`Zygote`] ends all processes when it is dropped.
 
 mod starts;
@@ -8,11 +8,11 @@ mod whereabouts;
 
 use self::whereabouts::{AGAIN, Looks};
 use super::connections::{Process, RankConnections, TaskConnection};
-use super::exchange::{Costs, Exchange, Ready, Recorder, Standing};
-use super::lookout::{self, Lookout};
+use super::conversations::{Conversations, Costs, Progress, Ready, Recorder};
 use super::output::{Logs, Stream};
 use super::phantom::Libraries;
-use super::remote::board::{Board, BoardNews};
+use super::process_probe::{self, ProcessProbe};
+use super::remote::remote_worker::{BoardNews, RemoteWorker};
 use super::remote::{Joined, Synced};
 use super::slots::Slots;
 use super::sources::{Source, Sources};
@@ -36,9 +36,9 @@ use uniference_protocol::hello::Hello;
 pub use uniference_protocol::messages::Compute;
 use uniference_protocol::messages::{Batch, Op, Reply};
 use uniference_protocol::wire::Wire;
-use uniference_sim::cast::{Cast, Unlike};
 use uniference_sim::engine::{Engine, Halt};
 use uniference_sim::event::Observer;
+use uniference_sim::fold_plan::{FoldPlan, Unlike};
 use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::program::Outcome;
 
@@ -110,7 +110,7 @@ pub trait Console {
     fn warn(&mut self, message: &str);
 
     /// Shows the progress of the run: after each event of the run, and ten times per second otherwise.
-    fn tick(&mut self, exchange: &Exchange);
+    fn tick(&mut self, conversations: &Conversations);
 
     /// Whether `tick` has an effect.
     fn wants_ticks(&self) -> bool;
@@ -118,7 +118,7 @@ pub trait Console {
 
 /// How a live run ended.
 #[derive(Debug)]
-pub enum LiveEnding {
+pub enum LiveEnd {
     /// Every rank's program returned.
     Finished,
     /// A rank's program failed; what it printed has been shown.
@@ -163,19 +163,19 @@ pub enum LiveEnding {
 pub struct Driver<'a> {
     setup: &'a Setup,
     /// In a rehearsal: the cast, which names the ranks with processes.
-    cast: Option<Arc<Cast>>,
-    exchange: Exchange,
+    cast: Option<Arc<FoldPlan>>,
+    conversations: Conversations,
     slots: Slots<Ready>,
     zygote: Zygote,
     ranks: Vec<RankConnections>,
     /// The workers. They are dropped after the ranks, to whose outputs they write.
-    boards: Vec<Board>,
+    boards: Vec<RemoteWorker>,
     /// By rank, the index of its worker in `boards`.
     board_of: Vec<Option<usize>>,
-    lost: Option<LiveEnding>,
+    lost: Option<LiveEnd>,
     sources: Sources,
     arena: (OwnedFd, Layout),
-    lookout: Lookout,
+    lookout: ProcessProbe,
     started: Instant,
     /// Time of the latest message from any process.
     heard: Instant,
@@ -216,30 +216,30 @@ impl<'a> Driver<'a> {
         setup: &'a Setup,
         engine: Engine,
         joined: Vec<Joined>,
-        cast: Option<Arc<Cast>>,
+        cast: Option<Arc<FoldPlan>>,
         mut watch: Watch<'a>,
         signals: &'a Interrupts,
     ) -> Result<Driver<'a>, HostError> {
         let world_size = setup.places.len() as u32;
         let layout = Layout::for_world(world_size);
         let arena = arena::create(layout).map_err(HostError::system("creating the shared arena"))?;
-        let mut exchange = Exchange::new(engine, world_size, &setup.script.argv[0].to_string_lossy());
-        exchange.cost_with(std::mem::replace(&mut watch.costs, Box::new(())));
+        let mut conversations = Conversations::new(engine, world_size, &setup.script.argv[0].to_string_lossy());
+        conversations.cost_with(std::mem::replace(&mut watch.costs, Box::new(())));
         if setup.one_program {
-            exchange.lend();
+            conversations.lend();
         }
         let window = arena::map(&arena, layout.total).map_err(HostError::system("mapping the shared arena"))?;
         if let Some(cast) = &cast {
-            exchange.rehearse(cast, window.clone(), layout.part);
+            conversations.rehearse(cast, window.clone(), layout.part);
         }
-        exchange.reduce_in(window.clone());
+        conversations.reduce_in(window.clone());
         let mut sources = Sources::new()?;
-        let mut boards: Vec<Board> = Vec::new();
+        let mut boards: Vec<RemoteWorker> = Vec::new();
         for worker in joined {
             let ranks = setup.workers.iter().filter(|name| name.as_ref() == Some(&worker.name)).count() as u32;
             let synced = setup.synced.as_ref().expect("with workers comes what they get");
-            let board = Board::start(worker, window.clone(), ranks, &setup.modules, synced)?;
-            sources.add(board.news(), Source::Board(boards.len()))?;
+            let board = RemoteWorker::start(worker, window.clone(), ranks, &setup.modules, synced)?;
+            sources.add(board.news(), Source::RemoteWorker(boards.len()))?;
             boards.push(board);
         }
         let board_of = |name: &Option<String>| {
@@ -262,7 +262,7 @@ impl<'a> Driver<'a> {
         Ok(Driver {
             setup,
             cast,
-            exchange,
+            conversations,
             slots: Slots::new(setup.jobs, board_of.iter().map(|board| board.map_or(0, |board| board + 1))),
             zygote,
             ranks: Vec::new(),
@@ -271,7 +271,8 @@ impl<'a> Driver<'a> {
             lost: None,
             sources,
             arena: (arena, layout),
-            lookout: Lookout::new(zygote::package()).map_err(HostError::system("creating a file for stack traces"))?,
+            lookout: ProcessProbe::new(zygote::package())
+                .map_err(HostError::system("creating a file for stack traces"))?,
             started: Instant::now(),
             heard: Instant::now(),
             waiting_outside: BTreeSet::new(),
@@ -289,8 +290,8 @@ impl<'a> Driver<'a> {
     }
 
     /// The conversations of the ranks, for lines and the state of the engine.
-    pub fn exchange(&self) -> &Exchange {
-        &self.exchange
+    pub fn conversations(&self) -> &Conversations {
+        &self.conversations
     }
 
     /// Warnings of the run and its ranks, for the report.
@@ -304,7 +305,7 @@ impl<'a> Driver<'a> {
     }
 
     /// Drives the run to its end.
-    pub fn run(&mut self) -> Result<LiveEnding, HostError> {
+    pub fn run(&mut self) -> Result<LiveEnd, HostError> {
         loop {
             if let Some(ending) = self.step()? {
                 if self.cast.is_some() {
@@ -315,12 +316,11 @@ impl<'a> Driver<'a> {
                     self.largest = pids.filter_map(capacity::private_memory).max().unwrap_or_default();
                 }
                 let ending = self.farewell(ending)?;
-                self.exchange.record_rest(self.watch.recorder);
+                self.conversations.record_rest(self.watch.recorder);
                 // A rank may have failed because of data that absent ranks contributed.
-                let is_over =
-                    matches!(ending, LiveEnding::Finished | LiveEnding::Halted(_) | LiveEnding::Failed { .. });
-                let unlike = self.exchange.conclude().filter(|_| is_over).cloned();
-                return Ok(unlike.map_or(ending, LiveEnding::Unlike));
+                let is_over = matches!(ending, LiveEnd::Finished | LiveEnd::Halted(_) | LiveEnd::Failed { .. });
+                let unlike = self.conversations.conclude().filter(|_| is_over).cloned();
+                return Ok(unlike.map_or(ending, LiveEnd::Unlike));
             }
             let timeout = self.next_timeout();
             self.listen(timeout)?;
@@ -328,38 +328,38 @@ impl<'a> Driver<'a> {
     }
 
     /// Advances the run as far as possible without reading new messages.
-    fn step(&mut self) -> Result<Option<LiveEnding>, HostError> {
+    fn step(&mut self) -> Result<Option<LiveEnd>, HostError> {
         if let Some(interrupt) = self.interrupted {
-            return Ok(Some(LiveEnding::Interrupted(interrupt)));
+            return Ok(Some(LiveEnd::Interrupted(interrupt)));
         }
         if let Some(timeout) = self.setup.timeout.filter(|timeout| self.started.elapsed() >= *timeout) {
-            return Ok(Some(LiveEnding::OutOfTime(timeout)));
+            return Ok(Some(LiveEnd::OutOfTime(timeout)));
         }
         let standing = self.go_on_when_idle()?;
         self.end_crashed();
-        if let Some(unlike) = self.exchange.unlike() {
-            return Ok(Some(LiveEnding::Unlike(unlike.clone())));
+        if let Some(unlike) = self.conversations.unlike() {
+            return Ok(Some(LiveEnd::Unlike(unlike.clone())));
         }
-        if let (Some(lost), false) = (self.lost.take(), matches!(standing, Standing::Finished)) {
+        if let (Some(lost), false) = (self.lost.take(), matches!(standing, Progress::Finished)) {
             return Ok(Some(lost));
         }
         // A rank whose process has ended explains why the other ranks cannot continue.
         Ok(self.casualty().or(match standing {
-            Standing::Finished => Some(LiveEnding::Finished),
-            Standing::Halted(halt) => Some(LiveEnding::Halted(halt)),
-            Standing::Blocked | Standing::Idle => None,
+            Progress::Finished => Some(LiveEnd::Finished),
+            Progress::Halted(halt) => Some(LiveEnd::Halted(halt)),
+            Progress::Blocked | Progress::Idle => None,
         }))
     }
 
-    fn go_on(&mut self) -> Standing {
-        let standing = self.exchange.advance(self.watch.observer, self.watch.recorder);
-        while let Some(ready) = self.exchange.take_ready() {
+    fn go_on(&mut self) -> Progress {
+        let standing = self.conversations.advance(self.watch.observer, self.watch.recorder);
+        while let Some(ready) = self.conversations.take_ready() {
             self.slots.offer(ready.rank, ready);
         }
-        while let Some((rank, frame)) = self.exchange.take_ahead() {
+        while let Some((rank, frame)) = self.conversations.take_ahead() {
             self.write(rank, TaskId(0), &frame);
         }
-        if let Some(text) = self.exchange.disagreement()
+        if let Some(text) = self.conversations.disagreement()
             && let Entry::Vacant(entry) = self.warned.entry(text)
         {
             self.watch.console.warn(entry.key());
@@ -370,7 +370,7 @@ impl<'a> Driver<'a> {
             self.answer(ready);
         }
         if self.watch.console.wants_ticks() {
-            self.watch.console.tick(&self.exchange);
+            self.watch.console.tick(&self.conversations);
         }
         standing
     }
@@ -379,7 +379,7 @@ impl<'a> Driver<'a> {
     fn end_crashed(&mut self) {
         for ((rank, state), board) in (0..).map(RankId).zip(&mut self.ranks).zip(&self.board_of) {
             let Process::Alive { pid } = state.process else { continue };
-            if state.crashed || !self.exchange.has_crashed(rank) {
+            if state.crashed || !self.conversations.has_crashed(rank) {
                 continue;
             }
             state.crashed = true;
@@ -390,18 +390,18 @@ impl<'a> Driver<'a> {
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
             self.slots.blocked(rank);
-            let at = self.exchange.engine().clock(rank);
+            let at = self.conversations.engine().clock(rank);
             self.watch.console.warn(&format!("rank {} crashed at {at}, as the cluster file specifies", rank.0));
         }
     }
 
     /// The end of the run caused by the lowest rank that failed or died.
-    fn casualty(&self) -> Option<LiveEnding> {
+    fn casualty(&self) -> Option<LiveEnd> {
         let mut ranks = (0..).zip(&self.ranks).filter(|(_, state)| !state.crashed);
         ranks.find_map(|(rank, state)| match (state.tasks[0].exited, state.process) {
-            (Some(Outcome::Failed), _) => Some(LiveEnding::Failed { rank, status: None }),
-            (None, _) if state.tasks[0].severed => Some(LiveEnding::Severed { rank }),
-            (None, Process::Ended { pid, status }) => Some(LiveEnding::Died { rank, pid, status }),
+            (Some(Outcome::Failed), _) => Some(LiveEnd::Failed { rank, status: None }),
+            (None, _) if state.tasks[0].severed => Some(LiveEnd::Severed { rank }),
+            (None, Process::Ended { pid, status }) => Some(LiveEnd::Died { rank, pid, status }),
             _ => None,
         })
     }
@@ -409,7 +409,7 @@ impl<'a> Driver<'a> {
     /// Sends a task its answer.
     fn answer(&mut self, ready: Ready) {
         let (rank, task) = (ready.rank, ready.task);
-        let Some(frame) = self.exchange.frame(ready) else { return self.slots.blocked(rank) };
+        let Some(frame) = self.conversations.frame(ready) else { return self.slots.blocked(rank) };
         self.write(rank, task, &frame);
     }
 
@@ -433,7 +433,7 @@ impl<'a> Driver<'a> {
             match source {
                 Source::Signal => self.hear_signals(),
                 Source::Zygote => self.hear_zygote()?,
-                Source::Board(board) => self.hear_board(board)?,
+                Source::RemoteWorker(board) => self.hear_board(board)?,
                 Source::Task(rank, task) => self.hear_task(rank, task)?,
                 Source::Pipe(rank, stream) => drop(self.hear_pipe(rank, stream)?),
             }
@@ -456,7 +456,7 @@ impl<'a> Driver<'a> {
     fn hear_signals(&mut self) {
         let taken = self.signals.take();
         let debugs = self.setup.terminal.as_ref().is_some_and(|terminal| {
-            (terminal.rank as usize) < self.ranks.len() && self.exchange.runs(RankId(terminal.rank))
+            (terminal.rank as usize) < self.ranks.len() && self.conversations.runs(RankId(terminal.rank))
         });
         self.interrupted = taken.filter(|interrupt| *interrupt != Interrupt::Int || !debugs).or(self.interrupted);
         if self.interrupted.is_some() {
@@ -496,7 +496,7 @@ impl<'a> Driver<'a> {
                 }
                 BoardNews::Zygote(news) => self.hear_news(news)?,
                 BoardNews::Folded { rank, task, handle } => {
-                    self.exchange.say(RankId(rank), TaskId(task), vec![Op::Folded(handle)], None);
+                    self.conversations.say(RankId(rank), TaskId(task), vec![Op::Folded(handle)], None);
                 }
                 BoardNews::Lost(why) => {
                     for (state, _) in self.ranks.iter_mut().zip(&self.board_of).filter(|(_, at)| **at == Some(board)) {
@@ -504,7 +504,7 @@ impl<'a> Driver<'a> {
                             state.process = Process::Ended { pid: 0, status: -9 };
                         }
                     }
-                    self.lost = Some(LiveEnding::WorkerLost { name: name.clone(), why });
+                    self.lost = Some(LiveEnd::WorkerLost { name: name.clone(), why });
                 }
             }
         }
@@ -548,7 +548,7 @@ impl<'a> Driver<'a> {
             self.task_opened(rank, opened)?;
         }
         if let Some(lack) = ops.iter().find_map(|op| if let Op::LacksMemory(lack) = op { Some(lack) } else { None }) {
-            return Err(capacity::lacks(rank.0, lack, self.board(rank.0).map(Board::name)));
+            return Err(capacity::lacks(rank.0, lack, self.board(rank.0).map(RemoteWorker::name)));
         }
         if let [Op::LacksValues(text)] = &ops[..] {
             return Err(HostError::MissingValues(text.clone()));
@@ -558,14 +558,14 @@ impl<'a> Driver<'a> {
             self.warned.entry(text.clone()).or_default().insert(rank.0);
             return Ok(());
         }
-        if self.exchange.has_crashed(rank) {
+        if self.conversations.has_crashed(rank) {
             return Ok(());
         }
         self.slots.heard(rank, Instant::now());
         let exit = ops.iter().find_map(|op| if let Op::Exit(outcome) = op { Some(*outcome) } else { None });
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
         state.exited = state.exited.or(exit);
-        let quiet = self.exchange.say(rank, task, ops, quiet);
+        let quiet = self.conversations.say(rank, task, ops, quiet);
         if quiet || (exit.is_some() && task == TaskId(0)) {
             self.slots.blocked(rank);
         }
@@ -573,7 +573,7 @@ impl<'a> Driver<'a> {
     }
 
     fn task_opened(&mut self, rank: RankId, wire: Arc<dyn Wire>) -> Result<(), HostError> {
-        let task = self.exchange.open_task(rank);
+        let task = self.conversations.open_task(rank);
         self.sources.add(wire.as_fd(), Source::Task(rank, task))?;
         self.ranks[rank.index()].tasks.push(TaskConnection::new(wire));
         Ok(())
@@ -587,20 +587,20 @@ impl<'a> Driver<'a> {
             self.sources.remove(wire.as_fd())?;
         }
         state.frames = FrameBuffer::default();
-        state.ran_to_its_end = self.exchange.runs(rank);
+        state.ran_to_its_end = self.conversations.runs(rank);
         let process = self.ranks[rank.index()].process;
         let exits = |pid| match self.board(rank.0) {
             Some(board) => board.is_exiting(rank.0, task.0),
-            None => lookout::is_exiting(pid),
+            None => process_probe::is_exiting(pid),
         };
         let severed = process.pid().is_some_and(|pid| !exits(pid));
         let state = &mut self.ranks[rank.index()].tasks[task.index()];
         state.severed = severed;
         if task == TaskId(0) {
             self.slots.blocked(rank);
-        } else if state.exited.is_none() && !self.exchange.has_crashed(rank) {
+        } else if state.exited.is_none() && !self.conversations.has_crashed(rank) {
             state.exited = Some(Outcome::Ok);
-            self.exchange.close_task(rank, task);
+            self.conversations.close_task(rank, task);
         }
         Ok(())
     }
@@ -617,17 +617,17 @@ impl<'a> Driver<'a> {
         }
         let state = &mut self.ranks[rank.index()];
         state.process = Process::Ended { pid, status };
-        if state.crashed || self.exchange.has_crashed(rank) {
+        if state.crashed || self.conversations.has_crashed(rank) {
             return Ok(());
         }
         let main = &mut state.tasks[0];
         if status == 0 && main.exited.is_none() && main.ran_to_its_end {
             // os._exit(0) counts as success if no other rank waits for this one.
             main.exited = Some(Outcome::Ok);
-            self.exchange.end(rank);
+            self.conversations.end(rank);
         }
         let has_ended = main.exited == Some(Outcome::Ok);
-        self.exchange.gone(rank, has_ended);
+        self.conversations.gone(rank, has_ended);
         let state = &self.ranks[rank.index()];
         if state.tasks[0].exited == Some(Outcome::Ok) && status != 0 {
             let how = describe_status(status);
@@ -651,11 +651,11 @@ impl<'a> Driver<'a> {
     }
 
     /// Handles the last messages and output of ranks that have ended or are about to end.
-    fn farewell(&mut self, ending: LiveEnding) -> Result<LiveEnding, HostError> {
-        let finished = matches!(ending, LiveEnding::Finished);
+    fn farewell(&mut self, ending: LiveEnd) -> Result<LiveEnd, HostError> {
+        let finished = matches!(ending, LiveEnd::Finished);
         let deadline = Instant::now() + if finished { FAREWELL } else { LAST_WORDS };
         // The report includes the operations for which the other ranks are about to wait.
-        let mut others_go_on = matches!(ending, LiveEnding::Failed { .. } | LiveEnding::Died { .. });
+        let mut others_go_on = matches!(ending, LiveEnd::Failed { .. } | LiveEnd::Died { .. });
         while self.interrupted.is_none() && !(self.have_ended(&ending) && !(others_go_on && self.anybody_runs())) {
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() && finished {
@@ -664,17 +664,17 @@ impl<'a> Driver<'a> {
             if left.is_zero() {
                 break;
             }
-            others_go_on = others_go_on && matches!(self.go_on_when_idle()?, Standing::Blocked | Standing::Idle);
+            others_go_on = others_go_on && matches!(self.go_on_when_idle()?, Progress::Blocked | Progress::Idle);
             self.listen(Some(if self.idles { left.min(AGAIN) } else { left }))?;
         }
         self.hear_last_words()?;
         let ending = match ending {
-            LiveEnding::Failed { rank, .. } => {
-                LiveEnding::Failed { rank, status: self.ranks[rank as usize].process.status() }
+            LiveEnd::Failed { rank, .. } => {
+                LiveEnd::Failed { rank, status: self.ranks[rank as usize].process.status() }
             }
             other => other,
         };
-        Ok(self.interrupted.map_or(ending, LiveEnding::Interrupted))
+        Ok(self.interrupted.map_or(ending, LiveEnd::Interrupted))
     }
 
     /// Handles output that ranks printed before their processes ended. Children of these processes may keep the outputs
@@ -696,18 +696,18 @@ impl<'a> Driver<'a> {
         Ok(())
     }
 
-    fn have_ended(&self, ending: &LiveEnding) -> bool {
+    fn have_ended(&self, ending: &LiveEnd) -> bool {
         let has_ended = |rank: &RankConnections| rank.process.status().is_some();
         match ending {
-            LiveEnding::Finished => self.ranks.iter().all(has_ended),
-            LiveEnding::Failed { rank, .. } | LiveEnding::Died { rank, .. } | LiveEnding::Severed { rank } => {
+            LiveEnd::Finished => self.ranks.iter().all(has_ended),
+            LiveEnd::Failed { rank, .. } | LiveEnd::Died { rank, .. } | LiveEnd::Severed { rank } => {
                 has_ended(&self.ranks[*rank as usize])
             }
-            LiveEnding::WorkerLost { .. }
-            | LiveEnding::Halted(_)
-            | LiveEnding::Interrupted(_)
-            | LiveEnding::OutOfTime(_)
-            | LiveEnding::Unlike(_) => true,
+            LiveEnd::WorkerLost { .. }
+            | LiveEnd::Halted(_)
+            | LiveEnd::Interrupted(_)
+            | LiveEnd::OutOfTime(_)
+            | LiveEnd::Unlike(_) => true,
         }
     }
 }

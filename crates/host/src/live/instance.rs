@@ -7,7 +7,7 @@ use super::data::Group;
 use super::fold::Plans;
 use std::sync::Arc;
 use uniference_protocol::memory::{Kernel, Window};
-use uniference_protocol::messages::{Fetched, Offset, Piece};
+use uniference_protocol::messages::{Fetched, Offset, OutputPart};
 use uniference_sim::collective::fold::{Fold, FoldPlan};
 use uniference_sim::ids::{GroupRank, Handle};
 use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape};
@@ -132,11 +132,11 @@ impl Instance {
         }
         let kernel = self.kernel(me)?;
         let folds = self.folds();
-        let other = |piece: Piece| {
+        let other = |piece: OutputPart| {
             let within = |(into, _, bytes): &&(Offset, Offset, u64)| (*into..into + bytes).contains(&piece.offset);
             let (into, source, bytes) = folds.iter().find(within)?;
             let fits = piece.offset + piece.bytes <= into + bytes;
-            fits.then(|| Piece { other: Some(source + (piece.offset - into)), ..piece })
+            fits.then(|| OutputPart { other: Some(source + (piece.offset - into)), ..piece })
         };
         let pieces = self.placed(me).into_iter().map(other).collect::<Option<Vec<_>>>()?;
         Some(Fetched { pieces: joined(pieces), kernel: Some(kernel), ..Fetched::default() })
@@ -222,15 +222,15 @@ impl Instance {
     }
 
     /// The output of `me`: ranges of the members' inputs, in order.
-    fn pieces(&self, me: usize) -> Vec<Piece> {
+    fn pieces(&self, me: usize) -> Vec<OutputPart> {
         if self.receives(me) { joined(self.placed(me)) } else { Vec::new() }
     }
 
-    fn placed(&self, me: usize) -> Vec<Piece> {
+    fn placed(&self, me: usize) -> Vec<OutputPart> {
         let sources = self.sources(me).into_iter().filter(|(.., len)| *len > 0);
         let place = |(member, start, len)| {
             let (offset, bytes) = self.range(member, start, len);
-            Piece { offset, bytes, other: None }
+            OutputPart { offset, bytes, other: None }
         };
         sources.map(place).collect()
     }
@@ -282,8 +282,8 @@ impl Instance {
 }
 
 /// Merges adjacent pieces.
-fn joined(pieces: Vec<Piece>) -> Vec<Piece> {
-    let mut joined: Vec<Piece> = Vec::with_capacity(pieces.len());
+fn joined(pieces: Vec<OutputPart>) -> Vec<OutputPart> {
+    let mut joined: Vec<OutputPart> = Vec::with_capacity(pieces.len());
     for piece in pieces {
         match joined.last_mut() {
             Some(last) if last.joins(&piece) => last.bytes += piece.bytes,

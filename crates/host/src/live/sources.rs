@@ -13,7 +13,7 @@ pub(super) enum Source {
     Signal,
     Zygote,
     /// A worker, by its index in the list of workers.
-    Board(usize),
+    RemoteWorker(usize),
     Task(RankId, TaskId),
     Pipe(RankId, Stream),
 }

@@ -6,7 +6,7 @@
 use super::phantom::{Gpu, Libraries};
 use crate::error::HostError;
 use crate::interrupt::shield;
-use crate::leftovers::{self, Register};
+use crate::leaked_resources::{self, Register};
 use crate::supervisor::{self, adopt_orphans, end_orphans, supervise};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime};
-use uniference_protocol::leftovers::VARIABLE;
+use uniference_protocol::leaked_resources::VARIABLE;
 use uniference_protocol::wire::write_with_fds;
 
 /// The program of a rank.
@@ -300,7 +300,7 @@ impl Zygote {
 /// Ends all processes of the run, including those that ranks have started.
 impl Drop for Zygote {
     fn drop(&mut self) {
-        let mut left = leftovers::shared_by(self.child.id() as i32, self.since);
+        let mut left = leaked_resources::shared_by(self.child.id() as i32, self.since);
         for pid in self.ranks.values() {
             kill_group(*pid);
         }
@@ -310,7 +310,7 @@ impl Drop for Zygote {
         }
         end_orphans();
         left.extend(self.made.left());
-        leftovers::remove(left);
+        leaked_resources::remove(left);
     }
 }
 

@@ -23,7 +23,7 @@ use uniference_formats::chakra::write::Writer;
 use uniference_formats::record::{Header, RecordError, RecordReader};
 use uniference_formats::report::Manifest;
 use uniference_sim::cluster::Cluster;
-use uniference_sim::engine::{Ending, Engine, Resumption};
+use uniference_sim::engine::{Engine, Resumption, RunEnd};
 use uniference_sim::event::{Elapsed, Event, Meeting, Observer};
 use uniference_sim::ids::{GroupId, Handle, RankId, Site, TaskId};
 use uniference_sim::program::{Activity, Call, CallOp, Collective, CollectiveKind, Outcome, Reply, Request};
@@ -77,10 +77,10 @@ pub fn export<R: Read + Seek, W: Write>(
     let ended = replay_heard(&mut engine, ranks, &mut exporter);
     rest.finish()?;
     match ended {
-        Ending::Finished => exporter.finish(),
-        Ending::Halted(halt) => Err(ExportError::Unfinished(format!("it stopped at {}", halt.at))),
-        Ending::Failed(failure) => Err(ExportError::Unfinished(failure.to_string())),
-        Ending::CutShort => Err(ExportError::Unfinished("its program record is incomplete".to_owned())),
+        RunEnd::Finished => exporter.finish(),
+        RunEnd::Halted(halt) => Err(ExportError::Unfinished(format!("it stopped at {}", halt.at))),
+        RunEnd::Failed(failure) => Err(ExportError::Unfinished(failure.to_string())),
+        RunEnd::CutShort => Err(ExportError::Unfinished("its program record is incomplete".to_owned())),
     }
 }
 

@@ -11,7 +11,7 @@ use uniference_formats::chakra::schema::{CommType, Node, NodeType};
 use uniference_sim::cluster::{Backend, Cluster, Device};
 use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::device::Rates;
-use uniference_sim::engine::{Ending, Engine, HaltReason, drive};
+use uniference_sim::engine::{Engine, HaltReason, RunEnd, drive};
 use uniference_sim::ids::{HostId, RankId};
 use uniference_sim::network::{Asymmetry, Dynamics, HostSpec, LinkSpec, Preset, Topology};
 use uniference_sim::observe::{RankStatistics, Statistics};
@@ -437,8 +437,8 @@ fn simulate_at(
     let mut engine = Engine::folded(cluster, symmetry)?;
     let mut statistics = Statistics::default();
     match drive(&mut engine, &mut programs, &mut statistics) {
-        Ending::Finished => Ok(statistics.ranks().to_vec()),
-        Ending::Halted(halt) => match halt.reason {
+        RunEnd::Finished => Ok(statistics.ranks().to_vec()),
+        RunEnd::Halted(halt) => match halt.reason {
             HaltReason::Asymmetry(asymmetry) => Err(asymmetry),
             _ => panic!("{}", halt.render(&|site| site.to_string(), &|_| Vec::new())),
         },

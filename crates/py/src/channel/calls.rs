@@ -9,7 +9,7 @@ use super::communication;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use uniference_abi::calls::{Call, Memory, NO_TIMEOUT, Outcome};
+use uniference_abi::calls::{Call, CallOutcome, Memory, NO_TIMEOUT};
 use uniference_client::{Blocking, Client, Ran};
 use uniference_protocol::memory::{Kernel, Region};
 use uniference_sim::ids::GroupId;
@@ -53,11 +53,11 @@ unsafe extern "C" fn leave(client: *const Client) {
 ///
 /// # Safety
 /// The client is that of [`addresses`], and what the call names stays until this returns.
-unsafe extern "C" fn run(client: *const Client, call: *const Call) -> Outcome {
+unsafe extern "C" fn run(client: *const Client, call: *const Call) -> CallOutcome {
     // SAFETY: the caller's.
     let (client, call) = unsafe { (&*client, &*call) };
     let group = GroupId(call.group);
-    let Some(op) = collective(call).filter(|_| !client.has_closed(group)) else { return Outcome::Decline };
+    let Some(op) = collective(call).filter(|_| !client.has_closed(group)) else { return CallOutcome::Decline };
     // SAFETY: the caller's.
     let (input, output) = unsafe { (region(call.input), region(call.output)) };
     let blocking = Blocking {
@@ -69,13 +69,13 @@ unsafe extern "C" fn run(client: *const Client, call: *const Call) -> Outcome {
         site: unsafe { call.site.get() }.expect("lines come from Python as UTF-8"),
     };
     match client.run(group, blocking) {
-        Ok(Ran::Delivered { lacks_values: false }) if !IN_FLIGHT.load(Relaxed) => Outcome::Complete,
+        Ok(Ran::Delivered { lacks_values: false }) if !IN_FLIGHT.load(Relaxed) => CallOutcome::Complete,
         Ok(ran) => {
             ENDED.set(Some(ran));
-            Outcome::Report
+            CallOutcome::Report
         }
         // Nothing was sent: the same call from Python fails in the same way.
-        Err(_) => Outcome::Decline,
+        Err(_) => CallOutcome::Decline,
     }
 }
 

@@ -12,14 +12,14 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
-use uniference_devices::model::Coming;
-use uniference_devices::operators::{Sequences, sequences};
+use uniference_costs::model::Coming;
+use uniference_costs::operators::{Sequences, sequences};
 use uniference_formats::operators::{
     Autograd, CopyKind, Decoder, Definition, Entry, Invalid, Line, MemoryKind, Place, Reading, StreamEntry, Tensor,
 };
 use uniference_formats::report::ComputeReport;
 use uniference_host::error::HostError;
-use uniference_host::live::exchange::{Costs, Launch, Piece, Slice};
+use uniference_host::live::conversations::{Costs, Launch, LoweredWork, RankSlice};
 use uniference_sim::device::{Estimate, Resource};
 use uniference_sim::ids::{QueueId, RankId, TaskId};
 use uniference_sim::program::{Activity, Origin, Request, Work};
@@ -170,15 +170,15 @@ impl Costing {
     }
 
     /// Pieces of a rank's next slice. `known` is the measured or recorded duration of the whole slice.
-    fn pieces(&mut self, rank: RankId, task: TaskId, line: &str, known: &Work, operators: &[u8]) -> Vec<Piece> {
+    fn lower(&mut self, rank: RankId, task: TaskId, line: &str, known: &Work, operators: &[u8]) -> Vec<LoweredWork> {
         let costing = &mut self.ranks[rank.index()];
         let mut pieces = costing.read(operators, known).unwrap_or_else(|invalid| {
             self.error.get_or_insert((rank, invalid));
-            vec![Piece::Host(Work::new(SimDuration::ZERO, Origin::None))]
+            vec![LoweredWork::Host(Work::new(SimDuration::ZERO, Origin::None))]
         });
         for piece in &mut pieces {
-            let on_host = matches!(piece, Piece::Host(_));
-            let (Piece::Host(work) | Piece::Launch(Launch { work, .. })) = piece else { continue };
+            let on_host = matches!(piece, LoweredWork::Host(_));
+            let (LoweredWork::Host(work) | LoweredWork::Launch(Launch { work, .. })) = piece else { continue };
             let nothing = || Work { duration: SimDuration::ZERO, origin: Origin::None, ..work.clone() };
             let known = || if costing.has_streams() { work.clone() } else { known.clone() };
             *work = match costing.plan.way {
@@ -243,7 +243,7 @@ impl RankCosting {
 
     /// Costs a slice's operators: returns one piece of host work, or the launches if the rank uses CUDA streams.
     /// `known`: measured host time, if there is one.
-    fn read(&mut self, operators: &[u8], known: &Work) -> Result<Vec<Piece>, Invalid> {
+    fn read(&mut self, operators: &[u8], known: &Work) -> Result<Vec<LoweredWork>, Invalid> {
         let mut by_origin = [0_u64; Origin::ALL.len()];
         let depends = self.plan.costs.as_ref().is_some_and(|costs| costs.depend_on_coming());
         // A call or another thread ran before the slice.
@@ -340,18 +340,18 @@ impl RankCosting {
         // The work has the origin of its largest part; of equal parts, the more reliable one.
         let most = (0..by_origin.len()).rev().max_by_key(|at| by_origin[*at]).filter(|at| by_origin[*at] > 0);
         let origin = most.map_or(Origin::None, |at| Origin::ALL[at]);
-        Ok(vec![Piece::Host(Work::new(SimDuration::from_ps(duration), origin))])
+        Ok(vec![LoweredWork::Host(Work::new(SimDuration::from_ps(duration), origin))])
     }
 
     /// Launches of the slice, and the host work between them.
-    fn expanded(&mut self, known: &Work) -> Vec<Piece> {
+    fn expanded(&mut self, known: &Work) -> Vec<LoweredWork> {
         let measured = self.plan.measures_host || self.plan.way != Way::Modelled;
         let pieces = self.expansion.finish(measured.then(|| known.clone()));
         for costed in &pieces {
             if let Some(place) = costed.cost {
                 self.costs[place].executions += 1;
             }
-            if let Piece::Host(work) = &costed.piece {
+            if let LoweredWork::Host(work) = &costed.piece {
                 let (sum, origin) = &mut self.host;
                 *sum = SimDuration::from_ps(sum.as_ps().saturating_add(work.duration.as_ps()));
                 *origin = work.origin;
@@ -564,9 +564,9 @@ fn origin_name(origin: Origin) -> &'static str {
 pub(crate) struct Shared(pub(crate) Rc<RefCell<Costing>>);
 
 impl Costs for Shared {
-    fn pieces(&mut self, Slice { rank, task, line, measured, operators }: Slice<'_>) -> Vec<Piece> {
+    fn lower(&mut self, RankSlice { rank, task, line, measured, operators }: RankSlice<'_>) -> Vec<LoweredWork> {
         let known = Work::new(measured, Origin::Measured);
-        self.0.borrow_mut().pieces(rank, task, line, &known, operators)
+        self.0.borrow_mut().lower(rank, task, line, &known, operators)
     }
 
     fn line(&self, rank: RankId, line: Line) -> String {
@@ -619,8 +619,8 @@ impl<I: Iterator<Item = (TaskId, RecordedStep, String)>> RankSteps<I> {
                 Way::Modelled => Work::new(measured, Origin::Measured),
                 _ => work.clone(),
             };
-            let pieces = costing.pieces(self.rank, task, line, &known, &operators);
-            ahead.works = pieces.into_iter().filter_map(Piece::into_work).collect();
+            let pieces = costing.lower(self.rank, task, line, &known, &operators);
+            ahead.works = pieces.into_iter().filter_map(LoweredWork::into_work).collect();
         }
         let now = ahead.works.pop_front().expect("each slice has a piece");
         let now = if way == Way::Recorded { Work { name: now.name, ..work.clone() } } else { now };

@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::take;
 use uniference_formats::operators::{CopyKind, LaunchFlags, Line, Reading, StreamEntry};
-use uniference_host::live::exchange::{CopyEngine, Launch, LaunchId, Piece};
+use uniference_host::live::conversations::{CopyEngine, Launch, LaunchId, LoweredWork};
 use uniference_sim::device::{HostCosts, Resource, Work};
 use uniference_sim::program::Origin;
 use uniference_sim::time::SimDuration;
@@ -28,7 +28,7 @@ const ORIGIN: u32 = u32::MAX;
 
 /// A piece, and the index of its cost.
 pub(super) struct CostedPiece {
-    pub(super) piece: Piece,
+    pub(super) piece: LoweredWork,
     /// Index that was given with the work; `None`: host work, or a piece without duration.
     pub(super) cost: Option<usize>,
 }
@@ -97,8 +97,8 @@ struct Graph {
 
 #[derive(Clone)]
 enum Node {
-    Piece {
-        piece: Piece,
+    LoweredWork {
+        piece: LoweredWork,
         cost: Option<usize>,
         reads: Option<Reads>,
     },
@@ -119,7 +119,7 @@ impl Node {
     /// is `own`.
     fn launch_on(&mut self, own: u32, on: u32) {
         match self {
-            Node::Piece { piece, .. } => {
+            Node::LoweredWork { piece, .. } => {
                 if let Some(stream) = stream_of(piece)
                     && *stream == ORIGIN
                 {
@@ -136,15 +136,15 @@ impl Node {
 struct Suspended {
     nodes: VecDeque<Node>,
     /// Events behind the calls that the rank makes now.
-    ties: Vec<[Piece; 2]>,
+    ties: Vec<[LoweredWork; 2]>,
 }
 
-fn stream_of(piece: &mut Piece) -> Option<&mut u32> {
+fn stream_of(piece: &mut LoweredWork) -> Option<&mut u32> {
     match piece {
-        Piece::Launch(Launch { stream, .. }) | Piece::Record { stream, .. } | Piece::Wait { stream, .. } => {
-            Some(stream)
-        }
-        Piece::Host(_) => None,
+        LoweredWork::Launch(Launch { stream, .. })
+        | LoweredWork::Record { stream, .. }
+        | LoweredWork::Wait { stream, .. } => Some(stream),
+        LoweredWork::Host(_) => None,
     }
 }
 
@@ -240,7 +240,7 @@ impl Expansion {
     fn end_host_piece(&mut self) {
         let worked = sum(self.worked.take().unwrap_or_default(), take(&mut self.python));
         let work = Work::new(worked, Origin::Transferred).on(Resource::Host);
-        self.pieces.push(CostedPiece { piece: Piece::Host(work), cost: None });
+        self.pieces.push(CostedPiece { piece: LoweredWork::Host(work), cost: None });
     }
 
     fn hand(&mut self, entry: StreamEntry, part: DevicePart) {
@@ -263,22 +263,22 @@ impl Expansion {
                     }
                     None => drop(self.captured.remove(&event)),
                 }
-                self.push_piece(Piece::Record { event, stream });
+                self.push_piece(LoweredWork::Record { event, stream });
             }
             StreamEntry::Wait { stream, event } => {
                 self.works(self.host.call);
                 if let Some((graph, _)) = self.captured.get(&event) {
                     self.join(stream, *graph);
                 }
-                self.push_piece(Piece::Wait { stream, event });
+                self.push_piece(LoweredWork::Wait { stream, event });
             }
             StreamEntry::ExternalRecord { event, stream } => {
                 self.works(self.host.call);
-                self.keep_external(stream, |stream| Piece::Record { event, stream });
+                self.keep_external(stream, |stream| LoweredWork::Record { event, stream });
             }
             StreamEntry::ExternalWait { stream, event } => {
                 self.works(self.host.call);
-                self.keep_external(stream, |stream| Piece::Wait { stream, event });
+                self.keep_external(stream, |stream| LoweredWork::Wait { stream, event });
             }
             StreamEntry::Capture { stream, graph: Some(graph) } => {
                 self.works(self.host.call);
@@ -337,21 +337,24 @@ impl Expansion {
         }
     }
 
-    fn push_piece(&mut self, piece: Piece) {
-        self.push(Node::Piece { piece, cost: None, reads: None });
+    fn push_piece(&mut self, piece: LoweredWork) {
+        self.push(Node::LoweredWork { piece, cost: None, reads: None });
     }
 
     /// Ends the host work and adds a piece, or keeps the piece with the graph that captures its stream.
     fn push(&mut self, mut node: Node) {
         let stream = match &mut node {
-            Node::Piece { piece, .. } => stream_of(piece).expect("work of the host is handed to no stream"),
+            Node::LoweredWork { piece, .. } => stream_of(piece).expect("work of the host is handed to no stream"),
             Node::Call { own, .. } => own,
         };
         let Some((graph, own)) = self.capturing.get(stream).copied() else {
             return self.hand_over(node);
         };
         *stream = own;
-        if let Node::Piece { piece: Piece::Record { event, .. } | Piece::Wait { event, .. }, .. } = &mut node {
+        if let Node::LoweredWork {
+            piece: LoweredWork::Record { event, .. } | LoweredWork::Wait { event, .. }, ..
+        } = &mut node
+        {
             // An event recorded outside the graph is complete when the graph is launched.
             let Some((_, own)) = self.captured.get(event).filter(|(of, _)| *of == graph) else { return };
             *event = *own;
@@ -360,15 +363,15 @@ impl Expansion {
     }
 
     /// Keeps a record of or a wait for an external event with the graph that captures the stream.
-    fn keep_external(&mut self, stream: u32, piece: impl FnOnce(u32) -> Piece) {
+    fn keep_external(&mut self, stream: u32, piece: impl FnOnce(u32) -> LoweredWork) {
         if let Some((graph, own)) = self.capturing.get(&stream).copied() {
-            self.keep(graph, Node::Piece { piece: piece(own), cost: None, reads: None });
+            self.keep(graph, Node::LoweredWork { piece: piece(own), cost: None, reads: None });
         }
     }
 
     /// Adds a node, with streams and events in the graph's numbers, to a graph.
     fn keep(&mut self, graph: u32, mut node: Node) {
-        if let Node::Piece { piece: Piece::Launch(launch), .. } = &mut node {
+        if let Node::LoweredWork { piece: LoweredWork::Launch(launch), .. } = &mut node {
             (launch.queued, launch.blocks) = (false, false);
             // A launch that the rank numbered during the capture becomes a node of each launch of the graph.
             launch.ids.iter_mut().for_each(|id| *id = LaunchId { launch: 0, node: id.leaf() });
@@ -378,8 +381,8 @@ impl Expansion {
 
     fn hand_over(&mut self, node: Node) {
         // The rank makes the call itself.
-        let Node::Piece { piece, cost, .. } = node else { return };
-        if self.worked.is_some() && !matches!(piece, Piece::Wait { .. }) {
+        let Node::LoweredWork { piece, cost, .. } = node else { return };
+        if self.worked.is_some() && !matches!(piece, LoweredWork::Wait { .. }) {
             self.end_host_piece();
         }
         self.pieces.push(CostedPiece { piece, cost });
@@ -388,7 +391,7 @@ impl Expansion {
     /// Operators of a graph that read integers in each launch, in the graph's order.
     pub(super) fn reads(&self, graph: u32) -> Vec<Reads> {
         let nodes = self.graphs.get(&graph).map_or(&[][..], |graph| &graph.nodes);
-        let reads = |node: &Node| if let Node::Piece { reads, .. } = node { reads.clone() } else { None };
+        let reads = |node: &Node| if let Node::LoweredWork { reads, .. } = node { reads.clone() } else { None };
         nodes.iter().filter_map(reads).collect()
     }
 
@@ -397,7 +400,7 @@ impl Expansion {
         let mut parts = parts.into_iter();
         let nodes = self.graphs.get_mut(&graph).map_or(&mut [][..], |graph| &mut graph.nodes);
         for node in nodes {
-            if let Node::Piece { piece: Piece::Launch(launch), cost, reads: Some(_) } = node
+            if let Node::LoweredWork { piece: LoweredWork::Launch(launch), cost, reads: Some(_) } = node
                 && let Some(part) = parts.next()
             {
                 (launch.work, *cost) = (part.work, part.cost);
@@ -410,11 +413,10 @@ impl Expansion {
     fn launch_graph(&mut self, graph: u32, on: u32, number: Option<u64>) {
         let mut nodes = self.graphs.get(&graph).map(|graph| graph.nodes.clone()).unwrap_or_default();
         let captured = self.capturing.get(&on).copied();
-        let on_origin =
-            |node: &Node| matches!(node, Node::Piece { piece: Piece::Launch(launch), .. } if launch.stream == ORIGIN);
+        let on_origin = |node: &Node| matches!(node, Node::LoweredWork { piece: LoweredWork::Launch(launch), .. } if launch.stream == ORIGIN);
         let last = nodes.iter().rposition(on_origin);
         for (at, node) in nodes.iter_mut().enumerate() {
-            if let Node::Piece { piece: Piece::Launch(launch), .. } = node {
+            if let Node::LoweredWork { piece: LoweredWork::Launch(launch), .. } = node {
                 launch.queued = Some(at) == last;
                 match number {
                     Some(number) => launch.ids.iter_mut().for_each(|id| id.launch = number),
@@ -435,21 +437,21 @@ impl Expansion {
         let mut at_calls = false;
         while let Some(node) = nodes.front() {
             match *node {
-                Node::Piece { .. } if at_calls => break,
+                Node::LoweredWork { .. } if at_calls => break,
                 Node::Call { with_previous: false, .. } if at_calls => break,
                 Node::Call { own, stream, events: [before, behind], .. } => {
                     at_calls = true;
                     if own != stream {
-                        self.push_piece(Piece::Record { event: before, stream: own });
-                        self.push_piece(Piece::Wait { stream, event: before });
+                        self.push_piece(LoweredWork::Record { event: before, stream: own });
+                        self.push_piece(LoweredWork::Wait { stream, event: before });
                         ties.push([
-                            Piece::Record { event: behind, stream },
-                            Piece::Wait { stream: own, event: behind },
+                            LoweredWork::Record { event: behind, stream },
+                            LoweredWork::Wait { stream: own, event: behind },
                         ]);
                     }
                     nodes.pop_front();
                 }
-                Node::Piece { .. } => {
+                Node::LoweredWork { .. } => {
                     let node = nodes.pop_front().expect("it is the first");
                     self.push(node);
                 }
@@ -472,8 +474,8 @@ fn launch(stream: u32, part: DevicePart, copy: Option<CopyKind>, queued: bool) -
     let blocks = matches!(copy, Some(CopyKind::PageableToDevice | CopyKind::DeviceToPageable));
     let work = if engine.is_some() { part.work.on(Resource::CopyEngine) } else { part.work };
     let ids = part.numbers.into_iter().map(|launch| LaunchId { launch, node: 0 }).collect();
-    let piece = Piece::Launch(Launch { stream, work, engine, blocks, queued, ids, line: part.line });
-    Node::Piece { piece, cost: part.cost, reads: part.reads }
+    let piece = LoweredWork::Launch(Launch { stream, work, engine, blocks, queued, ids, line: part.line });
+    Node::LoweredWork { piece, cost: part.cost, reads: part.reads }
 }
 
 /// Name of a copy in timelines.
@@ -501,14 +503,15 @@ fn sum(a: SimDuration, b: SimDuration) -> SimDuration {
 /// Divides the measured host time among the host pieces in proportion to their modelled durations, or assigns all of it
 /// to the last piece if no piece has a duration.
 fn shares(pieces: &mut [CostedPiece], known: &Work) {
-    let host =
-        |piece: &CostedPiece| if let Piece::Host(work) = &piece.piece { Some(work.duration.as_ps()) } else { None };
+    let host = |piece: &CostedPiece| {
+        if let LoweredWork::Host(work) = &piece.piece { Some(work.duration.as_ps()) } else { None }
+    };
     let all: u128 = pieces.iter().filter_map(host).map(u128::from).sum();
     let total = u128::from(known.duration.as_ps());
     let (mut before, mut dealt) = (0_u128, 0_u128);
     let last = pieces.len() - 1;
     for (at, piece) in pieces.iter_mut().enumerate() {
-        let Piece::Host(work) = &mut piece.piece else { continue };
+        let LoweredWork::Host(work) = &mut piece.piece else { continue };
         before += u128::from(work.duration.as_ps());
         let up_to = match all {
             0 if at < last => 0,

@@ -7,15 +7,15 @@ mod lines;
 use super::*;
 use std::cell::RefCell;
 use std::io::Cursor;
-use uniference_devices::operators::Sequences;
+use uniference_costs::operators::Sequences;
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
 use uniference_formats::operators::{Encoder, LaunchFlags, Line, Reading, StreamEntry};
 use uniference_formats::record::{Header, RecordReader, RecordWriter};
-use uniference_host::live::exchange::{self, Costs, Exchange, Piece, Recorder};
-use uniference_protocol::messages::{Answer, DeviceWork, Op, Quiet, Slice};
+use uniference_host::live::conversations::{self, Conversations, Costs, LoweredWork, Recorder};
+use uniference_protocol::messages::{Answer, ComputeSlice, DeviceWork, Op, Quiet};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::device::Origin;
-use uniference_sim::engine::{Ending, Engine};
+use uniference_sim::engine::{Engine, RunEnd};
 use uniference_sim::ids::{RankId, Site, TaskId};
 use uniference_sim::observe::Digest;
 use uniference_sim::program::{Activity, Outcome, Request};
@@ -171,8 +171,8 @@ impl Recorder for Writes {
 fn run(plan: Plan, programs: Vec<Vec<Doing>>, order: &[u32]) -> Done {
     let world = programs.len() as u32;
     let costing = Costing::new(plan);
-    let mut exchange = Exchange::new(Engine::new(&cluster(world)), world, "a.py");
-    exchange.cost_with(Box::new(Shared(Rc::clone(&costing))));
+    let mut conversations = Conversations::new(Engine::new(&cluster(world)), world, "a.py");
+    conversations.cost_with(Box::new(Shared(Rc::clone(&costing))));
     let mut recorder =
         Writes(RecordWriter::new(Vec::new(), &Header { world_size: world, manifest: Manifest::default() }));
     let (mut digest, mut answers) = (Digest::default(), Vec::new());
@@ -192,7 +192,7 @@ fn run(plan: Plan, programs: Vec<Vec<Doing>>, order: &[u32]) -> Done {
                 loop {
                     match programs[at].next() {
                         Some(Ran(operators)) => {
-                            ops.push(Op::Compute(Slice { measured: SimDuration::from_us(100), operators }));
+                            ops.push(Op::Compute(ComputeSlice { measured: SimDuration::from_us(100), operators }));
                         }
                         Some(Says(op)) => ops.push(op),
                         Some(Asks(op)) => {
@@ -207,22 +207,22 @@ fn run(plan: Plan, programs: Vec<Vec<Doing>>, order: &[u32]) -> Done {
                 }
             }
             let quiet = ops.last().filter(|op| op.asks()).map(|_| Quiet { parts: 1, outside: false });
-            exchange.say(RankId(rank), TaskId(0), ops, quiet);
+            conversations.say(RankId(rank), TaskId(0), ops, quiet);
         }
-        exchange.advance(&mut digest, &mut recorder);
-        let ready: Vec<_> = std::iter::from_fn(|| exchange.take_ready()).collect();
+        conversations.advance(&mut digest, &mut recorder);
+        let ready: Vec<_> = std::iter::from_fn(|| conversations.take_ready()).collect();
         if ready.is_empty() {
             break;
         }
         for ready in ready {
             let rank = ready.rank;
             speaks[rank.index()] = true;
-            answers.extend(exchange.frame(ready).map(|frame| frame.answer).filter(|answer| *answer != Answer::Go));
+            answers.extend(conversations.frame(ready).map(|frame| frame.answer).filter(|answer| *answer != Answer::Go));
         }
     }
-    exchange.record_rest(&mut recorder);
+    conversations.record_rest(&mut recorder);
     let record = recorder.0.finish().unwrap();
-    let end = exchange.engine().now().as_ps() as f64 / 1e6;
+    let end = conversations.engine().now().as_ps() as f64 / 1e6;
     let costed = costing.borrow_mut().finish().unwrap();
     Done { record, digest: digest.to_hex(), end, answers, costed }
 }
@@ -240,7 +240,7 @@ fn again(record: &[u8], plan: Plan) -> (String, Result<Costed, HostError>) {
     });
     let mut digest = Digest::default();
     let ended = replay(&mut Engine::new(&cluster(world)), steps.collect(), &mut digest);
-    assert!(matches!(ended, Ending::Finished), "{ended:?}");
+    assert!(matches!(ended, RunEnd::Finished), "{ended:?}");
     rest.finish().unwrap();
     let costed = costing.borrow_mut().finish();
     (digest.to_hex(), costed)
@@ -478,10 +478,10 @@ fn what_the_rank_numbers_it_asks_for() {
     let costing = Costing::new(model(Way::Modelled));
     let ids = |operators: &[u8]| -> Vec<Vec<(u64, u64)>> {
         let (rank, task, measured) = (RankId(0), TaskId(0), SimDuration::ZERO);
-        let slice = exchange::Slice { rank, task, line: "", measured, operators };
-        let pieces = Shared(Rc::clone(&costing)).pieces(slice);
+        let slice = conversations::RankSlice { rank, task, line: "", measured, operators };
+        let pieces = Shared(Rc::clone(&costing)).lower(slice);
         let launches =
-            pieces.iter().filter_map(|piece| if let Piece::Launch(launch) = piece { Some(launch) } else { None });
+            pieces.iter().filter_map(|piece| if let LoweredWork::Launch(launch) = piece { Some(launch) } else { None });
         launches.map(|launch| launch.ids.iter().map(|id| (id.launch, id.node)).collect()).collect()
     };
     let expected = [vec![(1, 0), (2, 0)], vec![(3, 0)], vec![(7, 4)], vec![(7, 5)], vec![], vec![], vec![]];
@@ -637,37 +637,37 @@ fn a_replay_of_threads_finds_what_waits_for_what() {
     let live = |factor: u64| {
         let [first, second, third] = slices();
         let costing = Costing::new(plan(1, Way::Modelled, factor, false));
-        let mut exchange = Exchange::new(Engine::new(&cluster(1)), 1, "a.py");
-        exchange.cost_with(Box::new(Shared(costing)));
+        let mut conversations = Conversations::new(Engine::new(&cluster(1)), 1, "a.py");
+        conversations.cost_with(Box::new(Shared(costing)));
         let mut recorder =
             Writes(RecordWriter::new(Vec::new(), &Header { world_size: 1, manifest: Manifest::default() }));
         let mut digest = Digest::default();
-        let mut told = |exchange: &mut Exchange, recorder: &mut Writes| -> Vec<(TaskId, f64)> {
+        let mut told = |conversations: &mut Conversations, recorder: &mut Writes| -> Vec<(TaskId, f64)> {
             let mut told = Vec::new();
-            exchange.advance(&mut digest, recorder);
-            while let Some(ready) = exchange.take_ready() {
-                told.push((ready.task, exchange.engine().clock(RankId(0)).as_ps() as f64 / 1e6));
-                exchange.frame(ready);
+            conversations.advance(&mut digest, recorder);
+            while let Some(ready) = conversations.take_ready() {
+                told.push((ready.task, conversations.engine().clock(RankId(0)).as_ps() as f64 / 1e6));
+                conversations.frame(ready);
             }
             told
         };
         let (main, other) = (TaskId(0), TaskId(1));
-        let slice = |operators| Op::Compute(Slice { measured: SimDuration::ZERO, operators });
+        let slice = |operators| Op::Compute(ComputeSlice { measured: SimDuration::ZERO, operators });
         let stream = |stream| Op::Synchronize { work: DeviceWork::Stream(stream), site: Site(0) };
         let quiet = |parts| Some(Quiet { parts, outside: false });
-        exchange.say(RankId(0), main, vec![Op::Start], quiet(1));
-        assert_eq!(told(&mut exchange, &mut recorder), [(main, 0.0)]);
-        assert_eq!(exchange.open_task(RankId(0)), other);
-        exchange.say(RankId(0), other, vec![slice(second), stream(2)], quiet(2));
-        exchange.say(RankId(0), main, vec![slice(first), stream(1)], quiet(2));
-        let mut when = told(&mut exchange, &mut recorder);
-        exchange.say(RankId(0), main, vec![slice(third), stream(1)], quiet(1));
-        when.extend(told(&mut exchange, &mut recorder));
-        exchange.say(RankId(0), other, vec![Op::Exit(Outcome::Ok)], quiet(1));
-        when.extend(told(&mut exchange, &mut recorder));
-        exchange.say(RankId(0), main, vec![Op::Exit(Outcome::Ok)], quiet(1));
-        when.extend(told(&mut exchange, &mut recorder));
-        exchange.record_rest(&mut recorder);
+        conversations.say(RankId(0), main, vec![Op::Start], quiet(1));
+        assert_eq!(told(&mut conversations, &mut recorder), [(main, 0.0)]);
+        assert_eq!(conversations.open_task(RankId(0)), other);
+        conversations.say(RankId(0), other, vec![slice(second), stream(2)], quiet(2));
+        conversations.say(RankId(0), main, vec![slice(first), stream(1)], quiet(2));
+        let mut when = told(&mut conversations, &mut recorder);
+        conversations.say(RankId(0), main, vec![slice(third), stream(1)], quiet(1));
+        when.extend(told(&mut conversations, &mut recorder));
+        conversations.say(RankId(0), other, vec![Op::Exit(Outcome::Ok)], quiet(1));
+        when.extend(told(&mut conversations, &mut recorder));
+        conversations.say(RankId(0), main, vec![Op::Exit(Outcome::Ok)], quiet(1));
+        when.extend(told(&mut conversations, &mut recorder));
+        conversations.record_rest(&mut recorder);
         (recorder.0.finish().unwrap(), digest.to_hex(), when)
     };
     let (record, digest, when) = live(1);

@@ -8,7 +8,7 @@ use crate::compute::Costing;
 use crate::folder::unwritable;
 use crate::programs::halted;
 use crate::recorded::{LinedSteps, boxed, play};
-use crate::session::{End, Ending, Stop, Watch};
+use crate::session::{End, SimulationEnd, Stop, Watch};
 use std::fs::{File, OpenOptions, remove_file};
 use std::io::{BufReader, BufWriter, Seek, SeekFrom};
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use uniference_formats::record::{Header, RecordReader, RecordWriter};
 use uniference_formats::report::Manifest;
 use uniference_host::capacity;
 use uniference_host::error::{Exit, HostError};
-use uniference_host::live::exchange::Recorder;
-use uniference_sim::cast::{self, Cast, DueTo, Moved, Unlike, axes, ends, rest};
+use uniference_host::live::conversations::Recorder;
 use uniference_sim::cluster::{Cluster, Free};
 use uniference_sim::engine;
+use uniference_sim::fold_plan::{self, DueTo, FoldPlan, Moved, Unlike, axes, ends, rest};
 use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::program::{CallOp, CollectiveKind};
 use uniference_sim::replay::RecordedStep;
@@ -54,14 +54,14 @@ pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) ->
     let mut reason: Option<Unlike> = None;
     let mut largest = 0;
     let mut looks_at_ends = true;
-    let mut apart: Vec<cast::End> = Vec::new();
+    let mut apart: Vec<fold_plan::End> = Vec::new();
     let (cast, rehearsed) = loop {
         let symmetry = Symmetry::new(left.clone(), world).expect("some factors of a number are a grid");
         let looked_at = match looks_at_ends {
             true => [ends(world, per_machine), rest(world, per_machine, &apart)].concat(),
             false => Vec::new(),
         };
-        let cast = Arc::new(Cast::new(symmetry, world, looked_at, apart.clone()));
+        let cast = Arc::new(FoldPlan::new(symmetry, world, looked_at, apart.clone()));
         let running = cast.running().count() as u32;
         if let Some(unlike) = &reason {
             capacity::check_processes(running, largest, &unlike.problem)?;
@@ -73,7 +73,7 @@ pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) ->
         }
         live.notices.say(&format!("{running} of {world} ranks run"));
         let unlike = match rehearse(live, cluster, &cast, &mut largest)? {
-            Rehearsed::Stopped(stop) => return Ok(End::new(Ending::Stopped(stop), Vec::new())),
+            Rehearsed::Stopped(stop) => return Ok(End::new(SimulationEnd::Stopped(stop), Vec::new())),
             Rehearsed::Unlike(unlike) => unlike,
             Rehearsed::Finished(rehearsed) => break (cast, *rehearsed),
         };
@@ -157,7 +157,7 @@ struct Rehearsal {
 fn rehearse(
     live: &mut Live<'_>,
     cluster: &Cluster,
-    cast: &Arc<Cast>,
+    cast: &Arc<FoldPlan>,
     largest: &mut u64,
 ) -> Result<Rehearsed, HostError> {
     let mut stage = cluster.clone();
@@ -178,19 +178,19 @@ fn rehearse(
     match ending {
         Err(unlike) => return Ok(Rehearsed::Unlike(unlike)),
         // A rank that waits forever may wait for an absent rank.
-        Ok(Ending::Stopped(Stop { exit: Exit::Halted, message })) => {
+        Ok(SimulationEnd::Stopped(Stop { exit: Exit::Halted, message })) => {
             let said =
                 message.lines().take(2).map(|line| line.trim_start_matches("error: ").trim()).collect::<Vec<_>>();
             let problem = format!("the ranks that ran came to a halt: {}", said.join("; "));
             return Ok(Rehearsed::Unlike(Unlike::absence(problem)));
         }
-        Ok(Ending::Stopped(stop)) => {
+        Ok(SimulationEnd::Stopped(stop)) => {
             let hint = "hint: ranks that did not run contributed what others did (--fold auto): if it failed on that, run it with --fold off\n";
             let hint = if stop.exit == Exit::ProgramFailed { hint } else { "" };
             return Ok(Rehearsed::Stopped(Stop { message: stop.message + hint, ..stop }));
         }
-        Ok(Ending::Finished) => {}
-        Ok(Ending::Unlike(_)) => unreachable!("every rank is simulated"),
+        Ok(SimulationEnd::Finished) => {}
+        Ok(SimulationEnd::Unlike(_)) => unreachable!("every rank is simulated"),
     }
     let lost = |source| unwritable("write", &path, source);
     let mut file = kept.writer.finish()?.into_inner().map_err(|error| lost(error.into_error()))?;
@@ -203,7 +203,7 @@ fn rehearse(
 fn simulate(
     live: &Live<'_>,
     cluster: &Cluster,
-    cast: &Cast,
+    cast: &FoldPlan,
     Rehearsal { record, warnings }: Rehearsal,
     watch: Watch<'_>,
 ) -> Result<End, HostError> {
@@ -226,14 +226,14 @@ fn simulate(
     costed.warnings.push(summary(cast, &ranks));
     costed.warnings.extend(hazards.warnings(&lines).iter().map(ToString::to_string));
     let ending = match ended {
-        engine::Ending::Finished => Ending::Finished,
-        engine::Ending::Halted(halt) => halted(&halt, &lines),
-        engine::Ending::Failed(failure) => {
+        engine::RunEnd::Finished => SimulationEnd::Finished,
+        engine::RunEnd::Halted(halt) => halted(&halt, &lines),
+        engine::RunEnd::Failed(failure) => {
             return Err(HostError::Usage(format!(
                 "ranks that did not run cannot do as those that did: {failure}\nhint: run every rank with --fold off"
             )));
         }
-        engine::Ending::CutShort => Ending::Stopped(Stop {
+        engine::RunEnd::CutShort => SimulationEnd::Stopped(Stop {
             exit: Exit::Halted,
             message: "error: a rank that did not run waits for what its model did not\nhint: run every rank with --fold off\n".to_owned(),
         }),
@@ -242,7 +242,7 @@ fn simulate(
 }
 
 /// Summary of the fold for the report.
-fn summary(cast: &Cast, ranks: &[RankId]) -> String {
+fn summary(cast: &FoldPlan, ranks: &[RankId]) -> String {
     let running = numbers(cast);
     format!(
         "--fold auto: {} of {} ranks ran ({}), and the others are taken to do as their neighbours among them; output is of the ranks that ran, and times that the program read are those of a run in which every operation takes {REHEARSED}",
@@ -253,13 +253,13 @@ fn summary(cast: &Cast, ranks: &[RankId]) -> String {
 }
 
 /// Numbers of the running ranks.
-fn numbers(cast: &Cast) -> Vec<String> {
+fn numbers(cast: &FoldPlan) -> Vec<String> {
     cast.running().map(|rank| rank.0.to_string()).collect()
 }
 
 /// Record of the running ranks.
 struct Kept<'a> {
-    cast: &'a Cast,
+    cast: &'a FoldPlan,
     writer: RecordWriter<BufWriter<File>>,
 }
 

@@ -9,7 +9,7 @@ use crate::time::SimTime;
 /// End of a run.
 #[derive(Debug)]
 #[must_use = "figures of a run that did not finish are not its own"]
-pub enum Ending {
+pub enum RunEnd {
     /// All programs have ended.
     Finished,
     /// The run could not continue.
@@ -39,18 +39,18 @@ pub struct Failure {
 ///
 /// # Panics
 /// If the numbers of programs and ranks differ.
-pub fn drive(engine: &mut Engine, programs: &mut [Box<dyn Program + '_>], observer: &mut dyn Observer) -> Ending {
+pub fn drive(engine: &mut Engine, programs: &mut [Box<dyn Program + '_>], observer: &mut dyn Observer) -> RunEnd {
     assert_eq!(programs.len(), engine.ranks.len(), "one program a rank");
     loop {
         match engine.next(observer) {
             Turn::Resume(Resumption { rank, task, now, reply }) => {
                 match programs[rank.index()].resume(now, task, reply) {
                     Ok(request) => engine.submit(rank, task, request),
-                    Err(error) => return Ending::Failed(Failure { rank, task, at: now, error }),
+                    Err(error) => return RunEnd::Failed(Failure { rank, task, at: now, error }),
                 }
             }
-            Turn::Finished => return Ending::Finished,
-            Turn::Halted(halt) => return Ending::Halted(halt),
+            Turn::Finished => return RunEnd::Finished,
+            Turn::Halted(halt) => return RunEnd::Halted(halt),
             Turn::Blocked => panic!("every program of this process answers at once"),
         }
     }

@@ -18,7 +18,7 @@ mod tasks;
 mod tests;
 
 pub use crate::comm::{NameClash, NamedBy};
-pub use drive::{Ending, Failure, drive};
+pub use drive::{Failure, RunEnd, drive};
 pub use rank::Threads;
 pub use report::{Doing, Halt, HaltReason, Near, Pending, RankReport, TaskReport};
 

@@ -3,7 +3,7 @@
 use crate::support::{
     LATENCY_PS, PS_PER_BYTE, WORLD, blocking, collective, compute, issue, recv, run, send, switch, wait,
 };
-use uniference_sim::engine::{Doing, Ending, HaltReason};
+use uniference_sim::engine::{Doing, HaltReason, RunEnd};
 use uniference_sim::ids::{GroupId, Handle, QueueId, RankId, Site};
 use uniference_sim::program::{Activity, Call, CollectiveKind, Reply, Request};
 
@@ -31,7 +31,7 @@ fn what_is_outstanding_ends_with_the_abort_and_what_comes_later_as_it_starts() {
     let mut script = vec![collective(CollectiveKind::AllReduce, 8), behind, compute(MS), issue(Activity::Abort(WORLD))];
     script.extend([wait(0), wait(1), collective(CollectiveKind::Barrier, 0), wait(4)]);
     let outcomes = run(&switch(2), vec![script, vec![]]);
-    assert!(matches!(outcomes.ended, Ending::Finished), "{:?}", outcomes.ended);
+    assert!(matches!(outcomes.ended, RunEnd::Finished), "{:?}", outcomes.ended);
     assert_eq!((outcomes.at(0, 4), outcomes.reply(0, 4)), (MS, aborted(0, 0)));
     assert_eq!((outcomes.at(0, 5), outcomes.reply(0, 5)), (MS, complete(1)));
     assert_eq!((outcomes.at(0, 7), outcomes.reply(0, 7)), (MS, aborted(4, 0)));
@@ -45,7 +45,7 @@ fn the_others_wait_until_they_abort_themselves() {
         vec![call, compute(aborts_at), issue(Activity::Abort(WORLD)), wait]
     };
     let outcomes = run(&switch(2), vec![script(MS), script(3 * MS)]);
-    assert!(matches!(outcomes.ended, Ending::Finished), "{:?}", outcomes.ended);
+    assert!(matches!(outcomes.ended, RunEnd::Finished), "{:?}", outcomes.ended);
     assert_eq!((outcomes.at(0, 3), outcomes.reply(0, 3)), (MS, aborted(0, 0)));
     assert_eq!((outcomes.at(1, 3), outcomes.reply(1, 3)), (3 * MS, aborted(0, 1)));
     let waits = run(&switch(2), vec![script(MS), blocking(CollectiveKind::AllReduce, 8 * MS / PS_PER_BYTE)]);
@@ -66,7 +66,7 @@ fn closing_an_aborted_group_fails_who_waits_and_who_comes_later() {
     ];
     let late = vec![compute(3 * MS), wait(0), collective(CollectiveKind::AllReduce, 9), wait(1)];
     let outcomes = run(&switch(3), vec![closes, blocking(CollectiveKind::AllReduce, 9), late]);
-    assert!(matches!(outcomes.ended, Ending::Finished), "{:?}", outcomes.ended);
+    assert!(matches!(outcomes.ended, RunEnd::Finished), "{:?}", outcomes.ended);
     let by_0 = |handle| Reply::Failed { complete: vec![Handle(handle)], failed: vec![(Handle(handle), RankId(0))] };
     assert_eq!((outcomes.at(0, 4), outcomes.reply(0, 4)), (MS, by_0(0)));
     assert_eq!((outcomes.at(1, 1), outcomes.reply(1, 1)), (MS + LATENCY_PS, by_0(0)));
@@ -87,7 +87,7 @@ fn other_groups_go_on() {
     let receives =
         vec![join(), recv(Some(1), 0, 8), other(recv(Some(1), 0, 8)), issue(Activity::Abort(WORLD)), wait(0), wait(1)];
     let outcomes = run(&switch(2), vec![receives, vec![join(), other(send(0, 0, 8)), wait(0)]]);
-    assert!(matches!(outcomes.ended, Ending::Finished), "{:?}", outcomes.ended);
+    assert!(matches!(outcomes.ended, RunEnd::Finished), "{:?}", outcomes.ended);
     assert_eq!((outcomes.at(0, 4), outcomes.reply(0, 4)), (0, aborted(0, 0)));
     assert_eq!((outcomes.at(0, 5), outcomes.reply(0, 5)), (8 * PS_PER_BYTE + LATENCY_PS, complete(1)));
 }

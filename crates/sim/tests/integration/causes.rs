@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use uniference_sim::cluster::{Cluster, Handshake, Protocol};
 use uniference_sim::collective::choose::algorithm_by_name;
-use uniference_sim::engine::{Ending, Engine, drive};
+use uniference_sim::engine::{Engine, RunEnd, drive};
 use uniference_sim::event::{Cause, Elapsed, Event, MessageWay, Observer, Why};
 use uniference_sim::ids::{Handle, MessageId, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::CollectiveKind::{self, AllGather, AllReduce, Barrier, Broadcast};
@@ -306,7 +306,7 @@ fn observed(cluster: &Cluster, scripts: Vec<Vec<Request>>) -> Causes {
     }
     let mut causes = Causes::default();
     let ended = drive(&mut Engine::new(cluster), &mut programs, &mut causes);
-    assert!(matches!(ended, Ending::Finished), "{ended:?}");
+    assert!(matches!(ended, RunEnd::Finished), "{ended:?}");
     causes
 }
 

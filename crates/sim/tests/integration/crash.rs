@@ -2,7 +2,7 @@
 
 use crate::support::{LATENCY_PS, PS_PER_BYTE, WORLD, blocking, compute, issue, recv, run, send, switch, wait};
 use uniference_sim::cluster::Cluster;
-use uniference_sim::engine::{Ending, HaltReason};
+use uniference_sim::engine::{HaltReason, RunEnd};
 use uniference_sim::ids::{GroupId, Handle, RankId};
 use uniference_sim::program::{Activity, CollectiveKind, Outcome, Reply, Request};
 use uniference_sim::time::{Bytes, SimTime};
@@ -33,7 +33,7 @@ fn a_crash_goes_round_the_ring_as_those_who_hear_of_it_end() {
     let mut scripts = vec![blocking(CollectiveKind::AllReduce, 4_000); 4];
     scripts[3] = busy(0).to_vec();
     let outcomes = run(&crashing(4, 3, MS), scripts);
-    assert!(matches!(outcomes.ended, Ending::Finished));
+    assert!(matches!(outcomes.ended, RunEnd::Finished));
     for (rank, peer) in [(0, 3), (1, 0), (2, 1)] {
         assert_eq!(outcomes.at(rank, 1), MS + (rank as u64 + 1) * LATENCY_PS, "rank {rank}");
         assert_eq!(outcomes.reply(rank, 1), failed_by(0, peer), "rank {rank}");
@@ -166,7 +166,7 @@ fn the_survivors_go_on_in_a_new_group() {
     let mut scripts = vec![[blocking(CollectiveKind::Barrier, 0), vec![survivors(), barrier(), wait(1)]].concat(); 2];
     scripts.push(busy(0).to_vec());
     let outcomes = run(&crashing(3, 2, MS), scripts);
-    assert!(matches!(outcomes.ended, Ending::Finished));
+    assert!(matches!(outcomes.ended, RunEnd::Finished));
     for rank in 0..2 {
         assert!(matches!(outcomes.reply(rank, 1), Reply::Failed { .. }), "rank {rank}");
         assert_eq!(outcomes.reply(rank, 4), Reply::Complete(vec![Handle(1)]), "rank {rank}");

@@ -3,7 +3,7 @@
 use crate::support::*;
 use proptest::prelude::*;
 use std::sync::Arc;
-use uniference_sim::engine::{Ending, Engine, Resumption, Turn};
+use uniference_sim::engine::{Engine, Resumption, RunEnd, Turn};
 use uniference_sim::ids::{GroupId, QueueId, RankId, TaskId};
 use uniference_sim::observe::{Digest, Statistics};
 use uniference_sim::program::CollectiveKind::{AllGather, AllReduce, AllToAll, Barrier, Broadcast, Reduce};
@@ -96,7 +96,7 @@ proptest! {
         let mut engine = Engine::new(&cluster);
         let mut digest = Digest::default();
         let ended = replay(&mut engine, records, &mut digest);
-        prop_assert!(matches!(ended, Ending::Finished), "{ended:?}");
+        prop_assert!(matches!(ended, RunEnd::Finished), "{ended:?}");
         prop_assert_eq!(digest.to_hex(), expected);
     }
 }
@@ -104,7 +104,7 @@ proptest! {
 /// Two pairs of ranks, each with a group of its own that it joins after some compute and in which it reduces. The
 /// record numbers groups as on a cluster of equal devices; with `named`, the record contains these numbers. In the
 /// replay ranks 0 and 1 are `slow` times as slow.
-fn pairs(slow: f64, named: bool) -> (Ending, Statistics) {
+fn pairs(slow: f64, named: bool) -> (RunEnd, Statistics) {
     let mut cluster = switch(RANKS);
     cluster.devices[..2].iter_mut().for_each(|device| device.slowdown = slow);
     let record = |rank: usize| {
@@ -144,7 +144,7 @@ fn pairs_end_at(before: u64, elements: u64) -> u64 {
 fn a_record_that_names_groups_replays_where_they_are_joined_in_another_order() {
     for (slow, first) in [(1.0, 1_000), (5.0, 5_000)] {
         let (ended, statistics) = pairs(slow, true);
-        assert!(matches!(ended, Ending::Finished), "{ended:?}");
+        assert!(matches!(ended, RunEnd::Finished), "{ended:?}");
         let finishes: Vec<u64> = statistics.ranks().iter().map(|rank| rank.finish.unwrap().as_ps()).collect();
         let [of_first, of_second] = [pairs_end_at(first, 1_000), pairs_end_at(2_000, 2_000)];
         assert_eq!(finishes, [of_first, of_first, of_second, of_second], "ranks 0 and 1 are {slow} times as slow");
@@ -154,9 +154,9 @@ fn a_record_that_names_groups_replays_where_they_are_joined_in_another_order() {
 #[test]
 fn a_record_that_does_not_name_groups_is_refused_where_they_are_joined_in_another_order() {
     let (at_home, _) = pairs(1.0, false);
-    assert!(matches!(at_home, Ending::Finished), "{at_home:?}");
+    assert!(matches!(at_home, RunEnd::Finished), "{at_home:?}");
     let (elsewhere, _) = pairs(5.0, false);
-    let Ending::Failed(failure) = elsewhere else { panic!("it is not refused: {elsewhere:?}") };
+    let RunEnd::Failed(failure) = elsewhere else { panic!("it is not refused: {elsewhere:?}") };
     // In this run the group of ranks 2 and 3 is number 0, and they call number 1, which no rank has joined yet.
     assert_eq!((failure.rank, failure.task, failure.at.as_ps()), (RankId(2), TaskId(0), 2_000));
     assert_eq!(failure.error.downcast_ref::<OtherGroup>(), Some(&OtherGroup { group: GroupId(1) }));
@@ -185,7 +185,7 @@ fn compute_that_takes_no_time_leaves_no_trace() {
     };
     let digest = |with: fn(u64) -> bool| {
         let outcomes = run(&switch(4), (0..4).map(|rank| script(rank, with(rank))).collect());
-        assert!(matches!(outcomes.ended, Ending::Finished));
+        assert!(matches!(outcomes.ended, RunEnd::Finished));
         outcomes.digest
     };
     let without = digest(|_| false);
@@ -225,7 +225,7 @@ fn threads_wait_for_what_they_have_issued_though_another_is_first() {
         let [a, b, c, d] = durations;
         let mut statistics = Statistics::default();
         let ended = replay(&mut Engine::new(&switch(1)), vec![record(durations)], &mut statistics);
-        assert!(matches!(ended, Ending::Finished), "{durations:?}: {ended:?}");
+        assert!(matches!(ended, RunEnd::Finished), "{durations:?}: {ended:?}");
         assert_eq!(statistics.makespan().as_ps(), (a + b).max(c + d), "{durations:?}");
     }
 }

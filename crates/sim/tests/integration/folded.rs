@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use uniference_sim::cluster::{Cluster, Device};
 use uniference_sim::collective::Surroundings;
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name, algorithms_for};
-use uniference_sim::engine::{Ending, Engine, HaltReason, drive};
+use uniference_sim::engine::{Engine, HaltReason, RunEnd, drive};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, HostId, QueueId, RankId, Site, TaskId};
 use uniference_sim::network::{Dimension, DimensionKind, HostRates, HostSpec, LinkSpec, Preset, Topology};
 use uniference_sim::observe::{RankStatistics, Statistics};
@@ -149,8 +149,8 @@ fn simulate(mut engine: Engine, grid: Grid, jobs: &[Job]) -> Result<Vec<RankStat
         (0..grid.world()).map(|me| Box::new(Rank::new(grid, me, jobs)) as Box<dyn Program>).collect();
     let mut statistics = Statistics::default();
     match drive(&mut engine, &mut programs, &mut statistics) {
-        Ending::Finished => Ok(statistics.ranks().to_vec()),
-        Ending::Halted(halt) => Err(halt.reason),
+        RunEnd::Finished => Ok(statistics.ranks().to_vec()),
+        RunEnd::Halted(halt) => Err(halt.reason),
         other => panic!("{other:?}"),
     }
 }
@@ -506,7 +506,7 @@ fn operations_that_complete_at_one_instant_have_the_order_of_their_issue() {
         let mut programs: Vec<Box<dyn Program>> = (0..5).map(program).collect();
         let mut statistics = Statistics::default();
         let ending = drive(&mut engine, &mut programs, &mut statistics);
-        assert!(matches!(ending, Ending::Finished), "{ending:?}");
+        assert!(matches!(ending, RunEnd::Finished), "{ending:?}");
         statistics.ranks().to_vec()
     };
     let all = run(Engine::new(&cluster));

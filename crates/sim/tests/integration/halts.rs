@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use uniference_sim::cluster::{Handshake, Protocol};
-use uniference_sim::engine::{Doing, Ending, Engine, HaltReason, drive};
+use uniference_sim::engine::{Doing, Engine, HaltReason, RunEnd, drive};
 use uniference_sim::ids::{Handle, RankId, Site, TaskId};
 use uniference_sim::program::CollectiveKind::{AllReduce, Barrier, Broadcast};
 use uniference_sim::program::{Activity, Mark, Program, ProgramError, Reply, Request, StoreOp};
@@ -42,7 +42,7 @@ fn a_deadlock_is_reported_when_it_happens_and_not_when_time_outs_that_are_over_w
 fn a_sleep_that_never_ends_holds_up_nobody_who_does_not_wait_for_it() {
     let sleep = |ps| issue(Activity::Sleep(SimDuration::from_ps(ps)));
     let outcomes = run(&switch(1), vec![vec![compute(5), wait(0), sleep(u64::MAX), compute(6)]]);
-    assert!(matches!(outcomes.ended, Ending::Finished));
+    assert!(matches!(outcomes.ended, RunEnd::Finished));
     let outcomes = run(&switch(1), vec![vec![compute(5), wait(0), sleep(u64::MAX), wait(1)]]);
     assert_eq!(outcomes.halt().reason, HaltReason::EndOfTime);
 }
@@ -137,7 +137,7 @@ fn a_program_that_cannot_go_on_ends_the_run_with_its_error() {
     }
     let script = |ps| Box::new(Fails(vec![compute(ps), wait(0)].into_iter())) as Box<dyn Program>;
     let ended = drive(&mut Engine::new(&switch(2)), &mut [script(9), script(7)], &mut ());
-    let Ending::Failed(failure) = ended else { panic!("no program fails: {ended:?}") };
+    let RunEnd::Failed(failure) = ended else { panic!("no program fails: {ended:?}") };
     assert_eq!((failure.rank, failure.task, failure.at.as_ps()), (RankId(1), TaskId(0), 7));
     assert_eq!(failure.error.downcast_ref(), Some(&Missing(3)));
     assert_eq!(failure.to_string(), "rank 1, task 0, at 7 ps: line 3 is missing");

@@ -124,7 +124,7 @@ fn steps_to_a_member_that_has_not_come_leave_as_far_as_it_has_room() {
 #[test]
 fn a_member_that_never_comes_holds_up_whoever_has_more_for_it_than_it_has_room() {
     let reason = |bytes| match run(&cluster(2, buffered()), vec![blocking(Broadcast, bytes), vec![]]).ended {
-        uniference_sim::engine::Ending::Halted(halt) => Some(halt.reason),
+        uniference_sim::engine::RunEnd::Halted(halt) => Some(halt.reason),
         _ => None,
     };
     assert_eq!(reason(1000), None);
@@ -163,9 +163,9 @@ fn messages_of_a_group_with_rendezvous_leave_when_their_receives_are_posted() {
 fn two_ranks_that_both_send_first_wait_for_each_other_if_there_is_no_room() {
     let script = |peer, bytes| vec![send(peer, 0, bytes), wait(0), recv(Some(peer), 0, bytes), wait(1)];
     let ends = |bytes| run(&cluster(2, buffered()), vec![script(1, bytes), script(0, bytes)]).ended;
-    assert!(matches!(ends(1000), uniference_sim::engine::Ending::Finished));
+    assert!(matches!(ends(1000), uniference_sim::engine::RunEnd::Finished));
     assert!(
-        matches!(ends(1001), uniference_sim::engine::Ending::Halted(halt) if halt.reason == uniference_sim::engine::HaltReason::Deadlock)
+        matches!(ends(1001), uniference_sim::engine::RunEnd::Halted(halt) if halt.reason == uniference_sim::engine::HaltReason::Deadlock)
     );
 }
 
@@ -176,7 +176,7 @@ fn senders_that_ask_are_matched_by_name_tag_and_order() {
     let scripts =
         vec![receiver, vec![send(0, 0, 2000), send(0, 7, 2000), wait(0), wait(1)], vec![send(0, 0, 2000), wait(0)]];
     let outcomes = run(&cluster(3, eager()), scripts);
-    assert!(matches!(outcomes.ended, uniference_sim::engine::Ending::Finished));
+    assert!(matches!(outcomes.ended, uniference_sim::engine::RunEnd::Finished));
     let plain = |n| time(4, Protocol::default(), AllToAll, n);
     // Four ranks post all at once: each of a rank's 3 messages asks, so all begin 2 d later; in an all-gather each
     // round does.

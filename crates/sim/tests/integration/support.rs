@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use uniference_sim::cluster::{Backend, Cluster, Device, Protocol, Window};
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
-use uniference_sim::engine::{Ending, Engine, Halt, drive};
+use uniference_sim::engine::{Engine, Halt, RunEnd, drive};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, HostId, QueueId, RankId, Site, TaskId};
 use uniference_sim::network::{HostSpec, LinkSpec, Preset, Topology};
 use uniference_sim::observe::{Digest, Statistics};
@@ -84,7 +84,7 @@ impl Program for Script {
 
 /// Results of a run.
 pub(crate) struct Outcomes {
-    pub(crate) ended: Ending,
+    pub(crate) ended: RunEnd,
     /// For each rank: entry 1 is the reply to the group's naming, entry n + 2 the reply to the script's n-th request.
     pub(crate) logs: Vec<Log>,
     pub(crate) statistics: Statistics,
@@ -107,7 +107,7 @@ impl Outcomes {
 
     pub(crate) fn halt(&self) -> &Halt {
         match &self.ended {
-            Ending::Halted(halt) => halt,
+            RunEnd::Halted(halt) => halt,
             other => panic!("the run was not halted: {other:?}"),
         }
     }

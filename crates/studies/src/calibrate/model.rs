@@ -12,7 +12,7 @@ use std::rc::Rc;
 use uniference_formats::cluster::{Choices, ClusterFile};
 use uniference_formats::units::Size;
 use uniference_sim::cluster::Cluster;
-use uniference_sim::engine::{Ending, Engine, drive};
+use uniference_sim::engine::{Engine, RunEnd, drive};
 use uniference_sim::ids::{GroupId, GroupRank, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::{Activity, Call, CallOp, Outcome, Program, ProgramError, Reply, Request};
 use uniference_sim::time::{Bytes, SimTime};
@@ -317,8 +317,8 @@ pub fn pingpong(cluster: &Cluster, bytes: [Bytes; 2]) -> f64 {
         Box::new(Player { rank, bytes, step: 0, group: GroupId(0), ends: ends.clone() })
     };
     match drive(&mut engine, &mut [player(0), player(1)], &mut ()) {
-        Ending::Finished => ends.get()[1].since(ends.get()[0]).as_secs_f64(),
-        Ending::Halted(halt) => {
+        RunEnd::Finished => ends.get()[1].since(ends.get()[0]).as_secs_f64(),
+        RunEnd::Halted(halt) => {
             panic!("a ping-pong comes to its end: {}", halt.render(&|_| String::new(), &|_| Vec::new()))
         }
         other => panic!("a ping-pong comes to its end: {other:?}"),

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use std::sync::Arc;
 use uniference_formats::cluster::{Choices, ClusterFile};
 use uniference_sim::cluster::Cluster;
-use uniference_sim::engine::{Ending, Engine};
+use uniference_sim::engine::{Engine, RunEnd};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId, TaskId};
 use uniference_sim::program::{
     Activity, Call, CallOp, Collective, CollectiveKind, DType, Mark, Origin, Outcome, ReduceOp, Request, Shape, Work,
@@ -77,7 +77,7 @@ fn causes_of(cluster: &Cluster, ranks: Vec<Vec<(TaskId, RecordedStep)>>) -> Caus
     let mut causes = Causes::new(cluster);
     let ranks = ranks.into_iter().map(Vec::into_iter).collect();
     let replayed = replay(&mut Engine::new(cluster), ranks, &mut causes);
-    assert!(matches!(replayed, Ending::Finished), "{replayed:?}");
+    assert!(matches!(replayed, RunEnd::Finished), "{replayed:?}");
     causes
 }
 
@@ -361,7 +361,7 @@ fn of_a_run_that_is_too_long_nothing_is_kept() {
         let steps: Vec<(TaskId, RecordedStep)> = steps.map(|request| (TaskId(0), request.into())).into();
         let mut causes = Causes::new(&cluster).of_at_most(most);
         let replayed = replay(&mut Engine::new(&cluster), vec![steps.into_iter()], &mut causes);
-        assert!(matches!(replayed, Ending::Finished), "{replayed:?}");
+        assert!(matches!(replayed, RunEnd::Finished), "{replayed:?}");
         causes.explain(&[], Listed::Nothing).is_some()
     };
     let least = (0..10).find(|most| explained(*most)).expect("it has few events");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use uniference_formats::cluster::{Choices, ClusterFile};
 use uniference_formats::report::Manifest;
 use uniference_sim::collective::choose::algorithms_for;
-use uniference_sim::engine::{Ending, Engine};
+use uniference_sim::engine::{Engine, RunEnd};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, QueueId, RankId, Site, TaskId};
 use uniference_sim::observe::Statistics;
 use uniference_sim::program::{
@@ -42,7 +42,7 @@ fn seen(cluster: &Cluster, sleeps: &[u64], call: impl Fn(u32) -> Option<CallOp>)
     };
     let ranks = (0..).zip(sleeps).map(script).collect();
     let mut observer = (Watched::simulated(cluster), Statistics::default());
-    assert!(matches!(replay(&mut Engine::new(cluster), ranks, &mut observer), Ending::Finished));
+    assert!(matches!(replay(&mut Engine::new(cluster), ranks, &mut observer), RunEnd::Finished));
     observer.0.finish(None, &Held::default())
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use uniference_protocol::memory::Window;
 use uniference_protocol::messages::Offset;
-use uniference_sim::cast::Cast;
+use uniference_sim::fold_plan::FoldPlan;
 use uniference_sim::ids::{GroupId, RankId, TaskId};
 use uniference_sim::program::{CallOp, Collective, CollectiveKind};
 
@@ -16,7 +16,7 @@ const ALIGNMENT: u64 = 64;
 /// The absent members of groups, and rooms for their contributions in the parts of the arena that their processes would
 /// have.
 pub(super) struct Copies {
-    cast: Arc<Cast>,
+    cast: Arc<FoldPlan>,
     window: Window,
     /// Size in bytes of each rank's part.
     part: u64,
@@ -43,7 +43,7 @@ struct Rooms {
 }
 
 impl Copies {
-    pub(super) fn new(cast: Arc<Cast>, window: Window, part: u64) -> Copies {
+    pub(super) fn new(cast: Arc<FoldPlan>, window: Window, part: u64) -> Copies {
         Copies {
             cast,
             window,
@@ -174,7 +174,7 @@ mod tests {
     use uniference_protocol::arena;
     use uniference_protocol::arena::Layout;
     use uniference_protocol::memory::Region;
-    use uniference_sim::cast::{axes, ends};
+    use uniference_sim::fold_plan::{axes, ends};
     use uniference_sim::program::{DType, ReduceOp, Shape};
     use uniference_sim::symmetry::Symmetry;
 
@@ -182,7 +182,7 @@ mod tests {
 
     /// 8 ranks, one per machine: 0, 1, 2, 4 and 7 run.
     fn copies() -> Copies {
-        let cast = Cast::new(Symmetry::new(axes(8, 1), 8).unwrap(), 8, ends(8, 1), Vec::new());
+        let cast = FoldPlan::new(Symmetry::new(axes(8, 1), 8).unwrap(), 8, ends(8, 1), Vec::new());
         let file = arena::create(Layout { part: PART, total: 8 * PART, retain: 0 }).unwrap();
         Copies::new(Arc::new(cast), arena::map(&file, 8 * PART).unwrap(), PART)
     }

@@ -6,7 +6,7 @@ use super::Driver;
 use crate::error::HostError;
 use crate::live::connections::{Process, RankConnections, TaskConnection, pipe};
 use crate::live::output::{Pipe, Stream};
-use crate::live::remote::board::Birth;
+use crate::live::remote::remote_worker::Birth;
 use crate::live::sources::Source;
 use crate::live::zygote::{self, RankPlacement};
 use std::os::fd::AsFd;

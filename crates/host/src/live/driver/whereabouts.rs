@@ -4,9 +4,9 @@
 
 use super::{Driver, LONG_SILENCE, RankConnections, SILENCE, TICK};
 use crate::error::HostError;
-use crate::live::exchange::Standing;
-use crate::live::lookout::{Lookout, is_stopped};
-use crate::live::remote::board::Board;
+use crate::live::conversations::Progress;
+use crate::live::process_probe::{ProcessProbe, is_stopped};
+use crate::live::remote::remote_worker::RemoteWorker;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::{Duration, Instant};
@@ -55,20 +55,20 @@ impl Driver<'_> {
 
     /// Advances the run as far as possible without reading new messages, including the passage of time while no task
     /// has a request.
-    pub(super) fn go_on_when_idle(&mut self) -> Result<Standing, HostError> {
+    pub(super) fn go_on_when_idle(&mut self) -> Result<Progress, HostError> {
         let mut standing = self.go_on();
-        while matches!(standing, Standing::Idle) && self.still_waits()? {
-            self.exchange.still_waits();
+        while matches!(standing, Progress::Idle) && self.still_waits()? {
+            self.conversations.still_waits();
             standing = self.go_on();
         }
-        self.idles = matches!(standing, Standing::Idle);
+        self.idles = matches!(standing, Progress::Idle);
         Ok(standing)
     }
 
     /// Whether all processes that could be woken from outside still wait, and have sent no message since they reported
     /// it. A process that is still asleep was not woken by anything that other processes have done so far.
     pub(super) fn still_waits(&mut self) -> Result<bool, HostError> {
-        let wakeable: BTreeSet<u32> = self.exchange.wakeable().map(|rank| rank.0).collect();
+        let wakeable: BTreeSet<u32> = self.conversations.wakeable().map(|rank| rank.0).collect();
         // Ranks on other machines could only be woken over the network.
         let is_here = |rank: RankId| self.board(rank.0).is_none();
         let mut processes =
@@ -103,10 +103,10 @@ impl Driver<'_> {
             return;
         }
         for (rank, pid) in self.running() {
-            let found = self.board(rank).map_or_else(|| Lookout::waits(pid), |board| board.waits(rank));
+            let found = self.board(rank).map_or_else(|| ProcessProbe::waits(pid), |board| board.waits(rank));
             match found {
                 Found::Inside => {
-                    self.exchange.stuck(RankId(rank));
+                    self.conversations.stuck(RankId(rank));
                     self.slots.blocked(RankId(rank));
                 }
                 Found::Outside if silent > LONG_SILENCE && self.waiting_outside.insert(rank) => {
@@ -115,7 +115,7 @@ impl Driver<'_> {
                 Found::Outside | Found::Running => {}
             }
         }
-        for (rank, pid) in self.processes_where(|rank, _| self.exchange.waits_outside(rank)) {
+        for (rank, pid) in self.processes_where(|rank, _| self.conversations.waits_outside(rank)) {
             if silent > LONG_SILENCE && self.waiting_outside.insert(rank) {
                 self.say_outside(rank, pid);
             }
@@ -123,12 +123,12 @@ impl Driver<'_> {
     }
 
     pub(super) fn anybody_runs(&self) -> bool {
-        self.is_there(|rank| self.exchange.runs(rank))
+        self.is_there(|rank| self.conversations.runs(rank))
     }
 
     /// Whether any rank may send a message that does not depend on the engine alone.
     pub(super) fn anybody_is_out(&self) -> bool {
-        self.is_there(|rank| self.exchange.runs(rank) || self.exchange.waits_outside(rank))
+        self.is_there(|rank| self.conversations.runs(rank) || self.conversations.waits_outside(rank))
     }
 
     /// Whether any rank that satisfies `such` has a process that has not ended.
@@ -149,7 +149,7 @@ impl Driver<'_> {
     /// Ranks whose processes run, except the debugged rank, which waits for its user.
     fn running(&self) -> Vec<(u32, i32)> {
         let debugged = self.setup.terminal.as_ref().map(|terminal| terminal.rank);
-        self.processes_where(|rank, state| Some(rank.0) != debugged && !state.crashed && self.exchange.runs(rank))
+        self.processes_where(|rank, state| Some(rank.0) != debugged && !state.crashed && self.conversations.runs(rank))
     }
 
     fn processes_where(&self, wanted: impl Fn(RankId, &RankConnections) -> bool) -> Vec<(u32, i32)> {
@@ -159,7 +159,7 @@ impl Driver<'_> {
 
     /// Lines at which threads wait inside their process, by rank; at most `most` ranks.
     pub fn stands(&self, most: usize) -> BTreeMap<u32, Vec<String>> {
-        let report = self.exchange.engine().report();
+        let report = self.conversations.engine().report();
         let inside = report.iter().filter(|rank| rank.tasks.iter().any(|task| task.doing == Doing::Inside));
         inside.filter_map(|rank| self.stand(rank.rank, false)).take(most).collect()
     }
@@ -167,7 +167,7 @@ impl Driver<'_> {
     /// Lines of the threads of the first `most` ranks that the engine does not know: threads that run, wait inside
     /// their process, or have called at a time that virtual time has not reached.
     pub fn whereabouts(&self, most: usize) -> BTreeMap<u32, Vec<String>> {
-        let report = self.exchange.engine().report();
+        let report = self.conversations.engine().report();
         let all = |rank: &RankReport, doing: Doing| rank.tasks.iter().all(|task| task.doing == doing);
         let known = |rank: &&RankReport| {
             rank.ended.is_some() || rank.tasks.iter().all(|task| !matches!(task.doing, Doing::Running | Doing::Inside))
@@ -183,7 +183,7 @@ impl Driver<'_> {
     }
 
     /// The worker of a rank on another machine.
-    pub(super) fn board(&self, rank: u32) -> Option<&Board> {
+    pub(super) fn board(&self, rank: u32) -> Option<&RemoteWorker> {
         self.board_of[rank as usize].map(|board| &self.boards[board])
     }
 }

@@ -6,10 +6,10 @@
 //! to: the bytes of an input before the frame that reports it as staged, the bytes of an output before the answer with
 //! its offsets.
 
-pub(super) mod board;
 mod files;
 mod inbox;
 mod messages;
+pub(super) mod remote_worker;
 pub mod worker;
 
 use crate::error::HostError;

@@ -11,7 +11,7 @@ use crate::capacity;
 use crate::error::HostError;
 use crate::interrupt::{Interrupt, Interrupts};
 use crate::live::connections::pipe;
-use crate::live::lookout::{Lookout, is_exiting};
+use crate::live::process_probe::{ProcessProbe, is_exiting};
 use crate::live::zygote::{self, News, Zygote};
 use rustix::event::{PollFd, PollFlags, poll};
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ use uniference_protocol::arena::{self, Layout, SharedArena};
 use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::hello::Hello;
 use uniference_protocol::memory::{Tensors, Window};
-use uniference_protocol::messages::{Answer, Batch, Compute, LocalHandle, Offset, Op, Piece, Reply, Welcome};
+use uniference_protocol::messages::{Answer, Batch, Compute, LocalHandle, Offset, Op, OutputPart, Reply, Welcome};
 use uniference_protocol::wire::{UnixWire, Wire, write_with_fds};
 
 /// Largest address space of the whole arena: half of a process's address space on CPUs with 39-bit virtual addresses.
@@ -82,7 +82,7 @@ pub fn serve(
         let shared = shared.clone();
         move || shared.hear(receiver)
     });
-    let lookout = Lookout::new(zygote::package()).map_err(system("creating a file for stack traces"))?;
+    let lookout = ProcessProbe::new(zygote::package()).map_err(system("creating a file for stack traces"))?;
     let mut worker = Worker {
         python,
         shared: shared.clone(),
@@ -287,7 +287,7 @@ struct Birth {
 struct Worker<'a> {
     python: &'a Path,
     shared: Arc<Shared>,
-    lookout: Lookout,
+    lookout: ProcessProbe,
     zygote: Option<Zygote>,
     stay: Option<Visit>,
     is_ready: bool,
@@ -731,7 +731,7 @@ impl Worker<'_> {
         let (mut buffer, mut sent) = (Vec::new(), 0);
         while sent < bytes {
             let part = PART.min(bytes - sent);
-            window.load(&[Piece { offset: at + sent, bytes: part, other: None }], None, &mut buffer);
+            window.load(&[OutputPart { offset: at + sent, bytes: part, other: None }], None, &mut buffer);
             // The frame that refers to the data follows.
             send_soon(&self.shared.stream, &Up::Data { at: to + sent }, &buffer)?;
             sent += part;
@@ -742,7 +742,7 @@ impl Worker<'_> {
     fn look(&self, question: Question) -> Told {
         let pid = |rank| self.processes.get(&rank).and_then(|process: &Process| process.pid);
         match question {
-            Question::Waits { rank } => match pid(rank).map(Lookout::waits) {
+            Question::Waits { rank } => match pid(rank).map(ProcessProbe::waits) {
                 Some(Found::Inside) => Told::WaitsInside,
                 Some(Found::Outside) => Told::WaitsOutside,
                 Some(Found::Running) | None => Told::Runs,

@@ -9,7 +9,7 @@ use uniference_formats::chakra::read::Reader;
 use uniference_formats::record::{Header, RecordWriter};
 use uniference_sim::cluster::{Backend, Device};
 use uniference_sim::collective::choose::AlgorithmTable;
-use uniference_sim::engine::{Ending, Turn, drive};
+use uniference_sim::engine::{RunEnd, Turn, drive};
 use uniference_sim::ids::{GroupRank, HostId, QueueId};
 use uniference_sim::network::{HostSpec, LinkSpec, Preset, Topology};
 use uniference_sim::observe::Statistics;
@@ -201,7 +201,7 @@ fn replayed(traces: &[Vec<u8>], cluster: &Cluster) -> Vec<SimTime> {
     let mut programs: Vec<_> = traces.iter().enumerate().map(start).collect();
     let mut statistics = Statistics::default();
     let ended = drive(&mut engine(cluster), &mut programs, &mut statistics);
-    assert!(matches!(ended, Ending::Finished), "{ended:?}");
+    assert!(matches!(ended, RunEnd::Finished), "{ended:?}");
     finishes(&statistics)
 }
 
@@ -372,7 +372,7 @@ proptest! {
         let elsewhere = cluster(rate, 700);
         let mut statistics = Statistics::default();
         let (ranks, rest) = RecordReader::open(io::Cursor::new(&record)).unwrap().by_rank();
-        prop_assert!(matches!(replay(&mut engine(&elsewhere), ranks, &mut statistics), Ending::Finished));
+        prop_assert!(matches!(replay(&mut engine(&elsewhere), ranks, &mut statistics), RunEnd::Finished));
         rest.finish().unwrap();
         prop_assert_eq!(replayed(&traces, &elsewhere), finishes(&statistics));
     }

@@ -17,7 +17,7 @@ use uniference_formats::chakra::read::{Nodes, ReadError, Reader};
 use uniference_formats::chakra::schema::{CommType, NodeType};
 use uniference_formats::chakra::write::Writer;
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
-use uniference_sim::engine::{Ending, Engine, drive};
+use uniference_sim::engine::{Engine, RunEnd, drive};
 use uniference_sim::ids::RankId;
 use uniference_sim::observe::Statistics;
 use uniference_sim::program::Program;
@@ -83,7 +83,7 @@ fn makespan(job: &Job, bandwidth: &str) -> f64 {
     }
     let mut statistics = Statistics::default();
     let ended = drive(&mut Engine::new(&cluster), &mut programs, &mut statistics);
-    assert!(matches!(ended, Ending::Finished), "{ended:?}");
+    assert!(matches!(ended, RunEnd::Finished), "{ended:?}");
     statistics.makespan().as_secs_f64() * 1e3
 }
 

@@ -6,7 +6,7 @@ use uniference_formats::chakra::write::Writer;
 use uniference_sim::cluster::{Backend, Cluster, Device};
 use uniference_sim::collective::choose::AlgorithmTable;
 use uniference_sim::device::Origin;
-use uniference_sim::engine::{Ending, Engine, Halt, drive};
+use uniference_sim::engine::{Engine, Halt, RunEnd, drive};
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::ids::HostId;
 use uniference_sim::network::{HostSpec, LinkSpec, Preset, Topology};
@@ -75,7 +75,7 @@ fn bytes(nodes: &[Node]) -> Vec<u8> {
 }
 
 struct Outcomes {
-    ended: Ending,
+    ended: RunEnd,
     statistics: Statistics,
     /// For each rank, the node of handle 0 and the nodes that wait for it.
     behind: Vec<Option<(String, Vec<String>)>>,
@@ -97,13 +97,13 @@ impl Observer for Origins {
 impl Outcomes {
     /// End of each rank, in microseconds.
     fn finishes(&self) -> Vec<f64> {
-        assert!(matches!(self.ended, Ending::Finished), "{:?}", self.ended);
+        assert!(matches!(self.ended, RunEnd::Finished), "{:?}", self.ended);
         self.statistics.ranks().iter().map(|rank| rank.finish.unwrap().as_ps() as f64 / 1e6).collect()
     }
 
     fn halt(&self) -> &Halt {
         match &self.ended {
-            Ending::Halted(halt) => halt,
+            RunEnd::Halted(halt) => halt,
             other => panic!("the run was not halted: {other:?}"),
         }
     }
@@ -283,7 +283,7 @@ fn what_a_node_says_wrongly_is_an_error() {
         let mut traces = vec![vec![]; rules.world.len()];
         traces[0] = nodes;
         let outcomes = run(rules, &traces);
-        let Ending::Failed(failure) = outcomes.ended else { panic!("it is refused") };
+        let RunEnd::Failed(failure) = outcomes.ended else { panic!("it is refused") };
         let error: Box<ReplayError> = failure.error.downcast().expect("the trace's error reaches whoever runs it");
         error.to_string()
     };

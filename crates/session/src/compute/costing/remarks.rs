@@ -4,7 +4,7 @@ use super::{Costing, KERNEL, RankCosting, What};
 use crate::compute::{Earlier, Way};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use uniference_devices::operators::{is_rough, lengths_are_values};
+use uniference_costs::operators::{is_rough, lengths_are_values};
 use uniference_sim::ids::RankId;
 use uniference_sim::program::Origin;
 

@@ -100,7 +100,7 @@ fn a_graph_goes_on_when_its_calls_are_made() {
     let mut events = Vec::new();
     let mut pieces = |operators: &[u8]| -> Vec<String> {
         let (rank, task, measured) = (RankId(0), TaskId(0), SimDuration::ZERO);
-        let slice = exchange::Slice { rank, task, line: "", measured, operators };
+        let slice = conversations::RankSlice { rank, task, line: "", measured, operators };
         let mut event = |event| {
             if !events.contains(&event) {
                 events.push(event);
@@ -108,13 +108,13 @@ fn a_graph_goes_on_when_its_calls_are_made() {
             events.iter().position(|known| *known == event).unwrap()
         };
         let stream = |stream| if stream < 10 { format!("{stream}") } else { "branch".to_owned() };
-        let mut shown = |piece: Piece| match piece {
-            Piece::Host(_) => "host".to_owned(),
-            Piece::Launch(launch) => format!("launch {}", stream(launch.stream)),
-            Piece::Record { event: of, stream: on } => format!("record {} {}", event(of), stream(on)),
-            Piece::Wait { event: of, stream: on } => format!("wait {} {}", event(of), stream(on)),
+        let mut shown = |piece: LoweredWork| match piece {
+            LoweredWork::Host(_) => "host".to_owned(),
+            LoweredWork::Launch(launch) => format!("launch {}", stream(launch.stream)),
+            LoweredWork::Record { event: of, stream: on } => format!("record {} {}", event(of), stream(on)),
+            LoweredWork::Wait { event: of, stream: on } => format!("wait {} {}", event(of), stream(on)),
         };
-        Shared(Rc::clone(&costing)).pieces(slice).into_iter().map(&mut shown).collect()
+        Shared(Rc::clone(&costing)).lower(slice).into_iter().map(&mut shown).collect()
     };
     assert_eq!(pieces(&captured), ["host"]);
     let mut part = |entry| {

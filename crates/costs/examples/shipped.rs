@@ -1,12 +1,12 @@
 //! Makes the database that is shipped with the program from a Parquet file of operators and an installed
 //! aiconfigurator-core: the rows of sources whose licences allow it, thinned to the needs of interpolation.
 //!
-//! `cargo run --release -p uniference-devices --example shipped -- operators.parquet site-packages/aiconfigurator_core crates/devices/data/operators.sqlite`
+//! `cargo run --release -p uniference-costs --example shipped -- operators.parquet site-packages/aiconfigurator_core crates/costs/data/operators.sqlite`
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use uniference_devices::database::{Database, Repeat, Row, Series};
-use uniference_devices::import::import;
+use uniference_costs::database::{Database, Repeat, Row, Series};
+use uniference_costs::import::import;
 
 /// Cells per octave: one row of each is kept.
 const CELLS: f64 = 4.0;

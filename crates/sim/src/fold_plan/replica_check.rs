@@ -1,4 +1,4 @@
-//! Owns the replica check of a folded program: each replica (`witness`) must make the same requests as its
+//! Owns the replica check of a folded program: each replica (`replica`) must make the same requests as its
 //! representative, with its own groups and peers.
 //!
 //! Requests that may differ are removed before the comparison: the store, of which the first rank of a group makes
@@ -7,7 +7,7 @@
 //! order in which groups are closed, which depends on when Python frees them. A representative may sleep where no
 //! replica sleeps: absent ranks are made from replicas.
 
-use super::{Cast, End, Moved};
+use super::{End, FoldPlan, Moved};
 use crate::device::Origin;
 use crate::ids::{GroupId, Handle, RankId, Site, TaskId};
 use crate::program::{Activity, Call, CallOp, Request};
@@ -21,7 +21,7 @@ use std::fmt;
 /// A differing rank at an end is judged when the ranks at the other ends have made as many steps: among all ends at
 /// which ranks differ, the widest one becomes a class of its own.
 #[derive(Debug)]
-pub struct Likeness {
+pub struct ReplicaCheck {
     /// For each end of the cast, the strides of its axes.
     ends: Vec<End>,
     heard: BTreeMap<RankId, Heard>,
@@ -70,7 +70,7 @@ impl Unlike {
 #[derive(Debug)]
 struct Pair {
     representative: RankId,
-    witness: RankId,
+    replica: RankId,
     due_to: DueTo,
     moved: Moved,
     tasks: BTreeMap<TaskId, Ahead>,
@@ -88,7 +88,7 @@ struct Pair {
 /// Steps that one rank of a pair has made and the other has not made yet.
 #[derive(Debug, Default)]
 struct Ahead {
-    is_witness: bool,
+    is_replica: bool,
     steps: VecDeque<Significant>,
     /// Host work of the representative before a sleep that the replica does not make.
     host: SimDuration,
@@ -112,14 +112,14 @@ struct Heard {
     host: BTreeMap<TaskId, SimDuration>,
 }
 
-impl Likeness {
+impl ReplicaCheck {
     /// The check for all ranks that run.
-    pub fn new(cast: &Cast) -> Likeness {
-        let pair = |representative: RankId, witness: RankId, due_to: DueTo| Pair {
+    pub fn new(cast: &FoldPlan) -> ReplicaCheck {
+        let pair = |representative: RankId, replica: RankId, due_to: DueTo| Pair {
             representative,
-            witness,
+            replica,
             due_to,
-            moved: Moved::new(cast, representative, witness),
+            moved: Moved::new(cast, representative, replica),
             tasks: BTreeMap::new(),
             sleeps: BTreeMap::new(),
             slept: false,
@@ -128,11 +128,11 @@ impl Likeness {
         };
         let representatives = cast.running().filter(|rank| cast.representative(*rank) == *rank);
         let pairs = representatives.flat_map(|representative| {
-            let witnesses = cast.witnesses(representative).into_iter();
-            witnesses.map(move |(witness, due_to)| pair(representative, witness, due_to))
+            let replicas = cast.replicas(representative).into_iter();
+            replicas.map(move |(replica, due_to)| pair(representative, replica, due_to))
         });
         let (heard, contributed) = (BTreeMap::new(), BTreeMap::new());
-        Likeness { ends: cast.ends().to_vec(), heard, pairs: pairs.collect(), contributed, unlike: None }
+        ReplicaCheck { ends: cast.ends().to_vec(), heard, pairs: pairs.collect(), contributed, unlike: None }
     }
 
     /// Compares the next step of `task` of `rank`, which is on this line of the program.
@@ -140,7 +140,7 @@ impl Likeness {
         let Some(significant) = self.heard.entry(rank).or_default().hear(task, step) else { return };
         let (mut unlike, mut slept) = (None, false);
         for pair in &mut self.pairs {
-            if (pair.witness != rank && pair.representative != rank) || pair.differs.is_some() {
+            if (pair.replica != rank && pair.representative != rank) || pair.differs.is_some() {
                 continue;
             }
             let heard = pair.hear(rank, task, &significant);
@@ -194,7 +194,7 @@ impl Likeness {
         let pairs = self.pairs.iter().enumerate();
         let mut both = pairs.flat_map(|(place, one)| self.pairs[place + 1..].iter().map(move |other| (one, other)));
         let (one, other) = both.find(|(one, other)| differ(one, other))?;
-        let problem = format!("only one of {} and {} sleeps", one.witness, other.witness);
+        let problem = format!("only one of {} and {} sleeps", one.replica, other.replica);
         Some(Unlike { due_to: other.due_to, problem })
     }
 
@@ -202,16 +202,16 @@ impl Likeness {
     pub fn contributes(&mut self, rank: RankId, task: TaskId, call: u64, sum: u64) {
         self.contributed.insert((rank, task, call), sum);
         for pair in &mut self.pairs {
-            let (representative, witness) = (pair.representative, pair.witness);
+            let (representative, replica) = (pair.representative, pair.replica);
             let other = match rank {
-                rank if rank == witness => representative,
-                rank if rank == representative => witness,
+                rank if rank == replica => representative,
+                rank if rank == representative => replica,
                 _ => continue,
             };
             let theirs = self.contributed.get(&(other, task, call));
             if theirs.is_some_and(|theirs| *theirs != sum) && self.unlike.is_none() && pair.differs.is_none() {
                 let problem = format!(
-                    "{representative} and {witness} contribute different values to the operation number {} of their {task}",
+                    "{representative} and {replica} contribute different values to the operation number {} of their {task}",
                     call + 1
                 );
                 self.unlike = pair.unlike(task, problem);
@@ -229,33 +229,33 @@ impl Likeness {
 impl Pair {
     /// Compares the next step of `rank`, one of the two ranks; returns the difference.
     fn hear(&mut self, rank: RankId, task: TaskId, significant: &Significant) -> Option<String> {
-        let is_witness = self.witness == rank;
+        let is_replica = self.replica == rank;
         let ahead = self.tasks.entry(task).or_default();
         let mut mine = significant.clone();
-        if !is_witness {
+        if !is_replica {
             mine.step = self.moved.step(task, mine.step);
         }
         loop {
             if ahead.steps.is_empty() {
-                ahead.is_witness = is_witness;
+                ahead.is_replica = is_replica;
             }
-            if ahead.is_witness == is_witness {
+            if ahead.is_replica == is_replica {
                 ahead.steps.push_back(mine);
                 return None;
             }
             let theirs = &mut ahead.steps[0];
-            let (representatives, witnesses) = if is_witness { (theirs, &mut mine) } else { (&mut mine, theirs) };
+            let (representatives, replicas) = if is_replica { (theirs, &mut mine) } else { (&mut mine, theirs) };
             if representatives.sleeps() {
-                self.sleeps.entry(task).or_default().push(witnesses.sleeps());
+                self.sleeps.entry(task).or_default().push(replicas.sleeps());
                 self.slept = true;
             }
-            let sleeps_alone = representatives.sleeps() && !witnesses.sleeps();
+            let sleeps_alone = representatives.sleeps() && !replicas.sleeps();
             if sleeps_alone {
                 ahead.host += representatives.host;
             } else {
                 representatives.host += std::mem::take(&mut ahead.host);
             }
-            if sleeps_alone && !is_witness {
+            if sleeps_alone && !is_replica {
                 return None;
             }
             let theirs = ahead.steps.pop_front().expect("it is ahead");
@@ -266,7 +266,7 @@ impl Pair {
                 *self.alike.entry(task).or_default() += 1;
                 return None;
             }
-            let other = if is_witness { self.representative } else { self.witness };
+            let other = if is_replica { self.representative } else { self.replica };
             return Some(format!("{rank} {} and {other} {}", mine.against(&theirs), theirs.against(&mine)));
         }
     }
@@ -406,8 +406,8 @@ mod tests {
     use crate::program::{Collective, CollectiveKind, DType, Outcome, Shape, StoreOp};
     use crate::symmetry::Symmetry;
 
-    fn likeness() -> Likeness {
-        Likeness::new(&Cast::new(Symmetry::new(axes(4, 2), 4).unwrap(), 4, ends(4, 2), Vec::new()))
+    fn check() -> ReplicaCheck {
+        ReplicaCheck::new(&FoldPlan::new(Symmetry::new(axes(4, 2), 4).unwrap(), 4, ends(4, 2), Vec::new()))
     }
 
     fn issue(activity: Activity) -> RecordedStep {
@@ -439,9 +439,9 @@ mod tests {
         .into()
     }
 
-    fn hear(likeness: &mut Likeness, rank: u32, steps: &[RecordedStep]) {
+    fn hear(check: &mut ReplicaCheck, rank: u32, steps: &[RecordedStep]) {
         for step in steps {
-            likeness.hear(RankId(rank), TaskId(0), step, "train.py:7");
+            check.hear(RankId(rank), TaskId(0), step, "train.py:7");
         }
     }
 
@@ -449,28 +449,28 @@ mod tests {
     /// one of the mesh.
     #[test]
     fn what_only_one_asks_of_the_store_and_the_clock_is_left_out() {
-        let mut likeness = likeness();
+        let mut check = check();
         let set =
             Request::Store { operation: StoreOp::Set { key: vec![], value: vec![] }, timeout: None, site: Site(0) };
         let names = [join([0, 2]), RecordedStep::Named(GroupId(7))];
-        hear(&mut likeness, 0, &names);
-        hear(&mut likeness, 0, &[host(1), wait(0), set.into(), host(2), wait(1), Request::Look.into()]);
+        hear(&mut check, 0, &names);
+        hear(&mut check, 0, &[host(1), wait(0), set.into(), host(2), wait(1), Request::Look.into()]);
         let poll = Request::Wait {
             handles: vec![Handle(2)],
             any: false,
             timeout: Some(SimDuration::from_us(1)),
             site: Site(0),
         };
-        hear(&mut likeness, 0, &[all_reduce(7, 5), poll.into(), wait(2), Request::Exit(Outcome::Ok).into()]);
-        hear(&mut likeness, 1, &[join([1, 3]), RecordedStep::Named(GroupId(1)), host(3), wait(0)]);
-        hear(&mut likeness, 1, &[all_reduce(1, 5), wait(1), Request::Exit(Outcome::Ok).into()]);
-        assert_eq!(likeness.unlike(), None);
+        hear(&mut check, 0, &[all_reduce(7, 5), poll.into(), wait(2), Request::Exit(Outcome::Ok).into()]);
+        hear(&mut check, 1, &[join([1, 3]), RecordedStep::Named(GroupId(1)), host(3), wait(0)]);
+        hear(&mut check, 1, &[all_reduce(1, 5), wait(1), Request::Exit(Outcome::Ok).into()]);
+        assert_eq!(check.unlike(), None);
     }
 
     /// Rank 0 has the data that it sends to all; rank 1 waits for it.
     #[test]
     fn the_root_of_an_operation_need_not_wait_for_it() {
-        let mut likeness = likeness();
+        let mut check = check();
         let broadcast = |group| {
             let shape = Shape::Even(8);
             let root = Some(GroupRank(0));
@@ -484,11 +484,11 @@ mod tests {
             };
             issue(Activity::Call(Call { group: GroupId(group), op: CallOp::Collective(collective) }))
         };
-        hear(&mut likeness, 0, &[join([0, 1]), RecordedStep::Named(GroupId(4)), broadcast(4), all_reduce(4, 5)]);
-        hear(&mut likeness, 0, &[wait(1), Request::Exit(Outcome::Ok).into()]);
-        hear(&mut likeness, 1, &[join([0, 1]), RecordedStep::Named(GroupId(4)), broadcast(4), wait(0)]);
-        hear(&mut likeness, 1, &[all_reduce(4, 5), wait(1), Request::Exit(Outcome::Ok).into()]);
-        assert_eq!(likeness.unlike(), None);
+        hear(&mut check, 0, &[join([0, 1]), RecordedStep::Named(GroupId(4)), broadcast(4), all_reduce(4, 5)]);
+        hear(&mut check, 0, &[wait(1), Request::Exit(Outcome::Ok).into()]);
+        hear(&mut check, 1, &[join([0, 1]), RecordedStep::Named(GroupId(4)), broadcast(4), wait(0)]);
+        hear(&mut check, 1, &[all_reduce(4, 5), wait(1), Request::Exit(Outcome::Ok).into()]);
+        assert_eq!(check.unlike(), None);
     }
 
     fn sleep(seconds: u64) -> RecordedStep {
@@ -497,21 +497,21 @@ mod tests {
 
     /// Four running ranks, of which those in `sleeps` sleep for two seconds between two of their slices; `first` is the
     /// first rank that the check hears.
-    fn heard_sleeping(sleeps: &[u32], first: u32) -> Likeness {
-        let mut likeness = likeness();
+    fn heard_sleeping(sleeps: &[u32], first: u32) -> ReplicaCheck {
+        let mut check = check();
         let mut ranks: Vec<u32> = (0..4).collect();
         ranks.rotate_left(first as usize);
         for rank in ranks {
             let group =
                 [join([rank & !1, rank | 1]), RecordedStep::Named(GroupId(0)), host(1), all_reduce(0, 5), host(2)];
-            hear(&mut likeness, rank, &group);
+            hear(&mut check, rank, &group);
             let slept = u32::from(sleeps.contains(&rank));
             if slept == 1 {
-                hear(&mut likeness, rank, &[sleep(2), wait(3)]);
+                hear(&mut check, rank, &[sleep(2), wait(3)]);
             }
-            hear(&mut likeness, rank, &[host(3), all_reduce(0, 6), wait(4 + slept), Request::Exit(Outcome::Ok).into()]);
+            hear(&mut check, rank, &[host(3), all_reduce(0, 6), wait(4 + slept), Request::Exit(Outcome::Ok).into()]);
         }
-        likeness
+        check
     }
 
     #[test]
@@ -520,7 +520,7 @@ mod tests {
             assert_eq!(heard_sleeping(&[0], first).unlike(), None, "rank {first} first");
             assert_eq!(heard_sleeping(&[0, 1, 2, 3], first).unlike(), None);
             for sleepers in [&[1][..], &[2], &[0, 1], &[1, 2]] {
-                let unlike = heard_sleeping(sleepers, first).unlike().expect("a witness sleeps").to_string();
+                let unlike = heard_sleeping(sleepers, first).unlike().expect("a replica sleeps").to_string();
                 assert!(unlike.contains("sleeps"), "{unlike}");
             }
         }
@@ -533,12 +533,12 @@ mod tests {
             (vec![host(4), all_reduce(1, 5)], "computes for 4.000 us on the host"),
             (vec![host(3), wait(0), Request::Exit(Outcome::Ok).into()], "ends"),
         ] {
-            let mut likeness = likeness();
-            hear(&mut likeness, 0, &[join([0, 1]), RecordedStep::Named(GroupId(1)), host(3), all_reduce(1, 5)]);
-            hear(&mut likeness, 2, &[join([2, 3]), RecordedStep::Named(GroupId(1))]);
-            assert_eq!(likeness.unlike(), None);
-            hear(&mut likeness, 2, &steps);
-            let unlike = likeness.unlike().expect("it is not alike");
+            let mut check = check();
+            hear(&mut check, 0, &[join([0, 1]), RecordedStep::Named(GroupId(1)), host(3), all_reduce(1, 5)]);
+            hear(&mut check, 2, &[join([2, 3]), RecordedStep::Named(GroupId(1))]);
+            assert_eq!(check.unlike(), None);
+            hear(&mut check, 2, &steps);
+            let unlike = check.unlike().expect("it is not alike");
             assert_eq!(unlike.due_to, DueTo::Axis(1), "{unlike}");
             assert!(unlike.problem.starts_with("rank 2 ") && unlike.problem.ends_with(" at train.py:7"), "{unlike}");
             assert!(unlike.problem.contains(expected), "{unlike}");
@@ -547,22 +547,22 @@ mod tests {
 
     #[test]
     fn groups_that_are_not_each_others_images_are_not_alike() {
-        let mut likeness = likeness();
-        hear(&mut likeness, 0, &[join([0, 1])]);
-        hear(&mut likeness, 1, &[join([1, 2])]);
-        assert_eq!(likeness.unlike().map(|unlike| unlike.due_to), Some(DueTo::Axis(0)));
+        let mut check = check();
+        hear(&mut check, 0, &[join([0, 1])]);
+        hear(&mut check, 1, &[join([1, 2])]);
+        assert_eq!(check.unlike().map(|unlike| unlike.due_to), Some(DueTo::Axis(0)));
     }
 
     #[test]
     fn contributed_values_must_agree() {
-        let mut likeness = likeness();
+        let mut check = check();
         let task = TaskId(0);
-        likeness.contributes(RankId(0), task, 0, 17);
-        likeness.contributes(RankId(1), task, 1, 4);
-        likeness.contributes(RankId(1), task, 0, 17);
-        assert_eq!(likeness.unlike(), None);
-        likeness.contributes(RankId(0), task, 1, 5);
-        let unlike = likeness.unlike().expect("4 is not 5");
+        check.contributes(RankId(0), task, 0, 17);
+        check.contributes(RankId(1), task, 1, 4);
+        check.contributes(RankId(1), task, 0, 17);
+        assert_eq!(check.unlike(), None);
+        check.contributes(RankId(0), task, 1, 5);
+        let unlike = check.unlike().expect("4 is not 5");
         assert_eq!(unlike.due_to, DueTo::Axis(0));
         assert!(unlike.problem.contains("operation number 2"), "{unlike}");
     }
@@ -570,29 +570,29 @@ mod tests {
     /// Ranks 0 and 3 differ along both axes: it is unknown which axis is the cause.
     #[test]
     fn the_farthest_rank_blames_no_axis() {
-        let mut likeness = likeness();
-        likeness.contributes(RankId(0), TaskId(0), 0, 1);
-        likeness.contributes(RankId(3), TaskId(0), 0, 2);
-        assert_eq!(likeness.unlike().map(|unlike| unlike.due_to), Some(DueTo::End(2)));
+        let mut check = check();
+        check.contributes(RankId(0), TaskId(0), 0, 1);
+        check.contributes(RankId(3), TaskId(0), 0, 2);
+        assert_eq!(check.unlike().map(|unlike| unlike.due_to), Some(DueTo::End(2)));
     }
 
     /// 16 ranks, 4 per machine. The check hears the last rank of all before the first rank of the last machine; rank 3,
     /// the last of its machine, equals rank 0 unless it is in `less`.
-    fn uneven(less: &[u32]) -> Likeness {
+    fn uneven(less: &[u32]) -> ReplicaCheck {
         let symmetry = Symmetry::new(axes(16, 4), 16).unwrap();
-        let mut likeness = Likeness::new(&Cast::new(symmetry, 16, ends(16, 4), Vec::new()));
+        let mut check = ReplicaCheck::new(&FoldPlan::new(symmetry, 16, ends(16, 4), Vec::new()));
         for rank in [0, 15, 3, 12] {
-            assert_eq!(likeness.unlike(), None, "before rank {rank}");
+            assert_eq!(check.unlike(), None, "before rank {rank}");
             let elements = if less.contains(&rank) { 4 } else { 5 };
             let all = (0..16).map(RankId).collect();
             let group = [
                 Request::JoinGroup { ranks: all, sequence: 0, settings: None, rendezvous: false }.into(),
                 RecordedStep::Named(GroupId(0)),
             ];
-            hear(&mut likeness, rank, &group);
-            hear(&mut likeness, rank, &[all_reduce(0, elements)]);
+            hear(&mut check, rank, &group);
+            hear(&mut check, rank, &[all_reduce(0, elements)]);
         }
-        likeness
+        check
     }
 
     #[test]
@@ -610,10 +610,10 @@ mod tests {
     #[test]
     fn what_was_not_judged_is_judged_when_all_is_over() {
         let symmetry = Symmetry::new(axes(16, 4), 16).unwrap();
-        let mut likeness = Likeness::new(&Cast::new(symmetry, 16, ends(16, 4), Vec::new()));
-        likeness.contributes(RankId(0), TaskId(0), 0, 1);
-        likeness.contributes(RankId(15), TaskId(0), 0, 2);
-        assert_eq!(likeness.unlike(), None);
-        assert_eq!(likeness.conclude().map(|unlike| unlike.due_to), Some(DueTo::End(2)));
+        let mut check = ReplicaCheck::new(&FoldPlan::new(symmetry, 16, ends(16, 4), Vec::new()));
+        check.contributes(RankId(0), TaskId(0), 0, 1);
+        check.contributes(RankId(15), TaskId(0), 0, 2);
+        assert_eq!(check.unlike(), None);
+        assert_eq!(check.conclude().map(|unlike| unlike.due_to), Some(DueTo::End(2)));
     }
 }

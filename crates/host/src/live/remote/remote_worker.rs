@@ -1,7 +1,7 @@
 //! Owns the driver's side of a worker: the ends of its ranks' wires and outputs, and the transfer of data between both
 //! arenas.
 //!
-//! `messages` defines the messages, and `exchange` interprets those of ranks. One thread receives from the worker,
+//! `messages` defines the messages, and `conversations` interprets those of ranks. One thread receives from the worker,
 //! another one sends to it, so the driver waits for neither. The driver itself sends only short answers while the queue
 //! is empty, because waking the sending thread would need longer.
 
@@ -25,7 +25,7 @@ use uniference_client::quiescence::Found;
 use uniference_link::door::Joined;
 use uniference_link::stream::{Receiver, Stream};
 use uniference_protocol::memory::Window;
-use uniference_protocol::messages::{Answer, Compute, Fetched, LocalHandle, Offset, Piece, Reply};
+use uniference_protocol::messages::{Answer, Compute, Fetched, LocalHandle, Offset, OutputPart, Reply};
 use uniference_protocol::wire::{Opening, Wire};
 
 /// Time limit for an answer to a question about a process.
@@ -67,7 +67,7 @@ pub(crate) struct Birth {
 }
 
 /// A worker, while it participates in a run. Its processes end when this is dropped.
-pub(crate) struct Board {
+pub(crate) struct RemoteWorker {
     name: String,
     shared: Arc<Shared>,
     orders: Orders,
@@ -107,7 +107,7 @@ struct Shared {
     processor: OnceLock<u32>,
 }
 
-impl Board {
+impl RemoteWorker {
     /// Prepares a worker for `ranks` ranks.
     pub(crate) fn start(
         joined: Joined,
@@ -115,7 +115,7 @@ impl Board {
         ranks: u32,
         modules: &[String],
         synced: &Synced,
-    ) -> Result<Board, HostError> {
+    ) -> Result<RemoteWorker, HostError> {
         let (queue, ordered) = mpsc::channel();
         let news = Inbox::new().map_err(HostError::system("creating a queue for a worker's messages"))?;
         let Joined { name, stream, receiver, .. } = joined;
@@ -132,7 +132,7 @@ impl Board {
             move || shared.speak(&ordered)
         });
         let orders = Orders { queue, shared: shared.clone() };
-        let board = Board { name, shared, orders, threads: vec![hears, speaks], questions: AtomicU64::new(0) };
+        let board = RemoteWorker { name, shared, orders, threads: vec![hears, speaks], questions: AtomicU64::new(0) };
         if let Some(files) = &synced.files {
             board.orders.give(Order::Files(files.clone()));
         }
@@ -240,7 +240,7 @@ fn data_of(reply: &Reply) -> u64 {
     complete.iter().map(|(_, fetched)| of(fetched)).sum()
 }
 
-impl Drop for Board {
+impl Drop for RemoteWorker {
     fn drop(&mut self) {
         self.orders.give(Order::End);
         let deadline = Instant::now() + FAREWELL;
@@ -394,10 +394,10 @@ impl Shared {
         }
         let (parts, bytes, results) = if fetched.folds.is_empty() {
             let bytes = fetched.pieces.iter().map(|piece| piece.bytes).sum();
-            let whole = (bytes > 0).then_some(Piece { offset: 0, bytes, other: None });
+            let whole = (bytes > 0).then_some(OutputPart { offset: 0, bytes, other: None });
             let pieces = std::mem::replace(&mut fetched.pieces, whole.into_iter().collect());
             let mut at = 0;
-            let place = |piece: Piece| {
+            let place = |piece: OutputPart| {
                 at += piece.bytes;
                 (at - piece.bytes, piece)
             };
@@ -409,9 +409,9 @@ impl Shared {
             return Ok(());
         }
         send_soon(&self.stream, &Down::Landing { rank, handle, bytes, results }, &[])?;
-        let mut parts: VecDeque<(u64, Piece)> = parts;
+        let mut parts: VecDeque<(u64, OutputPart)> = parts;
         while let Some((at, mut piece)) = parts.pop_front() {
-            let part = Piece { bytes: piece.bytes.min(PART), ..piece };
+            let part = OutputPart { bytes: piece.bytes.min(PART), ..piece };
             self.arena.load(&[part], fetched.kernel(), buffer);
             send_soon(&self.stream, &Down::Data { at }, buffer)?;
             piece.skip(part.bytes);
@@ -425,7 +425,7 @@ impl Shared {
 
 /// Pieces to send with their offsets in a room; the room's size; and the results that belong to the arena after the
 /// reduction.
-type Moves = (VecDeque<(u64, Piece)>, u64, Vec<(u64, Offset, u64)>);
+type Moves = (VecDeque<(u64, OutputPart)>, u64, Vec<(u64, Offset, u64)>);
 
 /// Gathers all memory that a rank's reduction accesses, each byte once, and changes the offsets of `fetched`
 /// accordingly.
@@ -467,8 +467,9 @@ fn relocate(fetched: &mut Fetched) -> Moves {
         piece.offset = place(piece.offset);
         piece.other = piece.other.map(&place);
     }
-    let whole =
-        |(start, end, at): &(Offset, Offset, u64)| (*at, Piece { offset: *start, bytes: end - start, other: None });
+    let whole = |(start, end, at): &(Offset, Offset, u64)| {
+        (*at, OutputPart { offset: *start, bytes: end - start, other: None })
+    };
     (places.iter().map(whole).collect(), size, results)
 }
 
@@ -520,11 +521,11 @@ mod tests {
     /// their offset within 64 bytes, and the result goes back to 68.
     #[test]
     fn what_a_rank_combines_is_gathered_once_and_goes_back() {
-        let pieces = vec![Piece { offset: 68, bytes: 8, other: None }];
+        let pieces = vec![OutputPart { offset: 68, bytes: 8, other: None }];
         let folds = vec![(68, 76, 8), (68, 200, 8)];
         let mut fetched = Fetched { pieces, folds, ..Fetched::default() };
         let (moves, size, results) = relocate(&mut fetched);
-        let piece = |offset, bytes| Piece { offset, bytes, other: None };
+        let piece = |offset, bytes| OutputPart { offset, bytes, other: None };
         assert_eq!(moves, [(4, piece(68, 16)), (72, piece(200, 8))]);
         assert_eq!((size, results), (80, vec![(4, 68, 8)]));
         assert_eq!((fetched.folds, fetched.pieces), (vec![(4, 12, 8), (4, 72, 8)], vec![piece(4, 8)]));

@@ -17,7 +17,7 @@ const QUEUE_DEPTH: usize = 1024;
 
 /// A part of a slice's work, in program order.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Piece {
+pub enum LoweredWork {
     /// Work on the launching CPU, before the next launch. The last piece of a slice is of this kind.
     Host(Work),
     /// Work that the task has launched on a stream of the device.
@@ -38,12 +38,12 @@ pub enum Piece {
     },
 }
 
-impl Piece {
+impl LoweredWork {
     /// The work of the piece, if the piece has a duration.
     pub fn into_work(self) -> Option<Work> {
         match self {
-            Piece::Host(work) | Piece::Launch(Launch { work, .. }) => Some(work),
-            Piece::Record { .. } | Piece::Wait { .. } => None,
+            LoweredWork::Host(work) | LoweredWork::Launch(Launch { work, .. }) => Some(work),
+            LoweredWork::Record { .. } | LoweredWork::Wait { .. } => None,
         }
     }
 }
@@ -110,22 +110,22 @@ impl Stream {
 
 impl Streams {
     /// Activities that must be complete before the piece starts, in addition to the stream's own order.
-    pub(super) fn dependencies(&mut self, piece: &Piece) -> Vec<Handle> {
+    pub(super) fn dependencies(&mut self, piece: &LoweredWork) -> Vec<Handle> {
         match piece {
-            Piece::Launch(Launch { stream, engine, .. }) => {
+            LoweredWork::Launch(Launch { stream, engine, .. }) => {
                 let mut after = std::mem::take(&mut self.streams.entry(*stream).or_default().awaited);
                 after.extend(engine.and_then(|engine| self.engines.get(&engine)));
                 after
             }
-            Piece::Record { stream, .. } => std::mem::take(&mut self.streams.entry(*stream).or_default().awaited),
-            Piece::Host(_) | Piece::Wait { .. } => Vec::new(),
+            LoweredWork::Record { stream, .. } => std::mem::take(&mut self.streams.entry(*stream).or_default().awaited),
+            LoweredWork::Host(_) | LoweredWork::Wait { .. } => Vec::new(),
         }
     }
 
     /// Records the activity of a piece. Returns the activity that the host waits for, if the host must wait.
-    pub(super) fn handed(&mut self, piece: &Piece, handle: Handle) -> Option<Handle> {
+    pub(super) fn handed(&mut self, piece: &LoweredWork, handle: Handle) -> Option<Handle> {
         match *piece {
-            Piece::Launch(Launch { stream, engine, blocks, queued, .. }) => {
+            LoweredWork::Launch(Launch { stream, engine, blocks, queued, .. }) => {
                 self.engines.extend(engine.map(|engine| (engine, handle)));
                 let stream = self.streams.entry(stream).or_default();
                 stream.last = Some(handle);
@@ -136,13 +136,13 @@ impl Streams {
                 let oldest = if full { stream.launches.pop_front() } else { None };
                 if blocks { Some(handle) } else { oldest }
             }
-            Piece::Record { event, stream } => {
+            LoweredWork::Record { event, stream } => {
                 let before = self.events.get(&event).map_or(0, |(_, records)| *records);
                 self.events.insert(event, (handle, before + 1));
                 self.streams.entry(stream).or_default().last = Some(handle);
                 None
             }
-            Piece::Host(_) | Piece::Wait { .. } => None,
+            LoweredWork::Host(_) | LoweredWork::Wait { .. } => None,
         }
     }
 

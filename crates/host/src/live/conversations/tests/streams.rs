@@ -1,16 +1,16 @@
 //! One rank that launches work on CUDA streams. Times are in microseconds; the closed form of each test precedes it.
 
-use super::super::streams::{CopyEngine, Launch, Piece};
+use super::super::streams::{CopyEngine, Launch, LoweredWork};
 use super::*;
 use uniference_formats::operators::Line;
 use uniference_sim::device::Resource;
 use uniference_sim::program::LOOK_COST;
 
 /// Slices of scripted pieces: the operators are one byte, the index of the slice's pieces in the list.
-pub(super) struct Scripted(pub Vec<Vec<Piece>>);
+pub(super) struct Scripted(pub Vec<Vec<LoweredWork>>);
 
 impl Costs for Scripted {
-    fn pieces(&mut self, slice: Slice<'_>) -> Vec<Piece> {
+    fn lower(&mut self, slice: RankSlice<'_>) -> Vec<LoweredWork> {
         match slice.operators {
             // The index alone, or as captured by another process.
             [at] | [4, 0, 16, _, at, 4, 0, 16, 0] => self.0[usize::from(*at)].clone(),
@@ -23,12 +23,12 @@ fn work(us: u64) -> Work {
     Work::new(SimDuration::from_us(us), Origin::Roofline)
 }
 
-pub(super) fn host(us: u64) -> Piece {
-    Piece::Host(work(us).on(Resource::Host))
+pub(super) fn host(us: u64) -> LoweredWork {
+    LoweredWork::Host(work(us).on(Resource::Host))
 }
 
-pub(super) fn kernel(stream: u32, us: u64) -> Piece {
-    Piece::Launch(Launch {
+pub(super) fn kernel(stream: u32, us: u64) -> LoweredWork {
+    LoweredWork::Launch(Launch {
         stream,
         work: work(us),
         engine: None,
@@ -39,9 +39,9 @@ pub(super) fn kernel(stream: u32, us: u64) -> Piece {
     })
 }
 
-fn copy(stream: u32, us: u64, engine: CopyEngine, blocks: bool) -> Piece {
+fn copy(stream: u32, us: u64, engine: CopyEngine, blocks: bool) -> LoweredWork {
     let work = work(us).on(Resource::CopyEngine);
-    Piece::Launch(Launch {
+    LoweredWork::Launch(Launch {
         stream,
         work,
         engine: Some(engine),
@@ -52,23 +52,23 @@ fn copy(stream: u32, us: u64, engine: CopyEngine, blocks: bool) -> Piece {
     })
 }
 
-fn record(event: u32, stream: u32) -> Piece {
-    Piece::Record { event, stream }
+fn record(event: u32, stream: u32) -> LoweredWork {
+    LoweredWork::Record { event, stream }
 }
 
-fn wait_event(stream: u32, event: u32) -> Piece {
-    Piece::Wait { stream, event }
+fn wait_event(stream: u32, event: u32) -> LoweredWork {
+    LoweredWork::Wait { stream, event }
 }
 
 /// A rank that has sent these slices and then asks the question, with the answers.
-fn after(slices: Vec<Vec<Piece>>, question: Op) -> (Exchange, Vec<(u32, Answer)>) {
-    let mut exchange = ranks(1);
+fn after(slices: Vec<Vec<LoweredWork>>, question: Op) -> (Conversations, Vec<(u32, Answer)>) {
+    let mut conversations = ranks(1);
     let places = 0..slices.len() as u8;
-    exchange.cost_with(Box::new(Scripted(slices)));
+    conversations.cost_with(Box::new(Scripted(slices)));
     let ops: Vec<Op> = places.map(|at| slice(0, &[at])).chain([question]).collect();
-    say(&mut exchange, 0, ops);
-    let told = heard(&mut exchange);
-    (exchange, told)
+    say(&mut conversations, 0, ops);
+    let told = heard(&mut conversations);
+    (conversations, told)
 }
 
 fn synchronize(work: DeviceWork) -> Op {
@@ -83,22 +83,22 @@ fn elapsed(from: u32, to: u32) -> Op {
     Op::Elapsed { from, to, site: Site(0) }
 }
 
-fn now(exchange: &Exchange) -> f64 {
-    exchange.engine().clock(RankId(0)).as_ps() as f64 / 1e6
+fn now(conversations: &Conversations) -> f64 {
+    conversations.engine().clock(RankId(0)).as_ps() as f64 / 1e6
 }
 
 /// Time at which all work of the slices on the device is complete, and the host has waited for it.
-fn device_ends(slices: Vec<Vec<Piece>>) -> f64 {
-    let (exchange, told) = after(slices, synchronize(DeviceWork::Device));
+fn device_ends(slices: Vec<Vec<LoweredWork>>) -> f64 {
+    let (conversations, told) = after(slices, synchronize(DeviceWork::Device));
     assert_eq!(told, [(0, Answer::Go)]);
-    now(&exchange)
+    now(&conversations)
 }
 
 /// Time at which the host has finished, before its clock read of 0.05 us.
-fn host_ends(slices: Vec<Vec<Piece>>) -> f64 {
-    let (exchange, told) = after(slices, Op::Now);
+fn host_ends(slices: Vec<Vec<LoweredWork>>) -> f64 {
+    let (conversations, told) = after(slices, Op::Now);
     assert!(matches!(told[..], [(0, Answer::Now(..))]), "{told:?}");
-    (exchange.engine().now().as_ps() - LOOK_COST.as_ps()) as f64 / 1e6
+    (conversations.engine().now().as_ps() - LOOK_COST.as_ps()) as f64 / 1e6
 }
 
 /// Both kernels begin at 1 with half of the device each: 6 are done at 1 + 2 * 6, and 4 of the other one remain.
@@ -111,9 +111,9 @@ fn streams_without_a_dependency_share_the_device() {
 #[test]
 fn a_stream_keeps_its_order() {
     assert_eq!(device_ends(vec![vec![host(1), kernel(1, 10), kernel(1, 6), host(0)]]), 17.0);
-    let (exchange, _) =
+    let (conversations, _) =
         after(vec![vec![host(1), kernel(1, 10), kernel(2, 6), host(0)]], synchronize(DeviceWork::Stream(2)));
-    assert_eq!(now(&exchange), 13.0);
+    assert_eq!(now(&conversations), 13.0);
 }
 
 /// 1 + 10 until the event, 5 after it; the earlier work on stream 2 (3, shared until 1 + 6) does not wait.
@@ -138,8 +138,8 @@ fn a_stream_waits_for_an_event_of_another_one() {
 #[test]
 fn who_synchronises_with_a_stream_waits_for_what_it_waits_for() {
     let slices = vec![vec![host(1), kernel(1, 10), record(7, 1), wait_event(2, 7), host(0)]];
-    let (exchange, _) = after(slices, synchronize(DeviceWork::Stream(2)));
-    assert_eq!(now(&exchange), 11.0);
+    let (conversations, _) = after(slices, synchronize(DeviceWork::Stream(2)));
+    assert_eq!(now(&conversations), 11.0);
 }
 
 /// Copies do not slow kernels, and each direction has its own copy engine: two in one direction need 20, both
@@ -161,14 +161,14 @@ fn copies_go_beside_kernels_and_one_after_another_on_one_engine() {
 /// 100 launches of 5 each, with kernels of 2: the device waits for the host. N * 5 + 2.
 #[test]
 fn short_kernels_are_bound_by_their_launches() {
-    let slice: Vec<Piece> = (0..100).flat_map(|_| [host(5), kernel(0, 2)]).chain([host(0)]).collect();
+    let slice: Vec<LoweredWork> = (0..100).flat_map(|_| [host(5), kernel(0, 2)]).chain([host(0)]).collect();
     assert_eq!(device_ends(vec![slice]), 502.0);
 }
 
 /// Launches of 1, with kernels of 10: the host is done at N * 1, the device at 1 + N * 10.
 #[test]
 fn the_host_runs_ahead_of_long_kernels() {
-    let slice: Vec<Piece> = (0..50).flat_map(|_| [host(1), kernel(0, 10)]).chain([host(0)]).collect();
+    let slice: Vec<LoweredWork> = (0..50).flat_map(|_| [host(1), kernel(0, 10)]).chain([host(0)]).collect();
     assert_eq!(host_ends(vec![slice.clone()]), 50.0);
     assert_eq!(device_ends(vec![slice]), 501.0);
 }
@@ -187,28 +187,28 @@ fn the_host_waits_where_too_many_launches_are_outstanding() {
 #[test]
 fn the_time_between_events_is_known_when_both_have_happened() {
     let timed = vec![host(1), record(1, 0), kernel(0, 10), record(2, 0), host(0)];
-    let (mut exchange, told) = after(vec![timed, vec![host(1), record(1, 0), host(0)]], elapsed(1, 2));
-    assert_eq!((told, now(&exchange)), (vec![(0, Answer::Elapsed(None))], 3.0));
+    let (mut conversations, told) = after(vec![timed, vec![host(1), record(1, 0), host(0)]], elapsed(1, 2));
+    assert_eq!((told, now(&conversations)), (vec![(0, Answer::Elapsed(None))], 3.0));
     let mut ask = |question: Op| {
-        say(&mut exchange, 0, vec![question]);
-        (heard(&mut exchange), now(&exchange))
+        say(&mut conversations, 0, vec![question]);
+        (heard(&mut conversations), now(&conversations))
     };
     assert_eq!(ask(synchronize(DeviceWork::Event { event: 2, records: 1 })), (vec![(0, Answer::Go)], 11.0));
     // The first event was recorded again after the second one.
     assert_eq!(ask(elapsed(1, 2)), (vec![(0, Answer::Elapsed(Some(0)))], 12.0));
 
     let timed = vec![host(1), record(1, 0), kernel(0, 10), record(2, 0), host(0)];
-    let (mut exchange, _) = after(vec![timed], synchronize(DeviceWork::Device));
+    let (mut conversations, _) = after(vec![timed], synchronize(DeviceWork::Device));
     for (from, to, ps) in [(1, 2, Some(10_000_000)), (2, 1, Some(-10_000_000)), (1, 3, None)] {
-        say(&mut exchange, 0, vec![elapsed(from, to)]);
-        assert_eq!(heard(&mut exchange), [(0, Answer::Elapsed(ps))]);
+        say(&mut conversations, 0, vec![elapsed(from, to)]);
+        assert_eq!(heard(&mut conversations), [(0, Answer::Elapsed(ps))]);
     }
 }
 
-fn numbered(piece: Piece, ids: &[(u64, u64)]) -> Piece {
-    let Piece::Launch(launch) = piece else { panic!("{piece:?} is no launch") };
+fn numbered(piece: LoweredWork, ids: &[(u64, u64)]) -> LoweredWork {
+    let LoweredWork::Launch(launch) = piece else { panic!("{piece:?} is no launch") };
     let ids = ids.iter().map(|(launch, node)| LaunchId { launch: *launch, node: *node }).collect();
-    Piece::Launch(Launch { ids, ..launch })
+    LoweredWork::Launch(Launch { ids, ..launch })
 }
 
 /// Times of launches that the rank receives, in microseconds: number, node, launch, start and end.
@@ -237,13 +237,13 @@ fn whoever_numbers_launches_is_told_when_they_were() {
     ]];
     // At 4, the first launch has 3 of its 10 done; the other 7 and the 8 share the device until 4 + 14, and then 1 is
     // left.
-    let (mut exchange, told) = after(slices, Op::Times);
+    let (mut conversations, told) = after(slices, Op::Times);
     assert_eq!(times(&told), [(8, 0, [4.0, 4.0, 4.0])]);
-    say(&mut exchange, 0, vec![synchronize(DeviceWork::Device)]);
-    assert_eq!(heard(&mut exchange), [(0, Answer::Go)]);
+    say(&mut conversations, 0, vec![synchronize(DeviceWork::Device)]);
+    assert_eq!(heard(&mut conversations), [(0, Answer::Go)]);
     let mut ask = || {
-        say(&mut exchange, 0, vec![Op::Times]);
-        times(&heard(&mut exchange))
+        say(&mut conversations, 0, vec![Op::Times]);
+        times(&heard(&mut conversations))
     };
     let expected =
         [(1, 0, [1.0, 1.0, 18.0]), (7, 3, [4.0, 4.0, 11.5]), (7, 4, [4.0, 11.5, 19.0]), (2, 0, [3.0, 18.0, 23.0])];
@@ -263,11 +263,11 @@ fn processes_of_a_rank_have_numbers_of_their_own() {
         vec![host(1), launch(7, 10, 3), record(4, 7), host(0)],
         vec![host(1), launch(stream, 6, other.long(3)), record(event, stream), host(0)],
     ];
-    let mut exchange = ranks(1);
-    exchange.cost_with(Box::new(Scripted(slices)));
+    let mut conversations = ranks(1);
+    conversations.cost_with(Box::new(Scripted(slices)));
     let mut ask = |ops: Vec<Op>| {
-        say(&mut exchange, 0, ops);
-        (heard(&mut exchange), now(&exchange))
+        say(&mut conversations, 0, ops);
+        (heard(&mut conversations), now(&conversations))
     };
     let both = vec![slice(0, &[0]), Op::Process(2), slice(0, &[1]), synchronize(DeviceWork::Device)];
     assert_eq!(ask(both), (vec![(0, Answer::Go)], 14.0));
@@ -286,24 +286,24 @@ fn processes_of_a_rank_have_numbers_of_their_own() {
 /// and both end together.
 #[test]
 fn an_operation_on_a_stream_has_times_too() {
-    let mut exchange = ranks(2);
-    exchange.cost_with(Box::new(Scripted(vec![vec![host(0), kernel(1, 10), host(0)]])));
-    join(&mut exchange, 2);
-    assert_eq!(heard(&mut exchange), []);
+    let mut conversations = ranks(2);
+    conversations.cost_with(Box::new(Scripted(vec![vec![host(0), kernel(1, 10), host(0)]])));
+    join(&mut conversations, 2);
+    assert_eq!(heard(&mut conversations), []);
     let all_reduce = || {
         let stream = Some(OnStream { stream: 1, with_previous: false, number: Some(5) });
         let call = issue(0, collective(CollectiveKind::AllReduce, 384, None), None);
         let Op::Issue { handle, call, staged, filled, site, .. } = call else { panic!("it is one") };
         Op::Issue { handle, call, staged, filled, stream, site }
     };
-    say(&mut exchange, 1, vec![slice(0, &[0]), all_reduce(), synchronize(DeviceWork::Device)]);
-    say(&mut exchange, 0, vec![all_reduce(), synchronize(DeviceWork::Device)]);
-    heard(&mut exchange);
+    say(&mut conversations, 1, vec![slice(0, &[0]), all_reduce(), synchronize(DeviceWork::Device)]);
+    say(&mut conversations, 0, vec![all_reduce(), synchronize(DeviceWork::Device)]);
+    heard(&mut conversations);
     let mut ended = Vec::new();
     for rank in 0..2 {
-        say(&mut exchange, rank, vec![Op::Times]);
+        say(&mut conversations, rank, vec![Op::Times]);
     }
-    let mut told = heard(&mut exchange);
+    let mut told = heard(&mut conversations);
     told.sort_by_key(|(rank, _)| *rank);
     for (began, (_, answer)) in [0.0, 10.0].into_iter().zip(told) {
         let [(5, 0, [launched, begins, ends])] = times(&[(0, answer)])[..] else { panic!("there is one") };
@@ -317,42 +317,42 @@ fn an_operation_on_a_stream_has_times_too() {
 #[test]
 fn who_asks_whether_a_stream_is_empty_comes_to_its_end() {
     let slices = vec![vec![host(1), kernel(1, 10), host(0)]];
-    let (mut exchange, mut told) = after(slices, query(DeviceWork::Stream(1)));
+    let (mut conversations, mut told) = after(slices, query(DeviceWork::Stream(1)));
     let mut looks = 1;
     while told == [(0, Answer::Ended(false))] {
-        say(&mut exchange, 0, vec![query(DeviceWork::Stream(1))]);
-        told = heard(&mut exchange);
+        say(&mut conversations, 0, vec![query(DeviceWork::Stream(1))]);
+        told = heard(&mut conversations);
         looks += 1;
     }
-    assert_eq!((told, looks, now(&exchange)), (vec![(0, Answer::Ended(true))], 10, 11.0));
+    assert_eq!((told, looks, now(&conversations)), (vec![(0, Answer::Ended(true))], 10, 11.0));
     // An unused event has no work left.
-    say(&mut exchange, 0, vec![query(DeviceWork::Event { event: 5, records: 1 })]);
-    assert_eq!(heard(&mut exchange), [(0, Answer::Ended(true))]);
+    say(&mut conversations, 0, vec![query(DeviceWork::Event { event: 5, records: 1 })]);
+    assert_eq!(heard(&mut conversations), [(0, Answer::Ended(true))]);
 }
 
 #[test]
 fn a_program_ends_when_its_device_has_nothing_left_to_do() {
-    let (exchange, _) = after(vec![vec![host(1), kernel(1, 10), host(0)]], Op::Exit(Outcome::Ok));
-    assert_eq!(exchange.engine().now().as_ps(), 11_000_000);
+    let (conversations, _) = after(vec![vec![host(1), kernel(1, 10), host(0)]], Op::Exit(Outcome::Ok));
+    assert_eq!(conversations.engine().now().as_ps(), 11_000_000);
 }
 
 /// A second thread launches on the same stream, after the first thread's work: 1 + 10 + 5. A replay uses the recorded
 /// handles.
 #[test]
 fn threads_share_the_streams_of_their_rank() {
-    let mut exchange = ranks(1);
+    let mut conversations = ranks(1);
     let slices = vec![
         vec![host(1), kernel(1, 10), record(3, 1), host(0)],
         vec![host(1), wait_event(2, 3), kernel(2, 5), host(0)],
     ];
-    exchange.cost_with(Box::new(Scripted(slices)));
-    let other = exchange.open_task(RankId(0));
-    exchange.say(RankId(0), other, vec![slice(0, &[1]), synchronize(DeviceWork::Stream(2))], Some(OF_TWO));
-    exchange.say(RankId(0), MAIN, vec![slice(0, &[0]), synchronize(DeviceWork::Stream(1))], Some(OF_TWO));
+    conversations.cost_with(Box::new(Scripted(slices)));
+    let other = conversations.open_task(RankId(0));
+    conversations.say(RankId(0), other, vec![slice(0, &[1]), synchronize(DeviceWork::Stream(2))], Some(OF_TWO));
+    conversations.say(RankId(0), MAIN, vec![slice(0, &[0]), synchronize(DeviceWork::Stream(1))], Some(OF_TWO));
     let mut recorded = Recorded::default();
-    exchange.advance(&mut (), &mut recorded);
-    let tasks: Vec<TaskId> = std::iter::from_fn(|| exchange.take_ready()).map(|ready| ready.task).collect();
-    assert_eq!((tasks, now(&exchange)), (vec![MAIN], 11.0));
+    conversations.advance(&mut (), &mut recorded);
+    let tasks: Vec<TaskId> = std::iter::from_fn(|| conversations.take_ready()).map(|ready| ready.task).collect();
+    assert_eq!((tasks, now(&conversations)), (vec![MAIN], 11.0));
 }
 
 /// Another thread has sent two slices, and has recorded an event, because it then waits inside the process: the wait
@@ -361,13 +361,13 @@ fn threads_share_the_streams_of_their_rank() {
 fn who_waits_for_an_event_waits_for_what_other_threads_have_said_before() {
     let slices = || vec![vec![host(1), kernel(1, 10), host(0)], vec![host(2), record(3, 1), host(0)]];
     for question in [synchronize(DeviceWork::Event { event: 3, records: 1 }), synchronize(DeviceWork::Device)] {
-        let mut exchange = ranks(1);
-        exchange.cost_with(Box::new(Scripted(slices())));
-        let other = exchange.open_task(RankId(0));
-        exchange.say(RankId(0), MAIN, vec![question], Some(OF_TWO));
-        exchange.say(RankId(0), other, vec![slice(0, &[0]), slice(0, &[1])], Some(OF_TWO));
-        assert_eq!(heard(&mut exchange), [(0, Answer::Go)]);
-        assert_eq!(now(&exchange), 11.0);
+        let mut conversations = ranks(1);
+        conversations.cost_with(Box::new(Scripted(slices())));
+        let other = conversations.open_task(RankId(0));
+        conversations.say(RankId(0), MAIN, vec![question], Some(OF_TWO));
+        conversations.say(RankId(0), other, vec![slice(0, &[0]), slice(0, &[1])], Some(OF_TWO));
+        assert_eq!(heard(&mut conversations), [(0, Answer::Go)]);
+        assert_eq!(now(&conversations), 11.0);
     }
 }
 
@@ -376,17 +376,17 @@ fn who_waits_for_an_event_waits_for_what_other_threads_have_said_before() {
 #[test]
 fn who_waits_for_an_event_waits_for_as_many_records_as_it_knows_of() {
     for (records, expected) in [(1, 11.0), (2, 53.0)] {
-        let mut exchange = ranks(1);
-        exchange.cost_with(Box::new(Scripted(vec![
+        let mut conversations = ranks(1);
+        conversations.cost_with(Box::new(Scripted(vec![
             vec![host(1), kernel(1, 10), record(3, 1), host(0)],
             vec![host(50)],
             vec![host(2), record(3, 1), host(0)],
         ])));
-        let other = exchange.open_task(RankId(0));
+        let other = conversations.open_task(RankId(0));
         let question = synchronize(DeviceWork::Event { event: 3, records });
-        exchange.say(RankId(0), MAIN, vec![question], Some(OF_TWO));
-        exchange.say(RankId(0), other, (0..3).map(|at| slice(0, &[at])).collect(), Some(OF_TWO));
-        assert_eq!(heard(&mut exchange), [(0, Answer::Go)]);
-        assert_eq!(now(&exchange), expected, "{records} records");
+        conversations.say(RankId(0), MAIN, vec![question], Some(OF_TWO));
+        conversations.say(RankId(0), other, (0..3).map(|at| slice(0, &[at])).collect(), Some(OF_TWO));
+        assert_eq!(heard(&mut conversations), [(0, Answer::Go)]);
+        assert_eq!(now(&conversations), expected, "{records} records");
     }
 }

@@ -74,7 +74,7 @@ pub enum Kick {
 }
 
 /// The rounds of one process.
-pub(crate) struct Rounds {
+pub(crate) struct ThreadBarrier {
     threaded: AtomicBool,
     /// Number of threads that are about to send operations: they may sleep on our lock, but must not count as waiting.
     arriving: AtomicU32,
@@ -88,7 +88,7 @@ pub(crate) struct Rounds {
     /// Whether other processes participate.
     family: AtomicBool,
     /// Whether this is a child process, whose threads send operations to the relay at once.
-    is_relative: bool,
+    is_child: bool,
     /// Whether a watch ends the sleeps of the process's threads.
     is_watched: AtomicBool,
 }
@@ -175,13 +175,13 @@ pub(crate) struct Speaker<'a> {
     pub(crate) ops: Vec<Op>,
 }
 
-impl Rounds {
+impl ThreadBarrier {
     /// `cores`: number of threads that can compute at once on the rank's device.
-    pub(crate) fn new(cores: u32) -> io::Result<Rounds> {
+    pub(crate) fn new(cores: u32) -> io::Result<ThreadBarrier> {
         PATH.set(Some(Path::new()));
         CHILDREN.set(0);
         let wake = lift(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        Ok(Rounds {
+        Ok(ThreadBarrier {
             threaded: AtomicBool::new(false),
             arriving: AtomicU32::new(0),
             state: Mutex::default(),
@@ -190,16 +190,16 @@ impl Rounds {
             begun: AtomicU64::new(0),
             lanes: Lanes::new(cores),
             family: AtomicBool::new(false),
-            is_relative: false,
+            is_child: false,
             is_watched: AtomicBool::new(false),
         })
     }
 
     /// The rounds of a child process, whose calling thread has the path `path`.
-    pub(crate) fn of_relative(path: Path) -> io::Result<Rounds> {
-        let rounds = Rounds::new(1)?;
+    pub(crate) fn of_child(path: Path) -> io::Result<ThreadBarrier> {
+        let barrier = ThreadBarrier::new(1)?;
         is_started(path);
-        Ok(Rounds { threaded: AtomicBool::new(true), is_relative: true, ..rounds })
+        Ok(ThreadBarrier { threaded: AtomicBool::new(true), is_child: true, ..barrier })
     }
 
     /// Whether the process has, or has had, more than one thread.
@@ -251,7 +251,7 @@ impl Rounds {
         self.run(&mut state);
         state.collect(speaker);
         state.paused.insert(this_thread(), Pause { reader, kick, state: Paused::Sleeping });
-        if self.is_relative {
+        if self.is_child {
             self.wake_watch();
             self.pass_on(client, &mut state);
         }
@@ -269,7 +269,7 @@ impl Rounds {
             state.paused.remove(&this_thread());
         } else {
             pause.state = Paused::Left;
-            if self.is_relative {
+            if self.is_child {
                 let mut frame = Vec::new();
                 frame::encode(&Batch::default(), &mut frame);
                 pause.reader.write(&frame).unwrap_or_else(|error| client.lost(&error));
@@ -307,7 +307,7 @@ impl Rounds {
     }
 
     fn run(&self, state: &mut State) {
-        if state.running.is_none() && !self.is_relative {
+        if state.running.is_none() && !self.is_child {
             self.begin();
             state.running = Some(host_ns());
             self.wake_watch();
@@ -321,7 +321,7 @@ impl Rounds {
 
     /// In a child process, sends the collected operations: no other thread must be waited for.
     fn pass_on(&self, client: &Client, state: &mut State) {
-        if self.is_relative {
+        if self.is_child {
             state.send_parts(client);
         }
     }
@@ -439,7 +439,7 @@ impl Rounds {
 
     /// Ends the round if all threads wait.
     fn try_end(&self, client: &Client, state: &mut State) -> bool {
-        if self.is_relative {
+        if self.is_child {
             state.send_parts(client);
             return true;
         }
@@ -474,7 +474,7 @@ impl Rounds {
         loop {
             self.listen(client, look);
             let mut state = self.state.lock().expect("no holder of this lock panics");
-            if self.is_relative {
+            if self.is_child {
                 // Signals in faster succession than a thread can handle them would keep the thread from continuing.
                 let now = host_ns();
                 if now.saturating_sub(kicked) >= LOOKS.0 && state.kicks().map(kick).count() > 0 {
@@ -495,7 +495,7 @@ impl Rounds {
     fn listen(&self, client: &Client, look: u64) {
         let (running, readers) = {
             let state = self.state.lock().expect("no holder of this lock panics");
-            if self.is_relative && state.kicks().next().is_some() {
+            if self.is_child && state.kicks().next().is_some() {
                 // Other processes see this one as running until the kicked thread does run.
                 drop(state);
                 std::thread::yield_now();
@@ -515,7 +515,7 @@ impl Rounds {
         for ((thread, reader), _) in readers.iter().zip(ready).filter(|(_, ready)| *ready) {
             self.hear(client, *thread, reader);
         }
-        if !running && !self.is_relative {
+        if !running && !self.is_child {
             // A thread that has just started to run usually asks soon.
             let _ = rustix::event::poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: LOOKS.0 as i64 }));
         }
@@ -538,7 +538,7 @@ impl Rounds {
             Paused::Left => drop(state.paused.remove(&thread)),
             _ => pause.state = Paused::Over,
         }
-        if self.is_relative {
+        if self.is_child {
             return;
         }
         if state.running.is_none() {
@@ -695,7 +695,7 @@ impl Client {
     /// Notes that the process may have several threads from now on. Returns whether it had one until now: if so, a
     /// watch must be created.
     pub fn begins_threads(&self) -> bool {
-        let rounds = self.rounds();
+        let rounds = self.barrier();
         let first = !rounds.threaded.swap(true, SeqCst);
         if first {
             rounds.enter().running = Some(host_ns());
@@ -734,28 +734,28 @@ impl Client {
 
     /// Whether threads of library pools must be known.
     pub fn has_cores(&self) -> bool {
-        self.rounds().lanes.matter()
+        self.barrier().lanes.matter()
     }
 
     /// Registers the calling thread as a library's pool thread: it computes concurrently with Python threads, without
     /// the interpreter's lock.
     pub fn joins_pool(&self) {
-        self.rounds().lanes.join(this_thread());
+        self.barrier().lanes.join(this_thread());
     }
 
     /// Whether the process has, or has had, more than one thread.
     pub fn has_threads(&self) -> bool {
-        self.rounds().threaded()
+        self.barrier().threaded()
     }
 
     /// Whether a watch must be created before the first sleep: in a child process, which usually needs none.
     pub fn lacks_watch(&self) -> bool {
-        self.rounds().is_relative && !self.rounds().is_watched.swap(true, SeqCst)
+        self.barrier().is_child && !self.barrier().is_watched.swap(true, SeqCst)
     }
 
     /// Makes the calling thread the watch; `kick` ends a thread's sleep.
     pub fn watch(&self, kick: &dyn Fn(Kick)) -> ! {
-        self.rounds().watch(self, kick)
+        self.barrier().watch(self, kick)
     }
 }
 
@@ -802,7 +802,7 @@ mod tests {
 
     #[test]
     fn no_two_threads_have_one_path() {
-        let rounds = Rounds::new(1).unwrap();
+        let rounds = ThreadBarrier::new(1).unwrap();
         let first = rounds.admits(vec![0, 1]);
         let second = rounds.admits(vec![0, 1]);
         assert_eq!(first, [0, 1]);

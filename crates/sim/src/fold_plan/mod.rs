@@ -1,14 +1,14 @@
 //! Owns the fold of a program's ranks: the ranks that run, and for each absent rank the running rank from whose steps
 //! its own are made.
 //!
-//! This module does not run ranks. [`Moved`] translates the steps of one rank into those of another, and [`Likeness`]
+//! This module does not run ranks. [`Moved`] translates the steps of one rank into those of another, and [`ReplicaCheck`]
 //! checks that running ranks are equivalent.
 
-mod likeness;
 mod moved;
+mod replica_check;
 
-pub use likeness::{DueTo, Likeness, Unlike};
 pub use moved::Moved;
+pub use replica_check::{DueTo, ReplicaCheck, Unlike};
 
 use crate::ids::RankId;
 use crate::symmetry::{Axis, Relabeling, Symmetry};
@@ -21,10 +21,10 @@ pub type End = BTreeSet<u32>;
 /// The ranks of a program that run, and those that are absent.
 ///
 /// Ranks that the symmetry maps onto each other form a class, except ranks at an end that is a class of its own. For
-/// each class a *representative* runs, and as *replicas* (`witnesses`) the ranks one step away from it along each axis,
+/// each class a *representative* runs, and as *replicas* (`replicas`) the ranks one step away from it along each axis,
 /// the ranks at other ends, and those just before the ends that are classes of their own.
 #[derive(Clone, Debug)]
-pub struct Cast {
+pub struct FoldPlan {
     symmetry: Symmetry,
     /// Ends at which replicas run.
     ends: Vec<End>,
@@ -33,17 +33,17 @@ pub struct Cast {
     runs: Vec<bool>,
 }
 
-impl Cast {
+impl FoldPlan {
     /// Folds a program of `world` ranks by `symmetry`. The ranks at the ends in `apart` are classes of their own;
     /// replicas run at those in `ends`.
-    pub fn new(symmetry: Symmetry, world: u32, ends: Vec<End>, apart: Vec<End>) -> Cast {
-        let cast = Cast { symmetry, ends, apart, runs: Vec::new() };
+    pub fn new(symmetry: Symmetry, world: u32, ends: Vec<End>, apart: Vec<End>) -> FoldPlan {
+        let cast = FoldPlan { symmetry, ends, apart, runs: Vec::new() };
         let mut runs = vec![false; world as usize];
         for representative in (0..world).map(RankId).filter(|rank| cast.representative(*rank) == *rank) {
             runs[representative.index()] = true;
-            cast.witnesses(representative).keys().for_each(|witness| runs[witness.index()] = true);
+            cast.replicas(representative).keys().for_each(|replica| runs[replica.index()] = true);
         }
-        Cast { runs, ..cast }
+        FoldPlan { runs, ..cast }
     }
 
     /// The symmetry of ranks that are assumed equivalent, apart from the ends that are classes of their own.
@@ -72,7 +72,7 @@ impl Cast {
     }
 
     /// The replicas of a representative, and for each the assumption that fails if it differs.
-    fn witnesses(&self, representative: RankId) -> BTreeMap<RankId, DueTo> {
+    fn replicas(&self, representative: RankId) -> BTreeMap<RankId, DueTo> {
         let is_free = |axis: &Axis| self.free(representative).any(|free| free == axis);
         let farthest = |end: &End| -> u32 {
             let axes = self.free(representative).filter(|axis| end.contains(&axis.stride));
@@ -86,14 +86,14 @@ impl Cast {
             let last = self.free(representative).find(|axis| end.contains(&axis.stride) && axis.extent > 2)?;
             Some((farthest(end) - last.stride, DueTo::Uneven))
         });
-        let mut witnesses = BTreeMap::new();
+        let mut replicas = BTreeMap::new();
         for (shift, due_to) in steps.chain(ends).chain(before) {
             let rank = RankId(representative.0 + shift);
             if shift > 0 && self.representative(rank) == representative {
-                witnesses.entry(rank).or_insert(due_to);
+                replicas.entry(rank).or_insert(due_to);
             }
         }
-        witnesses
+        replicas
     }
 
     /// The axes along which the class of `rank` extends: all axes except those of ends apart at which the rank is.
@@ -117,7 +117,7 @@ impl Cast {
         let representative = self.representative(rank);
         let elsewhere = self.free(rank).filter(|axis| axis.at(rank.0) > 0);
         let mut steps = elsewhere.map(|axis| RankId(representative.0 + axis.stride));
-        steps.find(|witness| self.representative(*witness) == representative).unwrap_or(representative)
+        steps.find(|replica| self.representative(*replica) == representative).unwrap_or(representative)
     }
 
     /// For each member of a group the index of the running member that contributes to collectives in its place: its own
@@ -201,16 +201,16 @@ fn prime_factors(mut number: u32) -> Vec<u32> {
 mod tests {
     use super::*;
 
-    fn cast_with(world: u32, per_machine: u32, apart: Vec<End>) -> Cast {
+    fn cast_with(world: u32, per_machine: u32, apart: Vec<End>) -> FoldPlan {
         let symmetry = Symmetry::new(axes(world, per_machine), world).unwrap();
-        Cast::new(symmetry, world, ends(world, per_machine), apart)
+        FoldPlan::new(symmetry, world, ends(world, per_machine), apart)
     }
 
-    fn cast(world: u32, per_machine: u32) -> Cast {
+    fn cast(world: u32, per_machine: u32) -> FoldPlan {
         cast_with(world, per_machine, Vec::new())
     }
 
-    fn running(cast: &Cast) -> Vec<u32> {
+    fn running(cast: &FoldPlan) -> Vec<u32> {
         cast.running().map(|rank| rank.0).collect()
     }
 
@@ -231,7 +231,7 @@ mod tests {
         let [_, over, _]: [End; 3] = ends(64, 8).try_into().unwrap();
         assert_eq!(over, End::from([8, 16, 32]));
         let looked_at = [ends(64, 8), rest(64, 8, std::slice::from_ref(&over))].concat();
-        let cast = Cast::new(Symmetry::new(axes(64, 8), 64).unwrap(), 64, looked_at, vec![over]);
+        let cast = FoldPlan::new(Symmetry::new(axes(64, 8), 64).unwrap(), 64, looked_at, vec![over]);
         assert_eq!(running(&cast), [0, 1, 2, 4, 7, 8, 16, 31, 32, 47, 55, 56, 57, 58, 60, 63]);
         assert_eq!(cast.representative(RankId(59)), RankId(56));
         assert_eq!([51, 54, 59, 61].map(|rank| cast.model(RankId(rank)).0), [1, 2, 57, 57]);
@@ -254,10 +254,10 @@ mod tests {
     #[test]
     fn who_is_just_before_an_end_is_looked_at() {
         let symmetry = Symmetry::new(axes(15, 5), 15).unwrap();
-        let cast = Cast::new(symmetry, 15, ends(15, 5), vec![End::from([1])]);
+        let cast = FoldPlan::new(symmetry, 15, ends(15, 5), vec![End::from([1])]);
         // Ranks 4, 9 and 14 are apart; rank 3 is just before the first of them.
         assert_eq!(running(&cast), [0, 1, 3, 4, 5, 9, 10, 14]);
-        assert_eq!(cast.witnesses(RankId(0))[&RankId(3)], DueTo::Uneven);
+        assert_eq!(cast.replicas(RankId(0))[&RankId(3)], DueTo::Uneven);
     }
 
     #[test]
@@ -274,7 +274,7 @@ mod tests {
     fn an_axis_that_is_not_folded_has_ranks_of_both_sides() {
         let mut axes = axes(16, 8);
         axes.pop();
-        let cast = Cast::new(Symmetry::new(axes, 16).unwrap(), 16, ends(16, 8), Vec::new());
+        let cast = FoldPlan::new(Symmetry::new(axes, 16).unwrap(), 16, ends(16, 8), Vec::new());
         assert_eq!(running(&cast), [0, 1, 2, 4, 7, 8, 9, 10, 12, 15]);
         assert_eq!(cast.model(RankId(11)), RankId(9));
     }

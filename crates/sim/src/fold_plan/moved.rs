@@ -3,7 +3,7 @@
 //!
 //! Keys of the store are not translated: the other rank waits for the same keys, and as long.
 
-use super::Cast;
+use super::FoldPlan;
 use crate::ids::{GroupId, GroupRank, RankId, TaskId};
 use crate::program::{Activity, Call, CallOp, Request};
 use crate::replay::RecordedStep;
@@ -31,7 +31,7 @@ struct Members {
 
 impl Moved {
     /// Translation of the steps of `from` into those of `to`, a rank of its class.
-    pub fn new(cast: &Cast, from: RankId, to: RankId) -> Moved {
+    pub fn new(cast: &FoldPlan, from: RankId, to: RankId) -> Moved {
         let symmetry = cast.symmetry.clone();
         let home = symmetry.inverse(symmetry.shift_to(from));
         let shift = symmetry.compose(home, symmetry.shift_to(to));
@@ -86,7 +86,7 @@ impl Moved {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Cast, axes, ends};
+    use super::super::{FoldPlan, axes, ends};
     use super::*;
     use crate::ids::{QueueId, Site};
     use crate::time::Bytes;
@@ -110,7 +110,7 @@ mod tests {
     /// Ranks 0, 2, 4, 6 of 8, moved by 1 to 1, 3, 5, 7, and by 4 to 4, 6, 0, 2, which are listed in ascending order.
     #[test]
     fn groups_and_peers_move_along() {
-        let cast = Cast::new(Symmetry::new(axes(8, 2), 8).unwrap(), 8, ends(8, 2), Vec::new());
+        let cast = FoldPlan::new(Symmetry::new(axes(8, 2), 8).unwrap(), 8, ends(8, 2), Vec::new());
         for (to, members, sent) in [(1, [1, 3, 5, 7], 2), (4, [0, 2, 4, 6], 0)] {
             let mut moved = Moved::new(&cast, RankId(0), RankId(to));
             assert_eq!(moved.step(TaskId(0), join(&[0, 2, 4, 6])), join(&members));

@@ -28,7 +28,7 @@ const MOST_LOOKS: usize = 50;
 const MOST_RELATIVES: usize = 8;
 
 /// Inspects ranks' processes.
-pub(crate) struct Lookout {
+pub(crate) struct ProcessProbe {
     stacks: File,
     /// The common prefix of the names of our own Python files.
     ours: String,
@@ -49,14 +49,14 @@ struct Frame {
     function: String,
 }
 
-impl Lookout {
+impl ProcessProbe {
     /// `ours`: the folder of this package, if it exists.
-    pub(crate) fn new(ours: Option<&Path>) -> io::Result<Lookout> {
+    pub(crate) fn new(ours: Option<&Path>) -> io::Result<ProcessProbe> {
         let file: OwnedFd = memfd_create("uniference-stacks", MemfdFlags::CLOEXEC)?;
         // Ranks share the file's position, and each rank starts to write at the end of the truncated file.
         fcntl_setfl(&file, OFlags::APPEND)?;
         let ours = ours.map_or(String::new(), |folder| format!("{}/", folder.display()));
-        Ok(Lookout { stacks: file.into(), ours })
+        Ok(ProcessProbe { stacks: file.into(), ours })
     }
 
     /// The file to which ranks write their stacks.
@@ -77,7 +77,7 @@ impl Lookout {
         }
     }
 
-    /// The lines of [`Lookout::stands`] for a process that may continue; empty for a process that waits for a signal,
+    /// The lines of [`ProcessProbe::stands`] for a process that may continue; empty for a process that waits for a signal,
     /// because our signal would end that wait.
     pub(crate) fn stands_undisturbed(&self, pid: i32) -> Vec<String> {
         if waits_for_signals(pid) { Vec::new() } else { self.stands(pid, false) }

@@ -13,7 +13,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
-use uniference_protocol::leftovers::{self, SHARED};
+use uniference_protocol::leaked_resources::{self, SHARED};
 
 /// The kernel's list of Unix sockets, with their names.
 const SOCKETS: &str = "/proc/net/unix";
@@ -44,8 +44,8 @@ impl Register {
         let length = self.list.metadata().map_or(0, |known| known.len());
         let mut lines = vec![0; length as usize];
         let read = self.list.read_exact_at(&mut lines, 0);
-        let left = read.is_ok().then(|| leftovers::read(&lines)).into_iter().flatten();
-        left.filter(leftovers::Left::is_there).map(|left| left.path).collect()
+        let left = read.is_ok().then(|| leaked_resources::read(&lines)).into_iter().flatten();
+        left.filter(leaked_resources::Left::is_there).map(|left| left.path).collect()
     }
 }
 
@@ -120,7 +120,7 @@ mod tests {
         let register = Register::new().unwrap();
         for path in [&dead, &alive, &gone] {
             let mut list = File::options().append(true).open(register.path()).unwrap();
-            list.write_all(&leftovers::line(path).unwrap()).unwrap();
+            list.write_all(&leaked_resources::line(path).unwrap()).unwrap();
         }
         fs::remove_file(&gone).unwrap();
         assert_eq!(register.left(), [dead.clone(), alive.clone()].into());

@@ -1,4 +1,4 @@
-//! Owns that an interpreter which a rank's process has started is on the rank's clock before it begins, as other programs are by `uniference-relative`.
+//! Owns that an interpreter which a rank's process has started is on the rank's clock before it begins, as other programs are by `uniference-child`.
 //!
 //! There this extension is loaded before the C library, so that the client which Python asks is that of the replaced functions.
 

@@ -12,10 +12,10 @@ mod ranges;
 mod streams;
 mod times;
 
-pub use streams::{CopyEngine, Launch, Piece};
+pub use streams::{CopyEngine, Launch, LoweredWork};
 pub use uniference_protocol::messages::LaunchId;
 
-use super::absent::Absence;
+use super::absent::AbsentRanks;
 use super::data::{Access, DataPlane};
 use dictionary::Dictionary;
 use ranges::Ranges;
@@ -26,9 +26,9 @@ use times::Times;
 use uniference_formats::operators::{Line, of_process};
 use uniference_protocol::memory::Window;
 use uniference_protocol::messages::{self, Answer, Fetched, LocalHandle, OnStream, Op, Quiet, Reply as Frame};
-use uniference_sim::cast::{Cast, Unlike};
 use uniference_sim::engine::{Engine, Halt, Resumption, Threads, Turn};
 use uniference_sim::event::{Event, Observer};
+use uniference_sim::fold_plan::{FoldPlan, Unlike};
 use uniference_sim::ids::{GroupId, Handle, OfProcess, QueueId, RankId, Site, TaskId};
 use uniference_sim::program::{Activity, NcclSettings, Origin, Outcome, POLL_COST, Reply, Request, StoreOp, Work};
 use uniference_sim::replay::{RecordedStep, handles_mut};
@@ -51,7 +51,7 @@ impl Recorder for () {
 
 /// Compute of a rank's program between two calls.
 #[derive(Clone, Copy, Debug)]
-pub struct Slice<'a> {
+pub struct RankSlice<'a> {
     /// The rank that computed.
     pub rank: RankId,
     /// The thread that ran.
@@ -61,7 +61,7 @@ pub struct Slice<'a> {
     /// Compute time measured by the rank; 0 if the rank did not measure.
     pub measured: SimDuration,
     /// The operators of the slice, in the format of `uniference_formats::operators`; empty if they were not captured.
-    /// The slices of a rank form one stream, in the order of calls to [`Costs::pieces`].
+    /// The slices of a rank form one stream, in the order of calls to [`Costs::lower`].
     pub operators: &'a [u8],
 }
 
@@ -69,7 +69,7 @@ pub struct Slice<'a> {
 pub trait Costs {
     /// The pieces of a slice's work: work on the launching CPU, and work handed to CUDA streams. The last piece is work
     /// on the launching CPU.
-    fn pieces(&mut self, slice: Slice<'_>) -> Vec<Piece>;
+    fn lower(&mut self, slice: RankSlice<'_>) -> Vec<LoweredWork>;
 
     /// The text of a captured line of one of the rank's pieces; empty if unknown.
     fn line(&self, _rank: RankId, _line: Line) -> String {
@@ -79,13 +79,13 @@ pub trait Costs {
 
 /// Charges each slice its measured duration.
 impl Costs for () {
-    fn pieces(&mut self, slice: Slice<'_>) -> Vec<Piece> {
-        vec![Piece::Host(Work::new(slice.measured, Origin::Measured))]
+    fn lower(&mut self, slice: RankSlice<'_>) -> Vec<LoweredWork> {
+        vec![LoweredWork::Host(Work::new(slice.measured, Origin::Measured))]
     }
 }
 
 /// The live ranks of a run, and the engine.
-pub struct Exchange {
+pub struct Conversations {
     engine: Engine,
     costs: Box<dyn Costs>,
     data: DataPlane,
@@ -98,9 +98,9 @@ pub struct Exchange {
     /// Tasks whose waits are over, but whose data another rank still reduces.
     fetching: Vec<Fetching>,
     /// Data that is available to main tasks before their waits are over.
-    ahead: Vec<(RankId, Fetched)>,
+    early_data: Vec<(RankId, Fetched)>,
     /// Number of main tasks that accept data before their waits are over.
-    would_take_ahead: usize,
+    early_data_wanted: usize,
     /// Time of the last operation of a program's own thread, or of a library's thread that did more than poll.
     acted_at: SimTime,
     /// Steps that the recorder has not received, by clock and rank. The order in which ranks report depends on this
@@ -109,7 +109,7 @@ pub struct Exchange {
     /// Lines that ranks have named and the recorder has not received.
     untold: Vec<Site>,
     /// The absent ranks of a rehearsal.
-    absence: Option<Absence>,
+    absence: Option<AbsentRanks>,
     /// Whether one program, rank 0's, uses the GPUs of all ranks: its processes act as the other ranks.
     lends: bool,
     /// Rank and task as which a task of rank 0 continues after its process moved to another rank.
@@ -141,9 +141,9 @@ struct Fetching {
     failed: BTreeMap<Handle, RankId>,
 }
 
-/// Why [`Exchange::advance`] returned.
+/// Why [`Conversations::advance`] returned.
 #[derive(Debug)]
-pub enum Standing {
+pub enum Progress {
     /// A task must send its next operation first.
     Blocked,
     /// No task has a request, and the engine would advance time to the end of a sleep or timeout: the caller must first
@@ -219,7 +219,7 @@ struct Turns {
     /// Whether some threads of the process have sent operations since it was last quiet while other threads run.
     speaks: bool,
     /// State of the threads that are not blocked on the driver. `None` while the process runs.
-    rests: Option<Threads>,
+    idle_threads: Option<Threads>,
     /// Number of answers that the process has not been given yet.
     owed: u32,
     /// Whether a thread that does more than poll has run since the process was last quiet.
@@ -273,7 +273,7 @@ struct TaskConversation {
     /// For each slice received and not yet carried out: number of dictionary parts received before it.
     slices: VecDeque<u64>,
     /// Pieces of the current slice that have not been handed to the engine.
-    pieces: VecDeque<Piece>,
+    pieces: VecDeque<LoweredWork>,
     /// Handle of the task's last work on the launching CPU.
     host: Option<Handle>,
     /// Activities that the task's next work on the launching CPU waits for.
@@ -297,7 +297,7 @@ struct TaskConversation {
     /// Cause of the task's next request, if an answer to another task woke it.
     woken_by: Option<Cause>,
     /// Cause of the task's progress since the engine's last answer to it, if an answer to another task woke it.
-    let_on_by: Option<Cause>,
+    woken_by_other: Option<Cause>,
     /// The rank to which the task moves with its next operation, and the cause of the move.
     moves_to: Option<(RankId, Cause)>,
     /// Time since which the task has only polled whether other tasks have acted.
@@ -305,7 +305,7 @@ struct TaskConversation {
     /// Number of further polls that the task may make before time passes, although only polling tasks have run.
     looks: u8,
     /// The rank and task by which the driver knows a task that has moved.
-    wire: Option<(RankId, TaskId)>,
+    driver_id: Option<(RankId, TaskId)>,
 }
 
 /// The side that acts next in the conversation of a task.
@@ -322,7 +322,7 @@ enum State {
 enum Asked {
     FirstTurn,
     /// One piece of a slice.
-    Piece(Piece),
+    LoweredWork(LoweredWork),
     ComputeEnd,
     Sleep,
     SleepEnd,
@@ -357,10 +357,10 @@ enum DeviceQuestion {
     Exit,
 }
 
-impl Exchange {
+impl Conversations {
     /// Creates the conversations of `world_size` ranks with `engine`, all at their start. `script` is the text for
     /// operations without a known line.
-    pub fn new(mut engine: Engine, world_size: u32, script: &str) -> Exchange {
+    pub fn new(mut engine: Engine, world_size: u32, script: &str) -> Conversations {
         engine.asks_before_it_idles();
         let rank = |rank: u32| {
             let mut lines = Lines::default();
@@ -383,7 +383,7 @@ impl Exchange {
                 streams: Streams::default(),
             }
         };
-        Exchange {
+        Conversations {
             data: DataPlane::of(engine.algorithms().clone()),
             times: Times::new(world_size),
             engine,
@@ -392,8 +392,8 @@ impl Exchange {
             latest: None,
             ready: VecDeque::new(),
             fetching: Vec::new(),
-            ahead: Vec::new(),
-            would_take_ahead: 0,
+            early_data: Vec::new(),
+            early_data_wanted: 0,
             acted_at: SimTime::ZERO,
             unrecorded: BTreeMap::new(),
             untold: (0..world_size).map(Site).collect(),
@@ -444,20 +444,20 @@ impl Exchange {
     /// Starts a rehearsal: only ranks of the cast that run have processes. The other ranks end at once, and contribute
     /// to collectives the data of running ranks of their classes, copied in the arena, of which each rank has `part`
     /// bytes.
-    pub fn rehearse(&mut self, cast: &Arc<Cast>, window: Window, part: u64) {
-        self.absence = Some(Absence::new(cast.clone()));
+    pub fn rehearse(&mut self, cast: &Arc<FoldPlan>, window: Window, part: u64) {
+        self.absence = Some(AbsentRanks::new(cast.clone()));
         self.data.rehearse(cast.clone(), window, part);
         (0..self.ranks.len()).map(RankId::from).filter(|rank| !cast.runs(*rank)).for_each(|rank| self.end(rank));
     }
 
     /// The deviation that ends a rehearsal: ranks that should be equivalent differ.
     pub fn unlike(&self) -> Option<&Unlike> {
-        self.absence.as_ref().and_then(Absence::unlike)
+        self.absence.as_ref().and_then(AbsentRanks::unlike)
     }
 
     /// The deviation that a finished rehearsal has found.
     pub fn conclude(&mut self) -> Option<&Unlike> {
-        self.absence.as_mut().and_then(Absence::conclude)
+        self.absence.as_mut().and_then(AbsentRanks::conclude)
     }
 
     /// Reduces small collectives in the driver, in the arena, from now on.
@@ -648,7 +648,7 @@ impl Exchange {
         let goes_on_by_itself = self.goes_on_by_itself(rank);
         let turn = self.turn(rank);
         (turn.parts, turn.running, turn.speaks) = (0, false, false);
-        turn.rests = Some(if quiet.outside { Threads::WaitOutside } else { Threads::Wait });
+        turn.idle_threads = Some(if quiet.outside { Threads::WaitOutside } else { Threads::Wait });
         turn.answered = goes_on_by_itself.or(turn.answered);
         let answered = turn.answered;
         // A task is opened once it has sent something: tasks are numbered in the order of their first messages.
@@ -707,7 +707,7 @@ impl Exchange {
             if looking.looks > 0 && !has_just_looked {
                 looking.looks -= 1;
                 looking.state = State::Free;
-                looking.let_on_by = Some(from);
+                looking.woken_by_other = Some(from);
                 self.took(member, task, follows_from(from));
                 self.release(member, task);
                 self.answer(member, task, Answer::Go);
@@ -722,8 +722,8 @@ impl Exchange {
         let turn = &self.ranks[head.index()].turn;
         let asks_nothing = |task: &TaskConversation| matches!(task.state, State::Free);
         let any_asks_nothing = || self.ranks[self.family(head)].iter().any(|rank| rank.tasks.iter().any(asks_nothing));
-        if let Some(rests) = turn.rests.filter(|_| turn.owed == 0 && any_asks_nothing()) {
-            self.set_threads(rank, rests);
+        if let Some(idle_threads) = turn.idle_threads.filter(|_| turn.owed == 0 && any_asks_nothing()) {
+            self.set_threads(rank, idle_threads);
         }
     }
 
@@ -731,8 +731,8 @@ impl Exchange {
     fn goes_on(&mut self, rank: RankId, task: TaskId, answered: Option<Answered>) {
         let state = self.task(rank, task);
         let Some(first) = state.spoken_from.take().filter(|_| !state.ops.is_empty()) else { return };
-        let wire = state.wire;
-        let other = answered.filter(|answered| ![Some((rank, task)), wire].contains(&Some(answered.whose)));
+        let driver_id = state.driver_id;
+        let other = answered.filter(|answered| ![Some((rank, task)), driver_id].contains(&Some(answered.whose)));
         let acts = other.is_some();
         state.causes.extend(other.map(|other| (first, other.from)));
         self.turn(rank).acted |= acts;
@@ -770,8 +770,8 @@ impl Exchange {
         self.absence = absence;
     }
 
-    /// Advances the engine as far as possible. [`Exchange::take_ready`] then returns the answers.
-    pub fn advance(&mut self, observer: &mut dyn Observer, recorder: &mut dyn Recorder) -> Standing {
+    /// Advances the engine as far as possible. [`Conversations::take_ready`] then returns the answers.
+    pub fn advance(&mut self, observer: &mut dyn Observer, recorder: &mut dyn Recorder) -> Progress {
         self.record_past(recorder);
         loop {
             for site in std::mem::take(&mut self.untold) {
@@ -780,16 +780,16 @@ impl Exchange {
             let mut seen = (Seen { data: &mut self.data, times: &mut self.times }, &mut *observer);
             match self.engine.next(&mut seen) {
                 Turn::Resume(resumption) => self.resumed(resumption),
-                Turn::Blocked if !self.engine.waits_to_idle() => return Standing::Blocked,
+                Turn::Blocked if !self.engine.waits_to_idle() => return Progress::Blocked,
                 Turn::Blocked if self.is_dead() => self.engine.gives_up(),
                 Turn::Blocked if self.wakeable().next().is_none() => self.engine.idle(),
                 Turn::Blocked => {
                     let speaks = |rank: RankId| self.lives(rank) && self.ranks[rank.index()].turn.speaks;
                     let any_speaks = (0..self.ranks.len()).map(RankId::from).any(speaks);
-                    return if any_speaks { Standing::Blocked } else { Standing::Idle };
+                    return if any_speaks { Progress::Blocked } else { Progress::Idle };
                 }
-                Turn::Finished => return Standing::Finished,
-                Turn::Halted(halt) => return Standing::Halted(halt),
+                Turn::Finished => return Progress::Finished,
+                Turn::Halted(halt) => return Progress::Halted(halt),
             }
         }
     }
@@ -804,12 +804,12 @@ impl Exchange {
             matches!(task.state, State::Asked(Asked::Store | Asked::Wait { .. })) && task.waits_forever
         };
         let is_over = |task: &TaskConversation| matches!(task.state, State::Ended) || waits(task);
-        let rests = |task: &TaskConversation| !task.is_programs || is_over(task);
-        let is_stuck = |rank: &RankConversation| is_over(&rank.tasks[0]) && rank.tasks.iter().all(rests);
+        let is_idle = |task: &TaskConversation| !task.is_programs || is_over(task);
+        let is_stuck = |rank: &RankConversation| is_over(&rank.tasks[0]) && rank.tasks.iter().all(is_idle);
         self.engine.now().since(self.acted_at.min(self.engine.now())) > PATIENCE
             && self.ranks.iter().all(is_stuck)
             && self.ranks.iter().any(|rank| waits(&rank.tasks[0]))
-            && !self.ranks.iter().any(|rank| rank.turn.rests == Some(Threads::WaitOutside))
+            && !self.ranks.iter().any(|rank| rank.turn.idle_threads == Some(Threads::WaitOutside))
             && !self.engine.may_still_act()
     }
 
@@ -818,7 +818,7 @@ impl Exchange {
         !self.ranks[rank.index()].turn.is_gone && !self.engine.has_crashed(rank)
     }
 
-    /// Lets time pass once, after the ranks of [`Exchange::wakeable`] were found to be still waiting.
+    /// Lets time pass once, after the ranks of [`Conversations::wakeable`] were found to be still waiting.
     pub fn still_waits(&mut self) {
         self.engine.idle();
     }
@@ -830,7 +830,7 @@ impl Exchange {
         let has_others = !self.lends && self.ranks.len() > 1;
         let wakes = move |rank: &RankId| {
             let rank = &self.ranks[rank.index()];
-            rank.turn.rests == Some(Threads::WaitOutside) || rank.tasks.iter().any(pauses)
+            rank.turn.idle_threads == Some(Threads::WaitOutside) || rank.tasks.iter().any(pauses)
         };
         (0..self.ranks.len()).map(RankId::from).filter(move |rank| has_others && self.lives(*rank) && wakes(rank))
     }
@@ -842,7 +842,7 @@ impl Exchange {
 
     /// Data to write to a rank's main task while its wait continues.
     pub fn take_ahead(&mut self) -> Option<(RankId, Frame)> {
-        let (rank, fetched) = self.ahead.pop()?;
+        let (rank, fetched) = self.early_data.pop()?;
         Some((
             rank,
             Frame {
@@ -872,13 +872,13 @@ impl Exchange {
         }
         let asked = asking.asked_at;
         let answered =
-            Answered { whose: (rank, task), from: asking.let_on_by.unwrap_or((rank, task, asking.resumptions)) };
+            Answered { whose: (rank, task), from: asking.woken_by_other.unwrap_or((rank, task, asking.resumptions)) };
         let acts = asking.spins.is_none() && !matches!(answer, Answer::Over);
         // These answers are for the relay thread that asks on behalf of another process, not for the process itself.
         let is_its_own = !matches!(answer, Answer::Over | Answer::Moved);
         let hears = communicates.is_none_or(|process| process == asking.process && is_its_own);
         let turn = self.turn(rank);
-        (turn.running, turn.rests) = (true, None);
+        (turn.running, turn.idle_threads) = (true, None);
         turn.acted |= acts;
         turn.answered = Some(answered);
         let now = self.clock(rank);
@@ -917,8 +917,8 @@ impl Exchange {
     }
 
     fn push(&mut self, rank: RankId, task: TaskId, answer: Answer) {
-        let TaskConversation { questions: question, wire, .. } = *self.task(rank, task);
-        let (rank, task) = wire.unwrap_or((rank, task));
+        let TaskConversation { questions: question, driver_id, .. } = *self.task(rank, task);
+        let (rank, task) = driver_id.unwrap_or((rank, task));
         self.ready.push_back(Ready { rank, task, answer, question });
     }
 
@@ -936,7 +936,7 @@ impl Exchange {
             while let Some((_, cause)) = speaking.causes.front().filter(|(from, _)| *from <= speaking.carried_out) {
                 let cause = *cause;
                 speaking.causes.pop_front();
-                (speaking.woken_by, speaking.let_on_by) = (Some(cause), Some(cause));
+                (speaking.woken_by, speaking.woken_by_other) = (Some(cause), Some(cause));
             }
             speaking.carried_out += 1;
             if matches!(speaking.state, State::Asked(Asked::Pause)) {
@@ -1021,7 +1021,7 @@ impl Exchange {
             Op::Moves(to) => {
                 assert!(self.lends && rank == RankId(0), "{rank} {task} moves to rank {to}, which lends nothing");
                 let speaking = self.task(rank, task);
-                let follows = speaking.let_on_by.unwrap_or((rank, task, speaking.resumptions));
+                let follows = speaking.woken_by_other.unwrap_or((rank, task, speaking.resumptions));
                 let process = speaking.process.number();
                 if RankId(to) != rank {
                     speaking.moves_to = Some((RankId(to), follows));
@@ -1031,7 +1031,7 @@ impl Exchange {
             }
             Op::Process(number) => {
                 self.task(rank, task).process = process(OfProcess::new(number));
-                if self.task(rank, task).wire.is_some() {
+                if self.task(rank, task).driver_id.is_some() {
                     self.settles(number, rank);
                 }
             }
@@ -1065,10 +1065,10 @@ impl Exchange {
             carried_out: leaves.carried_out,
             spoken_from: leaves.spoken_from,
             causes: std::mem::take(&mut leaves.causes),
-            let_on_by: Some(follows),
+            woken_by_other: Some(follows),
             operators: std::mem::take(&mut leaves.operators),
             slices: std::mem::take(&mut leaves.slices),
-            wire: Some((from, task)),
+            driver_id: Some((from, task)),
             ..TaskConversation::new(State::Free, goes_on.line)
         };
         self.moved.insert(task, (to, moved));
@@ -1128,7 +1128,7 @@ impl Exchange {
                     return self.answer(rank, task, Answer::Complete(Vec::new()));
                 }
                 let handles = named.iter().map(|(_, handle)| *handle).collect();
-                self.would_take_ahead += usize::from(ahead);
+                self.early_data_wanted += usize::from(ahead);
                 (Request::Wait { handles, any, timeout, site: line }, Asked::Wait { named, ahead })
             }
             Op::Now => (Request::Look, Asked::Now),
@@ -1180,8 +1180,8 @@ impl Exchange {
     }
 
     /// Obtains the costs of a slice and hands its first piece to the engine.
-    fn compute(&mut self, rank: RankId, task: TaskId, slice: messages::Slice) {
-        let messages::Slice { measured, operators: last } = slice;
+    fn compute(&mut self, rank: RankId, task: TaskId, slice: messages::ComputeSlice) {
+        let messages::ComputeSlice { measured, operators: last } = slice;
         let world_size = self.ranks.len();
         let RankConversation { tasks, lines, dictionary, .. } = &mut self.ranks[rank.index()];
         let speaking = &mut tasks[task.index()];
@@ -1194,9 +1194,9 @@ impl Exchange {
         operators.extend(written_by(Some(speaking.process), ran));
         let site = speaking.line_of_compute();
         let line = &lines.texts[site.index() / world_size];
-        let pieces = self.costs.pieces(Slice { rank, task, line, measured, operators: &operators });
+        let pieces = self.costs.lower(RankSlice { rank, task, line, measured, operators: &operators });
         self.after_another(rank, task);
-        if !operators.is_empty() || pieces != [Piece::Host(Work::new(measured, Origin::Measured))] {
+        if !operators.is_empty() || pieces != [LoweredWork::Host(Work::new(measured, Origin::Measured))] {
             self.took(rank, task, RecordedStep::Operators { operators, measured });
         }
         self.task(rank, task).pieces = pieces.into();
@@ -1214,13 +1214,15 @@ impl Exchange {
         while let Some(piece) = speaking.pieces.pop_front() {
             let mut after = streams.dependencies(&piece);
             let (activity, queue) = match &piece {
-                Piece::Host(work) => {
+                LoweredWork::Host(work) => {
                     after = std::mem::take(&mut speaking.awaited);
                     (Activity::Compute(work.clone()), QueueId(task.0))
                 }
-                Piece::Launch(launch) => (Activity::Compute(launch.work.clone()), QueueId::of_stream(launch.stream)),
-                Piece::Record { event, stream } => (Activity::Reach(*event), QueueId::of_stream(*stream)),
-                Piece::Wait { stream, event } => {
+                LoweredWork::Launch(launch) => {
+                    (Activity::Compute(launch.work.clone()), QueueId::of_stream(launch.stream))
+                }
+                LoweredWork::Record { event, stream } => (Activity::Reach(*event), QueueId::of_stream(*stream)),
+                LoweredWork::Wait { stream, event } => {
                     streams.wait(*stream, *event);
                     continue;
                 }
@@ -1229,7 +1231,7 @@ impl Exchange {
                 after.extend(speaking.host);
             }
             let mut site = speaking.line;
-            if let Piece::Launch(launch) = &piece {
+            if let LoweredWork::Launch(launch) = &piece {
                 self.times.issues(rank, &launch.ids);
                 site = lines.captured.get(&launch.line).copied().unwrap_or_else(|| {
                     let named = lines.site(&self.costs.line(rank, launch.line), rank.0, world_size);
@@ -1238,7 +1240,7 @@ impl Exchange {
                     named
                 });
             }
-            return self.submit(rank, task, Request::Issue { activity, queue, after, site }, Asked::Piece(piece));
+            return self.submit(rank, task, Request::Issue { activity, queue, after, site }, Asked::LoweredWork(piece));
         }
         let host = speaking.host.take().expect("the last piece is the host's");
         self.await_end(rank, task, host, Asked::ComputeEnd);
@@ -1247,14 +1249,14 @@ impl Exchange {
     }
 
     /// Records the engine's handle of a piece of a slice, and hands over the next piece.
-    fn piece_issued(&mut self, rank: RankId, task: TaskId, piece: &Piece, handle: Handle) {
+    fn piece_issued(&mut self, rank: RankId, task: TaskId, piece: &LoweredWork, handle: Handle) {
         let RankConversation { tasks, streams, .. } = &mut self.ranks[rank.index()];
         let speaking = &mut tasks[task.index()];
         match piece {
-            Piece::Host(_) => speaking.host = Some(handle),
+            LoweredWork::Host(_) => speaking.host = Some(handle),
             _ => speaking.awaited.extend(streams.handed(piece, handle)),
         }
-        if let Piece::Launch(launch) = piece {
+        if let LoweredWork::Launch(launch) = piece {
             self.times.issued(rank, &launch.ids, handle, speaking.host);
         }
         self.next_piece(rank, task);
@@ -1381,19 +1383,19 @@ impl Exchange {
             return self.rest(rank);
         }
         resumed.resumptions += 1;
-        resumed.let_on_by = None;
+        resumed.woken_by_other = None;
         let latest = (rank, task, resumed.resumptions);
         let state = std::mem::replace(&mut resumed.state, State::Free);
         let State::Asked(asked) = state else {
             panic!("{rank} {task} was resumed with {reply:?} and had asked nothing")
         };
         self.latest = Some(latest);
-        self.would_take_ahead -= usize::from(matches!(asked, Asked::Wait { ahead: true, .. }));
+        self.early_data_wanted -= usize::from(matches!(asked, Asked::Wait { ahead: true, .. }));
         if let Reply::Issued(handle) = reply {
             self.issued(rank, task, handle);
         }
         match (asked, reply) {
-            (Asked::Piece(piece), Reply::Issued(handle)) => self.piece_issued(rank, task, &piece, handle),
+            (Asked::LoweredWork(piece), Reply::Issued(handle)) => self.piece_issued(rank, task, &piece, handle),
             (Asked::Sleep, Reply::Issued(handle)) => self.await_end(rank, task, handle, Asked::SleepEnd),
             (Asked::SleepEnd, Reply::Complete(_)) => self.answer(rank, task, Answer::Go),
             (Asked::Issue(handle, stream), Reply::Issued(name)) => {
@@ -1531,7 +1533,7 @@ impl Exchange {
     /// Hands the result of the collective `name` of `rank` to members that still wait for this collective alone: they
     /// may copy the result already.
     fn hand_ahead(&mut self, rank: RankId, name: Handle) {
-        if self.would_take_ahead == 0 {
+        if self.early_data_wanted == 0 {
             return;
         }
         for (other, name) in self.data.members(rank, name) {
@@ -1542,8 +1544,8 @@ impl Exchange {
                 && let Access::Ready(fetched) = self.data.fetch(other, name)
             {
                 *ahead = false;
-                self.would_take_ahead -= 1;
-                self.ahead.push((other, fetched));
+                self.early_data_wanted -= 1;
+                self.early_data.push((other, fetched));
             }
         }
     }
@@ -1640,11 +1642,11 @@ impl TaskConversation {
             asked_at: SimTime::ZERO,
             resumptions: 0,
             woken_by: None,
-            let_on_by: None,
+            woken_by_other: None,
             moves_to: None,
             spins: None,
             looks: 0,
-            wire: None,
+            driver_id: None,
         }
     }
 
