@@ -11,7 +11,7 @@ use std::mem::MaybeUninit;
 ///
 /// ```ignore
 /// exports! {
-/// /// Effect, if the name does not state it.
+///     /// Effect, if the name does not state it.
 ///     fn cudaGetDeviceCount(count: Out<c_int>) -> Status { count.put(device::count()) }
 /// }
 /// ```
