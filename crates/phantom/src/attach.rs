@@ -20,7 +20,7 @@ pub(crate) struct Attached {
     communication: Option<Communication>,
 }
 
-/// `None`: nothing is attached, so there is no device.
+/// Data that the rank has attached; `None`: nothing is attached, so there is no device.
 pub(crate) fn attached() -> Option<&'static Attached> {
     ATTACHED.get()
 }

@@ -173,7 +173,7 @@ impl Kernel {
         self.dynamic_limit.load(Relaxed).max(SHARED_OF_BLOCK.saturating_sub(self.needs.shared))
     }
 
-    /// Opts in to more shared memory.
+    /// Sets the dynamic shared memory that a launch may request: the kernel opts in to more than the default.
     pub(crate) fn set_dynamic_limit(&self, bytes: c_int) -> Result<(), Status> {
         let most = device::get(device::current()).map_or(0, |d| Architecture::of(d.capability).shared_of_block);
         let bytes = u32::try_from(bytes).map_err(|_| INVALID_VALUE)?;

@@ -246,7 +246,7 @@ pub(crate) fn info(device: usize) -> Result<(u64, u64), Status> {
 pub(crate) fn take_for_library(device: usize, bytes: usize) -> Result<(), Status> {
     let mut memory = lock();
     let pool = &mut memory.devices()?.devices[device];
-    // Libraries have nothing to give back first.
+    // NVIDIA's libraries cannot free memory and retry, so lending grants their first request.
     if LENDS.load(Relaxed) {
         pool.used.add(bytes);
         return Ok(());

@@ -61,7 +61,7 @@ enum Called {
     TwoShot,
     /// `two_shot_all_reduce_kernel_inplace`: as `OneShot` without output and source.
     InPlace,
-    /// `barrier_kernel`: the addresses of all members' flags; a channel; the member's number; how many there are.
+    /// `barrier_kernel`: addresses of all members' flags; channel; this member's number; number of members.
     Barrier,
     /// A kernel that waits for flags, with unknown parameters.
     Unknown,
@@ -175,7 +175,7 @@ impl Peers {
         stream: Handle,
     ) -> Option<Result<(), Status>> {
         let link = communication()?;
-        // SAFETY: callers of `launch` guarantee that these are the kernel's arguments.
+        // SAFETY: `launch` requires that these are the kernel's arguments.
         let launch = (!arguments.is_null()).then(|| unsafe { self.read(arguments) }).flatten();
         let group = launch.as_ref().and_then(|launch| group(link, &launch.flags, launch.me));
         let (Some(Launch { flags, me, input, given, output, bytes, own }), Some(group)) = (launch, group) else {

@@ -272,7 +272,7 @@ pub(crate) fn synchronize(stream: Handle) -> Result<(), Status> {
 }
 
 /// Waits for a launch if launches block and the stream is not in capture. For kernels and copies of operators,
-/// `cpp/capture.cpp` waits once the operator is written down.
+/// `cpp/capture.cpp` waits once the operator is recorded.
 pub(crate) fn wait_for_launch(stream: Handle) -> Result<(), Status> {
     if !device::launches_block() || capture_info(stream)?.is_some() {
         return Ok(());

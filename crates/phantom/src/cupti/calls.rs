@@ -10,9 +10,9 @@ use std::sync::OnceLock;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub(crate) enum Domain {
-    /// The driver API.
+    /// Driver API.
     Driver = 1,
-    /// The runtime API.
+    /// Runtime API.
     Runtime = 2,
 }
 

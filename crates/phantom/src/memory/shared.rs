@@ -245,7 +245,7 @@ fn range_of(start: usize, block: Block) -> (usize, usize) {
 }
 
 /// Replaces private memory by a file with the same bytes. `MOVES` blocks CUDA copies meanwhile; a concurrent direct
-/// write by another thread, such as an operator on the host that writes to managed memory, may be lost.
+/// write by another thread, such as a CPU operator that writes to memory shared with the host, may be lost.
 fn share(start: usize, bytes: usize, rank: u32, device: usize) -> Result<Exported, Status> {
     let exported = Exported::new(rank, device, bytes)?;
     let file = &exported.file;

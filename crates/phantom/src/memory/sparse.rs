@@ -56,7 +56,7 @@ pub(super) unsafe fn copy((to, target): (usize, Owner), (from, source): (usize, 
             entries = table.read(page, (from + bytes).div_ceil(PAGE) - page);
         }
         let end = ((page + 1) * PAGE - from).min(bytes);
-        // SAFETY: callers of `copy` guarantee both ranges; these are parts of them.
+        // SAFETY: `copy` requires that both ranges are valid; these are parts of them.
         unsafe {
             let page_is_zero = entries[entry] & IS_THERE == 0 || all_zero(from + at, end - at);
             if page_is_zero != is_zero {
@@ -66,7 +66,7 @@ pub(super) unsafe fn copy((to, target): (usize, Owner), (from, source): (usize, 
         }
         at = end;
     }
-    // SAFETY: callers of `copy` guarantee both ranges; these are parts of them.
+    // SAFETY: `copy` requires that both ranges are valid; these are parts of them.
     unsafe { finish((to, target), from, start..bytes, is_zero) };
 }
 
@@ -77,8 +77,8 @@ pub(super) unsafe fn copy((to, target): (usize, Owner), (from, source): (usize, 
 pub(super) unsafe fn clear(at: usize, owner: Owner, bytes: usize) {
     let end = at + bytes;
     let (first, last) = (at.next_multiple_of(PAGE).min(end), end / PAGE * PAGE);
-    // SAFETY: all of these ranges are parts of the range that callers guarantee. Whole pages of this library are
-    // private and anonymous, or become a hole of their file, so the next read finds zeros.
+    // SAFETY: all of these ranges are parts of the range, which `clear` requires to be writable. Whole pages of this
+    // library are private and anonymous, or become a hole of their file, so the next read finds zeros.
     unsafe {
         let advice = match owner {
             Owner::Us => Some(Advice::LinuxDontNeed),
@@ -112,7 +112,7 @@ pub(super) fn is_untouched(at: usize, owner: Owner, bytes: usize) -> bool {
 
 /// Clears a part of the target if it `is_zero`, else copies it from `from`.
 unsafe fn finish((to, target): (usize, Owner), from: usize, part: std::ops::Range<usize>, is_zero: bool) {
-    // SAFETY: callers of `copy` guarantee both ranges; these are parts of them.
+    // SAFETY: `copy` requires that both ranges are valid; these are parts of them.
     unsafe {
         if is_zero {
             clear(to + part.start, target, part.len());
@@ -183,13 +183,13 @@ impl SharedFile {
     /// Address of the next data segment or hole (`what`) at or behind `at`, by `lseek`; `None` if none follows. Swapped
     /// pages count as data.
     fn next(self, at: usize, what: i32) -> Option<usize> {
-        // SAFETY: the memory state keeps the descriptor open; nothing depends on its file position.
+        // SAFETY: `lseek` accesses no memory of the process; nothing depends on the file's position.
         usize::try_from(unsafe { libc::lseek(self.descriptor, at as i64, what) }).ok()
     }
 }
 
 unsafe fn all_zero(at: usize, bytes: usize) -> bool {
-    // SAFETY: callers guarantee that the range is readable.
+    // SAFETY: `copy` and `clear` pass parts of ranges that they require to be valid.
     let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, bytes) };
     bytes.chunks(64).all(|chunk| chunk.iter().fold(0, |any, byte| any | byte) == 0)
 }
