@@ -1,6 +1,8 @@
-//! Writes a function for each name of `symbols/` that no file of `src/` defines: it names itself once and returns its library's error.
+//! Generates a function for each name of `symbols/` that no file of `src/` defines: it reports its name once and
+//! returns its library's error.
 //!
-//! A name is defined where it is a word of a file outside of comments and strings. `tests/symbols.rs` checks that all are exported.
+//! A name counts as defined if it is a word of a file outside of comments and strings. `tests/symbols.rs` checks that
+//! all names are exported.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -10,7 +12,7 @@ use std::path::Path;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=src\ncargo::rerun-if-changed=symbols");
-    // The libraries of NVIDIA's names, which the driver writes, need it by this name.
+    // The libraries with NVIDIA's names, which the driver writes, refer to this name.
     println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libuniference_phantom.so");
     let mut words = BTreeSet::new();
     collect(Path::new("src"), &mut words)?;
@@ -38,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(fs::write(Path::new(&std::env::var("OUT_DIR")?).join("missing.rs"), missing)?)
 }
 
-/// Adds the words of the files below a folder, without what stands in comments and in strings.
+/// Adds the words of all files below a folder, without comments and strings.
 fn collect(folder: &Path, words: &mut BTreeSet<String>) -> Result<(), std::io::Error> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();

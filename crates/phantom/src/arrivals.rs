@@ -1,26 +1,27 @@
-//! Owns data that communication brings: where it goes, and which streams and events stand behind it. It is fetched when somebody looks at what
-//! such a stream has done, and the caller then waits for it in virtual time.
+//! Owns arrivals, the data that communication calls deliver: where each goes, and which streams and events depend on
+//! it. Data is fetched when the program reads results of a dependent stream; the thread then waits for it in virtual
+//! time.
 //!
-//! A GPU's host would not wait there. It does here, as values are computed when they are launched: what needs data that is on its way cannot be
-//! launched before. Without values nobody waits.
+//! The launching CPU of a real GPU would not wait. Here it does, because values are computed at launch: work that needs
+//! data in transit cannot be launched earlier. Runs without values do not wait.
 
 use crate::attach::communication;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The output of a call that goes on.
+/// The output of a pending communication call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Arrival {
     pub(crate) handle: u32,
     /// The communicator's group.
     pub(crate) group: u32,
     pub(crate) to: usize,
-    /// 0: no data comes.
+    /// 0: no data is delivered.
     pub(crate) bytes: u64,
     /// `ncclDataType_t`.
     pub(crate) dtype: u8,
-    /// Elements are divided by this once they are there.
+    /// Divisor of the delivered elements.
     pub(crate) divide: Option<f64>,
 }
 
@@ -28,9 +29,9 @@ pub(crate) struct Arrival {
 struct State {
     next: u64,
     expected: BTreeMap<u64, Arrival>,
-    /// Those of them that a thread is about to bring.
+    /// Arrivals that a thread is fetching.
     taken: BTreeSet<u64>,
-    /// What is behind, by stream and by event. What has arrived may still be named.
+    /// Arrivals that each stream and each event depends on. Some may have been fetched already.
     streams: BTreeMap<u32, BTreeSet<u64>>,
     events: BTreeMap<u32, BTreeSet<u64>>,
 }
@@ -43,18 +44,18 @@ static STATE: Mutex<State> = Mutex::new(State {
     events: BTreeMap::new(),
 });
 
-/// Something has been brought.
+/// Signals that an arrival was fetched.
 static BROUGHT: Condvar = Condvar::new();
 
-/// How many are expected.
+/// Number of expected arrivals.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether data is on its way.
+/// Whether any arrival is expected.
 pub(crate) fn any() -> bool {
     COUNT.load(Relaxed) > 0
 }
 
-/// The call is on a stream.
+/// Registers the arrival of a call on a stream.
 pub(crate) fn expect(stream: u32, arrival: Arrival) {
     if arrival.bytes == 0 {
         if let Some(link) = communication() {
@@ -70,7 +71,7 @@ pub(crate) fn expect(stream: u32, arrival: Arrival) {
     COUNT.fetch_add(1, Relaxed);
 }
 
-/// The event stands behind what is on the stream.
+/// Makes an event depend on the arrivals of a stream.
 pub(crate) fn record(event: u32, stream: u32) {
     if COUNT.load(Relaxed) == 0 {
         return;
@@ -80,7 +81,7 @@ pub(crate) fn record(event: u32, stream: u32) {
     state.events.insert(event, behind);
 }
 
-/// What comes on the stream stands behind the event.
+/// Makes later work on a stream depend on the arrivals of an event.
 pub(crate) fn wait_event(stream: u32, event: u32) {
     if COUNT.load(Relaxed) == 0 {
         return;
@@ -90,7 +91,7 @@ pub(crate) fn wait_event(stream: u32, event: u32) {
     state.streams.entry(stream).or_default().extend(behind);
 }
 
-/// What comes on the stream stands behind what is on another one.
+/// Makes later work on a stream depend on the arrivals of another stream.
 pub(crate) fn stand_behind(stream: u32, other: u32) {
     if stream == other || COUNT.load(Relaxed) == 0 {
         return;
@@ -100,7 +101,7 @@ pub(crate) fn stand_behind(stream: u32, other: u32) {
     state.streams.entry(stream).or_default().extend(behind);
 }
 
-/// Nothing comes any more of a group's calls. What a thread is about to bring, that thread is told.
+/// Drops the arrivals of an aborted group. Threads that are fetching one are told by the link.
 pub(crate) fn abort(group: u32) {
     let Some(link) = communication() else { return };
     (link.abort)(group);
@@ -115,7 +116,7 @@ pub(crate) fn abort(group: u32) {
     }
 }
 
-/// Fetches what a stream stands behind.
+/// Fetches the arrivals that a stream depends on.
 pub(crate) fn settle_stream(stream: u32) {
     settle(false, |state| state.behind_stream(stream));
 }
@@ -136,27 +137,28 @@ pub(crate) fn settle_places(stream: u32, places: &[(usize, u64)]) {
     });
 }
 
-/// The same of a stream that was found empty.
+/// Fetches the arrivals of a stream that was found empty.
 pub(crate) fn settle_empty(stream: u32) {
     settle(true, |state| state.behind_stream(stream));
 }
 
-/// Fetches what an event stands behind.
+/// Fetches the arrivals that an event depends on.
 pub(crate) fn settle_event(event: u32) {
     settle(false, |state| state.behind_event(event));
 }
 
-/// The same of an event that was found to have happened.
+/// Fetches the arrivals of an event that was found to have happened.
 pub(crate) fn settle_happened(event: u32) {
     settle(true, |state| state.behind_event(event));
 }
 
-/// Waits for all outputs that are expected, and fetches them.
+/// Fetches all expected arrivals.
 pub(crate) fn settle_all() {
     settle(false, |state| state.expected.keys().copied().collect());
 }
 
-/// Returns when all of these are there, which may be known to have arrived: what another thread brings already is waited for.
+/// Fetches arrivals, and waits for those that another thread is fetching. `has_arrived`: they are known to have
+/// arrived.
 fn settle(has_arrived: bool, which: impl FnOnce(&State) -> BTreeSet<u64>) {
     if COUNT.load(Relaxed) == 0 {
         return;
@@ -216,7 +218,7 @@ fn lock() -> MutexGuard<'static, State> {
 mod tests {
     use super::*;
 
-    /// There is one state in a process.
+    /// Serialises tests, which share the state of the process.
     static ALONE: Mutex<()> = Mutex::new(());
 
     fn expected() -> usize {
@@ -227,7 +229,7 @@ mod tests {
         Arrival { handle, group: 0, to: 0, bytes: 4, dtype: 6, divide: None }
     }
 
-    /// What an event stands behind is handed on by it; what comes on its stream afterwards is not.
+    /// An event passes on the arrivals before its record; later arrivals on its stream are not passed on.
     #[test]
     fn events_hand_on_what_they_stand_behind() {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Owns what a rank gives this library: its devices and its link to the driver.
+//! Owns the rank's data for this library: its devices and its link to the driver.
 
 use crate::exports::exports;
 use std::ffi::c_int;
@@ -9,34 +9,34 @@ use uniference_abi::gpus::{Attach, Communication, Device, Devices, Link};
 
 static ATTACHED: OnceLock<Attached> = OnceLock::new();
 
-/// What the process was given.
+/// Devices and links that the process received.
 pub(crate) struct Attached {
     /// The rank's own device.
     pub(crate) own: usize,
-    /// The devices of its host.
+    /// Devices of the rank's host.
     pub(crate) devices: Vec<Device>,
     peers: Vec<u8>,
     link: Option<Link>,
     communication: Option<Communication>,
 }
 
-/// `None`: nothing is attached, so there is no device.
+/// Data that the rank has attached; `None`: nothing is attached, so there is no device.
 pub(crate) fn attached() -> Option<&'static Attached> {
     ATTACHED.get()
 }
 
-/// `None`: nothing is attached, or no link: everything completes at once.
+/// Link to the driver; `None`: nothing is attached, or no link, so all work completes at once.
 pub(crate) fn link() -> Option<&'static Link> {
     attached().and_then(|attached| attached.link.as_ref())
 }
 
-/// `None`: nothing is attached, or nobody to communicate with.
+/// Link for communication; `None`: nothing is attached, or the rank has no peers.
 pub(crate) fn communication() -> Option<&'static Communication> {
     attached().and_then(|attached| attached.communication.as_ref())
 }
 
 impl Attached {
-    /// Whether a device reaches the other one's memory.
+    /// Whether device `from` can access the memory of device `to`.
     pub(crate) fn reaches(&self, from: usize, to: usize) -> bool {
         self.peers[from * self.devices.len() + to] != 0
     }
@@ -46,15 +46,16 @@ const _: Attach = uniference_phantom_attach;
 
 exports! {
     fn uniference_phantom_attach(devices: *const Devices, link: *const Link, communication: *const Communication) -> c_int {
-        // SAFETY: the extension passes pointers to its own structures; the version is the first field of each in all versions.
+        // SAFETY: the extension passes null or pointers to its own structures; the version is the first field in all
+        // versions.
         let known = unsafe { [devices.cast(), link.cast(), communication.cast()].into_iter().all(|table| has_version(table)) };
         if devices.is_null() || !known {
             return 1;
         }
-        // SAFETY: the same; they are of this version.
+        // SAFETY: the extension passes null or pointers to its own structures, which have this version.
         let (devices, link, communication) = unsafe { (&*devices, link.as_ref(), communication.as_ref()) };
         let count = devices.count as usize;
-        // SAFETY: the structure says how many there are.
+        // SAFETY: the extension's structure states the length of its lists.
         let (list, peers) = unsafe { (from_raw_parts(devices.devices, count), from_raw_parts(devices.peers, count * count)) };
         let attached = Attached {
             own: devices.own as usize,
@@ -68,9 +69,9 @@ exports! {
 }
 
 /// # Safety
-/// The pointer is to a structure that starts with a version, or null.
+/// The pointer must be null or point to a structure that starts with a version.
 unsafe fn has_version(structure: *const u32) -> bool {
-    // SAFETY: the caller's.
+    // SAFETY: `uniference_phantom_attach` passes null or a structure that starts with its version.
     structure.is_null() || unsafe { *structure == VERSION }
 }
 
@@ -83,13 +84,13 @@ pub(crate) mod tests {
 
     thread_local! {
         static TOLD: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-        /// What was launched last with a number.
+        /// Number of the last launch that had one.
         pub(crate) static LAST_NUMBER: Cell<u64> = const { Cell::new(0) };
-        /// What the link says next of times.
+        /// Times that the link returns next.
         pub(crate) static TIMES: RefCell<Vec<Times>> = const { RefCell::new(Vec::new()) };
     }
 
-    /// What the calling thread has told the link since the last time.
+    /// Messages of the calling thread to the link since the last call.
     pub(crate) fn told() -> Vec<String> {
         TOLD.take()
     }
@@ -98,7 +99,7 @@ pub(crate) mod tests {
         TOLD.with_borrow_mut(|told| told.push(text));
     }
 
-    /// Two devices of 64 MiB, of which a context takes 2 MiB.
+    /// Attaches two devices of 64 MiB, with a context of 2 MiB each.
     pub(crate) fn attach() {
         let device = Device {
             name: [b'G' as _; 256],
@@ -115,7 +116,7 @@ pub(crate) mod tests {
             uuid: [0; 16],
         };
         unsafe extern "C" fn kernel(name: *const u8, length: usize) -> u32 {
-            // SAFETY: it is a name of that length.
+            // SAFETY: the library passes a name of `length` bytes.
             let name = unsafe { std::slice::from_raw_parts(name, length) };
             tell(format!("kernel {}", String::from_utf8_lossy(name)));
             name[0].into()

@@ -1,5 +1,5 @@
-//! Owns calls that the engine carries out: NCCL's, and those of kernels that communicate by themselves. They are made at once, or whenever the graph
-//! is launched into which they were captured.
+//! Owns communication calls that the engine carries out: NCCL calls, and calls of kernels that communicate by
+//! themselves. A call is made at once, or at each launch of the graph that captured it.
 
 use crate::arrivals::{self, Arrival};
 use crate::attach::communication;
@@ -16,19 +16,20 @@ use uniference_abi::calls::{Call, Memory, Operation};
 use uniference_abi::gpus::Communication;
 
 thread_local! {
-    /// How deep the thread is in communication that moves sizes and no data, of whatever type.
+    /// Nesting depth of the thread's communication that moves sizes but no data.
     static WITHHELD: Cell<c_int> = const { Cell::new(0) };
 }
 
 exports! {
-    /// What this thread communicates moves no data until it says -1: `cpp/mirror.h` knows types that NCCL does not tell apart.
+    /// Adds `change` to the thread's nesting depth of communication without data: `cpp/mirror.h` distinguishes types
+    /// that are the same to NCCL.
     fn uniference_phantom_withhold(change: c_int) { WITHHELD.set(WITHHELD.get() + change); }
 }
 
-/// The number in `c10::ScalarType` of each `ncclDataType_t`: the interface to the rank has torch's numbers.
+/// Number in `c10::ScalarType` of each `ncclDataType_t`: the interface to the rank uses torch's numbers.
 const SCALAR_TYPES: [u8; 12] = [1, 0, 3, 28, 4, 29, 5, 6, 7, 15, 24, 23];
 
-/// The number in `c10::ScalarType` of a `ncclDataType_t`.
+/// Number in `c10::ScalarType` of an `ncclDataType_t`.
 pub(crate) fn scalar_type(dtype: c_int) -> u8 {
     SCALAR_TYPES[dtype as usize]
 }
@@ -36,67 +37,68 @@ pub(crate) fn scalar_type(dtype: c_int) -> u8 {
 /// Numbers in `c10d::ReduceOp::RedOpType` of NCCL's sum, product, maximum and minimum (`ncclRedOp_t`).
 pub(crate) const REDUCTIONS: [u8; 4] = [0, 2, 4, 3];
 
-/// Whether data of this number of elements (`c10::ScalarType`) moves in this thread's calls.
+/// Whether a call of this thread moves data, by number of elements and `c10::ScalarType`.
 pub(crate) fn moves_values(link: &Communication, elements: u64, dtype: u8) -> bool {
     (link.is_large)(elements, dtype.into()) == 0 && WITHHELD.get() == 0
 }
 
-/// Which rank the calling thread is in communicators.
+/// Rank of the calling thread's device in the world.
 pub(crate) fn of_world(link: &Communication) -> u32 {
     (link.rank)(device::number(device::current()) as u32)
 }
 
-/// A call on a stream of its caller's.
+/// A call on a stream.
 pub(crate) struct Pending {
     pub(crate) call: Prepared,
     pub(crate) stream: Handle,
-    /// The device whose default streams are meant.
+    /// Device of the default streams.
     pub(crate) device: usize,
 }
 
-/// A call that can be made, once or whenever a graph is launched.
+/// A call that can be made repeatedly, at each launch of a graph.
 #[derive(Clone)]
 pub(crate) struct Prepared {
     pub(crate) call: Call,
     /// The calling member's place in the group.
     pub(crate) me: usize,
-    /// Where it goes, and its bytes.
+    /// Address and bytes of the output.
     pub(crate) output: (usize, u64),
     pub(crate) finish: Finish,
-    /// Elements of the input are multiplied by this first.
+    /// Factor of the input's elements.
     pub(crate) factor: Option<f64>,
-    /// The root of a broadcast out of place has its own data.
+    /// Copy of the root's own data, in a broadcast that is not in place.
     pub(crate) own: Option<Moved>,
-    /// The kernel of the program's that carries it out; `None`: NCCL does.
+    /// The program's kernel that makes the call; `None`: NCCL.
     pub(crate) kernel: Option<Carrier>,
 }
 
-/// A kernel that carries a call out.
+/// A program's kernel that makes a communication call.
 #[derive(Clone)]
 pub(crate) struct Carrier {
     pub(crate) name: Arc<Name>,
-    /// Where it finds the address of what its input is in, and how far behind that it lies; `None`: the call says where it lies.
+    /// Device address of the pointer to the input's tensor, and the input's offset in the tensor; `None`: the call has
+    /// the input's address.
     pub(crate) input: Option<(usize, usize)>,
 }
 
-/// What is done with an output once it is there.
+/// Processing of an output after its arrival.
 #[derive(Clone, Copy)]
 pub(crate) struct Finish {
     pub(crate) dtype: u8,
-    /// Elements are divided by this.
+    /// Divisor of the elements.
     pub(crate) divide: Option<f64>,
 }
 
-/// Why a call was not made.
+/// Reasons for which a call was not made.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// Its stream is in a capture that it cannot belong to.
+    /// One of its streams is in a capture that forbids it.
     Captured(Status),
-    /// The call itself cannot be made.
+    /// The call itself failed.
     Called(Status),
 }
 
-/// Hands calls over that start together: now, or whenever the graph is launched into which their streams are captured.
+/// Makes a group of calls, at once or at each launch of the graph that captures their streams.
 pub(crate) fn issue(calls: Vec<Pending>) -> Result<(), Refused> {
     let Some(device) = calls.first().map(|pending| pending.device) else { return Ok(()) };
     let streams: Vec<Handle> = calls.iter().map(|pending| pending.stream).collect();
@@ -115,7 +117,7 @@ pub(crate) fn issue(calls: Vec<Pending>) -> Result<(), Refused> {
     made.map_err(Refused::Called)
 }
 
-/// Makes calls that start together, each on a stream of this number.
+/// Makes a group of calls, one on each of these streams.
 fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
     let Some(link) = communication() else { return Err(INVALID_VALUE) };
     // The streams' earlier arrivals are fetched, as they are the input. A call does not wait for arrivals at other
@@ -132,7 +134,7 @@ fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
         if let Some((at, offset)) = carrier.as_ref().and_then(|carrier| carrier.input) {
             call.input.address = tensor_at(at, call.has_values != 0)? + offset;
         }
-        // Without values there may be nothing where it comes from.
+        // Without values, the source may be unmapped.
         if let Some(own) = own.filter(|_| call.has_values != 0) {
             let _ = own.carry_out();
         }
@@ -146,7 +148,7 @@ fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
             let of_nccl = || kernel(&call, finish);
             let name = carrier.as_ref().map_or_else(of_nccl, |carrier| carrier.name.text().to_owned());
             call.number = cupti::communicates(&name, streams::place(stream)).unwrap_or(0);
-            // SAFETY: what the call names is there.
+            // SAFETY: the program keeps the memory that the call names valid, as NCCL requires.
             Ok(unsafe { (link.issue)(&call) })
         })?;
         drop(scaled);
@@ -165,21 +167,21 @@ fn places(Prepared { call, output, .. }: &Prepared) -> [(usize, u64); 2] {
     [(call.input.address, call.input.bytes as u64), *output]
 }
 
-/// An address that is in memory of a device.
+/// Reads an address from device memory.
 pub(crate) fn address_at(at: usize) -> Result<usize, Status> {
     let mut bytes = [0; size_of::<usize>()];
     memory::copy(bytes.as_mut_ptr() as usize, at, bytes.len())?;
     Ok(usize::from_ne_bytes(bytes))
 }
 
-/// Where a tensor lies whose address is in memory of a device.
+/// Address of a tensor, read from device memory.
 fn tensor_at(at: usize, is_read: bool) -> Result<usize, Status> {
     let tensor = address_at(at)?;
     let is_there = matches!(memory::place(tensor), memory::Place::Device { .. });
     if is_there || !is_read { Ok(tensor) } else { Err(ILLEGAL_ADDRESS) }
 }
 
-/// What profiles call an operation: as NCCL calls its kernels, without the algorithm and the protocol, which are the engine's choice.
+/// Name of a call's kernel in profiles: NCCL's kernel name without algorithm and protocol, which the engine chooses.
 fn kernel(call: &Call, finish: Finish) -> String {
     const NAMES: [&str; 4] = ["Sum", "Prod", "Max", "Min"];
     const TYPES: [&str; 12] = ["i8", "u8", "i32", "u32", "i64", "u64", "f16", "f32", "f64", "bf16", "f8e4m3", "f8e5m2"];
@@ -191,7 +193,7 @@ fn kernel(call: &Call, finish: Finish) -> String {
         () if is(Operation::ReduceScatter) => "ReduceScatter",
         () if is(Operation::Broadcast) => return "ncclDevKernel_Broadcast".to_owned(),
         () if is(Operation::AllGather) => return "ncclDevKernel_AllGather".to_owned(),
-        // All others are messages.
+        // All other operations consist of messages.
         () => return "ncclDevKernel_SendRecv".to_owned(),
     };
     let reduction = match finish.divide {
@@ -201,7 +203,8 @@ fn kernel(call: &Call, finish: Finish) -> String {
     format!("ncclDevKernel_{name}_{reduction}_{}", place(&SCALAR_TYPES, call.dtype).map_or("u8", |at| TYPES[at]))
 }
 
-/// Without messages of ranks to themselves, which are moved: the n-th that is sent to the n-th that is received. Each with its stream.
+/// Carries out messages of a rank to itself as copies, the n-th send to the n-th receive, and returns the other calls
+/// with their streams.
 fn to_others(calls: &[Prepared], streams: &[u32]) -> Vec<(Prepared, u32)> {
     let own = |(prepared, _): &(Prepared, u32), operation: Operation| {
         prepared.call.operation == operation as u8 && prepared.call.peer == prepared.me as i32
@@ -223,7 +226,7 @@ fn to_others(calls: &[Prepared], streams: &[u32]) -> Vec<(Prepared, u32)> {
     rest
 }
 
-/// A call's input, each element times a factor.
+/// The call's input with each element multiplied by a factor.
 fn scaled(link: &Communication, call: &Call, factor: f64) -> Vec<u8> {
     let Memory { address, bytes } = call.input;
     let mut copy = vec![0; bytes];

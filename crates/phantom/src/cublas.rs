@@ -1,6 +1,7 @@
-//! Owns cuBLAS: handles, products of matrices and what else torch's linear algebra calls of it. `cublas_api.h` of CUDA 13 has the prototypes.
+//! Owns cuBLAS: handles, GEMMs, and other routines that torch's linear algebra calls. `cublas_api.h` of CUDA 13 has the
+//! prototypes.
 //!
-//! Nothing is computed. Where a routine says how it went, on the device or on the host, it says that all went well; a scalar result is zero.
+//! Results are not computed. Statuses of routines, on the device or on the host, are success; scalar results are zero.
 
 use crate::exports::{Out, Put, exports, family};
 use crate::kinds::{C64, C128, F32, F64, Kind};
@@ -15,7 +16,7 @@ pub(crate) const NOT_INITIALIZED: Status = 1;
 pub(crate) const INVALID_VALUE: Status = 7;
 pub(crate) const NOT_SUPPORTED: Status = 15;
 
-/// A pointer to memory of the device, or to scalars.
+/// A pointer to device memory, or to scalars.
 type Pointer = *const c_void;
 /// `cublasOperation_t`.
 type Operation = c_int;
@@ -30,10 +31,10 @@ pub(crate) struct Library {
     multiprocessors: c_int,
 }
 
-/// A handle as it comes with a call.
+/// A handle argument; `None`: a null pointer.
 type Of<'a> = Option<&'a mut Library>;
 
-/// cuBLAS 13.4.1, of the package that the table of names was made from.
+/// cuBLAS 13.4.1, the version of the package from which the name table was made.
 pub(crate) const VERSION: c_int = 130_401;
 
 exports! {
@@ -49,7 +50,8 @@ exports! {
         if handle.is_null() {
             return NOT_INITIALIZED;
         }
-        // SAFETY: it comes from `cublasCreate_v2`, and the program does not use it any more.
+        // SAFETY: the pointer comes from `cublasCreate_v2`, and cuBLAS forbids programs to use it after its
+        // destruction.
         drop(unsafe { Box::from_raw(handle) });
         SUCCESS
     }
@@ -67,7 +69,7 @@ exports! {
 
     fn cublasSetStream_v2(handle: Of, stream: Handle) -> Status { with(handle, |library| library.stream = stream) }
     fn cublasGetStream_v2(handle: Of, stream: Out<Handle>) -> Status { get(handle, stream, |library| library.stream) }
-    /// The program's workspace counts as its own memory; there is no other.
+    /// A workspace of the program counts as the program's memory; the library has no other.
     fn cublasSetWorkspace_v2(handle: Of, _workspace: Pointer, _size: usize) -> Status { with(handle, |_| ()) }
     fn cublasSetMathMode(handle: Of, mode: c_int) -> Status { with(handle, |library| library.math_mode = mode) }
     fn cublasGetMathMode(handle: Of, mode: Out<c_int>) -> Status { get(handle, mode, |library| library.math_mode) }
@@ -186,7 +188,7 @@ family! {
     }
 }
 
-// LU: pivots and how it went are on the device.
+// LU: pivots and statuses are in device memory.
 family! {
     cublasSgetrfBatched F32, cublasDgetrfBatched F64, cublasCgetrfBatched C64, cublasZgetrfBatched C128;
     kind => (
@@ -246,7 +248,7 @@ fn get<T>(handle: Of, place: Out<T>, read: impl FnOnce(&Library) -> T) -> Status
     handle.map_or(NOT_INITIALIZED, |library| wrote(place.put(read(library))))
 }
 
-/// Whether `CUBLAS_OP_T` or `CUBLAS_OP_C`.
+/// Whether an operation is `CUBLAS_OP_T` or `CUBLAS_OP_C`.
 pub(crate) fn is_transposed(operation: Operation) -> bool {
     operation != 0
 }
@@ -259,7 +261,7 @@ fn elements(rows: c_int, columns: c_int) -> u64 {
     size(rows) * size(columns)
 }
 
-/// A size as it comes with a call: negative ones have been refused, or there is nothing to do.
+/// A size argument; 0 for negative sizes, which were refused before or launch nothing.
 fn size(count: c_int) -> u64 {
     u64::try_from(count).unwrap_or(0)
 }
@@ -276,7 +278,7 @@ fn gemm(handle: Of, kinds: [Option<Kind>; 3], operations: [Operation; 2], sizes:
     SUCCESS
 }
 
-/// Launches a routine of a batch of matrices, `touched` elements in each.
+/// Launches a routine on a batch of matrices that touches `touched` elements of each.
 fn routine(handle: Of, name: &str, kind: Kind, layout: &[&str], sizes: [c_int; 3], touched: u64) -> Status {
     let Some(library) = handle else { return NOT_INITIALIZED };
     let [m, n, batch] = sizes.map(size);
@@ -303,24 +305,24 @@ fn dot(handle: Of, kind: Kind, n: c_int, result: *mut c_void, to: Kind) -> Statu
     if result.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: a scalar of this type, on the host or the device, whose memory is the host's.
+    // SAFETY: cuBLAS requires a pointer to a scalar of this type; device memory is mapped in this process.
     unsafe { result.cast::<u8>().write_bytes(0, to.bytes(1) as usize) };
     routine(handle, "dot", kind, &[], [n, 1, 1], 2 * size(n))
 }
 
-/// Says for each matrix of a batch that all went well.
+/// Writes success for each matrix of a batch.
 pub(crate) fn went_well(info: *mut c_int, batch: c_int) {
     if !info.is_null() {
-        // SAFETY: there is one for each; the device's memory is the host's.
+        // SAFETY: the library's routines require a status per matrix; device memory is mapped in this process.
         unsafe { info.write_bytes(0, size(batch) as usize) };
     }
 }
 
-/// Writes pivots that exchange no rows: row i with itself, from 1.
+/// Writes pivots of LU without row exchanges: i for row i, from 1.
 pub(crate) fn pivot(pivots: *mut c_int, n: c_int, batch: c_int) {
     if !pivots.is_null() {
         for i in 0..size(n) * size(batch) {
-            // SAFETY: there are n for each matrix; the device's memory is the host's.
+            // SAFETY: the library's routines require n pivots per matrix; device memory is mapped in this process.
             unsafe { pivots.add(i as usize).write((i % size(n)) as c_int + 1) };
         }
     }

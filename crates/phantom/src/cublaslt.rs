@@ -1,6 +1,6 @@
-//! Owns cuBLASLt: descriptions of products of matrices, and their launch. `cublasLt.h` of CUDA 13 has the prototypes and numbers.
+//! Owns cuBLASLt: descriptions of GEMMs, and their launch. `cublasLt.h` of CUDA 13 has the prototypes and numbers.
 //!
-//! A heuristic finds one algorithm, which takes no workspace.
+//! The heuristic returns one algorithm, which needs no workspace.
 
 use crate::cublas::{INVALID_VALUE, NOT_SUPPORTED, SUCCESS, VERSION, is_transposed, wrote};
 use crate::device;
@@ -16,7 +16,7 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 type Status = c_int;
 type Pointer = *const c_void;
 
-/// What the program has set of a matrix' layout, of a product or of preferences, by attribute.
+/// Attributes that the program has set on a matrix layout, a GEMM or preferences.
 type Attributes = BTreeMap<c_int, Vec<u8>>;
 type Of<'a> = Option<&'a Attributes>;
 
@@ -110,7 +110,7 @@ exports! {
         }
         match product(description, a, b, d) {
             Ok(_) => {
-                // SAFETY: there is room for as many as requested, which is one or more.
+                // SAFETY: cuBLASLt requires space for as many results as requested, which is at least one.
                 unsafe { results.write(ONE_WAVE) };
                 found.put(1);
                 SUCCESS
@@ -131,14 +131,14 @@ exports! {
     ) -> Status {
         product(description, a, b, d).map_or_else(|status| status, |_| wrote(result.put(ONE_WAVE)))
     }
-    /// The one algorithm has zero for everything that it can be asked for.
+    /// All attributes of the only algorithm are zero.
     fn cublasLtMatmulAlgoConfigGetAttribute(
         _algorithm: Pointer, _attribute: c_int, value: *mut c_void, size: usize, written: Out<usize>,
     ) -> Status {
         if value.is_null() {
             return INVALID_VALUE;
         }
-        // SAFETY: the program says how much room there is.
+        // SAFETY: cuBLASLt requires that the program's buffer has `size` bytes.
         unsafe { value.cast::<u8>().write_bytes(0, size) };
         written.put(size);
         SUCCESS
@@ -172,7 +172,7 @@ fn create<const N: usize>(place: Out<*mut Attributes>, attributes: [(c_int, Vec<
 
 fn destroy(attributes: *mut Attributes) -> Status {
     if !attributes.is_null() {
-        // SAFETY: it comes from `create`, and the program does not use it any more.
+        // SAFETY: the pointer comes from `create`, and cuBLASLt forbids programs to use it after its destruction.
         drop(unsafe { Box::from_raw(attributes) });
     }
     SUCCESS
@@ -181,7 +181,7 @@ fn destroy(attributes: *mut Attributes) -> Status {
 fn set(attributes: Option<&mut Attributes>, attribute: c_int, value: Pointer, size: usize) -> Status {
     match attributes {
         Some(attributes) if !value.is_null() => {
-            // SAFETY: the program says how long it is.
+            // SAFETY: cuBLASLt requires that the program's buffer has `size` bytes.
             attributes.insert(attribute, unsafe { from_raw_parts(value.cast::<u8>(), size) }.to_vec());
             SUCCESS
         }
@@ -189,12 +189,12 @@ fn set(attributes: Option<&mut Attributes>, attribute: c_int, value: Pointer, si
     }
 }
 
-/// An attribute that was not set reads as zero.
+/// Reads an attribute; an unset attribute is zero.
 fn get(attributes: Of, attribute: c_int, value: *mut c_void, size: usize, written: Out<usize>) -> Status {
     let Some(attributes) = attributes else { return INVALID_VALUE };
     let is_set = attributes.get(&attribute);
     if !value.is_null() {
-        // SAFETY: the program says how much room there is.
+        // SAFETY: cuBLASLt requires that the program's buffer has `size` bytes.
         let place = unsafe { from_raw_parts_mut(value.cast::<u8>(), size) };
         place.fill(0);
         for (to, from) in place.iter_mut().zip(is_set.into_iter().flatten()) {
@@ -205,7 +205,7 @@ fn get(attributes: Of, attribute: c_int, value: *mut c_void, size: usize, writte
     SUCCESS
 }
 
-/// An integer of four or eight bytes, as it was set.
+/// Integer attribute of four or eight bytes; `None` if it is unset.
 fn number(attributes: &Attributes, attribute: c_int) -> Option<u64> {
     let bytes = attributes.get(&attribute)?;
     match bytes.len() {
@@ -215,13 +215,13 @@ fn number(attributes: &Attributes, attribute: c_int) -> Option<u64> {
     }
 }
 
-/// What the descriptions say. Types are refused that the device has no arithmetic for.
+/// GEMM of the descriptions. Element types without arithmetic on the device are refused.
 fn product(description: Of, a: Of, b: Of, d: Of) -> Result<Product, Status> {
     let (Some(description), Some(a), Some(b), Some(d)) = (description, a, b, d) else { return Err(INVALID_VALUE) };
     let kind = |layout| number(layout, TYPE).and_then(|kind| Kind::of_cuda(kind as c_int)).ok_or(NOT_SUPPORTED);
     let size = |layout, attribute| number(layout, attribute).ok_or(INVALID_VALUE);
     let kinds = [kind(a)?, kind(b)?, kind(d)?];
-    // CUDA's programming guide, appendix on compute capabilities: 8-bit floats from 8.9, 4-bit ones from 10.0.
+    // CUDA's programming guide, appendix on compute capabilities: FP8 from 8.9, FP4 from 10.0.
     let least = kinds[..2].iter().map(|kind| match kind.name {
         "f8e4m3" | "f8e5m2" => [8, 9],
         "f4e2m1" => [10, 0],
@@ -237,7 +237,7 @@ fn product(description: Of, a: Of, b: Of, d: Of) -> Result<Product, Status> {
     Ok(Product { kinds, transposed, rows: size(d, ROWS)?, columns: size(d, COLUMNS)?, depth, batch: size(d, BATCH)? })
 }
 
-/// What happens to the product: bits of `cublasLtEpilogue_t`.
+/// Suffix of the kernel's name for an epilogue: bits of `cublasLtEpilogue_t`.
 fn suffix(epilogue: u64) -> String {
     let parts = [
         (2, "relu"),

@@ -1,4 +1,5 @@
-//! Owns cuFFT: plans and their execution, by the functions with 64-bit sizes. `cufftXt.h` of CUDA 13 has the prototypes. Nothing is computed.
+//! Owns cuFFT: plans and their execution, by the functions with 64-bit sizes. `cufftXt.h` of CUDA 13 has the
+//! prototypes. Transforms are not computed.
 
 use crate::exports::{Out, Put, exports};
 use crate::kinds::Kind;
@@ -17,12 +18,12 @@ const INVALID_SIZE: Status = 8;
 const NOT_SUPPORTED: Status = 16;
 type Pointer = *const c_void;
 
-/// What a `cufftHandle`, a number, stands for.
+/// The plan of a `cufftHandle`, which is a number.
 #[derive(Default)]
 struct Plan {
     /// `cudaStream_t`, as a number.
     stream: usize,
-    /// The name and the bytes of its launch; `None` until the plan is made.
+    /// Name and bytes of the launch; `None` until the plan is made.
     launch: Option<(String, u64)>,
 }
 
@@ -42,7 +43,8 @@ exports! {
     fn cufftSetStream(handle: c_int, stream: Handle) -> Status {
         with(handle, |plan| { plan.stream = stream as usize; SUCCESS })
     }
-    /// The work area holds a copy of what is transformed: an upper bound for sizes without large prime factors.
+    /// Makes a plan. The work area holds a copy of the transformed data: an upper bound for sizes without large prime
+    /// factors.
     fn cufftXtMakePlanMany(
         handle: c_int, rank: c_int, sizes: *const c_longlong, _in_embedding: Pointer, _in_stride: c_longlong, _in_distance: c_longlong,
         in_kind: c_int, _out_embedding: Pointer, _out_stride: c_longlong, _out_distance: c_longlong, out_kind: c_int, batch: c_longlong,
@@ -51,7 +53,7 @@ exports! {
         if !(1..=3).contains(&rank) || sizes.is_null() {
             return INVALID_SIZE;
         }
-        // SAFETY: as many as the rank says.
+        // SAFETY: cuFFT requires that `sizes` has `rank` elements.
         let sizes = unsafe { from_raw_parts(sizes, rank as usize) };
         let (Some(from), Some(to)) = (Kind::of_cuda(in_kind), Kind::of_cuda(out_kind)) else { return NOT_SUPPORTED };
         let elements = sizes.iter().chain([&batch]).map(|&size| u64::try_from(size).unwrap_or(0)).product();

@@ -1,12 +1,14 @@
-//! Owns CUPTI's activity records, by which profilers see calls of the runtime and the driver, and kernels, copies and operations of NCCL on their streams.
+//! Owns CUPTI's activity records, through which profilers see runtime and driver calls, and kernels, copies and NCCL
+//! operations on their streams.
 //!
-//! When something on a stream was, only the engine knows: what is launched while somebody profiles has a number, by which the link is asked for its times when the
-//! profiler asks for its records. What is launched and by whom is the business of [`crate::streams`]; nothing is kept where nobody profiles.
+//! Only the engine knows when work on a stream ran: each launch during profiling has a number, by which the link
+//! returns its times when the profiler asks for records. [`crate::streams`] describes the launches. Without a profiler
+//! nothing is recorded.
 //!
-//! The prototypes are those of `cupti_activity.h`; where a record lies and how large it is, `records` knows. Calls have the times that the profiler's own
-//! clock shows, as CUPTI has them ([`cuptiActivityRegisterTimestampCallback`]). What the engine says are dates, and marked as such for PyTorch's profiler
-//! ([`PROFILER_DATES`]), which converts both when it has ended. Streams have 7 more than their own number, as CUDA's default stream is 7, and devices one context
-//! each.
+//! The prototypes are those of `cupti_activity.h`; `records` has the layout of records. Calls have times of the
+//! profiler's clock, as in CUPTI ([`cuptiActivityRegisterTimestampCallback`]). The engine's times are dates, marked as
+//! such for PyTorch's profiler ([`PROFILER_DATES`]), which converts both when it ends. Stream numbers in records are 7
+//! higher than this library's, because CUDA's default stream is 7; each device has one context.
 
 mod calls;
 mod records;
@@ -32,7 +34,7 @@ const LIBRARY: &str = "libcupti";
 
 /// `CUPTI_ERROR_INVALID_PARAMETER`
 const INVALID_PARAMETER: c_int = 1;
-/// `CUPTI_ERROR_MAX_LIMIT_REACHED`: there are no more records in a buffer.
+/// `CUPTI_ERROR_MAX_LIMIT_REACHED`: the buffer has no more records.
 const MAX_LIMIT_REACHED: c_int = 12;
 /// `CUPTI_ERROR_NOT_SUPPORTED`
 const NOT_SUPPORTED: c_int = 27;
@@ -41,28 +43,28 @@ const QUEUE_EMPTY: c_int = 18;
 /// `CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED`
 const MULTIPLE_SUBSCRIBERS: c_int = 39;
 
-/// `CUPTI_CB_DOMAIN_RESOURCE`: contexts and modules come and go.
+/// `CUPTI_CB_DOMAIN_RESOURCE`: creation and destruction of contexts and modules.
 const RESOURCES: u32 = 3;
 
-/// Kinds of external correlation: `CUpti_ExternalCorrelationKind` up to here.
+/// Number of kinds of external correlation (`CUpti_ExternalCorrelationKind`).
 const EXTERNAL_KINDS: usize = 6;
 
-/// Number of a stream in records, less its own.
+/// Offset of stream numbers in records.
 const FIRST_STREAM: u32 = 7;
 
-/// Where a number of a stream or an event would be and there is none: `CUPTI_SYNCHRONIZATION_INVALID_VALUE`.
+/// Placeholder for a missing stream or event number: `CUPTI_SYNCHRONIZATION_INVALID_VALUE`.
 const NONE: u32 = u32::MAX;
 
-/// Asks for an empty buffer, its size, and how many records may be in it; 0: as many as fit.
+/// Requests an empty buffer, its size and its maximum number of records; 0: as many as fit.
 type Request = extern "C" fn(buffer: *mut *mut u8, size: *mut usize, most: *mut usize);
 
-/// Hands a buffer over, of which so many bytes are filled.
+/// Returns a buffer whose first `filled` bytes are records.
 type Complete = extern "C" fn(context: *mut c_void, stream: u32, buffer: *mut u8, size: usize, filled: usize);
 
 /// The profiler's clock.
 type Clock = extern "C" fn() -> u64;
 
-/// Kinds of activity that are recorded, a bit for each; none as long as nobody takes records.
+/// Kinds of activity that are recorded, one bit each; none without a registered buffer callback.
 static ENABLED: AtomicU64 = AtomicU64::new(0);
 
 static NEXT_CORRELATION: AtomicU32 = AtomicU32::new(1);
@@ -72,16 +74,16 @@ static STATE: Mutex<State> = Mutex::new(State::new());
 struct State {
     buffers: Option<(Request, Complete)>,
     clock: Option<Clock>,
-    /// Asked for ahead, as profilers do not ask for records where no buffer was asked for.
+    /// A buffer requested in advance, because profilers fetch no records unless a buffer was requested.
     buffer: Option<Buffer>,
-    /// Kinds as they were enabled.
+    /// Enabled kinds, one bit each.
     kinds: u64,
     /// Functions whose calls are not recorded.
     hidden: BTreeSet<(Domain, u32)>,
     records: Vec<Record>,
-    /// What was launched and has not ended, by number.
+    /// Launched work that has not ended, by number.
     launched: BTreeMap<u64, Launched>,
-    /// Names of kernels for C. They stay, as records point to them.
+    /// Kernel names as C strings. They are never freed, because records point to them.
     names: BTreeMap<Box<str>, &'static CStr>,
     subscribes: bool,
 }
@@ -89,28 +91,28 @@ struct State {
 struct Buffer {
     at: usize,
     size: usize,
-    /// Records that may be in it; 0: as many as fit.
+    /// Maximum number of records; 0: as many as fit.
     most: usize,
 }
 
-/// Something on a stream.
+/// One launch on a stream.
 struct Launched {
     correlation: u32,
     place: Place,
-    /// The graph that it launches.
+    /// Number of the launched graph; 0: none.
     graph: u32,
-    /// Each with its number as a node, 0 without a graph.
+    /// Work of the launch, each with its node's number; 0 outside of a graph.
     leaves: Vec<(u64, Work)>,
 }
 
-/// What a record is made of, besides times.
+/// Contents of a record except its times.
 enum Work {
     Kernel { name: &'static CStr, shape: Shape },
     Copy { kind: CopyKind, bytes: u64, ends: [u32; 2] },
     Set { value: u32, bytes: u64 },
 }
 
-/// What a thread waited for: `CUpti_ActivitySynchronizationType`.
+/// Kind of synchronisation: `CUpti_ActivitySynchronizationType`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum Waited {
@@ -121,9 +123,9 @@ pub(crate) enum Waited {
 }
 
 thread_local! {
-    /// Of the call that this thread makes: its correlation, and when it began.
+    /// Correlation and start time of this thread's current call.
     static CALL: Cell<Option<(u32, u64)>> = const { Cell::new(None) };
-    /// Correlations that profilers have pushed, by kind.
+    /// External correlations that the profiler has pushed, by kind.
     static EXTERNAL: RefCell<[Vec<u64>; EXTERNAL_KINDS]> = const { RefCell::new([const { Vec::new() }; EXTERNAL_KINDS]) };
 }
 
@@ -135,7 +137,7 @@ fn records_kernels() -> bool {
     is_enabled(kind::CONCURRENT_KERNEL) || is_enabled(kind::KERNEL)
 }
 
-/// Makes a call of a function of this name, which is recorded if somebody profiles. Within another one it is part of that.
+/// Calls `body` as the named function, which is recorded if a profiler runs. Nested calls are part of the outer call.
 #[inline]
 pub(crate) fn call<T>(domain: Domain, name: &str, body: impl FnOnce() -> Result<T, Status>) -> Result<T, Status> {
     if ENABLED.load(Relaxed) == 0 || CALL.get().is_some() {
@@ -155,7 +157,7 @@ fn recorded<T>(domain: Domain, name: &str, body: impl FnOnce() -> Result<T, Stat
     let (mut state, function) = (lock(), domain.number(name));
     if let Some(function) = function.filter(|function| is_enabled(kind) && !state.hidden.contains(&(domain, *function)))
     {
-        // SAFETY: both only ask who the caller is.
+        // SAFETY: both functions only return the caller's identity.
         let (process, thread) = unsafe { (libc::getpid() as u32, libc::pthread_self() as u32) };
         let call = Call { kind, function, began, ended, process, thread, correlation, status };
         state.records.push(Record::Call(call));
@@ -185,7 +187,7 @@ pub(crate) fn launches<'a>(place: Place, leaves: impl FnOnce() -> (u32, Vec<(u64
     state.launch(place, graph, leaves)
 }
 
-/// The same for an operation of NCCL, whose kernel has this name.
+/// Number of an NCCL operation's launch, whose kernel is called `name`; `None` if no profiler records kernels.
 pub(crate) fn communicates(name: &str, place: Place) -> Option<u64> {
     if !records_kernels() {
         return None;
@@ -195,7 +197,7 @@ pub(crate) fn communicates(name: &str, place: Place) -> Option<u64> {
     state.launch(place, 0, vec![(0, Work::Kernel { name, shape: Shape::default() })])
 }
 
-/// This thread has waited in its call, or has a stream wait.
+/// Records a synchronisation by this thread's current call, or a stream's wait for an event.
 pub(crate) fn waited(what: Waited, device: usize, stream: Option<u32>, event: Option<u32>) {
     if !is_enabled(kind::SYNCHRONIZATION) {
         return;
@@ -217,7 +219,7 @@ pub(crate) fn waited(what: Waited, device: usize, stream: Option<u32>, event: Op
     }));
 }
 
-/// An event was recorded on a stream.
+/// Records that an event was recorded on a stream.
 pub(crate) fn recorded_event(event: u32, device: usize, stream: u32) {
     if !is_enabled(kind::CUDA_EVENT) {
         return;
@@ -242,13 +244,13 @@ fn context(device: usize) -> u32 {
     device as u32 + 1
 }
 
-/// What the profiler's clock shows, else the date.
+/// Time of the profiler's clock, else the date, in nanoseconds.
 fn now() -> u64 {
     if let Some(clock) = lock().clock {
         return clock();
     }
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure is there during the call.
+    // SAFETY: the structure outlives the call.
     unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
@@ -258,14 +260,14 @@ fn ask_for_buffer() {
         let state = lock();
         state.buffers.filter(|_| state.buffer.is_none()).map(|(request, _)| request)
     };
-    // The profiler takes locks of its own.
+    // The profiler's callback acquires other locks, so the state must not be locked.
     let buffer = request.and_then(Buffer::ask);
     if let Some(buffer) = buffer {
         lock().buffer = Some(buffer);
     }
 }
 
-/// Hands over all records of what has ended.
+/// Passes all records of calls and ended work to the profiler.
 fn flush() {
     let times = if lock().launched.is_empty() { Vec::new() } else { ask_for_times() };
     let (buffers, buffer, mut records) = {
@@ -274,7 +276,7 @@ fn flush() {
         (state.buffers, state.buffer.take(), std::mem::take(&mut state.records))
     };
     let Some((request, complete)) = buffers else { return };
-    // Whose activity something is must be known before it.
+    // Profilers need an activity's external correlation before the activity.
     records.sort_by_key(|record| !matches!(record, Record::External(_)));
     let mut rest = records.as_slice();
     let mut next = buffer.or_else(|| if rest.is_empty() { None } else { Buffer::ask(request) });
@@ -292,7 +294,7 @@ fn flush() {
 
 fn ask_for_times() -> Vec<Times> {
     extern "C" fn take(all: *mut c_void, times: *const Times, count: usize) {
-        // SAFETY: the link passes on what `ask_for_times` has given it, and as many times as it says.
+        // SAFETY: the link passes the pointer of `ask_for_times` back, and `count` times.
         unsafe { (*all.cast::<Vec<Times>>()).extend_from_slice(std::slice::from_raw_parts(times, count)) };
     }
     let mut all: Vec<Times> = Vec::new();
@@ -318,7 +320,7 @@ impl State {
     }
 
     fn enable(&mut self, kind: u32, enables: bool) -> c_int {
-        // What CUPTI itself takes: nothing.
+        // CUPTI's own overhead, which does not exist here, can be enabled but has no records.
         if kind == kind::OVERHEAD || records::size(kind).is_none() && !enables {
             return 0;
         }
@@ -345,7 +347,7 @@ impl State {
         Some(number)
     }
 
-    /// What is recorded of something, if it is.
+    /// Contents of a record of `leaf`; `None` if its kind is not enabled.
     fn work(&mut self, leaf: Leaf<'_>) -> Option<Work> {
         match leaf {
             Leaf::Kernel(name, shape) => {
@@ -367,7 +369,7 @@ impl State {
         text
     }
 
-    /// Something has ended: it is recorded.
+    /// Records work that has ended.
     fn ends(&mut self, times: &Times) {
         let Some(launched) = self.launched.get_mut(&times.launch) else { return };
         let Some(at) = launched.leaves.iter().position(|(node, _)| *node == times.node) else { return };
@@ -447,7 +449,7 @@ impl Launched {
             Work::Copy { kind, bytes, .. } => Record::Copy(Copy {
                 kind: kind::MEMCPY,
                 what: what(kind),
-                // The host waits for pageable memory alone.
+                // Only copies of pageable memory block the calling thread.
                 flags: u8::from(!matches!(kind, CopyKind::PageableToDevice | CopyKind::DeviceToPageable)),
                 bytes,
                 began,
@@ -490,7 +492,8 @@ impl Launched {
     }
 }
 
-/// `CUpti_ActivityMemcpyKind`, and of source and destination `CUpti_ActivityMemoryKind`: 1 pageable, 2 pinned, 3 of a device.
+/// `CUpti_ActivityMemcpyKind`, then the `CUpti_ActivityMemoryKind` of source and destination: 1 pageable, 2 pinned, 3
+/// device.
 fn what(kind: CopyKind) -> [u8; 3] {
     match kind {
         CopyKind::PageableToDevice => [1, 1, 3],
@@ -509,7 +512,7 @@ impl Buffer {
         (!at.is_null()).then_some(Buffer { at: at as usize, size, most })
     }
 
-    /// Writes records, as many as fit. Returns how many bytes these are, and how many records.
+    /// Writes as many records as fit, and returns the number of bytes and of records written.
     fn fill(&self, records: &[Record]) -> (usize, usize) {
         let (mut filled, mut taken) = (0, 0);
         for record in records.iter().take(if self.most == 0 { usize::MAX } else { self.most }) {
@@ -517,7 +520,7 @@ impl Buffer {
             if filled + bytes.len() > self.size {
                 break;
             }
-            // SAFETY: the profiler has handed over a buffer of this size.
+            // SAFETY: the profiler provided a buffer of this size.
             unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), (self.at + filled) as *mut u8, bytes.len()) };
             filled += bytes.len();
             taken += 1;
@@ -536,7 +539,8 @@ exports! {
     fn cuptiGetResultString(result: c_int, text: Out<*const c_char>) -> c_int { put(text, describe(result)) }
     fn cuptiGetErrorMessage(result: c_int, text: Out<*const c_char>) -> c_int { put(text, describe(result)) }
 
-    /// Whoever subscribes is told when contexts are created and destroyed: never, as each device has one from the start to the end.
+    /// Subscribers would be notified of created and destroyed contexts, but each device has one context for the whole
+    /// run.
     fn cuptiSubscribe(subscriber: Out<usize>, _function: *const c_void, _data: *mut c_void) -> c_int {
         let mut state = lock();
         if std::mem::replace(&mut state.subscribes, true) { return MULTIPLE_SUBSCRIBERS; }
@@ -554,7 +558,7 @@ exports! {
             None => INVALID_PARAMETER,
         }
     }
-    /// Ends recording; what was not asked for is gone.
+    /// Ends recording and drops records that were not fetched.
     fn cuptiFinalize() -> c_int {
         let mut state = lock();
         (state.kinds, state.buffers) = (0, None);
@@ -579,13 +583,13 @@ exports! {
     fn cuptiActivityDisable(kind: u32) -> c_int { lock().enable(kind, false) }
     fn cuptiActivityEnableRuntimeApi(function: u32, enables: u8) -> c_int { lock().show(Domain::Runtime, function, enables) }
     fn cuptiActivityEnableDriverApi(function: u32, enables: u8) -> c_int { lock().show(Domain::Driver, function, enables) }
-    /// When events happened is not in their records.
+    /// Event records have no timestamps.
     fn cuptiActivityEnableCudaEventDeviceTimestamps(enables: u8) -> c_int {
         if enables == 0 { return 0; }
         report(LIBRARY, "cuptiActivityEnableCudaEventDeviceTimestamps");
         NOT_SUPPORTED
     }
-    /// Sizes of CUPTI's own buffers: there are none.
+    /// Attributes set sizes of CUPTI's internal buffers, which do not exist here.
     fn cuptiActivitySetAttribute(_attribute: c_int, size: Option<&usize>, value: *const c_void) -> c_int {
         if size.is_none() || value.is_null() { INVALID_PARAMETER } else { 0 }
     }
@@ -608,7 +612,7 @@ exports! {
         let next = if *record == 0 {
             buffer
         } else {
-            // SAFETY: the record is one that this function has returned, in a buffer that `flush` has filled.
+            // SAFETY: this function returned `record` before, from a buffer that `flush` has filled.
             match records::size(unsafe { *(*record as *const u32) }) {
                 Some(size) => *record + size,
                 None => return INVALID_PARAMETER,
@@ -618,7 +622,7 @@ exports! {
         *record = next;
         0
     }
-    /// None is ever dropped.
+    /// Records are never dropped.
     fn cuptiActivityGetNumDroppedRecords(_context: *const c_void, _stream: u32, dropped: Out<usize>) -> c_int {
         if dropped.put(0) { 0 } else { INVALID_PARAMETER }
     }

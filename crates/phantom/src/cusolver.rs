@@ -1,7 +1,8 @@
-//! Owns cuSOLVER's dense factorisations and eigenvalues, as torch's linear algebra calls them. `cusolverDn.h` of CUDA 13 has the prototypes.
+//! Owns cuSOLVER's dense factorisations and eigenvalues, as torch's linear algebra calls them. `cusolverDn.h` of CUDA
+//! 13 has the prototypes.
 //!
-//! Nothing is computed: every routine says that it went well, and LU exchanges no rows. Work space is of the sizes that LAPACK's routines of the
-//! same names recommend, with blocks of 64 columns.
+//! Results are not computed: each routine reports success, and LU exchanges no rows. Workspaces have the sizes that
+//! LAPACK recommends for the routines of the same names, with blocks of 64 columns.
 
 use crate::cublas::{pivot, went_well};
 use crate::exports::{Out, Put, exports, family};
@@ -28,7 +29,7 @@ struct Library {
 
 type Of<'a> = Option<&'a mut Library>;
 
-/// `gesvdjInfo_t`, `cusolverDnParams_t`: settings that nothing here depends on.
+/// `gesvdjInfo_t`, `cusolverDnParams_t`: settings without an effect.
 struct Settings;
 
 exports! {
@@ -119,7 +120,7 @@ family! {
         routine(handle, "potrs", Some(kind), [n, right, 1], info)
     }
 }
-// How it went is said once for the batch.
+// These routines have one status per batch.
 family! {
     cusolverDnSpotrsBatched F32, cusolverDnDpotrsBatched F64, cusolverDnCpotrsBatched C64, cusolverDnZpotrsBatched C128;
     kind => (
@@ -249,7 +250,7 @@ family! {
         _work: Pointer, _size: c_int, info: Info, residuals: *mut f64, batch: c_int,
     ) -> Status {
         if !residuals.is_null() {
-            // SAFETY: one for each matrix, on the host.
+            // SAFETY: cuSOLVER requires a residual per matrix, in host memory.
             unsafe { residuals.write_bytes(0, usize::try_from(batch).unwrap_or(0)) };
         }
         routine(handle, "gesvda", Some(kind), [m, n, batch], info)
@@ -294,7 +295,7 @@ family! {
     }
 }
 
-// The same with 64-bit sizes: work space is in bytes, on the device and on the host, where none is needed.
+// The same routines with 64-bit sizes: the workspace is in bytes, on the device and on the host, where none is needed.
 exports! {
     fn cusolverDnXgeqrf_bufferSize(
         _handle: Of, _parameters: *const Settings, _m: i64, n: i64, kind: c_int, _a: Pointer, _lda: i64, _tau_kind: c_int, _tau: Pointer,
@@ -378,13 +379,13 @@ exports! {
     }
 }
 
-/// LAPACK's `gesdd` with vectors, the largest of its cases: `min (7 + 4 min) + max`.
+/// Workspace of LAPACK's `gesdd` with vectors, the largest of its cases: `min (7 + 4 min) + max`.
 fn svd(m: c_int, n: c_int) -> i64 {
     let (least, most) = (i64::from(m.min(n)), i64::from(m.max(n)));
     least * (7 + 4 * least) + most
 }
 
-/// LAPACK's `syevd` with vectors: `1 + 6 n + 2 n n`.
+/// Workspace of LAPACK's `syevd` with vectors: `1 + 6 n + 2 n n`.
 fn eigen(n: i64) -> i64 {
     1 + 6 * n + 2 * n * n
 }
@@ -393,12 +394,12 @@ fn wrote(written: bool) -> Status {
     if written { SUCCESS } else { INVALID_VALUE }
 }
 
-/// Says how many elements of work space a routine takes.
+/// Writes a routine's workspace size in elements.
 fn work(place: Out<c_int>, elements: i64) -> Status {
     c_int::try_from(elements).map_or(INVALID_VALUE, |elements| wrote(place.put(elements)))
 }
 
-/// The same in bytes; none on the host.
+/// Writes a routine's workspace size in bytes; 0 on the host.
 fn bytes(kind: c_int, elements: i64, device: Out<usize>, host: Out<usize>) -> Status {
     let Some(kind) = Kind::of_cuda(kind) else { return NOT_SUPPORTED };
     host.put(0);
@@ -417,13 +418,13 @@ fn create<T>(place: Out<*mut T>, value: T) -> Status {
 
 fn destroy<T>(value: *mut T) -> Status {
     if !value.is_null() {
-        // SAFETY: it comes from `create`, and the program does not use it any more.
+        // SAFETY: the pointer comes from `create`, and cuSOLVER forbids programs to use it after its destruction.
         drop(unsafe { Box::from_raw(value) });
     }
     SUCCESS
 }
 
-/// Launches a routine of a batch of matrices, and says of each that it went well.
+/// Launches a routine on a batch of matrices, and writes success for each.
 fn routine<T: TryInto<u64>>(handle: Of, name: &str, kind: Option<Kind>, sizes: [T; 3], info: Info) -> Status {
     let Some(library) = handle else { return NOT_INITIALIZED };
     let Some(kind) = kind else { return NOT_SUPPORTED };

@@ -1,6 +1,8 @@
-//! Owns cuSPARSELt: products with matrices of which two of four elements are zero. `cusparseLt.h` of version 0.8 has the prototypes.
+//! Owns cuSPARSELt: GEMMs with matrices in which two of four elements are zero. `cusparseLt.h` of version 0.8 has the
+//! prototypes.
 //!
-//! Its descriptors lie in the program's memory, 512 bytes each; only their beginning is used. Nothing is computed.
+//! Its descriptors are in the program's memory, 512 bytes each, of which only the beginning is used. Results are not
+//! computed.
 
 use crate::cusparse::{INVALID_VALUE, NOT_SUPPORTED, SUCCESS};
 use crate::exports::{Out, Put, exports};
@@ -45,7 +47,7 @@ const NOTHING: Nothing = Nothing { bytes: [0; 16] };
 exports! {
     fn cusparseLtInit(handle: Out<Nothing>) -> Status { wrote(handle.put(NOTHING)) }
     fn cusparseLtDestroy(_handle: Pointer) -> Status { SUCCESS }
-    /// Of the package that the table of names was made from: 0.8.1.
+    /// Version 0.8.1, of the package from which the name table was made.
     fn cusparseLtGetVersion(_handle: Pointer, version: Out<c_int>) -> Status { wrote(version.put(801)) }
     fn cusparseLtDenseDescriptorInit(
         _handle: Pointer, matrix: Out<Matrix>, rows: i64, columns: i64, _leading: i64, _alignment: u32, kind: c_int, _order: c_int,
@@ -73,14 +75,14 @@ exports! {
     fn cusparseLtMatmulAlgSetAttribute(_handle: Pointer, _selection: Pointer, _attribute: c_int, _data: Pointer, _size: usize) -> Status {
         SUCCESS
     }
-    /// There is one algorithm: everything that can be asked for is zero, but the number of algorithms (attribute 1).
+    /// All attributes of the only algorithm are zero, except the number of algorithms (attribute 1).
     fn cusparseLtMatmulAlgGetAttribute(
         _handle: Pointer, _selection: Pointer, attribute: c_int, data: *mut c_void, size: usize,
     ) -> Status {
         if data.is_null() || size < 4 {
             return INVALID_VALUE;
         }
-        // SAFETY: the program says how much room there is.
+        // SAFETY: cuSPARSELt requires that the program's buffer has `size` bytes.
         unsafe {
             data.cast::<u8>().write_bytes(0, size);
             data.cast::<c_int>().write_unaligned(c_int::from(attribute == 1));
@@ -96,12 +98,12 @@ exports! {
         _handle: Pointer, plan: Option<&Multiplication>, _alpha: Pointer, _a: Pointer, _b: Pointer, _beta: Pointer, _c: Pointer, _d: Pointer,
         _workspace: Pointer, streams: *const Handle, count: i32,
     ) -> Status { multiply(plan, streams, count) }
-    /// The only algorithm is found by running it once.
+    /// Finds the only algorithm by running it once.
     fn cusparseLtMatmulSearch(
         _handle: Pointer, plan: Option<&Multiplication>, _alpha: Pointer, _a: Pointer, _b: Pointer, _beta: Pointer, _c: Pointer, _d: Pointer,
         _workspace: Pointer, streams: *const Handle, count: i32,
     ) -> Status { multiply(plan, streams, count) }
-    /// Half of the elements, and two bits for each of these.
+    /// Size of a compressed matrix: half of the elements, and two bits for each of these.
     fn cusparseLtSpMMACompressedSize2(_handle: Pointer, matrix: Option<&Matrix>, size: Out<usize>, buffer: Out<usize>) -> Status {
         let Some(Matrix { rows, columns, kind }) = matrix else { return INVALID_VALUE };
         let Some(kind) = Kind::of_cuda(*kind) else { return NOT_SUPPORTED };
@@ -140,11 +142,11 @@ fn multiply(plan: Option<&Multiplication>, streams: *const Handle, count: i32) -
         depth,
         batch: 1,
     };
-    // SAFETY: there are as many.
+    // SAFETY: cuSPARSELt requires that `streams` has `count` elements, which is at least one.
     let stream = if count > 0 && !streams.is_null() { unsafe { *streams } } else { std::ptr::null_mut() };
     product.launch("cusparseLt", "", stream);
     SUCCESS
 }
 
-/// The program has room for 512 bytes of each.
+/// Descriptors fit into the program's 512 bytes.
 const _: () = assert!(size_of::<MaybeUninit<Multiplication>>() <= 512);

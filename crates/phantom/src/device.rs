@@ -1,4 +1,4 @@
-//! Owns which device a thread uses, and what the devices of the rank's host are.
+//! Owns the device that each thread uses, and the devices of the rank's host.
 
 mod attributes;
 pub(crate) mod limits;
@@ -17,7 +17,7 @@ use std::sync::{LazyLock, Mutex, Once, OnceLock, PoisonError};
 use uniference_abi::gpus::Device;
 use uniference_protocol::settings;
 
-/// The version of CUDA that the driver and the runtime say they have: 13.2, as the wheels of PyTorch 2.15.
+/// CUDA version of the driver and the runtime: 13.2, as in the wheels of PyTorch 2.15.
 pub(crate) const VERSION: i32 = 13_020;
 
 thread_local! {
@@ -27,18 +27,18 @@ thread_local! {
 /// Devices on which the process has a context, one bit each.
 static USED: AtomicU64 = AtomicU64::new(0);
 
-/// The number in the host of the device that has become the process's own, and 1; 0: none has.
+/// Host number of the device that became the process's own device, plus 1; 0: none.
 static OWN: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether a launch returns only when the launched work has ended (`CUDA_LAUNCH_BLOCKING`).
 static LAUNCHES_BLOCK: LazyLock<bool> =
     LazyLock::new(|| settings::is_on(&settings::environment(), "CUDA_LAUNCH_BLOCKING"));
 
-/// Pairs of devices: the first may use the second one's memory.
+/// Pairs of devices: the first has access to the second one's memory.
 static PEERS: Mutex<BTreeSet<(usize, usize)>> = Mutex::new(BTreeSet::new());
 
-/// Which of the host's devices the process sees, in the order of its ordinals: those that `CUDA_VISIBLE_DEVICES` names when something of CUDA is
-/// asked first.
+/// Host numbers of the devices that the process sees, by ordinal. `CUDA_VISIBLE_DEVICES` is read at the first use of
+/// CUDA.
 fn seen() -> &'static [usize] {
     static SEEN: OnceLock<Vec<usize>> = OnceLock::new();
     let Some(attached) = attached() else { return &[] };
@@ -48,8 +48,8 @@ fn seen() -> &'static [usize] {
     })
 }
 
-/// By numbers and beginnings of identifiers, separated by commas. What stands behind the first that names none is not seen; with one named twice no
-/// device is (CUDA C++ Programming Guide, "CUDA Environment Variables").
+/// Parses numbers and prefixes of identifiers, separated by commas. The first invalid name ends the list; if a device
+/// is named twice, no device is visible (CUDA C++ Programming Guide, "CUDA Environment Variables").
 fn named(names: &str, devices: &[Device]) -> Vec<usize> {
     let mut seen = Vec::new();
     for name in names.split(',').map(str::trim) {
@@ -67,33 +67,33 @@ fn named(names: &str, devices: &[Device]) -> Vec<usize> {
     seen
 }
 
-/// As NVML and `CUDA_VISIBLE_DEVICES` have it.
+/// Identifier of a device in NVML and `CUDA_VISIBLE_DEVICES`.
 pub(crate) fn uuid(device: &Device) -> String {
     let hex: String = device.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
 }
 
-/// Number of devices; 0 where none are attached.
+/// Number of visible devices; 0 if none are attached.
 pub(crate) fn count() -> usize {
     seen().len()
 }
 
-/// The device of this ordinal.
+/// Device by ordinal.
 pub(crate) fn get(ordinal: usize) -> Option<&'static Device> {
     attached()?.devices.get(*seen().get(ordinal)?)
 }
 
-/// The number of a device in the host, by its ordinal.
+/// Host number of a device, by its ordinal.
 pub(crate) fn number(ordinal: usize) -> usize {
     seen().get(ordinal).copied().unwrap_or(ordinal)
 }
 
-/// The ordinal of a device of the host, by its number there; `None`: the process does not see it.
+/// Ordinal of a device, by its host number; `None`: the process does not see it.
 pub(crate) fn ordinal(number: usize) -> Option<usize> {
     seen().iter().position(|seen| *seen == number)
 }
 
-/// The same, for an ordinal of C.
+/// Device by an ordinal argument of C, and the ordinal.
 pub(crate) fn find(ordinal: i32) -> Result<(usize, &'static Device), Status> {
     if count() == 0 {
         return Err(NO_DEVICE);
@@ -102,12 +102,12 @@ pub(crate) fn find(ordinal: i32) -> Result<(usize, &'static Device), Status> {
     get(ordinal).map(|device| (ordinal, device)).ok_or(INVALID_DEVICE)
 }
 
-/// The device that the calling thread uses: the first one until it chooses.
+/// Device of the calling thread: device 0 until the thread sets another.
 pub(crate) fn current() -> usize {
     CURRENT.get()
 }
 
-/// Has the calling thread use a device. False: there is no such device.
+/// Sets the calling thread's device; false if it does not exist.
 pub(crate) fn choose(ordinal: usize) -> bool {
     let exists = ordinal < count();
     if exists {
@@ -116,7 +116,7 @@ pub(crate) fn choose(ordinal: usize) -> bool {
     exists
 }
 
-/// Has the calling thread use a device during `work`.
+/// Calls `work` with another device as the calling thread's device.
 pub(crate) fn on<T>(ordinal: usize, work: impl FnOnce() -> T) -> T {
     let before = CURRENT.replace(ordinal);
     let result = work();
@@ -124,7 +124,7 @@ pub(crate) fn on<T>(ordinal: usize, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// Something of the device was used: it has a context.
+/// Marks that a device has a context, because it was used.
 pub(crate) fn mark_used(ordinal: usize) {
     static SETTINGS: Once = Once::new();
     SETTINGS.call_once(|| {
@@ -151,7 +151,8 @@ exports! {
     fn uniference_phantom_launches_block() -> c_int { launches_block().into() }
 }
 
-/// The ordinal of the process's own device: the rank's, or the one that it has taken; `None`: the process does not see it.
+/// Ordinal of the process's own device: the rank's, or the device that it has claimed; `None`: the process does not see
+/// it.
 pub(crate) fn own() -> Option<usize> {
     let own = OWN.load(Relaxed).checked_sub(1).or_else(|| attached().map(|attached| attached.own));
     own.and_then(ordinal)
@@ -162,13 +163,13 @@ pub(crate) fn is_used(ordinal: usize) -> bool {
     USED.load(Relaxed) & 1 << ordinal != 0
 }
 
-/// Whether a device reaches another one's memory.
+/// Whether a device can access another device's memory.
 pub(crate) fn reaches(from: i32, to: i32) -> Result<bool, Status> {
     let ((from, _), (to, _)) = (find(from)?, find(to)?);
     Ok(from != to && attached().is_some_and(|attached| attached.reaches(seen()[from], seen()[to])))
 }
 
-/// Whether every device of the host reaches every other one's memory.
+/// Whether each device of the host can access the memory of all others.
 pub(crate) fn all_are_linked() -> bool {
     attached().is_some_and(|attached| {
         let all = 0..attached.devices.len();
@@ -176,13 +177,13 @@ pub(crate) fn all_are_linked() -> bool {
     })
 }
 
-/// What distinguishes this host from others, as its devices' identifiers have it.
+/// Bytes that identify this host, from its devices' identifiers.
 pub(crate) fn host() -> [u8; 4] {
     let identifier = get(current()).map_or([0; 16], |device| device.uuid);
     identifier[8..12].try_into().expect("four bytes")
 }
 
-/// Lets the current device use another one's memory.
+/// Enables access of the current device to the memory of `other`.
 pub(crate) fn enable_peer(other: i32, flags: u32) -> Result<(), Status> {
     let (to, _) = find(other)?;
     if flags != 0 {
@@ -202,13 +203,14 @@ pub(crate) fn disable_peer(other: i32) -> Result<(), Status> {
     if was_enabled { Ok(()) } else { Err(PEER_ACCESS_NOT_ENABLED) }
 }
 
-/// As the driver writes where a device is: `0000:10:00.0`.
+/// PCI address of a device as the driver writes it: `0000:10:00.0`.
 pub(crate) fn bus_id(device: &Device) -> String {
     let [domain, bus, slot] = device.pci;
     format!("{domain:04X}:{bus:02X}:{slot:02X}.0")
 }
 
-/// The number in the host of the device at a place that is written so, with as many digits of the domain as NVML writes, or with none.
+/// Host number of the device at a PCI address, which may have any number of domain digits (NVML writes eight) or no
+/// domain.
 pub(crate) fn at_bus(text: &str) -> Option<usize> {
     let number = |part: &str| u32::from_str_radix(part, 16).ok();
     let (place, _function) = text.rsplit_once('.').unwrap_or((text, ""));

@@ -1,5 +1,5 @@
-//! Owns the functions of the CUDA driver (libcuda): what they take and return. PyTorch takes them by name from the runtime, Triton from the
-//! library; what they do is done by the same modules as the runtime's.
+//! Owns the functions of the CUDA driver (libcuda): parameters and results. PyTorch gets them by name from the runtime,
+//! Triton from the library. The same modules implement them as for the runtime.
 
 mod kernels;
 mod memories;
@@ -18,10 +18,10 @@ const LIBRARY: &str = "libcuda";
 
 type Pointer = *mut c_void;
 
-/// `CUcontext`: of each device its primary one, which is the only one.
+/// `CUcontext`: a device's primary context, which is its only one.
 type Context = *mut c_void;
 
-/// Declares functions of the driver: what is in the braces is a `Result<(), Status>`.
+/// Declares driver functions: the body returns `Result<(), Status>`.
 macro_rules! driver {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
@@ -40,7 +40,7 @@ use driver;
 const CONTEXT: usize = 0x62 << 40;
 
 thread_local! {
-    /// Devices under the current one, of contexts that were pushed.
+    /// Devices of the pushed contexts below the current one.
     static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -48,7 +48,7 @@ fn context(ordinal: usize) -> Context {
     (CONTEXT | ordinal << 4) as Context
 }
 
-/// The device of a context.
+/// Device of a context.
 fn ordinal(context: Context) -> Result<usize, Status> {
     let ordinal = (context as usize).checked_sub(CONTEXT).ok_or(INVALID_CONTEXT)? >> 4;
     if ordinal < device::count() { Ok(ordinal) } else { Err(INVALID_CONTEXT) }
@@ -68,11 +68,11 @@ fn pop(old: Out<Context>) -> Result<(), Status> {
     Ok(())
 }
 
-/// The address of a function of the driver, in its newest version; null where there is none: that is told by `result` (1), and is no error.
+/// Address of a driver function in its newest version; null, with `result` 1 and no error, if it does not exist.
 pub(crate) fn entry_point(symbol: Text, function: Out<Pointer>, result: Out<c_int>) -> Result<(), Status> {
     let name = symbol.get().ok_or(INVALID_VALUE)?;
     let found = ["_v4", "_v3", "_v2", ""].iter().find_map(|version| own(&format!("{name}{version}")));
-    // Who asks for nothing wants to know that there is an answer.
+    // An empty name only tests whether the lookup works.
     if found.is_none() && !name.is_empty() {
         report(LIBRARY, name);
     }
@@ -80,11 +80,11 @@ pub(crate) fn entry_point(symbol: Text, function: Out<Pointer>, result: Out<c_in
     function.give(found.unwrap_or(std::ptr::null_mut()))
 }
 
-/// A function of this library.
+/// Address of a function of this library.
 fn own(name: &str) -> Option<Pointer> {
     static SELF: OnceLock<usize> = OnceLock::new();
     let handle = *SELF.get_or_init(|| {
-        // SAFETY: the structure is written by the call; the name is that of this library's file, which is loaded.
+        // SAFETY: `dladdr` fills the structure; the name is that of this library's file, which is loaded.
         unsafe {
             let mut info: libc::Dl_info = std::mem::zeroed();
             libc::dladdr(cuInit as *const c_void, &raw mut info);
@@ -92,7 +92,7 @@ fn own(name: &str) -> Option<Pointer> {
         }
     });
     let name = CString::new(name).ok()?;
-    // SAFETY: the handle is null, for which the program is searched, or this library's.
+    // SAFETY: the handle is null, which searches the program, or this library's handle.
     let found = unsafe { libc::dlsym(handle as Pointer, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
@@ -163,10 +163,10 @@ driver! {
     fn cuGetProcAddress_v2(symbol: Text, function: Out<Pointer>, _version: c_int, _flags: c_ulonglong, result: Out<c_int>) {
         entry_point(symbol, function, result)
     }
-    // Messages of the driver: there are none, so nobody is called.
+    // The driver sends no log messages, so the callback is never called.
     fn cuLogsRegisterCallback(_function: Pointer, _data: Pointer, handle: Out<Pointer>) { handle.put(std::ptr::null_mut()); Ok(()) }
     fn cuLogsUnregisterCallback(_handle: Pointer) { Ok(()) }
-    // Tables of functions without names, which the real compiler of kernels (libnvrtc) asks for; it does without.
+    // Tables of unnamed functions, which the real kernel compiler (libnvrtc) requests but does not need.
     fn cuGetExportTable(_table: Out<Pointer>, _id: *const [u8; 16]) { Err(NOT_FOUND) }
 }
 
@@ -174,18 +174,18 @@ exports! {
     fn cuGetProcAddress(symbol: Text, function: Out<Pointer>, _version: c_int, _flags: c_ulonglong) -> Status {
         let mut result = std::mem::MaybeUninit::new(1);
         let status = entry_point(symbol, function, Some(&mut result)).err().unwrap_or(SUCCESS);
-        // SAFETY: it had a value from the start.
+        // SAFETY: `result` was initialised.
         if status == SUCCESS && unsafe { result.assume_init() } != 0 { NOT_FOUND } else { status }
     }
 }
 
-/// Null, where there is none: whoever asks may not look at what else is returned.
+/// Writes an error's text, or null for an unknown error, whose other results programs must not read.
 fn give_text(place: Out<*const c_char>, text: Result<&'static CStr, Status>) -> Result<(), Status> {
     place.give(text.map_or(std::ptr::null(), CStr::as_ptr))?;
     text.map(|_| ())
 }
 
-/// An error that the driver has.
+/// Driver error of this number.
 fn find_error(status: Status) -> Result<&'static Error, Status> {
     crate::errors::find(status).filter(|error| !error.driver.is_empty()).ok_or(INVALID_VALUE)
 }

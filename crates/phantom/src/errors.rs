@@ -1,6 +1,7 @@
-//! Owns the errors of the CUDA runtime and driver, which have the same numbers, with the names and texts that both give for them.
+//! Owns the errors of the CUDA runtime and driver, which share their numbers, with their names and texts.
 //!
-//! The numbers are those of the documentation of `cudaError_t` and `CUresult`, the texts what `cudaGetErrorString` of CUDA 13.2 returns.
+//! The numbers are from the documentation of `cudaError_t` and `CUresult`, the texts from `cudaGetErrorString` of CUDA
+//! 13.2.
 
 use std::ffi::{CStr, c_int};
 
@@ -38,16 +39,16 @@ pub(crate) const CAPTURED_EVENT: Status = 907;
 pub(crate) const CAPTURE_WRONG_THREAD: Status = 908;
 pub(crate) const GRAPH_UPDATE_FAILURE: Status = 910;
 
-/// Of an error: its number, its names in the runtime and in the driver, its text.
+/// An error: its number, its names in the runtime and in the driver, and its text.
 pub(crate) struct Error {
     code: Status,
     pub(crate) runtime: &'static CStr,
-    /// Empty: the driver has no such error.
+    /// Empty if the driver has no such error.
     pub(crate) driver: &'static CStr,
     pub(crate) text: &'static CStr,
 }
 
-/// The error of this number.
+/// Error by number.
 pub(crate) fn find(code: Status) -> Option<&'static Error> {
     ERRORS.binary_search_by_key(&code, |error| error.code).ok().map(|index| &ERRORS[index])
 }

@@ -1,18 +1,17 @@
-//! Owns how a function of ours becomes one that C programs find and call: the macro `exports`, and types of arguments that need no `unsafe`
-//! where they are used.
+//! Owns the export of functions to C: the macro `exports`, and parameter types that need no `unsafe` in the functions.
 //!
-//! A pointer to which a result is written is an [`Out`], one from which a structure is read `Option<&T>`, a string [`Text`]: each is a
-//! pointer for C, null included.
+//! A pointer for a result is an [`Out`], a pointer to a structure `Option<&T>`, a string [`Text`]: each is a C pointer,
+//! which may be null.
 
 use crate::errors::{INVALID_VALUE, Status};
 use std::ffi::{CStr, c_char};
 use std::mem::MaybeUninit;
 
-/// Declares exported functions, one after the other as in a table:
+/// Declares exported functions as a table:
 ///
 /// ```ignore
 /// exports! {
-///     /// What it does, if the name does not say it.
+///     /// Effect, if the name does not state it.
 ///     fn cudaGetDeviceCount(count: Out<c_int>) -> Status { count.put(device::count()) }
 /// }
 /// ```
@@ -27,7 +26,7 @@ macro_rules! exports {
 }
 pub(crate) use exports;
 
-/// Declares exported functions that differ by the type of their elements alone: a name and its value for each, then what they do with it.
+/// Declares exported functions that differ only by element type: a name and its value for each, then the common body.
 ///
 /// ```ignore
 /// family! { cublasSdot_v2 F32, cublasDdot_v2 F64; kind => (handle: Of, n: c_int) -> Status { dot(handle, kind, n) } }
@@ -42,15 +41,15 @@ macro_rules! family {
 }
 pub(crate) use family;
 
-/// Where a result goes.
+/// A pointer to which a result is written, or null.
 pub(crate) type Out<'a, T> = Option<&'a mut MaybeUninit<T>>;
 
-/// What can be done with an [`Out`].
+/// Operations of an [`Out`].
 pub(crate) trait Put<T> {
-    /// Writes the result. False: the pointer is null.
+    /// Writes the result; false if the pointer is null.
     fn put(self, value: T) -> bool;
 
-    /// The same for functions of the runtime and the driver.
+    /// Writes the result for functions of the runtime and the driver: `INVALID_VALUE` if the pointer is null.
     fn give(self, value: T) -> Result<(), Status>;
 }
 
@@ -64,25 +63,25 @@ impl<T> Put<T> for Out<'_, T> {
     }
 }
 
-/// A string of C, which ends with a zero byte, or null.
+/// A C string, or null.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct Text(*const c_char);
 
 impl Text {
-    /// `None`: null, or not UTF-8.
+    /// The text; `None` if it is null or not UTF-8.
     pub(crate) fn get(&self) -> Option<&str> {
         self.bytes().and_then(|text| text.to_str().ok())
     }
 
-    /// The bytes of the text; `None`: a null pointer.
+    /// The bytes of the text; `None` if it is null.
     pub(crate) fn bytes(&self) -> Option<&CStr> {
-        // SAFETY: values of this type come as arguments from C only, and live as long as the call.
+        // SAFETY: C callers pass values of this type only as arguments: strings that live as long as the call.
         (!self.0.is_null()).then(|| unsafe { CStr::from_ptr(self.0) })
     }
 }
 
-/// An array that C passes with its length apart, or null.
+/// A C array whose length is another argument, or null.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct Items<T>(*mut T);
@@ -92,25 +91,27 @@ impl<T: Copy> Items<T> {
         self.0.is_null()
     }
 
-    /// `count` of them; none if it is null.
+    /// The first `count` elements; none if the array is null.
     pub(crate) fn read(&self, count: usize) -> &[T] {
-        // SAFETY: values of this type come as arguments from C only, with their length, and live as long as the call.
+        // SAFETY: C callers pass values of this type only as arguments, with their length, and keep the array valid
+        // during the call.
         if self.0.is_null() || count == 0 { &[] } else { unsafe { std::slice::from_raw_parts(self.0, count) } }
     }
 
-    /// Writes `values` there.
+    /// Writes `values` to the array.
     pub(crate) fn write(self, values: &[T]) -> Result<(), Status> {
         if self.0.is_null() {
             return Err(INVALID_VALUE);
         }
-        // SAFETY: the same; the caller says that so many fit.
+        // SAFETY: C callers keep the array valid during the call, and it has space for as many values as its length
+        // argument.
         unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), self.0, values.len()) };
         Ok(())
     }
 }
 
 impl Items<c_char> {
-    /// Writes a string that ends with a zero byte into `room` bytes.
+    /// Writes a string with its terminating zero byte into `room` bytes.
     pub(crate) fn write_text(self, text: &str, room: usize) -> Result<(), Status> {
         let fits = text.len().min(room.checked_sub(1).ok_or(INVALID_VALUE)?);
         let bytes: Vec<c_char> = text.bytes().take(fits).chain([0]).map(|byte| byte as c_char).collect();

@@ -1,6 +1,6 @@
-//! Owns the kernels that programs know: those that libraries register when they are loaded, by addresses of functions of the host, and those of
-//! modules that are loaded later, by handles. What a kernel computes is nobody's business here, unless it communicates ([`crate::peers`]); what it
-//! needs decides where it fits.
+//! Owns the program's kernels: kernels that libraries register when they are loaded, by addresses of host functions,
+//! and kernels of modules that are loaded later, by handles. Kernels compute nothing, but some communicate
+//! ([`crate::peers`]); their resource needs decide on which configurations they can be launched.
 
 mod modules;
 
@@ -20,7 +20,8 @@ use uniference_abi::gpus::Link;
 static KERNELS: RwLock<BTreeMap<usize, Entry>> = RwLock::new(BTreeMap::new());
 
 enum Entry {
-    /// Its name, in the library that has registered it. There are tens of thousands, most of which are never launched.
+    /// Address of its name in the library that registered it. There are tens of thousands, most of which are never
+    /// launched.
     Registered(usize),
     Known(Arc<Kernel>),
 }
@@ -28,32 +29,33 @@ enum Entry {
 /// A kernel that a module or a library has registered.
 pub(crate) struct Kernel {
     pub(crate) name: Arc<Name>,
-    /// The same for C.
+    /// The name as a C string.
     pub(crate) text: Box<CStr>,
     pub(crate) needs: Needs,
-    /// Bytes of shared memory that a launch may ask for.
+    /// Bytes of dynamic shared memory that a launch may request, if the program has set it.
     dynamic_limit: AtomicU32,
-    /// What it does, if it communicates.
+    /// The kernel's communication, if it communicates.
     peers: Option<Peers>,
-    /// Whether it is PyTorch's that waits for its first argument, a number of cycles: `torch.cuda._sleep`.
+    /// Whether it is PyTorch's kernel of `torch.cuda._sleep`, which waits for a number of cycles, its first argument.
     spins: bool,
 }
 
-/// What a kernel needs to run.
+/// Resources that a kernel needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Needs {
-    /// 32-bit registers of a thread.
+    /// 32-bit registers per thread.
     pub(crate) registers: u32,
-    /// Bytes of shared memory of a block.
+    /// Bytes of static shared memory per block.
     pub(crate) shared: u32,
-    /// Bytes of local memory of a thread.
+    /// Bytes of local memory per thread.
     pub(crate) local: u32,
-    /// Most threads of a block.
+    /// Maximum threads per block.
     pub(crate) threads: u32,
 }
 
 impl Default for Needs {
-    /// Of a kernel whose binary was not read: as many registers as let a multiprocessor be filled with threads of any such kernel (65536 / 2048).
+    /// Needs of a kernel whose binary was not read: so many registers that a multiprocessor can be filled with threads
+    /// (65536 / 2048).
     fn default() -> Needs {
         Needs { registers: 32, shared: 0, local: 0, threads: THREADS_OF_BLOCK }
     }
@@ -79,12 +81,12 @@ impl Dim3 {
     }
 }
 
-/// A function of the host stands for the kernel of this name.
+/// Registers a kernel by its host function and name.
 pub(crate) fn register(function: usize, name: *const c_char) {
     KERNELS.write().unwrap_or_else(PoisonError::into_inner).insert(function, Entry::Registered(name as usize));
 }
 
-/// A kernel of a module: its handle, which stays.
+/// Adds a module's kernel and returns its handle, which is never freed.
 pub(crate) fn add(name: &CStr, needs: Needs) -> usize {
     let kernel = Arc::new(Kernel::new(name, needs));
     let handle = Arc::as_ptr(&kernel) as usize;
@@ -92,23 +94,23 @@ pub(crate) fn add(name: &CStr, needs: Needs) -> usize {
     handle
 }
 
-/// The kernel for which a function of the host stands, or a handle.
+/// Kernel of a host function or a handle.
 pub(crate) fn find(function: usize) -> Result<Arc<Kernel>, Status> {
     let name = match KERNELS.read().unwrap_or_else(PoisonError::into_inner).get(&function) {
         Some(Entry::Known(kernel)) => return Ok(kernel.clone()),
         Some(Entry::Registered(name)) => *name,
         None => return Err(INVALID_DEVICE_FUNCTION),
     };
-    // SAFETY: the library registered a string of its own, and is still loaded, as it is called.
+    // SAFETY: the library registered a string of its own, and is still loaded because it calls its kernel.
     let kernel = Arc::new(Kernel::new(unsafe { CStr::from_ptr(name as *const c_char) }, Needs::default()));
     KERNELS.write().unwrap_or_else(PoisonError::into_inner).insert(function, Entry::Known(kernel.clone()));
     Ok(kernel)
 }
 
-/// What a kernel is called with: an address for each argument.
+/// A kernel's arguments: an address per argument.
 pub(crate) type Arguments = *const *const c_void;
 
-/// Has a kernel start on a stream.
+/// Launches a kernel on a stream.
 pub(crate) fn launch(
     function: usize,
     grid: Dim3,
@@ -124,7 +126,7 @@ pub(crate) fn launch(
     if shared > kernel.dynamic_limit() as usize {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: who launches a kernel passes its arguments.
+    // SAFETY: CUDA requires that a launch passes the kernel's arguments.
     if let Some(launched) = kernel.peers.and_then(|peers| unsafe { peers.launch(&kernel.name, arguments, stream) }) {
         launched?;
         return streams::wait_for_launch(stream);
@@ -133,7 +135,7 @@ pub(crate) fn launch(
     let Needs { registers, shared: own, .. } = kernel.needs;
     let shape =
         Shape { grid: array(grid), block: array(block), shared: [own, shared as u32], registers: registers as u16 };
-    // SAFETY: as above, and it has one argument.
+    // SAFETY: CUDA requires that a launch passes the kernel's arguments; this kernel has one.
     let takes = if kernel.spins { unsafe { spin(arguments)? } } else { Takes::Bytes(0) };
     let name = kernel.name.text();
     // SAFETY: `name` outlives the call.
@@ -144,13 +146,13 @@ pub(crate) fn launch(
     if is_outside { streams::wait_for_launch(stream) } else { Ok(()) }
 }
 
-/// How long cycles of the multiprocessors' clock take, of which an argument says how many.
+/// Duration of the number of clock cycles that the first argument states.
 ///
 /// # Safety
-/// The first argument is an `int64_t`, or there are none.
+/// The first argument must be an `int64_t`, or `arguments` must be null.
 unsafe fn spin(arguments: Arguments) -> Result<Takes, Status> {
     let (_, device) = device::find(device::current() as c_int)?;
-    // SAFETY: the caller's.
+    // SAFETY: `launch` passes the arguments of a kernel whose only parameter is an `int64_t`.
     let cycles = unsafe { arguments.as_ref().and_then(|first| first.cast::<i64>().as_ref()) }.ok_or(INVALID_VALUE)?;
     let cycles = u128::try_from(*cycles).unwrap_or(0);
     let ns = cycles * 1_000_000 / u128::from(device.clock.max(1));
@@ -165,12 +167,13 @@ impl Kernel {
         Kernel { name: Arc::new(text), text: name.into(), needs, dynamic_limit: AtomicU32::new(0), peers, spins }
     }
 
-    /// Bytes of shared memory that a launch may ask for: 48 KiB with what the kernel has itself, more if it has opted in.
+    /// Bytes of dynamic shared memory that a launch may request: 48 KiB minus the static shared memory, or more if the
+    /// kernel has opted in.
     pub(crate) fn dynamic_limit(&self) -> u32 {
         self.dynamic_limit.load(Relaxed).max(SHARED_OF_BLOCK.saturating_sub(self.needs.shared))
     }
 
-    /// Opts in to more shared memory.
+    /// Sets the dynamic shared memory that a launch may request: the kernel opts in to more than the default.
     pub(crate) fn set_dynamic_limit(&self, bytes: c_int) -> Result<(), Status> {
         let most = device::get(device::current()).map_or(0, |d| Architecture::of(d.capability).shared_of_block);
         let bytes = u32::try_from(bytes).map_err(|_| INVALID_VALUE)?;
@@ -181,7 +184,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Blocks of it that can reside on a multiprocessor of the current device.
+    /// Blocks of the kernel that can reside on a multiprocessor of the current device.
     pub(crate) fn occupancy(&self, threads: c_int, dynamic: usize) -> Result<c_int, Status> {
         let (_, device) = device::find(device::current() as i32)?;
         let threads = u32::try_from(threads).ok().filter(|threads| *threads > 0).ok_or(INVALID_VALUE)?;

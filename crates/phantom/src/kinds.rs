@@ -1,13 +1,13 @@
-//! Owns the types of elements as the libraries number them: their short names, which are part of kernels' names, and their sizes.
+//! Owns element types by the libraries' numbers: short names, which are part of kernel names, and sizes.
 
 use std::ffi::c_int;
 
-/// A type of elements.
+/// An element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kind {
-    /// As in `f32`.
+    /// Short name, such as `f32`.
     pub(crate) name: &'static str,
-    /// Size of an element.
+    /// Bits per element.
     pub(crate) bits: u64,
 }
 
@@ -21,7 +21,7 @@ const fn kind(name: &'static str, bits: u64) -> Kind {
 }
 
 impl Kind {
-    /// Of a `cudaDataType` (`library_types.h`).
+    /// Element type of a `cudaDataType` (`library_types.h`).
     pub(crate) fn of_cuda(number: c_int) -> Option<Kind> {
         Some(match number {
             0 => F32,
@@ -47,7 +47,7 @@ impl Kind {
         })
     }
 
-    /// Of a `cudnnDataType_t`.
+    /// Element type of a `cudnnDataType_t`.
     pub(crate) fn of_cudnn(number: c_int) -> Option<Kind> {
         Some(match number {
             0 => F32,
@@ -67,7 +67,7 @@ impl Kind {
         })
     }
 
-    /// Bytes of so many elements.
+    /// Bytes of `elements` elements.
     pub(crate) fn bytes(self, elements: u64) -> u64 {
         elements.saturating_mul(self.bits).div_ceil(8)
     }

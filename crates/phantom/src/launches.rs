@@ -1,5 +1,6 @@
-//! Owns the description of work that streams carry out: kernels' names and shapes, copies, and the numbers by which profilers know a
-//! launch. Streams, graphs and events are in [`crate::streams`], the records of profilers in [`crate::cupti`].
+//! Owns the description of work on streams: kernel names and launch configurations, copies, and the numbers by which
+//! profilers identify launches. Streams, graphs and events are in [`crate::streams`], the records of profilers in
+//! [`crate::cupti`].
 
 use crate::errors::Status;
 use crate::memory;

@@ -1,17 +1,20 @@
-//! NVIDIA's user-space libraries, as PyTorch, Triton and their like call them, for GPUs that are simulated: one library that has the functions
-//! of all of them. It allocates, counts and writes down what is launched; kernels do not compute, and no time passes here.
+//! Owns stand-ins for NVIDIA's user-space libraries, for simulated GPUs: one library with the functions that PyTorch,
+//! Triton and similar programs call. It allocates and counts memory and records launches. Kernels compute nothing, and
+//! virtual time does not pass in it.
 //!
-//! It is preloaded before torch, with an empty library for each of NVIDIA's names (written by `crates/host`) that stands for this one. A rank
-//! is given its devices and its link to the driver by [`attach`], after the fork; before, there are no devices, and nothing is initialised.
-//! In the order in which a call travels: `exports` makes C functions of ours, one module for each of NVIDIA's libraries has them
-//! ([`missing`] those that only say so, which `build.rs` writes from the tables of names in `symbols/`); they use [`device`], [`memory`] and
-//! [`streams`], which write [`launches`] to the link.
+//! The library is preloaded before torch, with an empty library for each of NVIDIA's names (written by `crates/host`)
+//! that refers to it. [`attach`] gives a rank its devices and its link to the driver after the fork; before, no devices
+//! exist and nothing is initialised. A call passes `exports`, which defines the C functions, then the module of its
+//! NVIDIA library ([`missing`] has functions that only report themselves; `build.rs` generates them from the name
+//! tables in `symbols/`). These modules use [`device`], [`memory`] and [`streams`], which write [`launches`] to the
+//! link.
 //!
-//! The prototypes, numbers and layouts are those of CUDA 13's documentation, written down anew; NVIDIA's headers are not used.
+//! Prototypes, numbers and layouts were written from CUDA 13's documentation; NVIDIA's headers are not used.
 
-// The functions are called from C. Their arguments are what NVIDIA's documentation demands of callers: pointers to what they are declared as.
+// The functions are called from C. NVIDIA's documentation requires that callers pass valid pointers of the declared
+// types.
 #![allow(unsafe_code)]
-// NVIDIA's names, and as many arguments as its functions have.
+// NVIDIA's names, and as many parameters as its functions have.
 #![allow(non_snake_case, clippy::too_many_arguments)]
 #![allow(rustdoc::private_intra_doc_links, reason = "nobody uses it from Rust but its own tests")]
 

@@ -1,12 +1,12 @@
-//! Owns what products of matrices are called, and how many bytes they touch: cuBLAS and cuBLASLt launch them.
+//! Owns names and bytes of GEMMs, which cuBLAS and cuBLASLt launch.
 
 use crate::kinds::Kind;
 use crate::streams::{self, Handle};
 use std::fmt::Write as _;
 
-/// `C = A B`, with `A` of m rows and k columns, once or for each of a batch.
+/// `C = A B`, with `A` of m rows and k columns, for each element of a batch.
 pub(crate) struct Product {
-    /// Of the elements of `A`, `B` and `C`.
+    /// Element types of `A`, `B` and `C`.
     pub(crate) kinds: [Kind; 3],
     /// Whether `A` and `B` are transposed (`CUBLAS_OP_T`, `CUBLAS_OP_C`).
     pub(crate) transposed: [bool; 2],
@@ -17,7 +17,8 @@ pub(crate) struct Product {
 }
 
 impl Product {
-    /// Launches a kernel that is named by library, types, layout and sizes: `cublas gemm bf16 tn 4096x1024x512`. `suffix` is what else it does.
+    /// Launches a kernel that is named by library, types, layout and sizes: `cublas gemm bf16 tn 4096x1024x512`.
+    /// `suffix` describes the epilogue.
     pub(crate) fn launch(&self, library: &str, suffix: &str, stream: Handle) {
         let Product { kinds: [a, b, c], transposed, rows, columns, depth, batch } = *self;
         if rows == 0 || columns == 0 || batch == 0 {
@@ -32,7 +33,7 @@ impl Product {
         if c != a {
             name.extend(["->", c.name]);
         }
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(name, " {}{} {rows}x{columns}x{depth}", letter(transposed[0]), letter(transposed[1]));
         if batch > 1 {
             let _ = write!(name, " batch {batch}");

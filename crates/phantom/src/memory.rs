@@ -1,5 +1,5 @@
-//! Owns memory: that of the devices, which is lazily backed memory of the host in a window of addresses for each device, and which memory of
-//! the host is pinned. What is free is counted as on the device; what the bytes mean is the program's business.
+//! Owns device memory, which is lazily backed host memory in one address window per device, and the list of pinned host
+//! memory. Free memory is counted as on the device. The meaning of the bytes is left to the program.
 
 mod physical;
 mod ranges;
@@ -22,41 +22,41 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 
-/// In what the driver hands out a device's memory: the minimum that `cuMemGetAllocationGranularity` names, and by how much
-/// `cudaMemGetInfo` falls with the first small `cudaMalloc`.
+/// Granularity of device memory: the minimum that `cuMemGetAllocationGranularity` returns, and by how much the free
+/// memory of `cudaMemGetInfo` falls with the first small `cudaMalloc`.
 pub(crate) const GRANULE: usize = 2 << 20;
 
-/// Up to here allocations share granules.
+/// Largest allocation that shares a granule with others.
 const SMALL: usize = 1 << 20;
 
-/// Of the host's memory.
+/// Page size of host memory.
 const PAGE: usize = 4096;
 
-/// In what they share them; `cudaMalloc` returns addresses that are aligned to at least 256 bytes (CUDA C Programming Guide, "Device Memory
-/// Accesses"), in fact to 512.
+/// Alignment of small allocations within a granule. `cudaMalloc` returns addresses that are aligned to at least 256
+/// bytes (CUDA C Programming Guide, "Device Memory Accesses"), in practice to 512.
 const UNIT: usize = 512;
 
-/// The windows lie between what is mapped near the program (from 0x55...) and address zero, in 64 TiB.
+/// Address windows of all devices: 64 TiB from 16 TiB on, below the mappings near the program (from 0x55...).
 const BASE: usize = 1 << 44;
 const SPAN: usize = 1 << 46;
 const WINDOW: usize = 1 << 42;
 
 static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
 
-/// Held by who moves bytes, so that memory is not handed out to other processes meanwhile.
+/// Read lock: held by threads that move bytes. Write lock: held while private memory is replaced by a shared file.
 static MOVES: RwLock<()> = RwLock::new(());
 
-/// Programs get more than there is, to find out what they need: a request is refused once, so that its maker gives back what it can do without,
-/// and granted when it comes again.
+/// Whether programs may allocate more memory than the device has, to measure what they need. Each request beyond the
+/// capacity is refused once, so that the program frees what it can spare, and granted when it is repeated.
 static LENDS: AtomicBool = AtomicBool::new(false);
 
 exports! {
-    /// The ordinal of the rank's own device; -1: the process does not see it.
+    /// Ordinal of the rank's own device; -1: the process does not see it.
     fn uniference_phantom_own() -> c_int {
         device::own().map_or(-1, |own| own as c_int)
     }
 
-    /// Bytes of that device that the process has taken with its context; 0 where it has none.
+    /// Bytes of the rank's own device that this process uses, including its context; 0 without a context.
     fn uniference_phantom_taken() -> u64 {
         device::own().filter(|own| device::is_used(*own)).map_or(0, |own| {
             let context = device::get(own).map_or(0, |device| device.context);
@@ -64,21 +64,21 @@ exports! {
         })
     }
 
-    /// Writes zeros into memory of a device, whose pages go back to the host; elsewhere nothing.
+    /// Writes zeros into device memory and gives its pages back to the host; does nothing for invalid ranges.
     fn uniference_phantom_clear(at: *mut c_void, bytes: usize) {
         let _ = set(at as usize, &[0], bytes);
     }
 
-    /// Whether nobody has written to the pages of these bytes, which are then zero.
+    /// Whether the pages of these bytes were never written to, and therefore hold zeros.
     fn uniference_phantom_is_untouched(at: *const c_void, bytes: usize) -> c_int {
         let owner = check(at as usize, bytes);
         owner.is_ok_and(|owner| sparse::is_untouched(at as usize, owner, bytes)).into()
     }
 
-    /// From here on programs get more memory than there is.
+    /// Lets programs allocate more memory than the device has, from now on.
     fn uniference_phantom_lend() { lend(); }
 
-    /// Whether that is memory of a device.
+    /// Whether the address is device memory.
     fn uniference_phantom_is_of_device(at: *const c_void) -> c_int {
         matches!(place(at as usize), Place::Device { .. }).into()
     }
@@ -90,14 +90,14 @@ pub(crate) fn lend() {
 
 struct Memory {
     devices: Vec<Pool>,
-    /// By address, all devices'.
+    /// Allocations on all devices, by address.
     blocks: BTreeMap<usize, Block>,
     pinned: BTreeMap<usize, Pinned>,
     physical: BTreeMap<u64, physical::Physical>,
     last_physical: u64,
-    /// Handles of what is mapped, by address.
+    /// Handles of mapped physical memory, by address.
     mapped: BTreeMap<usize, u64>,
-    /// What other processes have handed out, by address.
+    /// Imported IPC allocations of other processes, by address.
     opened: BTreeMap<usize, shared::Opened>,
 }
 
@@ -109,18 +109,18 @@ struct Pool {
     ranges: Ranges,
     /// Granules that small allocations share, by address.
     shared: BTreeMap<usize, Ranges>,
-    /// What other processes may map, by address.
+    /// Ranges that other processes may map, by address.
     exported: BTreeMap<usize, shared::Exported>,
-    /// What programs may have.
+    /// Capacity for the program, in bytes.
     bytes: u64,
-    /// The size of the last request that was beyond it; 0: one has fitted since.
+    /// Size of the last refused request; 0: a later request was granted within the capacity.
     refused: usize,
     used: Level,
-    /// What of it is of the memory pool.
+    /// The part of `used` that belongs to the memory pool (`cudaMallocAsync`).
     pooled: Level,
 }
 
-/// How much there is of something, and the most there was.
+/// Current and highest use, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Level {
     pub(crate) now: u64,
@@ -139,57 +139,57 @@ struct Block {
     device: usize,
     bytes: usize,
     kind: Kind,
-    /// Of the device's memory pool.
+    /// Belongs to the device's memory pool.
     is_pooled: bool,
 }
 
-/// How memory of a device was allocated.
+/// How device memory was allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// By one allocation.
+    /// One allocation with granules of its own.
     Plain,
-    /// The same, in a granule with others.
+    /// One allocation in a granule that it shares with others.
     Small,
-    /// The same, for host and device.
+    /// One managed allocation, for host and device.
     Managed,
-    /// Addresses that were reserved; mapped or not.
+    /// Reserved addresses without memory.
     Reserved,
     /// Physical memory that is mapped into reserved addresses.
     Mapped,
-    /// Opened from a handle of another process.
+    /// Opened from an IPC handle of another process.
     Opened,
 }
 
 struct Pinned {
     bytes: usize,
-    /// Ours to give back; else the program's.
+    /// Allocated by this library, which must unmap it; else by the program.
     is_ours: bool,
 }
 
-/// Where an address points to.
+/// Kind of memory at an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// A device's memory: the allocation that holds it.
+    /// Device memory, and the allocation that contains the address.
     Device { device: usize, start: usize, bytes: usize, kind: Kind },
-    /// The host's, pinned.
+    /// Pinned host memory.
     Pinned { start: usize, bytes: usize },
-    /// Memory of the host that is not pinned.
+    /// Host memory that is not pinned.
     Host,
-    /// Into a device's window, where there is nothing.
+    /// An unallocated address in a device's window.
     Nowhere,
 }
 
-/// Memory of a device. Its pages are zero and take no memory of the host until they are touched.
+/// Allocates device memory. Its pages are zero and use no host memory until they are touched.
 pub(crate) fn allocate(device: usize, bytes: usize) -> Result<usize, Status> {
     allocate_as(device, bytes, if bytes <= SMALL { Kind::Small } else { Kind::Plain }, false)
 }
 
-/// The same of the device's memory pool.
+/// Allocates from the device's memory pool.
 pub(crate) fn allocate_pooled(device: usize, bytes: usize) -> Result<usize, Status> {
     allocate_as(device, bytes, if bytes <= SMALL { Kind::Small } else { Kind::Plain }, true)
 }
 
-/// Memory that host and device share.
+/// Allocates memory that host and device share.
 pub(crate) fn allocate_managed(device: usize, bytes: usize) -> Result<usize, Status> {
     allocate_as(device, bytes, Kind::Managed, false)
 }
@@ -210,7 +210,7 @@ fn allocate_as(device: usize, bytes: usize, kind: Kind, is_pooled: bool) -> Resu
     Ok(at)
 }
 
-/// Gives memory of a device back; null is no error.
+/// Frees device memory; null is no error.
 pub(crate) fn free(at: usize) -> Result<(), Status> {
     if at == 0 {
         return Ok(());
@@ -231,7 +231,7 @@ pub(crate) fn free(at: usize) -> Result<(), Status> {
     Ok(())
 }
 
-/// Bytes that are free and in all.
+/// Free bytes and total bytes of a device.
 pub(crate) fn info(device: usize) -> Result<(u64, u64), Status> {
     let mut memory = lock();
     let pool = &memory.devices()?.devices[device];
@@ -239,14 +239,14 @@ pub(crate) fn info(device: usize) -> Result<(u64, u64), Status> {
     Ok((pool.bytes.saturating_sub(pool.used.now), total))
 }
 
-/// Counts what a library takes for itself, which nobody looks at.
+/// Charges memory that a library allocates for itself; no address is reserved for it.
 ///
 /// # Errors
-/// If there is not as much.
+/// If the device has too little free memory.
 pub(crate) fn take_for_library(device: usize, bytes: usize) -> Result<(), Status> {
     let mut memory = lock();
     let pool = &mut memory.devices()?.devices[device];
-    // Libraries have nothing to give back first.
+    // NVIDIA's libraries cannot free memory and retry, so lending grants their first request.
     if LENDS.load(Relaxed) {
         pool.used.add(bytes);
         return Ok(());
@@ -260,7 +260,7 @@ pub(crate) fn give_back_of_library(device: usize, bytes: usize) {
     }
 }
 
-/// Bytes of the device's memory pool that programs have; with `resets` the most so far becomes what there is now.
+/// Current and highest use of the device's memory pool in bytes; `resets` sets the highest use to the current one.
 pub(crate) fn pooled(device: usize, resets: bool) -> Result<Level, Status> {
     let mut memory = lock();
     let level = &mut memory.devices()?.devices[device].pooled;
@@ -270,7 +270,7 @@ pub(crate) fn pooled(device: usize, resets: bool) -> Result<Level, Status> {
     Ok(*level)
 }
 
-/// What an address points to.
+/// Kind of memory at `at`.
 pub(crate) fn place(at: usize) -> Place {
     let mut memory = lock();
     match memory.devices() {
@@ -279,7 +279,7 @@ pub(crate) fn place(at: usize) -> Place {
     }
 }
 
-/// Pinned memory of the host, in whole pages.
+/// Allocates pinned host memory, in whole pages.
 pub(crate) fn allocate_pinned(bytes: usize) -> Result<usize, Status> {
     if bytes == 0 {
         return Ok(0);
@@ -290,7 +290,7 @@ pub(crate) fn allocate_pinned(bytes: usize) -> Result<usize, Status> {
     Ok(at)
 }
 
-/// Gives pinned memory back; null is no error.
+/// Frees pinned memory; null is no error.
 pub(crate) fn free_pinned(at: usize) -> Result<(), Status> {
     if at == 0 {
         return Ok(());
@@ -302,11 +302,11 @@ pub(crate) fn free_pinned(at: usize) -> Result<(), Status> {
         _ => return Err(INVALID_VALUE),
     }
     let bytes = memory.pinned.remove(&at).expect("it was there").bytes;
-    // SAFETY: the range was mapped by `allocate_pinned`; the program does not use what it has freed.
+    // SAFETY: `allocate_pinned` mapped the range; CUDA forbids programs to use freed memory.
     unsafe { munmap(at as *mut c_void, bytes.next_multiple_of(PAGE)) }.map_err(|_| INVALID_VALUE)
 }
 
-/// Pins memory that the program has.
+/// Pins host memory that the program has allocated.
 pub(crate) fn register(at: usize, bytes: usize) -> Result<(), Status> {
     if at == 0 || bytes == 0 {
         return Err(INVALID_VALUE);
@@ -339,7 +339,8 @@ pub(crate) fn copy(to: usize, from: usize, bytes: usize) -> Result<(), Status> {
     }
     let _moves = MOVES.read().unwrap_or_else(PoisonError::into_inner);
     let (target, source) = (check(to, bytes)?, check(from, bytes)?);
-    // SAFETY: memory of devices is mapped, as was checked; for the host's the caller of the library answers, as for `memcpy`.
+    // SAFETY: `check` found device memory to be mapped; the program that calls CUDA guarantees that host memory is
+    // valid, as for `memcpy`.
     unsafe {
         if to.abs_diff(from) < bytes {
             std::ptr::copy(from as *const u8, to as *mut u8, bytes);
@@ -359,17 +360,19 @@ pub(crate) fn set(at: usize, value: &[u8], count: usize) -> Result<(), Status> {
     let _moves = MOVES.read().unwrap_or_else(PoisonError::into_inner);
     let owner = check(at, bytes)?;
     if value.iter().all(|byte| *byte == 0) {
-        // SAFETY: the range is mapped, as was checked, or the host's, for which the caller of the library answers.
+        // SAFETY: `check` found device memory to be mapped; the program that calls CUDA guarantees that host memory is
+        // valid.
         unsafe { sparse::clear(at, owner, bytes) };
         return Ok(());
     }
-    // SAFETY: the range is mapped, as was checked, or the host's, for which the caller of the library answers.
+    // SAFETY: `check` found device memory to be mapped; the program that calls CUDA guarantees that host memory is
+    // valid.
     let target = unsafe { std::slice::from_raw_parts_mut(at as *mut u8, bytes) };
     target.chunks_exact_mut(value.len()).for_each(|chunk| chunk.copy_from_slice(value));
     Ok(())
 }
 
-/// Whose memory it is. That of a device must be there; of the host's nothing is known.
+/// Owner of a range. Device memory must be mapped; host memory is not checked.
 fn check(at: usize, length: usize) -> Result<Owner, Status> {
     let mut memory = lock();
     let Ok(memory) = memory.devices() else { return Ok(Owner::Program) };
@@ -380,7 +383,7 @@ fn check(at: usize, length: usize) -> Result<Owner, Status> {
             Place::Device { start, bytes, .. } => {
                 let end = start + bytes;
                 match memory.shared_at(next) {
-                    // In one file, or it is not looked at more closely.
+                    // A range that spans several files is treated as the program's memory.
                     Some((file, last)) if next == at && at + length <= last => return Ok(Owner::Shared(file)),
                     Some(_) => owner = Owner::Program,
                     None => {}
@@ -444,7 +447,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Where, and how many bytes in fact.
+    /// Allocates whole granules: address and allocated bytes.
     fn take(&mut self, bytes: usize) -> Result<(usize, usize), Status> {
         let bytes = bytes.checked_next_multiple_of(GRANULE).ok_or(OUT_OF_MEMORY)?;
         self.charge(bytes)?;
@@ -479,7 +482,7 @@ impl Pool {
         }
     }
 
-    /// Addresses without memory.
+    /// Reserves addresses without memory.
     fn reserve(&mut self, bytes: usize, align: usize) -> Result<usize, Status> {
         if !self.is_mapped {
             reserve_window(self.window, self.length)?;
@@ -489,7 +492,7 @@ impl Pool {
     }
 }
 
-/// What there is, made when it is asked for first: after the fork.
+/// The locked state, created on first use: after the fork.
 struct Guard(MutexGuard<'static, Option<Memory>>);
 
 fn lock() -> Guard {
@@ -523,7 +526,7 @@ impl Guard {
 }
 
 fn reserve_window(window: usize, length: usize) -> Result<(), Status> {
-    // SAFETY: nothing is there yet: the flag refuses it.
+    // SAFETY: `FIXED_NOREPLACE` fails if anything is mapped in the range.
     let mapped = unsafe {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED_NOREPLACE;
         mmap_anonymous(window as *mut c_void, length, ProtFlags::empty(), flags)
@@ -537,22 +540,22 @@ fn reserve_window(window: usize, length: usize) -> Result<(), Status> {
     }
 }
 
-/// Zero pages, for reading and writing.
+/// Maps zero pages for reading and writing.
 fn provide(at: usize, bytes: usize) -> Result<(), Status> {
-    // SAFETY: the range is in a window and was not in use.
+    // SAFETY: the range is in a device's window and was not in use.
     unsafe {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         mmap_anonymous(at as *mut c_void, bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
             .map_err(|_| OUT_OF_MEMORY)?;
-        // A byte that is written is to cost a page of 4 KiB, not one of 2 MiB; where there are none of these, that is an error.
+        // A written byte should cost a 4-KiB page, not a 2-MiB page. Kernels without huge pages return an error.
         let _ = madvise(at as *mut c_void, bytes, Advice::LinuxNoHugepage);
     }
     Ok(())
 }
 
-/// The reverse: the pages go back to the host, the addresses stay taken.
+/// Unmaps a range: its pages go back to the host, its addresses stay reserved.
 fn withdraw(at: usize, bytes: usize) {
-    // SAFETY: the range is in a window; the program does not use what it has freed.
+    // SAFETY: the range is in a device's window; CUDA forbids programs to use freed memory.
     let withdrawn = unsafe {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         mmap_anonymous(at as *mut c_void, bytes, ProtFlags::empty(), flags)
@@ -561,7 +564,7 @@ fn withdraw(at: usize, bytes: usize) {
 }
 
 fn map_anywhere(bytes: usize) -> Result<usize, Status> {
-    // SAFETY: a new mapping, anywhere.
+    // SAFETY: the kernel chooses the address of a new mapping, so no other mapping changes.
     let at = unsafe {
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         mmap_anonymous(std::ptr::null_mut(), bytes, ProtFlags::READ | ProtFlags::WRITE, flags)
@@ -576,12 +579,12 @@ mod tests {
 
     const MIB: usize = 1 << 20;
 
-    /// A window apart from those of the devices.
+    /// A window outside of the devices' windows.
     fn pool(at: usize, bytes: u64) -> Pool {
         Pool::new(BASE + SPAN + (at << 32), 1 << 30, bytes)
     }
 
-    /// 3 MiB take two granules of 2 MiB; three small allocations share one; what is left of 8 MiB is 2 MiB.
+    /// 3 MiB occupy two granules of 2 MiB; three small allocations share one; 2 MiB of 8 MiB remain.
     #[test]
     fn memory_is_counted_in_granules() {
         let mut pool = pool(0, 8 << 20);
@@ -597,7 +600,7 @@ mod tests {
         assert_eq!(pool.take(8 * MIB).map(|taken| taken.1), Ok(8 * MIB));
     }
 
-    /// Of 4 MiB that are lent, a third granule is refused once; what fits in between has it refused again.
+    /// With 4 MiB and lending, a third granule is refused once; after a request that fits, it is refused again.
     #[test]
     fn what_is_lent_is_refused_once() {
         let mut pool = pool(1, 4 << 20);
@@ -617,7 +620,7 @@ mod tests {
         let at = allocate(1, 2 * MIB).unwrap();
         set(at, &[7], 2 * MIB).unwrap();
         let there = |at: usize| {
-            // SAFETY: it is allocated.
+            // SAFETY: the test has allocated the address.
             unsafe { *((at + 5) as *const u8) }
         };
         assert_eq!(there(at), 7);
@@ -634,12 +637,13 @@ mod tests {
     /// Pages of a range that are in memory.
     fn resident(at: usize, bytes: usize) -> usize {
         let mut table = vec![0u8; bytes / PAGE];
-        // SAFETY: the range is mapped and starts with a page; the table has a byte for each.
+        // SAFETY: the range is mapped and page-aligned; the table has one byte per page.
         assert_eq!(unsafe { libc::mincore(at as *mut c_void, bytes, table.as_mut_ptr()) }, 0);
         table.iter().filter(|page| **page & 1 == 1).count()
     }
 
-    /// Of 4 MiB, 3 bytes in 3 pages are written. Where they are copied to was full, at other places within pages; or empty, at the same.
+    /// 3 bytes in 3 pages of 4 MiB are written. One copy's target was full, at other offsets within its pages; the
+    /// other's was empty, at the same offsets.
     #[test]
     fn what_was_never_written_takes_no_memory_when_it_is_copied() {
         attach();
@@ -650,7 +654,7 @@ mod tests {
         set(full, &[7], 4 * MIB).unwrap();
         assert_eq!(resident(full, 4 * MIB), 4 * MIB / PAGE);
         copy(full + 16, from, 4 * MIB - 16).unwrap();
-        // SAFETY: it is allocated.
+        // SAFETY: the test has allocated these 4 MiB.
         let bytes = unsafe { std::slice::from_raw_parts(full as *const u8, 4 * MIB) };
         let found: Vec<(usize, u8)> = bytes.iter().copied().enumerate().filter(|(_, byte)| *byte != 0).collect();
         let moved = written.map(|(at, value)| (at + 16, value));
@@ -661,7 +665,7 @@ mod tests {
         [from, full, empty].into_iter().for_each(|at| free(at).unwrap());
     }
 
-    /// What the program owns is written to where it is not zero already, and nowhere else.
+    /// Zeros of a device overwrite the program's bytes that are not zero, and no others.
     #[test]
     fn zeros_of_a_device_replace_what_the_host_had() {
         attach();
@@ -675,7 +679,7 @@ mod tests {
         free(device).unwrap();
     }
 
-    /// An expandable segment: 4 granules of addresses, of which two are mapped.
+    /// An expandable segment: 4 granules of addresses, two of them mapped.
     #[test]
     fn mapped_memory_is_counted_and_reserved_addresses_are_not() {
         attach();

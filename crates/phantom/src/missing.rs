@@ -1,9 +1,10 @@
-//! Owns the functions of NVIDIA's libraries that have no code of their own: each names itself once and returns its library's error, or zero
-//! where it returns a pointer or a size. `build.rs` writes them, from the tables in `symbols/`.
+//! Owns the functions of NVIDIA's libraries without code of their own: each reports its name once and returns its
+//! library's error, or zero if its result is a pointer or a size. `build.rs` generates them from the tables in
+//! `symbols/`.
 
 use crate::unimplemented::report;
 
-/// Functions of one library, each with what it returns. A caller reads as much of it as its prototype says.
+/// Functions of one library, each with its result. Callers read as many bytes of the result as its prototype declares.
 macro_rules! missing {
     ($library:literal; $($name:ident $result:literal,)*) => {
         $(

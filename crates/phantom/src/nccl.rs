@@ -1,7 +1,7 @@
 //! Owns NCCL: communicators, and collectives and messages on streams. `nccl.h` of NCCL 2.30 has the prototypes.
 //!
-//! The engine carries them out in virtual time. Their data moves where the program's values are kept: a tensor's input is taken when the call is
-//! made, and its output is there when somebody looks at what the stream has done ([`crate::arrivals`]).
+//! The engine carries the operations out in virtual time. With values, an operation reads its input when the call is
+//! made, and its output is written before the program reads results of the stream ([`crate::arrivals`]).
 
 mod buffers;
 mod configuration;
@@ -33,16 +33,16 @@ const INVALID_ARGUMENT: Status = 4;
 const INVALID_USAGE: Status = 5;
 const REMOTE_ERROR: Status = 6;
 
-/// NCCL 2.30.7, of the package that the table of names was made from.
+/// NCCL 2.30.7, the version of the package from which the name table was made.
 const VERSION: c_int = 23_007;
 
-/// A device had no memory for a communicator's buffers.
+/// Whether an allocation of communicator buffers has failed.
 static LACKS_MEMORY: AtomicBool = AtomicBool::new(false);
 
-/// `NCCL_SPLIT_NOCOLOR`: the rank is in none of the new communicators.
+/// `NCCL_SPLIT_NOCOLOR`: the rank joins none of the new communicators.
 const NO_COLOR: c_int = -1;
 
-/// `NCCL_SHRINK_ABORT`: what is outstanding in the parent ends first.
+/// `NCCL_SHRINK_ABORT`: outstanding operations of the parent are aborted first.
 const SHRINK_ABORT: c_int = 1;
 
 /// `ncclUniqueId`.
@@ -50,7 +50,7 @@ const SHRINK_ABORT: c_int = 1;
 #[derive(Clone, Copy)]
 struct UniqueId([u8; 128]);
 
-/// Where some ranks do not run: whom the communicator consists of that is split off next, as ranks of the world, and which ranks run.
+/// In a folded run: the members of the next split communicator, as ranks of the world, and the ranks that run.
 struct Expected {
     ranks: Vec<u32>,
     running: Vec<u32>,
@@ -61,8 +61,9 @@ thread_local! {
 }
 
 exports! {
-    /// This thread splits off communicators of these ranks from here on, of whose parents only ranks among `running` run; without any: as NCCL
-    /// does, who is in it shows when all have said so. `python/uniference/rank/rehearsal.py` knows what the program has said.
+    /// Sets the ranks of the communicators that this thread splits off from now on, and the ranks that run among their
+    /// parents' members. With null, NCCL's rule applies: the members are known when all ranks have called the split.
+    /// `python/uniference/rank/rehearsal.py` knows the program's groups.
     fn uniference_phantom_expect(ranks: Items<u32>, count: usize, running: Items<u32>, running_count: usize) {
         let expected = Expected { ranks: ranks.read(count).to_vec(), running: running.read(running_count).to_vec() };
         EXPECTED.set((!ranks.is_null()).then(|| Rc::new(expected)));
@@ -73,18 +74,18 @@ fn expected() -> Option<Rc<Expected>> {
     EXPECTED.with_borrow(Clone::clone)
 }
 
-/// What `ncclComm_t` points to.
+/// The object that `ncclComm_t` points to.
 pub(crate) struct Communicator {
-    /// What its members know it by.
+    /// Name by which the members find each other.
     name: String,
-    /// In its order.
+    /// Members in the communicator's order.
     members: Vec<Member>,
     me: usize,
     group: u32,
     device: usize,
-    /// How often it was split or shrunk.
+    /// Number of times that it was split or shrunk.
     splits: Cell<u32>,
-    /// Factors of reductions that the program has made, by their number less [`MADE`].
+    /// Factors of the reductions that the program created, by their number minus [`MADE`].
     factors: RefCell<Vec<f64>>,
     buffers: Buffers,
     configuration: Configuration,
@@ -92,19 +93,19 @@ pub(crate) struct Communicator {
 
 #[derive(Clone, Copy)]
 struct Member {
-    /// Of the world.
+    /// Rank in the world.
     rank: u32,
     host: [u8; 4],
 }
 
-/// The first number of a reduction that the program makes: `ncclNumOps`.
+/// Number of the first reduction that a program creates: `ncclNumOps`.
 const MADE: c_int = 5;
 
-/// A communicator as it comes with a call.
+/// A communicator argument; `None`: a null pointer.
 type Of<'a> = Option<&'a Communicator>;
 
 thread_local! {
-    /// How deep the thread is in groups of calls, and the calls of the outermost.
+    /// The thread's nesting depth of NCCL groups, and the calls of the outermost group.
     static GROUP: RefCell<(u32, Vec<Pending>)> = const { RefCell::new((0, Vec::new())) };
 }
 
@@ -134,7 +135,7 @@ exports! {
         if ids.is_null() || count < 1 {
             return INVALID_ARGUMENT;
         }
-        // SAFETY: the caller says how many there are.
+        // SAFETY: NCCL requires that the program passes `count` identifiers.
         let ids = unsafe { std::slice::from_raw_parts(ids, count as usize) };
         meet(to, &name_of(ids), size, rank, read(config))
     }
@@ -145,7 +146,7 @@ exports! {
     fn ncclCommFinalize(_communicator: Of) -> Status { SUCCESS }
     fn ncclCommDestroy(communicator: *mut Communicator) -> Status { Communicator::close(communicator) }
     fn ncclCommAbort(communicator: *mut Communicator) -> Status {
-        // SAFETY: it comes from `join`, or is null.
+        // SAFETY: the program passes null or a communicator from `join`.
         if let Some(communicator) = unsafe { communicator.as_ref() } {
             arrivals::abort(communicator.group);
         }
@@ -177,7 +178,7 @@ exports! {
     fn ncclCommUserRank(communicator: Of, rank: Out<c_int>) -> Status {
         communicator.map_or(INVALID_ARGUMENT, |known| wrote(rank.put(known.me as c_int)))
     }
-    /// Registered buffers need no handle here; `ncclCommDeregister` takes what this gives.
+    /// Registered buffers need no handle; `ncclCommDeregister` accepts the null handle.
     fn ncclCommRegister(communicator: Of, _buffer: *const c_void, _size: usize, handle: Out<*const c_void>) -> Status {
         if communicator.is_none() {
             return INVALID_ARGUMENT;
@@ -189,10 +190,11 @@ exports! {
     fn ncclRedOpCreatePreMulSum(op: Out<c_int>, scalar: *const c_void, dtype: c_int, residence: c_int, communicator: Of) -> Status {
         let Some(communicator) = communicator else { return INVALID_ARGUMENT };
         if residence == 0 {
-            // `ncclScalarDevice`: what lies there is read when the reduction runs.
+            // `ncclScalarDevice`: NCCL reads the factor when the reduction runs.
             warn("NCCL: factors of reductions are read when they are made, also from memory of the GPU");
         }
-        // SAFETY: the caller passes an element of this type; memory of simulated devices lies in the process.
+        // SAFETY: NCCL requires that `scalar` points to an element of this type; memory of simulated devices is mapped
+        // in this process.
         let Some(factor) = (unsafe { element(scalar, dtype) }) else { return INVALID_ARGUMENT };
         let mut factors = communicator.factors.borrow_mut();
         factors.push(factor);
@@ -247,7 +249,7 @@ exports! {
     }
 }
 
-/// A call as it was made.
+/// Arguments of a call.
 struct Asked {
     operation: Operation,
     from: usize,
@@ -256,7 +258,7 @@ struct Asked {
     dtype: c_int,
     op: Option<c_int>,
     peer: Option<c_int>,
-    /// How many times `count` elements are sent and received; 0: once for each member.
+    /// Multiples of `count` elements that are sent and received; 0: `count` elements per member.
     parts: [usize; 2],
 }
 
@@ -283,8 +285,8 @@ impl Asked {
         };
         let (reduction, factor) = match self.op {
             None => (0, None),
-            // Sum, product, maximum, minimum; the average is a sum that is divided, but of floats each is divided first (NCCL,
-            // `hostToDevRedOp`).
+            // Sum, product, maximum, minimum. An average is a sum that is divided afterwards; for floats, each input is
+            // divided first (NCCL, `hostToDevRedOp`).
             Some(op @ 0..=3) => (op, None),
             Some(4) if is_float(self.dtype) => (0, Some(1.0 / members as f64)),
             Some(4) => (0, None),
@@ -358,7 +360,7 @@ impl Communicator {
         let mut mine = color.to_le_bytes().to_vec();
         mine.extend(key.to_le_bytes());
         let expected = expected();
-        // Instead of members that do not run it asks for what is there.
+        // For members that do not run, the exchange returns this member's own values.
         let asked = |member: usize| match &expected {
             Some(expected) if !expected.running.contains(&self.members[member].rank) => self.me,
             _ => member,
@@ -383,7 +385,8 @@ impl Communicator {
         join(to, link, format!("{name}/{color}"), members, me, self.inherited(config))
     }
 
-    /// All members but the excluded ones call this, so nobody need be asked who they are.
+    /// Creates a communicator of all members except the excluded ones. These members all call this function, so no
+    /// exchange is needed.
     fn shrink(&self, excluded: &[c_int], to: Out<*mut Communicator>, config: *const c_void) -> Status {
         let Some(link) = communication() else { return INVALID_USAGE };
         let is_member = |number: &c_int| usize::try_from(*number).is_ok_and(|number| number < self.members.len());
@@ -404,7 +407,8 @@ impl Communicator {
         if config.is_null() { self.configuration.clone() } else { read(config) }
     }
 
-    /// Makes the connections that a call needs, of which some are messages between members. `peer` is the root, or the other side of a message.
+    /// Allocates buffers of the connections that a call needs; some operations are messages between members. `peer` is
+    /// the root, or the other side of a message.
     fn connect(&self, operation: Operation, peer: Option<usize>) -> Result<(), crate::errors::Status> {
         let on_host = |member: &usize| *member != self.me && self.members[*member].host == self.members[self.me].host;
         let others = || (0..self.members.len()).filter(on_host);
@@ -427,13 +431,13 @@ impl Communicator {
         if communicator.is_null() {
             return INVALID_ARGUMENT;
         }
-        // SAFETY: it comes from `join`, and the program does not use it any more.
+        // SAFETY: the pointer comes from `join`, and NCCL forbids programs to use a destroyed communicator.
         drop(unsafe { Box::from_raw(communicator) });
         SUCCESS
     }
 }
 
-/// The members of a new communicator tell each other which ranks of the world they are.
+/// Exchanges the members' ranks in the world, for a new communicator.
 fn meet(to: Out<*mut Communicator>, name: &str, size: c_int, rank: c_int, configuration: Configuration) -> Status {
     let Some(link) = communication() else { return INVALID_USAGE };
     if size < 1 || !(0..size).contains(&rank) {
@@ -483,7 +487,7 @@ fn join(
     wrote(to.put(Box::into_raw(Box::new(communicator))))
 }
 
-/// What each of these members says, through the ranks' key-value store.
+/// Publishes this member's value and returns the values of `members`, by the ranks' key-value store.
 fn exchange(
     link: &Communication,
     name: &str,
@@ -493,12 +497,12 @@ fn exchange(
 ) -> Vec<Vec<u8>> {
     let key = |member: usize| format!("uniference/nccl/{name}/{member}");
     let own = key(me);
-    // SAFETY: key and value are there during the call.
+    // SAFETY: key and value outlive the call.
     unsafe { (link.publish)(own.as_ptr(), own.len(), mine.as_ptr(), mine.len()) };
     members
         .map(|member| {
             let (key, mut value) = (key(member), vec![0; mine.len()]);
-            // SAFETY: the same; the value has as much room as is said.
+            // SAFETY: key and value outlive the call; `value` has the passed length.
             unsafe { (link.look_up)(key.as_ptr(), key.len(), value.as_mut_ptr(), value.len()) };
             value
         })
@@ -508,19 +512,19 @@ fn exchange(
 fn name_of(ids: &[UniqueId]) -> String {
     static KNOWN: Mutex<BTreeMap<Vec<u8>, u32>> = Mutex::new(BTreeMap::new());
     let bytes: Vec<u8> = ids.iter().flat_map(|id| id.0[8..20].iter().copied()).collect();
-    // An identifier may be used again, once its communicator is gone.
+    // An identifier can be reused once its communicator is destroyed.
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
     let again = known.entry(bytes.clone()).and_modify(|count| *count += 1).or_insert(0);
     let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{digits}.{again}")
 }
 
-/// Of a `ncclDataType_t`.
+/// Whether an `ncclDataType_t` is a floating-point type.
 fn is_float(dtype: c_int) -> bool {
     dtype >= 6
 }
 
-/// Bytes of an element of a `ncclDataType_t`.
+/// Bytes per element of an `ncclDataType_t`.
 fn size_of(dtype: c_int) -> Option<usize> {
     Some(match dtype {
         0 | 1 | 10 | 11 => 1,
@@ -532,7 +536,7 @@ fn size_of(dtype: c_int) -> Option<usize> {
 }
 
 /// # Safety
-/// The pointer is to an element of the type.
+/// `at` must point to an element of the type.
 unsafe fn element(at: *const c_void, dtype: c_int) -> Option<f64> {
     let narrow = |bits: u16, exponent: u32| {
         let (fraction, sign) = (15 - exponent, if bits >> 15 == 0 { 1.0 } else { -1.0 });
@@ -541,7 +545,7 @@ unsafe fn element(at: *const c_void, dtype: c_int) -> Option<f64> {
         let bias = (1 << (exponent - 1)) - 1;
         sign * if field == 0 { mantissa * 2_f64.powi(1 - bias) } else { (1.0 + mantissa) * 2_f64.powi(field - bias) }
     };
-    // SAFETY: the caller's.
+    // SAFETY: `ncclRedOpCreatePreMulSum` passes a pointer to an element of this type.
     unsafe {
         Some(match dtype {
             6 => narrow(at.cast::<u16>().read_unaligned(), 5),
@@ -557,7 +561,7 @@ fn wrote(done: bool) -> Status {
     if done { SUCCESS } else { INVALID_ARGUMENT }
 }
 
-/// In NCCL's words.
+/// NCCL's text of a status.
 fn describe(status: Status) -> &'static CStr {
     match status {
         0 => c"no error",

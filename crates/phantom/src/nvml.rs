@@ -1,6 +1,7 @@
-//! Owns the functions of the management library (libnvidia-ml): PyTorch counts devices with it, and others ask for memory and topology.
+//! Owns the functions of the management library (libnvidia-ml): PyTorch counts devices with it, other programs query
+//! memory and topology.
 //!
-//! Before devices are attached it counts what the variable [`DEVICES`] says, and knows nothing else of them.
+//! Before devices are attached, the variable [`DEVICES`] states their number, and nothing else is known of them.
 
 use crate::attach::attached;
 use crate::device::{self, bus_id, uuid};
@@ -43,7 +44,7 @@ struct MemoryWithReserved {
     used: c_ulonglong,
 }
 
-/// `nvmlGpuFabricInfo_v1_t`, with which later versions begin.
+/// `nvmlGpuFabricInfo_v1_t`, a prefix of later versions.
 #[repr(C)]
 struct Fabric {
     version: c_uint,
@@ -67,7 +68,7 @@ fn ordinal(handle: Handle) -> Result<usize, Status> {
     if ordinal < count() { Ok(ordinal) } else { Err(INVALID_ARGUMENT) }
 }
 
-/// What is known of a device, once devices are attached.
+/// Ordinal and properties of a device, once devices are attached.
 fn known(handle: Handle) -> Result<(usize, &'static Device), Status> {
     let ordinal = ordinal(handle)?;
     attached().map(|attached| (ordinal, &attached.devices[ordinal])).ok_or(NOT_SUPPORTED)
@@ -78,7 +79,7 @@ fn give<T>(place: Out<T>, value: T) -> Result<(), Status> {
 }
 
 fn write(place: Items<c_char>, text: &str, room: c_uint) -> Result<(), Status> {
-    // 7: it does not fit.
+    // 7: the buffer is too small.
     if text.len() >= room as usize {
         Err(7)
     } else {
@@ -91,7 +92,6 @@ fn name(device: &Device) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// As NVML writes identifiers.
 /// Total, free and used bytes.
 fn bytes(of: Handle) -> Result<[c_ulonglong; 3], Status> {
     let (number, device) = known(of)?;
@@ -109,12 +109,12 @@ fn text<const N: usize>(value: &str) -> [c_char; N] {
 fn pci(of: Handle) -> Result<Pci, Status> {
     let device = known(of)?.1;
     let [domain, bus, slot] = device.pci;
-    // With a domain of eight digits, as `nvmlDeviceGetPciInfo_v3` writes it.
+    // The domain has eight digits, as `nvmlDeviceGetPciInfo_v3` writes it.
     let long = format!("{domain:08X}:{bus:02X}:{slot:02X}.0");
     Ok(Pci { legacy: text(&bus_id(device)), domain, bus, device: slot, id: 0, subsystem: 0, text: text(&long) })
 }
 
-/// Declares functions: what is in the braces is a `Result<(), Status>`.
+/// Declares NVML functions: the body returns `Result<(), Status>`.
 macro_rules! nvml {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
@@ -136,7 +136,7 @@ struct ConfComputeState {
     tools: c_uint,
 }
 
-/// `nvmlSystemConfComputeSettings_v1_t`: the same.
+/// `nvmlSystemConfComputeSettings_v1_t`: no confidential computing.
 #[repr(C)]
 struct ConfComputeSettings {
     /// Version of the structure, which the caller sets.
@@ -188,13 +188,13 @@ nvml! {
     fn nvmlDeviceGetP2PStatus(one: Handle, other: Handle, _kind: c_int, status: Out<c_int>) {
         let (one, other) = (known(one)?.0, known(other)?.0);
         let reaches = one != other && attached().is_some_and(|attached| attached.reaches(one, other));
-        // 0: yes; 4: the topology does not let them.
+        // 0: supported; 4: not supported by the topology.
         give(status, if reaches { 0 } else { 4 })
     }
     fn nvmlDeviceGetGpuFabricInfoV(of: Handle, fabric: Option<&mut Fabric>) {
         known(of)?;
         let fabric = fabric.ok_or(INVALID_ARGUMENT)?;
-        // State 0: memory cannot be shared by way of the fabric's manager.
+        // State 0: memory cannot be shared through the fabric manager.
         (fabric.cluster, fabric.status, fabric.clique, fabric.state) = ([0; 16], 0, 0, 0);
         Ok(())
     }
@@ -206,7 +206,7 @@ nvml! {
     fn nvmlSystemGetNVMLVersion(place: Items<c_char>, room: c_uint) { write(place, "13.595.45.04", room) }
 }
 
-/// A version of the driver that comes with CUDA 13.2 (CUDA Toolkit release notes, "CUDA Driver").
+/// Driver version that comes with CUDA 13.2 (CUDA Toolkit release notes, "CUDA Driver").
 const DRIVER: &str = "595.45.04";
 
 fn by_index(index: c_uint, place: Out<Handle>) -> Result<(), Status> {

@@ -1,5 +1,5 @@
-//! Owns the few functions of cuFile and NVSHMEM that do not fail as the rest of these libraries does: versions, and counts where an error's number would
-//! look like an answer.
+//! Owns the few functions of cuFile and NVSHMEM that do not fail as others of these libraries do: versions, and counts
+//! whose error number would look like a result.
 
 #![allow(non_upper_case_globals, reason = "NVIDIA's name of a variable")]
 
@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicI32;
 const PLATFORM_NOT_SUPPORTED: isize = 5002;
 
 exports! {
-    /// Bytes, or an error below zero.
+    /// Returns a number of bytes, or a negative error.
     fn cuFileRead(_file: *mut c_void, _buffer: *mut c_void, _size: usize, _offset: i64, _buffer_offset: i64) -> isize {
         report("libcufile", "cuFileRead");
         -PLATFORM_NOT_SUPPORTED
@@ -25,20 +25,20 @@ exports! {
 
     /// `NVSHMEM_STATUS_NOT_INITIALIZED`
     fn nvshmemid_init_status() -> c_int { 0 }
-    /// There is no processing element, no team and no context.
+    /// NVSHMEM is not initialised, so it has no processing element, team or context.
     fn nvshmem_my_pe() -> c_int { no_element("nvshmem_my_pe") }
     fn nvshmem_n_pes() -> c_int { no_element("nvshmem_n_pes") }
     fn nvshmem_team_my_pe(_team: c_int) -> c_int { no_element("nvshmem_team_my_pe") }
     fn nvshmem_team_n_pes(_team: c_int) -> c_int { no_element("nvshmem_team_n_pes") }
     fn nvshmem_team_translate_pe(_team: c_int, _element: c_int, _to: c_int) -> c_int { no_element("nvshmem_team_translate_pe") }
-    /// NVSHMEM's specification, as of the package that the table of names was made from.
+    /// Version of NVSHMEM's specification, from the package from which the name table was made.
     fn nvshmem_info_get_version(major: Out<c_int>, minor: Out<c_int>) {
         major.put(1);
         minor.put(3);
     }
 }
 
-/// Which transport the device uses, for code that looks at it: none.
+/// NVSHMEM's transport of the device: none.
 #[unsafe(no_mangle)]
 static nvshmem_selected_device_transport: AtomicI32 = AtomicI32::new(0);
 

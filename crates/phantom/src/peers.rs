@@ -1,9 +1,10 @@
-//! Owns kernels that communicate by themselves, through memory of other GPUs that their process has opened: which those are, by name, and the calls
-//! that their launches are. The engine carries them out as it does NCCL's.
+//! Owns kernels that communicate by themselves, through memory of other GPUs that their process has mapped: recognises
+//! them by name and turns their launches into calls. The engine carries these calls out like NCCL operations.
 //!
-//! They are the kernels of vLLM's and SGLang's custom all-reduce, and those of PyTorch's symmetric memory. Source of what their arguments are:
-//! vllm-project/vllm, `csrc/custom_all_reduce.cuh`; pytorch/pytorch, `torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu` and
-//! `CUDASymmetricMemory.cu`; and the names of the kernels, which have the types.
+//! They are the custom all-reduce kernels of vLLM and SGLang, and PyTorch's symmetric memory kernels. Sources of their
+//! arguments: vllm-project/vllm, `csrc/custom_all_reduce.cuh`; pytorch/pytorch,
+//! `torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu` and `CUDASymmetricMemory.cu`; and the names of the
+//! kernels, which contain the types.
 
 use crate::attach::communication;
 use crate::calls::{
@@ -22,7 +23,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use uniference_abi::calls::{Call, Memory, Operation};
 use uniference_abi::gpus::Communication;
 
-/// Bytes that a thread of these kernels moves at once.
+/// Bytes that one thread of these kernels moves at once.
 const PACK: u64 = 16;
 
 /// `ncclUint32`, `ncclFloat16`, `ncclFloat32`, `ncclBfloat16`.
@@ -31,62 +32,64 @@ const HALF: c_int = 6;
 const FLOAT: c_int = 7;
 const BFLOAT16: c_int = 9;
 
-/// What the members of a barrier have and get: what comes behind it waits for that.
+/// Input and output of a barrier, which is an all-reduce of one element: later work waits for the output.
 static NOTHING: [AtomicU32; 2] = [AtomicU32::new(0), AtomicU32::new(0)];
 
-/// What a kernel does, as its name says it.
+/// Operation and arguments of a kernel, by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Peers {
     operation: Operation,
-    /// As [`Call::kernel`] counts them.
+    /// Number of stages, as in [`Call::kernel`].
     shots: u32,
     /// `ncclDataType_t`.
     dtype: c_int,
     called: Called,
 }
 
-/// How a kernel is called.
+/// Parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Called {
-    /// `cross_device_reduce_1stage` and the like, with so many members: the addresses of all members' tensors, in memory of the GPU; a structure with
-    /// those of all members' flags; the own flags; where the result goes; the member's number; and how many times 16 bytes.
+    /// `cross_device_reduce_1stage` and similar kernels for this number of members: device address of the addresses of
+    /// all members' tensors; a structure with the addresses of all members' flags; this member's flags; output; this
+    /// member's number; number of 16-byte packs.
     Custom { members: usize },
-    /// `one_shot_all_reduce_kernel`: the addresses of all members' buffers; where the result goes; what is copied into the own buffer first, or null;
-    /// where in the buffers it lies, in elements; how many there are; the addresses of all members' flags; the member's number; how many there are.
+    /// `one_shot_all_reduce_kernel`: addresses of all members' buffers; output; source of a copy into this member's
+    /// buffer, or null; offset in the buffers, in elements; number of elements; addresses of all members' flags; this
+    /// member's number; number of members.
     OneShot,
-    /// `two_shot_all_reduce_kernel`: the same without the copy, and the size of the last dimension.
+    /// `two_shot_all_reduce_kernel`: as `OneShot` without the source, plus the size of the last dimension.
     TwoShot,
-    /// `two_shot_all_reduce_kernel_inplace`: the same without the result.
+    /// `two_shot_all_reduce_kernel_inplace`: as `OneShot` without output and source.
     InPlace,
-    /// `barrier_kernel`: the addresses of all members' flags; a channel; the member's number; how many there are.
+    /// `barrier_kernel`: addresses of all members' flags; channel; this member's number; number of members.
     Barrier,
-    /// It waits for flags, and nobody knows which.
+    /// A kernel that waits for flags, with unknown parameters.
     Unknown,
 }
 
-/// What a launch communicates.
+/// Arguments of a launch.
 struct Launch {
-    /// Of all members.
+    /// Addresses of all members' flags.
     flags: Vec<usize>,
     me: usize,
-    /// Where the input is: see [`Carrier::input`].
+    /// Location of the input's address: see [`Carrier::input`].
     input: Option<(usize, usize)>,
-    /// The same, where it is known.
+    /// Address of the input, if it is known.
     given: usize,
     output: usize,
-    /// Bytes that a member receives; of an all-gather from each other one.
+    /// Bytes that a member receives; for an all-gather, bytes from each other member.
     bytes: u64,
-    /// What comes first.
+    /// Copy into this member's buffer before the call.
     own: Option<Moved>,
 }
 
-/// Names an allocation for other processes, with the rank on whose GPU it is.
+/// Exports an allocation as an IPC handle, with the rank that owns its GPU.
 pub(crate) fn export(at: usize) -> Result<MemHandle, Status> {
     let rank = |device: usize| communication().map_or(u32::MAX, |link| (link.rank)(device::number(device) as u32));
     memory::export(at, rank)
 }
 
-/// A descriptor by which other processes can map memory that was created for it.
+/// Exports shareable memory as a descriptor for other processes.
 pub(crate) fn descriptor(handle: u64) -> Result<c_int, Status> {
     let device = memory::physical_device(handle)?;
     let rank = communication().map_or(u32::MAX, |link| (link.rank)(device::number(device) as u32));
@@ -94,12 +97,12 @@ pub(crate) fn descriptor(handle: u64) -> Result<c_int, Status> {
 }
 
 impl Peers {
-    /// Of a kernel's name as C++ mangles it. `None`: another kernel.
+    /// Recognises a kernel by its mangled C++ name; `None`: another kernel.
     pub(crate) fn of(name: &str) -> Option<Peers> {
         Peers::custom(name).or_else(|| Peers::symmetric(name))
     }
 
-    /// `_ZN4vllm26cross_device_reduce_1stageI13__nv_bfloat16Li2EEEv...`.
+    /// Recognises custom all-reduce kernels: `_ZN4vllm26cross_device_reduce_1stageI13__nv_bfloat16Li2EEEv...`.
     fn custom(name: &str) -> Option<Peers> {
         const KERNELS: [(&str, Operation, u32); 4] = [
             ("cross_device_reduce_1stageI", Operation::AllReduce, 1),
@@ -107,7 +110,7 @@ impl Peers {
             ("cross_device_reduce_scatterI", Operation::ReduceScatter, 1),
             ("cross_device_all_gatherI", Operation::AllGather, 1),
         ];
-        // An all-gather has no type, and moves bytes, of which we count two as an element.
+        // An all-gather moves bytes without a type; two bytes count as one element.
         const TYPES: [(&str, c_int); 4] = [("6__half", HALF), ("f", FLOAT), ("13__nv_bfloat16", BFLOAT16), ("", HALF)];
         let (operation, shots, rest) = KERNELS
             .iter()
@@ -115,14 +118,15 @@ impl Peers {
         let (dtype, rest) = typed(rest, &TYPES)?;
         let (members, rest) = rest.strip_prefix("Li")?.split_once("EEEv")?;
         rest.contains("RankSignals").then_some(())?;
-        // The structure of the flags has room for eight members, or more.
+        // The structure of flags has space for at least eight members.
         let members = members.parse().ok().filter(|members| (2..=8).contains(members))?;
         Some(Peers { operation, shots, dtype, called: Called::Custom { members } })
     }
 
-    /// `_ZN..._CUDASymmetricMemoryOps_cu_...26one_shot_all_reduce_kernelIN3c108BFloat16ELi16ELi2EEEvPPT_S4_S4_mmPPjmm`, and
-    /// `_ZN4c10d16symmetric_memory14barrier_kernelEPPjiiim`. The numbers of a reduction are of bytes, of members (or -1), and of the two-shot kernel whether
-    /// members keep their parts alone, and whether these are columns.
+    /// Recognises symmetric memory kernels:
+    /// `_ZN..._CUDASymmetricMemoryOps_cu_...26one_shot_all_reduce_kernelIN3c108BFloat16ELi16ELi2EEEvPPT_S4_S4_mmPPjmm`,
+    /// and `_ZN4c10d16symmetric_memory14barrier_kernelEPPjiiim`. The numbers of a reduction are bytes and members (or
+    /// -1); for the two-shot kernel also whether each member keeps only its part, and whether the parts are columns.
     fn symmetric(name: &str) -> Option<Peers> {
         const TYPES: [(&str, c_int); 2] = [("f", FLOAT), ("N3c108BFloat16E", BFLOAT16)];
         const KERNELS: [(&str, Called, u32); 3] = [
@@ -160,10 +164,10 @@ impl Peers {
         known.or_else(|| kernel.contains("_kernel").then_some(unknown))
     }
 
-    /// Has such a kernel start on a stream. `None`: it is not called as we know it, or there is nobody to communicate with.
+    /// Launches such a kernel on a stream; `None`: its arguments are not as expected, or the rank has no peers.
     ///
     /// # Safety
-    /// The arguments are those of the kernel.
+    /// `arguments` must be the kernel's arguments.
     pub(crate) unsafe fn launch(
         self,
         name: &Arc<Name>,
@@ -171,7 +175,7 @@ impl Peers {
         stream: Handle,
     ) -> Option<Result<(), Status>> {
         let link = communication()?;
-        // SAFETY: the caller's.
+        // SAFETY: `launch` requires that these are the kernel's arguments.
         let launch = (!arguments.is_null()).then(|| unsafe { self.read(arguments) }).flatten();
         let group = launch.as_ref().and_then(|launch| group(link, &launch.flags, launch.me));
         let (Some(Launch { flags, me, input, given, output, bytes, own }), Some(group)) = (launch, group) else {
@@ -199,20 +203,20 @@ impl Peers {
         }))
     }
 
-    /// What a launch says.
+    /// Reads the arguments of a launch; `None` if they are not as expected.
     ///
     /// # Safety
-    /// The arguments are those of the kernel.
+    /// `arguments` must be the kernel's arguments.
     unsafe fn read(self, arguments: *const *const c_void) -> Option<Launch> {
-        // SAFETY: the caller's; the types are those of [`Called`].
+        // SAFETY: `launch` passes the kernel's arguments, whose types are those of [`Called`].
         let address = |number: usize| unsafe { *(*arguments.add(number)).cast::<usize>() };
-        // SAFETY: the same.
+        // SAFETY: `launch` passes the kernel's arguments, whose types are those of [`Called`].
         let number = |place: usize| unsafe { *(*arguments.add(place)).cast::<c_int>() };
         let none = Launch { flags: Vec::new(), me: 0, input: None, given: 0, output: 0, bytes: 0, own: None };
         let launch = match self.called {
             Called::Custom { members } => {
                 let me = usize::try_from(number(4)).ok()?;
-                // SAFETY: the structure has room for as many.
+                // SAFETY: the structure has space for at least eight members, and `members` is at most eight.
                 let flags =
                     unsafe { std::slice::from_raw_parts((*arguments.add(1)).cast::<usize>(), members) }.to_vec();
                 let input = Some((address(0) + me * size_of::<usize>(), 0));
@@ -252,7 +256,7 @@ impl Peers {
         (launch.me < launch.flags.len()).then_some(launch)
     }
 
-    /// Bytes of an element.
+    /// Bytes per element.
     fn size(self) -> u64 {
         if matches!(self.dtype, FLOAT | UINT32) { 4 } else { 2 }
     }
@@ -273,19 +277,19 @@ impl Peers {
     }
 }
 
-/// The type that a name goes on with, and what follows.
+/// The type at the start of `name`, and the rest of the name.
 fn typed<'a>(name: &'a str, types: &[(&str, c_int)]) -> Option<(c_int, &'a str)> {
     types.iter().find_map(|(text, dtype)| Some((*dtype, name.strip_prefix(text)?)))
 }
 
-/// Addresses of all members, that are in memory of a device.
+/// Reads an address per member from device memory.
 fn addresses(at: usize, members: usize) -> Option<Vec<usize>> {
-    // More GPUs do not see each other's memory.
+    // No more GPUs can access each other's memory.
     (members <= 1024).then_some(())?;
     (0..members).map(|member| address_at(at + member * size_of::<usize>()).ok()).collect()
 }
 
-/// The group of the ranks whose flags these are, which is named when the first of their kernels starts.
+/// Group of the ranks that own these flags; it is created at the first launch.
 fn group(link: &Communication, flags: &[usize], me: usize) -> Option<u32> {
     static GROUPS: Mutex<BTreeMap<Vec<u32>, u32>> = Mutex::new(BTreeMap::new());
     let rank = |(member, at): (usize, &usize)| if member == me { Some(of_world(link)) } else { memory::rank_of(*at) };
@@ -294,7 +298,7 @@ fn group(link: &Communication, flags: &[usize], me: usize) -> Option<u32> {
     if let Some(group) = groups.get(&ranks) {
         return Some(*group);
     }
-    // SAFETY: the ranks are there during the call.
+    // SAFETY: `ranks` outlives the call.
     let group = unsafe { (link.group)(ranks.as_ptr(), ranks.len(), std::ptr::null()) };
     (group != Communication::REFUSED).then(|| *groups.entry(ranks).or_insert(group))
 }

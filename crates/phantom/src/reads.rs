@@ -1,26 +1,27 @@
-//! Owns what the host reads of devices inside of an operator: what its kernels should have written there is not there, as kernels compute nothing.
+//! Owns the check of reads from device memory by the host within an operator: the operator's kernels computed nothing,
+//! so the data is missing.
 
 use crate::errors::{NOT_SUPPORTED, Status};
 use crate::exports::exports;
 use std::cell::Cell;
 use std::ffi::c_int;
 
-/// Reads are what the program asks for.
+/// The program itself reads.
 const FREE: c_int = 0;
-/// Something was asked for that may not be read.
+/// A forbidden read was attempted.
 const ASKED: c_int = 2;
 
 thread_local! {
-    /// With any other number nothing may be read.
+    /// Any value other than `FREE` forbids reads.
     static READS: Cell<c_int> = const { Cell::new(FREE) };
 }
 
 exports! {
-    /// Whether this thread may read from devices: for `cpp/mirror.h`, which is told what was before.
+    /// Sets whether this thread may read from devices and returns the former value, for `cpp/mirror.h`.
     fn uniference_phantom_reads(now: c_int) -> c_int { READS.replace(now) }
 }
 
-/// What is read now is copied to the host.
+/// Checks a copy from a device to the host.
 pub(crate) fn check() -> Result<(), Status> {
     if READS.get() == FREE {
         return Ok(());

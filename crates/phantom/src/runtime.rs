@@ -1,5 +1,5 @@
-//! Owns the functions of the CUDA runtime (libcudart): what they take and return. What they do is done by [`crate::memory`], [`crate::streams`],
-//! [`crate::kernels`] and [`crate::device`].
+//! Owns the functions of the CUDA runtime (libcudart): parameters and results. [`crate::memory`], [`crate::streams`],
+//! [`crate::kernels`] and [`crate::device`] implement them.
 
 mod devices;
 mod graph;
@@ -16,7 +16,7 @@ thread_local! {
     static LAST: Cell<Status> = const { Cell::new(0) };
 }
 
-/// Declares functions of the runtime: what is in the braces is a `Result<(), Status>`, whose error is the thread's last one.
+/// Declares runtime functions: the body returns `Result<(), Status>`, whose error becomes the thread's last error.
 macro_rules! runtime {
     ($(fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {
         $(
@@ -34,7 +34,7 @@ macro_rules! runtime {
 }
 pub(crate) use runtime;
 
-/// Keeps an error for `cudaGetLastError`. That something has not ended yet is none.
+/// Keeps an error for `cudaGetLastError`, except `NOT_READY`.
 pub(crate) fn finish(result: Result<(), Status>) -> Status {
     let status = result.err().unwrap_or(0);
     if status != 0 && status != NOT_READY {

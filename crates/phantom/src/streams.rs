@@ -1,5 +1,6 @@
-//! Owns streams, events and graphs: which there are, what is launched on them, what of it is captured. How long it takes is the driver's
-//! business: all is written to the link, and bytes move at once, in the order of the calls, which every order of the streams allows.
+//! Owns CUDA streams, events and graphs: which exist, which work is launched on them, and which of it is captured.
+//! Durations are the driver's task: all work is written to the link. Bytes move at once, in the order of the calls,
+//! which is a valid order for any streams.
 
 mod capture;
 mod graphs;
@@ -27,39 +28,41 @@ use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use uniference_abi::entries::CopyKind;
 use uniference_abi::gpus::{Link, NOT_ELAPSED, Recorded};
 
-/// `cudaStream_t`, `CUstream`: 0 and 1 are the legacy default stream of the thread's device, 2 is the thread's own default stream there.
+/// `cudaStream_t`, `CUstream`: 0 and 1 are the legacy default stream of the thread's device, 2 is the per-thread
+/// default stream.
 pub(crate) type Handle = *mut c_void;
 
-/// Flag of a stream: it does not wait for the legacy default stream, nor that one for it.
+/// Stream flag: the stream and the legacy default stream do not wait for each other.
 pub(crate) const NON_BLOCKING: u32 = 1;
 
-/// Flag of an event: it takes no times.
+/// Event flag: the event has no timestamps.
 pub(crate) const NO_TIMING: u32 = 2;
 
-/// Least and greatest priority that streams have (`cudaDeviceGetStreamPriorityRange` on devices of compute capability 7 and later).
+/// Least and greatest priority of streams (`cudaDeviceGetStreamPriorityRange` on devices of compute capability 7 and
+/// later).
 pub(crate) const PRIORITIES: (c_int, c_int) = (0, -5);
 
 thread_local! {
-    /// The thread's own default streams, by device.
+    /// The per-thread default streams, by device.
     static PER_THREAD: RefCell<BTreeMap<usize, u32>> = const { RefCell::new(BTreeMap::new()) };
 }
 
 static STATE: Mutex<State> = Mutex::new(State::new());
 
 struct State {
-    /// By number; empty until the first one is asked for.
+    /// Streams by number; empty until the first use.
     streams: Vec<Stream>,
-    /// The legacy default streams, by device.
+    /// Numbers of the legacy default streams, by device.
     legacy: BTreeMap<usize, u32>,
-    /// By number; the first is none.
+    /// Events by number; number 0 is no event.
     events: Vec<Event>,
-    /// By number; the first is none.
+    /// Graphs by number; number 0 is no graph.
     graphs: Vec<graphs::Graph>,
     execs: Vec<graphs::Exec>,
     captures: u64,
-    /// How often something was launched on the legacy default stream, by device.
+    /// Number of launches on the legacy default stream, by device.
     epochs: BTreeMap<usize, u64>,
-    /// Of the libraries' kernels.
+    /// Names of library kernels that were launched.
     names: BTreeMap<Box<str>, Arc<Name>>,
 }
 
@@ -70,11 +73,11 @@ struct Stream {
     is_legacy: bool,
     exists: bool,
     capture: Option<capture::Capture>,
-    /// Something was launched that the legacy default stream has not waited for.
+    /// Has work that the legacy default stream has not waited for.
     is_dirty: bool,
-    /// The epoch of the legacy default stream that it has waited for.
+    /// Epoch of the legacy default stream that this stream has waited for.
     epoch: u64,
-    /// By which these two wait for each other.
+    /// Event by which this stream and the legacy default stream wait for each other.
     fence: Option<u32>,
 }
 
@@ -82,13 +85,13 @@ struct Event {
     device: usize,
     flags: u32,
     exists: bool,
-    /// How often it was recorded; what a graph captures counts where that is launched.
+    /// Number of records; a record that a graph captured counts when the graph is launched.
     records: u32,
-    /// Recorded last while a graph was captured: what happens before it there.
+    /// If it was last recorded during a capture: the graph and the nodes before it.
     captured: Option<(usize, Vec<usize>)>,
 }
 
-/// Which of a process's things a handle names: its upper bits.
+/// Kind of object that a handle names: the handle's upper bits.
 #[derive(Clone, Copy)]
 #[repr(usize)]
 enum Kind {
@@ -110,7 +113,7 @@ impl Kind {
     }
 }
 
-/// Has a kernel of a library start on a stream. `bytes` of its arguments if known, else 0.
+/// Launches a library's kernel on a stream. `bytes`: size of its arguments in memory; 0 if unknown.
 pub(crate) fn launch(stream: Handle, name: &str, bytes: u64) -> Status {
     let kernel = {
         let mut state = lock();
@@ -119,7 +122,7 @@ pub(crate) fn launch(stream: Handle, name: &str, bytes: u64) -> Status {
             None => state.names.entry(name.into()).or_insert(Arc::new(Name::new(name))).clone(),
         }
     };
-    // Libraries launch their kernels by the runtime.
+    // NVIDIA's libraries launch their kernels through the runtime.
     let launched = cupti::call(cupti::Domain::Runtime, "cudaLaunchKernel", || {
         launch_named(stream, &kernel, Takes::Bytes(bytes), Shape::default())
     });
@@ -127,29 +130,30 @@ pub(crate) fn launch(stream: Handle, name: &str, bytes: u64) -> Status {
 }
 
 exports! {
-    /// Fetches what communication brings to a stream: values of what was launched on it are about to be looked at, by `cpp/mirror.h`.
+    /// Waits for the data of communication that work on a stream depends on, because `cpp/mirror.h` is about to read
+    /// its values.
     fn uniference_phantom_settle(stream: Handle) {
         if arrivals::any() && let Ok(number) = begin(stream) {
             arrivals::settle_stream(number);
         }
     }
 
-    /// Has a kernel start on a stream, for `cpp/mirror.h`; the name is of this length.
+    /// Launches a kernel on a stream, for `cpp/mirror.h`; the name has `length` bytes.
     fn uniference_phantom_launch(name: *const u8, length: usize, stream: Handle) {
-        // SAFETY: the caller's.
+        // SAFETY: `cpp/mirror.h` passes a name of `length` bytes.
         let name = unsafe { std::slice::from_raw_parts(name, length) };
         let _ = std::str::from_utf8(name).map(|name| launch(stream, name, 0));
     }
 }
 
-/// The same for a kernel whose name is kept.
+/// Launches a kernel whose name is already stored.
 pub(crate) fn launch_named(stream: Handle, name: &Arc<Name>, takes: Takes, shape: Shape) -> Result<(), Status> {
     let mut state = lock();
     let stream = state.on_current(stream)?;
     state.submit(stream, Node::Kernel { name: name.clone(), takes, shape })
 }
 
-/// The number of a stream that is not in capture: something other than a kernel or a copy starts on it.
+/// Number of a stream that is not captured, for work other than kernels and copies that starts on it.
 pub(crate) fn begin(stream: Handle) -> Result<u32, Status> {
     let mut state = lock();
     let number = state.uncaptured(stream)?;
@@ -158,12 +162,12 @@ pub(crate) fn begin(stream: Handle) -> Result<u32, Status> {
     Ok(number)
 }
 
-/// Where a stream of this number is.
+/// Device and priority of a stream.
 pub(crate) fn place(stream: u32) -> Place {
     lock().place(stream)
 }
 
-/// Has bytes be copied on a stream: `kind` says what that costs.
+/// Copies bytes on a stream. Its cost depends on the kinds of memory.
 pub(crate) fn copy(stream: Handle, moved: Moved) -> Result<(), Status> {
     let kind = copy_kind(memory::place(moved.to), memory::place(moved.from));
     let any = moved.bytes * moved.rows > 0;
@@ -180,7 +184,7 @@ pub(crate) fn copy(stream: Handle, moved: Moved) -> Result<(), Status> {
         return Ok(());
     }
     match kind {
-        // Between two places of the host no device is concerned.
+        // Copies from host to host involve no device.
         None => moved.carry_out(),
         Some(kind) => {
             let is_captured = state.streams[stream as usize].capture.is_some();
@@ -195,14 +199,14 @@ pub(crate) fn copy(stream: Handle, moved: Moved) -> Result<(), Status> {
     }
 }
 
-/// Has a value of 1, 2 or 4 bytes be written `count` times on a stream.
+/// Writes a value of 1, 2 or 4 bytes `count` times, on a stream.
 pub(crate) fn set(stream: Handle, at: usize, value: &[u8], count: usize) -> Result<(), Status> {
     let mut state = lock();
     let stream = state.resolve(stream)?;
     if count == 0 { Ok(()) } else { state.submit(stream, Node::Set { at, value: value.into(), count }) }
 }
 
-/// Has a function of the host be called on a stream: it is called now.
+/// Launches a host function on a stream: it is called immediately.
 pub(crate) fn host_function(stream: Handle, function: HostFunction, data: *mut c_void) -> Result<(), Status> {
     let mut state = lock();
     let stream = state.resolve(stream)?;
@@ -215,7 +219,7 @@ pub(crate) fn host_function(stream: Handle, function: HostFunction, data: *mut c
     Ok(())
 }
 
-/// What a copy moves; `None`: from the host to the host.
+/// Kind of a copy by its memory; `None`: from host to host.
 fn copy_kind(to: memory::Place, from: memory::Place) -> Option<CopyKind> {
     use memory::Place::{Device, Pinned};
     Some(match (to, from) {
@@ -229,7 +233,7 @@ fn copy_kind(to: memory::Place, from: memory::Place) -> Option<CopyKind> {
     })
 }
 
-/// A new stream of the thread's device.
+/// Creates a stream on the thread's device.
 pub(crate) fn create(flags: u32, priority: c_int) -> Result<Handle, Status> {
     let mut state = lock();
     state.prepare()?;
@@ -238,7 +242,7 @@ pub(crate) fn create(flags: u32, priority: c_int) -> Result<Handle, Status> {
     Ok(Kind::Stream.handle(number as usize))
 }
 
-/// Ends a stream; what is on it still happens.
+/// Destroys a stream; its launched work still completes.
 pub(crate) fn destroy(stream: Handle) -> Result<(), Status> {
     let mut state = lock();
     let number = state.resolve(stream)?;
@@ -250,7 +254,7 @@ pub(crate) fn destroy(stream: Handle) -> Result<(), Status> {
     Ok(())
 }
 
-/// Its device, flags and priority, and the number by which it is known.
+/// Device, flags, priority and number of a stream.
 pub(crate) fn describe(stream: Handle) -> Result<(usize, u32, c_int, u32), Status> {
     let mut state = lock();
     let number = state.resolve(stream)?;
@@ -268,7 +272,7 @@ pub(crate) fn synchronize(stream: Handle) -> Result<(), Status> {
 }
 
 /// Waits for a launch if launches block and the stream is not in capture. For kernels and copies of operators,
-/// `cpp/capture.cpp` waits once the operator is written down.
+/// `cpp/capture.cpp` waits once the operator is recorded.
 pub(crate) fn wait_for_launch(stream: Handle) -> Result<(), Status> {
     if !device::launches_block() || capture_info(stream)?.is_some() {
         return Ok(());
@@ -286,7 +290,7 @@ pub(crate) fn synchronize_device() -> Result<(), Status> {
     Ok(())
 }
 
-/// Whether a stream is empty. Then what communication was to bring is there.
+/// Whether a stream is empty. If so, communication on it has delivered its data.
 pub(crate) fn query(stream: Handle) -> Result<bool, Status> {
     let number = lock().uncaptured(stream)?;
     let is_empty = ask(|link| (link.query_stream)(number));
@@ -296,14 +300,14 @@ pub(crate) fn query(stream: Handle) -> Result<bool, Status> {
     Ok(is_empty)
 }
 
-/// A new event of the thread's device.
+/// Creates an event on the thread's device.
 pub(crate) fn create_event(flags: u32) -> Result<Handle, Status> {
     let mut state = lock();
     state.prepare()?;
     Ok(Kind::Event.handle(state.add_event(device::current(), flags)))
 }
 
-/// Ends an event; what waits for it still does.
+/// Destroys an event; work that waits for it still waits.
 pub(crate) fn destroy_event(event: Handle) -> Result<(), Status> {
     let mut state = lock();
     let number = state.event(event)?;
@@ -311,10 +315,11 @@ pub(crate) fn destroy_event(event: Handle) -> Result<(), Status> {
     Ok(())
 }
 
-/// `cudaEventRecordExternal` and `cudaEventWaitExternal`: on a stream that is captured, the event is outside of the graph.
+/// `cudaEventRecordExternal` and `cudaEventWaitExternal`: in a captured stream, the event is outside of the graph.
 const EXTERNAL: u32 = 1;
 
-/// Has an event happen when what is on a stream so far has ended; of an `EXTERNAL` one whenever the graph is launched that is captured there.
+/// Records an event behind the work on a stream. On a captured stream, an `EXTERNAL` event is recorded at each launch
+/// of the graph.
 pub(crate) fn record(event: Handle, stream: Handle, flags: u32) -> Result<(), Status> {
     let mut state = lock();
     let (number, stream) = (state.event(event)?, state.resolve(stream)?);
@@ -329,7 +334,8 @@ pub(crate) fn record(event: Handle, stream: Handle, flags: u32) -> Result<(), St
     state.record(number, stream)
 }
 
-/// Has what comes on a stream wait for an event; for an `EXTERNAL` one whenever the graph is launched that is captured there.
+/// Makes later work on a stream wait for an event. On a captured stream, the wait for an `EXTERNAL` event happens at
+/// each launch of the graph.
 pub(crate) fn wait_event(stream: Handle, event: Handle, flags: u32) -> Result<(), Status> {
     let mut state = lock();
     let (stream, number) = (state.resolve(stream)?, state.event(event)?);
@@ -360,18 +366,18 @@ pub(crate) fn synchronize_event(event: Handle) -> Result<(), Status> {
     }
 }
 
-/// Whether an event has happened; one that was never recorded has.
+/// Whether an event has happened; true if it was never recorded.
 pub(crate) fn query_event(event: Handle) -> Result<bool, Status> {
     let Some((number, records)) = lock().recorded(event)? else { return Ok(true) };
     let has_happened = ask(|link| (link.query_event)(number, records));
-    // Who knows that it has happened need not have its streams wait for it.
+    // The program may now use the data without making a stream wait for the event.
     if has_happened {
         arrivals::settle_happened(number);
     }
     Ok(has_happened)
 }
 
-/// Milliseconds between two events.
+/// Milliseconds from `start` to `end`.
 pub(crate) fn elapsed(start: Handle, end: Handle) -> Result<f32, Status> {
     let (start, end) = {
         let state = lock();
@@ -398,7 +404,7 @@ fn tell(say: impl FnOnce(&Link)) {
     }
 }
 
-/// Waits in virtual time. Nobody who waits holds the state.
+/// Waits in virtual time. Callers must not hold the lock of the state.
 fn wait(until: impl FnOnce(&Link)) {
     tell(until);
 }
@@ -425,7 +431,8 @@ impl State {
         }
     }
 
-    /// The first of each: number 0 is the legacy default stream of the rank's own device, and no event or graph.
+    /// Creates object 0 of each kind: the legacy default stream of the rank's own device, and placeholders for no event
+    /// and no graph.
     fn prepare(&mut self) -> Result<(), Status> {
         attached().ok_or(NO_DEVICE)?;
         device::mark_used(device::current());
@@ -475,7 +482,7 @@ impl State {
         }
     }
 
-    /// The same; it must be a stream of the thread's device.
+    /// Number of a stream, which must be on the thread's device.
     fn on_current(&mut self, stream: Handle) -> Result<u32, Status> {
         let number = self.resolve(stream)?;
         if self.streams[number as usize].device == device::current() { Ok(number) } else { Err(INVALID_HANDLE) }
@@ -486,7 +493,7 @@ impl State {
         self.events.get(number).filter(|event| event.exists).map(|_| number).ok_or(INVALID_HANDLE)
     }
 
-    /// The number of an event that can be asked, and how often it was recorded. `None`: it was never recorded.
+    /// Number and record count of an event that may be queried; `None` if it was never recorded.
     fn recorded(&self, event: Handle) -> Result<Option<(u32, u32)>, Status> {
         let number = self.event(event)?;
         match &self.events[number] {
@@ -495,7 +502,7 @@ impl State {
         }
     }
 
-    /// The number of a stream that can be asked.
+    /// Number of a stream that may be queried; a query during a capture invalidates the capture.
     fn uncaptured(&mut self, stream: Handle) -> Result<u32, Status> {
         let number = self.resolve(stream)?;
         match &mut self.streams[number as usize].capture {
@@ -508,7 +515,7 @@ impl State {
         }
     }
 
-    /// Has something start on a stream, or be part of the graph that is captured there.
+    /// Starts work on a stream, or adds it to the graph that the stream captures.
     fn submit(&mut self, stream: u32, node: Node) -> Result<(), Status> {
         self.check_priority(stream);
         let captured = self.capture_node(stream, &node)?;
@@ -538,7 +545,7 @@ impl State {
         Place { device, stream, priority }
     }
 
-    /// A graph was launched that records an event outside of it.
+    /// Counts a record of an event outside of a graph, at the graph's launch.
     fn has_recorded(&mut self, event: u32) {
         let event = &mut self.events[event as usize];
         (event.records, event.captured) = (event.records + 1, None);
@@ -554,8 +561,9 @@ impl State {
         Ok(())
     }
 
-    /// The legacy default stream of a device and all its streams that are not `NON_BLOCKING` wait for each other (CUDA Runtime API, "Stream
-    /// synchronization behavior"): before something starts on one of them, by events of ours.
+    /// Applies implicit synchronisation before work starts on a stream: the legacy default stream of a device and all
+    /// its streams that are not `NON_BLOCKING` wait for each other (CUDA Runtime API, "Stream synchronization
+    /// behavior"). It uses internal events.
     fn order(&mut self, stream: u32) {
         let (device, flags, is_legacy) = {
             let stream = &self.streams[stream as usize];
@@ -587,7 +595,7 @@ impl State {
         }
     }
 
-    /// Has what comes on one stream wait for what is on another.
+    /// Makes later work on `then` wait for the work on `first`.
     fn fence(&mut self, first: u32, then: u32) {
         let event = match self.streams[first as usize].fence {
             Some(event) => event,

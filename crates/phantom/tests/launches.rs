@@ -1,4 +1,4 @@
-//! Checks what calls of the libraries launch, as a C program makes them, with a link that records names.
+//! Checks the launches of library calls as a C program makes them, with a link that records names.
 
 #![allow(unsafe_code, missing_docs)]
 
@@ -200,7 +200,7 @@ static ATTACHED: Once = Once::new();
 static ONE: Mutex<()> = Mutex::new(());
 
 unsafe extern "C" fn kernel(name: *const u8, length: usize) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: the library passes a name of `length` bytes.
     let name = String::from_utf8(unsafe { std::slice::from_raw_parts(name, length) }.to_vec()).unwrap();
     let mut names = NAMES.lock().unwrap();
     let index = names.iter().position(|known| *known == name).unwrap_or_else(|| {
@@ -218,7 +218,7 @@ extern "C" fn nothing() -> u64 {
     0
 }
 
-/// Attaches a device of capability 8.0, which has no arithmetic for 8-bit floats.
+/// Attaches a device of capability 8.0, which has no FP8 arithmetic.
 fn attach() {
     let mut link = MaybeUninit::<Link>::uninit();
     let words = link.as_mut_ptr().cast::<usize>();
@@ -230,7 +230,7 @@ fn attach() {
     let peers = [0];
     let devices = Devices { version: VERSION, count: 1, own: 0, devices: &device, peers: peers.as_ptr() };
     let done = unsafe {
-        // Every function but these two does nothing.
+        // All functions except these two do nothing.
         for word in 0..size_of::<Link>() / size_of::<usize>() {
             words.add(word).write(nothing as *const () as usize);
         }
@@ -242,7 +242,7 @@ fn attach() {
     assert_eq!(done, 0);
 }
 
-/// What is launched meanwhile: names, and bytes of the arguments.
+/// Launches during `act`: names, and bytes of the arguments.
 fn launched(act: impl FnOnce()) -> Vec<(String, u64)> {
     ATTACHED.call_once(attach);
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -263,7 +263,7 @@ const BF16: c_int = 14;
 const F8: c_int = 28;
 const NONE: P = null();
 
-/// Bytes: `m k + k n + m n` elements of 2 bytes, for each of the batch.
+/// Bytes: `m k + k n + m n` elements of 2 bytes, for each element of the batch.
 #[test]
 fn products_are_named_by_types_layout_and_sizes() {
     let seen = launched(|| unsafe {
@@ -273,9 +273,9 @@ fn products_are_named_by_types_layout_and_sizes() {
             handle, 1, 0, m, n, k, NONE, NONE, BF16, 1, 0, NONE, BF16, 1, 0, NONE, NONE, BF16, 1, 0, 3, 68, 0,
         );
         assert_eq!(status, 0);
-        // Nothing is launched for no columns.
+        // A GEMM without columns launches nothing.
         assert_eq!(cublasSgemm_v2(handle, 0, 2, 8, 0, 4, NONE, NONE, 8, NONE, 4, NONE, NONE, 8), 0);
-        // An unknown type, no handle, and a function that is missing: CUBLAS_STATUS_NOT_SUPPORTED, _NOT_INITIALIZED, _NOT_SUPPORTED.
+        // Unknown type, null handle, missing function: CUBLAS_STATUS_NOT_SUPPORTED, _NOT_INITIALIZED, _NOT_SUPPORTED.
         assert_eq!(cublasGemmEx(handle, 0, 0, 8, 8, 8, NONE, NONE, 99, 8, NONE, 99, 8, NONE, NONE, 99, 8, 68, 0), 15);
         assert_eq!(cublasSgemm_v2(null_mut(), 0, 0, 8, 8, 4, NONE, NONE, 8, NONE, 4, NONE, NONE, 8), 1);
         assert_eq!(cublasSrotg_v2(handle, NONE, NONE, NONE, NONE), 15);
@@ -305,7 +305,7 @@ fn products_with_descriptions_have_their_epilogue_and_need_arithmetic() {
     assert_eq!(seen, [("cublasLt gemm bf16 tn 64x32x16 bias gelu".to_owned(), 2 * (64 * 16 + 16 * 32 + 64 * 32))]);
 }
 
-/// A graph of one convolution: its heuristic finds one engine, whose plan launches it.
+/// A graph of one convolution: its heuristic returns one engine, whose plan launches the convolution.
 #[test]
 fn graphs_are_named_by_their_operations() {
     let seen = launched(|| unsafe {
@@ -336,14 +336,14 @@ fn graphs_are_named_by_their_operations() {
         assert_eq!(cudnnBackendFinalize(plan), 0);
         let handle = made(|place| cudnnCreate(place));
         assert_eq!(cudnnBackendExecute(handle, plan, pack), 0);
-        // CUDNN_STATUS_NOT_SUPPORTED for what is not known: a plan as JSON.
+        // CUDNN_STATUS_NOT_SUPPORTED for an unknown attribute: a plan as JSON.
         assert_eq!(cudnnBackendGetAttribute(plan, 405, 24, 0, &mut count, null_mut()), 3000);
     });
     let bytes = 2 * (8 * 3 * 32 * 32 + 16 * 3 * 3 * 3 + 8 * 16 * 32 * 32);
     assert_eq!(seen, [("cudnn convolution forward bf16 8x3x32x32 16x3x3x3".to_owned(), bytes)]);
 }
 
-/// What is said of a factorisation lies on the device: that it went well, and that no rows are exchanged.
+/// Results of a factorisation in device memory: success, and no exchanged rows.
 #[test]
 fn factorisations_say_that_they_went_well() {
     let (mut pivots, mut info, mut size) = ([7; 3], 7, 0);
@@ -361,7 +361,7 @@ fn transforms_and_sparse_products_are_named_by_their_sizes() {
     let seen = launched(|| unsafe {
         let (mut plan, mut work) = (0, 0);
         assert_eq!(cufftCreate(&mut plan), 0);
-        // CUFFT_INVALID_PLAN: it is not made yet.
+        // CUFFT_INVALID_PLAN: the plan is not made yet.
         assert_eq!(cufftXtExec(plan, NONE, NONE, -1), 1);
         assert_eq!(cufftXtMakePlanMany(plan, 2, [32, 16].as_ptr(), NONE, 1, 0, F32, NONE, 1, 0, 4, 3, &mut work, 4), 0);
         assert_eq!(work, 8 * 32 * 16 * 3);

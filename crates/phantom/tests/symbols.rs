@@ -1,4 +1,4 @@
-//! Checks that the built library has every function that the tables in `symbols/` name.
+//! Checks that the built library exports every function in the tables of `symbols/`.
 
 use object::{Object, ObjectSymbol};
 use std::collections::BTreeSet;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 #[test]
 fn every_name_of_the_tables_is_exported() -> Result<(), Box<dyn Error>> {
-    // Cargo builds the library beside its tests.
+    // Cargo builds the library in the folder of its tests.
     let library = std::env::current_exe()?.with_file_name("libuniference_phantom.so");
     let bytes = fs::read(&library)?;
     let file = object::File::parse(&*bytes)?;

@@ -1,4 +1,5 @@
-//! Owns cuDNN's graphs: descriptors with attributes, one engine for any graph, its plan, and what is launched when it is executed.
+//! Owns cuDNN's operation graphs: descriptors with attributes, a single engine for every graph, its plan, and the
+//! kernel that its execution launches.
 
 use super::{BAD_PARAM, Library, NOT_SUPPORTED, NULL_POINTER, SUCCESS, Status, create, destroy, elements, sizes};
 use crate::exports::{Out, Put, exports};
@@ -51,7 +52,8 @@ const ENGINE_BEHAVIOUR_NOTES: c_int = 1305;
 /// `CUDNN_TYPE_BACKEND_DESCRIPTOR`
 const DESCRIPTOR: c_int = 15;
 
-/// `cudnnBackendDescriptor_t`: what it points to. What another one was given of it does not change with it.
+/// `cudnnBackendDescriptor_t`. A descriptor that is an attribute of another is copied: later changes do not affect the
+/// copy.
 pub(super) struct Descriptor(Arc<Contents>);
 
 #[derive(Clone, Default)]
@@ -59,7 +61,7 @@ struct Contents {
     kind: c_int,
     values: BTreeMap<c_int, Vec<u8>>,
     children: BTreeMap<c_int, Vec<Arc<Contents>>>,
-    /// Of a plan: the name and the bytes of its launch.
+    /// Name and bytes of a plan's launch.
     launch: Option<(String, u64)>,
 }
 
@@ -74,7 +76,7 @@ exports! {
     ) -> Status {
         let Some(Descriptor(contents)) = descriptor else { return NULL_POINTER };
         let Ok(count) = usize::try_from(count) else { return BAD_PARAM };
-        // Only the device reads where the data are.
+        // Only kernels would read the addresses of tensors.
         if contents.kind == VARIANT_PACK {
             return SUCCESS;
         }
@@ -87,12 +89,12 @@ exports! {
         };
         let contents = Arc::make_mut(contents);
         if kind == DESCRIPTOR {
-            // SAFETY: as many descriptors of ours.
+            // SAFETY: cuDNN requires that `values` has `count` descriptors, which come from this library.
             let given = if count == 0 { &[] } else { unsafe { from_raw_parts(values.cast::<Option<&Descriptor>>(), count) } };
             let Some(children) = given.iter().map(|child| child.map(|child| child.0.clone())).collect() else { return NULL_POINTER };
             contents.children.insert(attribute, children);
         } else {
-            // SAFETY: as many values of this type.
+            // SAFETY: cuDNN requires that `values` has `count` values of this type, which `size_of` knows.
             let bytes = if count == 0 { &[] } else { unsafe { from_raw_parts(values.cast::<u8>(), count * size) } };
             contents.values.insert(attribute, bytes.to_vec());
         }
@@ -111,7 +113,7 @@ exports! {
             let Some(children) = contents.children_of(attribute) else { return contents.has_no(attribute) };
             count.put(children.len() as i64);
             for (index, child) in children.into_iter().enumerate().take(requested) {
-                // SAFETY: the program has made as many descriptors as it requests.
+                // SAFETY: cuDNN requires that the program has created as many descriptors as it requests.
                 match unsafe { values.cast::<*mut Descriptor>().add(index).read().as_mut() } {
                     Some(place) => place.0 = child,
                     None => return NULL_POINTER,
@@ -122,14 +124,14 @@ exports! {
         let Some(bytes) = contents.value_of(attribute) else { return contents.has_no(attribute) };
         count.put((bytes.len() / size) as i64);
         let length = bytes.len().min(requested * size);
-        // SAFETY: there is room for as many values as requested.
+        // SAFETY: cuDNN requires space for as many values as requested.
         unsafe { values.cast::<u8>().copy_from_nonoverlapping(bytes.as_ptr(), length) };
         SUCCESS
     }
     fn cudnnBackendFinalize(descriptor: Option<&mut Descriptor>) -> Status {
         let Some(Descriptor(contents)) = descriptor else { return NULL_POINTER };
         match contents.kind {
-            // There is one engine.
+            // Engine 0 is the only engine.
             ENGINE if contents.number(ENGINE_INDEX).is_some_and(|index| index != 0) => NOT_SUPPORTED,
             PLAN => {
                 let graph = contents.child(PLAN_CONFIGURATION).and_then(|it| it.child(CONFIGURATION_ENGINE)).and_then(|it| it.child(ENGINE_GRAPH));
@@ -150,11 +152,11 @@ exports! {
 }
 
 impl Contents {
-    /// An attribute that was set, or that follows from others. `None`: neither.
+    /// Value of an attribute that was set or that follows from others; else `None`.
     fn value_of(&self, attribute: c_int) -> Option<Vec<u8>> {
         let integer = |value: i64| value.to_ne_bytes().to_vec();
         Some(match attribute {
-            // No engine takes any workspace, knobs or notes.
+            // The engine needs no workspace and has no knobs or notes.
             CONFIGURATION_WORKSPACE | PLAN_WORKSPACE => integer(0),
             CONFIGURATION_SHARED_MEMORY => integer(0),
             GRAPH_ENGINES => integer(1),
@@ -203,14 +205,14 @@ impl Contents {
         self.integers(attribute).first().copied()
     }
 
-    /// Of a tensor.
+    /// Element type of a tensor.
     fn element(&self) -> Option<Kind> {
         let bytes = self.values.get(&TENSOR_TYPE)?;
         Kind::of_cudnn(c_int::from_ne_bytes(bytes.as_slice().try_into().ok()?))
     }
 
-    /// Of a graph: what its one kernel is called, by its operations and by type and sizes of the first product's tensors; and the bytes of the
-    /// tensors in memory.
+    /// Name and bytes of a graph's only kernel. The name contains the operations, and the type and sizes of the main
+    /// operation's tensors; the bytes are those of all tensors in memory.
     fn launch(&self) -> (String, u64) {
         let operations = self.children.get(&GRAPH_OPERATIONS).map_or(&[][..], Vec::as_slice);
         let named = |wanted: fn(c_int) -> bool| operations.iter().find(|operation| wanted(operation.kind));
@@ -234,7 +236,7 @@ impl Contents {
         (name, bytes.sum())
     }
 
-    /// Of an operation: the tensors that it is named by.
+    /// Tensors of an operation that its kernel's name contains.
     fn inputs(&self) -> Vec<&Contents> {
         match self.kind {
             CONVOLUTION_FORWARD => [704, 703].iter().filter_map(|&attribute| self.child(attribute)).collect(),
@@ -244,13 +246,13 @@ impl Contents {
         }
     }
 
-    /// Of an operation, in the order of its attributes.
+    /// Tensors of an operation, in the order of its attributes.
     fn tensors(&self) -> Vec<&Contents> {
         self.children.values().flatten().map(|child| &**child).filter(|child| child.kind == TENSOR).collect()
     }
 }
 
-/// Bytes of a value of a `cudnnBackendAttributeType_t`.
+/// Bytes of a value of a `cudnnBackendAttributeType_t`; `None` for unknown types.
 fn size_of(kind: c_int) -> Option<usize> {
     Some(match kind {
         // Handles, 64-bit integers, doubles, pointers, descriptors.
@@ -265,7 +267,7 @@ fn size_of(kind: c_int) -> Option<usize> {
     })
 }
 
-/// Whether an operation names its graph's kernel.
+/// Whether an operation is part of the kernel's name.
 fn is_main(kind: c_int) -> bool {
     !matches!(kind, 13 | 31 | 46 | 47)
 }
@@ -274,7 +276,7 @@ fn is_product(kind: c_int) -> bool {
     matches!(kind, CONVOLUTION_FORWARD..=CONVOLUTION_BACKWARD_DATA | MATMUL | ATTENTION_FORWARD | ATTENTION_BACKWARD)
 }
 
-/// The operations that are not pointwise; several products with a reduction or a softmax between them are attention.
+/// Names of the operations that are not pointwise; several GEMMs with a reduction or a softmax are attention.
 fn name_of(operations: &[Arc<Contents>]) -> String {
     let count = |wanted: &[c_int]| operations.iter().filter(|operation| wanted.contains(&operation.kind)).count();
     match (count(&[MATMUL]), count(&[REDUCTION, SOFTMAX])) {

@@ -1,5 +1,6 @@
-//! Owns cuDNN: handles and versions; [`backend`] has graphs of operations and their plans, [`operators`] the functions with descriptors,
-//! [`rnn`] recurrent networks. The headers of cuDNN 9 have the prototypes and numbers. Nothing is computed.
+//! Owns cuDNN: handles and versions; [`backend`] has operation graphs and their plans, [`operators`] the functions with
+//! descriptors, [`rnn`] recurrent networks. The headers of cuDNN 9 have the prototypes and numbers. Results are not
+//! computed.
 
 mod backend;
 mod operators;
@@ -17,9 +18,9 @@ const NULL_POINTER: Status = 2002;
 const NOT_SUPPORTED: Status = 3000;
 type Pointer = *const c_void;
 
-/// cuDNN 9.26.0, of the package that the table of names was made from.
+/// cuDNN 9.26.0, the version of the package from which the name table was made.
 const VERSION: usize = 92_600;
-/// CUDA 13.2, which that package was built with.
+/// CUDA 13.2, with which this package was built.
 const CUDART_VERSION: usize = 13_020;
 
 /// `cudnnHandle_t`.
@@ -48,16 +49,16 @@ exports! {
             _ => BAD_PARAM,
         }
     }
-    /// The parts of the library are all of one version.
+    /// All parts of the library have the same version.
     fn cudnnGraphVersionCheck() -> Status { SUCCESS }
     fn cudnnOpsVersionCheck() -> Status { SUCCESS }
     fn cudnnCnnVersionCheck() -> Status { SUCCESS }
     fn cudnnAdvVersionCheck() -> Status { SUCCESS }
     fn cudnnGetErrorString(status: Status) -> *const c_char { describe(status).as_ptr() }
-    /// What was missing is in the rank's log.
+    /// Returns an empty text: the rank's log names functions that are not implemented.
     fn cudnnGetLastErrorString(text: *mut c_char, size: usize) {
         if !text.is_null() && size > 0 {
-            // SAFETY: there is room for `size` characters.
+            // SAFETY: cuDNN requires that `text` has space for `size` characters, and `size` is not 0.
             unsafe { text.write(0) };
         }
     }
@@ -67,7 +68,7 @@ fn wrote(written: bool) -> Status {
     if written { SUCCESS } else { NULL_POINTER }
 }
 
-/// Hands the program something that it gives back to [`destroy`].
+/// Gives the program a value that [`destroy`] frees.
 fn create<T>(place: Out<*mut T>, value: T) -> Status {
     match place {
         Some(place) => {
@@ -80,7 +81,7 @@ fn create<T>(place: Out<*mut T>, value: T) -> Status {
 
 fn destroy<T>(value: *mut T) -> Status {
     if !value.is_null() {
-        // SAFETY: it comes from `create`, and the program does not use it any more.
+        // SAFETY: the pointer comes from `create`, and cuDNN forbids programs to use it after its destruction.
         drop(unsafe { Box::from_raw(value) });
     }
     SUCCESS

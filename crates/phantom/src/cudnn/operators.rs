@@ -1,5 +1,5 @@
-//! Owns cuDNN's functions that take a descriptor for each tensor: convolutions, batch normalisation, pooling, spatial transformers, CTC.
-//! None takes any workspace, except CTC.
+//! Owns cuDNN's functions with a descriptor per tensor: convolutions, batch normalisation, pooling, spatial
+//! transformers, CTC. Only CTC needs a workspace.
 
 use super::{
     BAD_PARAM, Library, NOT_SUPPORTED, NULL_POINTER, Pointer, SUCCESS, Status, create, destroy, elements, sizes, wrote,
@@ -11,7 +11,7 @@ use crate::streams;
 use std::ffi::{c_int, c_void};
 use std::slice::from_raw_parts;
 
-/// The most dimensions of a tensor: `CUDNN_DIM_MAX`.
+/// Maximum number of dimensions of a tensor: `CUDNN_DIM_MAX`.
 const DIMENSIONS: c_int = 8;
 
 /// `cudnnTensorDescriptor_t`, `cudnnFilterDescriptor_t`.
@@ -19,7 +19,7 @@ const DIMENSIONS: c_int = 8;
 pub(super) struct Tensor {
     /// `cudnnDataType_t`
     pub(super) number: c_int,
-    /// `cudnnTensorFormat_t`, of filters.
+    /// `cudnnTensorFormat_t` of a filter.
     format: c_int,
     pub(super) dimensions: Vec<i64>,
     pub(super) strides: Vec<i64>,
@@ -27,10 +27,10 @@ pub(super) struct Tensor {
 
 type Of<'a> = Option<&'a Tensor>;
 
-/// `cudnnConvolutionDescriptor_t`, and what else has settings that no launch depends on.
+/// `cudnnConvolutionDescriptor_t`, and descriptors whose settings do not affect launches.
 #[derive(Default)]
 struct Settings {
-    /// `cudnnMathType_t`, of convolutions.
+    /// `cudnnMathType_t` of a convolution.
     math: c_int,
 }
 
@@ -38,7 +38,7 @@ struct Settings {
 #[derive(Default)]
 pub(super) struct Dropout;
 
-/// `cudnnConvolutionFwdAlgoPerf_t` and those of the backward functions.
+/// `cudnnConvolutionFwdAlgoPerf_t` and its counterparts for the backward functions.
 #[repr(C)]
 pub(super) struct Performance {
     algorithm: c_int,
@@ -50,7 +50,7 @@ pub(super) struct Performance {
     reserved: [c_int; 3],
 }
 
-/// Functions that make and end a descriptor.
+/// Declares functions that create and destroy a descriptor.
 macro_rules! descriptor {
     ($type:ty; $($create:ident $destroy:ident),* $(,)?) => {
         $(exports! {
@@ -78,7 +78,7 @@ exports! {
         if !(1..=DIMENSIONS).contains(&count) || dimensions.is_null() || strides.is_null() {
             return BAD_PARAM;
         }
-        // SAFETY: as many of both.
+        // SAFETY: cuDNN requires that both lists have `count` elements.
         let [dimensions, strides] = [dimensions, strides].map(|list| unsafe { list_of(list, count) });
         *tensor = Tensor { number, format: 0, dimensions, strides };
         SUCCESS
@@ -101,7 +101,7 @@ exports! {
         if !(1..=DIMENSIONS).contains(&count) || dimensions.is_null() {
             return BAD_PARAM;
         }
-        // SAFETY: as many of them.
+        // SAFETY: cuDNN requires that the list has `count` elements.
         *filter = Tensor { number, format, dimensions: unsafe { list_of(dimensions, count) }, strides: Vec::new() };
         SUCCESS
     }
@@ -115,7 +115,8 @@ exports! {
         put_list(dimensions, &filter.dimensions, requested);
         SUCCESS
     }
-    /// A generator's state for each thread that the device can hold: 48 bytes, as `curandState_t` has (`curand_kernel.h`).
+    /// Bytes of random generator states, one per resident thread of the device: 48 bytes each, as for `curandState_t`
+    /// (`curand_kernel.h`).
     fn cudnnDropoutGetStatesSize(_handle: Option<&Library>, size: Out<usize>) -> Status {
         let multiprocessors = device::get(device::current()).map_or(1, |device| device.multiprocessors as usize);
         wrote(size.put(multiprocessors * 2048 * 48))
@@ -219,7 +220,8 @@ exports! {
         _alpha_grid: Pointer, dy: Of,
     ) -> Status { operator(handle, "grid_sampler backward", &[x, dy, dx]) }
 
-    /// Room for a table of probabilities for each of the places of the longest target, which can be no longer than the input.
+    /// Bytes of a table of probabilities for each position of the longest target, which cannot be longer than the
+    /// input.
     fn cudnnGetCTCLossWorkspaceSize(
         _handle: Option<&Library>, probabilities: Of, _gradients: Of, _labels: *const c_int, _label_lengths: *const c_int,
         _input_lengths: *const c_int, _algorithm: c_int, _loss: *const Settings, size: Out<usize>,
@@ -237,7 +239,7 @@ exports! {
     ) -> Status { operator(handle, "ctc_loss", &[probabilities, gradients]) }
 }
 
-/// One algorithm is found, whose number is 1 for all three: implicit products of matrices.
+/// Declares functions that find an algorithm. The only one has number 1 in all three enumerations: implicit GEMM.
 macro_rules! found {
     ($($get:ident $find:ident),* $(,)?) => {
         $(exports! {
@@ -267,7 +269,7 @@ fn found(convolution: Option<&Settings>, requested: c_int, count: Out<c_int>, re
     if requested < 1 || results.is_null() {
         return BAD_PARAM;
     }
-    // Deterministic.
+    // The algorithm is deterministic.
     let result = Performance {
         algorithm: 1,
         status: SUCCESS,
@@ -277,19 +279,19 @@ fn found(convolution: Option<&Settings>, requested: c_int, count: Out<c_int>, re
         math: *math,
         reserved: [0; 3],
     };
-    // SAFETY: there is room for as many as requested, which is one or more.
+    // SAFETY: cuDNN requires space for as many results as requested, which is at least one.
     unsafe { results.write(result) };
     wrote(count.put(1))
 }
 
 impl Tensor {
-    /// Of its elements.
+    /// Bytes of the elements.
     pub(super) fn bytes(&self) -> u64 {
         Kind::of_cudnn(self.number).map_or(0, |kind| kind.bytes(elements(&self.dimensions)))
     }
 }
 
-/// Launches a kernel that is named by the type of the first tensor and the sizes of the first two.
+/// Launches a kernel whose name contains the first tensor's type and the first two tensors' sizes.
 fn operator(handle: Option<&Library>, name: &str, tensors: &[Of]) -> Status {
     let Some(library) = handle else { return NULL_POINTER };
     let mut kernel = format!("cudnn {name}");
@@ -305,16 +307,16 @@ fn operator(handle: Option<&Library>, name: &str, tensors: &[Of]) -> Status {
 }
 
 /// # Safety
-/// There are as many.
+/// `list` must have `count` elements.
 unsafe fn list_of(list: *const c_int, count: c_int) -> Vec<i64> {
-    // SAFETY: the caller's.
+    // SAFETY: descriptor functions pass a list with `count` elements.
     unsafe { from_raw_parts(list, count as usize) }.iter().map(|&value| i64::from(value)).collect()
 }
 
 fn put_list(place: *mut c_int, list: &[i64], requested: c_int) {
     if !place.is_null() {
         for (index, &value) in list.iter().enumerate().take(usize::try_from(requested).unwrap_or(0)) {
-            // SAFETY: there is room for as many as requested.
+            // SAFETY: cuDNN requires space for as many elements as requested.
             unsafe { place.add(index).write(value as c_int) };
         }
     }

@@ -1,6 +1,7 @@
-//! Owns cuDNN's recurrent networks: where their weights lie in one buffer, and their launches.
+//! Owns cuDNN's recurrent networks: the layout of their weights in one buffer, and their launches.
 //!
-//! The layout of weights is our own, as cuDNN's is its own: programs ask for each. Sizes of workspaces are what the algorithm needs.
+//! The layout is this library's own, not cuDNN's: programs query the address of each matrix. Workspace sizes
+//! are the algorithm's needs.
 
 use super::operators::{Dropout, Tensor};
 use super::{BAD_PARAM, Library, NOT_SUPPORTED, NULL_POINTER, Pointer, SUCCESS, Status, create, destroy, wrote};
@@ -17,13 +18,13 @@ struct Network {
     /// `cudnnRNNBiasMode_t`
     biases: c_int,
     directions: u64,
-    /// Whether the first layer takes its input as it is.
+    /// Whether the first layer uses its input without a matrix (`CUDNN_SKIP_INPUT`).
     skips: bool,
     /// `cudnnDataType_t`
     number: c_int,
     input: u64,
     hidden: u64,
-    /// 0: no projection.
+    /// Size of the projection; 0: none.
     projection: u64,
     layers: u64,
 }
@@ -36,7 +37,7 @@ struct Sequences {
     width: u64,
 }
 
-/// A matrix or a vector of biases: rows, columns, and where it starts, in elements.
+/// A matrix or a bias vector: rows, columns, and offset in elements.
 struct Place {
     rows: u64,
     columns: u64,
@@ -85,7 +86,8 @@ exports! {
         network.describe(network.bias(layer, id), weights, bias, bias_place);
         SUCCESS
     }
-    /// The workspace has the gates of one step of a layer; what training keeps is each step's gates, cell and output, in all layers.
+    /// The workspace has the gates of one step of a layer; the reserve space for training has gates, cell and output of
+    /// each step in all layers.
     fn cudnnGetRNNTempSpaceSizes(
         _handle: Option<&Library>, network: Option<&Network>, mode: c_int, x: Option<&Sequences>, workspace: Out<usize>, reserve: Out<usize>,
     ) -> Status {
@@ -128,17 +130,18 @@ impl Network {
         Kind::of_cudnn(self.number).map_or(0, |kind| kind.bytes(elements))
     }
 
-    /// Matrices that take the input, and as many the state.
+    /// Number of matrices for the input, and of matrices for the state.
     fn gates(&self) -> u64 {
         [1, 1, 4, 3][self.mode as usize]
     }
 
-    /// Width of what a direction of a layer puts out.
+    /// Output size of a direction of a layer.
     fn output(&self) -> u64 {
         if self.projection == 0 { self.hidden } else { self.projection }
     }
 
-    /// Matrix `id` of a layer's direction: those of the input, those of the state, the projection. Without columns: there is none.
+    /// Matrix `id` of a layer's direction: input matrices, state matrices, the projection. Without columns, the matrix
+    /// does not exist.
     fn matrix(&self, layer: u64, id: u64) -> Place {
         let offset = self.offset(layer, id);
         let (rows, columns) = self.shape(layer, id);
@@ -163,7 +166,7 @@ impl Network {
         }
     }
 
-    /// All matrices of a layer's direction come before those of the next.
+    /// Offset of matrix `id`. All matrices of a layer's direction precede those of the next.
     fn offset(&self, layer: u64, id: u64) -> u64 {
         let size = |layer, id| {
             let (rows, columns) = self.shape(layer, id);
@@ -173,7 +176,8 @@ impl Network {
         before.sum::<u64>() + (0..id).map(|id| size(layer, id)).sum::<u64>()
     }
 
-    /// All biases come after all matrices. `CUDNN_RNN_NO_BIAS`, `SINGLE_INP_BIAS`, `DOUBLE_BIAS`, `SINGLE_REC_BIAS`.
+    /// Bias `id`. All biases follow all matrices. `CUDNN_RNN_NO_BIAS`, `SINGLE_INP_BIAS`, `DOUBLE_BIAS`,
+    /// `SINGLE_REC_BIAS`.
     fn bias(&self, layer: u64, id: u64) -> Place {
         let gates = self.gates();
         let (first, count) = [(0, 0), (0, gates), (0, 2 * gates), (gates, gates)][self.biases.clamp(0, 3) as usize];
@@ -183,12 +187,12 @@ impl Network {
         Place { rows, columns: 1, offset }
     }
 
-    /// Elements of all matrices and biases.
+    /// Number of elements of all matrices and biases.
     fn end(&self) -> u64 {
         self.bias(self.layers * self.directions, 0).offset
     }
 
-    /// Says what is where: a tensor of one matrix, and its address. Where there is none, the address is null.
+    /// Writes the tensor and the address of a matrix; a null address if the matrix does not exist.
     fn describe(&self, place: Place, weights: *mut c_void, tensor: Option<&mut Tensor>, address: Out<*mut c_void>) {
         let Place { rows, columns, offset } = place;
         if rows * columns == 0 {

@@ -1,17 +1,18 @@
-//! Owns the numbers by which CUPTI names the functions of the runtime and the driver: of those that this library has.
+//! Owns CUPTI's numbers of the runtime and driver functions that this library has.
 //!
-//! They are from `cupti_runtime_cbid.h` and `cupti_driver_cbid.h` of CUDA 13.2; of several versions of a function the newest counts.
+//! They are from `cupti_runtime_cbid.h` and `cupti_driver_cbid.h` of CUDA 13.2; if a function has several versions, the
+//! number is the newest version's.
 
 use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
-/// Whose function: `CUpti_CallbackDomain`.
+/// API of a function: `CUpti_CallbackDomain`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u32)]
 pub(crate) enum Domain {
-    /// The driver API.
+    /// Driver API.
     Driver = 1,
-    /// The runtime API.
+    /// Runtime API.
     Runtime = 2,
 }
 
@@ -28,13 +29,14 @@ impl Domain {
         }
     }
 
-    /// The number of a function. What the compiler makes of `kernel<<<...>>>` is a launch like any other.
+    /// Number of a function. `__cudaLaunchKernel`, which the compiler generates for `kernel<<<...>>>`, has the number
+    /// of `cudaLaunchKernel`.
     pub(super) fn number(self, name: &str) -> Option<u32> {
         let (table, name) = (self.table(), name.strip_prefix("__").unwrap_or(name));
         table.binary_search_by_key(&name, |(name, _)| name).ok().map(|at| table[at].1)
     }
 
-    /// The name of a function, which stays.
+    /// Name of a function, which is never freed.
     pub(super) fn name(self, number: u32) -> Option<&'static CStr> {
         static NAMES: [OnceLock<Vec<(u32, CString)>>; 2] = [const { OnceLock::new() }; 2];
         let names = NAMES[self as usize - 1].get_or_init(|| {

@@ -1,7 +1,7 @@
-//! Owns the layout of CUPTI's activity records. What is in them is `cupti`'s business.
+//! Owns the layout of CUPTI's activity records. `cupti` fills them.
 //!
-//! The fields are those of `cupti_activity.h` of CUDA 13.2, in its order: it packs them without gaps, and the size of a record is a multiple of 8. Earlier
-//! versions of a record are the beginning of later ones.
+//! The fields are those of `cupti_activity.h` of CUDA 13.2, in the same order: the header packs them without gaps, and
+//! the size of a record is a multiple of 8. Earlier versions of a record are prefixes of later versions.
 
 use std::ffi::c_char;
 use std::mem::size_of;
@@ -21,7 +21,7 @@ pub(super) mod kind {
     pub(crate) const EXTERNAL_CORRELATION: u32 = 39;
 }
 
-/// A function of the runtime or the driver was called: `CUpti_ActivityAPI`.
+/// A call of a runtime or driver function: `CUpti_ActivityAPI`.
 #[repr(C, packed)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Call {
@@ -69,7 +69,7 @@ pub(super) struct Kernel {
     pub(super) grid_id: u64,
     pub(super) name: *const c_char,
     pub(super) reserved: u64,
-    /// When it was queued and submitted; 0: not known.
+    /// Times at which the kernel was queued and submitted; 0: unknown.
     pub(super) handed: [u64; 2],
     pub(super) launch: [u8; 4],
     pub(super) shared_executed: u32,
@@ -87,7 +87,7 @@ pub(super) struct Kernel {
     pub(super) rest: u32,
 }
 
-// SAFETY: the name is that of a kernel, which stays; nothing is written to it.
+// SAFETY: `name` points to a kernel name that is never freed or changed.
 #[allow(unsafe_code)]
 unsafe impl Send for Kernel {}
 
@@ -96,9 +96,9 @@ unsafe impl Send for Kernel {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copy {
     pub(super) kind: u32,
-    /// What is copied, from and to which kind of memory.
+    /// Kind of copy, and kinds of memory of source and destination.
     pub(super) what: [u8; 3],
-    /// 1: the host does not wait.
+    /// 1: the copy does not block the calling thread.
     pub(super) flags: u8,
     pub(super) bytes: u64,
     pub(super) began: u64,
@@ -118,7 +118,7 @@ pub(super) struct Copy {
     pub(super) copies: u64,
 }
 
-/// Between devices: `CUpti_ActivityMemcpyPtoP4`.
+/// A copy between devices: `CUpti_ActivityMemcpyPtoP4`.
 #[repr(C, packed)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PeerCopy {
@@ -139,7 +139,7 @@ pub(super) struct PeerCopy {
     pub(super) graph: u32,
     pub(super) channel: u32,
     pub(super) channel_kind: u32,
-    /// Up to a multiple of 8.
+    /// Padding to a multiple of 8.
     pub(super) end: u32,
 }
 
@@ -184,7 +184,7 @@ pub(super) struct Synchronization {
     pub(super) gap: u32,
 }
 
-/// An event was recorded: `CUpti_ActivityCudaEvent2`.
+/// A record of an event: `CUpti_ActivityCudaEvent2`.
 #[repr(C, packed)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Recorded {
@@ -215,7 +215,7 @@ pub(super) enum Record {
 }
 
 impl Record {
-    /// As it lies in a buffer.
+    /// Bytes of the record in a buffer.
     #[allow(unsafe_code)]
     pub(super) fn bytes(&self) -> &[u8] {
         fn of<T>(record: &T) -> &[u8] {
@@ -235,7 +235,7 @@ impl Record {
     }
 }
 
-/// Bytes of a record of a kind.
+/// Size of a record of a kind; `None` for unknown kinds.
 pub(super) fn size(of: u32) -> Option<usize> {
     Some(match of {
         kind::DRIVER | kind::RUNTIME => size_of::<Call>(),
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
     use std::mem::offset_of;
 
-    /// As a compiler of C lays out `cupti_activity.h`.
+    /// Sizes and offsets of a C compiler's layout of `cupti_activity.h`.
     #[test]
     fn records_are_laid_out_as_in_c() {
         let sizes = [

@@ -1,4 +1,4 @@
-//! What a profiler gets that does as PyTorch's does.
+//! Tests of the activity records of a profiler that calls CUPTI as PyTorch's does.
 
 use super::*;
 use crate::attach::tests::{LAST_NUMBER, TIMES, attach};
@@ -9,12 +9,12 @@ use crate::streams::{self, Handle, Mode};
 const SIZE: usize = 1024;
 
 thread_local! {
-    /// Buffers that are filled, each with its records.
+    /// Records of each completed buffer.
     static FILLED: RefCell<Vec<Vec<Record>>> = const { RefCell::new(Vec::new()) };
 }
 
 extern "C" fn request(buffer: *mut *mut u8, size: *mut usize, most: *mut usize) {
-    // SAFETY: the caller passes places for results.
+    // SAFETY: `Buffer::ask` passes pointers to its own variables.
     unsafe {
         *buffer = Box::leak(vec![0_u64; SIZE / 8].into_boxed_slice()).as_mut_ptr().cast();
         (*size, *most) = (SIZE, 0);
@@ -25,7 +25,7 @@ extern "C" fn complete(_: *mut c_void, _: u32, buffer: *mut u8, size: usize, fil
     assert_eq!(size, SIZE);
     let (mut records, mut next) = (Vec::new(), 0);
     while cuptiActivityGetNextRecord(buffer as usize, filled, Some(&mut next)) == 0 {
-        // SAFETY: the buffer has records of these kinds one after the other.
+        // SAFETY: the buffer contains records of these kinds in a row.
         records.push(unsafe {
             match *(next as *const u32) {
                 kind::RUNTIME => Record::Call(*(next as *const Call)),
@@ -41,7 +41,7 @@ extern "C" fn complete(_: *mut c_void, _: u32, buffer: *mut u8, size: usize, fil
     FILLED.with_borrow_mut(|all| all.push(records));
 }
 
-/// Counts its readings.
+/// A clock that counts its readings.
 extern "C" fn clock() -> u64 {
     static READINGS: AtomicU64 = AtomicU64::new(1);
     READINGS.fetch_add(1, Relaxed)
@@ -62,7 +62,7 @@ fn kernel_launch(stream: Handle) -> u64 {
     LAST_NUMBER.get()
 }
 
-/// One test, as there is one profiler in a process.
+/// Tests the whole profiler, because a process has only one.
 #[test]
 fn a_profiler_is_told_of_calls_at_once_and_of_work_when_it_has_ended() {
     let _one = streams::tests::begin();
@@ -84,7 +84,7 @@ fn a_profiler_is_told_of_calls_at_once_and_of_work_when_it_has_ended() {
     assert!(launch > 0);
     let mut last = std::mem::MaybeUninit::new(0);
     assert_eq!(cuptiActivityPopExternalCorrelationId(3, Some(&mut last)), 0);
-    // SAFETY: it has had a value from the start.
+    // SAFETY: `last` was initialised with 0.
     assert_eq!(unsafe { last.assume_init() }, 42);
 
     // The kernel has not ended.
@@ -102,10 +102,10 @@ fn a_profiler_is_told_of_calls_at_once_and_of_work_when_it_has_ended() {
     let (began, ended, of, on) = (kernel.began, kernel.ended, kernel.correlation, kernel.stream);
     assert_eq!((began, ended), (PROFILER_DATES + 1_000, PROFILER_DATES + 1_300));
     assert_eq!((of, on), (correlation, own + FIRST_STREAM));
-    // SAFETY: names of kernels stay.
+    // SAFETY: kernel names are never freed.
     assert_eq!(unsafe { CStr::from_ptr(kernel.name) }, c"add");
 
-    // A graph that was captured before anybody asked has its nodes in each launch; copies are not enabled.
+    // A graph that was captured before profiling has records of its nodes for each launch; copies are not enabled.
     let at = memory::allocate(0, 4096).unwrap();
     streams::begin_capture(stream, None, Mode::Relaxed).unwrap();
     let node = kernel_launch(stream);
@@ -130,7 +130,8 @@ fn a_profiler_is_told_of_calls_at_once_and_of_work_when_it_has_ended() {
     let sets = correlations(|record| if let Record::Set(set) = record { Some(set.correlation) } else { None });
     assert_eq!((calls.len(), &kernels, &sets), (2, &calls, &calls), "{records:?}");
 
-    // More than a buffer holds: a call has 40 bytes and what it is linked with 24, as one external correlation is left.
+    // These records exceed a buffer: a call has 40 bytes and its external correlation 24, as one external correlation
+    // remains.
     for _ in 0..20 {
         call(Domain::Runtime, "cudaStreamSynchronize", || streams::synchronize(stream)).unwrap();
     }
@@ -141,7 +142,7 @@ fn a_profiler_is_told_of_calls_at_once_and_of_work_when_it_has_ended() {
         |record: &&Record| matches!(record, Record::Synchronization(waited) if { waited.stream } == own + FIRST_STREAM);
     assert_eq!(buffers.concat().iter().filter(waited).count(), 20);
 
-    // What is hidden, disabled or over is not recorded.
+    // Hidden calls, disabled kinds and finished recordings leave no records.
     let function = Domain::Runtime.number("cudaStreamSynchronize").unwrap();
     cuptiActivityEnableRuntimeApi(function, 0);
     cuptiActivityDisable(kind::SYNCHRONIZATION);

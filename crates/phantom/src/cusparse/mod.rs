@@ -1,7 +1,8 @@
-//! Owns cuSPARSE: products and triangular solutions with sparse matrices, and how these are sorted. `cusparse.h` of CUDA 13 has the prototypes.
+//! Owns cuSPARSE: products and triangular solutions with sparse matrices, and their sorting. `cusparse.h` of CUDA 13
+//! has the prototypes.
 //!
-//! Nothing is computed, and nothing takes a buffer. Only where the result of two sparse matrices has elements is known ([`structure`]), as the
-//! program takes as much memory.
+//! Values are not computed, and no routine needs a buffer. Only the structure of a sparse result is computed
+//! ([`structure`]), because the program allocates memory for its elements.
 
 mod structure;
 
@@ -32,12 +33,13 @@ type Of<'a> = Option<&'a mut Library>;
 struct Matrix {
     rows: i64,
     columns: i64,
-    /// Elements that are there.
+    /// Number of stored elements.
     count: i64,
     kind: c_int,
     batch: c_int,
     is_sparse: bool,
-    /// Where rows start, of compressed rows, and the columns of elements: addresses, `cusparseIndexType_t`, and the first index, 0 or 1.
+    /// For compressed rows: addresses of row offsets and of the elements' columns, their `cusparseIndexType_t`, and the
+    /// first index, 0 or 1.
     offsets: *mut c_void,
     places: *mut c_void,
     offset_kind: c_int,
@@ -47,7 +49,7 @@ struct Matrix {
 
 type At<'a> = Option<&'a Matrix>;
 
-/// A matrix of no format.
+/// A matrix without a format.
 const NONE: Matrix = Matrix {
     rows: 0,
     columns: 0,
@@ -62,7 +64,7 @@ const NONE: Matrix = Matrix {
     base: 0,
 };
 
-/// What has settings that nothing here depends on.
+/// A descriptor whose settings have no effect.
 struct Settings;
 
 exports! {
@@ -205,12 +207,12 @@ exports! {
     ) -> Status { indices(handle, "csrsort", count) }
     fn cusparseCreateIdentityPermutation(handle: Of, count: c_int, _order: Pointer) -> Status { indices(handle, "identity", count) }
 
-    /// No diagonal element is zero.
+    /// Reports that no diagonal element is zero.
     fn cusparseXbsrsm2_zeroPivot(_handle: Of, _settings: *mut Settings, position: Out<c_int>) -> Status { wrote(position.put(-1)) }
     fn cusparseXbsrsv2_zeroPivot(_handle: Of, _settings: *mut Settings, position: Out<c_int>) -> Status { wrote(position.put(-1)) }
 }
 
-// Matrices of dense blocks.
+// Matrices of dense blocks (BSR).
 
 family! {
     cusparseSbsrmm F32, cusparseDbsrmm F64, cusparseCbsrmm C64, cusparseZbsrmm C128;
@@ -301,13 +303,13 @@ fn create<T>(place: Out<*mut T>, value: T) -> Status {
 
 fn destroy<T>(value: *mut T) -> Status {
     if !value.is_null() {
-        // SAFETY: it comes from `create`, and the program does not use it any more.
+        // SAFETY: the pointer comes from `create`, and cuSPARSE forbids programs to use it after its destruction.
         drop(unsafe { Box::from_raw(value) });
     }
     SUCCESS
 }
 
-/// Launches a kernel that is named by the first matrix, which is the sparse one, and the second.
+/// Launches a kernel whose name contains the first matrix, which is sparse, and the second.
 fn routine(handle: Of, name: &str, matrices: [At; 3]) -> Status {
     let Some(library) = handle else { return NOT_INITIALIZED };
     let [Some(first), Some(second), Some(third)] = matrices else { return INVALID_VALUE };
@@ -319,7 +321,7 @@ fn routine(handle: Of, name: &str, matrices: [At; 3]) -> Status {
     if batch > 1 {
         kernel = format!("{kernel} batch {batch}");
     }
-    // Two 32-bit indices for each element of a sparse matrix at most, as the program's are of either size.
+    // At most two 32-bit indices per element of a sparse matrix; the program's indices have 32 or 64 bits.
     let bytes = [first, second, third].into_iter().map(|matrix| {
         let count = u64::try_from(matrix.count).unwrap_or(0);
         kind.bytes(count) + if matrix.is_sparse { 8 * count } else { 0 }
@@ -328,14 +330,15 @@ fn routine(handle: Of, name: &str, matrices: [At; 3]) -> Status {
     SUCCESS
 }
 
-/// Launches a kernel that works on 32-bit indices.
+/// Launches a kernel on 32-bit indices.
 fn indices(handle: Of, name: &str, count: c_int) -> Status {
     let Some(library) = handle else { return NOT_INITIALIZED };
     streams::launch(library.stream, &format!("cusparse {name} {count}"), 8 * u64::try_from(count).unwrap_or(0));
     SUCCESS
 }
 
-/// Launches a kernel on a matrix of so many rows and columns of blocks, of which `count` are there, and a dense one of n columns.
+/// Launches a kernel on a sparse matrix of rows and columns of blocks, `count` of them stored, and a dense matrix of n
+/// columns.
 fn blocks(handle: Of, name: &str, kind: Kind, sizes: [c_int; 5]) -> Status {
     let Some(library) = handle else { return NOT_INITIALIZED };
     let [rows, columns, count, block, n] = sizes.map(|size| u64::try_from(size).unwrap_or(0));

@@ -1,5 +1,5 @@
-//! Owns where elements of sparse matrices are: products and sums of two of them, whose sizes the program must know. Their indices are read from
-//! memory and those of the result are computed; elements' values are not.
+//! Owns the structure of sparse results: products and sums of two sparse matrices, whose sizes the program must know.
+//! Indices are read from memory and the result's indices are computed; values are not computed.
 
 use super::{
     EXECUTION_FAILED, INVALID_VALUE, Matrix, Of, Pointer, SUCCESS, Settings, Status, create, destroy, routine, wrote,
@@ -15,21 +15,21 @@ use std::ffi::{c_int, c_void};
 const INDEX_32: c_int = 2;
 const INDEX_64: c_int = 3;
 
-/// Compressed rows: where each starts in the list of columns, and the columns of its elements, in order.
+/// Compressed rows: the offset of each row in the list of columns, and the sorted columns of its elements.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Rows {
     offsets: Vec<i64>,
     columns: Vec<i64>,
 }
 
-/// `cusparseSpGEMMDescr_t`: the product, once it is known.
+/// `cusparseSpGEMMDescr_t`: structure of the product, once it was computed.
 #[derive(Default)]
 struct Product(Option<Rows>);
 
 exports! {
     fn cusparseSpGEMM_createDescr(place: Out<*mut Product>) -> Status { create(place, Product::default()) }
     fn cusparseSpGEMM_destroyDescr(product: *mut Product) -> Status { destroy(product) }
-    /// Neither step takes a buffer on the device.
+    /// Neither this step nor the next needs a device buffer.
     fn cusparseSpGEMM_workEstimation(
         _handle: Of, _a_op: c_int, _b_op: c_int, _alpha: Pointer, _a: Option<&Matrix>, _b: Option<&Matrix>, _beta: Pointer,
         _c: Option<&Matrix>, _compute: c_int, _algorithm: c_int, _product: *mut Product, size: Out<usize>, _buffer: Pointer,
@@ -39,7 +39,7 @@ exports! {
         c: Option<&mut Matrix>, _compute: c_int, _algorithm: c_int, product: Option<&mut Product>, size: Out<usize>, _buffer: Pointer,
     ) -> Status {
         let (Some(a), Some(b), Some(c), Some(product)) = (a, b, c, product) else { return INVALID_VALUE };
-        // It is called once more for a size that is zero.
+        // Programs call this function again if the buffer size is zero.
         if product.0.is_none() {
             let Some(rows) = a.rows_of().zip(b.rows_of()).and_then(|(a, b)| multiply(&a, &b)) else { return no_indices("products") };
             c.count = rows.columns.len() as i64;
@@ -66,7 +66,7 @@ exports! {
         _workspace: Pointer,
     ) -> Status {
         let Some(sum) = add([m, n], [a_count, b_count], [a_rows, b_rows], [a_columns, b_columns]) else { return no_indices("sums") };
-        // SAFETY: there is room for an offset of each row, and the end.
+        // SAFETY: cuSPARSE requires space for an offset per row and the end.
         unsafe { put(&sum.offsets, c_rows.cast(), INDEX_32) };
         wrote(total.put(sum.columns.len() as c_int))
     }
@@ -92,7 +92,7 @@ family! {
     ) -> Status {
         let Some(library) = handle else { return INVALID_VALUE };
         let Some(sum) = add([m, n], [a_count, b_count], [a_rows, b_rows], [a_columns, b_columns]) else { return no_indices("sums") };
-        // SAFETY: there is room for as many as were counted before.
+        // SAFETY: cuSPARSE requires space for as many columns as the former step has counted.
         unsafe { put(&sum.columns, c_columns.cast(), INDEX_32) };
         let kind: Kind = kind;
         let elements = sum.columns.len() as u64 + u64::from(a_count.unsigned_abs()) + u64::from(b_count.unsigned_abs());
@@ -107,10 +107,10 @@ fn no_indices(what: &str) -> Status {
 }
 
 impl Matrix {
-    /// `None`: it has other than compressed rows, or indices that cannot be.
+    /// Structure of the matrix; `None` if it has no compressed rows or invalid indices.
     fn rows_of(&self) -> Option<Rows> {
         let (rows, count) = (usize::try_from(self.rows).ok()?, usize::try_from(self.count).ok()?);
-        // SAFETY: the matrix was described with as many.
+        // SAFETY: the program described the matrix with these numbers of rows and elements, as cuSPARSE requires.
         let [offsets, columns] = unsafe {
             [
                 read(self.offsets, rows + 1, self.offset_kind, self.base)?,
@@ -120,10 +120,10 @@ impl Matrix {
         Rows { offsets, columns }.checked(self.columns)
     }
 
-    /// Writes its indices to where the program wants them.
+    /// Writes the indices to the program's arrays.
     fn write(&self, rows: &Rows) {
         let shifted = |list: &[i64]| list.iter().map(|index| index + i64::from(self.base)).collect::<Vec<_>>();
-        // SAFETY: the program has made room for as many as it was told.
+        // SAFETY: cuSPARSE requires arrays for the number of elements that the former step returned.
         unsafe {
             put(&shifted(&rows.offsets), self.offsets, self.offset_kind);
             put(&shifted(&rows.columns), self.places, self.place_kind);
@@ -132,7 +132,7 @@ impl Matrix {
 }
 
 impl Rows {
-    /// Unless an offset or a column is out of bounds.
+    /// The rows, if all offsets and columns are in bounds.
     fn checked(self, columns: i64) -> Option<Rows> {
         let end = self.columns.len() as i64;
         let rises = self.offsets.first() == Some(&0) && self.offsets.is_sorted() && self.offsets.last() == Some(&end);
@@ -153,7 +153,7 @@ impl Rows {
     }
 }
 
-/// Where the product of two matrices has elements. `None`: their sizes do not fit.
+/// Structure of the product of two matrices; `None` if their sizes do not match.
 fn multiply(a: &Rows, b: &Rows) -> Option<Rows> {
     let inner = b.offsets.len() as i64 - 1;
     let fits = a.columns.iter().all(|&column| column < inner);
@@ -161,12 +161,12 @@ fn multiply(a: &Rows, b: &Rows) -> Option<Rows> {
     fits.then(|| Rows::of((0..a.offsets.len() - 1).map(row)))
 }
 
-/// Where the sum of two matrices with 32-bit indices has elements.
+/// Structure of the sum of two matrices with 32-bit indices.
 fn add(sizes: [c_int; 2], counts: [c_int; 2], offsets: [*const i32; 2], columns: [*const i32; 2]) -> Option<Rows> {
     let [rows, width] = sizes;
     let read = |which: usize| {
         let (rows, count) = (usize::try_from(rows).ok()?, usize::try_from(counts[which]).ok()?);
-        // SAFETY: there are as many.
+        // SAFETY: cuSPARSE requires that the arrays have `rows + 1` and `count` elements.
         let [offsets, columns] = unsafe {
             [read(offsets[which].cast(), rows + 1, INDEX_32, 0)?, read(columns[which].cast(), count, INDEX_32, 0)?]
         };
@@ -177,12 +177,12 @@ fn add(sizes: [c_int; 2], counts: [c_int; 2], offsets: [*const i32; 2], columns:
 }
 
 /// # Safety
-/// There are as many indices of this kind; the device's memory is the host's.
+/// `from` must have `count` indices of this kind; device memory is mapped in this process.
 unsafe fn read(from: *const c_void, count: usize, kind: c_int, base: c_int) -> Option<Vec<i64>> {
     if from.is_null() && count > 0 {
         return None;
     }
-    // SAFETY: the caller's.
+    // SAFETY: the array has `count` indices of this kind, as the functions that describe matrices require.
     let at = |index| unsafe {
         match kind {
             INDEX_32 => Some(i64::from(from.cast::<i32>().add(index).read())),
@@ -194,13 +194,13 @@ unsafe fn read(from: *const c_void, count: usize, kind: c_int, base: c_int) -> O
 }
 
 /// # Safety
-/// There is room for as many indices of this kind.
+/// `to` must have space for all indices, of this kind.
 unsafe fn put(indices: &[i64], to: *mut c_void, kind: c_int) {
     if to.is_null() {
         return;
     }
     for (at, &index) in indices.iter().enumerate() {
-        // SAFETY: the caller's.
+        // SAFETY: the array has space for all indices, as the functions that size the result require.
         unsafe {
             if kind == INDEX_64 {
                 to.cast::<i64>().add(at).write(index);
@@ -221,7 +221,8 @@ mod tests {
         Rows::of(dense.iter().map(places))
     }
 
-    /// Elements are all positive: the product of the dense matrices is zero where the sparse one has none.
+    /// All elements are positive, so the product of the dense matrices is zero only for missing elements of the sparse
+    /// product.
     #[test]
     fn a_product_has_elements_where_the_dense_one_has() {
         let a = rows(&[&[1, 0, 2], &[0, 0, 0], &[0, 3, 0]]);

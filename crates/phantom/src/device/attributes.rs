@@ -1,39 +1,40 @@
-//! Owns what programs can ask of a device: numbers by compute capability, as NVIDIA's documentation lists them, and what the cluster says.
+//! Owns device attributes: numbers by compute capability from NVIDIA's documentation, and properties from the cluster.
 
 use uniference_abi::gpus::Device;
 
-/// What all devices of a compute capability have alike: CUDA C++ Programming Guide 13, "Technical Specifications per Compute Capability".
+/// Properties of a compute capability: CUDA C++ Programming Guide 13, "Technical Specifications per Compute
+/// Capability".
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Architecture {
-    /// Threads that may reside on a multiprocessor.
+    /// Resident threads per multiprocessor.
     pub(crate) threads: u32,
-    /// Blocks that may.
+    /// Resident blocks per multiprocessor.
     pub(crate) blocks: u32,
-    /// Bytes of shared memory of a multiprocessor.
+    /// Bytes of shared memory per multiprocessor.
     pub(crate) shared: u32,
-    /// The same that a block may have if its kernel opts in.
+    /// Bytes of shared memory per block for kernels that opt in.
     pub(crate) shared_of_block: u32,
-    /// The same that the system takes of each block's.
+    /// Bytes of shared memory that the system reserves per block.
     pub(crate) shared_reserved: u32,
-    /// 32-bit registers of a multiprocessor.
+    /// 32-bit registers per multiprocessor.
     pub(crate) registers: u32,
-    /// Kernels may be launched in clusters of blocks.
+    /// Whether kernels can be launched in clusters of blocks.
     pub(crate) has_clusters: bool,
 }
 
-/// Bytes of shared memory that any kernel's block may have.
+/// Bytes of shared memory per block for any kernel.
 pub(crate) const SHARED_OF_BLOCK: u32 = 48 << 10;
-/// Threads of a block.
+/// Maximum threads per block.
 pub(crate) const THREADS_OF_BLOCK: u32 = 1024;
-/// The same in each dimension.
+/// Maximum threads per block in each dimension.
 pub(crate) const BLOCK: [u32; 3] = [1024, 1024, 64];
-/// Blocks of a grid in each dimension.
+/// Maximum blocks per grid in each dimension.
 pub(crate) const GRID: [u32; 3] = [0x7fff_ffff, 65535, 65535];
-/// Threads of a warp.
+/// Threads per warp.
 pub(crate) const WARP: u32 = 32;
 
 impl Architecture {
-    /// That of a compute capability, or of the next older one that is known.
+    /// Properties of a compute capability, or of the next older known one.
     pub(crate) fn of(capability: [u32; 2]) -> Architecture {
         const KIB: u32 = 1 << 10;
         let (threads, blocks, shared, reserved) = match (capability[0], capability[1]) {
@@ -57,8 +58,8 @@ impl Architecture {
         }
     }
 
-    /// Blocks of a kernel that can reside on a multiprocessor: the least that threads, registers, shared memory and slots allow (CUDA C++ Best
-    /// Practices Guide, "Occupancy"; registers are handed out to warps in units of 256).
+    /// Blocks of a kernel that can reside on a multiprocessor: the minimum over threads, registers, shared memory and
+    /// block slots (CUDA C++ Best Practices Guide, "Occupancy"; registers are allocated to warps in units of 256).
     pub(crate) fn occupancy(&self, threads: u32, registers: u32, shared: u32) -> u32 {
         if threads == 0 || threads > THREADS_OF_BLOCK || shared > self.shared_of_block {
             return 0;
@@ -72,9 +73,9 @@ impl Architecture {
     }
 }
 
-/// The answer to `cudaDeviceGetAttribute` and `cuDeviceGetAttribute`; `None`: there is no such attribute.
+/// Value of an attribute for `cudaDeviceGetAttribute` and `cuDeviceGetAttribute`; `None`: no such attribute.
 ///
-/// What is not known of a device, and what it cannot do here, is 0.
+/// Unknown properties and unsupported features are 0.
 pub(crate) fn attribute(device: &Device, number: i32) -> Option<i32> {
     let architecture = Architecture::of(device.capability);
     let [major, minor] = device.capability;
@@ -86,7 +87,7 @@ pub(crate) fn attribute(device: &Device, number: i32) -> Option<i32> {
         // Constant memory: the guide's "constant memory size".
         9 => 64 << 10,
         10 => WARP as i32,
-        // Greatest pitch of copies; what every device answers.
+        // Maximum pitch of copies, the same on every device.
         11 => i32::MAX,
         12 | 82 => architecture.registers as i32,
         13 => device.clock as i32,
@@ -94,8 +95,9 @@ pub(crate) fn attribute(device: &Device, number: i32) -> Option<i32> {
         14 | 30 => 512,
         51 => 32,
         16 => device.multiprocessors as i32,
-        // It can copy while it computes; maps memory of the host; runs several kernels at once; has error correction; addresses the host's
-        // memory as the host does; priorities of streams; caches; managed memory; preemption; cooperative launches; pinning; memory pools.
+        // Supported: overlap of copies and kernels; mapped host memory; concurrent kernels; error correction; unified
+        // addressing; stream priorities; caches; managed memory; preemption; cooperative launches; pinning; memory
+        // pools.
         15 | 19 | 31 | 32 | 41 | 78 | 79 | 80 | 83 | 89 | 90 | 91 | 95 | 99 | 115 => 1,
         33 => device.pci[1] as i32,
         34 => device.pci[2] as i32,
@@ -104,20 +106,20 @@ pub(crate) fn attribute(device: &Device, number: i32) -> Option<i32> {
         37 => device.memory_bus as i32,
         38 => device.l2 as i32,
         39 => architecture.threads as i32,
-        // Copies in each direction and within the device.
+        // Copy engines: one per direction and one within the device.
         40 => 3,
         75 => major as i32,
         76 => minor as i32,
         81 => architecture.shared as i32,
         97 => architecture.shared_of_block as i32,
-        // Stream memory operations, and virtual memory: what `cuMemCreate` and the like need, also to share it by descriptors.
+        // Stream memory operations, and virtual memory management (`cuMemCreate`) with sharing by descriptors.
         94 | 102 | 103 => 1,
         106 => architecture.blocks as i32,
         111 => architecture.shared_reserved as i32,
         120 => i32::from(architecture.has_clusters),
-        // Memory that several processes or devices share by handles of Windows, fabric or multicast; not done here.
+        // Not supported: memory sharing by Windows handles, fabric or multicast.
         104 | 105 | 110 | 116..=119 | 125 | 128 | 132 => 0,
-        // Number of memory synchronisation domains.
+        // Memory synchronisation domains.
         126 => {
             if major >= 9 {
                 4
@@ -137,7 +139,8 @@ pub(crate) fn attribute(device: &Device, number: i32) -> Option<i32> {
 mod tests {
     use super::*;
 
-    /// The least of: 2048 / 32 warps / 8 = 8 by threads; 65536 / (32 * 32 * 8) = 8 by registers; 228 KiB / (40 + 1) KiB = 5 by shared memory.
+    /// The minimum of: 2048 / 32 warps / 8 = 8 by threads; 65536 / (32 * 32 * 8) = 8 by registers; 228 KiB / (40 + 1)
+    /// KiB = 5 by shared memory.
     #[test]
     fn the_scarcest_resource_decides_how_many_blocks_reside() {
         let hopper = Architecture::of([9, 0]);

@@ -1,10 +1,11 @@
-//! Owns the limits that a program sets for what kernels take: runtime and driver know the same ones.
+//! Owns device limits that a program can set, which the runtime and the driver share.
 
 use crate::errors::{INVALID_VALUE, NO_DEVICE, Status, UNSUPPORTED_LIMIT};
 use std::sync::{Mutex, PoisonError};
 
-/// Stack, buffer of `printf`, heap, and three that devices of compute capability 9 and later do not have; fetches of the second-level
-/// cache, its persisting part. These are the driver's (CUDA Runtime API, `cudaDeviceGetLimit`).
+/// Stack size, `printf` buffer, heap, two limits that devices of compute capability 9 and later do not have, fetch
+/// granularity of the L2 cache, and its persisting part. The values are the driver's defaults (CUDA Runtime API,
+/// `cudaDeviceGetLimit`).
 static LIMITS: Mutex<[Option<usize>; 7]> =
     Mutex::new([Some(1024), Some(1 << 20), Some(8 << 20), None, None, Some(64), Some(0)]);
 

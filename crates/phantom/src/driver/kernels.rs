@@ -1,4 +1,4 @@
-//! Owns the driver's functions about modules and kernels.
+//! Owns the driver's functions for modules and kernels.
 
 use super::{LIBRARY, Pointer, driver};
 use crate::device::{self, find};
@@ -20,7 +20,7 @@ struct Configuration {
     count: c_uint,
 }
 
-/// `CUlaunchAttribute`, of which nothing is read.
+/// `CUlaunchAttribute`, which is not read.
 #[repr(C, align(8))]
 struct Attribute([u8; 72]);
 
@@ -40,7 +40,7 @@ fn launch(
     kernels::launch(function as usize, grid, block, shared as usize, stream, arguments).map_err(driver_error)
 }
 
-/// What is not a kernel is an invalid handle for the driver, and it knows no configurations.
+/// Error of the driver for an error of the runtime: unknown kernels and invalid configurations have other numbers.
 fn driver_error(status: Status) -> Status {
     match status {
         INVALID_DEVICE_FUNCTION => INVALID_HANDLE,
@@ -89,7 +89,7 @@ driver! {
     fn cuModuleLoadFatBinary(module: Out<Pointer>, image: *const u8) { load(module, image) }
     fn cuModuleLoad(module: Out<Pointer>, path: Text) {
         let path = path.get().ok_or(INVALID_VALUE)?;
-        // 301: there is no such file.
+        // 301: file not found.
         let image = std::fs::read(path).map_err(|_| 301)?;
         load(module, image.as_ptr())
     }
@@ -122,7 +122,7 @@ driver! {
     fn cuFuncSetAttribute(handle: Pointer, number: c_int, value: c_int) { set_attribute(handle, number, value) }
     fn cuFuncSetCacheConfig(handle: Pointer, _preference: c_int) { kernels::find(handle as usize).map(drop).map_err(driver_error) }
     fn cuFuncGetName(name: Out<*const c_char>, handle: Pointer) {
-        // Kernels stay, and so do their names.
+        // Kernels and their names are never freed.
         name.give(kernels::find(handle as usize).map_err(driver_error)?.text.as_ptr())
     }
     fn cuFuncGetModule(_module: Out<Pointer>, _handle: Pointer) { report(LIBRARY, "cuFuncGetModule"); Err(NOT_SUPPORTED) }
@@ -152,7 +152,7 @@ driver! {
         report(LIBRARY, "cuOccupancyMaxActiveClusters");
         Err(NOT_SUPPORTED)
     }
-    // A description of a tensor that kernels read; as they do not run, it holds the address alone.
+    // A tensor description that kernels read; since kernels compute nothing, it holds only the address.
     fn cuTensorMapEncodeTiled(
         map: Out<TensorMap>, _kind: c_int, rank: c_uint, at: usize, _sizes: *const u64, _strides: *const u64, _box: *const u32, _elements: *const u32,
         _interleave: c_int, _swizzle: c_int, _promotion: c_int, _fill: c_int,

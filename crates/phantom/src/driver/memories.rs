@@ -1,4 +1,4 @@
-//! Owns the driver's functions about memory.
+//! Owns the driver's memory functions.
 
 use super::{LIBRARY, Pointer, context, driver};
 use crate::device::{self, find};
@@ -49,7 +49,7 @@ fn copy(to: usize, from: usize, bytes: usize, stream: Handle) -> Result<(), Stat
     streams::copy(stream, Moved::line(to, from, bytes))
 }
 
-/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`: of memory by which other processes can be told of it.
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`: memory that can be exported by a file descriptor.
 const DESCRIPTOR: c_int = 1;
 
 fn check_kind(kind: c_int) -> Result<(), Status> {
@@ -60,7 +60,7 @@ fn check_kind(kind: c_int) -> Result<(), Status> {
     Err(NOT_SUPPORTED)
 }
 
-/// The device whose memory is asked for.
+/// Device of the requested memory.
 fn device_of(properties: Option<&Properties>) -> Result<usize, Status> {
     let location = properties.ok_or(INVALID_VALUE)?.location;
     if location.kind != 1 {
@@ -70,7 +70,7 @@ fn device_of(properties: Option<&Properties>) -> Result<usize, Status> {
     Ok(find(location.id)?.0)
 }
 
-/// Writes what `cuPointerGetAttribute` says.
+/// Writes the value of an attribute for `cuPointerGetAttribute`.
 fn pointer_attribute(data: Pointer, number: c_int, at: usize) -> Result<(), Status> {
     find(0)?;
     let place = memory::place(at);
@@ -83,7 +83,8 @@ fn pointer_attribute(data: Pointer, number: c_int, at: usize) -> Result<(), Stat
     if data.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the attribute says what is written: pointers and sizes of 8 bytes, numbers of 4, truth values of 1 (CUDA Driver API).
+    // SAFETY: the attribute determines what the program's buffer holds: pointers and sizes of 8 bytes, numbers of 4,
+    // booleans of 1 (CUDA Driver API).
     unsafe {
         match number {
             1 => *data.cast::<Pointer>() = context(device),
@@ -151,9 +152,9 @@ driver! {
     fn cuPointerGetAttributes(count: c_uint, numbers: Items<c_int>, data: Items<Pointer>, at: usize) {
         let count = count as usize;
         numbers.read(count).iter().zip(data.read(count)).for_each(|(number, data)| {
-            // What an address does not have is 0 there, and no error; the smallest value that is written has 4 bytes.
+            // Attributes that an address lacks are written as 0 without an error; the smallest such value has 4 bytes.
             if pointer_attribute(*data, *number, at).is_err() && !data.is_null() {
-                // SAFETY: the caller passes a place for each.
+                // SAFETY: the driver API requires that each entry of `data` points to space for its attribute.
                 unsafe { *(*data).cast::<u32>() = 0 };
             }
         });
@@ -224,7 +225,7 @@ driver! {
     }
     fn cuMemGetAllocationPropertiesFromHandle(properties: Out<Properties>, handle: u64) {
         let location = Location { kind: 1, id: memory::physical_device(handle)? as c_int };
-        // Type 1 is pinned to its device.
+        // Type 1: pinned to its device.
         properties.give(Properties { kind: 1, handles: 0, location, security: null_mut(), flags: [0; 8] })
     }
 }

@@ -1,4 +1,4 @@
-//! Owns the driver's functions about streams, events and graphs.
+//! Owns the driver's functions for streams, events and graphs.
 
 use super::{Context, Pointer, context, driver};
 use crate::errors::*;

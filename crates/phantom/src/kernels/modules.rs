@@ -1,7 +1,7 @@
-//! Owns modules: binaries that programs load while they run, as Triton does, and what they say of their kernels.
+//! Owns modules: binaries that programs load at run time, as Triton does, and the kernels and variables in them.
 //!
-//! A binary (cubin) is an ELF file. What a kernel needs stands in sections `.nv.info`, in records that NVIDIA does not document; their numbers
-//! are those that `cuobjdump -elf` names, of which only those below are read.
+//! A binary (cubin) is an ELF file. Sections `.nv.info` contain the resource needs of kernels, in records that NVIDIA
+//! does not document; their numbers are those that `cuobjdump -elf` prints. Only the following records are read.
 
 use super::{Needs, add};
 use crate::device::THREADS_OF_BLOCK;
@@ -14,13 +14,14 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString};
 use std::sync::{Mutex, PoisonError};
 
-/// Records of `.nv.info`: of a symbol its registers, and its stack; of a kernel its greatest block.
+/// Records of `.nv.info`: registers and stack size of a symbol; maximum block size of a kernel.
 const REGISTERS: u8 = 0x2f;
 const FRAME: u8 = 0x11;
 const MAX_THREADS: u8 = 0x05;
 
-/// Of compute capability 9.0 and more a kernel's shared memory begins with what the driver has of each block, which its section counts and
-/// `cuFuncGetAttribute` does not: as `ptxas --verbose` says of what it has compiled. A section of this name, empty or not, says that it is so.
+/// On compute capability 9.0 and later, the driver reserves the first bytes of each block's shared memory. The section
+/// of a kernel includes these bytes, `cuFuncGetAttribute` does not, as `ptxas --verbose` shows. A section of this name,
+/// empty or not, marks such binaries.
 const DRIVERS: &str = ".nv.shared.reserved.0";
 const DRIVERS_SHARED: u32 = 1024;
 
@@ -28,25 +29,26 @@ static MODULES: Mutex<BTreeMap<usize, Module>> = Mutex::new(BTreeMap::new());
 
 #[derive(Default)]
 struct Module {
-    /// `None`: what the module holds is not known, as it was not compiled for a device; any name is one of its kernels.
+    /// Kernels by name. `None`: unknown, because the module was not compiled for a device; any name is one of its
+    /// kernels.
     kernels: Option<BTreeMap<Box<str>, Needs>>,
-    /// Sizes of its variables.
+    /// Sizes of its variables, by name.
     variables: BTreeMap<Box<str>, usize>,
-    /// Handles of those that somebody has asked for.
+    /// Handles of kernels that were requested.
     handles: BTreeMap<Box<str>, usize>,
-    /// Addresses of variables, the same.
+    /// Addresses of variables that were requested.
     addresses: BTreeMap<Box<str>, usize>,
 }
 
-/// Loads a module from memory; its handle.
+/// Loads a module from memory and returns its handle.
 pub(crate) fn load(image: *const u8) -> Result<usize, Status> {
     if image.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: an image starts with a number of at least 4 bytes that says what it is.
+    // SAFETY: every image format that CUDA accepts starts with at least 4 bytes.
     let is_elf = unsafe { std::slice::from_raw_parts(image, 4) } == b"\x7fELF";
     let module = if is_elf {
-        // SAFETY: it is an ELF file as a whole.
+        // SAFETY: CUDA requires that the program passes a complete image, which starts as an ELF file.
         read(unsafe { file(image) }).ok_or(200)?
     } else {
         Module::default()
@@ -57,13 +59,13 @@ pub(crate) fn load(image: *const u8) -> Result<usize, Status> {
     Ok(handle)
 }
 
-/// Unloads a module. Its kernels' handles stay.
+/// Unloads a module. Handles of its kernels stay valid.
 pub(crate) fn unload(module: usize) -> Result<(), Status> {
     let module = MODULES.lock().unwrap_or_else(PoisonError::into_inner).remove(&module).ok_or(INVALID_VALUE)?;
     module.addresses.into_values().try_for_each(memory::free)
 }
 
-/// The handle of a kernel of a module.
+/// Handle of a module's kernel.
 pub(crate) fn function(module: usize, name: &CStr) -> Result<usize, Status> {
     let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
     let module = modules.get_mut(&module).ok_or(INVALID_VALUE)?;
@@ -80,14 +82,14 @@ pub(crate) fn function(module: usize, name: &CStr) -> Result<usize, Status> {
     Ok(handle)
 }
 
-/// Names of all kernels of a module, in order.
+/// Names of all kernels of a module, sorted.
 pub(crate) fn names(module: usize) -> Result<Vec<CString>, Status> {
     let modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
     let kernels = modules.get(&module).ok_or(INVALID_VALUE)?.kernels.as_ref().ok_or(INVALID_VALUE)?;
     Ok(kernels.keys().filter_map(|name| CString::new(&**name).ok()).collect())
 }
 
-/// Where a variable of a module is on a device, and its size.
+/// Address and size of a module's variable on a device.
 pub(crate) fn variable(module: usize, name: &str, device: usize) -> Result<(usize, usize), Status> {
     let mut modules = MODULES.lock().unwrap_or_else(PoisonError::into_inner);
     let module = modules.get_mut(&module).ok_or(INVALID_SYMBOL)?;
@@ -99,12 +101,12 @@ pub(crate) fn variable(module: usize, name: &str, device: usize) -> Result<(usiz
     Ok((at, bytes))
 }
 
-/// All of an ELF file, of which the start is known: it ends with its last section or table of headers.
+/// The bytes of an ELF file: it ends with its last section or header table.
 ///
 /// # Safety
-/// `image` is the start of an ELF file of 64 bits.
+/// `image` must be the start of a complete 64-bit ELF file.
 unsafe fn file<'a>(image: *const u8) -> &'a [u8] {
-    // SAFETY: the caller's; the header is 64 bytes, and says where its tables are.
+    // SAFETY: `load` passes a complete ELF file; the 64-byte header states where its tables are.
     unsafe {
         let header = &*image.cast::<FileHeader64<LE>>();
         let (start, count) = (header.e_shoff.get(LE) as usize, usize::from(header.e_shnum.get(LE)));
@@ -117,7 +119,7 @@ unsafe fn file<'a>(image: *const u8) -> &'a [u8] {
     }
 }
 
-/// `None`: it is not as the format wants it.
+/// Reads an ELF file; `None` if its format is invalid.
 fn read(data: &[u8]) -> Option<Module> {
     let header = FileHeader64::<LE>::parse(data).ok()?;
     let sections = header.sections(LE, data).ok()?;
@@ -132,7 +134,8 @@ fn read(data: &[u8]) -> Option<Module> {
             continue;
         };
         match symbol.st_type() {
-            // Only kernels have sections of their own that are named for them; functions of devices do, too, and are not asked for.
+            // Only kernels have sections named after them. Device functions have them as well, but programs do not
+            // request these.
             STT_FUNC => drop(
                 kernels.insert(name.into(), Needs { registers: 0, shared: 0, local: 0, threads: THREADS_OF_BLOCK }),
             ),
@@ -165,7 +168,8 @@ fn read(data: &[u8]) -> Option<Module> {
     Some(Module { kernels: Some(kernels), variables, ..Module::default() })
 }
 
-/// Each record's attribute and value: a byte for the format, one for the attribute, two for a value or, in format 4, for the length of one.
+/// Attribute and value of each record: a byte for the format, a byte for the attribute, two bytes for a value or, in
+/// format 4, for the length of a value.
 fn records(mut data: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     std::iter::from_fn(move || {
         let (head, rest) = data.split_at_checked(4)?;
@@ -182,7 +186,7 @@ mod tests {
     use object::write::{Object, Symbol, SymbolSection};
     use object::{Architecture, BinaryFormat, Endianness, SectionKind, SymbolFlags, SymbolKind, SymbolScope};
 
-    /// Format 3 with a value in the record; format 4 with 8 bytes: symbol 5 has 32 registers.
+    /// Format 3 has its value in the record; format 4 with 8 bytes says that symbol 5 has 32 registers.
     #[test]
     fn records_of_both_forms_are_read() {
         let data = [3, 0x19, 16, 0, 4, REGISTERS, 8, 0, 5, 0, 0, 0, 32, 0, 0, 0, 4, FRAME, 99, 0];
@@ -190,7 +194,8 @@ mod tests {
         assert_eq!(read, [(0x19, &[][..]), (REGISTERS, &[5, 0, 0, 0, 32, 0, 0, 0][..])]);
     }
 
-    /// As `ptxas` writes one with 256 bytes of its own, and one without any, for capability 8.9 and for 9.0.
+    /// Sections as `ptxas` writes them for a kernel with 256 bytes of its own and one with none, for capability 8.9 and
+    /// for 9.0.
     #[test]
     fn shared_memory_of_the_driver_is_not_the_kernels() {
         let needs = |drivers: &[(&str, u64)], own: u64| {

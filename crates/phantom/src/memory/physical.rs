@@ -1,5 +1,5 @@
-//! Owns the driver's management of virtual memory: addresses that are reserved, memory that is created apart from them, and what of it is
-//! mapped where. Expandable segments of PyTorch's allocator are made of it, and its symmetric memory, which other processes map as well.
+//! Owns the driver's virtual memory management: reserved addresses, physical memory, and its mappings. PyTorch's
+//! allocator builds expandable segments from them, and symmetric memory that other processes map, too.
 
 use super::shared::{Part, map_shared};
 use super::{Block, GRANULE, Kind, MOVES, Memory, lock, provide, withdraw};
@@ -8,22 +8,22 @@ use crate::unimplemented::report;
 use std::ffi::c_int;
 use std::sync::PoisonError;
 
-/// Memory without an address.
+/// Physical memory, which has no address.
 #[derive(Debug)]
 pub(super) struct Physical {
     device: usize,
     bytes: usize,
-    /// Handles and mappings that keep it.
+    /// Number of handles and mappings that keep the memory.
     uses: usize,
     was_mapped: bool,
-    /// Other processes may be told of it.
+    /// May be exported to other processes.
     is_shareable: bool,
-    /// Once they were.
+    /// Its shared file, once it was exported.
     part: Option<Part>,
 }
 
-/// Creates memory of a device: `cuMemCreate`. What `is_shareable` is private until it is handed out: PyTorch's allocator has all of its expandable
-/// segments made so, and hands none out.
+/// Creates physical memory of a device: `cuMemCreate`. Shareable memory stays private until it is exported: PyTorch's
+/// allocator creates all expandable segments as shareable and exports none.
 pub(crate) fn physical(device: usize, bytes: usize, is_shareable: bool) -> Result<u64, Status> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE) {
         return Err(INVALID_VALUE);
@@ -34,7 +34,7 @@ pub(crate) fn physical(device: usize, bytes: usize, is_shareable: bool) -> Resul
     Ok(memory.add(Physical { device, bytes, uses: 1, was_mapped: false, is_shareable, part: None }))
 }
 
-/// A descriptor of memory that other processes may map: `cuMemExportToShareableHandle`. `rank` is the one on whose GPU it is.
+/// Exports memory as a descriptor: `cuMemExportToShareableHandle`. `rank` owns the GPU of the memory.
 pub(crate) fn descriptor(handle: u64, rank: u32) -> Result<c_int, Status> {
     let _nobody_moves = MOVES.write().unwrap_or_else(PoisonError::into_inner);
     let mut memory = lock();
@@ -48,7 +48,7 @@ pub(crate) fn descriptor(handle: u64, rank: u32) -> Result<c_int, Status> {
     physical.part.insert(part).descriptor()
 }
 
-/// Memory that another process has created, or this one: `cuMemImportFromShareableHandle`.
+/// Imports memory of another process or of this one: `cuMemImportFromShareableHandle`.
 pub(crate) fn import(descriptor: c_int) -> Result<u64, Status> {
     let part = Part::of(descriptor)?;
     let (device, bytes) = (part.device(), part.bytes());
@@ -57,13 +57,13 @@ pub(crate) fn import(descriptor: c_int) -> Result<u64, Status> {
     Ok(memory.devices()?.add(Physical { device, bytes, uses: 1, was_mapped: false, is_shareable: true, part }))
 }
 
-/// The device whose memory it is.
+/// Device of the memory.
 pub(crate) fn physical_device(handle: u64) -> Result<usize, Status> {
     let mut memory = lock();
     memory.devices()?.physical.get(&handle).map(|physical| physical.device).ok_or(INVALID_VALUE)
 }
 
-/// The handle of what is mapped at an address.
+/// Handle of the memory that is mapped at an address.
 pub(crate) fn mapped_at(at: usize) -> Result<u64, Status> {
     let mut memory = lock();
     let memory = memory.devices()?;
@@ -71,20 +71,20 @@ pub(crate) fn mapped_at(at: usize) -> Result<u64, Status> {
     memory.physical.get(handle).filter(|physical| at < start + physical.bytes).map(|_| *handle).ok_or(INVALID_VALUE)
 }
 
-/// One more handle of it.
+/// Adds a reference to the handle.
 pub(crate) fn retain(handle: u64) -> Result<(), Status> {
     let mut memory = lock();
     memory.devices()?.physical.get_mut(&handle).ok_or(INVALID_VALUE)?.uses += 1;
     Ok(())
 }
 
-/// One less; the last one, and the last mapping, free the memory.
+/// Drops a reference; the memory is freed with its last reference and last mapping.
 pub(crate) fn release(handle: u64) -> Result<(), Status> {
     let mut memory = lock();
     memory.devices()?.release(handle)
 }
 
-/// Reserves addresses: at `at`, if that is free.
+/// Reserves addresses: from `at` on, if they are free.
 pub(crate) fn address_reserve(device: usize, bytes: usize, align: usize, at: usize) -> Result<usize, Status> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE) || !(align == 0 || align.is_power_of_two()) {
         return Err(INVALID_VALUE);
@@ -99,7 +99,7 @@ pub(crate) fn address_reserve(device: usize, bytes: usize, align: usize, at: usi
     Ok(at)
 }
 
-/// Gives reserved addresses back, all at once and with nothing mapped.
+/// Frees a whole reservation, which must have no mappings.
 pub(crate) fn address_free(at: usize, bytes: usize) -> Result<(), Status> {
     let mut memory = lock();
     let memory = memory.devices()?;
@@ -132,7 +132,7 @@ pub(crate) fn map(at: usize, bytes: usize, offset: usize, handle: u64) -> Result
     Ok(())
 }
 
-/// The reverse, for one mapping or several in a row.
+/// Unmaps one mapping or several adjacent ones.
 pub(crate) fn unmap(at: usize, bytes: usize) -> Result<(), Status> {
     let mut memory = lock();
     let memory = memory.devices()?;
@@ -146,7 +146,7 @@ pub(crate) fn unmap(at: usize, bytes: usize) -> Result<(), Status> {
     Ok(())
 }
 
-/// Who may use mapped memory: everybody may here, but there must be some.
+/// Checks that a range is mapped. Access rights are not modelled: every device may access it.
 pub(crate) fn set_access(at: usize, bytes: usize) -> Result<(), Status> {
     let mut memory = lock();
     memory.devices()?.holds(at, bytes, Kind::Mapped)
@@ -159,7 +159,7 @@ impl Memory {
         self.last_physical
     }
 
-    /// What is mapped at an address, if other processes may map it too: where it begins.
+    /// Shareable memory that is mapped at an address, and the address where it starts.
     pub(super) fn part_at(&self, at: usize) -> Option<(usize, &Part)> {
         let (start, handle) = self.mapped.range(..=at).next_back()?;
         let part = self.physical.get(handle)?.part.as_ref()?;
@@ -170,7 +170,7 @@ impl Memory {
         let physical = self.physical.get_mut(&handle).ok_or(INVALID_VALUE)?;
         physical.uses -= 1;
         if physical.uses == 0 {
-            // What another process has created is in its books.
+            // Imported memory is charged to the process that created it.
             if physical.part.as_ref().is_none_or(Part::is_own) {
                 self.devices[physical.device].used.now -= physical.bytes as u64;
             }
@@ -180,7 +180,7 @@ impl Memory {
     }
 
     /// # Errors
-    /// If blocks of this kind do not fill the range.
+    /// If the range is not covered by blocks of this kind.
     fn holds(&self, at: usize, bytes: usize, kind: Kind) -> Result<(), Status> {
         let mut next = at;
         while next < at + bytes {
@@ -193,7 +193,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Puts a block into a range, or nothing; of the blocks there, what is outside of the range stays.
+    /// Replaces a range by `new`, or by nothing; parts of old blocks outside of the range stay.
     fn replace(&mut self, at: usize, bytes: usize, new: Option<Block>) {
         let first = self.blocks.range(..=at).next_back().map_or(at, |(start, _)| *start);
         let old: Vec<(usize, Block)> = self.blocks.range(first..at + bytes).map(|(a, b)| (*a, *b)).collect();

@@ -1,21 +1,21 @@
-//! Owns which addresses of a window are taken. It touches no memory.
+//! Owns the free addresses of a window. It touches no memory.
 
 use std::collections::BTreeMap;
 
-/// Free ranges of addresses, in order, none next to another.
+/// Free address ranges in order, none adjacent to another.
 #[derive(Debug)]
 pub(super) struct Ranges {
-    /// Start and length.
+    /// Length by start.
     free: BTreeMap<usize, usize>,
 }
 
 impl Ranges {
-    /// All of a window is free.
+    /// A window whose addresses are all free.
     pub(super) fn new(start: usize, bytes: usize) -> Ranges {
         Ranges { free: BTreeMap::from([(start, bytes)]) }
     }
 
-    /// Takes the first range that is long enough, at a multiple of `align`.
+    /// Reserves the first range that is long enough, at a multiple of `align`.
     pub(super) fn take(&mut self, bytes: usize, align: usize) -> Option<usize> {
         let (start, length, at) = self.free.iter().find_map(|(start, length)| {
             let at = start.next_multiple_of(align);
@@ -25,7 +25,7 @@ impl Ranges {
         Some(at)
     }
 
-    /// Takes these addresses. False: they are not free.
+    /// Reserves these addresses; false if they are not free.
     pub(super) fn take_at(&mut self, at: usize, bytes: usize) -> bool {
         match self.free.range(..=at).next_back() {
             Some((start, length)) if at + bytes <= start + length => {
@@ -47,7 +47,7 @@ impl Ranges {
         }
     }
 
-    /// Frees what was taken.
+    /// Frees a reserved range.
     pub(super) fn put(&mut self, at: usize, bytes: usize) {
         let (mut start, mut end) = (at, at + bytes);
         if let Some((before, length)) = self.free.range(..at).next_back().map(|(b, l)| (*b, *l))
@@ -61,7 +61,7 @@ impl Ranges {
         self.free.insert(start, end - start);
     }
 
-    /// Whether these addresses are all that is free.
+    /// Whether the free addresses are exactly this range.
     pub(super) fn is_all(&self, start: usize, bytes: usize) -> bool {
         self.free.len() == 1 && self.free.get(&start) == Some(&bytes)
     }

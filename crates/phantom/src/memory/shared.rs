@@ -1,8 +1,9 @@
-//! Owns memory of devices that other processes use, too: it is named by a handle that programs pass on (CUDA's IPC), or by a descriptor (virtual
-//! memory that was created for it), and lies in a file of the memory that the processes map. What was in it stays in it when it is handed out.
+//! Owns device memory that several processes map: a file of the memory (`memfd`), named by a handle (CUDA IPC) or by a
+//! descriptor (virtual memory that was created as shareable). Its bytes stay the same when it is exported.
 //!
-//! A handle is the same in every run: programs send it to each other, and how long what they send is may depend on its bytes. Where the file is
-//! that it names is said by a link in the folder of the command's libraries, which goes with the folder.
+//! A handle has the same bytes in every run, because programs send handles to each other, and the length of a message
+//! may depend on its bytes. A symbolic link in the folder of the command's libraries names the handle's file and is
+//! deleted with the folder.
 
 use super::sparse::{self, Owner, SharedFile};
 use super::{Block, GRANULE, Kind, MOVES, Memory, Place, lock, place, withdraw};
@@ -24,35 +25,35 @@ use uniference_protocol::descriptors::lift;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemHandle {
-    /// [`MAGIC`], which tells handles of this library from others.
+    /// [`MAGIC`], which distinguishes this library's handles from others.
     magic: u64,
-    /// Of the file: the rank on whose GPU it is, and how many its processes have handed out before.
+    /// Rank that owns the file, and the number of files that the rank's processes exported before.
     rank: u32,
     number: u32,
-    /// Bytes of the range that is shared.
+    /// Bytes of the shared range.
     bytes: u64,
-    /// Of the allocation within the range.
+    /// Offset of the allocation in the range.
     offset: u64,
-    /// The device's number in the host.
+    /// The device's number on its host.
     device: u32,
     reserved: [u32; 7],
 }
 
-/// What names of files begin with; the rank follows, a number, and the device.
+/// Prefix of file names, followed by rank, number and device.
 const NAME: &str = "uniference-gpu-";
 
 const MAGIC: u64 = u64::from_le_bytes(*b"unifrIPC");
 
 /// A range that other processes may map.
 pub(super) struct Exported {
-    /// It is there for as long as it is open.
+    /// Keeps the memory alive while it is open.
     file: OwnedFd,
     bytes: usize,
     key: Key,
 }
 
 impl Exported {
-    /// Of zeros, on a rank's GPU.
+    /// Creates a file of zeros on the rank's GPU.
     fn new(rank: u32, device: usize, bytes: usize) -> Result<Exported, Status> {
         let (key, file) = Key::claim(rank, device)?;
         rustix::fs::ftruncate(&file, bytes as u64).map_err(|_| OUT_OF_MEMORY)?;
@@ -60,37 +61,37 @@ impl Exported {
     }
 }
 
-/// What a file is found by.
+/// Identifies an exported file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
     rank: u32,
     number: u32,
-    /// On which it is, by its number in the host.
+    /// Number of the device on its host.
     device: u32,
 }
 
-/// A range of another process's.
+/// A range that another process has exported.
 pub(super) struct Opened {
     file: OwnedFd,
     key: Key,
     device: usize,
     bytes: usize,
-    /// How often it was opened.
+    /// Number of times that it was opened and not closed.
     uses: usize,
 }
 
-/// Memory that was created to be mapped by several processes.
+/// Physical memory that several processes may map.
 #[derive(Debug)]
 pub(super) struct Part {
     file: OwnedFd,
     bytes: usize,
     key: Key,
-    /// This process has created it.
+    /// Created by this process.
     is_own: bool,
 }
 
 impl Part {
-    /// On a rank's GPU; with what is there, if it is mapped already.
+    /// Shareable memory on the rank's GPU; `mapped` is the address of its current contents, if it is mapped.
     pub(super) fn new(rank: u32, device: usize, bytes: usize, mapped: Option<usize>) -> Result<Part, Status> {
         let Exported { file, key, .. } = match mapped {
             Some(at) => share(at, bytes, rank, device)?,
@@ -99,17 +100,17 @@ impl Part {
         Ok(Part { file, bytes, key, is_own: true })
     }
 
-    /// What a descriptor of the program's is of.
+    /// The memory that a descriptor of the program names.
     pub(super) fn of(descriptor: c_int) -> Result<Part, Status> {
         let path = std::fs::read_link(format!("/proc/self/fd/{descriptor}")).map_err(|_| INVALID_VALUE)?;
         let key = Key::named(&path.to_string_lossy()).ok_or(INVALID_VALUE)?;
-        // SAFETY: the program's, which stays open during the call.
+        // SAFETY: the program keeps its descriptor open during the call.
         let file = lift(unsafe { BorrowedFd::borrow_raw(descriptor) }.try_clone_to_owned().map_err(|_| OUT_OF_MEMORY)?);
         let bytes = rustix::fs::fstat(&file).map_err(|_| INVALID_VALUE)?.st_size as usize;
         Ok(Part { file, bytes, key, is_own: false })
     }
 
-    /// One for the program to keep, which another process can be sent.
+    /// A new descriptor for the program, which can be sent to another process.
     pub(super) fn descriptor(&self) -> Result<c_int, Status> {
         self.file.try_clone().map(IntoRawFd::into_raw_fd).map_err(|_| OUT_OF_MEMORY)
     }
@@ -122,7 +123,7 @@ impl Part {
         self.bytes
     }
 
-    /// On which device of this process it is; the current one, if it is on none.
+    /// Ordinal of its device in this process; the current device if this process does not see that device.
     pub(super) fn device(&self) -> usize {
         device::ordinal(self.key.device as usize).unwrap_or(device::current())
     }
@@ -132,9 +133,9 @@ impl Part {
     }
 }
 
-/// Names an allocation for other processes, with the rank on whose GPU it is, which `rank` knows by the device.
+/// Exports an allocation as an IPC handle. `rank` returns the rank that owns a device.
 pub(crate) fn export(at: usize, rank: impl FnOnce(usize) -> u32) -> Result<MemHandle, Status> {
-    // Who is asked may come back for memory.
+    // `rank` may call this module again, so the state must not be locked.
     let Place::Device { device, .. } = place(at) else { return Err(INVALID_VALUE) };
     let rank = rank(device);
     let _nobody_moves = MOVES.write().unwrap_or_else(PoisonError::into_inner);
@@ -142,7 +143,7 @@ pub(crate) fn export(at: usize, rank: impl FnOnce(usize) -> u32) -> Result<MemHa
     memory.devices()?.export(at, rank)
 }
 
-/// Maps what a handle names, once however often it is opened.
+/// Maps the memory that a handle names; a range that is opened several times is mapped once.
 pub(crate) fn open(handle: &MemHandle) -> Result<usize, Status> {
     let mut memory = lock();
     let memory = memory.devices()?;
@@ -150,19 +151,19 @@ pub(crate) fn open(handle: &MemHandle) -> Result<usize, Status> {
         return Err(INVALID_VALUE);
     }
     if memory.devices.iter().flat_map(|pool| pool.exported.values()).any(|exported| exported.key == handle.key()) {
-        // As the driver does: who has the memory need not open it.
+        // The driver does the same: the exporting process must not open its own handle.
         return Err(INVALID_CONTEXT);
     }
     memory.open(handle)
 }
 
-/// The reverse, for an address that `open` has returned.
+/// Closes an address that `open` has returned.
 pub(crate) fn close(at: usize) -> Result<(), Status> {
     let mut memory = lock();
     memory.devices()?.close(at)
 }
 
-/// The rank on whose GPU memory lies that another process has; `None`: this process has it, or nobody.
+/// Rank that owns the imported memory at `at`; `None` if it is local or unmapped.
 pub(crate) fn rank_of(at: usize) -> Option<u32> {
     let mut memory = lock();
     let memory = memory.devices().ok()?;
@@ -171,7 +172,7 @@ pub(crate) fn rank_of(at: usize) -> Option<u32> {
 }
 
 impl Memory {
-    /// The file in which the memory at an address is, of which other processes have some: where it is mapped, and how far.
+    /// File of the shared memory at `at` with its address, and the address where it ends.
     pub(super) fn shared_at(&self, at: usize) -> Option<(SharedFile, usize)> {
         let (start, block) = self.blocks.range(..=at).next_back()?;
         let (start, bytes, file) = if block.kind == Kind::Opened {
@@ -238,17 +239,18 @@ impl Memory {
     }
 }
 
-/// What is shared of an allocation: all of it, or the granule that it has with others.
+/// The range that is shared for an allocation: the allocation itself, or its granule if it shares one with others.
 fn range_of(start: usize, block: Block) -> (usize, usize) {
     if block.kind == Kind::Small { (start / GRANULE * GRANULE, GRANULE) } else { (start, block.bytes) }
 }
 
-/// Puts a file in the place of private memory, with what was there. Nobody moves bytes meanwhile by functions of CUDA; what other threads write
-/// there by themselves just then, as operators of the host do into memory that is shared as well, may be lost.
+/// Replaces private memory by a file with the same bytes. `MOVES` blocks CUDA copies meanwhile; a concurrent direct
+/// write by another thread, such as a CPU operator that writes to memory shared with the host, may be lost.
 fn share(start: usize, bytes: usize, rank: u32, device: usize) -> Result<Exported, Status> {
     let exported = Exported::new(rank, device, bytes)?;
     let file = &exported.file;
-    // SAFETY: a new mapping, anywhere, which nobody else knows; the range is ours, private and anonymous.
+    // SAFETY: no other code knows the address of the new mapping; the source range is private, anonymous memory of this
+    // module.
     unsafe {
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
         let there = mmap(std::ptr::null_mut(), bytes, access, flags, file, 0).map_err(|_| OUT_OF_MEMORY)?;
@@ -262,7 +264,7 @@ fn share(start: usize, bytes: usize, rank: u32, device: usize) -> Result<Exporte
 
 pub(super) fn map_shared(start: usize, bytes: usize, file: &OwnedFd) -> Result<(), Status> {
     let flags = MapFlags::SHARED | MapFlags::NORESERVE | MapFlags::FIXED;
-    // SAFETY: the range is in a window, and was taken by the caller.
+    // SAFETY: the range is in a device's window, and the calling function has reserved it.
     let mapped = unsafe { mmap(start as *mut c_void, bytes, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0) };
     mapped.map(drop).map_err(|_| OUT_OF_MEMORY)
 }
@@ -274,10 +276,11 @@ impl MemHandle {
 }
 
 impl Key {
-    /// The next that no process of the rank's has had, and a file that is found by it. A number is never used again: somebody may still have the
-    /// memory that it has named.
+    /// Claims the next number that no process of the rank has used, and creates its file. Numbers are never reused,
+    /// because another process may still have the memory of that number open.
     fn claim(rank: u32, device: usize) -> Result<(Key, OwnedFd), Status> {
-        // Below are those that this process has had, or found taken; of one rank alone, as others are rare.
+        // Lower numbers were used by this process or found in use. Processes with several ranks are rare, so all ranks
+        // share the counter.
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let folder = folder().ok_or(NOT_SUPPORTED)?;
         for key in
@@ -305,7 +308,7 @@ impl Key {
         format!("{NAME}{}-{}-{}", self.rank, self.number, self.device)
     }
 
-    /// Of a file as the kernel names it: `/memfd:uniference-gpu-1-0-1 (deleted)`.
+    /// Parses the kernel's name of a file: `/memfd:uniference-gpu-1-0-1 (deleted)`.
     fn named(path: &str) -> Option<Key> {
         let (_, name) = path.trim_end_matches(" (deleted)").split_once(&format!(":{NAME}"))?;
         let mut numbers = name.split('-').map(|number| number.parse().ok());
@@ -313,7 +316,7 @@ impl Key {
         Some(Key { rank: next()?, number: next()?, device: next()? })
     }
 
-    /// Of another process of this machine, if it is there and has this many bytes.
+    /// Opens the file of another process on this machine, if it exists and has `bytes` bytes.
     fn file(self, bytes: usize) -> Result<OwnedFd, Status> {
         let link = folder().map(|folder| folder.join(self.name())).ok_or(NOT_SUPPORTED)?;
         let target = std::fs::read_link(&link).and_then(std::fs::read_link);
@@ -330,7 +333,7 @@ impl Key {
     }
 }
 
-/// Of the command's libraries.
+/// The folder of the command's libraries.
 #[cfg(not(test))]
 fn folder() -> Option<PathBuf> {
     let preloaded = std::env::var_os(uniference_abi::gpus::PRELOAD)?;
@@ -351,11 +354,11 @@ mod tests {
     use std::os::fd::FromRawFd;
 
     fn byte(at: usize) -> u8 {
-        // SAFETY: the caller has allocated it.
+        // SAFETY: each test has allocated or opened the address.
         unsafe { *(at as *const u8) }
     }
 
-    /// As another process would open it.
+    /// Opens a handle as another process would.
     fn opened(handle: &MemHandle) -> usize {
         lock().devices().unwrap().open(handle).unwrap()
     }
@@ -374,10 +377,10 @@ mod tests {
             assert_eq!((byte(there + 7), byte(there + 8), rank_of(there + 7), rank_of(at)), (5, 0, Some(41), None));
             set(there + 8, &[6], 1).unwrap();
             assert_eq!(byte(at + 8), 6);
-            // Zeros are seen by both, in whole pages and in parts of them.
+            // Both mappings see zeros, in whole pages and in parts of them.
             set(at, &[0], bytes).unwrap();
             assert_eq!((byte(there + 7), byte(there + 8)), (0, 0));
-            // Opened again it is where it was; it goes when both have closed it.
+            // A second open returns the same address, which is unmapped when both are closed.
             assert_eq!((opened(&handle), free(there)), (there, Err(INVALID_VALUE)));
             assert_eq!((close(there), close(there), close(there)), (Ok(()), Ok(()), Err(INVALID_VALUE)));
             free(at).unwrap();
@@ -387,7 +390,8 @@ mod tests {
         }
     }
 
-    /// Memory is handed out by a descriptor after it was mapped and written to. What is imported is on the device that its file names, and the rank's.
+    /// Memory is exported by a descriptor after it was mapped and written to. The import is on the device that its file
+    /// names and belongs to that device's rank.
     #[test]
     fn what_a_descriptor_names_is_the_same_memory() {
         use crate::memory::{address_reserve, descriptor, import, map, physical, release, unmap};
@@ -415,7 +419,7 @@ mod tests {
             unmap(at, GRANULE).unwrap();
         }
         [handle, imported, private].into_iter().for_each(|handle| release(handle).unwrap());
-        // SAFETY: it was made for this.
+        // SAFETY: `descriptor` returned a new descriptor that nothing else closes.
         drop(unsafe { std::os::fd::OwnedFd::from_raw_fd(named) });
     }
 
@@ -430,7 +434,7 @@ mod tests {
         let again = allocate(1, 5 * GRANULE).unwrap();
         set(again, &[3], 4).unwrap();
         assert_eq!((byte(again), byte(there)), (3, 9));
-        // What it is called now is something else, of another size.
+        // The address is now exported as another file of another size.
         let handle = export(again, |_| 0).unwrap();
         assert_eq!(
             lock().devices().unwrap().open(&MemHandle { bytes: handle.bytes / 5, ..handle }),
@@ -443,7 +447,7 @@ mod tests {
         assert_eq!(lock().devices().unwrap().open(&handle), Err(INVALID_HANDLE), "it is gone");
     }
 
-    /// Of 8 MiB that are shared, one byte was written: a copy takes one page.
+    /// One byte of 8 MiB of shared memory was written: a copy allocates one page.
     #[test]
     fn what_was_never_written_takes_no_memory_when_it_is_copied() {
         attach();

@@ -1,6 +1,7 @@
-//! Owns zeros that take no memory: where bytes are moved or cleared, pages that hold nothing but zeros are not written to, and those of ours that
-//! nobody has written to are not read either. So what a program never computes (`--values none`) takes no memory of the host, however often
-//! it is copied. What memory is ours, and whether it is there, is the caller's to know.
+//! Owns zeros that occupy no memory: moving or clearing bytes does not write to pages that hold only zeros, and does
+//! not read pages of device memory that were never written to. Tensors that a program never computes (`--values none`)
+//! therefore occupy no host memory, however often they are copied. Callers decide whether a range is device memory and
+//! whether it is mapped.
 
 use super::PAGE;
 use rustix::mm::{Advice, madvise};
@@ -9,27 +10,28 @@ use std::fs::File;
 use std::os::fd::RawFd;
 use std::os::unix::fs::FileExt;
 
-/// From here on it is cheaper to ask which pages have been written to than to look at them.
+/// Least number of bytes for which reading the page table is cheaper than reading the pages.
 const ASKS: usize = 64 << 10;
 
-/// Entries of the table of pages that are read at once, of 8 bytes each (Linux, `Documentation/admin-guide/mm/pagemap.rst`).
+/// Entries of the page table that are read at once, of 8 bytes each (Linux,
+/// `Documentation/admin-guide/mm/pagemap.rst`).
 const ENTRIES: usize = 512;
 
-/// The page is in memory, or has been swapped out.
+/// Bits of a page that is in memory or swapped out.
 const IS_THERE: u64 = 0b11 << 62;
 
-/// Whose memory a range is.
+/// Owner of a memory range.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// Ours, private and anonymous: a page that is not there is zero.
+    /// This library's private anonymous memory: an absent page is zero.
     Us,
-    /// Ours and other processes', of a file of the memory: where the file has a hole it is zero.
+    /// This library's memory in a file that other processes map, too: a hole of the file is zero.
     Shared(SharedFile),
-    /// The program's: what lies behind its pages is not known.
+    /// The program's memory: an absent page may hold any bytes.
     Program,
 }
 
-/// A file of the memory, and where it is mapped.
+/// A file of shared memory, and the address where it is mapped.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct SharedFile {
     pub(super) descriptor: RawFd,
@@ -39,11 +41,11 @@ pub(super) struct SharedFile {
 /// Moves bytes between ranges that do not overlap.
 ///
 /// # Safety
-/// As for `copy_nonoverlapping`; memory that is said to be ours must be.
+/// The requirements of `copy_nonoverlapping`; `target` and `source` must be the ranges' owners.
 pub(super) unsafe fn copy((to, target): (usize, Owner), (from, source): (usize, Owner), bytes: usize) {
     let table = (bytes >= ASKS).then(|| Table::of(source)).flatten();
     let mut entries = [IS_THERE; ENTRIES];
-    // From `start` on all is zero, or nothing is.
+    // All pages from `start` to `at` are zero, or all are to be copied.
     let (mut start, mut is_zero, mut at) = (0, true, 0);
     while at < bytes {
         let page = (from + at) / PAGE;
@@ -54,7 +56,7 @@ pub(super) unsafe fn copy((to, target): (usize, Owner), (from, source): (usize, 
             entries = table.read(page, (from + bytes).div_ceil(PAGE) - page);
         }
         let end = ((page + 1) * PAGE - from).min(bytes);
-        // SAFETY: the caller answers for both ranges, and these are parts of them.
+        // SAFETY: `copy` requires that both ranges are valid; these are parts of them.
         unsafe {
             let page_is_zero = entries[entry] & IS_THERE == 0 || all_zero(from + at, end - at);
             if page_is_zero != is_zero {
@@ -64,19 +66,19 @@ pub(super) unsafe fn copy((to, target): (usize, Owner), (from, source): (usize, 
         }
         at = end;
     }
-    // SAFETY: as above.
+    // SAFETY: `copy` requires that both ranges are valid; these are parts of them.
     unsafe { finish((to, target), from, start..bytes, is_zero) };
 }
 
 /// Writes zeros.
 ///
 /// # Safety
-/// The range must be writable, and ours if it is said to be.
+/// The range must be writable, and `owner` must be its owner.
 pub(super) unsafe fn clear(at: usize, owner: Owner, bytes: usize) {
     let end = at + bytes;
     let (first, last) = (at.next_multiple_of(PAGE).min(end), end / PAGE * PAGE);
-    // SAFETY: all of these ranges are parts of the caller's; whole pages of ours are private and
-    // anonymous, or of a file that gets a hole there, so the next to read them finds zeros.
+    // SAFETY: all of these ranges are parts of the range, which `clear` requires to be writable. Whole pages of this
+    // library are private and anonymous, or become a hole of their file, so the next read finds zeros.
     unsafe {
         let advice = match owner {
             Owner::Us => Some(Advice::LinuxDontNeed),
@@ -94,7 +96,7 @@ pub(super) unsafe fn clear(at: usize, owner: Owner, bytes: usize) {
     }
 }
 
-/// Whether none of the range's pages has been written to, or is known to.
+/// Whether none of the range's pages was written to; false if that is unknown.
 pub(super) fn is_untouched(at: usize, owner: Owner, bytes: usize) -> bool {
     let Some(table) = Table::of(owner) else { return false };
     let (mut page, end) = (at / PAGE, (at + bytes).div_ceil(PAGE));
@@ -108,9 +110,9 @@ pub(super) fn is_untouched(at: usize, owner: Owner, bytes: usize) -> bool {
     true
 }
 
-/// Moves a part of the range at `from`: it `is_zero`, or is to be copied.
+/// Clears a part of the target if it `is_zero`, else copies it from `from`.
 unsafe fn finish((to, target): (usize, Owner), from: usize, part: std::ops::Range<usize>, is_zero: bool) {
-    // SAFETY: the caller of `copy` answers for both ranges, and these are parts of them.
+    // SAFETY: `copy` requires that both ranges are valid; these are parts of them.
     unsafe {
         if is_zero {
             clear(to + part.start, target, part.len());
@@ -120,7 +122,7 @@ unsafe fn finish((to, target): (usize, Owner), from: usize, part: std::ops::Rang
     }
 }
 
-/// The parts of a range that lie in one page each.
+/// Splits a range at page boundaries.
 fn by_page(range: std::ops::Range<usize>) -> impl Iterator<Item = std::ops::Range<usize>> {
     let mut at = range.start;
     std::iter::from_fn(move || {
@@ -130,16 +132,16 @@ fn by_page(range: std::ops::Range<usize>) -> impl Iterator<Item = std::ops::Rang
     })
 }
 
-/// Which pages have been written to.
+/// Page tables that tell which pages were written to.
 enum Table {
-    /// Of private memory.
+    /// Page table of private memory.
     Private(File),
-    /// Of a file of the memory: those that the file has.
+    /// A shared memory file: its data segments are the pages that were written to.
     Shared(SharedFile),
 }
 
 impl Table {
-    /// `None`: nobody knows.
+    /// Page table of memory with this owner; `None` if it is unknown.
     fn of(owner: Owner) -> Option<Table> {
         match owner {
             Owner::Us => File::open("/proc/self/pagemap").ok().map(Table::Private),
@@ -148,7 +150,7 @@ impl Table {
         }
     }
 
-    /// What it says of up to `count` pages from this one on; of what it does not say, that they are there.
+    /// Entries of up to `count` pages from `page` on. Pages without an entry count as present.
     fn read(&self, page: usize, count: usize) -> [u64; ENTRIES] {
         let mut entries = [IS_THERE; ENTRIES];
         match self {
@@ -178,15 +180,16 @@ impl Table {
 }
 
 impl SharedFile {
-    /// Where data, or a hole, comes next, by `lseek`: at this place or behind it; `None`: nowhere. The kernel finds what was swapped out, too.
+    /// Address of the next data segment or hole (`what`) at or behind `at`, by `lseek`; `None` if none follows. Swapped
+    /// pages count as data.
     fn next(self, at: usize, what: i32) -> Option<usize> {
-        // SAFETY: the caller of `copy` has the file open; where it is read next does not matter to anybody.
+        // SAFETY: `lseek` accesses no memory of the process; nothing depends on the file's position.
         usize::try_from(unsafe { libc::lseek(self.descriptor, at as i64, what) }).ok()
     }
 }
 
 unsafe fn all_zero(at: usize, bytes: usize) -> bool {
-    // SAFETY: the caller answers for the range.
+    // SAFETY: `copy` and `clear` pass parts of ranges that they require to be valid.
     let bytes = unsafe { std::slice::from_raw_parts(at as *const u8, bytes) };
     bytes.chunks(64).all(|chunk| chunk.iter().fold(0, |any, byte| any | byte) == 0)
 }

@@ -1,28 +1,30 @@
-//! Owns what NCCL takes of a device's memory: the buffers of the connections that a communicator has made.
+//! Owns NCCL's use of device memory: the buffers of a communicator's connections.
 //!
-//! A connection over NVLink or PCIe has, in each channel, a buffer of 10 MiB where data arrives, for the protocols LL (512 KiB), LL128
-//! (4,915,200 bytes) and Simple (4 MiB), and 2 MiB where it leaves: the two sizes of allocations, and 32 channels for each pair that exchanges
-//! messages, are those that NCCL logs on 8 H100 (NVIDIA/nccl issue 1685). Connections are made when they are first needed. With 24 channels a ring
-//! and a tree of A100 take 480 to 664 MiB by this, less what leaves; 544 (2 GPUs) and 688 MiB (more) are reported (NVIDIA/nccl issue 964).
-//! NVLink SHARP's buffers, and the shared buffers of messages between hosts, are not counted.
+//! In each channel, a connection over NVLink or PCIe has a receive buffer of 10 MiB, for the protocols LL (512 KiB),
+//! LL128 (4,915,200 bytes) and Simple (4 MiB), and a send buffer of 2 MiB. These two sizes, and 32 channels for each
+//! pair that exchanges messages, are from NCCL's log on 8 H100 (NVIDIA/nccl issue 1685). Connections are made on first
+//! use. With 24 channels, a ring and a tree of A100 occupy 480 to 664 MiB by this model without send buffers;
+//! NVIDIA/nccl issue 964 reports 544 MiB (2 GPUs) and 688 MiB (more). Buffers of NVLink SHARP, and shared buffers of
+//! messages between hosts, are not counted.
 
 use crate::errors::Status;
 use crate::memory;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
-/// Where data arrives, and where it leaves, in one channel.
+/// Bytes of the receive buffer and of the send buffer of one channel.
 const ARRIVES: usize = 10 << 20;
 const LEAVES: usize = 2 << 20;
 
-/// Channels of collectives between GPUs that are connected by NVLink: "24 coll channels" in NCCL's log on a host of A100 or H100.
+/// Channels of collectives between GPUs connected by NVLink: "24 coll channels" in NCCL's log on a host of A100 or
+/// H100.
 const CHANNELS: usize = 24;
-/// Where they are not, or are on different hosts.
+/// Channels of collectives between GPUs without NVLink or on different hosts.
 const FEW_CHANNELS: usize = 2;
-/// Of messages between two GPUs of a host.
+/// Channels of messages between two GPUs of a host.
 const CHANNELS_OF_MESSAGES: usize = 32;
 
-/// Those of one communicator.
+/// Buffers of one communicator.
 pub(super) struct Buffers {
     device: usize,
     channels: usize,
@@ -30,7 +32,7 @@ pub(super) struct Buffers {
     taken: Cell<usize>,
     has_ring: Cell<bool>,
     has_tree: Cell<bool>,
-    /// Members that messages have gone to, and have come from.
+    /// Members to which messages were sent, and from which messages were received.
     sent: RefCell<BTreeSet<usize>>,
     received: RefCell<BTreeSet<usize>>,
 }
@@ -53,10 +55,10 @@ impl Buffers {
         }
     }
 
-    /// Makes the connections of collectives among all members, in a ring, and for some as a tree too.
+    /// Connects all members in a ring for collectives, and in a tree, too, if `as_tree`.
     ///
     /// # Errors
-    /// If the device has no memory for them.
+    /// If the device has too little free memory.
     pub(super) fn connect_all(&self, as_tree: bool) -> Result<(), Status> {
         if self.members == 1 {
             return Ok(());
@@ -65,10 +67,10 @@ impl Buffers {
         self.take(ring + if as_tree { self.tree() } else { 0 })
     }
 
-    /// Makes those of messages to some members of the host, and from some.
+    /// Makes connections for messages to members `to` and from members `from` on the same host.
     ///
     /// # Errors
-    /// The same.
+    /// If the device has too little free memory.
     pub(super) fn connect_pairs(&self, to: &[usize], from: &[usize]) -> Result<(), Status> {
         let (mut sent, mut received) = (self.sent.borrow_mut(), self.received.borrow_mut());
         let new_to = to.iter().filter(|member| sent.insert(**member)).count();
@@ -82,7 +84,8 @@ impl Buffers {
         Ok(())
     }
 
-    /// Within a host a tree is a chain: of its members all but two have two neighbours, and each channel begins at another.
+    /// Memory of the tree, which is a chain within a host: all members but two have two neighbours, and each channel
+    /// starts at another member.
     fn tree(&self) -> usize {
         if self.has_tree.replace(true) {
             return 0;
@@ -106,7 +109,8 @@ mod tests {
     const MIB: usize = 1 << 20;
     const ANY: [u32; 2] = [1, u32::MAX];
 
-    /// Against what NVIDIA/nccl issue 964 reports of A100, where only arriving data took memory of its own: 544 MiB for a pair, 688 for four.
+    /// Compared with NVIDIA/nccl issue 964 for A100, where only receive buffers occupied separate memory: 544 MiB for a
+    /// pair, 688 MiB for four GPUs.
     #[test]
     fn connections_take_memory_once() {
         attach();
@@ -131,7 +135,7 @@ mod tests {
         assert_eq!(alone.taken.get(), 0);
     }
 
-    /// Of 62 MiB, two channels without NVLink take 24.
+    /// Two channels without NVLink occupy 24 of 62 MiB.
     #[test]
     fn what_a_device_has_no_memory_for_is_an_error_and_comes_back() {
         attach();

@@ -1,4 +1,4 @@
-//! Owns the runtime's functions about devices.
+//! Owns the runtime's functions for devices.
 
 use super::runtime;
 use crate::device::{
@@ -10,7 +10,7 @@ use crate::streams::{self, PRIORITIES};
 use std::ffi::{c_char, c_int, c_uint};
 use uniference_abi::gpus::Device;
 
-/// `cudaDeviceProp` of CUDA 13: the fields that this library knows, in their places; the others are 0.
+/// `cudaDeviceProp` of CUDA 13: known fields at their offsets; other fields are 0.
 #[repr(C)]
 struct Properties {
     name: [c_char; 256],
@@ -90,7 +90,7 @@ impl Properties {
     fn of(device: &Device) -> Properties {
         let ask = |number| attribute(device, number).expect("these attributes exist");
         let architecture = Architecture::of(device.capability);
-        // SAFETY: numbers and arrays of them, for which zeros are a value.
+        // SAFETY: all fields are numbers and arrays of numbers, for which zeros are valid.
         let mut all: Properties = unsafe { std::mem::zeroed() };
         (all.name, all.uuid, all.memory) = (device.name, device.uuid, device.memory as usize);
         (all.shared_of_block, all.registers_of_block) = (SHARED_OF_BLOCK as usize, ask(12));
@@ -142,7 +142,7 @@ runtime! {
     fn cudaDeviceEnablePeerAccess(other: c_int, flags: c_uint) { device::enable_peer(other, flags) }
     fn cudaDeviceDisablePeerAccess(other: c_int) { device::disable_peer(other) }
     fn cudaDeviceGetP2PAttribute(value: Out<c_int>, number: c_int, from: c_int, to: c_int) {
-        // 1 performance rank, 2 access, 3 native atomics, 4 arrays: the last two with access.
+        // 1: performance rank; 2: access; 3: native atomics; 4: arrays. The last two are supported with access.
         let reaches = c_int::from(device::reaches(from, to)?);
         value.give(match number { 1 => 0, 2..=4 => reaches, _ => return Err(INVALID_VALUE) })
     }
@@ -162,7 +162,8 @@ mod tests {
     use super::*;
     use std::mem::{offset_of, size_of};
 
-    /// Places of fields as programs that were compiled against CUDA 13.2 use them: `tests/python/test_phantom.py` compares what torch reads.
+    /// Offsets of fields for programs that were compiled against CUDA 13.2: `tests/python/test_phantom.py` compares the
+    /// fields that torch reads.
     #[test]
     fn properties_lie_where_programs_look_for_them() {
         assert_eq!(offset_of!(Properties, memory), 288);

@@ -1,4 +1,4 @@
-//! Owns the runtime's functions about graphs.
+//! Owns the runtime's functions for graphs.
 
 use super::runtime;
 use super::stream::Handle;
@@ -20,12 +20,12 @@ struct UpdateResult {
     from: Handle,
 }
 
-/// Something of the program's that lives as long as graphs need it.
+/// An object of the program that lives as long as graphs need it.
 struct UserObject {
     object: usize,
     destroy: HostFunction,
     uses: u32,
-    /// Graphs that keep it, and how often each does.
+    /// Graphs that reference the object, and the number of references of each.
     graphs: BTreeMap<usize, u32>,
 }
 
@@ -35,13 +35,13 @@ fn instantiate(exec: Out<Handle>, graph: Handle) -> Result<(), Status> {
     exec.give(streams::instantiate(graph)?)
 }
 
-/// What a call that lists handles does: `list` null asks how many there are.
+/// Writes a list of handles; if `list` is null, only their number.
 fn list(all: &[Handle], list: Items<Handle>, count: Option<&mut usize>) -> Result<(), Status> {
     let count = count.ok_or(INVALID_VALUE)?;
     if !list.is_null() {
         let room = *count;
         list.write(&all[..all.len().min(room)])?;
-        // What is over is null (CUDA Runtime API, `cudaGraphGetNodes`).
+        // Surplus entries are null (CUDA Runtime API, `cudaGraphGetNodes`).
         *count = all.len().min(room);
         return Ok(());
     }
@@ -49,7 +49,8 @@ fn list(all: &[Handle], list: Items<Handle>, count: Option<&mut usize>) -> Resul
     Ok(())
 }
 
-/// Changes an object, or all with key 0. Those that nobody needs any more are destroyed, by the program's function.
+/// Changes the object `key`, or all objects for key 0, and destroys objects without references by the program's
+/// function.
 fn release(key: usize, mut change: impl FnMut(&mut UserObject)) {
     let mut objects = OBJECTS.lock().unwrap_or_else(PoisonError::into_inner);
     objects.iter_mut().filter(|(each, _)| key == 0 || **each == key).for_each(|(_, object)| change(object));
@@ -73,7 +74,7 @@ runtime! {
     fn cudaGraphExecDestroy(exec: Handle) { streams::destroy_exec(exec) }
     fn cudaGraphExecUpdate(exec: Handle, graph: Handle, result: Out<UpdateResult>) {
         let done = streams::update_exec(exec, graph);
-        // 0 success, 2 the topology has changed.
+        // 0: success; 2: the topology has changed.
         let code = if done.is_ok() { 0 } else { 2 };
         result.put(UpdateResult { result: code, node: std::ptr::null_mut(), from: std::ptr::null_mut() });
         done
@@ -94,7 +95,7 @@ runtime! {
     fn cudaGraphAddNode(
         node: Out<Handle>, graph: Handle, dependencies: Items<Handle>, _data: *const c_void, count: usize, parameters: Option<&c_int>,
     ) {
-        // The kind of node comes first; 5 is one that does nothing.
+        // The first field is the type of node; 5 is an empty node.
         if *parameters.ok_or(INVALID_VALUE)? == 5 { return node.give(streams::add_empty(graph, dependencies.read(count))?); }
         report(LIBRARY, "cudaGraphAddNode for nodes that do something");
         Err(NOT_SUPPORTED)
@@ -132,7 +133,7 @@ runtime! {
         let mut objects = OBJECTS.lock().unwrap_or_else(PoisonError::into_inner);
         let object = objects.get_mut(&(handle as usize)).ok_or(INVALID_VALUE)?;
         *object.graphs.entry(graph as usize).or_default() += count;
-        // 1: the caller's uses become the graph's.
+        // 1: the program's references become the graph's.
         if flags & 1 == 0 { object.uses += count; }
         Ok(())
     }

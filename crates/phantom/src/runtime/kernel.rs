@@ -1,5 +1,5 @@
-//! Owns the runtime's functions about kernels: how libraries that nvcc has compiled register theirs, launches, attributes, and variables of
-//! devices.
+//! Owns the runtime's functions for kernels: registration by libraries that nvcc compiled, launches, attributes, and
+//! device variables.
 
 use super::runtime;
 use super::stream::Handle;
@@ -52,14 +52,14 @@ struct Configuration {
     count: c_uint,
 }
 
-/// A variable of devices: its size, and where it is, once somebody asks, by device.
+/// A device variable: its size, and its address by device, once it was requested.
 struct Variable {
     bytes: usize,
     places: BTreeMap<usize, usize>,
 }
 
 thread_local! {
-    /// Between `kernel<<<...>>>` and the function that it calls.
+    /// Configurations between `kernel<<<...>>>` and the function that it calls.
     static CONFIGURATIONS: RefCell<Vec<(Dim3, Dim3, usize, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -86,7 +86,7 @@ fn occupancy(blocks: Out<c_int>, function: Pointer, threads: c_int, dynamic: usi
     blocks.give(kernel(function)?.occupancy(threads, dynamic)?)
 }
 
-/// Where a variable is on the current device, and its size.
+/// Address and size of a variable on the current device.
 fn variable(symbol: Pointer) -> Result<(usize, usize), Status> {
     find(0)?;
     let mut variables = VARIABLES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +99,7 @@ fn variable(symbol: Pointer) -> Result<(usize, usize), Status> {
     Ok((at, variable.bytes))
 }
 
-/// The part of a variable that a copy is about.
+/// Address of the part of a variable that is copied.
 fn part(symbol: Pointer, offset: usize, bytes: usize) -> Result<usize, Status> {
     let (at, all) = variable(symbol)?;
     if offset.checked_add(bytes).is_some_and(|end| end <= all) { Ok(at + offset) } else { Err(INVALID_VALUE) }
@@ -109,14 +109,15 @@ fn set_attribute(function: Pointer, attribute: c_int, value: c_int) -> Result<()
     let kernel = kernel(function)?;
     match attribute {
         8 => kernel.set_dynamic_limit(value),
-        // How to divide a cache, clusters: they decide nothing here.
+        // Cache preferences and clusters have no effect.
         9..=15 => Ok(()),
         _ => Err(INVALID_VALUE),
     }
 }
 
 exports! {
-    /// A library's kernels, one image for each architecture. The handle is the library's for the calls that follow.
+    /// Registers a library's kernels, with an image per architecture. The handle identifies the library in the
+    /// following calls.
     fn __cudaRegisterFatBinary(image: Pointer) -> *mut Pointer { Box::into_raw(Box::new(image)) }
     fn __cudaRegisterFatBinaryEnd(_handle: *mut Pointer) {}
     fn __cudaUnregisterFatBinary(_handle: *mut Pointer) {}
@@ -164,7 +165,7 @@ runtime! {
     fn cudaGetKernel(handle: Out<Pointer>, function: Pointer) { kernel(function)?; handle.give(function) }
     fn cudaGetFuncBySymbol(handle: Out<Pointer>, function: Pointer) { kernel(function)?; handle.give(function) }
     fn cudaFuncGetName(name: Out<*const c_char>, function: Pointer) {
-        // Kernels stay, and so do their names.
+        // Kernels and their names are never freed.
         name.give(kernel(function)?.text.as_ptr())
     }
     fn cudaFuncGetAttributes(attributes: Out<Attributes>, function: Pointer) {

@@ -1,4 +1,4 @@
-//! Owns the runtime's functions about memory.
+//! Owns the runtime's functions for memory.
 
 use super::runtime;
 use crate::device::{self, find};
@@ -56,10 +56,10 @@ struct PoolProperties {
 
 type Pointer = *mut c_void;
 
-/// Handles of memory pools: of each device its own one, which all others of it are.
+/// Handles of memory pools: each device has one pool, which all handles of the device refer to.
 const POOL: usize = 0x61 << 40;
 
-/// Numbers that programs set on pools, by pool and attribute.
+/// Attributes that programs set on pools, by pool and attribute.
 static POOLS: Mutex<BTreeMap<(usize, c_int), u64>> = Mutex::new(BTreeMap::new());
 
 fn pool_device(pool: Handle) -> Result<usize, Status> {
@@ -80,7 +80,7 @@ fn allocate_on(stream: Handle, bytes: usize) -> Result<Pointer, Status> {
     Ok(memory::allocate_pooled(device, bytes)? as Pointer)
 }
 
-/// What a copy's `cudaMemcpyKind` says must be so; 4, "default", says nothing.
+/// Checks a copy's direction against its `cudaMemcpyKind`; 4, "default", allows any.
 fn check_direction(to: Pointer, from: Pointer, kind: c_int) -> Result<(), Status> {
     let is_host = |pointer| matches!(memory::place(pointer as usize), Place::Host | Place::Pinned { .. });
     let is_wrong = match kind {
@@ -93,7 +93,7 @@ fn check_direction(to: Pointer, from: Pointer, kind: c_int) -> Result<(), Status
     if is_wrong { Err(INVALID_VALUE) } else { Ok(()) }
 }
 
-/// The thread waits until a copy on the legacy default stream has ended.
+/// Copies on the legacy default stream and waits until the copy has ended.
 fn copy_now(moved: Moved, kind: c_int) -> Result<(), Status> {
     check_unsafe_call()?;
     check_direction(moved.to as Pointer, moved.from as Pointer, kind)?;
@@ -136,7 +136,7 @@ runtime! {
     fn cudaFree(pointer: Pointer) {
         find(0)?;
         if pointer.is_null() { return Ok(()); }
-        // It waits for the device (CUDA C++ Best Practices Guide, "Memory allocation").
+        // `cudaFree` waits for the device (CUDA C++ Best Practices Guide, "Memory allocation").
         streams::synchronize_device()?;
         memory::free(pointer as usize)
     }
@@ -177,11 +177,11 @@ runtime! {
     }
     fn cudaMemPoolSetAttribute(pool: Handle, attribute: c_int, value: Pointer) {
         let device = pool_device(pool)?;
-        // 1 to 3 are numbers of 4 bytes, the others of 8; 6 and 8, the most so far, can only be reset.
+        // 1 to 3 are numbers of 4 bytes, the others of 8; 6 and 8, the high-water marks, can only be reset.
         let value = match attribute {
-            // SAFETY: the attribute says what the value is.
+            // SAFETY: the CUDA Runtime API defines the type of each attribute's value, which the program passes.
             1..=3 => u64::from(unsafe { *value.cast::<u32>() }),
-            // SAFETY: the same.
+            // SAFETY: the CUDA Runtime API defines the type of each attribute's value, which the program passes.
             4 | 6 | 8 => unsafe { *value.cast::<u64>() },
             _ => return Err(INVALID_VALUE),
         };
@@ -196,8 +196,9 @@ runtime! {
         let level = memory::pooled(device, false)?;
         let set = POOLS.lock().unwrap_or_else(PoisonError::into_inner).get(&(device, attribute)).copied();
         if value.is_null() { return Err(INVALID_VALUE); }
-        // What is freed goes back at once, so nothing is reserved that is not used.
-        // SAFETY: the attribute says what the value is: 1 to 3 are numbers of 4 bytes, on unless they were set; the others of 8.
+        // Freed memory is returned at once, so the reserved bytes equal the used bytes.
+        // SAFETY: the CUDA Runtime API defines the type of each attribute's value: 1 to 3 are numbers of 4 bytes, on by
+        // default; the others of 8 bytes.
         unsafe {
             match attribute {
                 1..=3 => *value.cast::<u32>() = set.unwrap_or(1) as u32,
@@ -211,7 +212,7 @@ runtime! {
     }
     fn cudaDeviceGetGraphMemAttribute(ordinal: c_int, attribute: c_int, value: Out<u64>) {
         find(ordinal)?;
-        // Used and reserved, now and at most: graphs do not allocate here.
+        // Used and reserved bytes, current and highest: graphs do not allocate memory in simulation.
         if (0..=3).contains(&attribute) { value.give(0) } else { Err(INVALID_VALUE) }
     }
     fn cudaDeviceSetGraphMemAttribute(ordinal: c_int, attribute: c_int, _value: *const u64) {
@@ -236,7 +237,7 @@ runtime! {
     }
     fn cudaHostGetFlags(flags: Out<c_uint>, pointer: Pointer) {
         match memory::place(pointer as usize) {
-            // It is mapped for devices.
+            // The memory is mapped for devices.
             Place::Pinned { .. } => flags.give(2),
             _ => Err(INVALID_VALUE),
         }

@@ -1,4 +1,4 @@
-//! Owns the runtime's functions about streams and events, and about what streams capture.
+//! Owns the runtime's functions for streams, events and stream capture.
 
 use super::runtime;
 use crate::errors::*;
@@ -23,7 +23,7 @@ fn create(stream: Out<Handle>, flags: c_uint, priority: c_int) -> Result<(), Sta
     stream.give(streams::create(flags, priority)?)
 }
 
-/// A capture's mode, as a number.
+/// Capture mode from its number.
 pub(super) fn mode(number: c_int) -> Result<Mode, Status> {
     Mode::from_number(number).ok_or(INVALID_VALUE)
 }
@@ -88,7 +88,7 @@ runtime! {
 }
 
 extern "C" fn call_back(data: *mut c_void) {
-    // SAFETY: `cudaStreamAddCallback` has made it, for one call.
+    // SAFETY: `cudaStreamAddCallback` leaked this box for exactly one call.
     let call = unsafe { Box::from_raw(data.cast::<(Callback, Handle, *mut c_void)>()) };
     let (function, stream, data) = *call;
     function(stream, SUCCESS, data);

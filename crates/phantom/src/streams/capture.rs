@@ -1,4 +1,5 @@
-//! Owns what is captured: which streams are in which capture, what the next thing on each waits for there, and what must not happen meanwhile.
+//! Owns stream capture: which streams belong to which capture, what the next node on each stream depends on, and which
+//! calls are forbidden during a capture.
 
 use super::graphs::{Calls, Graph, MakeCalls, node_handle};
 use super::{Handle, Kind, Node, State, lock, tell};
@@ -11,14 +12,14 @@ use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 use std::thread::ThreadId;
 
-/// What others may do while a thread captures: `cudaStreamCaptureMode`.
+/// Calls that are forbidden while a thread captures: `cudaStreamCaptureMode`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// No thread may do what does not belong to a stream.
+    /// No thread may make unsafe calls, which do not belong to a stream.
     Global,
-    /// This thread may not.
+    /// The capturing thread may make no unsafe calls.
     ThreadLocal,
-    /// No restriction on any thread.
+    /// All threads may make unsafe calls.
     Relaxed,
 }
 
@@ -40,7 +41,7 @@ pub(super) struct Capture {
     mode: Mode,
     thread: ThreadId,
     is_origin: bool,
-    /// What the next thing on the stream waits for.
+    /// Nodes that the next node on the stream waits for.
     pub(super) frontier: Vec<usize>,
 }
 
@@ -53,7 +54,8 @@ pub(crate) struct Info {
     pub(crate) dependencies: Vec<Handle>,
 }
 
-/// What `cudaStreamGetCaptureInfo` and the driver's say. The list of nodes stays until the thread asks again.
+/// Results of `cudaStreamGetCaptureInfo` and of its driver counterpart. The list of nodes is valid until the thread's
+/// next call.
 pub(crate) fn report_capture(
     stream: Handle,
     status: Out<c_int>,
@@ -79,7 +81,7 @@ pub(crate) fn report_capture(
     Ok(())
 }
 
-/// Has a stream capture into a new graph, or into the one given.
+/// Begins a capture on a stream, into a new graph or the given one.
 pub(crate) fn begin_capture(stream: Handle, graph: Option<Handle>, mode: Mode) -> Result<(), Status> {
     let mut state = lock();
     let number = state.resolve(stream)? as usize;
@@ -130,7 +132,7 @@ pub(crate) fn end_capture(stream: Handle) -> Result<Handle, Status> {
     Ok(Kind::Graph.handle(capture.graph))
 }
 
-/// `None`: nothing is captured on the stream.
+/// Capture of a stream; `None` if it is not captured.
 pub(crate) fn capture_info(stream: Handle) -> Result<Option<Info>, Status> {
     let mut state = lock();
     let number = state.resolve(stream)? as usize;
@@ -142,8 +144,8 @@ pub(crate) fn capture_info(stream: Handle) -> Result<Option<Info>, Status> {
     }))
 }
 
-/// Adds calls of communicators, each on its stream, to the graph that is captured there: `make` makes them whenever it is launched. `None`: none of
-/// the streams is in capture.
+/// Adds a group of communicator calls, one per stream, to the graph that the streams capture: each launch of the graph
+/// calls the result of `make`. `None`: none of the streams is captured.
 pub(crate) fn capture_calls(streams: &[Handle], make: impl FnOnce() -> MakeCalls) -> Result<Option<()>, Status> {
     let mut state = lock();
     let numbers = streams.iter().map(|stream| state.resolve(*stream)).collect::<Result<Vec<u32>, Status>>()?;
@@ -152,7 +154,7 @@ pub(crate) fn capture_calls(streams: &[Handle], make: impl FnOnce() -> MakeCalls
     let graph = match Vec::from_iter(&graphs)[..] {
         [] | [None] => return Ok(None),
         [Some(graph)] => *graph,
-        // They start together, and some of them now.
+        // The calls start together, but some streams are captured and others are not, or in another graph.
         _ => return Err(CAPTURE_ISOLATION),
     };
     if state.graphs[graph].is_invalid {
@@ -174,7 +176,7 @@ pub(crate) fn capture_calls(streams: &[Handle], make: impl FnOnce() -> MakeCalls
     Ok(Some(()))
 }
 
-/// Changes what the next thing on a captured stream waits for: adds to it, or `replaces` it.
+/// Adds to the nodes that the next node on a captured stream waits for, or `replaces` them.
 pub(crate) fn update_dependencies(stream: Handle, nodes: &[Handle], replaces: bool) -> Result<(), Status> {
     let mut state = lock();
     let number = state.resolve(stream)? as usize;
@@ -190,12 +192,12 @@ pub(crate) fn update_dependencies(stream: Handle, nodes: &[Handle], replaces: bo
     Ok(())
 }
 
-/// What the thread may do while it or others capture; the former answer.
+/// Sets the thread's capture mode and returns the former one.
 pub(crate) fn exchange_mode(mode: Mode) -> Mode {
     MODE.replace(mode)
 }
 
-/// What does not belong to a stream is not allowed while certain threads capture, and ends their captures.
+/// Checks a call that does not belong to a stream: other captures may forbid it, and are then invalidated.
 pub(crate) fn check_unsafe_call() -> Result<(), Status> {
     let (mode, thread) = (MODE.get(), std::thread::current().id());
     if mode == Mode::Relaxed {
@@ -214,7 +216,8 @@ pub(crate) fn check_unsafe_call() -> Result<(), Status> {
 }
 
 impl State {
-    /// Adds a node to the graph that is captured on a stream: its number. `None`: none is.
+    /// Adds a node to the graph that a stream captures, and returns the node's number; `None` if the stream is not
+    /// captured.
     pub(super) fn capture_node(&mut self, stream: u32, node: &Node) -> Result<Option<u64>, Status> {
         let Some(capture) = &mut self.streams[stream as usize].capture else { return Ok(None) };
         let graph = &mut self.graphs[capture.graph];
@@ -229,7 +232,7 @@ impl State {
         Ok(Some(number))
     }
 
-    /// A stream is to wait for an event: one that belongs to a capture takes the stream into it.
+    /// Handles a stream's wait for an event: the stream joins the capture in which the event was recorded.
     pub(super) fn join(&mut self, stream: u32, event: usize) -> Result<(), Status> {
         let captured = self.events[event].captured.clone();
         let current = self.streams[stream as usize].capture.as_ref().map(|capture| capture.graph);
@@ -264,7 +267,7 @@ impl State {
 }
 
 impl Graph {
-    /// Whether all of `targets` are among `from` or before them.
+    /// Whether all of `targets` are in `from` or are ancestors of `from`.
     fn reaches(&self, from: &[usize], targets: &[usize]) -> bool {
         let mut is_before = vec![false; self.nodes.len()];
         let mut next = from.to_vec();

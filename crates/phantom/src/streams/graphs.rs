@@ -1,4 +1,4 @@
-//! Owns graphs: what was captured or put together, in an order in which it may happen, and what a launch of it does.
+//! Owns CUDA graphs: captured or constructed nodes in a valid execution order, and what a launch does.
 
 use super::{CopyKind, Handle, Kind, State, lock, tell};
 use crate::errors::*;
@@ -10,10 +10,11 @@ use std::ffi::{c_int, c_void};
 use std::fmt;
 use std::sync::Arc;
 
-/// A function of the host, as C has it.
+/// A host function in C.
 pub(crate) type HostFunction = extern "C" fn(*mut c_void);
 
-/// What operators of a graph compute each time that it is launched, by `cpp/mirror.h`: the library of simulated GPUs only knows when.
+/// Computation of a graph's operators, which `cpp/mirror.h` runs at each launch: this library only knows its place in
+/// the graph.
 #[derive(Debug)]
 pub(crate) struct Computation {
     run: extern "C" fn(*mut c_void),
@@ -27,12 +28,12 @@ impl Drop for Computation {
     }
 }
 
-/// Makes calls of communicators, each on a stream of this number.
+/// Makes a group of communicator calls, one on each of these streams.
 pub(crate) type MakeCalls = Box<dyn Fn(&[u32]) -> Result<(), Status> + Send + Sync>;
 
-/// Calls of communicators that start together, whenever a graph is launched.
+/// A group of communicator calls, made at each launch of a graph.
 pub(crate) struct Calls {
-    /// Where they were captured.
+    /// Streams on which the calls were captured.
     pub(super) streams: Vec<u32>,
     pub(super) make: MakeCalls,
 }
@@ -43,63 +44,63 @@ impl fmt::Debug for Calls {
     }
 }
 
-/// What is known of how long a kernel takes.
+/// Known cost of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Takes {
-    /// As long as it takes to read and write what it names; 0: it is not known what.
+    /// Time to read and write this many bytes; 0: unknown.
     Bytes(u64),
-    /// So long, whatever it runs on.
+    /// A fixed duration on any device.
     Nanoseconds(u64),
 }
 
-/// Among a launch's flags: it takes so many nanoseconds. See `LaunchFlags` of crates/formats/src/operators/decode.rs.
+/// Launch flag: the argument is a duration in nanoseconds. See `LaunchFlags` of crates/formats/src/operators/decode.rs.
 const SPINS: u32 = 4;
 
-/// Something that happens on a stream, or in a graph.
+/// Work on a stream or in a graph.
 #[derive(Clone, Debug)]
 pub(crate) enum Node {
-    /// A launch of a kernel.
+    /// A kernel launch.
     Kernel { name: Arc<Name>, takes: Takes, shape: Shape },
     /// A copy of bytes.
     Copy { moved: Moved, kind: CopyKind },
-    /// A value is written.
+    /// A memset.
     Set { at: usize, value: Box<[u8]>, count: usize },
-    /// A function of the host is called.
+    /// A call of a host function.
     Host { function: HostFunction, data: usize },
-    /// All of another graph, launched on a stream.
+    /// A launch of another graph on a stream.
     Graph { number: usize, work: Work, stream: u32 },
-    /// Calls of communicators.
+    /// A group of communicator calls.
     Calls(Arc<Calls>),
-    /// An event outside of the graph happens.
+    /// A record of an event outside of the graph.
     Record { event: u32 },
-    /// What comes waits for an event outside of the graph.
+    /// A wait for an event outside of the graph.
     Wait { event: u32 },
-    /// Nothing: others wait for it.
+    /// No work: other nodes depend on it.
     Empty,
 }
 
-/// What a graph does, in its order.
+/// The nodes of a graph, in execution order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Work {
     nodes: Arc<[Node]>,
-    /// By what the link knows the nodes; 0: it does not.
+    /// Numbers of the nodes in the link; 0: none.
     numbers: Arc<[u64]>,
-    /// Each with the number of nodes before it.
+    /// Computations, each with the number of nodes before it.
     computations: Arc<[(usize, Arc<Computation>)]>,
-    /// Where its capture began.
+    /// Stream on which the capture began.
     origin: Option<u32>,
 }
 
-/// A launch of a graph that is carried out.
+/// State of a graph launch in progress.
 struct Launched {
     graph: u32,
     on: u32,
-    /// Where calls of communicators were made.
+    /// Streams on which communicator calls were made.
     called: BTreeSet<u32>,
 }
 
 impl Launched {
-    /// What calls bring is there before somebody looks at it.
+    /// Waits for the data of the calls made so far, before it is read.
     fn settle(&self) {
         if arrivals::any() {
             self.called.iter().for_each(|stream| arrivals::settle_stream(*stream));
@@ -113,7 +114,7 @@ pub(super) struct Graph {
     pub(super) is_invalid: bool,
     pub(super) nodes: Vec<Node>,
     pub(super) numbers: Vec<u64>,
-    /// Of each node those that it waits for.
+    /// Nodes that each node waits for.
     pub(super) dependencies: Vec<Vec<usize>>,
     pub(super) computations: Vec<(usize, Arc<Computation>)>,
     pub(super) origin: Option<u32>,
@@ -133,7 +134,8 @@ exports! {
         c_int::from(state.resolve(stream).is_ok_and(|stream| state.streams[stream as usize].capture.is_some()))
     }
 
-    /// Has the graph that a stream is captured into call `run` after what it has so far, each time that it is launched, until `forget`.
+    /// Appends a computation to the graph that a stream captures: each launch calls `run`. `forget` is called when the
+    /// graph and its instances are destroyed.
     fn uniference_phantom_compute(
         stream: Handle, run: extern "C" fn(*mut c_void), forget: extern "C" fn(*mut c_void), data: *mut c_void,
     ) {
@@ -146,7 +148,7 @@ exports! {
     }
 }
 
-/// A graph with nothing in it.
+/// Creates an empty graph.
 pub(crate) fn create_graph() -> Result<Handle, Status> {
     let mut state = lock();
     state.prepare()?;
@@ -154,7 +156,7 @@ pub(crate) fn create_graph() -> Result<Handle, Status> {
     Ok(Kind::Graph.handle(state.graphs.len() - 1))
 }
 
-/// Adds a node that does nothing, after others.
+/// Adds an empty node that depends on the nodes in `after`.
 pub(crate) fn add_empty(graph: Handle, after: &[Handle]) -> Result<Handle, Status> {
     let mut state = lock();
     let number = state.graph(graph)?;
@@ -169,7 +171,7 @@ pub(crate) fn add_empty(graph: Handle, after: &[Handle]) -> Result<Handle, Statu
     Ok(node_handle(number, graph.nodes.len() - 1))
 }
 
-/// A graph that can be launched.
+/// Instantiates a graph.
 pub(crate) fn instantiate(graph: Handle) -> Result<Handle, Status> {
     let mut state = lock();
     let number = state.graph(graph)?;
@@ -178,7 +180,7 @@ pub(crate) fn instantiate(graph: Handle) -> Result<Handle, Status> {
     Ok(Kind::Exec.handle(state.execs.len() - 1))
 }
 
-/// Has a graph that can be launched do what another one does, if that has the same kinds of nodes.
+/// Updates an instantiated graph to `graph`, if both have nodes of the same kinds.
 pub(crate) fn update_exec(exec: Handle, graph: Handle) -> Result<(), Status> {
     let mut state = lock();
     let (exec, number) = (state.exec(exec)?, state.graph(graph)?);
@@ -193,7 +195,7 @@ pub(crate) fn update_exec(exec: Handle, graph: Handle) -> Result<(), Status> {
     Ok(())
 }
 
-/// Has all of a graph happen on a stream.
+/// Launches a graph on a stream.
 pub(crate) fn launch_graph(exec: Handle, stream: Handle) -> Result<(), Status> {
     if arrivals::any() {
         let number = lock().resolve(stream)?;
@@ -210,25 +212,25 @@ pub(crate) fn launch_graph(exec: Handle, stream: Handle) -> Result<(), Status> {
     if is_captured {
         return Ok(());
     }
-    // Functions of the program's may ask the library for something.
+    // Host functions of the program may call this library, so the state is unlocked.
     let mut launched = Launched { graph: number as u32, on: stream, called: BTreeSet::new() };
     work.carry_out(stream, &mut launched)?;
     launched.called.into_iter().for_each(|called| arrivals::stand_behind(stream, called));
     Ok(())
 }
 
-/// Ends a graph; what was made of it stays.
+/// Destroys a graph; its instances stay.
 pub(crate) fn destroy_graph(graph: Handle) -> Result<(), Status> {
     let mut state = lock();
     let number = state.graph(graph)?;
     let graph = std::mem::take(&mut state.graphs[number]);
-    // Operators that it has kept take locks of their own as they go.
+    // Destructors of its computations acquire other locks.
     drop(state);
     drop(graph);
     Ok(())
 }
 
-/// The same for one that can be launched.
+/// Destroys an instantiated graph.
 pub(crate) fn destroy_exec(exec: Handle) -> Result<(), Status> {
     let mut state = lock();
     let number = state.exec(exec)?;
@@ -252,17 +254,17 @@ pub(crate) fn node_kind(node: Handle) -> Result<c_int, Status> {
     Ok(state.graphs[graph].nodes[node].kind())
 }
 
-/// What a node waits for.
+/// Nodes that a node waits for.
 pub(crate) fn dependencies(node: Handle) -> Result<Vec<Handle>, Status> {
     let state = lock();
     let (graph, node) = state.node(node)?;
     Ok(state.graphs[graph].dependencies[node].iter().map(|before| node_handle(graph, *before)).collect())
 }
 
-/// Bits of a node's handle for its number in its graph.
+/// Bits of a node's handle that hold its number in its graph.
 const NODE_BITS: u32 = 18;
 
-/// The graph's number is in the bits above.
+/// Handle of a node; the bits above `NODE_BITS` hold the graph's number.
 pub(super) fn node_handle(graph: usize, node: usize) -> Handle {
     Kind::Node.handle(graph << NODE_BITS | node)
 }
@@ -300,7 +302,7 @@ impl Node {
         }
     }
 
-    /// Writes it down.
+    /// Writes the node to the link.
     pub(super) fn tell(&self, stream: u32, flags: u32) {
         tell(|link| match self {
             Node::Kernel { name, takes: Takes::Bytes(bytes), .. } => {
@@ -319,7 +321,7 @@ impl Node {
             Node::Graph { number, .. } => (link.graph_launch)(*number as u32, stream),
             Node::Record { event } => (link.external_record)(*event, stream),
             Node::Wait { event } => (link.external_wait)(stream, *event),
-            // Each has a stream of its own: `capture_calls`.
+            // `capture_calls` writes a captured call for each stream.
             Node::Calls(_) | Node::Empty => {}
         });
     }
@@ -345,7 +347,7 @@ impl Node {
                 let number = value.iter().rev().fold(0, |number, byte| number << 8 | u32::from(*byte));
                 Some(Leaf::Set { value: number, bytes: (value.len() * count) as u64 })
             }
-            // When calls are made, they are shown by themselves.
+            // Communicator calls are recorded when they are made.
             Node::Host { .. }
             | Node::Graph { .. }
             | Node::Calls(_)
@@ -355,7 +357,7 @@ impl Node {
         }
     }
 
-    /// What it does to memory. A graph does so once it is submitted: [`Work::carry_out`].
+    /// Moves the node's bytes. For a graph, [`Work::carry_out`] does so after its submission.
     pub(super) fn move_bytes(&self) -> Result<(), Status> {
         match self {
             Node::Copy { moved, .. } => moved.carry_out(),
@@ -390,7 +392,8 @@ impl Work {
         .collect()
     }
 
-    /// What it does to memory, launched on this stream, functions of the host that it calls, and calls that it makes.
+    /// Carries out a launch on stream `on`: moves bytes, calls host functions and computations, and makes communicator
+    /// calls.
     fn carry_out(&self, on: u32, launched: &mut Launched) -> Result<(), Status> {
         let place_of = |captured: u32| if self.origin == Some(captured) { on } else { captured };
         let mut computations = self.computations.iter().peekable();

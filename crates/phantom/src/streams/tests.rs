@@ -1,11 +1,11 @@
-//! What streams, events and graphs tell the link.
+//! Tests of the link messages of streams, events and graphs.
 
 use super::graphs::MakeCalls;
 use super::*;
 use crate::attach::tests::{attach, told};
 use std::ptr::null_mut;
 
-/// Tests share the process's state: one at a time.
+/// Serialises tests, which share the state of the process.
 pub(crate) fn begin() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     let guard = ONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -47,7 +47,8 @@ fn an_event_joins_two_streams() {
     assert_eq!(launch(a, "add", 0), INVALID_HANDLE);
 }
 
-/// The legacy default stream, 0, waits for what is on a blocking stream, and the other way round; for another one nobody waits.
+/// The legacy default stream, 0, and blocking streams wait for each other; a `NON_BLOCKING` stream neither waits nor is
+/// waited for.
 #[test]
 fn the_default_stream_and_blocking_streams_wait_for_each_other() {
     let _one = begin();
@@ -67,7 +68,7 @@ fn the_default_stream_and_blocking_streams_wait_for_each_other() {
     assert!(all[4].ends_with(" 0") && all[5].starts_with(&format!("w {number} ")), "{all:?}");
 }
 
-/// A graph of two branches: the second stream joins by an event of the first, and must be joined again.
+/// A graph of two branches: the second stream joins the capture by an event of the first, and must be joined again.
 #[test]
 fn streams_join_a_capture_and_must_come_back() {
     let _one = begin();
@@ -112,8 +113,8 @@ fn streams_join_a_capture_and_must_come_back() {
     assert_eq!(told(), [format!("g {number} {second}")]);
 }
 
-/// An event outside of a graph happens whenever the graph is launched, and only then; another stream may wait for it afterwards, and the graph for one
-/// that was recorded before.
+/// An event outside of a graph is recorded at each launch of the graph, and only then. Another stream can wait for it
+/// afterwards, and the graph can wait for an event that was recorded before.
 #[test]
 fn a_graph_records_events_outside_of_it() {
     let _one = begin();
@@ -139,8 +140,9 @@ fn a_graph_records_events_outside_of_it() {
     assert_eq!(told(), [format!("g {graph} {first}"), format!("w {second} {number}"), format!("r {number} {second}")]);
 }
 
-/// Calls on the stream where the capture began are made where the graph is launched, those of a branch where they were captured; the graph goes on
-/// behind each. What the graph moves before a call has moved when it is made.
+/// Calls that were captured on the graph's origin stream are made on the launch stream, calls of another branch on the
+/// stream that captured them. The graph resumes behind each call. Copies before a call have moved their bytes when it
+/// is made.
 #[test]
 fn a_graph_makes_its_calls_whenever_it_is_launched() {
     let _one = begin();
@@ -185,7 +187,8 @@ fn a_graph_makes_its_calls_whenever_it_is_launched() {
     launch_graph(exec, c).unwrap();
     assert_eq!(told(), launched(third));
 
-    // As a part of another graph that is captured on `c` it is made wherever that is launched.
+    // As a child of another graph captured on `c`, the graph makes its calls on the stream where that graph is
+    // launched.
     begin_capture(c, None, Mode::Relaxed).unwrap();
     launch_graph(exec, c).unwrap();
     let outer = end_capture(c).unwrap();
@@ -203,7 +206,7 @@ fn a_graph_makes_its_calls_whenever_it_is_launched() {
     assert_eq!(told(), expected);
 }
 
-/// What was captured moves bytes when the graph is launched, each time.
+/// A captured copy moves bytes at each launch of the graph, not at capture.
 #[test]
 fn a_graph_moves_bytes_when_it_is_launched() {
     let _one = begin();
