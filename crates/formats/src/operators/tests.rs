@@ -99,7 +99,8 @@ fn a_stream_is_what_its_documentation_says() {
     slice.extend([1, 6]);
     slice.extend(b"a.py:7");
     slice.extend([1, b'f']);
-    // Of this thread: allocation 300 of 1,000 bytes, 301 of 1 TiB on a GPU, of which 2 MiB are reserved and 520 MiB the context's.
+    // Memory of this thread: allocation 300 with 1,000 bytes, and 301 with 1 TiB on a GPU, which has 2 MiB reserved and
+    // 520 MiB for the context.
     slice.extend([6, 2, 0xd8, 0x04, 0xe8, 0x07, 16, 2, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20]);
     slice.extend([17, 0x80, 0x80, 0x80, 0x01, 18, 0x80, 0x80, 0x80, 0x84, 0x02]);
     // The definition ran at site 1, in the backward pass, on 300, 299 and 0.
@@ -108,7 +109,7 @@ fn a_stream_is_what_its_documentation_says() {
     slice.extend([4, 10, 1, 5, 0, 10]);
     slice.extend(b"aten::item");
     slice.extend([3, 0]);
-    // The next one would come after 300 ns and take 5.
+    // The next execution begins after 300 ns and takes 5 ns.
     slice.extend([7, 0xac, 0x02, 5]);
     // Autograd records that it ran, on memory that is not tracked.
     slice.extend([19, 1, 32, 0, 9, 0, 0]);
@@ -145,7 +146,7 @@ fn a_stream_is_what_its_documentation_says() {
     assert_eq!(encoder.take(), slice);
 }
 
-/// What is handed to streams, by hand.
+/// Entries of streams, encoded by hand.
 #[test]
 fn entries_of_streams_are_what_their_documentation_says() {
     let mut slice = vec![8, 2];
@@ -236,7 +237,7 @@ fn what_processes_have_numbered_by_themselves_is_told_apart() {
     };
     assert_eq!(shown, [expected(1, 5 << 24, 5 << 48, 100), expected(0, 0, 0, 200)].concat());
     assert_eq!(decoder.kernels(), ["a::own", "a::other"]);
-    // What another process has named is not there.
+    // Sites and streams of another process are unknown.
     let problem = |slice: &[u8]| read(&mut Decoder::default(), slice).unwrap_err().problem;
     assert_eq!(problem(&[1, 0, 0, 27, 1, 5, 2, 0]), Problem::Site(1));
     assert_eq!(problem(&[27, 1, 15, 0x80, 0x80, 0x80, 0x08]), Problem::Number(1 << 24));
@@ -293,7 +294,7 @@ fn lines_of_a_dictionary_are_put_elsewhere_and_all_else_stays() {
     };
     let place = |line: &str| line.replace("/mirror", "");
     assert_eq!(with_lines(&written("/mirror/a.py:1"), place), written("/a.py:1"));
-    // What is no dictionary is for others to judge.
+    // Bytes after the dictionary are not checked.
     let broken = [written("/mirror/a.py:1"), vec![6], written("/mirror/b.py:1")].concat();
     assert_eq!(with_lines(&broken, place), [written("/a.py:1"), vec![6], written("/mirror/b.py:1")].concat());
     assert_eq!(with_lines(&[], place), [0_u8; 0]);
