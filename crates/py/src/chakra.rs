@@ -1,7 +1,7 @@
-//! Owns Chakra execution traces in Python's types: nodes and their attributes, files that are read or written node by node, and the
-//! feeder. What is in a file and in which order nodes become free is `uniference-formats`' business.
+//! Owns Chakra execution traces as Python types: nodes and their attributes, files that are read or written node by
+//! node, and the feeder. The file format and the order in which nodes become free belong to `uniference-formats`.
 //!
-//! `python/uniference/_native.pyi` documents all of it for users.
+//! `python/uniference/_native.pyi` documents these types for users.
 
 use pyo3::exceptions::{PyKeyError, PyOverflowError, PyStopIteration, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -393,7 +393,7 @@ impl Node {
     }
 }
 
-/// What a trace says about itself.
+/// Metadata of a trace.
 #[pyclass(module = "uniference.chakra")]
 pub(crate) struct Metadata {
     #[pyo3(get, set)]
@@ -482,7 +482,7 @@ impl TraceReader {
     }
 }
 
-/// A trace that is written node by node, beside its final name until it is whole.
+/// A trace that is written node by node, to a temporary file in the same folder until it is complete.
 #[pyclass(module = "uniference.chakra")]
 pub(crate) struct TraceWriter {
     path: PathBuf,
@@ -555,7 +555,7 @@ impl TraceWriter {
 }
 
 impl TraceWriter {
-    /// What is not whole leaves nothing behind.
+    /// Removes the temporary file of an incomplete trace.
     fn discard(&mut self) {
         if self.writer.take().is_some() {
             let _ = std::fs::remove_file(&self.partial);
@@ -681,7 +681,7 @@ fn to_python(py: Python<'_>, value: &Value) -> PyResult<Py<PyAny>> {
     })
 }
 
-/// The type that a value of Python's has where nobody asks for another: 64 bits, signed where that holds the number.
+/// Converts a Python value to its default type: integers have 64 bits, signed if the number fits.
 fn from_python(value: &Bound<'_, PyAny>) -> PyResult<Value> {
     if let Ok(items) = value.try_iter().and_then(|items| items.collect::<PyResult<Vec<_>>>())
         && !value.is_instance_of::<PyString>()

@@ -1,6 +1,7 @@
 //! Owns the answer to "which line of the user's program is this?": the first frame outside the libraries that Python names.
 
-// Frames are reached by the interpreter's C functions: each call of torch.distributed asks, and attributes take several times as long.
+// Frames are read by the interpreter's C functions, because each call of torch.distributed needs the line, and
+// attributes are several times slower.
 #![allow(unsafe_code)]
 
 use pyo3::ffi;
@@ -22,7 +23,7 @@ enum Owner {
     Library,
 }
 
-/// What was found out, once.
+/// Cache of code objects' owners and of lines.
 #[derive(Default)]
 struct Known {
     /// Beginnings of library files' names.
@@ -32,7 +33,7 @@ struct Known {
     /// Owner of each code object, by the code object's address. The code objects are kept alive, because the address of
     /// a deleted one may be reused.
     codes: BTreeMap<usize, (Py<PyAny>, Owner)>,
-    /// By code object and instruction, as finding the line of one takes long.
+    /// Lines by code object and instruction, because finding the line of an instruction is slow.
     lines: BTreeMap<(usize, i32), Py<PyString>>,
 }
 

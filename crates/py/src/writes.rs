@@ -1,6 +1,6 @@
-//! Owns how data gets into the memory of another process, which takes no part: what a network card does for RDMA.
+//! Owns writes to the memory of another process without its participation, as RDMA by a NIC does.
 
-// The kernel is told addresses of other processes.
+// The kernel gets addresses of other processes.
 #![allow(unsafe_code)]
 
 use libc::{c_void, iovec};
@@ -8,16 +8,16 @@ use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use std::io;
 
-/// From here on processes of the same user may write into this one's memory, though it has not started them.
+/// Allows all processes of the same user, not only its parents, to write to this process's memory.
 #[pyfunction]
 pub(crate) fn open_memory() {
-    // Where the kernel restricts nothing, it does not know the request.
-    // SAFETY: it changes who may attach to this process, and nothing else.
+    // Kernels without this restriction refuse the request; the error is ignored.
+    // SAFETY: the call only changes which processes may attach to this one.
     unsafe { libc::prctl(libc::PR_SET_PTRACER, libc::PR_SET_PTRACER_ANY, 0, 0, 0) };
 }
 
-/// Copies pieces of this process's memory into that of another one: of each where it lies here and there, and its length. A piece may lie in memory that is
-/// not there: OSError.
+/// Copies pieces of this process's memory to another process. A piece has an address in this process, an address in the
+/// other process, and a length. Raises OSError if memory of a piece is not mapped.
 #[pyfunction]
 pub(crate) fn write_memory(py: Python<'_>, process: i32, pieces: Vec<(usize, usize, usize)>) -> PyResult<()> {
     py.detach(|| pieces.into_iter().try_for_each(|piece| write(process, piece)))
