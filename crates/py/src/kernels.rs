@@ -1,6 +1,6 @@
 //! Owns Triton kernels as Python objects: parsed once from the text of their TTIR, then run for a grid.
 
-// A kernel is given addresses.
+// Kernels get addresses.
 #![allow(unsafe_code)]
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -59,7 +59,7 @@ impl TritonKernel {
         }
     }
 
-    /// As of `run`, but nothing is written.
+    /// Runs the kernel without writing to memory.
     fn work(
         &self,
         py: Python<'_>,
@@ -71,7 +71,7 @@ impl TritonKernel {
         let arguments: Vec<Argument> = arguments.into_iter().map(Argument::from).collect();
         let mut signal = None;
         let mut goes_on = || py.check_signals().map_err(|error| signal = Some(error)).is_ok();
-        // SAFETY: as of `run`.
+        // SAFETY: as in `run`.
         let work = unsafe { self.0.work(&arguments, grid.into(), &memory, &mut goes_on) };
         match work {
             Ok(work) => Ok(work.map(|work| {

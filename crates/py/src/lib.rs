@@ -68,7 +68,7 @@ fn carry_out(py: Python<'_>, argv: Vec<OsString>, progress: Option<Py<PyAny>>) -
 
 type Ended = (i32, String, Option<(PathBuf, String)>);
 
-/// The kernel kills this process when its parent dies; if that has already happened, it ends at once.
+/// Makes the kernel kill this process when its parent dies; if the parent is already dead, the process ends at once.
 #[pyfunction]
 fn die_with_parent() {
     uniference_client::die_with_parent();

@@ -1,4 +1,5 @@
-//! Owns the answer to "which line of the user's program is this?": the first frame outside the libraries that Python names.
+//! Owns the current line of the user's program: the line of the innermost frame outside the libraries that Python
+//! names.
 
 // Frames are read by the interpreter's C functions, because each call of torch.distributed needs the line, and
 // attributes are several times slower.
@@ -115,13 +116,13 @@ fn line(frame: &Bound<'_, PyAny>, code: &Bound<'_, PyAny>) -> PyResult<Py<PyStri
     Ok(line)
 }
 
-/// For people, and for the beginnings above: what is not UTF-8 in it is not shown.
+/// File name of a code object, to be shown and compared with libraries; bytes that are not UTF-8 are replaced.
 fn file_of(code: &Bound<'_, PyAny>) -> PyResult<String> {
     let name: OsString = code.getattr(intern!(code.py(), "co_filename"))?.extract()?;
     Ok(name.to_string_lossy().into_owned())
 }
 
-/// Nothing of Python's may run while it is held: that could be a destructor that ends up here again.
+/// Locks the cache. No Python code may run while the lock is held, because a destructor could call this function again.
 fn known() -> MutexGuard<'static, Known> {
     KNOWN.lock().expect("no holder of this lock panics")
 }

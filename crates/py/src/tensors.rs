@@ -2,7 +2,7 @@
 //!
 //! Contiguous tensors do not pass through torch's dispatcher.
 
-// A tensor's memory is torch's: it comes as an address.
+// Torch owns the memory of tensors and passes addresses.
 #![allow(unsafe_code)]
 
 use pyo3::intern;
@@ -30,12 +30,12 @@ impl<'py> FromPyObject<'_, 'py> for Tensors<'py> {
 }
 
 impl Tensors<'_> {
-    /// Their memory, which stays as long as this.
+    /// Memory of the tensors, valid as long as this object.
     pub(crate) fn regions(&self) -> &[Region] {
         &self.regions
     }
 
-    /// The memory was written to: tensors that lie in other memory get it.
+    /// Copies the memory, which was written to, to the program's tensors that are elsewhere.
     pub(crate) fn written(&self) -> PyResult<()> {
         for (given, plain) in self.given.iter().zip(&self.plain).filter(|(given, plain)| !given.is(*plain)) {
             given.getattr(intern!(given.py(), "data"))?.call_method1(intern!(given.py(), "copy_"), (plain,))?;
@@ -44,7 +44,7 @@ impl Tensors<'_> {
     }
 }
 
-/// The tensor, or its elements in memory where they lie one after the other.
+/// The tensor, or a contiguous copy in the host's memory.
 fn plain<'py>(tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = tensor.py();
     let is = |name: &Bound<'py, _>| tensor.call_method0(name)?.extract::<bool>();

@@ -27,7 +27,7 @@ pub(crate) fn write_memory(py: Python<'_>, process: i32, pieces: Vec<(usize, usi
 fn write(process: i32, (mut here, mut there, mut bytes): (usize, usize, usize)) -> io::Result<()> {
     while bytes > 0 {
         let [from, to] = [here, there].map(|at| iovec { iov_base: at as *mut c_void, iov_len: bytes });
-        // SAFETY: the kernel looks whether the memory is there, and in the other process may be written.
+        // SAFETY: the kernel checks that the memory is mapped, and that it is writable in the other process.
         let written = unsafe { libc::process_vm_writev(process, &raw const from, 1, &raw const to, 1, 0) };
         match usize::try_from(written) {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),

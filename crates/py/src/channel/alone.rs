@@ -58,10 +58,10 @@ unsafe extern "C" fn publish(key: *const u8, key_length: usize, value: *const u8
     state().said.insert(key, value);
 }
 
-/// Nothing, if it is another process that would say it.
+/// Copies the value of a key, which only this process can have published.
 ///
 /// # Safety
-/// The key is of this length, and the value has so much room.
+/// The key has this length, and the value has room for `room` bytes.
 unsafe extern "C" fn look_up(key: *const u8, key_length: usize, value: *mut u8, room: usize) {
     // SAFETY: the caller's.
     let (key, value) = unsafe { (from_raw_parts(key, key_length), from_raw_parts_mut(value, room)) };
@@ -87,7 +87,7 @@ unsafe extern "C" fn group(_: *const u32, count: usize, _: *const NcclSettings) 
 }
 
 /// # Safety
-/// What the call names is there.
+/// The memory that the call names is mapped.
 unsafe extern "C" fn issue(call: *const Call) -> u32 {
     // SAFETY: the caller's.
     let call = unsafe { &*call };

@@ -75,7 +75,7 @@ unsafe extern "C" fn publish(key: *const u8, key_length: usize, value: *const u8
 }
 
 /// # Safety
-/// The key is of this length, and the value has so much room.
+/// The key has this length, and the value has room for `room` bytes.
 unsafe extern "C" fn look_up(key: *const u8, key_length: usize, value: *mut u8, room: usize) {
     // SAFETY: the caller's.
     let (key, value) = unsafe { (from_raw_parts(key, key_length).to_vec(), from_raw_parts_mut(value, room)) };
@@ -96,7 +96,7 @@ unsafe extern "C" fn group(ranks: *const u32, count: usize, settings: *const Ncc
 }
 
 /// # Safety
-/// What the call names is there.
+/// The memory that the call names is mapped.
 unsafe extern "C" fn issue(call: *const Call) -> u32 {
     // SAFETY: the caller's.
     let call = unsafe { &*call };
@@ -170,7 +170,7 @@ extern "C" fn abort(group: u32) {
     ended(state().client.abort(GroupId(group)).map(Some));
 }
 
-/// The simulator's own work on this thread.
+/// Marks this thread's work as the simulator's while the object lives.
 struct Ours;
 
 impl Ours {

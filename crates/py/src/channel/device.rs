@@ -1,7 +1,7 @@
 //! Owns the link of the simulated GPU library: addresses of the functions that record its launches (`cpp/launches.h`),
 //! and of the functions that ask this rank's client.
 
-// The functions are called by a library in C's way, which passes addresses.
+// A library calls the functions by C's convention, and passes addresses.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -79,7 +79,8 @@ fn client() -> &'static Client {
     CLIENT.get().expect("the link was made with it")
 }
 
-/// Ranks that lend their GPUs to one program have them in the order of the ranks.
+/// Makes this thread's process act as the rank of the device: if one program has the GPUs of all ranks, the devices are
+/// numbered as the ranks.
 extern "C" fn uses(device: u32) -> c_int {
     let client = client();
     client.enter();
@@ -88,7 +89,7 @@ extern "C" fn uses(device: u32) -> c_int {
     moved.into()
 }
 
-/// A stream is there as soon as something is handed to it.
+/// Creation of a stream. The first work on a stream creates it, so nothing is done.
 extern "C" fn stream(_: u32, _: u32, _: i32) {}
 
 extern "C" fn synchronize_stream(stream: u32) {
@@ -99,7 +100,7 @@ extern "C" fn synchronize_event(event: u32, records: u32) {
     client().synchronize(DeviceWork::Event { event, records });
 }
 
-/// A rank computes on one device.
+/// Synchronizes the rank's device, of which each rank has one.
 extern "C" fn synchronize_device(_: u32) {
     client().synchronize(DeviceWork::Device);
 }
@@ -109,7 +110,7 @@ extern "C" fn query_stream(stream: u32) -> c_int {
 }
 
 /// Whether an event has happened. When an operator allocates, PyTorch's allocator queries whether another stream has
-/// finished with freed memory. A negative answer is repeated for up to 16 operators and a limited number of queries,
+/// finished with freed memory. A negative answer is repeated within 16 operators for up to 16 queries,
 /// because each query of the client makes all threads of the rank wait until virtual time may advance to the event.
 extern "C" fn query_event(event: u32, records: u32) -> c_int {
     const OPERATORS: u64 = 16;
