@@ -181,7 +181,7 @@ fn what_a_slice_has_defined_the_next_one_names() {
     let mut slices = vec![encoder.take()];
     for allocation in [7, 9] {
         encoder.restart();
-        // A slice that began otherwise does not count for the next one.
+        // Whether autograd records in a slice has no effect on the next slice.
         encoder.recorded(allocation == 7);
         encoder.execution(0, Line::default(), &[allocation, 1, 2]);
         slices.push(encoder.take());
@@ -192,7 +192,8 @@ fn what_a_slice_has_defined_the_next_one_names() {
     assert_eq!(entries, [ran(true, 7), ran(false, 9)]);
 }
 
-/// Both processes call their first definition 0, their first line 1 and so on; which is which shows when both have written.
+/// The first definition of each process has the number 0, and the first line the number 1. The decoder tells them apart
+/// by their processes.
 #[test]
 fn what_processes_have_numbered_by_themselves_is_told_apart() {
     let part = |name: &str, line: &str| {
@@ -279,7 +280,7 @@ fn processes_belong_to_the_dictionary_however_many_bytes_their_tag_takes() {
     }
     let other_memory = [4, 2, 16, 3];
     assert_eq!(dictionary_length(&other_memory), Ok(0));
-    // Two bytes for the tag, and what follows is too short for a process.
+    // A tag of two bytes, followed by too few bytes for a process.
     assert_eq!(dictionary_length(&[0x9b, 0]).unwrap_err().problem, Problem::CutShort);
 }
 
@@ -395,7 +396,7 @@ fn types_of_elements_are_torchs() {
 #[rstest]
 #[case(&[2, 3], &[3, 1], true)]
 #[case(&[2, 3], &[1, 2], false)]
-// The stride along a dimension of one element does not matter, nor does any of a tensor without elements.
+// Strides of dimensions with one element do not matter, and no stride of a tensor without elements does.
 #[case(&[2, 1, 3], &[3, 99, 1], true)]
 #[case(&[0, 3], &[7, 7], true)]
 #[case(&[], &[], true)]
@@ -443,7 +444,7 @@ fn any_definition() -> impl Strategy<Value = Definition> {
     })
 }
 
-/// Entries that name only what there is: one definition before, and one line.
+/// Entries with valid numbers: those of one definition and one line.
 fn any_entries(definition: &Definition) -> impl Strategy<Value = Vec<Kept>> + use<> {
     let tensors = definition.tensors().count();
     let line = || (0..2_u32, any::<bool>()).prop_map(|(site, backward)| Line { site, backward });
@@ -507,7 +508,7 @@ proptest! {
         prop_assert_eq!(&found, &entries.iter().filter(shown).cloned().collect::<Vec<_>>());
         let definitions = entries.iter().filter_map(|entry| if let Kept::Definition(other) = entry { Some(other) } else { None });
         prop_assert_eq!(decoder.definitions().iter().collect::<Vec<_>>(), [&definition].into_iter().chain(definitions).collect::<Vec<_>>());
-        // However it is cut inside an entry, it is an error or has fewer entries, never others.
+        // A stream that is cut inside an entry is an error or has fewer entries, but no different ones.
         let whole = slices.concat();
         for cut in 0..whole.len() {
             if let Ok(entries) = read(&mut Decoder::default(), &whole[..cut]) {

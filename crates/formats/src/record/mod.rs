@@ -32,13 +32,13 @@ const MAGIC: [u8; 7] = *b"UNIREC\n";
 const VERSION: u8 = 12;
 /// The newest version with operator streams of the older format.
 const OLD_OPERATORS: u8 = 11;
-/// No frame is longer: the longest steps list a few numbers for each rank.
+/// Maximum length of a frame: the longest steps list a few numbers for each rank.
 const LONGEST_FRAME: u32 = 1 << 28;
 /// Length and checksum of a frame.
 const FRAME_HEAD: u64 = 8;
-/// No world is larger.
+/// Maximum number of ranks.
 const LARGEST_WORLD: u32 = 1 << 20;
-/// No program has more lines that communicate, of all ranks together.
+/// Maximum number of a program's lines that communicate, for all ranks together.
 const MOST_LINES: u32 = 1 << 22;
 
 /// The beginning of a record, before the first step.
@@ -55,13 +55,13 @@ fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
-/// A file that is no whole record.
+/// The error of a file that is not a complete record.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// The file is no program record.
     #[error("this is not a program record\nhint: `uniference run` writes one to its output folder")]
     NotARecord,
-    /// Another version of this program wrote it.
+    /// Another version of Uniference wrote the record.
     #[error("unsupported program record version {0}; the newest supported version is {current}\nhint: replay it with the version of Uniference that wrote it", current = VERSION)]
     Version(u8),
     /// The record stops before its end.
@@ -118,21 +118,21 @@ struct Extent {
     length: u32,
 }
 
-/// How a file ends.
+/// End of a file.
 enum Ending {
-    /// As its writer wanted, who has counted the steps.
+    /// The end that the writer has written, with the number of steps.
     Whole { steps: u64 },
     /// The file ends before its last step, as after a crash of its writer.
     CutShort,
-    /// In something that does not fit.
+    /// An inconsistency.
     Damaged(String),
 }
 
 impl<R: Read + Seek> RecordReader<R> {
-    /// Reads the header, and finds out where each rank's steps lie.
+    /// Reads the header, and finds the extents of each rank's steps.
     ///
     /// # Errors
-    /// What is no record of a version that is known.
+    /// If the file is not a record of a supported version.
     pub fn open(mut input: R) -> Result<RecordReader<R>, RecordError> {
         let mut magic = [0; MAGIC.len() + 1];
         input.read_exact(&mut magic).map_err(|error| match error.kind() {
@@ -165,7 +165,7 @@ impl<R: Read + Seek> RecordReader<R> {
         Ok(RecordReader { input, header, contents, has_old_operators: magic[MAGIC.len()] <= OLD_OPERATORS })
     }
 
-    /// The header: what was recorded, and by which program.
+    /// The header: the recorded run, and its program.
     pub fn header(&self) -> &Header {
         &self.header
     }
@@ -349,7 +349,7 @@ impl<R: Read + Seek> RestOfRecord<R> {
     /// Reads up to the end, and returns the table of the program's lines.
     ///
     /// # Errors
-    /// Whatever kept the ranks' records from being whole.
+    /// The error that ended the ranks' records early.
     pub fn finish(self) -> Result<Vec<String>, RecordError> {
         let mut shared = self.shared.borrow_mut();
         for rank in 0..shared.ranks.len() {
@@ -406,7 +406,7 @@ fn frame_head(head: [u8; FRAME_HEAD as usize]) -> (u32, u32) {
     (u32::from_le_bytes([l0, l1, l2, l3]), u32::from_le_bytes([s0, s1, s2, s3]))
 }
 
-/// All of a frame, as what it should be.
+/// Decodes a whole frame.
 fn decode<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
     match postcard::take_from_bytes(bytes) {
         Ok((value, [])) => Ok(value),
