@@ -100,6 +100,7 @@ check-python: setup
 
 check-docs: setup
 	$(BIN)/python scripts/check_docs.py
+	$(BIN)/python scripts/check_words.py
 	$(BIN)/python scripts/python_api.py --check
 
 check-commits: setup

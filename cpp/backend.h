@@ -331,7 +331,8 @@ class Backend : public c10d::Backend {
     return opts.rootRank >= 0 && opts.rootRank < getSize();
   }
 
-  // What the client combines by itself depends on the elements, too: it says so when it is asked.
+  // Sets the call's reduction; returns whether it is plain. The client refuses types of elements that it cannot
+  // combine.
   static bool reduces(DescribedCall& call, const c10d::ReduceOp& op) {
     const auto type = static_cast<c10d::ReduceOp::RedOpType>(op);
     call.reduction = static_cast<uint8_t>(type);

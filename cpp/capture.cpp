@@ -478,10 +478,10 @@ __attribute__((visibility("default"))) const char* uniference_capture_uncomputed
 
 __attribute__((visibility("default"))) uint64_t uniference_capture_ticks() { return ticks(); }
 
-// What counts the calls of functions, on threads whose profile function it is.
+// Profile function for `PyEval_SetProfile` that counts the calls of functions on its thread.
 __attribute__((visibility("default"))) int (*uniference_capture_python_calls())(void*, void*, int, void*) { return PythonCalls::count; }
 
-// Operators on simulated GPUs have values from here on; see `Mirror`.
+// Starts to compute the values of operators on simulated GPUs; see `Mirror`.
 __attribute__((visibility("default"))) void uniference_capture_mirror(
     Mirror::Launch launch, Mirror::Settle settle, Mirror::IsCaptured is_captured, Mirror::Compute compute,
     Mirror::Withhold withhold, Mirror::Clear clear, Mirror::IsUntouched is_untouched, Mirror::Reads reads,
@@ -509,7 +509,7 @@ __attribute__((visibility("default"))) void uniference_capture_steering(int chan
 // Sets whether this thread compiles the program; returns the previous setting.
 __attribute__((visibility("default"))) int uniference_capture_compiling(int now) { return std::exchange(compiling, now != 0) ? 1 : 0; }
 
-// What is allocated on the rank's own GPU is counted from here on; see `GpuMemory`.
+// Starts to count allocations on the rank's own GPU; see `GpuMemory`.
 __attribute__((visibility("default"))) void uniference_capture_gpu_memory(GpuMemory::Own own, GpuMemory::Taken taken) {
   GpuMemory::begin(own, taken);
 }
@@ -521,7 +521,8 @@ __attribute__((visibility("default"))) const char* uniference_capture_held() {
   return words.c_str();
 }
 
-// Where a process group's calls go that need no Python: a client, and the functions of `crates/py/src/channel/calls.rs`.
+// Sets the receiver of process groups' calls that need no Python: a client, and the functions of
+// `crates/py/src/channel/calls.rs`.
 __attribute__((visibility("default"))) void uniference_backend_begin(
     const void* client, void (*enter)(const void*), void (*leave)(const void*),
     shared::CallOutcome (*run)(const void*, const shared::Call*)) {

@@ -79,7 +79,7 @@ void write_entry(Tag tag, Fields... fields) {
   (log->entries().number(fields), ...);
 }
 
-// What is handed to a stream next has this number.
+// Writes the number of the next launch, copy or graph launch.
 inline void write_number(uint64_t number) {
   if (!unwritten()) write_entry(Tag::LaunchNumber, number);
 }

@@ -148,7 +148,7 @@ class Storages final : public c10::Allocator {
     any_foreign_.store(!foreign_.empty(), std::memory_order_relaxed);
   }
 
-  // The number of an allocation that somebody else makes.
+  // A new number, for an allocation that `GpuMemory` counts.
   static uint64_t next_number() { return ++newest_; }
 
   static void write_kind(uint64_t id, Kind kind) {

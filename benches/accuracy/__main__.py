@@ -151,7 +151,7 @@ def report(found: Sequence[Cell], compared: Sequence[tuple[Program, Mapping[str,
     ]
     for title, own in (
         ("Warm connections, with d > 0 or at least 256 KiB", scored),
-        ("Of these, with one host slower or farther away than the others", unequal),
+        ("The same connections, with one host slower or farther away than the others", unequal),
         ("New connections", [cell for cell in found if cell.cold and not cell.limited]),
         ("Not modelled: broadcast of at least 1 MiB to 3 ranks, all_to_all with a slow host", known),
         ("Limited by the machine: loopback, and d = 0 below 256 KiB", [cell for cell in found if cell.limited]),

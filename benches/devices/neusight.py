@@ -44,21 +44,21 @@ UNSEEN = {
 
 TEXT = """\
 [NeuSight](https://github.com/sitar-lab/NeuSight) at 6945927d (MIT), the labels of its evaluation: milliseconds of a
-forward pass, or of a forward and a backward pass, between CUDA events; the mean of the best five of 25 runs; torch
-2.1, 32-bit floating-point numbers without TF32. What was measured its tracing module says: Hugging Face's models with
-eager attention, dropout in training, cross entropy between both passes, no optimizer, gradients that are added to.
-`benches/devices/models.py` does the same operator by operator in plain PyTorch; it is captured once on a processor
+forward pass, or of a forward and a backward pass, between CUDA events; the mean of the best five of 25 runs; torch 2.1,
+32-bit floating-point numbers without TF32. NeuSight's tracing module defines the measured programs: Hugging Face's
+models with eager attention, dropout in training, cross entropy between both passes, no optimizer, and accumulated
+gradients. `benches/devices/models.py` runs the same operators in plain PyTorch; it is captured once on a CPU
 (`uniference run --values none`) and costed on each device (`uniference replay`).
 
-Assumed, as the models' configurations are not at hand: GPT3-XL has 24 heads of width 128 and thus a hidden size of
-3072, which its time next to GPT3-2.7B's says too; SwitchXL is T5-3B with four experts of capacity 64 in every second
-layer; of four GPUs each has a quarter of the batch (DP), of each layer (TP) or of the layers (PP), and 300 GB/s to
-the others. The cross entropy's forward pass is included (less than 0.5 %), what the caching allocator takes of the
-driver is not. Models that `torch.compile` has fused are predicted as if it had not. No constant was fitted to these
-rows."""
+The models' configurations are not available, so these are assumed: GPT3-XL has 24 heads of width 128, and therefore a
+hidden size of 3072, which agrees with its time compared with GPT3-2.7B's; SwitchXL is T5-3B with four experts of
+capacity 64 in every second layer; each of four GPUs has a quarter of the batch (DP), of each layer (TP) or of the
+layers (PP), and 300 GB/s to the others. The cross entropy's forward pass is included (less than 0.5 %), the caching
+allocator's calls of the driver are not. Models that `torch.compile` has fused are predicted without fusion. No constant
+was fitted to these rows."""
 LEFT_OUT = """\
-The same rows of one GPU, with all operators that were measured on the device left out (`--leave-out`): what is known
-of it are its rates, and operators of other devices."""
+The same rows of one GPU, with all operators that were measured on the device left out (`--leave-out`): only the
+device's rates, and operators of other devices, are known."""
 
 
 def sections(out: Path, few: bool) -> list[Section]:

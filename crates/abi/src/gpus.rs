@@ -102,7 +102,7 @@ pub struct Device {
     pub uuid: [u8; 16],
 }
 
-/// What [`Link::elapsed`] returns where there is no such time.
+/// Result of [`Link::elapsed`] if one of the events has not happened.
 pub const NOT_ELAPSED: i64 = i64::MIN;
 
 /// An event and the number of its records.

@@ -17,7 +17,7 @@ use uniference_studies::calibrate::{Calibration, calibrate as fit, measurement};
 pub(super) struct Args {
     #[command(flatten)]
     start: Start,
-    /// What to measure: only what the fit needs, or also every operation
+    /// Operations to measure: only those that the fit needs, or all
     #[arg(long, value_enum, default_value_t = Probe::Pingpong)]
     probe: Probe,
     /// Message sizes of the other operations, in bytes [default: 8 B to 4 MiB]
@@ -26,16 +26,17 @@ pub(super) struct Args {
     /// Communication library to measure
     #[arg(long, value_name = "NAME", default_value = "gloo", value_parser = ["gloo", "nccl", "mpi"])]
     library: String,
-    /// Profile the processor of each machine, too: its rates go into the cluster file, its operators into the database of machine 0
+    /// Profile the CPU of each machine, too: its rates go into the cluster file, its operators into the database of
+    /// machine 0
     #[arg(long, conflicts_with = "fit")]
     compute: bool,
-    /// Name of this machine's processor in the database [default: as the system calls it]
+    /// Name of this machine's CPU in the database [default: as the system calls it]
     #[arg(long, value_name = "NAME", requires = "compute")]
     device: Option<String>,
     /// Database to write operators to [default: the user's own, $XDG_DATA_HOME/uniference/operators.sqlite]
     #[arg(long, value_name = "FILE", requires = "compute")]
     device_db: Option<PathBuf>,
-    /// Cluster file to write; measurements are kept beside it and reused
+    /// Cluster file to write; measurements are kept next to it and reused
     #[arg(long, value_name = "FILE", default_value = "cluster.toml")]
     out: PathBuf,
     /// Fit the measurements of this file instead of measuring

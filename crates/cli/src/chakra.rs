@@ -42,7 +42,7 @@ pub(super) enum Command {
         /// Execution traces
         #[arg(required = true, value_name = "TRACE")]
         traces: Vec<PathBuf>,
-        /// File of process groups, as of `uniference replay`
+        /// File of process groups, as for `uniference replay`
         #[arg(long, value_name = "FILE")]
         astra_comm_groups: Option<PathBuf>,
         /// Number of ranks of the job [default: number of traces PREFIX.RANK.et next to the trace]
@@ -79,7 +79,7 @@ pub(super) enum Command {
     },
     /// Write the execution traces of a run: the operations of each rank as a graph
     Export {
-        /// Output folder of the run
+        /// Run folder
         run: PathBuf,
         /// Folder for the traces, chakra.RANK.et [default: RUN/chakra]
         #[arg(long, value_name = "DIR")]

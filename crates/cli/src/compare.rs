@@ -21,10 +21,10 @@ use uniference_studies::compare::{Comparison, ObservedRun, Timeline, render};
 /// `uniference compare`.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Output folder of the run to evaluate, usually of `uniference run`
+    /// Run folder to evaluate, usually of `uniference run`
     #[arg(value_name = "SIM")]
     first: PathBuf,
-    /// Output folder of the reference run, usually of `uniference launch`
+    /// Run folder of the reference, usually of `uniference launch`
     #[arg(value_name = "REAL")]
     second: PathBuf,
     /// Exit with code 1 if the error of the makespan, or the median error of the operations, exceeds this percentage [default: never]

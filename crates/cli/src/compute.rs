@@ -11,18 +11,19 @@ pub(super) struct ComputeArgs {
     /// `model` or its rates, otherwise measured; of a replay, as recorded, but model on devices whose model or rates have changed]
     #[arg(long, value_name = "measured|model|from=RUN|none")]
     compute: Option<Compute>,
-    /// Database of measured operators, beside the shipped one and the user's own
+    /// Database of measured operators, in addition to the shipped one and the user's own
     #[arg(long, value_name = "FILE")]
     device_db: Option<PathBuf>,
-    /// Device model whose measured operators are left out of all databases: what it would be estimated as from other devices
+    /// Ignore all measurements of this device model, to test how well other devices predict it
     #[arg(long, value_name = "MODEL")]
     leave_out: Option<String>,
-    /// Time of the host that hands work to the streams of simulated GPUs: a figure for each operator and launch (model), 6 us an operator or
-    /// another TIME as in "9 us", or CPU time on this machine (measured) [default: model; of a replay, as recorded]
+    /// Time of the CPU that launches work on simulated GPUs: fixed times per operator and launch (model), 6 us per
+    /// operator; another TIME per operator, as in "9 us"; or CPU time on this machine (measured) [default: model; of a
+    /// replay, as recorded]
     #[arg(long, value_name = "measured|model|TIME")]
     host_time: Option<HostTime>,
-    /// Time of each function of Python that the program calls, besides what it asks its device for: a figure (model), 350 ns, another TIME as in
-    /// "0.5 us", or nothing (none) [default: none; of a replay, as recorded]
+    /// Time of each Python function that the program calls, in addition to operators: 350 ns (model), another TIME, as
+    /// in "0.5 us", or nothing (none) [default: none; of a replay, as recorded]
     #[arg(long, value_name = "none|model|TIME")]
     python_time: Option<PythonTime>,
 }

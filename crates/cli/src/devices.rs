@@ -35,7 +35,7 @@ pub(super) enum Command {
 /// Databases to read.
 #[derive(clap::Args)]
 pub(super) struct Sources {
-    /// Database of measured operators, beside the shipped one and the user's own
+    /// Database of measured operators, in addition to the shipped one and the user's own
     #[arg(long, value_name = "FILE")]
     device_db: Option<PathBuf>,
 }

@@ -9,10 +9,10 @@ use uniference_studies::critical::Difference;
 /// `uniference diff`.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Output folder of the first run, or execution traces, as for `uniference replay`
+    /// First run folder, or execution traces, as for `uniference replay`
     #[arg(value_name = "FIRST")]
     first: PathBuf,
-    /// The same of the second run
+    /// Second run folder, or execution traces
     #[arg(value_name = "SECOND")]
     second: PathBuf,
     /// Print the difference as JSON

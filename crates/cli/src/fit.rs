@@ -27,7 +27,8 @@ use uniference_session::{Exit, HostError, Session};
 pub(super) struct Args {
     #[command(flatten)]
     cluster: ClusterArgs,
-    /// Which tensor values are computed; what is not computed takes no memory on this machine, and counts as much
+    /// Tensor values to compute; other tensors need no memory on this machine, and count the same on the simulated
+    /// devices
     #[arg(long, value_name = "all|small[=ELEMENTS]|none", default_value_t = Values::small())]
     values: Values,
     /// Time after which the program is ended, in seconds of this machine's time

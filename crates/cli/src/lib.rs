@@ -70,9 +70,9 @@ enum Command {
     Explain(explain::Args),
     /// Open the trace of a run in a browser
     View(view::Args),
-    /// Say by what two runs differ: the parts of their critical paths
+    /// Compare the critical paths of two runs, part by part
     Diff(diff::Args),
-    /// Say how long a run would take with a faster device, link or line, a free operation or another algorithm
+    /// Predict the duration of a run with a faster device, link or line, a free operation or another algorithm
     #[command(name = "whatif")]
     WhatIf(whatif::Args),
     /// Run a program or a generated job at many points: arguments, ranks, options and keys of the cluster file
@@ -103,7 +103,7 @@ enum Command {
     /// List device models, and import measured operators
     #[command(subcommand)]
     Devices(devices::Command),
-    /// Run a program on this machine and keep how long each of its operators takes in a database
+    /// Run a program on this machine and keep the durations of its operators in a database
     Profile(profile::Args),
     /// Check whether this machine meets the requirements of a run
     Doctor(doctor::Args),

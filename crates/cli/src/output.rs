@@ -55,13 +55,14 @@ impl Showing {
 /// Options of the run folder and its files, for all commands that simulate.
 #[derive(clap::Args)]
 pub(super) struct OutputArgs {
-    /// Output folder [default: the next free uniference-out/NAME-N]
+    /// Run folder [default: the next free uniference-out/NAME-N]
     #[arg(long, value_name = "DIR")]
     pub(super) out: Option<PathBuf>,
     /// Print only the report, as JSON, to standard output
     #[arg(long)]
     pub(super) json: bool,
-    /// What to write besides the report: every event, every operation (program record and trace), or nothing
+    /// Files to write in addition to the report: for every event, for every operation (program record and trace), or
+    /// none
     #[arg(long, value_enum, default_value_t = RecordArg::Ops)]
     pub(super) record: RecordArg,
 }

@@ -36,7 +36,7 @@ const ALONE: &str = "uniference.real.alone";
 pub(super) struct Args {
     #[command(flatten)]
     cluster: ClusterArgs,
-    /// Name of this machine's processor in the database [default: as the system calls it]
+    /// Name of this machine's CPU in the database [default: as the system calls it]
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// Database to write [default: the user's own, $XDG_DATA_HOME/uniference/operators.sqlite]
@@ -45,10 +45,10 @@ pub(super) struct Args {
     /// Sizes of the program's requests: it is captured with each VALUE in place of {NAME} in its arguments, and with each combination if there are several
     #[arg(long, value_name = "NAME=VALUE,...", requires = "script")]
     sweep: Vec<Sweep>,
-    /// Measure also what the database has
+    /// Also measure operators that the database has
     #[arg(long)]
     again: bool,
-    /// Time all operators where the program runs them, in place of those alone that the database lacks
+    /// Time all operators during the program's run, instead of only those that the database lacks, by themselves
     #[arg(long, requires = "script")]
     in_place: bool,
     #[command(flatten)]

@@ -28,7 +28,7 @@ pub(super) struct ProgressArgs {
     /// Show neither progress nor the table at the end: only what the program prints, warnings and errors
     #[arg(long)]
     pub(super) quiet: bool,
-    /// Write how far the simulation has come to this file, five times a second, one JSON object a line
+    /// Write the progress of the simulation to this file, five times per second, one JSON object per line
     #[arg(long, value_name = "FILE")]
     progress_to: Option<PathBuf>,
 }

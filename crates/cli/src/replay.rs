@@ -17,7 +17,8 @@ use uniference_session::{Done, Exit, HostError, Notices, Output, Replayed};
 /// Options for the input of a replay and its cluster.
 #[derive(clap::Args)]
 pub(super) struct ReplayedArgs {
-    /// Output folder of a run, or folder of its traces; or prefix of execution traces PREFIX.RANK.et[.gz] (or a pattern with %d for the rank); or a single trace for all ranks
+    /// Run folder, or folder of its traces; or prefix of execution traces PREFIX.RANK.et[.gz] (or a pattern with %d for
+    /// the rank); or a single trace for all ranks
     #[arg(value_name = "DIR|PREFIX|FILE")]
     run: PathBuf,
     #[command(flatten)]

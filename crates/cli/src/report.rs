@@ -25,7 +25,7 @@ const MOST_RUNS: usize = 8;
 /// `uniference report`.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Output folders of runs, simulated or real; at most 8, shown side by side
+    /// Run folders, simulated or real; at most 8, shown side by side
     #[arg(value_name = "RUN", required = true)]
     runs: Vec<PathBuf>,
     /// Write the page to this file, whose name ends in .html

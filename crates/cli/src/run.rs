@@ -36,7 +36,8 @@ pub(super) struct Args {
     cluster: ClusterArgs,
     #[command(flatten)]
     compute: ComputeArgs,
-    /// Which tensor values are computed; what is not computed is costed, takes no memory and reads as zeros
+    /// Tensor values to compute; other tensors need no memory and read as zeros, and their operators are costed all the
+    /// same
     #[arg(long, value_name = "all|small[=ELEMENTS]|none", default_value_t)]
     values: Values,
     /// End the run at the first operator or kernel whose values cannot be computed on simulated GPUs
@@ -61,10 +62,11 @@ pub(super) struct Args {
     /// Connect the terminal to this rank, for breakpoint(), pdb and input(); virtual time waits for it
     #[arg(long, value_name = "R", conflicts_with_all = ["repeat", "fold"])]
     debug_rank: Option<u32>,
-    /// Whether ranks that turn out to be alike run as a few processes; all ranks are simulated
+    /// Whether only a few representatives of equivalent ranks run as processes; all ranks are simulated
     #[arg(long, value_enum, default_value_t)]
     fold: Fold,
-    /// Start the program once, as rank 0, with the GPUs of all ranks; a process that it starts is of the rank whose GPU it uses
+    /// Start the program once, as rank 0, with the GPUs of all ranks; each process that it starts belongs to the rank
+    /// whose GPU it uses
     #[arg(long, conflicts_with = "fold")]
     one_program: bool,
     #[command(flatten)]
@@ -76,10 +78,10 @@ pub(super) struct Args {
 /// Whether all ranks of a program run as processes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 enum Fold {
-    /// Every rank
+    /// Run every rank
     #[default]
     Off,
-    /// As few as turn out to stand for all
+    /// Run as few ranks as represent all others
     Auto,
 }
 

@@ -30,13 +30,14 @@ pub(super) struct Args {
     /// Sweep file (TOML) with a table [search], or - for standard input, with paths relative to the current folder
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Folder of the results; one in which the same search was begun goes on [default: the next free uniference-out/NAME-N]
+    /// Folder of the results; continues the same search if the folder contains the beginning of it [default: the next
+    /// free uniference-out/NAME-N]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Number of trials that are carried out at once, of the `at_once` that are chosen together [default: all of them]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     jobs: Option<u32>,
-    /// Where programs and jobs run; replays stay on this machine
+    /// Machines that run programs and jobs; replays stay on this machine
     #[arg(long, value_name = "PLACE", value_enum, default_value_t)]
     on: Place,
     /// Show neither progress nor the best trials: only warnings and errors

@@ -45,22 +45,23 @@ pub(super) struct Args {
     /// Sweep file (TOML), or - for standard input, with paths relative to the current folder
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Folder of the results; one in which the same sweep was begun goes on [default: the next free uniference-out/NAME-N]
+    /// Folder of the results; continues the same sweep if the folder contains the beginning of it [default: the next
+    /// free uniference-out/NAME-N]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Number of trials that are carried out at once [default: number of cores, here or of the Ray cluster; 1 with measured compute]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     jobs: Option<u32>,
-    /// Where programs and jobs run; replays stay on this machine
+    /// Machines that run programs and jobs; replays stay on this machine
     #[arg(long, value_name = "PLACE", value_enum, default_value_t)]
     on: Place,
-    /// Say how many runs and replays there are and how long they take, and carry out none
+    /// Print the number of runs and replays and their expected duration, and carry out none
     #[arg(long)]
     dry_run: bool,
-    /// Show neither progress nor what the sweep comes to: only warnings and errors
+    /// Show neither progress nor the sweep's result: only warnings and errors
     #[arg(long, conflicts_with = "dry_run")]
     quiet: bool,
-    /// Carry trials out again that have failed
+    /// Carry out failed trials again
     #[arg(long, requires = "out")]
     retry: bool,
 }

@@ -13,7 +13,7 @@ const VIEWER: &str = include_str!("../../../python/uniference/program/viewer.py"
 /// `uniference view`.
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// Output folder of a run
+    /// Run folder
     #[arg(value_name = "RUN")]
     run: PathBuf,
     /// Print the address, and open no browser

@@ -12,10 +12,10 @@ use uniference_studies::whatif::{LineName, LineScale};
 pub(super) struct Args {
     #[command(flatten)]
     replayed: ReplayedArgs,
-    /// Let compute at a line of the program take so many times as long, for example model.py:41=0.5
+    /// Multiply the duration of compute at a line of the program by a factor, for example model.py:41=0.5
     #[arg(long, value_name = "FILE:LINE=FACTOR")]
     line: Vec<LineScale>,
-    /// Let compute that neither feeds the operation called at a line, nor needs its result, run beside it
+    /// Overlap the operation called at a line with compute that neither produces its input nor needs its result
     #[arg(long, value_name = "FILE:LINE")]
     overlap: Vec<LineName>,
     /// Write the results of the changed run to this folder

@@ -37,13 +37,13 @@ pub(super) struct Args {
 /// Options of workers on other machines.
 #[derive(clap::Args)]
 pub(super) struct WorkerArgs {
-    /// Listen at this address for the workers that devices of the cluster file are at
+    /// Listen at this address for the workers that the cluster file's devices name
     #[arg(long, value_name = "ADDRESS:PORT", requires = "token_file", help_heading = "Workers")]
     listen: Option<String>,
     /// File that contains the token, the same as the workers'
     #[arg(long, value_name = "FILE", requires = "listen", help_heading = "Workers")]
     token_file: Option<PathBuf>,
-    /// How long to wait for all workers, in seconds
+    /// Time to wait for all workers, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120, requires = "listen", help_heading = "Workers")]
     join_timeout: u64,
     /// Do not send the script and its files to the workers, which have them under the same paths

@@ -126,7 +126,7 @@ struct ModelArgs {
     /// Width of each expert [default: that of --ffn]
     #[arg(long, value_name = "N", requires = "experts")]
     expert_ffn: Option<u64>,
-    /// Number of experts besides that see every token; they are one network, so many times as wide as an expert
+    /// Number of shared experts, which process every token; they are one network, as wide as that many experts
     #[arg(long, value_name = "N", default_value_t = 0, requires = "experts")]
     shared_experts: u64,
     /// Number of first layers that have an ordinary feed-forward network in place of experts
@@ -160,14 +160,14 @@ struct ImplementationArgs {
     /// Type of activations and weights
     #[arg(long, value_enum, default_value_t = DtypeName::Bfloat16)]
     dtype: DtypeName,
-    /// Multiply the linear layers of the transformer in 8 bits, with scales for whole tensors; in the prefill and decode phases their weights are
-    /// held in 8 bits
+    /// Compute the GEMMs of the transformer's linear layers in FP8, with scales for whole tensors; in the prefill and
+    /// decode phases their weights are stored in FP8
     #[arg(long)]
     float8: bool,
     /// Type of the KV cache in the prefill and decode phases [default: that of --dtype]
     #[arg(long, value_name = "TYPE", value_enum)]
     kv_cache_dtype: Option<CacheTypeName>,
-    /// Kernels between matrix products
+    /// Kernels between GEMMs
     #[arg(long, value_enum, default_value_t = KernelsName::Fused)]
     kernels: KernelsName,
     /// Kernels of attention
@@ -179,7 +179,7 @@ struct ImplementationArgs {
     /// Time that the host needs to issue one operator, as in "6 us" [default: 0, as with CUDA graphs]
     #[arg(long, value_name = "TIME")]
     host_time: Option<String>,
-    /// Cut the tensor-parallel communication of sequence parallelism into N parts that overlap matrix products
+    /// Split the tensor-parallel communication of sequence parallelism into N parts that overlap GEMMs
     #[arg(long, value_name = "N", default_value_t = 1)]
     tp_overlap: u64,
     /// Reduce gradients after the last backward pass instead of during it (--zero 0 and 1)
@@ -213,7 +213,7 @@ enum KernelsName {
 enum AttentionName {
     /// One kernel that does not write the scores (FlashAttention)
     Flash,
-    /// Matrix products, softmax and dropout over all pairs of tokens
+    /// GEMMs, softmax and dropout over all pairs of tokens
     Unfused,
 }
 
@@ -229,7 +229,7 @@ struct LayoutArgs {
     /// Expert-parallel degree: data-parallel ranks that hold different experts
     #[arg(long, value_name = "N", default_value_t = 1)]
     ep: u32,
-    /// How context-parallel ranks come by each other's keys and values
+    /// Exchange of keys and values among context-parallel ranks
     #[arg(long, value_enum, default_value_t = CpMethodName::AllGather)]
     cp_method: CpMethodName,
     /// Which parts of a sequence context-parallel ranks have
@@ -262,16 +262,16 @@ struct LayoutArgs {
     /// Which activations the backward pass recomputes instead of keeping them
     #[arg(long, value_enum, default_value_t = RecomputeName::None)]
     recompute: RecomputeName,
-    /// Clip gradients by their global norm, which takes an all-reduce
+    /// Clip gradients by their global norm, which requires an all-reduce
     #[arg(long)]
     clip_gradients: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum CpMethodName {
-    /// Gather those of all before attention
+    /// All-gather before attention
     AllGather,
-    /// Pass them round a ring while those at hand are attended to (ring attention)
+    /// Pass them around a ring, overlapped with attention to those received before (ring attention)
     Ring,
 }
 
@@ -302,7 +302,7 @@ enum ScheduleName {
     OneForwardOneBackward,
     /// 1F1B with several model chunks per stage
     Interleaved,
-    /// 1F1B with the gradients of weights computed apart, where stages would idle (ZB-H1)
+    /// 1F1B with the gradients of weights computed separately, while stages would idle (ZB-H1)
     ZeroBubble,
     /// Micro-batches from both ends of the pipeline, forward and backward passes overlapped (DeepSeek-V3)
     Dualpipe,
@@ -351,7 +351,7 @@ struct Output {
     /// Simulate the job on a cluster instead of writing traces
     #[arg(long)]
     run: bool,
-    /// Prefix of the traces, PREFIX.RANK.et; with --run, the output folder [default: uniference-out/llama-N]
+    /// Prefix of the traces, PREFIX.RANK.et; with --run, the run folder [default: uniference-out/llama-N]
     #[arg(long, value_name = "PREFIX|DIR", required_unless_present = "run")]
     out: Option<PathBuf>,
     /// Write only one trace for each set of equivalent ranks
@@ -363,7 +363,7 @@ struct Output {
     /// Simulate the job even if it needs more memory than the devices have
     #[arg(long, requires = "run")]
     ignore_memory: bool,
-    /// Database of measured operators, beside the shipped one and the user's own
+    /// Database of measured operators, in addition to the shipped one and the user's own
     #[arg(long, value_name = "FILE", requires = "run")]
     device_db: Option<PathBuf>,
     /// The cluster file says it.
@@ -375,7 +375,7 @@ struct Output {
     /// Print only the report, as JSON, to standard output
     #[arg(long, requires = "run")]
     json: bool,
-    /// What to write besides the report; anything but `summary` needs every rank, that is, --fold off
+    /// Files to write in addition to the report; all values but `summary` require every rank, that is, --fold off
     #[arg(long, value_enum, default_value_t = RecordArg::Summary, requires = "run")]
     record: RecordArg,
     #[command(flatten)]

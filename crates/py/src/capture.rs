@@ -81,7 +81,8 @@ impl Capture for Extension {
     }
 }
 
-/// Definitions and lines, with which a slice begins, and the rest. What cannot be read is left to whoever reads all of it.
+/// Splits a slice behind the definitions and lines at its beginning. An invalid slice is not split; its decoder reports
+/// the error.
 pub(crate) fn split(slice: &[u8]) -> (&[u8], &[u8]) {
     slice.split_at(dictionary_length(slice).unwrap_or(0))
 }

@@ -1,7 +1,7 @@
-//! Owns Chakra execution traces in Python's types: nodes and their attributes, files that are read or written node by node, and the
-//! feeder. What is in a file and in which order nodes become free is `uniference-formats`' business.
+//! Owns Chakra execution traces as Python types: nodes and their attributes, files that are read or written node by
+//! node, and the feeder. The file format and the order in which nodes become free belong to `uniference-formats`.
 //!
-//! `python/uniference/_native.pyi` documents all of it for users.
+//! `python/uniference/_native.pyi` documents these types for users.
 
 use pyo3::exceptions::{PyKeyError, PyOverflowError, PyStopIteration, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -20,7 +20,7 @@ use uniference_programs::chakra::feed::{Feed, IdSet};
 
 pyo3::create_exception!(_native, TraceError, PyValueError);
 
-/// A file that no trace can be read from or written to; what the operating system says is Python's own `OSError`.
+/// The error of a file that is no valid trace. Errors of the operating system are Python's own `OSError`.
 fn trace_error(path: &Path, error: &impl std::fmt::Display) -> PyErr {
     TraceError::new_err(format!("{}: {error}", path.display()))
 }
@@ -47,7 +47,7 @@ impl Attributes {
     fn find(&self, name: &str) -> Option<&Attribute> {
         let mut named = self.list.iter().filter(|attribute| attribute.name == name);
         let first = named.next()?;
-        // As the simulator reads them: the first that has a value.
+        // As in the simulator, the first attribute with a value counts.
         Some(std::iter::once(first).chain(named).find(|attribute| attribute.value.is_some()).unwrap_or(first))
     }
 
@@ -168,7 +168,7 @@ impl Attributes {
 /// One operation of one rank.
 #[pyclass(module = "uniference.chakra")]
 pub(crate) struct Node {
-    /// Its `attr` is empty: attributes are `self.attr`'s.
+    /// The node without attributes, which are in `self.attr`.
     node: schema::Node,
     attr: Py<Attributes>,
 }
@@ -302,7 +302,7 @@ impl Node {
     #[setter]
     fn set_duration_micros(&mut self, py: Python<'_>, micros: u64) {
         self.node.duration_micros = micros;
-        // It would count first, and it is the old one.
+        // The old duration in picoseconds would take precedence over the new one.
         self.attr.borrow_mut(py).list.retain(|attribute| attribute.name != own::DURATION_PS);
     }
 
@@ -393,7 +393,7 @@ impl Node {
     }
 }
 
-/// What a trace says about itself.
+/// Metadata of a trace.
 #[pyclass(module = "uniference.chakra")]
 pub(crate) struct Metadata {
     #[pyo3(get, set)]
@@ -482,7 +482,7 @@ impl TraceReader {
     }
 }
 
-/// A trace that is written node by node, beside its final name until it is whole.
+/// A trace that is written node by node, to a temporary file in the same folder until it is complete.
 #[pyclass(module = "uniference.chakra")]
 pub(crate) struct TraceWriter {
     path: PathBuf,
@@ -555,7 +555,7 @@ impl TraceWriter {
 }
 
 impl TraceWriter {
-    /// What is not whole leaves nothing behind.
+    /// Removes the temporary file of an incomplete trace.
     fn discard(&mut self) {
         if self.writer.take().is_some() {
             let _ = std::fs::remove_file(&self.partial);
@@ -569,15 +569,15 @@ impl Drop for TraceWriter {
     }
 }
 
-/// Gives a trace's nodes in an order in which they can be carried out.
+/// Returns a trace's nodes in an order that satisfies their dependencies.
 #[pyclass(module = "uniference.chakra")]
 pub(crate) struct Feeder {
     path: PathBuf,
     feed: Feed<Reader<File>>,
     metadata: Py<Metadata>,
-    /// Free and not given out, the lowest id first.
+    /// Nodes whose dependencies are done and that have not been returned, the lowest id first.
     free: BinaryHeap<Reverse<u64>>,
-    /// Given out and not done.
+    /// Nodes that have been returned and are not done.
     issued: BTreeMap<u64, Py<Node>>,
 }
 
@@ -681,7 +681,7 @@ fn to_python(py: Python<'_>, value: &Value) -> PyResult<Py<PyAny>> {
     })
 }
 
-/// The type that a value of Python's has where nobody asks for another: 64 bits, signed where that holds the number.
+/// Converts a Python value to its default type: integers have 64 bits, signed if the number fits.
 fn from_python(value: &Bound<'_, PyAny>) -> PyResult<Value> {
     if let Ok(items) = value.try_iter().and_then(|items| items.collect::<PyResult<Vec<_>>>())
         && !value.is_instance_of::<PyString>()
@@ -718,7 +718,7 @@ fn kind_of(value: &Bound<'_, PyAny>, large: bool) -> PyResult<&'static str> {
 
 /// A value of one of the schema's types, by the name that [`Value::type_name`] gives it.
 fn from_python_as(value: &Bound<'_, PyAny>, kind: &str) -> PyResult<Value> {
-    // `True` is a number to Python; as a flag it would be one without a word.
+    // Python accepts `True` as a number, so a flag would silently become a number.
     let number = kind.contains("int") || kind.contains("fixed") || kind.contains("double") || kind.contains("float");
     if number && value.is_instance_of::<PyBool>() {
         return Err(PyTypeError::new_err(format!("a bool is not a valid {kind}")));

@@ -168,7 +168,7 @@ impl Channel {
             if left == SimDuration::ZERO {
                 return Ok(());
             }
-            // A handler of the program's may raise, which ends the sleep.
+            // A signal handler of the program may raise an exception, which ends the sleep.
             py.check_signals()?;
         }
     }
@@ -418,10 +418,10 @@ impl Channel {
     }
 
     fn arena<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        // The view must not outlive the mapping, and may outlive this object: a rank keeps its one client to its end.
+        // The view may outlive this object, but not the mapping, so the client is never freed.
         std::mem::forget(self.client.clone());
         let (address, len) = self.client.arena().expect("ranks of this machine have the arena mapped");
-        // SAFETY: the mapping has this address and size, is writable, and stays, as the line above sees to.
+        // SAFETY: the mapping has this address and size, is writable, and stays, because its client is not freed.
         unsafe {
             let view = ffi::PyMemoryView_FromMemory(address.cast(), len as ffi::Py_ssize_t, WRITABLE);
             Bound::from_owned_ptr_or_err(py, view)
@@ -441,10 +441,10 @@ impl Channel {
     }
 }
 
-/// Copying so many bytes takes longer than handing the interpreter's lock over.
+/// Number of bytes whose copy takes longer than a release of the interpreter's lock.
 const LONG: u64 = 64 << 10;
 
-/// Without the interpreter's lock, if there is much to copy.
+/// Carries out a call, without the interpreter's lock if it copies at least [`LONG`] bytes.
 fn detached_if_long<T: Send>(
     py: Python<'_>,
     memory: &[Region],
@@ -508,7 +508,7 @@ fn unknown(what: &str, name: &str) -> PyErr {
     PyValueError::new_err(format!("unknown {what} {name:?}"))
 }
 
-/// Whether the channel combines such elements itself.
+/// Whether the channel itself implements a reduction of elements of this type.
 #[pyfunction]
 pub(crate) fn combines(reduce: &str, dtype: &str) -> PyResult<bool> {
     Ok(Kernel::of(reduce_named(reduce)?, dtype_named(dtype)?).is_some())

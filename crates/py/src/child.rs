@@ -1,8 +1,9 @@
 //! Owns that an interpreter which a rank's process has started is on the rank's clock before it begins, as other programs are by `uniference-child`.
 //!
-//! There this extension is loaded before the C library, so that the client which Python asks is that of the replaced functions.
+//! Such interpreters load this extension before the C library, so that Python and the replaced functions have the same
+//! client.
 
-// The dynamic linker runs what the section of constructors names.
+// The dynamic linker calls the functions in the section of constructors.
 #![allow(unsafe_code)]
 
 #[used]

@@ -1,6 +1,7 @@
-//! Owns how a rank's process is given simulated GPUs: the library of them is found among what the process has loaded, and told.
+//! Owns the attachment of simulated GPUs to a rank's process, by a function of the simulated GPU library, which the
+//! process has loaded.
 
-// The library is called by addresses.
+// The library's functions are called by address.
 #![allow(unsafe_code)]
 
 use pyo3::exceptions::PyRuntimeError;
@@ -9,7 +10,7 @@ use std::ffi::{CString, c_char, c_void};
 use uniference_abi::VERSION;
 use uniference_abi::gpus::{ATTACH, Attach, Communication, Device, Devices, Link};
 
-/// `uniference_host::live::phantom::Gpu`, as Python has read it.
+/// A `uniference_host::live::phantom::Gpu` in Python's types.
 #[derive(FromPyObject)]
 #[pyo3(from_item_all)]
 pub(crate) struct Gpu {
@@ -28,18 +29,18 @@ pub(crate) struct Gpu {
     reaches_peers: bool,
 }
 
-/// Gives this process the GPUs of its host, of which `own` is its rank's. `link` and `communication`: addresses of a `Link` and a
-/// `Communication`, or 0 for none.
+/// Attaches the GPUs of the host to this process; `own` is the index of its rank's GPU. `link` and `communication`:
+/// addresses of a `Link` and a `Communication`, or 0 for none.
 #[pyfunction]
 #[pyo3(signature = (own, gpus, link=0, communication=0))]
 pub(crate) fn attach_gpus(own: u32, gpus: Vec<Gpu>, link: usize, communication: usize) -> PyResult<()> {
     let name = CString::new(ATTACH).expect("a name without zeros");
-    // SAFETY: looks for a name.
+    // SAFETY: the call only looks up a name.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     if found.is_null() {
         return Err(PyRuntimeError::new_err("the library of simulated GPUs was not loaded before torch"));
     }
-    // SAFETY: the library's function of this name is of this type, in all versions.
+    // SAFETY: the library's function of this name has this type in all versions.
     let attach = unsafe { std::mem::transmute::<*mut c_void, Attach>(found) };
     let devices: Vec<Device> = gpus.iter().map(device).collect();
     let peers: Vec<u8> = gpus

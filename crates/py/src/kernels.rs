@@ -1,21 +1,21 @@
-//! Owns kernels of Triton as Python has them: read once from the text of their TTIR, then run for a grid.
+//! Owns Triton kernels as Python objects: parsed once from the text of their TTIR, then run for a grid.
 
-// A kernel is given addresses.
+// Kernels get addresses.
 #![allow(unsafe_code)]
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use uniference_triton::{Argument, Kernel, Stopped};
 
-/// A kernel that can be run. `_native.pyi` says how.
+/// A kernel that can be run; documented in `_native.pyi`.
 #[pyclass(frozen)]
 pub(crate) struct TritonKernel(Kernel);
 
-/// An integer or an address, or a number of floating point.
+/// An integer, an address or a floating-point number.
 #[derive(FromPyObject)]
 enum Number {
     Integer(i64),
-    /// An address, or an integer without a sign, in the upper half.
+    /// An address or an unsigned integer above the signed range.
     Unsigned(u64),
     Float(f64),
 }
@@ -27,17 +27,17 @@ impl TritonKernel {
         Kernel::read(text).map(TritonKernel).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    /// How many arguments it takes.
+    /// Number of arguments.
     fn __len__(&self) -> usize {
         self.0.parameters().count()
     }
 
-    /// Which of them it may write to.
+    /// Indices of arguments through which the kernel may write.
     fn written(&self) -> Option<Vec<usize>> {
         self.0.written()
     }
 
-    /// Its caller answers for the addresses.
+    /// Runs the kernel; the caller guarantees that the addresses are valid.
     fn run(
         &self,
         py: Python<'_>,
@@ -59,7 +59,7 @@ impl TritonKernel {
         }
     }
 
-    /// As of `run`, but nothing is written.
+    /// Runs the kernel without writing to memory.
     fn work(
         &self,
         py: Python<'_>,
@@ -71,7 +71,7 @@ impl TritonKernel {
         let arguments: Vec<Argument> = arguments.into_iter().map(Argument::from).collect();
         let mut signal = None;
         let mut goes_on = || py.check_signals().map_err(|error| signal = Some(error)).is_ok();
-        // SAFETY: as of `run`.
+        // SAFETY: as in `run`.
         let work = unsafe { self.0.work(&arguments, grid.into(), &memory, &mut goes_on) };
         match work {
             Ok(work) => Ok(work.map(|work| {
@@ -84,7 +84,8 @@ impl TritonKernel {
     }
 }
 
-/// Prints as the program does, so that its own lines come before and after. A stream that is closed takes nothing.
+/// Prints to Python's `sys.stdout`, so that the order with the program's own lines is kept. Errors, as from a closed
+/// stream, are ignored.
 fn print(py: Python<'_>, text: &str) {
     let write = || py.import("sys")?.getattr("stdout")?.call_method1("write", (text,));
     let _ = write();

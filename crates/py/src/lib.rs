@@ -1,5 +1,5 @@
-//! The Python extension: conversions and exceptions only. What is behind them is `uniference-host`'s; `python/uniference/_native.pyi`
-//! is its documentation.
+//! The Python extension: conversions and exceptions only. Other crates implement its functions;
+//! `python/uniference/_native.pyi` documents them.
 
 mod capture;
 mod chakra;
@@ -27,16 +27,17 @@ fn cli(py: Python<'_>, argv: Vec<OsString>) -> PyResult<i32> {
     let extension: PathBuf = py.import("uniference._native")?.getattr("__file__")?.extract()?;
     uniference_host::live::zygote::preload(extension);
     let code = py.detach(|| uniference_cli::main(argv, Some(&python)));
-    // A Ctrl-C that did not end the process was a run's to handle, and was: the interpreter must not raise KeyboardInterrupt for it again.
+    // If Ctrl-C did not end the process, a run has handled it: the interpreter must not raise KeyboardInterrupt again.
     let _ = py.check_signals();
     Ok(code)
 }
 
-/// Python is asked so often whether it has got a signal, and told how far a simulation has come.
+/// Interval at which a simulation lets Python handle signals, and reports its progress.
 const PERIOD: Duration = Duration::from_millis(100);
 
-/// Carries out what words of the command line say and no other process is needed for: exit code, what is said, and of a simulation that
-/// has come to its end the folder and the report. `progress` is told virtual time in seconds and how many operations have completed.
+/// Carries out a command line that needs no other process. Returns the exit code, the output and, for a completed
+/// simulation, the folder and the report. `progress` is called with the virtual time in seconds and the number of
+/// completed operations.
 #[pyfunction]
 #[pyo3(signature = (argv, progress = None))]
 fn carry_out(py: Python<'_>, argv: Vec<OsString>, progress: Option<Py<PyAny>>) -> PyResult<Ended> {
@@ -52,7 +53,7 @@ fn carry_out(py: Python<'_>, argv: Vec<OsString>, progress: Option<Py<PyAny>>) -
         });
         *asked = Instant::now();
         if let Err(error) = heard {
-            // Past the simulation, which nobody can tell to end; what it has opened is closed on the way.
+            // The simulation has no call that ends it, so unwinding ends it, and closes its files.
             resume_unwind(Box::new(error));
         }
     };
@@ -67,7 +68,7 @@ fn carry_out(py: Python<'_>, argv: Vec<OsString>, progress: Option<Py<PyAny>>) -
 
 type Ended = (i32, String, Option<(PathBuf, String)>);
 
-/// The kernel kills this process when its parent dies; if that has already happened, it ends at once.
+/// Makes the kernel kill this process when its parent dies; if the parent is already dead, the process ends at once.
 #[pyfunction]
 fn die_with_parent() {
     uniference_client::die_with_parent();

@@ -1,6 +1,8 @@
-//! Owns the answer to "which line of the user's program is this?": the first frame outside the libraries that Python names.
+//! Owns the current line of the user's program: the line of the innermost frame outside the libraries that Python
+//! names.
 
-// Frames are reached by the interpreter's C functions: each call of torch.distributed asks, and attributes take several times as long.
+// Frames are read by the interpreter's C functions, because each call of torch.distributed needs the line, and
+// attributes are several times slower.
 #![allow(unsafe_code)]
 
 use pyo3::ffi;
@@ -22,7 +24,7 @@ enum Owner {
     Library,
 }
 
-/// What was found out, once.
+/// Cache of code objects' owners and of lines.
 #[derive(Default)]
 struct Known {
     /// Beginnings of library files' names.
@@ -32,7 +34,7 @@ struct Known {
     /// Owner of each code object, by the code object's address. The code objects are kept alive, because the address of
     /// a deleted one may be reused.
     codes: BTreeMap<usize, (Py<PyAny>, Owner)>,
-    /// By code object and instruction, as finding the line of one takes long.
+    /// Lines by code object and instruction, because finding the line of an instruction is slow.
     lines: BTreeMap<(usize, i32), Py<PyString>>,
 }
 
@@ -114,13 +116,13 @@ fn line(frame: &Bound<'_, PyAny>, code: &Bound<'_, PyAny>) -> PyResult<Py<PyStri
     Ok(line)
 }
 
-/// For people, and for the beginnings above: what is not UTF-8 in it is not shown.
+/// File name of a code object, to be shown and compared with libraries; bytes that are not UTF-8 are replaced.
 fn file_of(code: &Bound<'_, PyAny>) -> PyResult<String> {
     let name: OsString = code.getattr(intern!(code.py(), "co_filename"))?.extract()?;
     Ok(name.to_string_lossy().into_owned())
 }
 
-/// Nothing of Python's may run while it is held: that could be a destructor that ends up here again.
+/// Locks the cache. No Python code may run while the lock is held, because a destructor could call this function again.
 fn known() -> MutexGuard<'static, Known> {
     KNOWN.lock().expect("no holder of this lock panics")
 }

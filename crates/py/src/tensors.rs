@@ -1,8 +1,8 @@
-//! Owns what torch's tensors look like to a channel: the memory that their elements lie in, one after the other.
+//! Owns the conversion of torch's tensors to memory regions of a channel, with contiguous elements.
 //!
-//! Nothing here goes through torch's dispatcher for a tensor that is contiguous already.
+//! Contiguous tensors do not pass through torch's dispatcher.
 
-// A tensor's memory is torch's: it comes as an address.
+// Torch owns the memory of tensors and passes addresses.
 #![allow(unsafe_code)]
 
 use pyo3::intern;
@@ -11,9 +11,9 @@ use uniference_protocol::memory::Region;
 
 /// Tensors, kept while their memory is used.
 pub(crate) struct Tensors<'py> {
-    /// What the program has passed.
+    /// The tensors that the program has passed.
     given: Vec<Bound<'py, PyAny>>,
-    /// The same or, of those that are not contiguous or on a GPU, copies.
+    /// The same tensors; copies of those that are not contiguous or are on a GPU.
     plain: Vec<Bound<'py, PyAny>>,
     regions: Vec<Region>,
 }
@@ -30,12 +30,12 @@ impl<'py> FromPyObject<'_, 'py> for Tensors<'py> {
 }
 
 impl Tensors<'_> {
-    /// Their memory, which stays as long as this.
+    /// Memory of the tensors, valid as long as this object.
     pub(crate) fn regions(&self) -> &[Region] {
         &self.regions
     }
 
-    /// The memory was written to: tensors that lie in other memory get it.
+    /// Copies the memory, which was written to, to the program's tensors that are elsewhere.
     pub(crate) fn written(&self) -> PyResult<()> {
         for (given, plain) in self.given.iter().zip(&self.plain).filter(|(given, plain)| !given.is(*plain)) {
             given.getattr(intern!(given.py(), "data"))?.call_method1(intern!(given.py(), "copy_"), (plain,))?;
@@ -44,7 +44,7 @@ impl Tensors<'_> {
     }
 }
 
-/// The tensor, or its elements in memory where they lie one after the other.
+/// The tensor, or a contiguous copy in the host's memory.
 fn plain<'py>(tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = tensor.py();
     let is = |name: &Bound<'py, _>| tensor.call_method0(name)?.extract::<bool>();
@@ -61,6 +61,6 @@ fn plain<'py>(tensor: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
 fn region(tensor: &Bound<'_, PyAny>) -> PyResult<Region> {
     let address = tensor.call_method0(intern!(tensor.py(), "data_ptr"))?.extract()?;
     let bytes = tensor.getattr(intern!(tensor.py(), "nbytes"))?.extract()?;
-    // SAFETY: `Tensors` keeps the tensor, and its program gives it to nobody else while a call of torch.distributed has it.
+    // SAFETY: `Tensors` keeps the tensor, and the program does not use it elsewhere during a call of torch.distributed.
     Ok(unsafe { Region::new(address, bytes) })
 }

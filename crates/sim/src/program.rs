@@ -199,7 +199,8 @@ pub enum Reply {
 /// Cost of a poll or of a query of the store, so that a busy-wait makes progress.
 pub const POLL_COST: SimDuration = SimDuration::from_us(1);
 
-/// What a read of the clock costs: `clock_gettime` through the vDSO, from Python (45 ns for `time.perf_counter()` on a Xeon of 2.1 GHz).
+/// Cost of a read of the clock: `clock_gettime` through the vDSO, from Python (45 ns for `time.perf_counter()` on a
+/// Xeon of 2.1 GHz).
 pub const LOOK_COST: SimDuration = SimDuration::from_ps(50_000);
 
 /// End of a task.

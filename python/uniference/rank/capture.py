@@ -102,7 +102,7 @@ class Library:
         begin()
 
     def communication(self, channel: Channel) -> int:
-        """What a library of simulated GPUs communicates by: see `Channel.communication`."""
+        """Address of the functions by which the simulated GPU library communicates: see `Channel.communication`."""
         return channel.communication(self.address)
 
     def mirror(self, *functions: int) -> None:
@@ -170,7 +170,7 @@ class Library:
         return str(self.functions.uniference_capture_held().decode())
 
     def device_link(self, channel: Channel) -> int:
-        """Where a library of simulated GPUs writes to: see `Channel.device_link`."""
+        """Address of the functions by which the simulated GPU library writes entries: see `Channel.device_link`."""
         return channel.device_link(self.address)
 
     def carry_out_calls(self, channel: Channel) -> None:

@@ -1,6 +1,6 @@
-//! Owns the reading of a stream of operators, slice by slice, whatever bytes it is given.
+//! Owns the decoder of operator streams, slice by slice, for valid and invalid bytes.
 //!
-//! Memory is in proportion to the bytes that were read: counts are believed only as far as there are bytes for what is counted.
+//! Memory is in proportion to the bytes that were read: a count is accepted only if as many bytes follow.
 
 use super::definition::{Argument, Definition, Place, ScalarType, Tensor};
 use super::numbers::Numbers;
@@ -9,7 +9,7 @@ use uniference_abi::entries::{
     ArgumentTag, CopyKind, EXECUTION, LAUNCH_FREE, LAUNCH_INSIDE, LAUNCH_SPINS, MemoryKind, Tag,
 };
 
-/// The entry with which streams of records of version 11 or older begin.
+/// First entry of the operator streams in records of version 11 or older.
 pub(crate) const VERSION_11: [u8; 1] = [Tag::Version11 as u8];
 
 /// Tags minus the numbers that stand for them in entries of streams of version 11.
@@ -17,19 +17,19 @@ const VERSION_11_KINDS: u64 = 11;
 /// Largest number of dimensions of torch's tensors.
 const MOST_DIMENSIONS: u64 = 64;
 
-/// What is wrong with a stream of operators.
+/// An invalid entry of an operator stream.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "invalid operators at byte {at} of a slice: {problem}\nhint: copy the record again from its source, or run the program again"
 )]
 pub struct Invalid {
-    /// Where the entry begins, in the slice that was read.
+    /// Offset of the entry in the slice that was read, in bytes.
     pub at: usize,
-    /// What is wrong with it.
+    /// The entry's error.
     pub problem: Problem,
 }
 
-/// What is wrong with an entry.
+/// An error of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// The slice ends inside the entry.
@@ -44,7 +44,7 @@ pub enum Problem {
     /// No argument begins with this byte.
     #[error("unknown argument {0}")]
     Argument(u8),
-    /// The definition has not been defined.
+    /// The number has no definition.
     #[error("unknown definition {0}")]
     Definition(u64),
     /// The site has not been named.
@@ -70,39 +70,40 @@ pub enum Problem {
     Process(u64),
 }
 
-/// What the rank does next; allocations are by their own numbers, not by differences.
+/// An entry of a rank's stream. Allocations have their absolute numbers, not differences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry<'a> {
     /// The rank ran an operator.
     Execution {
-        /// Which, in [`Decoder::definitions`].
+        /// Index of its definition in [`Decoder::definitions`].
         definition: usize,
         /// The line that ran it.
         line: Line,
-        /// What autograd did while it ran.
+        /// Autograd's activity while the operator ran.
         autograd: Autograd,
         /// The memory of each of the definition's tensors ([`Definition::tensors`]); 0: not tracked.
         allocations: &'a [u64],
     },
-    /// How long the execution that follows took here, in nanoseconds; only of captures that time operators.
+    /// Duration of the next execution on this machine, in nanoseconds; only in captures that time operators.
     Timed {
-        /// From the end of the operator before, or from when the program went on, to this one: the program's own work.
+        /// The program's own work before the operator: from the end of the previous operator, or from the program's
+        /// continuation after a call.
         before: u64,
-        /// The operator itself.
+        /// Duration of the operator.
         lasted: u64,
     },
     /// Memory was allocated.
     Allocated {
-        /// The number that the other entries call it by.
+        /// The allocation's number in all other entries.
         allocation: u64,
         /// Size in bytes.
         bytes: u64,
-        /// It is memory of the rank's GPU; otherwise of the host.
+        /// The memory is on the rank's GPU, otherwise on the host.
         on_gpu: bool,
     },
-    /// From here on, so much of its GPU's memory is in use besides the allocations.
+    /// Memory of the rank's GPU that is in use in addition to the allocations, from this entry on.
     Level {
-        /// What uses the memory.
+        /// The user of the memory.
         level: Level,
         /// Size in bytes.
         bytes: u64,
@@ -112,56 +113,56 @@ pub enum Entry<'a> {
         /// The allocation's number.
         allocation: u64,
     },
-    /// What memory is for is known now.
+    /// The kind of data in an allocation is known from this entry on.
     Kind {
         /// The allocation's number.
         allocation: u64,
-        /// What the memory holds.
+        /// The kind of data in the memory.
         kind: MemoryKind,
     },
     /// The call that ends the slice communicates memory.
     Called {
-        /// Which; 0: not tracked.
+        /// The allocation's number; 0: not tracked.
         allocation: u64,
-        /// What arrives is written there; else what is there is sent.
+        /// The call writes received data to the memory; otherwise the call sends the memory's data.
         written: bool,
     },
-    /// A value that was not computed steered the program.
+    /// The program read a value that was not computed, so its control flow may depend on it.
     Answered {
         /// The line that read it.
         line: Line,
         /// The operator that read it.
         operator: &'a str,
     },
-    /// It handed something to a stream of a simulated GPU.
+    /// Work of the program on a stream of a simulated GPU.
     Stream(StreamEntry),
-    /// The launch, copy or graph launch that follows has this number, by which the rank asks for its times.
+    /// The rank asks for the times of the next launch, copy or graph launch by this number.
     Number(u64),
-    /// Number of functions of Python that have begun on the thread since the last such entry.
+    /// Number of Python functions that have begun on the thread since the last such entry.
     PythonCalls(u64),
-    /// From here on, a buffer of the GPU's memory has these values.
+    /// Values of a buffer in the GPU's memory from this entry on.
     Integers {
         /// The rank's own number of the buffer.
         buffer: u32,
         /// The integers from the buffer's beginning on.
         values: &'a [i64],
     },
-    /// An argument of the execution that follows lies in such a buffer.
+    /// An argument of the next execution is in a buffer of [`Entry::Integers`].
     Reading(Reading),
 }
 
-/// An argument of an operator whose values decide how much it does, as they are whenever it runs.
+/// An argument whose values, at the time of each execution, determine the operator's amount of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Reading {
-    /// Its place among the arguments.
+    /// Index of the argument.
     pub argument: u32,
-    /// The buffer that it lies in.
+    /// The buffer that contains the argument.
     pub buffer: u32,
     /// Number of integers.
     pub count: u32,
 }
 
-/// What a program hands to streams.
+/// Work of a program on CUDA streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamEntry {
     /// A kernel is launched.
@@ -170,7 +171,7 @@ pub enum StreamEntry {
         kernel: u32,
         /// Number of the stream.
         stream: u32,
-        /// Who launches it, and what that takes on the host.
+        /// Cause of the launch, and its cost on the host.
         flags: LaunchFlags,
         /// Bytes of memory that its arguments point to; 0: not known.
         bytes: u64,
@@ -183,7 +184,7 @@ pub enum StreamEntry {
         kind: CopyKind,
         /// Number of bytes that it copies.
         bytes: u64,
-        /// The same as for a kernel.
+        /// The same as for a kernel launch.
         flags: LaunchFlags,
     },
     /// An event is recorded: it happens when everything before it on the stream has ended.
@@ -200,28 +201,29 @@ pub enum StreamEntry {
         /// Number of the event; one that was never recorded has no effect.
         event: u32,
     },
-    /// What follows on a stream is captured by a graph.
+    /// The beginning or the end of a graph's capture of a stream.
     Capture {
         /// Number of the stream.
         stream: u32,
         /// Number of the graph; `None`: the capture ends.
         graph: Option<u32>,
     },
-    /// All of a graph; if there are captured calls in it, up to the first.
+    /// Launch of a graph up to its first captured call, or of the whole graph if it contains no calls.
     GraphLaunch {
         /// Number of the graph.
         graph: u32,
         /// Number of the stream.
         stream: u32,
     },
-    /// An event outside of the graph that a stream in capture belongs to: it is recorded whenever the graph is launched.
+    /// A captured record of an event outside of the graph: each launch of the graph records the event.
     ExternalRecord {
         /// Number of the event.
         event: u32,
         /// Number of the stream.
         stream: u32,
     },
-    /// What comes on a stream in capture waits, whenever its graph is launched, for an event outside of the graph.
+    /// A captured wait for an event outside of the graph: in each launch of the graph, later work on the stream waits
+    /// for it.
     ExternalWait {
         /// Number of the stream that waits.
         stream: u32,
@@ -232,31 +234,31 @@ pub enum StreamEntry {
     Call {
         /// Number of the stream.
         stream: u32,
-        /// It starts with the one before it.
+        /// The call starts together with the previous call.
         with_previous: bool,
     },
-    /// The rank has made the graph's next call: what is behind it, up to the next one.
+    /// The rank has made the graph's next call: launch of the nodes from that call up to the following call.
     Resumption {
         /// Number of the graph.
         graph: u32,
         /// Number of the stream that the graph was launched on.
         stream: u32,
     },
-    /// A function of the host.
+    /// A host function.
     HostFunction {
         /// Number of the stream.
         stream: u32,
     },
 }
 
-/// Who launches, and what that takes.
+/// Cause of a launch, and its cost on the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaunchFlags {
-    /// The operator whose execution follows.
+    /// The operator of the next execution launches it.
     pub inside: bool,
-    /// The host takes no time for it.
+    /// The launch takes no time on the host.
     pub free: bool,
-    /// A kernel that does nothing but last: for nanoseconds, and not bytes.
+    /// The kernel only spins: the field for bytes is its duration in nanoseconds.
     pub spins: bool,
 }
 
@@ -272,22 +274,22 @@ impl LaunchFlags {
 pub struct Line {
     /// The number of a [`SourceLine`]; 0: not known.
     pub site: u32,
-    /// In the backward pass of the operator that ran at this line.
+    /// The line is that of the forward operator whose backward pass runs.
     pub backward: bool,
 }
 
-/// What follows `path:line` in the text of a line whose operator runs in its backward pass.
+/// Suffix of `path:line` for operators of the backward pass.
 pub const BACKWARD: &str = " (backward)";
 
-/// What autograd does while an operator runs: how long the host takes to come to the operator depends on it.
+/// Autograd's activity while an operator runs. The host time before the operator depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Autograd {
-    /// It does nothing.
+    /// Autograd does nothing.
     #[default]
     Idle,
-    /// It records the operator, for a backward pass to come.
+    /// Autograd records the operator for a later backward pass.
     Recording,
-    /// It runs the operator in a backward pass.
+    /// Autograd runs the operator in a backward pass.
     Backward,
 }
 
@@ -300,21 +302,21 @@ pub struct SourceLine {
     pub function: String,
 }
 
-/// What takes memory of a GPU as a whole.
+/// A user of GPU memory of which only the total is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// Torch's allocator; what it allocates lies in it.
+    /// Torch's caching allocator: the segments that contain its allocations.
     Reserved,
-    /// The context and libraries, beside it.
+    /// The CUDA context and the libraries, in addition to the allocator.
     Context,
 }
 
-/// Reads the stream of one rank, and keeps what its entries name by number. Numbers that it shows are the whole rank's, whichever of its processes
-/// has written the entry.
+/// Decoder of one rank's stream. It keeps the definitions, sites and kernels by number. All numbers that it shows are
+/// unique within the rank, whichever of its processes has written the entry.
 #[derive(Clone, Debug, Default)]
 pub struct Decoder {
     definitions: Vec<Definition>,
-    /// How many tensors each definition has.
+    /// Number of tensors of each definition.
     tensors: Vec<u32>,
     sites: Vec<SourceLine>,
     kernels: Vec<String>,
@@ -339,14 +341,14 @@ impl Decoder {
         self.sites.get((site as usize).checked_sub(1)?)
     }
 
-    /// A captured line as other lines of the program are written, `path:line`, with [`BACKWARD`] behind it in the backward pass; empty where it
-    /// is not known.
+    /// Text of a captured line, `path:line`, followed by [`BACKWARD`] in the backward pass; empty if the line is not
+    /// known.
     pub fn line_text(&self, line: Line) -> String {
         let pass = if line.backward { BACKWARD } else { "" };
         self.source_line(line.site).map_or_else(String::new, |source| format!("{}{pass}", source.line))
     }
 
-    /// Names of kernels so far, by number from 1: there are some if the rank has simulated GPUs.
+    /// Names of kernels so far, by number from 1; only ranks with simulated GPUs have kernels.
     pub fn kernels(&self) -> &[String] {
         &self.kernels
     }
@@ -580,7 +582,7 @@ impl Decoder {
         self.numbers.small(number).ok_or(Problem::Number(number.into()))
     }
 
-    /// Processes that stand at the same line name it each.
+    /// Adds a line. Several processes of a rank may name the same line; it is kept once.
     fn site(&mut self, line: SourceLine) {
         let known = if self.has_processes() { self.sites.iter().position(|known| *known == line) } else { None };
         let at = known.unwrap_or_else(|| {
@@ -590,7 +592,7 @@ impl Decoder {
         self.numbers.sites.push(at as u32 + 1);
     }
 
-    /// Memory that all processes together use.
+    /// Sums up the memory that all processes of the rank use.
     fn level(&mut self, level: Level, bytes: u64) -> Entry<'static> {
         let of = |numbers: &Numbers| numbers.levels[usize::from(level == Level::Context)];
         self.numbers.levels[usize::from(level == Level::Context)] = bytes;
@@ -598,7 +600,7 @@ impl Decoder {
         Entry::Level { level, bytes }
     }
 
-    /// What follows was written by that process.
+    /// Makes that process the writer of the following entries.
     fn is_of(&mut self, process: u64) -> Result<(), Problem> {
         let next = Numbers::of(process).ok_or(Problem::Process(process))?;
         if next.process() != self.numbers.process() {
@@ -610,7 +612,8 @@ impl Decoder {
     }
 }
 
-/// How many bytes of a slice are its definitions, sites and kernels, with which it begins, and the processes that they are of. They belong to the whole rank, what follows to one thread.
+/// Number of bytes at the beginning of a slice that define definitions, sites and kernels, and name their processes.
+/// These entries belong to the whole rank, the following ones to one thread.
 ///
 /// # Errors
 /// If one of them is invalid.
@@ -625,7 +628,8 @@ pub fn dictionary_length(slice: &[u8]) -> Result<usize, Invalid> {
     Ok(at)
 }
 
-/// How long the entry is that `bytes` begin with, and the line if it is a site; `None`: it is no definition, site, kernel or process.
+/// Length of the first entry of `bytes`, and the line if the entry is a site; `None`: the entry is no definition, site,
+/// kernel or process.
 pub(super) fn dictionary_entry(bytes: &[u8]) -> Result<Option<(usize, Option<SourceLine>)>, Problem> {
     let mut left = Bytes { rest: bytes };
     let mut site = None;
@@ -637,7 +641,7 @@ pub(super) fn dictionary_entry(bytes: &[u8]) -> Result<Option<(usize, Option<Sou
             left.number()?;
         }
         Some(Tag::Version11) => {}
-        // In streams of version 11 a process has this entry; no kind of memory has its number.
+        // Streams of version 11 name processes by this entry; no memory kind has its number.
         Some(Tag::MemoryKind)
             if left.integer()? == 0 && u64::from(left.byte()?) + VERSION_11_KINDS == Tag::Process as u64 =>
         {
@@ -648,7 +652,7 @@ pub(super) fn dictionary_entry(bytes: &[u8]) -> Result<Option<(usize, Option<Sou
     Ok(Some((bytes.len() - left.rest.len(), site)))
 }
 
-/// What is left to be read.
+/// The bytes that have not been read yet.
 struct Bytes<'a> {
     rest: &'a [u8],
 }
@@ -682,7 +686,7 @@ impl Bytes<'_> {
         u32::try_from(number).ok().filter(|number| *number < 1 << 31).ok_or(Problem::Number(number))
     }
 
-    /// Bits that nobody has given a meaning have none.
+    /// Unknown bits are ignored.
     fn flags(&mut self) -> Result<LaunchFlags, Problem> {
         let bits = self.number()?;
         let has = |flag: u32| bits & u64::from(flag) != 0;
@@ -701,7 +705,7 @@ impl Bytes<'_> {
         Ok(String::from_utf8_lossy(text).into_owned())
     }
 
-    /// Reads a count, then so many values. Each value takes at least a byte, so a damaged count reserves no memory.
+    /// Reads a count and as many values. Each value has at least one byte, so a damaged count reserves no memory.
     fn several<T>(&mut self, read: impl Fn(&mut Self) -> Result<T, Problem>) -> Result<Vec<T>, Problem> {
         let count = self.number()?;
         if count > self.rest.len() as u64 {

@@ -1,4 +1,5 @@
-//! Owns what an operator was called with, apart from values: two executions with equal definitions do the same work.
+//! Owns the definition of an operator: its name, and its arguments and results without tensor values. Two executions
+//! with equal definitions do the same work.
 
 use uniference_sim::program::DType;
 
@@ -7,14 +8,15 @@ use uniference_sim::program::DType;
 pub struct Definition {
     /// `aten::add.Tensor`; without an overload `aten::mm`.
     pub name: String,
-    /// As the operator's schema has them.
+    /// The arguments, in the order of the operator's schema.
     pub arguments: Vec<Argument>,
-    /// As the operator's schema has them: tensors, lists of tensors, or numbers.
+    /// The results, in the order of the operator's schema: tensors, lists of tensors, or numbers.
     pub results: Vec<Argument>,
 }
 
 impl Definition {
-    /// The tensors of its arguments in order, lists flattened, then those of its results: an execution names an allocation for each.
+    /// Tensors of the arguments in order, lists flattened, then the tensors of the results. An execution has an
+    /// allocation for each of them.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.arguments.iter().chain(&self.results).flat_map(Argument::tensors)
     }
@@ -50,7 +52,7 @@ pub enum Argument {
 }
 
 impl Argument {
-    /// Its tensors, in order.
+    /// Tensors of the argument, in order.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         let (one, several) = match self {
             Argument::Tensor(tensor) => (Some(tensor), &[][..]),
@@ -77,12 +79,12 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// How many elements it has; at most `u64::MAX`.
+    /// Number of elements; at most `u64::MAX`.
     pub fn elements(&self) -> u64 {
         self.sizes.iter().fold(1, |product, size| product.saturating_mul(*size))
     }
 
-    /// Size of its elements, in bytes; at most `u64::MAX`. What lies between them in memory is not counted.
+    /// Size of all elements in bytes, without gaps between them in memory; at most `u64::MAX`.
     pub fn bytes(&self) -> u64 {
         self.elements().saturating_mul(self.dtype.bytes())
     }
@@ -108,12 +110,13 @@ impl Tensor {
 pub struct ScalarType(pub u8);
 
 impl ScalarType {
-    /// The same as a type that process groups know; `None`: a quantised one, or one with less than a byte an element.
+    /// The equivalent type of process groups; `None`: the type is quantised, or its elements have less than a byte.
     pub fn dtype(self) -> Option<DType> {
         DType::from_number(self.0)
     }
 
-    /// Bytes of one element, as torch's `elementSize` has them: elements of less than a byte are stored packed, and torch counts packages.
+    /// Bytes of one element, as in torch's `elementSize`: elements of less than a byte are packed, and torch counts
+    /// packages.
     pub fn bytes(self) -> u64 {
         match (self.dtype(), self.0) {
             (Some(dtype), _) => dtype.size(),
@@ -133,15 +136,15 @@ impl From<DType> for ScalarType {
     }
 }
 
-/// Where a tensor is, by its number in torch (`c10/core/DeviceType.h`).
+/// Device type of a tensor's memory, by its number in torch (`c10/core/DeviceType.h`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place(pub u8);
 
 impl Place {
-    /// The processor's memory.
+    /// The CPU's memory.
     pub const CPU: Place = Place(0);
     /// A GPU's memory.
     pub const CUDA: Place = Place(1);
-    /// Nowhere: a tensor without memory.
+    /// No memory: a tensor of the meta device.
     pub const META: Place = Place(14);
 }

@@ -1,10 +1,10 @@
-//! Owns the writing of a stream of operators. Ranks' streams are written in C++; this writer makes streams without a rank.
+//! Owns the encoder of operator streams. Ranks write their streams in C++; this encoder makes streams without a rank.
 
 use super::decode::{Level, Line, Reading, StreamEntry, dictionary_entry};
 use super::definition::{Argument, Definition, Tensor};
 use uniference_abi::entries::{ArgumentTag, EXECUTION, MemoryKind, Tag};
 
-/// Writes the stream of one rank.
+/// Encoder of one rank's stream.
 #[derive(Clone, Debug, Default)]
 pub struct Encoder {
     bytes: Vec<u8>,
@@ -13,12 +13,12 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// What was written since it was taken last: a slice.
+    /// Removes and returns the slice: the bytes written since the last call.
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)
     }
 
-    /// The next definition; the n-th has the number n - 1.
+    /// Writes the next definition; the n-th has the number n - 1.
     pub fn definition(&mut self, definition: &Definition) {
         self.tag(Tag::Definition);
         self.text(&definition.name);
@@ -28,35 +28,35 @@ impl Encoder {
         }
     }
 
-    /// The next line of the program; the n-th has the number n.
+    /// Writes the next line of the program; the n-th has the number n.
     pub fn site(&mut self, line: &str, function: &str) {
         self.tag(Tag::Site);
         self.text(line);
         self.text(function);
     }
 
-    /// An operator ran, on this memory for each of its definition's tensors.
+    /// Writes the execution of an operator, with the allocation of each of its definition's tensors.
     pub fn execution(&mut self, definition: usize, line: Line, allocations: &[u64]) {
         self.number(EXECUTION + definition as u64);
         self.line(line);
         allocations.iter().for_each(|allocation| self.allocation(*allocation));
     }
 
-    /// Memory was taken.
+    /// Writes an allocation of host memory.
     pub fn allocated(&mut self, allocation: u64, bytes: u64) {
         self.tag(Tag::Allocated);
         self.allocation(allocation);
         self.number(bytes);
     }
 
-    /// Memory of the rank's GPU was taken.
+    /// Writes an allocation of memory on the rank's GPU.
     pub fn allocated_on_gpu(&mut self, allocation: u64, bytes: u64) {
         self.tag(Tag::AllocatedOnGpu);
         self.allocation(allocation);
         self.number(bytes);
     }
 
-    /// From here on, `bytes` of the GPU's memory are in use besides the allocations.
+    /// Writes that `bytes` of the GPU's memory are in use in addition to the allocations, from this entry on.
     pub fn level(&mut self, level: Level, bytes: u64) {
         self.tag(match level {
             Level::Reserved => Tag::Reserved,
@@ -65,7 +65,7 @@ impl Encoder {
         self.number(bytes);
     }
 
-    /// Whether autograd records the executions from here on, until the thread's part ends.
+    /// Writes whether autograd records the following executions, up to the end of the thread's part.
     pub fn recorded(&mut self, recorded: bool) {
         if std::mem::replace(&mut self.recorded, recorded) != recorded {
             self.tag(Tag::Autograd);
@@ -73,46 +73,46 @@ impl Encoder {
         }
     }
 
-    /// The call that ends the slice reads an allocation, or writes it.
+    /// Writes that the call at the slice's end reads or writes an allocation.
     pub fn called(&mut self, allocation: u64, written: bool) {
         self.tag(if written { Tag::WrittenByCall } else { Tag::ReadByCall });
         self.allocation(allocation);
     }
 
-    /// Memory was given back.
+    /// Writes that an allocation was freed.
     pub fn freed(&mut self, allocation: u64) {
         self.tag(Tag::Freed);
         self.allocation(allocation);
     }
 
-    /// The kind of data that an allocation holds.
+    /// Writes the kind of data in an allocation.
     pub fn kind(&mut self, allocation: u64, kind: MemoryKind) {
         self.tag(Tag::MemoryKind);
         self.allocation(allocation);
         self.bytes.push(kind as u8);
     }
 
-    /// A value that was not computed steered the program.
+    /// Writes that an operator of the program read a value that was not computed.
     pub fn answered(&mut self, line: Line, operator: &str) {
         self.tag(Tag::Answered);
         self.line(line);
         self.text(operator);
     }
 
-    /// How long the next execution took, in nanoseconds.
+    /// Writes the duration of the next execution, and of the program's work before it, in nanoseconds.
     pub fn timed(&mut self, before: u64, lasted: u64) {
         self.tag(Tag::Timed);
         self.number(before);
         self.number(lasted);
     }
 
-    /// The next kernel; the n-th has the number n.
+    /// Writes the next kernel; the n-th has the number n.
     pub fn kernel(&mut self, name: &str) {
         self.tag(Tag::Kernel);
         self.text(name);
     }
 
-    /// Something was handed to a stream.
+    /// Writes work on a CUDA stream.
     pub fn stream(&mut self, entry: StreamEntry) {
         let (tag, fields) = match entry {
             StreamEntry::Call { stream, with_previous } => {
@@ -137,19 +137,19 @@ impl Encoder {
         fields.into_iter().for_each(|field| self.number(field));
     }
 
-    /// The launch, copy or graph launch that follows has this number.
+    /// Writes the number of the next launch, copy or graph launch.
     pub fn launch_number(&mut self, number: u64) {
         self.tag(Tag::LaunchNumber);
         self.number(number);
     }
 
-    /// Number of functions of Python that have begun on the thread since the last such entry.
+    /// Writes the number of Python functions that have begun on the thread since the last such entry.
     pub fn python_calls(&mut self, calls: u64) {
         self.tag(Tag::PythonCalls);
         self.number(calls);
     }
 
-    /// What lies in a buffer.
+    /// Writes the integers in a buffer of the GPU's memory.
     pub fn integers(&mut self, buffer: u32, values: &[i64]) {
         self.tag(Tag::Integers);
         self.number(buffer.into());
@@ -157,7 +157,7 @@ impl Encoder {
         values.iter().for_each(|value| self.integer(*value));
     }
 
-    /// An argument of the next execution lies in a buffer.
+    /// Writes that an argument of the next execution is in a buffer.
     pub fn reading(&mut self, Reading { argument, buffer, count }: Reading) {
         self.tag(Tag::Reading);
         self.number(argument.into());
@@ -165,13 +165,13 @@ impl Encoder {
         self.number(count.into());
     }
 
-    /// A thread's part begins.
+    /// Begins the part of another thread.
     pub fn restart(&mut self) {
         self.tag(Tag::Restart);
         (self.previous, self.recorded) = (0, false);
     }
 
-    /// What follows was written by that process of the rank.
+    /// Makes that process of the rank the writer of the following entries.
     pub fn process(&mut self, process: u32) {
         self.tag(Tag::Process);
         self.number(process.into());
@@ -248,7 +248,7 @@ impl Encoder {
     }
 }
 
-/// A part of the stream of a rank that another process of the rank's has written, as the rank's own process hands it on.
+/// Marks a part of a rank's stream as written by another process of the rank; the rank's own process sends it.
 pub fn of_process(process: u32, part: &[u8]) -> Vec<u8> {
     let mut written = Encoder::default();
     written.process(process);
@@ -257,8 +257,8 @@ pub fn of_process(process: u32, part: &[u8]) -> Vec<u8> {
     written.take()
 }
 
-/// The definitions, sites and kernels of a slice, with the lines of its sites as `place` says them. What is none of these stays as it is, and
-/// all behind it.
+/// Replaces the lines of sites among the definitions, sites and kernels of a slice by `place`. The first other entry,
+/// and all bytes after it, stay the same.
 pub fn with_lines(mut dictionary: &[u8], place: impl Fn(&str) -> String) -> Vec<u8> {
     let mut written = Encoder::default();
     while let Ok(Some((length, site))) = dictionary_entry(dictionary) {

@@ -1,9 +1,9 @@
-//! Owns what the numbers mean by which one process of a rank calls its definitions, lines, kernels, memory and streams: which numbers of the whole
-//! rank they are.
+//! Owns the conversion of one process's numbers of definitions, lines, kernels, memory and streams to numbers of the
+//! whole rank.
 
 use uniference_sim::ids::OfProcess;
 
-/// Of one process; at first of the rank's own, which has named nothing.
+/// The numbers of one process; by default of the rank's own process, without definitions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Numbers {
     process: OfProcess,
@@ -13,16 +13,16 @@ pub(super) struct Numbers {
     pub(super) sites: Vec<u32>,
     /// The decoder's numbers of kernels, by the process's own less 1.
     pub(super) kernels: Vec<u32>,
-    /// The allocation that was named before, by the process's number.
+    /// The previous entry's allocation, by the process's number.
     pub(super) previous: u64,
-    /// Whether autograd records what follows.
+    /// Whether autograd records the following executions.
     pub(super) recorded: bool,
-    /// What torch's allocator has reserved, and what the context takes; bytes.
+    /// Bytes that torch's allocator has reserved, and bytes of the CUDA context.
     pub(super) levels: [u64; 2],
 }
 
 impl Numbers {
-    /// Of a process that has named nothing; `None`: a rank has no such process.
+    /// Numbers of a process without definitions; `None`: ranks have fewer processes.
     pub(super) fn of(process: u64) -> Option<Numbers> {
         let process = OfProcess::new(u32::try_from(process).ok()?)?;
         Some(Numbers { process, ..Numbers::default() })
@@ -57,7 +57,7 @@ impl Numbers {
         self.process.long(number)
     }
 
-    /// A stream, an event, a graph or a buffer.
+    /// The number of a stream, an event, a graph or a buffer.
     pub(super) fn small(&self, number: u32) -> Option<u32> {
         self.process.short(number)
     }

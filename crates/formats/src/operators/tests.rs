@@ -99,7 +99,8 @@ fn a_stream_is_what_its_documentation_says() {
     slice.extend([1, 6]);
     slice.extend(b"a.py:7");
     slice.extend([1, b'f']);
-    // Of this thread: allocation 300 of 1,000 bytes, 301 of 1 TiB on a GPU, of which 2 MiB are reserved and 520 MiB the context's.
+    // Memory of this thread: allocation 300 with 1,000 bytes, and 301 with 1 TiB on a GPU, which has 2 MiB reserved and
+    // 520 MiB for the context.
     slice.extend([6, 2, 0xd8, 0x04, 0xe8, 0x07, 16, 2, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20]);
     slice.extend([17, 0x80, 0x80, 0x80, 0x01, 18, 0x80, 0x80, 0x80, 0x84, 0x02]);
     // The definition ran at site 1, in the backward pass, on 300, 299 and 0.
@@ -108,7 +109,7 @@ fn a_stream_is_what_its_documentation_says() {
     slice.extend([4, 10, 1, 5, 0, 10]);
     slice.extend(b"aten::item");
     slice.extend([3, 0]);
-    // The next one would come after 300 ns and take 5.
+    // The next execution begins after 300 ns and takes 5 ns.
     slice.extend([7, 0xac, 0x02, 5]);
     // Autograd records that it ran, on memory that is not tracked.
     slice.extend([19, 1, 32, 0, 9, 0, 0]);
@@ -145,7 +146,7 @@ fn a_stream_is_what_its_documentation_says() {
     assert_eq!(encoder.take(), slice);
 }
 
-/// What is handed to streams, by hand.
+/// Entries of streams, encoded by hand.
 #[test]
 fn entries_of_streams_are_what_their_documentation_says() {
     let mut slice = vec![8, 2];
@@ -180,7 +181,7 @@ fn what_a_slice_has_defined_the_next_one_names() {
     let mut slices = vec![encoder.take()];
     for allocation in [7, 9] {
         encoder.restart();
-        // A slice that began otherwise does not count for the next one.
+        // Whether autograd records in a slice has no effect on the next slice.
         encoder.recorded(allocation == 7);
         encoder.execution(0, Line::default(), &[allocation, 1, 2]);
         slices.push(encoder.take());
@@ -191,7 +192,8 @@ fn what_a_slice_has_defined_the_next_one_names() {
     assert_eq!(entries, [ran(true, 7), ran(false, 9)]);
 }
 
-/// Both processes call their first definition 0, their first line 1 and so on; which is which shows when both have written.
+/// The first definition of each process has the number 0, and the first line the number 1. The decoder tells them apart
+/// by their processes.
 #[test]
 fn what_processes_have_numbered_by_themselves_is_told_apart() {
     let part = |name: &str, line: &str| {
@@ -236,7 +238,7 @@ fn what_processes_have_numbered_by_themselves_is_told_apart() {
     };
     assert_eq!(shown, [expected(1, 5 << 24, 5 << 48, 100), expected(0, 0, 0, 200)].concat());
     assert_eq!(decoder.kernels(), ["a::own", "a::other"]);
-    // What another process has named is not there.
+    // Sites and streams of another process are unknown.
     let problem = |slice: &[u8]| read(&mut Decoder::default(), slice).unwrap_err().problem;
     assert_eq!(problem(&[1, 0, 0, 27, 1, 5, 2, 0]), Problem::Site(1));
     assert_eq!(problem(&[27, 1, 15, 0x80, 0x80, 0x80, 0x08]), Problem::Number(1 << 24));
@@ -278,7 +280,7 @@ fn processes_belong_to_the_dictionary_however_many_bytes_their_tag_takes() {
     }
     let other_memory = [4, 2, 16, 3];
     assert_eq!(dictionary_length(&other_memory), Ok(0));
-    // Two bytes for the tag, and what follows is too short for a process.
+    // A tag of two bytes, followed by too few bytes for a process.
     assert_eq!(dictionary_length(&[0x9b, 0]).unwrap_err().problem, Problem::CutShort);
 }
 
@@ -293,7 +295,7 @@ fn lines_of_a_dictionary_are_put_elsewhere_and_all_else_stays() {
     };
     let place = |line: &str| line.replace("/mirror", "");
     assert_eq!(with_lines(&written("/mirror/a.py:1"), place), written("/a.py:1"));
-    // What is no dictionary is for others to judge.
+    // Bytes after the dictionary are not checked.
     let broken = [written("/mirror/a.py:1"), vec![6], written("/mirror/b.py:1")].concat();
     assert_eq!(with_lines(&broken, place), [written("/a.py:1"), vec![6], written("/mirror/b.py:1")].concat());
     assert_eq!(with_lines(&[], place), [0_u8; 0]);
@@ -394,7 +396,7 @@ fn types_of_elements_are_torchs() {
 #[rstest]
 #[case(&[2, 3], &[3, 1], true)]
 #[case(&[2, 3], &[1, 2], false)]
-// The stride along a dimension of one element does not matter, nor does any of a tensor without elements.
+// Strides of dimensions with one element do not matter, and no stride of a tensor without elements does.
 #[case(&[2, 1, 3], &[3, 99, 1], true)]
 #[case(&[0, 3], &[7, 7], true)]
 #[case(&[], &[], true)]
@@ -442,7 +444,7 @@ fn any_definition() -> impl Strategy<Value = Definition> {
     })
 }
 
-/// Entries that name only what there is: one definition before, and one line.
+/// Entries with valid numbers: those of one definition and one line.
 fn any_entries(definition: &Definition) -> impl Strategy<Value = Vec<Kept>> + use<> {
     let tensors = definition.tensors().count();
     let line = || (0..2_u32, any::<bool>()).prop_map(|(site, backward)| Line { site, backward });
@@ -506,7 +508,7 @@ proptest! {
         prop_assert_eq!(&found, &entries.iter().filter(shown).cloned().collect::<Vec<_>>());
         let definitions = entries.iter().filter_map(|entry| if let Kept::Definition(other) = entry { Some(other) } else { None });
         prop_assert_eq!(decoder.definitions().iter().collect::<Vec<_>>(), [&definition].into_iter().chain(definitions).collect::<Vec<_>>());
-        // However it is cut inside an entry, it is an error or has fewer entries, never others.
+        // A stream that is cut inside an entry is an error or has fewer entries, but no different ones.
         let whole = slices.concat();
         for cut in 0..whole.len() {
             if let Ok(entries) = read(&mut Decoder::default(), &whole[..cut]) {

@@ -1,12 +1,14 @@
-//! Owns the program record on disk: what each rank did next, step by step, and what it takes to run it again.
+//! Owns the program record on disk: the steps of each rank, and the data that a replay needs.
 //!
-//! A file is a magic text with a version, then frames: length and checksum (32 bits each, little endian), then that many bytes of
-//! postcard. The first frame is the header. Then come blocks, each of one rank's steps, as the run went on; the last frame is the end, with an index
-//! of the blocks, and behind it the file's last bytes say where it begins. So each rank's steps are read by themselves, and no more of them at once than a block,
-//! however far the ranks are apart. A record without its end was cut short; its blocks are then found one after the other. Lines of the program are named in
-//! each rank's steps before they are first used.
+//! A file is a magic text with a version, then frames: length and checksum (32 bits each, little endian), then that
+//! many bytes of postcard. The first frame is the header. It is followed by blocks in the order of the run, each with
+//! steps of one rank. The last frame is the end, with an index of the blocks; the file's last bytes are the offset of
+//! this frame. Each rank's steps are therefore read independently, one block at a time, however far the ranks are
+//! apart. A record without its end was cut short; its blocks are then found one after the other. Each rank's steps name
+//! the program's lines before they use them.
 //!
-//! `schema` has what is in the frames, `write` and `index` the file's shape, and `version1` that of older records. How a record is run again is the simulator's business.
+//! `schema` has the contents of frames, `write` and `index` the file's layout, and `version1` the layout of older
+//! records. Replays belong to the simulator.
 
 mod index;
 mod schema;
@@ -24,25 +26,25 @@ use std::rc::Rc;
 use uniference_sim::ids::TaskId;
 use uniference_sim::replay::RecordedStep;
 
-/// What a record starts with; a byte with the version of the format follows.
+/// First bytes of a record; a byte with the version of the format follows.
 const MAGIC: [u8; 7] = *b"UNIREC\n";
-/// The version that is written. Those before it are read, too.
+/// The version that is written. Older versions are read, too.
 const VERSION: u8 = 12;
-/// The newest version whose streams of operators are of the older format.
+/// The newest version with operator streams of the older format.
 const OLD_OPERATORS: u8 = 11;
-/// No frame is longer: the longest steps list a few numbers for each rank.
+/// Maximum length of a frame: the longest steps list a few numbers for each rank.
 const LONGEST_FRAME: u32 = 1 << 28;
 /// Length and checksum of a frame.
 const FRAME_HEAD: u64 = 8;
-/// No world is larger.
+/// Maximum number of ranks.
 const LARGEST_WORLD: u32 = 1 << 20;
-/// No program has more lines that communicate, of all ranks together.
+/// Maximum number of a program's lines that communicate, for all ranks together.
 const MOST_LINES: u32 = 1 << 22;
 
-/// What a record says before the first step.
+/// The beginning of a record, before the first step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// How many ranks there are.
+    /// Number of ranks.
     pub world_size: u32,
     /// The run that was recorded.
     pub manifest: Manifest,
@@ -53,31 +55,31 @@ fn checksum(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
 }
 
-/// A file that is no whole record.
+/// The error of a file that is not a complete record.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// The file is no program record.
     #[error("this is not a program record\nhint: `uniference run` writes one to its output folder")]
     NotARecord,
-    /// Another version of this program wrote it.
+    /// Another version of Uniference wrote the record.
     #[error("unsupported program record version {0}; the newest supported version is {current}\nhint: replay it with the version of Uniference that wrote it", current = VERSION)]
     Version(u8),
-    /// It stops before its end.
+    /// The record stops before its end.
     #[error(
         "the program record is truncated after {steps} steps\nhint: the run was interrupted, or the disk was full; run the program again"
     )]
     CutShort {
-        /// How many could be read.
+        /// Number of steps that could be read.
         steps: u64,
     },
-    /// Something in it was changed.
+    /// Bytes of the record were changed.
     #[error(
         "the program record is damaged after {steps} steps: {problem}\nhint: copy it again from its source, or run the program again"
     )]
     Damaged {
         /// Number of steps that could be read.
         steps: u64,
-        /// What does not fit.
+        /// The inconsistency that was found.
         problem: String,
     },
     /// The file cannot be read.
@@ -93,11 +95,11 @@ pub struct RecordReader<R> {
     has_old_operators: bool,
 }
 
-/// Where each rank's steps lie, and how the file ends.
+/// Extents of each rank's steps, and the end of the file.
 struct Contents {
     version: Version,
     ranks: Vec<VecDeque<Extent>>,
-    /// Version 1 has them all at its end.
+    /// Lines of the program; version 1 has all of them at its end.
     lines: Vec<String>,
     ending: FileEnd,
 }
@@ -109,7 +111,7 @@ enum Version {
     Indexed,
 }
 
-/// A piece of the file with nothing but steps of one rank: in newer versions a frame, in version 1 one or more.
+/// A piece of the file with only steps of one rank: in newer versions one frame, in version 1 one or more.
 #[derive(Clone, Copy)]
 struct Extent {
     offset: u64,
@@ -122,15 +124,15 @@ enum FileEnd {
     Whole { steps: u64 },
     /// The file ends before its last step, as after a crash of its writer.
     CutShort,
-    /// In something that does not fit.
+    /// An inconsistency.
     Damaged(String),
 }
 
 impl<R: Read + Seek> RecordReader<R> {
-    /// Reads the header, and finds out where each rank's steps lie.
+    /// Reads the header, and finds the extents of each rank's steps.
     ///
     /// # Errors
-    /// What is no record of a version that is known.
+    /// If the file is not a record of a supported version.
     pub fn open(mut input: R) -> Result<RecordReader<R>, RecordError> {
         let mut magic = [0; MAGIC.len() + 1];
         input.read_exact(&mut magic).map_err(|error| match error.kind() {
@@ -163,19 +165,19 @@ impl<R: Read + Seek> RecordReader<R> {
         Ok(RecordReader { input, header, contents, has_old_operators: magic[MAGIC.len()] <= OLD_OPERATORS })
     }
 
-    /// The header: what was recorded, and by which program.
+    /// The header: the recorded run, and its program.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// A sequence of steps for each rank, as a replay wants them, and what is left when it is over.
+    /// A sequence of steps for each rank, and the rest of the record, to be read after the replay.
     pub fn by_rank(self) -> (Vec<RankRecord<R>>, RestOfRecord<R>) {
         let ranks: Vec<usize> = (0..self.contents.ranks.len()).collect();
         self.by_rank_of(&ranks)
     }
 
-    /// The same for ranks some of which take the steps of others: the n-th sequence is that of the n-th rank here, and whoever has steps is read
-    /// in its own place, too.
+    /// Like [`RecordReader::by_rank`], for ranks that use steps of other ranks: the n-th sequence has the recorded
+    /// steps of rank `ranks[n]`. Each rank with recorded steps also has its own sequence, at its own index.
     ///
     /// # Panics
     /// If a rank is not in the record.
@@ -212,24 +214,24 @@ struct Shared<R> {
     /// The number of recorded ranks.
     world: u32,
     ranks: Vec<RankFrames>,
-    /// By number, as far as they have been named.
+    /// Lines of the program by number, as far as they have been named.
     lines: Vec<String>,
     steps: u64,
     ending: FileEnd,
     error: Option<RecordError>,
 }
 
-/// How far one rank has been read.
+/// Progress of the reader in one rank's steps.
 #[derive(Default)]
 struct RankFrames {
-    /// The rank whose steps they are.
+    /// The recorded rank of the steps.
     of: usize,
-    /// What was not read yet.
+    /// Extents that have not been read yet.
     extents: VecDeque<Extent>,
-    /// What was read last, and how much of it has been understood.
+    /// The extent that was read last; `at` is the offset of its next step.
     bytes: Vec<u8>,
     at: usize,
-    /// How many tasks it has had.
+    /// Number of tasks that the rank has started.
     tasks: u32,
     /// Whether operators have been read.
     has_operators: bool,
@@ -314,7 +316,8 @@ impl<R: Read + Seek> Shared<R> {
     }
 }
 
-/// One rank's steps, in its order. It ends early where the record does: [`RestOfRecord::finish`] says why.
+/// One rank's steps, in its order. The sequence ends early if the record does: [`RestOfRecord::finish`] returns the
+/// error.
 pub struct RankRecord<R> {
     rank: usize,
     shared: Rc<RefCell<Shared<R>>>,
@@ -337,7 +340,7 @@ impl<R> RankRecord<R> {
     }
 }
 
-/// What a replay leaves of a record.
+/// Rest of a record after a replay.
 pub struct RestOfRecord<R> {
     shared: Rc<RefCell<Shared<R>>>,
 }
@@ -346,7 +349,7 @@ impl<R: Read + Seek> RestOfRecord<R> {
     /// Reads up to the end, and returns the table of the program's lines.
     ///
     /// # Errors
-    /// Whatever kept the ranks' records from being whole.
+    /// The error that ended the ranks' records early.
     pub fn finish(self) -> Result<Vec<String>, RecordError> {
         let mut shared = self.shared.borrow_mut();
         for rank in 0..shared.ranks.len() {
@@ -403,7 +406,7 @@ fn frame_head(head: [u8; FRAME_HEAD as usize]) -> (u32, u32) {
     (u32::from_le_bytes([l0, l1, l2, l3]), u32::from_le_bytes([s0, s1, s2, s3]))
 }
 
-/// All of a frame, as what it should be.
+/// Decodes a whole frame.
 fn decode<'a, T: serde::Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, String> {
     match postcard::take_from_bytes(bytes) {
         Ok((value, [])) => Ok(value),

@@ -311,7 +311,7 @@ impl<F: Format> TraceWriter<F> {
                 self.out.begin(Row { pid, tid }, at, name);
             }
             Mark::End | Mark::Leave { .. } => {
-                // What was never opened has nothing to close.
+                // Ranges that were never opened are ignored.
                 let open = &mut self.ranks[rank.index()].ranges;
                 let ends = |(by, _, its): &(TaskId, String, Option<u32>)| *by == task && *its == mark.number();
                 let Some(at_place) = open.iter().rposition(ends) else { return };

@@ -1,5 +1,5 @@
-//! Owns communication of simulated GPUs in a process that a rank has started, which communicates with itself alone: what goes into a group of one comes
-//! out of it. It takes the table's place that `communication` gives to ranks.
+//! Owns communication of simulated GPUs in a child process of a rank, which communicates only with itself: the output
+//! of a group of one is its input. Its table replaces that of `communication`, which ranks have.
 
 // The functions are called by another library, which passes addresses.
 #![allow(unsafe_code)]
@@ -19,14 +19,14 @@ struct State {
     said: BTreeMap<Vec<u8>, Vec<u8>>,
     groups: u32,
     calls: u32,
-    /// By handle, what was sent and has values.
+    /// Data of sent messages with values, by handle.
     data: BTreeMap<u32, Vec<u8>>,
 }
 
 static CLIENT: OnceLock<Arc<Client>> = OnceLock::new();
 static STATE: Mutex<State> = Mutex::new(State { said: BTreeMap::new(), groups: 0, calls: 0, data: BTreeMap::new() });
 
-/// What the library of simulated GPUs is given, which stays.
+/// Table of functions for the simulated GPU library; valid for the process's lifetime.
 pub(super) fn table(client: &Arc<Client>, functions: &Functions) -> &'static Communication {
     let Functions { scale, is_large, .. } = *functions;
     let _ = CLIENT.set(client.clone());
@@ -58,10 +58,10 @@ unsafe extern "C" fn publish(key: *const u8, key_length: usize, value: *const u8
     state().said.insert(key, value);
 }
 
-/// Nothing, if it is another process that would say it.
+/// Copies the value of a key, which only this process can have published.
 ///
 /// # Safety
-/// The key is of this length, and the value has so much room.
+/// The key has this length, and the value has room for `room` bytes.
 unsafe extern "C" fn look_up(key: *const u8, key_length: usize, value: *mut u8, room: usize) {
     // SAFETY: the caller's.
     let (key, value) = unsafe { (from_raw_parts(key, key_length), from_raw_parts_mut(value, room)) };
@@ -87,7 +87,7 @@ unsafe extern "C" fn group(_: *const u32, count: usize, _: *const NcclSettings) 
 }
 
 /// # Safety
-/// What the call names is there.
+/// The memory that the call names is mapped.
 unsafe extern "C" fn issue(call: *const Call) -> u32 {
     // SAFETY: the caller's.
     let call = unsafe { &*call };

@@ -1,6 +1,8 @@
-//! Owns the collectives that the C++ backend (`cpp/backend.h`) asks for without Python: its view of the client, by addresses of functions.
+//! Owns the functions of the client that the C++ backend (`cpp/backend.h`) calls by address, for collectives without
+//! Python.
 //!
-//! What did not end well is Python's to say: it is kept until the channel is asked for the same call, on the same thread.
+//! Python reports the errors of these calls: the outcome of a failed call is kept until Python asks the channel for the
+//! same call on the same thread.
 
 // The functions are called by a library in C++, which passes addresses.
 #![allow(unsafe_code)]
@@ -16,19 +18,19 @@ use uniference_sim::ids::GroupId;
 use uniference_sim::program::Collective;
 use uniference_sim::time::SimDuration;
 
-/// Whether Python has operations in flight, which it looks after at the end of each call.
+/// Whether Python has operations in flight, which it checks at the end of each call.
 pub(crate) static IN_FLIGHT: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static ENDED: Cell<Option<Ran>> = const { Cell::new(None) };
 }
 
-/// How the call has ended that Python is now asked to carry out: it has been, by the C++ backend.
+/// Outcome of the call that Python is asked to carry out, if the C++ backend has already carried it out.
 pub(crate) fn ended() -> Option<Ran> {
     ENDED.take()
 }
 
-/// Addresses of the client, which stays, and of [`enter`], [`leave`] and [`run`].
+/// Addresses of the client, which is never freed, and of [`enter`], [`leave`] and [`run`].
 pub(crate) fn addresses(client: &Arc<Client>) -> (usize, usize, usize, usize) {
     let client = Arc::into_raw(client.clone());
     (client as usize, enter as *const () as usize, leave as *const () as usize, run as *const () as usize)

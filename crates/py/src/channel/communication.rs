@@ -1,4 +1,5 @@
-//! Owns communication that the library of simulated GPUs asks for (`crates/phantom/src/calls.rs`): its view of the client, by addresses of functions.
+//! Owns the functions of the client that the simulated GPU library (`crates/phantom/src/calls.rs`) calls by address, to
+//! communicate.
 
 // The functions are called by another library, which passes addresses.
 #![allow(unsafe_code)]
@@ -20,7 +21,7 @@ use uniference_sim::program::{
 };
 use uniference_sim::time::{Bytes, SimDuration};
 
-/// Of the rank that this process is.
+/// State of this process's rank.
 struct State {
     client: Arc<Client>,
     functions: &'static Functions,
@@ -30,7 +31,7 @@ struct State {
 
 static STATE: OnceLock<State> = OnceLock::new();
 
-/// What the library of simulated GPUs is given, which stays.
+/// Table of functions for the simulated GPU library; valid for the process's lifetime.
 pub(crate) fn table(client: &Arc<Client>, functions: &'static Functions) -> &'static Communication {
     let state = State { client: client.clone(), functions, reductions: Mutex::default() };
     let _ = STATE.set(state);
@@ -52,7 +53,7 @@ pub(crate) fn table(client: &Arc<Client>, functions: &'static Functions) -> &'st
     Box::leak(Box::new(table))
 }
 
-/// Whoever has not used the device yet does now.
+/// The rank of this process, which uses the device from this call on.
 extern "C" fn rank(device: u32) -> u32 {
     let _ours = Ours::new();
     let client = &state().client;
@@ -74,7 +75,7 @@ unsafe extern "C" fn publish(key: *const u8, key_length: usize, value: *const u8
 }
 
 /// # Safety
-/// The key is of this length, and the value has so much room.
+/// The key has this length, and the value has room for `room` bytes.
 unsafe extern "C" fn look_up(key: *const u8, key_length: usize, value: *mut u8, room: usize) {
     // SAFETY: the caller's.
     let (key, value) = unsafe { (from_raw_parts(key, key_length).to_vec(), from_raw_parts_mut(value, room)) };
@@ -95,7 +96,7 @@ unsafe extern "C" fn group(ranks: *const u32, count: usize, settings: *const Ncc
 }
 
 /// # Safety
-/// What the call names is there.
+/// The memory that the call names is mapped.
 unsafe extern "C" fn issue(call: *const Call) -> u32 {
     // SAFETY: the caller's.
     let call = unsafe { &*call };
@@ -106,7 +107,7 @@ unsafe extern "C" fn issue(call: *const Call) -> u32 {
     let input = (call.has_values != 0 && call.input.bytes > 0).then_some(input.as_slice());
     let group = GroupId(call.group);
     let Some(op) = operation(call) else { return Communication::REFUSED };
-    // What the client cannot combine is combined by torch's kernels.
+    // Torch's kernels combine elements that the client cannot combine.
     let reduces = match &op {
         CallOp::Collective(Collective { reduce: Some(reduce), dtype, .. }) => Kernel::of(*reduce, *dtype).is_none(),
         _ => false,
@@ -128,7 +129,8 @@ unsafe extern "C" fn issue(call: *const Call) -> u32 {
 extern "C" fn deliver(handle: u32, to: usize, bytes: u64, has_ended: c_int) {
     let _ours = Ours::new();
     let State { client, functions, reductions } = state();
-    // Who has looked and found that it has ended does not wait for it, in a replay on another cluster neither.
+    // The program has polled the operation and found it complete. It does not wait again, in replays on other clusters
+    // neither.
     let at_once = (has_ended != 0).then_some(SimDuration::ZERO);
     let is_over = at_once.is_some_and(|limit| ended(client.wait(&[handle], Some(limit), false, site())).is_some());
     if !is_over {
@@ -168,7 +170,7 @@ extern "C" fn abort(group: u32) {
     ended(state().client.abort(GroupId(group)).map(Some));
 }
 
-/// The simulator's own work on this thread.
+/// Marks this thread's work as the simulator's while the object lives.
 struct Ours;
 
 impl Ours {
@@ -184,7 +186,8 @@ impl Drop for Ours {
     }
 }
 
-/// Nobody here can raise an exception: what cannot be done any more ends the process, which the driver reports with the rank's last line.
+/// Result of a call. Exceptions cannot be raised from calls of NCCL, so an error ends the process; the driver reports
+/// this with the rank's last line.
 fn ended<T>(result: Result<Option<T>, ClientError>) -> Option<T> {
     result.unwrap_or_else(|error| {
         eprintln!("uniference: a call of NCCL could not be carried out: {error}");

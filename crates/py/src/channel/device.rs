@@ -1,7 +1,7 @@
-//! Owns the link of the library of simulated GPUs: addresses by which what it launches is written down (`cpp/launches.h`), and by which it asks
-//! this rank's client.
+//! Owns the link of the simulated GPU library: addresses of the functions that record its launches (`cpp/launches.h`),
+//! and of the functions that ask this rank's client.
 
-// The functions are called by a library in C's way, which passes addresses.
+// A library calls the functions by C's convention, and passes addresses.
 #![allow(unsafe_code)]
 
 use std::cell::RefCell;
@@ -20,7 +20,7 @@ use uniference_sim::time::SimTime;
 /// The client of this process's rank.
 static CLIENT: OnceLock<Arc<Client>> = OnceLock::new();
 
-/// Where numbers are written down.
+/// The function that records launch numbers.
 static NUMBER: OnceLock<extern "C" fn(u64)> = OnceLock::new();
 static RUNNING_OPERATOR: OnceLock<extern "C" fn() -> u64> = OnceLock::new();
 
@@ -28,22 +28,22 @@ thread_local! {
     static DENIED: RefCell<BTreeMap<u32, Denied>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// An event had not happened when this thread asked.
+/// A query of this thread whose event had not happened.
 struct Denied {
-    /// Within which of its operators.
+    /// Number of the thread's operator that made the query.
     by: u64,
-    /// How often the answer may be given again.
+    /// Number of times that the same answer may be repeated.
     left: u64,
 }
 
-/// The link of this process, which stays.
+/// The link of this process; valid for its lifetime.
 pub(super) fn link(client: &Arc<Client>, launches: &Launches) -> &'static Link {
-    // Whoever was first stays: a process is one rank.
+    // The first client remains: a process is one rank.
     let _ = CLIENT.set(client.clone());
     let _ = NUMBER.set(launches.number);
     let _ = RUNNING_OPERATOR.set(launches.running_operator);
     let name = "memory";
-    // A rank that has streams says so with its first kernel.
+    // The first kernel marks the rank as one with streams.
     // SAFETY: the name is a text of that length.
     unsafe { (launches.kernel)(name.as_ptr(), name.len()) };
     Box::leak(Box::new(Link {
@@ -79,7 +79,8 @@ fn client() -> &'static Client {
     CLIENT.get().expect("the link was made with it")
 }
 
-/// Ranks that lend their GPUs to one program have them in the order of the ranks.
+/// Makes this thread's process act as the rank of the device: if one program has the GPUs of all ranks, the devices are
+/// numbered as the ranks.
 extern "C" fn uses(device: u32) -> c_int {
     let client = client();
     client.enter();
@@ -88,7 +89,7 @@ extern "C" fn uses(device: u32) -> c_int {
     moved.into()
 }
 
-/// A stream is there as soon as something is handed to it.
+/// Creation of a stream. The first work on a stream creates it, so nothing is done.
 extern "C" fn stream(_: u32, _: u32, _: i32) {}
 
 extern "C" fn synchronize_stream(stream: u32) {
@@ -99,7 +100,7 @@ extern "C" fn synchronize_event(event: u32, records: u32) {
     client().synchronize(DeviceWork::Event { event, records });
 }
 
-/// A rank computes on one device.
+/// Synchronizes the rank's device, of which each rank has one.
 extern "C" fn synchronize_device(_: u32) {
     client().synchronize(DeviceWork::Device);
 }
@@ -108,8 +109,9 @@ extern "C" fn query_stream(stream: u32) -> c_int {
     client().has_ended(DeviceWork::Stream(stream)).into()
 }
 
-/// PyTorch's allocator asks within an operator, whenever that allocates, whether another stream is through with memory that was freed. That it is not is
-/// not asked again for some operators, and not so often: all threads of the rank would have to wait each time, to learn that virtual time may come so far.
+/// Whether an event has happened. When an operator allocates, PyTorch's allocator queries whether another stream has
+/// finished with freed memory. A negative answer is repeated within 16 operators for up to 16 queries,
+/// because each query of the client makes all threads of the rank wait until virtual time may advance to the event.
 extern "C" fn query_event(event: u32, records: u32) -> c_int {
     const OPERATORS: u64 = 16;
     let operator = RUNNING_OPERATOR.get().map_or(0, |running| running());
@@ -131,7 +133,7 @@ extern "C" fn query_event(event: u32, records: u32) -> c_int {
     ended.into()
 }
 
-/// What a compiler measures takes no time, unless its program does the measuring.
+/// Time between two events. A compiler's own measurements take no time.
 extern "C" fn elapsed(start: Recorded, end: Recorded) -> i64 {
     let client = client();
     if client.is_compiling() {
@@ -144,7 +146,7 @@ extern "C" fn elapsed(start: Recorded, end: Recorded) -> i64 {
     }
 }
 
-/// The number goes with the operators; when the program came to it is for those who profile.
+/// Records a launch's number among the operators, and its time for profilers.
 extern "C" fn number(number: u64) {
     client().launches(number, ticks());
     if let Some(write) = NUMBER.get() {

@@ -56,23 +56,23 @@ impl CostModel for HostMemory {
     }
 }
 
-/// How long the host takes for what a program does.
+/// Time that the host spends on each call of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostCosts {
-    /// To come to an operator, and launch its first kernel.
+    /// Time to reach an operator, and to launch its first kernel.
     pub operator: SimDuration,
-    /// To launch another one, or a copy or a graph.
+    /// Time to launch another kernel, a copy or a graph.
     pub launch: SimDuration,
-    /// To record an event, or make a stream wait for one.
+    /// Time to record an event, or to make a stream wait for one.
     pub call: SimDuration,
-    /// To carry out a function of Python, where the program calls more of them than an operator's time has room for.
+    /// Time to run a Python function, if the program calls more functions than an operator's time accounts for.
     pub python: SimDuration,
 }
 
 impl Default for HostCosts {
-    /// An operator: PyTorch 2.15 with CUDA's libraries replaced by ones that do nothing takes 5 to 7 us on a server's processor, from the
-    /// Python of a transformer's forward pass on. A launch: where the host is the bottleneck, a loop of short kernels takes 3.8 us a kernel (Gray,
-    /// "Getting started with CUDA graphs", NVIDIA 2019). A call: as long as a look at the clock.
+    /// Operator: PyTorch 2.15 with stubs for CUDA's libraries takes 5 to 7 us per operator on a server's CPU, including
+    /// the Python code of a transformer's forward pass. Launch: if the host is the bottleneck, a loop of short kernels
+    /// takes 3.8 us per kernel (Gray, "Getting started with CUDA graphs", NVIDIA 2019). Call: the cost of a poll.
     fn default() -> HostCosts {
         HostCosts {
             operator: SimDuration::from_us(6),

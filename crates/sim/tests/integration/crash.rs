@@ -102,8 +102,8 @@ fn a_broadcast_after_a_crash_waits_for_its_own_receiver() {
     assert!(outcomes.at(2, 4) >= 5 * MS, "{}", outcomes.at(2, 4));
 }
 
-/// A message of n bytes takes n/r + L. If its sender crashes before n/r, its receiver hears of that one latency after; what had left by
-/// then arrives, and the next receive fails.
+/// The duration of a message of n bytes is n/r + L. If the sender crashes before n/r, the receive fails one latency
+/// after the crash. If the sender crashes later, the message arrives, and the next receive fails.
 #[test]
 fn what_has_left_arrives_and_what_has_not_is_lost() {
     let bytes = MS / PS_PER_BYTE;

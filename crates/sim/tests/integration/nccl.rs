@@ -128,7 +128,6 @@ fn broadcasts_pass_on_a_chunk_of_every_channel() {
     near(seconds(&ampere(1), Broadcast, 16 * 24 * (512 << 10)), expected, 1e-3);
 }
 
-/// Operations of a communicator stand in one stream: two take twice as long as one, but for the second's launch.
 /// Messages of 1 GB to a GPU of the same server and to one of another server. Without peer access the former passes
 /// through the host's memory; with one channel in place of two the latter has half of a NIC's rate.
 #[test]
@@ -152,6 +151,7 @@ fn settings_affect_messages_by_where_the_receiver_is() {
     }
 }
 
+/// Operations of a communicator run on one stream: two of them need twice the time of one, less the second's launch.
 #[test]
 fn a_communicator_has_one_stream() {
     let [one, two] = [1, 2].map(|times| seconds_of(&ampere(1), AllReduce, 1 << 26, times));

@@ -282,7 +282,7 @@ const SECTIONS = [
   ["energy", "Energy", null, energySection],
   ["critical-path", "Critical path", "Each span of it is what the next one had to wait for: made shorter, the run ends as much sooner, until another path is longer.", criticalSection],
   ["what-if", "What if?", "The run simulated again with one thing changed at a time.", whatIfSection],
-  ["origin", "Where it comes from", null, originSection],
+  ["origin", "Origin", null, originSection],
 ];
 /** Sentences for sections without data of any run. */
 const ABSENT = {

@@ -202,7 +202,7 @@ function build() {
   section("overview", "Overview", element("h3", {}, study.name), overview(), element("div", { id: "controls" }));
   for (const [id, title] of CHARTS) section(id, title, element("div", { id: `${id}-chart` }));
   section("trials", "Trials", trials());
-  section("origin", "Where it comes from", note("The same table is in results.csv and results.parquet; each trial has a folder with its report."),
+  section("origin", "Origin", note("The same table is in results.csv and results.parquet; each trial has a folder with its report."),
     details("Licences of the chart library", element("pre", {}, document.getElementById("notice").textContent.trim())));
   redraw();
 }
