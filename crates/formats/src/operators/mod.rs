@@ -1,7 +1,8 @@
-//! Owns the stream of operators that a rank's capture writes: what the program ran between its calls, and the memory that came and went.
+//! Owns the stream of operators that a rank's capture writes: the operators, launches and allocations of the program
+//! between its calls.
 //!
-//! What an operator does and costs is `uniference-costs`' business. The writer is `cpp/stream.h`; everything
-//! between it and this module passes the bytes on as they are. Tags and other numbers are those of `uniference_abi::entries`.
+//! The work and the cost of operators belong to `uniference-costs`. The writer is `cpp/stream.h`; everything between it
+//! and this module passes the bytes on as they are. Tags and other numbers are those of `uniference_abi::entries`.
 //!
 //! # The format
 //!

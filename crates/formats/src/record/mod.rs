@@ -367,7 +367,7 @@ impl<R: Read + Seek> RestOfRecord<R> {
 }
 
 impl FileEnd {
-    /// What the end of a record that has no proper one means to who reads it.
+    /// The error of a record without a regular end, after `steps` steps.
     fn error(self, steps: u64) -> RecordError {
         match self {
             FileEnd::Damaged(problem) => damaged(steps, problem),
