@@ -45,7 +45,7 @@ MDBOOK := $(MDBOOK_ROOT)/bin/mdbook
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(DONE)/extension $(DONE)/relative $(DONE)/phantom $(DONE)/capture ## Sets up .venv: torch, the model, the extension (9 GB; minutes the first time)
+setup: $(DONE)/extension $(DONE)/child $(DONE)/phantom $(DONE)/capture ## Sets up .venv: torch, the model, the extension (9 GB; minutes the first time)
 
 demo: setup ## Runs a real language model on two simulated clusters
 	$(BIN)/python scripts/demo.py $(DEMO_OUT)
@@ -222,7 +222,7 @@ $(DONE)/extension: $(DONE)/packages $(EXTENSION_SOURCES)
 	@touch $@
 
 # Moved into place: a process that has it loaded keeps the one that it has.
-$(DONE)/phantom $(DONE)/relative: $(DONE)/%: $(DONE)/extension
+$(DONE)/phantom $(DONE)/child: $(DONE)/%: $(DONE)/extension
 	cargo build --release --locked --quiet --package uniference-$*
 	cp $(TARGET)/release/libuniference_$*.so python/uniference/.$*.so
 	mv python/uniference/.$*.so python/uniference/libuniference_$*.so

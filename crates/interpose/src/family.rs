@@ -25,7 +25,7 @@ use uniference_client::{Client, Meter, Relative, Relay};
 use uniference_protocol::relay::{INTERPRETER_VARIABLE, LIBRARIES_VARIABLE, PATH_VARIABLE, SOCKET_VARIABLE};
 
 /// The library for programs that a rank starts, in the folder of the library that contains this code.
-const LIBRARY: &str = "libuniference_relative.so";
+const LIBRARY: &str = "libuniference_child.so";
 
 const PRELOAD: &str = "LD_PRELOAD";
 
