@@ -101,6 +101,9 @@ class TritonKernel:
 def combines(reduce: str, dtype: str) -> bool:
     """Whether the channel itself reduces elements of this type, with the same bits as torch."""
 
+MEMORY_KINDS: dict[str, int]
+"""Numbers of the kinds of memory in the stream of captured operators, by name."""
+
 def check_capture(address: int) -> None:
     """Raises `RuntimeError` if the C++ library, whose table of functions is at `address`, was built from other sources."""
 

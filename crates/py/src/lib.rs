@@ -13,11 +13,13 @@ mod tensors;
 mod writes;
 
 use pyo3::prelude::*;
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use uniference_abi::entries::MemoryKind;
 use uniference_sim::time::SimTime;
 
 /// Runs the command line; returns the exit code.
@@ -81,6 +83,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(die_with_parent, module)?)?;
     module.add_function(wrap_pyfunction!(gpus::attach_gpus, module)?)?;
     module.add_function(wrap_pyfunction!(channel::combines, module)?)?;
+    let kinds = MemoryKind::ALL.iter().map(|kind| (format!("{kind:?}").to_lowercase(), *kind as u8));
+    module.add("MEMORY_KINDS", kinds.collect::<BTreeMap<_, _>>())?;
     module.add_function(wrap_pyfunction!(capture::check_capture, module)?)?;
     module.add_function(wrap_pyfunction!(capture::scalar_type, module)?)?;
     module.add_function(wrap_pyfunction!(site::set_libraries, module)?)?;

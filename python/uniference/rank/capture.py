@@ -22,7 +22,7 @@ from torch.nn.modules import module
 from torch.nn.parameter import is_lazy
 from torch.optim import optimizer
 
-from uniference._native import Channel, check_capture, scalar_type
+from uniference._native import MEMORY_KINDS, Channel, check_capture, scalar_type
 from uniference.patches import names
 from uniference.patches.later import when_imported
 from uniference.program.lines import LIBRARIES, user_line
@@ -40,11 +40,9 @@ STRICT_VALUES = "UNIFERENCE_STRICT_VALUES"
 UNLIMITED = "UNIFERENCE_UNLIMITED"
 """Environment variable of a rank: if set, it may allocate more than its device's memory."""
 
-# Numbers of `MemoryKind` in crates/abi.
-_PARAMETER, _GRADIENT, _OPTIMIZER, _BUFFER = range(1, 5)
-
-# Numbers of element types in `ncclDataType_t`.
-_NCCL_UINT8, _NCCL_INT64, _NCCL_FLOAT32 = 1, 4, 7
+_PARAMETER, _GRADIENT, _OPTIMIZER, _BUFFER = (
+    MEMORY_KINDS[name] for name in ("parameter", "gradient", "optimizer", "buffer")
+)
 
 
 class Library:
