@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(ours.check(ours), Ok(()));
         assert_eq!(Hello::new(false).check(ours), Ok(()));
         let refused = [
-            (Hello { version: VERSION + 1, capabilities: u64::MAX }, "speaks version 9 of the protocol"),
+            (Hello { version: VERSION + 1, capabilities: u64::MAX }, "speaks version 10 of the protocol"),
             (Hello { capabilities: ours.capabilities ^ LITTLE_ENDIAN, ..ours }, "order the bytes"),
             (Hello::new(false), "cannot share memory"),
         ];

@@ -249,7 +249,11 @@ impl Recording {
             _ => refused("cannot be read", error, "copy the file again from its source, or record again"),
         };
         let invalid = |error: serde_json::Error| match error.classify() {
-            Category::Io => unreadable(&error, error.io_error_kind()),
+            Category::Io => {
+                // The position in the JSON says nothing about an error of the disk.
+                let error = io::Error::from(error);
+                unreadable(&error, Some(error.kind()))
+            }
             Category::Data => foreign(&error),
             Category::Syntax if error.line() == 1 && error.column() <= 1 => foreign(&error),
             Category::Syntax | Category::Eof => refused(

@@ -13,7 +13,7 @@ impl Costs for Scripted {
     fn lower(&mut self, slice: RankSlice<'_>) -> Vec<LoweredWork> {
         match slice.operators {
             // The index alone, or as captured by another process.
-            [at] | [4, 0, 16, _, at, 4, 0, 16, 0] => self.0[usize::from(*at)].clone(),
+            [at] | [27, _, at, 27, 0] => self.0[usize::from(*at)].clone(),
             _ => vec![host(0)],
         }
     }
