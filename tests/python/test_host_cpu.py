@@ -76,7 +76,7 @@ def test_the_processor_is_a_key_of_the_cluster_file(tmp_path: Path) -> None:
     none = ONE_GPU.replace("[network]", 'host_cpu = "none"\n[network]')
     said, report = run(tmp_path, SOURCE, none)
     assert said["add"] < 0.1
-    assert any("took no time, as the host's processor is not known" in text for text in report["warnings"])  # type: ignore[attr-defined]
+    assert any("took no CPU time of their own, since `host_cpu` is unknown" in text for text in report["warnings"])  # type: ignore[attr-defined]
     (tmp_path / "cluster.toml").write_text(ONE_GPU.replace("[network]", 'host_cpu = "h200"\n[network]'))
     done = uniference("run", "--cluster", "cluster.toml", "--cuda", "script.py", cwd=tmp_path)
     assert done.code == 2

@@ -173,6 +173,6 @@ def test_a_program_that_fails_is_told_what_reads_as_zero(tmp_path: Path) -> None
 
 
 def test_a_program_that_fails_without_values_is_told_of_small_ones(tmp_path: Path) -> None:
-    done = run_script(tmp_path, SETUP + "1 / torch.ones(2).sum().item()\n", "--values", "none")
+    done = run_script(tmp_path, SETUP + "1 / torch.ones(3).sum().item()\n", "--values", "none")
     assert done.code == 1
     assert done.err.endswith("if it failed on one, run it with --values small or all\n"), done.err

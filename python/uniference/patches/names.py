@@ -359,6 +359,7 @@ _CAPTURE = (
     ),
     Name("torch._ops:HigherOrderOperator.fallthrough", "the same", "self, dispatch_key"),
     Name("torch._C:_parse_dispatch_key", "name the key that the capture stands on"),
+    Name("torch:ops.aten.mm.default._schema", "know the arguments of a custom operator", None, Part.REAL),
 )
 
 ALL = collect(globals())
