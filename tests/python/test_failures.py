@@ -87,7 +87,8 @@ def test_rank_of_another_version(tmp_path: Path) -> None:
     options = ("--ranks", 2, "--backend", "ideal", "--compute", "none", "--out", tmp_path / "out")
     done = uniference("run", *options, script, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)})
     assert done.code == 2, done.err
-    expected = "rank 1 cannot join the run: this side speaks version 10 of the protocol between ranks and driver, the other side version 100"
+    sides = "this side speaks version 10 of the protocol between ranks and driver, the other side version 100"
+    expected = f"rank 1 cannot join the run: {sides}"
     assert f"error: {expected}\nhint: install the same version of uniference on both sides\n" in done.err
 
 
