@@ -38,12 +38,6 @@ pub(crate) fn check_capture(address: usize) -> PyResult<()> {
     functions_at(address).map(drop)
 }
 
-/// The number of a type of elements in torch (`c10::ScalarType`), by its name without `torch.`.
-#[pyfunction]
-pub(crate) fn scalar_type(name: &str) -> PyResult<u8> {
-    crate::channel::dtype_named(name).map(uniference_sim::program::DType::number)
-}
-
 /// The functions of the C++ library that are called between a program's operators.
 pub(crate) struct Extension(pub(crate) &'static Functions);
 

@@ -86,7 +86,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let kinds = MemoryKind::ALL.iter().map(|kind| (format!("{kind:?}").to_lowercase(), *kind as u8));
     module.add("MEMORY_KINDS", kinds.collect::<BTreeMap<_, _>>())?;
     module.add_function(wrap_pyfunction!(capture::check_capture, module)?)?;
-    module.add_function(wrap_pyfunction!(capture::scalar_type, module)?)?;
+    module.add_function(wrap_pyfunction!(channel::scalar_type, module)?)?;
     module.add_function(wrap_pyfunction!(site::set_libraries, module)?)?;
     module.add_function(wrap_pyfunction!(site::user_line, module)?)?;
     module.add_function(wrap_pyfunction!(clocks::read_clock, module)?)?;

@@ -6,7 +6,7 @@
 
 mod copies;
 
-use super::fold::Plans;
+use super::fold::{Group, Plans};
 use super::instance::{Instance, Member};
 use copies::Copies;
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,15 +49,6 @@ pub struct DataPlane {
     gone: BTreeSet<RankId>,
     /// Copies for the absent ranks of a rehearsal.
     copies: Option<Copies>,
-}
-
-/// A process group.
-pub(super) struct Group {
-    pub(super) ranks: Arc<[RankId]>,
-    /// Rank that joined first.
-    pub(super) first: RankId,
-    /// NCCL settings of the rank that joined first; `None` if it made none.
-    pub(super) settings: Option<NcclSettings>,
 }
 
 /// A call that the engine will issue.

@@ -1,7 +1,6 @@
 //! Owns the fold plans of a run: each is derived once and kept while equal collectives recur, as in the layers of a
 //! model.
 
-use super::data::Group;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
@@ -11,6 +10,15 @@ use uniference_sim::program::{Collective, CollectiveKind, NcclSettings};
 
 /// Number of plans that are kept: enough for the different collectives of one step of a program.
 const KEPT: usize = 32;
+
+/// A process group.
+pub(super) struct Group {
+    pub(super) ranks: Arc<[RankId]>,
+    /// Rank that joined first.
+    pub(super) first: RankId,
+    /// NCCL settings of the rank that joined first; `None` if it made none.
+    pub(super) settings: Option<NcclSettings>,
+}
 
 /// Fold plans, and the algorithms that the cluster file defines in addition to the built-in ones.
 #[derive(Default)]

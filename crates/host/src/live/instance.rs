@@ -3,7 +3,7 @@
 //!
 //! The engine decides the time of the collective, and `data` frees the rooms.
 
-use super::data::Group;
+use super::fold::Group;
 use super::fold::Plans;
 use std::sync::Arc;
 use uniference_protocol::memory::{Kernel, Window};
