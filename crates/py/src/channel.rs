@@ -508,13 +508,13 @@ fn unknown(what: &str, name: &str) -> PyErr {
     PyValueError::new_err(format!("unknown {what} {name:?}"))
 }
 
-/// Whether the channel itself implements a reduction of elements of this type.
 /// The number of a type of elements in torch (`c10::ScalarType`), by its name without `torch.`.
 #[pyfunction]
 pub(crate) fn scalar_type(name: &str) -> PyResult<u8> {
     dtype_named(name).map(DType::number)
 }
 
+/// Whether the channel itself implements a reduction of elements of this type.
 #[pyfunction]
 pub(crate) fn combines(reduce: &str, dtype: &str) -> PyResult<bool> {
     Ok(Kernel::of(reduce_named(reduce)?, dtype_named(dtype)?).is_some())
