@@ -358,7 +358,7 @@ pub fn bytes(bytes: u64) -> String {
     bytes_of(bytes as f64)
 }
 
-/// As [`bytes`], for a mean, which need not be whole.
+/// As [`bytes()`], for a mean, which need not be whole.
 fn bytes_of(bytes: f64) -> String {
     let units = [(40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")].map(|(bits, name)| ((1_u64 << bits) as f64, name));
     match units.into_iter().find(|(unit, _)| bytes >= *unit) {

@@ -5,7 +5,7 @@
 //! in virtual time; [`device`] determines the cost of compute; `comm` matches calls; [`collective`] yields the next
 //! steps of one rank; `transport` turns a step into messages on connection streams; [`network`] shares the links among
 //! streams; [`event`] defines the events, and [`observe`] summarises them. [`replay`] carries out recorded requests.
-//! [`symmetry`] lets one rank stand for many, and [`cast`] a few ranks of a program for all.
+//! [`symmetry`] lets one rank stand for many, and [`fold_plan`] a few ranks of a program for all.
 
 pub mod cluster;
 pub mod collective;

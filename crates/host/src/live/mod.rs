@@ -3,7 +3,7 @@
 //! In the order of a call that has left the rank's process (`uniference-client`) as messages (`uniference-protocol`):
 //! the [`driver`] reads messages of all ranks (`sources`) and starts ranks through the [`zygote`]; [`conversations`] turns
 //! messages into the engine's requests and the engine's replies into answers; [`data`] locates tensors in the arena;
-//! [`slots`] limits the ranks that run at once; [`lookout`] inspects ranks without messages; [`remote`] has ranks on
+//! [`slots`] limits the ranks that run at once; [`process_probe`] inspects ranks without messages; [`remote`] has ranks on
 //! other machines.
 
 mod absent;

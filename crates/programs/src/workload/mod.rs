@@ -146,7 +146,7 @@ impl Workload {
     /// Checks that the job's traces are short enough to be generated.
     ///
     /// # Errors
-    /// If a rank's micro-batches pass through more than [`MOST_PASSES`] layers.
+    /// If a rank's micro-batches pass through more than `MOST_PASSES` layers.
     pub fn check_passes(&self) -> Result<(), WorkloadError> {
         let Spec { model, layout, new_tokens, .. } = &self.spec;
         let layers = model.layers.div_ceil(layout.pipeline);

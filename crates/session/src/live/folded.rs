@@ -1,7 +1,7 @@
 //! Owns the folded run of a program: a rehearsal runs only some ranks as processes, and all ranks are simulated from
 //! its record.
 //!
-//! The choice of running ranks and the replica check are defined in [`uniference_sim::cast`].
+//! The choice of running ranks and the replica check are defined in [`uniference_sim::fold_plan`].
 
 use super::{Live, Ran};
 use crate::compute::Costing;
