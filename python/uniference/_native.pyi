@@ -31,7 +31,7 @@ def attach_gpus(own: int, gpus: Sequence[Mapping[str, Any]], link: int = 0, comm
     its rank's.
 
     `link` is the address of the structure through which the simulated GPU library records launches, `communication` of
-    the one through which it communicates (`Link` and `Communication` of `crates/protocol/src/phantom.rs`). Without a
+    the one through which it communicates (`Link` and `Communication` of `crates/abi/src/gpus.rs`). Without a
     link all launched work completes at once; without `communication` there are no communicators.
     """
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
-REFERENCE = Path(__file__).parents[2] / "crates" / "devices" / "tests" / "operators.json"
+REFERENCE = Path(__file__).parents[2] / "crates" / "costs" / "tests" / "operators.json"
 
 # Numbers of c10::ScalarType.
 DTYPES = {
