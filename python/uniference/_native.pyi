@@ -242,9 +242,10 @@ class Channel:
         With `nccl` the settings of NCCL in the environment apply to the group. With `rendezvous` the group's messages wait for their
         receives even if the cluster's backend would send them at once.
         """
-    def name_group(self, name: str, call: str, site: str) -> None:
-        """Announces that this rank is about to create a process group by `call`, whose members find each other by
-        `name`. The run ends with an error if another rank has used the name with another call."""
+    def name_group(self, name: str, members: int, call: str, site: str) -> None:
+        """Announces that this rank is about to create a process group of `members` ranks by `call`, whose members find
+        each other by `name`. The run ends with an error if another rank has used the name with another call, except if
+        both groups have one member."""
     def collective(
         self,
         group: int,

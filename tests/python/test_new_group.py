@@ -59,6 +59,10 @@ LEGAL = {
     "all ranks call": (
         "groups = [dist.new_group(ranks) for ranks in ([0, 3], [1, 2])]\ngroup = groups[0 if rank in (0, 3) else 1]"
     ),
+    "groups of one member": (
+        "groups = [dist.new_group(ranks) for ranks in ([0, 3], [1, 2])]\ngroup = groups[0 if rank in (0, 3) else 1]\n"
+        "dist.new_subgroups(group_size=1, group=group)"
+    ),
     "by list": "group, _ = dist.new_subgroups_by_enumeration([[0, 3], [1, 2]])",
     "a split": PAIRS + "group = dist.split_group(split_ranks=[mine])",
     "a mesh": (

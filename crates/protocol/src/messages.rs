@@ -77,6 +77,8 @@ pub enum Op {
     NameGroup {
         /// Name by which the members of the group find each other.
         name: String,
+        /// Number of members.
+        members: u32,
         /// Text of the call that creates the group.
         call: String,
         /// User's line of the call.

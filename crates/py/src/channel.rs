@@ -208,8 +208,8 @@ impl Channel {
         py.detach(|| self.client.group(ranks, said.settings, rendezvous)).map(|group| group.0).map_err(raise)
     }
 
-    fn name_group(&self, name: &str, call: &str, site: &str) -> PyResult<()> {
-        self.client.name_group(name, call, site).map_err(raise)
+    fn name_group(&self, name: &str, members: u32, call: &str, site: &str) -> PyResult<()> {
+        self.client.name_group(name, members, call, site).map_err(raise)
     }
 
     #[pyo3(signature = (group, kind, dtype, reduce, root, shape, input, site))]

@@ -74,8 +74,10 @@ pub enum Request {
     /// [`Reply::Complete`]; if another member has given the name to another group, the run halts. Only live ranks make
     /// this request; records do not contain it.
     NameGroup {
-        /// Name of the group; different groups must have different names.
+        /// Name of the group; different groups must have different names, except groups of one member.
         name: Arc<str>,
+        /// Number of members.
+        members: u32,
         /// Text of the call that creates the group, with the parameters on which all members must agree: `new_group([0,
         /// 1], backend="gloo")`.
         call: Arc<str>,

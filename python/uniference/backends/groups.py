@@ -78,7 +78,7 @@ def _name_groups(channel: Channel) -> None:
         libraries = ",".join(sorted(str(backend).lower().split(",")))
         channel.enter()
         try:
-            channel.name_group(name, f'new_group({list(ranks)}, backend="{libraries}")', user_line())
+            channel.name_group(name, len(ranks), f'new_group({list(ranks)}, backend="{libraries}")', user_line())
         finally:
             channel.leave()
 

@@ -58,12 +58,12 @@ impl Client {
         ))
     }
 
-    /// Tells the driver that this rank is about to create a process group by `call`, and that the members find each
-    /// other by `name`.
-    pub fn name_group(&self, name: &str, call: &str, line: &str) -> Result<()> {
+    /// Tells the driver that this rank is about to create a process group of `members` ranks by `call`, and that the
+    /// members find each other by `name`.
+    pub fn name_group(&self, name: &str, members: u32, call: &str, line: &str) -> Result<()> {
         let _ours = self.ours();
         let site = self.site(line)?;
-        self.say(Op::NameGroup { name: name.to_owned(), call: call.to_owned(), site })
+        self.say(Op::NameGroup { name: name.to_owned(), members, call: call.to_owned(), site })
     }
 
     pub(super) fn member_of(&self, group: GroupId) -> Result<Membership> {

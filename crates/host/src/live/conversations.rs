@@ -1098,9 +1098,9 @@ impl Conversations {
                 let mark = self.ranks[rank.index()].ranges.renumber(process, task, mark);
                 (issue(Activity::Mark(mark), task, line), Asked::Mark)
             }
-            Op::NameGroup { name, call, .. } => {
+            Op::NameGroup { name, members, call, .. } => {
                 self.task(rank, task).state = State::Asked(Asked::Name);
-                let request = Request::NameGroup { name: name.into(), call: call.into(), site: line };
+                let request = Request::NameGroup { name: name.into(), members, call: call.into(), site: line };
                 return self.engine.submit(rank, task, request);
             }
             Op::Close(group) => (issue(Activity::Close(GroupId(group)), task, line), Asked::Mark),

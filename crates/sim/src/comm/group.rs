@@ -33,6 +33,8 @@ pub struct NamedBy {
     pub rank: RankId,
     /// User's line of the call.
     pub site: Site,
+    /// Number of members of the group.
+    pub members: u32,
     /// Text of the call, which includes the parameters on which all members must agree.
     pub call: Arc<str>,
 }
@@ -129,10 +131,12 @@ impl Groups {
     /// Records the name that a member gives to its group.
     ///
     /// # Errors
-    /// If another group has the name.
+    /// If another group has the name, and one of both has several members: the only member of a group looks for
+    /// no other member.
     pub(crate) fn name(&mut self, name: Arc<str>, second: NamedBy) -> Result<(), NameClash> {
         let first = self.named.entry(name).or_insert_with(|| second.clone());
-        if first.call == second.call { Ok(()) } else { Err(NameClash { first: first.clone(), second }) }
+        let agree = first.call == second.call || (first.members == 1 && second.members == 1);
+        if agree { Ok(()) } else { Err(NameClash { first: first.clone(), second }) }
     }
 
     /// The groups that a rank is in.
@@ -238,12 +242,19 @@ mod tests {
     #[test]
     fn a_name_belongs_to_the_group_that_was_created_first_with_it() {
         let mut groups = Groups::default();
-        let by = |rank, call: &str| NamedBy { rank: RankId(rank), site: Site(rank), call: call.into() };
+        let by = |rank, call: &str| {
+            let members = call.split(", ").count() as u32;
+            NamedBy { rank: RankId(rank), site: Site(rank), members, call: call.into() }
+        };
         assert_eq!(groups.name("1".into(), by(0, "[0, 3]")), Ok(()));
         assert_eq!(groups.name("2".into(), by(1, "[1, 2]")), Ok(()));
         assert_eq!(groups.name("1".into(), by(3, "[0, 3]")), Ok(()));
         let clash = NameClash { first: by(0, "[0, 3]"), second: by(1, "[1, 2]") };
         assert_eq!(groups.name("1".into(), by(1, "[1, 2]")), Err(clash));
+        assert_eq!(groups.name("3".into(), by(0, "[0]")), Ok(()));
+        assert_eq!(groups.name("3".into(), by(1, "[1]")), Ok(()));
+        let clash = NameClash { first: by(0, "[0]"), second: by(1, "[1, 2]") };
+        assert_eq!(groups.name("3".into(), by(1, "[1, 2]")), Err(clash));
     }
 
     #[test]

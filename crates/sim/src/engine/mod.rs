@@ -446,8 +446,8 @@ impl Engine {
                     Err(asymmetry) => self.halt(HaltReason::Asymmetry(asymmetry)),
                 }
             }
-            Request::NameGroup { name, call, site } => {
-                match self.comm.groups.name(name, NamedBy { rank, site, call }) {
+            Request::NameGroup { name, members, call, site } => {
+                match self.comm.groups.name(name, NamedBy { rank, site, members, call }) {
                     Ok(()) => self.resume(rank, task, Reply::Complete(Vec::new())),
                     Err(clash) => self.halt(HaltReason::Groups(clash)),
                 }
