@@ -75,6 +75,7 @@ impl ReplayedArgs {
         let prefix = match run.is_dir() {
             true if has_traces(&run) && !run.join(RECORD).exists() => run.join(PREFIX),
             true => {
+                self.traces.refuse_for_record(&run)?;
                 return Ok(Replayed::Record(Replay {
                     run,
                     cluster: self.cluster.options(),
@@ -100,7 +101,7 @@ impl ReplayedArgs {
             cluster: self.cluster.options(),
             seed: self.seed,
             command: command(argv),
-            meaning: self.traces.meaning(),
+            meaning: self.traces.meaning()?,
         }))
     }
 }

@@ -1,6 +1,7 @@
 //! Owns the options of `uniference replay` that define how execution traces are interpreted.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use uniference_session::HostError;
 use uniference_session::traces::{ClosedForm, Meaning};
 
 /// Interpretation of execution traces.
@@ -51,9 +52,51 @@ fn factor(text: &str) -> Result<f64, String> {
 }
 
 impl TraceArgs {
+    /// Names of the given options, except those of the closed form.
+    fn given_for_any_fidelity(&self) -> impl Iterator<Item = &'static str> {
+        [
+            (self.compute_scale != 1.0, "--compute-scale"),
+            (self.comm_scale != 1.0, "--comm-scale"),
+            (self.astra_comm_groups.is_some(), "--astra-comm-groups"),
+            (self.astra_system.is_some(), "--astra-system"),
+            (self.astra_memory.is_some(), "--astra-memory"),
+            (self.passes != 1, "--passes"),
+        ]
+        .into_iter()
+        .filter_map(|(given, name)| given.then_some(name))
+    }
+
+    /// Names of the given options that only ASTRA-sim's closed form reads.
+    fn given_for_closed_form(&self) -> impl Iterator<Item = &'static str> {
+        [(self.astra_network.is_some(), "--astra-network"), (self.astra_queues_per_dim != 1, "--astra-queues-per-dim")]
+            .into_iter()
+            .filter_map(|(given, name)| given.then_some(name))
+    }
+
+    /// Refuses the options, because a program record has no nodes to interpret.
+    pub(super) fn refuse_for_record(&self, run: &Path) -> Result<(), HostError> {
+        let fidelity = (self.fidelity == Fidelity::Astra).then_some("--fidelity");
+        let given: Vec<_> = self.given_for_any_fidelity().chain(fidelity).chain(self.given_for_closed_form()).collect();
+        if given.is_empty() {
+            return Ok(());
+        }
+        Err(HostError::Usage(format!(
+            "options for execution traces only: {}; {} has a program record\nhint: change the cluster instead (--set, --slowdown), or export traces with `uniference chakra export`",
+            given.join(", "),
+            run.display()
+        )))
+    }
+
     /// The options for a session.
-    pub(super) fn meaning(&self) -> Meaning {
-        Meaning {
+    pub(super) fn meaning(&self) -> Result<Meaning, HostError> {
+        let unread: Vec<_> = self.given_for_closed_form().collect();
+        if self.fidelity == Fidelity::Flow && !unread.is_empty() {
+            return Err(HostError::Usage(format!(
+                "{} has no effect without --fidelity astra\nhint: add --fidelity astra, or describe the network with --cluster",
+                unread.join(" and ")
+            )));
+        }
+        Ok(Meaning {
             compute_scale: self.compute_scale,
             comm_scale: self.comm_scale,
             groups: self.astra_comm_groups.clone(),
@@ -63,7 +106,7 @@ impl TraceArgs {
             memory: self.astra_memory.clone(),
             passes: self.passes,
             own_database: super::devices::own_file(),
-        }
+        })
     }
 }
 

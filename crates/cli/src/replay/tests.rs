@@ -73,6 +73,17 @@ fn a_program_that_read_the_clock_might_have_gone_another_way_elsewhere() {
     assert!(warnings(&["--ranks", "1", "--slowdown", "2"]).iter().any(hazard));
 }
 
+#[test]
+fn options_of_execution_traces_are_refused_for_a_record() {
+    let toml = Flags { ranks: 1, bandwidth: None, latency: None, slowdown: vec![] }.to_toml().unwrap();
+    let dir = record(&[vec![Request::Now]], &toml);
+    let source = dir.path().display().to_string();
+    for options in [&["--compute-scale", "2"][..], &["--passes", "3"], &["--astra-queues-per-dim", "2"]] {
+        let error = run(&[&["replay", &source], options].concat()).unwrap_err().to_string();
+        assert!(error.contains(&format!("options for execution traces only: {};", options[0])), "{error}");
+    }
+}
+
 /// A record of two ranks, of which the second one receives a message of 1 MB and then makes these requests.
 fn received(requests: Vec<Request>, toml: &str) -> tempfile::TempDir {
     let join =

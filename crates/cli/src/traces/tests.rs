@@ -131,6 +131,8 @@ fn astra_sims_files_give_astra_sims_time() {
     assert!(refused(&["replay", &trace, "--fidelity", "astra"]).starts_with("exit 2\n"));
     let both = refused(&[&["replay", &trace, "--ranks", "2"], &astra[..]].concat());
     assert!(both.contains("uses the network of --astra-network, not a cluster\nhint: "), "{both}");
+    let flow = refused(&["replay", &trace, "--ranks", "2", "--astra-network", &network]);
+    assert!(flow.contains("--astra-network has no effect without --fidelity astra\nhint: "), "{flow}");
 }
 
 /// The backend of a run, from its report.
