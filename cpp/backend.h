@@ -311,7 +311,7 @@ class Backend : public c10d::Backend {
 
   static bool has_values(const at::Tensor& tensor) {
     const Values& values = Values::get();
-    return values.all() || !(Values::is_absent(tensor) || values.is_large(tensor));
+    return values.all() || !(Values::is_uncomputed(tensor) || values.is_large(tensor));
   }
 
   // Whether `all` has as many times the rows of `one` as the group has members.

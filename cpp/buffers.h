@@ -30,7 +30,7 @@ class Buffers {
   // Whether an argument is a list of integers with values.
   static bool concerns(const at::Tensor& tensor) {
     return tensor.defined() && tensor.is_cuda() && (tensor.scalar_type() == at::kInt || tensor.scalar_type() == at::kLong) && tensor.dim() == 1 &&
-           tensor.is_contiguous() && tensor.numel() > 0 && tensor.numel() <= kMost && !Values::is_absent(tensor);
+           tensor.is_contiguous() && tensor.numel() > 0 && tensor.numel() <= kMost && !Values::is_uncomputed(tensor);
   }
 
   // Records the buffer's current values, which operators on the stream read. Returns the buffer's number, from 1.

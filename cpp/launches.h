@@ -236,7 +236,7 @@ inline constexpr shared::Launches launches{
     [](const uint8_t* name, size_t length) {
       const bool in_operator = operators > 0 || OperatorCall::running() != 0 || OwnKernels::running() != nullptr;
       if (in_operator || inside > 0 || !watching) return 0;
-      if (!compiling && unvalued == 0) Uncomputed::note_kernel(reinterpret_cast<const char*>(name), length);
+      if (!compiling && leave_uncomputed == 0) Uncomputed::note_kernel(reinterpret_cast<const char*>(name), length);
       return 1;
     },
 };

@@ -54,7 +54,7 @@ struct alignas(64) Allocation {
   bool mapped;
   Kind kind;
   // Something in it was not computed: it reads as zeros.
-  std::atomic<bool> absent;
+  std::atomic<bool> uncomputed;
 
   void* data() { return this + 1; }
 };

@@ -9,18 +9,18 @@ pub type Span = Range<usize>;
 
 /// The memory that a kernel reads and writes.
 ///
-/// The values of `absent` spans were not computed. After a program has read one, its writes make their targets absent,
+/// The values of `uncomputed` spans were not computed. After a program has read one, its writes make their targets uncomputed,
 /// too.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    absent: Vec<Span>,
+    uncomputed: Vec<Span>,
     has_read: bool,
     pub(crate) written: Vec<Span>,
 }
 
 impl Memory {
-    pub(crate) fn new(absent: &[Span]) -> Memory {
-        Memory { absent: absent.to_vec(), ..Memory::default() }
+    pub(crate) fn new(uncomputed: &[Span]) -> Memory {
+        Memory { uncomputed: uncomputed.to_vec(), ..Memory::default() }
     }
 
     /// Begins another program, which has read nothing yet.
@@ -107,11 +107,13 @@ impl Memory {
     }
 
     fn reads(&mut self, addresses: impl Iterator<Item = usize>, scalar: Scalar) {
-        if self.has_read || self.absent.is_empty() {
+        if self.has_read || self.uncomputed.is_empty() {
             return;
         }
         let meets = |address: usize| {
-            self.absent.iter().any(|absent| address < absent.end && address + scalar.bytes() > absent.start)
+            self.uncomputed
+                .iter()
+                .any(|uncomputed| address < uncomputed.end && address + scalar.bytes() > uncomputed.start)
         };
         self.has_read = addresses.into_iter().any(meets);
     }
@@ -123,8 +125,8 @@ impl Memory {
         let (Some(first), Some(last)) = (addresses.clone().min(), addresses.max()) else { return };
         let span = first..last + scalar.bytes();
         // Later programs may read the span.
-        if !self.absent.iter().any(|known| known.start <= span.start && span.end <= known.end) {
-            self.absent.push(span.clone());
+        if !self.uncomputed.iter().any(|known| known.start <= span.start && span.end <= known.end) {
+            self.uncomputed.push(span.clone());
         }
         self.written.push(span);
     }

@@ -491,10 +491,10 @@ fn what_depends_on_absent_values_is_absent() {
     let kernel = Kernel::read(&text).unwrap();
     let arguments = [address(&mut from), address(&mut to)];
     let middle = from.as_ptr() as usize + 4;
-    let absent = middle..middle + 4;
+    let uncomputed = middle..middle + 4;
     // SAFETY: the kernel's accesses stay in the vectors.
     let written =
-        unsafe { kernel.run(&arguments, [3, 1, 1], std::slice::from_ref(&absent), &mut || true, &mut |_| ()) };
+        unsafe { kernel.run(&arguments, [3, 1, 1], std::slice::from_ref(&uncomputed), &mut || true, &mut |_| ()) };
     let place = to.as_ptr() as usize + 4;
     assert_eq!(written.unwrap(), std::iter::once(place..place + 4).collect::<Vec<_>>());
     assert_eq!(to, [1, 2, 3]);

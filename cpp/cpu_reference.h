@@ -1,6 +1,6 @@
-// Owns values of tensors on simulated GPUs. An operator runs on the simulated GPU with its allocations and launches,
-// but without computing; then the CPU's kernel of the same operator computes on the same bytes, because a simulated
-// GPU's memory lies in the host's.
+// Owns the values of operators on simulated GPUs, for which the CPU is the reference. An operator runs on the simulated
+// GPU with its allocations and launches, but without computing; then the CPU's kernel of the same operator computes on
+// the same bytes, because a simulated GPU's memory lies in the host's.
 //
 // Operators whose result sizes depend on values cannot run on the simulated GPU without values. They run on the CPU
 // first, as do operators whose functions the simulated libraries lack; their results are then allocated on the GPU.
@@ -31,7 +31,7 @@ namespace uniference {
 inline thread_local uint64_t captured_last = 0;
 inline thread_local uint64_t computed_now = 0;
 
-class Mirror {
+class CpuReference {
  public:
   // The number of a call whose graph was destroyed, each once; 0: none.
   static uint64_t forgotten() {
@@ -45,7 +45,7 @@ class Mirror {
   // Functions of the simulated GPU library (`crates/phantom`): announces that a kernel of this name starts on the
   // stream; waits until data received by communication on the stream has arrived.
   using Launch = void (*)(const char* name, size_t length, void* stream);
-  using Settle = void (*)(void* stream);
+  using WaitForData = void (*)(void* stream);
   // Whether the stream is being captured into a CUDA graph; and registers `run`, called at each launch of the graph,
   // and `forget`, called when the graph is destroyed.
   using IsCaptured = int (*)(void* stream);
@@ -63,10 +63,10 @@ class Mirror {
 
   // Computes values of operators on GPUs from now on.
   static void begin(
-      Launch launch, Settle settle, IsCaptured is_captured, Compute compute, Withhold withhold, Clear clear, IsUntouched is_untouched, Reads reads,
+      Launch launch, WaitForData wait_for_data, IsCaptured is_captured, Compute compute, Withhold withhold, Clear clear, IsUntouched is_untouched, Reads reads,
       LaunchesBlock launches_block) {
     launch_ = launch;
-    settle_ = settle;
+    wait_for_data_ = wait_for_data;
     is_captured_ = is_captured;
     compute_ = compute;
     withhold_ = withhold;
@@ -118,7 +118,7 @@ class Mirror {
     const size_t count = op.schema().arguments().size();
     const size_t begin = stack.size() - count;
     const bool sized = sized_by_values(schema, &stack[begin], count);
-    if (schema.view || schema.moves_no_values || (unvalued > 0 && !sized)) return op.redispatchBoxed(below, &stack);
+    if (schema.view || schema.moves_no_values || (leave_uncomputed > 0 && !sized)) return op.redispatchBoxed(below, &stack);
     if (!(has_values || sized) && run_without_values(op, schema, below, stack, begin)) return;
     const c10::Device device = device_of(&stack[begin], count);
     // Default streams and generators are those of the current device.
@@ -126,7 +126,7 @@ class Mirror {
     const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
     void* stream = guard.getStreamNativeHandle(guard.getStream(device));
     if (!sized && is_captured_(stream)) return run_captured(op, schema, below, stack, begin, stream);
-    settle_(stream);
+    wait_for_data_(stream);
     const Randomness randomness(op, &stack[begin], count);
     torch::jit::Stack here = to_cpu(&stack[begin], count, randomness);
     const bool sparse = any_sparse(&stack[begin], count);
@@ -149,15 +149,15 @@ class Mirror {
 
   // Waits until data received by communication on the call's stream has arrived, because values of its arguments are
   // about to be read.
-  static void settle(const c10::IValue* arguments, size_t count) {
+  static void wait_for_data(const c10::IValue* arguments, size_t count) {
     void* stream = stream_of(arguments, count);
-    if (!is_captured_(stream)) settle_(stream);
+    if (!is_captured_(stream)) wait_for_data_(stream);
   }
 
   // Marks results of an extension's operator that has launched kernels of its own, which compute nothing.
   static void ran_own_kernels(
       const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, bool has_values) {
-    if (has_values && unvalued == 0) lacking(schema.name, "it launches kernels of its own");
+    if (has_values && leave_uncomputed == 0) lacking(schema.name, "it launches kernels of its own");
     forget_values(schema, arguments, stack, begin, /*all=*/false);
   }
 
@@ -536,7 +536,7 @@ class Mirror {
     std::vector<at::Tensor> tensors;
     const auto collect = [&](const at::Tensor& tensor) {
       if (!tensor.defined() || tensor.is_nested() || tensor.layout() != c10::kStrided || !tensor.has_storage()) return;
-      if (all || tensor.numel() <= kSmall || !Values::is_absent(tensor)) tensors.push_back(tensor);
+      if (all || tensor.numel() <= kSmall || !Values::is_uncomputed(tensor)) tensors.push_back(tensor);
     };
     for (size_t i = 0; i < arguments.size(); i++) {
       if (schema.written[i]) for_each_tensor(arguments[i], collect);
@@ -711,7 +711,7 @@ class Mirror {
   static void lacking(const std::string& name, const std::string& reason) { Uncomputed::note(name, reason); }
 
   static inline Launch launch_ = nullptr;
-  static inline Settle settle_ = nullptr;
+  static inline WaitForData wait_for_data_ = nullptr;
   static inline IsCaptured is_captured_ = nullptr;
   static inline Compute compute_ = nullptr;
   static inline std::mutex forgotten_mutex_;
