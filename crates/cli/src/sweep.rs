@@ -25,7 +25,7 @@ use uniference_host::interrupt::Interrupts;
 use uniference_host::supervisor::{self, supervise};
 use uniference_session::compute::Models;
 use uniference_session::sweep::{Carrier, Halted, Ready, SweepFolder, Trial, Undertaking, Watch, carry_out};
-use uniference_session::{ClusterOptions, Done, Exit, HostError, Notices, input};
+use uniference_session::{ClusterOptions, Ended, Exit, HostError, Notices, input};
 use uniference_studies::sweep::{Estimate, points, useless};
 
 /// Maximum number of failed trials that are printed; the table has all.
@@ -510,8 +510,8 @@ fn run_job(words: &[String]) -> Result<(), String> {
     let argv: Vec<OsString> = ["uniference".to_owned()].iter().chain(words).map(OsString::from).collect();
     let Command::Workload(job) = parsed(words).map_err(said)? else { unreachable!("it was one before") };
     match workload::carry_out(&job, &argv, &Notices::ignored()).map_err(said)? {
-        Done::Finished { .. } => Ok(()),
-        Done::Stopped(stop) => Err(stop.message.trim_end().to_owned()),
+        Ended::Finished(_) => Ok(()),
+        Ended::Stopped(stop) => Err(stop.message.trim_end().to_owned()),
     }
 }
 

@@ -4,7 +4,7 @@ use crate::cluster::{ClusterOptions, Overrides};
 use crate::compute::Compute;
 use crate::notices::Notices;
 use crate::recorded::{self, Replay};
-use crate::session::{Done, Source};
+use crate::session::{RunResults, Source};
 use crate::simulated::{Ended, Look, Simulated};
 use crate::traces::{self, TraceReplay};
 use uniference_formats::cluster::Resolved;
@@ -28,7 +28,7 @@ impl Replayed {
     ///
     /// # Errors
     /// If it cannot be read or does not fit the cluster, or the results cannot be written.
-    pub fn replay(&self) -> Result<Done, HostError> {
+    pub fn replay(&self) -> Result<Ended<RunResults>, HostError> {
         match self {
             Replayed::Record(replay) => recorded::replay(replay),
             Replayed::Traces(replay) => traces::replay(replay),
