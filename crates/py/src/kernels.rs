@@ -71,7 +71,7 @@ impl TritonKernel {
         let arguments: Vec<Argument> = arguments.into_iter().map(Argument::from).collect();
         let mut signal = None;
         let mut goes_on = || py.check_signals().map_err(|error| signal = Some(error)).is_ok();
-        // SAFETY: as in `run`.
+        // SAFETY: simulated memory lies in this process, and the program launches the kernel with these addresses.
         let work = unsafe { self.0.work(&arguments, grid.into(), &memory, &mut goes_on) };
         match work {
             Ok(work) => Ok(work.map(|work| {

@@ -44,7 +44,7 @@ impl Memory {
         let pointer = |at: usize| pointers[of(pointers.len(), at)] as usize;
         self.reads((0..length).filter(|at| is_on(*at)).map(pointer), scalar);
         let one = |at: usize| match (is_on(at), other) {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: addresses whose mask is not 0 belong to memory of this process, as `load` requires.
             (true, _) => unsafe { read(pointer(at), scalar) },
             (false, Some(other)) => other.bits(of(other.len(), at), scalar),
             (false, None) => 0,
@@ -67,7 +67,7 @@ impl Memory {
         let is_on = |at: usize| mask.is_none_or(|mask| mask[of(mask.len(), at)] != 0);
         let pointer = |at: usize| pointers[of(pointers.len(), at)] as usize;
         for at in (0..length).filter(|at| is_on(*at)) {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: addresses whose mask is not 0 belong to memory that no other thread accesses, as `store` requires.
             unsafe { write(pointer(at), values.bits(of(values.len(), at), scalar), scalar) };
         }
         self.writes((0..length).filter(|at| is_on(*at)).map(pointer), scalar);
@@ -94,11 +94,11 @@ impl Memory {
             }
             let pointer = pointers[of(pointers.len(), at)] as usize;
             self.reads(std::iter::once(pointer), scalar);
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the address belongs to memory of this process, as `modify` requires.
             let found = unsafe { read(pointer, scalar) };
             before.push(found);
             if let Some(value) = change(at, Data::from_bits(std::iter::once(found), scalar))? {
-                // SAFETY: guaranteed by the caller.
+                // SAFETY: no other thread accesses the memory at the address, as `modify` requires.
                 unsafe { write(pointer, value.bits(0, scalar), scalar) };
                 self.writes(std::iter::once(pointer), scalar);
             }
@@ -145,10 +145,10 @@ pub(crate) fn length(lengths: &[Option<usize>]) -> Option<usize> {
 }
 
 /// # Safety
-/// The address has an element.
+/// `scalar.bytes()` bytes at the address belong to memory of this process.
 #[inline]
 unsafe fn read(address: usize, scalar: Scalar) -> u64 {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: each branch reads `scalar.bytes()` bytes, which need no alignment.
     unsafe {
         match scalar.bytes() {
             1 => u64::from((address as *const u8).read_unaligned()),
@@ -160,10 +160,10 @@ unsafe fn read(address: usize, scalar: Scalar) -> u64 {
 }
 
 /// # Safety
-/// The address has room for an element.
+/// `scalar.bytes()` bytes at the address belong to memory of this process that no other thread accesses.
 #[inline]
 unsafe fn write(address: usize, bits: u64, scalar: Scalar) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: each branch writes `scalar.bytes()` bytes, which need no alignment.
     unsafe {
         match scalar.bytes() {
             1 => (address as *mut u8).write_unaligned(bits as u8),

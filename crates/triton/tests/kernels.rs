@@ -517,7 +517,7 @@ fn what_goes_on_for_ever_can_be_interrupted() {
         asked += 1;
         asked < 3
     };
-    // SAFETY: the kernel uses no memory.
+    // SAFETY: the kernel has no loads and stores, so no address must be valid.
     assert_eq!(unsafe { kernel.run(&[], [1; 3], &[], &mut goes_on, &mut |_| ()) }, Err(Stopped::Interrupted));
 }
 
@@ -641,7 +641,7 @@ fn a_kernel_prints_a_line_for_each_element(#[case] print: &str, #[case] expected
     );
     let kernel = Kernel::read(&text).unwrap();
     let mut printed = String::new();
-    // SAFETY: the kernel uses no memory.
+    // SAFETY: the kernel has no loads and stores, so no address must be valid.
     let done = unsafe { kernel.run(&[], [2, 1, 1], &[], &mut || true, &mut |text| printed.push_str(text)) };
     assert_eq!((done, printed.as_str()), (Ok(Vec::new()), expected));
 }
