@@ -88,6 +88,7 @@ check-rust: setup
 	$(BIN)/python scripts/circles.py crates/*
 
 check-cpp: setup
+	$(BIN)/clang-format --dry-run -Werror cpp/*
 	scripts/build-capture.sh --check $(BIN)/python
 
 check-python: setup

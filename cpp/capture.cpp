@@ -105,10 +105,13 @@ void say_answered(const Schema& schema, uint64_t line) {
 }
 
 // Marks results of uncomputed values as not computed.
-void spread_uncomputed(const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, uint64_t line) {
+void spread_uncomputed(
+    const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin,
+    uint64_t line) {
   bool uncomputed = false;
   for (const auto& argument : arguments) {
-    for_each_tensor(argument, [&](const at::Tensor& tensor) { uncomputed = uncomputed || Values::is_uncomputed(tensor); });
+    for_each_tensor(
+        argument, [&](const at::Tensor& tensor) { uncomputed = uncomputed || Values::is_uncomputed(tensor); });
   }
   if (!uncomputed) return;
   if (schema.reads_value) say_answered(schema, line);
@@ -124,7 +127,8 @@ void spread_uncomputed(const Schema& schema, const std::vector<c10::IValue>& arg
 
 // Carries out a communication call on a simulated GPU. If only sizes are communicated, or uncomputed data, its results
 // count as not computed.
-void communicate(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
+void communicate(
+    const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
   const size_t count = schema.written.size(), begin = stack.size() - count;
   const bool moves = values.moves(&stack[begin], count);
   if (values.all()) return CpuReference::communicate(op, below, stack, moves);
@@ -163,7 +167,8 @@ void write_times(uint64_t before, uint64_t lasted) {
 }
 
 void write_execution(
-    const Definition& definition, uint64_t line, bool recorded, const std::vector<uint64_t>& read, const torch::jit::Stack& stack, size_t begin) {
+    const Definition& definition, uint64_t line, bool recorded, const std::vector<uint64_t>& read,
+    const torch::jit::Stack& stack, size_t begin) {
   static thread_local std::vector<uint64_t> results;
   results.clear();
   for (size_t i = begin; i < stack.size(); i++) {
@@ -184,7 +189,8 @@ const Definition& defined(Definition& known, const Stream& key, const torch::jit
   const size_t results = stack.size() - begin;
   const size_t tensors = Definitions::tensors(stack.data() + begin, results);
   Definition* definition = &known;
-  if (definition->number != 0 && definition->tensors != tensors) definition = &Definitions::get().with_results(key, tensors);
+  if (definition->number != 0 && definition->tensors != tensors)
+    definition = &Definitions::get().with_results(key, tensors);
   if (definition->number == 0) Definitions::get().add(*definition, key, stack.data() + begin, results);
   return *definition;
 }
@@ -192,7 +198,8 @@ const Definition& defined(Definition& known, const Stream& key, const torch::jit
 // Records an execution of an extension's operator that has launched kernels of its own, and marks the values of these
 // kernels as uncomputed.
 void write_own_kernels(
-    const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, bool is_written, OwnKernels& kernels) {
+    const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin,
+    bool is_written, OwnKernels& kernels) {
   const size_t count = arguments.size();
   const OwnWork ours;
   CpuReference::ran_own_kernels(schema, arguments, stack, begin, values.has_values(schema, arguments.data(), count));
@@ -214,7 +221,8 @@ void write_own_kernels(
 // Runs an extension's operator on a simulated GPU. The PyTorch operators that the extension calls are recorded
 // individually. If the extension launches kernels of its own, its operator is recorded too, and the values of these
 // kernels are uncomputed.
-void run_foreign(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
+void run_foreign(
+    const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
   if (inside > 0 || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, &stack);
   const size_t count = schema.written.size(), begin = stack.size() - count;
   const std::vector<c10::IValue> arguments(stack.begin() + begin, stack.end());
@@ -254,7 +262,8 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   if (calls_others && !schema.communicates) return op.redispatchBoxed(below, stack);
   c10::impl::ExcludeDispatchKeyGuard only_once(kKey);
   if (on_gpu && schema.communicates) return communicate(op, schema, below, *stack);
-  if (inside > 0 || schema.communicates || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, stack);
+  if (inside > 0 || schema.communicates || !counting.load(std::memory_order_relaxed))
+    return op.redispatchBoxed(below, stack);
 
   const uint64_t before = timed ? between.end() : 0;
   if (measures_detour) {
@@ -407,9 +416,10 @@ constexpr shared::Functions functions{
     .is_compiling = [] { return compiling ? 1 : 0; },
     .combine = Reductions::combine,
     .scale = Reductions::scale,
-    .is_large = [](uint64_t elements, uint32_t dtype) {
-      return values.is_large(static_cast<int64_t>(elements), static_cast<c10::ScalarType>(dtype)) ? 1 : 0;
-    },
+    .is_large =
+        [](uint64_t elements, uint32_t dtype) {
+          return values.is_large(static_cast<int64_t>(elements), static_cast<c10::ScalarType>(dtype)) ? 1 : 0;
+        },
     .site = site,
     .launches = launches,
 };
@@ -417,16 +427,31 @@ constexpr shared::Functions functions{
 }  // namespace
 }  // namespace uniference
 
-TORCH_LIBRARY_IMPL(_, Fake, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&uniference::fallback>());
-}
+TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&uniference::fallback>()); }
 
 // Calls of process groups are not recorded, and skip the capture.
 TORCH_LIBRARY_IMPL(c10d, Fake, m) {
   for (const char* name :
-       {"_allgather_base_", "_reduce_scatter_base_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_", "allreduce_",
-        "allreduce_coalesced_", "alltoall_", "alltoall_base_", "barrier", "broadcast_", "gather_", "monitored_barrier_", "recv_",
-        "recv_any_source_", "reduce_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_", "scatter_", "send"}) {
+       {"_allgather_base_",
+        "_reduce_scatter_base_",
+        "allgather_",
+        "allgather_coalesced_",
+        "allgather_into_tensor_coalesced_",
+        "allreduce_",
+        "allreduce_coalesced_",
+        "alltoall_",
+        "alltoall_base_",
+        "barrier",
+        "broadcast_",
+        "gather_",
+        "monitored_barrier_",
+        "recv_",
+        "recv_any_source_",
+        "reduce_",
+        "reduce_scatter_",
+        "reduce_scatter_tensor_coalesced_",
+        "scatter_",
+        "send"}) {
     m.impl(name, torch::CppFunction::makeFallthrough());
   }
 }
@@ -441,7 +466,8 @@ extern "C" {
 // negative: all are. `libraries`: beginnings of file names, each ended by a zero byte, the last by two. `wanted`: the
 // client reads the records; otherwise memory is counted and nothing is kept. `with_times`: each execution is timed.
 // `tick`: nanoseconds per tick of the clock.
-__attribute__((visibility("default"))) void uniference_capture_begin(int64_t limit, const char* libraries, int wanted, int with_times, double tick) {
+__attribute__((visibility("default"))) void uniference_capture_begin(
+    int64_t limit, const char* libraries, int wanted, int with_times, double tick) {
   std::vector<std::string> beginnings;
   for (const char* at = libraries; *at != 0; at += beginnings.back().size() + 1) beginnings.emplace_back(at);
   Lines::get().set_libraries(std::move(beginnings));
@@ -462,38 +488,51 @@ __attribute__((visibility("default"))) void uniference_capture_begin(int64_t lim
 }
 
 // Limits the program's allocations to `bytes` in all; `device` is the device's name in the error message.
-__attribute__((visibility("default"))) void uniference_capture_limit(const char* device, uint64_t bytes) { Storages::limit(device, bytes); }
+__attribute__((visibility("default"))) void uniference_capture_limit(const char* device, uint64_t bytes) {
+  Storages::limit(device, bytes);
+}
 
 // Sets the callback for allocations that do not fit into this machine's memory: `lacking` receives the requested and
 // the free bytes, the latter from `available`.
-__attribute__((visibility("default"))) void uniference_capture_lacking(Host::Lacking lacking, Host::Available available) {
+__attribute__((visibility("default"))) void uniference_capture_lacking(
+    Host::Lacking lacking, Host::Available available) {
   Host::tell(lacking, available);
 }
 
 // Sets the callback that receives a warning (UTF-8) when an operator or kernel without values runs for the first time.
-__attribute__((visibility("default"))) void uniference_capture_uncomputed(Uncomputed::Tell tell) { Uncomputed::tell(tell); }
+__attribute__((visibility("default"))) void uniference_capture_uncomputed(Uncomputed::Tell tell) {
+  Uncomputed::tell(tell);
+}
 
-// Returns the operators and kernels without values and the number of calls of each; an empty text if each has run at most once.
-__attribute__((visibility("default"))) const char* uniference_capture_uncomputed_counts() { return Uncomputed::counts(); }
+// Returns the operators and kernels without values and the number of calls of each; an empty text if each has run at
+// most once.
+__attribute__((visibility("default"))) const char* uniference_capture_uncomputed_counts() {
+  return Uncomputed::counts();
+}
 
 __attribute__((visibility("default"))) uint64_t uniference_capture_ticks() { return ticks(); }
 
 // Profile function for `PyEval_SetProfile` that counts the calls of functions on its thread.
-__attribute__((visibility("default"))) int (*uniference_capture_python_calls())(void*, void*, int, void*) { return PythonCalls::count; }
+__attribute__((visibility("default"))) int (*uniference_capture_python_calls())(void*, void*, int, void*) {
+  return PythonCalls::count;
+}
 
 // Starts to compute the values of operators on simulated GPUs; see `CpuReference`.
 __attribute__((visibility("default"))) void uniference_capture_begin_cpu_reference(
-    CpuReference::Launch launch, CpuReference::WaitForData wait_for_data, CpuReference::IsCaptured is_captured, CpuReference::Compute compute,
-    CpuReference::Withhold withhold, CpuReference::Clear clear, CpuReference::IsUntouched is_untouched, CpuReference::Reads reads,
-    CpuReference::LaunchesBlock launches_block) {
-  CpuReference::begin(launch, wait_for_data, is_captured, compute, withhold, clear, is_untouched, reads, launches_block);
+    CpuReference::Launch launch, CpuReference::WaitForData wait_for_data, CpuReference::IsCaptured is_captured,
+    CpuReference::Compute compute, CpuReference::Withhold withhold, CpuReference::Clear clear,
+    CpuReference::IsUntouched is_untouched, CpuReference::Reads reads, CpuReference::LaunchesBlock launches_block) {
+  CpuReference::begin(
+      launch, wait_for_data, is_captured, compute, withhold, clear, is_untouched, reads, launches_block);
   watching = true;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
-// Calls in CUDA graphs; see `CpuReference`. The number of this thread's last call, if it was captured; of the call that it
-// computes; and of one whose graph was destroyed.
-__attribute__((visibility("default"))) uint64_t uniference_capture_take_captured() { return std::exchange(captured_last, 0); }
+// Calls in CUDA graphs; see `CpuReference`. The number of this thread's last call, if it was captured; of the call that
+// it computes; and of one whose graph was destroyed.
+__attribute__((visibility("default"))) uint64_t uniference_capture_take_captured() {
+  return std::exchange(captured_last, 0);
+}
 __attribute__((visibility("default"))) uint64_t uniference_capture_computed() { return computed_now; }
 __attribute__((visibility("default"))) uint64_t uniference_capture_forgotten() { return CpuReference::forgotten(); }
 
@@ -501,13 +540,17 @@ __attribute__((visibility("default"))) uint64_t uniference_capture_forgotten() {
 __attribute__((visibility("default"))) uint64_t uniference_capture_computing_operators() { return computing_operators; }
 
 // Begins (1) or ends (-1) work of this thread on simulated GPUs whose results are not used.
-__attribute__((visibility("default"))) void uniference_capture_leave_uncomputed(int change) { leave_uncomputed += change; }
+__attribute__((visibility("default"))) void uniference_capture_leave_uncomputed(int change) {
+  leave_uncomputed += change;
+}
 
 // Begins (1) or ends (-1) work of this thread whose integer tensors have values, however large the inputs are.
 __attribute__((visibility("default"))) void uniference_capture_keep_indices(int change) { keep_indices += change; }
 
 // Sets whether this thread compiles the program; returns the previous setting.
-__attribute__((visibility("default"))) int uniference_capture_compiling(int now) { return std::exchange(compiling, now != 0) ? 1 : 0; }
+__attribute__((visibility("default"))) int uniference_capture_compiling(int now) {
+  return std::exchange(compiling, now != 0) ? 1 : 0;
+}
 
 // Starts to count allocations on the rank's own GPU; see `GpuMemory`.
 __attribute__((visibility("default"))) void uniference_capture_gpu_memory(GpuMemory::Own own, GpuMemory::Taken taken) {
@@ -535,7 +578,8 @@ __attribute__((visibility("default"))) const shared::Functions* uniference_captu
 // Sets the kind of a storage (torch's `UntypedStorage._cdata`); see `Kind`.
 __attribute__((visibility("default"))) void uniference_capture_kind(const void* storage, int kind) {
   auto* noted = static_cast<c10::StorageImpl*>(const_cast<void*>(storage));
-  noted->device().is_cuda() ? GpuMemory::is_of_kind(noted, static_cast<Kind>(kind)) : Storages::is_of_kind(noted, static_cast<Kind>(kind));
+  noted->device().is_cuda() ? GpuMemory::is_of_kind(noted, static_cast<Kind>(kind))
+                            : Storages::is_of_kind(noted, static_cast<Kind>(kind));
 }
 
 // Announces that this thread's next call reads or writes a storage.

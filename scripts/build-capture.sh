@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Compiles cpp/ for the torch of an environment: `build-capture.sh PYTHON [FOLDER]` writes FOLDER/capture-TORCH.so (python/uniference).
-# `build-capture.sh --check PYTHON` compiles without writing a file, and treats warnings as errors.
+# `build-capture.sh --check PYTHON` writes no file; warnings of the compiler and of clang-tidy are errors.
 # A missing C++ compiler is an error only with --check: without the library, programs run with `--compute none` only.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -20,13 +20,16 @@ import importlib.metadata, importlib.util, pathlib
 folder = pathlib.Path(importlib.util.find_spec("torch").origin).parent
 print(folder, ".".join(importlib.metadata.version("torch").split(".")[:2]))')
 abi=$("$python" -c 'import pathlib, zlib; print(zlib.crc32(pathlib.Path("cpp/abi.h").read_bytes()))')
-compile=("$cxx" "-DUNIFERENCE_ABI_VERSION=${abi}u" -std=c++20 -O2 -DNDEBUG -fPIC -shared -fvisibility=hidden -Wall -Wextra)
-compile+=(-isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include" cpp/capture.cpp)
-if [ "$check" ]; then exec "${compile[@]}" -Werror -fsyntax-only; fi
+flags=("-DUNIFERENCE_ABI_VERSION=${abi}u" -std=c++20 -O2 -DNDEBUG -fPIC -fvisibility=hidden -Wall -Wextra)
+flags+=(-isystem "$torch/include" -isystem "$torch/include/torch/csrc/api/include")
+if [ "$check" ]; then
+    "$cxx" "${flags[@]}" -Werror -fsyntax-only cpp/capture.cpp
+    exec "$(dirname "$python")/clang-tidy" --quiet cpp/capture.cpp -- "${flags[@]}"
+fi
 target=$folder/capture-$version.so
 temporary=$(mktemp --tmpdir="$folder" .capture-XXXXXX.so)
 trap 'rm -f "$temporary"' EXIT
 # Symbols of the interpreter come from the process that loads the library.
-"${compile[@]}" -o "$temporary" -L"$torch/lib" -ltorch_cpu -lc10 -Wl,--as-needed
+"$cxx" "${flags[@]}" -shared cpp/capture.cpp -o "$temporary" -L"$torch/lib" -ltorch_cpu -lc10 -Wl,--as-needed
 chmod 755 "$temporary"
 mv "$temporary" "$target"
