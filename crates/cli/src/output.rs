@@ -56,7 +56,7 @@ impl Showing {
 #[derive(clap::Args)]
 pub(super) struct OutputArgs {
     /// Run folder [default: the next free uniference-out/NAME-N]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "RUN")]
     pub(super) out: Option<PathBuf>,
     /// Print only the report, as JSON, to standard output
     #[arg(long)]

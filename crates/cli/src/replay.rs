@@ -90,7 +90,7 @@ impl ReplayedArgs {
         };
         if self.compute.is_given() {
             return Err(HostError::Usage(format!(
-                "--compute and --device-db have no effect on execution traces: {} has no program record\nhint: give the output folder of `uniference run`, or scale the durations of traces with --compute-scale",
+                "--compute and --device-db have no effect on execution traces: {} has no program record\nhint: give a run folder of `uniference run`, or scale the durations of traces with --compute-scale",
                 self.run.display()
             )));
         }

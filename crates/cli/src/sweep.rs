@@ -45,7 +45,7 @@ pub(super) struct Args {
     /// Sweep file (TOML), or - for standard input, with paths relative to the current folder
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Folder of the results; continues the same sweep if the folder contains the beginning of it [default: the next
+    /// Sweep folder; continues the same sweep if the folder contains the beginning of it [default: the next
     /// free uniference-out/NAME-N]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -145,7 +145,7 @@ pub(super) fn script(sweep: &Sweep, folder: &Path) -> Vec<u8> {
     sweep.script(folder).and_then(|path| std::fs::read(path).ok()).unwrap_or_default()
 }
 
-/// Default name of the results' folder.
+/// Default name of the sweep folder.
 pub(super) fn name(file: &Path) -> &OsStr {
     file.file_stem().filter(|_| file.as_os_str() != "-").unwrap_or("sweep".as_ref())
 }

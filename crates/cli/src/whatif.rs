@@ -18,8 +18,8 @@ pub(super) struct Args {
     /// Overlap the operation called at a line with compute that neither produces its input nor needs its result
     #[arg(long, value_name = "FILE:LINE")]
     overlap: Vec<LineName>,
-    /// Write the results of the changed run to this folder
-    #[arg(long, value_name = "DIR")]
+    /// Run folder of the changed run, which is otherwise not written
+    #[arg(long, value_name = "RUN")]
     out: Option<PathBuf>,
     /// Print the results as JSON
     #[arg(long)]

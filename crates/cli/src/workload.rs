@@ -352,7 +352,7 @@ struct Output {
     #[arg(long)]
     run: bool,
     /// Prefix of the traces, PREFIX.RANK.et; with --run, the run folder [default: uniference-out/llama-N]
-    #[arg(long, value_name = "PREFIX|DIR", required_unless_present = "run")]
+    #[arg(long, value_name = "PREFIX|RUN", required_unless_present = "run")]
     out: Option<PathBuf>,
     /// Write only one trace for each set of equivalent ranks
     #[arg(long, conflicts_with = "run")]

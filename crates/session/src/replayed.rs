@@ -140,7 +140,7 @@ impl Replayed {
             }
             traces @ Replayed::Traces(_) if lines.is_empty() => Ok(traces),
             Replayed::Traces(_) => Err(HostError::Usage(
-                "--line has no effect on execution traces: their nodes have no lines\nhint: give the output folder of `uniference run`, or change nodes' durations with --compute-scale".into(),
+                "--line has no effect on execution traces: their nodes have no lines\nhint: give a run folder of `uniference run`, or change nodes' durations with --compute-scale".into(),
             )),
         }
     }
@@ -173,7 +173,7 @@ impl Replayed {
                 Ok(Replayed::Record(replay))
             }
             Replayed::Traces(_) => Err(HostError::Usage(
-                "--overlap has no effect on execution traces: their nodes do not say which memory they read and write\nhint: give the output folder of `uniference run`".into(),
+                "--overlap has no effect on execution traces: their nodes do not say which memory they read and write\nhint: give a run folder of `uniference run`".into(),
             )),
         }
     }
