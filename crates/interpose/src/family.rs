@@ -271,7 +271,8 @@ impl Environment {
     /// # Safety
     /// `before` is null or an environment.
     unsafe fn extend(program: Option<&Path>, before: Words) -> Option<Environment> {
-        // SAFETY: `before` is null or an environment, which ends with a null pointer, as does the C library's `environ`.
+        // SAFETY: `before` is null or an environment, which ends with a null pointer, as does the C library's
+        // `environ`.
         let (mut words, own) = unsafe { (copied(before), copied(environ)) };
         let value_of = |word: &CString, name: &str| {
             let rest = word.as_bytes().strip_prefix(name.as_bytes())?;

@@ -93,7 +93,8 @@ unsafe extern "C" fn manage(to: *mut [usize; 2], from: *const [usize; 2], operat
 
 /// The date at a reading, in nanoseconds since 1970.
 unsafe extern "C" fn call(state: *const [usize; 2], reading: *const Ticks) -> i64 {
-    // SAFETY: `std::function` passes states that `Converter::new` has filled, and a reading that exists during the call.
+    // SAFETY: `std::function` passes states that `Converter::new` has filled, and a reading that exists during the
+    // call.
     let (timeline, reading) = unsafe { (&*((*state)[0] as *const Timeline), *reading) };
     match reading.checked_sub(PROFILER_DATES) {
         Some(date) => date as i64,

@@ -138,8 +138,8 @@ pub unsafe extern "C" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: `ppoll` gets the list of its replacement; callers of the closure pass pointers that are null or live during
-    // the call.
+    // SAFETY: `ppoll` gets the list of its replacement; callers of the closure pass pointers that are null or live
+    // during the call.
     let real = |timeout, mask| unsafe { real::ppoll()(fds, count, timeout, mask) };
     // SAFETY: `ppoll` requires that `timeout` is null or points to a `timespec` during the call.
     let time = unsafe { timeout.as_ref() };
@@ -279,7 +279,8 @@ unsafe fn select_sets(
     let mask = unsafe { without_signal(mask) };
     let attempt = |host: Host| {
         for (set, wanted) in sets.iter().zip(&wanted).filter(|(set, _)| !set.is_null()) {
-            // SAFETY: the set has `bytes` bytes, as has `wanted`, a copy of it. A call replaces requested by ready descriptors.
+            // SAFETY: the set has `bytes` bytes, as has `wanted`, a copy of it. A call replaces requested by ready
+            // descriptors.
             unsafe { std::ptr::copy_nonoverlapping(wanted.as_ptr(), set.cast::<u8>(), bytes) };
         }
         // SAFETY: the sets are null or have `count` bits; the timeout and the mask live during the call.
@@ -420,7 +421,8 @@ pub unsafe extern "C" fn pthread_cond_clockwait(
 }
 
 /// # Safety
-/// `condition` and `mutex` meet the contract of `pthread_cond_wait`: both are initialised, and this thread holds the mutex.
+/// `condition` and `mutex` meet the contract of `pthread_cond_wait`: both are initialised, and this thread holds the
+/// mutex.
 unsafe fn condition_wait(
     client: &Client,
     condition: *mut pthread_cond_t,

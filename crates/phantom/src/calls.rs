@@ -21,8 +21,8 @@ thread_local! {
 }
 
 exports! {
-    /// Adds `change` to the thread's nesting depth of communication without data: `cpp/cpu_reference.h` distinguishes types
-    /// that are the same to NCCL.
+    /// Adds `change` to the thread's nesting depth of communication without data: `cpp/cpu_reference.h` distinguishes
+    /// types that are the same to NCCL.
     fn uniference_phantom_withhold(change: c_int) { WITHHELD.set(WITHHELD.get() + change); }
 }
 

@@ -130,8 +130,8 @@ pub(crate) fn launch(stream: Handle, name: &str, bytes: u64) -> Status {
 }
 
 exports! {
-    /// Waits for the data of communication that work on a stream depends on, because `cpp/cpu_reference.h` is about to read
-    /// its values.
+    /// Waits for the data of communication that work on a stream depends on, because `cpp/cpu_reference.h` is about to
+    /// read its values.
     fn uniference_phantom_wait_for_data(stream: Handle) {
         if arrivals::any() && let Ok(number) = begin(stream) {
             arrivals::wait_for_stream(number);

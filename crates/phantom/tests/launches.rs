@@ -230,8 +230,8 @@ fn attach() {
     device.memory = 80 << 30;
     let peers = [0];
     let devices = Devices { version: VERSION, count: 1, own: 0, devices: &device, peers: peers.as_ptr() };
-    // SAFETY: a `Link` is a version and pointers to functions, each of the size of a word, which the loop initialises; the
-    // library reads the two structures only during the call.
+    // SAFETY: a `Link` is a version and pointers to functions, each of the size of a word, which the loop initialises;
+    // the library reads the two structures only during the call.
     let done = unsafe {
         // All functions except these two do nothing.
         for word in 0..size_of::<Link>() / size_of::<usize>() {

@@ -9,8 +9,8 @@ pub type Span = Range<usize>;
 
 /// The memory that a kernel reads and writes.
 ///
-/// The values of `uncomputed` spans were not computed. After a program has read one, its writes make their targets uncomputed,
-/// too.
+/// The values of `uncomputed` spans were not computed. After a program has read one, its writes make their targets
+/// uncomputed, too.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     uncomputed: Vec<Span>,
@@ -67,7 +67,8 @@ impl Memory {
         let is_on = |at: usize| mask.is_none_or(|mask| mask[of(mask.len(), at)] != 0);
         let pointer = |at: usize| pointers[of(pointers.len(), at)] as usize;
         for at in (0..length).filter(|at| is_on(*at)) {
-            // SAFETY: addresses whose mask is not 0 belong to memory that no other thread accesses, as `store` requires.
+            // SAFETY: addresses whose mask is not 0 belong to memory that no other thread accesses, as `store`
+            // requires.
             unsafe { write(pointer(at), values.bits(of(values.len(), at), scalar), scalar) };
         }
         self.writes((0..length).filter(|at| is_on(*at)).map(pointer), scalar);

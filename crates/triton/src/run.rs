@@ -49,8 +49,8 @@ type Shared = Arc<Data>;
 const PATIENCE: u32 = 4096;
 
 impl Kernel {
-    /// Runs all programs of the grid. `uncomputed` is memory whose values were not computed; returns written memory that
-    /// may depend on it. `goes_on` is called repeatedly, and false interrupts the kernel; `prints` receives the
+    /// Runs all programs of the grid. `uncomputed` is memory whose values were not computed; returns written memory
+    /// that may depend on it. `goes_on` is called repeatedly, and false interrupts the kernel; `prints` receives the
     /// kernel's printed text after its end.
     ///
     /// # Safety

@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// A host function in C.
 pub(crate) type HostFunction = extern "C" fn(*mut c_void);
 
-/// Computation of a graph's operators, which `cpp/cpu_reference.h` runs at each launch: this library only knows its place in
-/// the graph.
+/// Computation of a graph's operators, which `cpp/cpu_reference.h` runs at each launch: this library only knows its
+/// place in the graph.
 #[derive(Debug)]
 pub(crate) struct Computation {
     run: extern "C" fn(*mut c_void),

@@ -105,8 +105,8 @@ unsafe extern "C" fn issue(call: *const Call) -> u32 {
 extern "C" fn deliver(handle: u32, to: usize, bytes: u64, _has_ended: c_int) {
     let data = state().data.remove(&handle);
     if let Some(data) = data.filter(|data| !data.is_empty() && bytes > 0) {
-        // SAFETY: the output is memory of simulated devices, which is mapped in this process; the program does not access
-        // it until the call is over.
+        // SAFETY: the output is memory of simulated devices, which is mapped in this process; the program does not
+        // access it until the call is over.
         let output = unsafe { from_raw_parts_mut(to as *mut u8, bytes as usize) };
         let length = data.len().min(output.len());
         output[..length].copy_from_slice(&data[..length]);

@@ -150,8 +150,8 @@ extern "C" fn deliver(handle: u32, to: usize, bytes: u64, has_ended: c_int) {
             ended(client.folded(handle).map(Some));
         }
     }
-    // SAFETY: the output is memory of simulated devices, which stays mapped in this process; the program does not access
-    // it until the call is over.
+    // SAFETY: the output is memory of simulated devices, which stays mapped in this process; the program does not
+    // access it until the call is over.
     let output = [unsafe { Region::new(to, bytes as usize) }];
     ended(client.deliver(handle, &output).map(Some));
 }
