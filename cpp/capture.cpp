@@ -496,12 +496,12 @@ __attribute__((visibility("default"))) void uniference_capture_limit(const char*
 // the free bytes, the latter from `available`.
 __attribute__((visibility("default"))) void uniference_capture_lacking(
     Host::Lacking lacking, Host::Available available) {
-  Host::tell(lacking, available);
+  Host::set_callbacks(lacking, available);
 }
 
 // Sets the callback that receives a warning (UTF-8) when an operator or kernel without values runs for the first time.
-__attribute__((visibility("default"))) void uniference_capture_uncomputed(Uncomputed::Tell tell) {
-  Uncomputed::tell(tell);
+__attribute__((visibility("default"))) void uniference_capture_uncomputed(Uncomputed::Warn warn) {
+  Uncomputed::set_warn(warn);
 }
 
 // Returns the operators and kernels without values and the number of calls of each; an empty text if each has run at

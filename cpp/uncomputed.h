@@ -16,9 +16,9 @@ namespace uniference {
 class Uncomputed {
  public:
   // Callback that receives the warning (UTF-8) when an operator or kernel without values runs for the first time.
-  using Tell = void (*)(const char* text);
+  using Warn = void (*)(const char* text);
 
-  static void tell(Tell tell) { tell_ = tell; }
+  static void set_warn(Warn warn) { warn_ = warn; }
 
   // Counts a call of `what`, an operator or kernel whose values are not computed for this `reason`, and warns at its
   // first call.
@@ -36,8 +36,8 @@ class Uncomputed {
       noted()[what].line = line;
     }
     const std::string at = line.empty() ? "" : "; first at " + line;
-    if (tell_ != nullptr)
-      tell_(("the values of " + what + " are not computed on simulated GPUs: " + reason + at).c_str());
+    if (warn_ != nullptr)
+      warn_(("the values of " + what + " are not computed on simulated GPUs: " + reason + at).c_str());
   }
 
   // Counts a launch of the kernel with this (mangled) name that no operator makes.
@@ -92,7 +92,7 @@ class Uncomputed {
     return *noted;
   }
 
-  static inline Tell tell_ = nullptr;
+  static inline Warn warn_ = nullptr;
 };
 
 }  // namespace uniference
