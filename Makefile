@@ -34,12 +34,15 @@ ifneq ($(filter-out 2.14 2.15,$(TORCH)),)
 $(error TORCH=$(TORCH) is not supported, only 2.14 and 2.15: older ones cannot carry a process group that is written in Python)
 endif
 
+NPM := $(shell command -v npm)
+TSC := $(VENV)/typescript/node_modules/.bin/tsc
+
 # Compiled once, outside of the checkout: a clean one finds it there.
 MDBOOK_VERSION := 0.5.4
 MDBOOK_ROOT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/uniference/tools/mdbook-$(MDBOOK_VERSION)
 MDBOOK := $(MDBOOK_ROOT)/bin/mdbook
 
-.PHONY: help setup demo fuzz test test-rust test-python test-load examples browser wheel test-wheel check check-rust check-cpp check-python check-docs check-commits docs book mdbook-path api notebook ray conformance programs programs-vllm programs-sglang bench accuracy accuracy-devices clean
+.PHONY: help setup demo fuzz test test-rust test-python test-load examples browser wheel test-wheel check check-rust check-cpp check-python check-pages check-docs check-commits sanitize docs book mdbook-path api notebook ray conformance programs programs-vllm programs-sglang bench accuracy accuracy-devices clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -78,7 +81,7 @@ wheel: setup ## Builds a wheel to install elsewhere with pip: target/wheels
 test-wheel: wheel
 	scripts/test-wheel.sh
 
-check: check-rust check-cpp check-python check-docs check-commits ## Formatting, lints, types, documentation, purity of crates/sim
+check: check-rust check-cpp check-python check-pages check-docs check-commits ## Formatting, lints, types, documentation, purity of crates/sim
 
 check-rust: setup
 	cargo fmt --all --check
@@ -88,6 +91,7 @@ check-rust: setup
 	$(BIN)/python scripts/circles.py crates/*
 
 check-cpp: setup
+	$(BIN)/clang-format --dry-run -Werror cpp/*
 	scripts/build-capture.sh --check $(BIN)/python
 
 check-python: setup
@@ -97,6 +101,15 @@ check-python: setup
 	cd examples/generate && ../../$(BIN)/mypy --cache-dir ../../.mypy_cache --config-file ../../pyproject.toml generate.py
 	cd examples && MYPYPATH=.:generate:pipeline:../python ../$(BIN)/mypy --cache-dir ../.mypy_cache \
 		--config-file ../pyproject.toml --explicit-package-bases $(TYPED_STUDIES)
+
+# Without npm the scripts are not checked, as the pages are not tested without a browser.
+check-pages: $(if $(NPM),$(DONE)/typescript)
+ifdef NPM
+	$(TSC) --project crates/studies/src/page/tsconfig.json
+	$(TSC) --project crates/studies/src/page/tsconfig.sweep.json
+else
+	@echo "the types of the pages' scripts are not checked: npm is not installed (Debian: apt-get install npm)"
+endif
 
 check-docs: setup
 	$(BIN)/python scripts/check_docs.py
@@ -127,6 +140,9 @@ api: ## Writes the Python API's page anew, from signatures and docstrings
 conformance: setup $(OTHER_TORCH) ## PyTorch's tests of process groups and operators, and ours: simulated, real Gloo, CPU (half an hour); TORCH=2.14: with that
 	$(CONFORMANCE_BIN)/python tests/conformance/suite.py $(if $(RANKS),--ranks $(RANKS))
 	$(CONFORMANCE_BIN)/pytest $(if $(RANKS),,--all-sizes) tests/python/test_conformance.py tests/python/test_simulated_operators.py
+
+sanitize: setup ## Tests of simulated GPUs with the C++ library under AddressSanitizer and UBSan (10 minutes)
+	scripts/sanitize.sh $(BIN)/python -n 2
 
 fuzz: ## Feeds everything that is read with what chance and coverage bring up: SECONDS=60 a target
 	scripts/fuzz.sh $(SECONDS)
@@ -211,6 +227,12 @@ $(DONE)/programs: $(DONE)/packages requirements/programs.txt requirements/progra
 
 $(DONE)/notebook: $(DONE)/packages requirements/notebook.txt
 	$(BIN)/pip install --quiet --constraint requirements/constraints.txt --requirement requirements/notebook.txt
+	@touch $@
+
+$(DONE)/typescript: $(DONE)/venv $(wildcard requirements/typescript/*)
+	mkdir -p $(VENV)/typescript
+	cp requirements/typescript/*.json $(VENV)/typescript/
+	npm ci --silent --no-audit --no-fund --prefix $(VENV)/typescript
 	@touch $@
 
 $(DONE)/ray: $(DONE)/packages requirements/ray.txt

@@ -21,43 +21,59 @@ class Attention {
     const auto mask = from_the_last(stack[0], stack[1], stack[4]);
     const Attention attention(stack[0], stack[1], stack[2], mask, stack[3], mask ? false : stack[4], stack[6], seed);
     const at::Tensor none = at::empty({0});
-    stack = {attention.output(), attention.log_sums(), none, none, stack[0].toTensor().size(2), stack[1].toTensor().size(2), seed_as_tensor(seed, {2}),
-             none, none};
+    stack = {attention.output(),          attention.log_sums(),      none, none, stack[0].toTensor().size(2),
+             stack[1].toTensor().size(2), seed_as_tensor(seed, {2}), none, none};
   }
 
   static void efficient(torch::jit::Stack& stack, uint64_t seed) {
-    const Attention attention(stack[0], stack[1], stack[2], stack[3].toOptional<at::Tensor>(), stack[5], stack[6], stack[7], seed);
+    const Attention attention(
+        stack[0], stack[1], stack[2], stack[3].toOptional<at::Tensor>(), stack[5], stack[6], stack[7], seed);
     const at::Tensor query = stack[0].toTensor();
     // The GPU's kernel works on blocks of 32 queries, and returns logarithms of sums only on request.
     const int64_t queries = stack[4].toBool() ? (query.size(2) + 31) / 32 * 32 : 0;
-    const at::Tensor sums = at::full({query.size(0), query.size(1), queries}, std::numeric_limits<float>::infinity(), at::kFloat);
+    const at::Tensor sums =
+        at::full({query.size(0), query.size(1), queries}, std::numeric_limits<float>::infinity(), at::kFloat);
     if (queries > 0) sums.narrow(2, 0, query.size(2)).copy_(attention.log_sums());
     stack = {attention.output(), sums, seed_as_tensor(seed, {}), at::zeros({}, at::kLong)};
   }
 
   static void cudnn(torch::jit::Stack& stack, uint64_t seed) {
-    const Attention attention(stack[0], stack[1], stack[2], stack[3].toOptional<at::Tensor>(), stack[5], stack[6], stack[8], seed);
+    const Attention attention(
+        stack[0], stack[1], stack[2], stack[3].toOptional<at::Tensor>(), stack[5], stack[6], stack[8], seed);
     const at::Tensor none = at::empty({0});
-    stack = {attention.output(), attention.log_sums().unsqueeze(-1), none, none, stack[0].toTensor().size(2), stack[1].toTensor().size(2),
-             seed_as_tensor(seed, {}), at::zeros({}, at::kLong), none};
+    stack = {
+        attention.output(),
+        attention.log_sums().unsqueeze(-1),
+        none,
+        none,
+        stack[0].toTensor().size(2),
+        stack[1].toTensor().size(2),
+        seed_as_tensor(seed, {}),
+        at::zeros({}, at::kLong),
+        none};
   }
 
   static void flash_backward(torch::jit::Stack& stack, uint64_t) {
     const auto mask = from_the_last(stack[1], stack[2], stack[11]);
-    const Attention attention(stack[1], stack[2], stack[3], mask, stack[10], mask ? false : stack[11], stack[14], seed_of(stack[12]));
+    const Attention attention(
+        stack[1], stack[2], stack[3], mask, stack[10], mask ? false : stack[11], stack[14], seed_of(stack[12]));
     stack = attention.gradients(stack[0].toTensor());
   }
 
   static void efficient_backward(torch::jit::Stack& stack, uint64_t) {
     const bool of_bias = stack[10].toBoolList().get(3);
-    const Attention attention(stack[1], stack[2], stack[3], stack[4].toOptional<at::Tensor>(), stack[9], stack[11], stack[12], seed_of(stack[7]), of_bias);
+    const Attention attention(
+        stack[1], stack[2], stack[3], stack[4].toOptional<at::Tensor>(), stack[9], stack[11], stack[12],
+        seed_of(stack[7]), of_bias);
     const at::Tensor outer = stack[0].toTensor();
     stack = attention.gradients(outer);
     stack.push_back(of_bias ? attention.gradient_of_bias(outer) : at::Tensor());
   }
 
   static void cudnn_backward(torch::jit::Stack& stack, uint64_t) {
-    const Attention attention(stack[1], stack[2], stack[3], stack[8].toOptional<at::Tensor>(), stack[13], stack[14], stack[15], seed_of(stack[6]));
+    const Attention attention(
+        stack[1], stack[2], stack[3], stack[8].toOptional<at::Tensor>(), stack[13], stack[14], stack[15],
+        seed_of(stack[6]));
     stack = attention.gradients(stack[0].toTensor());
   }
 
@@ -67,14 +83,21 @@ class Attention {
 
   static uint64_t seed_of(const c10::IValue& state) {
     const at::Tensor& tensor = state.toTensor();
-    return tensor.defined() && tensor.numel() > 0 ? static_cast<uint64_t>(tensor.flatten()[0].to(at::kLong).item<int64_t>()) : 0;
+    return tensor.defined() && tensor.numel() > 0
+               ? static_cast<uint64_t>(tensor.flatten()[0].to(at::kLong).item<int64_t>())
+               : 0;
   }
 
   // Queries (batch, heads, queries, width), and keys and values with as many heads, or fewer that several query heads
   // share.
-  Attention(const c10::IValue& query, const c10::IValue& key, const c10::IValue& value, const std::optional<at::Tensor>& bias, const c10::IValue& dropout,
-            const c10::IValue& causal, const c10::IValue& scale, uint64_t seed, bool of_bias = false)
-      : type_(query.toTensor().scalar_type()), key_heads_(key.toTensor().size(1)), causal_(causal.toBool()), query_(rows(query.toTensor())) {
+  Attention(
+      const c10::IValue& query, const c10::IValue& key, const c10::IValue& value, const std::optional<at::Tensor>& bias,
+      const c10::IValue& dropout, const c10::IValue& causal, const c10::IValue& scale, uint64_t seed,
+      bool of_bias = false)
+      : type_(query.toTensor().scalar_type()),
+        key_heads_(key.toTensor().size(1)),
+        causal_(causal.toBool()),
+        query_(rows(query.toTensor())) {
     key_ = rows(for_all_heads(key.toTensor()));
     value_ = rows(for_all_heads(value.toTensor()));
     scale_ = scale.isNone() ? 1 / std::sqrt(static_cast<double>(query_.size(3))) : scale.toDouble();
@@ -84,7 +107,8 @@ class Attention {
     const bool all_see = !bias_.defined() || query_.size(2) <= key_.size(2);
     by_kernel_ = dropped == 0 && !of_bias && all_see && query_.size(3) == value_.size(3);
     if (by_kernel_) {
-      std::tie(output_, log_sums_) = at::_scaled_dot_product_flash_attention_for_cpu(query_, key_, value_, 0, causal_, mask(), scale_);
+      std::tie(output_, log_sums_) =
+          at::_scaled_dot_product_flash_attention_for_cpu(query_, key_, value_, 0, causal_, mask(), scale_);
     } else {
       multiply(dropped, seed);
     }
@@ -110,17 +134,20 @@ class Attention {
   }
 
   at::Tensor gradient_of_bias(const at::Tensor& of_output) const {
-    return bias_.defined() ? gradient_of_scores(of_output).sum_to_size(bias_.sizes()).to(bias_.scalar_type()) : at::Tensor();
+    return bias_.defined() ? gradient_of_scores(of_output).sum_to_size(bias_.sizes()).to(bias_.scalar_type())
+                           : at::Tensor();
   }
 
  private:
   // FlashAttention 2 aligns the causal mask to the end: the last query sees all keys, whether there are more keys than
   // queries or fewer.
-  static std::optional<at::Tensor> from_the_last(const c10::IValue& query, const c10::IValue& key, const c10::IValue& causal) {
+  static std::optional<at::Tensor> from_the_last(
+      const c10::IValue& query, const c10::IValue& key, const c10::IValue& causal) {
     const int64_t queries = query.toTensor().size(2), keys = key.toTensor().size(2);
     if (!causal.toBool() || queries == keys) return std::nullopt;
     const at::Tensor hidden = at::ones({queries, keys}, at::kBool).triu(keys - queries + 1);
-    return at::zeros({queries, keys}, query.toTensor().options()).masked_fill(hidden, -std::numeric_limits<double>::infinity());
+    return at::zeros({queries, keys}, query.toTensor().options())
+        .masked_fill(hidden, -std::numeric_limits<double>::infinity());
   }
 
   void multiply(double dropped, uint64_t seed) {
@@ -163,7 +190,9 @@ class Attention {
   // A tensor with contiguous rows, as the CPU's kernel reads them.
   static at::Tensor rows(const at::Tensor& tensor) { return tensor.stride(-1) == 1 ? tensor : tensor.contiguous(); }
 
-  static at::Tensor wide(const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat); }
+  static at::Tensor wide(const at::Tensor& tensor) {
+    return tensor.scalar_type() == at::kDouble ? tensor : tensor.to(at::kFloat);
+  }
 
   c10::ScalarType type_;
   int64_t key_heads_;

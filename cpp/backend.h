@@ -7,8 +7,8 @@
 // are in one place.
 #pragma once
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/profiler/orchestration/observer.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <atomic>
 #include <chrono>
@@ -41,7 +41,9 @@ struct DescribedCall : shared::Call {
     timeout = shared::NO_TIMEOUT;
   }
 
-  static shared::Memory memory_of(const at::Tensor& tensor) { return {reinterpret_cast<uintptr_t>(tensor.data_ptr()), tensor.nbytes()}; }
+  static shared::Memory memory_of(const at::Tensor& tensor) {
+    return {reinterpret_cast<uintptr_t>(tensor.data_ptr()), tensor.nbytes()};
+  }
 
   static void write_called(const at::Tensor& tensor, bool written) {
     const Allocation* allocation = Storages::of(tensor);
@@ -95,7 +97,9 @@ class Backend : public c10d::Backend {
 
  public:
   // `group` is the client's number of the group. `timeout` is the group's; a value in `defaults` counts as no timeout.
-  Backend(c10::intrusive_ptr<c10d::Backend> python, uint32_t group, Milliseconds timeout, std::vector<Milliseconds> defaults)
+  Backend(
+      c10::intrusive_ptr<c10d::Backend> python, uint32_t group, Milliseconds timeout,
+      std::vector<Milliseconds> defaults)
       : c10d::Backend(python->getRank(), python->getSize()),
         python_(std::move(python)),
         group_(group),
@@ -144,10 +148,13 @@ class Backend : public c10d::Backend {
         opts, [&] { return python_->all_gather_single(output, input, opts); });
   }
 
-  MaybeWork reduce_scatter_single(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override {
+  MaybeWork reduce_scatter_single(
+      at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override {
     return carry_out(
         [&](DescribedCall& call) {
-          if (!plain(output, opts) || !plain(input, opts) || !rows_of_all(input, output) || !reduces(call, opts.reduceOp)) return false;
+          if (!plain(output, opts) || !plain(input, opts) || !rows_of_all(input, output) ||
+              !reduces(call, opts.reduceOp))
+            return false;
           call.operation = static_cast<uint8_t>(shared::Operation::ReduceScatter);
           return moves(call, output, &input, &output, output.numel());
         },
@@ -182,17 +189,21 @@ class Backend : public c10d::Backend {
 
   // Calls and queries that are forwarded to Python
 
-  MaybeWork allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override { return python_->allreduce_sparse(tensors, opts); }
+  MaybeWork allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override {
+    return python_->allreduce_sparse(tensors, opts);
+  }
   MaybeWork allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override {
     return python_->allreduce_coalesced(tensors, opts);
   }
   MaybeWork allgather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
     return python_->allgather(outputs, inputs, opts);
   }
-  MaybeWork allgather_coalesced(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
+  MaybeWork allgather_coalesced(
+      std::vector<Tensors>& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
     return python_->allgather_coalesced(outputs, inputs, opts);
   }
-  MaybeWork all_gather_single_coalesced(Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
+  MaybeWork all_gather_single_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override {
     return python_->all_gather_single_coalesced(outputs, inputs, opts);
   }
   MaybeWork gather(std::vector<Tensors>& outputs, Tensors& inputs, const c10d::GatherOptions& opts) override {
@@ -204,18 +215,25 @@ class Backend : public c10d::Backend {
   MaybeWork scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ScatterOptions& opts) override {
     return python_->scatter(outputs, inputs, opts);
   }
-  MaybeWork reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& opts) override {
+  MaybeWork reduce_scatter(
+      Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& opts) override {
     return python_->reduce_scatter(outputs, inputs, opts);
   }
-  MaybeWork reduce_scatter_single_coalesced(Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override {
+  MaybeWork reduce_scatter_single_coalesced(
+      Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override {
     return python_->reduce_scatter_single_coalesced(outputs, inputs, opts);
   }
   MaybeWork all_to_all_single(
-      at::Tensor& output, at::Tensor& input, std::vector<int64_t>& received, std::vector<int64_t>& sent, const c10d::AllToAllOptions& opts) override {
+      at::Tensor& output, at::Tensor& input, std::vector<int64_t>& received, std::vector<int64_t>& sent,
+      const c10d::AllToAllOptions& opts) override {
     return python_->all_to_all_single(output, input, received, sent, opts);
   }
-  MaybeWork alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override { return python_->alltoall(outputs, inputs, opts); }
-  void monitoredBarrier(const c10d::BarrierOptions& opts, bool all_ranks) override { python_->monitoredBarrier(opts, all_ranks); }
+  MaybeWork alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override {
+    return python_->alltoall(outputs, inputs, opts);
+  }
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool all_ranks) override {
+    python_->monitoredBarrier(opts, all_ranks);
+  }
   MaybeWork send(Tensors& tensors, int to, int tag) override { return python_->send(tensors, to, tag); }
   MaybeWork recv(Tensors& tensors, int from, int tag) override { return python_->recv(tensors, from, tag); }
   MaybeWork recvAnysource(Tensors& tensors, int tag) override { return python_->recvAnysource(tensors, tag); }
@@ -230,11 +248,13 @@ class Backend : public c10d::Backend {
   bool supportsWindow() const override { return python_->supportsWindow(); }
   bool supportsTensorAlloc(c10::DeviceIndex device) override { return python_->supportsTensorAlloc(device); }
   c10::intrusive_ptr<c10d::Backend> split(
-      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks, const c10::intrusive_ptr<Options>& opts) override {
+      const c10::intrusive_ptr<c10d::Store>& store, const std::vector<int>& ranks,
+      const c10::intrusive_ptr<Options>& opts) override {
     return python_->split(store, ranks, opts);
   }
   c10::intrusive_ptr<c10d::Backend> merge(
-      const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<Options>& opts, const int& rank, const int& size) override {
+      const c10::intrusive_ptr<c10d::Store>& store, const c10::intrusive_ptr<Options>& opts, const int& rank,
+      const int& size) override {
     return python_->merge(store, opts, rank, size);
   }
   void setSequenceNumberForGroup() override { python_->setSequenceNumberForGroup(); }
@@ -254,7 +274,9 @@ class Backend : public c10d::Backend {
   void eagerConnectSingleDevice(at::Device device) override { python_->eagerConnectSingleDevice(device); }
   c10d::ErrorType getError() override { return python_->getError(); }
   std::shared_ptr<c10::Allocator> getMemAllocator() override { return python_->getMemAllocator(); }
-  at::Tensor allocateTensor(long size, at::TensorOptions options) override { return python_->allocateTensor(size, options); }
+  at::Tensor allocateTensor(long size, at::TensorOptions options) override {
+    return python_->allocateTensor(size, options);
+  }
   void abort() override { python_->abort(); }
   void shutdown() override { python_->shutdown(); }
   void suspend() override { python_->suspend(); }
@@ -294,7 +316,8 @@ class Backend : public c10d::Backend {
 
   template <class Options>
   bool plain(const Options& opts) const {
-    return !opts.asyncOp && !coalescing_ && counting.load(std::memory_order_relaxed) && !torch::profiler::impl::profilerEnabled();
+    return !opts.asyncOp && !coalescing_ && counting.load(std::memory_order_relaxed) &&
+           !torch::profiler::impl::profilerEnabled();
   }
 
   template <class Options>
@@ -304,14 +327,15 @@ class Backend : public c10d::Backend {
 
   template <class Options>
   bool plain(const at::Tensor& tensor, const Options& opts) const {
-    return plain(opts) && tensor.defined() && tensor.is_cpu() && tensor.layout() == c10::kStrided && is_carried(tensor.scalar_type()) &&
-           !tensor.key_set().has_any(c10::python_ks) && !tensor.key_set().has(c10::DispatchKey::Functionalize) && tensor.is_contiguous() &&
-           tensor.has_storage() && !tensor.is_neg() && has_values(tensor);
+    return plain(opts) && tensor.defined() && tensor.is_cpu() && tensor.layout() == c10::kStrided &&
+           is_carried(tensor.scalar_type()) && !tensor.key_set().has_any(c10::python_ks) &&
+           !tensor.key_set().has(c10::DispatchKey::Functionalize) && tensor.is_contiguous() && tensor.has_storage() &&
+           !tensor.is_neg() && has_values(tensor);
   }
 
   static bool has_values(const at::Tensor& tensor) {
     const Values& values = Values::get();
-    return values.all() || !(Values::is_absent(tensor) || values.is_large(tensor));
+    return values.all() || !(Values::is_uncomputed(tensor) || values.is_large(tensor));
   }
 
   // Whether `all` has as many times the rows of `one` as the group has members.
@@ -339,7 +363,9 @@ class Backend : public c10d::Backend {
     return is_plain(type);
   }
 
-  static bool moves(DescribedCall& call, const at::Tensor& like, const at::Tensor* input, const at::Tensor* output, int64_t elements) {
+  static bool moves(
+      DescribedCall& call, const at::Tensor& like, const at::Tensor* input, const at::Tensor* output,
+      int64_t elements) {
     call.dtype = static_cast<uint8_t>(like.scalar_type());
     call.elements = static_cast<uint64_t>(elements);
     call.has_values = input != nullptr;
@@ -388,15 +414,12 @@ class Backend : public c10d::Backend {
 
 // Puts a `Backend` in front of the Python backend that `made` has for a device, so that the process group uses it.
 inline void stand_in_front(
-    const c10::intrusive_ptr<c10d::ProcessGroup>& made,
-    const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
-    c10::Device device,
-    int64_t group,
-    int64_t timeout,
-    const std::vector<int64_t>& defaults) {
+    const c10::intrusive_ptr<c10d::ProcessGroup>& made, const c10::intrusive_ptr<c10d::ProcessGroup>& process_group,
+    c10::Device device, int64_t group, int64_t timeout, const std::vector<int64_t>& defaults) {
   std::vector<std::chrono::milliseconds> none(defaults.begin(), defaults.end());
   auto backend = c10::make_intrusive<Backend>(
-      made->getBackend(device.type()), static_cast<uint32_t>(group), std::chrono::milliseconds(timeout), std::move(none));
+      made->getBackend(device.type()), static_cast<uint32_t>(group), std::chrono::milliseconds(timeout),
+      std::move(none));
   // Torch binds the first of a group's backends to the group's device, and expects the same device of the others.
   backend->setBoundDeviceId(process_group->getBoundDeviceId());
   process_group->setBackend(device.type(), c10d::ProcessGroup::BackendType::CUSTOM, backend);

@@ -29,16 +29,19 @@ class Buffers {
 
   // Whether an argument is a list of integers with values.
   static bool concerns(const at::Tensor& tensor) {
-    return tensor.defined() && tensor.is_cuda() && (tensor.scalar_type() == at::kInt || tensor.scalar_type() == at::kLong) && tensor.dim() == 1 &&
-           tensor.is_contiguous() && tensor.numel() > 0 && tensor.numel() <= kMost && !Values::is_absent(tensor);
+    return tensor.defined() && tensor.is_cuda() &&
+           (tensor.scalar_type() == at::kInt || tensor.scalar_type() == at::kLong) && tensor.dim() == 1 &&
+           tensor.is_contiguous() && tensor.numel() > 0 && tensor.numel() <= kMost && !Values::is_uncomputed(tensor);
   }
 
   // Records the buffer's current values, which operators on the stream read. Returns the buffer's number, from 1.
   uint32_t read(const at::Tensor& tensor, uint32_t stream, Write write) {
     std::lock_guard<std::mutex> lock(mutex_);
-    const Place place{tensor.const_data_ptr(), static_cast<uint32_t>(tensor.numel()), tensor.scalar_type() == at::kLong};
+    const Place place{
+        tensor.const_data_ptr(), static_cast<uint32_t>(tensor.numel()), tensor.scalar_type() == at::kLong};
     const uint32_t number = notice(place, write);
-    if (const auto capturing = capturing_.find(stream); capturing != capturing_.end()) keep(capturing->second, number, place);
+    if (const auto capturing = capturing_.find(stream); capturing != capturing_.end())
+      keep(capturing->second, number, place);
     return number;
   }
 
@@ -102,8 +105,8 @@ class Buffers {
   uint32_t notice(const void* at, bool is_wide, const int32_t* values, uint32_t count, Write write) {
     Buffer& buffer = buffers_[{at, is_wide}];
     if (buffer.number == 0) buffer.number = static_cast<uint32_t>(buffers_.size());
-    const bool same =
-        buffer.by == std::this_thread::get_id() && buffer.written.size() >= count && std::equal(values, values + count, buffer.written.begin());
+    const bool same = buffer.by == std::this_thread::get_id() && buffer.written.size() >= count &&
+                      std::equal(values, values + count, buffer.written.begin());
     if (!same) {
       buffer.written.assign(values, values + count);
       buffer.by = std::this_thread::get_id();

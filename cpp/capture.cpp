@@ -13,11 +13,11 @@
 #include <torch/library.h>
 
 #include "backend.h"
+#include "cpu_reference.h"
 #include "definitions.h"
 #include "gpu_memory.h"
 #include "launches.h"
 #include "lines.h"
-#include "mirror.h"
 #include "own_work.h"
 #include "python_calls.h"
 #include "reductions.h"
@@ -105,12 +105,15 @@ void say_answered(const Schema& schema, uint64_t line) {
 }
 
 // Marks results of uncomputed values as not computed.
-void spread_absence(const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, uint64_t line) {
-  bool absent = false;
+void spread_uncomputed(
+    const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin,
+    uint64_t line) {
+  bool uncomputed = false;
   for (const auto& argument : arguments) {
-    for_each_tensor(argument, [&](const at::Tensor& tensor) { absent = absent || Values::is_absent(tensor); });
+    for_each_tensor(
+        argument, [&](const at::Tensor& tensor) { uncomputed = uncomputed || Values::is_uncomputed(tensor); });
   }
-  if (!absent) return;
+  if (!uncomputed) return;
   if (schema.reads_value) say_answered(schema, line);
   for (size_t i = 0; i < arguments.size(); i++) {
     if (schema.written[i]) for_each_tensor(arguments[i], Values::mark);
@@ -124,22 +127,23 @@ void spread_absence(const Schema& schema, const std::vector<c10::IValue>& argume
 
 // Carries out a communication call on a simulated GPU. If only sizes are communicated, or uncomputed data, its results
 // count as not computed.
-void communicate(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
+void communicate(
+    const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
   const size_t count = schema.written.size(), begin = stack.size() - count;
   const bool moves = values.moves(&stack[begin], count);
-  if (values.all()) return Mirror::communicate(op, below, stack, moves);
+  if (values.all()) return CpuReference::communicate(op, below, stack, moves);
   const std::vector<c10::IValue> arguments(stack.begin() + begin, stack.end());
-  Mirror::communicate(op, below, stack, moves);
+  CpuReference::communicate(op, below, stack, moves);
   // NCCL counts the elements of one member's part, the smaller of the sent and the received tensor.
-  bool large = true, absent = false, any = false;
+  bool large = true, uncomputed = false, any = false;
   for (const auto& argument : arguments) {
     for_each_tensor(argument, [&](const at::Tensor& tensor) {
       large = large && values.is_large(tensor);
-      absent = absent || Values::is_absent(tensor);
+      uncomputed = uncomputed || Values::is_uncomputed(tensor);
       any = true;
     });
   }
-  if (!any || (moves && !large && !absent)) return;
+  if (!any || (moves && !large && !uncomputed)) return;
   bool results = false;
   for (size_t i = begin; i < stack.size(); i++) {
     for_each_tensor(stack[i], [&](const at::Tensor& tensor) {
@@ -163,7 +167,8 @@ void write_times(uint64_t before, uint64_t lasted) {
 }
 
 void write_execution(
-    const Definition& definition, uint64_t line, bool recorded, const std::vector<uint64_t>& read, const torch::jit::Stack& stack, size_t begin) {
+    const Definition& definition, uint64_t line, bool recorded, const std::vector<uint64_t>& read,
+    const torch::jit::Stack& stack, size_t begin) {
   static thread_local std::vector<uint64_t> results;
   results.clear();
   for (size_t i = begin; i < stack.size(); i++) {
@@ -184,18 +189,20 @@ const Definition& defined(Definition& known, const Stream& key, const torch::jit
   const size_t results = stack.size() - begin;
   const size_t tensors = Definitions::tensors(stack.data() + begin, results);
   Definition* definition = &known;
-  if (definition->number != 0 && definition->tensors != tensors) definition = &Definitions::get().with_results(key, tensors);
+  if (definition->number != 0 && definition->tensors != tensors)
+    definition = &Definitions::get().with_results(key, tensors);
   if (definition->number == 0) Definitions::get().add(*definition, key, stack.data() + begin, results);
   return *definition;
 }
 
-// Records an execution of an extension's operator that has launched kernels of its own, and marks the values that these
-// kernels would have computed as absent.
+// Records an execution of an extension's operator that has launched kernels of its own, and marks the values of these
+// kernels as uncomputed.
 void write_own_kernels(
-    const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, bool is_written, OwnKernels& kernels) {
+    const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin,
+    bool is_written, OwnKernels& kernels) {
   const size_t count = arguments.size();
   const OwnWork ours;
-  Mirror::ran_own_kernels(schema, arguments, stack, begin, values.has_values(schema, arguments.data(), count));
+  CpuReference::ran_own_kernels(schema, arguments, stack, begin, values.has_values(schema, arguments.data(), count));
   // Timed operators have a measured duration already.
   if (timed || !is_written) return;
   Stream key;
@@ -205,26 +212,27 @@ void write_own_kernels(
     for_each_tensor(argument, [&](const at::Tensor& tensor) { read.push_back(allocation_of(tensor)); });
   }
   const Definition& definition = defined(Definitions::get().find(key), key, stack, begin);
-  Mirror::settle(arguments.data(), count);
+  CpuReference::wait_for_data(arguments.data(), count);
   write_readings(arguments, kernels.stream());
   kernels.write();
   write_execution(definition, Lines::get().here(), /*recorded=*/false, read, stack, begin);
 }
 
 // Runs an extension's operator on a simulated GPU. The PyTorch operators that the extension calls are recorded
-// individually. If the extension launches kernels of its own, its operator is recorded too, and the values that these
-// kernels would compute are absent.
-void run_foreign(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
+// individually. If the extension launches kernels of its own, its operator is recorded too, and the values of these
+// kernels are uncomputed.
+void run_foreign(
+    const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack) {
   if (inside > 0 || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, &stack);
   const size_t count = schema.written.size(), begin = stack.size() - count;
   const std::vector<c10::IValue> arguments(stack.begin() + begin, stack.end());
   const bool is_written = !unwritten();
-  const std::optional<c10::Device> waits = Mirror::blocks_on(arguments.data(), count);
+  const std::optional<c10::Device> waits = CpuReference::blocks_on(arguments.data(), count);
   OwnKernels kernels;
   op.redispatchBoxed(below, &stack);
   if (!kernels.any()) return;
   write_own_kernels(schema, arguments, stack, begin, is_written, kernels);
-  if (waits) Mirror::wait_for(*waits);
+  if (waits) CpuReference::wait_for(*waits);
 }
 
 // Whether a call concerns only shapes: it has tensors on `meta` or fake tensors of `FakeTensorMode`, or requests a
@@ -247,14 +255,15 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   const Schema& schema = Schema::of(op);
   const size_t count = op.schema().arguments().size();
   if (is_shape(keys, stack->data() + (stack->size() - count), count)) return op.redispatchBoxed(below, stack);
-  const bool on_gpu = Mirror::wanted() && Mirror::concerns(stack->data() + (stack->size() - count), count);
+  const bool on_gpu = CpuReference::wanted() && CpuReference::concerns(stack->data() + (stack->size() - count), count);
   const bool foreign = on_gpu && schema.foreign;
   const bool calls_others = schema.composite && !(on_gpu && schema.on_gpu);
   if (foreign && !schema.communicates) return run_foreign(op, schema, below, *stack);
   if (calls_others && !schema.communicates) return op.redispatchBoxed(below, stack);
   c10::impl::ExcludeDispatchKeyGuard only_once(kKey);
   if (on_gpu && schema.communicates) return communicate(op, schema, below, *stack);
-  if (inside > 0 || schema.communicates || !counting.load(std::memory_order_relaxed)) return op.redispatchBoxed(below, stack);
+  if (inside > 0 || schema.communicates || !counting.load(std::memory_order_relaxed))
+    return op.redispatchBoxed(below, stack);
 
   const uint64_t before = timed ? between.end() : 0;
   if (measures_detour) {
@@ -282,7 +291,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     line = timed ? Lines::pass() : Lines::get().here();
     computes = on_gpu || values.computes(schema, arguments, count);
     has_values = on_gpu && values.has_values(schema, arguments, count);
-    if (on_gpu && !schema.view) waits = Mirror::blocks_on(arguments, count);
+    if (on_gpu && !schema.view) waits = CpuReference::blocks_on(arguments, count);
     if (!values.all() || schema.has_lengths) kept.assign(stack->begin() + begin, stack->end());
     read.clear();
     for (size_t i = 0; i < count; i++) {
@@ -305,14 +314,14 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   bool answered = !computes && values.answer(op, schema, *definition, *stack);
   if (!answered) {
     Operator running;
-    on_gpu ? Mirror::run(op, schema, below, *stack, has_values) : op.redispatchBoxed(below, stack);
+    on_gpu ? CpuReference::run(op, schema, below, *stack, has_values) : op.redispatchBoxed(below, stack);
   }
   {
     const uint64_t lasted = timed ? computing.end() : 0;
     OwnWork ours;
     if (is_written) timed ? write_times(before, lasted) : void(own_ticks += detour);
     const bool said = schema.kernel && has_values && captured_last == 0;
-    if (!values.all() && !answered && !schema.view && !said) spread_absence(schema, kept, *stack, begin, line);
+    if (!values.all() && !answered && !schema.view && !said) spread_uncomputed(schema, kept, *stack, begin, line);
     if (is_written) {
       if (on_gpu && schema.has_lengths) {
         if (schema.kernel) {
@@ -326,7 +335,7 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   }
   key.swap(own_key);
   read.swap(own_read);
-  if (waits) Mirror::wait_for(*waits);
+  if (waits) CpuReference::wait_for(*waits);
   if (timed && is_written) between.begin();
 }
 
@@ -407,9 +416,10 @@ constexpr shared::Functions functions{
     .is_compiling = [] { return compiling ? 1 : 0; },
     .combine = Reductions::combine,
     .scale = Reductions::scale,
-    .is_large = [](uint64_t elements, uint32_t dtype) {
-      return values.is_large(static_cast<int64_t>(elements), static_cast<c10::ScalarType>(dtype)) ? 1 : 0;
-    },
+    .is_large =
+        [](uint64_t elements, uint32_t dtype) {
+          return values.is_large(static_cast<int64_t>(elements), static_cast<c10::ScalarType>(dtype)) ? 1 : 0;
+        },
     .site = site,
     .launches = launches,
 };
@@ -417,16 +427,31 @@ constexpr shared::Functions functions{
 }  // namespace
 }  // namespace uniference
 
-TORCH_LIBRARY_IMPL(_, Fake, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&uniference::fallback>());
-}
+TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&uniference::fallback>()); }
 
 // Calls of process groups are not recorded, and skip the capture.
 TORCH_LIBRARY_IMPL(c10d, Fake, m) {
   for (const char* name :
-       {"_allgather_base_", "_reduce_scatter_base_", "allgather_", "allgather_coalesced_", "allgather_into_tensor_coalesced_", "allreduce_",
-        "allreduce_coalesced_", "alltoall_", "alltoall_base_", "barrier", "broadcast_", "gather_", "monitored_barrier_", "recv_",
-        "recv_any_source_", "reduce_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_", "scatter_", "send"}) {
+       {"_allgather_base_",
+        "_reduce_scatter_base_",
+        "allgather_",
+        "allgather_coalesced_",
+        "allgather_into_tensor_coalesced_",
+        "allreduce_",
+        "allreduce_coalesced_",
+        "alltoall_",
+        "alltoall_base_",
+        "barrier",
+        "broadcast_",
+        "gather_",
+        "monitored_barrier_",
+        "recv_",
+        "recv_any_source_",
+        "reduce_",
+        "reduce_scatter_",
+        "reduce_scatter_tensor_coalesced_",
+        "scatter_",
+        "send"}) {
     m.impl(name, torch::CppFunction::makeFallthrough());
   }
 }
@@ -441,7 +466,8 @@ extern "C" {
 // negative: all are. `libraries`: beginnings of file names, each ended by a zero byte, the last by two. `wanted`: the
 // client reads the records; otherwise memory is counted and nothing is kept. `with_times`: each execution is timed.
 // `tick`: nanoseconds per tick of the clock.
-__attribute__((visibility("default"))) void uniference_capture_begin(int64_t limit, const char* libraries, int wanted, int with_times, double tick) {
+__attribute__((visibility("default"))) void uniference_capture_begin(
+    int64_t limit, const char* libraries, int wanted, int with_times, double tick) {
   std::vector<std::string> beginnings;
   for (const char* at = libraries; *at != 0; at += beginnings.back().size() + 1) beginnings.emplace_back(at);
   Lines::get().set_libraries(std::move(beginnings));
@@ -462,52 +488,69 @@ __attribute__((visibility("default"))) void uniference_capture_begin(int64_t lim
 }
 
 // Limits the program's allocations to `bytes` in all; `device` is the device's name in the error message.
-__attribute__((visibility("default"))) void uniference_capture_limit(const char* device, uint64_t bytes) { Storages::limit(device, bytes); }
+__attribute__((visibility("default"))) void uniference_capture_limit(const char* device, uint64_t bytes) {
+  Storages::limit(device, bytes);
+}
 
 // Sets the callback for allocations that do not fit into this machine's memory: `lacking` receives the requested and
 // the free bytes, the latter from `available`.
-__attribute__((visibility("default"))) void uniference_capture_lacking(Host::Lacking lacking, Host::Available available) {
-  Host::tell(lacking, available);
+__attribute__((visibility("default"))) void uniference_capture_lacking(
+    Host::Lacking lacking, Host::Available available) {
+  Host::set_callbacks(lacking, available);
 }
 
 // Sets the callback that receives a warning (UTF-8) when an operator or kernel without values runs for the first time.
-__attribute__((visibility("default"))) void uniference_capture_uncomputed(Uncomputed::Tell tell) { Uncomputed::tell(tell); }
+__attribute__((visibility("default"))) void uniference_capture_uncomputed(Uncomputed::Warn warn) {
+  Uncomputed::set_warn(warn);
+}
 
-// Returns the operators and kernels without values and the number of calls of each; an empty text if each has run at most once.
-__attribute__((visibility("default"))) const char* uniference_capture_uncomputed_counts() { return Uncomputed::counts(); }
+// Returns the operators and kernels without values and the number of calls of each; an empty text if each has run at
+// most once.
+__attribute__((visibility("default"))) const char* uniference_capture_uncomputed_counts() {
+  return Uncomputed::counts();
+}
 
 __attribute__((visibility("default"))) uint64_t uniference_capture_ticks() { return ticks(); }
 
 // Profile function for `PyEval_SetProfile` that counts the calls of functions on its thread.
-__attribute__((visibility("default"))) int (*uniference_capture_python_calls())(void*, void*, int, void*) { return PythonCalls::count; }
+__attribute__((visibility("default"))) int (*uniference_capture_python_calls())(void*, void*, int, void*) {
+  return PythonCalls::count;
+}
 
-// Starts to compute the values of operators on simulated GPUs; see `Mirror`.
-__attribute__((visibility("default"))) void uniference_capture_mirror(
-    Mirror::Launch launch, Mirror::Settle settle, Mirror::IsCaptured is_captured, Mirror::Compute compute,
-    Mirror::Withhold withhold, Mirror::Clear clear, Mirror::IsUntouched is_untouched, Mirror::Reads reads,
-    Mirror::LaunchesBlock launches_block) {
-  Mirror::begin(launch, settle, is_captured, compute, withhold, clear, is_untouched, reads, launches_block);
+// Starts to compute the values of operators on simulated GPUs; see `CpuReference`.
+__attribute__((visibility("default"))) void uniference_capture_begin_cpu_reference(
+    CpuReference::Launch launch, CpuReference::WaitForData wait_for_data, CpuReference::IsCaptured is_captured,
+    CpuReference::Compute compute, CpuReference::Withhold withhold, CpuReference::Clear clear,
+    CpuReference::IsUntouched is_untouched, CpuReference::Reads reads, CpuReference::LaunchesBlock launches_block) {
+  CpuReference::begin(
+      launch, wait_for_data, is_captured, compute, withhold, clear, is_untouched, reads, launches_block);
   watching = true;
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
-// Calls in CUDA graphs; see `Mirror`. The number of this thread's last call, if it was captured; of the call that it
-// computes; and of one whose graph was destroyed.
-__attribute__((visibility("default"))) uint64_t uniference_capture_take_captured() { return std::exchange(captured_last, 0); }
+// Calls in CUDA graphs; see `CpuReference`. The number of this thread's last call, if it was captured; of the call that
+// it computes; and of one whose graph was destroyed.
+__attribute__((visibility("default"))) uint64_t uniference_capture_take_captured() {
+  return std::exchange(captured_last, 0);
+}
 __attribute__((visibility("default"))) uint64_t uniference_capture_computed() { return computed_now; }
-__attribute__((visibility("default"))) uint64_t uniference_capture_forgotten() { return Mirror::forgotten(); }
+__attribute__((visibility("default"))) uint64_t uniference_capture_forgotten() { return CpuReference::forgotten(); }
 
 // The number of operators that this thread has run so far and whose compute is charged.
 __attribute__((visibility("default"))) uint64_t uniference_capture_computing_operators() { return computing_operators; }
 
 // Begins (1) or ends (-1) work of this thread on simulated GPUs whose results are not used.
-__attribute__((visibility("default"))) void uniference_capture_unvalued(int change) { unvalued += change; }
+__attribute__((visibility("default"))) void uniference_capture_leave_uncomputed(int change) {
+  leave_uncomputed += change;
+}
 
 // Begins (1) or ends (-1) work of this thread whose integer tensors have values, however large the inputs are.
-__attribute__((visibility("default"))) void uniference_capture_steering(int change) { steering += change; }
+__attribute__((visibility("default"))) void uniference_capture_keep_indices(int change) { keep_indices += change; }
 
 // Sets whether this thread compiles the program; returns the previous setting.
-__attribute__((visibility("default"))) int uniference_capture_compiling(int now) { return std::exchange(compiling, now != 0) ? 1 : 0; }
+__attribute__((visibility("default"))) int uniference_capture_compiling(int now) {
+  return std::exchange(compiling, now != 0) ? 1 : 0;
+}
 
 // Starts to count allocations on the rank's own GPU; see `GpuMemory`.
 __attribute__((visibility("default"))) void uniference_capture_gpu_memory(GpuMemory::Own own, GpuMemory::Taken taken) {
@@ -535,7 +578,8 @@ __attribute__((visibility("default"))) const shared::Functions* uniference_captu
 // Sets the kind of a storage (torch's `UntypedStorage._cdata`); see `Kind`.
 __attribute__((visibility("default"))) void uniference_capture_kind(const void* storage, int kind) {
   auto* noted = static_cast<c10::StorageImpl*>(const_cast<void*>(storage));
-  noted->device().is_cuda() ? GpuMemory::is_of_kind(noted, static_cast<Kind>(kind)) : Storages::is_of_kind(noted, static_cast<Kind>(kind));
+  noted->device().is_cuda() ? GpuMemory::is_of_kind(noted, static_cast<Kind>(kind))
+                            : Storages::is_of_kind(noted, static_cast<Kind>(kind));
 }
 
 // Announces that this thread's next call reads or writes a storage.
@@ -545,8 +589,8 @@ __attribute__((visibility("default"))) void uniference_capture_call(const void* 
 }
 
 // Whether a storage has elements that were not computed.
-__attribute__((visibility("default"))) int uniference_capture_is_absent(const void* storage) {
-  return Values::is_absent(static_cast<const c10::StorageImpl*>(storage));
+__attribute__((visibility("default"))) int uniference_capture_is_uncomputed(const void* storage) {
+  return Values::is_uncomputed(static_cast<const c10::StorageImpl*>(storage));
 }
 
 // `Functions::is_large`, for Python.
@@ -555,8 +599,8 @@ __attribute__((visibility("default"))) int uniference_capture_is_large(uint64_t 
 }
 
 // Marks a storage as not computed.
-__attribute__((visibility("default"))) void uniference_capture_mark_absent(const void* storage) {
-  Values::mark_absent(static_cast<const c10::StorageImpl*>(storage));
+__attribute__((visibility("default"))) void uniference_capture_mark_uncomputed(const void* storage) {
+  Values::mark_uncomputed(static_cast<const c10::StorageImpl*>(storage));
 }
 
 }  // extern "C"

@@ -122,9 +122,12 @@ class Definitions {
     if (is_forbidden || at::NoTF32Guard::should_disable_tf32()) return false;
     bool on_gpu = false;
     for (size_t i = 0; i < count && !on_gpu; i++) {
-      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { on_gpu |= tensor.is_cuda() && tensor.scalar_type() == at::kFloat; });
+      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) {
+        on_gpu |= tensor.is_cuda() && tensor.scalar_type() == at::kFloat;
+      });
     }
-    return on_gpu && at::globalContext().float32Precision(at::Float32Backend::CUDA, schema.products) == at::Float32Precision::TF32;
+    return on_gpu && at::globalContext().float32Precision(at::Float32Backend::CUDA, schema.products) ==
+                         at::Float32Precision::TF32;
   }
 
   static void tensor(const at::Tensor& tensor, bool written, Stream& out) {

@@ -64,20 +64,20 @@ class GpuMemory {
   }
 
   // Whether a storage has elements that were not computed.
-  static bool is_absent(const c10::StorageImpl* storage) {
-    if (!any_absent_.load(std::memory_order_relaxed)) return false;
+  static bool is_uncomputed(const c10::StorageImpl* storage) {
+    if (!any_uncomputed_.load(std::memory_order_relaxed)) return false;
     std::lock_guard<std::mutex> only_one(lock_);
     const auto found = blocks_.find(reinterpret_cast<uintptr_t>(storage->data()));
-    return found != blocks_.end() && found->second.absent;
+    return found != blocks_.end() && found->second.uncomputed;
   }
 
   // Marks a storage as not computed.
-  static void mark_absent(const c10::StorageImpl* storage) {
+  static void mark_uncomputed(const c10::StorageImpl* storage) {
     std::lock_guard<std::mutex> only_one(lock_);
     const auto found = blocks_.find(reinterpret_cast<uintptr_t>(storage->data()));
     if (found == blocks_.end()) return;
-    found->second.absent = true;
-    any_absent_.store(true, std::memory_order_relaxed);
+    found->second.uncomputed = true;
+    any_uncomputed_.store(true, std::memory_order_relaxed);
   }
 
   // Allocated memory by kind, as text.
@@ -91,7 +91,7 @@ class GpuMemory {
     uint64_t id;
     uint64_t bytes;
     Kind kind;
-    bool absent = false;
+    bool uncomputed = false;
   };
 
   // Bytes that the allocator has reserved, and allocated.
@@ -158,7 +158,7 @@ class GpuMemory {
   static inline Taken taken_ = nullptr;
   static inline std::mutex lock_;
   static inline std::unordered_map<uintptr_t, Block> blocks_;
-  static inline std::atomic<bool> any_absent_ = false;
+  static inline std::atomic<bool> any_uncomputed_ = false;
   static inline uint64_t allocated_ = 0;
   static inline std::atomic<uint64_t> reserved_ = 0;
   static inline std::atomic<uint64_t> context_ = 0;

@@ -40,11 +40,16 @@ class GpuTracer final : public c10::impl::PyInterpreterVTable {
   void dispatch(const c10::OperatorHandle&, torch::jit::Stack*) const override { has_no_objects(); }
   void reportErrorCallback(PyObject*, c10::DispatchKey) const override { has_no_objects(); }
   void python_op_registration_trampoline(
-      const c10::OperatorHandle&, c10::DispatchKey, c10::DispatchKeySet, torch::jit::Stack*, bool, bool) const override {
+      const c10::OperatorHandle&, c10::DispatchKey, c10::DispatchKeySet, torch::jit::Stack*, bool,
+      bool) const override {
     has_no_objects();
   }
-  void throw_abstract_impl_not_imported_error(std::string, const char*, const char*) const override { has_no_objects(); }
-  void python_dispatcher(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*) const override { has_no_objects(); }
+  void throw_abstract_impl_not_imported_error(std::string, const char*, const char*) const override {
+    has_no_objects();
+  }
+  void python_dispatcher(const c10::OperatorHandle&, c10::DispatchKeySet, torch::jit::Stack*) const override {
+    has_no_objects();
+  }
   bool is_contiguous(const c10::TensorImpl*, at::MemoryFormat) const override { has_no_objects(); }
   c10::SymBool sym_is_contiguous(const c10::TensorImpl*, at::MemoryFormat) const override { has_no_objects(); }
   bool is_strides_like(const c10::TensorImpl*, at::MemoryFormat) const override { has_no_objects(); }
@@ -62,7 +67,10 @@ class GpuTracer final : public c10::impl::PyInterpreterVTable {
   void reset_backward_hooks(const c10::TensorImpl*) const override { has_no_objects(); }
 
  private:
-  [[noreturn]] static void has_no_objects() { TORCH_INTERNAL_ASSERT(false, "who traces simulated GPUs is asked for a tensor's object"); __builtin_unreachable(); }
+  [[noreturn]] static void has_no_objects() {
+    TORCH_INTERNAL_ASSERT(false, "who traces simulated GPUs is asked for a tensor's object");
+    __builtin_unreachable();
+  }
 
   Told allocated_;
   Told freed_;

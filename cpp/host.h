@@ -17,7 +17,7 @@ class Host {
   using Available = uint64_t (*)();
 
   // Sets the callback for a lack of memory, which does not return, and the function that returns the free bytes.
-  static void tell(Lacking lacking, Available available) {
+  static void set_callbacks(Lacking lacking, Available available) {
     available_ = available;
     lacking_ = lacking;
   }

@@ -110,14 +110,16 @@ inline void write_readings(const std::vector<c10::IValue>& arguments, uint32_t s
 // The same for a Triton kernel. Its operator's arguments are a text with names, two lists of tensors, and integers.
 // Each tensor of a list counts as one argument.
 inline void write_kernels_readings(const std::vector<c10::IValue>& arguments, uint32_t stream) {
-  static const std::set<std::string> kLengths = {"B_Seqlen", "kv_indptr", "num_kv_splits", "qo_indptr", "query_start_len_ptr", "seq_lens_ptr"};
+  static const std::set<std::string> kLengths = {"B_Seqlen",  "kv_indptr",           "num_kv_splits",
+                                                 "qo_indptr", "query_start_len_ptr", "seq_lens_ptr"};
   const std::string& names = arguments[0].toStringRef();
   size_t place = 1, begin = 0;
   for (size_t list = 1; list <= 2; list++) {
     const size_t after = std::min(names.find(';', begin), names.size());
     for (const at::Tensor& tensor : arguments[list].toTensorVector()) {
       const size_t end = std::min({names.find(',', begin), after});
-      if (Buffers::concerns(tensor) && kLengths.count(names.substr(begin, end - begin)) != 0) write_reading(place, tensor, stream);
+      if (Buffers::concerns(tensor) && kLengths.count(names.substr(begin, end - begin)) != 0)
+        write_reading(place, tensor, stream);
       begin = std::min(end + 1, after);
       place++;
     }
@@ -141,7 +143,9 @@ class OwnKernels {
   }
 
   // The launches of the operator that this thread runs; null: no operator is running, or an operator inside of it.
-  static OwnKernels* running() { return operators == 0 && inside == 0 && counting.load(std::memory_order_relaxed) ? innermost_ : nullptr; }
+  static OwnKernels* running() {
+    return operators == 0 && inside == 0 && counting.load(std::memory_order_relaxed) ? innermost_ : nullptr;
+  }
 
   // Whether the operator has launched kernels, and the stream of the first.
   bool any() const { return any_; }
@@ -236,7 +240,7 @@ inline constexpr shared::Launches launches{
     [](const uint8_t* name, size_t length) {
       const bool in_operator = operators > 0 || OperatorCall::running() != 0 || OwnKernels::running() != nullptr;
       if (in_operator || inside > 0 || !watching) return 0;
-      if (!compiling && unvalued == 0) Uncomputed::note_kernel(reinterpret_cast<const char*>(name), length);
+      if (!compiling && leave_uncomputed == 0) Uncomputed::note_kernel(reinterpret_cast<const char*>(name), length);
       return 1;
     },
 };

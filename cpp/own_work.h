@@ -28,7 +28,7 @@ inline thread_local bool compiling = false;
 
 // Nesting depth of this thread in work whose results are not read, such as benchmarks of kernels. Such work has no
 // values.
-inline thread_local int unvalued = 0;
+inline thread_local int leave_uncomputed = 0;
 
 // Number of streams that are being captured into CUDA graphs. Captured work is always recorded, even during
 // compilation, because the program launches it.

@@ -1,5 +1,5 @@
-// Owns the arithmetic of collectives on simulated GPUs, by torch's kernels. Types are numbers of `c10::ScalarType`, reductions of
-// `c10d::ReduceOp::RedOpType`.
+// Owns the arithmetic of collectives on simulated GPUs, by torch's kernels. Types are numbers of `c10::ScalarType`,
+// reductions of `c10d::ReduceOp::RedOpType`.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -34,7 +34,8 @@ class Reductions {
     }
   }
 
-  // Multiplies elements by a factor, or the part that one member in so many has; whole numbers are rounded towards zero.
+  // Multiplies elements by a factor, or the part that one member in so many has; whole numbers are rounded towards
+  // zero.
   static void scale(uint32_t dtype, uintptr_t at, uint64_t bytes, double factor) {
     const Inside ours;
     const auto divided = [&](auto* numbers) {
@@ -60,11 +61,14 @@ class Reductions {
  private:
   // Disables autograd and the capture.
   struct Inside {
-    c10::impl::ExcludeDispatchKeyGuard below{c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(c10::DispatchKey::Fake)};
+    c10::impl::ExcludeDispatchKeyGuard below{
+        c10::autograd_dispatch_keyset_with_ADInplaceOrView | c10::DispatchKeySet(c10::DispatchKey::Fake)};
     OwnWork ours;
   };
 
-  static bool is_extremum(uint32_t operation) { return operation == c10d::ReduceOp::MIN || operation == c10d::ReduceOp::MAX; }
+  static bool is_extremum(uint32_t operation) {
+    return operation == c10d::ReduceOp::MIN || operation == c10d::ReduceOp::MAX;
+  }
 
   static void apply(uint32_t operation, at::Tensor& result, const at::Tensor& other) {
     switch (operation) {
@@ -85,13 +89,18 @@ class Reductions {
   static bool is_unsigned(uint32_t dtype) { return is(dtype, at::kUInt32) || is(dtype, at::kUInt64); }
 
   static at::Scalar lowest(const at::Tensor& of) {
-    return of.scalar_type() == at::kInt ? at::Scalar(std::numeric_limits<int32_t>::min()) : at::Scalar(std::numeric_limits<int64_t>::min());
+    return of.scalar_type() == at::kInt ? at::Scalar(std::numeric_limits<int32_t>::min())
+                                        : at::Scalar(std::numeric_limits<int64_t>::min());
   }
 
   // Unsigned integers of 32 and 64 bits have no kernels; sums and products of the signed ones are the same bits.
   static at::Tensor elements(uint32_t dtype, uintptr_t at, uint64_t bytes) {
-    const c10::ScalarType type = is(dtype, at::kUInt32) ? at::kInt : is(dtype, at::kUInt64) ? at::kLong : static_cast<c10::ScalarType>(dtype);
-    return at::from_blob(reinterpret_cast<void*>(at), {static_cast<int64_t>(bytes / c10::elementSize(type))}, at::TensorOptions().dtype(type));
+    const c10::ScalarType type = is(dtype, at::kUInt32)   ? at::kInt
+                                 : is(dtype, at::kUInt64) ? at::kLong
+                                                          : static_cast<c10::ScalarType>(dtype);
+    return at::from_blob(
+        reinterpret_cast<void*>(at), {static_cast<int64_t>(bytes / c10::elementSize(type))},
+        at::TensorOptions().dtype(type));
   }
 };
 

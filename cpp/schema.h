@@ -112,7 +112,8 @@ struct Schema {
       int same = -1;
       for (size_t i = 0; alias != nullptr && alias->isWrite() && i < written.size(); i++) {
         const auto* other = schema.arguments()[i].alias_info();
-        if (other != nullptr && other->isWrite() && other->beforeSets() == alias->beforeSets()) same = static_cast<int>(i);
+        if (other != nullptr && other->isWrite() && other->beforeSets() == alias->beforeSets())
+          same = static_cast<int>(i);
       }
       same_as.push_back(same);
     }
@@ -135,12 +136,15 @@ struct Schema {
       elements = Elements::kOne;
     }
     empty = begins("aten::empty") || begins("aten::new_empty");
-    composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) && !op.hasKernelForDispatchKey(DispatchKey::CPU);
+    composite = op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd) &&
+                !op.hasKernelForDispatchKey(DispatchKey::CPU);
     on_gpu = op.hasKernelForDispatchKey(DispatchKey::CUDA);
     foreign = !begins("aten::") && !op.hasKernelForDispatchKey(DispatchKey::CPU);
     kernel = begins("triton::");
-    static const std::set<std::string> kProducts = {"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_",
-                                                    "aten::addbmm", "aten::addbmm_", "aten::_addmm_activation", "aten::linear", "aten::matmul"};
+    static const std::set<std::string> kProducts = {"aten::mm",     "aten::bmm",     "aten::addmm",
+                                                    "aten::addmm_", "aten::baddbmm", "aten::baddbmm_",
+                                                    "aten::addbmm", "aten::addbmm_", "aten::_addmm_activation",
+                                                    "aten::linear", "aten::matmul"};
     if (kProducts.count(schema.name()) != 0) {
       products = at::Float32Op::MATMUL;
     } else if (begins("aten::convolution") || begins("aten::_convolution") || begins("aten::cudnn_convolution")) {
@@ -148,25 +152,50 @@ struct Schema {
     } else if (begins("aten::_cudnn_rnn")) {
       products = at::Float32Op::RNN;
     }
-    reads_value = is({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::nonzero", "aten::masked_select"}) ||
-                  begins("aten::_unique") || begins("aten::unique");
+    reads_value =
+        is({"aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::nonzero", "aten::masked_select"}) ||
+        begins("aten::_unique") || begins("aten::unique");
     moves_no_values =
-        empty || is({"aten::_local_scalar_dense", "aten::record_stream", "aten::_pin_memory", "aten::is_pinned", "aten::resize_", "aten::set_",
-                     "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::_resize_output_",
+        empty || is({"aten::_local_scalar_dense", "aten::record_stream", "aten::_pin_memory", "aten::is_pinned",
+                     "aten::resize_", "aten::set_", "aten::set_.source_Storage",
+                     "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::_resize_output_",
                      "aten::_cudnn_init_dropout_state", "aten::_cudnn_rnn_flatten_weight"});
     sized_by_values =
-        is({"aten::nonzero", "aten::masked_select", "aten::_unique", "aten::_unique2", "aten::unique_dim", "aten::unique_consecutive",
-            "aten::unique_dim_consecutive", "aten::repeat_interleave.Tensor", "aten::bincount", "aten::equal", "aten::histc", "aten::_ctc_loss",
-            "aten::_ctc_loss.Tensor", "aten::segment_reduce", "aten::nonzero_static", "aten::_jagged_to_padded_dense_forward",
-            "aten::_linalg_check_errors", "aten::_assert_async", "aten::_assert_async.msg", "aten::_is_all_true", "aten::_is_any_true",
-            "aten::_to_sparse", "aten::_to_sparse.sparse_dim", "aten::_to_sparse_csr", "aten::_to_sparse_csc", "aten::_to_sparse_bsr",
+        is({"aten::nonzero",
+            "aten::masked_select",
+            "aten::_unique",
+            "aten::_unique2",
+            "aten::unique_dim",
+            "aten::unique_consecutive",
+            "aten::unique_dim_consecutive",
+            "aten::repeat_interleave.Tensor",
+            "aten::bincount",
+            "aten::equal",
+            "aten::histc",
+            "aten::_ctc_loss",
+            "aten::_ctc_loss.Tensor",
+            "aten::segment_reduce",
+            "aten::nonzero_static",
+            "aten::_jagged_to_padded_dense_forward",
+            "aten::_linalg_check_errors",
+            "aten::_assert_async",
+            "aten::_assert_async.msg",
+            "aten::_is_all_true",
+            "aten::_is_any_true",
+            "aten::_to_sparse",
+            "aten::_to_sparse.sparse_dim",
+            "aten::_to_sparse_csr",
+            "aten::_to_sparse_csc",
+            "aten::_to_sparse_bsr",
             "aten::_to_sparse_bsc"});
-    sized_by_masks = begins("aten::index.") || begins("aten::index_put") || begins("aten::_index_put_impl_") || begins("aten::_unsafe_index");
+    sized_by_masks = begins("aten::index.") || begins("aten::index_put") || begins("aten::_index_put_impl_") ||
+                     begins("aten::_unsafe_index");
     // Triton kernels are those that crates/costs/src/operators/serving/kernels.rs knows.
-    has_lengths = begins("aten::_flash_attention_") || begins("aten::_efficient_attention_") || begins("aten::_cudnn_attention_") ||
+    has_lengths = begins("aten::_flash_attention_") || begins("aten::_efficient_attention_") ||
+                  begins("aten::_cudnn_attention_") ||
                   is({"triton::kernel_unified_attention", "triton::reduce_segments", "triton::_fwd_kernel_stage1",
-                      "triton::_fwd_grouped_kernel_stage1", "triton::_fwd_kernel_stage2", "triton::_fwd_kernel", "triton::_fwd_kernel_unified",
-                      "triton::create_flashinfer_kv_indices_triton"});
+                      "triton::_fwd_grouped_kernel_stage1", "triton::_fwd_kernel_stage2", "triton::_fwd_kernel",
+                      "triton::_fwd_kernel_unified", "triton::create_flashinfer_kv_indices_triton"});
     substitute = Substitutes::of(name);
   }
 

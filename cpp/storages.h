@@ -52,9 +52,9 @@ struct alignas(64) Allocation {
   size_t bytes;
   // Whether its pages are mapped at the first write.
   bool mapped;
-  Kind kind;
+  Kind kind = kUnknownKind;
   // Something in it was not computed: it reads as zeros.
-  std::atomic<bool> absent;
+  std::atomic<bool> uncomputed;
 
   void* data() { return this + 1; }
 };
@@ -165,9 +165,9 @@ class Storages final : public c10::Allocator {
   }
 
   static std::string in_words(const ByKind& held) {
-    return "Of the allocated memory " + size(held[Kind::Parameter]) + " is parameters, " + size(held[Kind::Gradient]) + " gradients, " +
-           size(held[Kind::Optimizer]) + " optimizer state, " + size(held[Kind::Buffer]) + " buffers, and " + size(held[kUnknownKind]) +
-           " activations and other tensors.";
+    return "Of the allocated memory " + size(held[Kind::Parameter]) + " is parameters, " + size(held[Kind::Gradient]) +
+           " gradients, " + size(held[Kind::Optimizer]) + " optimizer state, " + size(held[Kind::Buffer]) +
+           " buffers, and " + size(held[kUnknownKind]) + " activations and other tensors.";
   }
 
   c10::DataPtr allocate(size_t bytes) override {
@@ -221,7 +221,8 @@ class Storages final : public c10::Allocator {
 
   static Allocation* map(size_t bytes) {
     static_assert(sizeof(Allocation) <= kPage);
-    void* pages = mmap(nullptr, kPage + bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* pages =
+        mmap(nullptr, kPage + bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     TORCH_CHECK_WITH(OutOfMemoryError, pages != MAP_FAILED, "there are no addresses left for ", bytes, " bytes");
     auto* allocation = new (static_cast<char*>(pages) + kPage - sizeof(Allocation)) Allocation{};
     allocation->mapped = true;
@@ -235,8 +236,9 @@ class Storages final : public c10::Allocator {
     const uint64_t held = held_.sum();
     if (held + bytes <= capacity_) return;
     TORCH_CHECK_WITH(
-        OutOfMemoryError, false, device_, " is out of memory. Tried to allocate ", size(bytes), ". The device has a total capacity of ",
-        size(capacity_), " of which ", size(capacity_ - std::min(held, capacity_)), " is free. ", in_words(held_));
+        OutOfMemoryError, false, device_, " is out of memory. Tried to allocate ", size(bytes),
+        ". The device has a total capacity of ", size(capacity_), " of which ",
+        size(capacity_ - std::min(held, capacity_)), " is free. ", in_words(held_));
   }
 
   static std::string size(uint64_t bytes) {

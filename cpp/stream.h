@@ -33,9 +33,7 @@ class Stream {
   }
 
   // Zigzag encoding: small numbers of either sign stay short.
-  void integer(int64_t value) {
-    number((static_cast<uint64_t>(value) << 1) ^ static_cast<uint64_t>(value >> 63));
-  }
+  void integer(int64_t value) { number((static_cast<uint64_t>(value) << 1) ^ static_cast<uint64_t>(value >> 63)); }
 
   void byte(uint8_t value) { bytes_.push_back(value); }
   void tag(Tag value) { byte(static_cast<uint8_t>(value)); }
@@ -54,7 +52,7 @@ class Stream {
   bool empty() const { return bytes_.empty(); }
   size_t size() const { return bytes_.size(); }
   const uint8_t* data() const { return bytes_.data(); }
-  void swap(Stream& other) { bytes_.swap(other.bytes_); }
+  void swap(Stream& other) noexcept { bytes_.swap(other.bytes_); }
 
   std::string_view view() const { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
   bool operator==(const Stream& other) const { return bytes_ == other.bytes_; }
@@ -230,7 +228,8 @@ inline Log& Log::of_this_thread() {
     return nobodys;
   }
   auto* owner = static_cast<Owner*>(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::TEST_INFO_2));
-  const bool works_for_it = owner != nullptr && owner != own().get() && torch::autograd::get_current_graph_task_id() != -1;
+  const bool works_for_it =
+      owner != nullptr && owner != own().get() && torch::autograd::get_current_graph_task_id() != -1;
   return works_for_it ? owner->log : own()->log;
 }
 

@@ -1,5 +1,5 @@
-// Owns the warnings about operators and kernels on simulated GPUs whose values are not computed. The warnings go to the driver, because a program may
-// silence torch's own warnings.
+// Owns the warnings about operators and kernels on simulated GPUs whose values are not computed. The warnings go to the
+// driver, because a program may silence torch's own warnings.
 #pragma once
 
 #include <cxxabi.h>
@@ -16,11 +16,12 @@ namespace uniference {
 class Uncomputed {
  public:
   // Callback that receives the warning (UTF-8) when an operator or kernel without values runs for the first time.
-  using Tell = void (*)(const char* text);
+  using Warn = void (*)(const char* text);
 
-  static void tell(Tell tell) { tell_ = tell; }
+  static void set_warn(Warn warn) { warn_ = warn; }
 
-  // Counts a call of `what`, an operator or kernel whose values are not computed for this `reason`, and warns at its first call.
+  // Counts a call of `what`, an operator or kernel whose values are not computed for this `reason`, and warns at its
+  // first call.
   static void note(const std::string& what, const std::string& reason) {
     {
       std::lock_guard<std::mutex> lock(mutex());
@@ -35,7 +36,8 @@ class Uncomputed {
       noted()[what].line = line;
     }
     const std::string at = line.empty() ? "" : "; first at " + line;
-    if (tell_ != nullptr) tell_(("the values of " + what + " are not computed on simulated GPUs: " + reason + at).c_str());
+    if (warn_ != nullptr)
+      warn_(("the values of " + what + " are not computed on simulated GPUs: " + reason + at).c_str());
   }
 
   // Counts a launch of the kernel with this (mangled) name that no operator makes.
@@ -43,8 +45,8 @@ class Uncomputed {
     note("kernel " + readable({name, length}), "no operator launches it");
   }
 
-  // Number of calls of each operator and kernel without values, as text; empty if each has run at most once. The text is valid until the next call of
-  // `counts`.
+  // Number of calls of each operator and kernel without values, as text; empty if each has run at most once. The text
+  // is valid until the next call of `counts`.
   static const char* counts() {
     static std::string text;
     std::lock_guard<std::mutex> lock(mutex());
@@ -52,7 +54,8 @@ class Uncomputed {
     bool repeated = false;
     for (const auto& [what, noted] : noted()) {
       repeated = repeated || noted.count > 1;
-      text += (text.empty() ? "" : ", ") + what + " (" + std::to_string(noted.count) + (noted.count == 1 ? " time" : " times");
+      text += (text.empty() ? "" : ", ") + what + " (" + std::to_string(noted.count) +
+              (noted.count == 1 ? " time" : " times");
       text += (noted.line.empty() ? "" : ", first at " + noted.line) + ")";
     }
     if (!repeated) text.clear();
@@ -89,7 +92,7 @@ class Uncomputed {
     return *noted;
   }
 
-  static inline Tell tell_ = nullptr;
+  static inline Warn warn_ = nullptr;
 };
 
 }  // namespace uniference

@@ -1,7 +1,7 @@
 // Owns results without values, for operators on tensors above the limit: they have the right types and sizes.
 //
 // A value that was not computed reads as zero in every operator that is carried out, and all results that depend on it
-// count as not computed. The same holds on simulated GPUs, where `mirror.h` writes the zeros.
+// count as not computed. The same holds on simulated GPUs, where `cpu_reference.h` writes the zeros.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -19,7 +19,7 @@ namespace uniference {
 
 // Nesting depth of this thread in work that derives integer tables from larger ones, such as a mask from which blocks
 // are chosen: all of this work has values.
-inline thread_local int steering = 0;
+inline thread_local int keep_indices = 0;
 
 class Values {
  public:
@@ -38,8 +38,9 @@ class Values {
   bool is_large(int64_t elements, c10::ScalarType dtype) const {
     if (all()) return false;
     // NCCL counts a complex number as two elements, so a complex tensor moves its data only up to half the limit.
-    if (!c10::isIntegralType(dtype, /*includeBool=*/true)) return elements * (c10::isComplexType(dtype) ? 2 : 1) > limit_of_floats();
-    return elements > std::max(limit_, dtype == at::kByte ? kPacked : kSteering);
+    if (!c10::isIntegralType(dtype, /*includeBool=*/true))
+      return elements * (c10::isComplexType(dtype) ? 2 : 1) > limit_of_floats();
+    return elements > std::max(limit_, dtype == at::kByte ? kPacked : kIndices);
   }
 
   // Whether a call of a simulated GPU has values: its tensors, including created ones, are small. For a kernel on
@@ -58,9 +59,10 @@ class Values {
       });
     }
     // Calls whose results are not larger than their arguments; a comparison of each element with each has larger ones.
-    const bool steers = limit_ > 0 && of_integers && !schema.kernel && (schema.factory || schema.keeps_size || steering > 0);
+    const bool keeps_indices =
+        limit_ > 0 && of_integers && !schema.kernel && (schema.factory || schema.keeps_size || keep_indices > 0);
     const bool looks_up = schema.kernel && of_integers && !of_data && programs(arguments[count - 1]) <= kPrograms;
-    return most <= (steers ? limit_of_integers() : limit_of_floats()) || looks_up;
+    return most <= (keeps_indices ? limit_of_integers() : limit_of_floats()) || looks_up;
   }
 
   // Whether communication of simulated GPUs moves truth values, which NCCL treats as bytes: those of large tensors were
@@ -101,7 +103,8 @@ class Values {
 
   // Replaces the arguments on the stack by the results of a call that is not carried out. False: the types of the
   // results cannot be known without values, and the stack is unchanged.
-  bool answer(const c10::OperatorHandle& op, const Schema& schema, Definition& definition, torch::jit::Stack& stack) const {
+  bool answer(
+      const c10::OperatorHandle& op, const Schema& schema, Definition& definition, torch::jit::Stack& stack) const {
     const size_t count = op.schema().arguments().size();
     const size_t begin = stack.size() - count;
     std::unique_ptr<const std::vector<TensorType>> found;
@@ -113,7 +116,10 @@ class Values {
       // The size of a factory's result may depend on floating-point numbers, which are not part of the definition.
       known = found.get();
       const std::vector<TensorType>* none = nullptr;
-      if (!schema.factory && definition.results.compare_exchange_strong(none, known, std::memory_order_acq_rel)) found.release();
+      // The definition, which is never freed, then owns the types.
+      const bool is_kept =
+          !schema.factory && definition.results.compare_exchange_strong(none, known, std::memory_order_acq_rel);
+      if (is_kept) (void)found.release();
     }
     std::vector<c10::IValue> results;
     const auto& types = *known;
@@ -130,20 +136,22 @@ class Values {
   }
 
   // Whether a storage has elements that were not computed.
-  static bool is_absent(const c10::StorageImpl* storage) {
-    if (storage->device().is_cuda()) return GpuMemory::is_absent(storage);
+  static bool is_uncomputed(const c10::StorageImpl* storage) {
+    if (storage->device().is_cuda()) return GpuMemory::is_uncomputed(storage);
     const Allocation* allocation = Storages::of(storage);
-    return allocation != nullptr && allocation->absent.load(std::memory_order_relaxed);
+    return allocation != nullptr && allocation->uncomputed.load(std::memory_order_relaxed);
   }
-  static bool is_absent(const at::Tensor& tensor) { return tensor.has_storage() && is_absent(storage_of(tensor)); }
+  static bool is_uncomputed(const at::Tensor& tensor) {
+    return tensor.has_storage() && is_uncomputed(storage_of(tensor));
+  }
 
   // Marks a storage as not computed.
-  static void mark_absent(const c10::StorageImpl* storage) {
-    if (storage->device().is_cuda()) return GpuMemory::mark_absent(storage);
-    if (Allocation* allocation = Storages::of(storage)) allocation->absent.store(true, std::memory_order_relaxed);
+  static void mark_uncomputed(const c10::StorageImpl* storage) {
+    if (storage->device().is_cuda()) return GpuMemory::mark_uncomputed(storage);
+    if (Allocation* allocation = Storages::of(storage)) allocation->uncomputed.store(true, std::memory_order_relaxed);
   }
   static void mark(const at::Tensor& tensor) {
-    if (tensor.has_storage()) mark_absent(storage_of(tensor));
+    if (tensor.has_storage()) mark_uncomputed(storage_of(tensor));
   }
 
  private:
@@ -153,7 +161,7 @@ class Values {
 
   // Number of integers up to which integer tensors are always computed on the host, because programs branch on them:
   // meshes, indices, lengths and generator states.
-  static constexpr int64_t kSteering = 1 << 16;
+  static constexpr int64_t kIndices = 1 << 16;
 
   // The limit in work that is known to decide control flow: a mask of 16,384 by 16,384.
   static constexpr int64_t kMask = 1 << 28;
@@ -163,7 +171,7 @@ class Values {
   static constexpr int64_t kSmallest = 2;
 
   int64_t limit_of_floats() const { return std::max(limit_, kSmallest); }
-  int64_t limit_of_integers() const { return std::max(limit_, steering > 0 ? kMask : kSteering); }
+  int64_t limit_of_integers() const { return std::max(limit_, keep_indices > 0 ? kMask : kIndices); }
 
   // Number of bytes up to which byte tensors are always computed: PyTorch packs objects into them, for example objects
   // that ranks send each other.
@@ -182,9 +190,11 @@ class Values {
 
   static bool makes_integers(const Schema& schema, const c10::IValue* arguments, size_t count) {
     if (schema.dtype_argument >= 0 && arguments[schema.dtype_argument].isInt()) {
-      return c10::isIntegralType(static_cast<c10::ScalarType>(arguments[schema.dtype_argument].toInt()), /*includeBool=*/true);
+      return c10::isIntegralType(
+          static_cast<c10::ScalarType>(arguments[schema.dtype_argument].toInt()), /*includeBool=*/true);
     }
-    return schema.counts && std::none_of(arguments, arguments + count, [](const c10::IValue& value) { return value.isDouble(); });
+    return schema.counts &&
+           std::none_of(arguments, arguments + count, [](const c10::IValue& value) { return value.isDouble(); });
   }
 
   // Whether the results are requested on another device than the CPU, for example on `meta`.
@@ -224,12 +234,14 @@ class Values {
     return in_range(numbers.empty() ? 0 : *std::max_element(numbers.begin(), numbers.end()));
   }
 
-  static int64_t in_range(double elements) { return elements >= 0x1p62 ? int64_t{1} << 62 : elements > 0 ? static_cast<int64_t>(elements) : 0; }
+  static int64_t in_range(double elements) {
+    return elements >= 0x1p62 ? int64_t{1} << 62 : elements > 0 ? static_cast<int64_t>(elements) : 0;
+  }
 
   static at::Tensor make(const TensorType& type) {
     auto tensor = at::empty_strided(type.sizes, type.strides, at::TensorOptions().dtype(type.dtype).device(at::kCPU));
     if (Allocation* allocation = Storages::of(tensor)) {
-      allocation->absent.store(true, std::memory_order_relaxed);
+      allocation->uncomputed.store(true, std::memory_order_relaxed);
       // Pages that were never written to are zero already.
       if (!allocation->mapped) memset(allocation->data(), 0, allocation->bytes);
     }
@@ -259,7 +271,8 @@ class Values {
   }
 
   // Types of the results, from the operator's implementation on the `meta` device.
-  static std::optional<std::vector<TensorType>> results_of(const c10::OperatorHandle& op, const c10::IValue* arguments, size_t count) {
+  static std::optional<std::vector<TensorType>> results_of(
+      const c10::OperatorHandle& op, const c10::IValue* arguments, size_t count) {
     torch::jit::Stack stack;
     try {
       for (size_t i = 0; i < count; i++) stack.push_back(to_meta(arguments[i]));

@@ -64,17 +64,17 @@ class TritonKernel:
         """Positions of the arguments that the kernel may write to. `None`: all."""
 
     def run(
-        self, arguments: Sequence[int | float], grid: tuple[int, int, int], absent: Sequence[tuple[int, int]]
+        self, arguments: Sequence[int | float], grid: tuple[int, int, int], uncomputed: Sequence[tuple[int, int]]
     ) -> list[tuple[int, int]]:
         """Runs all programs of the grid, one after the other.
 
         Args:
             arguments: Values; for a tensor its address.
             grid: Number of programs along each axis.
-            absent: Address ranges, from and up to, of values that were not computed.
+            uncomputed: Address ranges, from and up to, of values that were not computed.
 
         Returns:
-            Address ranges of written values that may depend on absent ones.
+            Address ranges of written values that may depend on uncomputed ones.
 
         Raises:
             RuntimeError: The arguments do not match the kernel.

@@ -38,7 +38,7 @@ GRACE = 10
 PATIENCE = 5
 # Folders below the copied folder that are no part of a program.
 LEFT_OUT = ["uniference-out", ".git", ".venv", "__pycache__"]
-# Placeholder for the results' folder in a command's messages, because the folder's path differs between the node and
+# Placeholder for the run folder in a command's messages, because the folder's path differs between the node and
 # this machine.
 RESULTS = "{results}"
 PR_SET_PDEATHSIG = 1

@@ -432,7 +432,7 @@ def load(folder: str | os.PathLike[str]) -> Run:
     try:
         report = json.loads(path.read_text())
     except FileNotFoundError:
-        hint = "give an output folder of `uniference run`, `replay`, `workload --run` or `launch`"
+        hint = "give a run folder of `uniference run`, `replay`, `workload --run` or `launch`"
         raise FileNotFoundError(f"{os.fspath(directory)} has no report.json\nhint: {hint}") from None
     except ValueError as error:
         raise ValueError(f"{os.fspath(path)} is not a report: {error}") from None

@@ -56,7 +56,7 @@ def sweep(
 
     `file` is a sweep file. Without a file, `keys` are the file's keys and tables, with paths relative to the current
     folder: `sweep(program="train.py", arguments={"batch": [8, 16]}, options={"ranks": [2, 4], "compute": "model"})`,
-    where `program` may be a script's path. `out` is the folder for the results, by default the first free
+    where `program` may be a script's path. `out` is the sweep folder, by default the first free
     `uniference-out/<name>-<n>`; if the folder holds an unfinished run of the same sweep, that sweep is resumed. `jobs`
     trials are carried out at once, on this machine or on a Ray cluster. With `retry`, failed trials are carried out
     again.

@@ -64,6 +64,9 @@ def _interpreters_own(environment: Mapping[str, str]) -> dict[str, str]:
 # With PYTHONUNBUFFERED a print is two writes, and the lines that tests expect would depend on the user's environment.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
+# Runtime library of the sanitizers that check the C++ library (`make sanitize`). It must be loaded before the library.
+_SANITIZER = os.environ.pop("SANITIZER", None)
+
 # Variables that the nursery's interpreter was started with.
 _AT_START = _interpreters_own(os.environ)
 
@@ -80,6 +83,8 @@ def uniference(
     environment)."""
     words = list(map(str, arguments))
     environment = os.environ | (env or {})
+    if _SANITIZER:
+        cold, environment = True, environment | {"LD_PRELOAD": _SANITIZER}
     if words[0] in ("run", "fit") and not cold and _interpreters_own(environment) == _AT_START:
         command = [sys.executable, "-c", _WARM, str(_nursery().python), *words]
     else:

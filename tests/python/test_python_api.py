@@ -165,7 +165,7 @@ def test_answers_are_objects_with_tables(ring: package.Run, tmp_path: Path) -> N
     compared = package.compare(ring, slower)
     assert compared["makespan"]["second_s"] == slower.makespan
     assert package.diff(ring, slower)["difference_s"] == pytest.approx(slower.makespan - ring.makespan)
-    with pytest.raises(package.SimulationError, match="is not the output folder of a run"):
+    with pytest.raises(package.SimulationError, match="is not a run folder"):
         package.compare(ring, tmp_path)
 
 

@@ -426,8 +426,8 @@ table = torch.zeros(3, 1_000_000, **integers)
 prepared[(3,)](lengths, table, longer, total, rows, 3, 1_000_000, 8)
 assert longer.tolist() == [6, 2, 10] and total.item() == 18
 assert rows.tolist() == [[0, 0, 0, 7, 7, 7, 7, 7], [1] * 8, [0, 0, 0, 7, 7, 7, 7, 7]]
-absent = [capture.library().is_absent(tensor) for tensor in (lengths, longer, total, rows, table)]
-assert absent == [False, False, False, True, True], absent
+uncomputed = [capture.library().is_uncomputed(tensor) for tensor in (lengths, longer, total, rows, table)]
+assert uncomputed == [False, False, False, True, True], uncomputed
 """,
         "",
         "--values",

@@ -16,6 +16,9 @@ static ALLOCATOR: dlmalloc::GlobalDlmalloc = dlmalloc::GlobalDlmalloc;
 #[unsafe(link_section = ".init_array")]
 static CONSTRUCTOR: extern "C" fn() = {
     extern "C" fn begin() {
+        // SAFETY: the function only registers handlers of forks, which hold the allocator's lock during a fork, so the
+        // child finds the allocator consistent. It is called once, before `main`.
+        //
         // One case remains: a fork by a program with several threads whose allocator was loaded earlier. The fork
         // acquires this lock before the allocator's, while a thread that reads a clock within the allocator acquires
         // them in the other order.

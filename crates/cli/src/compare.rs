@@ -70,8 +70,8 @@ fn read(folder: &Path) -> Result<(ObservedRun, Option<f64>), HostError> {
         return Ok((simulated(folder)?, None));
     }
     if !real {
-        let hint = "give two output folders of `uniference run` (without --record summary) or `uniference launch`";
-        return Err(HostError::Usage(format!("{} is not the output folder of a run\nhint: {hint}", folder.display())));
+        let hint = "give two run folders of `uniference run` (without --record summary) or `uniference launch`";
+        return Err(HostError::Usage(format!("{} is not a run folder\nhint: {hint}", folder.display())));
     }
     let merged = launch::read(folder)?;
     let mut timeline = Timeline::default();

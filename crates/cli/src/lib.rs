@@ -47,7 +47,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use uniference_formats::diagnostic::escaped;
 use uniference_host::interrupt;
-use uniference_session::{Done, Exit, HostError, Notices, Stop};
+use uniference_session::{Ended, Exit, HostError, Notices, RunResults, Stop};
 use uniference_sim::time::SimTime;
 
 /// Runs PyTorch Distributed programs in virtual time on a simulated cluster.
@@ -169,8 +169,10 @@ pub fn carry_out(argv: &[OsString], watch: impl Fn(SimTime, u64) + Send + Sync +
         Err(error) => Err(HostError::Usage(error.to_string().trim_end().trim_start_matches("error: ").to_owned())),
     };
     let (exit, results) = match done {
-        Ok(Done::Finished { report, folder }) => (Exit::Ok as i32, Some((folder.path().to_owned(), report.to_json()))),
-        Ok(Done::Stopped(stop)) => {
+        Ok(Ended::Finished(RunResults { report, folder })) => {
+            (Exit::Ok as i32, Some((folder.path().to_owned(), report.to_json())))
+        }
+        Ok(Ended::Stopped(stop)) => {
             said.lock().expect(NOBODY_PANICS).push_str(&stop.message);
             (stop.exit as i32, None)
         }

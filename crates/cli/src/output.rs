@@ -7,7 +7,7 @@ use uniference_formats::report::Report;
 use uniference_formats::table;
 use uniference_session::folder::Folder;
 use uniference_session::results::RECORD;
-use uniference_session::{Done, Exit, HostError, Notices, Output, RecordLevel};
+use uniference_session::{Ended, Exit, HostError, Notices, Output, RecordLevel, RunResults};
 
 /// Files in addition to the report.
 #[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -56,7 +56,7 @@ impl Showing {
 #[derive(clap::Args)]
 pub(super) struct OutputArgs {
     /// Run folder [default: the next free uniference-out/NAME-N]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "RUN")]
     pub(super) out: Option<PathBuf>,
     /// Print only the report, as JSON, to standard output
     #[arg(long)]
@@ -75,15 +75,15 @@ impl OutputArgs {
 }
 
 /// Shows the result of a simulation; `headline` precedes the table.
-pub(super) fn conclude(done: Done, showing: Showing, headline: Option<String>) -> Result<Exit, HostError> {
-    match done {
-        Done::Finished { report, folder } => {
+pub(super) fn conclude(end: Ended<RunResults>, showing: Showing, headline: Option<String>) -> Result<Exit, HostError> {
+    match end {
+        Ended::Finished(RunResults { report, folder }) => {
             if let Some(headline) = headline.filter(|_| showing == Showing::Table) {
                 super::say(format_args!("{headline}\n"))?;
             }
             show(&report, &folder, showing).map(|()| Exit::Ok)
         }
-        Done::Stopped(stop) => Ok(super::stopped(&stop)),
+        Ended::Stopped(stop) => Ok(super::stopped(&stop)),
     }
 }
 

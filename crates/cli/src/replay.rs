@@ -12,7 +12,7 @@ use uniference_session::recorded::Replay;
 use uniference_session::results::PREFIX;
 use uniference_session::results::{RECORD, command};
 use uniference_session::traces::TraceReplay;
-use uniference_session::{Done, Exit, HostError, Notices, Output, Replayed};
+use uniference_session::{Ended, Exit, HostError, Notices, Output, Replayed, RunResults};
 
 /// Options for the input of a replay and its cluster.
 #[derive(clap::Args)]
@@ -91,7 +91,7 @@ impl ReplayedArgs {
         };
         if self.compute.is_given() {
             return Err(HostError::Usage(format!(
-                "--compute and --device-db have no effect on execution traces: {} has no program record\nhint: give the output folder of `uniference run`, or scale the durations of traces with --compute-scale",
+                "--compute and --device-db have no effect on execution traces: {} has no program record\nhint: give a run folder of `uniference run`, or scale the durations of traces with --compute-scale",
                 self.run.display()
             )));
         }
@@ -108,7 +108,7 @@ impl ReplayedArgs {
 
 impl Args {
     /// Simulates the input that the first argument names.
-    pub(super) fn carry_out(&self, argv: &[OsString], notices: &Notices) -> Result<Done, HostError> {
+    pub(super) fn carry_out(&self, argv: &[OsString], notices: &Notices) -> Result<Ended<RunResults>, HostError> {
         let replayed = match self.replayed.find(argv, |name| self.output.output(name, notices))? {
             Replayed::Record(replay) => Replayed::Record(Replay { repeat: self.repeat, ..replay }),
             traces => traces,

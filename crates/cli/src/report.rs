@@ -99,7 +99,7 @@ fn page(folder: &Path, name: String, argv: &[OsString]) -> Result<Ended<RunPage>
         action: "read",
         path: path.clone(),
         source,
-        hint: "give output folders of `uniference run`, `replay`, `workload --run` or `launch`",
+        hint: "give run folders of `uniference run`, `replay`, `workload --run` or `launch`",
     })?;
     let report = Report::from_json(&text).map_err(|error| HostError::Usage(format!("{}: {error}", path.display())))?;
     if let Some(failure) = &report.failure {

@@ -30,7 +30,7 @@ pub(super) struct Args {
     /// Sweep file (TOML) with a table [search], or - for standard input, with paths relative to the current folder
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Folder of the results; continues the same search if the folder contains the beginning of it [default: the next
+    /// Sweep folder; continues the same search if the folder contains the beginning of it [default: the next
     /// free uniference-out/NAME-N]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,

@@ -25,7 +25,7 @@ use uniference_host::interrupt::Interrupts;
 use uniference_host::supervisor::{self, supervise};
 use uniference_session::compute::Models;
 use uniference_session::sweep::{Carrier, Halted, Ready, SweepFolder, Trial, Undertaking, Watch, carry_out};
-use uniference_session::{ClusterOptions, Done, Exit, HostError, Notices, input};
+use uniference_session::{ClusterOptions, Ended, Exit, HostError, Notices, input};
 use uniference_studies::sweep::{Estimate, points, useless};
 
 /// Maximum number of failed trials that are printed; the table has all.
@@ -45,7 +45,7 @@ pub(super) struct Args {
     /// Sweep file (TOML), or - for standard input, with paths relative to the current folder
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Folder of the results; continues the same sweep if the folder contains the beginning of it [default: the next
+    /// Sweep folder; continues the same sweep if the folder contains the beginning of it [default: the next
     /// free uniference-out/NAME-N]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -145,7 +145,7 @@ pub(super) fn script(sweep: &Sweep, folder: &Path) -> Vec<u8> {
     sweep.script(folder).and_then(|path| std::fs::read(path).ok()).unwrap_or_default()
 }
 
-/// Default name of the results' folder.
+/// Default name of the sweep folder.
 pub(super) fn name(file: &Path) -> &OsStr {
     file.file_stem().filter(|_| file.as_os_str() != "-").unwrap_or("sweep".as_ref())
 }
@@ -510,8 +510,8 @@ fn run_job(words: &[String]) -> Result<(), String> {
     let argv: Vec<OsString> = ["uniference".to_owned()].iter().chain(words).map(OsString::from).collect();
     let Command::Workload(job) = parsed(words).map_err(said)? else { unreachable!("it was one before") };
     match workload::carry_out(&job, &argv, &Notices::ignored()).map_err(said)? {
-        Done::Finished { .. } => Ok(()),
-        Done::Stopped(stop) => Err(stop.message.trim_end().to_owned()),
+        Ended::Finished(_) => Ok(()),
+        Ended::Stopped(stop) => Err(stop.message.trim_end().to_owned()),
     }
 }
 

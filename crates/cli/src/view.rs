@@ -26,7 +26,7 @@ pub(super) fn view(args: &Args, python: &Path) -> Result<Exit, HostError> {
     let run = &args.run;
     let trace = [NATIVE_TRACE, TRACE].map(|name| run.join(name)).into_iter().find(|trace| trace.is_file());
     let trace = trace.ok_or_else(|| {
-        let hint = "give the output folder of a run that was not made with --record summary";
+        let hint = "give the folder of a run that was not made with --record summary";
         HostError::Usage(format!("{} contains no trace\nhint: {hint}", run.display()))
     })?;
     let name = run.canonicalize().ok().and_then(|run| Some(run.file_name()?.to_string_lossy().into_owned()));

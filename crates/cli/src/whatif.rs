@@ -4,7 +4,7 @@ use super::replay::ReplayedArgs;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use uniference_session::whatif::{Changes, compare, table};
-use uniference_session::{Done, Ended, Exit, HostError, Output};
+use uniference_session::{Ended, Exit, HostError, Output, RunResults};
 use uniference_studies::whatif::{LineName, LineScale};
 
 /// `uniference whatif`.
@@ -18,8 +18,8 @@ pub(super) struct Args {
     /// Overlap the operation called at a line with compute that neither produces its input nor needs its result
     #[arg(long, value_name = "FILE:LINE")]
     overlap: Vec<LineName>,
-    /// Write the results of the changed run to this folder
-    #[arg(long, value_name = "DIR")]
+    /// Run folder of the changed run, which is otherwise not written
+    #[arg(long, value_name = "RUN")]
     out: Option<PathBuf>,
     /// Print the results as JSON
     #[arg(long)]
@@ -53,8 +53,8 @@ pub(super) fn whatif(args: &Args, argv: &[OsString]) -> Result<Exit, HostError> 
         super::say(format_args!("to run the program itself with the change: {again}\n"))?;
     }
     match written {
-        Some(Done::Finished { folder, .. }) => super::say(format_args!("{}\n", folder.describe()))?,
-        Some(Done::Stopped(stop)) => return Ok(super::stopped(&stop)),
+        Some(Ended::Finished(RunResults { folder, .. })) => super::say(format_args!("{}\n", folder.describe()))?,
+        Some(Ended::Stopped(stop)) => return Ok(super::stopped(&stop)),
         None => {}
     }
     Ok(Exit::Ok)

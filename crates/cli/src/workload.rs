@@ -22,7 +22,7 @@ use uniference_session::results::command as command_of;
 use uniference_session::traces::of_rank;
 use uniference_session::whole;
 use uniference_session::{ClusterOptions, ComputeOptions};
-use uniference_session::{Done, Exit, HostError, Notices};
+use uniference_session::{Ended, Exit, HostError, Notices, RunResults};
 use uniference_sim::ids::RankId;
 use uniference_sim::program::DType;
 use uniference_sim::time::SimDuration;
@@ -352,7 +352,7 @@ struct Output {
     #[arg(long)]
     run: bool,
     /// Prefix of the traces, PREFIX.RANK.et; with --run, the run folder [default: uniference-out/llama-N]
-    #[arg(long, value_name = "PREFIX|DIR", required_unless_present = "run")]
+    #[arg(long, value_name = "PREFIX|RUN", required_unless_present = "run")]
     out: Option<PathBuf>,
     /// Write only one trace for each set of equivalent ranks
     #[arg(long, conflicts_with = "run")]
@@ -417,7 +417,11 @@ pub(super) fn command(command: &Command, argv: &[OsString]) -> Result<Exit, Host
 ///
 /// # Errors
 /// If the command would only write traces, and errors of the job.
-pub(super) fn carry_out(command: &Command, argv: &[OsString], notices: &Notices) -> Result<Done, HostError> {
+pub(super) fn carry_out(
+    command: &Command,
+    argv: &[OsString],
+    notices: &Notices,
+) -> Result<Ended<RunResults>, HostError> {
     let Command::Llama(args) = command;
     if !args.output.run {
         let hint = "add --run";
@@ -645,7 +649,7 @@ fn write_trace(workload: &Workload, RankId(rank): RankId, path: &Path) -> Result
 // Runs
 
 /// Runs the job, and returns its result.
-fn run(args: &Llama, workload: Workload, argv: &[OsString], notices: &Notices) -> Result<Done, HostError> {
+fn run(args: &Llama, workload: Workload, argv: &[OsString], notices: &Notices) -> Result<Ended<RunResults>, HostError> {
     let Output { out, fold, ignore_memory, device_db, record, .. } = &args.output;
     args.output.check_rates()?;
     generated::run(&Job {

@@ -26,7 +26,7 @@ use super::timeline::{Moments, ticks};
 pub(super) use account::clock_ns;
 use arguments::Membership;
 pub use error::ClientError;
-use link::{Joint, Link, Meanwhile};
+use link::{Link, Meanwhile, PendingOps};
 use names::Dictionary;
 pub use relay::{Relative, Relay};
 use rustix::process::Pid;
@@ -94,7 +94,7 @@ pub struct Client {
     barrier: ThreadBarrier,
     /// Operations of threads that share a log and run alternately, which have not been sent. Keyed by log; only logs
     /// with unsent operations are listed, in the order of their first one.
-    joint: OnceLock<Mutex<Vec<(u64, Joint)>>>,
+    pending_by_log: OnceLock<Mutex<Vec<(u64, PendingOps)>>>,
     /// The rank's clock at its last answer, in picoseconds.
     clock: AtomicU64,
     /// This machine's clock at the last answer, in nanoseconds.
@@ -230,7 +230,7 @@ impl Client {
             stacks: None,
             processor: welcome.processor,
             barrier: ThreadBarrier::new(welcome.cores)?,
-            joint: OnceLock::new(),
+            pending_by_log: OnceLock::new(),
             clock: AtomicU64::new(0),
             answered_ns: AtomicU64::new(0),
             profiles: AtomicBool::new(false),
@@ -273,7 +273,7 @@ impl Client {
     /// as autograd threads and the thread whose backward pass they carry out: operations are kept in their order, and
     /// belong to the thread that asks next.
     pub fn join_threads(&self) {
-        let _ = self.joint.set(Mutex::default());
+        let _ = self.pending_by_log.set(Mutex::default());
     }
 
     /// Address and size of the arena, if it is mapped; the arena stays mapped as long as the client lives.

@@ -453,7 +453,7 @@ fn missed_crashes(statistics: &Statistics, devices: &[Device]) -> Vec<String> {
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The text cannot be parsed as a report.
-    #[error("this is not a report: {0}\nhint: `uniference run` writes one to its output folder, as report.json")]
+    #[error("this is not a report: {0}\nhint: `uniference run` writes one to its run folder, as report.json")]
     Malformed(#[from] serde_json::Error),
     /// The report has an unsupported version.
     #[error(

@@ -23,7 +23,7 @@ fn advice(error: &io::Error) -> &'static str {
         io::ErrorKind::FileTooLarge => "raise the file size limit: ulimit -f unlimited",
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => "choose another folder with --out",
         io::ErrorKind::Unsupported => "use --record summary",
-        _ => "check the output folder, or choose another one with --out",
+        _ => "check the run folder, or choose another one with --out",
     }
 }
 

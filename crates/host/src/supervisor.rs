@@ -190,7 +190,7 @@ unsafe fn kill_children() -> bool {
         match byte {
             b'0'..=b'9' => pid = pid * 10 + libc::pid_t::from(byte - b'0'),
             _ => {
-                // SAFETY: a system call without pointers.
+                // SAFETY: `kill` accepts any numbers, and accesses no memory of the process.
                 unsafe { libc::kill(pid, libc::SIGKILL) };
                 (pid, seen) = (0, true);
             }

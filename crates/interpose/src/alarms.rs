@@ -39,7 +39,7 @@ const US_PER_S: u64 = 1_000_000;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn alarm(seconds: c_uint) -> c_uint {
     let Some(client) = program() else {
-        // SAFETY: the argument is a number.
+        // SAFETY: `alarm` accepts any number.
         return unsafe { real::alarm()(seconds) };
     };
     let (left, _) = set(client, SimDuration::from_ps(crate::picoseconds(i64::from(seconds), 0)), SimDuration::ZERO);
@@ -54,9 +54,9 @@ pub unsafe extern "C" fn alarm(seconds: c_uint) -> c_uint {
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setitimer(which: c_int, new: *const itimerval, old: *mut itimerval) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: the replaced function requires that `new` is null or points to a value during the call.
     let Some((client, new)) = program().filter(|_| which == libc::ITIMER_REAL).zip(unsafe { new.as_ref() }) else {
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: `setitimer` gets the arguments that its replacement got, under the same contract.
         return unsafe { real::setitimer()(which, new, old) };
     };
     let (Some(value), Some(interval)) = (duration(new.it_value), duration(new.it_interval)) else {
@@ -64,7 +64,7 @@ pub unsafe extern "C" fn setitimer(which: c_int, new: *const itimerval, old: *mu
         return -1;
     };
     let before = set(client, value, interval);
-    // SAFETY: a pointer of the caller, or null.
+    // SAFETY: `setitimer` requires that `old` is null or points to an `itimerval` during the call.
     unsafe { show(before, old) };
     0
 }
@@ -76,10 +76,10 @@ pub unsafe extern "C" fn setitimer(which: c_int, new: *const itimerval, old: *mu
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getitimer(which: c_int, current: *mut itimerval) -> c_int {
     let Some(client) = program().filter(|_| which == libc::ITIMER_REAL) else {
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: `getitimer` gets the arguments that its replacement got, under the same contract.
         return unsafe { real::getitimer()(which, current) };
     };
-    // SAFETY: a pointer of the caller, or null.
+    // SAFETY: `getitimer` requires that `current` is null or points to an `itimerval` during the call.
     unsafe { show(left(now(client), *setting()), current) };
     0
 }
@@ -94,7 +94,7 @@ fn set(client: &'static Client, value: SimDuration, interval: SimDuration) -> (S
     }
     let before = std::mem::replace(&mut *setting(), new);
     SETTINGS.fetch_add(1, SeqCst);
-    // SAFETY: the futex lives as long as the process.
+    // SAFETY: the futex is a static variable.
     unsafe { futex(libc::FUTEX_WAKE, 1) };
     left(now, before)
 }
@@ -140,7 +140,7 @@ extern "C-unwind" fn run(_: *mut c_void) -> *mut c_void {
     loop {
         let seen = SETTINGS.load(SeqCst);
         let span = setting().map_or(Span::For(SimDuration::MAX), |setting| Span::Until(setting.at));
-        // SAFETY: as above.
+        // SAFETY: the futex is a static variable.
         let asleep = || unsafe { futex(libc::FUTEX_WAIT, seen) };
         match answered(pause(client, span, Kick::Signal(this_thread()), asleep)) {
             Some((_, true)) => go_off(seen),
@@ -158,7 +158,7 @@ fn go_off(seen: u32) {
     }
     *setting =
         setting.and_then(|Setting { at, every }| every.map(|span| Setting { at: at.saturating_add(span), every }));
-    // SAFETY: the arguments are numbers.
+    // SAFETY: `kill` accepts any numbers, and reads no memory.
     unsafe { libc::kill(libc::getpid(), libc::SIGALRM) };
 }
 
@@ -187,13 +187,13 @@ fn duration(time: timeval) -> Option<SimDuration> {
 }
 
 /// # Safety
-/// `into` is null, or a valid pointer of the caller.
+/// `into` is null or points to an `itimerval`.
 unsafe fn show((left, interval): (SimDuration, SimDuration), into: *mut itimerval) {
     let time = |span: SimDuration| {
         let us = span.as_ps().div_ceil(PS_PER_US);
         timeval { tv_sec: (us / US_PER_S) as i64, tv_usec: (us % US_PER_S) as suseconds_t }
     };
-    // SAFETY: as above.
+    // SAFETY: `into` is null or points to an `itimerval`.
     if let Some(into) = unsafe { into.as_mut() } {
         *into = itimerval { it_value: time(left), it_interval: time(interval) };
     }

@@ -22,7 +22,7 @@ macro_rules! handing_over {
                 if !(false $(|| $at_once)?) {
                     hand_over();
                 }
-                // SAFETY: the arguments are the caller's.
+                // SAFETY: each function gets the arguments that its replacement got, under the same contract.
                 unsafe { real::$name()($($argument),*) }
             }
         )*

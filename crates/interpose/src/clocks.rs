@@ -47,11 +47,11 @@ pub unsafe extern "C" fn gettimeofday(time: *mut timeval, zone: *mut c_void) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn time(result: *mut time_t) -> time_t {
     let Some(now) = now(Kind::Date, (0, 0)) else {
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: `time` gets the arguments that its replacement got, under the same contract.
         return unsafe { real::time()(result) };
     };
     if !result.is_null() {
-        // SAFETY: a pointer of the caller, and not null.
+        // SAFETY: `time` requires that `result` is null, which was excluded, or points to a `time_t`.
         unsafe { *result = now.tv_sec };
     }
     now.tv_sec
@@ -68,11 +68,11 @@ unsafe extern "C" fn read_date(time: *mut timeval, zone: *mut c_void, from: usiz
         _ => now(Kind::Date, (0, 0)),
     };
     let Some(now) = now else {
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: `gettimeofday` gets the arguments that its replacement got, under the same contract.
         return unsafe { real::gettimeofday()(time, zone) };
     };
     if !time.is_null() {
-        // SAFETY: a pointer of the caller, and not null.
+        // SAFETY: `gettimeofday` requires that `time` is null, which was excluded, or points to a `timeval`.
         unsafe { *time = timeval { tv_sec: now.tv_sec, tv_usec: now.tv_nsec / 1000 } };
     }
     0
@@ -82,11 +82,11 @@ unsafe extern "C" fn read_date(time: *mut timeval, zone: *mut c_void, from: usiz
 unsafe extern "C" fn read(clock: clockid_t, time: *mut timespec, from: usize, stack: usize) -> c_int {
     match kind(clock).and_then(|kind| now(kind, (from, stack))) {
         Some(now) if !time.is_null() => {
-            // SAFETY: a pointer of the caller, and not null.
+            // SAFETY: `clock_gettime` requires that `time` points to a `timespec`; null was excluded.
             unsafe { *time = now };
             0
         }
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: `clock_gettime` gets the arguments that its replacement got, under the same contract.
         _ => unsafe { real::clock_gettime()(clock, time) },
     }
 }
@@ -143,7 +143,7 @@ fn ask(client: &Client, kind: Kind) -> Option<u64> {
 
 /// Whether other libraries are linked to our functions.
 pub(crate) fn is_preloaded() -> bool {
-    // SAFETY: the name ends with a zero.
+    // SAFETY: the name is a C string literal, and `dlsym` only reads it.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"clock_gettime".as_ptr()) } as usize;
     found == clock_gettime as *const () as usize
 }

@@ -271,7 +271,8 @@ impl Environment {
     /// # Safety
     /// `before` is null or an environment.
     unsafe fn extend(program: Option<&Path>, before: Words) -> Option<Environment> {
-        // SAFETY: see above; the C library owns this process's environment.
+        // SAFETY: `before` is null or an environment, which ends with a null pointer, as does the C library's
+        // `environ`.
         let (mut words, own) = unsafe { (copied(before), copied(environ)) };
         let value_of = |word: &CString, name: &str| {
             let rest = word.as_bytes().strip_prefix(name.as_bytes())?;
@@ -295,13 +296,13 @@ impl Environment {
     /// a path or, if `searched`, a name to search in `PATH`.
     ///
     /// # Safety
-    /// See `extend`; `program` is null or ends with a zero.
+    /// `before` is null or an environment; `program` is null or ends with a zero.
     unsafe fn with(program: *const c_char, searched: bool, before: Words, start: impl FnOnce(Words) -> c_int) -> c_int {
-        // SAFETY: see above.
+        // SAFETY: a program that is not null ends with a zero, and is not changed during this call.
         let program =
             (!program.is_null()).then(|| Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(program) }.to_bytes())));
         let path = program.and_then(|program| if searched { found(program) } else { Some(program.to_owned()) });
-        // SAFETY: see above.
+        // SAFETY: `before` is null or an environment.
         let made = unsafe { Environment::extend(path.as_deref(), before) };
         let pointers = made.as_ref().map_or(before, |made| {
             debug_assert_eq!(made.words.len() + 1, made.pointers.len());
@@ -318,9 +319,9 @@ impl Environment {
 /// The list ends with a null pointer.
 unsafe fn copied(mut at: Words) -> Vec<CString> {
     let mut words = Vec::new();
-    // SAFETY: see above.
+    // SAFETY: `at` is null or points to an entry of the list, at most to the null pointer that ends it.
     while let Some(word) = unsafe { at.as_ref() }.filter(|word| !word.is_null()) {
-        // SAFETY: see above; this entry is not the last one.
+        // SAFETY: the entry is a C string, and not the null pointer that ends the list, so another entry follows.
         unsafe {
             words.push(CStr::from_ptr(*word).to_owned());
             at = at.add(1);
@@ -333,7 +334,8 @@ unsafe fn copied(mut at: Words) -> Vec<CString> {
 fn export() {
     let preloads = std::env::var_os(PRELOAD).unwrap_or_default();
     for (name, value) in variables(None, preloads.as_bytes()).into_iter().flatten() {
-        // SAFETY: the program itself may also change its environment before it starts another program.
+        // SAFETY: the C library allows this as long as no other thread uses the environment. `system` and `popen`, for
+        // which this is done, read the environment at the same place, so a program must have excluded such threads.
         unsafe { std::env::set_var(name, OsStr::from_bytes(&value)) };
     }
 }
@@ -364,7 +366,8 @@ fn own_library() -> Option<&'static Path> {
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execve(path: *const c_char, arguments: Words, environment: Words) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `path` and `environment` meet the contract of `execve`, as does the list with which `with` replaces the
+    // latter.
     unsafe { Environment::with(path, false, environment, |environment| real::execve()(path, arguments, environment)) }
 }
 
@@ -374,7 +377,7 @@ pub unsafe extern "C" fn execve(path: *const c_char, arguments: Words, environme
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execv(path: *const c_char, arguments: Words) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: the arguments meet the contract of `execv`, and `environ` is the list that the C library uses.
     unsafe { execve(path, arguments, environ) }
 }
 
@@ -384,7 +387,8 @@ pub unsafe extern "C" fn execv(path: *const c_char, arguments: Words) -> c_int {
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Words, environment: Words) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `file` and `environment` meet the contract of `execvpe`, as does the list with which `with` replaces the
+    // latter.
     unsafe { Environment::with(file, true, environment, |environment| real::execvpe()(file, arguments, environment)) }
 }
 
@@ -394,7 +398,7 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Words, environm
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn execvp(file: *const c_char, arguments: Words) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: the arguments meet the contract of `execvp`, and `environ` is the list that the C library uses.
     unsafe { execvpe(file, arguments, environ) }
 }
 
@@ -412,10 +416,10 @@ pub unsafe extern "C" fn posix_spawn(
     environment: Words,
 ) -> c_int {
     let real = |environment| {
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: the arguments meet the contract of `posix_spawn`; `with` passes a list that does.
         unsafe { real::posix_spawn()(process, path, actions, attributes, arguments, environment) }
     };
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `path` and `environment` meet the contract of `posix_spawn`.
     unsafe { Environment::with(path, false, environment, real) }
 }
 
@@ -433,10 +437,10 @@ pub unsafe extern "C" fn posix_spawnp(
     environment: Words,
 ) -> c_int {
     let real = |environment| {
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: the arguments meet the contract of `posix_spawnp`; `with` passes a list that does.
         unsafe { real::posix_spawnp()(process, file, actions, attributes, arguments, environment) }
     };
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `file` and `environment` meet the contract of `posix_spawnp`.
     unsafe { Environment::with(file, true, environment, real) }
 }
 
@@ -448,7 +452,7 @@ pub unsafe extern "C" fn posix_spawnp(
 pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
     hand_over();
     export();
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `system` gets the arguments that its replacement got, under the same contract.
     unsafe { real::system()(command) }
 }
 
@@ -459,7 +463,7 @@ pub unsafe extern "C" fn system(command: *const c_char) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn popen(command: *const c_char, kind: *const c_char) -> *mut c_void {
     export();
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `popen` gets the arguments that its replacement got, under the same contract.
     unsafe { real::popen()(command, kind) }
 }
 

@@ -45,14 +45,14 @@ pub(crate) fn find() {
     FOUND.get_or_init(|| {
         let [has_lock, save, restore] =
             [c"PyGILState_Check", c"PyEval_SaveThread", c"PyEval_RestoreThread"].map(|name| {
-                // SAFETY: the name ends with a zero.
+                // SAFETY: the name is a C string literal, and `dlsym` only reads it.
                 unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) }
             });
         if has_lock.is_null() || save.is_null() || restore.is_null() {
             return None;
         }
         let [malloc, of_c] = [c"malloc", c"gnu_get_libc_version"].map(|name| {
-            // SAFETY: the name ends with a zero.
+            // SAFETY: the name is a C string literal, and `dlsym` only reads it.
             unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) as usize }
         });
         let others = |image: &Range<usize>| [of_c, has_lock as usize].iter().any(|address| image.contains(address));

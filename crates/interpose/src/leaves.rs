@@ -18,7 +18,7 @@ use uniference_protocol::leaked_resources::{SHARED, VARIABLE, line};
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn bind(socket: c_int, address: *const sockaddr, length: socklen_t) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `bind` gets the arguments that its replacement got, under the same contract.
     let result = unsafe { real::bind()(socket, address, length) };
     if result == 0 && rank().is_some() {
         // SAFETY: the kernel has read the same number of bytes.
@@ -33,9 +33,9 @@ pub unsafe extern "C" fn bind(socket: c_int, address: *const sockaddr, length: s
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shm_open(name: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `shm_open` requires that `name` is a C string.
     let made = unsafe { about_to_make(b"", name, flags) };
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `shm_open` gets the arguments that its replacement got, under the same contract.
     let result = unsafe { real::shm_open()(name, flags, mode) };
     if result >= 0 {
         made.inspect(|path| note(path));
@@ -49,9 +49,9 @@ pub unsafe extern "C" fn shm_open(name: *const c_char, flags: c_int, mode: mode_
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sem_open(name: *const c_char, flags: c_int, mode: mode_t, value: c_uint) -> *mut sem_t {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `sem_open` requires that `name` is a C string.
     let made = unsafe { about_to_make(b"sem.", name, flags) };
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `sem_open` gets the arguments that its replacement got, under the same contract.
     let result = unsafe { real::sem_open()(name, flags, mode, value) };
     if result != libc::SEM_FAILED {
         made.inspect(|path| note(path));
@@ -68,7 +68,7 @@ unsafe fn about_to_make(before: &[u8], name: *const c_char, flags: c_int) -> Opt
     if flags & O_CREAT == 0 || name.is_null() || rank().is_none() {
         return None;
     }
-    // SAFETY: see above; the name is not null.
+    // SAFETY: the name is not null, so it ends with a zero.
     let name = unsafe { CStr::from_ptr(name) }.to_bytes();
     // The C library also skips leading slashes.
     let begin = name.iter().position(|byte| *byte != b'/')?;
@@ -82,7 +82,7 @@ unsafe fn about_to_make(before: &[u8], name: *const c_char, flags: c_int) -> Opt
 /// `address` has `length` bytes.
 unsafe fn path_of(address: *const sockaddr, length: socklen_t) -> Option<PathBuf> {
     let length = (length as usize).checked_sub(offset_of!(sockaddr_un, sun_path))?;
-    // SAFETY: see above.
+    // SAFETY: the address has `length` bytes, of which the family is the first part and the path the rest.
     let bytes = unsafe {
         if c_int::from((*address).sa_family) != AF_UNIX {
             return None;

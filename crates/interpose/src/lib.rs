@@ -219,11 +219,11 @@ fn on_host(client: &Client, then: SimTime, clock: clockid_t) -> timespec {
 }
 
 fn errno() -> c_int {
-    // SAFETY: the C library's errno of this thread.
+    // SAFETY: the pointer is to a variable of this thread, which lives as long as the thread.
     unsafe { *libc::__errno_location() }
 }
 
 fn set_errno(code: c_int) {
-    // SAFETY: as above.
+    // SAFETY: the pointer is to a variable of this thread, which lives as long as the thread.
     unsafe { *libc::__errno_location() = code }
 }

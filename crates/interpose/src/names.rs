@@ -22,10 +22,10 @@ pub unsafe extern "C" fn prctl(
     fourth: c_ulong,
     fifth: c_ulong,
 ) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `prctl` gets the arguments that its replacement got, under the same contract.
     let result = unsafe { real::prctl()(operation, second, third, fourth, fifth) };
     if operation == libc::PR_SET_NAME && result == 0 {
-        // SAFETY: the kernel has read the name.
+        // SAFETY: the kernel has read the name up to its zero, or as many bytes as the longest name has.
         unsafe { is_called(second as *const c_char) };
     }
     result
@@ -37,10 +37,11 @@ pub unsafe extern "C" fn prctl(
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_setname_np(thread: pthread_t, name: *const c_char) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `pthread_setname_np` gets the arguments that its replacement got, under the same contract.
     let result = unsafe { real::pthread_setname_np()(thread, name) };
-    // SAFETY: the call has no arguments; the C library has read the name.
+    // SAFETY: `pthread_self` has no arguments and no preconditions.
     if result == 0 && thread == unsafe { libc::pthread_self() } {
+        // SAFETY: the C library has accepted the name, so it ends with a zero within `LONGEST` bytes.
         unsafe { is_called(name) };
     }
     result
@@ -52,7 +53,7 @@ pub unsafe extern "C" fn pthread_setname_np(thread: pthread_t, name: *const c_ch
 /// The name ends with a zero, or is at least as long as the longest name.
 unsafe fn is_called(name: *const c_char) {
     let Some(client) = program() else { return };
-    // SAFETY: see above: no byte after the zero is read.
+    // SAFETY: at most `LONGEST` bytes are read, and none after the zero.
     let bytes = (0..LONGEST).map(|at| unsafe { *name.add(at) } as u8).take_while(|byte| *byte != 0);
     client.is_called(&String::from_utf8_lossy(&bytes.collect::<Vec<u8>>()));
 }
@@ -118,8 +119,8 @@ mod tests {
     #[test]
     fn threads_are_named_on() {
         let given = c"a-thread";
-        // SAFETY: a name of this thread, and a buffer for it.
         let mut kept = [0; 16];
+        // SAFETY: names are C strings, and `kept` has 16 bytes, the longest name with its zero.
         unsafe {
             assert_eq!(prctl(libc::PR_SET_NAME, given.as_ptr() as c_ulong, 0, 0, 0), 0);
             assert_eq!(prctl(libc::PR_GET_NAME, kept.as_mut_ptr() as c_ulong, 0, 0, 0), 0);

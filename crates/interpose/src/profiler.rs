@@ -93,7 +93,8 @@ unsafe extern "C" fn manage(to: *mut [usize; 2], from: *const [usize; 2], operat
 
 /// The date at a reading, in nanoseconds since 1970.
 unsafe extern "C" fn call(state: *const [usize; 2], reading: *const Ticks) -> i64 {
-    // SAFETY: as above; the reading exists during the call.
+    // SAFETY: `std::function` passes states that `Converter::new` has filled, and a reading that exists during the
+    // call.
     let (timeline, reading) = unsafe { (&*((*state)[0] as *const Timeline), *reading) };
     match reading.checked_sub(PROFILER_DATES) {
         Some(date) => date as i64,
@@ -129,7 +130,7 @@ mod tests {
         let timeline = Arc::new(Timeline::of([(100, 0), (200, 50_000)]));
         let one = Converter { state: [Arc::into_raw(timeline.clone()) as usize, 0], manage, call };
         let mut other = [0; 2];
-        // SAFETY: the states are those of converters.
+        // SAFETY: `one` is a converter with a state of its own; `other` is copied from it before it is used.
         unsafe {
             (one.manage)(&raw mut other, &raw const one.state, 2);
             assert_eq!(Arc::strong_count(&timeline), 3);

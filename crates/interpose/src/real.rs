@@ -146,13 +146,13 @@ fn next(name: &str) -> usize {
 }
 
 fn symbol(library: *mut c_void, name: &CStr) -> Option<usize> {
-    // SAFETY: the name ends with a zero.
+    // SAFETY: a `CStr` ends with a zero, and `dlsym` only reads it.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) } as usize;
     (found != 0).then_some(found)
 }
 
 fn find_version(name: &CStr) -> Option<usize> {
-    // SAFETY: both names end with a zero.
+    // SAFETY: both names end with a zero, and `dlvsym` only reads them.
     let found = unsafe { dlvsym(libc::RTLD_NEXT, name.as_ptr(), COND_VERSION.as_ptr()) } as usize;
     (found != 0).then_some(found)
 }

@@ -11,11 +11,11 @@ use uniference_sim::time::SimDuration;
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nanosleep(time: *const timespec, left: *mut timespec) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: the replaced function requires that `time` is null or points to a value during the call.
     match unsafe { time.as_ref() }.filter(|time| is_length(time)).and_then(|time| sleep_for(span(time))) {
-        // SAFETY: a pointer of the caller, or null.
+        // SAFETY: `nanosleep` requires that `left` is null or points to a `timespec`.
         Some(rest) => fail_with(unsafe { interrupted(rest, left) }),
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: `nanosleep` gets the arguments that its replacement got, under the same contract.
         None => unsafe { real::nanosleep()(time, left) },
     }
 }
@@ -31,7 +31,7 @@ pub unsafe extern "C" fn clock_nanosleep(
     time: *const timespec,
     left: *mut timespec,
 ) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: the replaced function requires that `time` is null or points to a value during the call.
     let wanted = unsafe { time.as_ref() }.filter(|time| is_length(time)).zip(kind(clock));
     let span = wanted.map(|(time, kind)| match flags & libc::TIMER_ABSTIME {
         0 => span(time),
@@ -39,17 +39,18 @@ pub unsafe extern "C" fn clock_nanosleep(
     });
     if let Some(rest) = span.and_then(sleep_for) {
         let left = if flags & libc::TIMER_ABSTIME == 0 { left } else { std::ptr::null_mut() };
-        // SAFETY: a pointer of the caller, or null.
+        // SAFETY: `clock_nanosleep` requires that `left` is null or points to a `timespec`.
         return unsafe { interrupted(rest, left) };
     }
     match (rank(), span) {
         // Our own code sleeps in real time until a time of a virtual clock.
         (Some(client), Some(Span::Until(then))) => {
             let until = on_host(client, then, libc::CLOCK_MONOTONIC);
-            // SAFETY: the arguments are the caller's.
+            // SAFETY: `until` lives during the call; the other arguments are those of the replacement, under the same
+            // contract.
             unsafe { real::clock_nanosleep()(libc::CLOCK_MONOTONIC, flags, &until, left) }
         }
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: `clock_nanosleep` gets the arguments that its replacement got, under the same contract.
         _ => unsafe { real::clock_nanosleep()(clock, flags, time, left) },
     }
 }
@@ -61,9 +62,9 @@ pub unsafe extern "C" fn clock_nanosleep(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn usleep(time: useconds_t) -> c_int {
     match sleep_for(Span::For(SimDuration::from_us(u64::from(time)))) {
-        // SAFETY: a null pointer is allowed.
+        // SAFETY: `interrupted` accepts a null pointer.
         Some(rest) => fail_with(unsafe { interrupted(rest, std::ptr::null_mut()) }),
-        // SAFETY: the argument is a number.
+        // SAFETY: `usleep` accepts any number.
         None => unsafe { real::usleep()(time) },
     }
 }
@@ -76,7 +77,7 @@ pub unsafe extern "C" fn usleep(time: useconds_t) -> c_int {
 pub unsafe extern "C" fn sleep(time: c_uint) -> c_uint {
     match sleep_for(span(&timespec { tv_sec: i64::from(time), tv_nsec: 0 })) {
         Some(rest) => rest.as_ps().div_ceil(PS_PER_NS * NS_PER_S) as c_uint,
-        // SAFETY: the argument is a number.
+        // SAFETY: `sleep` accepts any number.
         None => unsafe { real::sleep()(time) },
     }
 }
@@ -90,7 +91,7 @@ pub unsafe extern "C" fn sleep(time: c_uint) -> c_uint {
 pub unsafe extern "C" fn sched_yield() -> c_int {
     match program().and_then(|client| answered(client.yields())) {
         Some(true) => 0,
-        // SAFETY: the call has no arguments.
+        // SAFETY: `sched_yield` has no arguments and accesses no memory of the process.
         _ => unsafe { real::sched_yield()() },
     }
 }
@@ -104,13 +105,13 @@ fn sleep_for(span: Span) -> Option<SimDuration> {
 /// Stores the remaining time of a sleep in `left`, and returns the sleep's error: `EINTR` if time remains.
 ///
 /// # Safety
-/// `left` is null, or a valid pointer of the caller.
+/// `left` is null or points to a `timespec`.
 unsafe fn interrupted(rest: SimDuration, left: *mut timespec) -> c_int {
     if rest == SimDuration::ZERO {
         return 0;
     }
     let ns = rest.as_ps() / PS_PER_NS;
-    // SAFETY: see above.
+    // SAFETY: `left` is null or points to a `timespec`.
     if let Some(left) = unsafe { left.as_mut() } {
         *left = timespec { tv_sec: (ns / NS_PER_S) as i64, tv_nsec: (ns % NS_PER_S) as i64 };
     }

@@ -86,9 +86,9 @@ const GO_ON: c_int = 0;
 const STOP: c_int = 5;
 
 extern "C" fn look(frame: *mut c_void, search: *mut c_void) -> c_int {
-    // SAFETY: `find` has passed a `Search`.
+    // SAFETY: `find` has passed a `Search`, which lives, and is used by nothing else, during the walk.
     let search = unsafe { &mut *search.cast::<Search>() };
-    // SAFETY: the unwinder's own description of the frame.
+    // SAFETY: the unwinder passes its description of the frame, which lives during the callback.
     let (address, above) = unsafe { (_Unwind_GetIP(frame), _Unwind_GetCFA(frame)) };
     if search.found {
         let slot = above - size_of::<usize>();

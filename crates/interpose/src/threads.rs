@@ -28,7 +28,7 @@ pub unsafe extern "C" fn pthread_create(
 ) -> c_int {
     // Includes a thread that a library starts while we import it: such a thread may read clocks like any other.
     let Some(client) = rank() else {
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: `pthread_create` gets the arguments that its replacement got, under the same contract.
         return unsafe { real::pthread_create()(thread, attributes, start, argument) };
     };
     if client.begins_threads() {
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn pthread_create(
     }
     let pool = client.has_cores() && !is_pythons;
     let beginning = Box::into_raw(Box::new(Beginning { path: client.starts_thread(), pool, start, argument }));
-    // SAFETY: the arguments are the caller's; `begin` frees the box.
+    // SAFETY: `begin` gets the box that it frees; thread and attributes meet the contract of `pthread_create`.
     let result = unsafe { real::pthread_create()(thread, attributes, begin, beginning.cast()) };
     if result != 0 {
         // SAFETY: no thread was started that could free the box.
@@ -72,7 +72,7 @@ extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
 /// Whether the interpreter starts the thread, which then alternates with others under the interpreter's lock: the
 /// thread's start function is in the same library as the interpreter's function for thread starts.
 fn is_pythons(start: Start) -> bool {
-    // SAFETY: the name ends with a zero.
+    // SAFETY: the name is a C string literal, and `dlsym` only reads it.
     let known = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"PyThread_start_new_thread".as_ptr()) };
     let base = |address: usize| library_of(address).map(|library| library.base);
     base(start as usize) == base(known as usize)

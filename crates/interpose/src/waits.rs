@@ -88,7 +88,7 @@ pub(crate) fn sleep(client: &Client, span: Span) -> Result<SimDuration, ClientEr
         Span::For(span) => client.now()?.0.saturating_add(span),
     };
     let attempt = |host| match host {
-        // SAFETY: no descriptors.
+        // SAFETY: a list of 0 descriptors may be null.
         Host::Forever => unsafe { real::poll()(null_mut(), 0, -1) },
         _ => 0,
     };
@@ -104,7 +104,7 @@ pub(crate) fn sleep(client: &Client, span: Span) -> Result<SimDuration, ClientEr
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `poll` gets the list of its replacement, under the same contract, and accepts any timeout.
     let real = |timeout| unsafe { real::poll()(fds, count, timeout) };
     match program().filter(|_| timeout > 0) {
         Some(client) => wait(client, milliseconds(timeout), |ready| ready == 0, |host| real(host.milliseconds())),
@@ -123,7 +123,7 @@ pub unsafe extern "C" fn poll(fds: *mut pollfd, count: nfds_t, timeout: c_int) -
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __poll_chk(fds: *mut pollfd, count: nfds_t, timeout: c_int, _size: usize) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `__poll_chk` has the contract of `poll`.
     unsafe { poll(fds, count, timeout) }
 }
 
@@ -138,12 +138,15 @@ pub unsafe extern "C" fn ppoll(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the arguments are the caller's.
-    let (real, time) =
-        (|timeout, mask| unsafe { real::ppoll()(fds, count, timeout, mask) }, unsafe { timeout.as_ref() });
+    // SAFETY: `ppoll` gets the list of its replacement; callers of the closure pass pointers that are null or live
+    // during the call.
+    let real = |timeout, mask| unsafe { real::ppoll()(fds, count, timeout, mask) };
+    // SAFETY: `ppoll` requires that `timeout` is null or points to a `timespec` during the call.
+    let time = unsafe { timeout.as_ref() };
     match program().zip(time.filter(|time| is_length(time))) {
         Some((client, time)) => {
-            let mask = without_signal(mask);
+            // SAFETY: `ppoll` requires that `mask` is null or points to a set during the call.
+            let mask = unsafe { without_signal(mask) };
             let attempt = |host: Host| host.with_timespec(|timeout| real(timeout, pointer(&mask)));
             wait(client, span(time), |ready| ready == 0, attempt)
         }
@@ -162,7 +165,7 @@ pub unsafe extern "C" fn ppoll(
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn epoll_wait(epoll: c_int, events: *mut epoll_event, most: c_int, timeout: c_int) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: the contract of `epoll_wait` is that of `epoll_pwait` without a mask.
     unsafe { epoll_pwait(epoll, events, most, timeout, null()) }
 }
 
@@ -178,11 +181,13 @@ pub unsafe extern "C" fn epoll_pwait(
     timeout: c_int,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `epoll_pwait` gets the list of its replacement; callers of the closure pass a mask that is null or lives
+    // during the call.
     let real = |timeout, mask| unsafe { real::epoll_pwait()(epoll, events, most, timeout, mask) };
     match program().filter(|_| timeout > 0) {
         Some(client) => {
-            let mask = without_signal(mask);
+            // SAFETY: `epoll_pwait` requires that `mask` is null or points to a set during the call.
+            let mask = unsafe { without_signal(mask) };
             let attempt = |host: Host| real(host.milliseconds(), pointer(&mask));
             wait(client, milliseconds(timeout), |ready| ready == 0, attempt)
         }
@@ -207,7 +212,7 @@ pub unsafe extern "C" fn select(
     except: *mut fd_set,
     timeout: *mut timeval,
 ) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: the replaced function requires that `timeout` is null or points to a value during the call.
     let time = unsafe { timeout.as_ref() };
     let waits = |time: &&timeval| time.tv_sec >= 0 && time.tv_usec >= 0 && (time.tv_sec, time.tv_usec) != (0, 0);
     match program().zip(time.filter(waits)) {
@@ -215,14 +220,14 @@ pub unsafe extern "C" fn select(
             // As in the kernel, microseconds beyond a million count as seconds.
             let (seconds, us) = (time.tv_sec.saturating_add(time.tv_usec / 1_000_000), time.tv_usec % 1_000_000);
             let time = timespec { tv_sec: seconds, tv_nsec: us * 1000 };
-            // SAFETY: the arguments are the caller's.
+            // SAFETY: `select` requires that each set is null or has `count` bits; a null mask is allowed.
             unsafe { select_sets(client, span(&time), count, [read, write, except], null()) }
         }
         None => {
             if time.is_none() {
                 hand_over();
             }
-            // SAFETY: the arguments are the caller's.
+            // SAFETY: `select` gets the arguments that its replacement got, under the same contract.
             unsafe { real::select()(count, read, write, except, timeout) }
         }
     }
@@ -241,23 +246,23 @@ pub unsafe extern "C" fn pselect(
     timeout: *const timespec,
     mask: *const sigset_t,
 ) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: the replaced function requires that `timeout` is null or points to a value during the call.
     let time = unsafe { timeout.as_ref() };
     match program().zip(time.filter(|time| is_length(time))) {
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: `pselect` requires that each set is null or has `count` bits, and that `mask` is null or a set.
         Some((client, time)) => unsafe { select_sets(client, span(time), count, [read, write, except], mask) },
         None => {
             if time.is_none() {
                 hand_over();
             }
-            // SAFETY: the arguments are the caller's.
+            // SAFETY: `pselect` gets the arguments that its replacement got, under the same contract.
             unsafe { real::pselect()(count, read, write, except, timeout, mask) }
         }
     }
 }
 
 /// # Safety
-/// The sets are null or have `count` bits.
+/// Each set is null or has `count` bits, rounded up to whole words; `mask` is null or points to a set.
 unsafe fn select_sets(
     client: &Client,
     span: Span,
@@ -266,17 +271,19 @@ unsafe fn select_sets(
     mask: *const sigset_t,
 ) -> c_int {
     let bytes = real::set_bytes(count);
-    // SAFETY: see above.
+    // SAFETY: a set that is not null has at least `count` bits, rounded up to whole words: `bytes` bytes.
     let wanted = sets.map(|set| unsafe {
         if set.is_null() { Vec::new() } else { std::slice::from_raw_parts(set.cast::<u8>(), bytes).to_vec() }
     });
-    let mask = without_signal(mask);
+    // SAFETY: `mask` is null or a set, as the contract of this function says.
+    let mask = unsafe { without_signal(mask) };
     let attempt = |host: Host| {
         for (set, wanted) in sets.iter().zip(&wanted).filter(|(set, _)| !set.is_null()) {
-            // SAFETY: see above; each call replaces the requested descriptors by the ready ones.
+            // SAFETY: the set has `bytes` bytes, as has `wanted`, a copy of it. A call replaces requested by ready
+            // descriptors.
             unsafe { std::ptr::copy_nonoverlapping(wanted.as_ptr(), set.cast::<u8>(), bytes) };
         }
-        // SAFETY: see above.
+        // SAFETY: the sets are null or have `count` bits; the timeout and the mask live during the call.
         host.with_timespec(|timeout| unsafe {
             real::pselect()(count, sets[0], sets[1], sets[2], timeout, pointer(&mask))
         })
@@ -294,7 +301,7 @@ unsafe fn select_sets(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sem_trywait(semaphore: *mut sem_t) -> c_int {
     hand_over();
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `sem_trywait` gets the arguments that its replacement got, under the same contract.
     unsafe { real::sem_trywait()(semaphore) }
 }
 
@@ -305,7 +312,7 @@ pub unsafe extern "C" fn sem_trywait(semaphore: *mut sem_t) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sem_wait(semaphore: *mut sem_t) -> c_int {
     hand_over();
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `sem_wait` gets the arguments that its replacement got, under the same contract.
     unsafe { real::sem_wait()(semaphore) }
 }
 
@@ -315,7 +322,7 @@ pub unsafe extern "C" fn sem_wait(semaphore: *mut sem_t) -> c_int {
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sem_timedwait(semaphore: *mut sem_t, until: *const timespec) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `sem_timedwait` has the contract of `sem_clockwait` for the clock of dates.
     unsafe { sem_wait_until(semaphore, libc::CLOCK_REALTIME, until) }
 }
 
@@ -326,30 +333,32 @@ pub unsafe extern "C" fn sem_timedwait(semaphore: *mut sem_t, until: *const time
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sem_clockwait(semaphore: *mut sem_t, clock: clockid_t, until: *const timespec) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: the arguments meet the contract of `sem_clockwait`.
     unsafe { sem_wait_until(semaphore, clock, until) }
 }
 
+/// # Safety
+/// The contract is that of `sem_clockwait`.
 unsafe fn sem_wait_until(semaphore: *mut sem_t, clock: clockid_t, until: *const timespec) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `until` is null or points to a `timespec`, as `sem_clockwait` requires.
     let (known, time) = (rank().zip(kind(clock)), unsafe { until.as_ref() }.filter(|time| is_moment(time)));
     let Some(((client, kind), time)) = known.zip(time) else {
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: the arguments meet the contract of `sem_clockwait`.
         return unsafe { real::sem_clockwait()(semaphore, clock, until) };
     };
     let then = moment(time, kind);
     let on_host = || {
         let until = on_host(client, then, libc::CLOCK_REALTIME);
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: `semaphore` is initialised, as `sem_clockwait` requires, and `until` lives during the call.
         unsafe { real::sem_timedwait()(semaphore, &until) }
     };
     if program().is_none() {
         return on_host();
     }
     let attempt = |host| match host {
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: `semaphore` is initialised, as `sem_clockwait` requires.
         Host::Not => unsafe { real::sem_trywait()(semaphore) },
-        // SAFETY: the arguments are the caller's.
+        // SAFETY: `semaphore` is initialised, as `sem_clockwait` requires.
         Host::Forever => unsafe { real::sem_wait()(semaphore) },
     };
     let is_over = |result| result != 0 && matches!(errno(), libc::EAGAIN | libc::ETIMEDOUT);
@@ -372,9 +381,10 @@ pub unsafe extern "C" fn pthread_cond_timedwait(
     mutex: *mut pthread_mutex_t,
     until: *const timespec,
 ) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: condition and mutex meet the contract; callers of the closure pass the time of the replacement, or one
+    // that lives during the call.
     let real = |until: *const timespec| unsafe { real::pthread_cond_timedwait()(condition, mutex, until) };
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: the replaced function requires that `until` is null or points to a value during the call.
     let time = unsafe { until.as_ref() }.filter(|time| is_moment(time));
     let Some((client, time)) = rank().zip(time) else { return real(until) };
     // The clock of a condition variable cannot be read, but no run is as long as the years since 1970.
@@ -383,7 +393,7 @@ pub unsafe extern "C" fn pthread_cond_timedwait(
         _ => (Kind::Elapsed, libc::CLOCK_MONOTONIC),
     };
     let on_host = |then| real(&on_host(client, then, clock));
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `pthread_cond_timedwait` requires of condition and mutex what `pthread_cond_wait` requires.
     unsafe { condition_wait(client, condition, mutex, moment(time, kind), on_host) }
 }
 
@@ -398,19 +408,21 @@ pub unsafe extern "C" fn pthread_cond_clockwait(
     clock: clockid_t,
     until: *const timespec,
 ) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: condition and mutex meet the contract; callers of the closure pass the time of the replacement, or one
+    // that lives during the call.
     let real = |until: *const timespec| unsafe { real::pthread_cond_clockwait()(condition, mutex, clock, until) };
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: the replaced function requires that `until` is null or points to a value during the call.
     let time = unsafe { until.as_ref() }.filter(|time| is_moment(time));
     let known = rank().zip(kind(clock)).zip(time);
     let Some(((client, kind), time)) = known else { return real(until) };
     let on_host = |then| real(&on_host(client, then, clock));
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: `pthread_cond_clockwait` requires of condition and mutex what `pthread_cond_wait` requires.
     unsafe { condition_wait(client, condition, mutex, moment(time, kind), on_host) }
 }
 
 /// # Safety
-/// See the functions above.
+/// `condition` and `mutex` meet the contract of `pthread_cond_wait`: both are initialised, and this thread holds the
+/// mutex.
 unsafe fn condition_wait(
     client: &Client,
     condition: *mut pthread_cond_t,
@@ -430,7 +442,7 @@ unsafe fn condition_wait(
         // The time has passed, but the mutex must have been available to other threads.
         return on_host(then);
     }
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: condition and mutex meet the contract of `pthread_cond_wait`, as this function requires.
     let asleep = || unsafe { real::pthread_cond_wait()(condition, mutex) };
     match answered(pause(client, Span::Until(then), Kick::Broadcast(condition as usize), asleep)) {
         Some((result, false)) => result,
@@ -446,12 +458,14 @@ unsafe fn condition_wait(
 /// The contract is the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sigtimedwait(set: *const sigset_t, info: *mut siginfo_t, timeout: *const timespec) -> c_int {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: callers of the closure pass a set and a timeout that are null or live during the call, and `info` is the
+    // argument of the replacement.
     let real = |set, timeout| unsafe { real::sigtimedwait()(set, info, timeout) };
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: the replaced function requires that `timeout` is null or points to a value during the call.
     match program().zip(unsafe { timeout.as_ref() }.filter(|time| is_length(time))) {
         Some((client, time)) => {
-            let wanted = without_signal(set);
+            // SAFETY: `sigtimedwait` requires that `set` points to a set during the call.
+            let wanted = unsafe { without_signal(set) };
             let is_over = |result| result < 0 && errno() == libc::EAGAIN;
             let attempt = |host: Host| host.with_timespec(|timeout| real(pointer(&wanted), timeout));
             wait(client, span(time), is_over, attempt)
@@ -474,7 +488,8 @@ pub unsafe extern "C" fn syscall(
     fifth: c_long,
     sixth: c_long,
 ) -> c_long {
-    // SAFETY: the arguments are the caller's.
+    // SAFETY: the system call gets the arguments of the replacement. The fourth is replaced only for a futex wait, by
+    // null or by a time that lives during the call.
     let real = |fourth| unsafe { real::syscall()(number, first, second, third, fourth, fifth, sixth) };
     // SAFETY: for a futex wait, the argument is a time, or null.
     let time =
@@ -507,11 +522,14 @@ fn futex_waits(number: c_long, operation: c_long) -> Option<Option<Kind>> {
 
 // Masks and timeouts
 
-/// The caller's signal mask without our signal.
-fn without_signal(mask: *const sigset_t) -> Option<sigset_t> {
-    // SAFETY: a pointer of the caller, or null.
+/// A signal mask without our signal; `None` for null.
+///
+/// # Safety
+/// `mask` is null or points to a set.
+unsafe fn without_signal(mask: *const sigset_t) -> Option<sigset_t> {
+    // SAFETY: `mask` is null or points to a set.
     let mut mask = *unsafe { mask.as_ref() }?;
-    // SAFETY: `mask` is a valid set.
+    // SAFETY: `mask` is a copy of a set, on this function's stack.
     unsafe { libc::sigdelset(&mut mask, signal()) };
     Some(mask)
 }

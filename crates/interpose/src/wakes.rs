@@ -92,7 +92,7 @@ fn settle_for(condition: *mut pthread_cond_t) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_cond_signal(condition: *mut pthread_cond_t) -> c_int {
     settle_for(condition);
-    // SAFETY: the caller has passed a valid condition.
+    // SAFETY: `pthread_cond_signal` requires that the condition is initialised.
     unsafe { real::pthread_cond_signal()(condition) }
 }
 
@@ -103,7 +103,7 @@ pub unsafe extern "C" fn pthread_cond_signal(condition: *mut pthread_cond_t) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn pthread_cond_broadcast(condition: *mut pthread_cond_t) -> c_int {
     settle_for(condition);
-    // SAFETY: the caller has passed a valid condition.
+    // SAFETY: `pthread_cond_broadcast` requires that the condition is initialised.
     unsafe { real::pthread_cond_broadcast()(condition) }
 }
 
@@ -159,11 +159,11 @@ fn may_be_awaited(file: c_int) -> bool {
 fn is_of_rank(socket: c_int) -> bool {
     let mut peer = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as socklen_t;
-    // SAFETY: `length` is the size of `peer`.
+    // SAFETY: the kernel writes at most `length` bytes, the size of `peer`, and the length.
     let result = unsafe {
         libc::getsockopt(socket, libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut peer).cast(), &raw mut length)
     };
-    // SAFETY: `getpgid` only gets a number.
+    // SAFETY: `getpgid` accepts any number, and reads no memory of the process.
     result == 0 && peer.pid > 0 && unsafe { libc::getpgid(peer.pid) == libc::getpgid(0) }
 }
 
@@ -177,7 +177,7 @@ macro_rules! settling {
             #[unsafe(no_mangle)]
             pub unsafe extern "C-unwind" fn $name($file: c_int $(, $argument: $type)*) -> $result {
                 settle_for_file($file);
-                // SAFETY: the caller has passed valid arguments.
+                // SAFETY: the function gets the arguments that its replacement got, under the same contract.
                 unsafe { real::$name()($file $(, $argument)*) }
             }
         )*
@@ -206,7 +206,7 @@ settling! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn exit(status: c_int) -> ! {
     settle();
-    // SAFETY: the caller's contract is the C library's.
+    // SAFETY: `exit` requires that its handlers may run now, as the contract of its replacement does.
     unsafe { real::exit()(status) }
 }
 
@@ -217,6 +217,6 @@ pub unsafe extern "C-unwind" fn exit(status: c_int) -> ! {
 #[unsafe(no_mangle)]
 pub unsafe extern "C-unwind" fn _exit(status: c_int) -> ! {
     settle();
-    // SAFETY: `_exit` only gets a number.
+    // SAFETY: `_exit` accepts any number, and runs no code of the process.
     unsafe { real::_exit()(status) }
 }

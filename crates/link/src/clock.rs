@@ -112,7 +112,7 @@ fn receive(
         let Some(mut joined) = door.wait(TICK) else { continue };
         let (door, clock, tells) = (Arc::downgrade(door), clock.clone(), tells.clone());
         thread::spawn(move || {
-            if let Ok(true) = tell(&mut joined, &*clock) {
+            if let Ok(true) = serve_clock(&mut joined, &*clock) {
                 // The send fails only if the server is gone.
                 let _ = tells.send(joined.name);
             } else if let Some(door) = door.upgrade() {
@@ -123,7 +123,7 @@ fn receive(
 }
 
 /// Answers time requests of a host until its last one; returns whether the host ended with [`ENOUGH`].
-fn tell(joined: &mut Joined, clock: impl Fn() -> i64) -> io::Result<bool> {
+fn serve_clock(joined: &mut Joined, clock: impl Fn() -> i64) -> io::Result<bool> {
     while let Some(word) = joined.receiver.receive(1, SILENCE)? {
         if word != ASK {
             return Ok(word == ENOUGH);

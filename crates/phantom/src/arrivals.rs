@@ -117,20 +117,20 @@ pub(crate) fn abort(group: u32) {
 }
 
 /// Fetches the arrivals that a stream depends on.
-pub(crate) fn settle_stream(stream: u32) {
-    settle(false, |state| state.behind_stream(stream));
+pub(crate) fn wait_for_stream(stream: u32) {
+    wait_for_data(false, |state| state.behind_stream(stream));
 }
 
 /// Fetches the arrivals that the stream must wait for and whose output overlaps one of `places`: pairs of an address and
 /// a number of bytes.
-pub(crate) fn settle_places(stream: u32, places: &[(usize, u64)]) {
+pub(crate) fn wait_for_places(stream: u32, places: &[(usize, u64)]) {
     let overlaps = |arrival: &Arrival| {
         let ends_behind = |from: usize, bytes: u64, other: usize| from.saturating_add(bytes as usize) > other;
         places
             .iter()
             .any(|(at, bytes)| ends_behind(*at, *bytes, arrival.to) && ends_behind(arrival.to, arrival.bytes, *at))
     };
-    settle(false, |state| {
+    wait_for_data(false, |state| {
         let mut behind = state.behind_stream(stream);
         behind.retain(|number| state.expected.get(number).is_some_and(overlaps));
         behind
@@ -138,28 +138,28 @@ pub(crate) fn settle_places(stream: u32, places: &[(usize, u64)]) {
 }
 
 /// Fetches the arrivals of a stream that was found empty.
-pub(crate) fn settle_empty(stream: u32) {
-    settle(true, |state| state.behind_stream(stream));
+pub(crate) fn fetch_of_empty_stream(stream: u32) {
+    wait_for_data(true, |state| state.behind_stream(stream));
 }
 
 /// Fetches the arrivals that an event depends on.
-pub(crate) fn settle_event(event: u32) {
-    settle(false, |state| state.behind_event(event));
+pub(crate) fn wait_for_event(event: u32) {
+    wait_for_data(false, |state| state.behind_event(event));
 }
 
 /// Fetches the arrivals of an event that was found to have happened.
-pub(crate) fn settle_happened(event: u32) {
-    settle(true, |state| state.behind_event(event));
+pub(crate) fn fetch_of_past_event(event: u32) {
+    wait_for_data(true, |state| state.behind_event(event));
 }
 
 /// Fetches all expected arrivals.
-pub(crate) fn settle_all() {
-    settle(false, |state| state.expected.keys().copied().collect());
+pub(crate) fn wait_for_all() {
+    wait_for_data(false, |state| state.expected.keys().copied().collect());
 }
 
 /// Fetches arrivals, and waits for those that another thread is fetching. `has_arrived`: they are known to have
 /// arrived.
-fn settle(has_arrived: bool, which: impl FnOnce(&State) -> BTreeSet<u64>) {
+fn wait_for_data(has_arrived: bool, which: impl FnOnce(&State) -> BTreeSet<u64>) {
     if COUNT.load(Relaxed) == 0 {
         return;
     }
@@ -237,13 +237,13 @@ mod tests {
         record(7, 3);
         expect(3, arrival(2));
         wait_event(4, 7);
-        settle_stream(5);
+        wait_for_stream(5);
         assert_eq!(expected(), 2);
-        settle_stream(4);
+        wait_for_stream(4);
         assert_eq!(expected(), 1);
-        settle_event(7);
+        wait_for_event(7);
         assert_eq!(expected(), 1);
-        settle_all();
+        wait_for_all();
         assert_eq!(expected(), 0);
     }
 
@@ -253,12 +253,12 @@ mod tests {
         let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         expect(3, Arrival { to: 100, ..arrival(1) });
         expect(3, Arrival { to: 104, ..arrival(2) });
-        settle_places(3, &[(0, 100), (108, 4)]);
-        settle_places(4, &[(100, 4)]);
+        wait_for_places(3, &[(0, 100), (108, 4)]);
+        wait_for_places(4, &[(100, 4)]);
         assert_eq!(expected(), 2);
-        settle_places(3, &[(103, 1)]);
+        wait_for_places(3, &[(103, 1)]);
         assert_eq!(expected(), 1);
-        settle_places(3, &[(96, 9)]);
+        wait_for_places(3, &[(96, 9)]);
         assert_eq!(expected(), 0);
     }
 
@@ -270,7 +270,7 @@ mod tests {
         lock().taken.insert(number);
         let (tell, told) = std::sync::mpsc::channel();
         let other = std::thread::spawn(move || {
-            settle_stream(3);
+            wait_for_stream(3);
             tell.send(expected())
         });
         assert!(

@@ -21,8 +21,8 @@ thread_local! {
 }
 
 exports! {
-    /// Adds `change` to the thread's nesting depth of communication without data: `cpp/mirror.h` distinguishes types
-    /// that are the same to NCCL.
+    /// Adds `change` to the thread's nesting depth of communication without data: `cpp/cpu_reference.h` distinguishes
+    /// types that are the same to NCCL.
     fn uniference_phantom_withhold(change: c_int) { WITHHELD.set(WITHHELD.get() + change); }
 }
 
@@ -127,7 +127,7 @@ fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
     let touched: Vec<(usize, u64)> =
         calls.iter().filter(|prepared| prepared.call.has_values != 0).flat_map(places).collect();
     for stream in streams {
-        if is_told_where { arrivals::settle_stream(*stream) } else { arrivals::settle_places(*stream, &touched) }
+        if is_told_where { arrivals::wait_for_stream(*stream) } else { arrivals::wait_for_places(*stream, &touched) }
     }
     let mut begun = BTreeSet::new();
     for (Prepared { mut call, output, finish, factor, own, kernel: carrier, .. }, stream) in to_others(calls, streams) {

@@ -250,7 +250,7 @@ fn now() -> u64 {
         return clock();
     }
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the structure outlives the call.
+    // SAFETY: the call writes one `timespec`, to a variable that outlives it.
     unsafe { libc::clock_gettime(libc::CLOCK_REALTIME, &raw mut time) };
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }

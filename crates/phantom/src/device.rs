@@ -147,7 +147,7 @@ pub(crate) fn launches_block() -> bool {
 }
 
 exports! {
-    /// Whether launches block, for `cpp/mirror.h`.
+    /// Whether launches block, for `cpp/cpu_reference.h`.
     fn uniference_phantom_launches_block() -> c_int { launches_block().into() }
 }
 

@@ -174,7 +174,7 @@ exports! {
     fn cuGetProcAddress(symbol: Text, function: Out<Pointer>, _version: c_int, _flags: c_ulonglong) -> Status {
         let mut result = std::mem::MaybeUninit::new(1);
         let status = entry_point(symbol, function, Some(&mut result)).err().unwrap_or(SUCCESS);
-        // SAFETY: `result` was initialised.
+        // SAFETY: `result` was created with a value, and `entry_point` only replaces it.
         if status == SUCCESS && unsafe { result.assume_init() } != 0 { NOT_FOUND } else { status }
     }
 }

@@ -138,7 +138,7 @@ pub(crate) fn launch(
     // SAFETY: CUDA requires that a launch passes the kernel's arguments; this kernel has one.
     let takes = if kernel.spins { unsafe { spin(arguments)? } } else { Takes::Bytes(0) };
     let name = kernel.name.text();
-    // SAFETY: `name` outlives the call.
+    // SAFETY: the pointer and the length are those of `name`, which outlives the call.
     let is_outside = |link: &Link| unsafe { (link.launches)(name.as_ptr(), name.len()) } != 0;
     // No operator launches the kernel of `torch.cuda._sleep`, which has no output.
     let is_outside = kernel.spins || attach::link().is_some_and(is_outside);

@@ -36,8 +36,9 @@ const PAGE: usize = 4096;
 /// bytes (CUDA C Programming Guide, "Device Memory Accesses"), in practice to 512.
 const UNIT: usize = 512;
 
-/// Address windows of all devices: 64 TiB from 16 TiB on, below the mappings near the program (from 0x55...).
-const BASE: usize = 1 << 44;
+/// Address windows of all devices: 64 TiB from 20 TiB on, below the mappings near the program (from 0x55...) and above
+/// the shadow memory of AddressSanitizer (to 0x1000_7fff_7fff).
+const BASE: usize = 20 << 40;
 const SPAN: usize = 1 << 46;
 const WINDOW: usize = 1 << 42;
 

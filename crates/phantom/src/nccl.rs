@@ -497,7 +497,7 @@ fn exchange(
 ) -> Vec<Vec<u8>> {
     let key = |member: usize| format!("uniference/nccl/{name}/{member}");
     let own = key(me);
-    // SAFETY: key and value outlive the call.
+    // SAFETY: pointers and lengths are those of the key and of `mine`, which outlive the call.
     unsafe { (link.publish)(own.as_ptr(), own.len(), mine.as_ptr(), mine.len()) };
     members
         .map(|member| {

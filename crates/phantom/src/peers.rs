@@ -298,7 +298,7 @@ fn group(link: &Communication, flags: &[usize], me: usize) -> Option<u32> {
     if let Some(group) = groups.get(&ranks) {
         return Some(*group);
     }
-    // SAFETY: `ranks` outlives the call.
+    // SAFETY: the pointer and the length are those of `ranks`, which outlives the call; settings may be null.
     let group = unsafe { (link.group)(ranks.as_ptr(), ranks.len(), std::ptr::null()) };
     (group != Communication::REFUSED).then(|| *groups.entry(ranks).or_insert(group))
 }

@@ -17,7 +17,7 @@ thread_local! {
 }
 
 exports! {
-    /// Sets whether this thread may read from devices and returns the former value, for `cpp/mirror.h`.
+    /// Sets whether this thread may read from devices and returns the former value, for `cpp/cpu_reference.h`.
     fn uniference_phantom_reads(now: c_int) -> c_int { READS.replace(now) }
 }
 

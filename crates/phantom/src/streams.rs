@@ -130,17 +130,17 @@ pub(crate) fn launch(stream: Handle, name: &str, bytes: u64) -> Status {
 }
 
 exports! {
-    /// Waits for the data of communication that work on a stream depends on, because `cpp/mirror.h` is about to read
-    /// its values.
-    fn uniference_phantom_settle(stream: Handle) {
+    /// Waits for the data of communication that work on a stream depends on, because `cpp/cpu_reference.h` is about to
+    /// read its values.
+    fn uniference_phantom_wait_for_data(stream: Handle) {
         if arrivals::any() && let Ok(number) = begin(stream) {
-            arrivals::settle_stream(number);
+            arrivals::wait_for_stream(number);
         }
     }
 
-    /// Launches a kernel on a stream, for `cpp/mirror.h`; the name has `length` bytes.
+    /// Launches a kernel on a stream, for `cpp/cpu_reference.h`; the name has `length` bytes.
     fn uniference_phantom_launch(name: *const u8, length: usize, stream: Handle) {
-        // SAFETY: `cpp/mirror.h` passes a name of `length` bytes.
+        // SAFETY: `cpp/cpu_reference.h` passes a name of `length` bytes.
         let name = unsafe { std::slice::from_raw_parts(name, length) };
         let _ = std::str::from_utf8(name).map(|name| launch(stream, name, 0));
     }
@@ -176,7 +176,7 @@ pub(crate) fn copy(stream: Handle, moved: Moved) -> Result<(), Status> {
     }
     if kind.is_some() && arrivals::any() {
         let number = lock().resolve(stream)?;
-        arrivals::settle_stream(number);
+        arrivals::wait_for_stream(number);
     }
     let mut state = lock();
     let stream = state.resolve(stream)?;
@@ -267,7 +267,7 @@ pub(crate) fn synchronize(stream: Handle) -> Result<(), Status> {
     let number = lock().uncaptured(stream)?;
     wait(|link| (link.synchronize_stream)(number));
     cupti::waited(cupti::Waited::Stream, place(number).device, Some(number), None);
-    arrivals::settle_stream(number);
+    arrivals::wait_for_stream(number);
     Ok(())
 }
 
@@ -286,7 +286,7 @@ pub(crate) fn synchronize_device() -> Result<(), Status> {
     check_unsafe_call()?;
     wait(|link| (link.synchronize_device)(device::current() as u32));
     cupti::waited(cupti::Waited::Device, device::current(), None, None);
-    arrivals::settle_all();
+    arrivals::wait_for_all();
     Ok(())
 }
 
@@ -295,7 +295,7 @@ pub(crate) fn query(stream: Handle) -> Result<bool, Status> {
     let number = lock().uncaptured(stream)?;
     let is_empty = ask(|link| (link.query_stream)(number));
     if is_empty {
-        arrivals::settle_empty(number);
+        arrivals::fetch_of_empty_stream(number);
     }
     Ok(is_empty)
 }
@@ -360,7 +360,7 @@ pub(crate) fn synchronize_event(event: Handle) -> Result<(), Status> {
         Some((number, records)) => {
             wait(|link| (link.synchronize_event)(number, records));
             cupti::waited(cupti::Waited::Event, device::current(), None, Some(number));
-            arrivals::settle_event(number);
+            arrivals::wait_for_event(number);
             Ok(())
         }
     }
@@ -372,7 +372,7 @@ pub(crate) fn query_event(event: Handle) -> Result<bool, Status> {
     let has_happened = ask(|link| (link.query_event)(number, records));
     // The program may now use the data without making a stream wait for the event.
     if has_happened {
-        arrivals::settle_happened(number);
+        arrivals::fetch_of_past_event(number);
     }
     Ok(has_happened)
 }

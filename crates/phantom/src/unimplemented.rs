@@ -16,7 +16,7 @@ pub(crate) fn warn(text: &str) {
     let is_new = SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned());
     match attach::link() {
         _ if !is_new => {}
-        // SAFETY: the text outlives the call.
+        // SAFETY: the pointer and the length are those of `text`, which outlives the call.
         Some(link) => unsafe { (link.warn)(text.as_ptr(), text.len()) },
         None => eprintln!("uniference: warning: {text}"),
     }

@@ -222,6 +222,7 @@ extern "C" fn nothing() -> u64 {
 fn attach() {
     let mut link = MaybeUninit::<Link>::uninit();
     let words = link.as_mut_ptr().cast::<usize>();
+    // SAFETY: all fields are numbers and arrays of numbers, for which zeros are valid.
     let mut device: Device = unsafe { MaybeUninit::zeroed().assume_init() };
     device.name[0] = b'A' as c_char;
     device.capability = [8, 0];
@@ -229,6 +230,8 @@ fn attach() {
     device.memory = 80 << 30;
     let peers = [0];
     let devices = Devices { version: VERSION, count: 1, own: 0, devices: &device, peers: peers.as_ptr() };
+    // SAFETY: a `Link` is a version and pointers to functions, each of the size of a word, which the loop initialises;
+    // the library reads the two structures only during the call.
     let done = unsafe {
         // All functions except these two do nothing.
         for word in 0..size_of::<Link>() / size_of::<usize>() {
@@ -266,6 +269,8 @@ const NONE: P = null();
 /// Bytes: `m k + k n + m n` elements of 2 bytes, for each element of the batch.
 #[test]
 fn products_are_named_by_types_layout_and_sizes() {
+    // SAFETY: handles are those that the library has created; other pointers are null, where the library does not use
+    // them, or point to variables that outlive the calls.
     let seen = launched(|| unsafe {
         let handle = made(|place| cublasCreate_v2(place));
         let (m, n, k) = (4096, 1024, 512);
@@ -289,6 +294,8 @@ fn products_are_named_by_types_layout_and_sizes() {
 
 #[test]
 fn products_with_descriptions_have_their_epilogue_and_need_arithmetic() {
+    // SAFETY: handles are those that the library has created; other pointers are null, where the library does not use
+    // them, or point to variables that outlive the calls.
     let seen = launched(|| unsafe {
         let description = made(|place| cublasLtMatmulDescCreate(place, 68, F32));
         let (transposed, bias_and_gelu): (c_int, c_int) = (1, 4 | 32);
@@ -308,6 +315,8 @@ fn products_with_descriptions_have_their_epilogue_and_need_arithmetic() {
 /// A graph of one convolution: its heuristic returns one engine, whose plan launches the convolution.
 #[test]
 fn graphs_are_named_by_their_operations() {
+    // SAFETY: handles are those that the library has created; other pointers are null, where the library does not use
+    // them, or point to variables that outlive the calls.
     let seen = launched(|| unsafe {
         let descriptor = |kind| made(|place| cudnnBackendCreateDescriptor(kind, place));
         let set = |it, attribute, kind, count, values: P| {
@@ -347,6 +356,8 @@ fn graphs_are_named_by_their_operations() {
 #[test]
 fn factorisations_say_that_they_went_well() {
     let (mut pivots, mut info, mut size) = ([7; 3], 7, 0);
+    // SAFETY: handles are those that the library has created; other pointers are null, where the library does not use
+    // them, or point to variables that outlive the calls.
     let seen = launched(|| unsafe {
         let handle = made(|place| cusolverDnCreate(place));
         assert_eq!(cusolverDnSgetrf_bufferSize(handle, 5, 3, NONE, 5, &mut size), 0);
@@ -358,6 +369,8 @@ fn factorisations_say_that_they_went_well() {
 
 #[test]
 fn transforms_and_sparse_products_are_named_by_their_sizes() {
+    // SAFETY: handles are those that the library has created; other pointers are null, where the library does not use
+    // them, or point to variables that outlive the calls.
     let seen = launched(|| unsafe {
         let (mut plan, mut work) = (0, 0);
         assert_eq!(cufftCreate(&mut plan), 0);

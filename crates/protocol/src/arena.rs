@@ -128,7 +128,7 @@ mod tests {
     }
 
     fn region(data: &mut [u8]) -> Region {
-        // SAFETY: the data outlives the region.
+        // SAFETY: the tests keep the data as long as the region, and do not access it meanwhile.
         #[allow(unsafe_code)]
         unsafe {
             Region::new(data.as_mut_ptr() as usize, data.len())

@@ -191,21 +191,21 @@ impl Window {
     pub fn fold(&self, folds: &[(Offset, Offset, u64)], kernel: Kernel) {
         for (into, other, bytes) in folds {
             let into = self.at(*into, *bytes);
-            // SAFETY: both are ranges of the arena.
+            // SAFETY: `at` has checked that both ranges lie in the arena; a kernel may write to its first operand.
             unsafe { kernel.0(into, into, self.at(*other, *bytes), *bytes as usize) };
         }
     }
 
     /// Copies `bytes` from one room to another.
     pub fn copy(&self, from: Offset, to: Offset, bytes: u64) {
-        // SAFETY: both are ranges of the arena, and rooms do not overlap.
+        // SAFETY: `at` has checked that both ranges lie in the arena, and rooms do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(self.at(from, bytes), self.at(to, bytes), bytes as usize) };
     }
 
     /// Checksum of a range: FNV-1a, 64 bits (Fowler, Noll, Vo).
     pub fn checksum(&self, at: Offset, bytes: u64) -> u64 {
         let start = self.at(at, bytes);
-        // SAFETY: it is a range of the arena.
+        // SAFETY: `at` has checked that the range lies in the arena, and `index` is within it.
         let byte = |index: usize| unsafe { start.add(index).read_volatile() };
         (0..bytes as usize).fold(0xcbf2_9ce4_8422_2325, |sum: u64, index| {
             (sum ^ u64::from(byte(index))).wrapping_mul(0x0100_0000_01b3)
@@ -293,7 +293,7 @@ fn integer(op: ReduceOp, size: u64) -> Option<Loop> {
 /// # Safety
 /// Both ranges have `bytes` bytes and do not overlap.
 unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: both ranges have `bytes` bytes and do not overlap, as `copy_part` requires.
     unsafe { copy_part(to, from, bytes, bytes) };
     finish_streaming(bytes);
 }
@@ -303,7 +303,7 @@ unsafe fn copy(to: *mut u8, from: *const u8, bytes: usize) {
 /// # Safety
 /// The contract of `copy`.
 unsafe fn copy_part(to: *mut u8, from: *const u8, bytes: usize, whole: usize) {
-    // SAFETY: the caller's contract.
+    // SAFETY: both ranges have `bytes` bytes and do not overlap.
     unsafe {
         if whole < STREAMED {
             std::ptr::copy_nonoverlapping(from, to, bytes);
@@ -322,7 +322,7 @@ unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
     let head = to.align_offset(LINE).min(bytes);
     let lines = (bytes - head) / LINE;
     let tail = head + lines * LINE;
-    // SAFETY: SSE2 is in every x86-64 CPU; `to + head` is aligned to a line, and all is within the ranges.
+    // SAFETY: SSE2 is in every x86-64 CPU; `to + head` is aligned to a line, and all accesses are within the ranges.
     unsafe {
         std::ptr::copy_nonoverlapping(from, to, head);
         for line in 0..lines {
@@ -340,7 +340,7 @@ unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
 /// The contract of `copy`.
 #[cfg(not(target_arch = "x86_64"))]
 unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
-    // SAFETY: the caller's contract.
+    // SAFETY: both ranges have `bytes` bytes and do not overlap.
     unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
 }
 
@@ -348,7 +348,7 @@ unsafe fn stream(to: *mut u8, from: *const u8, bytes: usize) {
 fn finish_streaming(whole: usize) {
     #[cfg(target_arch = "x86_64")]
     if whole >= STREAMED {
-        // SAFETY: SSE is in every x86-64 CPU.
+        // SAFETY: the fence needs SSE, which every x86-64 CPU has, and accesses no memory.
         unsafe { std::arch::x86_64::_mm_sfence() };
     }
     #[cfg(not(target_arch = "x86_64"))]

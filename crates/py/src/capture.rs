@@ -57,7 +57,7 @@ impl Capture for Extension {
 
     fn log(&self) -> (u64, bool) {
         let mut written = 0;
-        // SAFETY: the number is written to.
+        // SAFETY: `log` only writes to the number.
         let log = unsafe { (self.0.log)(&mut written) };
         (log, written != 0)
     }

@@ -43,15 +43,15 @@ impl TritonKernel {
         py: Python<'_>,
         arguments: Vec<Number>,
         grid: (u32, u32, u32),
-        absent: Vec<(usize, usize)>,
+        uncomputed: Vec<(usize, usize)>,
     ) -> PyResult<Vec<(usize, usize)>> {
         let arguments: Vec<Argument> = arguments.into_iter().map(Argument::from).collect();
-        let absent: Vec<_> = absent.into_iter().map(|(from, to)| from..to).collect();
+        let uncomputed: Vec<_> = uncomputed.into_iter().map(|(from, to)| from..to).collect();
         let mut signal = None;
         let mut goes_on = || py.check_signals().map_err(|error| signal = Some(error)).is_ok();
         // SAFETY: simulated memory lies in this process, and the program has launched the kernel with these addresses.
         let written =
-            unsafe { self.0.run(&arguments, grid.into(), &absent, &mut goes_on, &mut |text| print(py, text)) };
+            unsafe { self.0.run(&arguments, grid.into(), &uncomputed, &mut goes_on, &mut |text| print(py, text)) };
         match written {
             Ok(written) => Ok(written.into_iter().map(|span| (span.start, span.end)).collect()),
             Err(Stopped::Interrupted) => Err(signal.expect("it was asked")),
@@ -71,7 +71,7 @@ impl TritonKernel {
         let arguments: Vec<Argument> = arguments.into_iter().map(Argument::from).collect();
         let mut signal = None;
         let mut goes_on = || py.check_signals().map_err(|error| signal = Some(error)).is_ok();
-        // SAFETY: as in `run`.
+        // SAFETY: simulated memory lies in this process, and the program launches the kernel with these addresses.
         let work = unsafe { self.0.work(&arguments, grid.into(), &memory, &mut goes_on) };
         match work {
             Ok(work) => Ok(work.map(|work| {

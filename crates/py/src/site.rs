@@ -109,7 +109,7 @@ fn line(frame: &Bound<'_, PyAny>, code: &Bound<'_, PyAny>) -> PyResult<Py<PyStri
     if let Some(line) = known().lines.get(&at) {
         return Ok(line.clone_ref(py));
     }
-    // SAFETY: it is a frame.
+    // SAFETY: `frame` is a reference to a frame, which this function owns.
     let number = unsafe { ffi::PyFrame_GetLineNumber(frame.as_ptr().cast()) };
     let line = PyString::new(py, &format!("{}:{number}", file_of(code)?)).unbind();
     known().lines.insert(at, line.clone_ref(py));

@@ -175,7 +175,7 @@ fn check_foreign(folder: &Path) -> Result<(), HostError> {
         };
         if let Some(foreign) = found {
             return Err(HostError::Usage(format!(
-                "{} is not an output folder: it contains {}\nhint: choose a new or empty folder with --out",
+                "{} is not a run folder: it contains {}\nhint: choose a new or empty folder with --out",
                 folder.display(),
                 foreign.strip_prefix(folder).unwrap_or(&foreign).display()
             )));

@@ -6,7 +6,8 @@ use crate::cluster::ClusterOptions;
 use crate::compute::{ComputeOptions, NodeModels};
 use crate::programs::{Ranks, drive};
 use crate::results::RecordLevel;
-use crate::session::{Done, End, Outcome, Output, Session, SimulationEnd, Source, Stop, Watch};
+use crate::session::{End, Outcome, Output, RunResults, Session, SimulationEnd, Source, Stop, Watch};
+use crate::simulated::Ended;
 use crate::tight::tightness;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -68,7 +69,7 @@ pub struct Job {
 ///
 /// # Errors
 /// If the job does not fit the cluster, ranks that must be equivalent are not, or the results cannot be written.
-pub fn run(job: &Job) -> Result<Done, HostError> {
+pub fn run(job: &Job) -> Result<Ended<RunResults>, HostError> {
     let Job { workload, output, .. } = job;
     let chosen = job.cluster.resolve()?;
     check_ranks(workload, &chosen.resolved)?;
@@ -118,7 +119,7 @@ pub fn run(job: &Job) -> Result<Done, HostError> {
                 report.job = Some(came_to(workload, &targets, &report, world));
                 return session.finish(report);
             }
-            Outcome::Stopped(stop) => return Ok(Done::Stopped(stop)),
+            Outcome::Stopped(stop) => return Ok(Ended::Stopped(stop)),
             Outcome::Unlike(asymmetry) => reason = Some(asymmetry),
         }
     }

@@ -35,7 +35,7 @@ pub fn open_record(path: &Path) -> Result<File, HostError> {
         action: "read",
         path: path.to_owned(),
         source,
-        hint: "give an output folder of `uniference run` without --record summary",
+        hint: "give a run folder of `uniference run` without --record summary",
     })
 }
 

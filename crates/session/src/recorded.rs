@@ -8,7 +8,7 @@ use crate::input::open_record;
 use crate::overlap::{Arrangement, Examined, Lined, Moves, Overlapped, examine, lined};
 use crate::programs::halted;
 use crate::results::{Beside, Figures, RECORD, REPORT};
-use crate::session::{Done, End, Outcome, Output, Session, SimulationEnd, Source, Watch};
+use crate::session::{End, Outcome, Output, RunResults, Session, SimulationEnd, Source, Watch};
 use crate::simulated::{Ended, Look, Simulated};
 use std::cell::RefCell;
 use std::fs::File;
@@ -58,13 +58,13 @@ pub struct Replay {
 ///
 /// # Errors
 /// If the record cannot be read or does not fit the cluster, or the results cannot be written.
-pub fn replay(args: &Replay) -> Result<Done, HostError> {
-    replay_told(args).map(|told| told.done)
+pub fn replay(args: &Replay) -> Result<Ended<RunResults>, HostError> {
+    replay_told(args).map(|told| told.end)
 }
 
 /// Result of a replay, and whether the program could have diverged from the record.
 pub(crate) struct Told {
-    pub(crate) done: Done,
+    pub(crate) end: Ended<RunResults>,
     pub(crate) depends_on_time: bool,
 }
 
@@ -83,12 +83,12 @@ pub(crate) fn replay_told(args: &Replay) -> Result<Told, HostError> {
     let mut source = Recorded::new(&steps, reader, plan);
     let figures = match session.carry_out(&mut source)? {
         Outcome::Finished(figures) => *figures,
-        Outcome::Stopped(stop) => return Ok(Told { done: Done::Stopped(stop), depends_on_time: true }),
+        Outcome::Stopped(stop) => return Ok(Told { end: Ended::Stopped(stop), depends_on_time: true }),
         Outcome::Unlike(_) => unreachable!("every rank is replayed"),
     };
     let (beside, depends_on_time) = doubts(args, &session, &figures, source.hazards, &steps)?;
     let report = session.report_of_several(figures, beside);
-    Ok(Told { done: session.finish(report)?, depends_on_time })
+    Ok(Told { end: session.finish(report)?, depends_on_time })
 }
 
 /// Name of the backend of the run in a run folder.

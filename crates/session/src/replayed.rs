@@ -4,7 +4,7 @@ use crate::cluster::{ClusterOptions, Overrides};
 use crate::compute::Compute;
 use crate::notices::Notices;
 use crate::recorded::{self, Replay};
-use crate::session::{Done, Source};
+use crate::session::{RunResults, Source};
 use crate::simulated::{Ended, Look, Simulated};
 use crate::traces::{self, TraceReplay};
 use uniference_formats::cluster::Resolved;
@@ -28,7 +28,7 @@ impl Replayed {
     ///
     /// # Errors
     /// If it cannot be read or does not fit the cluster, or the results cannot be written.
-    pub fn replay(&self) -> Result<Done, HostError> {
+    pub fn replay(&self) -> Result<Ended<RunResults>, HostError> {
         match self {
             Replayed::Record(replay) => recorded::replay(replay),
             Replayed::Traces(replay) => traces::replay(replay),
@@ -140,7 +140,7 @@ impl Replayed {
             }
             traces @ Replayed::Traces(_) if lines.is_empty() => Ok(traces),
             Replayed::Traces(_) => Err(HostError::Usage(
-                "--line has no effect on execution traces: their nodes have no lines\nhint: give the output folder of `uniference run`, or change nodes' durations with --compute-scale".into(),
+                "--line has no effect on execution traces: their nodes have no lines\nhint: give a run folder of `uniference run`, or change nodes' durations with --compute-scale".into(),
             )),
         }
     }
@@ -173,7 +173,7 @@ impl Replayed {
                 Ok(Replayed::Record(replay))
             }
             Replayed::Traces(_) => Err(HostError::Usage(
-                "--overlap has no effect on execution traces: their nodes do not say which memory they read and write\nhint: give the output folder of `uniference run`".into(),
+                "--overlap has no effect on execution traces: their nodes do not say which memory they read and write\nhint: give a run folder of `uniference run`".into(),
             )),
         }
     }

@@ -7,6 +7,7 @@ use crate::compute::{Costed, NodeModels, Plan};
 use crate::folder::Folder;
 use crate::notices::Notices;
 use crate::results::{self, Beside, Figures, REPORT, RecordLevel, Recording};
+use crate::simulated::Ended;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use uniference_formats::cluster::Resolved;
@@ -102,18 +103,12 @@ pub enum Outcome {
     Unlike(Asymmetry),
 }
 
-/// Result of a simulation with its report.
-#[must_use]
-pub enum Done {
-    /// Every rank's program has returned: the report is in the folder.
-    Finished {
-        /// Contents of the folder's `report.json`.
-        report: Box<Report>,
-        /// The run folder.
-        folder: Folder,
-    },
-    /// The programs stopped early.
-    Stopped(Stop),
+/// The report of a simulation, in its run folder.
+pub struct RunResults {
+    /// Contents of the folder's `report.json`.
+    pub report: Box<Report>,
+    /// The run folder.
+    pub folder: Folder,
 }
 
 /// A simulation with a run folder, which no other command writes to while the session exists.
@@ -236,8 +231,8 @@ impl Session {
     }
 
     /// Writes the report, and ends the session.
-    pub(crate) fn finish(self, report: Report) -> Result<Done, HostError> {
+    pub(crate) fn finish(self, report: Report) -> Result<Ended<RunResults>, HostError> {
         self.write(&report)?;
-        Ok(Done::Finished { report: Box::new(report), folder: self.folder })
+        Ok(Ended::Finished(RunResults { report: Box::new(report), folder: self.folder }))
     }
 }

@@ -8,7 +8,7 @@ use crate::cluster::{Chosen, ClusterOptions};
 use crate::compute::{ComputeOptions, NodeModels};
 use crate::programs::{Ranks, drive};
 use crate::results::{self, RecordLevel, TIMELINE};
-use crate::session::{Done, End, Outcome, Output, Session, SimulationEnd, Source, Stop, Watch};
+use crate::session::{End, Outcome, Output, RunResults, Session, SimulationEnd, Source, Stop, Watch};
 use crate::simulated::{Ended, Look, Simulated};
 use crate::{folder::Folder, input};
 use files::{Pieces, Traces, open, with_suffix};
@@ -113,7 +113,7 @@ pub struct ClosedForm {
 ///
 /// # Errors
 /// If the traces cannot be read or do not fit the cluster, or the results cannot be written.
-pub fn replay(args: &TraceReplay) -> Result<Done, HostError> {
+pub fn replay(args: &TraceReplay) -> Result<Ended<RunResults>, HostError> {
     if let Some(closed_form) = &args.meaning.closed_form {
         return replay_astra(args, closed_form);
     }
@@ -121,7 +121,7 @@ pub fn replay(args: &TraceReplay) -> Result<Done, HostError> {
     let session = Session::new(chosen, seed, args.command.clone(), &named(args))?;
     let figures = match session.carry_out(&mut source)? {
         Outcome::Finished(figures) => *figures,
-        Outcome::Stopped(stop) => return Ok(Done::Stopped(stop)),
+        Outcome::Stopped(stop) => return Ok(Ended::Stopped(stop)),
         Outcome::Unlike(_) => unreachable!("every rank is replayed"),
     };
     let report = session.report(figures, source.doubts(session.resolved()));
@@ -256,7 +256,7 @@ fn runs_on_accelerator(reader: &mut Reader<Pieces>) -> Result<bool, ReadError> {
 }
 
 /// Replays traces by the closed form. It has no cluster, and records only when nodes and ranks end.
-fn replay_astra(args: &TraceReplay, closed_form: &ClosedForm) -> Result<Done, HostError> {
+fn replay_astra(args: &TraceReplay, closed_form: &ClosedForm) -> Result<Ended<RunResults>, HostError> {
     if args.cluster.is_given() {
         let hint = "remove --cluster and --ranks, or remove --fidelity astra";
         return Err(HostError::Usage(format!(
@@ -301,10 +301,10 @@ fn replay_astra(args: &TraceReplay, closed_form: &ClosedForm) -> Result<Done, Ho
             }));
             report.warnings.extend(oddities(std::iter::once(odd)));
             folder.write(results::REPORT, report.to_json().as_bytes())?;
-            Ok(Done::Finished { report: Box::new(report), folder })
+            Ok(Ended::Finished(RunResults { report: Box::new(report), folder }))
         }
         Err(error @ ScheduleError::Deadlock(_)) => {
-            Ok(Done::Stopped(Stop { exit: Exit::Halted, message: format!("error: {error}\n") }))
+            Ok(Ended::Stopped(Stop { exit: Exit::Halted, message: format!("error: {error}\n") }))
         }
         Err(error) => Err(HostError::Usage(error.to_string())),
     }

@@ -9,18 +9,18 @@ pub type Span = Range<usize>;
 
 /// The memory that a kernel reads and writes.
 ///
-/// The values of `absent` spans were not computed. After a program has read one, its writes make their targets absent,
-/// too.
+/// The values of `uncomputed` spans were not computed. After a program has read one, its writes make their targets
+/// uncomputed, too.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    absent: Vec<Span>,
+    uncomputed: Vec<Span>,
     has_read: bool,
     pub(crate) written: Vec<Span>,
 }
 
 impl Memory {
-    pub(crate) fn new(absent: &[Span]) -> Memory {
-        Memory { absent: absent.to_vec(), ..Memory::default() }
+    pub(crate) fn new(uncomputed: &[Span]) -> Memory {
+        Memory { uncomputed: uncomputed.to_vec(), ..Memory::default() }
     }
 
     /// Begins another program, which has read nothing yet.
@@ -44,7 +44,7 @@ impl Memory {
         let pointer = |at: usize| pointers[of(pointers.len(), at)] as usize;
         self.reads((0..length).filter(|at| is_on(*at)).map(pointer), scalar);
         let one = |at: usize| match (is_on(at), other) {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: addresses whose mask is not 0 belong to memory of this process, as `load` requires.
             (true, _) => unsafe { read(pointer(at), scalar) },
             (false, Some(other)) => other.bits(of(other.len(), at), scalar),
             (false, None) => 0,
@@ -67,7 +67,8 @@ impl Memory {
         let is_on = |at: usize| mask.is_none_or(|mask| mask[of(mask.len(), at)] != 0);
         let pointer = |at: usize| pointers[of(pointers.len(), at)] as usize;
         for at in (0..length).filter(|at| is_on(*at)) {
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: addresses whose mask is not 0 belong to memory that no other thread accesses, as `store`
+            // requires.
             unsafe { write(pointer(at), values.bits(of(values.len(), at), scalar), scalar) };
         }
         self.writes((0..length).filter(|at| is_on(*at)).map(pointer), scalar);
@@ -94,11 +95,11 @@ impl Memory {
             }
             let pointer = pointers[of(pointers.len(), at)] as usize;
             self.reads(std::iter::once(pointer), scalar);
-            // SAFETY: guaranteed by the caller.
+            // SAFETY: the address belongs to memory of this process, as `modify` requires.
             let found = unsafe { read(pointer, scalar) };
             before.push(found);
             if let Some(value) = change(at, Data::from_bits(std::iter::once(found), scalar))? {
-                // SAFETY: guaranteed by the caller.
+                // SAFETY: no other thread accesses the memory at the address, as `modify` requires.
                 unsafe { write(pointer, value.bits(0, scalar), scalar) };
                 self.writes(std::iter::once(pointer), scalar);
             }
@@ -107,11 +108,13 @@ impl Memory {
     }
 
     fn reads(&mut self, addresses: impl Iterator<Item = usize>, scalar: Scalar) {
-        if self.has_read || self.absent.is_empty() {
+        if self.has_read || self.uncomputed.is_empty() {
             return;
         }
         let meets = |address: usize| {
-            self.absent.iter().any(|absent| address < absent.end && address + scalar.bytes() > absent.start)
+            self.uncomputed
+                .iter()
+                .any(|uncomputed| address < uncomputed.end && address + scalar.bytes() > uncomputed.start)
         };
         self.has_read = addresses.into_iter().any(meets);
     }
@@ -123,8 +126,8 @@ impl Memory {
         let (Some(first), Some(last)) = (addresses.clone().min(), addresses.max()) else { return };
         let span = first..last + scalar.bytes();
         // Later programs may read the span.
-        if !self.absent.iter().any(|known| known.start <= span.start && span.end <= known.end) {
-            self.absent.push(span.clone());
+        if !self.uncomputed.iter().any(|known| known.start <= span.start && span.end <= known.end) {
+            self.uncomputed.push(span.clone());
         }
         self.written.push(span);
     }
@@ -143,10 +146,10 @@ pub(crate) fn length(lengths: &[Option<usize>]) -> Option<usize> {
 }
 
 /// # Safety
-/// The address has an element.
+/// `scalar.bytes()` bytes at the address belong to memory of this process.
 #[inline]
 unsafe fn read(address: usize, scalar: Scalar) -> u64 {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: each branch reads `scalar.bytes()` bytes, which need no alignment.
     unsafe {
         match scalar.bytes() {
             1 => u64::from((address as *const u8).read_unaligned()),
@@ -158,10 +161,10 @@ unsafe fn read(address: usize, scalar: Scalar) -> u64 {
 }
 
 /// # Safety
-/// The address has room for an element.
+/// `scalar.bytes()` bytes at the address belong to memory of this process that no other thread accesses.
 #[inline]
 unsafe fn write(address: usize, bits: u64, scalar: Scalar) {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: each branch writes `scalar.bytes()` bytes, which need no alignment.
     unsafe {
         match scalar.bytes() {
             1 => (address as *mut u8).write_unaligned(bits as u8),

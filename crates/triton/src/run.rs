@@ -49,8 +49,8 @@ type Shared = Arc<Data>;
 const PATIENCE: u32 = 4096;
 
 impl Kernel {
-    /// Runs all programs of the grid. `absent` is memory whose values were not computed; returns written memory that
-    /// may depend on it. `goes_on` is called repeatedly, and false interrupts the kernel; `prints` receives the
+    /// Runs all programs of the grid. `uncomputed` is memory whose values were not computed; returns written memory
+    /// that may depend on it. `goes_on` is called repeatedly, and false interrupts the kernel; `prints` receives the
     /// kernel's printed text after its end.
     ///
     /// # Safety
@@ -64,12 +64,12 @@ impl Kernel {
         &self,
         arguments: &[Argument],
         grid: [u32; 3],
-        absent: &[Span],
+        uncomputed: &[Span],
         goes_on: &mut dyn FnMut() -> bool,
         prints: &mut dyn FnMut(&str),
     ) -> Result<Vec<Span>, Stopped> {
         let (function, arguments) = self.called(arguments)?;
-        let mut running = Running::new(self, Memory::new(absent), grid, goes_on);
+        let mut running = Running::new(self, Memory::new(uncomputed), grid, goes_on);
         let done = running.all_programs(function, &arguments);
         if !running.printed.is_empty() {
             prints(&running.printed);
@@ -168,7 +168,7 @@ struct Running<'a> {
     /// Position of the running program in the grid.
     at: [u32; 3],
     /// Blocks until the next call of `goes_on`.
-    left: u32,
+    blocks_until_poll: u32,
     goes_on: &'a mut dyn FnMut() -> bool,
     printed: String,
     /// Set if only the work is counted.
@@ -186,7 +186,16 @@ enum Left {
 
 impl<'a> Running<'a> {
     fn new(kernel: &'a Kernel, memory: Memory, grid: [u32; 3], goes_on: &'a mut dyn FnMut() -> bool) -> Running<'a> {
-        Running { kernel, memory, grid, at: [0; 3], left: PATIENCE, goes_on, printed: String::new(), counter: None }
+        Running {
+            kernel,
+            memory,
+            grid,
+            at: [0; 3],
+            blocks_until_poll: PATIENCE,
+            goes_on,
+            printed: String::new(),
+            counter: None,
+        }
     }
 
     fn all_programs(&mut self, function: &Function, arguments: &[Shared]) -> Result<(), Stopped> {
@@ -217,9 +226,9 @@ impl<'a> Running<'a> {
     fn region(&mut self, region: &Region, arguments: Vec<Shared>, frame: &mut Frame) -> Result<Left, Stopped> {
         let (mut number, mut arguments) = (0, arguments);
         loop {
-            self.left -= 1;
-            if self.left == 0 {
-                self.left = PATIENCE;
+            self.blocks_until_poll -= 1;
+            if self.blocks_until_poll == 0 {
+                self.blocks_until_poll = PATIENCE;
                 if !(self.goes_on)() {
                     return Err(Stopped::Interrupted);
                 }
@@ -312,7 +321,7 @@ impl<'a> Running<'a> {
                 halves.map(Arc::new).into()
             }
             _ => {
-                let result = self.plain(instruction, frame).ok_or_else(misfit)?;
+                let result = self.eval_simple(instruction, frame).ok_or_else(misfit)?;
                 if instruction.results.is_empty() { Vec::new() } else { vec![result] }
             }
         };
@@ -379,7 +388,7 @@ impl<'a> Running<'a> {
     }
 
     /// The result of an instruction that needs only its operands and memory. `None`: the operands do not fit.
-    fn plain(&mut self, instruction: &Instruction, frame: &Frame) -> Option<Shared> {
+    fn eval_simple(&mut self, instruction: &Instruction, frame: &Frame) -> Option<Shared> {
         let slots = &instruction.operands;
         let operand = |at: usize| slots.get(at).and_then(|slot| frame[*slot].as_ref());
         let one = || operand(0).map(Arc::as_ref);

@@ -491,10 +491,10 @@ fn what_depends_on_absent_values_is_absent() {
     let kernel = Kernel::read(&text).unwrap();
     let arguments = [address(&mut from), address(&mut to)];
     let middle = from.as_ptr() as usize + 4;
-    let absent = middle..middle + 4;
+    let uncomputed = middle..middle + 4;
     // SAFETY: the kernel's accesses stay in the vectors.
     let written =
-        unsafe { kernel.run(&arguments, [3, 1, 1], std::slice::from_ref(&absent), &mut || true, &mut |_| ()) };
+        unsafe { kernel.run(&arguments, [3, 1, 1], std::slice::from_ref(&uncomputed), &mut || true, &mut |_| ()) };
     let place = to.as_ptr() as usize + 4;
     assert_eq!(written.unwrap(), std::iter::once(place..place + 4).collect::<Vec<_>>());
     assert_eq!(to, [1, 2, 3]);
@@ -517,7 +517,7 @@ fn what_goes_on_for_ever_can_be_interrupted() {
         asked += 1;
         asked < 3
     };
-    // SAFETY: the kernel uses no memory.
+    // SAFETY: the kernel has no loads and stores, so no address must be valid.
     assert_eq!(unsafe { kernel.run(&[], [1; 3], &[], &mut goes_on, &mut |_| ()) }, Err(Stopped::Interrupted));
 }
 
@@ -641,7 +641,7 @@ fn a_kernel_prints_a_line_for_each_element(#[case] print: &str, #[case] expected
     );
     let kernel = Kernel::read(&text).unwrap();
     let mut printed = String::new();
-    // SAFETY: the kernel uses no memory.
+    // SAFETY: the kernel has no loads and stores, so no address must be valid.
     let done = unsafe { kernel.run(&[], [2, 1, 1], &[], &mut || true, &mut |text| printed.push_str(text)) };
     assert_eq!((done, printed.as_str()), (Ok(Vec::new()), expected));
 }

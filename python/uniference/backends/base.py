@@ -443,7 +443,7 @@ class SimulatedBackend(c10d.Backend):
         if closed_by is not None:
             raise self._connections.closed_by(closed_by)
         if lacks_values:
-            values.mark_absent(outputs)
+            values.mark_uncomputed(outputs)
         elif reduction is not None:
             reduction.finish(outputs, self._size)
         deliver_earlier(self.channel)

@@ -59,7 +59,7 @@ class Operation:
             channel.folded(self.handle)
         self.peer, lacks_values = channel.deliver(self.handle, self.outputs)
         if lacks_values:
-            values.mark_absent(self.outputs)
+            values.mark_uncomputed(self.outputs)
         elif reduction is not None:
             reduction.finish(self.outputs, self._group_size)
 

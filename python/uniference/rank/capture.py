@@ -60,7 +60,7 @@ class Library:
             ctypes.c_double,
         ]
         self.functions.uniference_capture_limit.argtypes = [ctypes.c_char_p, ctypes.c_uint64]
-        for name in ("is_absent", "mark_absent"):
+        for name in ("is_uncomputed", "mark_uncomputed"):
             getattr(self.functions, f"uniference_capture_{name}").argtypes = [ctypes.c_void_p]
         self.functions.uniference_capture_is_large.argtypes = [ctypes.c_uint64, ctypes.c_uint32]
         for name in ("kind", "call"):
@@ -103,10 +103,10 @@ class Library:
         """Address of the functions by which the simulated GPU library communicates: see `Channel.communication`."""
         return channel.communication(self.address)
 
-    def mirror(self, *functions: int) -> None:
+    def begin_cpu_reference(self, *functions: int) -> None:
         """Computes the values of operators on simulated GPUs from now on, through functions of the simulated GPU
         library."""
-        self.functions.uniference_capture_mirror(*(ctypes.c_void_p(function) for function in functions))
+        self.functions.uniference_capture_begin_cpu_reference(*(ctypes.c_void_p(function) for function in functions))
 
     def take_captured(self) -> int:
         """Number of the operator that this thread ran last, if a graph has captured it; otherwise 0."""
@@ -129,14 +129,14 @@ class Library:
         function.restype = ctypes.c_uint64
         return int(function())
 
-    def unvalued(self) -> AbstractContextManager[None]:
+    def leave_uncomputed(self) -> AbstractContextManager[None]:
         """Computes no values on simulated GPUs on this thread inside the context, because the results are not used."""
-        return self._meanwhile(self.functions.uniference_capture_unvalued)
+        return self._meanwhile(self.functions.uniference_capture_leave_uncomputed)
 
-    def steering(self) -> AbstractContextManager[None]:
+    def keep_indices(self) -> AbstractContextManager[None]:
         """Computes integers of up to 268 million elements on this thread inside the context, because they decide the
         work of other operators."""
-        return self._meanwhile(self.functions.uniference_capture_steering)
+        return self._meanwhile(self.functions.uniference_capture_keep_indices)
 
     @contextmanager
     def _meanwhile(self, change: Callable[[int], None]) -> Iterator[None]:
@@ -189,18 +189,18 @@ class Library:
             if tensor.is_cpu:
                 self.functions.uniference_capture_call(tensor.untyped_storage()._cdata, written)
 
-    def is_absent(self, tensor: torch.Tensor) -> bool:
+    def is_uncomputed(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has elements that were not computed."""
-        return bool(self.functions.uniference_capture_is_absent(tensor.untyped_storage()._cdata))
+        return bool(self.functions.uniference_capture_is_uncomputed(tensor.untyped_storage()._cdata))
 
     def is_large(self, tensor: torch.Tensor) -> bool:
         """Whether communication moves only the tensor's size, and no data."""
         dtype = scalar_type(str(tensor.dtype).removeprefix("torch."))
         return bool(self.functions.uniference_capture_is_large(tensor.numel(), dtype))
 
-    def mark_absent(self, tensor: torch.Tensor) -> None:
+    def mark_uncomputed(self, tensor: torch.Tensor) -> None:
         """Marks the tensor's elements as not computed."""
-        self.functions.uniference_capture_mark_absent(tensor.untyped_storage()._cdata)
+        self.functions.uniference_capture_mark_uncomputed(tensor.untyped_storage()._cdata)
 
     def _nanoseconds_a_tick(self) -> float:
         begin, start = self.functions.uniference_capture_ticks(), time.perf_counter_ns()
@@ -229,7 +229,7 @@ def _compute_masks(library: Library) -> None:
         # Under compilation no values exist.
         if torch.compiler.is_compiling():
             return original(*args, **kwargs)
-        with library.steering():
+        with library.keep_indices():
             return original(*args, **kwargs)
 
     names.BLOCK_MASK.replace(create_block_mask)

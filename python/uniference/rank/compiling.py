@@ -20,7 +20,7 @@ class Notes(Protocol):
         them again."""
         ...
 
-    def unvalued(self) -> AbstractContextManager[None]:
+    def leave_uncomputed(self) -> AbstractContextManager[None]:
         """Computes no values on simulated GPUs on this thread inside the context, because the results are not used."""
         ...
 
@@ -116,5 +116,5 @@ def _measure_in_calls(capture: Notes) -> None:
 def _measured(capture: Notes) -> Iterator[None]:
     """Skips values during a measurement, which runs a kernel a hundred times and discards the results. Durations are
     the simulated GPU's, unless any configuration will do."""
-    with capture.compiling(_choosing.any), capture.unvalued():
+    with capture.compiling(_choosing.any), capture.leave_uncomputed():
         yield

@@ -79,11 +79,11 @@ class Executable:
         arguments: Mapping[str, Any],
         grid: tuple[int, ...],
         here: Callable[[Tensor], Tensor],
-        absent: Sequence[range],
+        uncomputed: Sequence[range],
     ) -> list[range]:
         """See `interpretation.run`."""
         given = self._given(arguments, here)
-        written = self._kernel.run(given, _three(grid), [(span.start, span.stop) for span in absent])
+        written = self._kernel.run(given, _three(grid), [(span.start, span.stop) for span in uncomputed])
         return [range(start, stop) for start, stop in written]
 
     def work(self, arguments: Mapping[str, Any], grid: tuple[int, ...], memory: Sequence[range]) -> Work | None:

@@ -50,10 +50,10 @@ def _attach(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> No
     kernels.install(channel, library)
     host_work.install(channel, library)
     functions = (
-        *("launch", "settle", "is_captured", "compute", "withhold"),
+        *("launch", "wait_for_data", "is_captured", "compute", "withhold"),
         *("clear", "is_untouched", "reads", "launches_block"),
     )
-    library.mirror(*(_address(process, f"uniference_phantom_{name}") for name in functions))
+    library.begin_cpu_reference(*(_address(process, f"uniference_phantom_{name}") for name in functions))
     is_of_device = process.uniference_phantom_is_of_device
     is_of_device.argtypes = [ctypes.c_void_p]
     mooncake.install(channel, is_of_device)

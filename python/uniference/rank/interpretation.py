@@ -35,12 +35,12 @@ def run(
     arguments: Mapping[str, Any],
     grid: tuple[int, ...],
     here: Callable[[Tensor], Tensor],
-    absent: Sequence[range] = (),
+    uncomputed: Sequence[range] = (),
 ) -> list[range]:
     """Interprets a kernel (a `JITFunction`) for all programs of the grid; `here` maps a GPU tensor to the tensor in
     this process's memory.
 
-    `absent` are address ranges of values that were not computed. Returns address ranges of written values that may
+    `uncomputed` are address ranges of values that were not computed. Returns address ranges of written values that may
     depend on them.
     """
     constants = {parameter.name for parameter in function.params if parameter.is_constexpr}
@@ -50,7 +50,7 @@ def run(
         if name in function.arg_names
     }
     x, y, z = (*grid, 1, 1, 1)[:3]
-    absence = _Absence(absent)
+    absence = _Absence(uncomputed)
     with _interpreting() as scope, numpy.errstate(all="ignore"):
         absence.follow(scope)
         rewritten = _rewritten(function)
@@ -130,8 +130,8 @@ its arguments."""
 class _Absence:
     """Tracks values that were not computed through a program of the grid."""
 
-    def __init__(self, absent: Sequence[range]) -> None:
-        self._absent = list(absent)
+    def __init__(self, uncomputed: Sequence[range]) -> None:
+        self._absent = list(uncomputed)
         self._has_read = False
         self.written: list[range] = []
 
@@ -157,7 +157,7 @@ class _Absence:
                 size = pointers.get_element_ty().primitive_bitwidth // 8 or 1
                 span = range(int(addresses.min()), int(addresses.max()) + size)
                 if reads and not self._has_read:
-                    self._has_read = any(_meet(addresses, size, span, absent) for absent in self._absent)
+                    self._has_read = any(_meet(addresses, size, span, uncomputed) for uncomputed in self._absent)
                 if writes and self._has_read:
                     self.written.append(span)
                     # Other programs of the grid may read it.
@@ -168,11 +168,11 @@ class _Absence:
         return access
 
 
-def _meet(addresses: Any, size: int, span: range, absent: range) -> bool:
-    """Whether one of the elements of `size` bytes at these addresses, which lie in `span`, overlaps `absent`."""
-    if span.stop <= absent.start or absent.stop <= span.start:
+def _meet(addresses: Any, size: int, span: range, uncomputed: range) -> bool:
+    """Whether one of the elements of `size` bytes at these addresses, which lie in `span`, overlaps `uncomputed`."""
+    if span.stop <= uncomputed.start or uncomputed.stop <= span.start:
         return False
-    return bool(((addresses + size > absent.start) & (addresses < absent.stop)).any())
+    return bool(((addresses + size > uncomputed.start) & (addresses < uncomputed.stop)).any())
 
 
 # bfloat16

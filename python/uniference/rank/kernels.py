@@ -75,7 +75,7 @@ class _Running(threading.local):
     def __init__(self) -> None:
         self.launches: list[Launch] = []
         self.result: Any = None
-        self.absent: Sequence[range] = ()
+        self.uncomputed: Sequence[range] = ()
 
 
 _running = _Running()
@@ -109,21 +109,21 @@ def _compute_here(read: Sequence[Tensor], written: Sequence[Tensor]) -> None:
     # A kernel needs only a tensor's address and element type.
     here = {(tensor.data_ptr(), tensor.dtype): tensor for tensor in (*read, *written)}
     given = [tensor for value in launch.arguments.values() for tensor in _tensors(value)]
-    absent = [_span(tensor) for tensor in given if _graphs.library.is_absent(tensor)]
-    _running.absent = _carry_out(launch, lambda tensor: here[tensor.data_ptr(), tensor.dtype], absent)
+    uncomputed = [_span(tensor) for tensor in given if _graphs.library.is_uncomputed(tensor)]
+    _running.uncomputed = _carry_out(launch, lambda tensor: here[tensor.data_ptr(), tensor.dtype], uncomputed)
 
 
-def _carry_out(launch: Launch, here: Callable[[Tensor], Tensor], absent: Sequence[range] = ()) -> Sequence[range]:
+def _carry_out(launch: Launch, here: Callable[[Tensor], Tensor], uncomputed: Sequence[range] = ()) -> Sequence[range]:
     """Carries out a kernel from the compiler's output if that is readable, otherwise by `interpretation.run`."""
     from uniference.rank import execution
 
     executable = execution.of(launch.compiled)
     if executable is not None:
-        return executable.run(launch.arguments, launch.grid, here, absent)
+        return executable.run(launch.arguments, launch.grid, here, uncomputed)
     from uniference.rank import interpretation
 
     try:
-        return interpretation.run(launch.function(), launch.arguments, launch.grid, here, absent)
+        return interpretation.run(launch.function(), launch.arguments, launch.grid, here, uncomputed)
     except Exception as error:  # the interpreter raises various errors for unsupported kernels
         raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
@@ -191,16 +191,16 @@ class _Call:
             return _running.result
         finally:
             _running.launches.pop()
-            _running.result, _running.absent = None, ()
+            _running.result, _running.uncomputed = None, ()
 
     def _ran(self) -> None:
         _graphs.channel.enter()
         try:
             _graphs.keep(self.launch)
-            for tensor in self.written if _running.absent else ():
+            for tensor in self.written if _running.uncomputed else ():
                 span = _span(tensor)
-                if any(written.start < span.stop and span.start < written.stop for written in _running.absent):
-                    _graphs.library.mark_absent(tensor)
+                if any(written.start < span.stop and span.start < written.stop for written in _running.uncomputed):
+                    _graphs.library.mark_uncomputed(tensor)
         finally:
             _graphs.channel.leave()
 
@@ -250,7 +250,7 @@ def _digests(tensors: Sequence[Tensor], most: int) -> tuple[bytes, ...] | None:
     """Digests of the tensors' bytes. `None`: a tensor has no values, the tensors have more than `most` bytes, or the
     values exist only when a graph is launched."""
     spans = list(map(_span, tensors))
-    is_too_much = sum(map(len, spans)) > most or any(map(_graphs.library.is_absent, tensors))
+    is_too_much = sum(map(len, spans)) > most or any(map(_graphs.library.is_uncomputed, tensors))
     if is_too_much or (tensors and torch.cuda.is_current_stream_capturing()):
         return None
     texts = (ctypes.string_at(span.start, len(span)) for span in spans)

@@ -27,12 +27,12 @@ def are_absent(tensors: Sequence[Tensor]) -> bool:
     library = capture.library() if VARIABLE in os.environ else None
     if library is None:
         return False
-    return any(library.is_absent(tensor) or library.is_large(tensor) for tensor in tensors)
+    return any(library.is_uncomputed(tensor) or library.is_large(tensor) for tensor in tensors)
 
 
-def mark_absent(tensors: Sequence[Tensor]) -> None:
+def mark_uncomputed(tensors: Sequence[Tensor]) -> None:
     """Marks tensors whose received values were not computed by the sender."""
     library = capture.library()
     assert library is not None, "only the C++ part lets values be absent"
     for tensor in tensors:
-        library.mark_absent(tensor)
+        library.mark_uncomputed(tensor)

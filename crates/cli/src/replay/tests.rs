@@ -136,8 +136,8 @@ fn the_timeout_that_passes_only_elsewhere_is_named() {
             output: Output { folder: out, ..Output::default() },
         });
         match done.unwrap() {
-            Done::Stopped(stop) => Some(stop.message),
-            Done::Finished { .. } => None,
+            Ended::Stopped(stop) => Some(stop.message),
+            Ended::Finished(_) => None,
         }
     };
     assert_eq!(stopped("9 Gbps"), None);

@@ -9,7 +9,7 @@ use uniference_formats::chakra::write::Writer;
 use uniference_session::cluster::Overrides;
 use uniference_session::results;
 use uniference_session::traces::{TraceReplay, replay};
-use uniference_session::{ClusterOptions, Done, Exit, Output};
+use uniference_session::{ClusterOptions, Ended, Exit, Output};
 
 fn write(path: &Path, nodes: &[Node]) {
     let mut writer = Writer::new(Vec::new(), &GlobalMetadata::default()).unwrap();
@@ -58,7 +58,7 @@ fn a_deadlock_ends_with_its_exit_code_and_the_nodes() {
         output: Output { folder: Some(out.into()), ..Output::default() },
         meaning: Meaning::default(),
     });
-    let Ok(Done::Stopped(stop)) = ended else { panic!("it is a deadlock") };
+    let Ok(Ended::Stopped(stop)) = ended else { panic!("it is a deadlock") };
     insta::assert_snapshot!(stop.message, @r"
     error: deadlock at 270.092 us: no rank can proceed
       rank 0, clock 0 ps: node 1 `n1`: recv (8 bytes, group 0), not entered by rank 1

@@ -40,7 +40,7 @@ pub(super) struct Link {
 
 /// Operations of threads that share a log, in their order, until one of these threads asks: the operations then belong
 /// to that thread. Lines are kept as texts.
-pub(super) type Joint = Vec<(Op, Option<String>)>;
+pub(super) type PendingOps = Vec<(Op, Option<String>)>;
 
 /// An input, and its room in the arena.
 pub(super) type Fill<'a> = (&'a [Region], Offset);
@@ -80,14 +80,14 @@ impl Link {
         match op {
             // The caller has already checked whether there are unsent operations.
             Op::Look => {}
-            Op::Exit(_) => self.take_joint(client, Client::all_joint)?,
-            _ if ends => self.take_joint(client, Client::own_joint)?,
-            _ if client.is_joint() => {
+            Op::Exit(_) => self.take_over_pending(client, Client::take_all_pending)?,
+            _ if ends => self.take_over_pending(client, Client::take_pending_of_log)?,
+            _ if client.keeps_pending() => {
                 let line = match &op {
                     Op::Issue { site, .. } => Some(self.lines[site.index()].clone()),
                     _ => None,
                 };
-                client.with_joint(|joint| joint.push((op, line)));
+                client.with_pending(|pending| pending.push((op, line)));
                 return Ok(());
             }
             _ => {}
@@ -98,17 +98,17 @@ impl Link {
 
     /// Sends operations of this thread, and of threads that share its log.
     pub(super) fn hand_over(&mut self, client: &Client) -> Result<()> {
-        self.take_joint(client, Client::own_joint)?;
+        self.take_over_pending(client, Client::take_pending_of_log)?;
         self.send(client)
     }
 
-    fn take_joint(&mut self, client: &Client, take: impl FnOnce(&Client) -> Joint) -> Result<()> {
+    fn take_over_pending(&mut self, client: &Client, take: impl FnOnce(&Client) -> PendingOps) -> Result<()> {
         take(client).into_iter().try_for_each(|(op, line)| self.take_over(client, op, line))
     }
 
     /// Whether this thread, or one that shares its log, has unsent operations.
     pub(super) fn has_something_to_say(&self, client: &Client) -> bool {
-        !self.batch.is_empty() || client.with_joint(|joint| !joint.is_empty()).unwrap_or(false)
+        !self.batch.is_empty() || client.with_pending(|pending| !pending.is_empty()).unwrap_or(false)
     }
 
     /// Adds an operation, possibly of another thread, to the batch.
@@ -128,9 +128,9 @@ impl Link {
             let rest = slice.operators.split_off(LONGEST_PART);
             pieces.push(Op::Operators(std::mem::replace(&mut slice.operators, rest)));
         }
-        if client.is_joint() {
+        if client.keeps_pending() {
             pieces.push(Op::Compute(slice));
-            client.with_joint(|joint| joint.extend(pieces.into_iter().map(|op| (op, None))));
+            client.with_pending(|pending| pending.extend(pieces.into_iter().map(|op| (op, None))));
             return Ok(());
         }
         for piece in pieces {
@@ -197,11 +197,11 @@ impl Client {
     /// ask about these launches.
     pub fn hands_over(&self) {
         let is_nobodys = || relays() || is_exiting() || self.is_inside() || self.refuse_in_fork().is_err();
-        if self.joint.get().is_none() || !self.barrier.threaded() || is_nobodys() {
+        if self.pending_by_log.get().is_none() || !self.barrier.threaded() || is_nobodys() {
             return;
         }
         let is_written = self.capture().is_some_and(|capture| capture.log().1);
-        if !is_written && !self.with_joint(|joint| !joint.is_empty()).unwrap_or(false) {
+        if !is_written && !self.with_pending(|pending| !pending.is_empty()).unwrap_or(false) {
             return;
         }
         let _ours = self.ours();
@@ -236,35 +236,35 @@ impl Client {
 
     /// Whether the calling thread keeps its operations in the log that it shares with other threads, until one of these
     /// threads asks the driver something.
-    pub(super) fn is_joint(&self) -> bool {
-        self.joint.get().is_some() && !relays()
+    pub(super) fn keeps_pending(&self) -> bool {
+        self.pending_by_log.get().is_some() && !relays()
     }
 
     /// Runs `f` on the unsent operations of the calling thread and of threads that share its log; `None`: the thread
     /// keeps none.
-    pub(super) fn with_joint<T>(&self, f: impl FnOnce(&mut Joint) -> T) -> Option<T> {
-        let joint = self.joint.get().filter(|_| !relays())?;
+    pub(super) fn with_pending<T>(&self, f: impl FnOnce(&mut PendingOps) -> T) -> Option<T> {
+        let pending = self.pending_by_log.get().filter(|_| !relays())?;
         let log = self.capture().map_or(0, |capture| capture.log().0);
-        let mut joint = joint.lock().expect("no holder of this lock panics");
-        let at = joint.iter().position(|(of, _)| *of == log).unwrap_or_else(|| {
-            joint.push((log, Joint::new()));
-            joint.len() - 1
+        let mut pending = pending.lock().expect("no holder of this lock panics");
+        let at = pending.iter().position(|(of, _)| *of == log).unwrap_or_else(|| {
+            pending.push((log, PendingOps::new()));
+            pending.len() - 1
         });
-        let result = f(&mut joint[at].1);
-        if joint[at].1.is_empty() {
-            joint.remove(at);
+        let result = f(&mut pending[at].1);
+        if pending[at].1.is_empty() {
+            pending.remove(at);
         }
         Some(result)
     }
 
-    fn own_joint(&self) -> Joint {
-        self.with_joint(std::mem::take).unwrap_or_default()
+    fn take_pending_of_log(&self) -> PendingOps {
+        self.with_pending(std::mem::take).unwrap_or_default()
     }
 
     /// Unsent operations of all threads, for the end of the process.
-    fn all_joint(&self) -> Joint {
-        let joint = self.joint.get().filter(|_| !relays());
-        let all = joint.map(|joint| std::mem::take(&mut *joint.lock().expect("no holder of this lock panics")));
-        all.into_iter().flatten().flat_map(|(_, joint)| joint).collect()
+    fn take_all_pending(&self) -> PendingOps {
+        let pending = self.pending_by_log.get().filter(|_| !relays());
+        let all = pending.map(|pending| std::mem::take(&mut *pending.lock().expect("no holder of this lock panics")));
+        all.into_iter().flatten().flat_map(|(_, pending)| pending).collect()
     }
 }

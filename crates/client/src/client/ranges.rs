@@ -54,7 +54,7 @@ impl Client {
             let number = THREADS.fetch_add(1, Relaxed);
             link.thread = Some(number);
             link.batch.push(Op::Thread(number));
-            if client.is_joint() {
+            if client.keeps_pending() {
                 link.send(client)?;
             }
             Ok(number)

@@ -242,7 +242,7 @@ impl Client {
     fn compute_of_children(&self) -> Compute {
         match self.compute {
             Compute::None => Compute::None,
-            Compute::Measured if self.joint.get().is_none() => Compute::None,
+            Compute::Measured if self.pending_by_log.get().is_none() => Compute::None,
             Compute::Measured | Compute::Modelled => Compute::Modelled,
         }
     }

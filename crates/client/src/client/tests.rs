@@ -200,7 +200,7 @@ fn a_large_input_follows_the_question_where_nothing_is_measured() {
     let (client, socket) = rank_whose(Compute::None);
     let driver = driver(socket, vec![reply(Answer::TimedOut)]);
     let mut data = vec![7_u8; MANY as usize];
-    // SAFETY: the data outlives the region.
+    // SAFETY: the region is that of `data`, which outlives it and is not accessed meanwhile.
     #[allow(unsafe_code)]
     let input = unsafe { [Region::new(data.as_mut_ptr() as usize, data.len())] };
     let blocking = Blocking { op: barrier(), input: Some(&input), output: &[], timeout: None, site: "a.py:1" };
@@ -247,7 +247,7 @@ fn a_full_arena_is_an_error_and_freed_rooms_come_back() {
     let freed = Reply { freed: vec![0], ..reply(Answer::Go) };
     let driver = driver(socket, vec![freed]);
     let mut data = vec![0_u8; 1 << 20];
-    // SAFETY: the data outlives both regions.
+    // SAFETY: both regions are parts of `data`, which outlives them and is not accessed meanwhile.
     #[allow(unsafe_code)]
     let (all, one) = unsafe {
         let address = data.as_mut_ptr() as usize;

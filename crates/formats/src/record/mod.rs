@@ -59,7 +59,7 @@ fn checksum(bytes: &[u8]) -> u32 {
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
     /// The file is no program record.
-    #[error("this is not a program record\nhint: `uniference run` writes one to its output folder")]
+    #[error("this is not a program record\nhint: `uniference run` writes one to its run folder")]
     NotARecord,
     /// Another version of Uniference wrote the record.
     #[error("unsupported program record version {0}; the newest supported version is {current}\nhint: replay it with the version of Uniference that wrote it", current = VERSION)]

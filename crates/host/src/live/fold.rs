@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name};
-use uniference_sim::collective::fold::FoldPlan;
+use uniference_sim::collective::fold::ReductionPlan;
 use uniference_sim::ids::RankId;
 use uniference_sim::program::{Collective, CollectiveKind, NcclSettings};
 
@@ -24,7 +24,7 @@ pub(super) struct Group {
 #[derive(Default)]
 pub(super) struct Plans {
     /// The most recently used plans, the latest first.
-    kept: VecDeque<(Key, Arc<FoldPlan>)>,
+    kept: VecDeque<(Key, Arc<ReductionPlan>)>,
     algorithms: AlgorithmTable,
 }
 
@@ -43,7 +43,7 @@ impl Plans {
     /// # Panics
     /// If the plan needs memory beyond the members' inputs, which no built-in algorithm does (see the tests). For a
     /// user's algorithm that does, the elements are combined as in a ring, or for a reduce in order of ranks.
-    pub(super) fn get(&mut self, call: &Collective, algorithm: &'static str, group: &Group) -> Arc<FoldPlan> {
+    pub(super) fn get(&mut self, call: &Collective, algorithm: &'static str, group: &Group) -> Arc<ReductionPlan> {
         let size = group.ranks.len() as u32;
         let place = self.algorithms.depends_on_place().then(|| (group.ranks.clone(), group.settings));
         let known = |(key, _): &(Key, _)| key.0 == *call && key.1 == algorithm && key.2 == size && key.3 == place;
@@ -66,7 +66,7 @@ impl Plans {
         of_group.as_ref().unwrap_or(&self.algorithms).algorithm(call, group.ranks.len() as u32).name()
     }
 
-    fn derive(&self, call: &Collective, algorithm: &'static str, group: &Group) -> FoldPlan {
+    fn derive(&self, call: &Collective, algorithm: &'static str, group: &Group) -> ReductionPlan {
         let size = group.ranks.len() as u32;
         let has_rules = !self.algorithms.rules(call.kind).is_empty();
         let of_group = self.algorithms.for_group(&group.ranks, group.settings.as_ref());
@@ -76,19 +76,19 @@ impl Plans {
         let Some(chosen) = chosen.filter(|chosen| chosen.name() == algorithm) else {
             return derive(call, algorithm, size);
         };
-        let plan = FoldPlan::derive(&*chosen, call, size);
+        let plan = ReductionPlan::derive(&*chosen, call, size);
         let standard = if call.kind == CollectiveKind::Reduce { "linear" } else { "ring" };
         if is_in_place(&plan, size) { plan } else { derive(call, standard, size) }
     }
 }
 
-fn is_in_place(plan: &FoldPlan, size: u32) -> bool {
+fn is_in_place(plan: &ReductionPlan, size: u32) -> bool {
     plan.slots == size && plan.folds.iter().all(|fold| fold.combine)
 }
 
-fn derive(call: &Collective, algorithm: &'static str, size: u32) -> FoldPlan {
+fn derive(call: &Collective, algorithm: &'static str, size: u32) -> ReductionPlan {
     let found = algorithm_by_name(call.kind, algorithm).unwrap_or_else(|e| panic!("the engine used it: {e}"));
-    let plan = FoldPlan::derive(&*found, call, size);
+    let plan = ReductionPlan::derive(&*found, call, size);
     assert!(is_in_place(&plan, size), "{algorithm} on {size} ranks needs {} rooms and copies", plan.slots);
     plan
 }
@@ -189,7 +189,7 @@ mod tests {
             let expected = of_group.as_ref().unwrap_or(&table).algorithm(&large, 8);
             assert_eq!(plans.choice(&large, &group), expected.name());
             let plan = plans.get(&large, expected.name(), &group);
-            assert_eq!(plan.folds, FoldPlan::derive(&*expected, &large, 8).folds);
+            assert_eq!(plan.folds, ReductionPlan::derive(&*expected, &large, 8).folds);
         }
         let tree = plans.choice(&large, &group(0..8, Some(trees)));
         assert!(tree.starts_with("tree"));

@@ -8,7 +8,7 @@ use super::fold::Plans;
 use std::sync::Arc;
 use uniference_protocol::memory::{Kernel, Window};
 use uniference_protocol::messages::{Fetched, Offset, OutputPart};
-use uniference_sim::collective::fold::{Fold, FoldPlan};
+use uniference_sim::collective::fold::{Fold, ReductionPlan};
 use uniference_sim::ids::{GroupRank, Handle};
 use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape};
 
@@ -42,7 +42,7 @@ pub(super) struct Instance {
     algorithm: Option<&'static str>,
     folding: Folding,
     /// The plan of a reduction, once a member has claimed it.
-    plan: Option<Arc<FoldPlan>>,
+    plan: Option<Arc<ReductionPlan>>,
 }
 
 impl Instance {

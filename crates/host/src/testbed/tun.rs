@@ -56,7 +56,7 @@ pub(super) fn open(name: &str) -> io::Result<OwnedFd> {
     let device = rustix::fs::open("/dev/net/tun", flags, Mode::empty())?;
     let mut request = InterfaceRequest { name: [0; NAME_BYTES], flags: FLAGS, rest: [0; 22] };
     request.name[..name.len()].copy_from_slice(name.as_bytes());
-    // SAFETY: see `Attach`.
+    // SAFETY: the opcode of `Attach` reads and writes a structure of its type, which lives during the call.
     unsafe { rustix::ioctl::ioctl(&device, Attach(request)) }?;
     // SAFETY: the argument of this opcode is an integer with flags.
     unsafe { rustix::ioctl::ioctl(&device, IntegerSetter::<TUNSETOFFLOAD>::new_usize(OFFLOAD)) }?;

@@ -84,7 +84,7 @@ fn a_profiler_is_told_of_calls_at_once_and_of_work_when_it_has_ended() {
     assert!(launch > 0);
     let mut last = std::mem::MaybeUninit::new(0);
     assert_eq!(cuptiActivityPopExternalCorrelationId(3, Some(&mut last)), 0);
-    // SAFETY: `last` was initialised with 0.
+    // SAFETY: `last` was created with a value.
     assert_eq!(unsafe { last.assume_init() }, 42);
 
     // The kernel has not ended.
@@ -102,7 +102,7 @@ fn a_profiler_is_told_of_calls_at_once_and_of_work_when_it_has_ended() {
     let (began, ended, of, on) = (kernel.began, kernel.ended, kernel.correlation, kernel.stream);
     assert_eq!((began, ended), (PROFILER_DATES + 1_000, PROFILER_DATES + 1_300));
     assert_eq!((of, on), (correlation, own + FIRST_STREAM));
-    // SAFETY: kernel names are never freed.
+    // SAFETY: the name of a kernel ends with a zero, and is never freed.
     assert_eq!(unsafe { CStr::from_ptr(kernel.name) }, c"add");
 
     // A graph that was captured before profiling has records of its nodes for each launch; copies are not enabled.

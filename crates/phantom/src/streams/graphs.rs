@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// A host function in C.
 pub(crate) type HostFunction = extern "C" fn(*mut c_void);
 
-/// Computation of a graph's operators, which `cpp/mirror.h` runs at each launch: this library only knows its place in
-/// the graph.
+/// Computation of a graph's operators, which `cpp/cpu_reference.h` runs at each launch: this library only knows its
+/// place in the graph.
 #[derive(Debug)]
 pub(crate) struct Computation {
     run: extern "C" fn(*mut c_void),
@@ -101,9 +101,9 @@ struct Launched {
 
 impl Launched {
     /// Waits for the data of the calls made so far, before it is read.
-    fn settle(&self) {
+    fn wait_for_data(&self) {
         if arrivals::any() {
-            self.called.iter().for_each(|stream| arrivals::settle_stream(*stream));
+            self.called.iter().for_each(|stream| arrivals::wait_for_stream(*stream));
         }
     }
 }
@@ -128,7 +128,7 @@ pub(super) struct Exec {
 }
 
 exports! {
-    /// Whether a stream is captured into a graph, for `cpp/mirror.h`.
+    /// Whether a stream is captured into a graph, for `cpp/cpu_reference.h`.
     fn uniference_phantom_is_captured(stream: Handle) -> c_int {
         let mut state = lock();
         c_int::from(state.resolve(stream).is_ok_and(|stream| state.streams[stream as usize].capture.is_some()))
@@ -199,7 +199,7 @@ pub(crate) fn update_exec(exec: Handle, graph: Handle) -> Result<(), Status> {
 pub(crate) fn launch_graph(exec: Handle, stream: Handle) -> Result<(), Status> {
     if arrivals::any() {
         let number = lock().resolve(stream)?;
-        arrivals::settle_stream(number);
+        arrivals::wait_for_stream(number);
     }
     let mut state = lock();
     let (exec, stream) = (state.exec(exec)?, state.resolve(stream)?);
@@ -399,24 +399,24 @@ impl Work {
         let mut computations = self.computations.iter().peekable();
         for place in 0..=self.nodes.len() {
             while let Some((_, computation)) = computations.next_if(|(before, _)| *before == place) {
-                launched.settle();
+                launched.wait_for_data();
                 (computation.run)(computation.data as *mut c_void);
             }
             match self.nodes.get(place) {
                 Some(Node::Host { function, data }) => {
-                    launched.settle();
+                    launched.wait_for_data();
                     function(*data as *mut c_void);
                 }
                 Some(Node::Graph { work, stream, .. }) => work.carry_out(place_of(*stream), launched)?,
                 Some(Node::Calls(calls)) => {
-                    launched.settle();
+                    launched.wait_for_data();
                     let streams: Vec<u32> = calls.streams.iter().map(|stream| place_of(*stream)).collect();
                     (calls.make)(&streams)?;
                     launched.called.extend(streams);
                     tell(|link| (link.graph_resume)(launched.graph, launched.on));
                 }
                 Some(node @ (Node::Copy { .. } | Node::Set { .. })) => {
-                    launched.settle();
+                    launched.wait_for_data();
                     node.move_bytes()?;
                 }
                 Some(Node::Record { event }) => {

@@ -53,7 +53,7 @@ extern "C" fn rank(_: u32) -> u32 {
 /// # Safety
 /// Key and value are of these lengths.
 unsafe extern "C" fn publish(key: *const u8, key_length: usize, value: *const u8, length: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: key and value have these lengths, and live during the call.
     let (key, value) = unsafe { (from_raw_parts(key, key_length).to_vec(), from_raw_parts(value, length).to_vec()) };
     state().said.insert(key, value);
 }
@@ -63,7 +63,7 @@ unsafe extern "C" fn publish(key: *const u8, key_length: usize, value: *const u8
 /// # Safety
 /// The key has this length, and the value has room for `room` bytes.
 unsafe extern "C" fn look_up(key: *const u8, key_length: usize, value: *mut u8, room: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the key has its length, and the value room for `room` bytes, which do not overlap.
     let (key, value) = unsafe { (from_raw_parts(key, key_length), from_raw_parts_mut(value, room)) };
     if let Some(said) = state().said.get(key) {
         let length = said.len().min(room);
@@ -89,13 +89,13 @@ unsafe extern "C" fn group(_: *const u32, count: usize, _: *const NcclSettings) 
 /// # Safety
 /// The memory that the call names is mapped.
 unsafe extern "C" fn issue(call: *const Call) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: the simulated NCCL passes a call that lives until this returns.
     let call = unsafe { &*call };
     let mut state = state();
     let handle = state.calls;
     state.calls = handle.wrapping_add(1) % Communication::REFUSED;
     if call.has_values != 0 && call.input.bytes > 0 {
-        // SAFETY: the caller's.
+        // SAFETY: the input is memory of simulated devices, which is mapped in this process.
         let input = unsafe { from_raw_parts(call.input.address as *const u8, call.input.bytes) };
         state.data.insert(handle, input.to_vec());
     }
@@ -105,7 +105,8 @@ unsafe extern "C" fn issue(call: *const Call) -> u32 {
 extern "C" fn deliver(handle: u32, to: usize, bytes: u64, _has_ended: c_int) {
     let data = state().data.remove(&handle);
     if let Some(data) = data.filter(|data| !data.is_empty() && bytes > 0) {
-        // SAFETY: the caller names memory of the program's.
+        // SAFETY: the output is memory of simulated devices, which is mapped in this process; the program does not
+        // access it until the call is over.
         let output = unsafe { from_raw_parts_mut(to as *mut u8, bytes as usize) };
         let length = data.len().min(output.len());
         output[..length].copy_from_slice(&data[..length]);

@@ -39,7 +39,7 @@ pub(crate) fn addresses(client: &Arc<Client>) -> (usize, usize, usize, usize) {
 /// # Safety
 /// The client is that of [`addresses`].
 unsafe extern "C" fn enter(client: *const Client) {
-    // SAFETY: the caller's.
+    // SAFETY: the client is that of `addresses`, which is never freed.
     unsafe { &*client }.enter();
 }
 
@@ -47,7 +47,7 @@ unsafe extern "C" fn enter(client: *const Client) {
 /// The client is that of [`addresses`].
 unsafe extern "C" fn leave(client: *const Client) {
     ENDED.set(None);
-    // SAFETY: the caller's.
+    // SAFETY: the client is that of `addresses`, which is never freed.
     unsafe { &*client }.leave();
 }
 
@@ -56,18 +56,18 @@ unsafe extern "C" fn leave(client: *const Client) {
 /// # Safety
 /// The client is that of [`addresses`], and what the call names stays until this returns.
 unsafe extern "C" fn run(client: *const Client, call: *const Call) -> CallOutcome {
-    // SAFETY: the caller's.
+    // SAFETY: the client is that of `addresses`, which is never freed; the call lives until this returns.
     let (client, call) = unsafe { (&*client, &*call) };
     let group = GroupId(call.group);
     let Some(op) = collective(call).filter(|_| !client.has_closed(group)) else { return CallOutcome::Decline };
-    // SAFETY: the caller's.
+    // SAFETY: the backend keeps the tensors, whose memory the call names, until this returns.
     let (input, output) = unsafe { (region(call.input), region(call.output)) };
     let blocking = Blocking {
         op,
         input: (call.has_values != 0).then_some(input.as_slice()),
         output: if call.output.bytes == 0 { &[] } else { &output },
         timeout: (call.timeout < NO_TIMEOUT).then(|| SimDuration::from_ps(call.timeout)),
-        // SAFETY: the caller's text stays until this returns.
+        // SAFETY: the backend keeps the text of the line until this returns.
         site: unsafe { call.site.get() }.expect("lines come from Python as UTF-8"),
     };
     match client.run(group, blocking) {
@@ -91,6 +91,6 @@ fn collective(call: &Call) -> Option<Collective> {
 /// # Safety
 /// As [`Region::new`].
 unsafe fn region(Memory { address, bytes }: Memory) -> [Region; 1] {
-    // SAFETY: the caller's.
+    // SAFETY: the memory meets the contract of `Region::new`, which is this function's.
     [unsafe { Region::new(address, bytes) }]
 }

@@ -68,7 +68,7 @@ fn state() -> &'static State {
 /// # Safety
 /// Key and value are of these lengths.
 unsafe extern "C" fn publish(key: *const u8, key_length: usize, value: *const u8, length: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: key and value have these lengths, and live during the call.
     let (key, value) = unsafe { (from_raw_parts(key, key_length).to_vec(), from_raw_parts(value, length).to_vec()) };
     let _ours = Ours::new();
     ended(state().client.store(StoreOp::Set { key, value }, None, ""));
@@ -77,7 +77,7 @@ unsafe extern "C" fn publish(key: *const u8, key_length: usize, value: *const u8
 /// # Safety
 /// The key has this length, and the value has room for `room` bytes.
 unsafe extern "C" fn look_up(key: *const u8, key_length: usize, value: *mut u8, room: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the key has its length, and the value room for `room` bytes, which do not overlap.
     let (key, value) = unsafe { (from_raw_parts(key, key_length).to_vec(), from_raw_parts_mut(value, room)) };
     let _ours = Ours::new();
     if let Some(StoreValue::Bytes(bytes)) = ended(state().client.store(StoreOp::Get { key }, None, site())) {
@@ -89,7 +89,7 @@ unsafe extern "C" fn look_up(key: *const u8, key_length: usize, value: *mut u8, 
 /// # Safety
 /// `ranks` points to `count` ranks; `settings` points to settings or is null.
 unsafe extern "C" fn group(ranks: *const u32, count: usize, settings: *const NcclSettings) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: there are `count` ranks; settings are null, or live during the call.
     let (ranks, settings) = unsafe { (from_raw_parts(ranks, count).to_vec(), settings.as_ref().copied()) };
     let _ours = Ours::new();
     state().client.group(ranks, settings, false).map_or(Communication::REFUSED, |group| group.0)
@@ -98,11 +98,11 @@ unsafe extern "C" fn group(ranks: *const u32, count: usize, settings: *const Ncc
 /// # Safety
 /// The memory that the call names is mapped.
 unsafe extern "C" fn issue(call: *const Call) -> u32 {
-    // SAFETY: the caller's.
+    // SAFETY: the simulated NCCL passes a call that lives until this returns.
     let call = unsafe { &*call };
     let _ours = Ours::new();
     let State { client, reductions, .. } = state();
-    // SAFETY: the caller's.
+    // SAFETY: the input is memory of simulated devices, which stays mapped in this process while the call runs.
     let input = [unsafe { Region::new(call.input.address, call.input.bytes) }];
     let input = (call.has_values != 0 && call.input.bytes > 0).then_some(input.as_slice());
     let group = GroupId(call.group);
@@ -150,7 +150,8 @@ extern "C" fn deliver(handle: u32, to: usize, bytes: u64, has_ended: c_int) {
             ended(client.folded(handle).map(Some));
         }
     }
-    // SAFETY: the caller names memory of the program's.
+    // SAFETY: the output is memory of simulated devices, which stays mapped in this process; the program does not
+    // access it until the call is over.
     let output = [unsafe { Region::new(to, bytes as usize) }];
     ended(client.deliver(handle, &output).map(Some));
 }
@@ -197,7 +198,7 @@ fn ended<T>(result: Result<Option<T>, ClientError>) -> Option<T> {
 
 fn site() -> &'static str {
     let (mut data, mut length) = (std::ptr::null(), 0);
-    // SAFETY: both are written to; lines stay.
+    // SAFETY: `site` sets both; the text of a line is never freed.
     let bytes = unsafe {
         (state().functions.site)(&mut data, &mut length);
         if length == 0 { &[] } else { from_raw_parts(data, length) }

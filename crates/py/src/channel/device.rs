@@ -172,7 +172,7 @@ extern "C" fn times(take: TakeTimes, data: *mut c_void) {
 /// # Safety
 /// `text` is one of `length` bytes.
 unsafe extern "C" fn warn(text: *const u8, length: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: the text has `length` bytes, and lives during the call.
     let text = unsafe { from_raw_parts(text, length) };
     client().warn(&String::from_utf8_lossy(text));
 }

@@ -57,7 +57,7 @@ impl FromStr for Compute {
             ("model", _) => Ok(Compute::Model),
             ("none", _) => Ok(Compute::None),
             (_, Some(run)) if !run.is_empty() => Ok(Compute::From(run.into())),
-            _ => Err("must be measured, model, from=RUN (the output folder of an earlier run) or none".to_owned()),
+            _ => Err("must be measured, model, from=RUN (the run folder of an earlier run) or none".to_owned()),
         }
     }
 }

@@ -31,7 +31,7 @@ CREATE TABLE figure (
 
 /// A completed trial.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Done {
+pub(super) struct CompletedTrial {
     /// Identity of the trial.
     pub(super) identity: String,
     /// Duration on this machine, in seconds.
@@ -68,8 +68,8 @@ impl Journal {
     }
 
     /// Completed trials, by number.
-    pub(super) fn done(&self) -> Result<BTreeMap<usize, Done>, HostError> {
-        let read = || -> rusqlite::Result<BTreeMap<usize, Done>> {
+    pub(super) fn done(&self) -> Result<BTreeMap<usize, CompletedTrial>, HostError> {
+        let read = || -> rusqlite::Result<BTreeMap<usize, CompletedTrial>> {
             let mut figures: BTreeMap<i64, BTreeMap<String, Cell>> = BTreeMap::new();
             let mut statement = self.connection.prepare("SELECT trial, name, value FROM figure")?;
             let mut rows = statement.query([])?;
@@ -94,7 +94,7 @@ impl Journal {
                     Some(error) => Err(error),
                     None => Ok((source, figures.remove(&number).unwrap_or_default())),
                 };
-                done.insert(number as usize, Done { identity: row.get(1)?, seconds: row.get(4)?, outcome });
+                done.insert(number as usize, CompletedTrial { identity: row.get(1)?, seconds: row.get(4)?, outcome });
             }
             Ok(done)
         };
@@ -102,7 +102,7 @@ impl Journal {
     }
 
     /// Adds a completed trial in one transaction.
-    pub(super) fn add(&mut self, number: usize, done: &Done) -> Result<(), HostError> {
+    pub(super) fn add(&mut self, number: usize, done: &CompletedTrial) -> Result<(), HostError> {
         let add = |connection: &mut Connection| -> rusqlite::Result<()> {
             let transaction = connection.transaction()?;
             let (record, error) = match &done.outcome {
@@ -165,7 +165,7 @@ mod tests {
             ("bytes_sent".to_owned(), Cell::Integer(1 << 60)),
             ("digest".to_owned(), Cell::Text("00".to_owned())),
         ]);
-        let done = |seconds, outcome| Done { identity: "i".to_owned(), seconds, outcome };
+        let done = |seconds, outcome| CompletedTrial { identity: "i".to_owned(), seconds, outcome };
         let done = [
             (0, done(5.0, Ok((Source::Run, figures.clone())))),
             (3, done(0.25, Ok((Source::Replay(0), figures)))),

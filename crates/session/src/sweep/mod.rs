@@ -18,7 +18,7 @@ use crate::lock::{LOCK, Lock, Writer};
 use crate::notices::Notices;
 use crate::places::seen;
 use crate::whole;
-use journal::{Done, Journal};
+use journal::{CompletedTrial, Journal};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -207,7 +207,7 @@ fn hashed<'p>(parts: impl IntoIterator<Item = &'p [u8]>) -> String {
 pub struct SweepFolder {
     path: PathBuf,
     journal: Journal,
-    done: BTreeMap<usize, Done>,
+    done: BTreeMap<usize, CompletedTrial>,
     _lock: Option<Lock>,
 }
 
@@ -272,7 +272,7 @@ impl SweepFolder {
 
     /// The table of completed trials.
     pub fn table(&self, undertaking: &Undertaking<'_>) -> Results {
-        let row = |(number, done): (&usize, &Done)| {
+        let row = |(number, done): (&usize, &CompletedTrial)| {
             let (trial, _) = undertaking.trials.get(*number)?;
             let (settings, command) = (trial.settings.clone(), trial.command());
             Some(Row { trial: *number, settings, command, outcome: done.outcome.clone() })

@@ -1,12 +1,13 @@
 //! Owns the order in which trials run, several at once: the first trial of each group runs, and the others replay its
 //! record.
 
-use super::journal::{Done, other};
+use super::journal::{CompletedTrial, other};
 use super::{JOURNAL, Program, SweepFolder, TRIALS, Trial, Undertaking};
 use crate::input;
 use crate::recorded::{Replay, Told, replay_told};
 use crate::results::{RECORD, REPORT};
-use crate::session::{Done as Simulated, Output};
+use crate::session::{Output, RunResults};
+use crate::simulated::Ended;
 use crate::{Notices, RecordLevel};
 use std::collections::BTreeSet;
 use std::fs;
@@ -74,7 +75,9 @@ pub fn carry_out(
             (Some(done), _) if done.identity == identity => {}
             (Some(_), _) => return Err(other(&folder.path.join(JOURNAL))),
             // A trial that cannot run has failed.
-            (None, Err(error)) => note(folder, number, Done { identity, seconds: 0.0, outcome: Err(error.clone()) })?,
+            (None, Err(error)) => {
+                note(folder, number, CompletedTrial { identity, seconds: 0.0, outcome: Err(error.clone()) })?
+            }
             (None, Ok(_)) => {}
         }
     }
@@ -82,7 +85,9 @@ pub fn carry_out(
     let (sender, receiver) = channel();
     let left = |folder: &SweepFolder| {
         let timed = |is_run: bool| {
-            let of = |done: &Done| done.outcome.as_ref().is_ok_and(|(source, _)| (*source == Source::Run) == is_run);
+            let of = |done: &CompletedTrial| {
+                done.outcome.as_ref().is_ok_and(|(source, _)| (*source == Source::Run) == is_run)
+            };
             folder.done.values().filter(|done| of(done)).map(|done| done.seconds).collect::<Vec<f64>>()
         };
         let done = |number| folder.done.contains_key(&number);
@@ -98,7 +103,7 @@ pub fn carry_out(
         let mut halted = Halted::No;
         loop {
             match receiver.recv_timeout(PERIOD) {
-                Ok((_, Done { outcome: Err(_), .. })) if carrier.lost().is_some() => {}
+                Ok((_, CompletedTrial { outcome: Err(_), .. })) if carrier.lost().is_some() => {}
                 Ok((number, done)) => {
                     if let Err(error) = note(folder, number, done) {
                         pool.stop();
@@ -121,7 +126,7 @@ pub fn carry_out(
     })
 }
 
-fn note(folder: &mut SweepFolder, number: usize, done: Done) -> Result<(), HostError> {
+fn note(folder: &mut SweepFolder, number: usize, done: CompletedTrial) -> Result<(), HostError> {
     folder.journal.add(number, &done)?;
     folder.done.insert(number, done);
     Ok(())
@@ -196,7 +201,7 @@ impl<'a> Pool<'a> {
         self.changed.notify_all();
     }
 
-    fn work(&self, carrier: &dyn Carrier, sender: &Sender<(usize, Done)>) {
+    fn work(&self, carrier: &dyn Carrier, sender: &Sender<(usize, CompletedTrial)>) {
         while let Some(task) = self.next() {
             let begin = Instant::now();
             let (number, outcome) = match task {
@@ -214,7 +219,7 @@ impl<'a> Pool<'a> {
             let made_record = matches!(outcome, Ok((Source::Run, _))) && self.record(number).exists();
             // The run is sent to the journal before another worker can replay its record.
             let identity = self.undertaking.identity_of(number);
-            let done = Done { identity, seconds: begin.elapsed().as_secs_f64(), outcome };
+            let done = CompletedTrial { identity, seconds: begin.elapsed().as_secs_f64(), outcome };
             if sender.send((number, done)).is_err() {
                 return;
             }
@@ -283,11 +288,11 @@ impl<'a> Pool<'a> {
             let record = self.trials.join(of.to_string());
             let replay = replay_of(trial, program, &record, &folder).map_err(|error| said(&error))?;
             match replay_told(&replay).map_err(|error| said(&error))? {
-                Told { done: Simulated::Finished { .. }, depends_on_time } if depends_on_time && is_exact => {
-                    Err(String::new())
+                Told { end: Ended::Finished(_), depends_on_time } if depends_on_time && is_exact => Err(String::new()),
+                Told { end: Ended::Finished(RunResults { report, .. }), .. } => {
+                    Ok((Source::Replay(of), figures(&report)))
                 }
-                Told { done: Simulated::Finished { report, .. }, .. } => Ok((Source::Replay(of), figures(&report))),
-                Told { done: Simulated::Stopped(stop), .. } => Err(stop.message.trim_end().to_owned()),
+                Told { end: Ended::Stopped(stop), .. } => Err(stop.message.trim_end().to_owned()),
             }
         });
         match replayed {

@@ -105,7 +105,7 @@ pub fn without_gaps(prefix: &Path) -> Result<Vec<PathBuf>, HostError> {
     let Some((last, path)) = ranks.last_key_value() else {
         let first = name_of(prefix, 0);
         return Err(HostError::Usage(format!(
-            "neither {} nor {} nor {} exists\nhint: give the output folder of a run, the prefix of traces named PREFIX.RANK.et (or a pattern that has %d for the rank), or one trace for all ranks",
+            "neither {} nor {} nor {} exists\nhint: give a run folder, the prefix of traces named PREFIX.RANK.et (or a pattern that has %d for the rank), or one trace for all ranks",
             prefix.display(),
             first.display(),
             with_suffix(&first, ".gz").to_string_lossy(),

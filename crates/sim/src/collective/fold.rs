@@ -19,12 +19,12 @@ use std::sync::Arc;
 
 /// Instructions that turn copies of all members' inputs into the algorithm's result, bit for bit.
 ///
-/// There are [`FoldPlan::slots`] tensors, "slots", of the size of the input. Slot r is a copy of member r's input.
+/// There are [`ReductionPlan::slots`] tensors, "slots", of the size of the input. Slot r is a copy of member r's input.
 /// Slots from the size of the group on have arbitrary contents at the start; only algorithms that give different
 /// members differently combined results need them. After the folds, in their order, every part of a member's result is
 /// in a slot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FoldPlan {
+pub struct ReductionPlan {
     /// Number of slots; at least the size of the group.
     pub slots: u32,
     /// The combinations and copies, in order.
@@ -54,14 +54,14 @@ pub struct Placement {
     pub span: Span,
 }
 
-impl FoldPlan {
+impl ReductionPlan {
     /// The plan of one collective in a group of `size`, which is at least 2. Every member's call is the same.
     ///
     /// # Panics
     /// If `call.kind` does not reduce, or `algorithm` cannot carry it out.
-    pub fn derive(algorithm: &dyn Algorithm, call: &Collective, size: u32) -> FoldPlan {
+    pub fn derive(algorithm: &dyn Algorithm, call: &Collective, size: u32) -> ReductionPlan {
         if algorithm.combines_in_order() {
-            return FoldPlan::in_order(call, size);
+            return ReductionPlan::in_order(call, size);
         }
         let expressions = Expressions::of_results(algorithm, call, size);
         let mut planner = Planner::new(expressions.nodes, size, keeps_first(algorithm, call));
@@ -73,7 +73,7 @@ impl FoldPlan {
     }
 
     /// Combines all elements in the order of ranks, equally for all members.
-    fn in_order(call: &Collective, size: u32) -> FoldPlan {
+    fn in_order(call: &Collective, size: u32) -> ReductionPlan {
         let (first, layout) = (GroupRank(0), Layout::of_members(call, size));
         let span = layout.blocks(0, size);
         let fold = |source| Fold { destination: first, source: GroupRank(source), span, combine: true };
@@ -85,7 +85,7 @@ impl FoldPlan {
             if span.len == 0 { Arc::new([]) } else { Arc::new([Placement { slot: first, span }]) }
         };
         let results = (0..size).map(|rank| placed(result(rank))).collect();
-        FoldPlan { slots: size, folds: (1..size).map(fold).collect(), results }
+        ReductionPlan { slots: size, folds: (1..size).map(fold).collect(), results }
     }
 
     /// Parts of a member's result, in ascending order of elements. The list is empty if the member gets none, as all
@@ -373,14 +373,14 @@ impl Planner {
         destination
     }
 
-    fn finish(self, results: &[Vec<Piece>]) -> FoldPlan {
+    fn finish(self, results: &[Vec<Piece>]) -> ReductionPlan {
         let mut placed: Vec<Arc<[Placement]>> = Vec::with_capacity(results.len());
         for (rank, pieces) in results.iter().enumerate() {
             // In an all-reduce all members share one list.
             let same = rank.checked_sub(1).filter(|before| results[*before] == *pieces);
             placed.push(same.map_or_else(|| self.placements(pieces), |before| placed[before].clone()));
         }
-        FoldPlan { slots: self.slots, folds: self.folds, results: placed }
+        ReductionPlan { slots: self.slots, folds: self.folds, results: placed }
     }
 
     fn placements(&self, pieces: &[Piece]) -> Arc<[Placement]> {
@@ -415,12 +415,12 @@ mod tests {
         Collective { kind, dtype: DType::Float32, reduce, root, shape: Shape::Even(count), kernel: None }
     }
 
-    fn plan(kind: CollectiveKind, name: &str, size: u32, count: u64) -> FoldPlan {
-        FoldPlan::derive(&*algorithm_by_name(kind, name).unwrap(), &call(kind, count), size)
+    fn plan(kind: CollectiveKind, name: &str, size: u32, count: u64) -> ReductionPlan {
+        ReductionPlan::derive(&*algorithm_by_name(kind, name).unwrap(), &call(kind, count), size)
     }
 
     /// The expression of `member` for the element at `index`, with operands in ascending order.
-    fn expression(plan: &FoldPlan, member: u32, index: u64) -> String {
+    fn expression(plan: &ReductionPlan, member: u32, index: u64) -> String {
         let mut slots: Vec<String> = (0..plan.slots).map(|slot| slot.to_string()).collect();
         let covers = |span: Span| (span.start..span.end()).contains(&index);
         for fold in plan.folds.iter().filter(|fold| covers(fold.span)) {
@@ -452,7 +452,7 @@ mod tests {
     fn gloos_maximum_keeps_what_the_member_had_itself() {
         for kind in [CollectiveKind::AllReduce, CollectiveKind::Reduce, CollectiveKind::ReduceScatter] {
             let call = Collective { reduce: Some(ReduceOp::Max), ..call(kind, 16) };
-            let plan = FoldPlan::derive(&*algorithm_by_name(kind, "gloo_ring").unwrap(), &call, 4);
+            let plan = ReductionPlan::derive(&*algorithm_by_name(kind, "gloo_ring").unwrap(), &call, 4);
             let of_first = plan.folds.iter().filter(|fold| fold.span.start == 0);
             let folds: Vec<(u32, u32)> = of_first.map(|fold| (fold.destination.0, fold.source.0)).collect();
             assert_eq!(folds, [(2, 3), (1, 2), (0, 1)], "{kind}");
@@ -477,7 +477,7 @@ mod tests {
     #[test]
     fn kernels_of_programs_combine_alike_for_all() {
         let inside = Rate::new(360e9).unwrap();
-        let plan = |kernel, kind| FoldPlan::derive(&Peers::new(kernel, 4, inside), &call(kind, 42), 4);
+        let plan = |kernel, kind| ReductionPlan::derive(&Peers::new(kernel, 4, inside), &call(kind, 42), 4);
         let one = plan(PeerKernel::OneShot, CollectiveKind::AllReduce);
         let two = plan(PeerKernel::TwoShot, CollectiveKind::AllReduce);
         for member in 0..4 {
@@ -541,7 +541,7 @@ mod tests {
 
     #[test]
     fn members_may_combine_differently() {
-        let plan = FoldPlan::derive(&EachInItsOwnOrder, &call(CollectiveKind::AllReduce, 1), 4);
+        let plan = ReductionPlan::derive(&EachInItsOwnOrder, &call(CollectiveKind::AllReduce, 1), 4);
         assert_eq!(expression(&plan, 0, 0), "(((0 1) 2) 3)");
         assert_eq!(expression(&plan, 1, 0), "(((1 2) 3) 0)");
         assert_eq!(expression(&plan, 2, 0), "(((2 3) 0) 1)");

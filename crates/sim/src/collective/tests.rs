@@ -4,7 +4,7 @@ use super::chain::Chain;
 use super::choose::{algorithm_by_name, algorithms_for};
 use super::dataflow::{Memory, carry_out};
 use super::double_tree::{DoubleTree, Servers};
-use super::fold::FoldPlan;
+use super::fold::ReductionPlan;
 use super::fold::order::Order;
 use super::layout::Layout;
 use super::peers::Peers;
@@ -229,7 +229,7 @@ impl Case {
         } else {
             self.run_reduction(|rank| vec![value(rank); everything.len as usize], tangle)
         };
-        let plan = FoldPlan::derive(&*self.algorithm, &self.calls[0], self.size());
+        let plan = ReductionPlan::derive(&*self.algorithm, &self.calls[0], self.size());
         let slots = self.run_plan(&plan, everything.len as usize);
         for rank in self.ranks() {
             let parts =
@@ -249,7 +249,7 @@ impl Case {
         memory.tensors
     }
 
-    fn run_plan(&self, plan: &FoldPlan, elements: usize) -> Vec<Vec<u128>> {
+    fn run_plan(&self, plan: &ReductionPlan, elements: usize) -> Vec<Vec<u128>> {
         let mut slots: Vec<Vec<u128>> = (0..plan.slots).map(|slot| vec![u128::from(slot) + 1; elements]).collect();
         for fold in &plan.folds {
             assert_ne!(fold.destination, fold.source);

@@ -49,6 +49,7 @@ const axisColours = (colours) => ({
   axisLine: { lineStyle: { color: colours.line } }, axisLabel: { color: colours.faint, hideOverlap: true },
   splitLine: { lineStyle: { color: colours.line } }, nameTextStyle: { color: colours.faint },
 });
+/** An axis of numbers. @returns {any} an option of ECharts */
 function valueAxis(colours, show, more = {}) {
   const { axisLabel, ...rest } = axisColours(colours);
   return { type: "value", min: 0, ...rest, axisLabel: { ...axisLabel, formatter: (value) => show(value, 3) }, ...more };
@@ -74,14 +75,19 @@ function rowSlider(rows, most) {
   return [{ type: "slider", yAxisIndex: 0, right: 2, width: 14, startValue: 0, endValue: most - 1, brushSelect: false, showDetail: false }];
 }
 
-/** Horizontal stacked bars, one per name. `series`: `{name, color(colours), values}`. */
+/**
+ * Horizontal stacked bars, one per name. `show` formats a value, and `tip` returns a line for the bar at an index.
+ *
+ * @param {{names: string[], series: {name: string, values: number[], color?: (colours: any) => string}[],
+ *   show: (value: number) => string, text: string, most?: number, tip?: (at: number) => string}} bars
+ */
 function stackedBars({ names, series, show, text, most = 40, tip }) {
   const rows = Math.min(names.length, most);
   const longest = largest(names.map((_, at) => sum(series.map(({ values }) => values[at]))));
   return {
     text,
     height: rows * 24 + 76,
-    option: (colours, width) => ({
+    option: /** @returns {any} */ (colours, width) => ({
       ...common(colours, text, {
         trigger: "axis", axisPointer: { type: "shadow" },
         formatter: (items) => lines(names[items[0].dataIndex], ...items.filter((item) => item.value).map((item) => `${item.seriesName}: ${show(item.value)}`), tip?.(items[0].dataIndex)),

@@ -71,7 +71,7 @@ function sortableTable(caption, columns, rows) {
     shown.sort((a, b) => {
       const [first, second] = [of(a), of(b)];
       const unknown = (value) => value === null || value === undefined;
-      if (unknown(first) || unknown(second)) return unknown(first) - unknown(second);
+      if (unknown(first) || unknown(second)) return Number(unknown(first)) - Number(unknown(second));
       return sign * (numeric[number] ? first - second : `${first}`.localeCompare(`${second}`));
     });
     fill();

@@ -19,6 +19,7 @@ function zoomable(made) {
     return [middle - half, middle + half];
   });
   const by = (share) => zoom((start, end) => [start + share * (end - start), end + share * (end - start)]);
+  /** @type {[string, string[], () => void][]} */
   const actions = [
     ["Zoom in", ["+", "="], () => around(0.5)], ["Zoom out", ["-"], () => around(2)], ["Earlier", ["ArrowLeft"], () => by(-0.25)],
     ["Later", ["ArrowRight"], () => by(0.25)], ["All", ["0", "Home"], () => zoom(() => [0, 100])],
@@ -271,6 +272,9 @@ function comparison() {
     known.length > 1 ? figure("critical-paths", null, pathKinds(known)) : null);
 }
 
+/** Sections of the page: id, title, text about the section or `null`, and the function that draws a run's content.
+ * @type {[string, string, string | null, (run: any) => any][]}
+ */
 const SECTIONS = [
   ["overview", "Overview", null, overview],
   ["timeline", "Timeline", "What each rank does when, with the critical path above: what the end of the run had to wait for. Zoom with the buttons, with + and -, or with Ctrl and the wheel.", timelineSection],

@@ -157,6 +157,9 @@ function controls() {
     measures.length > 1 ? control("Pareto front with", measures, choice.cost, (name) => { choice.cost = name; }) : null);
 }
 
+/** Charts of the page: id, title, and the function that draws the chart.
+ * @type {[string, string, () => any][]}
+ */
 const CHARTS = [["lines", "Lines", linesChart], ["heat-map", "Heat map", heatMap], ["pareto", "Pareto front", paretoChart]];
 
 /** Replaces the controls and charts by those of the current choice. */

@@ -188,7 +188,7 @@ mod tests {
     }
 
     fn stage(copies: &Copies, at: Offset, mut data: [u8; 8]) {
-        // SAFETY: the data outlives the call.
+        // SAFETY: the region is that of `data`, which outlives it and is not accessed meanwhile.
         #[allow(unsafe_code)]
         let region = unsafe { Region::new(data.as_mut_ptr() as usize, data.len()) };
         copies.window.write(at, &[region]);

@@ -1,7 +1,7 @@
 //! Owns the element order of algorithms that count a tensor's elements in another order than the tensor's own, and its
 //! inverse.
 
-use super::{Fold, FoldPlan, Placement};
+use super::{Fold, Placement, ReductionPlan};
 use crate::collective::{Algorithm, Span};
 use crate::program::Collective;
 use std::sync::Arc;
@@ -46,9 +46,9 @@ impl Order {
     }
 
     /// Converts a plan from the order of the steps to the tensor's order.
-    pub(in crate::collective) fn plan_in_place(&self, plan: FoldPlan) -> FoldPlan {
+    pub(in crate::collective) fn plan_in_place(&self, plan: ReductionPlan) -> ReductionPlan {
         let Some(pieces) = &self.pieces else { return plan };
-        let FoldPlan { slots, folds, results } = plan;
+        let ReductionPlan { slots, folds, results } = plan;
         let folds =
             folds.into_iter().flat_map(|fold| self.lying(pieces, fold.span).map(move |span| Fold { span, ..fold }));
         let in_place = |placements: &Arc<[Placement]>| -> Arc<[Placement]> {
@@ -59,6 +59,6 @@ impl Order {
             spread.sort_by_key(|place| place.span.start);
             spread.into()
         };
-        FoldPlan { slots, folds: folds.collect(), results: results.iter().map(in_place).collect() }
+        ReductionPlan { slots, folds: folds.collect(), results: results.iter().map(in_place).collect() }
     }
 }

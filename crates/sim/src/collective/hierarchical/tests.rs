@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::collective::dataflow::{Memory, carry_out};
-use crate::collective::fold::FoldPlan;
+use crate::collective::fold::ReductionPlan;
 use crate::collective::{choose, lanes};
 use crate::network::GridDimension;
 use crate::program::{DType, ReduceOp};
@@ -136,7 +136,7 @@ proptest! {
             }
             if kind == CollectiveKind::ReduceScatter {
                 // The plan of folds uses the tensor's order: each rank's result is its own block.
-                let plan = FoldPlan::derive(&*algorithm, &call, size);
+                let plan = ReductionPlan::derive(&*algorithm, &call, size);
                 for rank in 0..size {
                     let placed: Vec<Span> = plan.result(GroupRank(rank)).iter().map(|place| place.span).collect();
                     let (block, total) = (layout.block(rank), placed.iter().map(|span| span.len).sum::<u64>());

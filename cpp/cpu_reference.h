@@ -1,6 +1,6 @@
-// Owns values of tensors on simulated GPUs. An operator runs on the simulated GPU with its allocations and launches,
-// but without computing; then the CPU's kernel of the same operator computes on the same bytes, because a simulated
-// GPU's memory lies in the host's.
+// Owns the values of operators on simulated GPUs, for which the CPU is the reference. An operator runs on the simulated
+// GPU with its allocations and launches, but without computing; then the CPU's kernel of the same operator computes on
+// the same bytes, because a simulated GPU's memory lies in the host's.
 //
 // Operators whose result sizes depend on values cannot run on the simulated GPU without values. They run on the CPU
 // first, as do operators whose functions the simulated libraries lack; their results are then allocated on the GPU.
@@ -31,7 +31,7 @@ namespace uniference {
 inline thread_local uint64_t captured_last = 0;
 inline thread_local uint64_t computed_now = 0;
 
-class Mirror {
+class CpuReference {
  public:
   // The number of a call whose graph was destroyed, each once; 0: none.
   static uint64_t forgotten() {
@@ -45,7 +45,7 @@ class Mirror {
   // Functions of the simulated GPU library (`crates/phantom`): announces that a kernel of this name starts on the
   // stream; waits until data received by communication on the stream has arrived.
   using Launch = void (*)(const char* name, size_t length, void* stream);
-  using Settle = void (*)(void* stream);
+  using WaitForData = void (*)(void* stream);
   // Whether the stream is being captured into a CUDA graph; and registers `run`, called at each launch of the graph,
   // and `forget`, called when the graph is destroyed.
   using IsCaptured = int (*)(void* stream);
@@ -63,10 +63,10 @@ class Mirror {
 
   // Computes values of operators on GPUs from now on.
   static void begin(
-      Launch launch, Settle settle, IsCaptured is_captured, Compute compute, Withhold withhold, Clear clear, IsUntouched is_untouched, Reads reads,
-      LaunchesBlock launches_block) {
+      Launch launch, WaitForData wait_for_data, IsCaptured is_captured, Compute compute, Withhold withhold, Clear clear,
+      IsUntouched is_untouched, Reads reads, LaunchesBlock launches_block) {
     launch_ = launch;
-    settle_ = settle;
+    wait_for_data_ = wait_for_data;
     is_captured_ = is_captured;
     compute_ = compute;
     withhold_ = withhold;
@@ -102,7 +102,8 @@ class Mirror {
   }
 
   // Carries out a communication call, which `moves` data, or only its size.
-  static void communicate(const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack& stack, bool moves) {
+  static void communicate(
+      const c10::OperatorHandle& op, c10::DispatchKeySet below, torch::jit::Stack& stack, bool moves) {
     struct Withheld {
       explicit Withheld(bool is_withheld) : change(is_withheld ? 1 : 0) { withhold_(change); }
       ~Withheld() { withhold_(-change); }
@@ -113,12 +114,15 @@ class Mirror {
 
   // Carries out a call whose arguments are on the stack: on the GPU and, if it `has_values`, on the CPU. A call that
   // reads values on its way, for example for the size of its result, is computed on the CPU however large it is.
-  static void run(const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, bool has_values) {
+  static void run(
+      const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack,
+      bool has_values) {
     captured_last = 0;
     const size_t count = op.schema().arguments().size();
     const size_t begin = stack.size() - count;
     const bool sized = sized_by_values(schema, &stack[begin], count);
-    if (schema.view || schema.moves_no_values || (unvalued > 0 && !sized)) return op.redispatchBoxed(below, &stack);
+    if (schema.view || schema.moves_no_values || (leave_uncomputed > 0 && !sized))
+      return op.redispatchBoxed(below, &stack);
     if (!(has_values || sized) && run_without_values(op, schema, below, stack, begin)) return;
     const c10::Device device = device_of(&stack[begin], count);
     // Default streams and generators are those of the current device.
@@ -126,7 +130,7 @@ class Mirror {
     const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
     void* stream = guard.getStreamNativeHandle(guard.getStream(device));
     if (!sized && is_captured_(stream)) return run_captured(op, schema, below, stack, begin, stream);
-    settle_(stream);
+    wait_for_data_(stream);
     const Randomness randomness(op, &stack[begin], count);
     torch::jit::Stack here = to_cpu(&stack[begin], count, randomness);
     const bool sparse = any_sparse(&stack[begin], count);
@@ -134,7 +138,8 @@ class Mirror {
     if (sparse) return run_sparse(op, schema, below, randomness, here, stack, begin);
     const std::vector<c10::IValue> given(stack.begin() + begin, stack.end());
     try {
-      if (!has_values || !run_on_gpu(op, schema, below, stack, begin)) return run_here_first(op, schema, randomness, here, stack, begin);
+      if (!has_values || !run_on_gpu(op, schema, below, stack, begin))
+        return run_here_first(op, schema, randomness, here, stack, begin);
     } catch (const c10::Error& error) {
       if (!lacks_function(error) || fails(op, schema, randomness, here)) throw;
       return hand_out(schema, here, stack, begin);
@@ -143,21 +148,23 @@ class Mirror {
     if (failure && failure->asserts) raise_assertion(schema.name, failure->reason);
     if (failure) return give_up(schema, failure->reason, given, stack, begin);
     for (size_t i = begin; i < stack.size(); i++) {
-      if (schema.same_as[i - begin] < 0 && !says_nothing(schema, here[i - begin])) hand_over(schema.name, here[i - begin], stack[i]);
+      if (schema.same_as[i - begin] < 0 && !says_nothing(schema, here[i - begin]))
+        hand_over(schema.name, here[i - begin], stack[i]);
     }
   }
 
   // Waits until data received by communication on the call's stream has arrived, because values of its arguments are
   // about to be read.
-  static void settle(const c10::IValue* arguments, size_t count) {
+  static void wait_for_data(const c10::IValue* arguments, size_t count) {
     void* stream = stream_of(arguments, count);
-    if (!is_captured_(stream)) settle_(stream);
+    if (!is_captured_(stream)) wait_for_data_(stream);
   }
 
   // Marks results of an extension's operator that has launched kernels of its own, which compute nothing.
   static void ran_own_kernels(
-      const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, bool has_values) {
-    if (has_values && unvalued == 0) lacking(schema.name, "it launches kernels of its own");
+      const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin,
+      bool has_values) {
+    if (has_values && leave_uncomputed == 0) lacking(schema.name, "it launches kernels of its own");
     forget_values(schema, arguments, stack, begin, /*all=*/false);
   }
 
@@ -166,11 +173,13 @@ class Mirror {
   // as on a GPU.
   class Randomness {
    public:
-    Randomness(const c10::OperatorHandle& op, const c10::IValue* arguments, size_t count) : draws(op.hasTag(at::Tag::nondeterministic_seeded)) {
+    Randomness(const c10::OperatorHandle& op, const c10::IValue* arguments, size_t count)
+        : draws(op.hasTag(at::Tag::nondeterministic_seeded)) {
       if (!draws) return;
       at::Generator generator = at::globalContext().defaultGenerator(current_device());
       for (size_t i = 0; i < count; i++) {
-        if (arguments[i].isGenerator() && arguments[i].toGenerator().device().is_cuda()) generator = arguments[i].toGenerator();
+        if (arguments[i].isGenerator() && arguments[i].toGenerator().device().is_cuda())
+          generator = arguments[i].toGenerator();
       }
       // An odd factor, so that neighbouring seeds and offsets do not collide.
       seed = generator.current_seed() * 0x9E3779B97F4A7C15u + generator.get_offset();
@@ -205,7 +214,8 @@ class Mirror {
   static bool any_sparse(const c10::IValue* arguments, size_t count) {
     bool sparse = false;
     for (size_t i = 0; i < count; i++) {
-      for_each_tensor(arguments[i], [&](const at::Tensor& tensor) { sparse = sparse || tensor.layout() != c10::kStrided; });
+      for_each_tensor(
+          arguments[i], [&](const at::Tensor& tensor) { sparse = sparse || tensor.layout() != c10::kStrided; });
     }
     return sparse;
   }
@@ -214,14 +224,18 @@ class Mirror {
   // own.
   static bool lacks_function(const c10::Error& error) {
     const std::string what = error.what_without_backtrace();
-    return what.find("_NOT_SUPPORTED") != std::string::npos || what.find("operation not supported") != std::string::npos;
+    return what.find("_NOT_SUPPORTED") != std::string::npos ||
+           what.find("operation not supported") != std::string::npos;
   }
 
   // All elements of a nested tensor; and a nested tensor of the same sizes with other elements. Sizes are on the CPU.
-  static at::Tensor elements_of(const at::Tensor& nested) { return at::native::get_nested_tensor_impl(nested)->get_unsafe_storage_as_tensor(); }
+  static at::Tensor elements_of(const at::Tensor& nested) {
+    return at::native::get_nested_tensor_impl(nested)->get_unsafe_storage_as_tensor();
+  }
   static at::Tensor nested_in(const at::Tensor& elements, const at::Tensor& like) {
     const auto* nested = at::native::get_nested_tensor_impl(like);
-    return at::_nested_view_from_buffer(elements, nested->get_nested_sizes(), nested->get_nested_strides(), nested->get_storage_offsets());
+    return at::_nested_view_from_buffer(
+        elements, nested->get_nested_sizes(), nested->get_nested_strides(), nested->get_storage_offsets());
   }
 
   // A CPU tensor of the same bytes.
@@ -235,9 +249,11 @@ class Mirror {
     if (tensor.layout() != c10::kStrided) return tensor.to(c10::kCPU);
     const c10::StorageImpl* storage = tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
     auto memory = c10::make_intrusive<c10::StorageImpl>(
-        c10::StorageImpl::use_byte_size_t(), storage->nbytes(), c10::DataPtr(const_cast<void*>(storage->data_ptr().get()), c10::Device(c10::kCPU)),
-        nullptr, /*resizable=*/false);
-    auto same = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(std::move(memory)), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
+        c10::StorageImpl::use_byte_size_t(), storage->nbytes(),
+        c10::DataPtr(const_cast<void*>(storage->data_ptr().get()), c10::Device(c10::kCPU)), nullptr,
+        /*resizable=*/false);
+    auto same = at::detail::make_tensor<c10::TensorImpl>(
+        c10::Storage(std::move(memory)), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
     same.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     if (tensor.is_conj()) same._set_conj(true);
     if (tensor.is_neg()) same._set_neg(true);
@@ -309,11 +325,13 @@ class Mirror {
 
   // Captures a call. As on a GPU, nothing is computed during the capture of a CUDA graph.
   static void run_captured(
-      const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, size_t begin, void* stream) {
+      const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack,
+      size_t begin, void* stream) {
     static std::atomic<uint64_t> calls{0};
     const bool draws = op.hasTag(at::Tag::nondeterministic_seeded);
     const Randomness none(false, 0);
-    auto call = std::make_unique<Captured>(Captured{op, schema, draws, ++calls, to_cpu(&stack[begin], stack.size() - begin, none), {}});
+    auto call = std::make_unique<Captured>(
+        Captured{op, schema, draws, ++calls, to_cpu(&stack[begin], stack.size() - begin, none), {}});
     op.redispatchBoxed(below, &stack);
     call->results = to_cpu(&stack[begin], stack.size() - begin, none);
     captured_last = call->number;
@@ -322,7 +340,8 @@ class Mirror {
 
   // Computes a call by the CPU's kernel; results replace the arguments. False: there is no such kernel, so the results
   // have no values.
-  static bool compute(const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here) {
+  static bool compute(
+      const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here) {
     // A kernel may be a Python function.
     const Inside ours;
     c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
@@ -346,7 +365,8 @@ class Mirror {
       for_each_tensor(argument, [&](const at::Tensor& tensor) { nested = nested || tensor.is_nested(); });
     }
     if (nested) return has_kernel(op, {c10::DispatchKey::NestedTensorCPU});
-    const bool exists = any_sparse(arguments.data(), arguments.size()) ? has_sparse_kernel(op) : has_kernel(op, {c10::DispatchKey::CPU});
+    const bool exists = any_sparse(arguments.data(), arguments.size()) ? has_sparse_kernel(op)
+                                                                       : has_kernel(op, {c10::DispatchKey::CPU});
     return exists || (makes_sparse(op) && has_sparse_kernel(op));
   }
 
@@ -355,7 +375,8 @@ class Mirror {
   }
 
   static bool has_kernel(const c10::OperatorHandle& op, std::initializer_list<c10::DispatchKey> keys) {
-    return std::any_of(keys.begin(), keys.end(), [&](c10::DispatchKey key) { return op.hasComputedKernelForDispatchKey(key); });
+    return std::any_of(
+        keys.begin(), keys.end(), [&](c10::DispatchKey key) { return op.hasComputedKernelForDispatchKey(key); });
   }
 
   // Whether the call creates a sparse tensor from dense ones.
@@ -389,27 +410,34 @@ class Mirror {
   // Whether the CPU's error corresponds to an assertion in the GPU's kernel: on indices, on probabilities, or in a
   // Triton kernel.
   static bool is_assertion(const std::string& reason) {
-    constexpr const char* kAsserted[] = {"is out of bounds", "is not in the valid range", "elements of input should be between 0 and 1", "assertion failed"};
-    return std::any_of(std::begin(kAsserted), std::end(kAsserted), [&](const char* text) { return reason.find(text) != std::string::npos; });
+    constexpr const char* kAsserted[] = {
+        "is out of bounds", "is not in the valid range", "elements of input should be between 0 and 1",
+        "assertion failed"};
+    return std::any_of(std::begin(kAsserted), std::end(kAsserted), [&](const char* text) {
+      return reason.find(text) != std::string::npos;
+    });
   }
 
   // Raises the error that a GPU reports at a later call, after which the GPU is unusable.
   [[noreturn]] static void raise_assertion(const std::string& name, const std::string& reason) {
     constexpr int32_t kCudaErrorAssert = 710;
-    const std::string message = "CUDA error: device-side assert triggered\n" + name + ": " + reason +
-                                "\nThis GPU is simulated: the error is raised where the operator was called, as with CUDA_LAUNCH_BLOCKING=1.";
+    const std::string message =
+        "CUDA error: device-side assert triggered\n" + name + ": " + reason +
+        "\nThis GPU is simulated: the error is raised where the operator was called, as with CUDA_LAUNCH_BLOCKING=1.";
     throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, kCudaErrorAssert, message);
   }
 
   // Whether a substitute has left a result empty, because the result has no meaning on the CPU.
   static bool says_nothing(const Schema& schema, const c10::IValue& result) {
-    return schema.substitute != nullptr && result.isTensor() && result.toTensor().defined() && result.toTensor().numel() == 0;
+    return schema.substitute != nullptr && result.isTensor() && result.toTensor().defined() &&
+           result.toTensor().numel() == 0;
   }
 
   // Marks the written arguments and the results of a failed call as not computed. A call with neither, such as
   // `_use_cudnn_ctc_loss`, keeps the GPU's answer.
   static void give_up(
-      const Schema& schema, const std::string& reason, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin) {
+      const Schema& schema, const std::string& reason, const std::vector<c10::IValue>& arguments,
+      const torch::jit::Stack& stack, size_t begin) {
     size_t tensors = Definitions::tensors(&stack[begin], stack.size() - begin);
     for (size_t i = 0; i < arguments.size(); i++) {
       if (schema.written[i]) tensors += Definitions::tensors(&arguments[i], 1);
@@ -450,7 +478,8 @@ class Mirror {
     if (pieces == 1) return clear_(at, static_cast<size_t>(bytes));
     if (pieces > kPieces && is_untouched_(at, static_cast<size_t>(extent))) return;
     // Splits the dimension with the largest stride into halves, and restores it afterwards.
-    auto& [stride, size] = *std::find_if(dimensions.rbegin(), dimensions.rend(), [](const auto& dimension) { return dimension.second > 1; });
+    auto& [stride, size] = *std::find_if(
+        dimensions.rbegin(), dimensions.rend(), [](const auto& dimension) { return dimension.second > 1; });
     const int64_t all = size, half = all / 2, step = stride;
     size = half;
     clear_pieces(at, bytes, dimensions);
@@ -472,7 +501,8 @@ class Mirror {
 
   // Runs a call on the GPU alone: its written arguments and results count as not computed.
   static bool run_without_values(
-      const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, size_t begin) {
+      const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack,
+      size_t begin) {
     const std::vector<c10::IValue> arguments(stack.begin() + begin, stack.end());
     if (!run_on_gpu(op, schema, below, stack, begin)) return false;
     if (!moves_bytes(schema, arguments, stack[begin])) forget_values(schema, arguments, stack, begin, /*all=*/true);
@@ -498,7 +528,8 @@ class Mirror {
   // Runs the GPU's operator: its kernels are launched, and compute nothing. False: the operator has tried to read
   // values that the kernels would have computed; the stack is unchanged, and the launches so far stay.
   static bool run_on_gpu(
-      const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack, size_t begin) {
+      const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, torch::jit::Stack& stack,
+      size_t begin) {
     torch::jit::Stack attempt(stack.begin() + begin, stack.end());
     const bool has_choice = schema.substitute != nullptr || has_cpu_kernel(op, attempt);
     // Reads in a CUDA graph happen at the graph's launch.
@@ -531,12 +562,13 @@ class Mirror {
   // Sets a call's written arguments and results to zero. Unless `all` is set, large tensors that had no values before
   // are left unchanged, for example a KV cache of which the call has written a part.
   static void forget_values(
-      const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin, bool all) {
+      const Schema& schema, const std::vector<c10::IValue>& arguments, const torch::jit::Stack& stack, size_t begin,
+      bool all) {
     constexpr int64_t kSmall = 1 << 16;
     std::vector<at::Tensor> tensors;
     const auto collect = [&](const at::Tensor& tensor) {
       if (!tensor.defined() || tensor.is_nested() || tensor.layout() != c10::kStrided || !tensor.has_storage()) return;
-      if (all || tensor.numel() <= kSmall || !Values::is_absent(tensor)) tensors.push_back(tensor);
+      if (all || tensor.numel() <= kSmall || !Values::is_uncomputed(tensor)) tensors.push_back(tensor);
     };
     for (size_t i = 0; i < arguments.size(); i++) {
       if (schema.written[i]) for_each_tensor(arguments[i], collect);
@@ -563,8 +595,9 @@ class Mirror {
     if (schema.name != "aten::copy_" && schema.name != "aten::_to_copy" && schema.name != "aten::clone") return false;
     const at::Tensor& from = arguments[schema.name == "aten::copy_" ? 1 : 0].toTensor();
     const at::Tensor& to = result.toTensor();
-    return from.layout() == c10::kStrided && to.layout() == c10::kStrided && from.dtype() == to.dtype() && from.sizes() == to.sizes() &&
-           from.strides() == to.strides() && from.is_non_overlapping_and_dense() && from.is_conj() == to.is_conj() && from.is_neg() == to.is_neg();
+    return from.layout() == c10::kStrided && to.layout() == c10::kStrided && from.dtype() == to.dtype() &&
+           from.sizes() == to.sizes() && from.strides() == to.strides() && from.is_non_overlapping_and_dense() &&
+           from.is_conj() == to.is_conj() && from.is_neg() == to.is_neg();
   }
 
   static void* stream_of(const c10::IValue* arguments, size_t count) {
@@ -574,14 +607,16 @@ class Mirror {
 
   // Runs a call that creates a sparse tensor, whose elements are known only with the values.
   static void run_sparse(
-      const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, const Randomness& randomness, torch::jit::Stack& here,
-      torch::jit::Stack& stack, size_t begin) {
+      const c10::OperatorHandle& op, const Schema& schema, c10::DispatchKeySet below, const Randomness& randomness,
+      torch::jit::Stack& here, torch::jit::Stack& stack, size_t begin) {
     // The dispatcher raises the error.
-    if (!has_kernel(op, {c10::DispatchKey::SparseCUDA, c10::DispatchKey::SparseCsrCUDA, c10::DispatchKey::CUDA})) return op.redispatchBoxed(below, &stack);
+    if (!has_kernel(op, {c10::DispatchKey::SparseCUDA, c10::DispatchKey::SparseCsrCUDA, c10::DispatchKey::CUDA}))
+      return op.redispatchBoxed(below, &stack);
     // Written sparse tensors may grow beyond their GPU memory.
     for (size_t i = 0; i < here.size(); i++) {
       const Inside ours;
-      if (schema.written[i] && here[i].isTensor() && here[i].toTensor().layout() == c10::kSparse) here[i] = here[i].toTensor().clone();
+      if (schema.written[i] && here[i].isTensor() && here[i].toTensor().layout() == c10::kSparse)
+        here[i] = here[i].toTensor().clone();
     }
     if (const auto failure = fails(op, schema, randomness, here)) {
       lacking(schema.name, failure->reason);
@@ -595,8 +630,9 @@ class Mirror {
 
   // Whether two tensors without overlap have the same layout in memory.
   static bool lies_alike(const at::Tensor& there, const at::Tensor& here) {
-    const bool same = there.layout() == c10::kStrided && here.layout() == c10::kStrided && there.sizes() == here.sizes() &&
-                      there.strides() == here.strides() && there.dtype() == here.dtype() && there.is_non_overlapping_and_dense();
+    const bool same = there.layout() == c10::kStrided && here.layout() == c10::kStrided &&
+                      there.sizes() == here.sizes() && there.strides() == here.strides() &&
+                      there.dtype() == here.dtype() && there.is_non_overlapping_and_dense();
     return same && there.is_conj() == here.is_conj() && there.is_neg() == here.is_neg();
   }
 
@@ -610,16 +646,20 @@ class Mirror {
         c10::IValue elements(elements_of(there));
         return hand_over(name, elements_of(here), elements);
       }
-      if (there.is_nested() || here.is_nested()) return lacking(name, "a result is nested, and the CPU's is not, or the other way round");
+      if (there.is_nested() || here.is_nested())
+        return lacking(name, "a result is nested, and the CPU's is not, or the other way round");
       if (there.layout() == c10::kSparse && here.layout() == c10::kSparse && there._nnz() == here._nnz()) {
         c10::IValue indices(there._indices()), values(there._values());
         hand_over(name, here._indices(), indices);
         hand_over(name, here._values(), values);
         return;
       }
-      if (there.layout() != c10::kStrided || here.layout() != c10::kStrided) return lacking(name, "a result is neither dense nor sparse as the CPU's");
+      if (there.layout() != c10::kStrided || here.layout() != c10::kStrided)
+        return lacking(name, "a result is neither dense nor sparse as the CPU's");
       // Components of a sparse tensor may be arguments of the call.
-      if (there.const_data_ptr() == here.const_data_ptr() && there.sizes() == here.sizes() && there.strides() == here.strides()) return;
+      if (there.const_data_ptr() == here.const_data_ptr() && there.sizes() == here.sizes() &&
+          there.strides() == here.strides())
+        return;
       if (lies_alike(there, here)) {
         memcpy(const_cast<void*>(there.const_data_ptr()), here.const_data_ptr(), here.nbytes());
       } else if (there.sizes() == here.sizes()) {
@@ -642,7 +682,8 @@ class Mirror {
 
   // Runs a call on the CPU first and allocates its results on the GPU; written arguments are updated in place.
   static void run_here_first(
-      const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here, torch::jit::Stack& stack, size_t begin) {
+      const c10::OperatorHandle& op, const Schema& schema, const Randomness& randomness, torch::jit::Stack& here,
+      torch::jit::Stack& stack, size_t begin) {
     const bool computed = compute(op, schema, randomness, here);
     TORCH_CHECK(computed, schema.name, " has no CPU kernel, and the simulated GPU's libraries lack what it needs");
     hand_out(schema, here, stack, begin);
@@ -667,16 +708,20 @@ class Mirror {
   }
 
   static bool asks_for_cpu(const torch::jit::Stack& stack, size_t begin) {
-    return std::any_of(stack.begin() + begin, stack.end(), [](const c10::IValue& value) { return value.isDevice() && value.toDevice().is_cpu(); });
+    return std::any_of(stack.begin() + begin, stack.end(), [](const c10::IValue& value) {
+      return value.isDevice() && value.toDevice().is_cpu();
+    });
   }
 
   // Updates a written argument. Dense tensors share their bytes with the GPU; a sparse tensor has new components.
   static void take_over(const std::string& name, const at::Tensor& here, const at::Tensor& there) {
     if (there.layout() == c10::kStrided || there.is_same(here)) return;
-    if (there.layout() != c10::kSparse || here.layout() != c10::kSparse) return lacking(name, "it writes to a sparse tensor");
+    if (there.layout() != c10::kSparse || here.layout() != c10::kSparse)
+      return lacking(name, "it writes to a sparse tensor");
     auto* sparse = static_cast<at::SparseTensorImpl*>(there.unsafeGetTensorImpl());
     sparse->raw_resize_(here.sparse_dim(), here.dense_dim(), here.sizes());
-    sparse->set_indices_and_values_unsafe(to_gpu(here._indices(), there.device()), to_gpu(here._values(), there.device()));
+    sparse->set_indices_and_values_unsafe(
+        to_gpu(here._indices(), there.device()), to_gpu(here._values(), there.device()));
     sparse->set_coalesced(here.is_coalesced());
   }
 
@@ -711,7 +756,7 @@ class Mirror {
   static void lacking(const std::string& name, const std::string& reason) { Uncomputed::note(name, reason); }
 
   static inline Launch launch_ = nullptr;
-  static inline Settle settle_ = nullptr;
+  static inline WaitForData wait_for_data_ = nullptr;
   static inline IsCaptured is_captured_ = nullptr;
   static inline Compute compute_ = nullptr;
   static inline std::mutex forgotten_mutex_;
