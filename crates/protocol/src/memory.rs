@@ -196,9 +196,9 @@ impl Window {
         }
     }
 
-    /// Copies `bytes` from one room to another.
+    /// Copies `bytes` from one block to another.
     pub fn copy(&self, from: Offset, to: Offset, bytes: u64) {
-        // SAFETY: both are ranges of the arena, and rooms do not overlap.
+        // SAFETY: both are ranges of the arena, and blocks do not overlap.
         unsafe { std::ptr::copy_nonoverlapping(self.at(from, bytes), self.at(to, bytes), bytes as usize) };
     }
 

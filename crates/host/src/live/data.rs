@@ -1,5 +1,5 @@
 //! Owns the location of each operation's data: the staged inputs of members, the ranges that a member may read, and the
-//! times at which rooms become free.
+//! times at which blocks become free.
 //!
 //! The module moves no bytes, except for small reductions and contributions of absent ranks (ranks move data through
 //! the arena), and knows no time (the engine does). It only observes issued and matched operations.
@@ -37,9 +37,9 @@ pub struct DataPlane {
     held: BTreeMap<(RankId, Handle), Held>,
     /// Inputs of sends with their receivers, until the receivers have released them.
     sends: BTreeMap<(RankId, Handle), (Offset, RankId)>,
-    /// Rooms of inputs that are still being copied.
+    /// Blocks of inputs that are still being copied.
     filling: BTreeSet<Offset>,
-    /// Free rooms of which their owner has not been told.
+    /// Free blocks of which their owner has not been told.
     freed: BTreeMap<RankId, Vec<Offset>>,
     /// Complete and failed operations of which their owner has not been told.
     over: BTreeMap<RankId, Vec<Handle>>,
@@ -135,12 +135,12 @@ impl DataPlane {
         self.copies.as_mut().map(Copies::take_contributions).unwrap_or_default()
     }
 
-    /// Marks the input in this room as not yet copied.
+    /// Marks the input in this block as not yet copied.
     pub fn filling(&mut self, room: Offset) {
         self.filling.insert(room);
     }
 
-    /// Marks the input in this room as copied.
+    /// Marks the input in this block as copied.
     pub fn filled(&mut self, room: Offset) {
         self.filling.remove(&room);
         if let Some(copies) = &mut self.copies {
@@ -220,7 +220,7 @@ impl DataPlane {
         }
     }
 
-    /// Enters the end of `rank`, which reads nothing more: rooms that waited only for this rank become free.
+    /// Enters the end of `rank`, which reads nothing more: blocks that waited only for this rank become free.
     fn leave(&mut self, rank: RankId) {
         self.gone.insert(rank);
         let unread = self.sends.iter().filter(|(_, (_, receiver))| *receiver == rank).map(|(send, _)| *send);
@@ -335,7 +335,7 @@ impl DataPlane {
         }
     }
 
-    /// The rooms of `rank` that became free since the last call.
+    /// The blocks of `rank` that became free since the last call.
     pub fn take_freed(&mut self, rank: RankId) -> Vec<Offset> {
         self.freed.remove(&rank).unwrap_or_default()
     }
@@ -362,7 +362,7 @@ impl DataPlane {
         self.freed.entry(rank).or_default().extend(room.map(|(offset, _)| offset));
     }
 
-    /// Frees the remaining rooms of a collective that all members have entered and all receivers have released.
+    /// Frees the remaining blocks of a collective that all members have entered and all receivers have released.
     fn settle(&mut self, key: Key) {
         let ranks = &self.groups[&key.0].ranks;
         if !self.collectives[&key].over(|me| !self.gone.is_empty() && self.gone.contains(&ranks[me])) {

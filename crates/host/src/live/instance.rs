@@ -1,7 +1,7 @@
 //! Owns one collective of a whole group: the staged inputs of its members, and the ranges of those inputs that form
 //! each member's output.
 //!
-//! The engine decides the time of the collective, and `data` frees the rooms.
+//! The engine decides the time of the collective, and `data` frees the blocks.
 
 use super::fold::Group;
 use super::fold::Plans;

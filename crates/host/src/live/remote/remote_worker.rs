@@ -37,7 +37,7 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// Largest data in bytes of a short answer: fits a TLS record.
 const SHORT: u64 = 8 << 10;
 
-/// Alignment of rooms in bytes.
+/// Alignment of blocks in bytes.
 const ALIGNMENT: u64 = 64;
 
 /// A message of a worker.
@@ -380,7 +380,7 @@ impl Shared {
         send(&self.stream, &Down::Reply { rank, task, reply }, &[])
     }
 
-    /// Sends the data of an operation, and changes the offsets of `fetched` to offsets in the operation's room.
+    /// Sends the data of an operation, and changes the offsets of `fetched` to offsets in the operation's block.
     fn hand_over(
         &self,
         (rank, task, handle): (u32, u32, LocalHandle),
@@ -423,7 +423,7 @@ impl Shared {
     }
 }
 
-/// Pieces to send with their offsets in a room; the room's size; and the results that belong to the arena after the
+/// Pieces to send with their offsets in a block; the block's size; and the results that belong to the arena after the
 /// reduction.
 type Moves = (VecDeque<(u64, OutputPart)>, u64, Vec<(u64, Offset, u64)>);
 

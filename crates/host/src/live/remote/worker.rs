@@ -136,7 +136,7 @@ struct Rank {
     /// Offset of the rank's staged inputs in the worker's arena; `home`: in the driver's arena.
     staging: Offset,
     home: Offset,
-    /// Rooms for data of operations.
+    /// Blocks for data of operations.
     rooms: Rooms,
     landings: BTreeMap<LocalHandle, Landing>,
     /// Destination of the data that arrives next.
@@ -145,11 +145,11 @@ struct Rank {
     filling: BTreeMap<Offset, u64>,
 }
 
-/// The room of an operation's data.
+/// The block of an operation's data.
 #[derive(Clone)]
 struct Landing {
     at: Offset,
-    /// Results of the rank's reduction: offset in the room, offset in the driver's arena, bytes.
+    /// Results of the rank's reduction: offset in the block, offset in the driver's arena, bytes.
     results: Vec<(u64, Offset, u64)>,
 }
 
@@ -198,7 +198,7 @@ impl Shared {
     ) -> io::Result<()> {
         let mut ranks = lock(&self.ranks);
         let rank = ranks.get_mut(&rank).ok_or_else(invalid)?;
-        // An operation that is reported twice keeps its room.
+        // An operation that is reported twice keeps its block.
         let at = match rank.landings.get(&handle) {
             Some(landing) => landing.at,
             None => rank.rooms.allocate(bytes).ok_or(io::ErrorKind::OutOfMemory)?,
