@@ -1,5 +1,5 @@
 //! Owns one thread's connection: operations are collected in batches, and messages from the driver are answers to the
-//! thread's questions.
+//! thread's requests.
 //!
 //! `client` creates the operations; in a process with several threads, rounds send them.
 
@@ -14,7 +14,8 @@ use uniference_protocol::messages::{Answer, Batch, ComputeSlice, Fetched, Offset
 use uniference_protocol::wire::{Opening, Wire};
 use uniference_sim::ids::Site;
 
-/// Number of operations from which a batch is sent without a question, so that it does not grow without bound.
+/// Number of operations from which a batch is sent although no operation in it needs an answer, so that batches do not
+/// grow without bound.
 const LONGEST_BATCH: usize = 256;
 
 /// Largest number of bytes of operators per message.
@@ -38,17 +39,17 @@ pub(super) struct Link {
     buffer: Vec<u8>,
 }
 
-/// Operations of threads that share a log, in their order, until one of these threads asks: the operations then belong
-/// to that thread. Lines are kept as texts.
+/// Operations of threads that share a log, in their order, until one of these threads makes a request: the operations
+/// then belong to that thread. Lines are kept as texts.
 pub(super) type Joint = Vec<(Op, Option<String>)>;
 
-/// An input, and its room in the arena.
+/// An input, and its block in the arena.
 pub(super) type Fill<'a> = (&'a [Region], Offset);
 
-/// Work of a thread between a question and its answer.
+/// Work of a thread between its request and the driver's answer.
 #[derive(Default)]
 pub(super) struct Meanwhile<'a> {
-    /// Copies this input to its room.
+    /// Copies this input to its block.
     pub(super) fill: Option<Fill<'a>>,
     /// Copies the operation's data, if it arrives before the answer.
     pub(super) take: Option<&'a mut dyn FnMut(Fetched)>,
@@ -194,7 +195,7 @@ impl Link {
 
 impl Client {
     /// Sends the calling thread's launches before the thread may wait for another one, or ends: the other thread may
-    /// ask about these launches.
+    /// query the driver about these launches.
     pub fn hands_over(&self) {
         let is_nobodys = || relays() || is_exiting() || self.is_inside() || self.refuse_in_fork().is_err();
         if self.joint.get().is_none() || !self.barrier.threaded() || is_nobodys() {
@@ -226,7 +227,7 @@ impl Client {
         !is_nobodys && self.has_unsettled() && self.refuse_in_fork().is_ok()
     }
 
-    /// Returns once the time of all operators of the calling thread has passed.
+    /// Returns once virtual time has advanced by all operators of the calling thread.
     ///
     /// # Errors
     /// If the calling process is a child process of a rank.
@@ -234,8 +235,8 @@ impl Client {
         self.ask(Op::Settle).map(drop)
     }
 
-    /// Whether the calling thread keeps its operations in the log that it shares with other threads, until one of these
-    /// threads asks the driver something.
+    /// Whether the calling thread keeps its operations in a log shared with other threads until one of these threads
+    /// makes a request to the driver.
     pub(super) fn is_joint(&self) -> bool {
         self.joint.get().is_some() && !relays()
     }

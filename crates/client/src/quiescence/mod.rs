@@ -1,7 +1,7 @@
 //! Owns the check whether all other threads of this process (or all threads of another process) wait, and for what,
 //! including the processes that it has started. Linux provides the data in `/proc`.
 //!
-//! `rounds` decides on the consequences.
+//! `thread_barrier` decides on the consequences.
 //!
 //! Each thread is examined twice. A thread that sleeps at the second look (`stat`; `syscall` names the system call) and
 //! has not been on a CPU since the first look (`schedstat` counts its runs) has slept all the time in between; a thread
