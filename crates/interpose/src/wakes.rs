@@ -76,8 +76,9 @@ unsafe extern "C" fn post(semaphore: *mut sem_t, from: usize) -> c_int {
 
 // Condition variables
 
-/// Charges the operators of the calling thread, unless the condition is part of the interpreter's lock. Whether a
-/// thread waits for the condition does not matter: that depends on this machine's timing, and the result must not.
+/// Charges the operators of the calling thread, unless the condition is part of the interpreter's lock. The operators
+/// are charged whether or not a thread waits for the condition, because this depends on the machine's timing, and the
+/// result must not.
 fn settle_for(condition: *mut pthread_cond_t) {
     let is_lock = || interpreter::get().is_some_and(|interpreter| interpreter.contains(condition as usize));
     if let Some(client) = unsettled().filter(|_| !is_lock()) {
