@@ -53,7 +53,7 @@ pub struct Watch<'a> {
     pub recorder: &'a mut dyn Recorder,
 }
 
-/// Result of a driven [`Source`].
+/// Result of simulating a [`Source`].
 #[must_use]
 pub struct End {
     /// How the simulation ended.
@@ -65,7 +65,7 @@ pub struct End {
 }
 
 impl End {
-    /// The result of programs whose compute does not consist of operators.
+    /// The result of a simulation without costed operators.
     pub fn new(ending: SimulationEnd, lines: Vec<String>) -> End {
         End { ending, lines, costed: Costed::default() }
     }

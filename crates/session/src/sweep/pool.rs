@@ -170,7 +170,7 @@ impl<'a> Pool<'a> {
         let mut records = vec![Record::None; undertaking.plan.first.len()];
         for (number, done) in &folder.done {
             let is_run = done.outcome.as_ref().is_ok_and(|(source, _)| *source == Source::Run);
-            // In a search that continues, the journal may have trials that were not asked for yet.
+            // In a search that continues, the journal may have trials that the search has not proposed again yet.
             if let Some(Some(group)) = undertaking.plan.groups.get(*number).copied()
                 && is_run
                 && folder.trial(*number).join(RECORD).exists()

@@ -26,7 +26,7 @@ pub trait Asker {
     /// If the results cannot be sent.
     fn tell(&mut self, told: &[Told]) -> Result<(), HostError>;
 
-    /// Sets the next point to ask for.
+    /// Tells the asker which point to propose next.
     ///
     /// # Errors
     /// If the point cannot be sent.
