@@ -90,8 +90,8 @@ impl DataPlane {
         self.window = Some(window);
     }
 
-    /// Makes ranks of the cast that do not run contribute copies from now on. The copies are in `window`, of which each
-    /// rank has `part` bytes.
+    /// From now on, ranks of the fold plan without processes contribute copies of other ranks' data. The copies are in
+    /// `window`, of which each rank has `part` bytes.
     pub fn rehearse(&mut self, cast: Arc<FoldPlan>, window: Window, part: u64) {
         self.copies = Some(Copies::new(cast, window, part));
     }

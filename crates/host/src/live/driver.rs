@@ -162,7 +162,7 @@ pub enum LiveEnd {
 /// A live run.
 pub struct Driver<'a> {
     setup: &'a Setup,
-    /// In a rehearsal: the cast, which names the ranks with processes.
+    /// In a rehearsal: the fold plan, which names the ranks with processes.
     cast: Option<Arc<FoldPlan>>,
     conversations: Conversations,
     slots: Slots<Ready>,
@@ -211,7 +211,8 @@ pub struct Watch<'a> {
 
 impl<'a> Driver<'a> {
     /// Starts the zygote, and those of the workers that have `joined`, which are all workers of the setup. `signals`
-    /// becomes readable when the user interrupts the run. With a cast, only the ranks that it runs are started.
+    /// becomes readable when the user interrupts the run. With a fold plan, only the ranks that the plan names are
+    /// started.
     pub fn new(
         setup: &'a Setup,
         engine: Engine,

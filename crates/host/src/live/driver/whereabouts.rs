@@ -1,6 +1,6 @@
 //! Owns the driver's checks of ranks without messages, on this machine or through their worker.
 //!
-//! `lookout` inspects the processes.
+//! `process_probe` inspects the processes.
 
 use super::{Driver, LONG_SILENCE, RankConnections, SILENCE, TICK};
 use crate::error::HostError;
