@@ -139,7 +139,7 @@ pub enum Event<'a> {
         /// Number of the activity's stream of the rank's device, and the split of its time on the stream; `None` if the
         /// activity was on no stream.
         on_stream: Option<(u32, CallTimes)>,
-        /// Which activity it was, and why it began.
+        /// The operation's activity, and the cause of its beginning.
         why: Why,
         /// Cause of the completion.
         cause: Cause,
@@ -271,7 +271,8 @@ pub struct Why {
     pub task: TaskId,
     /// The rank's handle of the activity.
     pub handle: Handle,
-    /// The rank's queue that the activity was in; `None`: its group's queue, or none.
+    /// The rank's queue in which the activity was issued; `None`: the activity was in its group's queue, or in no
+    /// queue.
     pub queue: Option<QueueId>,
     /// The line that issued the activity.
     pub site: Site,
@@ -287,8 +288,8 @@ pub enum Cause {
     /// Not recorded, as in a real run: the other fields of a [`Why`] are unknown then, too.
     #[default]
     Unknown,
-    /// A point in time: a sleep or a timeout was over, a poll was paid for; at the beginning of a run, its first
-    /// instant.
+    /// A point in time at which a sleep, a timeout or the cost of a poll was over; at the beginning of a run, the run's
+    /// first instant.
     Time,
     /// A request of this task of the rank, at this instant.
     Task(TaskId),
@@ -346,7 +347,7 @@ pub struct MessageWay {
     pub by: RankId,
     /// Time at which that rank posted its operation: the send, or the receive.
     pub begun: SimTime,
-    /// Cause of the operation of `by`.
+    /// Cause of the operation that the rank `by` posted.
     pub cause: Cause,
     /// Time at which the sender knew that the message may leave.
     pub released: SimTime,
@@ -376,7 +377,7 @@ pub enum Meeting {
 pub enum WaitReason {
     /// Operations of process groups.
     Communication,
-    /// Compute that it had started before.
+    /// Compute that the task had started before.
     Compute,
     /// A key of the store.
     Store,

@@ -231,8 +231,8 @@ pub enum Activity {
     /// The rank's program ends, and the rank is finished although its task continues: for graphs whose last node is not
     /// the program's end, as when threads outlive it.
     Finish,
-    /// Reaches an event: lasts no time. The instant is kept, by the rank's own number of the event, until the event is
-    /// issued again.
+    /// Reaches an event, such as a CUDA event: lasts no time. The instant is kept under the rank's own number of the
+    /// event until the event is issued again.
     Reach(u32),
     /// Closes the rank's connections of a group. Ranks that wait for data of this rank in the group, now or later, are
     /// notified if this rank has aborted the group before or if a rank of the run has crashed. Otherwise a wait for an
@@ -365,7 +365,7 @@ pub struct Collective {
     pub root: Option<GroupRank>,
     /// Number of elements.
     pub shape: Shape,
-    /// The program's own kernel that carries it out; `None`: the communication library does.
+    /// The program's own kernel that carries out the collective; `None`: the communication library does.
     pub kernel: Option<PeerKernel>,
 }
 
@@ -643,11 +643,11 @@ pub enum StoreOp {
     Delete {
         key: Vec<u8>,
     },
-    /// Number of keys that start with these bytes.
+    /// Number of keys that start with the given prefix.
     Count {
         prefix: Vec<u8>,
     },
-    /// The keys that start with these bytes, sorted.
+    /// All keys that start with the given prefix, sorted.
     List {
         prefix: Vec<u8>,
     },

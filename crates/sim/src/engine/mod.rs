@@ -64,11 +64,11 @@ pub struct Engine {
 /// Whether virtual time may pass to the end of a sleep or timeout.
 #[derive(Debug, Default)]
 struct Idling {
-    /// The driver must allow it.
+    /// Whether the driver must allow time to pass idly.
     is_asked: bool,
-    /// The engine waits until the driver allows it.
+    /// Whether the engine currently waits for the driver's permission.
     waits: bool,
-    /// The virtual time at which the driver has allowed it.
+    /// The virtual time at which the driver has given its permission.
     passes_from: Option<SimTime>,
 }
 

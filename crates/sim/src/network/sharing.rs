@@ -500,7 +500,7 @@ fn fall(link: &LinkState, level: &[u64], mut guess: u64) -> Option<u64> {
     }
 }
 
-/// Newton's method from below: no step passes the lowest level at which the link is full.
+/// Newton's method from below: no step exceeds the lowest level at which the link is full.
 fn climb(link: &LinkState, level: &[u64]) -> u64 {
     let flows = link.crossing.len() as u64;
     let mut guess = (link.capacity / flows).max(1);

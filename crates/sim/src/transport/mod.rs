@@ -89,14 +89,15 @@ pub(crate) struct Message {
     pub(crate) started: SimTime,
     pub(crate) sent: SimTime,
     pub(crate) way: MessageWay,
-    /// Lead of `way.limit` over all other links, in time for which a link limited parts of the message.
+    /// Time for which `way.limit` limited parts of the message, less the time for which other links did: a running
+    /// majority vote.
     limited: SimDuration,
     /// Time for which any link limited parts of the message.
     left_over_links: SimDuration,
     connection: u32,
     /// Index in `Transport::grants`, once its receiver is ready and if the protocol has a handshake; else [`NO_GRANT`].
     grant: u32,
-    /// Number of the effect of its algorithm's protocol.
+    /// Number of the algorithm's protocol in `Transport`'s table of effects.
     wire: u32,
 }
 
@@ -115,7 +116,7 @@ impl Message {
     }
 }
 
-/// Operation of a message.
+/// The operation that a message belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Purpose {
     /// A step of a collective.
@@ -250,7 +251,7 @@ impl Transport {
         self.protocol.connections_per_group
     }
 
-    /// Makes messages of the group wait for their receives from now on.
+    /// From now on, each message of the group leaves only once its receive is posted.
     pub(crate) fn has_rendezvous(&mut self, group: GroupId) {
         self.waiting_groups.insert(group);
     }
@@ -273,7 +274,7 @@ impl Transport {
         self.protocol.buffer.filter(|_| has_buffer)
     }
 
-    /// Whether senders ask before a receiver says that it is ready.
+    /// Whether a receiver announces that it is ready only after the sender has announced its message (MPI).
     fn asks(&self) -> bool {
         self.protocol.handshake.is_some_and(|handshake| handshake.eager.is_some())
     }
@@ -752,7 +753,7 @@ impl Transport {
 mod tests {
     use super::*;
 
-    /// Parts of 3, 2, 2, 2 and 2 ps: link 0 limited 3 ps of 11, link 1 the rest.
+    /// Parts of 3, 2, 2, 2 and 2 ps left: link 0 limited the first, 3 ps of 11, and link 1 the others.
     #[test]
     fn the_link_that_limited_most_parts_of_a_message_is_named() {
         let mut message = Message {

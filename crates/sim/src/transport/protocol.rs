@@ -35,9 +35,9 @@ pub struct Protocol {
     pub staging: Option<Rate>,
 }
 
-/// Handshake in which data leaves after the receiver has said that it is ready. Without `eager` the receiver says so
-/// for every message, as soon as its receive is posted (Gloo); with `eager`, only for longer messages, and once the
-/// sender has asked (MPI).
+/// Handshake in which data leaves after the receiver has said that it is ready. Without `eager` the receiver announces
+/// this for every message, as soon as its receive is posted (Gloo); with `eager`, only for messages above that size,
+/// and once the sender has announced the message (MPI).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handshake {
     /// Size of a control message.

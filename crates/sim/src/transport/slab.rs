@@ -1,4 +1,4 @@
-//! Owns a store of values under small integers that are reused, whatever the values.
+//! Owns a container of values that are identified by small integers, which are reused.
 
 use std::collections::BTreeSet;
 
