@@ -69,8 +69,8 @@ pub struct Report {
     /// The critical path; `None` (left out): the causes of events were not kept, or are not all known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub critical_path: Option<CriticalPathReport>,
-    /// The subject of the figures if it is not the program as it ran: operators that were captured on a CPU and costed
-    /// for a GPU.
+    /// A statement of what the figures describe if the program ran in another way: its operators were captured on a CPU
+    /// and costed for a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headline: Option<String>,
     /// Warnings about doubtful figures, for people.

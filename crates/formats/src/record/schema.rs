@@ -130,7 +130,8 @@ pub(super) enum Step {
     Named {
         group: u32,
     },
-    /// A definition without an action: from this step on the rank's steps call this line of the program by this number.
+    /// A definition without an action: in later steps of the rank, this number stands for this source line of the
+    /// program.
     Line {
         site: u32,
         text: String,
