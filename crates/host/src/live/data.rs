@@ -39,9 +39,9 @@ pub struct DataPlane {
     sends: BTreeMap<(RankId, Handle), (Offset, RankId)>,
     /// Blocks of inputs that are still being copied.
     filling: BTreeSet<Offset>,
-    /// Free blocks of which their owner has not been told.
+    /// Free blocks that have not been reported to their owner yet.
     freed: BTreeMap<RankId, Vec<Offset>>,
-    /// Complete and failed operations of which their owner has not been told.
+    /// Complete and failed operations that have not been reported to their owner yet.
     over: BTreeMap<RankId, Vec<Handle>>,
     /// By rank, groups in which a peer caused operations to fail since the last report.
     failed: BTreeMap<RankId, BTreeSet<GroupId>>,
@@ -75,7 +75,7 @@ enum Held {
 pub enum Access {
     /// The data is available.
     Ready(Fetched),
-    /// A member reduces, or copies its input: ask again afterwards.
+    /// A member is still reducing the data or copying its input: the caller must try again afterwards.
     Busy,
 }
 
@@ -85,7 +85,7 @@ impl DataPlane {
         DataPlane { plans: Plans::of(algorithms), ..DataPlane::default() }
     }
 
-    /// Makes the driver carry out small reductions itself from now on.
+    /// From now on, the driver itself carries out small reductions.
     pub fn reduce_in(&mut self, window: Window) {
         self.window = Some(window);
     }
@@ -119,7 +119,8 @@ impl DataPlane {
         self.disagreement
     }
 
-    /// Records that a task is about to issue `call`, which the engine receives as `heard`, with its input at `staged`.
+    /// Records that a task is about to issue `call`, which the engine receives as `heard`; the call's input is at
+    /// `staged`.
     pub fn announce(&mut self, (rank, task): (RankId, TaskId), heard: Call, call: Call, staged: Option<Offset>) {
         if let Some(copies) = &mut self.copies {
             let ranks = &self.groups[&call.group].ranks;
@@ -220,7 +221,7 @@ impl DataPlane {
         }
     }
 
-    /// Enters the end of `rank`, which reads nothing more: blocks that waited only for this rank become free.
+    /// Records that `rank` has ended and reads no more data: blocks that waited only for this rank become free.
     fn leave(&mut self, rank: RankId) {
         self.gone.insert(rank);
         let unread = self.sends.iter().filter(|(_, (_, receiver))| *receiver == rank).map(|(send, _)| *send);
@@ -247,7 +248,7 @@ impl DataPlane {
                 }
             }
             (Some(Held::Recv { from, .. }), Meeting::Peer(peer)) => *from = peer,
-            // A receive that was released before its completion: its message will not be read.
+            // If a receive was released before its completion, its message will not be read.
             (None, Meeting::Peer(Some(peer))) if matches!(call.op, CallOp::Recv { .. }) => self.free_send(peer),
             _ => {}
         }
@@ -256,7 +257,8 @@ impl DataPlane {
     /// The data of a complete operation, if it is available without a reduction and without waiting.
     fn peek(&self, rank: RankId, handle: Handle) -> Option<Fetched> {
         match self.held.get(&(rank, handle))? {
-            // A collective that is over has no data for members that still hold it: these members receive nothing.
+            // Once all receivers of a collective have released it, the remaining members have no output, so there is no
+            // data for them.
             Held::Collective { key, me } => {
                 self.collectives.get(key).map_or(Some(Fetched::default()), |instance| instance.ready(*me))
             }
@@ -276,7 +278,8 @@ impl DataPlane {
         Fetched { pieces, peer: Some(self.group_rank(group, peer.0) as u32), lacks_values, ..Fetched::default() }
     }
 
-    /// The data of a complete operation. The first member that asks for a reduction is chosen to reduce.
+    /// The data of a complete operation. If the operation is a reduction, the first member that requests its data is
+    /// chosen to reduce.
     ///
     /// # Panics
     /// If the operation is not complete, or was released.

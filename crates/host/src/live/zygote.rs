@@ -355,7 +355,7 @@ fn byte_by_byte(word: &OsStr) -> String {
 }
 
 /// # Panics
-/// If the line is not a message of our zygote.
+/// If the line is not a message of the zygote.
 fn understand(line: &[u8]) -> News {
     serde_json::from_slice(line).unwrap_or_else(|e| panic!("the zygote said {:?}: {e}", String::from_utf8_lossy(line)))
 }

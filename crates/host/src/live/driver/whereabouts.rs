@@ -14,10 +14,10 @@ use uniference_client::quiescence::{Found, Threads};
 use uniference_sim::engine::{Doing, RankReport};
 use uniference_sim::ids::RankId;
 
-/// Delay before another check of a process that was woken from outside the simulation.
+/// Delay before the next check of a process that was woken from outside the simulation.
 pub(super) const AGAIN: Duration = Duration::from_millis(1);
 
-/// Number of checks in a row after which a process counts as one that is never seen to wait, and time passes.
+/// Number of consecutive checks that find a process running after which time passes without waiting for the process.
 const MOST_AGAIN: u32 = 10_000;
 
 /// Number of threads whose files stay open from one check to the next; each thread has three files.

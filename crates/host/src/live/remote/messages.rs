@@ -48,13 +48,13 @@ pub(super) enum Down {
     End,
 }
 
-/// A question of the driver about a rank's process.
+/// A query of the driver about a rank's process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) enum Question {
-    /// Do all threads wait, and for what?
+    /// Query whether all threads wait, and for what.
     Waits { rank: u32 },
     /// Lines at which its threads are; optionally without disturbing the process, or including threads in calls of
-    /// ours.
+    /// Uniference.
     Stands { rank: u32, undisturbed: bool, with_calls: bool },
 }
 
@@ -84,7 +84,7 @@ pub(super) enum Up {
     Closed { rank: u32, task: u32, exiting: bool },
     /// Output of a rank follows, of standard error or standard output; empty: the rank has closed that output.
     Output { rank: u32, is_error: bool },
-    /// The answer to a question.
+    /// The answer to a [`Question`].
     Told { number: u64, told: Told },
     /// A sign of life.
     Pulse,

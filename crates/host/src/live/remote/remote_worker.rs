@@ -28,7 +28,7 @@ use uniference_protocol::memory::Window;
 use uniference_protocol::messages::{Answer, Compute, Fetched, LocalHandle, Offset, OutputPart, Reply};
 use uniference_protocol::wire::{Opening, Wire};
 
-/// Time limit for an answer to a question about a process.
+/// Time limit for an answer to a query about a process.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Time limit for a worker to end its ranks.
@@ -212,7 +212,7 @@ impl RemoteWorker {
 impl Orders {
     fn give(&self, order: Order) {
         self.shared.ordered.fetch_add(1, Relaxed);
-        // A lost worker is reported as news.
+        // The loss of a worker is reported as news.
         let _ = self.queue.send(order);
     }
 
@@ -309,7 +309,7 @@ impl Shared {
             Up::Output { rank, is_error } => {
                 let output = lock(&self.outputs).remove(&(rank, is_error));
                 if let Some(mut output) = output {
-                    // The reader of the output may be gone.
+                    // The write fails if the reader of the output no longer exists.
                     let _ = output.write_all(behind);
                     lock(&self.outputs).insert((rank, is_error), output);
                 }
@@ -351,7 +351,7 @@ impl Shared {
 
     fn send_files(&self, files: &[std::path::PathBuf], buffer: &mut Vec<u8>) -> io::Result<()> {
         for path in files {
-            // A file that was removed in the meantime is reported by the program.
+            // If a file was removed in the meantime, the program itself reports the error.
             let Ok(mut file) = File::open(path) else { continue };
             let name = path.as_os_str().as_bytes();
             loop {

@@ -408,7 +408,7 @@ impl Worker<'_> {
             Down::Kill { rank } => {
                 let pid = self.processes.get(&rank).and_then(|process| process.pid);
                 if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
-                    // The process may just have ended.
+                    // The process may have ended on its own in the meantime.
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
                 }
             }
@@ -416,7 +416,7 @@ impl Worker<'_> {
                 let told = self.look(question);
                 self.say(&Up::Told { number, told }, &[])?;
             }
-            // Handled by the receiving thread.
+            // The receiving thread has handled this message.
             Down::Landing { .. } | Down::Data { .. } | Down::Reply { .. } | Down::Pulse | Down::End => {}
         }
         Ok(())
@@ -732,7 +732,7 @@ impl Worker<'_> {
         while sent < bytes {
             let part = PART.min(bytes - sent);
             window.load(&[OutputPart { offset: at + sent, bytes: part, other: None }], None, &mut buffer);
-            // The frame that refers to the data follows.
+            // Another message follows: the frame that refers to the data.
             send_soon(&self.shared.stream, &Up::Data { at: to + sent }, &buffer)?;
             sent += part;
         }
