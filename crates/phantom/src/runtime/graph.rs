@@ -49,8 +49,8 @@ fn list(all: &[Handle], list: Items<Handle>, count: Option<&mut usize>) -> Resul
     Ok(())
 }
 
-/// Changes the object `key`, or all objects for key 0, and destroys objects without references by the program's
-/// function.
+/// Applies a change to the object `key`, or to all objects for key 0; objects that then have no references are
+/// destroyed by calling the program's function.
 fn release(key: usize, mut change: impl FnMut(&mut UserObject)) {
     let mut objects = OBJECTS.lock().unwrap_or_else(PoisonError::into_inner);
     objects.iter_mut().filter(|(each, _)| key == 0 || **each == key).for_each(|(_, object)| change(object));

@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// A host function in C.
 pub(crate) type HostFunction = extern "C" fn(*mut c_void);
 
-/// Computation of a graph's operators, which `cpp/mirror.h` runs at each launch: this library only knows its place in
-/// the graph.
+/// Computation of a graph's operators, which `cpp/mirror.h` runs at each launch: this library only knows the
+/// computation's place in the graph.
 #[derive(Debug)]
 pub(crate) struct Computation {
     run: extern "C" fn(*mut c_void),
@@ -75,7 +75,7 @@ pub(crate) enum Node {
     Record { event: u32 },
     /// A wait for an event outside of the graph.
     Wait { event: u32 },
-    /// No work: other nodes depend on it.
+    /// A node without work, on which other nodes depend.
     Empty,
 }
 
