@@ -21,7 +21,7 @@ const ASK: &[u8] = b"?";
 /// Notice that the host has made all its readings.
 const ENOUGH: &[u8] = b".";
 
-/// Longest wait of one end for a message of the other.
+/// Time limit for the next message of the other end.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// Interval at which a thread that waits for hosts checks whether the server is closed.
@@ -113,7 +113,7 @@ fn receive(
         let (door, clock, tells) = (Arc::downgrade(door), clock.clone(), tells.clone());
         thread::spawn(move || {
             if let Ok(true) = tell(&mut joined, &*clock) {
-                // The send fails only if the server is gone.
+                // The send fails only if the server no longer exists.
                 let _ = tells.send(joined.name);
             } else if let Some(door) = door.upgrade() {
                 door.forget(&joined.name);

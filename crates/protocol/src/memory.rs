@@ -1,7 +1,7 @@
 //! Owns data movement between a program's memory and the arena: copies, and element-wise reductions whose loop gives
 //! torch's bits.
 //!
-//! The module `data` decides which bytes are moved, the module `fold` the order of reductions.
+//! The module `data` decides which bytes are moved, and the module `fold` decides the order of reductions.
 
 // Tensors and the arena are raw memory: other processes write to it, so no Rust reference to it may exist. Everything
 // else in live ranks goes through the checked functions of this module.

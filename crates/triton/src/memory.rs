@@ -9,8 +9,8 @@ pub type Span = Range<usize>;
 
 /// The memory that a kernel reads and writes.
 ///
-/// The values of `absent` spans were not computed. After a program has read one, its writes make their targets absent,
-/// too.
+/// The values of `absent` spans were not computed. After a program has read an absent span, all memory that the program
+/// writes becomes absent, too.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
     absent: Vec<Span>,
@@ -23,7 +23,7 @@ impl Memory {
         Memory { absent: absent.to_vec(), ..Memory::default() }
     }
 
-    /// Begins another program, which has read nothing yet.
+    /// Begins another program of the grid, which has not read absent memory yet.
     pub(crate) fn begin(&mut self) {
         self.has_read = false;
     }
@@ -122,7 +122,7 @@ impl Memory {
         }
         let (Some(first), Some(last)) = (addresses.clone().min(), addresses.max()) else { return };
         let span = first..last + scalar.bytes();
-        // Later programs may read the span.
+        // The span is also added to the memory that is absent for later programs, which may read it.
         if !self.absent.iter().any(|known| known.start <= span.start && span.end <= known.end) {
             self.absent.push(span.clone());
         }

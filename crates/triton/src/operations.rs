@@ -124,7 +124,7 @@ impl<'a> Written<'a> {
     pub(crate) fn check(&self, name: &str) -> Result<(), Unreadable> {
         let is_number = |word: &str| word.bytes().all(|letter| letter.is_ascii_digit());
         let unknown_word = self.words.iter().find(|word| !WORDS.contains(word) && !is_number(word));
-        // Notes of Triton's dialect on a value do not change it.
+        // Attributes with this prefix are hints of Triton's dialect about a value, which do not change the value.
         let is_known = |key: &str| ATTRIBUTES.contains(&key) || key.starts_with("tt.");
         let unknown_key = self.attributes.iter().map(|(key, _)| key).find(|key| !is_known(key));
         match unknown_word.or(unknown_key) {
@@ -370,6 +370,6 @@ fn libdevice(symbol: &str) -> Option<Operation> {
             }
         })
     };
-    // The name `erf` ends with this letter, too.
+    // The function `erf` has no single-precision suffix: its name itself ends with `f`.
     both(name).or_else(|| both(name.strip_suffix('f')?))
 }

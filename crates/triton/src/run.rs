@@ -165,13 +165,13 @@ struct Running<'a> {
     kernel: &'a Kernel,
     memory: Memory,
     grid: [u32; 3],
-    /// Position of the running program in the grid.
+    /// Position in the grid of the program that is running.
     at: [u32; 3],
     /// Blocks until the next call of `goes_on`.
     left: u32,
     goes_on: &'a mut dyn FnMut() -> bool,
     printed: String,
-    /// Set if only the work is counted.
+    /// Counter of the work, if only the work is counted and nothing is written.
     counter: Option<Counter>,
 }
 
