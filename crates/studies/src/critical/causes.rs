@@ -1,4 +1,4 @@
-//! Owns the causes of a run's events, kept for its end: why each activity, message and task went on.
+//! Owns the causes of a run's events, kept until the run ends: why each activity, message and task went on.
 
 use std::collections::BTreeMap;
 use uniference_sim::cluster::Cluster;
@@ -19,7 +19,7 @@ pub struct Causes {
     /// Messages by number; `None` if the message never arrived.
     messages: Vec<Option<Message>>,
     names: BTreeMap<String, Name>,
-    /// Number of further events that are kept; `None` if there were more: then no event is kept.
+    /// Number of further events that may be kept; `None` if the limit was exceeded: then no event is kept.
     room: Option<u64>,
 }
 
@@ -80,14 +80,14 @@ pub(super) struct Turn {
 pub(super) enum Waited {
     Poll,
     Sleep,
-    /// Compute; as for the other reasons, a timeout if the wait ended by time.
+    /// Compute. As with the other reasons, the wait was a timeout if it was ended by time.
     Compute,
     Other,
 }
 
 /// A message that has arrived. From `begun` to `released` the message waited for its receiver, until `started` for
 /// earlier messages, until `sent` its bytes left (for `in_window` of this time held back by the full window of its
-/// connection), and until `arrived` its last byte was on the way.
+/// connection), and until `arrived` its last byte was in transit.
 #[derive(Clone, Copy)]
 pub(super) struct Message {
     pub(super) begun: SimTime,

@@ -70,7 +70,7 @@ enum At {
     Complete(RankId, Handle),
     /// An activity began.
     Began(RankId, Handle),
-    /// A cause had its effect on this rank.
+    /// A cause, and the rank on which it had its effect.
     Caused(RankId, Cause),
 }
 
@@ -149,8 +149,8 @@ impl Walk<'_> {
         })
     }
 
-    /// The turn by which a task ran now. If the task did not wait, a task of the same rank that went on now has started
-    /// it or let it go on.
+    /// The turn by which a task was running at this time. If the task did not wait before, another task of the same
+    /// rank that went on at this time has started it or let it go on.
     fn last_turn(&self, rank: RankId, task: TaskId) -> Option<(TaskId, usize, Turn)> {
         let of = |task: TaskId| {
             let before = self.turns.get(&(rank, task)).copied().unwrap_or(usize::MAX);

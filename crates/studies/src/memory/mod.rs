@@ -347,7 +347,7 @@ struct RankMemory {
     in_excess: bool,
     /// The maximum memory that was held since the end of the last segment of a compute slice.
     slice_peak: Moment,
-    /// Segments of the compute slice that is being read, if there is a timeline.
+    /// Segments of the compute slice that is being read, if a timeline is kept.
     segments: Vec<Segment>,
     /// Number of kernels that the running operator has launched.
     kernels: u64,
@@ -546,7 +546,7 @@ impl RankMemory {
     fn computes(&mut self, task: TaskId, duration: SimDuration) {
         let segments = std::mem::take(&mut self.segments);
         if let Some(timeline) = &mut self.timeline {
-            // Only a GPU's launching CPU has a duration for each operator.
+            // Operators have durations of their own only on the launching CPU of a GPU.
             let all = segments.iter().copied().reduce(joined);
             let segments =
                 if self.has_gpu { segments } else { all.map(|all| Segment { weight: 1, ..all }).into_iter().collect() };

@@ -200,7 +200,7 @@ impl Observer for Timeline {
             Event::Waited { rank, task, start, reason, late_peer, call, .. } if rank.index() < MOST_RANKS => {
                 let part = Part::Task(task);
                 match reason {
-                    // The compute that the task waits for has its own mark.
+                    // A wait for compute is not marked, because the compute has its own mark.
                     WaitReason::Compute => {}
                     WaitReason::Store => self.mark(rank, part, start, at, MarkKind::Idle, "wait for the store"),
                     WaitReason::Sleep => self.mark(rank, part, start, at, MarkKind::Idle, "sleep"),
