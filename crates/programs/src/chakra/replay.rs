@@ -131,9 +131,9 @@ pub struct Replay<N> {
     rank: RankId,
     rules: Arc<Rules>,
     feed: Feed<N>,
-    /// Free nodes and whether one runs, by [`NodeQueue`].
+    /// For each [`NodeQueue`], the free nodes, and whether one of them runs.
     units: [(BTreeSet<u64>, bool); 3],
-    /// Planned collectives that are not issued, in order, by group.
+    /// For each group, the planned collectives that are not issued yet, in order.
     collectives: BTreeMap<GroupKey, VecDeque<u64>>,
     named: BTreeMap<String, GroupKey>,
     joined: BTreeMap<GroupKey, GroupId>,
@@ -195,7 +195,7 @@ struct ReadyNode {
 enum Action {
     Compute(NodeQueue, Work),
     Call(GroupKey, CallOp),
-    /// In a queue for nodes without a unit.
+    /// The node is issued in a queue for nodes without a unit.
     Do(Activity, QueueId),
 }
 
@@ -572,7 +572,7 @@ impl<N: Nodes> Replay<N> {
     }
 
     fn scaled(&self, size: u64) -> u64 {
-        // A float cannot represent every size.
+        // Sizes are scaled only if the factor is not 1, because a float cannot represent every size.
         let scale = self.rules.comm_scale;
         if scale == 1.0 { size } else { (size as f64 * scale).round() as u64 }
     }

@@ -46,7 +46,7 @@ pub struct Trace {
     decoded: u64,
     /// Additional dependencies of the next computation.
     awaited: Vec<u64>,
-    /// The ends of the overlapping chains.
+    /// The ends of the chains that overlap the main chain.
     overlapping: BTreeMap<Group, u64>,
     /// The end of the CPU's chain of launches.
     issued: Option<u64>,
@@ -112,7 +112,7 @@ enum Stage {
 }
 
 impl Unit {
-    /// The first part of its nodes' names.
+    /// The first part of the names of the unit's nodes.
     fn label(self, item: &str) -> String {
         match self {
             Unit::Embedding => format!("{item}embedding."),
@@ -726,7 +726,7 @@ impl Trace {
 
     fn node(&mut self, kind: NodeType, what: &str, dependencies: Vec<u64>, attributes: &[(&str, u64)]) -> u64 {
         let on_host = Attribute::new(IS_CPU_OP, Value::Bool(false));
-        // Integers as in traces of Chakra's own generators.
+        // The integer types are those of Chakra's own generators.
         let number = |(name, value): &(&str, u64)| Attribute::new(name, Value::Int64(*value as i64));
         self.push(Node {
             name: format!("{}{what}", self.label),

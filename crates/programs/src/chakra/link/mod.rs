@@ -250,7 +250,7 @@ impl Recording {
         };
         let invalid = |error: serde_json::Error| match error.classify() {
             Category::Io => {
-                // The position in the JSON says nothing about an error of the disk.
+                // An error of the disk is reported without its position in the JSON, which says nothing about it.
                 let error = io::Error::from(error);
                 unreadable(&error, Some(error.kind()))
             }
