@@ -316,7 +316,7 @@ fn drive(mut conversations: Conversations, mut tasks: Vec<Connection>) {
     }
 }
 
-/// The ranks' processes, which end with the test.
+/// The ranks' processes, which are ended when the test ends.
 struct Ranks(Vec<Child>);
 
 impl Drop for Ranks {
