@@ -4,8 +4,8 @@
 //!
 //! Each task (thread) of a rank has its own stream socket. A task writes batches of [`Op`]s; only the last one of a
 //! batch may ask for an answer ([`Op::asks`]), and the task then reads exactly one [`Answer`]. A blocking collective is
-//! therefore one round trip, and an asynchronous collective needs none: it travels with the task's next request. A frame is
-//! its length (u32, little endian) and a postcard value.
+//! therefore one round trip, and an asynchronous collective needs none: its message is sent with the task's next
+//! request. A frame is its length (u32, little endian) and a postcard value.
 
 use serde::{Deserialize, Serialize};
 use uniference_sim::ids::Site;
