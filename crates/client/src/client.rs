@@ -137,7 +137,7 @@ pub struct Blocking<'a> {
     pub input: Option<&'a [Region]>,
     /// The memory that the output is written to.
     pub output: &'a [Region],
-    /// The longest time to wait.
+    /// The virtual time after which the wait for the collective gives up; `None`: never.
     pub timeout: Option<SimDuration>,
     /// The user's line.
     pub site: &'a str,

@@ -210,7 +210,7 @@ mod tests {
         lanes.join(me);
         let mark = lanes.used();
         assert!(mark.contains_key(&me), "the kernel says what a thread has used");
-        // This thread has used only some microseconds since.
+        // Since `mark` was read, the calling thread has used only some microseconds.
         assert!(lanes.elapsed(1_000_000_000, &mark) >= 900_000_000);
         assert_eq!(Lanes::new(1).used(), Used::new());
     }

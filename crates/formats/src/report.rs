@@ -54,7 +54,7 @@ pub struct Report {
     /// The interval in which the real makespan should lie; `None` (left out): the errors are unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Interval>,
-    /// Figures of a generated job.
+    /// Throughput and utilization of a job that was generated from a language model's description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<JobReport>,
     /// Origins of the ranks' seconds of compute, in order of rank, the surest origin first.
@@ -197,7 +197,7 @@ pub struct LinkReport {
     pub utilization: f64,
 }
 
-/// Figures of a generated job of a language model.
+/// Throughput and utilization of a job that was generated from a language model's description.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobReport {
     /// Tokens of all ranks together: read in training and prefill, generated in decode.

@@ -11,7 +11,8 @@ use uniference_sim::time::SimDuration;
 
 /// Maximum number of ranks in the table; more are abbreviated.
 const MOST_RANKS: usize = 16;
-/// Numbers of ranks in an abbreviated table: the first, those that compute longest, the last.
+/// Number of ranks that an abbreviated table shows of the first ranks, of those with the longest compute time, and of
+/// the last ranks.
 const SHOWN: (usize, usize, usize) = (4, 4, 2);
 /// Width of a line in characters.
 pub const WIDTH: u16 = 100;

@@ -16,7 +16,7 @@ use crate::stack;
 
 /// The interpreter of this process.
 pub(crate) struct Interpreter {
-    /// The addresses of its code and data.
+    /// The addresses of the interpreter's code and data.
     image: Range<usize>,
     /// The addresses of torch's libraries.
     torch: Vec<Range<usize>>,
@@ -92,7 +92,7 @@ impl Interpreter {
 
     /// Whether the calling thread holds the lock.
     pub(crate) fn has_lock(&self) -> bool {
-        // SAFETY: any thread may call it at any time.
+        // SAFETY: `PyGILState_Check` may be called on any thread at any time.
         unsafe { (self.has_lock)() != 0 }
     }
 

@@ -92,7 +92,7 @@ pub(crate) struct Finish {
 /// Reasons for which a call was not made.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// One of its streams is in a capture that forbids it.
+    /// One of the call's streams is in a capture that forbids the call.
     Captured(Status),
     /// The call itself failed.
     Called(Status),

@@ -162,7 +162,7 @@ pub(crate) enum Kind {
 
 struct Pinned {
     bytes: usize,
-    /// Allocated by this library, which must unmap it; else by the program.
+    /// Whether this library allocated the memory, and so must unmap it; otherwise the program did.
     is_ours: bool,
 }
 

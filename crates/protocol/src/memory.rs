@@ -205,7 +205,7 @@ impl Window {
     /// Checksum of a range: FNV-1a, 64 bits (Fowler, Noll, Vo).
     pub fn checksum(&self, at: Offset, bytes: u64) -> u64 {
         let start = self.at(at, bytes);
-        // SAFETY: it is a range of the arena.
+        // SAFETY: the bytes are a range of the arena.
         let byte = |index: usize| unsafe { start.add(index).read_volatile() };
         (0..bytes as usize).fold(0xcbf2_9ce4_8422_2325, |sum: u64, index| {
             (sum ^ u64::from(byte(index))).wrapping_mul(0x0100_0000_01b3)

@@ -301,7 +301,7 @@ pub struct Lack {
 /// Source of the duration of a rank's compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Compute {
-    /// The rank measures it.
+    /// The rank measures its compute.
     Measured,
     /// The driver models the cost of operators.
     Modelled,

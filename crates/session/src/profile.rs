@@ -204,7 +204,7 @@ fn tensor(tensor: &Tensor) -> Value {
 fn row(operator: String, described: &Described, definition: &Definition, timing: &Timing) -> Row {
     let dimensions = match described {
         Described::Parts(parts) if parts.len() == 1 && parts[0].times == 1 => dimensions(&parts[0].operator.family),
-        // The operator is found by its definition only.
+        // Such an operator is found in the database by its definition only.
         _ => [definition.tensors().map(|tensor| tensor.elements()).max().unwrap_or(1), 1, 1, 1],
     };
     let bytes = described.read().0.saturating_add(described.written().0);

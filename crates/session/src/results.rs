@@ -74,7 +74,7 @@ pub struct Figures {
     pub phases: Phases,
     /// Memory of the ranks over time.
     pub held: Held,
-    /// The critical path, if its causes were kept.
+    /// The critical path, if the causes of events were kept.
     pub critical_path: Option<CriticalPathReport>,
     /// Source lines of the program, by site.
     pub lines: Vec<String>,

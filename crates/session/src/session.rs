@@ -22,7 +22,7 @@ use uniference_sim::network::Asymmetry;
 pub struct Output {
     /// The run folder; `None`: the next free `uniference-out/NAME-N`.
     pub folder: Option<PathBuf>,
-    /// NAME; for a path, its last component without extension.
+    /// The name of the input; for a path, its last component without extension.
     pub name: OsString,
     /// Files in addition to the report.
     pub record: RecordLevel,

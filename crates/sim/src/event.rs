@@ -15,7 +15,7 @@ use std::ops::AddAssign;
 
 /// Receiver of every event of a run.
 pub trait Observer {
-    /// `event` happened, or came to its end, at `at`.
+    /// Records that `event` happened at `at`, or that an event with a duration ended then.
     fn record(&mut self, at: SimTime, event: &Event<'_>);
 
     /// Whether the observer wants [`Event::Message`]. Messages number in the millions; their events are built only if
@@ -185,9 +185,9 @@ pub enum Event<'a> {
     },
     /// A message has arrived.
     Message {
-        /// The rank that sent it.
+        /// The rank that sent the message.
         source: RankId,
-        /// The rank that received it.
+        /// The rank that received the message.
         destination: RankId,
         /// The process group of the operation that the message is part of.
         group: GroupId,
@@ -219,7 +219,7 @@ pub enum Event<'a> {
     Finished {
         /// The rank that has finished.
         rank: RankId,
-        /// How its program ended.
+        /// How the rank's program ended.
         outcome: Outcome,
         /// Split of the rank's time.
         times: Times,
@@ -381,7 +381,7 @@ pub enum WaitReason {
     Compute,
     /// A key of the store.
     Store,
-    /// Its own sleep.
+    /// The task's own sleep.
     Sleep,
 }
 

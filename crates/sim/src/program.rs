@@ -206,9 +206,9 @@ pub const LOOK_COST: SimDuration = SimDuration::from_ps(50_000);
 /// End of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Outcome {
-    /// Its program returned.
+    /// The task's program returned.
     Ok,
-    /// Its program failed.
+    /// The task's program failed.
     Failed,
     /// The task crashed, as the cluster specifies. No program requests this.
     Crashed,
@@ -639,7 +639,7 @@ pub enum StoreOp {
     Check {
         keys: Vec<Vec<u8>>,
     },
-    /// Deletes a key; returns whether it existed.
+    /// Deletes a key of the store; returns whether the key existed.
     Delete {
         key: Vec<u8>,
     },

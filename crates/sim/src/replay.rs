@@ -276,7 +276,7 @@ struct RecordedRank<I: Iterator<Item = (TaskId, RecordedStep)>> {
     activities: u32,
     /// The engine's handles, for a rank whose handles are numbered in recorded order.
     handles: Option<Handles>,
-    /// Whether causes of its steps are answers to other ranks.
+    /// Whether some of the rank's recorded steps were caused by answers to other ranks.
     follows_others: bool,
 }
 

@@ -65,7 +65,7 @@ pub fn interval(
     }
 }
 
-/// Distances of the operators' sum from its estimate.
+/// Spread of the operators' summed time around its estimate.
 struct Draws {
     /// The estimate minus the lower quantile.
     below: f64,

@@ -136,7 +136,7 @@ pub struct Chance {
 /// Compute of one line that could be moved.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MovableLine {
-    /// The line, as `path:line`; `None` if it is unknown.
+    /// The line of the compute, as `path:line`; `None` if it is unknown.
     pub line: Option<String>,
     /// Whether the compute runs before the call; otherwise it runs after the call's result.
     pub before: bool,

@@ -152,7 +152,7 @@ impl Times {
         }
     }
 
-    /// Adds the kept times of another run, and its count.
+    /// Adds the operator's kept times and number of executions in another run.
     fn merge(&mut self, other: &Times) {
         other.kept.iter().for_each(|time| self.add(*time));
         self.count += other.count - other.kept.len() as u64;

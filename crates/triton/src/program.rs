@@ -14,7 +14,7 @@ pub(crate) type Slot = usize;
 pub(crate) struct Function {
     pub(crate) parameters: Vec<(Slot, String, Type)>,
     pub(crate) body: Region,
-    /// Number of its values.
+    /// Number of values in the function.
     pub(crate) slots: usize,
 }
 

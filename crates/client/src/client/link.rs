@@ -51,7 +51,7 @@ pub(super) type Fill<'a> = (&'a [Region], Offset);
 pub(super) struct Meanwhile<'a> {
     /// Copies this input to its block.
     pub(super) fill: Option<Fill<'a>>,
-    /// Copies the operation's data, if it arrives before the answer.
+    /// Copies the operation's data to the caller, if the data arrives before the answer.
     pub(super) take: Option<&'a mut dyn FnMut(Fetched)>,
 }
 

@@ -237,7 +237,7 @@ impl ThreadBarrier {
         }
     }
 
-    /// Marks the thread as running again after its answer.
+    /// Marks the calling thread as running again, once it has an answer from the driver.
     pub(crate) fn answered(&self) {
         let mut state = self.enter();
         state.asking.remove(&this_thread());

@@ -45,7 +45,7 @@ struct Relative {
 
 /// The reason why a process does not sleep.
 enum Awake {
-    /// This thread runs.
+    /// The thread with this id runs.
     Thread(ThreadId),
     /// A thread has run, or is new.
     Somebody,

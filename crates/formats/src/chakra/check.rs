@@ -27,7 +27,7 @@ pub enum Finding {
     UnknownVersion,
     /// A message with fields that the schema does not have, or with an unusual encoding: writing it again changes it.
     Lossy,
-    /// A dependency on a missing node: it counts as met.
+    /// A dependency on a missing node, which counts as a completed node.
     Dangling,
     /// The same dependency twice, as data and control or in one list.
     Duplicate,

@@ -70,7 +70,7 @@ struct Table<F: Write> {
     columns: Vec<Values>,
     /// Number of rows that are gathered and not encoded yet.
     rows: usize,
-    /// The open part, if it has rows.
+    /// The open part of the table; `None`: no rows since the last part.
     part: Option<SerializedFileWriter<Noted<F>>>,
     /// The reason why a part could not be written.
     failure: Arc<OnceLock<Failure>>,

@@ -38,13 +38,13 @@ pub enum Problem {
     /// A number needs more than 64 bits.
     #[error("a number has more than 64 bits")]
     LongNumber,
-    /// No entry has this tag.
+    /// An entry's tag is unknown.
     #[error("unknown entry {0}")]
     Entry(u64),
     /// An argument begins with an unknown byte.
     #[error("unknown argument {0}")]
     Argument(u8),
-    /// No definition has this number.
+    /// An entry refers to an unknown definition.
     #[error("unknown definition {0}")]
     Definition(u64),
     /// The site has not been named.
@@ -53,13 +53,13 @@ pub enum Problem {
     /// The kernel has not been named.
     #[error("unknown kernel {0}")]
     Kernel(u64),
-    /// No stream, event, graph or buffer has this number.
+    /// An entry's number of a stream, event, graph or buffer is out of range.
     #[error("stream, event, graph or buffer {0} is out of range")]
     Number(u64),
-    /// No kind of copy has this number.
+    /// An entry's kind of copy is unknown.
     #[error("unknown kind of copy {0}")]
     Copy(u64),
-    /// No kind of memory has this number.
+    /// An entry's kind of memory is unknown.
     #[error("unknown kind of memory {0}")]
     Kind(u8),
     /// A tensor has too many dimensions.
@@ -75,9 +75,9 @@ pub enum Problem {
 pub enum Entry<'a> {
     /// The rank ran an operator.
     Execution {
-        /// Index of its definition in [`Decoder::definitions`].
+        /// Index of the operator's definition in [`Decoder::definitions`].
         definition: usize,
-        /// The line that ran it.
+        /// The program's line that ran the operator.
         line: Line,
         /// Autograd's activity while the operator ran.
         autograd: Autograd,
@@ -129,9 +129,9 @@ pub enum Entry<'a> {
     },
     /// The program read a value that was not computed, so its control flow may depend on it.
     Answered {
-        /// The line that read it.
+        /// The program's line that read the value.
         line: Line,
-        /// The operator that read it.
+        /// The operator that read the value.
         operator: &'a str,
     },
     /// Work of the program on a stream of a simulated GPU.
@@ -173,16 +173,16 @@ pub enum StreamEntry {
         stream: u32,
         /// Cause of the launch, and its cost on the host.
         flags: LaunchFlags,
-        /// Bytes of memory that its arguments point to; 0: not known.
+        /// Bytes of memory that the kernel's arguments point to; 0: not known.
         bytes: u64,
     },
     /// A copy is launched.
     Copy {
         /// Number of the stream.
         stream: u32,
-        /// The memories that it copies from and to.
+        /// The memories of the copy's source and destination.
         kind: CopyKind,
-        /// Number of bytes that it copies.
+        /// Number of copied bytes.
         bytes: u64,
         /// The same as for a kernel launch.
         flags: LaunchFlags,
@@ -298,7 +298,7 @@ pub enum Autograd {
 pub struct SourceLine {
     /// `path:line`.
     pub line: String,
-    /// The qualified name of its function.
+    /// The qualified name of the Python function that contains the line.
     pub function: String,
 }
 

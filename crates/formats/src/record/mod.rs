@@ -64,7 +64,7 @@ pub enum RecordError {
     /// Another version of Uniference wrote the record.
     #[error("unsupported program record version {0}; the newest supported version is {current}\nhint: replay it with the version of Uniference that wrote it", current = VERSION)]
     Version(u8),
-    /// The record stops before its end.
+    /// The record ends before its last frame.
     #[error(
         "the program record is truncated after {steps} steps\nhint: the run was interrupted, or the disk was full; run the program again"
     )]

@@ -569,7 +569,7 @@ alike! {
     QueuePop { key, block }, QueueLength { key },
 }
 
-/// The index of a value in its table.
+/// The index of a value in the record's table of such values.
 fn number<T: PartialEq>(table: &[T], value: &T) -> u32 {
     table.iter().position(|known| known == value).expect("its table has all of them") as u32
 }

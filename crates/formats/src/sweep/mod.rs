@@ -47,7 +47,7 @@ pub struct Sweep {
     program: Program,
     /// Arguments of the program, with `{NAME}` in place of a parameter.
     templates: Vec<String>,
-    /// Settings with one value, each with its place.
+    /// Settings with one value, each with its place in the sweep file.
     fixed: Vec<(Target, Value, Range<usize>)>,
     origin: String,
     text: String,
@@ -185,7 +185,7 @@ pub struct Search {
 pub struct Objective {
     /// Name of the column.
     pub column: String,
-    /// Whether it is maximized; otherwise it is minimized.
+    /// Whether the column's value is maximized; otherwise it is minimized.
     pub maximize: bool,
 }
 
@@ -196,7 +196,7 @@ pub struct Place(Range<usize>);
 /// The words of the command that carries a trial out, without `uniference`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Words {
-    /// `run`, or `workload` and its kind.
+    /// The words of the command: `run`, or `workload` and the kind of workload.
     pub command: Vec<String>,
     /// Options that determine the simulated cluster and the seed.
     pub cluster: Vec<String>,
@@ -274,7 +274,7 @@ impl Sweep {
         Place(listed.map_or(place, |(_, place)| place).clone())
     }
 
-    /// The message with its place in the file.
+    /// The message, completed by its place in the sweep file.
     pub fn error(&self, message: Diagnostic, Place(place): Place) -> Diagnostic {
         message.at(&self.origin, &self.text, place)
     }

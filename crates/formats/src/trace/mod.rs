@@ -363,7 +363,7 @@ impl RankRows {
         own.or(self.ranges.last()).map(|(_, name, _)| &**name)
     }
 
-    /// The row of the task's wait with this end.
+    /// The row that shows the task's wait that ends at `end`.
     fn wait(&self, task: TaskId, end: SimTime) -> Option<u32> {
         let waits = self.waits.get(&task)?;
         let at = waits.partition_point(|(other, _)| *other < end);

@@ -132,12 +132,12 @@ pub enum LiveEnd {
     Died {
         /// The rank whose process ended.
         rank: u32,
-        /// The id of its process.
+        /// The id of the rank's process.
         pid: i32,
         /// Exit code, or minus the signal's number.
         status: i32,
     },
-    /// A rank's process lives, but has closed its connection.
+    /// A rank's process has closed its connection without ending.
     Severed {
         /// The rank that closed its connection.
         rank: u32,

@@ -30,7 +30,7 @@ pub(super) struct Member {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Folding {
     Open,
-    /// This group rank has claimed the reduction.
+    /// The member with this group rank has claimed the reduction.
     Claimed(usize),
     Done,
 }

@@ -127,14 +127,14 @@ pub enum News {
     Forked {
         /// The rank that was forked.
         rank: u32,
-        /// The id of its process.
+        /// The id of the rank's process.
         pid: i32,
     },
     /// A rank's process has ended.
     Exited {
         /// The rank whose process ended.
         rank: u32,
-        /// The id of its process.
+        /// The id of the rank's process.
         pid: i32,
         /// Exit code, or minus the signal's number.
         status: i32,

@@ -46,7 +46,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"unifrIPC");
 
 /// A range that other processes may map.
 pub(super) struct Exported {
-    /// Keeps the memory alive while it is open.
+    /// The open file, which keeps the memory alive.
     file: OwnedFd,
     bytes: usize,
     key: Key,
@@ -76,7 +76,7 @@ pub(super) struct Opened {
     key: Key,
     device: usize,
     bytes: usize,
-    /// Number of times that it was opened and not closed.
+    /// Number of times that the memory was opened, minus the times that it was closed.
     uses: usize,
 }
 

@@ -224,7 +224,7 @@ pub(crate) fn destroy_graph(graph: Handle) -> Result<(), Status> {
     let mut state = lock();
     let number = state.graph(graph)?;
     let graph = std::mem::take(&mut state.graphs[number]);
-    // Destructors of its computations acquire other locks.
+    // The lock is released first, because destructors of the graph's computations acquire other locks.
     drop(state);
     drop(graph);
     Ok(())

@@ -310,7 +310,7 @@ type Outcome = Result<(Source, std::collections::BTreeMap<String, uniference_for
 fn replay_of(trial: &Trial, program: &Program, record: &Path, folder: &Path) -> Result<Replay, HostError> {
     let mut cluster = trial.cluster.clone();
     if !cluster.resolve()?.backend_named {
-        // The recorded program has named its backend.
+        // The trial's cluster names no backend: the recorded program's backend is used.
         cluster.overrides.backend = Some(crate::recorded::backend(record)?);
     }
     Ok(Replay {

@@ -283,7 +283,7 @@ impl Comm {
         self.transport.wire(self.groups.get(group).table(&self.table).wire_of_messages())
     }
 
-    /// Carries out an action now, or at its time.
+    /// Carries out an action now, or schedules it if its time is later.
     fn cue(&mut self, now: SimTime, at: SimTime, cue: Cue) -> Result<(), Box<Disagreement>> {
         if at > now {
             let number = self.cues.keep(cue);

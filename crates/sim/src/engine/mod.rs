@@ -233,7 +233,8 @@ impl Engine {
         task
     }
 
-    /// Sets the real state of those tasks of `rank` that run from the engine's point of view. Initially, they run.
+    /// Tells the engine whether any of the tasks of `rank` that need no answer from it really runs, or what they all
+    /// wait for. Initially, tasks run.
     pub fn set_threads(&mut self, rank: RankId, threads: Threads) {
         self.ranks[rank.index()].threads = threads;
         self.update_hold(rank);

@@ -101,7 +101,7 @@ pub struct Pending {
     pub bytes: Bytes,
     /// The group, and the members that have not entered.
     pub meeting: Option<(GroupId, Vec<RankId>)>,
-    /// The line that issued it.
+    /// The line that issued the operation.
     pub site: Site,
     /// For a send or receive, the peer's operation that would match except for its tag.
     pub near: Option<Near>,

@@ -93,11 +93,11 @@ pub struct Background {
     pub from: HostId,
     /// The host that receives.
     pub to: HostId,
-    /// The highest rate; `None`: as fast as its share of the links.
+    /// Maximum rate of the background traffic; `None`: only its share of the links limits it.
     pub rate: Option<Rate>,
-    /// The virtual time at which it starts.
+    /// The virtual time at which the background traffic starts.
     pub start: SimTime,
-    /// The virtual time at which it ends; `None`: never.
+    /// The virtual time at which the background traffic ends; `None`: it never ends.
     pub end: Option<SimTime>,
 }
 

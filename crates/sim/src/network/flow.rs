@@ -70,7 +70,7 @@ struct Stream {
     active: bool,
     /// Whether the stream is in `FlowNetwork::pending`.
     pending: bool,
-    /// The queue in front of its receiver.
+    /// The queue in front of the flow's receiver.
     queue: Option<u32>,
     flight: u32,
     head: Option<Message>,

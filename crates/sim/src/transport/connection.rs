@@ -29,12 +29,12 @@ pub(super) struct Connection {
     pub(super) route: Route,
     overhead: Option<PacketOverhead>,
     pub(super) source: RankId,
-    /// Whether one of its ends is gone: pushed data is lost.
+    /// Whether one end of the connection is closed: data that is pushed then is lost.
     pub(super) closed: bool,
     growth: Option<Growth>,
     /// The growing window; `None`: all data may leave at once, and no frame waits.
     opening: Option<Box<Opening>>,
-    /// Last time at which it had data to send.
+    /// Last time at which the connection had data to send.
     used: SimTime,
     /// The last message on this connection.
     pub(super) last: Option<MessageId>,
@@ -59,7 +59,7 @@ struct Frame {
 /// Bytes that the network may have now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Release {
-    /// These bytes; `last`: whether they are the frame's last ones.
+    /// Bytes may leave; `last`: whether they are the frame's last bytes.
     Bytes { bytes: Bytes, tag: u64, last: bool },
     /// No bytes may leave before this instant.
     Later(SimTime),

@@ -12,7 +12,7 @@ pub struct Protocol {
     /// Room at the receiver for messages between two ranks without a handshake: a longer message leaves when its
     /// receive is posted, of which the sender knows at once; `None`: there is room for any message.
     pub buffer: Option<Bytes>,
-    /// Start of a new connection; `None`: it has no window.
+    /// Initial window of a new connection; `None`: connections have no window.
     pub window: Option<Window>,
     /// Whether each process group has its own connections; otherwise all messages of a pair of ranks share one per
     /// direction.

@@ -20,7 +20,7 @@ use std::collections::VecDeque;
 /// Messages of one connection that are matched with each other, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Channel {
-    /// Messages of one collective: its instance.
+    /// Messages of one collective, given by the number of its instance.
     Instance(u32),
     /// Messages between two ranks of a group, with one tag.
     Tag(GroupId, u64),
@@ -31,7 +31,7 @@ pub(crate) enum Channel {
 pub(crate) struct Grant {
     /// Time at which the receiver's program entered the receive; for a step, time of its post.
     pub(crate) entered: SimTime,
-    /// The receive, and the size of its buffer; `None` for a step.
+    /// The receive, and the size of its buffer; `None` for a step of a collective.
     pub(crate) receive: Option<(Handle, Bytes)>,
     /// Whether the received elements are reduced into the receiver's elements.
     pub(crate) combine: bool,

@@ -35,7 +35,7 @@ pub enum Kind {
     /// Bytes leave more slowly than at the rate of the slowest link: a link is shared with other messages, or changed
     /// by the cluster file.
     Contention,
-    /// The last byte is on its way.
+    /// A message's last byte has left its sender and has not arrived.
     Latency,
     /// A message, or the rest of a message, waits for the window of its connection.
     Queueing,

@@ -76,7 +76,7 @@ enum Role {
         scores: usize,
         result: usize,
     },
-    /// Concatenates its first tensors into the result.
+    /// An operator that concatenates its first tensors into its result.
     Join {
         result: usize,
     },

@@ -6,7 +6,7 @@ use uniference_formats::trace::LinkRates;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::ids::LinkId;
 
-/// Maximum number of links on a page: those that carried most.
+/// Maximum number of links on a page: the links that carried most data.
 const MOST_LINKS: usize = 64;
 /// Maximum number of time intervals.
 const MOST_PIECES: usize = 128;

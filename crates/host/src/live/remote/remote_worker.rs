@@ -54,15 +54,15 @@ pub(crate) enum BoardNews {
 pub(crate) struct Birth {
     /// The rank's number.
     pub(crate) rank: u32,
-    /// Source of the duration of its compute.
+    /// Source of the durations of the rank's compute.
     pub(crate) compute: Compute,
-    /// Number of its threads that can compute at once.
+    /// Number of the rank's threads that can compute at once.
     pub(crate) cores: u32,
     /// The rank's part of the arena.
     pub(crate) home: (Offset, u64),
     /// The order for the zygote.
     pub(crate) order: Vec<u8>,
-    /// Its standard output and error.
+    /// The rank's standard output and error.
     pub(crate) outputs: [File; 2],
 }
 

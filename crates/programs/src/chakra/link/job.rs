@@ -399,7 +399,7 @@ fn check_missing(parts: &mut [RankPart], world: u32, notes: &mut Vec<String>) ->
 
 /// For each part (one recording), the items in the order in which the rank issued them.
 type CallOrder = (usize, Vec<u32>);
-/// The items that are one operation: for each part, its item.
+/// The items that belong to one operation: for each part, its item.
 type MatchedCalls = Vec<(usize, u32)>;
 
 /// Matches calls of different ranks that are one operation, and determines the duration of each operation after all
