@@ -27,9 +27,9 @@ profiled. Profiling and measuring alternated, {rounds} times each; the table has
 grouped-query attention (`benches/devices/transformers.py`); the numbers are layers, hidden size, heads, sequence and
 batch. `train` is forward, cross entropy, backward and AdamW.
 
-Durations vary between runs of a program: the middle one of its {rounds} measurements differs by {noise:.1f} % from
-the farther of the other two in the median of all rows, and by {worst:.1f} % in the worst row. Predictions from one
-profile differ from the median of all by {drift:.1f} % in the median."""
+Durations vary between runs of a program: the middle one of its {rounds} measurements differs by {noise:.1f} % from the
+farther of the other two in the median of all rows, and by {worst:.1f} % in the worst row. The {rounds} predictions for
+a program, each from another profile, vary in the same way, by {drift:.1f} % in the median of all rows."""
 
 
 def sections(out: Path, few: bool) -> list[Section]:
