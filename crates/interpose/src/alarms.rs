@@ -27,7 +27,7 @@ struct Setting {
 
 static SETTING: Mutex<Option<Setting>> = Mutex::new(None);
 
-/// Number of settings; the thread sleeps on this futex.
+/// Number of times that the alarm was set; the alarm's thread sleeps on this futex.
 static SETTINGS: AtomicU32 = AtomicU32::new(0);
 
 const PS_PER_US: u64 = 1000 * PS_PER_NS;

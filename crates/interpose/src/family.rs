@@ -82,7 +82,7 @@ extern "C-unwind" fn listen(_: *mut c_void) -> *mut c_void {
 extern "C-unwind" fn ask_for(relative: *mut c_void) -> *mut c_void {
     // SAFETY: `listen` allocated the argument for this thread alone.
     let relative = *unsafe { Box::from_raw(relative.cast::<Relative>()) };
-    // The signal ends pauses.
+    // The relay thread must receive the signal that ends its pauses.
     unblock();
     if let Some(client) = rank() {
         client.relay_for(relative);

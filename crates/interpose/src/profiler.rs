@@ -84,7 +84,7 @@ unsafe extern "C" fn manage(to: *mut [usize; 2], from: *const [usize; 2], operat
                 *to = *from;
             }
             3 => drop(Arc::from_raw((*to)[0] as *const Timeline)),
-            // The type is not revealed: a null pointer.
+            // A request for the type of the callable gets a null pointer: the type is not revealed.
             _ => (*to)[0] = 0,
         }
     }
@@ -135,7 +135,7 @@ mod tests {
             assert_eq!(Arc::strong_count(&timeline), 3);
             // 50 ns pass in 100 ticks.
             assert_eq!((one.call)(&raw const other, &150), EPOCH_S * 1_000_000_000 + 25);
-            // A date stays a date.
+            // A date, in contrast to ticks, is not converted.
             assert_eq!((one.call)(&raw const other, &(PROFILER_DATES + 7)), 7);
             (one.manage)(&raw mut other, std::ptr::null(), 3);
             let mut state = one.state;

@@ -86,7 +86,7 @@ pub(crate) mod tests {
         static TOLD: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
         /// Number of the last launch that was numbered for a profile.
         pub(crate) static LAST_NUMBER: Cell<u64> = const { Cell::new(0) };
-        /// Times that the link returns next.
+        /// Times that the test's link returns next.
         pub(crate) static TIMES: RefCell<Vec<Times>> = const { RefCell::new(Vec::new()) };
     }
 

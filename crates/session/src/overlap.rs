@@ -317,7 +317,7 @@ impl Slice {
             call,
             ..self
         };
-        // The part that runs first contains the dictionary.
+        // The part that runs first gets the dictionary of the divided slice.
         let (first, second) = (self.dictionary, Vec::new());
         let (dictionary, of_chosen) = if chosen_first { (second, first) } else { (first, second) };
         let goes = part(share, goes, of_chosen, None);
@@ -541,7 +541,7 @@ impl<I: Iterator<Item = Lined>> Overlapped<I> {
     fn hand_on_wait(&mut self) {
         let Some((wait, _)) = self.wait.take() else { return };
         if let Some(slice) = self.held.take() {
-            // The slice ends at the wait.
+            // The slice ends at the held wait, so it gets the wait's line and site.
             let site = wait.1.site().unwrap_or(slice.site);
             self.hand_on_slice(Slice { line: wait.2.clone(), site, ..slice });
         }

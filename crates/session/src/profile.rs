@@ -19,7 +19,7 @@ use uniference_sim::program::DType;
 use uniference_sim::replay::RecordedStep;
 use uniference_studies::profile::{Found, Profile, Reached, Timing};
 
-/// Source of the rows in the database.
+/// Source that the database states for the rows of this command.
 const SOURCE: &str = "uniference profile";
 
 /// Duration in us from which an operator's rate counts: the rates of shorter operators depend on their overhead.

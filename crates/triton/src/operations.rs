@@ -152,7 +152,7 @@ pub(crate) fn takes(operation: &Operation) -> std::ops::RangeInclusive<usize> {
         Assert(_) | Same | Float(_) | Absolute | Cast(_) | Broadcast | Transpose(_) | Split => 1..=1,
         Integers(_) | Floats(_) | CompareIntegers(..) | Advance(_) | Join | Concatenate | Gather(_) => 2..=2,
         MultiplyAdd | Clamp { .. } | Select | Dot { .. } | Exchange(_) => 3..=3,
-        // A test for NaN has one operand.
+        // A comparison of floats that tests for NaN has one operand.
         CompareFloats(..) => 1..=2,
         Load(_) => 1..=3,
         Store(_) | Modify(..) => 2..=3,

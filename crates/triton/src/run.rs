@@ -440,7 +440,7 @@ impl<'a> Running<'a> {
                 _ => return None,
             }),
             Operation::Select => match three()? {
-                // One mask element for all elements.
+                // A mask of one element selects for all elements.
                 (Data::Int(mask), ..) if mask.len() == 1 => {
                     return operand(if mask[0] != 0 { 1 } else { 2 }).cloned();
                 }

@@ -34,7 +34,7 @@ const SECTOR: u32 = 5;
 /// multiplication (NVIDIA, "CUDA C++ Programming Guide", arithmetic instructions, compute capability 8.6 to 10).
 const SPECIAL: u64 = 8;
 
-/// Smallest number of sampled programs, if the grid has as many.
+/// Smallest number of programs of the grid that are sampled, if the grid has as many.
 const LEAST: u64 = 16;
 
 /// Number of computed elements after which the sample is large enough.

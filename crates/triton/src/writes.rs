@@ -120,7 +120,7 @@ impl<'a> Places<'a> {
         match operation {
             Operation::Store(_) | Operation::Modify(..) | Operation::Exchange(_) => {
                 let origins = operands.first().map(|pointers| &self.origins[*pointers]);
-                // The origins of an address may be found in a later round.
+                // The origins of an address may become known only in a later round.
                 found.is_unknown |= origins.is_none_or(|origins| origins.is_empty() || origins.contains(&ANY));
                 found.written.extend(origins.into_iter().flatten());
             }

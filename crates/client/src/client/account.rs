@@ -191,7 +191,7 @@ impl Client {
         let mut dictionary = self.dictionary();
         let capture = self.capture.get().filter(|_| !relays());
         let own_ns = capture.map_or(0, |capture| capture.take(&mut dictionary.new, &mut operators));
-        // Definitions precede the operators of all threads.
+        // Definitions are sent before the operators of all threads, which refer to them.
         if self.barrier.threaded() {
             // Compute of the other threads is derived from the CPU time of all threads.
             self.barrier.leave_out(own_ns);

@@ -129,7 +129,7 @@ impl Client {
     pub fn borrows(&self, arena: &Path) -> io::Result<()> {
         let layout = Layout::for_world(self.world_size);
         let file = File::options().read(true).write(true).open(arena)?;
-        // Only the first call has an effect.
+        // Only the first call sets the arena; later calls have no effect.
         let _ = self.lent.set((SharedArena::map(file.into(), layout.total)?, layout));
         self.take_rooms();
         Ok(())
@@ -276,7 +276,7 @@ impl Client {
         }
         self.relay_ops(ops)?;
         let mut reply = match question {
-            // The thread has left a pause.
+            // Without a request, the thread has only left a pause.
             None => return self.flush(),
             Some(Op::Pause(span)) => {
                 let listen = || self.listen_to_paused(listener, frames);
@@ -312,7 +312,7 @@ impl Client {
                 Op::Operators(operators) => self.ran(&[], &operators),
                 Op::Compute(slice) => {
                     self.ran(&[], &slice.operators);
-                    // A slice ends here.
+                    // This ends the slice of compute.
                     drop(self.ours());
                 }
                 other => self.push(other)?,

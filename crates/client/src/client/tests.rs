@@ -348,7 +348,7 @@ fn a_slice_brings_its_operators_and_leaves_out_what_the_capture_took() {
     client.now().unwrap();
     end(client);
     let said = driver.join().unwrap();
-    // Definitions come first.
+    // The definitions of operators are sent before the compute that refers to them.
     let named: Vec<usize> = (0..said.len()).filter(|at| matches!(said[*at], Op::Dictionary { .. })).collect();
     assert_eq!(named.iter().map(|at| &said[*at]).collect::<Vec<_>>(), [&names(0, &[1]), &names(1, &[2])]);
     assert!(named.iter().all(|at| matches!(said[at + 1], Op::Compute(_))), "{said:?}");
@@ -443,7 +443,7 @@ fn what_was_said_right_behind_a_pause_ends_it() {
     assert!(first.ops[0].asks() && !frames.is_empty());
     let (heard, hears) = std::sync::mpsc::channel();
     thread::scope(|scope| {
-        // No further message arrives.
+        // The listener of the paused thread gets no further message.
         scope.spawn(|| {
             client.listen_to_paused(&ours, &frames);
             heard.send(()).unwrap();

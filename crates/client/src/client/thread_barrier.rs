@@ -36,7 +36,7 @@ use uniference_protocol::wire::{Opening, Wire};
 use uniference_sim::ids::OfProcess;
 use uniference_sim::program::Mark;
 
-/// Shortest and longest interval between checks of the watch, in nanoseconds.
+/// Shortest and longest interval between two checks by the watch thread, in nanoseconds.
 const LOOKS: (u64, u64) = (50_000, 1_000_000);
 
 /// Number of checks by a relay thread: the thread for which it makes a request is usually about to fall asleep.
@@ -579,12 +579,12 @@ impl State {
         let listening = Listening::of(&self.serving);
         let ours = self.watch.into_iter().chain([this_thread()]).chain(listening.threads());
         let skip = self.asking.iter().copied().chain(ours).collect();
-        // Messages from another process count as coming from outside.
+        // A process with children may get messages from them: its paused threads count as waiting for the outside.
         let paused = self.paused.keys().filter(|_| !family);
         let inside = paused.chain(self.serving.keys()).copied().collect();
         let others: BTreeSet<i32> = self.relatives.keys().copied().collect();
         let first = |all: &BTreeSet<ThreadId>| {
-            // Serving threads start no processes.
+            // Serving threads are left out, because they start no processes.
             let own = all.iter().copied().filter(|thread| !self.serving.contains_key(thread)).collect();
             if relatives { self.family.look(&own, &others) } else { Ok(true) }
         };

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 thread_local! {
     /// Whether the thread's last answer was to a poll, without another request since.
     static JUST_YIELDED: Cell<bool> = const { Cell::new(false) };
-    /// Number of consecutive clock reads by the thread.
+    /// Number of clock reads by the thread without another request between them.
     static LOOKS: Cell<u32> = const { Cell::new(0) };
 }
 

@@ -26,7 +26,7 @@ pub(super) const SLEEPS: [&str; 2] = ["35", "230"];
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) const SLEEPS: [&str; 2] = ["101", "115"];
 
-/// Number of bytes of the files that are read.
+/// Number of bytes that are read of each of the kernel's files on a thread.
 const LINE: usize = 256;
 
 /// The kernel's files on one thread.

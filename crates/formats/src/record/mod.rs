@@ -30,7 +30,7 @@ use uniference_sim::replay::RecordedStep;
 const MAGIC: [u8; 7] = *b"UNIREC\n";
 /// The version that is written. Older versions are read, too.
 const VERSION: u8 = 12;
-/// The newest version with operator streams of the older format.
+/// The newest version of records whose operator streams have the older format.
 const OLD_OPERATORS: u8 = 11;
 /// Maximum length of a frame: the longest steps list a few numbers for each rank.
 const LONGEST_FRAME: u32 = 1 << 28;

@@ -387,7 +387,7 @@ impl<'a> Driver<'a> {
             if let Some(board) = board {
                 self.boards[*board].kill(rank.0);
             } else if let Some(pid) = rustix::process::Pid::from_raw(pid) {
-                // The process may have ended on its own in the meantime.
+                // The kill fails if the process has ended on its own in the meantime.
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
             self.slots.blocked(rank);

@@ -21,7 +21,7 @@ use uniference_protocol::STACKS_SIGNAL;
 /// Duration without new data after which a process has finished writing its stacks.
 const SETTLED: Duration = Duration::from_millis(10);
 
-/// Maximum number of waits for more data.
+/// Maximum number of times that the probe waits for a process to write more of its stacks.
 const MOST_LOOKS: usize = 50;
 
 /// Maximum number of child processes of a rank whose stacks are requested: each request needs a moment.

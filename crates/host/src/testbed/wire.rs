@@ -125,9 +125,9 @@ impl<T> Wire<T> {
             return;
         }
         let transmission = (packet.wire_bytes as f64 / lane.bytes_per_ns) as u64;
-        // The last byte cannot leave before it has arrived.
+        // A packet's last byte cannot leave a link before it has arrived from the previous link.
         let end = (start + transmission).max(packet.tail_at);
-        // A packet that overtakes others delays them.
+        // A packet that is sent ahead of waiting packets delays them.
         lane.free_at = if ahead { lane.free_at.max(at) + transmission } else { end };
         *of_receiver = end;
         packet.tail_at = end + lane.latency_ns;

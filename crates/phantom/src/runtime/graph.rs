@@ -133,7 +133,7 @@ runtime! {
         let mut objects = OBJECTS.lock().unwrap_or_else(PoisonError::into_inner);
         let object = objects.get_mut(&(handle as usize)).ok_or(INVALID_VALUE)?;
         *object.graphs.entry(graph as usize).or_default() += count;
-        // 1: the program's references become the graph's.
+        // 1 (`cudaGraphUserObjectMove`): the program's references become the graph's.
         if flags & 1 == 0 { object.uses += count; }
         Ok(())
     }

@@ -704,7 +704,7 @@ impl<N: Nodes> Replay<N> {
         let order = |name: &str| (name.len(), name.to_owned());
         let before = |other: &&ProcessGroup| order(&other.name) < order(name) && self.ranks(other) == ranks;
         let before: BTreeSet<&str> = all().filter(before).map(|other| other.name.as_str()).collect();
-        // The unnamed group of all ranks comes first.
+        // The unnamed group of all ranks precedes the named groups of the same ranks.
         let unnamed = u32::from(ranks == self.rules.world);
         Ok((ranks, before.len() as u32 + unnamed))
     }

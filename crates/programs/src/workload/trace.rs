@@ -663,7 +663,7 @@ impl Trace {
     /// Adds a collective to the chain. `bytes` as in Chakra: each rank's shard for an all-gather, otherwise all blocks
     /// together, rounded up to equal parts of whole elements.
     fn collective(&mut self, group: Group, kind: impl Into<Kind>, what: &str, bytes: u64) {
-        // Gradients of weights need no communication.
+        // In a split backward pass, the part that computes gradients of weights needs no collectives.
         if self.backward_part != BackwardPart::Weights && self.meets(group, bytes) {
             self.issue(what, 1);
             let dependencies = self.last.into_iter().chain(self.issued).chain(self.awaited.drain(..)).collect();

@@ -85,7 +85,7 @@ pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) ->
             DueTo::End(end) if apart.len() < MOST_APART => {
                 let end = cast.ends()[end].clone();
                 live.notices.say(&format!("the last ranks fold by themselves: {unlike}"));
-                // More ranks than assumed have less work: the end is wider.
+                // More ranks than assumed have less work: this wider end replaces the ends that it contains.
                 apart.retain(|other| !other.is_superset(&end));
                 apart.push(end);
             }

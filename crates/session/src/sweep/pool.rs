@@ -23,7 +23,7 @@ use uniference_host::error::HostError;
 use uniference_host::interrupt::{Interrupt, Interrupts};
 use uniference_studies::sweep::{Estimate, Source, figures};
 
-/// Interval between checks for signals.
+/// Interval between checks for signals that end the sweep.
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// Runs programs and jobs.

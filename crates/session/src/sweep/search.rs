@@ -89,7 +89,7 @@ pub fn search(
             let seed = search.seed.wrapping_add(known.len() as u64);
             match untried(sweep, seed, |point| known.contains(&name(point))) {
                 Some(point) => asker.enqueue(&point)?,
-                // All points are known.
+                // No untried point is left.
                 None => return Ok(Halted::No),
             }
         }

@@ -427,7 +427,7 @@ impl Comm {
                 let cause = Cause::Sent(message.way.id);
                 self.run_member(now, instance, from, cause);
             }
-            // A write is complete once all of its data has arrived.
+            // Nothing happens yet: a write is complete once all of its data has arrived.
             Purpose::Write { .. } => {}
             Purpose::Send { handle, .. } => {
                 let peers_entered = self.transport.grant(message).map_or(SimTime::ZERO, |grant| grant.entered);

@@ -313,7 +313,7 @@ impl RankReport {
         let shown = self.tasks.iter().filter(|task| threads.is_empty() || task.doing != Doing::Running);
         let (waiting, others): (Vec<_>, Vec<_>) = shown.partition(|task| task.doing == Doing::Inside);
         let describe = |task: &TaskReport| {
-            // A thread that waits for a device need not have a line.
+            // A thread that waits for a device may be at no known line.
             let line = task.site.map(site).filter(|line| !line.is_empty());
             let place = line.map_or(String::new(), |line| format!(", at {line}"));
             format!("{}{place}{}{}", task.doing, task.doing.near(site), task.doing.behind(site))

@@ -189,7 +189,7 @@ enum Due {
     CallBack(u32),
 }
 
-/// Number of the protocol without any effect.
+/// Number of the protocol that has no effect on a message.
 pub(crate) const PLAIN: u32 = 0;
 /// Number of the protocol by which messages arrive as soon as they are sent, whatever the network.
 pub(crate) const TIMELESS: u32 = u32::MAX;
@@ -198,9 +198,9 @@ pub(crate) const TIMELESS: u32 = u32::MAX;
 pub(crate) const ONE_SIDED: u32 = u32::MAX - 1;
 
 const NO_GRANT: u32 = u32::MAX;
-/// Bit of a network tag: not a message's last bytes.
+/// Bit of a network tag: the bytes are a part of a message, and not its last one.
 const PART: u64 = 1 << 63;
-/// Bit of a network tag: the number of a control message.
+/// Bit of a network tag: the other bits are the number of a control message.
 const CONTROL: u64 = 1 << 62;
 
 impl Purpose {

@@ -215,7 +215,7 @@ impl Network {
     fn backend(&self, setting: &Setting) -> String {
         let message = duration(self.message);
         let call = CALL * self.message;
-        // A collective is handed over and back.
+        // A collective is handed over to the library's thread and back, which costs `hand_over` twice.
         let hand_over = self.solo.map_or(HAND_OVER * self.message, |solo| ((solo - call) / 2.0).max(0.0));
         let (call, hand_over) = (duration(call), duration(hand_over));
         match setting.library {

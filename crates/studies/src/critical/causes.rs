@@ -300,5 +300,5 @@ impl Observer for Causes {
     }
 }
 
-/// The site of an unknown line.
+/// The site that stands for an unknown line of the program.
 pub(super) const NOWHERE: Site = Site(u32::MAX);

@@ -107,7 +107,7 @@ pub struct Step {
     pub range: Option<String>,
 }
 
-/// Maximum number of parts in a report.
+/// Maximum number of parts of the critical path in a report.
 const MOST_IN_REPORT: usize = 10;
 
 impl Explanation {
@@ -153,7 +153,7 @@ pub struct What {
     pub line: Option<String>,
 }
 
-/// The name of compute without a name.
+/// The name that stands for compute without a name; messages leave it out.
 const COMPUTE: &str = "compute";
 
 /// The key by which spans are added up.

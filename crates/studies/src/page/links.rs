@@ -8,7 +8,7 @@ use uniference_sim::ids::LinkId;
 
 /// Maximum number of links on a page: the links that carried most data.
 const MOST_LINKS: usize = 64;
-/// Maximum number of time intervals.
+/// Maximum number of time intervals in which the load of a link is shown.
 const MOST_PIECES: usize = 128;
 
 /// The load of a run's links.

@@ -18,7 +18,7 @@ const MOST_KEPT: usize = 1 << 18;
 /// Approximate number of marks of all rows of a page; each row has at least [`LEAST_IN_ROW`].
 const MOST_ON_PAGE: usize = 20_000;
 const LEAST_IN_ROW: usize = 32;
-/// Number of nested ranges with rows.
+/// Number of levels of nested ranges that have a row.
 const DEEPEST: usize = 3;
 /// Number of rows for overlapping ranges.
 const MOST_OVERLAPPING: usize = 32;

@@ -212,7 +212,7 @@ impl RemoteWorker {
 impl Orders {
     fn give(&self, order: Order) {
         self.shared.ordered.fetch_add(1, Relaxed);
-        // The loss of a worker is reported as news.
+        // The send fails only if the worker is lost, which the driver learns from another message.
         let _ = self.queue.send(order);
     }
 

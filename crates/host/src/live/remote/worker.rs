@@ -243,7 +243,7 @@ impl Shared {
         };
         let mut bytes = Vec::with_capacity(128);
         frame::encode(&reply, &mut bytes);
-        // The end of the process reveals a rank that no longer exists.
+        // The write fails only if the rank no longer exists; the end of its process is reported separately.
         let _ = wire.map(|wire| wire.write(&bytes));
     }
 }
@@ -408,7 +408,7 @@ impl Worker<'_> {
             Down::Kill { rank } => {
                 let pid = self.processes.get(&rank).and_then(|process| process.pid);
                 if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
-                    // The process may have ended on its own in the meantime.
+                    // The kill fails if the process has ended on its own in the meantime.
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
                 }
             }
@@ -562,7 +562,7 @@ impl Worker<'_> {
         let heard = match zygote.hear() {
             Ok(heard) => heard,
             Err(error) => {
-                // The end of the zygote is reported once.
+                // The zygote is removed, so that its end is reported only once.
                 self.zygote = None;
                 return Err(error.into());
             }
@@ -718,7 +718,7 @@ impl Worker<'_> {
                         arena.tensors.forget(at, bytes);
                     }
                 }
-                // Data arrives with the answer.
+                // From a worker's view, data arrives with the answer, never ahead of it.
                 Op::Wait { ahead, .. } => *ahead = false,
                 _ => {}
             }
