@@ -116,7 +116,7 @@ pub enum Ran {
     },
     /// The timeout has passed.
     TimedOut,
-    /// This rank of the world has closed its end of a connection.
+    /// The rank with this number in the world has closed its end of a connection.
     ClosedBy(u32),
 }
 

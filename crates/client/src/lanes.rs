@@ -40,7 +40,8 @@ impl Relatives {
     /// The kernel knows the exact CPU time of ended processes only after each of their parents has reaped them; the
     /// last readings of these processes are known at once.
     fn look(&mut self, meter: Meter) -> u64 {
-        // This read comes first: a process that ends in between must not be counted twice.
+        // The total of ended processes is read before the running ones: a process that ends in between must not be
+        // counted twice.
         let ended = (meter.ended)();
         let gone = &mut self.gone;
         self.used.retain(|process, used| match (meter.process)(*process) {

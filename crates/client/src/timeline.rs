@@ -115,7 +115,7 @@ impl Moments {
 /// The rank's clock as a function of counter readings.
 #[derive(Debug, PartialEq)]
 pub struct Timeline {
-    /// Both values are non-decreasing.
+    /// Readings of the counter, each with the rank's clock at it; neither ever decreases.
     known: Vec<(Ticks, SimTime)>,
 }
 

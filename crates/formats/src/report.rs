@@ -26,7 +26,7 @@ pub struct Report {
     pub failure: Option<String>,
     /// The latest finish of any rank, in seconds of virtual time.
     pub makespan_s: f64,
-    /// The same time in picoseconds.
+    /// The latest finish of any rank, in picoseconds of virtual time.
     pub makespan_ps: u64,
     /// Reports of the ranks, in order.
     pub ranks: Vec<RankReport>,

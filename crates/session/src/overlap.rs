@@ -167,7 +167,7 @@ fn chances(sites: BTreeMap<String, Beside>) -> Vec<Chance> {
 pub(crate) enum Moves {
     /// The compute of the arrangement.
     Arranged(Arc<Arrangement>),
-    /// None: the compute that could overlap each call is only collected.
+    /// No compute is moved: the compute that could overlap each call is only collected.
     Nothing(Rc<RefCell<Found>>),
 }
 

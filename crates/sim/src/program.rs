@@ -174,7 +174,7 @@ pub enum Reply {
     Start,
     /// The activity was accepted.
     Issued(Handle),
-    /// These of the awaited handles are complete, in the order of the request.
+    /// The wait is over: the complete ones among the awaited handles, in the order of the request.
     Complete(Vec<Handle>),
     /// Like [`Reply::Complete`], but some operations have failed: their connection to a rank was closed.
     Failed {

@@ -46,7 +46,8 @@ const LOOKS_OF_AN_ASKER: u32 = 8;
 /// spinning until another thread, which sleeps in virtual time, has acted.
 const PATIENCE: u64 = 60_000_000_000;
 
-/// The same limit while another process of the rank computes: such a process may load a model, or compile.
+/// Real time in nanoseconds for which virtual time waits while another process of the rank computes: such a process may
+/// load a model, or compile.
 const FAMILYS_PATIENCE: u64 = 10 * PATIENCE;
 
 /// A thread's position in the tree of thread starts: numbers of children from the main thread on, whose path is empty.

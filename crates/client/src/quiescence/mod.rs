@@ -133,7 +133,8 @@ impl Threads {
     }
 
     fn second_look(&mut self, skip: &BTreeSet<ThreadId>, inside: &BTreeSet<ThreadId>) -> io::Result<Found> {
-        // This check comes first: a thread that ends in the meantime may have woken others before.
+        // The list of threads is compared before the threads are examined: a thread that ends in the meantime may have
+        // woken others before.
         if !are_all(&self.process, self.all.iter().copied())? {
             return Ok(Found::Running);
         }

@@ -184,7 +184,7 @@ pub enum StreamEntry {
         kind: CopyKind,
         /// Number of copied bytes.
         bytes: u64,
-        /// The same as for a kernel launch.
+        /// Cause of the copy's launch, and its cost on the host.
         flags: LaunchFlags,
     },
     /// An event is recorded: it happens when everything before it on the stream has ended.
@@ -194,7 +194,7 @@ pub enum StreamEntry {
         /// Number of the stream.
         stream: u32,
     },
-    /// Everything after it on the stream waits for an event, as that was recorded last.
+    /// Later work on the stream waits for an event, as the event was recorded last.
     Wait {
         /// Number of the stream that waits.
         stream: u32,

@@ -55,7 +55,7 @@ pub struct DataPlane {
 struct Announced {
     /// The call in the form that the engine receives.
     heard: Call,
-    /// The same call in the whole group.
+    /// The call as it applies to the whole group.
     call: Call,
     staged: Option<Offset>,
 }

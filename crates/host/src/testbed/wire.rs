@@ -28,7 +28,7 @@ struct Lane {
     queue_bytes: u64,
     /// Time at which the last queued packet will have left.
     free_at: u64,
-    /// The same time per receiver, on links whose receivers alternate.
+    /// Time at which the last queued packet for each receiver will have left, on links whose receivers alternate.
     of_receiver: BTreeMap<u32, u64>,
 }
 

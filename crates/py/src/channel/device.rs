@@ -28,7 +28,7 @@ thread_local! {
     static DENIED: RefCell<BTreeMap<u32, Denied>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// This thread's last event query with a negative answer.
+/// A thread's last query of an event with a negative answer.
 struct Denied {
     /// Number of the thread's operator that made the query.
     by: u64,

@@ -249,7 +249,8 @@ mod tests {
         assert_eq!(changes, [0, 10, 30, 50, 70].map(at));
     }
 
-    /// Nothing passes from `from` to `to`; after `to` the link has its rate again, and does not change any more.
+    /// During an outage nothing passes the link; after the outage's end the link has its rate again, and does not
+    /// change any more.
     #[test]
     fn an_outage_ends() {
         let dynamics = LinkDynamics { outages: vec![(at(2), at(5))], ..LinkDynamics::default() };

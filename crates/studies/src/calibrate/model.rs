@@ -69,7 +69,7 @@ pub struct Form {
 /// Differences between hosts' links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
-    /// None.
+    /// The links of all hosts are alike.
     #[default]
     Alike,
     /// Each link has its own latency and bandwidth.

@@ -165,7 +165,7 @@ type Piece = (Span, Option<Name>);
 /// The spans of the path that are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listed {
-    /// None: only their sums.
+    /// No spans: only their sums.
     Nothing,
     /// At most so many spans, for figures: the spans within each such part of the makespan are joined, under the name
     /// of the longest.

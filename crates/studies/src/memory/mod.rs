@@ -108,7 +108,7 @@ impl ByKind {
         of_device.fold(0, |sum, kind| sum.saturating_add(self.of(kind)))
     }
 
-    /// The same bytes as host memory, for a rank that turns out to have a GPU.
+    /// The total bytes counted as host memory, for a rank that turns out to have a GPU.
     fn on_host(&self) -> ByKind {
         ByKind::from_iter([(Kind::Host, self.total())])
     }
