@@ -130,7 +130,7 @@ pub enum Event<'a> {
         bytes: Bytes,
         /// The virtual time at which the operation was issued.
         issued: SimTime,
-        /// The virtual time at which the operation's queue came to it.
+        /// The virtual time at which the operation reached the head of its queue.
         started: SimTime,
         /// The algorithm that carried out a collective.
         algorithm: Option<&'static str>,
@@ -240,7 +240,7 @@ pub enum Event<'a> {
         bytes: Bytes,
         /// The virtual time at which the operation was issued.
         issued: SimTime,
-        /// The virtual time at which the operation's queue came to it.
+        /// The virtual time at which the operation reached the head of its queue.
         started: SimTime,
         /// The rank that closed the other end of the connection.
         peer: RankId,

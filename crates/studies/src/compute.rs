@@ -18,7 +18,7 @@ const DIFFERS: f64 = 1.1;
 /// Factor from which on a difference is ascribed to other work: contention for a busy host's caches and threads does
 /// not double compute.
 const OTHER_WORK: f64 = 2.0;
-/// Least compute of a rank before one line's calls that is compared.
+/// Compute of a rank before one line's calls below which ranks are not compared.
 const TINY: SimDuration = SimDuration::from_us(10_000);
 
 /// Compute by rank and line.

@@ -30,8 +30,8 @@ const LEVEL: f64 = 0.95;
 /// Number of standard deviations to either side that cover this share of a normal distribution.
 const NORMAL_95: f64 = 1.959_964;
 
-/// `h` above. Intervals then hold 83 of 100 published runs whose devices were measured, and all whose devices were not
-/// (docs/explanation/accuracy.md).
+/// `h` above. Intervals then contain 83 of 100 published runs whose devices were measured, and all whose devices were
+/// not (docs/explanation/accuracy.md).
 const COMMON: f64 = 0.5;
 /// Number of draws of the operators' errors.
 const DRAWS: usize = 1000;

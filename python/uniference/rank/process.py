@@ -91,7 +91,7 @@ class Task:
 
     def environment(self) -> dict[str, str]:
         """The variables that torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py, torch 2.15);
-        only a few of them if `lends`."""
+        only `OMP_NUM_THREADS` if the rank lends its GPUs."""
         if self.lends:
             return {"OMP_NUM_THREADS": str(self.threads)}
         numbers = {

@@ -118,7 +118,7 @@ impl Threads {
     fn first_look(&mut self, skip: &BTreeSet<ThreadId>) -> io::Result<()> {
         if self.all.is_empty() || !are_all(&self.process, self.all.iter().copied())? {
             self.all = list(&self.process)?;
-            // Files of threads in `skip` stay open as well.
+            // Only ended threads are dropped: files of threads in `skip` stay open.
             self.known.retain(|thread, _| self.all.contains(thread));
         }
         for id in self.all.difference(skip) {

@@ -302,7 +302,7 @@ impl Node {
         }
     }
 
-    /// Writes the node to the link.
+    /// Reports the node to the link as work on `stream`.
     pub(super) fn tell(&self, stream: u32, flags: u32) {
         tell(|link| match self {
             Node::Kernel { name, takes: Takes::Bytes(bytes), .. } => {

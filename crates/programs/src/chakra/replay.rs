@@ -154,7 +154,7 @@ pub struct Replay<N> {
     operators: IndexMap<String, Option<CostedOperator>, FxBuildHasher>,
 }
 
-/// Parts of traces that are not simulated as written.
+/// Counts of the parts of traces that are not simulated as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Oddities {
     /// Number of nodes of an unknown type, which take no time.
@@ -251,7 +251,7 @@ impl<N: Nodes> Replay<N> {
         self.untimed
     }
 
-    /// Parts of the trace's nodes so far that are not simulated as written.
+    /// Counts of the parts that are not simulated as written, among the nodes that were read so far.
     pub fn oddities(&self) -> Oddities {
         Oddities { missing_dependencies: self.feed.missing(), ..self.oddities.clone() }
     }

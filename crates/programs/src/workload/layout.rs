@@ -53,7 +53,7 @@ pub enum ContextOrder {
     /// the end: all ranks have equal work.
     #[default]
     Zigzag,
-    /// The n-th rank holds the n-th part.
+    /// The sequence has as many parts as there are ranks, and the n-th rank holds the n-th part.
     Contiguous,
 }
 

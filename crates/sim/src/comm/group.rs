@@ -95,8 +95,8 @@ impl Groups {
         Ok(GroupId::from(index))
     }
 
-    /// The key of a folded group is its set of ranks, moved to the place where the first of their representatives is a
-    /// member.
+    /// Joins a group of a folded run. The group's key is the set of its ranks, translated to the place where the first
+    /// of their representatives is a member.
     fn join_folded(
         &mut self,
         rank: RankId,

@@ -199,7 +199,7 @@ impl Instance {
         None
     }
 
-    /// The member enters: its queue has come to this collective.
+    /// The member enters: this collective has reached the head of the member's queue.
     pub(crate) fn enter(&mut self, me: GroupRank, now: SimTime) {
         self.last_entry = self.last_entry.max(now);
         if self.call.root == Some(me) {

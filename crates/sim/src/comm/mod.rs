@@ -227,7 +227,7 @@ impl Comm {
         call.op.bus_bytes(self.groups.get(call.group).size())
     }
 
-    /// The rank enters the collective: its queue has come to it.
+    /// The rank enters the collective, which has reached the head of the rank's queue.
     pub(crate) fn enter(&mut self, now: SimTime, rank: RankId, group: GroupId, sequence: u64) {
         let me = self.position(rank, group);
         let index = self.running[&(group, sequence)];

@@ -91,7 +91,7 @@ pub enum Turn {
 pub struct Resumption {
     /// The rank of the task.
     pub rank: RankId,
-    /// The task that may go on.
+    /// The task that may continue.
     pub task: TaskId,
     /// The task's clock.
     pub now: SimTime,

@@ -35,7 +35,7 @@ pub struct LinkDynamics {
     pub jitter: Option<Jitter>,
 }
 
-/// Bandwidth and latency over time: each point holds until the next one; the last one holds for ever, or until the
+/// Bandwidth and latency over time: each point applies until the next one; the last one applies for ever, or until the
 /// profile starts again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {

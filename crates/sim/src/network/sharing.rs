@@ -91,7 +91,7 @@ struct LinkState {
 #[derive(Clone, Copy)]
 struct Crossing {
     hop: u32,
-    /// The flow's other link if its route has two different ones, or [`MANY`]: the most frequent lookup.
+    /// The flow's other link, which is looked up most often, if its route has two different links; else [`MANY`].
     peer: u32,
 }
 

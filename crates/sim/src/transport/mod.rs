@@ -85,7 +85,7 @@ pub(crate) struct Message {
     pub(crate) bytes: Bytes,
     pub(crate) wire_bytes: Bytes,
     pub(crate) queued: SimTime,
-    /// Time at which it came to the head of its connection stream; known once it is sent.
+    /// Time at which the message reached the head of its connection stream; known once the message is sent.
     pub(crate) started: SimTime,
     pub(crate) sent: SimTime,
     pub(crate) way: MessageWay,

@@ -1,4 +1,4 @@
-//! Owns the causes of a run's events, kept until the run ends: why each activity, message and task went on.
+//! Owns the causes of a run's events, kept until the run ends: why each activity, message and task continued.
 
 use std::collections::BTreeMap;
 use uniference_sim::cluster::Cluster;
@@ -32,7 +32,7 @@ pub(super) struct Name(pub(super) u32);
 pub(super) struct RankCauses {
     /// The rank's activities, indexed by handle.
     activities: Vec<Option<Activity>>,
-    /// Causes by which each task went on, in order.
+    /// Causes by which each task continued, in order.
     turns: Vec<Vec<Turn>>,
     /// The rank's innermost range from each moment on, in order; `None` if no range was open.
     pub(super) ranges: Vec<(SimTime, Option<Name>)>,
@@ -64,7 +64,7 @@ pub(super) enum Doing {
     Other,
 }
 
-/// An event by which a task went on.
+/// An event by which a task continued.
 #[derive(Clone, Copy)]
 pub(super) struct Turn {
     pub(super) start: SimTime,
@@ -161,7 +161,7 @@ impl Causes {
         ranges.partition_point(|(since, _)| *since <= at).checked_sub(1).and_then(|before| ranges[before].1)
     }
 
-    /// Causes by which a task went on, in order.
+    /// Causes by which a task continued, in order.
     pub(super) fn turns(&self, rank: RankId, task: TaskId) -> &[Turn] {
         &self.ranks[rank.index()].turns[task.index()]
     }

@@ -61,7 +61,7 @@ pub(super) struct Path {
     pub(super) spans: Vec<Span>,
 }
 
-/// An event whose cause is wanted.
+/// An event whose cause is searched.
 #[derive(Clone, Copy)]
 enum At {
     /// A task ran.
@@ -114,7 +114,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Finds the cause of `at` and returns the next event whose cause is wanted. `None`: the cause is unknown.
+    /// Finds the cause of `at` and returns the next event whose cause is searched. `None`: the cause is unknown.
     fn step(&mut self, at: At) -> Option<At> {
         Some(match at {
             At::Ran(rank, task) => {
@@ -149,8 +149,8 @@ impl Walk<'_> {
         })
     }
 
-    /// The turn by which a task was running at this time. If the task did not wait before, another task of the same
-    /// rank that went on at this time has started it or let it go on.
+    /// The turn by which a task was running at this time. A task that did not wait before was started, or allowed to
+    /// continue, by another task of the same rank that continued at this time.
     fn last_turn(&self, rank: RankId, task: TaskId) -> Option<(TaskId, usize, Turn)> {
         let of = |task: TaskId| {
             let before = self.turns.get(&(rank, task)).copied().unwrap_or(usize::MAX);

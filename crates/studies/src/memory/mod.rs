@@ -1,4 +1,5 @@
-//! Owns the memory that ranks hold: live bytes by kind over time, and each rank's peak with the line at which it came.
+//! Owns the memory that ranks hold: live bytes by kind over time, and each rank's peak with the line at which it
+//! occurred.
 //!
 //! Its input is the operators that ranks have captured (`uniference_formats::operators`), read as they come and in
 //! bounded memory. The kind of an allocation may become known late: a gradient is identified at the first step of the
@@ -149,7 +150,7 @@ impl FromIterator<(Kind, u64)> for ByKind {
 pub struct Peak {
     /// Bytes held at the peak; host memory of a rank with a GPU is the most that was held at any time.
     pub held: ByKind,
-    /// The line and the function of the operator during which the peak came; `None` if they are unknown.
+    /// The line and the function of the operator during which the peak occurred; `None` if they are unknown.
     pub line: Option<SourceLine>,
     /// Whether that operator ran in the backward pass of the line.
     pub backward: bool,
@@ -337,7 +338,7 @@ struct RankMemory {
     now: Moment,
     peak: Moment,
     peak_line: Line,
-    /// Whether the operator during which the peak came has not been named yet: it is named when it has ended.
+    /// Whether the operator during which the peak occurred has not been named yet: it is named when it has ended.
     in_peak: bool,
     /// Memory of the rank's device in bytes, if allocations are checked against it.
     limit: Option<u64>,

@@ -69,7 +69,7 @@ impl Driver<'_> {
     /// it. A process that is still asleep was not woken by anything that other processes have done so far.
     pub(super) fn still_waits(&mut self) -> Result<bool, HostError> {
         let wakeable: BTreeSet<u32> = self.conversations.wakeable().map(|rank| rank.0).collect();
-        // Ranks on other machines could only be woken over the network.
+        // Only ranks on this machine are checked: a rank on another machine could only be woken over the network.
         let is_here = |rank: RankId| self.board(rank.0).is_none();
         let mut processes =
             self.processes_where(|rank, state| !state.crashed && is_here(rank) && wakeable.contains(&rank.0));
