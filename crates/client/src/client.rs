@@ -318,7 +318,7 @@ impl Client {
         self.write_main(&Batch { opens_task: None, ops: vec![Op::LacksValues(text.to_owned())], quiet: None });
     }
 
-    /// Warns the user; the run goes on.
+    /// Warns the user; the run continues.
     pub fn warn(&self, text: &str) {
         self.write_main(&Batch { opens_task: None, ops: vec![Op::Warn(text.to_owned())], quiet: None });
     }

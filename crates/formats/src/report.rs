@@ -338,7 +338,7 @@ pub struct MemoryReport {
     pub kind: String,
     /// Bytes at the peak.
     pub peak_bytes: u64,
-    /// `path:line` of the operator during which the peak came; `None` (left out): unknown.
+    /// `path:line` of the operator during which the peak occurred; `None` (left out): unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<String>,
     /// Qualified name of the line's function.

@@ -14,7 +14,7 @@ thread_local! {
     static FREE_LOOKS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Replaces the C library's `clock_gettime`. The call goes on to `read`, together with the caller's address.
+/// Replaces the C library's `clock_gettime`. The call is forwarded to `read`, together with the caller's address.
 ///
 /// # Safety
 /// The contract is the C library's.
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn clock_gettime(clock: clockid_t, time: *mut timespec) ->
     naked_asm!("mov x2, x30", "mov x3, sp", "b {read}", read = sym read);
 }
 
-/// Replaces the C library's `gettimeofday`. The call goes on to `read_date`, together with the caller's address.
+/// Replaces the C library's `gettimeofday`. The call is forwarded to `read_date`, together with the caller's address.
 ///
 /// # Safety
 /// The contract is the C library's.

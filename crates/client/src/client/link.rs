@@ -217,8 +217,8 @@ impl Client {
     }
 
     /// Whether operators of the calling thread must be charged before the thread lets another thread or process of the
-    /// rank go on. Operators must be charged if compute is modelled, because the thread has then run the operators in
-    /// less than their virtual time.
+    /// rank continue. Operators must be charged if compute is modelled, because the thread has then run the operators
+    /// in less than their virtual time.
     pub fn must_settle(&self) -> bool {
         if self.compute != Compute::Modelled || !self.barrier.threaded() {
             return false;

@@ -468,7 +468,7 @@ fn a_threads_name_goes_ahead_of_what_it_says_next() {
     assert_eq!(driver.join().unwrap(), [Op::Start, Op::Mark(Mark::Name("loader".into())), Op::Now, Op::Now]);
 }
 
-/// A thread with modelled compute must charge its operators before it lets another thread go on, from its first
+/// A thread with modelled compute must charge its operators before it lets another thread continue, from its first
 /// operator until its next request to the driver. Reporting the operators is not enough.
 #[test]
 fn modelled_compute_is_to_be_settled_until_the_thread_asks() {

@@ -55,7 +55,7 @@ pub enum Part {
     Store(StoreOp),
     /// A thread waits for several operations.
     Wait,
-    /// The end of the program and of the rank's time; threads may go on.
+    /// The end of the program and of the rank's time; threads may continue.
     End,
 }
 

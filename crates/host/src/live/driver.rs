@@ -106,7 +106,7 @@ pub trait Console {
     /// Shows a line that a rank printed; the line ends with a newline unless it is very long.
     fn line(&mut self, rank: u32, stream: Stream, line: &[u8]);
 
-    /// Shows a warning; the run goes on.
+    /// Shows a warning; the run continues.
     fn warn(&mut self, message: &str);
 
     /// Shows the progress of the run: after each event of the run, and ten times per second otherwise.

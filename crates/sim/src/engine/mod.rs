@@ -342,8 +342,9 @@ impl Engine {
         self.halt(HaltReason::Deadlock);
     }
 
-    /// Whether a blocked task may go on for another reason than the end of a sleep or timeout: the network moves bytes, work is
-    /// under way, or a stream of a device carries an operation of a process group, which a library ends after its timeout.
+    /// Whether a blocked task may continue for another reason than the end of a sleep or timeout: the network moves
+    /// bytes, work is under way, or a stream of a device carries an operation of a process group, which a library ends
+    /// after its timeout.
     pub fn may_still_act(&mut self) -> bool {
         let moves_bytes = self.comm.next_event().is_some();
         let calls = |rank: &RankState| {
