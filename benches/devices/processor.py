@@ -22,14 +22,14 @@ TEXT = """\
 Durations of transformers' steps on one core of the machine that wrote this page, {machine}: the median of a process's
 steps in plain Python, in milliseconds, and the prediction of `uniference run --compute model` from only the
 measurements that `uniference profile` without a script makes on the CPU in half a minute. None of these programs was
-profiled. Profiles and measurements took turns, {rounds} times; the table has the medians of both. "gpt", "bert" and
+profiled. Profiling and measuring alternated, {rounds} times each; the table has the medians of both. "gpt", "bert" and
 "llama" normalize before or after their parts, with LayerNorm and GELU or RMSNorm, SwiGLU, rotary positions and
 grouped-query attention (`benches/devices/transformers.py`); the numbers are layers, hidden size, heads, sequence and
 batch. `train` is forward, cross entropy, backward and AdamW.
 
 Durations vary between runs of a program: the middle one of its {rounds} measurements differs by {noise:.1f} % from the
-farther of the other two in the median of all rows, and by {worst:.1f} % in the worst row. Predictions from one profile
-differ from the median of all by {drift:.1f} % in the median."""
+farther of the other two in the median of all rows, and by {worst:.1f} % in the worst row. The {rounds} predictions for
+a program, each from another profile, vary in the same way, by {drift:.1f} % in the median of all rows."""
 
 
 def sections(out: Path, few: bool) -> list[Section]:

@@ -163,13 +163,14 @@ def gpt(layers: int, hidden: int, heads: int, sequence: int, vocabulary: int = 5
 
 
 MEGATRON = """\
-Sources: table 1 of Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM"
-(SC 2021): TFLOP/s of a GPU by their equation 3, with full recomputation; micro-batches as in Megatron-LM's
-`run_table_1.sh`. Table 5 of Korthikanti et al., "Reducing activation recomputation in large transformer
-models" (2022): seconds of a step with full recomputation, and with sequence parallelism and selective recomputation.
-A100 (80 GB), 8 InfiniBand HDR cards a server, vocabulary 51,200, sequences of 2,048, float16, unfused attention,
-dropout. Fitted: `slowdown` 0.86 on the first two rows. Assumed: two or three pieces of the model per stage where the
-sources interleave without saying how many, gradients of 4 bytes summed after the last backward pass."""
+Sources: table 1 of Narayanan et al., "Efficient large-scale language model training on GPU clusters using
+Megatron-LM" (SC 2021): TFLOP/s of a GPU by their equation 3, with full recomputation; micro-batches as in
+Megatron-LM's `run_table_1.sh`. Table 5 of Korthikanti et al., "Reducing activation recomputation in large
+transformer models" (2022): seconds of a step with full recomputation, and with sequence parallelism and selective
+recomputation. A100 (80 GB), 8 InfiniBand HDR NICs per server, vocabulary 51,200, sequences of 2,048, float16,
+unfused attention, dropout. Fitted: `slowdown` 0.86 on the first two rows. Assumed: two or three model chunks per
+stage where the sources use an interleaved schedule without stating their number, gradients of 4 bytes summed after
+the last backward pass."""
 
 # Billions of parameters, heads, hidden, layers, tp, pp, GPUs, batch, TFLOP/s per GPU; micro-batch, model chunks per
 # stage.
@@ -238,9 +239,9 @@ def tokens_per_gpu(tokens: float, gpus: int) -> Callable[[float], float]:
 
 
 LLAMA_405B = """\
-Source: "The Llama 3 herd of models" (2024), table 4: utilization of 989 TFLOP/s in bfloat16. Model operations are
-3 (2 N + 2 L s h) a token. Nothing is fitted. Assumed: four pieces of the model per stage (the paper does not state their
-number), optimizer states sharded, flash attention, causal without masks of documents, 8 cards of 400 Gbps a server."""
+Source: "The Llama 3 herd of models" (2024), table 4: utilization of 989 TFLOP/s in bfloat16. Model operations are 3
+(2 N + 2 L s h) per token. Nothing is fitted. Assumed: four model chunks per stage (the paper does not state their
+number), optimizer states sharded, flash attention, causal without masks of documents, 8 NICs of 400 Gbps per server."""
 
 
 def llama_405b(out: Path, few: bool) -> Section:
@@ -276,11 +277,11 @@ def llama(size: str, sequence: int) -> Options:
 
 
 TORCHTITAN = """\
-Source: [torchtitan](https://github.com/pytorch/torchtitan) at b5bcd76c and 4b3f2e41 (BSD-3-Clause), its benchmarks and
-`performance.md`: tokens a second of a GPU. The H100s are parts with 96 GB of HBM2e (2.4 TB/s) and 500 W, except
-`H100-94GB` and H200 rows. Fitted: `slowdown` 1.25 on the first row. FSDP is `--zero 3`; with a pipeline `--zero 2`. "SAC" is
-predicted as `--recompute selective`, which computes less again. Async tensor parallelism is not modelled, and no row of the
-database is of products in 8 bits with a single scale, or of attention with as many queries."""
+Source: [torchtitan](https://github.com/pytorch/torchtitan) at b5bcd76c and 4b3f2e41 (BSD-3-Clause), its benchmarks
+and `performance.md`: tokens per second and GPU. The H100s are parts with 96 GB of HBM2e (2.4 TB/s) and 500 W, except
+`H100-94GB` and H200 rows. Fitted: `slowdown` 1.25 on the first row. FSDP is `--zero 3`; with a pipeline `--zero 2`.
+"SAC" is predicted as `--recompute selective`, which computes less again. Async tensor parallelism is not modelled,
+and the database has no rows of FP8 GEMMs with a single scale, nor of attention with as many queries."""
 
 
 def torchtitan(out: Path, few: bool) -> Section:
@@ -319,11 +320,11 @@ def torchtitan(out: Path, few: bool) -> Section:
 # llm-foundry
 
 FOUNDRY = """\
-Source: [llm-foundry](https://github.com/mosaicml/llm-foundry) at 8c8dd48f (Apache-2.0), its benchmarks of training: tokens
-a second of a GPU, MPT models (GPT with biases, vocabulary 50,368) under FSDP on H100 (80 GB), software of 2023; rows of more than 32 GPUs
-are left out, as no rank stands for others there. Predicted
-with flash attention, eager kernels, full recomputation where the source has it. Fitted: `slowdown` 1.31 on the row of 7 B on 8
-GPUs with sequences of 2,048."""
+Source: [llm-foundry](https://github.com/mosaicml/llm-foundry) at 8c8dd48f (Apache-2.0), its benchmarks of training:
+tokens per second and GPU, MPT models (GPT with biases, vocabulary 50,368) under FSDP on H100 (80 GB), software of
+2023; rows of more than 32 GPUs are left out, as no rank stands for others there. Predicted with flash attention,
+eager kernels, full recomputation where the source has it. Fitted: `slowdown` 1.31 on the row of 7 B on 8 GPUs with
+sequences of 2,048."""
 
 # Hidden, heads, layers.
 MPT = {
@@ -362,8 +363,8 @@ def llm_foundry(out: Path, few: bool) -> Section:
 # Megatron-LM's Llama
 
 MEGATRON_LLAMA = """\
-Source: [Megatron-LM](https://github.com/NVIDIA/Megatron-LM) at d98e8a64, the README of its Llama example: tokens a second of a
-GPU, FP8 (hybrid), H100. Nothing is fitted."""
+Source: [Megatron-LM](https://github.com/NVIDIA/Megatron-LM) at d98e8a64, the README of its Llama example: tokens per
+second and GPU, FP8 (hybrid), H100. Nothing is fitted."""
 
 
 def megatron_llama(out: Path, few: bool) -> Section:

@@ -3,7 +3,7 @@
 import signal
 import sys
 
-# Ctrl-C ends the command at once, without a traceback, until the run installs its own handler.
+# Ctrl-C ends the command at once, without a traceback, until the run installs its own handler for it.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -29,8 +29,8 @@ from typing import Any, TextIO
 
 import ray
 
-# Number of retries after failures of nodes. A trial that often loses its node may be the cause, for example by using
-# all memory.
+# Number of retries after failures of nodes. The number is limited because a trial may itself cause the loss of its
+# node, for example by using all memory.
 RETRIES = 5
 # Seconds after a Ray failure in which the cluster must be reachable again.
 GRACE = 10
@@ -118,8 +118,8 @@ async def _ended(answers: TextIO, number: int, folder: Path, reference: "ray.Obj
 
 
 async def _expect_cluster() -> None:
-    """Ends this process if the cluster is gone, which is no failure of a trial. The cluster's nodes and its head end
-    one after the other, so the check waits."""
+    """Ends this process if the cluster no longer exists, which is no failure of a trial. The nodes and the head of a
+    cluster end one after the other, so the check waits for a while."""
     await asyncio.sleep(GRACE)
     try:
         nodes = await asyncio.wait_for(asyncio.to_thread(ray.nodes), GRACE)

@@ -33,8 +33,8 @@ class Plots:
         return f"<Plots of {self._run!r}: timeline, ranks, operations, links, phases, memory, critical_path>"
 
     def timeline(self, ax: "Axes | None" = None) -> "Axes":
-        """Activity of each rank over time: compute above, exposed communication below. The paler a bin, the smaller the
-        fraction of the bin's time.
+        """Activity of each rank over time: compute above, exposed communication below. The paler a bin is drawn, the
+        smaller is the fraction of the bin's time with that activity.
 
         Needs the run's events (`record="ops"`), and polars.
         """

@@ -33,26 +33,26 @@ class Rank:
     rank: int
     """Rank in the world."""
     device: str
-    """Name of the device on which it ran."""
+    """Name of the device on which the rank ran."""
     finish_ps: int | None
-    """Virtual time at which its script returned, in picoseconds; None if it crashed."""
+    """Virtual time at which the rank's script returned, in picoseconds; None if the rank crashed."""
     compute_s: float
-    """Time during which it computed. This and all following times are in seconds of virtual time."""
+    """Time during which the rank computed. This and all following times are in seconds of virtual time."""
     exposed_comm_s: float
-    """Time during which it was blocked in a communication call and nothing computed."""
+    """Time during which the rank was blocked in a communication call and nothing computed."""
     late_peer_s: float
     """The part of `exposed_comm_s` before a peer had entered the operation."""
     no_data_s: float
     """The part of `late_peer_s` in receives whose sender had not yet called the send."""
     idle_s: float
-    """Time that is neither compute nor exposed communication: sleep, waiting for the store, and the time after its
-    finish."""
+    """Time that is neither compute nor exposed communication: sleep, waiting for the store, and the time after the
+    rank's finish."""
     bytes_sent: int
-    """Payload that it sent over links, including the algorithm steps of collectives."""
+    """Payload that the rank sent over links, including the algorithm steps of collectives."""
     bytes_received: int
-    """Payload that it received over links."""
+    """Payload that the rank received over links."""
     wire_bytes_sent: int
-    """Bytes that it sent, with headers and control messages."""
+    """Bytes that the rank sent, with headers and control messages."""
 
     def __repr__(self) -> str:
         end = "crashed" if self.finish_ps is None else f"finished at {self.finish_ps / 1e12:.6g} s"
@@ -117,7 +117,8 @@ class Phase:
     """Seconds of the kernels and copies launched in the ranges, whenever they ran; None if nothing was launched on CUDA
     streams."""
     communication_s: float | None = None
-    """Seconds of the operations launched in the ranges on CUDA streams, each after all its members had entered."""
+    """Seconds of the operations launched in the ranges on CUDA streams, counted for each operation from the time at
+    which all its members had entered."""
 
 
 @dataclass(frozen=True)
@@ -200,15 +201,14 @@ class Table(Sequence[_Row], Generic[_Row]):
         return [field.name for field in fields(self._kind)]  # type: ignore[arg-type]
 
     def to_pandas(self) -> "pandas.DataFrame":
-        """A data frame with a row for each row of the table and a column for each attribute. Raises ImportError without
-        pandas."""
+        """The table as a pandas data frame, with a column for each attribute. Raises ImportError without pandas."""
         # Unknown values become NaN, even in columns without any known value.
         rows = [[math.nan if value is None else value for value in _values(row)] for row in self._rows]
         frame: pandas.DataFrame = imported("pandas").DataFrame(rows, columns=self._columns())
         return frame
 
     def to_polars(self) -> "polars.DataFrame":
-        """A polars data frame, as for `to_pandas`. Raises ImportError without polars."""
+        """The table as a polars data frame, with a column for each attribute. Raises ImportError without polars."""
         rows = [_values(row) for row in self._rows]
         frame: polars.DataFrame = imported("polars").DataFrame(
             rows, schema=self._columns(), orient="row", infer_schema_length=None
@@ -232,14 +232,15 @@ class Events:
         return f"<Events {self.kind!r}: {len(self.parts)} parts in {os.fspath(self.parts[0].parent)!r}>"
 
     def to_pandas(self, columns: Sequence[str] | None = None) -> "pandas.DataFrame":
-        """All columns, or the given ones. Raises ImportError without pandas and pyarrow."""
+        """The events as a pandas data frame, with all columns or the given ones. Raises ImportError without pandas and
+        pyarrow."""
         imported("pyarrow")
         chosen = None if columns is None else list(columns)
         frame: pandas.DataFrame = imported("pandas").read_parquet(self.parts[0].parent, columns=chosen)
         return frame
 
     def to_polars(self, columns: Sequence[str] | None = None) -> "polars.DataFrame":
-        """All columns, or the given ones. Raises ImportError without polars."""
+        """The events as a polars data frame, with all columns or the given ones. Raises ImportError without polars."""
         chosen = None if columns is None else list(columns)
         frame: polars.DataFrame = imported("polars").read_parquet(self.parts, columns=chosen)
         return frame

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 PERIOD_S = 0.25
-"""Seconds between two looks at the progress file."""
+"""Seconds between two reads of the progress file."""
 PATIENCE_S = 10.0
 """Seconds after which an interrupted command that has not ended is killed."""
 
@@ -92,7 +92,7 @@ def run(
 
 
 def _show_last(told: IO[bytes], display: Display) -> None:
-    """Shows the last complete line that was written since the previous look."""
+    """Shows the last complete line that was written since the previous read."""
     begin = told.tell()
     complete, newline, _ = told.read().rpartition(b"\n")
     # An incomplete line is read again later.

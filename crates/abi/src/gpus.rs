@@ -198,7 +198,7 @@ pub struct Times {
     pub ended: u64,
 }
 
-/// How the library communicates. Functions block in virtual time where they say so.
+/// Functions by which the library communicates. A function blocks in virtual time only if its description says so.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Communication {
@@ -221,7 +221,7 @@ pub struct Communication {
     /// Waits for a call to end, and copies its output, if it has not failed. The call's number is invalid afterwards.
     /// `has_ended`: 1 if the caller knows that the call has ended; else 0.
     pub deliver: extern "C" fn(handle: u32, to: usize, bytes: u64, has_ended: c_int),
-    /// Drops a call whose result is not wanted any more.
+    /// Drops a call whose result is no longer needed.
     pub forget: extern "C" fn(handle: u32),
     /// Ends the outstanding calls of a group.
     pub abort: extern "C" fn(group: u32),

@@ -64,7 +64,7 @@ pub(super) fn compare(args: &Args) -> Result<Exit, HostError> {
 
 /// Operations of a run, and for a real run the time that recording cost, in seconds on the slowest rank.
 fn read(folder: &Path) -> Result<(ObservedRun, Option<f64>), HostError> {
-    // A real run has a program record, too, but only for simulations of its requests.
+    // A real run has a program record, too, which serves simulations of its requests, and not this comparison.
     let real = folder.join("rank-0.jsonl").exists();
     if !real && folder.join(RECORD).exists() {
         return Ok((simulated(folder)?, None));

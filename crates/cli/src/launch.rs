@@ -121,7 +121,7 @@ pub(super) fn launch(args: &Args, argv: &[OsString], python: &Path) -> Result<Ex
     }
     match read(folder.path()) {
         Ok(merged) => report(args, argv, &folder, merged).map(|()| Exit::Ok),
-        // The files of the other machines' ranks are not in this folder.
+        // This folder lacks the files of other machines' ranks: `--merge` combines all files later.
         Err(_) if args.start.is_part() => {
             super::complain(format_args!("{}", part(folder.path())));
             Ok(Exit::Ok)

@@ -89,7 +89,7 @@ impl Expected {
             let has_ended = report.failure.is_none();
             (has_ended && report.manifest.command.ends_with(&words) && report.ranks.len() == ranks).then_some(())
         };
-        // Runs that are still going on are skipped: their run folders have no report.
+        // Runs that are still in progress are skipped: their run folders have no report.
         let latest = runs.iter().rev().map(|(_, folder)| folder).take(4).find(|folder| alike(folder).is_some())?;
         Expected::of_run(latest)
     }

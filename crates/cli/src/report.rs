@@ -111,7 +111,7 @@ fn page(folder: &Path, name: String, argv: &[OsString]) -> Result<Ended<RunPage>
         )));
     }
     let mut page = RunPage { name, report, seen: None, what_if: None, missing: Vec::new() };
-    // A real run has a program record, too, but only for simulations of its requests.
+    // A real run has a program record, too, which serves simulations of its requests, and not its page.
     if folder.join("rank-0.jsonl").exists() {
         let merged = launch::read(folder)?;
         let mut watched = Watched::real(merged.devices().count());

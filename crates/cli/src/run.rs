@@ -159,7 +159,7 @@ pub(super) enum Values {
 }
 
 impl Values {
-    /// Number of elements of `small` without a number.
+    /// The maximum number of elements if `--values small` gives none.
     const SMALL: u64 = 4096;
 
     /// The default number of elements.

@@ -23,7 +23,7 @@ pub(crate) fn fill_in() {
             continue;
         }
         CLOSED.fetch_or(number == 1, Relaxed);
-        // This descriptor is the lowest free one, which `open` returns.
+        // The closed descriptor is the lowest free one, so `open` returns it.
         match rustix::fs::open("/dev/null", OFlags::RDWR, Mode::empty()) {
             Ok(file) if file.as_raw_fd() == number => forget(file),
             _ => {}

@@ -9,16 +9,17 @@ pub trait Capture: Send + Sync {
     /// previous call, in nanoseconds.
     fn take(&self, dictionary: &mut Vec<u8>, operators: &mut Vec<u8>) -> u64;
 
-    /// Number of the log that contains the calling thread's operators, and whether the log has operators that were not
-    /// taken. A thread that works for another thread, which waits for it, uses that thread's log.
+    /// Number of the log that contains the calling thread's operators, and whether the log has operators that no call
+    /// has returned. A thread that works for another thread, which waits for it, uses that thread's log.
     fn log(&self) -> (u64, bool);
 
-    /// Notes that the calling thread begins or ends our own work, whose operators are not the program's.
+    /// Notes that the calling thread begins or ends Uniference's own work, whose operators are not captured.
     fn inside(&self, inside: bool);
 
     /// Notes that the calling thread has just started, and may run operators.
     fn thread_started(&self);
 
-    /// Whether the calling thread compiles the program; a run that finds all code compiled does not compile.
+    /// Whether the calling thread is compiling the program (`torch.compile`), which depends on the state of compile
+    /// caches.
     fn is_compiling(&self) -> bool;
 }

@@ -1,5 +1,5 @@
-//! Owns the rank's end of the conversation: the calls of a live rank as messages to the driver, and its rooms in the
-//! arena.
+//! Owns the rank's end of the conversation: the calls of a live rank as messages to the driver, and the rank's blocks
+//! in the arena.
 //!
 //! `account` measures the program's compute. The module knows no Python (`uniference-py` does) and decides nothing
 //! about the simulation (the engine behind the driver does).
@@ -52,8 +52,8 @@ use uniference_sim::ids::{GroupId, Site};
 use uniference_sim::program::{Collective, Outcome, POLL_COST, StoreOp, StoreValue};
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// Longest time between two calls for which a rank stays on the driver's CPU: for shorter times, others gain less than
-/// the cost of waking them.
+/// Longest time between two calls for which a rank stays on the driver's CPU: in a shorter time, other processes would
+/// gain less from this CPU than their wake-up costs.
 const SHORT_NS: u64 = 500_000;
 
 type Result<T> = std::result::Result<T, ClientError>;
@@ -67,7 +67,7 @@ pub struct Client {
     world_size: u32,
     process: Pid,
     compute: Compute,
-    /// The capture of operators, if there is one.
+    /// The source of captured operators, if operators are captured.
     capture: OnceLock<Box<dyn Capture>>,
     /// Function that returns the program's line at which the calling thread is, if that line is known.
     line: OnceLock<fn() -> Option<String>>,
@@ -111,12 +111,12 @@ pub struct Client {
 pub enum Ran {
     /// The data has been delivered; with `lacks_values` only its sizes.
     Delivered {
-        /// A sender's values were not computed.
+        /// A sender's values were not computed, so there is no data.
         lacks_values: bool,
     },
     /// The timeout has passed.
     TimedOut,
-    /// This rank of the world has closed its end of a connection.
+    /// The rank with this number in the world has closed its end of a connection.
     ClosedBy(u32),
 }
 
@@ -137,7 +137,7 @@ pub struct Blocking<'a> {
     pub input: Option<&'a [Region]>,
     /// The memory that the output is written to.
     pub output: &'a [Region],
-    /// The longest time to wait.
+    /// The virtual time after which the wait for the collective gives up; `None`: never.
     pub timeout: Option<SimDuration>,
     /// The user's line.
     pub site: &'a str,
@@ -145,11 +145,11 @@ pub struct Blocking<'a> {
 
 /// State that all tasks of a rank share.
 struct Shared {
-    /// Rooms of the rank's part of the arena.
+    /// Allocator of blocks in the rank's part of the arena.
     rooms: Rooms,
     group_counts: BTreeMap<Vec<u32>, u32>,
     groups: BTreeMap<u32, Membership>,
-    /// Groups of writes, by writing rank and the rank whose memory it writes to.
+    /// Groups of one-sided writes, by writing rank and the rank whose memory it writes to.
     written: BTreeMap<[u32; 2], GroupId>,
     next_handle: LocalHandle,
     /// Operations known to be complete, with their data, until they are released.
@@ -271,7 +271,7 @@ impl Client {
 
     /// Makes threads whose operators are in one log share their operations from now on. Such threads run alternately,
     /// as autograd threads and the thread whose backward pass they carry out: operations are kept in their order, and
-    /// belong to the thread that asks next.
+    /// belong to the thread that makes the next request.
     pub fn join_threads(&self) {
         let _ = self.pending_by_log.set(Mutex::default());
     }
@@ -318,7 +318,7 @@ impl Client {
         self.write_main(&Batch { opens_task: None, ops: vec![Op::LacksValues(text.to_owned())], quiet: None });
     }
 
-    /// Warns the user; the run goes on.
+    /// Warns the user; the run continues.
     pub fn warn(&self, text: &str) {
         self.write_main(&Batch { opens_task: None, ops: vec![Op::Warn(text.to_owned())], quiet: None });
     }
@@ -352,8 +352,8 @@ impl Client {
     }
 
     /// Operations that are complete or have failed, according to answers up to now, that no wait has reported and that
-    /// no earlier call has returned. This asks the driver nothing, so a program may call it after each wait, however
-    /// many operations are outstanding.
+    /// no earlier call has returned. This sends no request to the driver, so a program may call it after each wait,
+    /// however many operations are outstanding.
     pub fn take_over(&self) -> Vec<LocalHandle> {
         std::mem::take(&mut self.shared().over).into_iter().collect()
     }
@@ -364,7 +364,8 @@ impl Client {
     }
 
     /// Elements that the caller must combine, with kernels of its own, before the data of a complete operation is
-    /// delivered: (destination, source, bytes). Returned once; [`Client::folded`] reports the end of the reduction.
+    /// delivered: (destination, source, bytes). The elements are returned only once; [`Client::folded`] reports the end
+    /// of the reduction.
     ///
     /// # Panics
     /// If no wait has reported the operation as complete, or it was delivered.
@@ -422,7 +423,8 @@ impl Client {
         self.with_link(|client, link| link.push(client, Op::Release(handle)))
     }
 
-    /// Combines elements for all members, if this member was chosen to and needs no kernel of the caller's.
+    /// Reduces elements for all members, if the driver chose this member to reduce and the reduction needs no kernel of
+    /// the caller.
     fn fold(&self, handle: LocalHandle, fetched: &Fetched) -> Result<()> {
         match fetched.kernel() {
             Some(_) if !fetched.folds.is_empty() => {
@@ -434,7 +436,7 @@ impl Client {
     }
 
     fn read(&self, fetched: &Fetched, output: &[Region]) {
-        // A rank that receives nothing may still name a tensor, as the root of a broadcast does.
+        // A rank without received data may still pass an output tensor, as the root of a broadcast does.
         if !fetched.pieces.is_empty() {
             self.tensors().read(fetched, output).unwrap_or_else(|error| self.lost(&error));
         }
@@ -469,8 +471,8 @@ impl Client {
         self.with_link(|_, link| Ok(link.site(here.as_deref().unwrap_or(line))))
     }
 
-    /// Tells the driver at which line the calling thread starts a process. This line applies to waits of the thread
-    /// that have no line of their own.
+    /// Tells the driver at which source line the calling thread starts a process. This line applies to waits of the
+    /// thread that have no line of their own.
     pub fn starts_process(&self) -> Result<()> {
         self.refuse_in_fork()?;
         let _ours = self.ours();
@@ -501,8 +503,8 @@ impl Client {
         })
     }
 
-    /// Adds an operation that needs no answer, and sends it unless the thread is alone: the driver may next wait for
-    /// another thread, which this thread's batch must not delay.
+    /// Adds an operation that needs no answer. If the process has several threads, the operation is sent at once: an
+    /// unsent batch of this thread must not delay the driver while it waits for another thread.
     fn say(&self, op: Op) -> Result<()> {
         self.push(op)?;
         if self.is_alone() { Ok(()) } else { self.flush() }
@@ -568,7 +570,8 @@ impl Client {
     pub(super) fn take_in(&self, reply: &Reply) {
         self.clock.store(reply.now.as_ps(), Relaxed);
         self.answered_ns.store(clock_ns(ClockId::Monotonic), Relaxed);
-        // In a relay thread, these parts belong to the process on whose behalf it asks, if that process communicates.
+        // In a relay thread, these parts belong to the process on whose behalf the thread makes requests, if that
+        // process communicates.
         if account::relays() && self.barrier.communicates() {
             return;
         }

@@ -1,7 +1,7 @@
 //! Owns the duration of a multi-threaded process's compute on a device with several cores, derived from the CPU time of
 //! each thread.
 //!
-//! `client::account` decides which task is charged, and `rounds` when the process runs.
+//! `client::account` decides which task is charged, and `thread_barrier` when the process runs.
 //!
 //! Python threads alternate under the interpreter's lock: together they are one lane. Each thread of a library's pool
 //! is a lane, such as the OpenMP threads that carry out an operator in parallel. With enough cores, compute needs the
@@ -32,15 +32,16 @@ struct Relatives {
     used: BTreeMap<i32, u64>,
     /// Latest known CPU time of processes that have ended.
     gone: u64,
-    /// Total at the last look.
+    /// Total CPU time at the last reading.
     all: u64,
 }
 
 impl Relatives {
     /// The kernel knows the exact CPU time of ended processes only after each of their parents has reaped them; the
-    /// values of the last look are known at once.
+    /// last readings of these processes are known at once.
     fn look(&mut self, meter: Meter) -> u64 {
-        // This read comes first: a process that ends in between must not be counted twice.
+        // The total of ended processes is read before the running ones: a process that ends in between must not be
+        // counted twice.
         let ended = (meter.ended)();
         let gone = &mut self.gone;
         self.used.retain(|process, used| match (meter.process)(*process) {
@@ -169,7 +170,7 @@ mod tests {
             (400, &[100, 100, 100], 1, 400),
             (400, &[100, 100, 100], 4, 100),
             (400, &[100, 100, 100], 2, 200),
-            // 100 of Python alone, then 50 on each of four threads.
+            // 100 ns on the Python lane alone, then 50 ns on each of four pool threads.
             (300, &[50, 50, 50], 4, 150),
             // A pool that does all the work.
             (310, &[100, 200], 8, 200),
@@ -197,7 +198,7 @@ mod tests {
         lanes.meet(7);
         THERE.set(Some(5));
         assert_eq!(lanes.relatives_computed(), 5);
-        // The process has used 2 more and has ended, but has not been reaped.
+        // The process has used 2 ns more and has ended, but has not been reaped.
         THERE.set(None);
         assert_eq!(lanes.relatives_computed(), 5);
         ENDED.set(7);
@@ -210,7 +211,7 @@ mod tests {
         lanes.join(me);
         let mark = lanes.used();
         assert!(mark.contains_key(&me), "the kernel says what a thread has used");
-        // This thread has used only some microseconds since.
+        // Since `mark` was read, the calling thread has used only some microseconds.
         assert!(lanes.elapsed(1_000_000_000, &mark) >= 900_000_000);
         assert_eq!(Lanes::new(1).used(), Used::new());
     }

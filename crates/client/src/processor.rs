@@ -32,7 +32,7 @@ impl Visit {
 
 impl Drop for Visit {
     fn drop(&mut self) {
-        // This fails only if all of those CPUs are gone; if so, the thread stays.
+        // Restoring the affinity fails only if all of the previous CPUs are gone; the thread then stays on its CPU.
         let _ = sched_setaffinity(None, &self.before);
     }
 }

@@ -1,13 +1,13 @@
-//! Owns the rooms in a rank's part of the shared arena.
+//! Owns the allocation of blocks in a rank's part of the shared arena.
 //!
-//! The module does not know the contents of rooms.
+//! The module does not know the contents of blocks.
 
 use std::collections::BTreeMap;
 
-/// Alignment of rooms in bytes: a cache line, and torch's alignment of tensors.
+/// Alignment of blocks in bytes: a cache line, and torch's alignment of tensors.
 const ALIGNMENT: u64 = 64;
 
-/// The allocated bytes of a range: first fit from the lowest address, which reuses touched memory.
+/// The allocator of a range's blocks: first fit from the lowest address, which reuses touched memory.
 pub struct Rooms {
     /// Free ranges: start to length. Never empty, never adjacent.
     free: BTreeMap<u64, u64>,
@@ -21,7 +21,8 @@ pub struct Rooms {
 }
 
 impl Rooms {
-    /// The rooms of `size` bytes from `start` on; up to `retain` bytes may stay touched but unused.
+    /// An allocator for `size` bytes from `start` on; up to `retain` unused bytes need not be returned to the operating
+    /// system.
     pub fn new(start: u64, size: u64, retain: u64) -> Rooms {
         Rooms {
             free: BTreeMap::from([(start, size)]),
@@ -32,7 +33,7 @@ impl Rooms {
         }
     }
 
-    /// Allocates a room of `bytes` bytes; returns its offset, or `None` if there is no space.
+    /// Allocates a block of `bytes` bytes; returns its offset, or `None` if there is no space.
     pub fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let len = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
         let (start, room) = self.free.iter().find(|(_, room)| **room >= len).map(|(start, room)| (*start, *room))?;
@@ -45,11 +46,11 @@ impl Rooms {
         Some(start)
     }
 
-    /// Frees the room at `offset`; returns a range (offset, bytes) whose pages are to be returned to the operating
+    /// Frees the block at `offset`; returns a range (offset, bytes) whose pages are to be returned to the operating
     /// system.
     ///
     /// # Panics
-    /// If no room was allocated at `offset`.
+    /// If no block was allocated at `offset`.
     pub fn free(&mut self, offset: u64) -> Option<(u64, u64)> {
         let len = self.taken.remove(&offset).unwrap_or_else(|| panic!("no room was taken at arena offset {offset}"));
         let (mut start, mut end) = (offset, offset + len);
@@ -66,7 +67,7 @@ impl Rooms {
         self.trim(start, end)
     }
 
-    /// The touched tail, if no room is allocated after `start` and the tail exceeds `retain`.
+    /// The touched bytes from `start` on, if no block is allocated there and they are more than `retain`.
     fn trim(&mut self, start: u64, end: u64) -> Option<(u64, u64)> {
         let idle = self.touched.saturating_sub(start);
         if end != self.end || idle <= self.retain {
@@ -103,7 +104,7 @@ mod tests {
     }
 
     proptest! {
-        /// Rooms are aligned, inside the range and disjoint; once all are free, one free range is left.
+        /// Blocks are aligned, inside the range and disjoint; once all are free, one free range is left.
         #[test]
         fn rooms_never_overlap(steps in prop::collection::vec((any::<bool>(), 0u64..5000), 1..200)) {
             let mut rooms = Rooms::new(64, 1 << 20, 1 << 16);

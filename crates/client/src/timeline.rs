@@ -4,7 +4,7 @@
 //! PyTorch's profiler gets its times from the counter, which advances while the simulator works and does not advance
 //! during jumps of virtual time. The readers of the result and its unit are not known to this module.
 //!
-//! Both values are known when the rank gets an answer to a question, and when it launches work on a simulated GPU, once
+//! Both values are known when the rank gets an answer to a request, and when it launches work on a simulated GPU, once
 //! the driver has reported the time of the launch. Between two such moments, the clock is interpolated linearly.
 
 use std::collections::BTreeMap;
@@ -46,7 +46,7 @@ struct State {
     known: Vec<(Ticks, SimTime)>,
     /// Launches whose times the driver has not reported.
     launched: BTreeMap<u64, Ticks>,
-    /// Times that the driver has reported and no caller has taken.
+    /// Times that the driver has reported and no call has returned yet.
     times: Vec<LaunchTimes>,
 }
 
@@ -69,7 +69,8 @@ impl Moments {
         (timeline, state.profiles > 0)
     }
 
-    /// Records a question of the rank and its answer: readings before and after it, with the rank's clock at both.
+    /// Records a request of the rank: counter readings before the request and after its answer, with the rank's clock
+    /// at both.
     pub(crate) fn asked(&self, before: (Ticks, SimTime), after: (Ticks, SimTime)) {
         let mut state = self.state();
         if state.profiles > 0 {
@@ -96,7 +97,7 @@ impl Moments {
         state.times.extend(times);
     }
 
-    /// Times that no caller has taken.
+    /// Reported times that no call has returned yet.
     pub(crate) fn take_times(&self) -> Vec<LaunchTimes> {
         std::mem::take(&mut self.state().times)
     }
@@ -114,7 +115,7 @@ impl Moments {
 /// The rank's clock as a function of counter readings.
 #[derive(Debug, PartialEq)]
 pub struct Timeline {
-    /// Both values are non-decreasing.
+    /// Readings of the counter, each with the rank's clock at it; neither ever decreases.
     known: Vec<(Ticks, SimTime)>,
 }
 

@@ -176,7 +176,8 @@ impl std::error::Error for Diagnostic {}
 /// (`presets`).
 pub fn suggest<'a>(word: &str, what: &str, candidates: impl IntoIterator<Item = &'a str>) -> String {
     let candidates: Vec<&str> = candidates.into_iter().collect();
-    // A word much longer than all candidates is near none, and the cost of the distance is the product of the lengths.
+    // A word that is much longer than all candidates resembles none of them, and computing an edit distance costs the
+    // product of both lengths.
     let longest = candidates.iter().map(|candidate| candidate.len()).max().unwrap_or(0);
     let word = if word.len() > 4 * longest + 16 { "" } else { word };
     let nearest = candidates.iter().map(|candidate| (distance(word, candidate), candidate)).min();

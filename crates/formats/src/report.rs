@@ -26,7 +26,7 @@ pub struct Report {
     pub failure: Option<String>,
     /// The latest finish of any rank, in seconds of virtual time.
     pub makespan_s: f64,
-    /// The same time in picoseconds.
+    /// The latest finish of any rank, in picoseconds of virtual time.
     pub makespan_ps: u64,
     /// Reports of the ranks, in order.
     pub ranks: Vec<RankReport>,
@@ -54,7 +54,7 @@ pub struct Report {
     /// The interval in which the real makespan should lie; `None` (left out): the errors are unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interval: Option<Interval>,
-    /// Figures of a generated job.
+    /// Throughput and utilization of a job that was generated from a language model's description.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub job: Option<JobReport>,
     /// Origins of the ranks' seconds of compute, in order of rank, the surest origin first.
@@ -69,8 +69,8 @@ pub struct Report {
     /// The critical path; `None` (left out): the causes of events were not kept, or are not all known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub critical_path: Option<CriticalPathReport>,
-    /// The subject of the figures if it is not the program as it ran: operators that were captured on a CPU and costed
-    /// for a GPU.
+    /// A statement of what the figures describe if the program ran in another way: its operators were captured on a CPU
+    /// and costed for a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub headline: Option<String>,
     /// Warnings about doubtful figures, for people.
@@ -197,7 +197,7 @@ pub struct LinkReport {
     pub utilization: f64,
 }
 
-/// Figures of a generated job of a language model.
+/// Throughput and utilization of a job that was generated from a language model's description.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct JobReport {
     /// Tokens of all ranks together: read in training and prefill, generated in decode.
@@ -338,7 +338,7 @@ pub struct MemoryReport {
     pub kind: String,
     /// Bytes at the peak.
     pub peak_bytes: u64,
-    /// `path:line` of the operator during which the peak came; `None` (left out): unknown.
+    /// `path:line` of the operator during which the peak occurred; `None` (left out): unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub line: Option<String>,
     /// Qualified name of the line's function.

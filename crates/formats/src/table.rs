@@ -11,13 +11,14 @@ use uniference_sim::time::SimDuration;
 
 /// Maximum number of ranks in the table; more are abbreviated.
 const MOST_RANKS: usize = 16;
-/// Numbers of ranks in an abbreviated table: the first, those that compute longest, the last.
+/// Number of ranks that an abbreviated table shows of the first ranks, of those with the longest compute time, and of
+/// the last ranks.
 const SHOWN: (usize, usize, usize) = (4, 4, 2);
 /// Width of a line in characters.
 pub const WIDTH: u16 = 100;
-/// Width of a further column of times.
+/// Width of each further column of times, in characters.
 const A_COLUMN: u16 = 14;
-/// Number of ranges that are shown.
+/// Maximum number of named ranges in the table.
 const MOST_PHASES: usize = 12;
 /// Number of kinds of the critical path that are named, and their least fraction of the path.
 const MOST_OF_PATH: usize = 4;
@@ -225,7 +226,7 @@ fn phases(rows: &[PhaseReport]) -> Option<String> {
 /// `GPU streams of rank 3: kernels 8.100 s, copies 2.000 ms, communication 2.000 s, of it exposed 310.000 ms`, for the
 /// rank with most exposed communication.
 fn streams(rows: &[StreamReport]) -> Option<String> {
-    // The first rank of several with as much.
+    // Among ranks with equal times, the first one counts: `max_by` returns the last maximum.
     let devices = rows.iter().rev().filter(|row| row.stream.is_none());
     let most = devices.max_by(|a, b| a.exposed_comm_s.total_cmp(&b.exposed_comm_s))?;
     let [kernels, copies, communication, exposed] =
@@ -266,7 +267,7 @@ fn memory(rows: &[MemoryReport]) -> Option<String> {
     let total = |rows: &&[MemoryReport]| {
         rows.iter().filter(is_of_device).fold(0_u64, |sum, row| sum.saturating_add(row.peak_bytes))
     };
-    // The first rank of several with as much.
+    // Among ranks with equal totals, the first one counts: `max_by_key` returns the last maximum.
     let most = of_rank.rev().max_by_key(total)?;
     let first = most.first()?;
     let kinds: Vec<String> = most

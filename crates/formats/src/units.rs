@@ -195,7 +195,7 @@ trait Quantity: Copy + PartialEq {
     const COMMON: &'static str;
     /// Probable units of a bare number: the first whose limit the number does not exceed.
     const BARE: &'static [(f64, &'static str)];
-    /// A value as an example.
+    /// A valid value of the quantity, as an example in messages.
     const EXAMPLE: &'static str;
 
     /// The value of a number in a unit, or the reason why the number is invalid.

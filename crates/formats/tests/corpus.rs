@@ -84,8 +84,8 @@ fn differences(expected: &Path) -> Vec<String> {
     wrong
 }
 
-/// Figures without one that has changed its meaning: the bytes of an all-to-all of equal blocks were one block, and are
-/// now all sent bytes.
+/// The figures without the one whose meaning has changed: the size of an all-to-all of equal blocks was the size of one
+/// block, and is now the total of the sent bytes.
 fn comparable(mut figures: Value) -> Value {
     for operation in figures.as_array_mut().into_iter().flatten() {
         if operation["operation"] == "all_to_all" {

@@ -10,13 +10,13 @@ use uniference_protocol::messages::Lack;
 /// Memory of a process that has imported torch (torch 2.15, CPU: 678 MB resident).
 const ZYGOTE_BYTES: u64 = 700 << 20;
 
-/// Private memory of a forked rank before its program allocates any (5 to 9 MB seen).
+/// Private memory of a forked rank before its program allocates memory (5 to 9 MB were observed).
 const RANK_BYTES: u64 = 10 << 20;
 
 /// Number of the driver's descriptors per rank: its socket and two pipes.
 const RANK_FDS: u64 = 3;
 
-/// Further descriptors of the driver, of the zygote's start and of the user's libraries.
+/// Number of further descriptors: of the driver, of the zygote's start and of the user's libraries.
 const OTHER_FDS: u64 = 256;
 
 /// Memory of `ranks` ranks before their programs allocate any, in bytes.

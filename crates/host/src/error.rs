@@ -58,7 +58,7 @@ pub enum HostError {
     /// A program record cannot be read.
     #[error(transparent)]
     Record(#[from] uniference_formats::record::RecordError),
-    /// A shortage of a resource on this machine.
+    /// This machine lacks a resource.
     #[error("{what}\nhint: {hint}")]
     Host {
         /// The missing resource.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-/// The signal that asked the command to end.
+/// The signal that ended the command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Interrupt {
     /// Ctrl-C (SIGINT).
@@ -57,7 +57,7 @@ pub fn shield(command: &mut Command) -> &mut Command {
 /// blocked, returns the shell's exit code for it.
 #[allow(unsafe_code)]
 pub fn end_by_broken_pipe() -> i32 {
-    // SAFETY: no handler of ours is replaced: Python ignores the signal.
+    // SAFETY: this replaces no handler of Uniference's: Python ignores the signal.
     unsafe {
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
         libc::raise(libc::SIGPIPE);

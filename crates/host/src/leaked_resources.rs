@@ -20,7 +20,7 @@ const SOCKETS: &str = "/proc/net/unix";
 
 /// The list of shared resources that a run's processes have created.
 pub struct Register {
-    /// A memory file, which leaves nothing behind.
+    /// The list is a memory file, which disappears with the last process that has it open.
     list: File,
 }
 

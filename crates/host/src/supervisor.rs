@@ -44,7 +44,7 @@ pub fn end(child: &mut Child) -> io::Result<ExitStatus> {
     }
     let supervisor = Pid::from_child(child);
     let _ = kill_process(supervisor, Signal::USR1);
-    // The supervisor may be stopped.
+    // A stopped supervisor must be continued before it can end.
     let _ = kill_process(supervisor, Signal::CONT);
     child.wait()
 }
@@ -84,7 +84,7 @@ fn divide() -> io::Result<()> {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&mut all);
         // Signals are blocked before the program exists, because the supervisor must not miss its end. The supervisor
-        // accepts signals when it asks for them.
+        // receives signals only while it waits for them.
         libc::sigprocmask(libc::SIG_SETMASK, &all, &mut before);
         // Orphans of the program must also be adopted before this process continues. The program's children do not
         // inherit this setting.
@@ -106,8 +106,8 @@ fn divide() -> io::Result<()> {
 fn watch(command: libc::pid_t, program: libc::pid_t, all: &libc::sigset_t) -> ! {
     // SAFETY: system calls, with pointers to constants and to borrowed memory.
     unsafe {
-        // Open descriptors would keep their other ends from seeing the end, including the descriptor on which `spawn`
-        // waits for exec.
+        // Descriptors are closed, because an open pipe end in the supervisor would hide the end of the program from
+        // readers; `spawn` waits on such a pipe for exec.
         let nowhere = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
         for stream in 0..3 {
             libc::dup2(nowhere, stream);

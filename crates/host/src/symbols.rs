@@ -10,7 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use uniference_abi::gpus::SONAMES;
 
-/// The compiler library of torch may stay: it uses no device.
+/// NVIDIA's compiler library, which torch may still load: it uses no device.
 const KEPT: &str = "libnvrtc.so";
 
 /// An installed PyTorch.
@@ -180,8 +180,7 @@ mod tests {
         }
     }
 
-    /// A library that serves as its own torch binds nothing that it lacks, so the test executable stands for a torch
-    /// without CUDA.
+    /// The test executable is used as both libraries: it binds no function of NVIDIA's, like a torch without CUDA.
     #[test]
     fn what_is_missing_is_named() -> Result<(), Box<dyn std::error::Error>> {
         let folder = tempfile::tempdir()?;

@@ -213,7 +213,7 @@ fn run_rank(rank: u32, driver: SocketAddr) {
     let side = Side::Rank { driver, tickets: Arc::new(AtomicU64::new(first + 2)) };
     let wire = Arc::new(TcpWire { stream: connect(driver, first).unwrap(), side });
     let tensors = Box::new(TcpTensors(Mutex::new(connect(driver, first + 1).unwrap())));
-    // The watch never ends.
+    // The client is leaked, because its watch thread never ends.
     let client: &Client = Box::leak(Box::new(Client::join(wire, tensors, rank, RANKS).unwrap()));
     client.start().unwrap();
     let group = client.group((0..RANKS).collect(), None, false).unwrap();
@@ -316,7 +316,7 @@ fn drive(mut conversations: Conversations, mut tasks: Vec<Connection>) {
     }
 }
 
-/// The ranks' processes, which end with the test.
+/// The ranks' processes, which are ended when the test ends.
 struct Ranks(Vec<Child>);
 
 impl Drop for Ranks {

@@ -2,8 +2,9 @@
 //!
 //! `ITIMER_VIRTUAL` and `ITIMER_PROF` count CPU time and are left to the C library, as is `timerfd`.
 //!
-//! A thread of ours waits for the alarm, like a program's thread that waits with a timeout, so virtual time does not
-//! skip the alarm. It then sends SIGALRM to the process. The thread is started with the first alarm and stays.
+//! A thread of this library waits for the alarm, like a program's thread that waits with a timeout, so virtual time
+//! does not skip the alarm. The thread then sends SIGALRM to the process. It is started with the first alarm and never
+//! ends.
 
 use crate::pauses::{pause, this_thread, unblock};
 use crate::waits::INTERRUPTED;
@@ -26,7 +27,7 @@ struct Setting {
 
 static SETTING: Mutex<Option<Setting>> = Mutex::new(None);
 
-/// Number of settings; the thread sleeps on this futex.
+/// Number of times that the alarm was set; the alarm's thread sleeps on this futex.
 static SETTINGS: AtomicU32 = AtomicU32::new(0);
 
 const PS_PER_US: u64 = 1000 * PS_PER_NS;
@@ -102,8 +103,8 @@ fn set(client: &'static Client, value: SimDuration, interval: SimDuration) -> (S
 /// Clears the alarm in a forked child; called by the C library.
 pub(crate) extern "C" fn forked_child() {
     INTERRUPTED.store(false, SeqCst);
-    // No other thread exists. A thread that did not survive the fork may have held the lock: the setting then stays,
-    // but is not used.
+    // A forked child has a single thread. If a thread of the parent held the lock during the fork, the lock stays
+    // locked in the child: the setting is then not cleared, but is not used either.
     if let Ok(mut setting) = SETTING.try_lock() {
         *setting = None;
     }

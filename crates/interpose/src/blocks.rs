@@ -1,6 +1,6 @@
 //! Owns the functions in which a thread may wait for another thread or process without a timeout: launches on simulated
-//! GPUs are reported first, as the thread that ends the wait may ask about them. The calls then go on to the C library.
-//! Functions with `_chk` are called by programs that were compiled with checks.
+//! GPUs are reported first, because the thread that ends the wait may query the driver about these launches. The calls
+//! are then forwarded to the C library. Functions with `_chk` are called by programs that were compiled with checks.
 
 use crate::{hand_over, real};
 use libc::{

@@ -7,14 +7,14 @@ use std::cell::Cell;
 use uniference_client::Client;
 use uniference_sim::time::SimTime;
 
-/// Maximum number of free reads in a row by one thread.
+/// Maximum number of consecutive clock reads by one thread that cost no virtual time.
 const MOST_FREE_LOOKS: u32 = 1000;
 
 thread_local! {
     static FREE_LOOKS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Replaces the C library's `clock_gettime`. The call goes on to `read`, together with the caller's address.
+/// Replaces the C library's `clock_gettime`. The call is forwarded to `read`, together with the caller's address.
 ///
 /// # Safety
 /// The contract is the C library's.
@@ -27,7 +27,7 @@ pub unsafe extern "C" fn clock_gettime(clock: clockid_t, time: *mut timespec) ->
     naked_asm!("mov x2, x30", "mov x3, sp", "b {read}", read = sym read);
 }
 
-/// Replaces the C library's `gettimeofday`. The call goes on to `read_date`, together with the caller's address.
+/// Replaces the C library's `gettimeofday`. The call is forwarded to `read_date`, together with the caller's address.
 ///
 /// # Safety
 /// The contract is the C library's.
@@ -95,7 +95,7 @@ unsafe extern "C" fn read(clock: clockid_t, time: *mut timespec, from: usize, st
 fn now(kind: Kind, (from, stack): (usize, usize)) -> Option<timespec> {
     let client = rank()?;
     if asks_for_memory(client, from) {
-        // Also used instead of the compute time, which only the engine knows.
+        // The elapsed time also replaces the compute time of the thread or process, which only the engine knows.
         return Some(shown(client.last_now().as_ps() / PS_PER_NS, kind));
     }
     let interpreter = interpreter::get().filter(|interpreter| interpreter.contains(from));
@@ -112,7 +112,8 @@ fn now(kind: Kind, (from, stack): (usize, usize)) -> Option<timespec> {
         return Some(shown(now.as_ps() / PS_PER_NS, kind));
     }
     let ask = || ask(client, kind);
-    // The lock is released: other threads run to their own calls, rather than wait for the lock while time passes.
+    // The interpreter's lock is released, so that other threads reach their own calls and do not wait for the lock
+    // while virtual time passes.
     let ps = match interpreter.filter(|_| client.has_threads()) {
         Some(interpreter) => interpreter.without_lock(ask)?,
         None => ask()?,
@@ -121,12 +122,13 @@ fn now(kind: Kind, (from, stack): (usize, usize)) -> Option<timespec> {
 }
 
 /// Whether the caller at address `from` is a memory allocator. An allocator reads the clock for its own bookkeeping,
-/// and must not be called during that, as a question to the engine would do.
+/// and must not be called again during the read, but a request to the engine allocates memory.
 fn asks_for_memory(client: &Client, from: usize) -> bool {
     interpreter::get().is_some_and(|interpreter| interpreter.is_of_allocator(from)) || client.makes_books()
 }
 
-/// Whether a clock read of torch itself, or of its compiler, is free. Reads in a loop that waits for the clock are not.
+/// Whether a clock read of torch itself, or of its compiler, costs no virtual time. Reads in a loop that waits for the
+/// clock do cost time.
 fn is_free() -> bool {
     let looks = FREE_LOOKS.get() + 1;
     FREE_LOOKS.set(looks % MOST_FREE_LOOKS);
@@ -141,7 +143,7 @@ fn ask(client: &Client, kind: Kind) -> Option<u64> {
     }
 }
 
-/// Whether other libraries are linked to our functions.
+/// Whether the functions of this library replace the C library's in other libraries.
 pub(crate) fn is_preloaded() -> bool {
     // SAFETY: the name is a C string literal, and `dlsym` only reads it.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"clock_gettime".as_ptr()) } as usize;

@@ -1,5 +1,5 @@
 //! Owns the start of other processes by a rank's process and its descendants: these processes participate in the rank's
-//! time, and ask on the rank's behalf.
+//! virtual time, and the rank relays their requests.
 //!
 //! A forked process participates at once. A started program (`exec`, `posix_spawn`, `system`) participates if the
 //! dynamic linker loads the library for such processes (`uniference-child`) before the C library: environment
@@ -80,9 +80,9 @@ extern "C-unwind" fn listen(_: *mut c_void) -> *mut c_void {
 }
 
 extern "C-unwind" fn ask_for(relative: *mut c_void) -> *mut c_void {
-    // SAFETY: `listen` made it for this thread alone.
+    // SAFETY: `listen` allocated the argument for this thread alone.
     let relative = *unsafe { Box::from_raw(relative.cast::<Relative>()) };
-    // The signal ends pauses.
+    // The relay thread must receive the signal that ends its pauses.
     unblock();
     if let Some(client) = rank() {
         client.relay_for(relative);
@@ -147,7 +147,7 @@ pub extern "C" fn join() {
     let Ok(()) = crate::prepare_process() else { return };
     let path: Vec<u32> = path.split('.').filter_map(|number| number.parse().ok()).collect();
     INTERPRETER.get_or_init(Interpreter::told);
-    // On an error the rank has ended, and there is no time to follow.
+    // An error means that the rank has ended, so there is no virtual time to follow.
     if let Ok(client) = Client::of_child(&name, path) {
         keep_books(&client);
         if let Some(name) = crate::names::of_program() {
@@ -187,7 +187,7 @@ thread_local! {
 }
 
 /// Environment variables for a program that is about to be started and participates; `program` is `None` if unknown.
-/// The preloaded libraries are ours, followed by those of `preloads`. `None`: this process does not participate.
+/// The preloaded libraries are Uniference's, followed by `preloads`. `None`: this process does not participate.
 fn variables(program: Option<&Path>, preloads: &[u8]) -> Option<Vec<(&'static str, Vec<u8>)>> {
     let client = rank()?;
     let (name, library) = (relay(client)?, library()?);
@@ -266,7 +266,7 @@ fn found(file: &Path) -> Option<PathBuf> {
 }
 
 impl Environment {
-    /// `before` with our variables, for this program.
+    /// The environment `before` with Uniference's variables added, for this program.
     ///
     /// # Safety
     /// `before` is null or an environment.
@@ -330,7 +330,7 @@ unsafe fn copied(mut at: Words) -> Vec<CString> {
     words
 }
 
-/// Sets our variables in this process, for a program that the C library starts.
+/// Sets Uniference's variables in this process, for a program that the C library starts.
 fn export() {
     let preloads = std::env::var_os(PRELOAD).unwrap_or_default();
     for (name, value) in variables(None, preloads.as_bytes()).into_iter().flatten() {
@@ -467,8 +467,8 @@ pub unsafe extern "C" fn popen(command: *const c_char, kind: *const c_char) -> *
     unsafe { real::popen()(command, kind) }
 }
 
-/// Replaces the C library's `vfork`. The call goes on to the C library once there is a relay: the child shares the
-/// caller's memory, and may start no thread.
+/// Replaces the C library's `vfork`. The relay is created before the C library's `vfork` is called, because the child
+/// shares the caller's memory and may start no thread.
 ///
 /// # Safety
 /// The contract is the C library's.

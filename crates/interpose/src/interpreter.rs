@@ -4,9 +4,8 @@
 //! data, repeatedly. The thread does not hold the lock; Python functions that read the clock do.
 //!
 //! Python's own locks (`threading.Lock` and all classes based on it) call one function, `PyThread_acquire_lock_timed`,
-//! which in some versions reads the clock even without a timeout: such a read is not the program's either. It is
-//! recognized by the caller of the function that has called us, whose position on the stack is determined once per call
-//! site.
+//! which in some versions reads the clock even without a timeout: such a read is not the program's either. Such a read
+//! is recognized by the caller's caller, whose position on the stack is determined once per call site.
 
 use libc::{c_int, c_void, dl_phdr_info, size_t};
 use std::ffi::CStr;
@@ -17,7 +16,7 @@ use crate::stack;
 
 /// The interpreter of this process.
 pub(crate) struct Interpreter {
-    /// The addresses of its code and data.
+    /// The addresses of the interpreter's code and data.
     image: Range<usize>,
     /// The addresses of torch's libraries.
     torch: Vec<Range<usize>>,
@@ -93,11 +92,11 @@ impl Interpreter {
 
     /// Whether the calling thread holds the lock.
     pub(crate) fn has_lock(&self) -> bool {
-        // SAFETY: any thread may call it at any time.
+        // SAFETY: `PyGILState_Check` may be called on any thread at any time.
         unsafe { (self.has_lock)() != 0 }
     }
 
-    /// Whether a clock read serves a lock: the caller's address is `from`, to which the stack pointer `stack` points.
+    /// Whether a clock read serves a lock. `from` is the caller's address, which is on the stack at `stack`.
     pub(crate) fn locks(&self, from: usize, stack: usize) -> bool {
         !self.has_lock() || self.acquire.contains(&from) || self.acquire.contains(&stack::caller_of(from, stack))
     }
@@ -129,8 +128,8 @@ impl Interpreter {
 }
 
 /// Whether the calling thread holds the interpreter's lock or may wait for the lock. A thread may wait if the
-/// interpreter itself has called this library without the lock, since the interpreter acquires the lock next. Other
-/// callers may hold a lock for which the holder of the interpreter's lock waits.
+/// interpreter itself has called this library without the lock, since the interpreter acquires the lock next. Callers
+/// outside of the interpreter may hold another lock, for which the holder of the interpreter's lock waits.
 pub(crate) fn may_ask() -> bool {
     get().is_some_and(|interpreter| interpreter.has_lock() || interpreter.is_pythons(stack::outer_caller()))
 }

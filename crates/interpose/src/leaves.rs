@@ -60,7 +60,7 @@ pub unsafe extern "C" fn sem_open(name: *const c_char, flags: c_int, mode: mode_
 }
 
 /// The file that a call creates for shared memory or, with the prefix `before`, for a semaphore. `None`: the call
-/// creates none, because the flags do not allow it, or because the file exists and belongs to its creator.
+/// creates no file, because the flags do not allow it, or because the file already exists.
 ///
 /// # Safety
 /// The name is null or ends with a zero.
@@ -94,12 +94,12 @@ unsafe fn path_of(address: *const sockaddr, length: socklen_t) -> Option<PathBuf
     absolute(OsStr::from_bytes(path)).ok()
 }
 
-/// Records a path in the list. If the list cannot be opened, the run is over.
+/// Records a path in the run's list of leaked resources. If the list cannot be opened, the run is over.
 fn note(path: &Path) {
     let Some(list) = std::env::var_os(VARIABLE) else { return };
     let Some(line) = line(path) else { return };
     if let Ok(mut list) = OpenOptions::new().append(true).open(list) {
-        // A single write, which other processes do not interleave.
+        // The path is written by a single call, so that writes of other processes do not interleave with it.
         let _ = list.write_all(&line);
     }
 }

@@ -3,9 +3,9 @@
 //!
 //! In the order of a call: the dynamic linker finds the functions of [`clocks`], [`sleeps`], [`waits`], [`blocks`],
 //! [`wakes`], [`alarms`] and [`threads`] before the C library's own, because the zygote is started with the extension
-//! in `LD_PRELOAD`. These functions ask the rank's client, which [`activate`] has set, or call the C library's
-//! functions, which `real` finds. They do the latter in the zygote, and before a rank's program starts. Processes that
-//! the program starts are on the rank's clock as well ([`family`]): their client asks the rank's client.
+//! in `LD_PRELOAD`. These functions call the rank's client, which [`activate`] has set. In the zygote, and before a
+//! rank's program starts, they call the C library's functions, which `real` finds. Processes that the program starts
+//! are on the rank's clock as well ([`family`]): their client sends requests to the rank's client.
 //!
 //! Threads are known without a call: [`threads`] sees their start, and a thread that waits in a system call is woken at
 //! the right virtual time (`pauses`). [`names`] reads the names that the program gives to threads, and [`leaves`]
@@ -140,12 +140,13 @@ fn rank() -> Option<&'static Client> {
     if ACTIVE.load(SeqCst) { unsafe { CLIENT.load(SeqCst).as_ref() } } else { None }
 }
 
-/// The process's client, if the program calls, and not our own code on its behalf.
+/// The process's client, unless Uniference's own code is the caller.
 fn program() -> Option<&'static Client> {
     rank().filter(|client| !client.is_inside())
 }
 
-/// Sends launches of this thread before the program may wait for another thread, which may ask about them.
+/// Sends launches of this thread before the program may wait for another thread, which may query the driver about these
+/// launches.
 fn hand_over() {
     if let Some(client) = program() {
         client.hands_over();
@@ -171,7 +172,7 @@ enum Kind {
     Date,
     /// The rank's start.
     Elapsed,
-    /// The rank's start, not counting times without compute.
+    /// The rank's start, for clocks of CPU time, which advance only during compute.
     Computed,
 }
 

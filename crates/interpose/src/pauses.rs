@@ -1,5 +1,5 @@
-//! Owns the pauses of threads in system calls, the end of pauses at the right virtual time, and the threads of ours
-//! that end them.
+//! Owns the pauses of threads in system calls, the end of pauses at the right virtual time, and the threads of this
+//! library that end them.
 //!
 //! `waits` knows the conditions that threads wait for.
 
@@ -47,8 +47,8 @@ pub(crate) fn kick(how: Kick) {
         Kick::Signal(thread) => unsafe {
             libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, signal());
         },
-        // SAFETY: the waiting thread keeps the condition alive, and waits until it has reported the end of its wait
-        // under our lock.
+        // SAFETY: the waiting thread keeps the condition variable alive until it has reported the end of its wait, for
+        // which it needs the lock that the caller of `kick` holds.
         Kick::Broadcast(condition) => unsafe {
             real::pthread_cond_broadcast()(condition as *mut pthread_cond_t);
         },
@@ -82,7 +82,7 @@ pub(crate) fn start_watch() {
     start_own(watch, null_mut());
 }
 
-/// Starts a thread of ours, which the program does not know. It blocks all signals, which are for the program's
+/// Starts a thread of this library, which the program does not know. It blocks all signals, which are for the program's
 /// threads.
 pub(crate) fn start_own(work: Start, argument: *mut c_void) {
     /// Stack size in bytes, enough for the little work of such a thread.

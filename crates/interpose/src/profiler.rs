@@ -7,9 +7,9 @@
 //! through all moments at which both values are known ([`Timeline`]). The library of simulated GPUs uses the unit of
 //! the counter for its times ([`PROFILER_DATES`]), so CPU and GPU times are on one clock.
 //!
-//! The dynamic linker finds these functions before libc10's, as it finds our replacements of C library functions.
-//! Objects that do not belong to a rank's profile, such as the CUDA allocator's object created at library load, are
-//! left to libc10.
+//! The dynamic linker finds these functions before libc10's, as it finds this crate's replacements of C library
+//! functions. Objects that do not belong to a rank's profile, such as the CUDA allocator's object created at library
+//! load, are left to libc10.
 
 use crate::{EPOCH_S, PS_PER_NS, answered, interpreter, program};
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ static PROFILES: Mutex<BTreeSet<usize>> = Mutex::new(BTreeSet::new());
 /// `std::function<int64_t(uint64_t)>` of libstdc++, unchanged since GCC 5: two words of state and two functions.
 #[repr(C)]
 pub struct Converter {
-    /// The first word is an `Arc<Timeline>` of ours.
+    /// The first word is the `Arc<Timeline>` that this module has put there.
     state: [usize; 2],
     manage: unsafe extern "C" fn(to: *mut [usize; 2], from: *const [usize; 2], operation: u32) -> bool,
     call: unsafe extern "C" fn(state: *const [usize; 2], reading: *const Ticks) -> i64,
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn construct(this: *mut c_void) {
     if let Some(client) = program().filter(|client| client.relay().is_none())
         && asked(client, Client::begin_timeline).is_some()
     {
-        // The fields of libc10 in the object are not read, because `make` is ours.
+        // The object's fields, which libc10 would fill, are never read, because `make` replaces libc10's function.
         PROFILES.lock().unwrap_or_else(PoisonError::into_inner).insert(this as usize);
         return;
     }
@@ -84,7 +84,7 @@ unsafe extern "C" fn manage(to: *mut [usize; 2], from: *const [usize; 2], operat
                 *to = *from;
             }
             3 => drop(Arc::from_raw((*to)[0] as *const Timeline)),
-            // The type is not revealed: a null pointer.
+            // A request for the type of the callable gets a null pointer: the type is not revealed.
             _ => (*to)[0] = 0,
         }
     }
@@ -136,7 +136,7 @@ mod tests {
             assert_eq!(Arc::strong_count(&timeline), 3);
             // 50 ns pass in 100 ticks.
             assert_eq!((one.call)(&raw const other, &150), EPOCH_S * 1_000_000_000 + 25);
-            // A date stays a date.
+            // A date, in contrast to ticks, is not converted.
             assert_eq!((one.call)(&raw const other, &(PROFILER_DATES + 7)), 7);
             (one.manage)(&raw mut other, std::ptr::null(), 3);
             let mut state = one.state;

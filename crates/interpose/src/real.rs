@@ -123,8 +123,8 @@ pub(crate) fn syscall() -> Syscall {
     unsafe { std::mem::transmute(FOUND.load(Relaxed)) }
 }
 
-/// Version of condition variable functions that glibc has in two versions on x86-64; without the version, it returns
-/// the older one.
+/// Symbol version of condition variable functions, which glibc has in two versions on x86-64; a look-up without a
+/// version finds the older one.
 const COND_VERSION: &CStr = c"GLIBC_2.3.2";
 
 /// Libraries that contain some of the functions before glibc 2.34. A program may load them for itself alone.

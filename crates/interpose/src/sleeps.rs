@@ -43,7 +43,7 @@ pub unsafe extern "C" fn clock_nanosleep(
         return unsafe { interrupted(rest, left) };
     }
     match (rank(), span) {
-        // Our own code sleeps in real time until a time of a virtual clock.
+        // Uniference's own code sleeps in real time for as long as the virtual clock is away from the requested time.
         (Some(client), Some(Span::Until(then))) => {
             let until = on_host(client, then, libc::CLOCK_MONOTONIC);
             // SAFETY: `until` lives during the call; the other arguments are those of the replacement, under the same

@@ -1,9 +1,9 @@
-//! Owns inspections of the stack: the caller of the function that has called us, and the library that contains an
-//! address.
+//! Owns inspections of the stack: the caller's caller, and the library that contains an address.
 //!
-//! The distance between the two return addresses is the size of one function's frame, which is equal for all calls from
-//! one place. It is determined with the unwinder at the first call from that place. This holds for functions that do
-//! not allocate on the stack dynamically; `interpreter` asks only about such functions.
+//! The distance on the stack between a call's return address and the caller's own return address is the size of the
+//! caller's frame, which is equal for all calls from one place. It is determined with the unwinder at the first call
+//! from that place. The size is constant only for functions that do not allocate on the stack dynamically;
+//! `interpreter` inspects only such functions.
 
 use libc::{c_int, c_void};
 use std::ffi::CStr;
@@ -12,13 +12,14 @@ use std::sync::OnceLock;
 /// Maximum number of known call sites; the interpreter and the C++ library have two or three each.
 const PLACES: usize = 16;
 
-/// The address `from` in our caller's code, and the distance on the stack from it to the caller's own return address;
-/// `None`: it cannot be determined.
+/// The address `from` in the caller's code, and the distance on the stack from `from` to the caller's own return
+/// address; `None`: the distance cannot be determined.
 type Place = (usize, Option<usize>);
 
 static KNOWN: [OnceLock<Place>; PLACES] = [const { OnceLock::new() }; PLACES];
 
-/// The return address of our caller; 0 if unknown. Our own return address is `from`, on the stack at `stack`.
+/// The return address of the function that has called this library; 0 if unknown. This library will return to `from`,
+/// which is on the stack at `stack`.
 pub(crate) fn caller_of(from: usize, stack: usize) -> usize {
     for place in &KNOWN {
         let (address, distance) = *place.get_or_init(|| (from, find(from, stack)));
@@ -78,7 +79,7 @@ pub(crate) fn library_of(address: usize) -> Option<Library> {
 struct Search {
     from: usize,
     found: bool,
-    /// Position on the stack of the return address of our caller's caller.
+    /// Position on the stack of the caller's own return address.
     slot: Option<usize>,
 }
 

@@ -26,7 +26,7 @@ pub unsafe extern "C" fn pthread_create(
     start: Start,
     argument: *mut c_void,
 ) -> c_int {
-    // Includes a thread that a library starts while we import it: such a thread may read clocks like any other.
+    // Threads that a library starts during its import are included: such a thread may read clocks like any other.
     let Some(client) = rank() else {
         // SAFETY: `pthread_create` gets the arguments that its replacement got, under the same contract.
         return unsafe { real::pthread_create()(thread, attributes, start, argument) };
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn pthread_create(
 /// Runs a new thread. Its frame holds nothing that must be dropped while the program runs, because an early end of the
 /// thread unwinds through it.
 extern "C-unwind" fn begin(beginning: *mut c_void) -> *mut c_void {
-    // SAFETY: `pthread_create` made it for this thread alone.
+    // SAFETY: `pthread_create` allocated the argument for this thread alone.
     let Beginning { path, pool, start, argument } = *unsafe { Box::from_raw(beginning.cast::<Beginning>()) };
     if let Some(client) = rank() {
         crate::family::keep_books(client);

@@ -1,9 +1,9 @@
 //! Owns the functions that wait with a timeout.
 //!
 //! A thread that is alone in its process cannot be woken by another one: it checks its condition, and otherwise sleeps
-//! in virtual time. One of several threads really waits, without a timeout, and the watch wakes it at the right virtual
-//! time. So does a thread of a process that has started others, or was started by a rank: another process may fulfil
-//! the condition.
+//! in virtual time. In a process with several threads, a thread really waits, without a timeout, and the watch wakes
+//! the thread at the right virtual time. The same applies if the process has started other processes or was started by
+//! a rank, because another process may fulfil the condition.
 
 use crate::pauses::{pause, restore, signal, this_thread, unblock};
 use crate::wakes::settle_for_call;
@@ -30,8 +30,8 @@ enum Host {
     Forever,
 }
 
-/// Number of times in a row that one of several threads may find descriptors ready at once before it counts as polling:
-/// the data may be for another thread, or protected by a lock whose holder waits for virtual time to pass.
+/// Number of consecutive calls in which a thread may find descriptors ready immediately before it counts as polling:
+/// another thread may have to read the data, or to release a lock first, and wait for virtual time to pass.
 const MOST_FOUND_AT_ONCE: u32 = 1000;
 
 thread_local! {
@@ -435,11 +435,11 @@ unsafe fn condition_wait(
         return on_host(then);
     }
     if then > client.last_now() && !client.has_threads() {
-        // No other thread of this process could signal.
+        // The process has no other thread that could signal the condition.
         answered(client.sleep(Span::Until(then)));
     }
     if then <= client.last_now() || !client.has_threads() {
-        // The time has passed, but the mutex must have been available to other threads.
+        // The timeout has passed, but the mutex must be released and reacquired, as other threads expect.
         return on_host(then);
     }
     // SAFETY: condition and mutex meet the contract of `pthread_cond_wait`, as this function requires.

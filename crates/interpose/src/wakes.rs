@@ -1,6 +1,6 @@
-//! Owns the C library functions by which a thread lets other threads or processes go on. If compute is modelled, a
+//! Owns the C library functions by which a thread lets other threads or processes continue. If compute is modelled, a
 //! thread has run its operators in almost no real time, so their virtual time is charged first ([`Client::settles`]);
-//! the call then goes on to the C library.
+//! the call is then forwarded to the C library.
 //!
 //! Mutexes of C code are not included: memory allocators unlock mutexes in the middle of their work, and must not be
 //! called again at that point.
@@ -10,12 +10,12 @@ use libc::{c_int, c_long, c_void, iovec, msghdr, pthread_cond_t, sem_t, size_t, 
 use std::arch::naked_asm;
 use uniference_client::Client;
 
-/// The client, if the calling thread has run operators that must be charged before it may let another thread go on.
+/// The client, if the calling thread has run operators that must be charged before it may let another thread continue.
 fn unsettled() -> Option<&'static Client> {
     program().filter(|client| client.must_settle())
 }
 
-/// Charges the operators of the calling thread before the thread lets another thread go on.
+/// Charges the operators of the calling thread before the thread lets another thread continue.
 pub(crate) fn settle() {
     if let Some(client) = unsettled() {
         settle_with(client);
@@ -45,7 +45,7 @@ fn settle_with(client: &Client) {
 
 // Semaphores
 
-/// `sem_post` of the C library, by which CPython releases its locks. The call goes on to `post` together with the
+/// `sem_post` of the C library, by which CPython releases its locks. The call is forwarded to `post` together with the
 /// caller's address.
 ///
 /// # Safety
@@ -76,8 +76,9 @@ unsafe extern "C" fn post(semaphore: *mut sem_t, from: usize) -> c_int {
 
 // Condition variables
 
-/// Charges the operators of the calling thread, unless the condition is part of the interpreter's lock. Whether a
-/// thread waits for the condition does not matter: that depends on this machine's timing, and the result must not.
+/// Charges the operators of the calling thread, unless the condition is part of the interpreter's lock. The operators
+/// are charged whether or not a thread waits for the condition, because this depends on the machine's timing, and the
+/// result must not.
 fn settle_for(condition: *mut pthread_cond_t) {
     let is_lock = || interpreter::get().is_some_and(|interpreter| interpreter.contains(condition as usize));
     if let Some(client) = unsettled().filter(|_| !is_lock()) {

@@ -16,12 +16,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Request for the time.
+/// Message that requests the time of the other end's clock.
 const ASK: &[u8] = b"?";
 /// Notice that the host has made all its readings.
 const ENOUGH: &[u8] = b".";
 
-/// Longest wait of one end for a message of the other.
+/// Time limit for the next message of the other end.
 const SILENCE: Duration = Duration::from_secs(10);
 
 /// Interval at which a thread that waits for hosts checks whether the server is closed.
@@ -63,7 +63,7 @@ impl ClockServer {
         token: &Token,
         clock: impl Fn() -> i64 + Send + Sync + 'static,
     ) -> Result<ClockServer, (String, io::Error)> {
-        // Strangers are not logged.
+        // Connections of peers that do not know the token are refused without a message.
         let open = |address: &String| Door::open((address.as_str(), 0), token.clone(), |_| {});
         let opened = addresses.iter().map(|address| open(address).map(Arc::new).map_err(|why| (address.clone(), why)));
         let doors = opened.collect::<Result<Vec<_>, _>>()?;

@@ -145,7 +145,7 @@ impl Door {
         self.shared.guests.lock().expect(NOBODY_PANICS).leave(name);
     }
 
-    /// Ends a run: no worker is admitted any more.
+    /// Ends the admission for a run: workers are refused until the next one begins.
     pub fn dismiss(&self) {
         self.expect([]);
     }

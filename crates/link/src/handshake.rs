@@ -134,7 +134,7 @@ pub(crate) fn admit(
     let answer = Verdict(verdict.map(|()| token.prove(Side::Driver, &binding, name.as_bytes())));
     let sent = stream.send(&[&write(&answer)]);
     match (verdict, sent) {
-        // The refusal stands even if the worker does not receive it.
+        // The worker is refused even if the message with the reason does not reach it.
         (Err(refusal), _) => {
             stream.finish();
             Err((Some(name), Failure::Refused(refusal)))

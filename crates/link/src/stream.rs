@@ -40,7 +40,7 @@ pub struct Receiver {
     encrypted: Vec<u8>,
     plain: Vec<u8>,
     taken: usize,
-    /// Read timeout that the socket has now.
+    /// Read timeout that the socket currently has.
     patience: Option<Duration>,
 }
 
@@ -51,7 +51,7 @@ impl Stream {
     /// If the socket is closed already.
     pub(crate) fn new(socket: TcpStream, mut tls: Connection) -> io::Result<(Arc<Stream>, Receiver)> {
         socket.set_nodelay(true)?;
-        // `send` flushes chunk by chunk.
+        // TLS buffers are unlimited, because `send` flushes them chunk by chunk.
         tls.set_buffer_limit(None);
         socket.set_write_timeout(Some(STUCK))?;
         rustix::net::sockopt::set_tcp_user_timeout(&socket, STUCK.as_millis() as u32)?;

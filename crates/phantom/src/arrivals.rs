@@ -2,8 +2,8 @@
 //! it. Data is fetched when the program reads results of a dependent stream; the thread then waits for it in virtual
 //! time.
 //!
-//! The launching CPU of a real GPU would not wait. Here it does, because values are computed at launch: work that needs
-//! data in transit cannot be launched earlier. Runs without values do not wait.
+//! The launching CPU of a real GPU would not wait. In the simulation it waits, because values are computed at launch:
+//! work that needs data in transit cannot be launched earlier. Runs without values do not wait.
 
 use crate::attach::communication;
 use std::collections::{BTreeMap, BTreeSet};

@@ -25,12 +25,12 @@ pub(crate) fn attached() -> Option<&'static Attached> {
     ATTACHED.get()
 }
 
-/// Link to the driver; `None`: nothing is attached, or no link, so all work completes at once.
+/// Link to the driver; `None`: no link is attached, so all work completes at once.
 pub(crate) fn link() -> Option<&'static Link> {
     attached().and_then(|attached| attached.link.as_ref())
 }
 
-/// Link for communication; `None`: nothing is attached, or the rank has no peers.
+/// Link for communication; `None`: no link is attached, or the rank has no peers.
 pub(crate) fn communication() -> Option<&'static Communication> {
     attached().and_then(|attached| attached.communication.as_ref())
 }
@@ -84,9 +84,9 @@ pub(crate) mod tests {
 
     thread_local! {
         static TOLD: RefCell<Vec<String>> = const { RefCell::new(Vec::new()) };
-        /// Number of the last launch that had one.
+        /// Number of the last launch that was numbered for a profile.
         pub(crate) static LAST_NUMBER: Cell<u64> = const { Cell::new(0) };
-        /// Times that the link returns next.
+        /// Times that the test's link returns next.
         pub(crate) static TIMES: RefCell<Vec<Times>> = const { RefCell::new(Vec::new()) };
     }
 

@@ -92,7 +92,7 @@ pub(crate) struct Finish {
 /// Reasons for which a call was not made.
 #[derive(Debug)]
 pub(crate) enum Refused {
-    /// One of its streams is in a capture that forbids it.
+    /// One of the call's streams is in a capture that forbids the call.
     Captured(Status),
     /// The call itself failed.
     Called(Status),
@@ -134,7 +134,7 @@ fn make(calls: &[Prepared], streams: &[u32]) -> Result<(), Status> {
         if let Some((at, offset)) = carrier.as_ref().and_then(|carrier| carrier.input) {
             call.input.address = tensor_at(at, call.has_values != 0)? + offset;
         }
-        // Without values, the source may be unmapped.
+        // A call without values copies nothing, because its source may be unmapped.
         if let Some(own) = own.filter(|_| call.has_values != 0) {
             let _ = own.carry_out();
         }
@@ -193,7 +193,7 @@ fn kernel(call: &Call, finish: Finish) -> String {
         () if is(Operation::ReduceScatter) => "ReduceScatter",
         () if is(Operation::Broadcast) => return "ncclDevKernel_Broadcast".to_owned(),
         () if is(Operation::AllGather) => return "ncclDevKernel_AllGather".to_owned(),
-        // All other operations consist of messages.
+        // All other operations consist of messages, which NCCL carries out by its send-and-receive kernel.
         () => return "ncclDevKernel_SendRecv".to_owned(),
     };
     let reduction = match finish.divide {

@@ -278,7 +278,7 @@ fn gemm(handle: Of, kinds: [Option<Kind>; 3], operations: [Operation; 2], sizes:
     SUCCESS
 }
 
-/// Launches a routine on a batch of matrices that touches `touched` elements of each.
+/// Launches a routine that accesses `touched` elements of each matrix of a batch.
 fn routine(handle: Of, name: &str, kind: Kind, layout: &[&str], sizes: [c_int; 3], touched: u64) -> Status {
     let Some(library) = handle else { return NOT_INITIALIZED };
     let [m, n, batch] = sizes.map(size);

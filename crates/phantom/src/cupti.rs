@@ -320,7 +320,8 @@ impl State {
     }
 
     fn enable(&mut self, kind: u32, enables: bool) -> c_int {
-        // CUPTI's own overhead, which does not exist here, can be enabled but has no records.
+        // Records of CUPTI's own overhead can be enabled, but none are written, because this library has no such
+        // overhead.
         if kind == kind::OVERHEAD || records::size(kind).is_none() && !enables {
             return 0;
         }
@@ -589,7 +590,8 @@ exports! {
         report(LIBRARY, "cuptiActivityEnableCudaEventDeviceTimestamps");
         NOT_SUPPORTED
     }
-    /// Attributes set sizes of CUPTI's internal buffers, which do not exist here.
+    /// Attributes are accepted without effect: they set sizes of CUPTI's internal buffers, which do not exist in this
+    /// library.
     fn cuptiActivitySetAttribute(_attribute: c_int, size: Option<&usize>, value: *const c_void) -> c_int {
         if size.is_none() || value.is_null() { INVALID_PARAMETER } else { 0 }
     }

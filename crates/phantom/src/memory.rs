@@ -140,7 +140,7 @@ struct Block {
     device: usize,
     bytes: usize,
     kind: Kind,
-    /// Belongs to the device's memory pool.
+    /// One allocation of the device's memory pool.
     is_pooled: bool,
 }
 
@@ -163,7 +163,7 @@ pub(crate) enum Kind {
 
 struct Pinned {
     bytes: usize,
-    /// Allocated by this library, which must unmap it; else by the program.
+    /// Whether this library allocated the memory, and so must unmap it; otherwise the program did.
     is_ours: bool,
 }
 
@@ -247,7 +247,7 @@ pub(crate) fn info(device: usize) -> Result<(u64, u64), Status> {
 pub(crate) fn take_for_library(device: usize, bytes: usize) -> Result<(), Status> {
     let mut memory = lock();
     let pool = &mut memory.devices()?.devices[device];
-    // NVIDIA's libraries cannot free memory and retry, so lending grants their first request.
+    // NVIDIA's libraries cannot free memory and retry, so with lending their first request is granted.
     if LENDS.load(Relaxed) {
         pool.used.add(bytes);
         return Ok(());
@@ -601,7 +601,8 @@ mod tests {
         assert_eq!(pool.take(8 * MIB).map(|taken| taken.1), Ok(8 * MIB));
     }
 
-    /// With 4 MiB and lending, a third granule is refused once; after a request that fits, it is refused again.
+    /// The device has 4 MiB, and lending is on. The request for a third granule is refused once and then granted; after
+    /// a request that fits, such a request is refused again.
     #[test]
     fn what_is_lent_is_refused_once() {
         let mut pool = pool(1, 4 << 20);

@@ -83,7 +83,7 @@ pub(crate) struct Communicator {
     me: usize,
     group: u32,
     device: usize,
-    /// Number of times that it was split or shrunk.
+    /// Number of times that the communicator was split or shrunk.
     splits: Cell<u32>,
     /// Factors of the reductions that the program created, by their number minus [`MADE`].
     factors: RefCell<Vec<f64>>,

@@ -79,7 +79,7 @@ fn give<T>(place: Out<T>, value: T) -> Result<(), Status> {
 }
 
 fn write(place: Items<c_char>, text: &str, room: c_uint) -> Result<(), Status> {
-    // 7: the buffer is too small.
+    // 7 (`NVML_ERROR_INSUFFICIENT_SIZE`): the buffer is too small.
     if text.len() >= room as usize {
         Err(7)
     } else {

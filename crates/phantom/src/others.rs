@@ -1,5 +1,5 @@
-//! Owns the few functions of cuFile and NVSHMEM that do not fail as others of these libraries do: versions, and counts
-//! whose error number would look like a result.
+//! Owns the few functions of cuFile and NVSHMEM that cannot report an error like the other functions of these
+//! libraries: versions, and counts whose error number would look like a result.
 
 #![allow(non_upper_case_globals, reason = "NVIDIA's name of a variable")]
 

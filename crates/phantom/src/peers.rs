@@ -284,7 +284,7 @@ fn typed<'a>(name: &'a str, types: &[(&str, c_int)]) -> Option<(c_int, &'a str)>
 
 /// Reads an address per member from device memory.
 fn addresses(at: usize, members: usize) -> Option<Vec<usize>> {
-    // No more GPUs can access each other's memory.
+    // The number of members is limited: no more GPUs can access each other's memory.
     (members <= 1024).then_some(())?;
     (0..members).map(|member| address_at(at + member * size_of::<usize>()).ok()).collect()
 }

@@ -6,7 +6,7 @@ use crate::exports::exports;
 use std::cell::Cell;
 use std::ffi::c_int;
 
-/// The program itself reads.
+/// No read is forbidden: the program itself reads.
 const FREE: c_int = 0;
 /// A forbidden read was attempted.
 const ASKED: c_int = 2;

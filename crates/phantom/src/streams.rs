@@ -1,6 +1,6 @@
 //! Owns CUDA streams, events and graphs: which exist, which work is launched on them, and which of it is captured.
-//! Durations are the driver's task: all work is written to the link. Bytes move at once, in the order of the calls,
-//! which is a valid order for any streams.
+//! Durations are the driver's task: all work is written to the link. Bytes are moved at once, in the order of the
+//! calls, which is a valid order for any set of streams.
 
 mod capture;
 mod graphs;
@@ -73,9 +73,9 @@ struct Stream {
     is_legacy: bool,
     exists: bool,
     capture: Option<capture::Capture>,
-    /// Has work that the legacy default stream has not waited for.
+    /// Whether the stream has work that the legacy default stream has not waited for.
     is_dirty: bool,
-    /// Epoch of the legacy default stream that this stream has waited for.
+    /// Number of launches on the legacy default stream up to which this stream has waited for it.
     epoch: u64,
     /// Event by which this stream and the legacy default stream wait for each other.
     fence: Option<u32>,
@@ -370,7 +370,8 @@ pub(crate) fn synchronize_event(event: Handle) -> Result<(), Status> {
 pub(crate) fn query_event(event: Handle) -> Result<bool, Status> {
     let Some((number, records)) = lock().recorded(event)? else { return Ok(true) };
     let has_happened = ask(|link| (link.query_event)(number, records));
-    // The program may now use the data without making a stream wait for the event.
+    // Data that the event depends on is fetched now, because the program may use it without making a stream wait for
+    // the event.
     if has_happened {
         arrivals::fetch_of_past_event(number);
     }

@@ -202,7 +202,7 @@ fn simulate<P: Program>(cluster: &Cluster, symmetry: &Symmetry, program: impl Fn
     attempt(cluster, symmetry, program).unwrap()
 }
 
-/// The makespan; `Err`: ranks are not equivalent.
+/// The makespan, or `Err` if ranks are not equivalent.
 fn attempt<P: Program>(
     cluster: &Cluster,
     symmetry: &Symmetry,

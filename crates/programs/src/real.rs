@@ -67,7 +67,7 @@ fn moments(rank: &RealRank) -> Vec<(SimTime, Action<'_>)> {
     let marks = rank.marks.iter().filter(|(_, task, mark)| its(*task, mark));
     moments.extend(marks.map(|(at, _, mark)| (*at, Action::Marks(mark))));
     moments.extend(rank.waits.iter().filter(|wait| wait.is_main()).map(|wait| (wait.start, Action::Waits(wait))));
-    // Stable: an operation comes before the wait for it.
+    // The sort is stable, so an operation stays before the wait for it.
     moments.sort_by_key(|(at, _)| *at);
     moments
 }

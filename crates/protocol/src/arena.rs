@@ -87,7 +87,7 @@ impl Tensors for SharedArena {
     }
 
     fn forget(&self, at: Offset, bytes: u64) {
-        // If the file system cannot punch holes, the memory is only kept longer.
+        // An error is ignored: if the file system cannot punch holes, the memory is freed later.
         let _ = fallocate(&self.file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, at, bytes);
     }
 

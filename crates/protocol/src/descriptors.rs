@@ -15,7 +15,7 @@ const ABOVE: RawFd = 900;
 /// number; up to this number its length costs nothing.
 const HIGHEST: u64 = 4096;
 
-/// Held by the only thread that may raise the limit.
+/// Lock of the thread that raises the limit of descriptors.
 static RAISED: Mutex<()> = Mutex::new(());
 
 /// Moves a file to a descriptor number above the program's soft limit, out of the program's reach. If the limit cannot
@@ -27,7 +27,7 @@ pub fn lift(fd: OwnedFd) -> OwnedFd {
         let number = beyond(limit)?;
         setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).ok()?;
         let lifted = fcntl_dupfd_cloexec(&fd, number);
-        // The limit was valid before.
+        // The previous limit can always be restored, because it was valid before.
         let _ = setrlimit(Resource::Nofile, limit);
         lifted.ok()
     };

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Environment variable with the path of the file to which they append.
+/// Environment variable with the path of the file to which processes append their shared resources.
 pub const VARIABLE: &str = "UNIFERENCE_LEFTOVERS";
 
 /// Folder of named shared memory.

@@ -4,8 +4,8 @@
 //!
 //! Each task (thread) of a rank has its own stream socket. A task writes batches of [`Op`]s; only the last one of a
 //! batch may ask for an answer ([`Op::asks`]), and the task then reads exactly one [`Answer`]. A blocking collective is
-//! therefore one round trip, and an asynchronous one none: it travels with the next question. A frame is its length
-//! (u32, little endian) and a postcard value.
+//! therefore one round trip, and an asynchronous collective needs none: its message is sent with the task's next
+//! request. A frame is its length (u32, little endian) and a postcard value.
 
 use serde::{Deserialize, Serialize};
 use uniference_sim::ids::Site;
@@ -94,9 +94,9 @@ pub enum Op {
     /// from any thread.
     LacksMemory(Lack),
     /// The program has run an operator or kernel whose values are not computed, as the text says, and the run is to end
-    /// then (`--strict-values`). The process ends. It counts at once, from any thread.
+    /// then (`--strict-values`). The process ends. The message applies at once, from any thread.
     LacksValues(String),
-    /// Something that the user should know. It counts at once, from any thread.
+    /// A warning for the user. The message applies at once, from any thread.
     Warn(String),
     /// Asks for the first turn: [`Answer::Go`].
     Start,
@@ -109,8 +109,8 @@ pub enum Op {
     Look,
     /// Asks for [`Answer::Over`] after this long; another thread may end the pause earlier.
     Pause(Span),
-    /// Asks for [`Answer::Go`] once another thread of the rank's processes may have acted, or after a moment: the task
-    /// has no work until then.
+    /// Asks for [`Answer::Go`] once another thread of the rank's processes may have acted, or after a short pause: the
+    /// task has no work until then.
     Yield,
     /// Asks for a group's number: [`Answer::Group`].
     Group {
@@ -231,11 +231,11 @@ pub struct OnStream {
     /// Whether the operation starts together with the operation issued before it on the stream, because both are of one
     /// NCCL group call.
     pub with_previous: bool,
-    /// Number by which the rank asks for the operation's times, if it does.
+    /// Number by which the rank later queries the operation's times, if the times are needed.
     pub number: Option<u64>,
 }
 
-/// Number by which a rank asks for the times of work on a stream. Numbers are the rank's own, from 1.
+/// Number by which a rank queries the times of work on a stream. Numbers are the rank's own, from 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct LaunchId {
     /// The launch; 0: the launch of the graph that is being captured, whose number is not known yet.
@@ -303,7 +303,7 @@ pub struct Lack {
 /// Source of the duration of a rank's compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Compute {
-    /// The rank measures it.
+    /// The rank measures its compute.
     Measured,
     /// The driver models the cost of operators.
     Modelled,
@@ -337,7 +337,7 @@ pub struct Batch {
     pub opens_task: Option<u64>,
     /// The task's operations, in order.
     pub ops: Vec<Op>,
-    /// Set if no thread of the rank's process runs any more. A process with one thread sends it with each question. A
+    /// Set if no thread of the rank's process runs any more. A process with one thread sends it with each request. A
     /// process with several threads sends it with the last message of each thread and with the dictionary; without such
     /// messages, the process sends it alone on the main task's socket.
     pub quiet: Option<Quiet>,
@@ -357,7 +357,7 @@ pub struct Quiet {
 pub struct Reply {
     /// The rank's clock.
     pub now: SimTime,
-    /// Value of that clock when the task asked.
+    /// The rank's clock when the task made its request.
     pub asked: SimTime,
     /// Staged regions of this rank that are no longer needed.
     pub freed: Vec<Offset>,
@@ -367,11 +367,11 @@ pub struct Reply {
     /// Groups in which an operation of this rank has failed because another rank closed a connection, without the
     /// groups in earlier replies.
     pub failed: Vec<u32>,
-    /// The answer to the task's question.
+    /// The answer to the task's request.
     pub answer: Answer,
 }
 
-/// The answer to a question of a task.
+/// The answer to a request of a task.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)] // the questions say it
 pub enum Answer {
@@ -383,8 +383,8 @@ pub enum Answer {
     /// The pause is over.
     Over,
     Group(u32),
-    /// The complete operations in the order of the question, each with its data. A task does the folds in its answer
-    /// before it asks again.
+    /// The complete operations in the order of the request, each with its data. A task carries out the folds in its
+    /// answer before it makes another request.
     Complete(Vec<(LocalHandle, Fetched)>),
     /// Data of the operation that the task waits for, sent before the answer, which contains the data again.
     Ahead(Fetched),

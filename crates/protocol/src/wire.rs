@@ -123,7 +123,7 @@ impl Wire for UnixWire {
     }
 }
 
-/// Writes all of `bytes`, with `fds` attached to the first of them.
+/// Writes all of `bytes`, with the descriptors `fds` attached to the first byte.
 ///
 /// # Errors
 /// If the other side is gone, or this side was closed.

@@ -44,7 +44,7 @@ pub(crate) struct Extension(pub(crate) &'static Functions);
 impl Capture for Extension {
     fn take(&self, dictionary: &mut Vec<u8>, operators: &mut Vec<u8>) -> u64 {
         let (mut data, mut length) = (null(), 0);
-        // SAFETY: both are written to; the bytes stay until this thread calls again.
+        // SAFETY: the function writes to both pointers; the bytes stay valid until this thread's next call.
         let (own_ns, taken) = unsafe {
             let own_ns = (self.0.take)(&mut data, &mut length);
             (own_ns, if length == 0 { &[] } else { from_raw_parts(data, length) })

@@ -1,4 +1,5 @@
-//! Owns that an interpreter which a rank's process has started is on the rank's clock before it begins, as other programs are by `uniference-child`.
+//! Puts a Python interpreter that a rank's process has started on the rank's clock before the interpreter begins, as
+//! `uniference-child` does for other programs.
 //!
 //! Such interpreters load this extension before the C library, so that Python and the replaced functions have the same
 //! client.

@@ -13,7 +13,7 @@ use uniference_protocol::memory::Region;
 pub(crate) struct Tensors<'py> {
     /// The tensors that the program has passed.
     given: Vec<Bound<'py, PyAny>>,
-    /// The same tensors; copies of those that are not contiguous or are on a GPU.
+    /// The passed tensors, with copies in place of those that are not contiguous or are on a GPU.
     plain: Vec<Bound<'py, PyAny>>,
     regions: Vec<Region>,
 }

@@ -76,7 +76,7 @@ fn gloo_over_nvlink(resolved: &Resolved) -> Option<String> {
 /// are in one server.
 fn unknown_servers(resolved: &Resolved) -> Option<String> {
     let Resolved { cluster, lacks_servers, .. } = resolved;
-    // A host with several devices is a server.
+    // A host with several devices counts as a server.
     let one_each = cluster.topology.hosts().len() == cluster.devices.len();
     (cluster.backend.name == "nccl" && *lacks_servers && one_each && cluster.devices.len() > 1).then(|| {
         "NCCL sees each host of `links` as a server with one GPU and one NIC: the cluster file does not say which hosts are GPUs of one server\nhint: add `per_server` to [network]: the number of consecutive hosts that make a server, for example per_server = 8; 1 if each is a server of its own".to_owned()
@@ -146,7 +146,7 @@ mod tests {
         assert_eq!(said(&cluster("nccl", rail)), [""; 0]);
         // CPUs that share their host's memory have no NVLink.
         assert_eq!(said(&cluster("gloo", rail).replace("model = \"h100-sxm\"\n", "")), [""; 0]);
-        // 800 Gbps are 100 GB/s, as fast as two NICs and no NVLink.
+        // 800 Gbps are 100 GB/s: as fast as two NICs, and slower than any NVLink.
         for rate in ["400", "800"] {
             assert_eq!(said(&cluster("gloo", &format!("bandwidth = \"{rate} Gbps\""))), [""; 0]);
         }

@@ -31,7 +31,7 @@ use uniference_studies::memory::{Held, Memory, Peak};
 pub struct Need {
     /// Rank in the world.
     pub rank: u32,
-    /// Name of its device.
+    /// Name of the rank's device.
     pub device: String,
     /// Bytes of the device; `None`: the cluster file has no figure.
     pub available: Option<u64>,

@@ -237,7 +237,7 @@ impl Live<'_> {
         Ok(End { ending, lines, costed })
     }
 
-    /// Runs all ranks, or with a cast its running ranks.
+    /// Runs all ranks as processes, or with a fold plan those ranks that the plan names.
     fn run(&mut self, cluster: &Cluster, cast: Option<Arc<FoldPlan>>, watch: Watch<'_>) -> Result<Ran, HostError> {
         let interrupts = self.interrupts.as_ref().expect("nothing is run once interrupts are not heard any more");
         let joined = match self.gather(interrupts)? {
@@ -258,7 +258,8 @@ impl Live<'_> {
         let mut driver = Driver::new(&self.setup, Engine::new(cluster), joined, cast, watch, interrupts)?;
         let ending = driver.run();
         if let Some(workers) = &self.workers {
-            // Workers are dismissed before they are told that the run is over, because they then join the next run.
+            // Workers are dismissed before they are told that the run is over, because the end of the run makes them
+            // join the next one.
             workers.door.dismiss();
         }
         let ending = ending?;
@@ -304,7 +305,7 @@ impl Live<'_> {
     }
 }
 
-/// Reason why workers cannot run ranks of this program, if some are named.
+/// Reason why workers cannot run ranks of this program; `None` if they can, or no workers are named.
 fn refuse_workers(program: &Program, workers: &[Option<String>]) -> Option<HostError> {
     let named = || workers.iter().flatten().next();
     let refused = |what: String, hint: &str| Some(HostError::Usage(format!("{what}\nhint: {hint}")));
@@ -342,7 +343,7 @@ fn refuse_workers(program: &Program, workers: &[Option<String>]) -> Option<HostE
     })
 }
 
-/// Reason why the ranks' GPUs cannot be used by one program, if that is requested.
+/// Reason why one program cannot use the GPUs of all ranks; `None` if it can, or this is not requested.
 fn refuse_one_program(program: &Program, cluster: &Cluster) -> Option<HostError> {
     let refused = |what: &str, hint: &str| Some(HostError::Usage(format!("{what}\nhint: {hint}")));
     if !program.one_program {
@@ -376,7 +377,7 @@ const DEFAULT_TIMEOUT: SimDuration = SimDuration::from_us(600_000_000);
 /// Operations in which an ended rank had waited for other ranks.
 #[derive(Default)]
 struct Unmet {
-    /// One line about all operations; empty without any.
+    /// One line that summarises all these operations; empty if there are none.
     text: String,
     /// Longest time that the rank had waited.
     longest: SimDuration,

@@ -138,7 +138,7 @@ fn attempt(mut file: &File, path: &Path, writer: Writer<'_>) -> io::Result<Attem
         (Writer::Together(run), true) => {
             file.set_len(0)?;
             file.write_all(run.as_bytes())?;
-            // Another machine may get the lock first; it then has written its own name.
+            // Another machine of the launch may get the lock first; the file then contains that machine's name.
             file.lock_shared()?;
         }
         (Writer::Together(_), false) => match file.try_lock_shared() {

@@ -167,7 +167,7 @@ fn chances(sites: BTreeMap<String, Beside>) -> Vec<Chance> {
 pub(crate) enum Moves {
     /// The compute of the arrangement.
     Arranged(Arc<Arrangement>),
-    /// None: the compute that could overlap each call is only collected.
+    /// No compute is moved: the compute that could overlap each call is only collected.
     Nothing(Rc<RefCell<Found>>),
 }
 
@@ -195,24 +195,24 @@ pub(crate) struct Overlapped<I: Iterator<Item = Lined>> {
     obstacle: Option<&'static str>,
 }
 
-/// A call that is not complete.
+/// A communication call that no wait has completed yet.
 #[derive(Clone)]
 struct InFlight {
     access: Access,
     line: String,
     operation: &'static str,
-    /// Compute before the call could be moved, so the call is already counted.
+    /// Whether the call is already counted, because compute before it could be moved.
     counted: bool,
 }
 
 /// Compute of a rank between two requests.
 struct Slice {
     task: TaskId,
-    /// Source line of the call that ends the compute.
+    /// Source line of the call that follows the compute.
     line: String,
     site: Site,
     queue: QueueId,
-    /// Definitions, and other entries that belong to the whole rank.
+    /// Definitions of ids in the operators, and other entries that belong to the whole rank.
     dictionary: Vec<u8>,
     entries: Vec<Kept>,
     measured: SimDuration,
@@ -317,14 +317,14 @@ impl Slice {
             call,
             ..self
         };
-        // The part that runs first contains the dictionary.
+        // The part that runs first gets the dictionary of the divided slice.
         let (first, second) = (self.dictionary, Vec::new());
         let (dictionary, of_chosen) = if chosen_first { (second, first) } else { (first, second) };
         let goes = part(share, goes, of_chosen, None);
         (part(1.0 - share, stays, dictionary, self.call), goes)
     }
 
-    /// Share of the chosen executions in the slice's duration.
+    /// Fraction of the slice's duration that the chosen executions need.
     fn share(&self, chosen: &[bool], definitions: &[Definition]) -> f64 {
         let weights: Vec<f64> = self.weights(definitions).collect();
         let all: f64 = weights.iter().sum();
@@ -541,7 +541,7 @@ impl<I: Iterator<Item = Lined>> Overlapped<I> {
     fn hand_on_wait(&mut self) {
         let Some((wait, _)) = self.wait.take() else { return };
         if let Some(slice) = self.held.take() {
-            // The slice ends with the wait.
+            // The slice ends at the held wait, so it gets the wait's line and site.
             let site = wait.1.site().unwrap_or(slice.site);
             self.hand_on_slice(Slice { line: wait.2.clone(), site, ..slice });
         }

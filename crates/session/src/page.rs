@@ -17,9 +17,9 @@ const MOST_FOR_CHANGES: u64 = 1_000_000;
 
 /// Data from simulating a run again.
 pub struct SeenAgain {
-    /// The data of its charts.
+    /// The data of the page's charts.
     pub seen: Seen,
-    /// Gains of changes, or the reason why they were not simulated.
+    /// Gains from changes to the run, or the reason why the changes were not simulated.
     pub what_if: Result<WhatIf, String>,
 }
 

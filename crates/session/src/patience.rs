@@ -9,7 +9,7 @@ use uniference_sim::time::SimTime;
 /// Real time without other events than link changes after which the user is warned, once.
 const LONG: Duration = Duration::from_secs(10);
 
-/// Number of changes between two reads of the real clock.
+/// Number of changes of links, without an event between them, after which the real clock is read again.
 const CHANGES_A_LOOK: u32 = 1 << 12;
 
 /// Observer of a run.

@@ -17,8 +17,8 @@ pub(crate) fn seen(chosen: &Chosen) -> String {
     format!("{} {backend_named} {:?}", resolved.cluster.backend.name, ranks.collect::<Vec<_>>())
 }
 
-/// The placement of each rank: ranks are numbered in order on each machine, and machines in the order of their first
-/// rank. A machine is a host, or the server whose GPUs are hosts of the cluster.
+/// The placement of each rank: ranks are numbered in order on each machine, and machines are numbered in the order of
+/// their first rank. A machine is a host, or the server whose GPUs are hosts of the cluster.
 pub(crate) fn places(cluster: &Cluster, cores: &[Option<u32>]) -> Vec<RankPlacement> {
     let mut machines = Vec::new();
     let mut counts = Vec::new();

@@ -19,7 +19,7 @@ use uniference_sim::program::DType;
 use uniference_sim::replay::RecordedStep;
 use uniference_studies::profile::{Found, Profile, Reached, Timing};
 
-/// Source of the rows in the database.
+/// Source that the database states for the rows of this command.
 const SOURCE: &str = "uniference profile";
 
 /// Duration in us from which an operator's rate counts: the rates of shorter operators depend on their overhead.
@@ -34,7 +34,7 @@ const USUAL: u64 = 5;
 pub struct Kept {
     /// Number of distinct operators with a duration.
     pub operators: usize,
-    /// Number of these operators that are new in the database, or were measured more often than before.
+    /// Number of these operators that were not in the database before, or now have more measurements.
     pub measured: usize,
     /// Highest rates of the device in the database.
     pub reached: Reached,
@@ -121,7 +121,7 @@ pub fn keep(found: &Found, device: &str, software: &str, database: &Path, again:
     for (definition, timing) in &found.operators {
         let described = describe(definition);
         let Some((family, variant, dtype)) = described.place(definition) else {
-            // A view has only host time.
+            // A view has host time, but no time on the device.
             let (sum, count) = views.entry(&definition.name).or_default();
             *sum += timing.mean_ns * timing.repetitions as f64;
             *count += timing.repetitions;
@@ -131,7 +131,7 @@ pub fn keep(found: &Found, device: &str, software: &str, database: &Path, again:
         series.entry((family.to_owned(), variant, dtype)).or_default().push(row);
     }
     for (host, timing) in found.hosts.iter().filter(|(_, timing)| timing.repetitions >= USUAL) {
-        // Each execution adds to the program's time, so the mean is used, whatever the variation.
+        // Each execution adds to the program's time, so the mean is used, however much the times vary.
         let view_ns = views.get(host.name.as_str()).map_or(0.0, |(sum, count)| sum / *count as f64);
         let median_ns = timing.mean_ns + view_ns;
         let timing = Timing { median_ns, ..*timing };
@@ -204,7 +204,7 @@ fn tensor(tensor: &Tensor) -> Value {
 fn row(operator: String, described: &Described, definition: &Definition, timing: &Timing) -> Row {
     let dimensions = match described {
         Described::Parts(parts) if parts.len() == 1 && parts[0].times == 1 => dimensions(&parts[0].operator.family),
-        // The operator is found by its definition only.
+        // Such an operator is found in the database by its definition only.
         _ => [definition.tensors().map(|tensor| tensor.elements()).max().unwrap_or(1), 1, 1, 1],
     };
     let bytes = described.read().0.saturating_add(described.written().0);

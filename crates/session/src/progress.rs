@@ -4,7 +4,7 @@ use crate::notices::Notices;
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::time::SimTime;
 
-/// Number of events between two reports.
+/// Number of simulated events between two reports of the progress.
 const EVENTS_A_BEAT: u64 = 1 << 12;
 
 /// Observer that reports the progress of a simulation.

@@ -105,7 +105,7 @@ pub(crate) fn origin(args: &Replay) -> Result<(Resolved, Vec<String>), HostError
     Ok((chosen.resolved, steps.recorded.command))
 }
 
-/// Passes a record and the cluster of its replay to a function that drives the simulation.
+/// Opens a record, resolves the cluster of its replay, and passes both to a function that drives the simulation.
 pub(crate) fn driven<T>(
     args: &Replay,
     with: impl FnOnce(&Cluster, &mut dyn Source) -> Result<T, HostError>,
@@ -314,8 +314,8 @@ fn other_seeds(args: &Replay, resolved: &Resolved, steps: &Steps) -> Result<Besi
 }
 
 /// Warnings about points at which the program could have diverged from the record, and whether the program or a library
-/// that it uses could have diverged. `digest` is the digest of the run on the new cluster, `None` for several runs: if
-/// a replay on the record's own cluster has the same digest, all times are equal and no path can differ.
+/// that it uses could have diverged. `digest` is the digest of the replay on the new cluster; `None` for several seeds.
+/// If a replay on the record's own cluster has the same digest, all times are equal and no control flow can differ.
 fn other_ways(
     mut hazards: Hazards,
     digest: Option<String>,

@@ -74,7 +74,7 @@ pub struct Figures {
     pub phases: Phases,
     /// Memory of the ranks over time.
     pub held: Held,
-    /// The critical path, if its causes were kept.
+    /// The critical path, if the causes of events were kept.
     pub critical_path: Option<CriticalPathReport>,
     /// Source lines of the program, by site.
     pub lines: Vec<String>,
@@ -326,7 +326,7 @@ fn compute(computes: &Computes, rows: Vec<ComputeReport>, modelled: &[bool], ran
     let mut all = Vec::new();
     for rank in 0..ranks {
         if modelled.get(rank as usize).copied().unwrap_or(false) {
-            // Nodes of a trace may have durations in addition to operators.
+            // Nodes of an execution trace may state a duration in addition to listing operators.
             let known = computes.by_origin(RankId(rank)).filter(|(origin, _)| *origin == Origin::Recorded);
             all.extend(known.map(of_origin(rank)));
             all.extend(std::iter::from_fn(|| rows.next_if(|row| row.rank == rank)));

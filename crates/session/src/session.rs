@@ -23,7 +23,7 @@ use uniference_sim::network::Asymmetry;
 pub struct Output {
     /// The run folder; `None`: the next free `uniference-out/NAME-N`.
     pub folder: Option<PathBuf>,
-    /// NAME; for a path, its last component without extension.
+    /// The name of the input; for a path, its last component without extension.
     pub name: OsString,
     /// Files in addition to the report.
     pub record: RecordLevel,
@@ -54,7 +54,7 @@ pub struct Watch<'a> {
     pub recorder: &'a mut dyn Recorder,
 }
 
-/// Result of a driven [`Source`].
+/// Result of simulating a [`Source`].
 #[must_use]
 pub struct End {
     /// How the simulation ended.
@@ -66,7 +66,7 @@ pub struct End {
 }
 
 impl End {
-    /// The result of programs whose compute does not consist of operators.
+    /// The result of a simulation without costed operators.
     pub fn new(ending: SimulationEnd, lines: Vec<String>) -> End {
         End { ending, lines, costed: Costed::default() }
     }

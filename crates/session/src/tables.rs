@@ -174,7 +174,7 @@ mod tests {
     use uniference_sim::ids::{RankId, TaskId};
     use uniference_sim::program::Mark;
 
-    /// Complete files of an active run, or of one that was killed.
+    /// Complete files of a run that is active or was killed.
     #[test]
     fn parts_are_closed_while_nothing_happens_and_every_file_of_a_table_is_whole() {
         let dir = tempfile::tempdir().unwrap();

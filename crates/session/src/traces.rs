@@ -233,7 +233,7 @@ fn cluster(traces: &Traces<'_>, args: &TraceReplay) -> Result<(Chosen, u64), Hos
     Ok((chosen, seed))
 }
 
-/// The cluster that the options describe; its default backend is NCCL.
+/// The cluster that the options describe; if no backend is named, it is NCCL.
 fn on_accelerators(args: &TraceReplay) -> Result<Chosen, HostError> {
     let chosen = args.cluster.resolve_with(Some("nccl"))?;
     if !chosen.backend_named {

@@ -105,8 +105,8 @@ pub fn table(run: &Replayed) -> Result<Ended<WhatIf>, HostError> {
     ))
 }
 
-/// Warnings about device properties that differ, control flow that could have diverged, and compute that has another
-/// source than without the changes.
+/// Warnings about device properties that differ, control flow that could have diverged, and compute whose duration
+/// comes from another source than without the changes.
 fn doubts<'s>(before: &Simulated, others: impl IntoIterator<Item = &'s Simulated>) -> Vec<String> {
     let all: Vec<&Simulated> = others.into_iter().collect();
     let mut noticed: Vec<String> = Vec::new();

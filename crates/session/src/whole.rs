@@ -146,7 +146,7 @@ mod tests {
             move || fs::read(pipe).unwrap()
         });
         write_with(&pipe, |out| {
-            // The reader gets time to notice an early end.
+            // The pause lets the reader notice if the file ends early.
             std::thread::sleep(std::time::Duration::from_millis(50));
             out.write_all(b"text")
         })

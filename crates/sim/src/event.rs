@@ -15,7 +15,7 @@ use std::ops::AddAssign;
 
 /// Receiver of every event of a run.
 pub trait Observer {
-    /// `event` happened, or came to its end, at `at`.
+    /// Records that `event` happened at `at`, or that an event with a duration ended then.
     fn record(&mut self, at: SimTime, event: &Event<'_>);
 
     /// Whether the observer wants [`Event::Message`]. Messages number in the millions; their events are built only if
@@ -130,7 +130,7 @@ pub enum Event<'a> {
         bytes: Bytes,
         /// The virtual time at which the operation was issued.
         issued: SimTime,
-        /// The virtual time at which the operation's queue came to it.
+        /// The virtual time at which the operation reached the head of its queue.
         started: SimTime,
         /// The algorithm that carried out a collective.
         algorithm: Option<&'static str>,
@@ -139,7 +139,7 @@ pub enum Event<'a> {
         /// Number of the activity's stream of the rank's device, and the split of its time on the stream; `None` if the
         /// activity was on no stream.
         on_stream: Option<(u32, CallTimes)>,
-        /// Which activity it was, and why it began.
+        /// The operation's activity, and the cause of its beginning.
         why: Why,
         /// Cause of the completion.
         cause: Cause,
@@ -185,9 +185,9 @@ pub enum Event<'a> {
     },
     /// A message has arrived.
     Message {
-        /// The rank that sent it.
+        /// The rank that sent the message.
         source: RankId,
-        /// The rank that received it.
+        /// The rank that received the message.
         destination: RankId,
         /// The process group of the operation that the message is part of.
         group: GroupId,
@@ -219,7 +219,7 @@ pub enum Event<'a> {
     Finished {
         /// The rank that has finished.
         rank: RankId,
-        /// How its program ended.
+        /// How the rank's program ended.
         outcome: Outcome,
         /// Split of the rank's time.
         times: Times,
@@ -240,7 +240,7 @@ pub enum Event<'a> {
         bytes: Bytes,
         /// The virtual time at which the operation was issued.
         issued: SimTime,
-        /// The virtual time at which the operation's queue came to it.
+        /// The virtual time at which the operation reached the head of its queue.
         started: SimTime,
         /// The rank that closed the other end of the connection.
         peer: RankId,
@@ -271,7 +271,8 @@ pub struct Why {
     pub task: TaskId,
     /// The rank's handle of the activity.
     pub handle: Handle,
-    /// The rank's queue that the activity was in; `None`: its group's queue, or none.
+    /// The rank's queue in which the activity was issued; `None`: the activity was in its group's queue, or in no
+    /// queue.
     pub queue: Option<QueueId>,
     /// The line that issued the activity.
     pub site: Site,
@@ -287,8 +288,8 @@ pub enum Cause {
     /// Not recorded, as in a real run: the other fields of a [`Why`] are unknown then, too.
     #[default]
     Unknown,
-    /// A point in time: a sleep or a timeout was over, a poll was paid for; at the beginning of a run, its first
-    /// instant.
+    /// A point in time at which a sleep, a timeout or the cost of a poll was over; at the beginning of a run, the run's
+    /// first instant.
     Time,
     /// A request of this task of the rank, at this instant.
     Task(TaskId),
@@ -346,7 +347,7 @@ pub struct MessageWay {
     pub by: RankId,
     /// Time at which that rank posted its operation: the send, or the receive.
     pub begun: SimTime,
-    /// Cause of the operation of `by`.
+    /// Cause of the operation that the rank `by` posted.
     pub cause: Cause,
     /// Time at which the sender knew that the message may leave.
     pub released: SimTime,
@@ -376,11 +377,11 @@ pub enum Meeting {
 pub enum WaitReason {
     /// Operations of process groups.
     Communication,
-    /// Compute that it had started before.
+    /// Compute that the task had started before.
     Compute,
     /// A key of the store.
     Store,
-    /// Its own sleep.
+    /// The task's own sleep.
     Sleep,
 }
 

@@ -108,7 +108,8 @@ impl OfProcess {
         process == self.0 || self.0 == 0 && OfProcess::new(process).is_none()
     }
 
-    /// The rank's number of memory or a launch. No process lives long enough to use a number of more than 48 bits.
+    /// The rank's number of memory or a launch. A process cannot run long enough to assign a number of more than 48
+    /// bits.
     pub const fn long(self, number: u64) -> u64 {
         (self.0 as u64) << Self::LONG ^ number
     }

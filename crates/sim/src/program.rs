@@ -176,7 +176,7 @@ pub enum Reply {
     Start,
     /// The activity was accepted.
     Issued(Handle),
-    /// These of the awaited handles are complete, in the order of the request.
+    /// The wait is over: the complete ones among the awaited handles, in the order of the request.
     Complete(Vec<Handle>),
     /// Like [`Reply::Complete`], but some operations have failed: their connection to a rank was closed.
     Failed {
@@ -208,9 +208,9 @@ pub const LOOK_COST: SimDuration = SimDuration::from_ps(50_000);
 /// End of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Outcome {
-    /// Its program returned.
+    /// The task's program returned.
     Ok,
-    /// Its program failed.
+    /// The task's program failed.
     Failed,
     /// The task crashed, as the cluster specifies. No program requests this.
     Crashed,
@@ -233,8 +233,8 @@ pub enum Activity {
     /// The rank's program ends, and the rank is finished although its task continues: for graphs whose last node is not
     /// the program's end, as when threads outlive it.
     Finish,
-    /// Reaches an event: lasts no time. The instant is kept, by the rank's own number of the event, until the event is
-    /// issued again.
+    /// Reaches an event, such as a CUDA event: lasts no time. The instant is kept under the rank's own number of the
+    /// event until the event is issued again.
     Reach(u32),
     /// Closes the rank's connections of a group. Ranks that wait for data of this rank in the group, now or later, are
     /// notified if this rank has aborted the group before or if a rank of the run has crashed. Otherwise a wait for an
@@ -367,7 +367,7 @@ pub struct Collective {
     pub root: Option<GroupRank>,
     /// Number of elements.
     pub shape: Shape,
-    /// The program's own kernel that carries it out; `None`: the communication library does.
+    /// The program's own kernel that carries out the collective; `None`: the communication library does.
     pub kernel: Option<PeerKernel>,
 }
 
@@ -641,15 +641,15 @@ pub enum StoreOp {
     Check {
         keys: Vec<Vec<u8>>,
     },
-    /// Deletes a key; returns whether it existed.
+    /// Deletes a key of the store; returns whether the key existed.
     Delete {
         key: Vec<u8>,
     },
-    /// Number of keys that start with these bytes.
+    /// Number of keys that start with the given prefix.
     Count {
         prefix: Vec<u8>,
     },
-    /// The keys that start with these bytes, sorted.
+    /// All keys that start with the given prefix, sorted.
     List {
         prefix: Vec<u8>,
     },

@@ -30,7 +30,7 @@ pub enum RecordedStep {
     /// Some of these causes had happened before the request of the pause that they follow; such a pause ended by
     /// itself.
     After {
-        /// The task that resumed it.
+        /// The task that resumed this task.
         task: TaskId,
         /// Number of the answer, from 1.
         resumption: u64,
@@ -73,7 +73,7 @@ impl From<Request> for RecordedStep {
     }
 }
 
-/// A call that a record cannot make on this cluster.
+/// A call of the recorded program that does not fit this cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the record calls an operation of {group}, which is another one here: ranks join groups in another order than where it was recorded, and \
@@ -276,13 +276,13 @@ struct RecordedRank<I: Iterator<Item = (TaskId, RecordedStep)>> {
     activities: u32,
     /// The engine's handles, for a rank whose handles are numbered in recorded order.
     handles: Option<Handles>,
-    /// Whether causes of its steps are answers to other ranks.
+    /// Whether some of the rank's recorded steps were caused by answers to other ranks.
     follows_others: bool,
 }
 
 /// The engine's numbers of recorded activities.
 struct Handles {
-    /// Number below which recorded and engine handles are equal.
+    /// Recorded handles below this number equal the engine's handles.
     first: u32,
     /// Handles of the activities from `first` on; `None`: not issued yet.
     engine: Vec<Option<Handle>>,
@@ -372,13 +372,14 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         Ok(())
     }
 
-    /// Submits the next requests of all tasks that may make one. Returns whether there may be more to read, because a
-    /// pause has ended.
+    /// Submits the next request of each task that may make one. Returns whether a pause has ended, because more steps
+    /// of the record must be read then.
     fn ask_all(&mut self, at: &mut Moment<'_>) -> Result<bool, Failure> {
         let (rank, now) = (self.id, at.now);
         let mut released = false;
         for task in (0..self.tasks.len()).map(TaskId::from) {
-            // The cause of the end of a pause may have happened before the request of the pause.
+            // An answer that ends a pause may have been given before the pause is requested: the pause then ends at
+            // once.
             let mut goes_on = true;
             while goes_on {
                 let is_released = self.release(at, task);
@@ -511,7 +512,7 @@ impl<I: Iterator<Item = (TaskId, RecordedStep)>> RecordedRank<I> {
         Ok(true)
     }
 
-    /// Records the record's number of the group that the task has joined.
+    /// Stores the number that the record gives to the group that the task has joined last.
     fn name_group(&mut self, task: TaskId) {
         let RecordedTask { state, ahead, joined, .. } = &mut self.tasks[task.index()];
         if *state == State::Free

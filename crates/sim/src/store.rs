@@ -118,7 +118,7 @@ pub(crate) fn looks(operation: &StoreOp) -> bool {
     )
 }
 
-/// Whether an operation can end another one's wait.
+/// Whether an operation changes the store, so that it can end the wait of another operation.
 pub(crate) fn changes(operation: &StoreOp) -> bool {
     match operation {
         StoreOp::Set { .. }

@@ -156,7 +156,7 @@ impl Symmetry {
         Shift(self.apply(second, RankId(first.0)).0)
     }
 
-    /// Shifts that generate all others.
+    /// A set of shifts from which all other shifts can be composed.
     pub fn generators(&self) -> impl Iterator<Item = Shift> {
         self.axes.iter().flat_map(|axis| {
             let steps = match axis.relabeling {

@@ -29,7 +29,7 @@ pub struct Bytes(pub u64);
 pub struct Rate(f64);
 
 impl SimTime {
-    /// The first statement of the program.
+    /// Time zero, at which the programs begin with their first statements.
     pub const ZERO: SimTime = SimTime(0);
     /// An instant later than every event, also used for "never". About 213 days.
     pub const MAX: SimTime = SimTime(u64::MAX);

@@ -18,7 +18,7 @@ const DIFFERS: f64 = 1.1;
 /// Factor from which on a difference is ascribed to other work: contention for a busy host's caches and threads does
 /// not double compute.
 const OTHER_WORK: f64 = 2.0;
-/// Least compute of a rank before one line's calls that is compared.
+/// Compute of a rank before one line's calls below which ranks are not compared.
 const TINY: SimDuration = SimDuration::from_us(10_000);
 
 /// Compute by rank and line.
@@ -159,9 +159,9 @@ mod tests {
         assert_eq!(run(&[(0, 0, 100), (1, 0, 109)]), None);
         // 9 ms
         assert_eq!(run(&[(0, 0, 9), (1, 0, 18)]), None);
-        // More than twice: other work
+        // A difference of more than a factor of two is ascribed to other work.
         assert_eq!(run(&[(0, 0, 100), (1, 0, 201)]), None);
-        // Another line, or a call more
+        // The ranks' calls are from different lines, or one rank has a call more.
         assert_eq!(run(&[(0, 0, 100), (1, 1, 150)]), None);
         assert_eq!(run(&[(0, 0, 100), (1, 0, 150), (1, 0, 1)]), None);
         // 20 % on less than half of the comparable compute

@@ -1,6 +1,6 @@
-//! Owns hazards: events other than data on which a program's way depended, such as clocks, timeouts, polls, and which
-//! operation was first. It listens to a replay, whose requests are the recorded program's, even if the program would
-//! have made other requests on this cluster.
+//! Owns hazards: events other than data on which a program's control flow depended, such as clocks, timeouts, polls,
+//! and the order of operations. It listens to a replay, whose requests are the recorded program's, even if the program
+//! would have made other requests on this cluster.
 //!
 //! `uniference chakra export` and `uniference replay` warn of the hazards.
 
@@ -13,10 +13,11 @@ use uniference_sim::program::{Activity, Call, CallOp, POLL_COST, Reply, Request,
 use uniference_sim::replay::Listener;
 use uniference_sim::time::{SimDuration, SimTime};
 
-/// An event on which a program's way depended: on another cluster the program might have gone another way.
+/// An event on which a program's control flow depended: on another cluster the program might have followed another
+/// branch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hazard {
-    /// The program asked whether an operation was complete.
+    /// The program polled whether an operation was complete.
     Poll,
     /// The program read the clock.
     Clock,

@@ -30,8 +30,8 @@ const LEVEL: f64 = 0.95;
 /// Number of standard deviations to either side that cover this share of a normal distribution.
 const NORMAL_95: f64 = 1.959_964;
 
-/// `h` above. Intervals then hold 83 of 100 published runs whose devices were measured, and all whose devices were not
-/// (docs/explanation/accuracy.md).
+/// `h` above. Intervals then contain 83 of 100 published runs whose devices were measured, and all whose devices were
+/// not (docs/explanation/accuracy.md).
 const COMMON: f64 = 0.5;
 /// Number of draws of the operators' errors.
 const DRAWS: usize = 1000;
@@ -50,7 +50,7 @@ pub fn interval(
 ) -> Interval {
     let runs = Sample::of(others.iter().copied().chain([report.makespan_s])).expect("this run is one");
     let [low, middle, high] = [(1.0 - LEVEL) / 2.0, 0.5, (1.0 + LEVEL) / 2.0].map(|part| runs.quantile(part));
-    // The first of several ranks that end at once: in a folded run, the first rank was simulated.
+    // The last rank to finish; of several, the one with the lowest number, which was simulated in a folded run.
     let last = report.ranks.iter().max_by_key(|rank| (rank.finish_ps, std::cmp::Reverse(rank.rank)));
     let costed = last.and_then(|last| operators.get(last.rank as usize)).map_or(&[][..], Vec::as_slice);
     let error = last.map_or(0.0, |last| model_error(report, last, uncertainty, costed));
@@ -65,7 +65,7 @@ pub fn interval(
     }
 }
 
-/// Distances of the operators' sum from its estimate.
+/// Spread of the operators' summed time around its estimate.
 struct Draws {
     /// The estimate minus the lower quantile.
     below: f64,
@@ -167,7 +167,8 @@ mod tests {
         let near = |found: f64, expected: f64| (found - expected).abs() < 0.1 * (expected - report.makespan_s).abs();
         assert!(near(found.low_s, expected[0]) && near(found.high_s, expected[1]), "{found:?} {expected:?}");
         assert_eq!(found, interval(&report, &uncertainty, &[], &operators));
-        // Half as much in each of two definitions: sqrt(h^2 + (1 - h^2) / 2) of the distance, with h = 0.5.
+        // If each of two definitions has half of the time, the distance is sqrt(h^2 + (1 - h^2) / 2) of that of a
+        // single definition, with h = 0.5.
         operators[last] = vec![(compute / 2.0, Some(0.2)); 2];
         let smaller = interval(&report, &uncertainty, &[], &operators);
         let ratio = smaller.model_error_s / found.model_error_s;

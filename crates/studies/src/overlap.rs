@@ -13,7 +13,7 @@ use uniference_formats::table::{seconds, wrapped};
 /// Maximum number of operations, and of lines per operation, shown on a terminal.
 const MOST_SHOWN: usize = 3;
 
-/// Operators whose results the program itself reads: its further way depends on them.
+/// Operators whose results the program itself reads, so that its control flow depends on them.
 const STEERING: [&str; 8] =
     ["_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "unique", "_unique", "_unique2"];
 
@@ -25,7 +25,7 @@ pub struct Access {
     pub reads: Vec<u64>,
     /// Allocations that are written.
     pub writes: Vec<u64>,
-    /// Whether the program's further way depends on the result.
+    /// Whether the program's control flow depends on the result.
     pub steers: bool,
 }
 
@@ -136,7 +136,7 @@ pub struct Chance {
 /// Compute of one line that could be moved.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MovableLine {
-    /// The line, as `path:line`; `None` if it is unknown.
+    /// The line of the compute, as `path:line`; `None` if it is unknown.
     pub line: Option<String>,
     /// Whether the compute runs before the call; otherwise it runs after the call's result.
     pub before: bool,
@@ -230,11 +230,12 @@ mod tests {
 
     #[test]
     fn what_needs_the_result_stays_behind_it() {
-        // 2 is the result, 20 and 21 follow from it; 1 may be read while the call sends it.
+        // Allocation 2 is the call's result, 20 and 21 are computed from it; allocation 1 may be read while the call
+        // sends it.
         let after = [access(&[1, 5], &[22]), access(&[2], &[20]), access(&[20], &[21]), access(&[22], &[23])];
         assert_eq!(movable_ahead(&after, &call()), [true, false, false, true]);
         assert_eq!(movable_ahead(&[access(&[5], &[1])], &call()), [false]);
-        // An execution that reads 20 first must not see it overwritten.
+        // An execution that reads allocation 20 before it is overwritten must stay before the overwriting one.
         let overwrites = [access(&[2, 20], &[21]), access(&[22], &[20])];
         assert_eq!(movable_ahead(&overwrites, &call()), [false, false]);
     }

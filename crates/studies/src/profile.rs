@@ -45,7 +45,7 @@ pub struct Timing {
 pub struct Host {
     /// The operator's name.
     pub name: String,
-    /// The name of the operator before it; `None`: any.
+    /// The name of the previous operator; `None`: any operator.
     pub previous: Option<String>,
     /// Autograd's state meanwhile.
     pub autograd: Autograd,
@@ -72,7 +72,7 @@ pub struct Reached {
 impl Reached {
     /// The keys of a `[[device]]`, one per line; `None`: no operator was long enough to tell both rates.
     pub fn keys(&self) -> Option<String> {
-        // Other types have no rate of their own in a cluster file.
+        // Only these element types have rates of their own in a cluster file.
         let is_key = |dtype: &str| Precision::ALL.iter().any(|precision| precision.name() == dtype);
         let rates = self.peak_flops.iter().filter(|(dtype, rate)| is_key(dtype) && **rate > 0.0);
         let rates: Vec<String> = rates.map(|(dtype, rate)| format!("{dtype} = \"{:.1} GFLOPS\"", rate / 1e9)).collect();
@@ -152,7 +152,7 @@ impl Times {
         }
     }
 
-    /// Adds the kept times of another run, and its count.
+    /// Adds the operator's kept times and number of executions in another run.
     fn merge(&mut self, other: &Times) {
         other.kept.iter().for_each(|time| self.add(*time));
         self.count += other.count - other.kept.len() as u64;

@@ -19,7 +19,7 @@ const MOST_ROWS: usize = 24;
 /// Smallest gain, as a share of the makespan, that is shown.
 const LEAST: f64 = 0.0005;
 
-/// A change to a cluster, as the options of the command line that make it.
+/// A change to a cluster, expressed as options of the command line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Change {
     /// `--set`.
@@ -134,7 +134,7 @@ pub struct WhatIf {
     /// Compute that could overlap operations; `None` if it was not examined.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub overlap: Option<Chances>,
-    /// Points at which the program might have gone another way than in the record.
+    /// Points at which the program might have followed another branch than in the record.
     pub warnings: Vec<String>,
     /// The command that runs the program again with the change; only for a single change.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -6,7 +6,7 @@ use crate::program::{Cast, Comparison, IntegerOp, Modification, Nan, Signed};
 use crate::value::{Data, Scalar, Type, rounded, signed, unsigned, wrapped, zip, zip3};
 
 pub(crate) fn integers(a: &[i64], b: &[i64], function: IntegerOp, bits: u32) -> Option<Vec<i64>> {
-    /// An operation on pairs of integers. Most have 32 bits, and are not checked one by one.
+    /// An operation on pairs of integers. Most integers have 32 bits, and their sizes are not checked one by one.
     fn done(a: &[i64], b: &[i64], bits: u32, of: impl Fn(i64, i64) -> i64) -> Option<Vec<i64>> {
         match bits {
             64 => zip(a, b, of),
@@ -143,7 +143,7 @@ pub(crate) fn converted(data: &Data, cast: Cast, from: Scalar, to: Scalar) -> Op
             |number: i64| if has_sign { signed(number, source) as f32 } else { unsigned(number, source) as f32 };
         match to {
             Scalar::F64 => Data::Double(numbers.iter().map(|number| double(*number)).collect()),
-            // A 64-bit integer is rounded once.
+            // A 64-bit integer is converted directly, so that it is rounded only once.
             narrow => narrowed(numbers.iter().map(|number| single(*number)).collect(), narrow),
         }
     };

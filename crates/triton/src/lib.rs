@@ -1,8 +1,8 @@
 //! Interpreter of Triton kernels, which needs no GPU.
 //!
 //! [`Kernel::read`] parses the text of TTIR, the intermediate representation that the first half of Triton's compiler
-//! makes of a kernel: MLIR, whose dialects are `tt`, `arith`, `math`, `scf` and `cf`. [`Kernel::run`] executes it for
-//! all programs of a grid, one after the other, on memory of this process. The dialects' documentation
+//! generates for a kernel: MLIR, whose dialects are `tt`, `arith`, `math`, `scf` and `cf`. [`Kernel::run`] executes it
+//! for all programs of a grid, one after the other, on memory of this process. The dialects' documentation
 //! (triton-lang.org, mlir.llvm.org) defines the operations; a tensor's elements are calculated in their own type.
 //! [`Kernel::work`] counts the work of a kernel.
 //!

@@ -23,7 +23,7 @@ impl Memory {
         Memory { uncomputed: uncomputed.to_vec(), ..Memory::default() }
     }
 
-    /// Begins another program, which has read nothing yet.
+    /// Begins another program of the grid, which has not read absent memory yet.
     pub(crate) fn begin(&mut self) {
         self.has_read = false;
     }

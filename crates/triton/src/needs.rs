@@ -60,7 +60,7 @@ impl Needs {
         let Instruction { operands, results, .. } = instruction;
         let first = |region: &'_ Region| region.blocks.first().map_or(Vec::new(), |block| block.parameters.clone());
         match &instruction.operation {
-            // Pointers and mask.
+            // A load needs its pointers and its mask.
             Operation::Load(_) => self.mark_all(operands.iter().take(2)),
             Operation::Store(_) | Operation::Modify(..) => self.mark_all(operands.iter().step_by(2)),
             Operation::Exchange(_) => self.mark_all(operands.first()),

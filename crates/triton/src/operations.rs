@@ -124,7 +124,7 @@ impl<'a> Written<'a> {
     pub(crate) fn check(&self, name: &str) -> Result<(), Unreadable> {
         let is_number = |word: &str| word.bytes().all(|letter| letter.is_ascii_digit());
         let unknown_word = self.words.iter().find(|word| !WORDS.contains(word) && !is_number(word));
-        // Notes of Triton's dialect on a value do not change it.
+        // Attributes with this prefix are hints of Triton's dialect about a value, which do not change the value.
         let is_known = |key: &str| ATTRIBUTES.contains(&key) || key.starts_with("tt.");
         let unknown_key = self.attributes.iter().map(|(key, _)| key).find(|key| !is_known(key));
         match unknown_word.or(unknown_key) {
@@ -152,7 +152,7 @@ pub(crate) fn takes(operation: &Operation) -> std::ops::RangeInclusive<usize> {
         Assert(_) | Same | Float(_) | Absolute | Cast(_) | Broadcast | Transpose(_) | Split => 1..=1,
         Integers(_) | Floats(_) | CompareIntegers(..) | Advance(_) | Join | Concatenate | Gather(_) => 2..=2,
         MultiplyAdd | Clamp { .. } | Select | Dot { .. } | Exchange(_) => 3..=3,
-        // A test for NaN has one operand.
+        // A comparison of floats that tests for NaN has one operand.
         CompareFloats(..) => 1..=2,
         Load(_) => 1..=3,
         Store(_) | Modify(..) => 2..=3,
@@ -370,6 +370,6 @@ fn libdevice(symbol: &str) -> Option<Operation> {
             }
         })
     };
-    // The name `erf` ends with this letter, too.
+    // The function `erf` has no single-precision suffix: its name itself ends with `f`.
     both(name).or_else(|| both(name.strip_suffix('f')?))
 }

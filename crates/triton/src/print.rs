@@ -13,7 +13,7 @@ const MOST_BYTES: usize = 1 << 20;
 pub(crate) struct Print {
     prefix: String,
     is_hex: bool,
-    /// Per value its type, and whether it is a signed integer.
+    /// For each printed value, its type and whether it is a signed integer.
     values: Vec<(Type, bool)>,
 }
 

@@ -9,12 +9,12 @@ use std::sync::Arc;
 /// The number of a value in its function.
 pub(crate) type Slot = usize;
 
-/// A function; the kernel is one.
+/// A function. The kernel is a function, too.
 #[derive(Debug)]
 pub(crate) struct Function {
     pub(crate) parameters: Vec<(Slot, String, Type)>,
     pub(crate) body: Region,
-    /// Number of its values.
+    /// Number of values in the function.
     pub(crate) slots: usize,
 }
 
@@ -196,9 +196,9 @@ pub(crate) struct Nan(pub(crate) bool);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Precision {
     Exact,
-    /// The number of TF32 GEMMs that it consists of.
+    /// Number of TF32 GEMMs that a GEMM in this precision consists of.
     Tf32(u64),
-    /// The number of bfloat16 GEMMs that it consists of.
+    /// Number of bfloat16 GEMMs that a GEMM in this precision consists of.
     BFloat16(u64),
 }
 

@@ -165,13 +165,13 @@ struct Running<'a> {
     kernel: &'a Kernel,
     memory: Memory,
     grid: [u32; 3],
-    /// Position of the running program in the grid.
+    /// Position in the grid of the program that is running.
     at: [u32; 3],
     /// Blocks until the next call of `goes_on`.
     blocks_until_poll: u32,
     goes_on: &'a mut dyn FnMut() -> bool,
     printed: String,
-    /// Set if only the work is counted.
+    /// Counter of the work, if only the work is counted and nothing is written.
     counter: Option<Counter>,
 }
 
@@ -449,7 +449,7 @@ impl<'a> Running<'a> {
                 _ => return None,
             }),
             Operation::Select => match three()? {
-                // One mask element for all elements.
+                // A mask of one element selects for all elements.
                 (Data::Int(mask), ..) if mask.len() == 1 => {
                     return operand(if mask[0] != 0 { 1 } else { 2 }).cloned();
                 }

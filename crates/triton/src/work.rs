@@ -34,7 +34,7 @@ const SECTOR: u32 = 5;
 /// multiplication (NVIDIA, "CUDA C++ Programming Guide", arithmetic instructions, compute capability 8.6 to 10).
 const SPECIAL: u64 = 8;
 
-/// Smallest number of sampled programs, if the grid has as many.
+/// Smallest number of programs of the grid that are sampled, if the grid has as many.
 const LEAST: u64 = 16;
 
 /// Number of computed elements after which the sample is large enough.
@@ -193,7 +193,7 @@ impl Counter {
         let is_double = of.is_some_and(|of| of.scalar == Scalar::F64);
         let mut operations = |each: u64| self.work.operations[usize::from(is_double)] += elements * each;
         match &instruction.operation {
-            // Addresses loaded from memory point to unknown memory.
+            // If addresses are loaded from memory, the memory that they point to is unknown.
             Same if is_needed && *instruction.name == *"tt.int_to_ptr" => {
                 self.is_unknown = true;
                 None
@@ -207,7 +207,8 @@ impl Counter {
                     return Some(vec![Data::zero(*scalar)]);
                 }
                 let sectors: FxHashSet<usize> = places()?.map(|address| address >> SECTOR).collect();
-                // The kernel's own writes were not performed.
+                // If the kernel reads memory that it has written itself, the value is unknown, because writes are not
+                // carried out.
                 self.is_unknown |=
                     scalar.is_float() || sectors.iter().any(|sector| self.written.0.contains_key(sector));
                 self.integers.extend(sectors);

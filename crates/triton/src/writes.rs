@@ -120,11 +120,11 @@ impl<'a> Places<'a> {
         match operation {
             Operation::Store(_) | Operation::Modify(..) | Operation::Exchange(_) => {
                 let origins = operands.first().map(|pointers| &self.origins[*pointers]);
-                // A later round may find an address's origins.
+                // The origins of an address may become known only in a later round.
                 found.is_unknown |= origins.is_none_or(|origins| origins.is_empty() || origins.contains(&ANY));
                 found.written.extend(origins.into_iter().flatten());
             }
-            // A loaded value is no address, or one of unknown origin.
+            // A loaded value is either no address or an address of unknown origin.
             Operation::Load(scalar) if *scalar == Scalar::Pointer => self.add_all(results, ANY, found),
             Operation::Load(_) => {}
             Operation::If { then, otherwise } => {

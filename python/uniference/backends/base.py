@@ -112,14 +112,14 @@ class SimulatedBackend(c10d.Backend):
         self.is_beside_nccl = is_beside_nccl
         self._is_other_backend = os.environ.get("UNIFERENCE_DEFAULT_BACKEND", self.NAME) != self.NAME
         self._sequence = 0
-        # Works issued since `start_coalescing`; None outside of a batch.
+        # Works issued in the current batch, since `start_coalescing`; None outside of a batch.
         self._batch: list[Work] | None = None
         self._connections = self.CONNECTIONS(channel, self._group, rank)
         self._options = c10d.Backend.Options(self.NAME, timeout)
         self._options.global_ranks_in_group = list(members or ranks)
         self._options.group_name = group_name  # type: ignore[assignment]
 
-    # Members that a library's subclass defines, in addition to the calls that it overrides
+    # Attributes and methods that a library's subclass defines, in addition to the calls that it overrides
 
     @classmethod
     def ddp_log(cls) -> dict[str, Any]:
@@ -174,7 +174,8 @@ class SimulatedBackend(c10d.Backend):
     def options(self) -> c10d.Backend.Options:
         return self._options
 
-    # All of them are overridden, because the C++ base class would call the Python backend again without end.
+    # All of these methods are overridden, because those of the C++ base class would call the Python backend again
+    # without end.
 
     @property
     def supports_coalescing(self) -> bool:
@@ -392,7 +393,7 @@ class SimulatedBackend(c10d.Backend):
     def end_coalescing(self) -> Work:
         raise RuntimeError(f"Backend {self.NAME} does not implement endCoalescing")
 
-    # The way of a call to the engine
+    # Passing a call to the engine
 
     def _collective(
         self,
@@ -431,8 +432,8 @@ class SimulatedBackend(c10d.Backend):
     def _run(
         self, call: _Call, outputs: Sequence[Tensor], reduction: Reduction | None, limit: timedelta | None
     ) -> Work:
-        """One round trip for issue, wait and delivery: for callers that wait anyway, and programs that have no other
-        operation in flight."""
+        """Issues, waits for and delivers an operation in one round trip to the driver. Only for callers that wait at
+        once, in programs without another operation in flight."""
         _, kind, _, _, _, _, sent = call
         ticks = picoseconds(limit) if limit is not None else None
         in_place = sent is outputs
@@ -518,8 +519,8 @@ class SimulatedBackend(c10d.Backend):
             )
 
     def _check(self, tensors: Sequence[Tensor]) -> None:
-        # The check is made in operations, not at the group's creation, because init_process_group() without a backend
-        # name creates a group of each kind.
+        # The backend's name is checked in operations and not at the group's creation, because init_process_group()
+        # without a backend name creates a group of each kind.
         if self._is_other_backend and not self.is_beside_nccl:
             raise RuntimeError(
                 f'the program requests the backend "{self.NAME}", which this run does not simulate\n'
@@ -569,6 +570,6 @@ def _elements(tensors: Sequence[Tensor]) -> int:
 
 
 def blocks(tensors: Sequence[Tensor]) -> Shape:
-    """The shape of a list with one tensor per rank."""
+    """The shape argument for a list with one tensor per rank."""
     sizes = [tensor.numel() for tensor in tensors]
     return sizes[0] if len(set(sizes)) == 1 else sizes

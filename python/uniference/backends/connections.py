@@ -29,8 +29,8 @@ class Connections(ABC):
 
     @abstractmethod
     def timed_out(self, name: str, limit: timedelta, callers: bool = False) -> RuntimeError:
-        """The error of operation `name`, which did not complete within `limit`. `callers`: the limit was the timeout of
-        one wait."""
+        """The error of operation `name`, which did not complete within `limit`. `callers`: `limit` was the timeout of a
+        single wait, not of the group."""
 
     @abstractmethod
     def closed_by(self, peer: int) -> RuntimeError:

@@ -46,7 +46,7 @@ _DTYPES = frozenset(
     | {torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool}
 )
 
-# Larger than every tag of a program; those have 32 bits.
+# First tag of the monitored barrier's messages: larger than every tag of a program, which has 32 bits.
 _MONITOR_TAGS = 1 << 40
 
 # Source location in the error messages of Gloo in torch 2.15's wheels. Programs search for the words, some for the
@@ -67,7 +67,8 @@ class Pairs(Connections):
             raise _pairs_closed()
 
     def timed_out(self, name: str, limit: timedelta, callers: bool = False) -> RuntimeError:
-        """A timed-out collective continues if only a caller's wait has expired; any other timeout closes the pairs."""
+        """If only the timeout of a caller's wait has expired, the collective continues; any other timeout closes the
+        pairs (Gloo's connections)."""
         waits_for = name if name in ("send", "recv") else "recv"
         if callers and name != waits_for:
             return RuntimeError("Operation timed out!")
@@ -181,7 +182,8 @@ class Gloo(SimulatedBackend):
         if output.shape != mine.shape:
             self._check_failed("outputs[0].sizes().vec() == inputs[0][i].sizes().vec()", _plain(output), _plain(mine))
         reduction = self._reduction(opts, [output])
-        # Gloo reduces a list in another order than one tensor, even if its blocks are equal.
+        # Gloo's reduce-scatter of a list of tensors reduces in another order than that of a single tensor, even if all
+        # blocks have the same size.
         shape = [tensor.numel() for tensor in row]
         return self._collective("reduce_scatter", opts, shape, row, [output], reduction=reduction)
 
@@ -189,7 +191,7 @@ class Gloo(SimulatedBackend):
         self._check_complex("all_reduce", opts, output)
         if output.dtype != input.dtype:
             self._check_failed("outputTensors[i].dtype() == inputTensors[i].dtype()", _type(output), _type(input))
-        # The input has as many times the output's rows as the group has members.
+        # The input must have as many times the output's rows as the group has members.
         if output.dim() and input.dim() and output.size(0) * self._size != input.size(0):
             rows = str(output.size(0) * self._size), str(input.size(0))
             self._check_failed("outputShape[0] * worldSize == inputShape[0]", *rows)
@@ -331,7 +333,7 @@ class Gloo(SimulatedBackend):
             raise RuntimeError("state_ >= CONNECTED. 1 vs 4. Pair is not connected ")
 
     def _refuse_peer(self, peer: int, hint: str) -> NoReturn:
-        # Gloo looks up the peer's address until the timeout expires.
+        # Gloo looks the peer's address up until the timeout expires, so the call lasts as long.
         if (limit := self._limit(None)) is not None:
             self.channel.sleep(picoseconds(limit))
         milliseconds = self._timeout // timedelta(milliseconds=1)

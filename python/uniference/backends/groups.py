@@ -141,7 +141,7 @@ class Backends:
                     f'the backend "{name}" cannot be simulated\n'
                     'hint: pass "gloo" or "nccl" to init_process_group, and choose the simulated backend with --backend'
                 )
-            # Gloo has no options in torch either.
+            # As in torch, Gloo groups have no options.
             if library is Nccl and backend_options is not None:
                 self.channel.warn(
                     "pg_options have no effect on process groups of CPU tensors with the backend nccl; "
@@ -183,7 +183,7 @@ class Backends:
             return
         if not 0 <= opts.group_rank < size <= self.channel.world_size:
             self._refuse(opts)
-        # The members meet through the store that the program passes, as Gloo's do.
+        # As with Gloo, the members find each other through the store that the program passes.
         key = f"uniference/{opts.group_id}"
         opts.store.set(f"{key}/{opts.group_rank}", str(self.channel.rank))
         self._world = [int(opts.store.get(f"{key}/{member}")) for member in range(size)]

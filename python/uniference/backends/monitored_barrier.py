@@ -29,7 +29,7 @@ class Group(Protocol):
         """Sends one number."""
 
     def collect(self, source: int, tag: int) -> tuple[Work, Callable[[], int]]:
-        """Receives one number; the function returns it once the Work is complete."""
+        """Receives one number. Returns the Work, and a function that returns the number once the Work is complete."""
 
 
 def run(group: Group, ask: int, answer: int, timeout: timedelta, wait_all_ranks: bool) -> None:

@@ -16,7 +16,8 @@ from uniference.patches import names
 from uniference.rank import capture
 
 BACKEND = "UNIFERENCE_BACKEND"
-"""Environment variable of a run: `python` lets the Python backend carry out all collectives, to compare the two."""
+"""Environment variable of a run: with the value `python`, the Python backend carries out all collectives, so that both
+backends can be compared."""
 
 _MILLISECOND = timedelta(milliseconds=1)
 

@@ -45,7 +45,7 @@ class Nccl(SimulatedBackend):
 
     NAME = "nccl"
     CONNECTIONS = _NcclConnections
-    # The second is NCCL's own default; a group that also has Gloo gets the first.
+    # The second timeout is NCCL's own default; a group that also has a Gloo backend gets the first one.
     DEFAULT_TIMEOUTS = (timedelta(minutes=30), timedelta(minutes=10))
 
     @property

@@ -51,7 +51,7 @@ _NAMES = {kind.value: name.lower() for name, kind in ReduceOp.RedOpType.__member
 
 
 class Reduction:
-    """One reduction of a call, of elements for which the reduction is defined."""
+    """The reduction of a call, for an element type on which the reduction is defined."""
 
     __slots__ = ("_factor", "_kernel", "dtype", "is_native", "name")
 
@@ -84,7 +84,8 @@ class Reduction:
         self._kernel(into, other)
 
     def finish(self, outputs: Sequence[Tensor], size: int) -> None:
-        """The last step, on each member's own copy of the result of a group of `size`."""
+        """The last step of a reduction in a group of `size` members, carried out on each member's own copy of the
+        result."""
         if self.name == "avg":
             for out in outputs:
                 out.data.div_(size)
@@ -101,5 +102,5 @@ def dtype_name(dtype: torch.dtype) -> str:
     return name
 
 
-# Torch has no arithmetic on these types; modulo 2^n it equals that of the signed types.
+# Torch has no arithmetic on unsigned integers; modulo 2^n their arithmetic equals that of the signed types.
 _AS_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}

@@ -50,7 +50,8 @@ class Operation:
         self._group_size = group_size
 
     def deliver(self, channel: Channel) -> None:
-        """Reduces if this rank was chosen to, and fetches the outputs. The operation must be complete."""
+        """Carries out the reduction, if this rank was chosen to reduce, and fetches the outputs. The operation must be
+        complete."""
         reduction = self._reduction
         if reduction is not None and not reduction.is_native and (folds := channel.folds(self.handle)):
             for into, other, nbytes in folds:
@@ -72,11 +73,11 @@ _in_flight: dict[int, "Work"] = {}
 # The works in `_in_flight` by the handles of their operations.
 _in_flight_by_handle: dict[int, "Work"] = {}
 
-# Complete operations of works in flight that no wait has delivered: the work's number and the handle. A heap, so the
-# search for operations issued before a work does not visit later ones.
+# Complete operations of works in flight that no wait has delivered: the work's number and the handle. It is a heap, so
+# the search for operations issued before a work does not visit later ones.
 _over: list[tuple[int, int]] = []
 
-# Complete operations that belong to no work in flight: a work may still be created for them.
+# Complete operations that belong to no work in flight, because their work may be created later.
 _over_elsewhere: set[int] = set()
 
 
@@ -92,7 +93,8 @@ class Work(TorchWork):
         connections: Connections,
         events: Sequence[Event] = (),
     ) -> None:
-        """`timeout` is the group's; None: none is needed. `connections` provides the errors of failed operations."""
+        """`timeout` is the group's timeout; None: the work never waits. `connections` provides the errors of failed
+        operations."""
         super().__init__()
         self.channel = channel
         self._name = name
@@ -107,7 +109,7 @@ class Work(TorchWork):
         self._delivering = threading.Lock()
 
     def track(self) -> None:
-        """Lets later waits deliver this work too, in case the program never waits for it."""
+        """From now on, waits for other works also deliver this work, in case the program never waits for it."""
         _in_flight[self._number] = self
         if len(_in_flight) == 1:
             self.channel.has_in_flight(True)
@@ -119,7 +121,7 @@ class Work(TorchWork):
                 heapq.heappush(_over, (self._number, handle))
 
     def forget(self) -> None:
-        """Removes the work from those in flight: its operations were delivered, or belong to another work now."""
+        """Removes this work from the works in flight: its operations were delivered, or belong to another work now."""
         if _in_flight.pop(self._number, None) is not None:
             for operation in self.operations:
                 _in_flight_by_handle.pop(operation.handle, None)
@@ -234,14 +236,15 @@ class Work(TorchWork):
                 return
             _over_elsewhere.discard(operation.handle)
             if (peer := self.channel.closed_by(operation.handle)) is not None:
-                # The call's other operations are not waited for.
+                # After a failure, the call's other operations are not waited for.
                 self._error = self._connections.closed_by(peer)
                 self._open.clear()
             if self._error is None:
                 try:
                     operation.deliver(self.channel)
                 finally:
-                    # Also if the last step has failed (an average of integers): its error is raised once, by this call.
+                    # The operation counts as delivered even if its last step has failed (for example an average of
+                    # integers): only this call raises the error.
                     del self._open[operation.handle]
             if self._open:
                 return
@@ -260,7 +263,7 @@ class Work(TorchWork):
 
 
 class Ended(Work):
-    """A call that was complete before it returned."""
+    """The Work of a call that was complete before it returned."""
 
     def __init__(self, channel: Channel, outputs: Sequence[Tensor]) -> None:
         TorchWork.__init__(self)
@@ -279,7 +282,7 @@ class Ended(Work):
 
 
 class Failed(Ended):
-    """A call that failed before it reached the engine: waits for it raise the error."""
+    """The Work of a call that failed before it reached the engine: waits for it raise the error."""
 
     def __init__(self, channel: Channel, error: RuntimeError) -> None:
         super().__init__(channel, [])
@@ -323,7 +326,8 @@ _probe = _Probe()
 _ANSWER: torch.futures.Future[list[Tensor]] = torch.futures.Future()
 _ANSWER.set_result([])
 
-# Works whose futures the program holds: a wait for any future advances all of these works.
+# Works whose futures the program holds: a wait for any of these futures completes every work whose operations are
+# complete.
 _unresolved: dict[int, Work] = {}
 
 # Futures that DistributedDataParallel will block on at the end of the next backward pass: return values of a hook on
@@ -361,7 +365,8 @@ def _finish_with_backward(work: Work) -> None:
 
     DistributedDataParallel's reducer does so in a callback at the end of a backward pass. The reducer queues that
     callback after it has requested the last bucket's future, so this function's callback runs first. With a static
-    graph, the first pass reduces in such a callback itself, outside of any node: too late to queue another one.
+    graph, the first pass requests its futures inside such a callback, when no further callback can be queued; the
+    future is then completed at once.
     """
     try:
         Variable._execution_engine.queue_callback(work.finish)

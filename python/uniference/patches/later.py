@@ -1,4 +1,4 @@
-"""Owns callbacks for modules that a program may import: no module is imported for them."""
+"""Owns callbacks for modules that a program may import; this module itself imports none of them."""
 
 import sys
 from collections.abc import Callable, Mapping

@@ -273,7 +273,7 @@ C10D = Operators(
     "allreduce_coalesced_ allgather_coalesced_ allgather_into_tensor_coalesced_ reduce_scatter_tensor_coalesced_",
     _WITHOUT_DATA,
 )
-# Torch's stand-in for a functional collective on tensors without data, by operator.
+# Torch's kernels for functional collectives on tensors without data, by operator.
 META_KERNELS = {
     operator: Name(f"torch.distributed._functional_collectives:{function}", "tell torch of a collective's shapes")
     for operator, function in {

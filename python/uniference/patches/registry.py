@@ -26,7 +26,8 @@ class Part(Enum):
 
 
 class MovedError(RuntimeError):
-    """Names are not where they are expected: `args` are the message, which lists them, and the hint."""
+    """Names are missing or have other parameters than expected: `args` are the message, which lists the names, and the
+    hint."""
 
 
 class Name:
@@ -134,8 +135,8 @@ class Replaced(Name):
             namespace[name] = value
 
     def find_copies(self, modules: Iterable[ModuleType]) -> None:
-        """Finds copies of this name in the modules, so that they are replaced too. The name must not have been replaced
-        yet."""
+        """Finds copies of this name in the given modules, so that the copies are replaced, too. The name must not have
+        been replaced yet."""
         if self.attribute and sys.modules.get(self.module) is not None and self.problem() is None:
             original = self.current
             spaces = [vars(module) for module in modules]
@@ -143,7 +144,7 @@ class Replaced(Name):
 
 
 class Operators(Name):
-    """Torch operators that get additional kernels: `place` is their namespace, `names` are the operators that must
+    """Torch operators to which Uniference adds kernels: `place` is their namespace, `names` are the operators that must
     exist."""
 
     verb = "replaces"

@@ -3,8 +3,8 @@
 import importlib
 import warnings
 
-# Newest first: the version to install. The command line has the same list, to refuse other versions before it loads
-# anything.
+# The newest version is the first: it is the version to install. The command line has the same list, to refuse other
+# versions before it loads anything.
 _SUPPORTED = ("2.15", "2.14")
 SUPPORTED = " or ".join(f"{version}.x" for version in _SUPPORTED)
 ADVICE = f"install a supported version: pip install torch=={_SUPPORTED[0]}.0"

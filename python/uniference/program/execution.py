@@ -30,7 +30,7 @@ def run(argv: Sequence[str], module: bool) -> int:
         try:
             execute(argv[0], module)
         finally:
-            # Non-daemon threads are part of the program.
+            # The program's end waits for its non-daemon threads.
             threading._shutdown()  # type: ignore[attr-defined]
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):

@@ -19,7 +19,7 @@ _GPUS = (
 _HINTS = (
     ("Device index value", _GPUS),
     ("invalid device ordinal", _GPUS),
-    # Torch's message for a GPU, the C++ library's for the memory of a device, and NCCL's for its own buffers.
+    # Out-of-memory messages: torch's for a GPU, the C++ library's for a device, and NCCL's for its own buffers.
     (_CAPACITY, _FIT),
     ("Cuda failure 2 'out of memory'", _FIT),
     (

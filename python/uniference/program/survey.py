@@ -1,11 +1,11 @@
-"""Owns the driver's questions to an interpreter before it starts ranks with it: versions, torch's location, and whether
-the program has GPUs.
+"""Owns the survey of an interpreter and a program before the driver starts ranks: versions, torch's location, and
+whether the program has GPUs.
 
 The interpreter receives this module as text (`crates/cli/src/interpreter.rs`) with the arguments PROGRAM, KIND
 (`script` or `module`) and CUDA (`yes`, `no`, `needed` or `used`), and answers with a JSON object. The module imports
 neither torch nor this package.
 
-A program needs GPUs if its file names `nccl` or a CUDA device, and asks neither whether a GPU is available nor which
+A program needs GPUs if its file names `nccl` or a CUDA device, and queries neither whether a GPU is available nor which
 backend it was given. A program uses GPUs if its file, or a module in its folder that it imports, names `nccl` or a CUDA
 device or uses `torch.accelerator`.
 """
@@ -117,7 +117,7 @@ def _uses_cuda(node: ast.AST) -> bool:
 
 def _uses_accelerator(node: ast.AST) -> bool:
     if isinstance(node, ast.Attribute):
-        # An attribute `accelerator` of other objects may be an option of the program.
+        # Only `torch.accelerator` counts: an attribute `accelerator` of another object may be an option of the program.
         return node.attr == "current_accelerator" or (node.attr == "accelerator" and _name(node.value) == "torch")
     if isinstance(node, ast.Import):
         names = [name.name for name in node.names]

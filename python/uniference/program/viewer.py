@@ -36,7 +36,7 @@ class Handler(SimpleHTTPRequestHandler):
         return super().translate_path(path)
 
     def end_headers(self) -> None:
-        # Another run may be shown on the same port later.
+        # The browser must not cache the trace, because another run may be shown on the same port later.
         self.send_header("Cache-Control", "no-store")
         super().end_headers()
 

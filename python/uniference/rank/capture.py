@@ -38,7 +38,7 @@ STRICT_VALUES = "UNIFERENCE_STRICT_VALUES"
 """Environment variable of a rank: if set, the first operator or kernel without values ends the run (`--strict-values`)."""
 
 UNLIMITED = "UNIFERENCE_UNLIMITED"
-"""Environment variable of a rank: if set, it may allocate more than its device's memory."""
+"""Environment variable of a rank: if set, the rank may allocate more than its device's memory."""
 
 _PARAMETER, _GRADIENT, _OPTIMIZER, _BUFFER = (
     MEMORY_KINDS[name] for name in ("parameter", "gradient", "optimizer", "buffer")
@@ -117,7 +117,7 @@ class Library:
         return self._number("computed")
 
     def forgotten(self) -> int:
-        """Number of an operator whose graph was destroyed, each once; 0: none."""
+        """Number of an operator whose graph was destroyed; each such operator is returned once; 0: none is left."""
         return self._number("forgotten")
 
     def computing_operators(self) -> int:
@@ -226,7 +226,7 @@ def _compute_masks(library: Library) -> None:
 
     @wraps(original)
     def create_block_mask(*args: Any, **kwargs: Any) -> Any:
-        # Under compilation no values exist.
+        # During compilation the tensors have no values.
         if torch.compiler.is_compiling():
             return original(*args, **kwargs)
         with library.keep_indices():
@@ -406,7 +406,8 @@ def _note_kinds(channel: Channel, native: Library) -> None:
     def zeroing(zero_grad: Any) -> Any:
         @wraps(zero_grad)
         def zero(stepping: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-            # An optimizer that has stepped since the last call was noted by its hooks; its next step may be compiled.
+            # If an optimizer has stepped since the last call, its hooks have already noted its tensors. The mark is
+            # cleared, because the next step may be compiled, without hooks.
             if stepping in eager:
                 eager.discard(stepping)
             else:
@@ -417,7 +418,7 @@ def _note_kinds(channel: Channel, native: Library) -> None:
         return zero
 
     def called(model: torch.nn.Module, _args: Any) -> None:
-        # FSDP registers no parameters: its shards are noted when the first model is called.
+        # FSDP registers no parameters, so its shards are recorded when a model is called for the first time.
         parameters = list(model.parameters())
         if parameters:
             first_call.remove()

@@ -26,8 +26,8 @@ def picoseconds(duration: timedelta) -> int:
 
 
 def _check_length(seconds: float) -> None:
-    """Raises the errors of `time.sleep`: acquiring a free lock parses the timeout by the same function, and does not
-    wait."""
+    """Raises the errors of `time.sleep` for an invalid duration: acquiring a free lock parses its timeout by the same
+    function, and does not wait."""
     try:
         threading.Lock().acquire(timeout=seconds)
     except ValueError:

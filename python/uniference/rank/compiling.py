@@ -26,8 +26,8 @@ class Notes(Protocol):
 
 
 def install(capture: Notes) -> None:
-    """Excludes compilation from operators' time, and measurements from value computation, from now on. Nothing is
-    imported for it."""
+    """Excludes compilation from operators' time, and measurements from value computation, from now on. Compilers that
+    the program does not import are not imported either."""
     when_imported(
         {
             names.COMPILES.module: functools.partial(_leave_out_compiling, capture),
@@ -84,7 +84,7 @@ def _choose_any(capture: Notes) -> None:
                 took = original(self, *args, **kwargs)
         finally:
             _choosing.any = before
-        # Configurations that are refused for too many registers keep their infinite duration.
+        # Configurations that need too many registers are refused, and keep their infinite duration.
         return took if math.isinf(took) else 1.0
 
     names.INDUCTOR_BENCH.replace(measured)

@@ -50,14 +50,14 @@ class Work:
     """Work of a kernel launch."""
 
     products: Sequence[int]
-    """Floating-point operations of GEMMs in 8 bits, in 16, in 32 as TF32, and in 32."""
+    """Floating-point operations of GEMMs: in 8 bits, in 16 bits, in TF32, and in 32 bits."""
     operations: Sequence[int]
-    """Scalar operations of up to 32 bits, and of 64."""
+    """Number of scalar operations of up to 32 bits, and of 64 bits."""
     read: int
     written: int
     """Bytes, each counted once."""
     integers: Sequence[tuple[int, int]]
-    """Address ranges, from and up to, of the integers that these figures depend on."""
+    """Address ranges (start, end) of the integers in memory that these figures depend on."""
 
 
 class Executable:

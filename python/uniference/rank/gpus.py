@@ -25,8 +25,8 @@ from uniference.rank import capture, host_work, kernels, mooncake
 
 
 def install(channel: Channel, own: int, gpus: Sequence[Mapping[str, Any]]) -> None:
-    """Gives the process the simulated GPUs of its host, of which `own` is this rank's; without any, the machine's
-    own."""
+    """Gives the process the simulated GPUs of its host, of which `own` is this rank's; if there are none, the process
+    gets the machine's own GPUs."""
     if gpus:
         _attach(channel, own, gpus)
     elif torch.cuda.is_available():

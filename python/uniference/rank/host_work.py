@@ -1,8 +1,9 @@
 """Charges the CPU work of programs with simulated GPUs that is no PyTorch operator: functions of C++ extensions. Warns about files.
 
-A call of an extension's function is recorded as an operator that reads and writes each of its CPU tensors. A function that runs PyTorch
-operators is charged for these alone. Files cost no time, and the run warns about `torch.save` and `torch.load`. Limitation: only extensions
-that `torch.utils.cpp_extension` loads and DeepSpeed's are charged.
+A call of an extension's function is recorded as an operator that reads and writes each of its CPU tensors. If a
+function runs PyTorch operators, only these operators are charged. Files cost no time, and the run warns about
+`torch.save` and `torch.load`. Limitation: only extensions that `torch.utils.cpp_extension` loads and DeepSpeed's are
+charged.
 """
 
 import functools
@@ -81,7 +82,7 @@ def _tensors(values: Any) -> Iterator[torch.Tensor]:
 
 
 def _warning_of_files(channel: Channel, place: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose argument `f` is at this place, with a warning unless `f` is a buffer in memory."""
+    """Wraps the function, whose argument `f` has this position: the wrapper warns unless `f` is a buffer in memory."""
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -160,7 +160,7 @@ class _Absence:
                     self._has_read = any(_meet(addresses, size, span, uncomputed) for uncomputed in self._absent)
                 if writes and self._has_read:
                     self.written.append(span)
-                    # Other programs of the grid may read it.
+                    # Other programs of the grid may read the written addresses.
                     if not any(known.start <= span.start and span.stop <= known.stop for known in self._absent):
                         self._absent.append(span)
             return original(builder, *args)

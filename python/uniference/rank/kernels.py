@@ -69,8 +69,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 class _Running(threading.local):
-    """State of this thread's launches: the stack of launches; the innermost one's result, and the address ranges that
-    it has written without values."""
+    """State of this thread's launches: the stack of launches, the result of the innermost launch, and the address
+    ranges that this launch has written without values."""
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
@@ -215,13 +215,13 @@ class _Works:
     def __init__(self) -> None:
         # Indices of the tensors whose integers the work depends on, by kernel, grid and arguments.
         self._deciding: dict[tuple[Any, ...], frozenset[int]] = {}
-        # Work by kernel, grid, arguments and these integers.
+        # Known work, by kernel, grid, arguments and the integers in memory that it depends on.
         self._known: dict[tuple[Any, ...], Mapping[str, int]] = {}
 
     def of(
         self, executable: "Executable | None", arguments: Mapping[str, Any], grid: tuple[int, ...]
     ) -> Mapping[str, int]:
-        """Work of a launch as named integers; empty if it is unknown."""
+        """Work of a launch as named integers; empty if the work is unknown."""
         if executable is None:
             return {}
         tensors = [tensor for value in arguments.values() for tensor in _tensors(value)]
@@ -316,7 +316,8 @@ _DESCRIBED = {
 
 
 def _is_described(name: str, arguments: Mapping[str, Any]) -> bool:
-    # The length of a prefix that queries see in addition to their window is known only to the kernel.
+    # Kernels with a sliding window and a prefix are not described: only the kernel itself knows the length of the
+    # prefix.
     return _DESCRIBED.get(name) in arguments and not arguments.get("USE_R_SWA")
 
 
@@ -450,7 +451,7 @@ def _note_programs_kernels(accesses: _Accesses) -> None:
         def executable() -> "Executable | None":
             from uniference.rank import execution
 
-            # These hooks must see each launch only once.
+            # The program's launch hooks must see each launch only once.
             if self.pre_run_hooks:
                 return None
             return execution.of(original(self, *args, grid=places, warmup=True, **kwargs))
@@ -555,7 +556,7 @@ def _number(value: Any) -> Any:
 
 
 def install(channel: Channel, library: Library) -> None:
-    """Turns Triton kernels into operators from now on. Nothing is imported for it."""
+    """Turns Triton kernels into operators from now on. Triton is not imported if the program does not import it."""
 
     _graphs.library, _graphs.channel = library, channel
     accesses = _Accesses(channel)

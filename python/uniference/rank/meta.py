@@ -52,7 +52,7 @@ _WITHOUT_KERNEL = (
 
 
 def install(_channel: Channel) -> None:
-    """Puts a kernel that refuses the call in front of each of torch's kernels."""
+    """Puts a kernel that refuses the program's calls in front of each of torch's kernels."""
     for name, kernel in _meta_registrations._META_FUNCTIONS.items():
         _guard(names.C10D, name, kernel)
     for name in _WITHOUT_KERNEL:

@@ -22,7 +22,7 @@ from uniference.rank.charging import uncharged
 # Prefix of keys in the run's store: the number of engines, and the address of each.
 _ENGINES = b"uniference/mooncake"
 
-# Each engine of a run has a unique port, which identifies it whatever its host is called.
+# Each engine of a run has a unique port, which identifies the engine independently of its host's name.
 _FIRST_PORT = 15000
 
 # Size of the largest element type in bytes.
@@ -66,7 +66,8 @@ class TransferEngine:
     @uncharged
     def register_memory(self, buffer_addr: int, capacity: int) -> int:
         """Registers memory; only registered memory can be written from."""
-        # The process may have become another rank's since, by using that rank's GPU.
+        # The rank is looked up here, because the process may have moved to another rank in the meantime, by using that
+        # rank's GPU.
         if self._rank != self.channel.rank:
             self._publish()
         self._registered[buffer_addr] = capacity
@@ -191,6 +192,7 @@ def _is_installed(name: str) -> bool:
 
 
 def install(channel: Channel, is_of_device: Callable[[int], int]) -> None:
-    """Replaces Mooncake's engine by the one for simulated GPUs from now on. Nothing is imported for it."""
+    """Replaces Mooncake's engine by the one for simulated GPUs from now on. Mooncake is not imported if the program
+    does not import it."""
     TransferEngine.channel, TransferEngine.is_of_device = channel, is_of_device
     sys.meta_path.insert(0, _Finder())

@@ -91,7 +91,7 @@ class Task:
 
     def environment(self) -> dict[str, str]:
         """The variables that torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py, torch 2.15);
-        few if `lends`."""
+        only `OMP_NUM_THREADS` if the rank lends its GPUs."""
         if self.lends:
             return {"OMP_NUM_THREADS": str(self.threads)}
         numbers = {
@@ -122,7 +122,7 @@ def run(task: Task, control: int) -> NoReturn:
     channel = Channel.adopt(control, task.rank, task.world_size)
     _prepare_process(task)
     number, stacks = channel.stacks
-    # The zygote keeps the number at 1, because threads do not survive a fork.
+    # The number of threads is set only now: the zygote keeps it at 1, because threads do not survive a fork.
     torch.set_num_threads(task.threads)
     faulthandler.register(number, stacks, all_threads=True)
     # A process that is killed by a fault, for example by a kernel that writes past its tensors, prints its stacks. A
@@ -165,7 +165,7 @@ def run(task: Task, control: int) -> NoReturn:
         channel.finish(code == 0)
     except RuntimeError:  # the program has closed the connection, and the driver has noticed
         code = code or 1
-    # Not sys.exit, because the zygote's frames lie below this one.
+    # `os._exit` and not `sys.exit`, because the zygote's frames are below this one on the stack.
     os._exit(code)
 
 

@@ -27,7 +27,7 @@ def _init_rpc(*_args: Any, **_kwargs: Any) -> NoReturn:
 
 
 def _create_process_group_wrapper(wrapped_pg: Any, *_args: Any, **_kwargs: Any) -> Any:
-    """Replaces the wrapper, which compares the members' calls over connections of its own. The engine compares them in
+    """Replaces the wrapper that compares the members' calls over its own connections. The engine compares the calls in
     any case."""
     print(
         "warning: TORCH_DISTRIBUTED_DEBUG=DETAIL does not wrap simulated process groups; mismatches are detected without it",

@@ -79,7 +79,7 @@ def install() -> None:
 @contextlib.contextmanager
 def _split_into(ranks: Sequence[int]) -> Iterator[None]:
     """Tells the simulated GPU library, if it is loaded, the members of the communicator that is created inside the
-    context; NCCL would ask all ranks."""
+    context; NCCL itself would query all ranks."""
     expect = getattr(ctypes.CDLL(None), "uniference_phantom_expect", None)
     if expect is None:
         yield

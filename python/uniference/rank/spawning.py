@@ -19,7 +19,7 @@ _MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
 
 
 class _Finished:
-    """Return value of `spawn(join=False)`: the child has ended already."""
+    """Return value of `spawn(join=False)`, for a child that has already ended."""
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
         return True

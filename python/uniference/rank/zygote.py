@@ -70,7 +70,7 @@ class Zygote:
         self._wakeup.setblocking(False)
         signal.set_wakeup_fd(self._wakeup_writer.fileno(), warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
-        # The driver may have been interrupted, or have died, before it reads this.
+        # The write may fail, because the driver may have been interrupted or may have died.
         with contextlib.suppress(ConnectionError):
             self.report(event="ready", torch=version)
             while self._serve():
@@ -168,7 +168,7 @@ def _load() -> str:
         raise RuntimeError(f"torch {version} is installed; only {versions.SUPPORTED} is supported", versions.ADVICE)
     torch.set_num_threads(1)
     versions.preload()
-    # The check precedes every use of these names, because the registry can say why each is needed.
+    # The names are checked before their first use, because the registry's error says why each name is needed.
     registry.check_all(name for name in names.ALL if name.part is not registry.Part.REAL)
     # Every rank imports this module: it is loaded once, before the forks.
     from uniference.rank import process  # noqa: F401
@@ -185,7 +185,8 @@ def set_up() -> None:
         os.environ["LD_PRELOAD"] = ":".join(others)
     os.environ.update(_SINGLE_THREADED)
     if simulates_gpus:
-        # Worker processes of torch.compile are not on the rank's clock, which would wait for them.
+        # Worker processes of torch.compile are switched off: they are not on the rank's clock, which would wait for
+        # them.
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 

@@ -34,7 +34,7 @@ def main(words: list[str]) -> NoReturn:
     finish = now()
     execution.tidy_up()
     if code == 0:
-        # After a rank has failed, the others do not join the comparison.
+        # A failed rank does not compare clocks, because the other ranks do not join the comparison.
         _compare_clocks(meeting, "after")
     path = Path(os.environ[FOLDER]) / f"rank-{meeting.rank}.jsonl"
     recording.write(path, _head(meeting, argv, start), {"finish": finish, "ok": code == 0, "clocks": meeting.readings})

@@ -1,4 +1,4 @@
-"""Runs single operators, for `uniference profile` to time: those of a program that the database lacks.
+"""Runs single operators, for `uniference profile` to time: the operators of a program that the database lacks.
 
     python -m uniference.real.alone FILE
 
@@ -22,7 +22,8 @@ REPETITIONS = 12
 BUDGET_S = 0.5
 """Seconds for which an operator is repeated, after three runs."""
 LARGE_BYTES = 1 << 20
-"""Smaller arguments are in a cache already, because the operator before has just used them."""
+"""Arguments below this size do not rotate: in a program they are in a cache, because the previous operator has just
+used them."""
 RANDOM = 1 << 16
 """Number of random elements; larger tensors repeat them."""
 CACHE_BYTES = 1 << 26
@@ -33,7 +34,8 @@ def main() -> None:
     """Runs all operators of the file."""
     for line in Path(sys.argv[1]).read_text().splitlines():
         described = json.loads(line)
-        # The exception depends on the operator; the caller notices that the operator was not timed.
+        # Any exception is accepted, because it depends on the operator; the caller notices that the operator was not
+        # timed.
         with contextlib.suppress(Exception):
             run(described["name"], described["arguments"])
 

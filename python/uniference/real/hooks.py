@@ -63,7 +63,7 @@ class Hooks:
         self._works: dict[int, _Issued] = {}
         # The same operations by the storage of a result, for `wait_tensor`.
         self._results: dict[int, _Issued] = {}
-        # Handles of operations without a Work of their own: one Work for all of them follows.
+        # Handles of operations without a Work of their own, which the next Work represents together.
         self._coalesced: list[int] = []
         self._thread = _Thread()
 
@@ -140,7 +140,7 @@ class Hooks:
             self._recording.charge(at)
 
         assert issued.work is not None
-        # Gloo has no futures for messages: their completion is noticed only by waits.
+        # Gloo has no futures for point-to-point messages, so only waits notice their completion.
         with contextlib.suppress(RuntimeError):
             issued.work.get_future().add_done_callback(complete)
 
@@ -189,7 +189,7 @@ class Hooks:
             self._recording.add("d", now(), handle, work._source_rank())
 
     def _watch_tensors(self) -> None:
-        """Observes `wait_tensor`, which waits for the operation whose result a tensor is. Its own kernel still does the
+        """Observes `wait_tensor`, which waits for the operation that produces a tensor. Torch's kernel still does the
         waiting."""
         get_kernel: Any = torch.library.get_kernel
         for key in ("CPU", "CUDA"):
@@ -200,7 +200,7 @@ class Hooks:
         def wait_tensor(keyset: Any, tensor: Tensor) -> Tensor:
             issued = self._results.get(_storage(tensor))
             if issued is not None and issued.work is not None:
-                # Waiting in Python, because the kernel would block threads that report completions in Python.
+                # The wait is in Python, because torch's kernel would block threads that report completions in Python.
                 issued.work.wait()
             result: Tensor = kernel.call_boxed(keyset, tensor)
             return result

@@ -90,8 +90,8 @@ class Meeting:
         self.readings.append({"at_ns": at, "offset_ns": offset, "error_ns": error})
 
     def _address_of_first(self) -> str:
-        """This host's address on its route to rank 0's host: that of its connection to the store there, whatever
-        MASTER_ADDR means on other hosts."""
+        """This host's address on its route to rank 0's host: that of its connection to the store there, independent of
+        the meaning of MASTER_ADDR on other hosts."""
         with socket.create_connection(self._place, timeout=_SILENCE_S) as store:
             return str(store.getpeername()[0])
 

@@ -3,7 +3,7 @@ ranks.
 
 An ordinary program for torchrun, the testbed or `uniference run`: `python -m uniference.real.probe --out FILE`.
 `uniference calibrate` and `benches/accuracy` evaluate the figures. Each line of FILE is a case: the operation, the
-duration of each repetition in seconds, and how late each rank was for it. Cases that FILE already holds are not
+duration of each repetition in seconds, and how late each rank started it. Cases that FILE already holds are not
 measured again. With `--like FILE` the cases of another file are repeated, with the same number of repetitions and the
 same delays of ranks, to compare a prediction with a measurement.
 """
@@ -46,7 +46,7 @@ class Case:
     operation: str
     ranks: tuple[int, ...]
     bytes: int
-    # Whether the operation runs over new connections.
+    # Whether the operation is measured over new connections.
     cold: bool = False
 
 
@@ -99,7 +99,8 @@ class Probe:
         estimate = self._latest(_timed(run))
         plan = self._plan(like, self._count(estimate + _PAUSE_S))
         if like:
-            # Each repetition begins after the end of the one before, however long its prediction is.
+            # A repetition is planned to begin only after the previous one has ended, however long the predicted
+            # duration is.
             return self._gather([self._at(self._instant(), 0.0, run, late) for late in plan])
         # Agreeing on an instant for each repetition would need more time than the operation.
         period = 1.25 * estimate + _PAUSE_S
@@ -111,7 +112,7 @@ class Probe:
             period *= 2
 
     def _in_step(self, case: Case) -> list[float]:
-        """Repetitions of ranks that keep step by themselves, one right after the other."""
+        """Repetitions of an operation that itself keeps the ranks in step, one immediately after the other."""
         run = _OPERATIONS[case.operation](self, case)
         run()
         count = self._agree(self._count(_timed(run)), case)
@@ -375,7 +376,7 @@ def _connect(serves: bool, first: int, second: int) -> socket.socket:
 # Operations that are also measured over new connections: one of each kind of traffic. Connecting takes longer than the
 # operation.
 _COLD = ("one_way", "all_reduce", "broadcast", "all_gather_into_tensor", "all_to_all_single")
-# Operations whose ranks keep step by themselves, and of which the first rank's times count.
+# Operations that keep their ranks in step, and for which the first rank's times count.
 _PAIRS = ("pingpong", "ping", "round_trip", "compute", "solo")
 _OPERATIONS: dict[str, Callable[[Probe, Case], Callable[[], object]]] = {
     "compute": Probe.compute,

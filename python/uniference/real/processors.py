@@ -1,7 +1,7 @@
 """Owns the profiles of the CPUs that are part of a calibration: `uniference profile` runs once for each kind of CPU.
 
-That command measures operators, on the machine itself; rank 0 adds the measurements to its machine's database, and
-a line to the file of measurements: the ranks with the CPU, and the highest rates that it reached.
+The command `uniference profile` runs on the machine that has the CPU; rank 0 adds the measurements to its machine's
+database, and a line to the file of measurements: the ranks with the CPU, and the highest rates that it reached.
 """
 
 import json

@@ -108,7 +108,7 @@ fn check_refuses_what_replay_refuses() {
     let (exit, text) = with(vec![path("all.et")], Some(1));
     assert_eq!(exit, Ok(Exit::Usage));
     assert!(text.contains("has peer rank 1, which is out of range for 1 ranks"), "{text}");
-    // The number of ranks is the number of traces, which are numbered without gaps.
+    // The number of ranks of a job is the number of its traces, which are numbered without gaps.
     write("gap.4294967295.et", NodeType::Comp, &[]);
     let gap = path("gap.4294967295.et");
     let (exit, text) = with(vec![gap.clone()], None);

@@ -54,7 +54,7 @@ fn a_failed_trial_ends_no_sweep_and_what_is_done_is_not_done_again() {
     sweep(&file, &other, &["--jobs=8"]).unwrap();
     assert!(fs::read(other.join("results.parquet")).unwrap() == before[1]);
 
-    // Another sweep does not continue in the folder.
+    // A sweep is refused in the folder of another sweep.
     fs::write(&file, jobs("replays = \"never\"", "")).unwrap();
     let error = sweep(&file, &out, &[]).unwrap_err();
     assert_eq!(error.exit(), Exit::Usage);

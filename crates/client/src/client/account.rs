@@ -1,4 +1,4 @@
-//! Owns the compute that a rank's program is charged: its CPU time between our calls.
+//! Owns the compute that a rank's program is charged: its CPU time between calls of the client.
 //!
 //! `client` decides when to report it.
 //!
@@ -7,15 +7,15 @@
 //! concurrently, on as many cores as the rank's device has (`lanes`): one, unless the cluster file says otherwise.
 //! Python threads alternate under the interpreter's lock, so each thread is charged the whole CPU time of the process
 //! since the thread left, or since the process began to run if that is later: compute of another thread has kept this
-//! thread waiting. CPU time of our own work is excluded.
+//! thread waiting. CPU time of Uniference's own code is excluded.
 //!
 //! Charged time is reported in *slices*, with the operators of that time if these are captured. Each stretch of the
 //! program between two calls is a slice, even of zero duration: this gives two runs of one program the same slices,
 //! whatever their durations. CPU time of the capture is excluded, too.
 //!
-//! A read of the CPU clock is a system call, and a blocking call enters and leaves twice. For some microseconds after
-//! one reading, the next is therefore derived from the monotonic clock, which needs no system call: the thread has run
-//! all the time, as it has not blocked in a call of ours.
+//! A read of the CPU clock is a system call, and a blocking call enters and leaves twice. For some microseconds after a
+//! reading, further readings are therefore derived from the monotonic clock, which needs no system call: the thread has
+//! run all the time, because it has not blocked in a call of the client.
 
 use super::{Client, Compute};
 use crate::lanes::Used;
@@ -29,7 +29,7 @@ use uniference_sim::time::SimDuration;
 /// the thread during this time, the charged time is wrong by at most this duration.
 const TRUSTED_NS: u64 = 50_000;
 
-/// A thread's uncharged compute, and the nesting depth of our work on it.
+/// A thread's uncharged compute, and the nesting depth of the client's own work on the thread.
 #[derive(Default)]
 struct Account {
     client: u64,
@@ -64,10 +64,11 @@ impl Account {
 }
 
 thread_local! {
-    /// True if the calling thread has reported operators since its last question to the driver: the time of these
-    /// operators has not passed.
+    /// True if the calling thread has reported operators since its last request to the driver: virtual time has not
+    /// advanced by these operators.
     static UNSETTLED: Cell<bool> = const { Cell::new(false) };
-    /// Whether the calling thread asks on behalf of another process, whose operators this process does not capture.
+    /// Whether the calling thread is a relay thread: it makes requests for another process, whose operators this
+    /// process does not capture.
     static RELAYS: Cell<bool> = const { Cell::new(false) };
     static ACCOUNTS: RefCell<Vec<Account>> = const { RefCell::new(Vec::new()) };
 }
@@ -78,7 +79,7 @@ pub(super) fn make() {
 }
 
 impl Client {
-    /// Begins our work on this thread, until the matching `leave`. Nests.
+    /// Begins work of the client on this thread, which is not charged, until the matching `leave`. Calls may be nested.
     pub fn enter(&self) {
         self.with_account(|account| {
             account.depth += 1;
@@ -104,7 +105,7 @@ impl Client {
         now.saturating_sub(self.charged.fetch_max(now, Relaxed))
     }
 
-    /// Ends our work: the program continues.
+    /// Ends the client's work on this thread: the program continues.
     pub fn leave(&self) {
         self.with_account(|account| {
             account.depth = account.depth.checked_sub(1).expect("`leave` without `enter`");
@@ -150,7 +151,7 @@ impl Client {
         self.compute != Compute::None && self.started.load(Relaxed)
     }
 
-    /// Tells the capture that this thread begins or ends our work.
+    /// Tells the capture that this thread begins or ends work of the client.
     pub(super) fn say_inside(&self, inside: bool) {
         if let Some(capture) = self.capture.get() {
             capture.inside(inside);
@@ -190,7 +191,7 @@ impl Client {
         let mut dictionary = self.dictionary();
         let capture = self.capture.get().filter(|_| !relays());
         let own_ns = capture.map_or(0, |capture| capture.take(&mut dictionary.new, &mut operators));
-        // Definitions precede the operators of all threads.
+        // Definitions are sent before the operators of all threads, which refer to them.
         if self.barrier.threaded() {
             // Compute of the other threads is derived from the CPU time of all threads.
             self.barrier.leave_out(own_ns);
@@ -199,7 +200,7 @@ impl Client {
         Some(ComputeSlice { measured: SimDuration::from_ns(owed_ns.saturating_sub(own_ns)), operators })
     }
 
-    /// Whether the calling thread has run operators whose time has not passed.
+    /// Whether the calling thread has run operators by which virtual time has not advanced yet.
     pub(super) fn has_unsettled(&self) -> bool {
         UNSETTLED.get()
             || self.capture().is_some_and(|capture| capture.log().1)
@@ -227,7 +228,7 @@ impl Client {
     }
 }
 
-/// Marks the thread as doing our work while this lives.
+/// Marks the thread as doing work of the client while this lives.
 pub(super) struct Ours<'a>(&'a Client);
 
 impl Drop for Ours<'_> {
@@ -236,17 +237,17 @@ impl Drop for Ours<'_> {
     }
 }
 
-/// Marks the calling thread as one that asks on behalf of another process.
+/// Marks the calling thread as a relay thread, which makes requests for another process.
 pub(super) fn begins_to_relay() {
     RELAYS.set(true);
 }
 
-/// Whether the calling thread asks on behalf of another process.
+/// Whether the calling thread is a relay thread.
 pub(super) fn relays() -> bool {
     RELAYS.get()
 }
 
-/// Records that the time of all operators that the calling thread has reported has passed.
+/// Records that virtual time has advanced by all operators that the calling thread has reported.
 pub(super) fn has_settled() {
     UNSETTLED.set(false);
 }

@@ -14,7 +14,7 @@ use uniference_sim::time::Bytes;
 pub(super) const MANY: u64 = 1 << 20;
 
 impl Client {
-    /// Copies an input into a new room; returns its offset in the arena.
+    /// Copies an input into a new block; returns its offset in the arena.
     pub(super) fn stage(&self, input: &[Region]) -> Result<Offset> {
         let offset = self.room_for(input)?;
         self.tensors().write(offset, input).unwrap_or_else(|error| self.lost(&error));
@@ -26,8 +26,8 @@ impl Client {
         self.shared().rooms.allocate(bytes).ok_or(ClientError::ArenaFull { rank: self.rank, bytes })
     }
 
-    /// Carries out a collective from its issue to its data: `collective`, `wait` and `deliver` with one question. The
-    /// operation is released, whatever its outcome.
+    /// Carries out a collective from its issue to its data: `collective`, `wait` and `deliver` with one request to the
+    /// driver. The operation is released, whatever its outcome.
     pub fn run(&self, group: GroupId, blocking: Blocking<'_>) -> Result<Ran> {
         let Blocking { op, input, output, timeout, site } = blocking;
         self.member_of(group)?.check(&op, input, Some(output))?;
@@ -61,7 +61,7 @@ impl Client {
         Ok(ran)
     }
 
-    /// Copies an input into a new room, or returns the copy to be made later.
+    /// Copies an input into a new block, or returns the copy to be made later.
     fn stage_or_promise<'a>(&self, input: Option<&'a [Region]>) -> Result<(Option<Offset>, Option<Fill<'a>>)> {
         let Some(input) = input else { return Ok((None, None)) };
         if !self.copies_side_by_side(input) {

@@ -1,4 +1,4 @@
-//! Owns a rank's questions about the CUDA streams of its simulated GPU: waits for them, whether their work is complete,
+//! Owns a rank's requests about the CUDA streams of its simulated GPU: waits for them, whether their work is complete,
 //! and times between events.
 //!
 //! Launches on the streams are reported with the operators ([`Capture`](crate::Capture)). The callers are C code that

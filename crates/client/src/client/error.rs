@@ -15,7 +15,7 @@ pub enum ClientError {
         /// Number of bytes requested.
         bytes: u64,
     },
-    /// A forked child of the rank's process has called.
+    /// A forked child of the rank's process has called a function of the client.
     #[error(
         "a forked child process of rank {rank} uses a simulated GPU or called torch.distributed\nhint: start it with the method spawn in place of fork (multiprocessing.get_context(\"spawn\")), and communicate only from the process of the rank"
     )]

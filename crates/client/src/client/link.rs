@@ -1,5 +1,5 @@
 //! Owns one thread's connection: operations are collected in batches, and messages from the driver are answers to the
-//! thread's questions.
+//! thread's requests.
 //!
 //! `client` creates the operations; in a process with several threads, rounds send them.
 
@@ -14,7 +14,8 @@ use uniference_protocol::messages::{Answer, Batch, ComputeSlice, Fetched, Offset
 use uniference_protocol::wire::{Opening, Wire};
 use uniference_sim::ids::Site;
 
-/// Number of operations from which a batch is sent without a question, so that it does not grow without bound.
+/// Number of operations from which a batch is sent although no operation in it needs an answer, so that batches do not
+/// grow without bound.
 const LONGEST_BATCH: usize = 256;
 
 /// Largest number of bytes of operators per message.
@@ -42,15 +43,15 @@ pub(super) struct Link {
 /// to that thread. Lines are kept as texts.
 pub(super) type PendingOps = Vec<(Op, Option<String>)>;
 
-/// An input, and its room in the arena.
+/// An input, and its block in the arena.
 pub(super) type Fill<'a> = (&'a [Region], Offset);
 
-/// Work of a thread between a question and its answer.
+/// Work of a thread between its request and the driver's answer.
 #[derive(Default)]
 pub(super) struct Meanwhile<'a> {
-    /// Copies this input to its room.
+    /// Copies this input to its block.
     pub(super) fill: Option<Fill<'a>>,
-    /// Copies the operation's data, if it arrives before the answer.
+    /// Copies the operation's data to the caller, if the data arrives before the answer.
     pub(super) take: Option<&'a mut dyn FnMut(Fetched)>,
 }
 
@@ -194,7 +195,7 @@ impl Link {
 
 impl Client {
     /// Sends the calling thread's launches before the thread may wait for another one, or ends: the other thread may
-    /// ask about these launches.
+    /// query the driver about these launches.
     pub fn hands_over(&self) {
         let is_nobodys = || relays() || is_exiting() || self.is_inside() || self.refuse_in_fork().is_err();
         if self.pending_by_log.get().is_none() || !self.barrier.threaded() || is_nobodys() {
@@ -216,8 +217,8 @@ impl Client {
     }
 
     /// Whether operators of the calling thread must be charged before the thread lets another thread or process of the
-    /// rank go on. Operators must be charged if compute is modelled, because the thread has then run the operators in
-    /// less than their virtual time.
+    /// rank continue. Operators must be charged if compute is modelled, because the thread has then run the operators
+    /// in less than their virtual time.
     pub fn must_settle(&self) -> bool {
         if self.compute != Compute::Modelled || !self.barrier.threaded() {
             return false;
@@ -226,7 +227,7 @@ impl Client {
         !is_nobodys && self.has_unsettled() && self.refuse_in_fork().is_ok()
     }
 
-    /// Returns once the time of all operators of the calling thread has passed.
+    /// Returns once virtual time has advanced by all operators of the calling thread.
     ///
     /// # Errors
     /// If the calling process is a child process of a rank.

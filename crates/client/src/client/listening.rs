@@ -48,8 +48,8 @@ impl<'a> Listening<'a> {
         self.0.iter().map(|(thread, ..)| *thread)
     }
 
-    /// Whether all of them have waited since the observation, and have nothing to read: a thread that is about to
-    /// continue has not read yet.
+    /// Whether all observed threads have waited since the observation and have nothing to read. A thread whose message
+    /// has arrived but that has not read it yet does not count as waiting.
     pub(super) fn still_waits(&self) -> bool {
         let mut fds: Vec<PollFd<'_>> =
             self.0.iter().map(|(_, listener, _)| PollFd::new(&listener.wire, PollFlags::IN)).collect();

@@ -1,6 +1,6 @@
-//! Owns a rank's part in profiling: it records readings of the CPU's cycle counter, and asks for the times of launches.
+//! Owns a rank's part in profiling: it records readings of the CPU's cycle counter, and queries the times of launches.
 //!
-//! `timeline` evaluates the readings. A rank without a profile records nothing and asks nothing.
+//! `timeline` evaluates the readings. A rank without a profile records and queries nothing.
 
 use super::{Answer, Client, Op, Result, unexpected};
 use crate::timeline::{Ticks, Timeline, ticks};

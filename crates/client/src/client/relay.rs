@@ -1,9 +1,9 @@
 //! Owns the participation of processes that a rank starts in the rank's time: the client of such a process, and the
 //! relay of its requests in the rank's process.
 //!
-//! Each thread of such a process has a connection to a relay thread in the rank's process, which asks on the thread's
-//! behalf. The driver sees these threads as threads of the rank; `rounds` finds out whether all of them wait. The
-//! caller of [`Client::relays`] creates the relay threads.
+//! Each thread of such a process has a connection to a relay thread in the rank's process, which makes requests for the
+//! thread. The driver sees these threads as threads of the rank; `thread_barrier` finds out whether all of them wait.
+//! The caller of [`Client::relays`] creates the relay threads.
 
 use super::listening::Listener;
 use super::thread_barrier::{Kick, this_thread};
@@ -58,7 +58,8 @@ impl Relay {
         &self.name
     }
 
-    /// The next thread that connects, with its first message; `None`: the thread is not one of ours.
+    /// The next thread that connects, with its first message; `None`: the connection is not from a process of this
+    /// rank.
     fn accept(&self) -> io::Result<Option<Relative>> {
         let (socket, _) = self.listener.accept()?;
         let peer = rustix::net::sockopt::socket_peercred(&socket)?;
@@ -128,7 +129,7 @@ impl Client {
     pub fn borrows(&self, arena: &Path) -> io::Result<()> {
         let layout = Layout::for_world(self.world_size);
         let file = File::options().read(true).write(true).open(arena)?;
-        // Only the first call has an effect.
+        // Only the first call sets the arena; later calls have no effect.
         let _ = self.lent.set((SharedArena::map(file.into(), layout.total)?, layout));
         self.take_rooms();
         Ok(())
@@ -165,7 +166,7 @@ impl Client {
         Ok(true)
     }
 
-    /// Makes inputs be staged in the part of the rank that this process acts as.
+    /// From now on, inputs are staged in the arena part of the rank that this process acts as.
     fn take_rooms(&self) {
         if let Some((_, Layout { part, retain, .. })) = self.lent.get() {
             self.shared().rooms = Rooms::new(part * u64::from(self.rank()), *part, *retain);
@@ -215,7 +216,7 @@ impl Client {
         }
     }
 
-    /// Makes the calling thread ask on behalf of another process's thread, until that thread has ended.
+    /// Makes the calling thread a relay: it makes requests for another process's thread until that thread has ended.
     pub fn relay_for(&self, relative: Relative) {
         let Relative { wire, mut frames, path, process } = relative;
         let path = self.barrier.admits(path);
@@ -230,7 +231,8 @@ impl Client {
         frame::encode(&admission, &mut frame);
         let mut goes_on = wire.write(&frame).is_ok();
         while goes_on {
-            // Further frames may have arrived with the previous read. A signal here arrived too late for its pause.
+            // Further frames may have arrived with the previous read. A signal that interrupts this wait was meant for
+            // an earlier pause, and arrived too late.
             while frames.is_empty() && listener.wait().is_err() {}
             goes_on = frames.read(wire).is_ok_and(|batch| self.relay_batch(&listener, &frames, batch).is_ok());
         }
@@ -249,8 +251,8 @@ impl Client {
 
     fn relay_batch(&self, listener: &Listener, frames: &FrameBuffer, batch: Batch) -> Result<()> {
         let (wire, mut ops) = (&listener.wire, batch.ops);
-        // Operations of other threads of that process may already depend on these definitions, whatever this thread
-        // waits for first.
+        // Operations of other threads of that process may already use these definitions, so they are added before this
+        // thread waits for anything.
         ops.retain_mut(|op| match op {
             Op::Dictionary { at, entries, .. } => {
                 self.barrier.names(*at, std::mem::take(entries));
@@ -260,8 +262,8 @@ impl Client {
         });
         let question = ops.pop_if(|op| op.asks());
         if let (Some(Op::Look), false) = (&question, self.compute == Compute::Measured) {
-            // A running thread is at the time of the last answer to any thread, and the cost of a clock read is not
-            // charged.
+            // The answer is the time of the last answer to any thread, because virtual time does not advance while a
+            // thread runs. The cost of the clock read is not charged.
             if !ops.is_empty() {
                 self.relay_ops(ops)?;
                 self.flush()?;
@@ -274,7 +276,7 @@ impl Client {
         }
         self.relay_ops(ops)?;
         let mut reply = match question {
-            // The thread has left a pause.
+            // Without a request, the thread has only left a pause.
             None => return self.flush(),
             Some(Op::Pause(span)) => {
                 let listen = || self.listen_to_paused(listener, frames);
@@ -292,7 +294,8 @@ impl Client {
             Some(Op::Group { .. }) if !self.may_communicate() => self.told(Answer::Group(Answer::NO_GROUP)),
             Some(question) => self.ask_for_reply(question)?,
         };
-        // If that process does not communicate, this process does, and has already handled these parts of the reply.
+        // If the process behind the relay does not communicate, this process communicates for the rank, and has already
+        // handled these parts of the reply.
         if !self.barrier.communicates() {
             (reply.freed, reply.over, reply.failed) = Default::default();
         }
@@ -309,7 +312,7 @@ impl Client {
                 Op::Operators(operators) => self.ran(&[], &operators),
                 Op::Compute(slice) => {
                     self.ran(&[], &slice.operators);
-                    // A slice ends here.
+                    // This ends the slice of compute.
                     drop(self.ours());
                 }
                 other => self.push(other)?,
@@ -324,7 +327,8 @@ impl Client {
         Ok(wire.write(&frame)?)
     }
 
-    /// Whether the process on whose behalf this thread asks communicates for its rank from now on, as the only one.
+    /// Whether the process for which this thread makes requests communicates for its rank from now on, as the only
+    /// process.
     fn may_communicate(&self) -> bool {
         let own_process_does = {
             let shared = self.shared();
@@ -343,7 +347,7 @@ impl Client {
         }
     }
 
-    /// An answer that this process gives by itself.
+    /// The reply to a relayed request that this process answers without the driver.
     fn told(&self, answer: Answer) -> Reply {
         let now = self.last_now();
         Reply { now, asked: now, freed: Vec::new(), over: Vec::new(), failed: Vec::new(), answer }

@@ -38,7 +38,7 @@ fn rank_whose(compute: Compute) -> (Client, UnixWire) {
     (client, ours)
 }
 
-/// Answers each batch that asks with the next of `replies`; returns all operations received.
+/// Answers each batch with a request by the next of `replies`; returns all operations received.
 fn driver(socket: UnixWire, replies: Vec<Reply>) -> thread::JoinHandle<Vec<Op>> {
     thread::spawn(move || {
         let (mut frames, mut said) = (FrameBuffer::default(), Vec::new());
@@ -85,7 +85,7 @@ fn an_asynchronous_operation_travels_with_the_next_question() {
     let first = client.collective(GroupId(0), barrier(), None, "a.py:1").unwrap();
     let second = client.collective(GroupId(0), barrier(), None, "a.py:1").unwrap();
     assert_eq!(client.wait(&[first, second], None, false, "a.py:2").unwrap(), Some(vec![0, 1]));
-    // Operations that are known to be complete are not asked for again.
+    // The client does not send a request for operations that it knows to be complete.
     assert_eq!(client.wait(&[second], None, false, "a.py:3").unwrap(), Some(vec![1]));
     end(client);
     let said = driver.join().unwrap();
@@ -163,7 +163,7 @@ fn what_a_thread_says_goes_with_the_next_question_of_those_that_share_its_log() 
     assert!(matches!(said[..], [Op::Now, Op::Site(_), Op::Issue { .. }, Op::Now]), "{said:?}");
 }
 
-/// The thread has unsent operations and waits for another thread, which may ask about them.
+/// The thread has unsent operations and waits for another thread, which may query the driver about these operations.
 #[test]
 fn a_thread_hands_over_what_it_has_said_before_it_waits() {
     let (client, socket) = rank_whose(Compute::None);
@@ -236,8 +236,8 @@ fn only_the_programs_compute_is_charged() {
         .iter()
         .filter_map(|op| if let Op::Compute(slice) = op { Some(slice.measured.as_ps() / 1000) } else { None });
     let pieces: Vec<u64> = computed.collect();
-    // The program's 30 ms, and concurrent compute of other tests in this process; the 20 ms before and our own 40 ms
-    // are excluded.
+    // The program's 30 ms, and concurrent compute of other tests in this process; the 20 ms before and the client's own
+    // 40 ms are excluded.
     assert!(pieces[0] >= 30_000_000, "{pieces:?}");
 }
 
@@ -296,7 +296,7 @@ fn a_driver_of_another_version_is_refused_and_hears_why() {
     assert!(theirs.unwrap_err().to_string().contains(&format!("the other side version {VERSION}")));
 }
 
-/// A capture that claims one millisecond per operator, and records begins and ends of our work.
+/// A capture that claims one millisecond per operator, and records begins and ends of the client's own work.
 #[derive(Default)]
 struct Written {
     entries: Mutex<Vec<u8>>,
@@ -348,16 +348,16 @@ fn a_slice_brings_its_operators_and_leaves_out_what_the_capture_took() {
     client.now().unwrap();
     end(client);
     let said = driver.join().unwrap();
-    // Definitions come first.
+    // The definitions of operators are sent before the compute that refers to them.
     let named: Vec<usize> = (0..said.len()).filter(|at| matches!(said[*at], Op::Dictionary { .. })).collect();
     assert_eq!(named.iter().map(|at| &said[*at]).collect::<Vec<_>>(), [&names(0, &[1]), &names(1, &[2])]);
     assert!(named.iter().all(|at| matches!(said[at + 1], Op::Compute(_))), "{said:?}");
     let said = slices(said);
-    // 2 ms of the 20 belong to the capture.
+    // 2 ms of the 20 ms of CPU time belong to the capture.
     assert_eq!(said.iter().map(|slice| &slice.operators[..]).collect::<Vec<_>>(), [&[101, 102][..], &[103]]);
     let measured = said[0].measured.as_ps() / 1000;
     assert!((18_000_000..=most).contains(&measured), "{measured} ns");
-    // One pair per call, however deep the nesting.
+    // The capture is told one begin and one end per call, however deep the nesting.
     assert_eq!(*inside.lock().unwrap(), [true, false].repeat(3));
 }
 
@@ -443,7 +443,7 @@ fn what_was_said_right_behind_a_pause_ends_it() {
     assert!(first.ops[0].asks() && !frames.is_empty());
     let (heard, hears) = std::sync::mpsc::channel();
     thread::scope(|scope| {
-        // No further message arrives.
+        // The listener of the paused thread gets no further message.
         scope.spawn(|| {
             client.listen_to_paused(&ours, &frames);
             heard.send(()).unwrap();
@@ -468,8 +468,8 @@ fn a_threads_name_goes_ahead_of_what_it_says_next() {
     assert_eq!(driver.join().unwrap(), [Op::Start, Op::Mark(Mark::Name("loader".into())), Op::Now, Op::Now]);
 }
 
-/// A thread with modelled compute must settle before it lets another thread go on, from its first operator until its
-/// next question to the driver. Reporting the operators is not enough.
+/// A thread with modelled compute must charge its operators before it lets another thread continue, from its first
+/// operator until its next request to the driver. Reporting the operators is not enough.
 #[test]
 fn modelled_compute_is_to_be_settled_until_the_thread_asks() {
     for compute in [Compute::Modelled, Compute::Measured, Compute::None] {

@@ -4,17 +4,17 @@
 //!
 //! `quiescence` finds out whether all threads wait; `client` produces the operations.
 //!
-//! A process runs from an answer of the driver until it is quiet: each thread has asked, or waits for another thread,
-//! or for something outside. Only then may virtual time pass, and the driver gives the next answer. As a result,
-//! concurrent sleeps overlap in virtual time, and the contents of a round do not depend on which thread was faster: a
-//! round is sorted by the tree of thread starts.
+//! A process runs from an answer of the driver until it is quiet: each thread has made a request, or waits for another
+//! thread or for an event outside of the process. Only then may virtual time pass, and the driver gives the next
+//! answer. As a result, concurrent sleeps overlap in virtual time, and the contents of a round do not depend on which
+//! thread was faster: a round is sorted by the tree of thread starts.
 //!
-//! **Other processes.** Child processes, and their children, participate in the rounds: they are asleep when all of
-//! their threads are, and our threads ask on their behalf (`relay`). A child process has no rounds of its own:
-//! operations of its threads go to the relay at once, and its watch thread only ends sleeps.
+//! **Other processes.** Child processes, and their children, participate in the rounds: a child process is asleep when
+//! all of its threads are, and relay threads of this process make its requests (`relay`). A child process has no rounds
+//! of its own: operations of its threads go to the relay at once, and its watch thread only ends sleeps.
 //!
-//! A thread that asks checks whether all other threads wait, which is usually so. For threads that fall asleep without
-//! asking, a thread of ours, the watch, keeps checking while the process runs.
+//! A thread that makes a request checks whether all other threads wait, which is usually so. Threads may also fall
+//! asleep without a request; for these, a thread of the client, the *watch*, keeps checking while the process runs.
 
 use super::listening::{Listener, Listening};
 use super::names::Pieces;
@@ -36,18 +36,18 @@ use uniference_protocol::wire::{Opening, Wire};
 use uniference_sim::ids::OfProcess;
 use uniference_sim::program::Mark;
 
-/// Shortest and longest interval between checks of the watch, in nanoseconds.
+/// Shortest and longest interval between two checks by the watch thread, in nanoseconds.
 const LOOKS: (u64, u64) = (50_000, 1_000_000);
 
-/// Number of checks by a thread that asks on behalf of another process's thread, which usually is about to fall asleep
-/// itself.
+/// Number of checks by a relay thread: the thread for which it makes a request is usually about to fall asleep.
 const LOOKS_OF_AN_ASKER: u32 = 8;
 
-/// Time in nanoseconds of this machine during which virtual time does not pass while a thread runs and does not ask.
-/// Such a thread may spin until another thread, which sleeps in virtual time, has acted.
+/// Real time in nanoseconds for which virtual time waits for a thread that runs without a request. Such a thread may be
+/// spinning until another thread, which sleeps in virtual time, has acted.
 const PATIENCE: u64 = 60_000_000_000;
 
-/// The limit while another process of the rank computes: such a process may load a model, or compile.
+/// Real time in nanoseconds for which virtual time waits while another process of the rank computes: such a process may
+/// load a model, or compile.
 const FAMILYS_PATIENCE: u64 = 10 * PATIENCE;
 
 /// A thread's position in the tree of thread starts: numbers of children from the main thread on, whose path is empty.
@@ -56,9 +56,9 @@ pub(crate) type Path = Vec<u32>;
 thread_local! {
     static PATH: RefCell<Option<Path>> = const { RefCell::new(None) };
     static CHILDREN: Cell<u32> = const { Cell::new(0) };
-    /// The path of the process on whose behalf the thread asks.
+    /// The path of the process for which this relay thread makes requests.
     static PROCESS: RefCell<Option<Path>> = const { RefCell::new(None) };
-    /// The rank to which that process has moved, as far as the thread has reported it.
+    /// The rank to which that process has moved, as last returned to this relay thread.
     static RANK: Cell<Option<u32>> = const { Cell::new(None) };
     /// Whether the thread allocates its thread-local state ([`Client::keep_books`]).
     static MAKES_BOOKS: Cell<bool> = const { Cell::new(false) };
@@ -76,11 +76,12 @@ pub enum Kick {
 /// The rounds of one process.
 pub(crate) struct ThreadBarrier {
     threaded: AtomicBool,
-    /// Number of threads that are about to send operations: they may sleep on our lock, but must not count as waiting.
+    /// Number of threads that are about to send operations: they may sleep on the lock of this state, but must not
+    /// count as waiting.
     arriving: AtomicU32,
     state: Mutex<State>,
     wake: OwnedFd,
-    /// CPU time that threads have used for our work, in nanoseconds.
+    /// CPU time that threads have used for the client's own work, in nanoseconds.
     ours: AtomicU64,
     /// CPU time of the program when the process began to run, in nanoseconds.
     begun: AtomicU64,
@@ -104,7 +105,7 @@ struct State {
     running: Option<u64>,
     threads: Threads,
     family: Family,
-    /// Threads of ours that ask on behalf of other processes, or wait for connections of such.
+    /// Threads of the client that relay requests of other processes, or wait for connections from them.
     serving: BTreeMap<ThreadId, Option<Arc<Listener>>>,
     /// Participating processes, by process id. The map includes processes that are about to continue as another program
     /// by `exec`, and processes whose parent has ended.
@@ -113,7 +114,7 @@ struct State {
     said: BTreeMap<Path, Said>,
     /// Paths of threads for which relay threads ask.
     admitted: BTreeSet<Path>,
-    /// Number of paths that were already in use.
+    /// Number of paths that were replaced because they were already in use.
     doubles: u32,
     /// The process that communicates for each rank.
     communicate: BTreeMap<u32, Path>,
@@ -222,7 +223,7 @@ impl ThreadBarrier {
         self.pass_on(client, &mut state);
     }
 
-    /// Adds a question of the thread, which then waits for the answer.
+    /// Adds a request of the thread, which then waits for the answer.
     pub(crate) fn ask(&self, client: &Client, speaker: Speaker<'_>) {
         let mut state = self.enter();
         self.run(&mut state);
@@ -237,7 +238,7 @@ impl ThreadBarrier {
         }
     }
 
-    /// Marks the thread as running again after its answer.
+    /// Marks the calling thread as running again, once it has an answer from the driver.
     pub(crate) fn answered(&self) {
         let mut state = self.enter();
         state.asking.remove(&this_thread());
@@ -245,7 +246,7 @@ impl ThreadBarrier {
         self.run(&mut state);
     }
 
-    /// Marks the thread as about to sleep in a system call; `speaker` has the duration.
+    /// Marks the thread as about to sleep in a system call; the request in `speaker` states the duration.
     pub(crate) fn pause(&self, client: &Client, speaker: Speaker<'_>, reader: Arc<dyn Wire>, kick: Kick) {
         let mut state = self.enter();
         self.run(&mut state);
@@ -288,7 +289,7 @@ impl ThreadBarrier {
         self.enter().send(client, false);
     }
 
-    /// Excludes CPU time of our own work from the program's CPU time.
+    /// Excludes CPU time of the client's own work from the program's CPU time.
     pub(crate) fn leave_out(&self, ns: u64) {
         self.ours.fetch_add(ns, SeqCst);
     }
@@ -336,8 +337,8 @@ impl ThreadBarrier {
         self.family.store(true, SeqCst);
     }
 
-    /// Keeps rounds from ending while a thread forks, until the child process participates: both processes may seem to
-    /// sleep until then.
+    /// Keeps rounds from ending while a thread forks, until the child process participates: until then, both processes
+    /// may seem to sleep although the child runs.
     pub(crate) fn holds(&self) {
         self.arriving.fetch_add(1, SeqCst);
     }
@@ -347,8 +348,8 @@ impl ThreadBarrier {
         self.arriving.fetch_sub(1, SeqCst);
     }
 
-    /// Marks the calling thread as ours: it waits for connections of other processes, or asks on behalf of a thread of
-    /// `process`, to which it listens.
+    /// Marks the calling thread as a thread of the client: it waits for connections of other processes, or relays
+    /// requests of a thread of `process`.
     pub(crate) fn serves(&self, process: Option<(i32, Arc<Listener>)>) {
         let mut state = self.enter();
         state.serving.insert(this_thread(), process.as_ref().map(|(_, listener)| Arc::clone(listener)));
@@ -361,7 +362,7 @@ impl ThreadBarrier {
         }
     }
 
-    /// Adds definitions of ids in captured operators of the process on whose behalf the calling thread asks.
+    /// Adds definitions of ids in captured operators of the process for which the calling thread makes requests.
     pub(crate) fn names(&self, at: u64, entries: Vec<u8>) {
         let mut state = self.enter();
         if let Some(process) = PROCESS.with_borrow(Clone::clone) {
@@ -369,7 +370,7 @@ impl ThreadBarrier {
         }
     }
 
-    /// Moves the process on whose behalf the calling thread asks to another rank.
+    /// Moves the process for which the calling thread makes requests to another rank.
     pub(crate) fn process_moves(&self, to: u32) {
         let mut state = self.enter();
         if let Some(process) = PROCESS.with_borrow(Clone::clone) {
@@ -386,8 +387,8 @@ impl ThreadBarrier {
         if RANK.replace(to) == to { None } else { to }
     }
 
-    /// Whether the process on whose behalf the calling thread asks communicates for its rank, which is `own` unless the
-    /// process has moved. Only the first process that communicates may do so.
+    /// Whether the process for which the calling thread makes requests communicates for its rank, which is `own` unless
+    /// the process has moved. Only the first process that communicates may do so.
     pub(crate) fn may_communicate(&self, own: u32, own_process_does: bool) -> bool {
         let mut state = self.enter();
         let Some(process) = PROCESS.with_borrow(Clone::clone) else { return false };
@@ -398,7 +399,7 @@ impl ThreadBarrier {
         *state.communicate.entry(rank).or_insert_with(|| process.clone()) == process
     }
 
-    /// Whether the process on whose behalf the calling thread asks communicates for its rank.
+    /// Whether the process for which the calling thread makes requests communicates for its rank.
     pub(crate) fn communicates(&self) -> bool {
         let state = self.enter();
         PROCESS
@@ -410,8 +411,8 @@ impl ThreadBarrier {
         self.threaded() && self.enter().communicate.contains_key(&rank)
     }
 
-    /// The path for a thread that asks on behalf of the thread that calls itself `path`. The result differs from `path`
-    /// if that path is in use, for example if the C library started the process.
+    /// The path under which a relay thread makes requests for the thread that reported `path`. The result differs from
+    /// `path` if that path is in use, for example if the C library started the process.
     pub(crate) fn admits(&self, path: Path) -> Path {
         let mut state = self.enter();
         let mut own = path.clone();
@@ -427,7 +428,7 @@ impl ThreadBarrier {
         let mut state = self.enter();
         state.serving.remove(&this_thread());
         state.admitted.remove(path);
-        // Possibly no other thread is left to check.
+        // The check runs here because possibly no other thread is left to run it.
         self.run(&mut state);
     }
 
@@ -448,7 +449,7 @@ impl ThreadBarrier {
             return false;
         }
         let waited = host_ns().saturating_sub(since);
-        // A thread that ran usually still does; if so, no other thread needs a check.
+        // The thread that the last check found running usually still runs; if so, no other thread needs to be checked.
         if waited <= PATIENCE && (state.threads.still_runs(&state.asking) || state.family.still_runs()) {
             return false;
         }
@@ -496,7 +497,7 @@ impl ThreadBarrier {
         let (running, readers) = {
             let state = self.state.lock().expect("no holder of this lock panics");
             if self.is_child && state.kicks().next().is_some() {
-                // Other processes see this one as running until the kicked thread does run.
+                // Other processes see this process as running until the thread whose sleep was ended really runs.
                 drop(state);
                 std::thread::yield_now();
                 return;
@@ -516,7 +517,8 @@ impl ThreadBarrier {
             self.hear(client, *thread, reader);
         }
         if !running && !self.is_child {
-            // A thread that has just started to run usually asks soon.
+            // A thread that has just started to run usually makes a request soon, so the watch sleeps briefly before it
+            // checks.
             let _ = rustix::event::poll(&mut [], Some(&Timespec { tv_sec: 0, tv_nsec: LOOKS.0 as i64 }));
         }
     }
@@ -551,7 +553,7 @@ impl ThreadBarrier {
 impl State {
     fn collect(&mut self, speaker: Speaker<'_>) {
         let Speaker { writer, opens, ops } = speaker;
-        // The thread's operations tell the driver that the sleep was left.
+        // The thread's next operations tell the driver that the thread has left the sleep.
         self.paused.retain(|thread, pause| *thread != this_thread() || pause.state != Paused::Left);
         let process = PROCESS.with_borrow(Clone::clone);
         let part = self.parts.entry(path()).or_insert(Part { process, writer, opens: None, ops: Vec::new() });
@@ -559,7 +561,7 @@ impl State {
         part.ops.extend(ops);
     }
 
-    /// Whether another process participates, or could.
+    /// Whether another process participates in the rounds, or could.
     fn has_family(&mut self) -> bool {
         let is_there = |process: i32, relative: &Relative| {
             self.family.sleeps_on(process) || started_at(process) == Some(relative.started)
@@ -578,12 +580,12 @@ impl State {
         let listening = Listening::of(&self.serving);
         let ours = self.watch.into_iter().chain([this_thread()]).chain(listening.threads());
         let skip = self.asking.iter().copied().chain(ours).collect();
-        // Messages from another process count as coming from outside.
+        // A process with children may get messages from them: its paused threads count as waiting for the outside.
         let paused = self.paused.keys().filter(|_| !family);
         let inside = paused.chain(self.serving.keys()).copied().collect();
         let others: BTreeSet<i32> = self.relatives.keys().copied().collect();
         let first = |all: &BTreeSet<ThreadId>| {
-            // Serving threads start no processes.
+            // Serving threads are left out, because they start no processes.
             let own = all.iter().copied().filter(|thread| !self.serving.contains_key(thread)).collect();
             if relatives { self.family.look(&own, &others) } else { Ok(true) }
         };
@@ -663,7 +665,8 @@ impl Part {
         if let Some(opens) = self.opens {
             client.announce(opens);
         }
-        // A frame ends with each long piece of operators: it has room for many pieces, but not for any number.
+        // A frame ends after each long piece of operators, because a frame has space for many operations but not for
+        // any number of long pieces.
         let mut rest = self.ops;
         let mut is_last = rest.is_empty() && quiet.is_none();
         while !is_last {
@@ -737,8 +740,8 @@ impl Client {
         self.barrier().lanes.matter()
     }
 
-    /// Registers the calling thread as a library's pool thread: it computes concurrently with Python threads, without
-    /// the interpreter's lock.
+    /// Registers the calling thread as a thread of a library's pool, which computes concurrently with Python threads,
+    /// without the interpreter's lock.
     pub fn joins_pool(&self) {
         self.barrier().lanes.join(this_thread());
     }
@@ -791,7 +794,7 @@ fn host_ns() -> u64 {
     super::clock_ns(ClockId::Monotonic)
 }
 
-/// Whether an answer is the late end of a sleep that the thread left earlier.
+/// Whether an answer reports the end of a sleep that the thread has already left.
 pub(crate) fn is_stale(answer: &Answer) -> bool {
     matches!(answer, Answer::Over)
 }
@@ -806,7 +809,7 @@ mod tests {
         let first = rounds.admits(vec![0, 1]);
         let second = rounds.admits(vec![0, 1]);
         assert_eq!(first, [0, 1]);
-        // The path sorts after the first one, and before later children of that one's process.
+        // The replaced path sorts after the original one, and before later children of the same parent.
         assert!(first < second && second != first && second < vec![0, 2]);
         rounds.serves(None);
         rounds.served(&first);

@@ -6,13 +6,13 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
 
 thread_local! {
-    /// Whether the thread was answered in a polling loop and has asked nothing since.
+    /// Whether the thread's last answer was to a poll, without another request since.
     static JUST_YIELDED: Cell<bool> = const { Cell::new(false) };
-    /// Number of consecutive clock reads by the thread.
+    /// Number of clock reads by the thread without another request between them.
     static LOOKS: Cell<u32> = const { Cell::new(0) };
 }
 
-/// Notes that the calling thread asks the driver.
+/// Notes that the calling thread makes a request to the driver.
 pub(super) fn asks() {
     JUST_YIELDED.set(false);
     LOOKS.set(0);
@@ -33,8 +33,8 @@ impl Client {
     }
 
     /// The rank's clock, for a call that needs only the clock. In a process that a rank has started, with compute that
-    /// is not measured, the read is free as long as no unsent operation or operator must pass first, except in a loop
-    /// of clock reads only.
+    /// is not measured, the read costs no request as long as no unsent operation or operator precedes it, except in a
+    /// loop that only reads the clock.
     pub fn look(&self) -> Result<SimTime> {
         const MOST_FREE_LOOKS: u32 = 1000;
         let looks = LOOKS.get() + 1;
@@ -60,7 +60,7 @@ impl Client {
         })
     }
 
-    /// The rank's clock at its last answer; the read is free.
+    /// The rank's clock at its last answer; no request is sent.
     pub fn last_now(&self) -> SimTime {
         SimTime::from_ps(self.clock.load(Relaxed))
     }
@@ -95,8 +95,8 @@ impl Client {
         Ok(true)
     }
 
-    /// The rank's clock for a thread that polls and has sent no operation since its last answer: at most one free read
-    /// per poll.
+    /// The rank's clock for a thread that polls and has sent no operation since its last answer: at most one read per
+    /// poll costs no request.
     pub fn now_after_yield(&self) -> Option<SimTime> {
         JUST_YIELDED.take().then(|| self.last_now())
     }

@@ -45,7 +45,7 @@ struct Relative {
 
 /// The reason why a process does not sleep.
 enum Awake {
-    /// This thread runs.
+    /// The thread with this id runs.
     Thread(ThreadId),
     /// A thread has run, or is new.
     Somebody,
@@ -182,7 +182,8 @@ impl Process {
 
     /// Takes the second look.
     fn has_slept(&mut self, pid: i32, used: Option<fn(i32) -> Option<u64>>) -> io::Result<Result<(), Awake>> {
-        // This check comes first: a thread that ends in the meantime may have woken others before.
+        // The list of threads is compared before the threads are examined: a thread that ends in the meantime may have
+        // woken others before.
         if !self.slept && !are_all(&pid.to_string(), self.threads.keys().copied())? {
             return Ok(Err(Awake::Somebody));
         }

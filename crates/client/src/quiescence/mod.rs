@@ -1,7 +1,7 @@
 //! Owns the check whether all other threads of this process (or all threads of another process) wait, and for what,
 //! including the processes that it has started. Linux provides the data in `/proc`.
 //!
-//! `rounds` decides on the consequences.
+//! `thread_barrier` decides on the consequences.
 //!
 //! Each thread is examined twice. A thread that sleeps at the second look (`stat`; `syscall` names the system call) and
 //! has not been on a CPU since the first look (`schedstat` counts its runs) has slept all the time in between; a thread
@@ -118,7 +118,7 @@ impl Threads {
     fn first_look(&mut self, skip: &BTreeSet<ThreadId>) -> io::Result<()> {
         if self.all.is_empty() || !are_all(&self.process, self.all.iter().copied())? {
             self.all = list(&self.process)?;
-            // Files of threads in `skip` stay open as well.
+            // Only ended threads are dropped: files of threads in `skip` stay open.
             self.known.retain(|thread, _| self.all.contains(thread));
         }
         for id in self.all.difference(skip) {
@@ -133,7 +133,8 @@ impl Threads {
     }
 
     fn second_look(&mut self, skip: &BTreeSet<ThreadId>, inside: &BTreeSet<ThreadId>) -> io::Result<Found> {
-        // This check comes first: a thread that ends in the meantime may have woken others before.
+        // The list of threads is compared before the threads are examined: a thread that ends in the meantime may have
+        // woken others before.
         if !are_all(&self.process, self.all.iter().copied())? {
             return Ok(Found::Running);
         }

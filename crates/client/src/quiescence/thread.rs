@@ -26,7 +26,7 @@ pub(super) const SLEEPS: [&str; 2] = ["35", "230"];
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) const SLEEPS: [&str; 2] = ["101", "115"];
 
-/// Number of bytes of the files that are read.
+/// Number of bytes that are read of each of the kernel's files on a thread.
 const LINE: usize = 256;
 
 /// The kernel's files on one thread.
@@ -255,6 +255,6 @@ pub(super) fn list(process: &str) -> io::Result<BTreeSet<ThreadId>> {
 /// process's task folder is the number of its threads plus two.
 pub(super) fn are_all(process: &str, known: impl ExactSizeIterator<Item = ThreadId>) -> io::Result<bool> {
     let links = rustix::fs::stat(format!("/proc/{process}/task"))?.st_nlink;
-    // Systems that emulate Linux may count differently.
+    // Systems that emulate Linux may count links differently: the threads are then listed.
     Ok(links as u64 == known.len() as u64 + 2 || list(process)?.into_iter().eq(known))
 }

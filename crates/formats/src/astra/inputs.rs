@@ -13,7 +13,7 @@ const LARGEST_WORLD: u64 = 1 << 20;
 pub struct InputError {
     /// Description of the mistake.
     pub message: String,
-    /// Advice how to correct it.
+    /// Advice on how to correct the error.
     pub hint: String,
 }
 

@@ -1,5 +1,5 @@
-//! Owns the meaning of a node's attributes. The schema leaves it to conventions, which are by name only: each writer
-//! chooses its own integer type, so all integer types are read alike.
+//! Owns the meaning of a node's attributes. The schema does not define attributes; by convention, tools agree on their
+//! names only. Each writer chooses its own integer types, so all integer types are read alike.
 
 use super::schema::{Attribute, CommType, GlobalMetadata, Node, Value};
 

@@ -27,7 +27,7 @@ pub enum Finding {
     UnknownVersion,
     /// A message with fields that the schema does not have, or with an unusual encoding: writing it again changes it.
     Lossy,
-    /// A dependency on a missing node: it counts as met.
+    /// A dependency on a missing node, which counts as a completed node.
     Dangling,
     /// The same dependency twice, as data and control or in one list.
     Duplicate,
@@ -249,8 +249,8 @@ fn dedup_from(list: &mut Vec<u64>, start: usize) {
     list.truncate(kept);
 }
 
-/// Kahn's algorithm: whether each node remains after all nodes that can be freed are removed. `edges` are (dependency,
-/// dependent), sorted.
+/// For each node, whether it remains after Kahn's algorithm, which repeatedly removes nodes without dependencies.
+/// `edges` are (dependency, dependent), sorted.
 fn never_free(edges: &[(u32, u32)], mut waits_for: Vec<u32>) -> Vec<bool> {
     let mut free: Vec<u32> = (0..waits_for.len() as u32).filter(|node| waits_for[*node as usize] == 0).collect();
     while let Some(node) = free.pop() {

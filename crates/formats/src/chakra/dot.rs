@@ -1,4 +1,4 @@
-//! Owns the picture of a trace as a graph in Graphviz' language. Graphviz lays it out.
+//! Owns the picture of a trace as a graph in Graphviz' language. Graphviz computes the layout.
 
 use super::ShowError;
 use super::read::Reader;

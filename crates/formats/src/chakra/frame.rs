@@ -5,9 +5,9 @@ use std::io::{self, ErrorKind, Read, Write};
 /// The position of a message in the (uncompressed) file, and its number, counted from 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
-    /// Number of messages before it.
+    /// Number of messages before this position.
     pub message: u64,
-    /// Number of bytes before it.
+    /// Number of bytes before this position.
     pub offset: u64,
 }
 

@@ -55,7 +55,7 @@ pub enum Part {
     Store(StoreOp),
     /// A thread waits for several operations.
     Wait,
-    /// The end of the program and of the rank's time; threads may go on.
+    /// The end of the program and of the rank's time; threads may continue.
     End,
 }
 
@@ -102,7 +102,7 @@ impl Part {
             Part::End => ("end of program", "end", NodeType::Metadata),
         };
         let mut node = Node { name: name.to_owned(), r#type: kind.into(), ..Node::default() };
-        // Nodes that the device does not run must not keep it from computing.
+        // Nodes that the device does not run must not occupy the device.
         node.set(IS_CPU_OP, Value::Bool(!matches!(self, Part::Compute(_))));
         node.set(TID, Value::Int64(task.0.into()));
         node.set(PART, Value::String(part.to_owned()));

@@ -20,13 +20,13 @@ pub struct GlobalMetadata {
 /// One operation of one rank.
 #[derive(Clone, PartialEq, Message)]
 pub struct Node {
-    /// Unique in its file.
+    /// Id of the node, unique in its file.
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    /// Name for people; the simulation does not depend on it.
+    /// Name of the node for people; the simulation does not depend on it.
     #[prost(string, tag = "2")]
     pub name: String,
-    /// A [`NodeType`], by its number.
+    /// Type of the node: the number of a [`NodeType`].
     #[prost(enumeration = "NodeType", tag = "3")]
     pub r#type: i32,
     /// Nodes that end before this node starts: control dependencies.

@@ -123,7 +123,8 @@ fn profile(name: &str, error: impl FnOnce(String) -> Diagnostic) -> Result<RawCl
     Err(error(format!("unknown backend `{name}`")).hint(suggest(name, "backends", names)))
 }
 
-/// The place of a name; a name without a table has the place of the whole value.
+/// The position of the backend's name in the file; if `backend` is a string and not a table, the position of the
+/// string.
 fn place_of(name: &Spanned<String>, whole: Range<usize>) -> Range<usize> {
     if name.span().is_empty() { whole } else { name.span() }
 }
@@ -333,7 +334,7 @@ pub(super) fn adapt(
     let inside = rate(1).filter(|_| per_server > 1);
     let Some((inside, between)) = inside.or(rate(per_server)).zip(rate(per_server).or(inside)) else { return };
     let per_server = per_server as u32;
-    // If another backend is told to use one of NCCL's algorithms, NCCL's default tuning applies.
+    // NCCL's default tuning applies if the file selects an algorithm of NCCL for another backend.
     let Tuning { nvls, max_channels } = tuning.unwrap_or(Tuning { nvls: true, max_channels: 32 });
     let known = models.first().and_then(|model| table::find(model.as_deref()?).ok());
     let memory = devices[0].rates.map_or(0.0, |rates| rates.memory);

@@ -183,7 +183,7 @@ pub(super) fn workers(raw: &[Spanned<RawDevice>]) -> Vec<Option<String>> {
     by_rank(raw, |raw| raw.at.as_ref().map(|at| at.get_ref().clone()))
 }
 
-/// The result of `of` for each `[[device]]`, once for each of its devices.
+/// The result of `of` for each `[[device]]` table, repeated for each device of the table.
 fn by_rank<T: Clone>(raw: &[Spanned<RawDevice>], mut of: impl FnMut(&RawDevice) -> T) -> Vec<T> {
     let count = |raw: &RawDevice| raw.count.as_ref().map_or(1, |count| *count.get_ref() as usize);
     raw.iter().flat_map(|device| std::iter::repeat_n(of(device.get_ref()), count(device.get_ref()))).collect()

@@ -39,8 +39,8 @@ pub(super) fn resolve(
                 let wanted = change.get_ref().link.as_ref();
                 let leaves = ends.zip(wanted).is_some_and(|((from, _), wanted)| from == wanted.get_ref());
                 let described = if leaves { &out } else { &into };
-                // A later change of the same link adds to an earlier one, and replaces values that a link has only one
-                // of.
+                // Several changes of one link are combined: lists are concatenated, and of single values the last one
+                // counts.
                 let known = dynamics.links.entry(link).or_default();
                 known.outages.extend(&described.outages);
                 known.outages.sort();
@@ -121,7 +121,7 @@ fn points(profile: &Spanned<RawProfile>, attached: &Attachments, source: &Source
     }
 }
 
-/// The rate of the direction that counts.
+/// Selects the rate of the direction that a change names.
 type Direction = fn(RawRates) -> Option<Bandwidth>;
 
 struct Reader<'a> {

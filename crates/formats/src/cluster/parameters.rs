@@ -55,7 +55,7 @@ pub(super) struct Parameters {
 pub(super) enum RawConnections {
     /// The operations of one group between two ranks.
     Group,
-    /// Everything between two ranks.
+    /// All operations between two ranks, whatever their group.
     Pair,
 }
 

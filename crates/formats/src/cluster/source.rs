@@ -207,7 +207,7 @@ fn split_key(option: &Piece, equals: usize) -> Result<Vec<(String, Range<usize>)
     let mut segments = Vec::new();
     let mut rest = DeValue::Table(table.into_inner());
     while let DeValue::Table(table) = rest {
-        // A comment yields an empty table.
+        // The table is empty if the text is only a comment.
         let (key, value) = table.into_iter().next().ok_or_else(not_a_key)?;
         segments.push((key.get_ref().clone().into_owned(), key.span()));
         rest = value.into_inner();

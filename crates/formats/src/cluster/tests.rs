@@ -348,7 +348,7 @@ fn a_host_has_a_bandwidth_out_and_one_in() {
     assert_eq!(summary, "cluster (20 Mbps out and 100 Mbps in)");
 }
 
-/// A queue is in front of a host on links from a switch, and nowhere else.
+/// Queues exist only on links from a switch to a host.
 #[test]
 fn a_switch_holds_back_so_much_for_each_host() {
     let queued = |network: &str| -> Vec<(String, u64)> {

@@ -139,7 +139,7 @@ fn is_product(name: &str, device: &str) -> bool {
     rest.is_some_and(|rest| rest.split('-').all(|part| VARIANTS.contains(&part) || is_memory(part)))
 }
 
-/// The reason why a name stands for no device.
+/// The reason why a name identifies no device.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}\nhint: {hint}")]
 pub struct UnknownDevice {

@@ -26,7 +26,7 @@ use uniference_sim::time::SimTime;
 const ROWS: usize = 1 << 16;
 /// Maximum number of events in a part of all tables together.
 const MOST_IN_PART: usize = 1_000_000;
-/// Times are signed in tables, so that differences may be negative.
+/// The latest time that a table can hold: columns of times are signed, so that differences may be negative.
 const LATEST: u64 = i64::MAX as u64;
 /// The key of the stream's version in a file's metadata.
 const VERSION_KEY: &str = "uniference.events";
@@ -70,7 +70,7 @@ struct Table<F: Write> {
     columns: Vec<Values>,
     /// Number of rows that are gathered and not encoded yet.
     rows: usize,
-    /// The open part, if it has rows.
+    /// The open part of the table; `None`: no rows since the last part.
     part: Option<SerializedFileWriter<Noted<F>>>,
     /// The reason why a part could not be written.
     failure: Arc<OnceLock<Failure>>,

@@ -12,7 +12,7 @@ use uniference_abi::entries::{
 /// First entry of the operator streams in records of version 11 or older.
 pub(crate) const VERSION_11: [u8; 1] = [Tag::Version11 as u8];
 
-/// Tags minus the numbers that stand for them in entries of streams of version 11.
+/// Difference between the tag of an entry, 16 to 30, and the byte that represents such a tag in streams of version 11.
 const VERSION_11_KINDS: u64 = 11;
 /// Largest number of dimensions of torch's tensors.
 const MOST_DIMENSIONS: u64 = 64;
@@ -38,13 +38,13 @@ pub enum Problem {
     /// A number needs more than 64 bits.
     #[error("a number has more than 64 bits")]
     LongNumber,
-    /// No entry has this tag.
+    /// An entry's tag is unknown.
     #[error("unknown entry {0}")]
     Entry(u64),
-    /// No argument begins with this byte.
+    /// An argument begins with an unknown byte.
     #[error("unknown argument {0}")]
     Argument(u8),
-    /// The number has no definition.
+    /// An entry refers to an unknown definition.
     #[error("unknown definition {0}")]
     Definition(u64),
     /// The site has not been named.
@@ -53,19 +53,19 @@ pub enum Problem {
     /// The kernel has not been named.
     #[error("unknown kernel {0}")]
     Kernel(u64),
-    /// No stream, event, graph or buffer has this number.
+    /// An entry's number of a stream, event, graph or buffer is out of range.
     #[error("stream, event, graph or buffer {0} is out of range")]
     Number(u64),
-    /// No kind of copy has this number.
+    /// An entry's kind of copy is unknown.
     #[error("unknown kind of copy {0}")]
     Copy(u64),
-    /// No kind of memory has this number.
+    /// An entry's kind of memory is unknown.
     #[error("unknown kind of memory {0}")]
     Kind(u8),
     /// A tensor has too many dimensions.
     #[error("a tensor with {0} dimensions")]
     Dimensions(u64),
-    /// A rank has fewer processes.
+    /// The number of a process is larger than a rank's processes can have.
     #[error("process {0} is out of range")]
     Process(u64),
 }
@@ -75,9 +75,9 @@ pub enum Problem {
 pub enum Entry<'a> {
     /// The rank ran an operator.
     Execution {
-        /// Index of its definition in [`Decoder::definitions`].
+        /// Index of the operator's definition in [`Decoder::definitions`].
         definition: usize,
-        /// The line that ran it.
+        /// The program's line that ran the operator.
         line: Line,
         /// Autograd's activity while the operator ran.
         autograd: Autograd,
@@ -86,8 +86,8 @@ pub enum Entry<'a> {
     },
     /// Duration of the next execution on this machine, in nanoseconds; only in captures that time operators.
     Timed {
-        /// The program's own work before the operator: from the end of the previous operator, or from the program's
-        /// continuation after a call.
+        /// Duration of the program's own work before the operator: from the end of the previous operator, or from the
+        /// program's continuation after a call.
         before: u64,
         /// Duration of the operator.
         lasted: u64,
@@ -129,14 +129,14 @@ pub enum Entry<'a> {
     },
     /// The program read a value that was not computed, so its control flow may depend on it.
     Answered {
-        /// The line that read it.
+        /// The program's line that read the value.
         line: Line,
-        /// The operator that read it.
+        /// The operator that read the value.
         operator: &'a str,
     },
     /// Work of the program on a stream of a simulated GPU.
     Stream(StreamEntry),
-    /// The rank asks for the times of the next launch, copy or graph launch by this number.
+    /// Number by which the rank later queries the times of the next launch, copy or graph launch.
     Number(u64),
     /// Number of Python functions that have begun on the thread since the last such entry.
     PythonCalls(u64),
@@ -173,18 +173,18 @@ pub enum StreamEntry {
         stream: u32,
         /// Cause of the launch, and its cost on the host.
         flags: LaunchFlags,
-        /// Bytes of memory that its arguments point to; 0: not known.
+        /// Bytes of memory that the kernel's arguments point to; 0: not known.
         bytes: u64,
     },
     /// A copy is launched.
     Copy {
         /// Number of the stream.
         stream: u32,
-        /// The memories that it copies from and to.
+        /// The memories of the copy's source and destination.
         kind: CopyKind,
-        /// Number of bytes that it copies.
+        /// Number of copied bytes.
         bytes: u64,
-        /// The same as for a kernel launch.
+        /// Cause of the copy's launch, and its cost on the host.
         flags: LaunchFlags,
     },
     /// An event is recorded: it happens when everything before it on the stream has ended.
@@ -194,11 +194,11 @@ pub enum StreamEntry {
         /// Number of the stream.
         stream: u32,
     },
-    /// Everything after it on the stream waits for an event, as that was recorded last.
+    /// Later work on the stream waits for an event, as the event was recorded last.
     Wait {
         /// Number of the stream that waits.
         stream: u32,
-        /// Number of the event; one that was never recorded has no effect.
+        /// Number of the event; an event that was never recorded has no effect.
         event: u32,
     },
     /// The beginning or the end of a graph's capture of a stream.
@@ -298,7 +298,7 @@ pub enum Autograd {
 pub struct SourceLine {
     /// `path:line`.
     pub line: String,
-    /// The qualified name of its function.
+    /// The qualified name of the Python function that contains the line.
     pub function: String,
 }
 
@@ -311,8 +311,8 @@ pub enum Level {
     Context,
 }
 
-/// Decoder of one rank's stream. It keeps the definitions, sites and kernels by number. All numbers that it shows are
-/// unique within the rank, whichever of its processes has written the entry.
+/// Decoder of one rank's stream, which keeps the definitions, sites and kernels by number. All numbers in decoded
+/// entries are unique within the rank, whichever of its processes has written the entry.
 #[derive(Clone, Debug, Default)]
 pub struct Decoder {
     definitions: Vec<Definition>,
@@ -336,7 +336,7 @@ impl Decoder {
         &self.definitions
     }
 
-    /// A line of the program by its number; `None` for 0, and for those that have not been named.
+    /// A line of the program by its number; `None` for 0, and for numbers that no entry has defined.
     pub fn source_line(&self, site: u32) -> Option<&SourceLine> {
         self.sites.get((site as usize).checked_sub(1)?)
     }
@@ -363,11 +363,11 @@ impl Decoder {
         !self.others.is_empty()
     }
 
-    /// Reads the next slice of the rank's stream, and shows `visit` its entries in order, with this decoder as it then is. Definitions, sites,
-    /// kernels, restarts and processes are not shown.
+    /// Reads the next slice of the rank's stream, and passes its entries to `visit` in order, each with the decoder's
+    /// state at that entry. Definitions, sites, kernels, restarts and processes are not passed.
     ///
     /// # Errors
-    /// At the first entry that is invalid. Those before it have been shown; the stream cannot be read any further.
+    /// At the first invalid entry. Earlier entries have been passed to `visit`; the rest of the stream cannot be read.
     pub fn read(&mut self, slice: &[u8], mut visit: impl FnMut(&Decoder, Entry<'_>)) -> Result<(), Invalid> {
         let mut bytes = Bytes { rest: slice };
         while !bytes.rest.is_empty() {
@@ -600,7 +600,7 @@ impl Decoder {
         Entry::Level { level, bytes }
     }
 
-    /// Makes that process the writer of the following entries.
+    /// Declares that the following entries were written by the given process.
     fn is_of(&mut self, process: u64) -> Result<(), Problem> {
         let next = Numbers::of(process).ok_or(Problem::Process(process))?;
         if next.process() != self.numbers.process() {
@@ -612,8 +612,8 @@ impl Decoder {
     }
 }
 
-/// Number of bytes at the beginning of a slice that define definitions, sites and kernels, and name their processes.
-/// These entries belong to the whole rank, the following ones to one thread.
+/// Number of bytes at the beginning of a slice that contain definitions, sites and kernels, and entries that name the
+/// processes of these. They belong to the whole rank, the rest of the slice to one thread.
 ///
 /// # Errors
 /// If one of them is invalid.
@@ -641,7 +641,7 @@ pub(super) fn dictionary_entry(bytes: &[u8]) -> Result<Option<(usize, Option<Sou
             left.number()?;
         }
         Some(Tag::Version11) => {}
-        // Streams of version 11 name processes by this entry; no memory kind has its number.
+        // Streams of version 11 name processes by a memory kind entry whose number is no memory kind.
         Some(Tag::MemoryKind)
             if left.integer()? == 0 && u64::from(left.byte()?) + VERSION_11_KINDS == Tag::Process as u64 =>
         {

@@ -66,11 +66,11 @@ impl Argument {
 /// A tensor without its values.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Tensor {
-    /// The type of its elements.
+    /// The type of the tensor's elements.
     pub dtype: ScalarType,
-    /// The memory that it is in.
+    /// The memory that contains the tensor.
     pub place: Place,
-    /// The operator writes to it.
+    /// Whether the operator writes to the tensor.
     pub written: bool,
     /// Elements along each dimension.
     pub sizes: Vec<u64>,

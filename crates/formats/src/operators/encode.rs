@@ -171,7 +171,7 @@ impl Encoder {
         (self.previous, self.recorded) = (0, false);
     }
 
-    /// Makes that process of the rank the writer of the following entries.
+    /// Declares that the following entries were written by the given process of the rank.
     pub fn process(&mut self, process: u32) {
         self.tag(Tag::Process);
         self.number(process.into());

@@ -22,7 +22,7 @@ pub(super) struct Numbers {
 }
 
 impl Numbers {
-    /// Numbers of a process without definitions; `None`: ranks have fewer processes.
+    /// Numbers of a process that has not defined anything yet; `None`: the process's number is too large.
     pub(super) fn of(process: u64) -> Option<Numbers> {
         let process = OfProcess::new(u32::try_from(process).ok()?)?;
         Some(Numbers { process, ..Numbers::default() })

@@ -103,19 +103,19 @@ fn a_stream_is_what_its_documentation_says() {
     // 520 MiB for the context.
     slice.extend([6, 2, 0xd8, 0x04, 0xe8, 0x07, 16, 2, 0x80, 0x80, 0x80, 0x80, 0x80, 0x20]);
     slice.extend([17, 0x80, 0x80, 0x80, 0x01, 18, 0x80, 0x80, 0x80, 0x84, 0x02]);
-    // The definition ran at site 1, in the backward pass, on 300, 299 and 0.
+    // The definition ran at site 1, in the backward pass, on allocations 300, 299 and 0.
     slice.extend([32, 3, 1, 1, 0xd5, 0x04]);
-    // 5 is a parameter's; `aten::item` read a value at a line that is not known; 5 was freed.
+    // Allocation 5 contains a parameter; `aten::item` read a value at an unknown line; allocation 5 was freed.
     slice.extend([4, 10, 1, 5, 0, 10]);
     slice.extend(b"aten::item");
     slice.extend([3, 0]);
     // The next execution begins after 300 ns and takes 5 ns.
     slice.extend([7, 0xac, 0x02, 5]);
-    // Autograd records that it ran, on memory that is not tracked.
+    // Autograd records the execution, which works on untracked memory.
     slice.extend([19, 1, 32, 0, 9, 0, 0]);
     // 200 functions of Python have begun.
     slice.extend([30, 0xc8, 0x01]);
-    // Then it calls an operation that sends what is in 5 and receives into 6.
+    // Then the program calls an operation that sends the contents of allocation 5 and receives into allocation 6.
     slice.extend([20, 10, 21, 2]);
     let expected = [
         Kept::Allocated(300, 1000, false),
@@ -137,7 +137,7 @@ fn a_stream_is_what_its_documentation_says() {
     assert_eq!(decoder.definitions(), [mm()]);
     assert_eq!(decoder.source_line(1), Some(&SourceLine { line: "a.py:7".into(), function: "f".into() }));
     assert_eq!(decoder.source_line(0), None);
-    // And the encoder writes the same.
+    // The encoder writes the same bytes.
     let mut encoder = Encoder::default();
     encoder.definition(&mm());
     encoder.site("a.py:7", "f");
@@ -192,8 +192,8 @@ fn what_a_slice_has_defined_the_next_one_names() {
     assert_eq!(entries, [ran(true, 7), ran(false, 9)]);
 }
 
-/// The first definition of each process has the number 0, and the first line the number 1. The decoder tells them apart
-/// by their processes.
+/// The first definition of each process has the number 0, and the first line the number 1. The decoder distinguishes
+/// equal numbers by their processes.
 #[test]
 fn what_processes_have_numbered_by_themselves_is_told_apart() {
     let part = |name: &str, line: &str| {
@@ -242,7 +242,7 @@ fn what_processes_have_numbered_by_themselves_is_told_apart() {
     let problem = |slice: &[u8]| read(&mut Decoder::default(), slice).unwrap_err().problem;
     assert_eq!(problem(&[1, 0, 0, 27, 1, 5, 2, 0]), Problem::Site(1));
     assert_eq!(problem(&[27, 1, 15, 0x80, 0x80, 0x80, 0x08]), Problem::Number(1 << 24));
-    // Differences of allocations are each process's own.
+    // The difference of an allocation refers to the previous allocation of the same process.
     let next = |bytes: u64| {
         let mut encoder = Encoder::default();
         encoder.allocated(1, bytes);
@@ -330,7 +330,7 @@ fn streams_of_version_11_are_read() {
     let mut encoder = Encoder::default();
     encoder.definition(&mm());
     let definition = encoder.take();
-    // Written by hand, as the C++ library of that version did.
+    // Bytes written by hand, as the C++ library of version 11 wrote them.
     let old = [
         &[31][..],
         &definition,
@@ -362,7 +362,7 @@ fn streams_of_version_11_are_read() {
     assert_eq!(read(&mut Decoder::default(), &old).unwrap(), read(&mut Decoder::default(), &new).unwrap());
     assert_eq!(dictionary_length(&old), Ok(1 + definition.len()));
     for end in 1..old.len() {
-        // A stream that is cut short is refused or ends between two entries.
+        // A truncated stream is refused, unless it ends between two entries.
         let _ = read(&mut Decoder::default(), &old[..end]);
     }
 }
@@ -508,7 +508,8 @@ proptest! {
         prop_assert_eq!(&found, &entries.iter().filter(shown).cloned().collect::<Vec<_>>());
         let definitions = entries.iter().filter_map(|entry| if let Kept::Definition(other) = entry { Some(other) } else { None });
         prop_assert_eq!(decoder.definitions().iter().collect::<Vec<_>>(), [&definition].into_iter().chain(definitions).collect::<Vec<_>>());
-        // A stream that is cut inside an entry is an error or has fewer entries, but no different ones.
+        // A stream that is truncated inside an entry is an error or has fewer entries, and never yields different
+        // entries.
         let whole = slices.concat();
         for cut in 0..whole.len() {
             if let Ok(entries) = read(&mut Decoder::default(), &whole[..cut]) {

@@ -18,7 +18,7 @@ type MessageEnds = [Vec<(RankId, Handle)>; 2];
 pub struct Merged {
     /// The ranks, in order.
     pub ranks: Vec<RealRank>,
-    /// The members of each group, in its order.
+    /// The members of each group, in the group's order.
     pub groups: Vec<Vec<RankId>>,
     lines: Vec<String>,
     /// Collectives by group and number: the latest entry, and the root's entry.
@@ -208,7 +208,8 @@ impl RankReader<'_> {
         };
         let sites = self.sites(&file.records);
         let mut sequences = BTreeMap::new();
-        // In the order of the recorder's numbers: records of two threads may be in another order than their numbers.
+        // Records are sorted by the recorder's numbers, because the records of two threads may be written in another
+        // order.
         let mut handles = BTreeMap::new();
         for record in file.records {
             match record {
@@ -308,7 +309,7 @@ impl Merged {
         self.ranks.iter().map(|rank| &rank.device[..])
     }
 
-    /// The members of a group, in its order.
+    /// The members of a group, in the group's order.
     pub fn members(&self, group: GroupId) -> &[RankId] {
         &self.groups[group.index()]
     }

@@ -208,7 +208,7 @@ fn groups_meet_by_members_and_count() {
         }
     }
     merged.tell(&mut Groups(&mut count));
-    // each of two groups has one barrier on each of two ranks
+    // two groups, each with one barrier that both ranks enter
     assert_eq!(count, BTreeMap::from([(0, 2), (1, 2)]));
     assert_eq!(merged.unseen(), 4);
 }

@@ -9,10 +9,10 @@ use std::io::{self, Read, Seek, SeekFrom};
 
 /// Size of the last bytes of a file: the position of the file's end frame, and the position's checksum.
 pub(super) const TRAILER: usize = 12;
-/// Maximum number of bytes of a block's start that show its rank.
+/// Maximum number of bytes of a block's variant and rank, which are the block's first bytes.
 const LONGEST_START: u64 = 10;
 
-/// The rank of a block, and its length with the frame's head.
+/// The rank of a block, and the block's length including the head of its frame.
 type Block = (u32, u32);
 
 /// The start of a frame.

@@ -30,7 +30,7 @@ use uniference_sim::replay::RecordedStep;
 const MAGIC: [u8; 7] = *b"UNIREC\n";
 /// The version that is written. Older versions are read, too.
 const VERSION: u8 = 12;
-/// The newest version with operator streams of the older format.
+/// The newest version of records whose operator streams have the older format.
 const OLD_OPERATORS: u8 = 11;
 /// Maximum length of a frame: the longest steps list a few numbers for each rank.
 const LONGEST_FRAME: u32 = 1 << 28;
@@ -64,7 +64,7 @@ pub enum RecordError {
     /// Another version of Uniference wrote the record.
     #[error("unsupported program record version {0}; the newest supported version is {current}\nhint: replay it with the version of Uniference that wrote it", current = VERSION)]
     Version(u8),
-    /// The record stops before its end.
+    /// The record ends before its last frame.
     #[error(
         "the program record is truncated after {steps} steps\nhint: the run was interrupted, or the disk was full; run the program again"
     )]
@@ -107,7 +107,7 @@ struct Contents {
 #[derive(Clone, Copy, PartialEq)]
 enum Version {
     One,
-    /// Later versions, which differ in their steps.
+    /// Versions 2 and later, which share a layout and differ in their steps.
     Indexed,
 }
 
@@ -120,7 +120,7 @@ struct Extent {
 
 /// How a file ends.
 enum FileEnd {
-    /// As its writer wanted, who has counted the steps.
+    /// The record is complete; the writer has counted its steps.
     Whole { steps: u64 },
     /// The file ends before its last step, as after a crash of its writer.
     CutShort,
@@ -380,7 +380,7 @@ fn damaged(steps: u64, problem: impl Into<String>) -> RecordError {
     RecordError::Damaged { steps, problem: problem.into() }
 }
 
-/// The bytes of one frame, or why there is none: a file that ends before it or inside it was cut short.
+/// The bytes of one frame. If the file ends before the frame or inside it, the record was cut short.
 fn read_frame(input: &mut impl Read) -> io::Result<Result<Vec<u8>, FileEnd>> {
     let mut head = [0; FRAME_HEAD as usize];
     match input.read_exact(&mut head) {
@@ -391,7 +391,7 @@ fn read_frame(input: &mut impl Read) -> io::Result<Result<Vec<u8>, FileEnd>> {
     if length > LONGEST_FRAME {
         return Ok(Err(FileEnd::Damaged(format!("invalid frame length {length}"))));
     }
-    // Not read_exact: a damaged length must not reserve memory for bytes that are not there.
+    // `read_exact` would reserve memory first, and a damaged length must not reserve memory for missing bytes.
     let mut bytes = Vec::new();
     input.take(length.into()).read_to_end(&mut bytes)?;
     Ok(match bytes.len() == length as usize {

@@ -130,7 +130,8 @@ pub(super) enum Step {
     Named {
         group: u32,
     },
-    /// A definition without an action: from this step on the rank's steps call this line of the program by this number.
+    /// A definition without an action: in later steps of the rank, this number stands for this source line of the
+    /// program.
     Line {
         site: u32,
         text: String,
@@ -568,7 +569,7 @@ alike! {
     QueuePop { key, block }, QueueLength { key },
 }
 
-/// The index of a value in its table.
+/// The index of a value in the record's table of such values.
 fn number<T: PartialEq>(table: &[T], value: &T) -> u32 {
     table.iter().position(|known| known == value).expect("its table has all of them") as u32
 }

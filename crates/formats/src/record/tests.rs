@@ -127,14 +127,14 @@ fn a_line_is_known_once_a_rank_has_come_to_it() {
     let (mut ranks, _rest) = RecordReader::open(Cursor::new(&file)).unwrap().by_rank();
     let (_, step) = ranks[1].next().unwrap();
     assert_eq!(&*ranks[1].line(&step), "a.py:2");
-    // Rank 0 has named the other line, and was not read.
+    // Only rank 0 has named the other line, and rank 0's steps were not read.
     assert_eq!(&*ranks[1].line(&mark("")), "");
 }
 
 #[test]
 fn a_record_that_was_cut_short_gives_what_it_has_and_says_so() {
     let mut out = Vec::new();
-    // A run that ends otherwise: a dropped writer writes its steps, and no end.
+    // A run that ends early: a dropped writer writes the buffered steps, but no end frame.
     drop(writer(&mut out));
     let (ranks, rest) = RecordReader::open(Cursor::new(&out)).unwrap().by_rank();
     let found: Vec<Steps> = ranks.into_iter().map(Iterator::collect).collect();
@@ -376,7 +376,8 @@ proptest! {
     fn every_changed_bit_is_an_error(at in 0..written().len(), bit in 0..8u8) {
         let mut file = written();
         file[at] ^= 1 << bit;
-        // Another supported version is no damage: records of some versions differ in nothing that this record contains.
+        // A changed version number is not detected if both versions are supported, because they encode the steps of
+        // this record in the same way.
         prop_assume!(at != MAGIC.len() || !(2..=VERSION).contains(&file[at]));
         prop_assert!(read(&file).is_err());
     }

@@ -1,5 +1,5 @@
-//! Owns records of version 1: each step is a frame of its own, in the order in which all ranks asked, and the table of
-//! lines is at the end. There is no index, so such a file is read once before any of its steps is.
+//! Owns records of version 1: each step is a frame of its own, in the order of all ranks' requests, and the table of
+//! lines is at the end. There is no index, so the whole file is read once before its first step is returned.
 
 use super::schema::{Header, Step};
 use super::{Contents, Extent, FRAME_HEAD, FileEnd, Version, decode, read_frame};

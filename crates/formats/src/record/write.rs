@@ -11,10 +11,10 @@ use uniference_sim::time::SimDuration;
 
 /// Maximum number of bytes of a piece of a slice's operators, so that frames stay short.
 const LONGEST_PIECE: usize = 1 << 20;
-/// Number of bytes of a rank's steps at which they are written.
+/// Number of buffered bytes of a rank's steps at which the rank's steps are written to the file.
 const BLOCK: usize = 1 << 14;
-/// Number of bytes of all ranks' steps, in total and per rank, at which they are all written: a run that is killed
-/// loses no more.
+/// Number of buffered bytes of all ranks' steps, in total and per rank, at which all steps are written: a run that is
+/// killed loses no more than this.
 const UNWRITTEN: usize = 1 << 18;
 const UNWRITTEN_OF_RANK: usize = 64;
 

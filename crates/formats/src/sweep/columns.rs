@@ -8,7 +8,7 @@ use super::CellType::{Float, Integer, Text};
 pub struct Figure {
     /// The column's name.
     pub name: &'static str,
-    /// Type of its values.
+    /// Type of the column's values.
     pub holds: CellType,
     /// Meaning and unit of the values.
     pub meaning: &'static str,

@@ -47,7 +47,7 @@ pub struct Sweep {
     program: Program,
     /// Arguments of the program, with `{NAME}` in place of a parameter.
     templates: Vec<String>,
-    /// Settings with one value, each with its place.
+    /// Settings with one value, each with its place in the sweep file.
     fixed: Vec<(Target, Value, Range<usize>)>,
     origin: String,
     text: String,
@@ -185,7 +185,7 @@ pub struct Search {
 pub struct Objective {
     /// Name of the column.
     pub column: String,
-    /// Whether it is maximized; otherwise it is minimized.
+    /// Whether the column's value is maximized; otherwise it is minimized.
     pub maximize: bool,
 }
 
@@ -196,7 +196,7 @@ pub struct Place(Range<usize>);
 /// The words of the command that carries a trial out, without `uniference`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Words {
-    /// `run`, or `workload` and its kind.
+    /// The words of the command: `run`, or `workload` and the kind of workload.
     pub command: Vec<String>,
     /// Options that determine the simulated cluster and the seed.
     pub cluster: Vec<String>,
@@ -250,7 +250,7 @@ impl Sweep {
         self.words_of(&self.settings(point), folder)
     }
 
-    /// The place of a setting without which the point's command works, if there is one.
+    /// The position of the setting at fault: the first one without which the point's command works, if there is one.
     pub fn culprit(&self, point: &[Value], folder: &Path, works: impl Fn(&Words) -> bool) -> Option<Place> {
         let settings = self.settings(point);
         let without = |left_out: usize| {
@@ -274,7 +274,7 @@ impl Sweep {
         Place(listed.map_or(place, |(_, place)| place).clone())
     }
 
-    /// The message with its place in the file.
+    /// The message, completed by its place in the sweep file.
     pub fn error(&self, message: Diagnostic, Place(place): Place) -> Diagnostic {
         message.at(&self.origin, &self.text, place)
     }
@@ -291,7 +291,7 @@ impl Sweep {
             Program::Workload(kind) => (vec!["workload".to_owned(), kind.clone(), "--run".to_owned()], Vec::new()),
         };
         let mut words = Words { command, cluster: Vec::new(), options: Vec::new(), program };
-        // Arguments without a name come first: they may name a command whose options follow.
+        // Positional arguments come first, because they may name a command whose options follow.
         let templates = words.program.len()..words.program.len() + self.templates.len();
         words.program.extend(self.templates.iter().cloned());
         for (target, value) in settings {
@@ -354,7 +354,7 @@ impl Domain {
         }
     }
 
-    /// The value at a share of the domain from 0 to less than 1.
+    /// The parameter's value at the fraction `share` of its domain; `share` is at least 0 and less than 1.
     pub fn at(&self, share: f64) -> Value {
         match self {
             Domain::Values(values) => values[((share * values.len() as f64) as usize).min(values.len() - 1)].0.clone(),

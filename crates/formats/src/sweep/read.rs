@@ -500,7 +500,7 @@ impl<'t> Reader<'t> {
             }
             measures.push((key.span().start, Measure { name, formula: self.formula(slot)? }));
         }
-        // In the order of the file: a measure may depend on those before it.
+        // Measures are read in the order of the file, because a measure may depend on earlier measures.
         measures.sort_by_key(|(start, _)| *start);
         Ok(measures.into_iter().map(|(_, measure)| measure).collect())
     }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Cell {
-    /// No value: it is unknown.
+    /// An empty cell: the value is unknown.
     Null,
     /// A whole number.
     Integer(i64),
@@ -45,9 +45,9 @@ pub enum CellType {
 pub struct Column {
     /// The column's name.
     pub name: String,
-    /// Type of its cells.
+    /// Type of the column's cells.
     pub holds: CellType,
-    /// Its cells, one for each row.
+    /// The column's cells, one for each row.
     pub cells: Vec<Cell>,
 }
 

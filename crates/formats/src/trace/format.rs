@@ -43,7 +43,7 @@ pub struct Counter<'a> {
     pub pid: u32,
     /// Name of the counter.
     pub name: &'a str,
-    /// Unit of its values.
+    /// Unit of the counter's values.
     pub unit: &'static str,
 }
 

@@ -252,7 +252,7 @@ impl<F: Format> TraceWriter<F> {
         self.out.finish()
     }
 
-    /// The first free row of this kind, which is then occupied by the slice.
+    /// The first free row of this kind; the slice then occupies the row.
     fn row_for(&mut self, rank: RankId, what: What, start: SimTime, end: SimTime) -> Row {
         let lane = self.lane(rank, what, start);
         lane.busy_until = end;
@@ -266,7 +266,7 @@ impl<F: Format> TraceWriter<F> {
             self.halves.insert(send, half);
             return;
         };
-        // The earlier end is the sender's.
+        // The end with the earlier time belongs to the sender.
         let (from, to) = if other.at <= half.at { (other, half) } else { (half, other) };
         self.arrow("message", from, to);
     }
@@ -363,7 +363,7 @@ impl RankRows {
         own.or(self.ranges.last()).map(|(_, name, _)| &**name)
     }
 
-    /// The row of the task's wait with this end.
+    /// The row that shows the task's wait that ends at `end`.
     fn wait(&self, task: TaskId, end: SimTime) -> Option<u32> {
         let waits = self.waits.get(&task)?;
         let at = waits.partition_point(|(other, _)| *other < end);
@@ -456,7 +456,7 @@ impl<F: Format> Observer for TraceWriter<F> {
                     busy.add(start, at);
                 }
             }
-            // The compute itself has a slice.
+            // The compute has a slice of its own, so the wait for it is not shown.
             Event::Waited { reason: WaitReason::Compute, .. } => {}
             Event::Waited { rank, task, start, reason, exposed, late_peer, no_data, call, .. } => {
                 let name = call.map_or_else(|| reason_name(reason), |call| call.op.name());

@@ -354,7 +354,7 @@ fn a_wait_says_for_whom_it_was_within_its_slice() {
     let mut trace = TraceWriter::new(Chrome::new(Vec::new()), &cluster(), Lines::default());
     feed(&mut trace);
     trace.release(&release(2, 5, "waits for rank 1, which sleeps"));
-    // The trace does not have this wait.
+    // No wait of this trace ends at this time.
     trace.release(&release(2, 4, "nothing"));
     let text = String::from_utf8(trace.finish().unwrap()).unwrap();
     let document: serde_json::Value = serde_json::from_str(&text).unwrap();

@@ -15,7 +15,8 @@ pub(super) struct AbsentRanks {
     cast: Arc<FoldPlan>,
     /// The comparison of the requests of the ranks that run.
     pub(super) likeness: ReplicaCheck,
-    /// By the members that run: whole groups and their sequence numbers, in the order of their names.
+    /// For each set of running members: the whole groups with these running members, and their sequence numbers, in the
+    /// order in which they were first named.
     named: BTreeMap<Arc<[RankId]>, Vec<Named>>,
     groups: BTreeMap<GroupId, Arc<[RankId]>>,
     /// The deviation that ends the rehearsal.
@@ -172,7 +173,7 @@ mod tests {
         for refused in [send(1), collective(Some(1), Shape::Even(1))] {
             let unlike = absence.call(RankId(0), &refused).unwrap_err();
             assert!(unlike.problem.starts_with("rank 0 needs data of rank 3, which does not run"), "{unlike}");
-            // 3 = 1 + 2, while 1 and 3 differ along the second axis only.
+            // Ranks 0 and 3 differ along two axes (3 = 1 + 2); ranks 1 and 3 differ along the second axis only.
             assert_eq!(unlike.due_to, DueTo::Absence);
             assert_eq!(absence.call(RankId(1), &refused).unwrap_err().due_to, DueTo::Axis(1));
         }

@@ -1,5 +1,5 @@
 //! Owns the location of each operation's data: the staged inputs of members, the ranges that a member may read, and the
-//! times at which rooms become free.
+//! times at which blocks become free.
 //!
 //! The module moves no bytes, except for small reductions and contributions of absent ranks (ranks move data through
 //! the arena), and knows no time (the engine does). It only observes issued and matched operations.
@@ -37,11 +37,11 @@ pub struct DataPlane {
     held: BTreeMap<(RankId, Handle), Held>,
     /// Inputs of sends with their receivers, until the receivers have released them.
     sends: BTreeMap<(RankId, Handle), (Offset, RankId)>,
-    /// Rooms of inputs that are still being copied.
+    /// Blocks of inputs that are still being copied.
     filling: BTreeSet<Offset>,
-    /// Free rooms of which their owner has not been told.
+    /// Free blocks that have not been reported to their owner yet.
     freed: BTreeMap<RankId, Vec<Offset>>,
-    /// Complete and failed operations of which their owner has not been told.
+    /// Complete and failed operations that have not been reported to their owner yet.
     over: BTreeMap<RankId, Vec<Handle>>,
     /// By rank, groups in which a peer caused operations to fail since the last report.
     failed: BTreeMap<RankId, BTreeSet<GroupId>>,
@@ -55,7 +55,7 @@ pub struct DataPlane {
 struct Announced {
     /// The call in the form that the engine receives.
     heard: Call,
-    /// The same call in the whole group.
+    /// The call as it applies to the whole group.
     call: Call,
     staged: Option<Offset>,
 }
@@ -75,7 +75,7 @@ enum Held {
 pub enum Access {
     /// The data is available.
     Ready(Fetched),
-    /// A member reduces, or copies its input: ask again afterwards.
+    /// A member is still reducing the data or copying its input: the caller must try again afterwards.
     Busy,
 }
 
@@ -85,13 +85,13 @@ impl DataPlane {
         DataPlane { plans: Plans::of(algorithms), ..DataPlane::default() }
     }
 
-    /// Makes the driver carry out small reductions itself from now on.
+    /// From now on, the driver itself carries out small reductions.
     pub fn reduce_in(&mut self, window: Window) {
         self.window = Some(window);
     }
 
-    /// Makes ranks of the cast that do not run contribute copies from now on. The copies are in `window`, of which each
-    /// rank has `part` bytes.
+    /// From now on, ranks of the fold plan without processes contribute copies of other ranks' data. The copies are in
+    /// `window`, of which each rank has `part` bytes.
     pub fn rehearse(&mut self, cast: Arc<FoldPlan>, window: Window, part: u64) {
         self.copies = Some(Copies::new(cast, window, part));
     }
@@ -119,7 +119,8 @@ impl DataPlane {
         self.disagreement
     }
 
-    /// Records that a task is about to issue `call`, which the engine receives as `heard`, with its input at `staged`.
+    /// Records that a task is about to issue `call`, which the engine receives as `heard`; the call's input is at
+    /// `staged`.
     pub fn announce(&mut self, (rank, task): (RankId, TaskId), heard: Call, call: Call, staged: Option<Offset>) {
         if let Some(copies) = &mut self.copies {
             let ranks = &self.groups[&call.group].ranks;
@@ -135,12 +136,12 @@ impl DataPlane {
         self.copies.as_mut().map(Copies::take_contributions).unwrap_or_default()
     }
 
-    /// Marks the input in this room as not yet copied.
+    /// Marks the input in this block as not yet copied.
     pub fn filling(&mut self, room: Offset) {
         self.filling.insert(room);
     }
 
-    /// Marks the input in this room as copied.
+    /// Marks the input in this block as copied.
     pub fn filled(&mut self, room: Offset) {
         self.filling.remove(&room);
         if let Some(copies) = &mut self.copies {
@@ -220,7 +221,7 @@ impl DataPlane {
         }
     }
 
-    /// Enters the end of `rank`, which reads nothing more: rooms that waited only for this rank become free.
+    /// Records that `rank` has ended and reads no more data: blocks that waited only for this rank become free.
     fn leave(&mut self, rank: RankId) {
         self.gone.insert(rank);
         let unread = self.sends.iter().filter(|(_, (_, receiver))| *receiver == rank).map(|(send, _)| *send);
@@ -247,7 +248,7 @@ impl DataPlane {
                 }
             }
             (Some(Held::Recv { from, .. }), Meeting::Peer(peer)) => *from = peer,
-            // A receive that was released before its completion: its message will not be read.
+            // If a receive was released before its completion, its message will not be read.
             (None, Meeting::Peer(Some(peer))) if matches!(call.op, CallOp::Recv { .. }) => self.free_send(peer),
             _ => {}
         }
@@ -256,7 +257,8 @@ impl DataPlane {
     /// The data of a complete operation, if it is available without a reduction and without waiting.
     fn peek(&self, rank: RankId, handle: Handle) -> Option<Fetched> {
         match self.held.get(&(rank, handle))? {
-            // A collective that is over has no data for members that still hold it: these members receive nothing.
+            // Once all receivers of a collective have released it, the remaining members have no output, so there is no
+            // data for them.
             Held::Collective { key, me } => {
                 self.collectives.get(key).map_or(Some(Fetched::default()), |instance| instance.ready(*me))
             }
@@ -276,7 +278,8 @@ impl DataPlane {
         Fetched { pieces, peer: Some(self.group_rank(group, peer.0) as u32), lacks_values, ..Fetched::default() }
     }
 
-    /// The data of a complete operation. The first member that asks for a reduction is chosen to reduce.
+    /// The data of a complete operation. If the operation is a reduction, the first member that requests its data is
+    /// chosen to reduce.
     ///
     /// # Panics
     /// If the operation is not complete, or was released.
@@ -335,7 +338,7 @@ impl DataPlane {
         }
     }
 
-    /// The rooms of `rank` that became free since the last call.
+    /// The blocks of `rank` that became free since the last call.
     pub fn take_freed(&mut self, rank: RankId) -> Vec<Offset> {
         self.freed.remove(&rank).unwrap_or_default()
     }
@@ -362,7 +365,7 @@ impl DataPlane {
         self.freed.entry(rank).or_default().extend(room.map(|(offset, _)| offset));
     }
 
-    /// Frees the remaining rooms of a collective that all members have entered and all receivers have released.
+    /// Frees the remaining blocks of a collective that all members have entered and all receivers have released.
     fn settle(&mut self, key: Key) {
         let ranks = &self.groups[&key.0].ranks;
         if !self.collectives[&key].over(|me| !self.gone.is_empty() && self.gone.contains(&ranks[me])) {

@@ -93,11 +93,11 @@ pub struct Setup {
     pub timeout: Option<Duration>,
 }
 
-/// A rank that reads our standard input and writes to our outputs itself, for a debugger.
+/// A rank that itself reads the command's standard input and writes to its outputs, for a debugger.
 pub struct Terminal {
     /// The rank that has the terminal.
     pub rank: u32,
-    /// Its standard input, output and error.
+    /// The terminal's standard input, output and error.
     pub fds: [OwnedFd; 3],
 }
 
@@ -106,7 +106,7 @@ pub trait Console {
     /// Shows a line that a rank printed; the line ends with a newline unless it is very long.
     fn line(&mut self, rank: u32, stream: Stream, line: &[u8]);
 
-    /// Shows a warning; the run goes on.
+    /// Shows a warning; the run continues.
     fn warn(&mut self, message: &str);
 
     /// Shows the progress of the run: after each event of the run, and ten times per second otherwise.
@@ -121,7 +121,7 @@ pub trait Console {
 pub enum LiveEnd {
     /// Every rank's program returned.
     Finished,
-    /// A rank's program failed; what it printed has been shown.
+    /// A rank's program failed; its output has been shown.
     Failed {
         /// The rank whose program failed.
         rank: u32,
@@ -132,12 +132,12 @@ pub enum LiveEnd {
     Died {
         /// The rank whose process ended.
         rank: u32,
-        /// The id of its process.
+        /// The id of the rank's process.
         pid: i32,
         /// Exit code, or minus the signal's number.
         status: i32,
     },
-    /// A rank's process lives, but has closed its connection.
+    /// A rank's process has closed its connection without ending.
     Severed {
         /// The rank that closed its connection.
         rank: u32,
@@ -162,7 +162,7 @@ pub enum LiveEnd {
 /// A live run.
 pub struct Driver<'a> {
     setup: &'a Setup,
-    /// In a rehearsal: the cast, which names the ranks with processes.
+    /// In a rehearsal: the fold plan, which names the ranks with processes.
     cast: Option<Arc<FoldPlan>>,
     conversations: Conversations,
     slots: Slots<Ready>,
@@ -170,7 +170,7 @@ pub struct Driver<'a> {
     ranks: Vec<RankConnections>,
     /// The workers. They are dropped after the ranks, to whose outputs they write.
     boards: Vec<RemoteWorker>,
-    /// By rank, the index of its worker in `boards`.
+    /// For each rank, the index of its worker in `boards`.
     board_of: Vec<Option<usize>>,
     lost: Option<LiveEnd>,
     sources: Sources,
@@ -211,7 +211,8 @@ pub struct Watch<'a> {
 
 impl<'a> Driver<'a> {
     /// Starts the zygote, and those of the workers that have `joined`, which are all workers of the setup. `signals`
-    /// becomes readable when the user interrupts the run. With a cast, only the ranks that it runs are started.
+    /// becomes readable when the user interrupts the run. With a fold plan, only the ranks that the plan names are
+    /// started.
     pub fn new(
         setup: &'a Setup,
         engine: Engine,
@@ -386,7 +387,7 @@ impl<'a> Driver<'a> {
             if let Some(board) = board {
                 self.boards[*board].kill(rank.0);
             } else if let Some(pid) = rustix::process::Pid::from_raw(pid) {
-                // The process may just have ended.
+                // The kill fails if the process has ended on its own in the meantime.
                 let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
             }
             self.slots.blocked(rank);
@@ -416,7 +417,7 @@ impl<'a> Driver<'a> {
     fn write(&self, rank: RankId, task: TaskId, frame: &Reply) {
         let mut bytes = Vec::with_capacity(128);
         frame::encode(frame, &mut bytes);
-        // The end of the process reveals a rank that no longer exists.
+        // A failed write is ignored: if the rank no longer exists, the end of its process is reported separately.
         if let Some(wire) = &self.ranks[rank.index()].tasks[task.index()].wire {
             let _ = wire.write(&bytes);
         }
@@ -460,7 +461,7 @@ impl<'a> Driver<'a> {
         });
         self.interrupted = taken.filter(|interrupt| *interrupt != Interrupt::Int || !debugs).or(self.interrupted);
         if self.interrupted.is_some() {
-            // A user who interrupts twice does not want to read the position of each rank.
+            // After a second interrupt, the command ends without a list of the ranks' positions.
             self.signals.end_at_next();
         }
     }
@@ -622,7 +623,7 @@ impl<'a> Driver<'a> {
         }
         let main = &mut state.tasks[0];
         if status == 0 && main.exited.is_none() && main.ran_to_its_end {
-            // os._exit(0) counts as success if no other rank waits for this one.
+            // An exit by `os._exit(0)` counts as success if no other rank waits for this rank.
             main.exited = Some(Outcome::Ok);
             self.conversations.end(rank);
         }

@@ -140,7 +140,7 @@ mod tests {
             for algorithm in algorithms_for(kind) {
                 for size in 2..=17 {
                     let plan = Plans::default().get(&call(kind), algorithm.name(), &first(size));
-                    // n elements of P members become n: n (P - 1) combinations in any order.
+                    // A reduction of n elements from each of P members needs n (P - 1) combinations, in any order.
                     let elements = if kind == CollectiveKind::ReduceScatter { 1001 * u64::from(size) } else { 1001 };
                     let combined: u64 = plan.folds.iter().map(|fold| fold.span.len).sum();
                     assert_eq!(combined, elements * u64::from(size - 1), "{kind} {} {size}", algorithm.name());

@@ -1,7 +1,7 @@
 //! Owns one collective of a whole group: the staged inputs of its members, and the ranges of those inputs that form
 //! each member's output.
 //!
-//! The engine decides the time of the collective, and `data` frees the rooms.
+//! The engine decides the time of the collective, and `data` frees the blocks.
 
 use super::fold::Group;
 use super::fold::Plans;
@@ -12,8 +12,8 @@ use uniference_sim::collective::fold::{Fold, ReductionPlan};
 use uniference_sim::ids::{GroupRank, Handle};
 use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape};
 
-/// Largest total size in bytes of reductions that the driver carries out itself, which is faster than asking a member
-/// to do so.
+/// Largest total size in bytes of reductions that the driver carries out itself, which is faster than letting a member
+/// do so.
 const FOLDED_HERE: u64 = 256 << 10;
 
 /// One member's call of the collective.
@@ -30,7 +30,7 @@ pub(super) struct Member {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Folding {
     Open,
-    /// Claimed by this group rank.
+    /// The member with this group rank has claimed the reduction.
     Claimed(usize),
     Done,
 }

@@ -16,7 +16,8 @@ pub enum Stream {
     Err,
 }
 
-/// Longest line in bytes that is passed on as a whole: a rank that never ends its line must not fill our memory.
+/// Longest line in bytes that is passed on as a whole: a rank that never ends its line must not fill the driver's
+/// memory.
 const LONGEST_LINE: usize = 64 << 20;
 
 /// Number of bytes that are read at once.

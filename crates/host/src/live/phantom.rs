@@ -2,9 +2,9 @@
 //! torch, under the names of NVIDIA's libraries.
 //!
 //! The dynamic linker identifies a loaded library by its name (`DT_SONAME`), whatever its path. For this reason there
-//! is an empty library for each of NVIDIA's names, which depends on ours and has no contents; one more library depends
-//! on all of them, and is preloaded by the zygote. The libraries are written for each run, as they are a few hundred
-//! bytes.
+//! is an empty library for each of NVIDIA's names, which depends on the library of simulated GPUs and has no contents;
+//! one more library depends on all of them, and is preloaded by the zygote. The libraries are written for each run, as
+//! they are a few hundred bytes.
 
 use crate::error::HostError;
 use crate::symbols::{self, Torch};

@@ -21,7 +21,7 @@ use uniference_protocol::STACKS_SIGNAL;
 /// Duration without new data after which a process has finished writing its stacks.
 const SETTLED: Duration = Duration::from_millis(10);
 
-/// Maximum number of waits for more data.
+/// Maximum number of times that the probe waits for a process to write more of its stacks.
 const MOST_LOOKS: usize = 50;
 
 /// Maximum number of child processes of a rank whose stacks are requested: each request needs a moment.
@@ -30,7 +30,7 @@ const MOST_RELATIVES: usize = 8;
 /// Inspects ranks' processes.
 pub(crate) struct ProcessProbe {
     stacks: File,
-    /// The common prefix of the names of our own Python files.
+    /// The common prefix of the names of Uniference's own Python files.
     ours: String,
 }
 
@@ -72,19 +72,19 @@ impl ProcessProbe {
         let everyone = BTreeSet::new();
         match Threads::of(pid).look(&everyone, &everyone) {
             Ok(Found::Inside) if has_children(pid) => Found::Outside,
-            // This is only a hint: a process that cannot be inspected may run.
+            // The result is only a hint, so a process that cannot be inspected counts as running.
             found => found.unwrap_or(Found::Running),
         }
     }
 
-    /// The lines of [`ProcessProbe::stands`] for a process that may continue; empty for a process that waits for a signal,
-    /// because our signal would end that wait.
+    /// The lines of [`ProcessProbe::stands`] for a process that may continue; empty for a process that waits for a
+    /// signal, because the signal that requests stacks would end that wait.
     pub(crate) fn stands_undisturbed(&self, pid: i32) -> Vec<String> {
         if waits_for_signals(pid) { Vec::new() } else { self.stands(pid, false) }
     }
 
-    /// Lines at which the threads of a process are, those in calls of ours only `with_calls`: "main thread at a.py:3,
-    /// in queue.get". Includes child processes that can report their stacks.
+    /// Lines at which the threads of a process are; threads in calls of Uniference are included only `with_calls`:
+    /// "main thread at a.py:3, in queue.get". Includes child processes that can report their stacks.
     pub(crate) fn stands(&self, pid: i32, with_calls: bool) -> Vec<String> {
         let mut all = self.threads_stand(pid, with_calls);
         for relative in relatives(pid).into_iter().filter(|pid| writes_stacks(*pid)).take(MOST_RELATIVES) {
@@ -198,8 +198,8 @@ fn frame(line: &str) -> Option<Frame> {
 }
 
 impl Stack {
-    /// `None` for a call of ours, which the engine knows, unless `with_calls`. The names of our files start with
-    /// `ours`.
+    /// `None` for a thread in a call of Uniference, which the engine knows, unless `with_calls`. The names of
+    /// Uniference's files start with `ours`.
     fn stand(&self, ours: &str, with_calls: bool) -> Option<String> {
         let innermost = self.frames.iter().find(|frame| !frame.is_in(ours))?;
         if !with_calls && !std::ptr::eq(innermost, &self.frames[0]) {

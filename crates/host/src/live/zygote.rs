@@ -127,14 +127,14 @@ pub enum News {
     Forked {
         /// The rank that was forked.
         rank: u32,
-        /// The id of its process.
+        /// The id of the rank's process.
         pid: i32,
     },
     /// A rank's process has ended.
     Exited {
         /// The rank whose process ended.
         rank: u32,
-        /// The id of its process.
+        /// The id of the rank's process.
         pid: i32,
         /// Exit code, or minus the signal's number.
         status: i32,
@@ -355,7 +355,7 @@ fn byte_by_byte(word: &OsStr) -> String {
 }
 
 /// # Panics
-/// If the line is not a message of our zygote.
+/// If the line is not a message of the zygote.
 fn understand(line: &[u8]) -> News {
     serde_json::from_slice(line).unwrap_or_else(|e| panic!("the zygote said {:?}: {e}", String::from_utf8_lossy(line)))
 }

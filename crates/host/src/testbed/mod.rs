@@ -208,7 +208,7 @@ impl Emulator {
         let timeout = Timespec { tv_sec: 0, tv_nsec: left as i64 };
         let mut waiting: Vec<PollFd<'_>> =
             self.devices.iter().map(|device| PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN)).collect();
-        // An interrupted wait is only shorter.
+        // An error is ignored: an interrupted wait only ends earlier.
         let _ = poll(&mut waiting, Some(&timeout));
     }
 

@@ -1,5 +1,5 @@
-//! Owns one emulated host: a network namespace whose only interface to others is a TUN device, of which we hold the
-//! other end.
+//! Owns one emulated host: a network namespace whose only interface to others is a TUN device, whose other end belongs
+//! to this process.
 //!
 //! The namespace belongs to a thread, not to a name: the end of this process, even by `kill -9`, ends the namespace
 //! too, once the processes started in it have ended.
@@ -68,7 +68,8 @@ impl Namespace {
             .name(format!("host {}", interface.address))
             .spawn(move || {
                 let device = enter(interface);
-                // The priority is set only now: processes that this thread starts from now on are the host's.
+                // The priority is set only now, because all processes that this thread starts from now on belong to the
+                // host.
                 let _ = answer.send(device.map(|device| (device, priority::real_time(priority::RANKS))));
                 todo.into_iter().for_each(|order| order());
             })

@@ -28,7 +28,7 @@ struct Lane {
     queue_bytes: u64,
     /// Time at which the last queued packet will have left.
     free_at: u64,
-    /// The same time per receiver, on links whose receivers alternate.
+    /// Time at which the last queued packet for each receiver will have left, on links whose receivers alternate.
     of_receiver: BTreeMap<u32, u64>,
 }
 
@@ -125,9 +125,9 @@ impl<T> Wire<T> {
             return;
         }
         let transmission = (packet.wire_bytes as f64 / lane.bytes_per_ns) as u64;
-        // The last byte cannot leave before it has arrived.
+        // A packet's last byte cannot leave a link before it has arrived from the previous link.
         let end = (start + transmission).max(packet.tail_at);
-        // A packet that overtakes others delays them.
+        // A packet that is sent ahead of waiting packets delays them.
         lane.free_at = if ahead { lane.free_at.max(at) + transmission } else { end };
         *of_receiver = end;
         packet.tail_at = end + lane.latency_ns;

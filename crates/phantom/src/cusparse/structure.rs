@@ -29,7 +29,7 @@ struct Product(Option<Rows>);
 exports! {
     fn cusparseSpGEMM_createDescr(place: Out<*mut Product>) -> Status { create(place, Product::default()) }
     fn cusparseSpGEMM_destroyDescr(product: *mut Product) -> Status { destroy(product) }
-    /// Neither this step nor the next needs a device buffer.
+    /// The buffer size is 0: neither this step nor the next needs a device buffer.
     fn cusparseSpGEMM_workEstimation(
         _handle: Of, _a_op: c_int, _b_op: c_int, _alpha: Pointer, _a: Option<&Matrix>, _b: Option<&Matrix>, _beta: Pointer,
         _c: Option<&Matrix>, _compute: c_int, _algorithm: c_int, _product: *mut Product, size: Out<usize>, _buffer: Pointer,

@@ -1,4 +1,4 @@
-//! Owns device limits that a program can set, which the runtime and the driver share.
+//! Owns the device limits that a program can set through the runtime or the driver.
 
 use crate::errors::{INVALID_VALUE, NO_DEVICE, Status, UNSUPPORTED_LIMIT};
 use std::sync::{Mutex, PoisonError};

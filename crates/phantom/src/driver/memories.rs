@@ -225,7 +225,7 @@ driver! {
     }
     fn cuMemGetAllocationPropertiesFromHandle(properties: Out<Properties>, handle: u64) {
         let location = Location { kind: 1, id: memory::physical_device(handle)? as c_int };
-        // Type 1: pinned to its device.
+        // Kind 1 (`CU_MEM_ALLOCATION_TYPE_PINNED`): memory that is pinned to its device.
         properties.give(Properties { kind: 1, handles: 0, location, security: null_mut(), flags: [0; 8] })
     }
 }

@@ -32,7 +32,7 @@ struct Module {
     /// Kernels by name. `None`: unknown, because the module was not compiled for a device; any name is one of its
     /// kernels.
     kernels: Option<BTreeMap<Box<str>, Needs>>,
-    /// Sizes of its variables, by name.
+    /// Sizes of the module's variables, by name.
     variables: BTreeMap<Box<str>, usize>,
     /// Handles of kernels that were requested.
     handles: BTreeMap<Box<str>, usize>,

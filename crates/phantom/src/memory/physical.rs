@@ -16,9 +16,9 @@ pub(super) struct Physical {
     /// Number of handles and mappings that keep the memory.
     uses: usize,
     was_mapped: bool,
-    /// May be exported to other processes.
+    /// Whether the memory may be exported to other processes.
     is_shareable: bool,
-    /// Its shared file, once it was exported.
+    /// The memory's shared file, once the memory was exported.
     part: Option<Part>,
 }
 
@@ -170,7 +170,7 @@ impl Memory {
         let physical = self.physical.get_mut(&handle).ok_or(INVALID_VALUE)?;
         physical.uses -= 1;
         if physical.uses == 0 {
-            // Imported memory is charged to the process that created it.
+            // Imported memory is not charged: the process that created it is charged.
             if physical.part.as_ref().is_none_or(Part::is_own) {
                 self.devices[physical.device].used.now -= physical.bytes as u64;
             }

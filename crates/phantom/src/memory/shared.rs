@@ -46,7 +46,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"unifrIPC");
 
 /// A range that other processes may map.
 pub(super) struct Exported {
-    /// Keeps the memory alive while it is open.
+    /// The open file, which keeps the memory alive.
     file: OwnedFd,
     bytes: usize,
     key: Key,
@@ -76,7 +76,7 @@ pub(super) struct Opened {
     key: Key,
     device: usize,
     bytes: usize,
-    /// Number of times that it was opened and not closed.
+    /// Number of times that the memory was opened, minus the times that it was closed.
     uses: usize,
 }
 
@@ -123,7 +123,8 @@ impl Part {
         self.bytes
     }
 
-    /// Ordinal of its device in this process; the current device if this process does not see that device.
+    /// Ordinal of the memory's device in this process; the current device if this process does not see the memory's
+    /// device.
     pub(super) fn device(&self) -> usize {
         device::ordinal(self.key.device as usize).unwrap_or(device::current())
     }
@@ -279,8 +280,8 @@ impl Key {
     /// Claims the next number that no process of the rank has used, and creates its file. Numbers are never reused,
     /// because another process may still have the memory of that number open.
     fn claim(rank: u32, device: usize) -> Result<(Key, OwnedFd), Status> {
-        // Lower numbers were used by this process or found in use. Processes with several ranks are rare, so all ranks
-        // share the counter.
+        // All numbers below this one were used by this process, or found in use by another one. Processes with several
+        // ranks are rare, so all ranks share the counter.
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let folder = folder().ok_or(NOT_SUPPORTED)?;
         for key in

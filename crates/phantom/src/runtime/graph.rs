@@ -49,8 +49,8 @@ fn list(all: &[Handle], list: Items<Handle>, count: Option<&mut usize>) -> Resul
     Ok(())
 }
 
-/// Changes the object `key`, or all objects for key 0, and destroys objects without references by the program's
-/// function.
+/// Applies a change to the object `key`, or to all objects for key 0; objects that then have no references are
+/// destroyed by calling the program's function.
 fn release(key: usize, mut change: impl FnMut(&mut UserObject)) {
     let mut objects = OBJECTS.lock().unwrap_or_else(PoisonError::into_inner);
     objects.iter_mut().filter(|(each, _)| key == 0 || **each == key).for_each(|(_, object)| change(object));
@@ -133,7 +133,7 @@ runtime! {
         let mut objects = OBJECTS.lock().unwrap_or_else(PoisonError::into_inner);
         let object = objects.get_mut(&(handle as usize)).ok_or(INVALID_VALUE)?;
         *object.graphs.entry(graph as usize).or_default() += count;
-        // 1: the program's references become the graph's.
+        // 1 (`cudaGraphUserObjectMove`): the program's references become the graph's.
         if flags & 1 == 0 { object.uses += count; }
         Ok(())
     }

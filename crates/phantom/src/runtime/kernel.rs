@@ -59,7 +59,7 @@ struct Variable {
 }
 
 thread_local! {
-    /// Configurations between `kernel<<<...>>>` and the function that it calls.
+    /// Launch configurations that `kernel<<<...>>>` has pushed and the launched function has not popped yet.
     static CONFIGURATIONS: RefCell<Vec<(Dim3, Dim3, usize, usize)>> = const { RefCell::new(Vec::new()) };
 }
 

@@ -237,7 +237,7 @@ runtime! {
     }
     fn cudaHostGetFlags(flags: Out<c_uint>, pointer: Pointer) {
         match memory::place(pointer as usize) {
-            // The memory is mapped for devices.
+            // 2 (`cudaHostAllocMapped`): the devices can address the memory.
             Place::Pinned { .. } => flags.give(2),
             _ => Err(INVALID_VALUE),
         }

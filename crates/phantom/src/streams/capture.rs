@@ -154,7 +154,8 @@ pub(crate) fn capture_calls(streams: &[Handle], make: impl FnOnce() -> MakeCalls
     let graph = match Vec::from_iter(&graphs)[..] {
         [] | [None] => return Ok(None),
         [Some(graph)] => *graph,
-        // The calls start together, but some streams are captured and others are not, or in another graph.
+        // The calls of a group start together, but only some of their streams are captured, or the streams are captured
+        // into different graphs.
         _ => return Err(CAPTURE_ISOLATION),
     };
     if state.graphs[graph].is_invalid {

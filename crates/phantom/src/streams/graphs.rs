@@ -75,7 +75,7 @@ pub(crate) enum Node {
     Record { event: u32 },
     /// A wait for an event outside of the graph.
     Wait { event: u32 },
-    /// No work: other nodes depend on it.
+    /// A node without work, on which other nodes depend.
     Empty,
 }
 
@@ -224,7 +224,7 @@ pub(crate) fn destroy_graph(graph: Handle) -> Result<(), Status> {
     let mut state = lock();
     let number = state.graph(graph)?;
     let graph = std::mem::take(&mut state.graphs[number]);
-    // Destructors of its computations acquire other locks.
+    // The lock is released first, because destructors of the graph's computations acquire other locks.
     drop(state);
     drop(graph);
     Ok(())
@@ -302,7 +302,7 @@ impl Node {
         }
     }
 
-    /// Writes the node to the link.
+    /// Reports the node to the link as work on `stream`.
     pub(super) fn tell(&self, stream: u32, flags: u32) {
         tell(|link| match self {
             Node::Kernel { name, takes: Takes::Bytes(bytes), .. } => {

@@ -134,7 +134,7 @@ impl AnalyticalModel {
         let mut phases = Vec::new();
         for (kind, dimension) in self.order(kind) {
             let line = self.dimension_line(&self.network.dimensions[dimension]);
-            // ASTRA-sim uses the list of the whole collective for all of its phases.
+            // As in ASTRA-sim, all phases of a collective use the list of algorithms of the whole collective.
             let (lasts, next) = phase(&line, algorithms[dimension], kind, size);
             size = next;
             phases.push(Phase { dimension, lasts });

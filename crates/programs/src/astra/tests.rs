@@ -79,9 +79,9 @@ fn chunks_share_dimensions() {
     // A chunk of 400 bytes, with a memory bandwidth of 100 bytes per ns: P(200) = 6, P(100) = 3.
     // RS on the ring: T(200) + P = 216, then 200 bytes on the second: T(100) + P = 123.
     let two = parse("\"preferred-dataset-splits\": 2", 1);
-    // Two chunks, one at a time on each dimension: the second ends 216 later.
+    // If each dimension serves one chunk at a time, the second of two chunks ends 216 ns later than the first.
     assert_eq!(two.collective(AstraCollective::ReduceScatter, 800, &all).unwrap(), 216 + 216 + 123);
-    // Both chunks at a time last as long as one.
+    // If both chunks are served at once, they last as long as a single chunk.
     let both = parse("\"preferred-dataset-splits\": 2, \"active-chunks-per-dimension\": 2", 1);
     assert_eq!(both.collective(AstraCollective::ReduceScatter, 800, &all).unwrap(), 216 + 123);
     // An all-reduce on each dimension in turn: 2 T(200) + P and 2 T(200) + P.

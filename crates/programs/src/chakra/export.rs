@@ -119,7 +119,7 @@ struct TaskState {
     behind: Option<u64>,
     /// The last known source line.
     site: Option<Site>,
-    /// Duration of the last poll.
+    /// Duration of the thread's last poll.
     polled: SimDuration,
     /// Remainder of the rounding to whole microseconds.
     left_over: i64,

@@ -45,7 +45,7 @@ pub trait Expand: std::fmt::Debug + Send + Sync {
     fn expand(&self, rank: RankId, node: &Node) -> Option<Vec<Node>>;
 }
 
-/// First id of nodes of graphs; ids of traces are below.
+/// First id of nodes that the expansion of graphs inserts; the ids in traces are smaller.
 const EXPANDED: u64 = 1 << 62;
 
 /// The nodes of one trace that have been read and are not done.

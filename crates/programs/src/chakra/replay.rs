@@ -131,9 +131,9 @@ pub struct Replay<N> {
     rank: RankId,
     rules: Arc<Rules>,
     feed: Feed<N>,
-    /// Free nodes and whether one runs, by [`NodeQueue`].
+    /// For each [`NodeQueue`], the free nodes, and whether one of them runs.
     units: [(BTreeSet<u64>, bool); 3],
-    /// Planned collectives that are not issued, in order, by group.
+    /// For each group, the planned collectives that are not issued yet, in order.
     collectives: BTreeMap<GroupKey, VecDeque<u64>>,
     named: BTreeMap<String, GroupKey>,
     joined: BTreeMap<GroupKey, GroupId>,
@@ -154,7 +154,7 @@ pub struct Replay<N> {
     operators: IndexMap<String, Option<CostedOperator>, FxBuildHasher>,
 }
 
-/// Parts of traces that are not simulated as written.
+/// Counts of the parts of traces that are not simulated as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Oddities {
     /// Number of nodes of an unknown type, which take no time.
@@ -195,7 +195,7 @@ struct ReadyNode {
 enum Action {
     Compute(NodeQueue, Work),
     Call(GroupKey, CallOp),
-    /// In a queue for nodes without a unit.
+    /// The node is issued in a queue for nodes without a unit.
     Do(Activity, QueueId),
 }
 
@@ -251,7 +251,7 @@ impl<N: Nodes> Replay<N> {
         self.untimed
     }
 
-    /// Parts of the trace's nodes so far that are not simulated as written.
+    /// Counts of the parts that are not simulated as written, among the nodes that were read so far.
     pub fn oddities(&self) -> Oddities {
         Oddities { missing_dependencies: self.feed.missing(), ..self.oddities.clone() }
     }
@@ -572,7 +572,7 @@ impl<N: Nodes> Replay<N> {
     }
 
     fn scaled(&self, size: u64) -> u64 {
-        // A float cannot represent every size.
+        // Sizes are scaled only if the factor is not 1, because a float cannot represent every size.
         let scale = self.rules.comm_scale;
         if scale == 1.0 { size } else { (size as f64 * scale).round() as u64 }
     }
@@ -704,7 +704,7 @@ impl<N: Nodes> Replay<N> {
         let order = |name: &str| (name.len(), name.to_owned());
         let before = |other: &&ProcessGroup| order(&other.name) < order(name) && self.ranks(other) == ranks;
         let before: BTreeSet<&str> = all().filter(before).map(|other| other.name.as_str()).collect();
-        // The unnamed group of all ranks comes first.
+        // The unnamed group of all ranks precedes the named groups of the same ranks.
         let unnamed = u32::from(ranks == self.rules.world);
         Ok((ranks, before.len() as u32 + unnamed))
     }

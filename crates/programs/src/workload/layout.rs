@@ -53,7 +53,7 @@ pub enum ContextOrder {
     /// the end: all ranks have equal work.
     #[default]
     Zigzag,
-    /// The n-th rank holds the n-th part.
+    /// The sequence has as many parts as there are ranks, and the n-th rank holds the n-th part.
     Contiguous,
 }
 
@@ -62,11 +62,11 @@ pub enum ContextOrder {
 pub struct RankPosition {
     /// The rank's number.
     pub rank: u32,
-    /// Its pipeline stage.
+    /// Pipeline stage of the rank.
     pub stage: u32,
-    /// Its index among the context-parallel ranks.
+    /// Index of the rank among the context-parallel ranks.
     pub context: u32,
-    /// Its index among the expert-parallel ranks.
+    /// Index of the rank among the expert-parallel ranks.
     pub expert: u32,
 }
 
@@ -79,7 +79,7 @@ pub(super) enum Group {
     /// Ranks with the same parameters except experts: those along the data and context axes. With [`Layout::shard`],
     /// only that many of them.
     Replicas,
-    /// Ranks with the same experts. With [`Layout::shard`], only that many of them.
+    /// Ranks with the same experts; with [`Layout::shard`], groups of only that many of these ranks.
     ExpertReplicas,
     /// Ranks with the same shards; exists only with [`Layout::shard`].
     Copies,
@@ -196,7 +196,7 @@ impl Layout {
             Group::ExpertReplicas if self.shard.is_some() => whole(context, self.dense_shards()),
             Group::Copies => whole(context * self.dense_shards(), self.dense_replicas() / self.dense_shards()),
             Group::ExpertReplicas => [(context, self.context), (replica, self.data / self.expert)],
-            // Only the size is right for this group: `members` computes its ranks.
+            // Only the size of this group is right: `members` computes the group's ranks.
             Group::Opposite => whole(self.stage_size(), self.pipeline.min(2)),
             Group::Pipeline => whole(self.stage_size(), self.pipeline),
             Group::Ends => whole(self.stage_size() * (self.pipeline - 1).max(1), self.pipeline.min(2)),

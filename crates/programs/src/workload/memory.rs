@@ -391,7 +391,7 @@ mod tests {
         let decoded = memory(Spec { batch: 16, micro_batch: 16, new_tokens: 4, ..llama_8b(Phase::Decode) });
         assert_eq!((decoded.weights, decoded.gradients, decoded.optimizer), (16_060_522_496, 0, 0));
         assert_eq!(decoded.cache, 16 * (8192 + 4) * 131_072);
-        // The head's scores are the widest: 16 tokens of 128,256 float32.
+        // The head's scores (logits) are the largest temporary tensor: 16 tokens of 128,256 float32 each.
         assert_eq!(decoded.activations, 16 * head);
         let prompt = memory(llama_8b(Phase::Prefill));
         assert_eq!(prompt.cache, 8192 * 131_072);

@@ -127,7 +127,7 @@ struct Unlike {
 /// Position of a layer in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LayerPosition {
-    /// Index within its model chunk.
+    /// Index of the layer within its model chunk.
     within: u32,
     /// Index within the whole model.
     number: u32,

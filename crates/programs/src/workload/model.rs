@@ -202,7 +202,7 @@ impl Model {
         self.dense_matrices(kind) + biases
     }
 
-    /// Number of those among them that are in matrices.
+    /// Number of a layer's sharded parameters that are in matrices.
     pub(super) fn dense_matrices(&self, kind: LayerKind) -> u64 {
         let attention = match self.latent {
             None => 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_width(),

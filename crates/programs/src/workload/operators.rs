@@ -484,7 +484,7 @@ impl Model {
         }
     }
 
-    /// Scores of all experts for each token.
+    /// Router: scores of all experts for each token.
     pub(super) fn router(&self, operators: &mut Operators, tokens: u64, way: Direction) {
         let experts = self.experts.map_or(0, |experts| experts.count);
         operators.head_product(tokens, self.hidden, experts, way);
@@ -492,7 +492,7 @@ impl Model {
 
     // Embedding and head
 
-    /// Reads and writes a row per token; with learned positions it adds another row.
+    /// Embedding: reads and writes a row per token; with learned positions it adds another row.
     pub(super) fn embedding(&self, operators: &mut Operators, tokens: u64, way: Direction) {
         let (elements, element) = (tokens * self.hidden, operators.element());
         match way {

@@ -199,7 +199,7 @@ impl Schedule {
             Task::InputGradients => (0, 0),
         };
         if self.splits_backward() {
-            // A full pipeline keeps a constant amount, so a limited number of micro-batches is enough.
+            // A full pipeline keeps a constant amount of memory, so a limited number of micro-batches is examined.
             let enough = micro_batches.min(4 * u64::from(stages));
             let (mut now, mut most) = (0_u64, 0);
             for Slot { item, beside } in self.order(stage, stages, enough) {

@@ -92,7 +92,7 @@ fn with_experts(spec: Spec) -> Spec {
     Spec { model: Model { experts: Some(experts), ..spec.model }, ..spec }
 }
 
-/// DeepSeek's structure: latent vectors, a first layer without experts, and a shared expert.
+/// DeepSeek's structure: MLA, a dense first layer, and a shared expert in each MoE layer.
 fn with_structure(spec: Spec) -> Spec {
     let latent = Latent { query_rank: 24, kv_rank: 16, plain: 8, rotary: 4, value: 8 };
     let experts = Experts { count: 8, top_k: 2, ffn: 32, shared: 1, dense_layers: 1 };
@@ -325,7 +325,7 @@ fn each_new_token_sees_those_before_it_and_waits_for_them() {
     let keys: u64 = (0..*new_tokens).map(|token| sequence + token).sum();
     let expected = 4 * model.hidden * keys * batch * u64::from(model.layers);
     assert_eq!(total(&nodes(&spec), NUM_OPS, attention), expected);
-    // Stages run in turn: with one micro-batch nothing overlaps.
+    // Stages run one after the other: with a single micro-batch nothing overlaps.
     let one = Spec { batch: 2, ..spec.clone() };
     let makespan = |stages, new_tokens| {
         let spec = Spec { new_tokens, ..laid_out(one.clone(), [1, 1, 1, 1, stages]) };

@@ -46,7 +46,7 @@ pub struct Trace {
     decoded: u64,
     /// Additional dependencies of the next computation.
     awaited: Vec<u64>,
-    /// The ends of the overlapping chains.
+    /// The ends of the chains that overlap the main chain.
     overlapping: BTreeMap<Group, u64>,
     /// The end of the CPU's chain of launches.
     issued: Option<u64>,
@@ -112,7 +112,7 @@ enum Stage {
 }
 
 impl Unit {
-    /// The first part of its nodes' names.
+    /// The first part of the names of the unit's nodes.
     fn label(self, item: &str) -> String {
         match self {
             Unit::Embedding => format!("{item}embedding."),
@@ -663,7 +663,7 @@ impl Trace {
     /// Adds a collective to the chain. `bytes` as in Chakra: each rank's shard for an all-gather, otherwise all blocks
     /// together, rounded up to equal parts of whole elements.
     fn collective(&mut self, group: Group, kind: impl Into<Kind>, what: &str, bytes: u64) {
-        // Gradients of weights need no communication.
+        // In a split backward pass, the part that computes gradients of weights needs no collectives.
         if self.backward_part != BackwardPart::Weights && self.meets(group, bytes) {
             self.issue(what, 1);
             let dependencies = self.last.into_iter().chain(self.issued).chain(self.awaited.drain(..)).collect();
@@ -726,7 +726,7 @@ impl Trace {
 
     fn node(&mut self, kind: NodeType, what: &str, dependencies: Vec<u64>, attributes: &[(&str, u64)]) -> u64 {
         let on_host = Attribute::new(IS_CPU_OP, Value::Bool(false));
-        // Integers as in traces of Chakra's own generators.
+        // The integer types are those of Chakra's own generators.
         let number = |(name, value): &(&str, u64)| Attribute::new(name, Value::Int64(*value as i64));
         self.push(Node {
             name: format!("{}{what}", self.label),

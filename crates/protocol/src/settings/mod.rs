@@ -188,7 +188,8 @@ fn masks(variable: &str, list: &str, known: &[(&str, u8)], warnings: &mut Vec<St
             Some(None) => warnings.push(format!("{variable}={list}: NCCL has no such function")),
         }
     }
-    // A function that may use nothing modelled may use everything modelled. A warning has been given.
+    // If a function's settings exclude everything that is modelled, all modelled choices are allowed instead; a warning
+    // was already given.
     for mask in &mut masks {
         if *mask == 0 {
             *mask = NcclSettings::ANY;

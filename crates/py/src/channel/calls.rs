@@ -25,7 +25,7 @@ thread_local! {
     static ENDED: Cell<Option<Ran>> = const { Cell::new(None) };
 }
 
-/// Outcome of the call that Python is asked to carry out, if the C++ backend has already carried it out.
+/// Outcome of a failed call that the C++ backend has already carried out, for Python's repetition of the same call.
 pub(crate) fn ended() -> Option<Ran> {
     ENDED.take()
 }
@@ -76,7 +76,7 @@ unsafe extern "C" fn run(client: *const Client, call: *const Call) -> CallOutcom
             ENDED.set(Some(ran));
             CallOutcome::Report
         }
-        // Nothing was sent: the same call from Python fails in the same way.
+        // The call is refused before anything is sent, so its repetition by Python fails in the same way.
         Err(_) => CallOutcome::Decline,
     }
 }

@@ -129,8 +129,8 @@ unsafe extern "C" fn issue(call: *const Call) -> u32 {
 extern "C" fn deliver(handle: u32, to: usize, bytes: u64, has_ended: c_int) {
     let _ours = Ours::new();
     let State { client, functions, reductions } = state();
-    // The program has polled the operation and found it complete. It does not wait again, in replays on other clusters
-    // neither.
+    // The program has polled the operation and found it complete, so it must not wait again, not even in a replay on
+    // another cluster.
     let at_once = (has_ended != 0).then_some(SimDuration::ZERO);
     let is_over = at_once.is_some_and(|limit| ended(client.wait(&[handle], Some(limit), false, site())).is_some());
     if !is_over {

@@ -1,5 +1,5 @@
 //! Owns the link of the simulated GPU library: addresses of the functions that record its launches (`cpp/launches.h`),
-//! and of the functions that ask this rank's client.
+//! and of the functions that send requests to this rank's client.
 
 // A library calls the functions by C's convention, and passes addresses.
 #![allow(unsafe_code)]
@@ -28,7 +28,7 @@ thread_local! {
     static DENIED: RefCell<BTreeMap<u32, Denied>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// A query of this thread whose event had not happened.
+/// A thread's last query of an event with a negative answer.
 struct Denied {
     /// Number of the thread's operator that made the query.
     by: u64,

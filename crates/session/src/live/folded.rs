@@ -34,14 +34,14 @@ const REHEARSAL: &str = "rehearsal.tmp";
 /// operation, so periodic work of threads occurs at most as often as in a run of all ranks.
 const REHEARSED: SimDuration = SimDuration::from_us(10);
 
-/// Maximum number of ends that become separate classes: with more, work is not divided such that only the last ranks
-/// have less.
+/// Maximum number of ends that become separate classes: with more, the program does not divide work in such a way that
+/// only the last ranks have less.
 const MOST_APART: usize = 4;
 
 /// Environment variable with the running ranks (`python/uniference/rank/rehearsal.py`).
 const RUNNING: &str = "UNIFERENCE_RUNNING";
 
-/// Rehearses the program with as few ranks as are equivalent, then simulates all ranks.
+/// Rehearses the program with one representative per class of equivalent ranks, and replicas, then simulates all ranks.
 pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) -> Result<End, HostError> {
     let world = cluster.devices.len() as u32;
     let Some(per_machine) = ranks_of_a_machine(live) else {
@@ -85,7 +85,7 @@ pub(super) fn drive(live: &mut Live<'_>, cluster: &Cluster, watch: Watch<'_>) ->
             DueTo::End(end) if apart.len() < MOST_APART => {
                 let end = cast.ends()[end].clone();
                 live.notices.say(&format!("the last ranks fold by themselves: {unlike}"));
-                // The end is wider than assumed.
+                // More ranks than assumed have less work: this wider end replaces the ends that it contains.
                 apart.retain(|other| !other.is_superset(&end));
                 apart.push(end);
             }
@@ -152,8 +152,8 @@ struct Rehearsal {
     warnings: Vec<String>,
 }
 
-/// Runs the running ranks of a cast; each communication has the duration [`REHEARSED`]. `largest` is the memory of the
-/// largest process so far.
+/// Runs the ranks of a fold plan that have processes; each communication has the duration [`REHEARSED`]. `largest` is
+/// the memory of the largest process so far.
 fn rehearse(
     live: &mut Live<'_>,
     cluster: &Cluster,
@@ -177,7 +177,7 @@ fn rehearse(
     *largest = taken.max(*largest);
     match ending {
         Err(unlike) => return Ok(Rehearsed::Unlike(unlike)),
-        // A rank that waits forever may wait for an absent rank.
+        // A rank that waits forever may be waiting for an absent rank, so a deadlock is no error of the program.
         Ok(SimulationEnd::Stopped(Stop { exit: Exit::Halted, message })) => {
             let said =
                 message.lines().take(2).map(|line| line.trim_start_matches("error: ").trim()).collect::<Vec<_>>();

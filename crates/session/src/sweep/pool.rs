@@ -24,7 +24,7 @@ use uniference_host::error::HostError;
 use uniference_host::interrupt::{Interrupt, Interrupts};
 use uniference_studies::sweep::{Estimate, Source, figures};
 
-/// Interval between checks for signals.
+/// Interval between checks for signals that end the sweep.
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// Runs programs and jobs.
@@ -175,7 +175,7 @@ impl<'a> Pool<'a> {
         let mut records = vec![Record::None; undertaking.plan.first.len()];
         for (number, done) in &folder.done {
             let is_run = done.outcome.as_ref().is_ok_and(|(source, _)| *source == Source::Run);
-            // In a search that continues, the journal may have trials that were not asked for yet.
+            // In a search that continues, the journal may have trials that the search has not proposed again yet.
             if let Some(Some(group)) = undertaking.plan.groups.get(*number).copied()
                 && is_run
                 && folder.trial(*number).join(RECORD).exists()
@@ -315,7 +315,7 @@ type Outcome = Result<(Source, std::collections::BTreeMap<String, uniference_for
 fn replay_of(trial: &Trial, program: &Program, record: &Path, folder: &Path) -> Result<Replay, HostError> {
     let mut cluster = trial.cluster.clone();
     if !cluster.resolve()?.backend_named {
-        // The recorded program has named its backend.
+        // The trial's cluster names no backend: the recorded program's backend is used.
         cluster.overrides.backend = Some(crate::recorded::backend(record)?);
     }
     Ok(Replay {

@@ -26,7 +26,7 @@ pub trait Asker {
     /// If the results cannot be sent.
     fn tell(&mut self, told: &[Told]) -> Result<(), HostError>;
 
-    /// Sets the next point to ask for.
+    /// Tells the asker which point to propose next.
     ///
     /// # Errors
     /// If the point cannot be sent.
@@ -89,7 +89,7 @@ pub fn search(
             let seed = search.seed.wrapping_add(known.len() as u64);
             match untried(sweep, seed, |point| known.contains(&name(point))) {
                 Some(point) => asker.enqueue(&point)?,
-                // All points are known.
+                // No untried point is left.
                 None => return Ok(Halted::No),
             }
         }

@@ -23,7 +23,7 @@ const SUFFIXES: [&str; 2] = [".et", ".et.gz"];
 /// The placeholder for the rank in a pattern of trace names.
 const RANK: &str = "%d";
 
-/// Bytes that tell a text workload from a trace.
+/// Number of bytes at the start of a file that suffice to tell a text workload from a trace.
 const BEGINNING: u64 = 256;
 
 /// Source of the traces.

@@ -1,5 +1,5 @@
-//! Owns closed connections: notices of closed ends, the operations that fail by them, and aborted groups. The engine
-//! decides when a rank closes its connections, and reports failed operations to programs.
+//! Owns closed connections: notices of closed connections, the operations that fail because of them, and aborted
+//! groups. The engine decides when a rank closes its connections, and reports failed operations to programs.
 //!
 //! The model follows Gloo over TCP (docs/explanation/network-model.md): the close of a connection is noticed one
 //! latency later, after all data that has left before. Operations that wait for data on this connection then fail, and
@@ -20,7 +20,7 @@ pub(super) struct Closed {
     pairs: BTreeSet<(GroupId, RankId, RankId)>,
     /// Ranks that have aborted a group; other ranks are not notified.
     aborted: BTreeSet<(GroupId, RankId)>,
-    /// Notices behind messages that have not been received yet.
+    /// Notices that are delivered only after earlier messages of the same connection have been received.
     held: Vec<Notice>,
     /// Notices that the engine has not fetched yet.
     told: Vec<Notice>,
@@ -70,7 +70,7 @@ impl Comm {
         }
         let members = self.groups.get(group);
         let Some(me) = members.position(of) else { return };
-        // Members for which the rank is the representative have closed their ends too.
+        // Members that the rank represents have closed their ends too.
         let (own, others): (Vec<_>, Vec<_>) =
             (0..members.size()).map(GroupRank).partition(|member| members.player(*member) == me);
         let ends: Vec<RankId> = own.into_iter().map(|end| members.world_rank(end)).collect();
@@ -109,7 +109,7 @@ impl Comm {
         }
     }
 
-    /// A message has been received: delivers the notices that were behind it.
+    /// A message has been received: delivers the notices that were sent after it.
     pub(super) fn look_at_held(&mut self, now: SimTime) {
         for notice in std::mem::take(&mut self.closed.held) {
             self.noticed(now, notice);

@@ -22,7 +22,7 @@ pub(crate) struct Groups {
     symmetry: Symmetry,
     /// [`crate::network::FoldedTopology::places`], if each group has its own connections.
     places: Option<Vec<[u32; 3]>>,
-    /// First member's call for each name of a group.
+    /// For each name of a group, the first member's call.
     named: IndexMap<Arc<str>, NamedBy, FxBuildHasher>,
 }
 
@@ -55,7 +55,7 @@ pub(crate) struct Group {
     ranks: Arc<[RankId]>,
     /// Members sorted by world rank; `None` if the group's order is the world's order.
     sorted: Option<Vec<(RankId, GroupRank)>>,
-    /// The folding of the members, if the run has a symmetry.
+    /// The members that run and those that they represent, if the run is folded.
     folded: Option<Folded>,
     /// NCCL settings that the first member's program makes for the group; `None` if it makes none.
     settings: Option<NcclSettings>,
@@ -77,7 +77,7 @@ impl Groups {
         &self.symmetry
     }
 
-    /// The group of these ranks, in this order. Members that name the same ranks for the same time get the same id.
+    /// The group of these ranks, in this order. Members that name the same ranks for the n-th time get the same id.
     ///
     /// # Errors
     /// If ranks that should be equivalent would name groups that are not.
@@ -97,8 +97,8 @@ impl Groups {
         Ok(GroupId::from(index))
     }
 
-    /// The key of a folded group is its set of ranks, moved to the place where the first of their representatives is a
-    /// member.
+    /// Joins a group of a folded run. The group's key is the set of its ranks, translated to the place where the first
+    /// of their representatives is a member.
     fn join_folded(
         &mut self,
         rank: RankId,
@@ -178,7 +178,7 @@ impl Group {
         self.ranks.len() as u32
     }
 
-    /// Number of simulated members: all, unless representatives stand for others.
+    /// Number of simulated members: all members, unless the run is folded.
     pub(crate) fn players(&self) -> u32 {
         self.folded.as_ref().map_or(self.size(), Folded::players)
     }
@@ -206,7 +206,7 @@ impl Group {
         self.ranks[member.index()]
     }
 
-    /// The ranks of the group as `rank` names them.
+    /// The ranks of the group in the order in which `rank` names them.
     pub(crate) fn seen_by(&self, rank: RankId) -> &[RankId] {
         self.folded.as_ref().and_then(|folded| folded.seen_by(rank)).unwrap_or(&self.ranks)
     }

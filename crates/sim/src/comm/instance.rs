@@ -38,9 +38,9 @@ pub(crate) struct Caller {
 /// One member of a running collective.
 #[derive(Default)]
 struct Member {
-    /// `None`: the member has not called yet; messages for it have arrived.
+    /// The member's call; `None`: the member has not called yet, but messages for it have arrived.
     caller: Option<Caller>,
-    /// This member's own shape in an all-to-all, where shapes may differ.
+    /// The shape of this member's call in an all-to-all, in which members' shapes may differ.
     shape: Option<Shape>,
     entered: Option<SimTime>,
     /// Lane of the algorithm's steps; `others` are the lanes that run concurrently with it.
@@ -181,7 +181,7 @@ impl Instance {
                 format!("number of elements: {} against {}", Elements(&call.shape), Elements(&self.call.shape))
             });
         }
-        // Every block has two sides: the block that a member sends is the one that the other receives.
+        // Each block is named by two calls: its size in the sender's call must equal its size in the receiver's call.
         for (index, member) in self.members.iter().enumerate() {
             let peer = GroupRank::from(index);
             let Some(Member { caller: Some(caller), shape: Some(shape), .. }) = member.as_deref() else { continue };
@@ -199,7 +199,7 @@ impl Instance {
         None
     }
 
-    /// The member enters: its queue has come to this collective.
+    /// The member enters: this collective has reached the head of the member's queue.
     pub(crate) fn enter(&mut self, me: GroupRank, now: SimTime) {
         self.last_entry = self.last_entry.max(now);
         if self.call.root == Some(me) {
@@ -305,7 +305,8 @@ impl Instance {
         }
     }
 
-    /// The member leaves the collective, which is never finished then: messages for the member may still be in flight.
+    /// The member leaves the collective. The instance is never removed then, because messages for the member may still
+    /// be in flight.
     pub(crate) fn fail(&mut self, me: GroupRank) {
         self.member_or_new(me).failed = true;
     }

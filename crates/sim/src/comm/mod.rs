@@ -53,10 +53,10 @@ pub(crate) struct Comm {
     open_sends: IndexMap<(RankId, GroupId, u64), VecDeque<OpenSend>, FxBuildHasher>,
     traffic: Vec<Traffic>,
     completions: Vec<Completion>,
-    /// Detection of order dependence, if the run has a symmetry.
+    /// Detection of results that depend on the order of simultaneous events, if the run is folded.
     ties: Option<Ties>,
     closed: Closed,
-    /// Actions that happen later than they were requested.
+    /// Scheduled actions, which happen after the time at which they were requested.
     cues: Slab<Cue>,
     /// Transport events of one instant; kept to reuse the allocation.
     progress: Vec<TransportEvent>,
@@ -77,7 +77,8 @@ pub(crate) struct OpenSend {
 enum Cue {
     /// A member of a collective starts its first steps.
     Run { instance: u32, me: GroupRank },
-    /// Departure of the part of a message for which a receiver that has not come to the collective has room.
+    /// Departure of the part of a message that fits into the buffers of a receiver that has not entered the collective
+    /// yet.
     Part { message: u32, id: MessageId, room: Bytes },
     /// Post of a message between two ranks, or of a write from one rank into the memory of the other.
     Send { rank: RankId, handle: Handle, group: GroupId, to: GroupRank, bytes: Bytes, purpose: Purpose, wire: u32 },
@@ -96,7 +97,7 @@ pub(crate) struct Completion {
     pub(crate) handle: Handle,
     pub(crate) meeting: Meeting,
     pub(crate) algorithm: Option<&'static str>,
-    /// Time from which on no peer that had not entered kept it waiting.
+    /// Time from which on no peer kept the operation waiting by not having entered.
     pub(crate) peers_entered: SimTime,
     /// Rank that closed its end of a connection, if the operation has failed.
     pub(crate) failed: Option<RankId>,
@@ -149,7 +150,7 @@ impl Comm {
         &self.table
     }
 
-    /// Checks that all equivalent ranks would have the same course through this collective.
+    /// Checks that this collective would have the same steps and times on all equivalent ranks.
     pub(crate) fn check_symmetry(&self, group: GroupId, call: &Collective) -> Result<(), Asymmetry> {
         let group = self.groups.get(group);
         let Some(folded) = group.folded().filter(|_| group.size() > 1) else { return Ok(()) };
@@ -226,7 +227,7 @@ impl Comm {
         call.op.bus_bytes(self.groups.get(call.group).size())
     }
 
-    /// The rank enters the collective: its queue has come to it.
+    /// The rank enters the collective, which has reached the head of the rank's queue.
     pub(crate) fn enter(&mut self, now: SimTime, rank: RankId, group: GroupId, sequence: u64) {
         let me = self.position(rank, group);
         let index = self.running[&(group, sequence)];
@@ -234,7 +235,8 @@ impl Comm {
         instance.enter(me, now);
         let at = match instance.wire {
             TIMELESS => now + self.free_of_network.takes,
-            // No library is called: the algorithm contains the time of its start.
+            // A kernel of the program carries out the collective, so no library is called: the start time is part of
+            // the algorithm.
             _ if instance.is_of_program() => now,
             wire => self.transport.begins(now, instance.call.bytes(instance.size()), wire),
         };
@@ -281,7 +283,7 @@ impl Comm {
         self.transport.wire(self.groups.get(group).table(&self.table).wire_of_messages())
     }
 
-    /// Carries out an action now, or at its time.
+    /// Carries out an action now, or schedules it if its time is later.
     fn cue(&mut self, now: SimTime, at: SimTime, cue: Cue) -> Result<(), Box<Disagreement>> {
         if at > now {
             let number = self.cues.keep(cue);
@@ -356,7 +358,7 @@ impl Comm {
     ) -> Result<(), Box<Disagreement>> {
         if self.sends_wait(group, receive.bytes) {
             let Receive { from, handle, bytes, entered } = receive;
-            // The pair of ranks is normalised as in the send.
+            // The pair of ranks is put into the same order as for the send.
             let symmetry = self.groups.symmetry();
             let pair = from.map(|from| symmetry.normalised(from, rank));
             let (from, receiver) = pair.map_or((None, rank), |(from, receiver)| (Some(from), receiver));
@@ -425,7 +427,7 @@ impl Comm {
                 let cause = Cause::Sent(message.way.id);
                 self.run_member(now, instance, from, cause);
             }
-            // A write is complete once all of its data has arrived.
+            // Nothing happens yet: a write is complete once all of its data has arrived.
             Purpose::Write { .. } => {}
             Purpose::Send { handle, .. } => {
                 let peers_entered = self.transport.grant(message).map_or(SimTime::ZERO, |grant| grant.entered);

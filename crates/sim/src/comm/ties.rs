@@ -50,7 +50,7 @@ impl Ties {
         }
     }
 
-    /// Takes the first detected dependence on order, if any.
+    /// Returns and clears the first detected dependence on order, if any.
     pub(super) fn take(&mut self) -> Option<Asymmetry> {
         self.found.take()
     }

@@ -16,8 +16,8 @@ pub trait CostModel {
 pub struct Estimate {
     /// The most likely duration.
     pub duration: SimDuration,
-    /// Standard deviation of the logarithm of the real duration around it; `None`: the accuracy of the estimate is
-    /// unknown.
+    /// Standard deviation of the logarithm of the real duration, compared with the estimate; `None`: the accuracy of
+    /// the estimate is unknown.
     pub spread: Option<f64>,
     /// The source of the estimate.
     pub origin: Origin,
@@ -33,7 +33,7 @@ impl Estimate {
         Estimate { duration: self.duration.scaled(factor), ..self }
     }
 
-    /// Work of the most likely duration.
+    /// Compute work whose duration is the estimate's most likely one.
     pub fn work(self) -> Work {
         Work::new(self.duration, self.origin)
     }

@@ -44,7 +44,7 @@ pub struct Device {
     pub price: Option<f64>,
     /// Peak rates, if known: the base of operators' cost.
     pub rates: Option<Rates>,
-    /// Times in which the device is slower still: in order, without overlap.
+    /// Time intervals in which the device is slower than `slowdown` says: in order, without overlap.
     pub spells: Vec<SlowSpell>,
     /// Time at which the device's rank crashes, unless it has ended before: its process is gone, and its connections
     /// are closed.
@@ -56,7 +56,7 @@ pub struct Device {
 pub struct SlowSpell {
     /// The instant at which the device slows down.
     pub from: SimTime,
-    /// The instant at which the slow spell is over.
+    /// The instant at which the device has its usual speed again.
     pub to: SimTime,
     /// Factor on the duration of compute; finite, above zero.
     pub factor: f64,
@@ -137,7 +137,7 @@ mod tests {
         let cases = [
             (0.0, 1.0, 2.0),
             (0.0, 1.5, 3.0),
-            // 2 s before the spell, in which 1 s of work is done, and 0.125 * 8 s in the spell.
+            // 1 s of work lasts 2 s before the spell, and the other 0.125 s of work last 8 * 0.125 s in the spell.
             (1.0, 1.125, 4.0),
             // From the beginning of the spell: its 2 s do 0.25 s of work, the other 0.75 s last 1.5 s.
             (3.0, 1.0, 6.5),
@@ -151,8 +151,8 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Spells of any factor, one after the other: the work that is done in the span of stretched work is that work,
-        /// except for a picosecond at each border.
+        /// For spells of any factor, one after the other, `Device::worked` inverts `Device::stretched`, except for a
+        /// picosecond at each border of a spell.
         #[test]
         fn what_is_done_in_a_span_is_what_takes_as_long(
             spells in proptest::collection::vec((0_u64..1_000_000, 1_u64..1_000_000, 0.05_f64..20.0), 0..5),
@@ -169,7 +169,7 @@ mod tests {
             let start = SimTime::from_ps(start);
             let lasts = device.stretched(start, SimDuration::from_ps(work));
             let done = device.unstretched(start, start + lasts);
-            // A picosecond of a spell of factor 0.05 is 20 of work.
+            // In a spell of factor 0.05, 20 ps of work are done in a picosecond.
             proptest::prop_assert!(done.as_ps().abs_diff(work) <= 21 * 5, "{} of {work} in {}", done.as_ps(), lasts.as_ps());
         }
     }

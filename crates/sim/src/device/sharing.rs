@@ -24,7 +24,7 @@ pub struct Sharing {
     running: Vec<(Handle, SimDuration)>,
     /// Time up to which the remaining durations are computed.
     since: SimTime,
-    /// Part of a picosecond, in units of 1/[`WHOLE`], that was given and is not used yet.
+    /// Fraction of a picosecond of compute time, in units of 1/[`WHOLE`], that is left over from the last update.
     remainder: u64,
     /// Number of the rank's operations in progress.
     communicating: u32,
@@ -82,7 +82,7 @@ impl Sharing {
             + u128::from(self.remainder);
         self.remainder = (parts % u128::from(WHOLE)) as u64;
         let mut given = u64::try_from(parts / u128::from(WHOLE)).unwrap_or(u64::MAX);
-        // Work that needs less than its part leaves the rest to the others.
+        // Work that needs less than its equal part leaves the remainder to the other work.
         loop {
             let needy = self.running.iter().filter(|(_, left)| left.as_ps() > 0).count() as u64;
             if needy == 0 || given == 0 {
@@ -177,8 +177,8 @@ mod tests {
 
     #[test]
     fn slow_devices_and_spells_slow_what_is_shared() {
-        // Twice as slow, and from 30 to 40 twice as slow again: two pieces of 10 last 40 without the spell, of which 30
-        // are done before it.
+        // The device is twice as slow as the reference, and from 30 to 40 twice as slow again. Without the spell, two
+        // pieces of work of 10 would end at 40; 30 of these 40 are over before the spell.
         let spells = vec![SlowSpell { from: at(30), to: at(40), factor: 2.0 }];
         let slow = Device { slowdown: 2.0, spells, ..device() };
         assert_eq!(ends(&slow, &[(0, 10), (0, 10)], &[]), [45, 45]);

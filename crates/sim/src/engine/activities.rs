@@ -194,7 +194,7 @@ impl Engine {
                 return true;
             }
             Activity::Reach(event) => {
-                // An event that was issued again in the meantime belongs to another activity.
+                // If the event was issued again in the meantime, the last activity that will reach it is another one.
                 if let Some((_, at)) = state.events.get_mut(event).filter(|(issued, _)| *issued == handle) {
                     *at = Some(now);
                 }
@@ -362,8 +362,8 @@ impl Engine {
         self.carry_out(rank, first, observer);
     }
 
-    /// Marks an activity as complete, and leaves the next steps to be carried out: dependents first, then the queue,
-    /// then waiting tasks.
+    /// Marks an activity as complete, and adds the steps that follow to the list of steps: dependents first, then the
+    /// queue, then waiting tasks.
     fn note_completion(&mut self, rank: RankId, handle: Handle) {
         let (state, device) = (&mut self.ranks[rank.index()], &self.devices[rank.index()]);
         let activity = state.activities.get_mut(handle).expect("what completes is not forgotten");

@@ -12,7 +12,7 @@ use crate::time::SimTime;
 pub enum RunEnd {
     /// All programs have ended.
     Finished,
-    /// The run could not continue.
+    /// The run halted, for example in a deadlock.
     Halted(Box<Halt>),
     /// A program could not continue.
     Failed(Failure),

@@ -64,11 +64,11 @@ pub struct Engine {
 /// Whether virtual time may pass to the end of a sleep or timeout.
 #[derive(Debug, Default)]
 struct Idling {
-    /// The driver must allow it.
+    /// Whether the driver must allow time to pass idly.
     is_asked: bool,
-    /// The engine waits until the driver allows it.
+    /// Whether the engine currently waits for the driver's permission.
     waits: bool,
-    /// The virtual time at which the driver has allowed it.
+    /// The virtual time at which the driver has given its permission.
     passes_from: Option<SimTime>,
 }
 
@@ -91,7 +91,7 @@ pub enum Turn {
 pub struct Resumption {
     /// The rank of the task.
     pub rank: RankId,
-    /// The task that may go on.
+    /// The task that may continue.
     pub task: TaskId,
     /// The task's clock.
     pub now: SimTime,
@@ -233,7 +233,8 @@ impl Engine {
         task
     }
 
-    /// Sets the real state of those tasks of `rank` that run from the engine's point of view. Initially, they run.
+    /// Tells the engine whether any of the tasks of `rank` that need no answer from it really runs, or what they all
+    /// wait for. Initially, tasks run.
     pub fn set_threads(&mut self, rank: RankId, threads: Threads) {
         self.ranks[rank.index()].threads = threads;
         self.update_hold(rank);
@@ -341,8 +342,9 @@ impl Engine {
         self.halt(HaltReason::Deadlock);
     }
 
-    /// Whether a blocked task may go on for another reason than the end of a sleep or timeout: the network moves bytes, work is
-    /// under way, or a stream of a device carries an operation of a process group, which a library ends after its timeout.
+    /// Whether a blocked task may continue for another reason than the end of a sleep or timeout: the network moves
+    /// bytes, work is under way, or a stream of a device carries an operation of a process group, which a library ends
+    /// after its timeout.
     pub fn may_still_act(&mut self) -> bool {
         let moves_bytes = self.comm.next_event().is_some();
         let calls = |rank: &RankState| {

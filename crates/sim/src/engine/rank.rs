@@ -39,7 +39,7 @@ pub(crate) struct Task {
     looked: (SimTime, u32),
 }
 
-/// This many reads of the clock in a row, with no other request between them, count as a busy-wait.
+/// Number of consecutive clock reads, without another request between them, that counts as a busy-wait.
 const LOOKS_OF_A_LOOP: u32 = 1000;
 
 impl Task {
@@ -66,9 +66,9 @@ impl Task {
 
 /// State of a task.
 pub(crate) enum TaskState {
-    /// Its program runs, outside the engine.
+    /// The task's program runs, outside the engine.
     Running,
-    /// The engine has its request and has not handled it yet; a pause need not begin.
+    /// The engine has the task's request and has not handled it yet. A requested pause may be ended before it begins.
     Asking { pauses: bool },
     /// Blocked in a wait.
     Waiting(Wait),
@@ -78,7 +78,7 @@ pub(crate) enum TaskState {
     Paused { since: SimTime, site: Site },
     /// Busy with the cost of a poll.
     Polling { since: SimTime },
-    /// Its program has ended.
+    /// The task's program has ended.
     Ended,
 }
 
@@ -140,7 +140,7 @@ pub(crate) struct Queue {
 /// An activity from its issue until it can have no further effect: see [`Activities`].
 pub(crate) struct ActivityState {
     pub(crate) activity: Activity,
-    /// The task that issued it.
+    /// The task that issued the activity.
     pub(crate) task: TaskId,
     /// Queue of the activity; `None`: it starts as soon as its dependencies permit.
     pub(crate) queue: Option<QueueKey>,
@@ -149,15 +149,15 @@ pub(crate) struct ActivityState {
     pub(crate) site: Site,
     pub(crate) issued: SimTime,
     pub(crate) started: Option<SimTime>,
-    /// Cause of its start; known once it has started.
+    /// Cause of the activity's start; known once it has started.
     pub(crate) cause: Cause,
     pub(crate) complete: bool,
     /// Rank that closed its end of a connection, if the activity has failed; the own rank if it has aborted the group.
     /// A failed activity is complete, too.
     pub(crate) failed: Option<RankId>,
-    /// Time until which a peer that had not entered kept it waiting.
+    /// Time until which a peer that had not entered kept the activity waiting.
     pub(crate) peers_entered: SimTime,
-    /// Number of a collective in its group.
+    /// Sequence number of a collective in its group.
     pub(crate) sequence: u64,
     /// Number of activities of this rank that must be complete first.
     pub(crate) missing: u32,
@@ -265,7 +265,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Books the time since the last change.
+    /// Adds the time since the last change of state to the account of that state.
     pub(crate) fn settle(&mut self, now: SimTime) {
         let span = now.since(self.settled);
         self.settled = now;
@@ -382,8 +382,8 @@ impl RankState {
         }
     }
 
-    /// Forgets complete activities that were kept for a wait which has ended without them, unless another wait names
-    /// them, too.
+    /// Forgets complete activities that were kept for a wait which has ended without reporting them, unless another
+    /// wait names them, too.
     pub(crate) fn forget_awaited(&mut self, handles: &[Handle]) {
         for handle in handles {
             let awaits = |task: &Task| matches!(&task.state, TaskState::Waiting(wait) if wait.awaits(*handle));
@@ -408,7 +408,7 @@ fn kind(activity: &Activity) -> Blocked {
 }
 
 impl Wait {
-    /// Records the completion of an activity. Returns whether the wait names it.
+    /// Records the completion of an activity, if the wait is for this activity; returns whether it is.
     pub(crate) fn note(&mut self, done: Handle, failed: bool) -> bool {
         let awaits = self.awaits(done);
         if awaits {

@@ -49,7 +49,7 @@ pub enum HaltReason {
     Groups(NameClash),
     /// The run's clock would pass 213 days.
     EndOfTime,
-    /// Ranks that were assumed equivalent differ: the folded run is useless then.
+    /// Ranks that were assumed equivalent differ, so the results of the folded run are not valid.
     Asymmetry(Asymmetry),
 }
 
@@ -80,7 +80,7 @@ pub struct TaskReport {
 /// Activity of a thread.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Doing {
-    /// Its program runs, or has just asked the engine.
+    /// The thread runs, or has just made a request to the engine.
     Running,
     /// The thread waits for another thread of its process, which the engine cannot observe.
     Inside,
@@ -101,7 +101,7 @@ pub struct Pending {
     pub bytes: Bytes,
     /// The group, and the members that have not entered.
     pub meeting: Option<(GroupId, Vec<RankId>)>,
-    /// The line that issued it.
+    /// The line that issued the operation.
     pub site: Site,
     /// For a send or receive, the peer's operation that would match except for its tag.
     pub near: Option<Near>,
@@ -213,7 +213,7 @@ impl Engine {
             Activity::Call(call_of_peer) if call_of_peer.group == call.group => fits(other.site, call_of_peer),
             _ => None,
         });
-        // A send that does not wait for its receive has ended, and its message is in the mailbox.
+        // A send that does not wait for its receive is already complete, so its message is looked up in the mailbox.
         let unclaimed =
             matches!(call.op, CallOp::Recv { .. }).then(|| self.comm.unclaimed_message(me, call.group, rank)).flatten();
         let arrived = unclaimed.map(|(tag, site)| Near { rank, sends: true, tag, wanted, site });
@@ -309,11 +309,11 @@ impl RankReport {
             None => {}
         }
         let runs = self.tasks.iter().any(|task| task.doing == Doing::Running);
-        // For running threads, either their positions or just their state is shown.
+        // For running threads, the line shows their positions if these are known, and otherwise only that they run.
         let shown = self.tasks.iter().filter(|task| threads.is_empty() || task.doing != Doing::Running);
         let (waiting, others): (Vec<_>, Vec<_>) = shown.partition(|task| task.doing == Doing::Inside);
         let describe = |task: &TaskReport| {
-            // A thread that waits for a device need not have a line.
+            // A thread that waits for a device may be at no known line.
             let line = task.site.map(site).filter(|line| !line.is_empty());
             let place = line.map_or(String::new(), |line| format!(", at {line}"));
             format!("{}{place}{}{}", task.doing, task.doing.near(site), task.doing.behind(site))

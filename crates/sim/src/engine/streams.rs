@@ -32,7 +32,7 @@ pub(crate) struct Streams {
     bare: Bare,
     /// Start times of the operations under way, each with the number of operations.
     calls: BTreeMap<SimTime, u32>,
-    /// Disjoint intervals, in order, for which the waiting for late peers is booked. Intervals before all operations
+    /// Disjoint intervals, in order, that are already booked as waits for late peers. Intervals before all operations
     /// under way are dropped.
     booked: Vec<(SimTime, SimTime)>,
 }
@@ -201,8 +201,8 @@ mod tests {
         assert_eq!(hidden, [[100, 0, 40, 0], [100, 0, 0, 0], [0, 0, 40, 0]]);
         let alone = times(&[(0, 50, 1, Kernel), (50, 90, 2, Communication)]);
         assert_eq!(alone, [[50, 0, 40, 40], [50, 0, 0, 0], [0, 0, 40, 40]]);
-        // Half of the communication is hidden by kernels of two streams, which overlap for a while; a copy hides
-        // nothing.
+        // Kernels of two streams, which overlap for a while, hide half of the communication; a copy hides no
+        // communication.
         let stretches =
             [(0, 10, 1, Kernel), (5, 20, 3, Kernel), (0, 40, 2, Communication), (20, 30, 4, Copy), (50, 60, 1, Kernel)];
         assert_eq!(times(&stretches), [[30, 10, 40, 20], [20, 0, 0, 0], [0, 0, 40, 20], [15, 0, 0, 0], [0, 10, 0, 0]]);
@@ -258,8 +258,8 @@ mod tests {
         assert_eq!(streams.late(at(0), at(90), at(100)), ps(85));
     }
 
-    /// Each operation begins before the one before ends, and a kernel runs during each: only the changes since the start of
-    /// the earliest operation under way are kept.
+    /// Each operation begins before the previous one ends, and a kernel runs during each. The account keeps only the
+    /// changes since the start of the earliest operation under way.
     #[test]
     fn operations_that_always_overlap_keep_no_history() {
         let at = |step: u64| SimTime::from_ps(10 * step);

@@ -107,7 +107,8 @@ impl Engine {
         self.resume(rank, task, reply);
     }
 
-    /// Books a wait that is over. `done` ended it; `None`: it has timed out.
+    /// Books a wait that has ended. `done` is the activity whose completion ended the wait; `None`: the wait has timed
+    /// out.
     fn end_wait(&mut self, rank: RankId, task: TaskId, wait: &Wait, done: Option<Handle>, observer: &mut dyn Observer) {
         let now = self.now;
         let state = &mut self.ranks[rank.index()];
@@ -144,7 +145,8 @@ impl Engine {
         observer.record(now, &event);
     }
 
-    /// Parts of a wait that ends now in which a peer had not entered: any peer, and senders.
+    /// For a wait that ends now, two durations from its start: until all peers had entered, and until the senders of
+    /// awaited receives had.
     fn late_peers(&self, rank: RankId, wait: &Wait) -> [SimDuration; 2] {
         let state = &self.ranks[rank.index()];
         let (mut any, mut senders) = (wait.since, wait.since);
@@ -219,13 +221,13 @@ impl Engine {
 
     // Polls and the store
 
-    /// Returns to a task the time after a clock read, whose cost counts as compute.
+    /// Answers a task's clock read with the time after the read, whose cost counts as compute.
     pub(super) fn read_clock(&mut self, rank: RankId, task: TaskId, cost: SimDuration) {
         self.ranks[rank.index()].ledger.begin_compute(self.now);
         self.pay(rank, task, cost, Reply::Now(self.now.saturating_add(cost)));
     }
 
-    /// Answers after the cost of a poll.
+    /// Answers a task's request once the cost of a poll has passed.
     pub(super) fn pay(&mut self, rank: RankId, task: TaskId, cost: SimDuration, reply: Reply) {
         let state = self.ranks[rank.index()].task(task);
         state.state = TaskState::Polling { since: self.now };
@@ -389,7 +391,7 @@ impl Engine {
     }
 }
 
-/// The operation of a waiter for the store.
+/// The store operation that a task or an activity waits for.
 fn stored_for(rank: &RankState, storing: Storing) -> &StoreOp {
     match storing {
         Storing::Task(task) => match &rank.tasks[task.index()].state {
@@ -403,7 +405,7 @@ fn stored_for(rank: &RankState, storing: Storing) -> &StoreOp {
     }
 }
 
-/// The sender of a receive; `None`: any.
+/// The sender that a receive names; `None`: any sender.
 fn receives_from(activity: &Activity) -> Option<GroupRank> {
     match activity {
         Activity::Call(Call { op: CallOp::Recv { from, .. }, .. }) => *from,

@@ -101,7 +101,7 @@ fn what_is_never_awaited_is_forgotten_when_it_is_complete() {
             (_, 4) => issue(call(CallOp::Collective(all_reduce.clone())), 0, vec![]),
             (_, 5) => issue(Activity::Store(StoreOp::Set { key: key(), value: key() }), 0, vec![]),
             (_, 6) => issue(Activity::Mark(Mark::End), 0, vec![]),
-            // Only the sleep is awaited: all earlier activities are complete when it ends.
+            // Only the sleep is awaited: when the sleep ends, all earlier activities are complete.
             (_, 7) => issue(Activity::Sleep(SimDuration::from_us(50)), 2, vec![]),
             (_, _) => wait(vec![last], None),
         };
@@ -110,7 +110,7 @@ fn what_is_never_awaited_is_forgotten_when_it_is_complete() {
         most = most.max(engine.ranks.iter().map(|rank| rank.activities.len()).max().unwrap());
     }
     assert!(engine.ranks[0].activities.next_handle().0 > 100_000);
-    // The limit covers the receive, and the activities of two rounds in flight.
+    // The allowed size of the table covers the receive, and the activities of two rounds in flight.
     assert!(most <= 16, "{most} activities were kept at once");
 }
 

@@ -1,5 +1,5 @@
-//! Owns the fold of a program's ranks: the ranks that run, and for each absent rank the running rank from whose steps
-//! its own are made.
+//! Owns the fold of a program's ranks: the ranks that run, and for each absent rank the running rank whose steps it
+//! repeats, translated.
 //!
 //! This module does not run ranks. [`Moved`] translates the steps of one rank into those of another, and [`ReplicaCheck`]
 //! checks that running ranks are equivalent.
@@ -71,7 +71,7 @@ impl FoldPlan {
         RankId(rank.0 - self.free(rank).map(|axis| axis.at(rank.0) * axis.stride).sum::<u32>())
     }
 
-    /// The replicas of a representative, and for each the assumption that fails if it differs.
+    /// The replicas of a representative, each with the assumption that does not hold if the replica differs.
     fn replicas(&self, representative: RankId) -> BTreeMap<RankId, DueTo> {
         let is_free = |axis: &Axis| self.free(representative).any(|free| free == axis);
         let farthest = |end: &End| -> u32 {
@@ -82,7 +82,8 @@ impl FoldPlan {
         let steps = axes.map(|(place, axis)| (axis.stride, DueTo::Axis(place)));
         let ends = self.ends.iter().enumerate().map(|(place, end)| (farthest(end), DueTo::End(place)));
         let before = self.apart.iter().filter_map(|end| {
-            // Along an axis with only a first and a last coordinate, the ranks at ends show this difference.
+            // An axis with only a first and a last coordinate needs no such replica: the ranks at ends show the
+            // difference.
             let last = self.free(representative).find(|axis| end.contains(&axis.stride) && axis.extent > 2)?;
             Some((farthest(end) - last.stride, DueTo::Uneven))
         });
@@ -107,9 +108,9 @@ impl FoldPlan {
         axes.iter().filter(move |axis| !held.iter().any(|end| end.contains(&axis.stride)))
     }
 
-    /// The running rank from whose steps those of `rank` are made: `rank` itself if it runs; else the replica one step
-    /// along the first axis on which `rank` and its representative differ. Special behaviour of a first neighbour, such
-    /// as printing on rank 0, is therefore not copied.
+    /// The running rank whose steps `rank` repeats: `rank` itself if it runs; else the replica one step along the first
+    /// axis on which `rank` and its representative differ. Special behaviour of a representative, such as printing on
+    /// rank 0, is therefore not copied.
     pub fn model(&self, rank: RankId) -> RankId {
         if self.runs(rank) {
             return rank;
@@ -223,9 +224,9 @@ mod tests {
         assert_eq!(cast(512, 8).running().count(), 1 + 9 + 3);
     }
 
-    /// 64 ranks: the remainder of a division among machines goes to the last machine, whose ranks are a class of their
-    /// own, with neighbours inside that machine and its end. Ranks 63 - 8, 63 - 16 and 63 - 32 run to show whether
-    /// other machines differ too.
+    /// 64 ranks: the last machine gets the remainder of a division among machines, so its ranks are a class of their
+    /// own. Replicas of this class are neighbours inside that machine, and its last rank. Ranks 55, 47 and 31 run to
+    /// show whether other machines differ too.
     #[test]
     fn an_end_that_is_apart_has_a_class_and_the_rest_is_looked_at() {
         let [_, over, _]: [End; 3] = ends(64, 8).try_into().unwrap();

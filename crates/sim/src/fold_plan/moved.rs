@@ -18,7 +18,7 @@ pub struct Moved {
     shift: Shift,
     /// Joined groups, by their number in the steps.
     groups: BTreeMap<GroupId, Members>,
-    /// For each task, the joined group that has no number yet.
+    /// For each task, the group that it has joined in a step whose following step assigns the group's number.
     joined: BTreeMap<TaskId, Members>,
 }
 

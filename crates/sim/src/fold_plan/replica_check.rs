@@ -1,11 +1,11 @@
 //! Owns the replica check of a folded program: each replica (`replica`) must make the same requests as its
 //! representative, with its own groups and peers.
 //!
-//! Requests that may differ are removed before the comparison: the store, of which the first rank of a group makes
-//! other requests than the rest; clock reads and polls, of which a longer-lived rank makes more, and the cuts that they
-//! make in slices of host work; waits for an operation with a root, because the root has nothing to wait for; and the
+//! Requests that may differ are removed before the comparison: requests to the store, because the first rank of a group
+//! makes other requests than the rest; clock reads and polls, of which a longer-lived rank makes more, and the
+//! divisions of host work that they cause; waits for an operation with a root, because the root does not wait; and the
 //! order in which groups are closed, which depends on when Python frees them. A representative may sleep where no
-//! replica sleeps: absent ranks are made from replicas.
+//! replica sleeps, because absent ranks repeat the steps of replicas.
 
 use super::{End, FoldPlan, Moved};
 use crate::device::Origin;
@@ -22,7 +22,7 @@ use std::fmt;
 /// which ranks differ, the widest one becomes a class of its own.
 #[derive(Debug)]
 pub struct ReplicaCheck {
-    /// For each end of the cast, the strides of its axes.
+    /// For each end of the fold plan, the strides of its axes.
     ends: Vec<End>,
     heard: BTreeMap<RankId, Heard>,
     pairs: Vec<Pair>,
@@ -45,7 +45,7 @@ pub struct Unlike {
 pub enum DueTo {
     /// Neighbours along this axis of the symmetry differ.
     Axis(usize),
-    /// The rank at this end of the cast differs.
+    /// The rank at this end of the fold plan differs.
     End(usize),
     /// A rank just before an end differs: more ranks than the last ones have a smaller part of an uneven division.
     Uneven,
@@ -76,9 +76,9 @@ struct Pair {
     tasks: BTreeMap<TaskId, Ahead>,
     /// For each task and each sleep of the representative, whether the replica sleeps too.
     sleeps: BTreeMap<TaskId, Vec<bool>>,
-    /// Whether `sleeps` has a new entry.
+    /// Whether `sleeps` has got a new entry since the last check.
     slept: bool,
-    /// Number of equal steps, by task.
+    /// Number of equal steps so far, by task.
     alike: BTreeMap<TaskId, u64>,
     /// First step that differs, for a rank at an end: its task, the number of equal steps before it, and the
     /// difference.
@@ -174,7 +174,7 @@ impl ReplicaCheck {
             return;
         }
         let differ = at_ends.filter_map(|(end, pair)| Some((end, &pair.differs.as_ref()?.2)));
-        // A rank at an end of more axes is also at the end of fewer axes.
+        // A rank at an end of several axes is also at the ends of fewer of these axes.
         let widest = differ.min_by_key(|(end, _)| self.ends[*end].len());
         self.unlike = widest.map(|(end, problem)| Unlike { due_to: DueTo::End(end), problem: problem.clone() });
     }
@@ -496,7 +496,7 @@ mod tests {
     }
 
     /// Four running ranks, of which those in `sleeps` sleep for two seconds between two of their slices; `first` is the
-    /// first rank that the check hears.
+    /// rank whose steps the check receives first.
     fn heard_sleeping(sleeps: &[u32], first: u32) -> ReplicaCheck {
         let mut check = check();
         let mut ranks: Vec<u32> = (0..4).collect();
@@ -576,8 +576,8 @@ mod tests {
         assert_eq!(check.unlike().map(|unlike| unlike.due_to), Some(DueTo::End(2)));
     }
 
-    /// 16 ranks, 4 per machine. The check hears the last rank of all before the first rank of the last machine; rank 3,
-    /// the last of its machine, equals rank 0 unless it is in `less`.
+    /// 16 ranks, 4 per machine. The check receives the steps of the last rank of all before those of the first rank of
+    /// the last machine; rank 3, the last of its machine, equals rank 0 unless it is in `less`.
     fn uneven(less: &[u32]) -> ReplicaCheck {
         let symmetry = Symmetry::new(axes(16, 4), 16).unwrap();
         let mut check = ReplicaCheck::new(&FoldPlan::new(symmetry, 16, ends(16, 4), Vec::new()));

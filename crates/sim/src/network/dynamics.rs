@@ -35,7 +35,7 @@ pub struct LinkDynamics {
     pub jitter: Option<Jitter>,
 }
 
-/// Bandwidth and latency over time: each point holds until the next one; the last one holds for ever, or until the
+/// Bandwidth and latency over time: each point applies until the next one; the last one applies for ever, or until the
 /// profile starts again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
@@ -93,11 +93,11 @@ pub struct Background {
     pub from: HostId,
     /// The host that receives.
     pub to: HostId,
-    /// The highest rate; `None`: as fast as its share of the links.
+    /// Maximum rate of the background traffic; `None`: only its share of the links limits it.
     pub rate: Option<Rate>,
-    /// The virtual time at which it starts.
+    /// The virtual time at which the background traffic starts.
     pub start: SimTime,
-    /// The virtual time at which it ends; `None`: never.
+    /// The virtual time at which the background traffic ends; `None`: it never ends.
     pub end: Option<SimTime>,
 }
 
@@ -249,7 +249,8 @@ mod tests {
         assert_eq!(changes, [0, 10, 30, 50, 70].map(at));
     }
 
-    /// Nothing passes from `from` to `to`; after `to` the link has its rate again, and does not change any more.
+    /// During an outage nothing passes the link; after the outage's end the link has its rate again, and does not
+    /// change any more.
     #[test]
     fn an_outage_ends() {
         let dynamics = LinkDynamics { outages: vec![(at(2), at(5))], ..LinkDynamics::default() };

@@ -66,11 +66,11 @@ pub struct FlowNetwork {
 struct Stream {
     /// Number in `sharing`; `None` for a route without links.
     flow: Option<u32>,
-    /// Whether the stream takes part in `sharing`.
+    /// Whether the stream's flow is active in `sharing`.
     active: bool,
     /// Whether the stream is in `FlowNetwork::pending`.
     pending: bool,
-    /// The queue in front of its receiver.
+    /// The queue in front of the flow's receiver.
     queue: Option<u32>,
     flight: u32,
     head: Option<Message>,
@@ -162,7 +162,7 @@ impl FlowNetwork {
         network
     }
 
-    /// Opens a stream along the given route. A link that occurs twice stands for two links that are crossed alike.
+    /// Opens a stream along the given route. A link that occurs twice represents two equivalent links of the route.
     pub fn open_along(&mut self, route: Route, cap: Option<Rate>) -> StreamId {
         let id = StreamId::from(self.streams.len());
         let flow = self.add_flow(id, &route, cap);
@@ -293,7 +293,7 @@ impl FlowNetwork {
         while let Some(Message { tag, .. }) = self.streams[id.index()].head {
             let stream = &mut self.streams[id.index()];
             let (started, queue) = (stream.started, stream.queue);
-            // Numbers beyond those of the topology's links are the rate caps of streams.
+            // Link numbers above those of the topology's links belong to rate caps of streams.
             let limit = stream.limits.take_longest(started, self.now).map(LinkId);
             let limit = limit.filter(|link| link.index() < self.topology.links().len());
             self.reports.push((id, NetworkEvent::Sent { tag, started, limit }));
@@ -337,7 +337,7 @@ impl FlowNetwork {
         (self.dynamics.links.len() + self.dynamics.background.len()) as u32
     }
 
-    /// Brings one part up to date, and schedules its next change.
+    /// Updates one changing link or background stream to the current instant, and schedules its next change.
     fn change(&mut self, part: u32) {
         let links = self.changing.len();
         let next = match (part as usize).checked_sub(links) {
@@ -477,7 +477,7 @@ impl Network for FlowNetwork {
         }
         let arrival = self.arrivals.first().map(|(at, _)| at);
         let straggler = self.stragglers.peek().map(|Reverse((at, ..))| *at);
-        // An end within a fraction of a picosecond may lie before now.
+        // An end that was rounded by a fraction of a picosecond may be earlier than now.
         let end = self.progress.next_end().map(|at| at.max(self.now));
         let (fill, departure) = (self.ingress.next_fill(), self.ingress.next_departure());
         let change = self.changes.first().map(|(at, _)| at);

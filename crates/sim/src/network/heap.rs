@@ -17,7 +17,7 @@ impl<K: Ord + Copy> IndexedHeap<K> {
         IndexedHeap { entries: Vec::new(), places: Vec::new() }
     }
 
-    /// The first id and its key.
+    /// The id with the smallest key, and this key.
     pub(super) fn first(&self) -> Option<(K, u32)> {
         self.entries.first().copied()
     }

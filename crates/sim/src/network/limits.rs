@@ -1,5 +1,5 @@
-//! Owns the record of the links that held a message back while its bytes left, with durations. The cause is decided in
-//! [`super::sharing`].
+//! Owns the record of the links that held a message back while its bytes left, with durations. [`super::sharing`]
+//! determines which link limits a message.
 
 use crate::time::{SimDuration, SimTime};
 

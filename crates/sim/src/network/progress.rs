@@ -121,7 +121,7 @@ impl Progress {
         None
     }
 
-    /// Removes the flows that end by `now`, and adds them to `ended`.
+    /// Removes the flows that end at `now` or earlier, and adds them to `ended`.
     pub(super) fn take_ended(&mut self, now: SimTime, ended: &mut Vec<u32>) {
         while let Some((at, link)) = self.ends.first() {
             if at > now {

@@ -91,7 +91,7 @@ struct LinkState {
 #[derive(Clone, Copy)]
 struct Crossing {
     hop: u32,
-    /// The flow's other link if its route has two different ones, or [`MANY`]: the most frequent lookup.
+    /// The flow's other link, which is looked up most often, if its route has two different links; else [`MANY`].
     peer: u32,
 }
 
@@ -500,7 +500,7 @@ fn fall(link: &LinkState, level: &[u64], mut guess: u64) -> Option<u64> {
     }
 }
 
-/// Newton's method from below: no step passes the lowest level at which the link is full.
+/// Newton's method from below: no step exceeds the lowest level at which the link is full.
 fn climb(link: &LinkState, level: &[u64]) -> u64 {
     let flows = link.crossing.len() as u64;
     let mut guess = (link.capacity / flows).max(1);

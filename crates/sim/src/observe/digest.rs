@@ -280,7 +280,8 @@ enum Before<'a> {
         rank: RankId,
         mark: &'a Mark,
     },
-    /// A variant that is never hashed, and that keeps the numbers of the later ones.
+    /// An unused variant, which is never hashed: without it, the numbers of later variants, and with them the digests,
+    /// would change.
     #[allow(dead_code)]
     Message,
     Finished {

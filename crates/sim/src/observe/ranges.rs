@@ -7,7 +7,7 @@ use crate::ids::{Handle, TaskId};
 use crate::program::Mark;
 use std::collections::BTreeMap;
 
-/// The ranges of one rank's threads, by the activities that begin and end them; `N` is what a range is called by.
+/// The ranges of one rank's threads, by the activities that begin and end them; `N` is the type of a range's name.
 /// Threads form a family if one of them has reported marks of another: autograd's threads and the thread whose backward
 /// pass they run report each other's marks, and take turns.
 #[derive(Clone, Debug)]
@@ -16,10 +16,10 @@ pub struct IssueRanges<N> {
     ranges: Vec<Range<N>>,
     /// Indices in `ranges` of the open ranges, in the order in which they have begun.
     open: Vec<usize>,
-    /// Heads of the families to which each thread has belonged, unless it has only been in its own family: the activity
-    /// after which the thread belonged to the family, in order.
+    /// Families to which each thread has belonged, named by their heads, each with the activity after which the thread
+    /// belonged to it; in order. Threads that have only been in their own family are omitted.
     families: BTreeMap<TaskId, Vec<(Handle, TaskId)>>,
-    /// From these activities on the range that has begun last was this one; in order.
+    /// The open range that had begun last: the activity from which on it was this range; in order.
     of_rank: Vec<(Handle, Option<usize>)>,
     /// Changes of the innermost open range per family: the activity at which each change happened, in order.
     of_families: BTreeMap<TaskId, Vec<(Handle, Option<usize>)>>,

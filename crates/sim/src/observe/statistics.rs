@@ -21,9 +21,9 @@ pub struct Statistics {
 /// Figures of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankStatistics {
-    /// Time at which its program ended; `None`: it did not end.
+    /// Time at which the rank's program ended; `None`: it did not end.
     pub finish: Option<SimTime>,
-    /// Time of its crash, if the cluster specifies one.
+    /// Time of the rank's crash, if the cluster specifies one.
     pub crash: Option<SimTime>,
     /// Split of the rank's time, up to its finish.
     pub times: Times,

@@ -29,12 +29,12 @@ pub(super) struct Connection {
     pub(super) route: Route,
     overhead: Option<PacketOverhead>,
     pub(super) source: RankId,
-    /// Whether one of its ends is gone: pushed data is lost.
+    /// Whether one end of the connection is closed: data that is pushed then is lost.
     pub(super) closed: bool,
     growth: Option<Growth>,
     /// The growing window; `None`: all data may leave at once, and no frame waits.
     opening: Option<Box<Opening>>,
-    /// Last time at which it had data to send.
+    /// Last time at which the connection had data to send.
     used: SimTime,
     /// The last message on this connection.
     pub(super) last: Option<MessageId>,
@@ -59,9 +59,9 @@ struct Frame {
 /// Bytes that the network may have now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Release {
-    /// These bytes; `last`: whether they are the frame's last ones.
+    /// Bytes may leave; `last`: whether they are the frame's last bytes.
     Bytes { bytes: Bytes, tag: u64, last: bool },
-    /// No bytes before this instant.
+    /// No bytes may leave before this instant.
     Later(SimTime),
     /// No bytes are waiting.
     Nothing,
@@ -240,7 +240,8 @@ mod tests {
 
     #[test]
     fn a_window_doubles_each_round_trip_up_to_its_cap() {
-        // Windows of 10, 20, 40, and with the fourth round trip the cap of 80: all other bytes leave at once.
+        // The window is 10, 20 and 40 in the first round trips, and reaches the cap of 80 in the fourth, after which
+        // all other bytes leave at once.
         let mut connection = connection(10, 80);
         connection.push(Bytes(500), 0);
         let expected = [(0, 10), (ROUND_TRIP, 20), (2 * ROUND_TRIP, 40), (3 * ROUND_TRIP, 430)];
@@ -267,8 +268,8 @@ mod tests {
         connection.push(Bytes(500), 0);
         assert_eq!(bursts(&mut connection).len(), 4);
         connection.is_used(SimTime::from_ps(5 * ROUND_TRIP));
-        // From an open connection's window of 40: 20 after a timeout of 9 + 1 round trips, the first window of 10 after
-        // two and more; a little less has no effect.
+        // An open connection has a window of 40. After a timeout of 9 + 1 round trips it is 20; after two or more
+        // timeouts it is the first window, 10; a slightly shorter idle time has no effect.
         for (idle, left) in [(9, None), (10, Some(20)), (20, Some(10)), (1_000, Some(10))] {
             let mut connection = Connection { opening: None, ..connection.clone() };
             connection.is_used(SimTime::from_ps((5 + idle) * ROUND_TRIP));

@@ -85,18 +85,19 @@ pub(crate) struct Message {
     pub(crate) bytes: Bytes,
     pub(crate) wire_bytes: Bytes,
     pub(crate) queued: SimTime,
-    /// Time at which it came to the head of its connection stream; known once it is sent.
+    /// Time at which the message reached the head of its connection stream; known once the message is sent.
     pub(crate) started: SimTime,
     pub(crate) sent: SimTime,
     pub(crate) way: MessageWay,
-    /// Lead of `way.limit` over all other links, in time for which a link limited parts of the message.
+    /// Time for which `way.limit` limited parts of the message, less the time for which other links did: a running
+    /// majority vote.
     limited: SimDuration,
     /// Time for which any link limited parts of the message.
     left_over_links: SimDuration,
     connection: u32,
     /// Index in `Transport::grants`, once its receiver is ready and if the protocol has a handshake; else [`NO_GRANT`].
     grant: u32,
-    /// Number of the effect of its algorithm's protocol.
+    /// Number of the algorithm's protocol in `Transport`'s table of effects.
     wire: u32,
 }
 
@@ -115,7 +116,7 @@ impl Message {
     }
 }
 
-/// Operation of a message.
+/// The operation that a message belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Purpose {
     /// A step of a collective.
@@ -188,7 +189,7 @@ enum Due {
     CallBack(u32),
 }
 
-/// Number of the protocol without any effect.
+/// Number of the protocol that has no effect on a message.
 pub(crate) const PLAIN: u32 = 0;
 /// Number of the protocol by which messages arrive as soon as they are sent, whatever the network.
 pub(crate) const TIMELESS: u32 = u32::MAX;
@@ -197,9 +198,9 @@ pub(crate) const TIMELESS: u32 = u32::MAX;
 pub(crate) const ONE_SIDED: u32 = u32::MAX - 1;
 
 const NO_GRANT: u32 = u32::MAX;
-/// Bit of a network tag: not a message's last bytes.
+/// Bit of a network tag: the bytes are a part of a message, and not its last one.
 const PART: u64 = 1 << 63;
-/// Bit of a network tag: the number of a control message.
+/// Bit of a network tag: the other bits are the number of a control message.
 const CONTROL: u64 = 1 << 62;
 
 impl Purpose {
@@ -250,7 +251,7 @@ impl Transport {
         self.protocol.connections_per_group
     }
 
-    /// Makes messages of the group wait for their receives from now on.
+    /// From now on, each message of the group leaves only once its receive is posted.
     pub(crate) fn has_rendezvous(&mut self, group: GroupId) {
         self.waiting_groups.insert(group);
     }
@@ -273,7 +274,7 @@ impl Transport {
         self.protocol.buffer.filter(|_| has_buffer)
     }
 
-    /// Whether senders ask before a receiver says that it is ready.
+    /// Whether a receiver announces that it is ready only after the sender has announced its message (MPI).
     fn asks(&self) -> bool {
         self.protocol.handshake.is_some_and(|handshake| handshake.eager.is_some())
     }
@@ -752,7 +753,7 @@ impl Transport {
 mod tests {
     use super::*;
 
-    /// Parts of 3, 2, 2, 2 and 2 ps: link 0 limited 3 ps of 11, link 1 the rest.
+    /// Parts of 3, 2, 2, 2 and 2 ps left: link 0 limited the first, 3 ps of 11, and link 1 the others.
     #[test]
     fn the_link_that_limited_most_parts_of_a_message_is_named() {
         let mut message = Message {

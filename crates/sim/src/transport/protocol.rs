@@ -12,7 +12,7 @@ pub struct Protocol {
     /// Room at the receiver for messages between two ranks without a handshake: a longer message leaves when its
     /// receive is posted, of which the sender knows at once; `None`: there is room for any message.
     pub buffer: Option<Bytes>,
-    /// Start of a new connection; `None`: it has no window.
+    /// Initial window of a new connection; `None`: connections have no window.
     pub window: Option<Window>,
     /// Whether each process group has its own connections; otherwise all messages of a pair of ranks share one per
     /// direction.
@@ -35,9 +35,9 @@ pub struct Protocol {
     pub staging: Option<Rate>,
 }
 
-/// Handshake in which data leaves after the receiver has said that it is ready. Without `eager` the receiver says so
-/// for every message, as soon as its receive is posted (Gloo); with `eager`, only for longer messages, and once the
-/// sender has asked (MPI).
+/// Handshake in which data leaves after the receiver has said that it is ready. Without `eager` the receiver announces
+/// this for every message, as soon as its receive is posted (Gloo); with `eager`, only for messages above that size,
+/// and once the sender has announced the message (MPI).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handshake {
     /// Size of a control message.

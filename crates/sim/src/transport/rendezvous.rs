@@ -1,13 +1,14 @@
 //! Owns the handshake before a message's data leaves: the matching of ready receivers and senders. The module knows
 //! neither time nor bytes on links.
 //!
-//! Source: pytorch/gloo, `gloo/transport/tcp/pair.cc`. A receive from a known rank tells the sender at once that it is
-//! ready (RECV_READY); the n-th such message to arrive releases the n-th send of the same channel. A send between two
-//! ranks also announces itself (SEND_READY); only a receive from any source waits for the announcement, and then
-//! becomes a receive from that sender. An announcement whose receive was posted already has no effect.
+//! Source: pytorch/gloo, `gloo/transport/tcp/pair.cc`. When a receive from a known rank is posted, the receiver tells
+//! the sender at once (RECV_READY); the n-th such message to arrive releases the n-th send of the same channel. When a
+//! send between two ranks is posted, the sender also announces it (SEND_READY); only a receive from any source waits
+//! for the announcement, and then becomes a receive from that sender. If the receive was posted already, the
+//! announcement has no effect.
 //!
-//! If senders ask first (MPI), no receiver sends anything before: each receive waits for the announcement that it
-//! matches, from a known sender or from any.
+//! With MPI's handshake, the sender announces first: each receive waits for the announcement that it matches, from a
+//! known sender or from any, before the receiver sends anything.
 
 use crate::event::Cause;
 use crate::ids::{GroupId, Handle, RankId};
@@ -19,7 +20,7 @@ use std::collections::VecDeque;
 /// Messages of one connection that are matched with each other, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Channel {
-    /// Messages of one collective: its instance.
+    /// Messages of one collective, given by the number of its instance.
     Instance(u32),
     /// Messages between two ranks of a group, with one tag.
     Tag(GroupId, u64),
@@ -30,9 +31,9 @@ pub(crate) enum Channel {
 pub(crate) struct Grant {
     /// Time at which the receiver's program entered the receive; for a step, time of its post.
     pub(crate) entered: SimTime,
-    /// The receive, and the size of its buffer; `None` for a step.
+    /// The receive, and the size of its buffer; `None` for a step of a collective.
     pub(crate) receive: Option<(Handle, Bytes)>,
-    /// Whether the elements are combined with the present ones.
+    /// Whether the received elements are reduced into the receiver's elements.
     pub(crate) combine: bool,
     /// Time and cause of the post of the receive; `None`: it was posted before, and the sender waited for its
     /// announcement.
@@ -130,7 +131,8 @@ impl Rendezvous {
         sender.or(from)
     }
 
-    /// Posts a receive if senders ask first: it waits for its announcement even if its sender is known.
+    /// Posts a receive with MPI's handshake: the receive waits for the sender's announcement even if its sender is
+    /// known.
     pub(super) fn receive_when_asked(
         &mut self,
         receiver: RankId,

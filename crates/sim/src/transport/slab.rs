@@ -1,4 +1,4 @@
-//! Owns a store of values under small integers that are reused, whatever the values.
+//! Owns a container of values that are identified by small integers, which are reused.
 
 use std::collections::BTreeSet;
 
@@ -42,7 +42,7 @@ impl<T: Copy> Slab<T> {
         (0..).zip(&self.values).filter(move |(number, _)| !free.contains(number))
     }
 
-    /// Copies a value out and frees its number.
+    /// Returns the value with this number, and frees the number.
     pub(crate) fn take(&mut self, number: u32) -> T {
         self.free.push(number);
         self.values[number as usize]

@@ -72,7 +72,7 @@ impl Observer for Causes {
     }
 }
 
-/// Moment whose cause is in question.
+/// Moment whose cause is to be found.
 #[derive(Clone, Copy, Debug)]
 enum At {
     /// A task ran.
@@ -81,7 +81,7 @@ enum At {
     Complete(RankId, Handle),
     /// An activity began.
     Began(RankId, Handle),
-    /// A cause had its effect on this rank.
+    /// A cause, and the rank on which it had its effect.
     Caused(RankId, Cause),
 }
 

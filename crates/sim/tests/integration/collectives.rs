@@ -186,7 +186,8 @@ fn hierarchical_on_two_dimensions(
             assert_eq!(time(AllReduce, n), all_reduce, "all-reduce {byte:?}");
         }
     }
-    // All-to-all of 1,000 bytes per pair: k1 blocks for each of k0 - 1 members at once, then k0 for each of k1 - 1.
+    // All-to-all of 1,000 bytes per pair: along dimension 0 a rank sends k1 blocks to each of k0 - 1 members at once,
+    // then along dimension 1 k0 blocks to each of k1 - 1 members.
     let straight = 2 * ALPHA + 1000 * ((k0 - 1) * k1 * 1_000 + (k1 - 1) * k0 * 100_000);
     assert_eq!(two_dimensions(sizes, [1_000, 100_000], AllToAll, 1, 1000), straight);
 }

@@ -62,8 +62,8 @@ fn closing_a_group_is_no_failure_by_itself() {
     assert_eq!(run(&switch(2), scripts).halt().reason, HaltReason::Deadlock);
 }
 
-/// Members have room for 1,000 bytes. A root whose broadcast to rank 1 is held crashes; then rank 2 begins a broadcast to
-/// rank 1. That broadcast goes on when rank 1 comes to it, not when rank 1 comes to the first one.
+/// Members have room for 1,000 bytes. A root whose broadcast to rank 1 is held crashes; then rank 2 begins a broadcast
+/// to rank 1. That broadcast continues when rank 1 enters it, not when rank 1 enters the first broadcast.
 #[test]
 fn a_broadcast_after_a_crash_waits_for_its_own_receiver() {
     let mut cluster = crashing(3, 0, MS);

@@ -173,7 +173,7 @@ fn on(topology: impl FnOnce(&[HostSpec], LinkSpec) -> Preset, hosts: u32) -> Clu
     let specs: Vec<HostSpec> = (0..hosts).map(|host| HostSpec::new(names(host))).collect();
     let link = LinkSpec::new(Rate::new(0.7e9).unwrap(), SimDuration::from_ps(1_234_567));
     let preset = topology(&specs, link);
-    // A queue that is full now and then, wherever there may be one.
+    // The size of a receive queue, if the network can have one, so small that it is full now and then.
     let queue = matches!(preset, Preset::Switch | Preset::Rail { .. }).then_some(Bytes(30_000));
     let topology = Topology::preset(&preset, &specs, LinkSpec { queue, ..link }).unwrap();
     let device = |host| Device::new(names(host), HostId(host));
@@ -251,7 +251,7 @@ proptest! {
     /// run.
     #[test]
     fn random_jobs_take_as_long_folded((grid, index, axes, jobs) in case()) {
-        // Messages to oneself, and compute that differs along the last axis, violate the promised equivalence.
+        // Messages of a rank to itself, and compute that differs along the last axis, violate the promised equivalence.
         let axes: Vec<usize> = axes.into_iter().filter(|axis| *axis < 2).collect();
         let (cluster, symmetry) = (preset(index, grid), grid.symmetry(&axes, Relabeling::Rotation));
         let all = unfolded(&cluster, grid, &jobs);
@@ -576,7 +576,8 @@ fn what_is_not_alike_is_refused() {
     let mut hub = switch(4);
     hub.topology = Topology::preset(&Preset::Wifi, &hosts, link).unwrap();
     assert!(problem(&hub, &jobs).starts_with("hosts share links of this network"));
-    // 4,001 bytes cannot be cut evenly; and a backend whose threads process messages one after the other.
+    // Refused: 4,001 bytes, which cannot be sharded evenly, and a backend whose threads process messages one after the
+    // other.
     let uneven = problem(&switch(4), &[Job::Among(0, AllReduce, 4_001)]);
     assert_eq!(uneven, "all_reduce by ring among 4 is not symmetric for its members");
     let mut gloo = switch(4);

@@ -17,7 +17,7 @@ const CARD: f64 = 50e9;
 /// B/s between a GPU and its host's memory.
 const HOST: f64 = 25e9;
 const MICROSECOND: f64 = 1e-6;
-/// Time of the launch.
+/// Time to launch NCCL's kernel.
 const LAUNCH: f64 = 6.6 * MICROSECOND;
 
 /// GPUs that send `nvlink` bytes a second to each other and 50 GB/s to other servers.

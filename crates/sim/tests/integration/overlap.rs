@@ -131,7 +131,7 @@ fn communication_takes_a_share_of_the_device_from_modelled_work() {
     let script = |work| vec![collective(AllReduce, 1000), work, wait_all(&[0]), wait_all(&[1])];
     let outcomes = run(&cluster, vec![script(modelled(0, 20_000_000, &[])), script(modelled(0, 20_000_000, &[]))]);
     assert_eq!([outcomes.at(0, 2), outcomes.finish(0)], [ring, 20_000_000 + ring / 4]);
-    // The all-reduce lasts as long as the slowest member, and does not slow down recorded work.
+    // The all-reduce lasts until its slowest member is done, and does not slow down recorded work.
     let outcomes = run(&cluster, vec![script(on_queue(0, 20_000_000, &[])), script(modelled(0, 20_000_000, &[]))]);
     assert_eq!(outcomes.finish(0), 20_000_000);
 }

@@ -65,8 +65,9 @@ fn eager() -> Protocol {
 
 #[test]
 fn a_message_above_the_eager_limit_asks_first() {
-    // Up to the limit d + n beta. Above it the question, its answer and the data each need a latency: 3 d + n beta,
-    // even if the receiver has long been ready; if it is posted at T after the question, the receive has its data at T
+    // Up to the limit d + n beta. Above it the sender's announcement, the receiver's answer and the data each need a
+    // latency: 3 d + n beta, even if the receiver has long been ready; if it is posted at T after the question, the
+    // receive has its data at T
     // + 2 d + n beta.
     assert_eq!(one_way(eager(), 1000), [1000 * BETA, D + 1000 * BETA]);
     assert_eq!(one_way(eager(), 1001), [2 * D + 1001 * BETA, 3 * D + 1001 * BETA]);
@@ -178,8 +179,8 @@ fn senders_that_ask_are_matched_by_name_tag_and_order() {
     let outcomes = run(&cluster(3, eager()), scripts);
     assert!(matches!(outcomes.ended, uniference_sim::engine::RunEnd::Finished));
     let plain = |n| time(4, Protocol::default(), AllToAll, n);
-    // Four ranks post all at once: each of a rank's 3 messages asks, so all begin 2 d later; in an all-gather each
-    // round does.
+    // Four ranks post all at once: each of a rank's 3 messages is announced first, so all begin 2 d later; in an
+    // all-gather each round is announced.
     assert_eq!(time(4, eager(), AllToAll, 2000), plain(2000) + 2 * D);
     assert_eq!(time(4, eager(), AllToAll, 1000), plain(1000));
 }

@@ -100,7 +100,7 @@ impl Line {
         match (start, slope) {
             (start, slope) if start >= 0.0 && slope >= 0.0 => Line { start, slope },
             (start, _) if start < 0.0 => Line { start: 0.0, slope: v1 / vv },
-            // Also if all sizes are equal, so that the slope is unknown.
+            // The slope is zero if it would be negative, or if all sizes are equal, so that it is unknown.
             _ => Line { start: u1 / uu, slope: 0.0 },
         }
     }

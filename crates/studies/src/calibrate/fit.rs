@@ -27,7 +27,7 @@ pub struct Fit {
     pub residuals: Vec<f64>,
 }
 
-/// Least scatter: measurements with less scatter have equal weights.
+/// Smallest scatter of repetitions that counts: measurements with less scatter have equal weights.
 const LEAST_SCATTER: f64 = 0.02;
 /// Number of standard deviations beyond which a residual counts as an outlier (Huber 1964: 95 % efficient without
 /// outliers).
@@ -36,7 +36,7 @@ const ITERATIONS: usize = 25;
 /// Step of the logarithms for derivatives. It is negative: making one of two equal links slower changes the prediction,
 /// making it faster does not.
 const STEP: f64 = -0.01;
-/// Length of a step at which the fit has converged.
+/// The fit has converged when a step is shorter than this.
 const ARRIVED: f64 = 1e-4;
 const RESAMPLES: usize = 400;
 
@@ -105,7 +105,7 @@ fn bootstrap(
         let errors: Vec<f64> = observations
             .iter()
             .map(|observation| {
-                // The median of as many repetitions, drawn again.
+                // The median of as many repetitions, drawn from them with replacement.
                 let count = observation.logarithms.len();
                 let resampled = middle((0..count).map(|_| observation.logarithms[random.usize(..count)]));
                 let noise = resampled - observation.median();

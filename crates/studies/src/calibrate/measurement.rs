@@ -79,7 +79,7 @@ pub struct Pair {
     pub ranks: [u32; 2],
     /// Bytes of the message to the other rank.
     pub bytes: u64,
-    /// Bytes of the answer: as many, or next to none to tell one direction from the other.
+    /// Bytes of the answer: as many as in the message, or nearly none, which shows each direction by itself.
     pub back: u64,
     /// Durations of the repetitions in seconds, sorted; for a plain connection only the shortest.
     pub seconds: Vec<f64>,

@@ -3,8 +3,8 @@
 //!
 //! The steps in their order: [`measurement`] reads the file of `python/uniference/real/probe.py`, [`model`] simulates
 //! ping-pongs for given numbers, [`fit`] finds the numbers, [`breakpoints`] finds sizes from which on operations behave
-//! differently, `changes` derives a library's parameters from those, and `errors` has the model's errors for other
-//! operations. The probe measures.
+//! differently, `changes` derives a library's parameters from these sizes, and `errors` has the model's errors for
+//! other operations.
 
 pub mod breakpoints;
 mod changes;
@@ -87,7 +87,7 @@ pub struct CaseError {
     pub error: f64,
 }
 
-/// Hosts have numbers of their own if common numbers leave some pair this far off.
+/// Error of a pair from which on each host gets its own parameters, instead of parameters that all hosts share.
 const EQUAL: f64 = 0.05;
 
 /// Fits a network; `backend` is the measured library, `seed` the seed of the bootstrap.

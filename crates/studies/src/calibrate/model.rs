@@ -69,7 +69,7 @@ pub struct Form {
 /// Differences between hosts' links.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Links {
-    /// None.
+    /// The links of all hosts are alike.
     #[default]
     Alike,
     /// Each link has its own latency and bandwidth.
@@ -215,7 +215,7 @@ impl Network {
     fn backend(&self, setting: &Setting) -> String {
         let message = duration(self.message);
         let call = CALL * self.message;
-        // A collective is handed over and back.
+        // A collective is handed over to the library's thread and back, which costs `hand_over` twice.
         let hand_over = self.solo.map_or(HAND_OVER * self.message, |solo| ((solo - call) / 2.0).max(0.0));
         let (call, hand_over) = (duration(call), duration(hand_over));
         match setting.library {

@@ -72,7 +72,7 @@ fn near(found: f64, expected: f64, tolerance: f64) {
 
 #[test]
 fn the_numbers_of_a_network_are_found_again() {
-    // 1 Gbit/s, 1 ms, 60 us: found to 2 %
+    // the parameters 1 Gbit/s, 1 ms and 60 us are found to 2 %
     let network = Network { message: 60e-6, solo: None, links: vec![HostLink::both(1e-3, 125e6)], local: None };
     let observed = measurement::of_pairs(&measured(&network, 2, 0.02)).unwrap();
     let observations: Vec<Observation> = observed.iter().map(Observation::new).collect();
@@ -84,7 +84,7 @@ fn the_numbers_of_a_network_are_found_again() {
         near(found.exp(), truth.exp(), 0.02);
     }
     for (index, truth) in network.logarithms().into_iter().enumerate() {
-        // 1 % for the model: its derivatives use steps of 1 %
+        // 1 % is allowed for the model, whose derivatives use steps of 1 %
         assert!(found.low[index] - 0.01 <= truth && truth <= found.high[index] + 0.01, "interval of {index}");
     }
 }
@@ -119,7 +119,7 @@ fn a_slow_egress_is_told_from_a_slow_ingress() {
         assert!(calibration.worst_error < 0.02, "{}", calibration.worst_error);
         let file = uniference_formats::cluster::ClusterFile::parse("calibrated", &calibration.toml, &[]).unwrap();
         let topology = file.resolve(&Default::default()).unwrap().cluster.topology;
-        // A message has the lower of the sender's and the receiver's rate: for two hosts no more is known.
+        // A message has the lower of the sender's and the receiver's rate, so two hosts cannot be distinguished.
         let carries = |from: usize, to: usize| {
             let hosts = [from, to].map(|host| uniference_sim::ids::HostId(host as u32));
             let links = topology.route(hosts[0], hosts[1]).links;

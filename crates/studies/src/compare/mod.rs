@@ -120,7 +120,7 @@ pub struct Unmatched {
 /// Maximum number of listed operations without a partner; more are only counted.
 const MOST_UNMATCHED: usize = 5;
 
-/// Number of moments of the drift.
+/// Number of operations, spread over the run, after which the drift between the runs is stated.
 const MOMENTS: usize = 5;
 
 impl Comparison {

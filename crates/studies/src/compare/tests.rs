@@ -12,9 +12,9 @@ fn at(us: u64) -> SimTime {
     SimTime::ZERO + SimDuration::from_us(us)
 }
 
-/// Two ranks: all-reduces of 1 MiB that both enter at `entered`, one after the other, and leave a while later; then a
-/// message of 1000 bytes from 0 to 1 that takes 10 us. Rank 1 computes for `compute` before all of it, and
-/// finishes 20 us after rank 0.
+/// Two ranks: all-reduces of 1 MiB that both ranks enter at the times `entered`, one after the other, and leave some
+/// time later; then a message of 1000 bytes from 0 to 1 that takes 10 us. Rank 1 computes for `compute` before all of
+/// it, and finishes 20 us after rank 0.
 fn run(compute: u64, all_reduces: &[(u64, u64)]) -> ObservedRun {
     let mut timeline = Timeline::default();
     for (number, &(entered, took)) in (0..).zip(all_reduces) {

@@ -1,4 +1,4 @@
-//! Owns the causes of a run's events, kept for its end: why each activity, message and task went on.
+//! Owns the causes of a run's events, kept until the run ends: why each activity, message and task continued.
 
 use std::collections::BTreeMap;
 use uniference_sim::cluster::Cluster;
@@ -19,7 +19,7 @@ pub struct Causes {
     /// Messages by number; `None` if the message never arrived.
     messages: Vec<Option<Message>>,
     names: BTreeMap<String, Name>,
-    /// Number of further events that are kept; `None` if there were more: then no event is kept.
+    /// Number of further events that may be kept; `None` if the limit was exceeded: then no event is kept.
     room: Option<u64>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Name(pub(super) u32);
 pub(super) struct RankCauses {
     /// The rank's activities, indexed by handle.
     activities: Vec<Option<Activity>>,
-    /// Causes by which each task went on, in order.
+    /// Causes by which each task continued, in order.
     turns: Vec<Vec<Turn>>,
     /// The rank's innermost range from each moment on, in order; `None` if no range was open.
     pub(super) ranges: Vec<(SimTime, Option<Name>)>,
@@ -64,7 +64,7 @@ pub(super) enum Doing {
     Other,
 }
 
-/// An event by which a task went on.
+/// An event by which a task continued.
 #[derive(Clone, Copy)]
 pub(super) struct Turn {
     pub(super) start: SimTime,
@@ -80,14 +80,14 @@ pub(super) struct Turn {
 pub(super) enum Waited {
     Poll,
     Sleep,
-    /// Compute; as for the other reasons, a timeout if the wait ended by time.
+    /// Compute. As with the other reasons, the wait was a timeout if it was ended by time.
     Compute,
     Other,
 }
 
 /// A message that has arrived. From `begun` to `released` the message waited for its receiver, until `started` for
 /// earlier messages, until `sent` its bytes left (for `in_window` of this time held back by the full window of its
-/// connection), and until `arrived` its last byte was on the way.
+/// connection), and until `arrived` its last byte was in transit.
 #[derive(Clone, Copy)]
 pub(super) struct Message {
     pub(super) begun: SimTime,
@@ -161,7 +161,7 @@ impl Causes {
         ranges.partition_point(|(since, _)| *since <= at).checked_sub(1).and_then(|before| ranges[before].1)
     }
 
-    /// Causes by which a task went on, in order.
+    /// Causes by which a task continued, in order.
     pub(super) fn turns(&self, rank: RankId, task: TaskId) -> &[Turn] {
         &self.ranks[rank.index()].turns[task.index()]
     }
@@ -300,5 +300,5 @@ impl Observer for Causes {
     }
 }
 
-/// The site of an unknown line.
+/// The site that stands for an unknown line of the program.
 pub(super) const NOWHERE: Site = Site(u32::MAX);

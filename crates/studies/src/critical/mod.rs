@@ -107,7 +107,7 @@ pub struct Step {
     pub range: Option<String>,
 }
 
-/// Maximum number of parts in a report.
+/// Maximum number of parts of the critical path in a report.
 const MOST_IN_REPORT: usize = 10;
 
 impl Explanation {
@@ -153,7 +153,7 @@ pub struct What {
     pub line: Option<String>,
 }
 
-/// The name of compute without a name.
+/// The name that stands for compute without a name; messages leave it out.
 const COMPUTE: &str = "compute";
 
 /// The key by which spans are added up.
@@ -165,7 +165,7 @@ type Piece = (Span, Option<Name>);
 /// The spans of the path that are listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Listed {
-    /// None: only their sums.
+    /// No spans: only their sums.
     Nothing,
     /// At most so many spans, for figures: the spans within each such part of the makespan are joined, under the name
     /// of the longest.

@@ -202,7 +202,7 @@ fn a_pipeline_is_its_slowest_stage_and_the_ends_of_the_others() {
         }
         requests
     });
-    // Each rank waits for 1 us until its message has left, before it goes on.
+    // Each rank waits for 1 us until its message has left, before it continues.
     let bubbles = [("compute", 10 + 5 * 40 + 20), ("latency", 2 * 10), ("bandwidth", 2 + 4)];
     assert_eq!(us(&explanation.kinds), bubbles);
     assert_eq!(us(&explanation.ranks), [(1, 5 * 40 + 4 + 11), (0, 10 + 11), (2, 20)]);

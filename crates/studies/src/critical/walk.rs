@@ -35,7 +35,7 @@ pub enum Kind {
     /// Bytes leave more slowly than at the rate of the slowest link: a link is shared with other messages, or changed
     /// by the cluster file.
     Contention,
-    /// The last byte is on its way.
+    /// A message's last byte has left its sender and has not arrived.
     Latency,
     /// A message, or the rest of a message, waits for the window of its connection.
     Queueing,
@@ -61,7 +61,7 @@ pub(super) struct Path {
     pub(super) spans: Vec<Span>,
 }
 
-/// An event whose cause is wanted.
+/// An event whose cause is searched.
 #[derive(Clone, Copy)]
 enum At {
     /// A task ran.
@@ -70,7 +70,7 @@ enum At {
     Complete(RankId, Handle),
     /// An activity began.
     Began(RankId, Handle),
-    /// A cause had its effect on this rank.
+    /// A cause, and the rank on which it had its effect.
     Caused(RankId, Cause),
 }
 
@@ -114,7 +114,7 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
-    /// Finds the cause of `at` and returns the next event whose cause is wanted. `None`: the cause is unknown.
+    /// Finds the cause of `at` and returns the next event whose cause is searched. `None`: the cause is unknown.
     fn step(&mut self, at: At) -> Option<At> {
         Some(match at {
             At::Ran(rank, task) => {
@@ -149,8 +149,8 @@ impl Walk<'_> {
         })
     }
 
-    /// The turn by which a task ran now. If the task did not wait, a task of the same rank that went on now has started
-    /// it or let it go on.
+    /// The turn by which a task was running at this time. A task that did not wait before was started, or allowed to
+    /// continue, by another task of the same rank that continued at this time.
     fn last_turn(&self, rank: RankId, task: TaskId) -> Option<(TaskId, usize, Turn)> {
         let of = |task: TaskId| {
             let before = self.turns.get(&(rank, task)).copied().unwrap_or(usize::MAX);

@@ -11,7 +11,7 @@
 use rustc_hash::FxHashMap;
 use uniference_formats::operators::{Argument, Definition, Line, Tensor};
 
-/// Length of a chain of copies that is followed.
+/// Maximum length of a chain of copies that is followed.
 const MOST_COPIES: usize = 4;
 
 /// A finding about an allocation.
@@ -76,7 +76,7 @@ enum Role {
         scores: usize,
         result: usize,
     },
-    /// Concatenates its first tensors into the result.
+    /// An operator that concatenates its first tensors into its result.
     Join {
         result: usize,
     },

@@ -1,4 +1,5 @@
-//! Owns the memory that ranks hold: live bytes by kind over time, and each rank's peak with the line at which it came.
+//! Owns the memory that ranks hold: live bytes by kind over time, and each rank's peak with the line at which it
+//! occurred.
 //!
 //! Its input is the operators that ranks have captured (`uniference_formats::operators`), read as they come and in
 //! bounded memory. The kind of an allocation may become known late: a gradient is identified at the first step of the
@@ -108,7 +109,7 @@ impl ByKind {
         of_device.fold(0, |sum, kind| sum.saturating_add(self.of(kind)))
     }
 
-    /// The same bytes as host memory, for a rank that turns out to have a GPU.
+    /// The total bytes counted as host memory, for a rank that turns out to have a GPU.
     fn on_host(&self) -> ByKind {
         ByKind::from_iter([(Kind::Host, self.total())])
     }
@@ -149,7 +150,7 @@ impl FromIterator<(Kind, u64)> for ByKind {
 pub struct Peak {
     /// Bytes held at the peak; host memory of a rank with a GPU is the most that was held at any time.
     pub held: ByKind,
-    /// The line and the function of the operator during which the peak came; `None` if they are unknown.
+    /// The line and the function of the operator during which the peak occurred; `None` if they are unknown.
     pub line: Option<SourceLine>,
     /// Whether that operator ran in the backward pass of the line.
     pub backward: bool,
@@ -337,7 +338,7 @@ struct RankMemory {
     now: Moment,
     peak: Moment,
     peak_line: Line,
-    /// Whether the operator during which the peak came has not been named yet: it is named when it has ended.
+    /// Whether the operator during which the peak occurred has not been named yet: it is named when it has ended.
     in_peak: bool,
     /// Memory of the rank's device in bytes, if allocations are checked against it.
     limit: Option<u64>,
@@ -347,7 +348,7 @@ struct RankMemory {
     in_excess: bool,
     /// The maximum memory that was held since the end of the last segment of a compute slice.
     slice_peak: Moment,
-    /// Segments of the compute slice that is being read, if there is a timeline.
+    /// Segments of the compute slice that is being read, if a timeline is kept.
     segments: Vec<Segment>,
     /// Number of kernels that the running operator has launched.
     kernels: u64,
@@ -546,7 +547,7 @@ impl RankMemory {
     fn computes(&mut self, task: TaskId, duration: SimDuration) {
         let segments = std::mem::take(&mut self.segments);
         if let Some(timeline) = &mut self.timeline {
-            // Only a GPU's launching CPU has a duration for each operator.
+            // Operators have durations of their own only on the launching CPU of a GPU.
             let all = segments.iter().copied().reduce(joined);
             let segments =
                 if self.has_gpu { segments } else { all.map(|all| Segment { weight: 1, ..all }).into_iter().collect() };

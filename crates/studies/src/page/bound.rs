@@ -90,7 +90,8 @@ impl Reach {
             _ => return None,
         };
         let latency = if matches!(kind, Broadcast | Reduce | Gather | Scatter) { self.radius } else { self.diameter };
-        // Fewer bytes pass through such switches than members exchange; how many depends on the library.
+        // With in-switch reduction, fewer bytes cross the links than members exchange, and their number depends on the
+        // library.
         if combined_by_switches {
             return Some(latency);
         }
@@ -125,7 +126,7 @@ impl Reach {
             }
         };
         let together = total / self.egress.min(self.ingress).min(self.common);
-        // The last byte to leave still has a latency.
+        // The last byte that leaves arrives one latency later.
         let way = if kind == Barrier { 0.0 } else { self.nearest };
         Some((transfer.max(together) + way).max(latency))
     }

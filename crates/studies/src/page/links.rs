@@ -6,9 +6,9 @@ use uniference_formats::trace::LinkRates;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::ids::LinkId;
 
-/// Maximum number of links on a page: those that carried most.
+/// Maximum number of links on a page: the links that carried most data.
 const MOST_LINKS: usize = 64;
-/// Maximum number of time intervals.
+/// Maximum number of time intervals in which the load of a link is shown.
 const MOST_PIECES: usize = 128;
 
 /// The load of a run's links.

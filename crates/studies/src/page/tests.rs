@@ -167,7 +167,7 @@ fn texts_of_a_run_stay_texts() {
         page.len()
     );
     assert!(page.contains("\"name\":\"\\u003c!--\""));
-    // Data, notice, library, the page's own.
+    // The page's script elements: data, licence notice, library, and the page's own script.
     assert_eq!((page.matches("<script").count(), page.matches("</script>").count()), (4, 4));
     for place in ["<!--style-->", "<!--data-->", "<!--notice-->", "<!--library-->", "<!--script-->"] {
         assert!(!page.contains(place), "{place}");

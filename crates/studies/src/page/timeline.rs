@@ -18,7 +18,7 @@ const MOST_KEPT: usize = 1 << 18;
 /// Approximate number of marks of all rows of a page; each row has at least [`LEAST_IN_ROW`].
 const MOST_ON_PAGE: usize = 20_000;
 const LEAST_IN_ROW: usize = 32;
-/// Number of nested ranges with rows.
+/// Number of levels of nested ranges that have a row.
 const DEEPEST: usize = 3;
 /// Number of rows for overlapping ranges.
 const MOST_OVERLAPPING: usize = 32;
@@ -200,7 +200,7 @@ impl Observer for Timeline {
             Event::Waited { rank, task, start, reason, late_peer, call, .. } if rank.index() < MOST_RANKS => {
                 let part = Part::Task(task);
                 match reason {
-                    // The compute that the task waits for has its own mark.
+                    // A wait for compute is not marked, because the compute has its own mark.
                     WaitReason::Compute => {}
                     WaitReason::Store => self.mark(rank, part, start, at, MarkKind::Idle, "wait for the store"),
                     WaitReason::Sleep => self.mark(rank, part, start, at, MarkKind::Idle, "sleep"),

@@ -65,7 +65,7 @@ pub fn untried(sweep: &Sweep, seed: u64, known: impl Fn(&[Value]) -> bool) -> Op
         let mut draw = || sweep.parameters.iter().map(|_| random.f64()).collect();
         return (0..MOST_POINTS).map(|_| draw()).find(is_new);
     };
-    // All points, from a drawn one on.
+    // All points of the grid in order, beginning with a randomly drawn one.
     let first = random.usize(0..all);
     let shares = |number: usize| -> Vec<f64> {
         let mut rest = number;

@@ -12,7 +12,7 @@ const RUN_S: f64 = 5.0;
 /// Estimated seconds of a replay of some thousand operations.
 const REPLAY_S: f64 = 0.05;
 
-/// The plan of trials, before anything is known of the program.
+/// The plan of trials, which is made before the program has run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The group of each trial: programs of trials in one group cannot tell them apart. `None`: the trial cannot be
@@ -29,7 +29,7 @@ pub struct Estimate {
     pub runs: usize,
     /// Number of replays.
     pub replays: usize,
-    /// Seconds of all of them.
+    /// Estimated seconds of all trials together.
     pub seconds: f64,
 }
 

@@ -73,7 +73,7 @@ fn all_that_is_worth_a_try_is_a_cluster() {
     let chances = Chances { operations, unexamined: None };
     let changes = candidates(&toml, &cluster, &before, &chances);
     insta::assert_snapshot!(changes.iter().map(|change| change.options().join(" ")).collect::<Vec<_>>().join("\n"));
-    // Not every algorithm fits every network.
+    // Changes of algorithms are left out, because not every algorithm fits every network.
     for change in changes.iter().filter(|change| change.algorithms.is_empty() && change.overlap.is_empty()) {
         let changed = explanation(&resolve(&toml, change).cluster);
         assert!(changed.makespan_s <= before.makespan_s, "{change:?}");
@@ -88,7 +88,7 @@ fn the_gain_is_at_most_the_part_of_the_path() {
     let change = Change { free: vec!["all_reduce".to_owned()], ..Change::default() };
     let after = explanation(&resolve(BOARDS, &change).cluster);
     let part = before.operations.iter().find(|part| part.name == "all_reduce").unwrap();
-    // No other path is as long: the whole part is gained.
+    // No other path is as long, so the gain is the operation's whole part of the path.
     assert!((before.makespan_s - after.makespan_s - part.seconds).abs() < 1e-9, "{before:?} {after:?}");
     assert_eq!(after.makespan_s, 0.010);
 }

@@ -7,7 +7,8 @@ use uniference_session::Ended;
 use uniference_studies::critical::Step;
 
 /// Operators and kernels of HolisticTraceAnalysis' path: name, CUDA stream (-1: the host), start and duration in
-/// microseconds. Runtime calls, which its path also has, belong to operators in ours.
+/// microseconds. Runtime calls are separate parts of HolisticTraceAnalysis' path; in Uniference's path they belong to
+/// operators.
 type Theirs = Vec<(String, i64, u64, u64)>;
 
 /// Tolerance in microseconds: a span of a linked recording may begin or end with a call a few microseconds away.
@@ -38,7 +39,8 @@ fn a_linked_profile_has_the_critical_path_that_another_tool_finds() {
         let is_found = explanation.path.iter().any(|step| is_at(step, name, *start, *duration));
         assert!(is_found, "{name} on {stream} at {start}");
     }
-    // In that time our path has no other operators; time between operators belongs to the annotation around them.
+    // In that time Uniference's path has no other operators; time between operators belongs to the annotation around
+    // them.
     let from = theirs.iter().map(|(.., start, _)| *start).min().unwrap();
     let until = theirs.iter().map(|(.., start, duration)| start + duration).max().unwrap();
     let named = explanation.path.iter().filter(|step| step.what.name.is_some());

@@ -10,11 +10,11 @@ use uniference_sim::fold_plan::FoldPlan;
 use uniference_sim::ids::{GroupId, RankId, TaskId};
 use uniference_sim::program::{CallOp, Collective, CollectiveKind};
 
-/// Alignment of rooms in bytes, which keeps elements aligned.
+/// Alignment of blocks in bytes, which keeps elements aligned.
 const ALIGNMENT: u64 = 64;
 
-/// The absent members of groups, and rooms for their contributions in the parts of the arena that their processes would
-/// have.
+/// The absent members of groups, and blocks for their contributions. The blocks are in the parts of the arena that the
+/// members' processes would have.
 pub(super) struct Copies {
     cast: Arc<FoldPlan>,
     window: Window,
@@ -23,22 +23,22 @@ pub(super) struct Copies {
     /// By group, for each member the member whose contribution is used.
     stand_ins: BTreeMap<GroupId, Vec<usize>>,
     rooms: BTreeMap<RankId, Rooms>,
-    /// By room that is being filled: destinations of its copies, with sizes.
+    /// By block that is being filled: destinations of its copies, with sizes.
     waiting: BTreeMap<Offset, Vec<(Offset, u64)>>,
-    /// By room that is being filled: the contribution's task, number of the call, and bytes.
+    /// By block that is being filled: the contribution's task, number of the call, and bytes.
     unsummed: BTreeMap<Offset, (RankId, TaskId, u64, u64)>,
     /// Number of calls that a task has announced.
     calls: BTreeMap<(RankId, TaskId), u64>,
     contributions: Vec<(RankId, TaskId, u64, u64)>,
 }
 
-/// The rooms in an absent rank's part.
+/// The blocks in an absent rank's part.
 #[derive(Default)]
 struct Rooms {
     /// End of the used range of the part.
     end: u64,
     sizes: BTreeMap<Offset, u64>,
-    /// Free rooms by size.
+    /// Free blocks by size.
     free: BTreeMap<u64, Vec<Offset>>,
 }
 
@@ -77,7 +77,7 @@ impl Copies {
         self.stand_ins[&group].iter().enumerate().all(|(place, stand_in)| place == *stand_in)
     }
 
-    /// The absent members in whose place `me` contributes, each with the room of its contribution to `call`. The
+    /// The absent members in whose place `me` contributes, each with the block of its contribution to `call`. The
     /// contribution of `me` is `staged`, and may still be being filled. Reductions are in place, so each member needs
     /// its own copy; other operations only read the contribution.
     pub(super) fn of(
@@ -111,7 +111,7 @@ impl Copies {
         absent.into_iter().map(&mut copied).collect()
     }
 
-    /// Frees the room of an absent rank's contribution.
+    /// Frees the block of an absent rank's contribution.
     pub(super) fn free(&mut self, rank: RankId, room: Option<Offset>) {
         let start = self.part * u64::from(rank.0);
         if let Some((rooms, at)) = self.rooms.get_mut(&rank).zip(room.and_then(|room| room.checked_sub(start)))
@@ -139,7 +139,7 @@ impl Copies {
         }
     }
 
-    /// Copies and checksums the input in this room, which has been filled.
+    /// Copies and checksums the input in this block, which has been filled.
     pub(super) fn filled(&mut self, room: Offset) {
         for (copy, bytes) in self.waiting.remove(&room).unwrap_or_default() {
             self.window.copy(room, copy, bytes);
@@ -155,7 +155,7 @@ impl Copies {
 }
 
 impl Rooms {
-    /// Allocates a room of `bytes` bytes, by its offset in the part; `None`: the part is exhausted.
+    /// Allocates a block of `bytes` bytes, by its offset in the part; `None`: the part is exhausted.
     fn take(&mut self, bytes: u64) -> Option<u64> {
         let size = bytes.next_multiple_of(ALIGNMENT);
         if let Some(room) = self.free.get_mut(&size).and_then(Vec::pop) {
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!((sum(5 * PART + 64), sum(3 * PART + 64)), (sum(staged), sum(staged)));
         assert_eq!(sum(3 * PART), sum(5 * PART));
         assert_ne!(sum(3 * PART), sum(staged));
-        // A free room is used again.
+        // A free block is used again.
         copies.free(RankId(3), Some(3 * PART));
         assert_eq!(copies.of(group, &ranks, 1, &call, Some(staged), false)[0], (3, Some(3 * PART)));
     }

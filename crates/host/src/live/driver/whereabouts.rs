@@ -1,6 +1,6 @@
 //! Owns the driver's checks of ranks without messages, on this machine or through their worker.
 //!
-//! `lookout` inspects the processes.
+//! `process_probe` inspects the processes.
 
 use super::{Driver, LONG_SILENCE, RankConnections, SILENCE, TICK};
 use crate::error::HostError;
@@ -14,10 +14,10 @@ use uniference_client::quiescence::{Found, Threads};
 use uniference_sim::engine::{Doing, RankReport};
 use uniference_sim::ids::RankId;
 
-/// Delay before another check of a process that was woken from outside the simulation.
+/// Delay before the next check of a process that was woken from outside the simulation.
 pub(super) const AGAIN: Duration = Duration::from_millis(1);
 
-/// Number of checks in a row after which a process counts as one that is never seen to wait, and time passes.
+/// Number of consecutive checks that find a process running after which time passes without waiting for the process.
 const MOST_AGAIN: u32 = 10_000;
 
 /// Number of threads whose files stay open from one check to the next; each thread has three files.
@@ -69,7 +69,7 @@ impl Driver<'_> {
     /// it. A process that is still asleep was not woken by anything that other processes have done so far.
     pub(super) fn still_waits(&mut self) -> Result<bool, HostError> {
         let wakeable: BTreeSet<u32> = self.conversations.wakeable().map(|rank| rank.0).collect();
-        // Ranks on other machines could only be woken over the network.
+        // Only ranks on this machine are checked: a rank on another machine could only be woken over the network.
         let is_here = |rank: RankId| self.board(rank.0).is_none();
         let mut processes =
             self.processes_where(|rank, state| !state.crashed && is_here(rank) && wakeable.contains(&rank.0));

@@ -85,7 +85,7 @@ impl Mailbox {
         self.flag.set();
     }
 
-    /// Whether it was closed because the process ends.
+    /// Whether the task's connection was closed because its process ends.
     pub(super) fn is_exiting(&self) -> bool {
         lock(&self.held).closed == Some(true)
     }

@@ -29,14 +29,14 @@ pub(super) enum Down {
     /// Number of ranks that will run on the worker, their folder, and the modules to import before the fork. Without
     /// `synced`, folder and files must exist on the worker.
     Start { ranks: u32, modules: Vec<String>, folder: Vec<u8>, synced: bool },
-    /// Starts a rank whose inputs are staged in the room at `home`. The zygote's order follows.
+    /// Starts a rank whose inputs are staged in the block at `home`. The zygote's order follows.
     Fork { rank: u32, compute: Compute, cores: u32, home: Offset, room: u64 },
-    /// Requests a room of `bytes` bytes for the data of an operation. Results of reductions in that room belong to the
-    /// driver's arena: offset in the room, offset in the arena, bytes.
+    /// Requests an arena block of `bytes` bytes for the data of an operation. Results of reductions in that block are
+    /// sent back to the driver's arena: offset in the block, offset in the arena, bytes.
     Landing { rank: u32, handle: LocalHandle, bytes: u64, results: Vec<(u64, Offset, u64)> },
-    /// The next bytes for the latest room, at this offset in it.
+    /// The next bytes for the latest block, at this offset in it.
     Data { at: u64 },
-    /// The answer to a task. Offsets of data refer to the operation's room.
+    /// The answer to a task. Offsets of data refer to the operation's block.
     Reply { rank: u32, task: u32, reply: Reply },
     /// Ends the rank's process.
     Kill { rank: u32 },
@@ -48,13 +48,13 @@ pub(super) enum Down {
     End,
 }
 
-/// A question of the driver about a rank's process.
+/// A query of the driver about a rank's process.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(super) enum Question {
-    /// Do all threads wait, and for what?
+    /// Query whether all threads wait, and for what.
     Waits { rank: u32 },
     /// Lines at which its threads are; optionally without disturbing the process, or including threads in calls of
-    /// ours.
+    /// Uniference.
     Stands { rank: u32, undisturbed: bool, with_calls: bool },
 }
 
@@ -84,7 +84,7 @@ pub(super) enum Up {
     Closed { rank: u32, task: u32, exiting: bool },
     /// Output of a rank follows, of standard error or standard output; empty: the rank has closed that output.
     Output { rank: u32, is_error: bool },
-    /// The answer to a question.
+    /// The answer to a [`Question`].
     Told { number: u64, told: Told },
     /// A sign of life.
     Pulse,

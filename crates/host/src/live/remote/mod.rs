@@ -1,6 +1,6 @@
 //! Owns ranks on other machines. A worker does for the ranks of its machine what the driver does for its own: it has a
-//! zygote, and an arena that the ranks map. A `board` is the driver's side of a worker; `messages` defines the messages
-//! between them.
+//! zygote, and an arena that the ranks map. A `RemoteWorker` is the driver's side of a worker; `messages` defines the
+//! messages between them.
 //!
 //! The ranks' processes see no difference. The worker relays their frames, and the bytes of the arena that frames refer
 //! to: the bytes of an input before the frame that reports it as staged, the bytes of an output before the answer with

@@ -28,7 +28,7 @@ use uniference_protocol::memory::Window;
 use uniference_protocol::messages::{Answer, Compute, Fetched, LocalHandle, Offset, OutputPart, Reply};
 use uniference_protocol::wire::{Opening, Wire};
 
-/// Time limit for an answer to a question about a process.
+/// Time limit for an answer to a query about a process.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Time limit for a worker to end its ranks.
@@ -37,7 +37,7 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// Largest data in bytes of a short answer: fits a TLS record.
 const SHORT: u64 = 8 << 10;
 
-/// Alignment of rooms in bytes.
+/// Alignment of blocks in bytes.
 const ALIGNMENT: u64 = 64;
 
 /// A message of a worker.
@@ -54,15 +54,15 @@ pub(crate) enum BoardNews {
 pub(crate) struct Birth {
     /// The rank's number.
     pub(crate) rank: u32,
-    /// Source of the duration of its compute.
+    /// Source of the durations of the rank's compute.
     pub(crate) compute: Compute,
-    /// Number of its threads that can compute at once.
+    /// Number of the rank's threads that can compute at once.
     pub(crate) cores: u32,
     /// The rank's part of the arena.
     pub(crate) home: (Offset, u64),
     /// The order for the zygote.
     pub(crate) order: Vec<u8>,
-    /// Its standard output and error.
+    /// The rank's standard output and error.
     pub(crate) outputs: [File; 2],
 }
 
@@ -212,7 +212,7 @@ impl RemoteWorker {
 impl Orders {
     fn give(&self, order: Order) {
         self.shared.ordered.fetch_add(1, Relaxed);
-        // A lost worker is reported as news.
+        // The send fails only if the worker is lost, which the driver learns from another message.
         let _ = self.queue.send(order);
     }
 
@@ -309,7 +309,7 @@ impl Shared {
             Up::Output { rank, is_error } => {
                 let output = lock(&self.outputs).remove(&(rank, is_error));
                 if let Some(mut output) = output {
-                    // The reader of the output may be gone.
+                    // The write fails if the reader of the output no longer exists.
                     let _ = output.write_all(behind);
                     lock(&self.outputs).insert((rank, is_error), output);
                 }
@@ -351,7 +351,7 @@ impl Shared {
 
     fn send_files(&self, files: &[std::path::PathBuf], buffer: &mut Vec<u8>) -> io::Result<()> {
         for path in files {
-            // A file that was removed in the meantime is reported by the program.
+            // If a file was removed in the meantime, the program itself reports the error.
             let Ok(mut file) = File::open(path) else { continue };
             let name = path.as_os_str().as_bytes();
             loop {
@@ -380,7 +380,7 @@ impl Shared {
         send(&self.stream, &Down::Reply { rank, task, reply }, &[])
     }
 
-    /// Sends the data of an operation, and changes the offsets of `fetched` to offsets in the operation's room.
+    /// Sends the data of an operation, and changes the offsets of `fetched` to offsets in the operation's block.
     fn hand_over(
         &self,
         (rank, task, handle): (u32, u32, LocalHandle),
@@ -423,7 +423,7 @@ impl Shared {
     }
 }
 
-/// Pieces to send with their offsets in a room; the room's size; and the results that belong to the arena after the
+/// Pieces to send with their offsets in a block; the block's size; and the results that belong to the arena after the
 /// reduction.
 type Moves = (VecDeque<(u64, OutputPart)>, u64, Vec<(u64, Offset, u64)>);
 

@@ -136,7 +136,7 @@ struct Rank {
     /// Offset of the rank's staged inputs in the worker's arena; `home`: in the driver's arena.
     staging: Offset,
     home: Offset,
-    /// Rooms for data of operations.
+    /// Blocks for data of operations.
     rooms: Rooms,
     landings: BTreeMap<LocalHandle, Landing>,
     /// Destination of the data that arrives next.
@@ -145,11 +145,11 @@ struct Rank {
     filling: BTreeMap<Offset, u64>,
 }
 
-/// The room of an operation's data.
+/// The block of an operation's data.
 #[derive(Clone)]
 struct Landing {
     at: Offset,
-    /// Results of the rank's reduction: offset in the room, offset in the driver's arena, bytes.
+    /// Results of the rank's reduction: offset in the block, offset in the driver's arena, bytes.
     results: Vec<(u64, Offset, u64)>,
 }
 
@@ -198,7 +198,7 @@ impl Shared {
     ) -> io::Result<()> {
         let mut ranks = lock(&self.ranks);
         let rank = ranks.get_mut(&rank).ok_or_else(invalid)?;
-        // An operation that is reported twice keeps its room.
+        // An operation that is reported twice keeps its block.
         let at = match rank.landings.get(&handle) {
             Some(landing) => landing.at,
             None => rank.rooms.allocate(bytes).ok_or(io::ErrorKind::OutOfMemory)?,
@@ -243,7 +243,7 @@ impl Shared {
         };
         let mut bytes = Vec::with_capacity(128);
         frame::encode(&reply, &mut bytes);
-        // The end of the process reveals a rank that no longer exists.
+        // The write fails only if the rank no longer exists; the end of its process is reported separately.
         let _ = wire.map(|wire| wire.write(&bytes));
     }
 }
@@ -408,7 +408,7 @@ impl Worker<'_> {
             Down::Kill { rank } => {
                 let pid = self.processes.get(&rank).and_then(|process| process.pid);
                 if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
-                    // The process may just have ended.
+                    // The kill fails if the process has ended on its own in the meantime.
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
                 }
             }
@@ -416,7 +416,7 @@ impl Worker<'_> {
                 let told = self.look(question);
                 self.say(&Up::Told { number, told }, &[])?;
             }
-            // Handled by the receiving thread.
+            // The receiving thread has handled this message.
             Down::Landing { .. } | Down::Data { .. } | Down::Reply { .. } | Down::Pulse | Down::End => {}
         }
         Ok(())
@@ -562,7 +562,7 @@ impl Worker<'_> {
         let heard = match zygote.hear() {
             Ok(heard) => heard,
             Err(error) => {
-                // The end of the zygote is reported once.
+                // The zygote is removed, so that its end is reported only once.
                 self.zygote = None;
                 return Err(error.into());
             }
@@ -718,7 +718,7 @@ impl Worker<'_> {
                         arena.tensors.forget(at, bytes);
                     }
                 }
-                // Data arrives with the answer.
+                // From a worker's view, data arrives with the answer, never ahead of it.
                 Op::Wait { ahead, .. } => *ahead = false,
                 _ => {}
             }
@@ -732,7 +732,7 @@ impl Worker<'_> {
         while sent < bytes {
             let part = PART.min(bytes - sent);
             window.load(&[OutputPart { offset: at + sent, bytes: part, other: None }], None, &mut buffer);
-            // The frame that refers to the data follows.
+            // Another message follows: the frame that refers to the data.
             send_soon(&self.shared.stream, &Up::Data { at: to + sent }, &buffer)?;
             sent += part;
         }

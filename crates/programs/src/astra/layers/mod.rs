@@ -139,7 +139,7 @@ pub fn is_text_workload(beginning: &[u8]) -> bool {
     POLICIES.iter().any(|(name, _)| name.as_bytes() == word)
 }
 
-/// A word of the file and its position.
+/// A word of the file with its position.
 type Word<'a> = (&'a str, Range<usize>);
 
 struct Reading<'a> {

@@ -278,7 +278,7 @@ fn programs(steps: &[u64], kinds: Kinds) -> Vec<[Vec<Do>; 2]> {
             main.extend(part(me, slot, *step, &mut open, kinds));
         }
         let second = if kinds.threads { thread(me, steps) } else { vec![] };
-        // Half of the open operations have no wait.
+        // Half of the operations that are still open at the end are never waited for.
         main.push(Do::Wait { slots: open.drain(..open.len() / 2).collect(), any: false, timeout: None });
         [main, second]
     };

@@ -31,7 +31,7 @@ pub(super) struct Operator {
     pub(super) id: u64,
     pub(super) name: String,
     pub(super) parent: Option<u64>,
-    /// The id of its record function, which newer profiles contain too.
+    /// The id of the operator's record function, which newer profiles contain too.
     pub(super) function: u64,
     pub(super) thread: u64,
     pub(super) schema: String,

@@ -397,9 +397,9 @@ fn check_missing(parts: &mut [RankPart], world: u32, notes: &mut Vec<String>) ->
     Ok(())
 }
 
-/// By part, items in the order in which the rank issued them.
+/// For each part (one recording), the items in the order in which the rank issued them.
 type CallOrder = (usize, Vec<u32>);
-/// The items of one operation: by part, the item.
+/// The items that belong to one operation: for each part, its item.
 type MatchedCalls = Vec<(usize, u32)>;
 
 /// Matches calls of different ranks that are one operation, and determines the duration of each operation after all
@@ -424,7 +424,7 @@ fn bring_together(parts: &mut [RankPart], options: &Options, notes: &mut Vec<Str
                         format!("operation {at} of {members}, {}, is not recorded on all of its ranks", said(&there[0]))
                     }
                 });
-                // Later operations cannot be matched either.
+                // Operations after a mismatch cannot be matched either.
                 strangers.extend(lines.iter().flat_map(|(part, line)| line.iter().skip(at).map(|item| (*part, *item))));
                 break;
             }
@@ -472,8 +472,8 @@ fn bring_together(parts: &mut [RankPart], options: &Options, notes: &mut Vec<Str
     Ok(())
 }
 
-/// The calls that are matched in order: those of a group, or the messages of one rank to another. By part, in the order
-/// in which the rank issued them.
+/// Calls that are matched in order: the collectives of a group, or the messages from one rank to another; for each part
+/// in the order in which the rank issued them.
 fn lines(parts: &[RankPart]) -> Vec<(String, Vec<CallOrder>)> {
     type Key = (Group, Option<(u32, u32, u64)>);
     let mut lines: BTreeMap<Key, BTreeMap<usize, Vec<u32>>> = BTreeMap::new();

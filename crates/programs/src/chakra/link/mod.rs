@@ -105,7 +105,7 @@ pub enum LinkError {
         "the communication of the ranks does not match: {problem}\nhint: give recordings of the same steps of one run; --allow-mismatch treats operations without a counterpart as compute of the recorded duration"
     )]
     Ranks {
-        /// The ranks, and the difference between them.
+        /// The message: which ranks differ, and in what.
         problem: String,
     },
     /// Unrecorded ranks of a job, which cannot be replicas of the recorded ranks.
@@ -250,7 +250,7 @@ impl Recording {
         };
         let invalid = |error: serde_json::Error| match error.classify() {
             Category::Io => {
-                // The position in the JSON says nothing about an error of the disk.
+                // An error of the disk is reported without its position in the JSON, which says nothing about it.
                 let error = io::Error::from(error);
                 unreadable(&error, Some(error.kind()))
             }

@@ -111,7 +111,7 @@ pub(super) fn write(rank: &LinkedRank<'_>, repair: bool, dropped: &mut Vec<Strin
     if let Some((host, _)) = rank.recording.host {
         attr.push(Attribute::new("schema", Value::String(host.schema.clone())));
     }
-    // Communication on threads is only that of Gloo's marks.
+    // All communication on threads comes from Gloo's marks, so the library is Gloo.
     let on_thread = |item: &Item| matches!(item.lane, Lane::Thread(_));
     let mut communication = items.iter().filter(|item| matches!(item.what, ItemKind::Communication(..))).peekable();
     if communication.peek().is_some() && communication.all(on_thread) {
@@ -199,7 +199,7 @@ impl LinkedRank<'_> {
         if let ItemKind::Host { event: Some(event), first: true } = at.what {
             self.describe_operator(event, &mut node);
         }
-        // An item without duration is no work.
+        // An item without duration becomes a metadata node, because it is no work.
         if end_ns == start_ns {
             node.r#type = NodeType::Metadata.into();
             node.start_time_micros = start_ns / 1_000;

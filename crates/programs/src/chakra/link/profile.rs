@@ -47,7 +47,7 @@ pub(super) struct Event {
     pub(super) device: i64,
     pub(super) start_ns: i64,
     pub(super) end_ns: i64,
-    /// The id of its record function.
+    /// The id of the event's record function.
     pub(super) function: Option<u64>,
     /// Number that a call shares with the work that it launched on the accelerator.
     pub(super) correlation: Option<u64>,

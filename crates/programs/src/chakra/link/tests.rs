@@ -472,7 +472,7 @@ proptest! {
         }
     }
 
-    /// Without the dropped dependencies there is no cycle, and with any one of them there is a cycle.
+    /// Without the dropped dependencies the graph has no cycle; with any one of them restored it has one.
     #[test]
     fn what_is_dropped_is_enough_and_not_too_much(edges in proptest::collection::vec((0_u32..12, 0_u32..12), 0..60)) {
         let mut deps: Vec<Vec<u32>> = vec![Vec::new(); 12];

@@ -61,7 +61,8 @@ pub(super) struct Item {
 /// Kind of an item.
 #[derive(Debug)]
 pub(super) enum ItemKind {
-    /// A part of an operator or annotation, or the time between them. `first`: the event has no earlier part.
+    /// A part of an operator or of an annotation, or time between operators. `first`: this is the first part of its
+    /// event.
     Host { event: Option<u32>, first: bool },
     /// A kernel, memory copy or memset.
     Kernel(u32),
@@ -136,10 +137,10 @@ struct Builder<'a> {
     items: Vec<Item>,
     of_thread: FxHashMap<i64, Vec<u32>>,
     of_mark: FxHashMap<u32, u32>,
-    /// By launching call: the piece before the call, and the communication operators around it.
+    /// For each launching call, the piece before the call, and the communication operators around it.
     launcher: FxHashMap<u32, (u32, Vec<u32>)>,
     late: Vec<(u32, Dependency)>,
-    /// By mark: the operator that issued the operation.
+    /// For each mark, the operator that issued the operation.
     issuers: FxHashMap<u32, u32>,
 }
 
@@ -348,7 +349,7 @@ impl<'a> Builder<'a> {
     fn wait_for_threads(&mut self) {
         let Some(main) = self.main_thread() else { return };
         let of_main = std::mem::take(&mut self.threads.get_mut(&main).expect("just found").busy);
-        // By pause of the main thread: the latest end of a worker in that pause, and the worker.
+        // For each pause of the main thread, the latest end of a worker in that pause, and the worker.
         let mut joins: BTreeMap<usize, (i64, i64)> = BTreeMap::new();
         let mut main_cuts = Vec::new();
         for (id, worker) in self.threads.iter_mut().filter(|(id, _)| **id != main) {
@@ -575,7 +576,7 @@ impl<'a> Builder<'a> {
         Source { name: self.name(span), args: self.event(span).comm.as_deref(), host }
     }
 
-    /// By kernel: the kernels of other streams that the kernel's stream waits for.
+    /// For each kernel, the kernels of other streams that its stream waits for.
     fn stream_waits(&self, exact: bool) -> FxHashMap<usize, Vec<usize>> {
         let mut waits: FxHashMap<usize, Vec<usize>> = FxHashMap::default();
         if exact {
@@ -598,11 +599,12 @@ impl<'a> Builder<'a> {
         }
         let mut calls: Vec<u32> = self.calls.values().copied().collect();
         calls.sort_unstable();
-        // By thread: the times at which it made a stream wait, and the stream of its last launch.
+        // For each thread, the times at which the thread made a stream wait, and the stream of the thread's last
+        // launch.
         let mut told: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
         let mut current: FxHashMap<i64, Lane> = FxHashMap::default();
-        // By thread: the end of the communication operator that has launched its kernel. Later waits within that
-        // operator are NCCL's own.
+        // For each thread, the end of the communication operator that has just launched its kernel. Later waits within
+        // that operator are NCCL's own.
         let mut launched_until: FxHashMap<i64, i64> = FxHashMap::default();
         for call in calls {
             let Event { start_ns, lane: thread, correlation, .. } = *self.event(call);

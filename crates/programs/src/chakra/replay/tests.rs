@@ -214,7 +214,7 @@ fn a_roofline_gives_durations_to_those_who_have_none() {
     let nodes = vec![
         // 4e6 operations at 1e12 per second: 4 us; 8,000 bytes at 1e9 per second: 8 us. The slower one counts.
         node(1, NodeType::Comp, &[], &[(NUM_OPS, 4_000_000), (TENSOR_SIZE, 8_000)]),
-        // 20 us against 8 us.
+        // 20 us of arithmetic, and 8 us of memory traffic.
         node(2, NodeType::Comp, &[1], &[(NUM_OPS, 20_000_000), (TENSOR_SIZE, 8_000)]),
         compute(3, &[2], 1),
     ];
@@ -404,7 +404,7 @@ fn recorded_communication_takes_its_time_from_when_the_last_rank_comes() {
     // 100 + 40 us, and the ranks' meeting on a network of 5 us.
     let finishes = run(Rules { recorded: true, ..rules(2) }, &traces).finishes();
     assert!(finishes.iter().all(|finish| (140.0..=150.0).contains(finish)), "{finishes:?}");
-    // Messages too: their bytes do not count.
+    // Messages have their recorded durations too: their bytes do not count.
     let pair = [
         vec![recorded(message(1, NodeType::CommSend, 1, 1 << 30), 40)],
         vec![recorded(message(1, NodeType::CommRecv, 0, 1 << 30), 40)],

@@ -60,7 +60,7 @@ pub(super) fn stage_of(piece: u32, chunk: u32, stage: u32, stages: u32) -> u32 {
 
 pub(super) fn order(stage: u32, stages: u32, micro_batches: u64) -> impl Iterator<Item = Slot> + Send {
     let half = micro_batches / 2;
-    // Micro-batches that go down are numbered after those that go up.
+    // The numbers of micro-batches that go down follow those of micro-batches that go up.
     let first = move |chunk| if goes_up(chunk, stage, stages) { 0 } else { half };
     let mut forwards = [first(NEAR), first(FAR)];
     let mut backwards = forwards;

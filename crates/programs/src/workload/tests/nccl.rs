@@ -75,7 +75,7 @@ fn fewest_simulated(workload: &Workload, cluster: &Cluster) -> u32 {
 #[case::no_nvls([2, 1, 1, 8, 1], 1, "nvlink3", 1)]
 // Gradients are all-reduced, for which four servers use rings at this size.
 #[case::all_reduced([4, 1, 1, 4, 1], 0, "nvlink4", 1)]
-// A stage occupies two servers.
+// Each pipeline stage occupies two servers.
 #[case::pipeline([4, 1, 1, 2, 2], 1, "nvlink4", 2)]
 #[case::everything_data([1, 1, 1, 16, 1], 3, "nvlink3", 1)]
 #[case::context([2, 2, 1, 4, 1], 1, "nvlink4", 1)]

@@ -178,7 +178,8 @@ impl Trace {
             (_, std::cmp::Ordering::Equal) => (all, all, all * all / 2),
             (ContextOrder::Contiguous, std::cmp::Ordering::Less) => (all, all, all * all),
             (ContextOrder::Contiguous, std::cmp::Ordering::Greater) => return None,
-            // Both attend to an earlier part, whose mirror image comes after both; or the latter attends to both.
+            // The owner's parts are one before and one after both parts of this rank, so both attend to the earlier
+            // one; or vice versa, and the latter part attends to both of the owner's.
             (ContextOrder::Zigzag, std::cmp::Ordering::Less) => (all, all / 2, all * (all / 2)),
             (ContextOrder::Zigzag, std::cmp::Ordering::Greater) => (all / 2, all, all / 2 * all),
         };

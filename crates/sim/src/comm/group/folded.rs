@@ -26,12 +26,12 @@ use std::sync::Arc;
 /// Folding of a group: the members that run, and the members that they represent.
 #[derive(Debug)]
 pub(crate) struct Folded {
-    /// For each place in the group, the place of the member that represents it.
+    /// For each member, by group rank, the group rank of the member that represents it.
     player: Vec<GroupRank>,
     players: u32,
     /// Effect of shifts on places.
     moves: Moves,
-    /// Whether places may be rotated by `players` although no shift does so.
+    /// Whether places may be rotated by `players` although no shift rotates them in this way.
     rotates: bool,
     /// Kind of relabeling under which the group's collectives were admitted.
     course: OnceCell<Relabeling>,
@@ -44,9 +44,9 @@ pub(crate) struct Folded {
 /// Properties that all relabelings of places so far share.
 #[derive(Clone, Debug)]
 struct Moves {
-    /// Whether all of them leave every place unchanged.
+    /// Whether all relabelings so far leave every place unchanged.
     none: bool,
-    /// Kinds of relabeling that fit all of them.
+    /// Kinds of relabeling that fit all relabelings so far.
     all: Vec<Relabeling>,
 }
 
@@ -177,8 +177,8 @@ impl Folded {
         if !self.is_of_shifts(relabeling) && !by_rotation_alone {
             return false;
         }
-        // All collectives of a group share its connections. If several kinds of relabeling fit the shifts, these are
-        // the same relabelings.
+        // All collectives of a group share its connections. If several kinds of relabeling fit the shifts, they have
+        // the same effect on the places.
         let course = *self.course.get_or_init(|| relabeling);
         course == relabeling || self.is_of_shifts(course) && self.is_of_shifts(relabeling)
     }

@@ -446,7 +446,8 @@ impl Scenario {
         run(&mut network, &pushes)
     }
 
-    /// Departure of each message, in seconds: the rates of the oracle, from event to event, in real numbers.
+    /// Departure of each message in seconds, computed in real numbers: between two events, messages leave at the
+    /// oracle's rates.
     fn fluid(&self) -> Vec<f64> {
         const QUANTA: f64 = (1_u64 << 40) as f64;
         let mut capacities = self.capacities.clone();
@@ -487,8 +488,8 @@ impl Scenario {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Every message is sent and delivered once, on a stream one after the other, in order, at the time that a fluid
-    /// with the oracle's rates has.
+    /// Every message is sent and delivered once, messages of one stream in order, at the time at which a fluid with the
+    /// oracle's rates would arrive.
     #[test]
     fn messages_take_the_time_that_fair_rates_give_them(scenario in scenarios()) {
         let order: Vec<usize> = (0..scenario.streams.len()).collect();

@@ -46,7 +46,7 @@ impl Asymmetry {
         Asymmetry { problem: problem.into(), hint: "simulate every rank with --fold off" }
     }
 
-    /// Asymmetry of two operations that would have to take turns on a connection that they share.
+    /// Asymmetry of two operations on a shared connection, one of which would have to wait for the other.
     pub(crate) fn tie(problem: String) -> Asymmetry {
         let hint = "use backend = { name = \"ideal\", connections = \"group\" } for separate connections per group, or --fold off";
         Asymmetry { problem, hint }
@@ -181,7 +181,7 @@ impl Topology {
         let constant = |sizes: &[u32]| is_translation(sizes, moves);
         let flips = || symmetry.axes().iter().any(|axis| axis.relabeling == Relabeling::Flip);
         let alike = match &self.0.routing {
-            // Any two hosts are joined like any other two.
+            // Every pair of hosts is joined in the same way, so any move of hosts moves the routes along.
             Routing::Preset(Shape::Star { backplane: None } | Shape::FullyConnected { .. }) => true,
             Routing::Preset(Shape::Torus { dims }) => !flips() && constant(dims),
             Routing::Preset(Shape::Dimensions(dims)) => {

@@ -127,7 +127,7 @@ impl HostRates {
 pub struct GridDimension {
     /// Number of hosts or ranks along the dimension; at least 1.
     pub size: u32,
-    /// Whether each has its own link to every other along the dimension.
+    /// Whether each pair of hosts or ranks along the dimension has a link of its own.
     pub meshed: bool,
 }
 
@@ -366,7 +366,7 @@ pub enum TopologyError {
     NoRoute {
         /// The host at one end of the missing route.
         from: String,
-        /// The host at its other end.
+        /// The host at the link's other end.
         to: String,
     },
     /// Packets without payload, or with more payload than their size.

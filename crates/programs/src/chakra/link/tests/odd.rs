@@ -126,7 +126,7 @@ fn spans_whose_times_are_not_finite_are_refused(#[case] key: &str, #[case] value
 
 #[test]
 fn the_number_of_lost_spans_is_at_most_the_number_of_spans() {
-    // A category that is not linked counts in neither number.
+    // Events of a category that is not linked are not counted, neither as spans nor as spans without times.
     let late = span("cpu_op", "aten::mm", 1, EPOCH, 5.0, json!({}));
     let lost = |category: &str| span(category, "lost", 1, 0.0, 0.0, json!({}));
     let text = json!({"traceEvents": [late, lost("cpu_op"), lost("Trace"), lost("python_function")]}).to_string();
