@@ -21,6 +21,7 @@ mod nothing;
 mod rows;
 mod sequences;
 mod serving;
+mod torch;
 
 #[cfg(test)]
 mod tests;
