@@ -69,6 +69,9 @@ struct Schema {
   bool has_lengths = false;
   // Computes its values if the CPU has no kernel of this operator, or one with other arguments; null: none.
   Substitute substitute = nullptr;
+  // Names of its arguments, separated by commas, if an extension defines it: they are recorded, because the order of
+  // arguments changes between versions of an extension. Empty for operators of torch and Triton kernels.
+  std::string argument_names;
   // Whether it writes to an argument, by argument.
   std::vector<bool> written;
   // The argument that a result is identical to, by result; -1: none.
@@ -139,6 +142,9 @@ struct Schema {
     on_gpu = op.hasKernelForDispatchKey(DispatchKey::CUDA);
     foreign = !begins("aten::") && !op.hasKernelForDispatchKey(DispatchKey::CPU);
     kernel = begins("triton::");
+    if (foreign) {
+      for (const auto& argument : schema.arguments()) argument_names += (argument_names.empty() ? "" : ",") + argument.name();
+    }
     static const std::set<std::string> kProducts = {"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::baddbmm_",
                                                     "aten::addbmm", "aten::addbmm_", "aten::_addmm_activation", "aten::linear", "aten::matmul"};
     if (kProducts.count(schema.name()) != 0) {
