@@ -100,8 +100,9 @@ def test_an_extensions_kernels_on_large_tensors_are_allowed_without_values(tmp_p
 ATTENTION = """
 library = torch.library.Library("_vllm_fa3_C", "DEF")
 # Names of vLLM's schema in another order.
-signature = ["Tensor page_table", "Tensor seqused_k", "Tensor cu_seqlens_q", "Tensor? cu_seqlens_k", "Tensor q", "Tensor k"]
-signature += ["Tensor v", "Tensor? q_v", "int max_seqlen_k", "bool is_causal", "int window_size_left", "int window_size_right"]
+signature = ["Tensor page_table", "Tensor seqused_k", "Tensor cu_seqlens_q", "Tensor? cu_seqlens_k"]
+signature += ["Tensor q", "Tensor k", "Tensor v", "Tensor? q_v"]
+signature += ["int max_seqlen_k", "bool is_causal", "int window_size_left", "int window_size_right"]
 library.define(f"fwd({', '.join(signature)}) -> Tensor")
 
 def fwd(pages, used, borders, keys, q, *rest):

@@ -50,8 +50,8 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     Some(vec![part])
 }
 
-/// An 8-bit GEMM with scales, by the two factors and the scales of the first: CUTLASS computes it even if the scales are
-/// single ones.
+/// An 8-bit GEMM with scales, by the two factors and the scales of the first: CUTLASS computes it even if the scales
+/// are single ones.
 pub(super) fn scaled(call: Call<'_>, [a, b, scales]: [&Tensor; 3], read: Bytes, result: &Tensor) -> Option<Part> {
     let ((m, k), (_, n)) = (matrix(a)?, matrix(b)?);
     let gemm = Gemm { batch: 1, m, n, k, layout: layout(orientation(a)?, orientation(b)?) };

@@ -4,8 +4,8 @@ use std::fmt::Write;
 use uniference_formats::operators::{Argument, Definition, Tensor};
 
 /// The canonical text of a definition: `aten::mm(f32[48,80],f32[80,112]/1,80)`. It omits the devices of tensors, and
-/// the strides of contiguous ones; a written tensor has `!`. Results follow from the arguments, and their names from the
-/// schema.
+/// the strides of contiguous ones; a written tensor has `!`. Results follow from the arguments, and their names from
+/// the schema.
 pub fn key(definition: &Definition) -> String {
     let mut text = format!("{}(", definition.name);
     for (index, argument) in definition.arguments.iter().enumerate() {

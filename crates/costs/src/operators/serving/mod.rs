@@ -1,6 +1,6 @@
 //! Owns operators of vLLM and SGLang with kernels of their own, and their Triton kernels. Arguments are read by their
-//! names; `stacks` has the packages, and the versions whose schemas were checked. Results are arguments, often the first
-//! one.
+//! names; `stacks` has the packages, and the versions whose schemas were checked. Results are arguments, often the
+//! first one.
 //!
 //! An argument is a whole KV cache, of which a call reads or writes little: the amount does not follow from its size.
 

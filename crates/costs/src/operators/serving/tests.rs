@@ -82,7 +82,8 @@ fn arguments_are_read_by_their_names_and_not_by_their_positions() {
     assert_eq!(missing_argument(&renamed), Some("weight"));
     assert_eq!(missing_argument(&definition("_C::rms_norm", with("weight,epsilon,x,input,result"), vec![])), None);
     // Sequence lengths are arguments by name, too.
-    let borders = "q,k,v,out,cu_seqlens_q,cu_seqlens_k,seqused_k,block_table,max_seqlen_k,is_causal,window_size_left,window_size_right";
+    let borders = "q,k,v,out,cu_seqlens_q,cu_seqlens_k,seqused_k,block_table,max_seqlen_k,is_causal,\
+        window_size_left,window_size_right";
     let [query, cache] = [half(&[2, 8, 128]), half(&[1000, 16, 2, 128])];
     let mut arguments = vec![query, cache.clone(), cache, Argument::None, int(&[3]), Argument::None, int(&[2])];
     arguments.extend([int(&[2, 32]), Argument::Int(300), Argument::Bool(true), Argument::Int(-1), Argument::Int(-1)]);
@@ -525,6 +526,9 @@ fn kernels_have_the_same_names_everywhere() {
     }
     for name in with_lengths.iter().filter(|name| !name.is_empty()) {
         assert!(described.contains(name), "{name}");
+    }
+    for name in &described {
+        assert!(stacks::STACKS.iter().any(|stack| stack.kernels.contains(&&**name)), "{name}");
     }
     assert!(with_lengths.len() > 7, "{with_lengths:?}");
     // Arguments that are read from memory at a kernel's launch, and those that give sequence lengths.
