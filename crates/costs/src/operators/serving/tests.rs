@@ -1,4 +1,4 @@
-use super::super::{Described, Part, describe};
+use super::super::{Described, Part, describe, key};
 use super::super::{sequences, with_sequences};
 use super::{missing_argument, stacks};
 use std::collections::{BTreeMap, BTreeSet};
@@ -76,6 +76,9 @@ fn arguments_are_read_by_their_names_and_not_by_their_positions() {
     let with = |given: &str| [&reordered[..], &[names(given)]].concat();
     let found = only("_C::rms_norm", with("weight,epsilon,positions,input,result"), vec![]);
     assert_eq!((found.operator, &found.variant), (checked.operator, &checked.variant));
+    // Databases do not distinguish calls by names.
+    let unnamed = definition("_C::rms_norm", reordered.clone(), vec![]);
+    assert_eq!(key(&definition("_C::rms_norm", with("weight,epsilon,positions,input,result"), vec![])), key(&unnamed));
     // Without an argument that is read, it is not described, instead of read by positions.
     let renamed = definition("_C::rms_norm", with("gain,epsilon,positions,input,result"), vec![]);
     assert_eq!(describe(&renamed), Described::Unknown);
