@@ -167,6 +167,10 @@ pub(super) fn lengths(given: &Arguments<'_>) -> Option<Lengths> {
 /// cache's keys are packed, and all count.
 pub(super) fn describe(given: &Arguments<'_>) -> Option<Part> {
     let names = names(given.call.name)?;
+    // An operator without an argument for lengths would be described without values even if they are known.
+    for name in names.borders.into_iter().flatten().chain([names.used_keys]) {
+        given.place(name)?;
+    }
     let (shape, extent) = Shape::of(given, &names)?;
     let batch = match names.borders.and_then(|[borders, _]| given.tensor(borders)) {
         Some(borders) => borders.elements().saturating_sub(1).max(1),

@@ -94,7 +94,9 @@ fn arguments_are_read_by_their_names_and_not_by_their_positions() {
     let call = |given: &str| definition("_vllm_fa2_C::varlen_fwd", [&arguments[..], &[names(given)]].concat(), vec![]);
     let found = sequences(&call(borders), |place| lengths(place).map(|(_, values)| values)).expect("they are known");
     assert_eq!((found[0].count, found[0].keys), (2, 320));
-    assert_eq!(sequences(&call(&borders.replace("seqused_k", "lengths")), |_| Some(&[0, 1, 2][..])), None);
+    let renamed = call(&borders.replace("seqused_k", "lengths"));
+    assert_eq!(sequences(&renamed, |_| Some(&[0, 1, 2][..])), None);
+    assert_eq!((describe(&renamed), missing_argument(&renamed)), (Described::Unknown, Some("seqused_k")));
 }
 
 /// The names that descriptions read are those of the checked schemas.
