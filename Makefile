@@ -42,7 +42,7 @@ MDBOOK_VERSION := 0.5.4
 MDBOOK_ROOT := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/uniference/tools/mdbook-$(MDBOOK_VERSION)
 MDBOOK := $(MDBOOK_ROOT)/bin/mdbook
 
-.PHONY: help setup demo fuzz test test-rust test-python test-load examples browser wheel test-wheel check check-rust check-cpp check-python check-pages check-docs check-commits sanitize docs book mdbook-path api notebook ray conformance programs programs-vllm programs-sglang bench accuracy accuracy-devices clean
+.PHONY: help setup demo fuzz test test-rust test-python test-load examples browser wheel test-wheel check check-rust check-cpp check-python check-pages check-docs check-commits sanitize docs book mdbook-path api torch-operators notebook ray conformance programs programs-vllm programs-sglang bench accuracy accuracy-devices clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -89,6 +89,7 @@ check-rust: setup
 	RUSTDOCFLAGS="-D warnings" cargo doc --locked $(CHECKED) --workspace --no-deps --document-private-items --quiet
 	$(BIN)/python scripts/purity.py
 	$(BIN)/python scripts/circles.py crates/*
+	$(BIN)/python scripts/torch_operators.py --check
 
 check-cpp: setup
 	$(BIN)/clang-format --dry-run -Werror cpp/*
@@ -136,6 +137,9 @@ mdbook-path:
 
 api: ## Writes the Python API's page anew, from signatures and docstrings
 	$(PYTHON) scripts/python_api.py
+
+torch-operators: setup ## Adds the operators of the installed torch to the lists of their kinds, for crates/costs
+	$(BIN)/python scripts/torch_operators.py
 
 conformance: setup $(OTHER_TORCH) ## PyTorch's tests of process groups and operators, and ours: simulated, real Gloo, CPU (half an hour); TORCH=2.14: with that
 	$(CONFORMANCE_BIN)/python tests/conformance/suite.py $(if $(RANKS),--ranks $(RANKS))

@@ -77,6 +77,7 @@ enum class ArgumentTag : uint8_t {
   Tensor = 7,
   Tensors = 8,
   Other = 9,
+  Names = 10,
 };
 
 // The kind of data that an allocation holds, as the program's objects say.

@@ -69,11 +69,17 @@ class Definitions {
     out.clear();
     out.text(schema.name);
     const bool tf32 = in_tensor_cores(schema, arguments, count);
-    out.number(count + tf32);
+    const bool named = !schema.argument_names.empty();
+    out.number(count + tf32 + named);
     for (size_t i = 0; i < count; i++) argument(arguments[i], schema.written[i], schema.one_view, out);
-    if (!tf32) return;
-    out.tag(ArgumentTag::Text);
-    out.text("tf32");
+    if (tf32) {
+      out.tag(ArgumentTag::Text);
+      out.text("tf32");
+    }
+    if (named) {
+      out.tag(ArgumentTag::Names);
+      out.text(schema.argument_names);
+    }
   }
 
   static size_t tensors(const c10::IValue* values, size_t count) {

@@ -69,6 +69,9 @@ struct Schema {
   bool has_lengths = false;
   // Computes its values if the CPU has no kernel of this operator, or one with other arguments; null: none.
   Substitute substitute = nullptr;
+  // Names of its arguments, separated by commas, if an extension defines it: they are recorded, because the order of
+  // arguments changes between versions of an extension. Empty for operators of torch and Triton kernels.
+  std::string argument_names;
   // Whether it writes to an argument, by argument.
   std::vector<bool> written;
   // The argument that a result is identical to, by result; -1: none.
@@ -118,7 +121,7 @@ struct Schema {
       same_as.push_back(same);
     }
     // The result is a view, although the schema does not mark it as one.
-    view = view || is({"aten::_unsafe_view", "aten::lift_fresh", "aten::_reshape_alias"});
+    view = view || is({"aten::_unsafe_view"});
     // The number of parts depends on their sizes.
     one_view = view && schema.returns().size() == 1 && schema.returns()[0].type()->kind() != c10::TypeKind::ListType;
     keeps_size = std::all_of(same_as.begin(), same_as.end(), [](int same) { return same >= 0; }) ||
@@ -141,6 +144,10 @@ struct Schema {
     on_gpu = op.hasKernelForDispatchKey(DispatchKey::CUDA);
     foreign = !begins("aten::") && !op.hasKernelForDispatchKey(DispatchKey::CPU);
     kernel = begins("triton::");
+    if (foreign) {
+      for (const auto& argument : schema.arguments())
+        argument_names += (argument_names.empty() ? "" : ",") + argument.name();
+    }
     static const std::set<std::string> kProducts = {"aten::mm",     "aten::bmm",     "aten::addmm",
                                                     "aten::addmm_", "aten::baddbmm", "aten::baddbmm_",
                                                     "aten::addbmm", "aten::addbmm_", "aten::_addmm_activation",
@@ -160,36 +167,15 @@ struct Schema {
                      "aten::resize_", "aten::set_", "aten::set_.source_Storage",
                      "aten::set_.source_Storage_storage_offset", "aten::set_.source_Tensor", "aten::_resize_output_",
                      "aten::_cudnn_init_dropout_state", "aten::_cudnn_rnn_flatten_weight"});
-    sized_by_values =
-        is({"aten::nonzero",
-            "aten::masked_select",
-            "aten::_unique",
-            "aten::_unique2",
-            "aten::unique_dim",
-            "aten::unique_consecutive",
-            "aten::unique_dim_consecutive",
-            "aten::repeat_interleave.Tensor",
-            "aten::bincount",
-            "aten::equal",
-            "aten::histc",
-            "aten::_ctc_loss",
-            "aten::_ctc_loss.Tensor",
-            "aten::segment_reduce",
-            "aten::nonzero_static",
-            "aten::_jagged_to_padded_dense_forward",
-            "aten::_linalg_check_errors",
-            "aten::_assert_async",
-            "aten::_assert_async.msg",
-            "aten::_is_all_true",
-            "aten::_is_any_true",
-            "aten::_to_sparse",
-            "aten::_to_sparse.sparse_dim",
-            "aten::_to_sparse_csr",
-            "aten::_to_sparse_csc",
-            "aten::_to_sparse_bsr",
-            "aten::_to_sparse_bsc"});
     sized_by_masks = begins("aten::index.") || begins("aten::index_put") || begins("aten::_index_put_impl_") ||
                      begins("aten::_unsafe_index");
+    // Torch tags operators whose sizes depend on values. The others read values on their way.
+    sized_by_values = (begins("aten::") && op.hasTag(at::Tag::dynamic_output_shape) && !sized_by_masks) ||
+                      is({"aten::equal", "aten::histc", "aten::segment_reduce", "aten::nonzero_static",
+                          "aten::_jagged_to_padded_dense_forward", "aten::_linalg_check_errors", "aten::_assert_async",
+                          "aten::_assert_async.msg", "aten::_is_all_true", "aten::_is_any_true", "aten::_to_sparse",
+                          "aten::_to_sparse.sparse_dim", "aten::_to_sparse_csr", "aten::_to_sparse_csc",
+                          "aten::_to_sparse_bsr", "aten::_to_sparse_bsc"});
     // Triton kernels are those that crates/costs/src/operators/serving/kernels.rs knows.
     has_lengths = begins("aten::_flash_attention_") || begins("aten::_efficient_attention_") ||
                   begins("aten::_cudnn_attention_") ||

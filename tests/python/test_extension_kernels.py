@@ -1,6 +1,7 @@
 """Operators of extensions that launch kernels of their own on simulated GPUs, and attention of vLLM and SGLang: their
 costs, which depend on lengths in memory."""
 
+import json
 import re
 from pathlib import Path
 
@@ -98,11 +99,13 @@ def test_an_extensions_kernels_on_large_tensors_are_allowed_without_values(tmp_p
 
 ATTENTION = """
 library = torch.library.Library("_vllm_fa3_C", "DEF")
-signature = ["Tensor q", "Tensor k", "Tensor v", *(f"Tensor? given{at}" for at in range(3, 12))]
-signature += ["int longest_queries", "int longest", *(f"Tensor? given{at}" for at in range(14, 23)), "float scale", "bool causal"]
+# Names of vLLM's schema in another order.
+signature = ["Tensor page_table", "Tensor seqused_k", "Tensor cu_seqlens_q", "Tensor? cu_seqlens_k"]
+signature += ["Tensor q", "Tensor k", "Tensor v", "Tensor? q_v"]
+signature += ["int max_seqlen_k", "bool is_causal", "int window_size_left", "int window_size_right"]
 library.define(f"fwd({', '.join(signature)}) -> Tensor")
 
-def fwd(q, *given):
+def fwd(pages, used, borders, keys, q, *rest):
     launch_own()
     return torch.empty_like(q)
 
@@ -115,8 +118,7 @@ pages = torch.zeros(sequences, 256, device="cuda", dtype=torch.int32)
 used = torch.full((sequences,), 4000, device="cuda", dtype=torch.int32)
 
 def attends():
-    arguments = [None] * 4 + [borders] + [None] * 3 + [used, 1, 4000, pages] + [None] * 8 + [1.0, True]
-    return torch.ops._vllm_fa3_C.fwd(query, cache, cache, *arguments)
+    return torch.ops._vllm_fa3_C.fwd(pages, used, borders, None, query, cache, cache, None, 4000, True, -1, -1)
 
 def took(call, length):
     used.fill_(length)
@@ -146,6 +148,23 @@ def test_attention_of_vllm_takes_as_long_as_its_sequences_in_a_graph_too(tmp_pat
     assert least < graph < graph_long / 3, done.out
     assert abs(eager - graph) < 0.02, done.out
     assert abs(eager_long - graph_long) < 0.02, done.out
+
+
+def test_operators_of_another_version_are_named_instead_of_misread(tmp_path: Path) -> None:
+    """The schema of an operator lacks an argument; the installed version of its package was not checked."""
+    metadata = tmp_path / "vllm-0.99.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.99.0\n")
+    body = EXTENSION + ATTENTION.split("def took")[0].replace("seqused_k", "lengths") + "attends()\n"
+    done = run(tmp_path, body, "", "--values", "small", environment={"PYTHONPATH": str(tmp_path)})
+    assert done.code == 0, done.err
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    (schema,) = [warning for warning in report["warnings"] if "seqused_k" in warning]
+    assert schema.endswith("_vllm_fa3_C::fwd (no argument `seqused_k`)")
+    (version,) = [warning for warning in report["warnings"] if "vllm 0.99.0" in warning]
+    assert "only checked with 0.33.0" in version
+    assert version.endswith("(for example _vllm_fa3_C::fwd)")
+    assert report["manifest"]["versions"]["vllm"] == "0.99.0"
 
 
 # With SGLang's names: the table of pages has no values, and cumulative lengths have 64 bits.

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -105,17 +106,14 @@ def test_the_answer_is_of_the_interpreters_own_torch(tmp_path: Path) -> None:
     package(tmp_path, "2.15.0+cpu")
     script = write_script(tmp_path, NEEDS)
     done = subprocess.run(
-        [sys.executable, "-P", survey.__file__, script, "script", "needed"],
+        [sys.executable, "-P", survey.__file__, script, "script", "needed", "torch", "vllm"],
         capture_output=True,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
         check=True,
     )
     answer = json.loads(done.stdout)
-    assert (answer["torch"], answer["folder"], answer["simulates_gpus"]) == (
-        "2.15.0+cpu",
-        str(tmp_path / "torch"),
-        True,
-    )
+    assert answer["versions"] == {"python": platform.python_version(), "torch": "2.15.0+cpu"}
+    assert (answer["folder"], answer["simulates_gpus"]) == (str(tmp_path / "torch"), True)
 
 
 @pytest.mark.parametrize("options", [["--cuda"], ["--backend", "nccl"], []])

@@ -88,9 +88,10 @@ pub enum ArgumentTag {
     Tensor = 7,
     Tensors = 8,
     Other = 9,
+    Names = 10,
 }
 
-numbers!(ArgumentTag: None False True Int Float Text Ints Tensor Tensors Other);
+numbers!(ArgumentTag: None False True Int Float Text Ints Tensor Tensors Other Names);
 
 /// The kind of data that an allocation holds, as the program's objects say.
 #[repr(u8)]

@@ -3,9 +3,11 @@
 use super::interpreter::{ask, install, is_supported, supported};
 use rustix::process::{Resource, getrlimit};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::path::Path;
 use uniference_abi::gpus::LIBRARY;
+use uniference_costs::operators::stacks::{STACKS, Stack};
 use uniference_host::capacity;
 use uniference_host::error::{Exit, FILE_SIZE, HostError};
 use uniference_host::symbols::{self, Torch};
@@ -37,7 +39,7 @@ pub(super) fn doctor(args: &Args, python: &Path) -> Result<Exit, HostError> {
     let of_torch = torch.problem.is_none().then(|| [patches(python), capture(python), gpus(python)]);
     let findings = [interpreter(python), torch].into_iter().chain(of_torch.into_iter().flatten());
     let findings: Vec<Finding> =
-        findings.chain([memory(), descriptors(), shared_memory(), cores(), testbed()]).collect();
+        findings.chain(stacks(python)).chain([memory(), descriptors(), shared_memory(), cores(), testbed()]).collect();
     for Finding { what, found, problem } in &findings {
         let mark = if problem.is_some() { "problem" } else { "ok" };
         super::say(format_args!("{mark:<8} {what:<14} {found}\n"))?;
@@ -161,6 +163,31 @@ fn gpus(python: &Path) -> Finding {
         },
         Err(error) => Finding { what, found: error.to_string(), problem: Some(install()) },
     }
+}
+
+/// Versions of the packages whose operators are described. Another version than the checked one is no problem of the
+/// installation: a run warns if it uses its operators.
+fn stacks(python: &Path) -> Vec<Finding> {
+    let code = "import importlib.metadata as m, sys\n\
+                for name in sys.argv[1:]:\n\
+                \x20   try: print(name, m.version(name))\n\
+                \x20   except m.PackageNotFoundError: pass";
+    let found = ask(python, ["-c", code].into_iter().chain(STACKS.iter().map(|stack| stack.package)));
+    let found = found.unwrap_or_default();
+    let versions: BTreeMap<&str, &str> = found.lines().filter_map(|line| line.split_once(' ')).collect();
+    let finding = |stack: &Stack| {
+        let version = versions.get(stack.package)?;
+        let found = match stack.is_checked(version) {
+            true => format!("{version}; costs of its operators were checked with this version"),
+            false => format!("{version}; costs of its operators were checked with {}", stack.checked.join(" and ")),
+        };
+        Some(Finding { what: stack.package, found, problem: None })
+    };
+    let missing = STACKS.iter().filter(|stack| !versions.contains_key(stack.package));
+    let missing: Vec<String> =
+        missing.map(|stack| format!("{} {}", stack.package, stack.checked.join(" and "))).collect();
+    let rest = Finding { what: "other stacks", found: format!("not installed: {}", missing.join(", ")), problem: None };
+    STACKS.iter().filter_map(finding).chain((!missing.is_empty()).then_some(rest)).collect()
 }
 
 /// Prints each name with its use. [`Exit::Usage`] if a name has moved.

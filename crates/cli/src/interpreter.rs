@@ -4,9 +4,11 @@
 //! The queries do not import torch, which takes seconds.
 
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use uniference_costs::operators::stacks::STACKS;
 use uniference_host::error::HostError;
 use uniference_host::interrupt::shield;
 use uniference_host::symbols::Torch;
@@ -20,8 +22,8 @@ const SURVEY: &str = include_str!("../../../python/uniference/program/survey.py"
 /// Versions of an interpreter, and needs of the program.
 #[derive(Debug)]
 pub(super) struct Survey {
-    /// Versions of Python and torch, for the manifest.
-    pub(super) versions: [(String, String); 2],
+    /// Versions of Python, torch and serving stacks, for the manifest.
+    pub(super) versions: BTreeMap<String, String>,
     /// The torch installation whose GPUs are simulated; `None`: no GPUs, or those of this machine.
     pub(super) gpus: Option<Torch>,
 }
@@ -39,8 +41,7 @@ pub(super) enum Gpus {
 
 #[derive(Deserialize)]
 struct Answer {
-    python: String,
-    torch: String,
+    versions: BTreeMap<String, String>,
     simulates_gpus: bool,
     folder: Option<PathBuf>,
 }
@@ -57,6 +58,7 @@ pub(super) fn survey(python: &Path, words: &[OsString], module: bool, gpus: Gpus
     };
     let arguments = ["-c", SURVEY].map(OsStr::new).into_iter().chain([&*words[0]]);
     let arguments = arguments.chain([if module { "module" } else { "script" }, cuda].map(OsStr::new));
+    let arguments = arguments.chain(STACKS.iter().map(|stack| OsStr::new(stack.package)));
     let hint = || format!("install a supported version: {}", install());
     let found = ask(python, arguments).map_err(|error| HostError::Host {
         what: format!("cannot determine the version of torch with {}: {error}", python.display()),
@@ -64,16 +66,17 @@ pub(super) fn survey(python: &Path, words: &[OsString], module: bool, gpus: Gpus
     })?;
     // The answer is the last line: Python's startup code may print other lines.
     let answer = serde_json::from_str(found.lines().last().unwrap_or_default());
-    let Answer { python, torch, simulates_gpus, folder } = answer.map_err(|error| HostError::Host {
+    let Answer { versions, simulates_gpus, folder } = answer.map_err(|error| HostError::Host {
         what: format!("cannot read what {} says of torch: {error}", python.display()),
         hint: hint(),
     })?;
+    let torch = versions.get("torch").cloned().unwrap_or_default();
     if !is_supported(&torch) {
         let what = format!("torch {torch} is installed; only {} is supported", supported());
         return Err(HostError::Host { what, hint: hint() });
     }
-    let gpus = simulates_gpus.then(|| Torch { folder: folder.unwrap_or_default(), version: torch.clone() });
-    Ok(Survey { versions: [("python".to_owned(), python), ("torch".to_owned(), torch)], gpus })
+    let gpus = simulates_gpus.then(|| Torch { folder: folder.unwrap_or_default(), version: torch });
+    Ok(Survey { versions, gpus })
 }
 
 pub(super) fn is_supported(version: &str) -> bool {

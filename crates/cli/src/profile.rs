@@ -196,7 +196,7 @@ struct Runs<'a> {
     args: &'a Args,
     argv: &'a [OsString],
     python: &'a Path,
-    versions: Vec<(String, String)>,
+    versions: BTreeMap<String, String>,
     software: String,
     /// Number of CPU cores that ranks compute on.
     cores: u32,
@@ -209,9 +209,8 @@ impl<'a> Runs<'a> {
         let resolved = args.resolve()?.resolved;
         capacity::check_descriptors(resolved.cluster.devices.len() as u32)?;
         let versions = survey(python, &[SHAPES.into()], true, Gpus::No)?.versions;
-        let software = format!("torch {}", versions[1].1);
+        let software = format!("torch {}", versions["torch"]);
         let cores = resolved.cores[0].unwrap_or(1);
-        let versions = versions.to_vec();
         Ok(Runs { args, argv, python, versions, software, cores, folder: args.output.out.clone(), lost: None })
     }
 

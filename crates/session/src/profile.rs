@@ -173,7 +173,8 @@ fn reach(reached: &mut Reached, row: &Row, dtype: &str) {
 /// Operators for `python/uniference/real/alone.py`, one per line.
 pub fn to_run_alone<'a>(definitions: impl Iterator<Item = &'a Definition>) -> String {
     let line = |definition: &Definition| {
-        let arguments: Vec<Value> = definition.arguments.iter().map(argument).collect();
+        let arguments = definition.arguments.iter().filter(|argument| !matches!(argument, Argument::Names(_)));
+        let arguments: Vec<Value> = arguments.map(argument).collect();
         format!("{}\n", json!({"name": definition.name, "arguments": arguments}))
     };
     definitions.map(line).collect()
@@ -193,7 +194,7 @@ fn argument(argument: &Argument) -> Value {
             let several: Vec<Value> = several.iter().map(|one| one.as_ref().map_or(Value::Null, tensor)).collect();
             json!({"tensors": several})
         }
-        Argument::Other => json!({"other": null}),
+        Argument::Other | Argument::Names(_) => json!({"other": null}),
     }
 }
 

@@ -16,6 +16,7 @@ use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use uniference_costs::operators::stacks::unchecked;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::record::{RankRecord, RecordReader};
 use uniference_formats::report::Manifest;
@@ -186,6 +187,7 @@ fn doubts(
     let Steps { path, recorded, at_home, noticed, .. } = steps;
     let mut beside = other_seeds(args, session.resolved(), steps)?;
     beside.warnings.extend_from_slice(noticed);
+    beside.warnings.extend(unchecked(&figures.costed.of_stacks, &recorded.versions));
     let mut depends_on_time = false;
     let recosted = session.manifest().compute != recorded.compute || session.manifest().models != recorded.models;
     if !at_home || recosted || args.repeat > 1 {

@@ -2,8 +2,8 @@
 whether the program has GPUs.
 
 The interpreter receives this module as text (`crates/cli/src/interpreter.rs`) with the arguments PROGRAM, KIND
-(`script` or `module`) and CUDA (`yes`, `no`, `needed` or `used`), and answers with a JSON object. The module imports
-neither torch nor this package.
+(`script` or `module`), CUDA (`yes`, `no`, `needed` or `used`) and the names of packages whose versions are wanted, and
+answers with a JSON object. The module imports neither torch nor this package.
 
 A program needs GPUs if its file names `nccl` or a CUDA device, and queries neither whether a GPU is available nor which
 backend it was given. A program uses GPUs if its file, or a module in its folder that it imports, names `nccl` or a CUDA
@@ -11,6 +11,7 @@ device or uses `torch.accelerator`.
 """
 
 import ast
+import contextlib
 import ctypes
 import importlib.metadata
 import importlib.util
@@ -140,7 +141,16 @@ def _name(function: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
-def main(program: str, module: bool, cuda: str) -> None:
+def installed(packages: list[str]) -> dict[str, str]:
+    """Versions of these packages, as far as they are installed."""
+    versions = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return versions
+
+
+def main(program: str, module: bool, cuda: str, packages: list[str]) -> None:
     """Prints the answer."""
     version = importlib.metadata.version("torch")
     spec = importlib.util.find_spec("torch")
@@ -150,12 +160,9 @@ def main(program: str, module: bool, cuda: str) -> None:
     wanted = cuda == "yes" or (uses is not None and path is not None and uses(path))
     simulated = wanted and not (torch is not None and has_gpus(torch))
     folder = str(torch) if simulated and torch is not None else None
-    print(
-        json.dumps(
-            {"python": platform.python_version(), "torch": version, "simulates_gpus": simulated, "folder": folder}
-        )
-    )
+    versions = {"python": platform.python_version(), "torch": version, **installed(packages)}
+    print(json.dumps({"versions": versions, "simulates_gpus": simulated, "folder": folder}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] == "module", sys.argv[3])
+    main(sys.argv[1], sys.argv[2] == "module", sys.argv[3], sys.argv[4:])

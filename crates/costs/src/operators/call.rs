@@ -10,6 +10,8 @@ pub(super) struct Call<'a> {
     pub(super) definition: &'a Definition,
     /// `add` of `aten::add_.Tensor`.
     pub(super) name: &'a str,
+    /// `Tensor` of `aten::add_.Tensor`; empty if there is none.
+    pub(super) overload: &'a str,
     /// Whether the operator reads and writes its first argument, or the first list of them.
     pub(super) in_place: bool,
     /// Whether the results are arguments that are written and not read.
@@ -22,7 +24,8 @@ impl<'a> Call<'a> {
         let in_place = base.ends_with('_') && !base.ends_with("__");
         let overload = definition.name.rsplit_once('.').map_or("", |(_, overload)| overload);
         let out = overload == "out" || overload.ends_with("_out") || overload == "grad_input";
-        Call { definition, name: base.strip_suffix('_').filter(|_| in_place).unwrap_or(base), in_place, out }
+        let name = base.strip_suffix('_').filter(|_| in_place).unwrap_or(base);
+        Call { definition, name, overload, in_place, out }
     }
 
     pub(super) fn argument(&self, index: usize) -> Option<&'a Argument> {

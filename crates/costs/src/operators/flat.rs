@@ -2,12 +2,13 @@
 
 use super::Part;
 use super::call::{Call, footprint, sum};
+use super::torch::{self, Kind};
 use uniference_formats::operators::{Argument, Tensor};
 use uniference_sim::device::{Family, FlatKind, Resource};
 use uniference_sim::time::Bytes;
 
 pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
-    let kind = kind(call.name)?;
+    let kind = kind(call.name, call.overload)?;
     let mut part = Part::of(call, Family::Flat { kind, elements: call.elements() }, 0);
     match kind {
         FlatKind::Copy => copy(call, &mut part),
@@ -19,7 +20,8 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     Some(vec![part])
 }
 
-fn kind(name: &str) -> Option<FlatKind> {
+/// The kind of an operator by its name without namespace, and its overload.
+fn kind(name: &str, overload: &str) -> Option<FlatKind> {
     if name.starts_with("_fused_ada")
         || name.starts_with("_fused_sgd")
         || name == "_amp_foreach_non_finite_check_and_unscale"
@@ -32,11 +34,15 @@ fn kind(name: &str) -> Option<FlatKind> {
     if begins(&pooling) || begins(&["upsample_", "grid_sampler_", "fake_quantize_", "special_", "quantize_per_"]) {
         return Some(FlatKind::Elementwise);
     }
-    if begins(&["reflection_pad", "replication_pad"]) || is_copy_of_view(name) {
+    if begins(&["reflection_pad", "replication_pad"]) {
         return Some(FlatKind::Copy);
     }
     if begins(&["philox_"]) {
         return Some(FlatKind::Random);
+    }
+    // Gradients are elementwise if the operator is, whether torch tags them or not.
+    if let Some(Kind::Pointwise) = name.strip_suffix("_backward").and_then(|of| torch::kind(of, "")) {
+        return Some(FlatKind::Elementwise);
     }
     // Reductions with `_foreach_` are among the operators along rows, which are matched first.
     if let Some(each) = name.strip_prefix("_foreach_") {
@@ -84,7 +90,6 @@ fn kind(name: &str) -> Option<FlatKind> {
         | "slice_backward"
         | "select_backward"
         | "diagonal_backward"
-        | "slice_scatter"
         | "select_scatter"
         | "diagonal_scatter"
         | "as_strided_scatter"
@@ -159,205 +164,56 @@ fn kind(name: &str) -> Option<FlatKind> {
         | "native_dropout" | "_fused_dropout" | "dropout" | "poisson" | "binomial" | "_standard_gamma"
         | "rrelu_with_noise" => FlatKind::Random,
 
-        "add"
-        | "sub"
-        | "subtract"
-        | "rsub"
-        | "mul"
-        | "multiply"
-        | "div"
-        | "divide"
-        | "true_divide"
-        | "floor_divide"
-        | "remainder"
-        | "fmod"
-        | "pow"
-        | "float_power"
-        | "addcmul"
-        | "addcdiv"
-        | "lerp"
-        | "neg"
-        | "negative"
-        | "abs"
-        | "sign"
-        | "sgn"
-        | "exp"
-        | "exp2"
-        | "expm1"
-        | "log"
-        | "log2"
-        | "log10"
-        | "log1p"
-        | "xlogy"
-        | "sqrt"
-        | "rsqrt"
-        | "square"
-        | "reciprocal"
-        | "sin"
-        | "cos"
-        | "tan"
-        | "asin"
-        | "acos"
-        | "atan"
-        | "atan2"
-        | "arctan2"
-        | "sinh"
-        | "cosh"
-        | "tanh"
-        | "asinh"
-        | "acosh"
-        | "atanh"
-        | "sinc"
-        | "erf"
-        | "erfc"
-        | "erfinv"
-        | "lgamma"
-        | "digamma"
-        | "polygamma"
-        | "i0"
-        | "sigmoid"
-        | "logit"
-        | "relu"
-        | "relu6"
-        | "leaky_relu"
-        | "prelu"
-        | "_prelu_kernel"
-        | "elu"
-        | "selu"
-        | "celu"
-        | "gelu"
-        | "silu"
-        | "mish"
-        | "hardtanh"
-        | "hardswish"
-        | "hardsigmoid"
-        | "softplus"
-        | "softshrink"
-        | "hardshrink"
-        | "threshold"
-        | "glu"
-        | "log_sigmoid_forward"
-        | "swiglu"
-        | "tanh_backward"
-        | "sigmoid_backward"
-        | "threshold_backward"
-        | "leaky_relu_backward"
-        | "_prelu_kernel_backward"
-        | "elu_backward"
-        | "gelu_backward"
-        | "silu_backward"
-        | "mish_backward"
-        | "hardtanh_backward"
-        | "hardswish_backward"
-        | "hardsigmoid_backward"
-        | "softplus_backward"
-        | "softshrink_backward"
-        | "hardshrink_backward"
-        | "glu_backward"
-        | "log_sigmoid_backward"
-        | "logit_backward"
-        | "native_dropout_backward"
-        | "rrelu_with_noise_backward"
-        | "mse_loss_backward"
-        | "l1_loss_backward"
-        | "smooth_l1_loss_backward"
-        | "huber_loss_backward"
-        | "soft_margin_loss_backward"
-        | "binary_cross_entropy_backward"
-        | "kl_div_backward"
-        | "multi_margin_loss_backward"
-        | "multilabel_margin_loss_backward"
-        | "clamp"
-        | "clamp_min"
-        | "clamp_max"
-        | "clip"
-        | "maximum"
-        | "minimum"
-        | "fmax"
-        | "fmin"
-        | "where"
-        | "_s_where"
-        | "masked_fill"
+        // Elementwise operators that torch does not tag.
+        "_amp_update_scale"
         | "_masked_scale"
-        | "eq"
-        | "ne"
-        | "lt"
-        | "le"
-        | "gt"
-        | "ge"
-        | "not_equal"
-        | "greater"
-        | "less"
-        | "greater_equal"
-        | "less_equal"
-        | "isnan"
-        | "isinf"
-        | "isfinite"
-        | "isneginf"
-        | "isposinf"
-        | "isclose"
-        | "isin"
-        | "signbit"
-        | "heaviside"
-        | "copysign"
-        | "hypot"
-        | "nextafter"
-        | "ldexp"
-        | "frexp"
-        | "logaddexp"
-        | "logaddexp2"
-        | "logical_and"
-        | "logical_or"
-        | "logical_xor"
-        | "logical_not"
-        | "bitwise_and"
-        | "bitwise_or"
-        | "bitwise_xor"
-        | "bitwise_not"
-        | "bitwise_left_shift"
-        | "bitwise_right_shift"
-        | "__and__"
-        | "__or__"
-        | "__xor__"
-        | "__lshift__"
-        | "__rshift__"
-        | "__iand__"
-        | "__ior__"
-        | "__ixor__"
-        | "ceil"
-        | "floor"
-        | "round"
-        | "trunc"
-        | "fix"
-        | "frac"
-        | "nan_to_num"
-        | "angle"
-        | "polar"
-        | "addr"
-        | "ger"
-        | "outer"
-        | "cross"
-        | "linalg_cross"
-        | "deg2rad"
-        | "rad2deg"
+        | "_prelu_kernel"
+        | "_prelu_kernel_backward"
+        | "_thnn_fused_gru_cell"
+        | "_thnn_fused_gru_cell_backward"
         | "_thnn_fused_lstm_cell"
         | "_thnn_fused_lstm_cell_backward"
         | "_thnn_fused_lstm_cell_backward_impl"
-        | "_thnn_fused_gru_cell"
-        | "_thnn_fused_gru_cell_backward"
-        | "_amp_update_scale"
         | "_weight_norm_interface_backward"
+        | "addr"
         | "batch_norm_gather_stats_with_counts"
-        | "gcd"
-        | "lcm"
-        | "rotary_embedding" => FlatKind::Elementwise,
-        _ => return None,
-    })
-}
+        | "cross"
+        | "floor_divide"
+        | "glu"
+        | "glu_backward"
+        | "hardswish"
+        | "hardswish_backward"
+        | "isclose"
+        | "isin"
+        | "linalg_cross"
+        | "log_sigmoid_backward"
+        | "log_sigmoid_forward"
+        | "polar"
+        | "prelu"
+        | "rrelu_with_noise_backward" => FlatKind::Elementwise,
 
-/// Whether a name is a copy variant of a view, such as `slice_copy`: its result has memory of its own.
-fn is_copy_of_view(name: &str) -> bool {
-    name.strip_suffix("_copy").is_some_and(super::nothing::is_nothing)
+        // Gradients of losses, which are themselves reductions.
+        "binary_cross_entropy_backward"
+        | "huber_loss_backward"
+        | "kl_div_backward"
+        | "l1_loss_backward"
+        | "mse_loss_backward"
+        | "multi_margin_loss_backward"
+        | "multilabel_margin_loss_backward"
+        | "smooth_l1_loss_backward"
+        | "soft_margin_loss_backward" => FlatKind::Elementwise,
+
+        // Other names of elementwise operators, the last one of old versions of torch.
+        "__and__" | "__iand__" | "__ior__" | "__or__" | "arctan2" | "divide" | "fix" | "ger" | "greater"
+        | "greater_equal" | "less" | "less_equal" | "multiply" | "negative" | "not_equal" | "outer" | "subtract"
+        | "_s_where" => FlatKind::Elementwise,
+
+        _ => match torch::kind(name, overload)? {
+            Kind::Pointwise => FlatKind::Elementwise,
+            Kind::ViewCopy => FlatKind::Copy,
+            Kind::View | Kind::Reduction => return None,
+        },
+    })
 }
 
 /// Traffic of a copy: an overwritten tensor is not read, and a copy between two memories uses a copy engine.

@@ -1,9 +1,10 @@
 //! Owns GEMMs, their sizes and their layouts.
 
-use super::call::{Call, footprint, product, sum};
+use super::call::{Call, footprint, product};
 use super::{Part, flops};
 use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Elements, Family, Layout};
+use uniference_sim::time::Bytes;
 
 /// Suffix of the variant of GEMMs whose factors have a scale per block of a row: they run other kernels.
 pub(crate) const BLOCKS: &str = "_block";
@@ -49,16 +50,13 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
     Some(vec![part])
 }
 
-/// An 8-bit GEMM with scales, by the positions of factors and scales: CUTLASS computes it even if the scales are single
-/// ones.
-pub(super) fn scaled(call: Call<'_>, [a, b, scales]: [usize; 3], result: &Tensor) -> Option<Part> {
-    let places = a..call.definition.arguments.len();
-    let (a, b, scales) = (call.tensor(a)?, call.tensor(b)?, call.tensor(scales)?);
+/// An 8-bit GEMM with scales, by the two factors and the scales of the first: CUTLASS computes it even if the scales
+/// are single ones.
+pub(super) fn scaled(call: Call<'_>, [a, b, scales]: [&Tensor; 3], read: Bytes, result: &Tensor) -> Option<Part> {
     let ((m, k), (_, n)) = (matrix(a)?, matrix(b)?);
     let gemm = Gemm { batch: 1, m, n, k, layout: layout(orientation(a)?, orientation(b)?) };
     let mut part = gemm.part(call, a);
-    let read = places.filter_map(|at| call.tensor(at)).map(footprint);
-    (part.operator.read, part.operator.written) = (sum(read), footprint(result));
+    (part.operator.read, part.operator.written) = (read, footprint(result));
     part.variant += if scales.elements() > m { BLOCKS } else { ROWS };
     Some(part)
 }

@@ -4,7 +4,8 @@ use std::fmt::Write;
 use uniference_formats::operators::{Argument, Definition, Tensor};
 
 /// The canonical text of a definition: `aten::mm(f32[48,80],f32[80,112]/1,80)`. It omits the devices of tensors, and
-/// the strides of contiguous ones; a written tensor has `!`. Results follow from the arguments.
+/// the strides of contiguous ones; a written tensor has `!`. Results follow from the arguments, and their names from
+/// the schema.
 pub fn key(definition: &Definition) -> String {
     let mut text = format!("{}(", definition.name);
     for (index, argument) in definition.arguments.iter().enumerate() {
@@ -13,7 +14,7 @@ pub fn key(definition: &Definition) -> String {
         }
         write(&mut text, argument);
     }
-    // Trailing absent arguments are dropped.
+    // Trailing absent arguments are dropped, and the names of arguments.
     let length = text.trim_end_matches([',', '-']).len();
     text.truncate(length.max(definition.name.len() + 1));
     text.push(')');
@@ -47,6 +48,7 @@ fn write(text: &mut String, argument: &Argument) {
             text.push('}');
         }
         Argument::Other => text.push('?'),
+        Argument::Names(_) => {}
     }
 }
 

@@ -21,6 +21,7 @@ mod nothing;
 mod rows;
 mod sequences;
 mod serving;
+mod torch;
 
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ pub use kernel::values;
 pub use key::key;
 pub use lengths::Sequences;
 pub use sequences::{lengths_are_values, sequences, with_sequences};
+pub use serving::{missing_argument, stacks};
 
 use call::Call;
 use uniference_formats::operators::{Argument, Definition};
@@ -173,7 +175,7 @@ pub fn describe(definition: &Definition) -> Described {
         let named = serving::describe_kernel(call).map(|part| vec![part]);
         return named.or_else(|| kernel::describe_work(call)).map_or(Described::Unknown, Described::Parts);
     }
-    if is_of(&serving::NAMESPACES) {
+    if serving::stacks::is_of_stack(&definition.name) {
         return serving::describe(call).map_or(Described::Unknown, Described::Parts);
     }
     if !is_of(&["aten::", "fsdp::", "prims::"]) {

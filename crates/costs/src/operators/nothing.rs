@@ -1,9 +1,24 @@
 //! Owns operators that touch no data: views, memory without contents, queries of tensors.
 
+use super::torch::{self, Kind};
+
+/// Operators whose results may be their argument or a copy of it, so that their schemas mark them as views: a call that
+/// is recorded has copied.
+pub(super) const MAY_COPY: [&str; 8] = [
+    "_autocast_to_full_precision",
+    "_autocast_to_reduced_precision",
+    "coalesce",
+    "contiguous",
+    "pin_memory",
+    "resolve_conj",
+    "resolve_neg",
+    "to",
+];
+
 /// Whether an operator only reinterprets memory, reserves it, or reads a tensor's metadata.
 pub(super) fn is_nothing(name: &str) -> bool {
-    let name = name.strip_suffix('_').filter(|_| !name.ends_with("__")).unwrap_or(name);
-    name.starts_with("sym_")
+    (torch::kind(name, "") == Some(Kind::View) && !MAY_COPY.contains(&name))
+        || name.starts_with("sym_")
         || name.starts_with("is_")
         || name.starts_with("_assert")
         || name.starts_with("_functional_")
@@ -12,57 +27,12 @@ pub(super) fn is_nothing(name: &str) -> bool {
         || name.starts_with("_nested_view")
         || matches!(
             name,
-            "view"
-                | "_unsafe_view"
-                | "reshape"
-                | "_reshape_alias"
-                | "view_as"
-                | "reshape_as"
-                | "flatten"
-                | "unflatten"
-                | "ravel"
-                | "transpose"
-                | "t"
-                | "permute"
-                | "movedim"
-                | "moveaxis"
-                | "swapaxes"
-                | "swapdims"
-                | "numpy_T"
-                | "mT"
-                | "mH"
-                | "adjoint"
-                | "expand"
-                | "expand_as"
-                | "as_strided"
-                | "slice"
-                | "select"
-                | "narrow"
-                | "split"
-                | "split_with_sizes"
+            "_unsafe_view"
                 | "unsafe_split"
                 | "unsafe_split_with_sizes"
-                | "chunk"
                 | "unsafe_chunk"
-                | "tensor_split"
-                | "unbind"
-                | "unsqueeze"
-                | "squeeze"
-                | "detach"
-                | "alias"
-                | "view_as_real"
-                | "view_as_complex"
-                | "diagonal"
-                | "unfold"
-                | "real"
-                | "imag"
-                | "_conj"
-                | "conj"
-                | "_neg_view"
-                | "lift_fresh"
                 | "_view_as_real_physical"
                 | "broadcast_tensors"
-                | "broadcast_to"
                 | "atleast_1d"
                 | "atleast_2d"
                 | "atleast_3d"
@@ -74,9 +44,6 @@ pub(super) fn is_nothing(name: &str) -> bool {
                 | "empty_permuted"
                 | "empty_quantized"
                 | "_empty_affine_quantized"
-                | "resize"
-                | "resize_as"
-                | "set"
                 | "set_data"
                 | "_resize_output"
                 | "requires_grad"
@@ -100,13 +67,6 @@ pub(super) fn is_nothing(name: &str) -> bool {
                 | "_cudnn_init_dropout_state"
                 | "_sparse_coo_tensor_unsafe"
                 | "_coalesced"
-                | "_indices"
-                | "_values"
-                | "indices"
-                | "values"
-                | "_fw_primal"
-                | "_make_dual"
-                | "_unpack_dual"
                 | "_backward"
                 | "result_type"
                 | "can_cast"

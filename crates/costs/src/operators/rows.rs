@@ -2,6 +2,7 @@
 
 use super::Part;
 use super::call::{Call, footprint, product, sum};
+use super::torch::{self, Kind};
 use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, Pass, RowKind};
 
@@ -82,30 +83,10 @@ fn along(tensor: &Tensor, dimension: i64) -> u64 {
 
 fn others(call: Call<'_>) -> Option<Part> {
     let kind = match call.name {
-        "sum"
-        | "nansum"
-        | "mean"
-        | "nanmean"
-        | "prod"
-        | "amax"
-        | "amin"
-        | "max"
-        | "min"
-        | "aminmax"
+        // Reductions that torch does not tag.
+        "nanmean"
         | "_aminmax"
-        | "argmax"
-        | "argmin"
-        | "any"
-        | "all"
-        | "var"
-        | "std"
-        | "var_mean"
-        | "std_mean"
-        | "norm"
         | "native_norm"
-        | "linalg_vector_norm"
-        | "logsumexp"
-        | "count_nonzero"
         | "trace"
         | "equal"
         | "allclose"
@@ -138,6 +119,7 @@ fn others(call: Call<'_>) -> Option<Part> {
         | "_unique2" | "unique_dim" | "unique_consecutive" | "searchsorted" | "bucketize" | "multinomial" => {
             RowKind::Sort
         }
+        _ if torch::kind(call.name, call.overload) == Some(Kind::Reduction) => RowKind::Reduction,
         _ => return None,
     };
     let all = call.definition.arguments.iter().flat_map(uniference_formats::operators::Argument::tensors);

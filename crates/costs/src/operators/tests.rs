@@ -256,6 +256,40 @@ fn groups_of_a_grouped_product_do_not_change_its_operations() {
     assert_eq!(of(&[8, 12, 32], &[8, 32, 64], &[8, 12, 64]), 2 * 96 * 32 * 64);
 }
 
+/// Torch's tag of each operator decides its family, except for these.
+#[test]
+fn operators_that_torch_tags_are_costed_by_their_tags() {
+    const OTHERWISE: [(&str, &str, &str); 4] = [
+        ("_conj_physical", "copy", "it only moves the elements"),
+        ("clone", "copy", "it only moves the elements"),
+        ("equal", "reduction", "its result is one truth value"),
+        ("positive", "view", "its result is its argument"),
+    ];
+    let kind = |name: &str| {
+        let definition = definition(&format!("aten::{name}"), vec![tensor(&[8, 8])], vec![tensor(&[8, 8])]);
+        describe(&definition).kind()
+    };
+    let expected = |name: &str, tagged: &'static str| {
+        OTHERWISE.iter().find(|(other, ..)| *other == name).map_or(tagged, |(_, kind, _)| kind)
+    };
+    for (names, tagged) in [(torch::names::POINTWISE, "elementwise"), (torch::names::REDUCTIONS, "reduction")] {
+        assert!(names.is_sorted());
+        for name in names {
+            assert_eq!(kind(name), expected(name, tagged), "{name}");
+        }
+    }
+    assert!(torch::names::VIEWS.is_sorted() && torch::names::VIEW_COPIES.is_sorted());
+    for name in torch::names::VIEWS.iter().filter(|name| !nothing::MAY_COPY.contains(name)) {
+        assert_eq!(kind(name), "view", "{name}");
+    }
+    for name in torch::names::VIEW_COPIES.iter().filter(|name| !name.starts_with("_nested")) {
+        assert_eq!(kind(name), "copy", "{name}");
+    }
+    for (name, ..) in OTHERWISE {
+        assert!(torch::names::POINTWISE.contains(&name), "{name}");
+    }
+}
+
 #[test]
 fn operators_of_one_kind_are_known_by_their_beginnings_and_ends() {
     let kind = |name: &str| describe(&definition(name, vec![tensor(&[8, 8])], vec![tensor(&[8, 8])])).kind();

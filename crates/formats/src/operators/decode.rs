@@ -744,6 +744,7 @@ impl Bytes<'_> {
                 other => Err(Problem::Argument(other as u8)),
             })?),
             ArgumentTag::Other => Argument::Other,
+            ArgumentTag::Names => Argument::Names(self.text()?),
         })
     }
 

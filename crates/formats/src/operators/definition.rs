@@ -8,7 +8,7 @@ use uniference_sim::program::DType;
 pub struct Definition {
     /// `aten::add.Tensor`; without an overload `aten::mm`.
     pub name: String,
-    /// The arguments, in the order of the operator's schema.
+    /// The arguments, in the order of the operator's schema; [`Argument::Names`] may follow.
     pub arguments: Vec<Argument>,
     /// The results, in the order of the operator's schema: tensors, lists of tensors, or numbers.
     pub results: Vec<Argument>,
@@ -19,6 +19,12 @@ impl Definition {
     /// allocation for each of them.
     pub fn tensors(&self) -> impl Iterator<Item = &Tensor> {
         self.arguments.iter().chain(&self.results).flat_map(Argument::tensors)
+    }
+
+    /// Names of the arguments by the operator's schema, in order; `None`: they were not recorded.
+    pub fn argument_names(&self) -> Option<impl Iterator<Item = &str>> {
+        let Some(Argument::Names(names)) = self.arguments.last() else { return None };
+        Some(names.split(',').filter(|name| !name.is_empty()))
     }
 
     /// The name without namespace and overload: `add` of `aten::add.Tensor`.
@@ -49,6 +55,9 @@ pub enum Argument {
     Tensors(Vec<Option<Tensor>>),
     /// Anything else: a device, a generator, numbers that are no integers.
     Other,
+    /// Names of the arguments before it by the operator's schema, separated by commas: the last argument of operators
+    /// that are not part of torch. Streams of older versions lack it.
+    Names(String),
 }
 
 impl Argument {

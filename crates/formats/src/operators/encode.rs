@@ -219,11 +219,12 @@ impl Encoder {
             Argument::Tensor(_) => ArgumentTag::Tensor,
             Argument::Tensors(_) => ArgumentTag::Tensors,
             Argument::Other => ArgumentTag::Other,
+            Argument::Names(_) => ArgumentTag::Names,
         };
         self.bytes.push(byte as u8);
         match value {
             Argument::Int(value) => self.integer(*value),
-            Argument::Text(text) => self.text(text),
+            Argument::Text(text) | Argument::Names(text) => self.text(text),
             Argument::Ints(values) => {
                 self.number(values.len() as u64);
                 values.iter().for_each(|value| self.integer(*value));

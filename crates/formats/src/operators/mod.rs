@@ -97,6 +97,7 @@
 //! | 7 | a tensor | tensor |
 //! | 8 | a list of tensors | number of elements; each 0 for none, or 7 and a tensor |
 //! | 9 | anything else | |
+//! | 10 | the names of the arguments before it, in the order of the schema: the last argument of operators that are not part of torch | text: names, separated by commas |
 //!
 //! A tensor is a byte for the type of its elements (`c10::ScalarType`), a byte for where it is (`c10::DeviceType`), a byte that is 1 if the
 //! operator writes to it, the number of its dimensions, its sizes (numbers) and its strides (integers, in elements). The arguments of

@@ -432,6 +432,7 @@ fn any_argument() -> impl Strategy<Value = Argument> {
         any_tensor().prop_map(Argument::Tensor),
         prop::collection::vec(prop::option::of(any_tensor()), 0..4).prop_map(Argument::Tensors),
         Just(Argument::Other),
+        any::<String>().prop_map(Argument::Names),
     ]
 }
 

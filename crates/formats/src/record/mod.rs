@@ -29,7 +29,7 @@ use uniference_sim::replay::RecordedStep;
 /// First bytes of a record; a byte with the version of the format follows.
 const MAGIC: [u8; 7] = *b"UNIREC\n";
 /// The version that is written. Older versions are read, too.
-const VERSION: u8 = 12;
+const VERSION: u8 = 13;
 /// The newest version of records whose operator streams have the older format.
 const OLD_OPERATORS: u8 = 11;
 /// Maximum length of a frame: the longest steps list a few numbers for each rank.

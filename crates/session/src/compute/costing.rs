@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 use std::sync::Arc;
 use uniference_costs::model::Coming;
+use uniference_costs::operators::stacks::is_of_stack;
 use uniference_costs::operators::{Sequences, sequences};
 use uniference_formats::operators::{
     Autograd, CopyKind, Decoder, Definition, Entry, Invalid, Line, MemoryKind, Place, Reading, StreamEntry, Tensor,
@@ -124,6 +125,8 @@ pub(crate) struct Costed {
     /// Subject of the figures, if that differs from the program that ran.
     pub(crate) headline: Option<String>,
     pub(crate) warnings: Vec<String>,
+    /// Costed operators and kernels of serving stacks.
+    pub(crate) of_stacks: BTreeSet<String>,
 }
 
 impl Costing {
@@ -227,6 +230,9 @@ impl Costing {
             costed.modelled.push(costing.plan.way == Way::Modelled);
             costed.rows.extend(costing.rows(rank));
             costed.spreads.push(costing.spreads());
+            let names = costing.ran().filter(|_| costing.plan.way == Way::Modelled);
+            let names = names.filter_map(|cost| costing.name(cost.what));
+            costed.of_stacks.extend(names.filter(|name| is_of_stack(name)).map(str::to_owned));
         }
         costed.warnings.extend(self.outdated.take());
         costed.warnings.extend(self.remarks());

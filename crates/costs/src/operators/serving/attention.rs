@@ -9,6 +9,7 @@
 use super::super::call::{Call, product};
 use super::super::lengths::{KvSplits, Lengths, Mask, Queries, Sequences};
 use super::super::{Part, flops};
+use super::arguments::Arguments;
 use uniference_formats::operators::{Argument, Tensor};
 use uniference_sim::device::{Family, Pass};
 use uniference_sim::time::Bytes;
@@ -22,47 +23,74 @@ const OPERATORS: [&str; 5] = [
     "_C::sm100_cutlass_mla_decode",
 ];
 
-/// Positions of the arguments with sequence lengths, and of the causal flag.
-#[derive(Default)]
-struct Places {
-    /// The cumulative lengths of the queries; `None`: all sequences have equally many.
-    borders: Option<usize>,
-    /// The cumulative lengths of the keys; `None`: the operator has no such argument.
-    key_borders: Option<usize>,
+/// Names of the arguments with tensors of queries and keys, with sequence lengths, and with the mask.
+struct Names {
+    query: &'static str,
+    /// The second part of the queries.
+    query_rest: Option<&'static str>,
+    keys: &'static str,
+    /// `None`: a value is part of its key.
+    values: Option<&'static str>,
+    /// The cumulative lengths of the queries and of the keys; `None`: all sequences have equally many queries.
+    borders: Option<[&'static str; 2]>,
     /// The number of keys of each sequence.
-    used_keys: usize,
-    /// The page table.
-    pages: usize,
-    longest_keys: Option<usize>,
-    causal: Option<usize>,
-    /// The window's size to the left; its size to the right is the next argument.
-    window: Option<usize>,
+    used_keys: &'static str,
+    pages: &'static str,
+    longest_keys: Option<&'static str>,
+    causal: Option<&'static str>,
+    /// The window's sizes to the left and to the right.
+    window: Option<[&'static str; 2]>,
 }
 
-impl Places {
-    fn mask(&self, call: Call<'_>) -> Mask {
-        let side = |further: usize| self.window.and_then(|window| call.int(window + further));
-        Mask::of(self.causal.is_some_and(|place| call.flag(place)), side(0), side(1), true)
+const FLASH: Names = Names {
+    query: "q",
+    query_rest: None,
+    keys: "k",
+    values: Some("v"),
+    borders: Some(["cu_seqlens_q", "cu_seqlens_k"]),
+    used_keys: "seqused_k",
+    pages: "block_table",
+    longest_keys: Some("max_seqlen_k"),
+    causal: Some("is_causal"),
+    window: Some(["window_size_left", "window_size_right"]),
+};
+
+const LATENT: Names = Names {
+    query: "q",
+    query_rest: None,
+    keys: "kcache",
+    values: None,
+    borders: None,
+    used_keys: "seqlens_k",
+    pages: "block_table",
+    longest_keys: None,
+    causal: Some("is_causal"),
+    window: None,
+};
+
+/// The names of an operator's arguments, by its name without a namespace.
+fn names(name: &str) -> Option<Names> {
+    match name {
+        "varlen_fwd" => Some(FLASH),
+        "fwd" => Some(Names { query_rest: Some("q_v"), pages: "page_table", ..FLASH }),
+        "dense_decode_fwd" => Some(LATENT),
+        "sm100_cutlass_mla_decode" => Some(Names {
+            query: "q_nope",
+            query_rest: Some("q_pe"),
+            keys: "kv_c_and_k_pe_cache",
+            used_keys: "seq_lens",
+            pages: "page_table",
+            causal: None,
+            ..LATENT
+        }),
+        _ => None,
     }
 }
 
-/// The positions in an operator's arguments, by its name without a namespace.
-fn places(name: &str) -> Option<Places> {
-    let flash = |borders, key_borders, used_keys, pages, longest_keys, causal, window| Places {
-        borders: Some(borders),
-        key_borders: Some(key_borders),
-        used_keys,
-        pages,
-        longest_keys: Some(longest_keys),
-        causal: Some(causal),
-        window: Some(window),
-    };
-    match name {
-        "varlen_fwd" => Some(flash(4, 5, 6, 8, 11, 15, 16)),
-        "fwd" => Some(flash(7, 8, 11, 14, 13, 24, 25)),
-        "dense_decode_fwd" => Some(Places { used_keys: 3, pages: 4, causal: Some(6), ..Places::default() }),
-        "sm100_cutlass_mla_decode" => Some(Places { used_keys: 5, pages: 6, ..Places::default() }),
-        _ => None,
+impl Names {
+    fn mask(&self, given: &Arguments<'_>) -> Mask {
+        let side = |side: usize| self.window.and_then(|window| given.int(window[side]));
+        Mask::of(self.causal.is_some_and(|name| given.flag(name)), side(0), side(1), true)
     }
 }
 
@@ -90,70 +118,68 @@ struct Extent {
 }
 
 impl<'a> Shape<'a> {
-    fn of(call: Call<'a>) -> Option<(Shape<'a>, Extent)> {
+    fn of(given: &Arguments<'a>, names: &Names) -> Option<(Shape<'a>, Extent)> {
         let width = |tensor: &Tensor| tensor.sizes.last().copied();
-        // Positions of queries, of their second part, of keys and of values.
-        let [query, more, cache, values] = match call.name {
-            "varlen_fwd" => [0, usize::MAX, 1, 2],
-            "fwd" => [0, 5, 1, 2],
-            "dense_decode_fwd" => [0, usize::MAX, 1, usize::MAX],
-            "sm100_cutlass_mla_decode" => [2, 3, 4, usize::MAX],
-            _ => return None,
-        };
-        let (query, more, cache) = (call.tensor(query)?, call.tensor(more), call.tensor(cache)?);
+        let (query, cache) = (given.tensor(names.query)?, given.tensor(names.keys)?);
+        let more = names.query_rest.and_then(|name| given.tensor(name));
         let [.., heads, terms] = query.sizes[..] else { return None };
         let score = terms.saturating_add(more.map_or(Some(0), width)?);
         let tokens = query.elements().checked_div(heads.saturating_mul(terms))?;
         let batch = *query.sizes.first()?;
         // CUTLASS's pages of latent vectors have no dimension of heads.
-        let headless = call.name == "sm100_cutlass_mla_decode";
+        let headless = given.call.name == "sm100_cutlass_mla_decode";
         let from_the_end = |place: usize| cache.sizes.iter().nth_back(place).copied();
         let (key_heads, page) = if headless { (1, from_the_end(1)?) } else { (from_the_end(1)?, from_the_end(2)?) };
-        let (value, stored) = match call.tensor(values) {
+        let (value, stored) = match names.values.and_then(|name| given.tensor(name)) {
             Some(values) => (width(values)?, width(cache)?.saturating_add(width(values)?)),
             None if headless => (terms, width(cache)?),
-            None => (u64::try_from(call.int(2)?).ok()?, width(cache)?),
+            None => (given.size("head_size_v")?, width(cache)?),
         };
         Some((Shape { heads, query, cache, key_heads, score, value, stored }, Extent { tokens, batch, page }))
     }
 }
 
 /// Arguments with the sequence lengths of a call.
-pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
-    if !OPERATORS.contains(&call.definition.name.as_str()) {
+pub(super) fn lengths(given: &Arguments<'_>) -> Option<Lengths> {
+    if !OPERATORS.contains(&given.call.definition.name.as_str()) {
         return None;
     }
-    let places = places(call.name)?;
-    let queries = match places.borders {
-        Some(borders) => Queries::Borders(borders),
+    let names = names(given.call.name)?;
+    let queries = match names.borders {
+        Some([borders, _]) => Queries::Borders(given.place(borders)?),
         None => {
-            let (_, Extent { tokens, batch, .. }) = Shape::of(call)?;
+            let (_, Extent { tokens, batch, .. }) = Shape::of(given, &names)?;
             Queries::Each { queries: tokens.checked_div(batch)?, sequences: batch }
         }
     };
     Some(Lengths {
         queries,
-        key_borders: places.key_borders,
-        used_keys: Some(places.used_keys),
+        key_borders: names.borders.and_then(|[_, borders]| given.place(borders)),
+        used_keys: Some(given.place(names.used_keys)?),
         before_queries: false,
         may_be_empty: false,
-        mask: places.mask(call),
+        mask: names.mask(given),
         splits: KvSplits::ONE,
     })
 }
 
 /// The part of a call without values. Each sequence has the maximum number of keys, if there is a page table; else the
 /// cache's keys are packed, and all count.
-pub(super) fn describe(call: Call<'_>) -> Option<Part> {
-    let (places, (shape, extent)) = (places(call.name)?, Shape::of(call)?);
-    let batch = match places.borders.and_then(|place| call.tensor(place)) {
+pub(super) fn describe(given: &Arguments<'_>) -> Option<Part> {
+    let names = names(given.call.name)?;
+    // An operator without an argument for lengths would be described without values even if they are known.
+    for name in names.borders.into_iter().flatten().chain([names.used_keys]) {
+        given.place(name)?;
+    }
+    let (shape, extent) = Shape::of(given, &names)?;
+    let batch = match names.borders.and_then(|[borders, _]| given.tensor(borders)) {
         Some(borders) => borders.elements().saturating_sub(1).max(1),
         None => extent.batch,
     };
     if batch == 0 {
-        return Some(Part::idle(call));
+        return Some(Part::idle(given.call));
     }
-    let keys = match (call.tensor(places.pages), places.longest_keys.and_then(|place| call.argument(place))) {
+    let keys = match (given.tensor(names.pages), names.longest_keys.and_then(|name| given.get(name))) {
         (Some(_), Some(Argument::Int(longest))) => u64::try_from(*longest).ok()?,
         // The number of slots in the pages that a sequence may have.
         (Some(pages), _) => pages.sizes.last()?.saturating_mul(extent.page),
@@ -162,15 +188,16 @@ pub(super) fn describe(call: Call<'_>) -> Option<Part> {
             shape.cache.elements().checked_div(of_a_key)?.div_ceil(batch)
         }
     };
-    let mask = places.mask(call);
+    let mask = names.mask(given);
     let group = Sequences::equal(batch, extent.tokens.div_ceil(batch), keys, mask, 1);
     // The lengths, rounded up, may exceed the number of queries.
-    Some(attend(call, mask, &shape, &Sequences { queries: extent.tokens, ..group }))
+    Some(attend(given.call, mask, &shape, &Sequences { queries: extent.tokens, ..group }))
 }
 
 /// The part of an attention call over these sequences.
-pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
-    Some(attend(call, places(call.name)?.mask(call), &Shape::of(call)?.0, group))
+pub(super) fn attended(given: &Arguments<'_>, group: &Sequences) -> Option<Part> {
+    let names = names(given.call.name)?;
+    Some(attend(given.call, names.mask(given), &Shape::of(given, &names)?.0, group))
 }
 
 /// Attention, costed as over sequences of one length with as much work.

@@ -1,42 +1,54 @@
-//! Owns operators of vLLM and SGLang with kernels of their own, and their Triton kernels. The arguments follow the
-//! schemas that their extensions register (vLLM 0.33.0, SGLang 0.5.23, with FlashMLA and DeepGEMM as vLLM ships them).
-//! Results are arguments, often the first one.
+//! Owns operators of vLLM and SGLang with kernels of their own, and their Triton kernels. Arguments are read by their
+//! names; `stacks` has the packages, and the versions whose schemas were checked. Results are arguments, often the
+//! first one.
 //!
 //! An argument is a whole KV cache, of which a call reads or writes little: the amount does not follow from its size.
 
+mod arguments;
 mod attention;
 mod kernels;
 mod products;
+pub mod stacks;
 #[cfg(test)]
 mod tests;
 
 use super::call::{Call, footprint, product, sum};
 use super::lengths::{Lengths, Sequences};
 use super::{Part, kernel};
-use uniference_formats::operators::Tensor;
+use arguments::Arguments;
+use uniference_formats::operators::{Definition, Tensor};
 use uniference_sim::device::{Family, FlatKind, Pass, RowKind};
 use uniference_sim::time::Bytes;
 
-/// Namespaces of the operators of vLLM, SGLang and their libraries.
-pub(super) const NAMESPACES: [&str; 9] = [
-    "_C::",
-    "_C_cache_ops::",
-    "_moe_C::",
-    "_vllm_fa2_C::",
-    "_vllm_fa3_C::",
-    "_flashmla_C::",
-    "deep_gemm::",
-    "sgl_kernel::",
-    "sglang::",
-];
-
+/// The part of an extension's operator. `None`: it is not described, or its schema lacks an argument that the
+/// description reads.
 pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
-    let found = products::describe(call)
-        .or_else(|| attention::describe(call))
-        .or_else(|| rows(call))
-        .or_else(|| elements(call))
-        .or_else(|| cached(call));
-    Some(vec![found?])
+    by_name(call, part).map(|part| vec![part])
+}
+
+/// The result of a description, unless it asked for an argument that the operator's schema lacks.
+fn by_name<'a, T>(call: Call<'a>, describe: impl FnOnce(&Arguments<'a>) -> Option<T>) -> Option<T> {
+    let given = Arguments::of(call)?;
+    let found = describe(&given);
+    found.filter(|_| given.missing().is_none())
+}
+
+/// The argument that an operator's description reads and that the operator's schema lacks.
+pub fn missing_argument(definition: &Definition) -> Option<&'static str> {
+    if !stacks::is_of_stack(&definition.name) {
+        return None;
+    }
+    let given = Arguments::of(Call::new(definition))?;
+    part(&given);
+    given.missing()
+}
+
+fn part(given: &Arguments<'_>) -> Option<Part> {
+    products::describe(given)
+        .or_else(|| attention::describe(given))
+        .or_else(|| rows(given))
+        .or_else(|| elements(given))
+        .or_else(|| cached(given))
 }
 
 /// The part of a Triton kernel, by the names of its arguments. `None`: its arithmetic is unknown.
@@ -59,38 +71,51 @@ fn is_kernel(call: Call<'_>) -> bool {
 
 /// Arguments with the sequence lengths of a call, if its work depends on them.
 pub(super) fn lengths(call: Call<'_>) -> Option<Lengths> {
-    if is_kernel(call) { kernels::lengths(call) } else { attention::lengths(call) }
+    if is_kernel(call) { kernels::lengths(call) } else { by_name(call, attention::lengths) }
 }
 
 /// The part of a call over these sequences.
 pub(super) fn attended(call: Call<'_>, group: &Sequences) -> Option<Part> {
-    if is_kernel(call) { kernels::attended(call, group) } else { attention::attended(call, group) }
+    if is_kernel(call) {
+        kernels::attended(call, group)
+    } else {
+        by_name(call, |given| attention::attended(given, group))
+    }
 }
 
 /// Operators along rows.
-fn rows(call: Call<'_>) -> Option<Part> {
-    let normalization = |read: &[usize], written: &[usize]| row_by_row(call, RowKind::Normalization, read, written);
-    let softmax = |read: &[usize], written: &[usize]| row_by_row(call, RowKind::Softmax, read, written);
-    let in_sglang = call.definition.name.starts_with("sgl");
+fn rows(given: &Arguments<'_>) -> Option<Part> {
+    let normalization =
+        |read: &[&'static str], written: &[&'static str]| row_by_row(given, RowKind::Normalization, read, written);
+    let call = given.call;
     match call.name {
         // The operator that is compiled at its first call has its result last, if it has one.
         "rmsnorm" if call.definition.name.starts_with("sglang::") => {
-            normalization(&[0, 1], if call.tensor(2).is_some() { &[2] } else { &[0] })
+            normalization(&["input", "weight"], if given.tensor("out").is_some() { &["out"] } else { &["input"] })
         }
-        "rms_norm" | "rms_norm_static_fp8_quant" | "rmsnorm" | "gemma_rmsnorm" => normalization(&[1, 2], &[0]),
-        "fused_add_rms_norm" | "fused_add_rmsnorm" | "gemma_fused_add_rmsnorm" => normalization(&[0, 1, 2], &[0, 1]),
-        "fused_add_rms_norm_static_fp8_quant" => normalization(&[1, 2, 3], &[0, 2]),
+        "rms_norm" | "rms_norm_static_fp8_quant" => normalization(&["input", "weight"], &["result"]),
+        "rmsnorm" | "gemma_rmsnorm" => normalization(&["input", "weight"], &["output"]),
+        "fused_add_rms_norm" | "fused_add_rmsnorm" | "gemma_fused_add_rmsnorm" => {
+            normalization(&["input", "residual", "weight"], &["input", "residual"])
+        }
+        "fused_add_rms_norm_static_fp8_quant" => {
+            normalization(&["input", "residual", "weight"], &["result", "residual"])
+        }
         // The scales are results, and so is the normalized sum, if there is one.
-        "rms_norm_dynamic_per_token_quant" | "rms_norm_per_block_quant" => normalization(&[1, 2, 6], &[0, 3, 6]),
+        "rms_norm_dynamic_per_token_quant" | "rms_norm_per_block_quant" => {
+            normalization(&["input", "weight", "residual"], &["result", "scale", "residual"])
+        }
         // Each head of queries and keys is a row.
-        "fused_inplace_qknorm" => heads(call, &[0, 1], call.tensor(2)?.elements()),
-        "fused_qk_norm_rope" => joined_heads(call, 1),
-        "fused_qk_norm_rope_out" => joined_heads(call, 4),
-        // Expert selection per token: a softmax over its scores, and the maximum.
-        "topk_softmax" | "topk_sigmoid" if in_sglang => softmax(&[2], &[0, 1]),
-        "topk_softmax" | "topk_sigmoid" => softmax(&[3], &[0, 1, 2]),
+        "fused_inplace_qknorm" => heads(given, &["q", "k"], given.tensor("q_weight")?.elements()),
+        "fused_qk_norm_rope" | "fused_qk_norm_rope_out" => joined_heads(given),
+        // Expert selection per token: a softmax over its scores, and the maximum. vLLM's operators have a third result.
+        "topk_softmax" | "topk_sigmoid" => {
+            let written = ["topk_weights", "topk_indices", "token_expert_indices"];
+            let count = if given.has(written[2]) { 3 } else { 2 };
+            row_by_row(given, RowKind::Softmax, &["gating_output"], &written[..count])
+        }
         "grouped_topk" | "moe_fused_gate" => {
-            let scores = call.tensor(0)?;
+            let scores = given.tensor("scores")?;
             let columns = *scores.sizes.last()?;
             let written = bytes((0..2).map(|at| call.result(at)));
             Some(in_rows(call, RowKind::Softmax, scores, columns, footprint(scores), written))
@@ -100,8 +125,8 @@ fn rows(call: Call<'_>) -> Option<Part> {
 }
 
 /// Elementwise operators.
-fn elements(call: Call<'_>) -> Option<Part> {
-    match call.name {
+fn elements(given: &Arguments<'_>) -> Option<Part> {
+    match given.call.name {
         "silu_and_mul"
         | "mul_and_silu"
         | "gelu_and_mul"
@@ -115,32 +140,37 @@ fn elements(call: Call<'_>) -> Option<Part> {
         | "swigluoai_and_mul"
         | "silu_and_mul_quant"
         | "silu_and_mul_per_block_quant"
-        | "silu_and_mul_with_clamp" => activation(call, 0, 1),
-        "silu_and_mul_nvfp4_quant" => activation(call, 0, 2),
-        "_run_activation_inplace" => activation(call, 2, 1),
+        | "silu_and_mul_with_clamp"
+        | "silu_and_mul_nvfp4_quant"
+        | "_run_activation_inplace" => activation(given),
         "static_scaled_fp8_quant"
         | "dynamic_per_token_scaled_fp8_quant"
         | "static_scaled_int8_quant"
-        | "dynamic_scaled_int8_quant" => quantization(call, [1, 0, 2], 1),
+        | "dynamic_scaled_int8_quant" => quantization(given, ["result", "scale"], 1),
         // The operator finds the maximum first.
-        "dynamic_scaled_fp8_quant" => quantization(call, [1, 0, 2], 2),
+        "dynamic_scaled_fp8_quant" => quantization(given, ["result", "scale"], 2),
         "per_token_group_fp8_quant"
-        | "per_token_group_fp8_quant_packed"
         | "per_token_group_quant_int8"
         | "per_token_group_quant_8bit_v2"
         | "sgl_per_token_group_quant_8bit"
         | "sgl_per_token_group_quant_8bit_v2"
-        | "sgl_per_token_quant_fp8" => quantization(call, [0, 1, 2], 1),
+        | "sgl_per_token_quant_fp8" => quantization(given, ["output_q", "output_s"], 1),
+        "per_token_group_fp8_quant_packed" => quantization(given, ["output_q", "output_s_packed"], 1),
         // Result and scales are arguments, or the operator's results.
         "per_token_group_quant" => {
-            let input = call.tensor(0)?;
-            let found = |at: usize| call.tensor(at + 1).or_else(|| call.result(at));
-            Some(flat(call, FlatKind::Copy, input, footprint(input), bytes([found(0), found(1)])))
+            let input = given.tensor("input")?;
+            let found = |name, at: usize| given.tensor(name).or_else(|| given.call.result(at));
+            let written = bytes([found("output_q", 0), found("output_s", 1)]);
+            Some(flat(given.call, FlatKind::Copy, input, footprint(input), written))
         }
-        "vocab_parallel_embedding" => gathered(call),
-        "moe_sum" | "moe_sum_reduce" => summed(call),
-        "rotary_embedding" => rotation(call, [1, 2], 0, 4),
-        "apply_rope_inplace" => rotation(call, [0, 1], 3, 2),
+        "vocab_parallel_embedding" => gathered(given),
+        // The sum of the results of a token's experts.
+        "moe_sum" | "moe_sum_reduce" => {
+            let (input, result) = (given.tensor("input")?, given.tensor("output")?);
+            Some(flat(given.call, FlatKind::Elementwise, input, footprint(input), footprint(result)))
+        }
+        "rotary_embedding" => rotation(given, ["query", "key"]),
+        "apply_rope_inplace" => rotation(given, ["q", "k"]),
         // Sorting few numbers, and merging vectors, are described by their memory traffic.
         "moe_align_block_size"
         | "get_scheduler_metadata"
@@ -151,21 +181,24 @@ fn elements(call: Call<'_>) -> Option<Part> {
         | "concat_mla_absorb_q"
         | "moe_permute"
         | "moe_unpermute"
-        | "shuffle_rows" => passed(call),
+        | "shuffle_rows" => passed(given.call),
         _ => None,
     }
 }
 
 /// Operators that read or write slots of a cache.
-fn cached(call: Call<'_>) -> Option<Part> {
-    match call.name {
-        "reshape_and_cache" | "reshape_and_cache_flash" | "store_cache" => caching(call, [0, 1], 2, 4),
-        "concat_and_cache_mla" => caching(call, [0, 1], 2, 3),
-        "concat_and_cache_mla_rope_fused" => rotated(call, [1, 2], [2, 3], 0, 4, 7),
-        "apply_rope_inplace_with_kvcache" => rotated(call, [0, 1], [1, 2], 6, 5, 3),
+fn cached(given: &Arguments<'_>) -> Option<Part> {
+    match given.call.name {
+        "reshape_and_cache" | "reshape_and_cache_flash" => {
+            caching(given, ["key", "value"], "key_cache", "slot_mapping")
+        }
+        "store_cache" => caching(given, ["k", "v"], "k_cache", "indices"),
+        "concat_and_cache_mla" => caching(given, ["kv_c", "k_pe"], "kv_cache", "slot_mapping"),
+        "concat_and_cache_mla_rope_fused" => rotated(given, ["q_pe", "k_pe"], "kv_c", "kv_cache"),
+        "apply_rope_inplace_with_kvcache" => rotated(given, ["q", "k"], "v", "k_cache"),
         // This operator's workspace has room for more vectors.
-        "gather_and_maybe_dequant_cache" => fetched(call, u64::try_from(call.int(5)?).ok()?),
-        "cp_gather_cache" => fetched(call, *call.tensor(1)?.sizes.first()?),
+        "gather_and_maybe_dequant_cache" => fetched(given, given.size("num_tokens")?),
+        "cp_gather_cache" => fetched(given, *given.tensor("dst")?.sizes.first()?),
         _ => None,
     }
 }
@@ -179,38 +212,38 @@ fn flat(call: Call<'_>, kind: FlatKind, of: &Tensor, read: Bytes, written: Bytes
 }
 
 /// An operator along the rows of the first argument in `read`.
-fn row_by_row(call: Call<'_>, kind: RowKind, read: &[usize], written: &[usize]) -> Option<Part> {
-    let of = call.tensor(*read.first()?)?;
-    let all = |places: &[usize]| bytes(places.iter().map(|at| call.tensor(*at)));
-    Some(in_rows(call, kind, of, *of.sizes.last()?, all(read), all(written)))
+fn row_by_row(given: &Arguments<'_>, kind: RowKind, read: &[&'static str], written: &[&'static str]) -> Option<Part> {
+    let of = given.tensor(read.first()?)?;
+    let [read, written] = [read, written].map(|names| bytes(given.tensors(names)));
+    Some(in_rows(given.call, kind, of, *of.sizes.last()?, read, written))
 }
 
 /// Normalization in place of tensors whose heads have `width` elements.
-fn heads(call: Call<'_>, places: &[usize], width: u64) -> Option<Part> {
-    let all = || places.iter().map(|at| call.tensor(*at));
-    let elements = all().flatten().map(Tensor::elements).fold(0, u64::saturating_add);
-    let first = all().next()??;
+fn heads(given: &Arguments<'_>, names: &[&'static str], width: u64) -> Option<Part> {
+    let all = given.tensors(names);
+    let elements = all.iter().flatten().map(|tensor| tensor.elements()).fold(0, u64::saturating_add);
+    let first = (*all.first()?)?;
     let family = Family::Rows {
         kind: RowKind::Normalization,
         pass: Pass::Forward,
         rows: elements.checked_div(width)?,
         columns: width,
     };
-    Some(Part::inside(family, first.dtype.dtype(), 0, bytes(all()), bytes(all()), call.name))
+    let moved = bytes(all);
+    Some(Part::inside(family, first.dtype.dtype(), 0, moved, moved, given.call.name))
 }
 
-/// Normalization of queries and keys that share a tensor with the values, which are not touched; the numbers of heads
-/// and their width begin at `sizes`.
-fn joined_heads(call: Call<'_>, sizes: usize) -> Option<Part> {
-    let all = call.tensor(0)?;
-    let number = |at: usize| u64::try_from(call.int(sizes + at)?).ok();
-    let [queries, keys, values, width] = [number(0)?, number(1)?, number(2)?, number(3)?];
+/// Normalization of queries and keys that share a tensor with the values, which are not touched.
+fn joined_heads(given: &Arguments<'_>) -> Option<Part> {
+    let all = given.tensor("qkv")?;
+    let [queries, keys] = [given.size("num_heads_q")?, given.size("num_heads_k")?];
+    let [values, width] = [given.size("num_heads_v")?, given.size("head_dim")?];
     let turned = queries.saturating_add(keys);
     let tokens = all.elements().checked_div(product(&[turned.saturating_add(values), width]))?;
     let rows = product(&[tokens, turned]);
     let moved = Bytes(product(&[rows, width, all.dtype.bytes()]));
     let family = Family::Rows { kind: RowKind::Normalization, pass: Pass::Forward, rows, columns: width };
-    Some(Part::inside(family, all.dtype.dtype(), 0, moved, moved, call.name))
+    Some(Part::inside(family, all.dtype.dtype(), 0, moved, moved, given.call.name))
 }
 
 fn in_rows(call: Call<'_>, kind: RowKind, of: &Tensor, columns: u64, read: Bytes, written: Bytes) -> Part {
@@ -227,75 +260,67 @@ fn passed(call: Call<'_>) -> Option<Part> {
     Some(flat(call, FlatKind::Copy, of, read, written))
 }
 
-/// An activation, by the positions of the result and of the input.
-fn activation(call: Call<'_>, result: usize, input: usize) -> Option<Part> {
-    let (result, input) = (call.tensor(result)?, call.tensor(input)?);
-    Some(flat(call, FlatKind::Elementwise, result, footprint(input), footprint(result)))
+fn activation(given: &Arguments<'_>) -> Option<Part> {
+    let (result, input) = (given.tensor(given.either(&["out", "result"]))?, given.tensor("input")?);
+    Some(flat(given.call, FlatKind::Elementwise, result, footprint(input), footprint(result)))
 }
 
-/// A quantization, by the positions of the input, of the result and of its scales, which may be given; the input is
-/// read `times` times.
-fn quantization(call: Call<'_>, [input, result, scales]: [usize; 3], times: u64) -> Option<Part> {
-    let (from, to) = (call.tensor(input)?, call.tensor(result)?);
+/// A quantization of `input`, by the names of the result and of its scales, which may be given; the input is read
+/// `times` times.
+fn quantization(given: &Arguments<'_>, [result, scales]: [&'static str; 2], times: u64) -> Option<Part> {
+    let (from, to) = (given.tensor("input")?, given.tensor(result)?);
     let read = Bytes(footprint(from).0.saturating_mul(times));
-    let found = call.tensor(scales).filter(|scales| scales.written);
-    Some(flat(call, FlatKind::Copy, from, read, bytes([Some(to), found])))
+    let found = given.tensor(scales).filter(|scales| scales.written);
+    Some(flat(given.call, FlatKind::Copy, from, read, bytes([Some(to), found])))
 }
 
 /// An embedding lookup: only the rows of the weight table that the indices name are read.
-fn gathered(call: Call<'_>) -> Option<Part> {
-    let (result, numbers) = (call.tensor(0)?, call.tensor(1)?);
-    Some(flat(call, FlatKind::Gather, result, bytes([Some(result), Some(numbers)]), footprint(result)))
-}
-
-/// The sum of the results of a token's experts.
-fn summed(call: Call<'_>) -> Option<Part> {
-    let (input, result) = (call.tensor(0)?, call.tensor(1)?);
-    Some(flat(call, FlatKind::Elementwise, input, footprint(input), footprint(result)))
+fn gathered(given: &Arguments<'_>) -> Option<Part> {
+    let (result, numbers) = (given.tensor("out")?, given.tensor("input_ids")?);
+    Some(flat(given.call, FlatKind::Gather, result, bytes([Some(result), Some(numbers)]), footprint(result)))
 }
 
 /// A rotary embedding: only the rows of the angle table that the positions name are read.
-fn rotation(call: Call<'_>, [query, key]: [usize; 2], positions: usize, table: usize) -> Option<Part> {
-    let (query, key) = (call.tensor(query)?, call.tensor(key));
-    let (positions, table) = (call.tensor(positions)?, call.tensor(table)?);
+fn rotation(given: &Arguments<'_>, [query, key]: [&'static str; 2]) -> Option<Part> {
+    let (query, key) = (given.tensor(query)?, given.tensor(key));
+    let (positions, table) = (given.tensor("positions")?, given.tensor("cos_sin_cache")?);
     let turned = bytes([Some(query), key]);
     let angles = product(&[positions.elements(), *table.sizes.last()?, table.dtype.bytes()]);
     let read = sum([turned, footprint(positions), Bytes(angles)].into_iter());
-    Some(flat(call, FlatKind::Elementwise, query, read, turned))
+    Some(flat(given.call, FlatKind::Elementwise, query, read, turned))
 }
 
-/// A write of keys and values to slots of the cache, in its type, by the positions of both, of the cache and of the
-/// slot indices.
-fn caching(call: Call<'_>, vectors: [usize; 2], cache: usize, slots: usize) -> Option<Part> {
-    let ([key, value], cache) = ([call.tensor(vectors[0])?, call.tensor(vectors[1])?], call.tensor(cache)?);
+/// A write of keys and values to slots of the cache, in its type.
+fn caching(
+    given: &Arguments<'_>,
+    [key, value]: [&'static str; 2],
+    cache: &'static str,
+    slots: &'static str,
+) -> Option<Part> {
+    let (key, value, cache) = (given.tensor(key)?, given.tensor(value)?, given.tensor(cache)?);
     let elements = key.elements().saturating_add(value.elements());
     let written = Bytes(elements.saturating_mul(cache.dtype.bytes()));
-    Some(flat(call, FlatKind::Copy, key, bytes([Some(key), Some(value), call.tensor(slots)]), written))
+    let read = bytes([Some(key), Some(value), given.tensor(slots)]);
+    Some(flat(given.call, FlatKind::Copy, key, read, written))
 }
 
-/// Copies `vectors` vectors of the cache (argument 0), in its type, into rows of argument 1.
-fn fetched(call: Call<'_>, vectors: u64) -> Option<Part> {
-    let (cache, to) = (call.tensor(0)?, call.tensor(1)?);
+/// Copies `vectors` vectors of the cache, in its type, into rows of `dst`.
+fn fetched(given: &Arguments<'_>, vectors: u64) -> Option<Part> {
+    let (cache, to) = (given.tensor("src_cache")?, given.tensor("dst")?);
     let elements = vectors.saturating_mul(*to.sizes.last()?);
     let of = |tensor: &Tensor| Bytes(elements.saturating_mul(tensor.dtype.bytes()));
     let family = Family::Flat { kind: FlatKind::Gather, elements };
-    Some(Part::inside(family, to.dtype.dtype(), 0, of(cache), of(to), call.name))
+    Some(Part::inside(family, to.dtype.dtype(), 0, of(cache), of(to), given.call.name))
 }
 
-/// A rotary embedding followed by a write to slots of the cache.
-fn rotated(
-    call: Call<'_>,
-    turned: [usize; 2],
-    vectors: [usize; 2],
-    positions: usize,
-    table: usize,
-    cache: usize,
-) -> Option<Part> {
-    let mut part = rotation(call, turned, positions, table)?;
-    let (cache, vectors) = (call.tensor(cache)?, vectors.map(|at| call.tensor(at)));
-    let elements = vectors.into_iter().flatten().map(Tensor::elements).fold(0, u64::saturating_add);
+/// A rotary embedding of queries and keys, followed by a write of keys and values to slots of the cache.
+fn rotated(given: &Arguments<'_>, turned: [&'static str; 2], value: &'static str, cache: &'static str) -> Option<Part> {
+    let mut part = rotation(given, turned)?;
+    let cache = given.tensor(cache)?;
+    let (key, value) = (given.tensor(turned[1]), given.tensor(value));
+    let elements = [key, value].into_iter().flatten().map(Tensor::elements).fold(0, u64::saturating_add);
     // The values, which are not rotated, are read, too.
-    part.operator.read = sum([part.operator.read, bytes([vectors[1]])].into_iter());
+    part.operator.read = sum([part.operator.read, bytes([value])].into_iter());
     part.operator.written =
         sum([part.operator.written, Bytes(elements.saturating_mul(cache.dtype.bytes()))].into_iter());
     Some(part)

@@ -2,6 +2,7 @@
 
 use super::super::call::{Call, footprint, product, sum};
 use super::super::{Part, flops, gemm, kernel};
+use super::arguments::Arguments;
 use super::bytes;
 use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, Layout};
@@ -37,25 +38,57 @@ impl Product {
 }
 
 /// The GEMM of an operator; `None`: it is none of these.
-pub(super) fn describe(call: Call<'_>) -> Option<Part> {
-    match call.name {
-        "cutlass_scaled_mm" | "cutlass_scaled_mm_azp" => gemm::scaled(call, [1, 2, 3], call.tensor(0)?),
-        "fp8_scaled_mm" | "int8_scaled_mm" => gemm::scaled(call, [0, 1, 2], call.result(0)?),
-        "fp8_fp4_gemm_nt" => dense(call, 0, 0..4, call.tensor(4)?, gemm::BLOCKS),
-        "bf16_gemm_nt" => dense(call, 0, 0..2, call.tensor(2)?, ""),
-        "dsv3_fused_a_gemm" | "fp32_router_gemm" => dense(call, 1, 1..3, call.tensor(0)?, ""),
+pub(super) fn describe(given: &Arguments<'_>) -> Option<Part> {
+    let result = |name: &'static str| given.tensor(name);
+    let returned = || given.call.result(0);
+    // DeepGEMM names scales differently in vLLM's and SGLang's packages.
+    let [of_a, of_b] = [["sfa", "a_sf"], ["sfb", "b_sf"]].map(|names| given.either(&names));
+    match given.call.name {
+        "cutlass_scaled_mm" | "cutlass_scaled_mm_azp" => scaled(given, ["a", "b", "a_scales"], result("out")?),
+        "fp8_scaled_mm" | "int8_scaled_mm" => scaled(given, ["mat_a", "mat_b", "scales_a"], returned()?),
+        "fp8_fp4_gemm_nt" => dense(given, &["a", of_a, "b", of_b], result("d")?, gemm::BLOCKS),
+        "bf16_gemm_nt" => dense(given, &["a", "b"], result("d")?, ""),
+        "dsv3_fused_a_gemm" | "fp32_router_gemm" => dense(given, &["mat_a", "mat_b"], result("output")?, ""),
         // Weights in 4 or 8 bits, which the kernel converts to the type of the tokens.
-        "marlin_gemm" => dense(call, 0, 0..8, call.result(0)?, ""),
-        "awq_gemm" | "gptq_gemm" => dense(call, 0, 0..4, call.result(0)?, ""),
-        "machete_mm" | "cutlass_w4a8_mm" => dense(call, 0, 0..9, call.result(0)?, ""),
-        "moe_wna16_marlin_gemm" => marlin_experts(call),
-        "moe_wna16_gemm" => sent(call, 0, [2, 3, 4], call.tensor(1)?, Rows::Chosen, ""),
-        "cutlass_moe_mm" => sent(call, 1, [2, 3, 4], call.tensor(0)?, Rows::Chosen, gemm::ROWS),
-        "fp8_blockwise_scaled_grouped_mm" => sent(call, 6, [7, 8, 9], call.tensor(0)?, Rows::Chosen, gemm::BLOCKS),
-        "m_grouped_fp8_fp4_gemm_nt_contiguous" => sent(call, 0, [2, 1, 3], call.tensor(4)?, Rows::Padded, gemm::BLOCKS),
-        "m_grouped_bf16_gemm_nt_contiguous" => sent(call, 0, [1], call.tensor(2)?, Rows::Padded, ""),
+        "marlin_gemm" => {
+            let scales = ["b_scales", "a_scales", "global_scale", "b_zeros_or_none"];
+            let read = [&["a", "c_or_none", "b_q_weight", "b_bias_or_none"], &scales[..]].concat();
+            dense(given, &read, returned()?, "")
+        }
+        "awq_gemm" => dense(given, &["_in_feats", "_kernel", "_scaling_factors", "_zeros"], returned()?, ""),
+        "gptq_gemm" => dense(given, &["a", "b_q_weight", "b_gptq_qzeros", "b_gptq_scales"], returned()?, ""),
+        "machete_mm" => {
+            let scales = ["group_scales", "group_zeros", "channel_scales", "token_scales"];
+            dense(given, &[&["A", "B"], &scales[..]].concat(), returned()?, "")
+        }
+        "cutlass_w4a8_mm" => {
+            dense(given, &["A", "B", "group_scales", "channel_scales", "token_scales"], returned()?, "")
+        }
+        "moe_wna16_marlin_gemm" => marlin_experts(given),
+        "moe_wna16_gemm" => {
+            let weights = ["b_qweight", "b_scales", "b_qzeros"];
+            sent(given, "input", weights, result("output")?, Rows::Chosen, "")
+        }
+        "cutlass_moe_mm" => {
+            let weights = ["b_tensors", "a_scales", "b_scales"];
+            sent(given, "a_tensors", weights, result("out_tensors")?, Rows::Chosen, gemm::ROWS)
+        }
+        "fp8_blockwise_scaled_grouped_mm" => {
+            sent(given, "a", ["b", "scales_a", "scales_b"], result("output")?, Rows::Chosen, gemm::BLOCKS)
+        }
+        "m_grouped_fp8_fp4_gemm_nt_contiguous" => {
+            sent(given, "a", ["b", of_a, of_b], result("d")?, Rows::Padded, gemm::BLOCKS)
+        }
+        "m_grouped_bf16_gemm_nt_contiguous" => sent(given, "a", ["b"], result("d")?, Rows::Padded, ""),
         _ => None,
     }
+}
+
+/// An 8-bit GEMM with scales, by the names of factors and scales. It reads all arguments except the result.
+fn scaled(given: &Arguments<'_>, [a, b, scales]: [&'static str; 3], result: &Tensor) -> Option<Part> {
+    let factors = [given.tensor(a)?, given.tensor(b)?, given.tensor(scales)?];
+    let read = given.call.arguments().filter(|tensor| !std::ptr::eq(*tensor, result));
+    gemm::scaled(given.call, factors, sum(read.map(footprint)), result)
 }
 
 /// The GEMM of a Triton kernel, by the names of its arguments. `None`: its arithmetic is unknown.
@@ -79,13 +112,13 @@ pub(super) fn describe_kernel(call: Call<'_>) -> Option<Part> {
     }
 }
 
-/// A GEMM of the rows of argument `a` with all weights, and as many columns as the result. It reads the arguments in
-/// `read` that are tensors.
-fn dense(call: Call<'_>, a: usize, read: std::ops::Range<usize>, result: &Tensor, scales: &str) -> Option<Part> {
-    let a = call.tensor(a)?;
+/// A GEMM of the rows of the first argument in `read` with all weights, and as many columns as the result. It reads the
+/// arguments in `read` that are tensors.
+fn dense(given: &Arguments<'_>, read: &[&'static str], result: &Tensor, scales: &str) -> Option<Part> {
+    let a = given.tensor(read.first()?)?;
     let (k, n) = (*a.sizes.last()?, *result.sizes.last()?);
     let rows = a.elements().checked_div(k)?;
-    let read = bytes(read.map(|at| call.tensor(at)));
+    let read = bytes(given.tensors(read));
     Some(Product { batch: 1, m: rows, n, k, rows, read, written: footprint(result) }.part(a, scales))
 }
 
@@ -134,21 +167,21 @@ fn of_met<'a>(tensors: impl IntoIterator<Item = Option<&'a Tensor>>, met: u64, a
     }))
 }
 
-/// A GEMM of rows that are sorted by their experts, with weights `(experts, .., ..)`: `a` is the position of the rows,
-/// `weights` those of the weights and scales.
+/// A GEMM of rows that are sorted by their experts, with weights `(experts, .., ..)`: `a` is the name of the rows,
+/// `weights` has the names of the weights and scales.
 fn sent<const N: usize>(
-    call: Call<'_>,
-    a: usize,
-    weights: [usize; N],
+    given: &Arguments<'_>,
+    a: &'static str,
+    weights: [&'static str; N],
     result: &Tensor,
     rows: Rows,
     variant: &str,
 ) -> Option<Part> {
-    let (a, all) = (call.tensor(a)?, *call.tensor(*weights.first()?)?.sizes.first()?);
+    let (a, all) = (given.tensor(a)?, *given.tensor(weights.first()?)?.sizes.first()?);
     let (k, n) = (*a.sizes.last()?, *result.sizes.last()?);
     let choices = rows.choices(result.elements().checked_div(n)?, all);
     let batch = met(all, choices);
-    let read = weights.map(|at| call.tensor(at));
+    let read = weights.map(|name| given.tensor(name));
     let (of_a, written) = ([k, a.dtype.bytes()], [n, result.dtype.bytes()]);
     let of_choices = |[width, bytes]: [u64; 2]| Bytes(product(&[choices, width, bytes]));
     let of_rows = match rows {
@@ -162,13 +195,14 @@ fn sent<const N: usize>(
 }
 
 /// A GEMM of unsorted tokens with expert weights, whose sizes are arguments: `top_k` rows for each of `size_m` tokens.
-fn marlin_experts(call: Call<'_>) -> Option<Part> {
-    let (a, b) = (call.tensor(0)?, call.tensor(2)?);
-    let size = |at: usize| u64::try_from(call.int(at)?).ok();
-    let [chosen, tokens, n, k] = [size(14)?, size(17)?, size(18)?, size(19)?];
+fn marlin_experts(given: &Arguments<'_>) -> Option<Part> {
+    let (a, b) = (given.tensor("a")?, given.tensor("b_q_weight")?);
+    let [chosen, tokens] = [given.size("top_k")?, given.size("size_m")?];
+    let [n, k] = [given.size("size_n")?, given.size("size_k")?];
     let (all, choices) = (*b.sizes.first()?, product(&[tokens, chosen]));
     let batch = met(all, choices);
-    let of_experts = of_met([2, 3, 4, 7].map(|at| call.tensor(at)), batch, all);
+    let of_experts = given.tensors(&["b_q_weight", "b_bias_or_none", "b_scales", "b_zeros_or_none"]);
+    let of_experts = of_met(of_experts, batch, all);
     let read = sum([footprint(a), of_experts].into_iter());
     let written = Bytes(product(&[choices, n, a.dtype.bytes()]));
     Some(Product { batch, m: choices.div_ceil(batch), n, k, rows: choices, read, written }.of_experts(a, ""))

@@ -1,6 +1,7 @@
-use super::super::{Described, Part, describe};
+use super::super::{Described, Part, describe, key};
 use super::super::{sequences, with_sequences};
-use std::collections::BTreeSet;
+use super::{missing_argument, stacks};
+use std::collections::{BTreeMap, BTreeSet};
 use uniference_formats::operators::{Argument, Definition, Place, ScalarType, Tensor};
 use uniference_sim::device::{Family, Layout, Operator, RowKind};
 use uniference_sim::program::DType;
@@ -63,6 +64,72 @@ fn kernel_definition(
     let numbers = Argument::Ints(numbers.iter().map(|(_, value)| *value).collect());
     let read = list(read.iter().map(|(_, tensor)| tensor).collect());
     definition(name, vec![Argument::Text(text.join(";")), read, list(vec![&written.1]), numbers], vec![])
+}
+
+/// An operator's arguments in another order than the checked one, and with another argument between them.
+#[test]
+fn arguments_are_read_by_their_names_and_not_by_their_positions() {
+    let (result, input, weight) = (of(DType::BFloat16, &[12, 64], true), half(&[12, 64]), half(&[64]));
+    let names = |names: &str| Argument::Names(names.to_owned());
+    let checked = only("_C::rms_norm", vec![result.clone(), input.clone(), weight.clone(), Argument::Float], vec![]);
+    let reordered = vec![weight.clone(), Argument::Float, int(&[7]), input.clone(), result.clone()];
+    let with = |given: &str| [&reordered[..], &[names(given)]].concat();
+    let found = only("_C::rms_norm", with("weight,epsilon,positions,input,result"), vec![]);
+    assert_eq!((found.operator, &found.variant), (checked.operator, &checked.variant));
+    // Databases do not distinguish calls by names.
+    let unnamed = definition("_C::rms_norm", reordered.clone(), vec![]);
+    assert_eq!(key(&definition("_C::rms_norm", with("weight,epsilon,positions,input,result"), vec![])), key(&unnamed));
+    // Without an argument that is read, it is not described, instead of read by positions.
+    let renamed = definition("_C::rms_norm", with("gain,epsilon,positions,input,result"), vec![]);
+    assert_eq!(describe(&renamed), Described::Unknown);
+    assert_eq!(missing_argument(&renamed), Some("weight"));
+    assert_eq!(missing_argument(&definition("_C::rms_norm", with("weight,epsilon,x,input,result"), vec![])), None);
+    // Sequence lengths are arguments by name, too.
+    let borders = "q,k,v,out,cu_seqlens_q,cu_seqlens_k,seqused_k,block_table,max_seqlen_k,is_causal,\
+        window_size_left,window_size_right";
+    let [query, cache] = [half(&[2, 8, 128]), half(&[1000, 16, 2, 128])];
+    let mut arguments = vec![query, cache.clone(), cache, Argument::None, int(&[3]), Argument::None, int(&[2])];
+    arguments.extend([int(&[2, 32]), Argument::Int(300), Argument::Bool(true), Argument::Int(-1), Argument::Int(-1)]);
+    let lengths = |place: usize| [(4, &[0, 1, 2][..]), (6, &[300, 20][..])].into_iter().find(|(at, _)| *at == place);
+    let call = |given: &str| definition("_vllm_fa2_C::varlen_fwd", [&arguments[..], &[names(given)]].concat(), vec![]);
+    let found = sequences(&call(borders), |place| lengths(place).map(|(_, values)| values)).expect("they are known");
+    assert_eq!((found[0].count, found[0].keys), (2, 320));
+    let renamed = call(&borders.replace("seqused_k", "lengths"));
+    assert_eq!(sequences(&renamed, |_| Some(&[0, 1, 2][..])), None);
+    assert_eq!((describe(&renamed), missing_argument(&renamed)), (Described::Unknown, Some("seqused_k")));
+}
+
+/// The names that descriptions read are those of the checked schemas.
+#[test]
+fn descriptions_read_arguments_that_the_checked_schemas_have() {
+    let schemas = || stacks::STACKS.iter().flat_map(|stack| stack.schemas);
+    assert!(schemas().count() > 100);
+    for (name, arguments) in schemas() {
+        // Numbers and tensors at all places, as the types of arguments are not in the table.
+        for value in [half(&[2, 3, 4, 8]), Argument::Int(4)] {
+            let arguments = vec![value; arguments.split(' ').count()];
+            assert_eq!(missing_argument(&definition(name, arguments, vec![half(&[4, 8])])), None, "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_version_that_was_not_checked_is_named_if_its_operators_ran() {
+    let ran = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<String>>();
+    let installed = |version: &str| BTreeMap::from([("vllm".to_owned(), version.to_owned())]);
+    let warnings = |names: &[&str], version: &str| stacks::unchecked(&ran(names), &installed(version));
+    let names = ["_C::rms_norm", "_C::silu_and_mul", "triton::_fwd_kernel_stage1"];
+    let [warning] = <[String; 1]>::try_from(warnings(&names, "0.34.1")).expect("it is one package");
+    assert_eq!(
+        warning,
+        "vllm 0.34.1 is installed, but costs of its operators were only checked with 0.33.0: they may be wrong (for example _C::rms_norm)"
+    );
+    assert_eq!(warnings(&names[2..], "0.34.1").len(), 1);
+    for version in ["0.33.0", "0.33.0+cu132", "0.33.0.post1"] {
+        assert!(warnings(&names, version).is_empty(), "{version}");
+    }
+    assert!(warnings(&["sgl_kernel::rmsnorm", "aten::mm", "triton::own"], "0.34.1").is_empty());
+    assert!(stacks::unchecked(&ran(&names), &BTreeMap::new()).is_empty());
 }
 
 /// 7 tokens, keys and values of 2 heads of 32, a cache of 1,000 slots in 8 bits.
@@ -464,6 +531,9 @@ fn kernels_have_the_same_names_everywhere() {
     }
     for name in with_lengths.iter().filter(|name| !name.is_empty()) {
         assert!(described.contains(name), "{name}");
+    }
+    for name in &described {
+        assert!(stacks::STACKS.iter().any(|stack| stack.kernels.contains(&&**name)), "{name}");
     }
     assert!(with_lengths.len() > 7, "{with_lengths:?}");
     // Arguments that are read from memory at a kernel's launch, and those that give sequence lengths.

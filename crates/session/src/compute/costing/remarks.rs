@@ -4,7 +4,7 @@ use super::{Costing, KERNEL, RankCosting, What};
 use crate::compute::{Earlier, Way};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
-use uniference_costs::operators::{is_rough, lengths_are_values};
+use uniference_costs::operators::{is_rough, lengths_are_values, missing_argument};
 use uniference_sim::ids::RankId;
 use uniference_sim::program::Origin;
 
@@ -26,6 +26,7 @@ impl Costing {
             self.on_host(),
             self.unknown(),
             self.by_traffic(),
+            self.other_schemas(),
             self.bare(),
             self.unknown_lengths(),
             self.rough(),
@@ -116,6 +117,25 @@ impl Costing {
         Some(format!(
             "kernels of unknown arithmetic take the time in which their tensors pass through memory, which may be far too short, or too long ([[kernel]] in the cluster file says what they take): {names}"
         ))
+    }
+
+    /// A warning about operators of extensions whose schemas lack an argument that their descriptions read.
+    fn other_schemas(&self) -> Option<String> {
+        let mut found: BTreeMap<&str, &str> = BTreeMap::new();
+        for costing in self.ranks.iter().filter(|costing| costing.plan.way == Way::Modelled) {
+            for cost in costing.ran() {
+                let (What::Definition { number, .. } | What::OnDevice { number }) = cost.what else { continue };
+                let definition = &costing.decoder.definitions()[number];
+                found.extend(missing_argument(definition).map(|argument| (&*definition.name, argument)));
+            }
+        }
+        let shown = found.iter().map(|(name, argument)| format!("{name} (no argument `{argument}`)"));
+        (!found.is_empty()).then(|| {
+            format!(
+                "operators with other arguments than in the checked version of their package are not described, and costed as unknown ones (`uniference doctor` lists the versions): {}",
+                listed(shown)
+            )
+        })
     }
 
     /// A warning about kernels whose memory traffic is unknown too.
