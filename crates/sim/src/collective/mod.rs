@@ -153,6 +153,8 @@ pub struct Surroundings {
     pub nvls: bool,
     /// Largest number of channels that NCCL may use; at least 1.
     pub max_channels: u32,
+    /// Whether GPUs that are connected by PCI Express access each other's memory directly.
+    pub pcie_peers: bool,
     /// Rate between a GPU and its host's memory.
     pub host: Rate,
     /// NCCL settings that the program makes for the communicator.

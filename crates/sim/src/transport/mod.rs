@@ -308,6 +308,9 @@ impl Transport {
     /// are posted in order.
     pub(crate) fn posted(&mut self, now: SimTime, rank: RankId, bytes: Bytes, wire: u32) -> SimTime {
         let work = self.protocol.call + time_for(self.protocol.staging, bytes);
+        if self.protocol.calls_overlap {
+            return self.passes(now, work, wire);
+        }
         if work == SimDuration::ZERO || wire == TIMELESS { now } else { self.threads.post(rank, now, work) }
     }
 
