@@ -352,6 +352,8 @@ pub(super) fn adapt(
     algorithms.adapt(Surroundings {
         per_server,
         inside,
+        // Ranks of one host use its local link.
+        shares_link: per_server > 1 && devices[0].host == devices[1].host,
         between,
         cards: nics,
         nvls,

@@ -36,6 +36,7 @@ const ONE_SERVER: Surroundings = Surroundings {
     nvls: true,
     max_channels: 32,
     pcie_peers: false,
+    shares_link: false,
     host: Rate::of_bytes_per_second(25.6e9),
     settings: NcclSettings {
         algorithms: [NcclSettings::ANY; 5],

@@ -3,7 +3,7 @@
 //!
 //! The module implements these shapes: rings with the steps of [`super::ring`], or of [`super::rails`] if servers have
 //! several NICs; trees with the steps of [`super::double_tree`]; broadcast and reduce along a [`super::chain`]; NVLink
-//! SHARP of [`super::nvls`]; its trees across servers, also with the steps of [`super::double_tree`].
+//! SHARP of [`super::nvls`]; its trees across servers of [`super::nvls_tree`].
 //!
 //! Channels are the thread blocks that carry out a call concurrently, each with its part of every message. They share
 //! links like one connection stream, so this model does not distinguish them: across servers a call that is too small
@@ -14,6 +14,7 @@ use super::chain::Chain;
 use super::double_tree::{DoubleTree, Servers};
 use super::linear::Linear;
 use super::nvls::Nvls;
+use super::nvls_tree::NvlsTree;
 use super::rails::Rails;
 use super::ring::Ring;
 use super::{Algorithm, GroupRank, Hop, Steps, Surroundings, Wire};
@@ -117,7 +118,9 @@ fn wire_of_group(surroundings: Surroundings, peers: u32, bytes: u64, own: bool) 
     let near = peers.min(surroundings.per_server.saturating_sub(1)).max(1);
     let far = fabric.peer() * f64::from(peers.saturating_sub(near)) - LAUNCH;
     let Duration { fixed, carried } = fabric.messages(model.inside(), near, bytes.max(1), own);
-    let crossing = f64::from(near) * bytes.max(1) as f64 / (model.bus() * 1e3);
+    // Only in an all-to-all do all ranks send at once.
+    let users = if own { model.users(near + 1) } else { 1.0 };
+    let crossing = f64::from(near) * bytes.max(1) as f64 / (model.bus() * 1e3) * users;
     let start = fabric.messages(model.inside(), near, 1, false).fixed;
     let protocol = if bytes <= fabric.largest_ll_message() { Protocol::Ll } else { Protocol::Simple };
     // No other step hides the network's latency, as in a tree.
@@ -149,6 +152,7 @@ fn carried(model: &Model, surroundings: Surroundings, variant: &Variant, call: &
     let inner: Arc<dyn Algorithm> = match (variant.shape, call.kind) {
         (_, CollectiveKind::Broadcast | CollectiveKind::Reduce) => Arc::new(Chain { chunk, servers }),
         (Shape::Nvls, _) => Arc::new(Nvls),
+        (Shape::NvlsTree, _) if model.trees().is_some() => Arc::new(NvlsTree { per_server }),
         (Shape::Tree | Shape::NvlsTree, _) => Arc::new(DoubleTree { chunk, servers }),
         (Shape::Ring, _) if rails => Arc::new(Rails { per_server, nics }),
         (Shape::Ring, _) => Arc::new(Ring),
@@ -162,7 +166,7 @@ const LAUNCH: f64 = 4.0;
 /// Effect of a variant on messages.
 fn wire(model: &Model, variant: &Variant, kind: CollectiveKind, bytes: u64, size: u32) -> Wire {
     match variant.shape {
-        Shape::NvlsTree => wire_of_nvls_tree(model),
+        Shape::NvlsTree => wire_of_nvls_tree(model, bytes.max(1)),
         Shape::Ring | Shape::Nvls if !model.is_across() => measured(model, variant, kind, bytes.max(1), size),
         _ => estimated(model, variant, kind, bytes, size),
     }
@@ -190,17 +194,22 @@ fn measured(model: &Model, variant: &Variant, kind: CollectiveKind, bytes: u64, 
             (steps, crossing, fabric.ring(variant.protocol, rate, size, steps, bytes))
         }
     };
-    let hop = hop(crossing / (model.bus() * 1e3) / carried * left, (fixed - LAUNCH) / rounds);
+    let occupied = crossing / (model.bus() * 1e3) * model.users(size);
+    let hop = hop(occupied / carried * left, (fixed - LAUNCH) / rounds);
     Wire { inside: hop, between: hop }
 }
 
-/// Effect on messages of trees across servers: their chains inside servers stand for the switches, which combine and
-/// distribute the tensor once each.
-fn wire_of_nvls_tree(model: &Model) -> Wire {
-    let in_server = f64::from(model.trees().map_or(2, |servers| servers.gpus));
-    let rate = model.fabric().nvls_rate(model.inside(), in_server);
-    let latency = (tuning::NVLS - LAUNCH) / (2.0 * (in_server - 1.0));
-    Wire { inside: hop(2.0 * rate / model.inside(), latency), between: hop(1.0, tuning::NVLS_TREE_HOP) }
+/// Effect on messages of NVLink SHARP's trees: a pipeline of the switches and the network, whose slower part
+/// determines the time. Phases follow each other, so that the switches' phases have the time that the network leaves.
+fn wire_of_nvls_tree(model: &Model, bytes: u64) -> Wire {
+    let gpus = f64::from(model.trees().map_or(2, |servers| servers.gpus));
+    let (servers, bytes) = (f64::from(model.servers()), bytes as f64 / 1e3);
+    let switched = bytes / model.fabric().nvls_rate(model.inside(), gpus);
+    let across = 2.0 * (servers - 1.0) / servers * bytes / model.network();
+    let crossing = 2.0 * (gpus - 1.0) / gpus * bytes / model.inside();
+    let left = (switched - across).max(crossing / 1e3);
+    let hops = f64::from(model.servers().ilog2()) * tuning::NVLS_TREE_HOP;
+    Wire { inside: hop(crossing / left, (tuning::NVLS - LAUNCH) / 2.0), between: hop(1.0, hops) }
 }
 
 /// Effect of NCCL's own model on messages: the rate of their bytes, the latency of hops, and the model's start time,

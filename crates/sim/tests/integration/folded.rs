@@ -279,6 +279,7 @@ fn with_nccl(mut cluster: Cluster, per_server: u32, inside: f64) -> Cluster {
         nvls: true,
         max_channels: 32,
         pcie_peers: false,
+        shares_link: false,
         host: Rate::new(25e9).unwrap(),
         settings: Default::default(),
     });
@@ -378,6 +379,7 @@ fn trees_over_servers_fold_inside_them() {
             nvls: true,
             max_channels: 32,
             pcie_peers: false,
+            shares_link: false,
             host: Rate::new(25e9).unwrap(),
             settings: Default::default(),
         };

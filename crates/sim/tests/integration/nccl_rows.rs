@@ -1,7 +1,7 @@
 //! Simulated times of NCCL's collectives on one idle server, compared with rows of nccl-tests
 //! (`tests/data/nccl/README.md`).
 
-use crate::nccl::{issue_of, server};
+use crate::nccl::{host, issue_of, server};
 use crate::support::*;
 use std::collections::BTreeMap;
 use uniference_sim::cluster::Cluster;
@@ -33,6 +33,12 @@ fn rows() -> impl Iterator<Item = Row> {
     })
 }
 
+/// One server. L40S GPUs are simulated as GPUs of one host, as cluster files describe them.
+fn cluster(gpu: &str, ranks: u32) -> Cluster {
+    let (_, rate) = LINKS.into_iter().find(|(name, _)| *name == gpu).unwrap();
+    if gpu == "l40s" { host(ranks, rate) } else { server(ranks, rate) }
+}
+
 /// Microseconds of a collective whose blocks are `bytes` together.
 fn simulated(cluster: &Cluster, kind: CollectiveKind, bytes: u64) -> f64 {
     let ranks = cluster.devices.len();
@@ -46,9 +52,8 @@ fn errors() -> BTreeMap<(&'static str, CollectiveKind, u32), Vec<(u64, f64)>> {
     let mut errors: BTreeMap<_, Vec<_>> = BTreeMap::new();
     let mut times = BTreeMap::new();
     for Row { gpu, kind, ranks, bytes, microseconds } in rows() {
-        let rate = LINKS.iter().find(|(name, _)| *name == gpu).unwrap().1;
-        let time =
-            times.entry((gpu, kind, ranks, bytes)).or_insert_with(|| simulated(&server(ranks, rate), kind, bytes));
+        let simulate = || simulated(&cluster(gpu, ranks), kind, bytes);
+        let time = times.entry((gpu, kind, ranks, bytes)).or_insert_with(simulate);
         errors.entry((gpu, kind, ranks)).or_default().push((bytes, *time / microseconds - 1.0));
     }
     errors
@@ -103,9 +108,9 @@ fn every_class_of_rows_is_met() {
 #[test]
 fn larger_calls_last_longer() {
     let kinds = || KINDS.iter().flat_map(|(_, kind)| [2, 4, 8].map(|ranks| (*kind, ranks)));
-    for (gpu, rate) in LINKS {
+    for (gpu, _) in LINKS {
         for (kind, ranks) in kinds() {
-            let cluster = server(ranks, rate);
+            let cluster = cluster(gpu, ranks);
             let times: Vec<f64> = (9..31).map(|log| simulated(&cluster, kind, 1 << log)).collect();
             assert!(times.is_sorted(), "{gpu}, {kind} of {ranks}: {times:?}");
         }

@@ -17,6 +17,7 @@ fn surroundings(inside: f64) -> Surroundings {
         nvls: true,
         max_channels: 32,
         pcie_peers: false,
+        shares_link: false,
         host: rate(51.2e9),
         settings: Default::default(),
     }

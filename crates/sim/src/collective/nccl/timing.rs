@@ -213,8 +213,12 @@ impl Fabric {
         let start = self.links().launch + MESSAGE[self.index()] + self.peer() * peers;
         let all = peers * each;
         let used = self.shared(rate, peers + 1.0) * 1e3;
+        // A message of `Ll` is slower than the links that it shares with messages to other peers.
         match (bytes <= self.largest_ll_message(), self.is_nvlink()) {
-            (true, true) => Duration { fixed: start, carried: each / (LL_MESSAGE_RATE * 1e3) },
+            (true, true) => {
+                let carried = all / (used * SIMPLE_MESSAGES);
+                Duration { fixed: start + (each / (LL_MESSAGE_RATE * 1e3) - carried).max(0.0), carried }
+            }
             (true, false) => Duration { fixed: start, carried: all / (used * PCIE_LL_MESSAGES) },
             (false, is_nvlink) => {
                 let share = if is_nvlink { SIMPLE_MESSAGES } else { 1.0 };

@@ -190,6 +190,11 @@ impl Model {
         if settings.peer_access { inside } else { inside.min(host) }
     }
 
+    /// Number of ranks, of `ranks` that send at once, that share a link inside a server.
+    pub(super) fn users(&self, ranks: u32) -> f64 {
+        f64::from(if self.surroundings.shares_link { ranks } else { 1 })
+    }
+
     /// Whether `variant` can carry out `call`.
     pub(super) fn fits(&self, variant: &Variant, call: &Collective) -> bool {
         use CollectiveKind::{AllGather, AllReduce, ReduceScatter};
@@ -303,7 +308,7 @@ impl Model {
     }
 
     /// Rate of all NICs of a server in GB/s.
-    fn network(&self) -> f64 {
+    pub(super) fn network(&self) -> f64 {
         let Surroundings { between, cards, .. } = self.surroundings;
         between.bytes_per_second() / 1e9 * f64::from(cards)
     }
