@@ -37,6 +37,7 @@ const PROFILES: [(&str, &str); 4] = [
 pub(super) struct Tuning {
     nvls: bool,
     max_channels: u32,
+    pcie_peers: bool,
 }
 
 /// The backend with its algorithms, the overhead of headers on each link, and NCCL's tuning, if the backend is NCCL.
@@ -81,20 +82,23 @@ pub(super) fn resolve(
 }
 
 fn tuning(parameters: &Parameters, source: &Source) -> Result<Option<Tuning>, Diagnostic> {
-    let Parameters { name, nvls, max_channels, .. } = parameters;
-    let given = [nvls.as_ref().map(Spanned::span), max_channels.as_ref().map(Spanned::span)];
+    let Parameters { name, nvls, max_channels, pcie_peers, .. } = parameters;
+    let span = Spanned::span;
+    let given = [nvls.as_ref().map(span), max_channels.as_ref().map(Spanned::span), pcie_peers.as_ref().map(span)];
     match (name.get_ref().as_str(), nvls, max_channels) {
-        ("nccl", Some(nvls), Some(channels)) if *channels.get_ref() > 0 => {
-            Ok(Some(Tuning { nvls: *nvls.get_ref(), max_channels: *channels.get_ref() }))
-        }
+        ("nccl", Some(nvls), Some(channels)) if *channels.get_ref() > 0 => Ok(Some(Tuning {
+            nvls: *nvls.get_ref(),
+            max_channels: *channels.get_ref(),
+            pcie_peers: pcie_peers.as_ref().is_some_and(|peers| *peers.get_ref()),
+        })),
         ("nccl", _, Some(channels)) => {
             let hint = "NCCL uses 1 to 32 channels";
             Err(source.error("`channels` must be at least 1", channels.span()).hint(hint))
         }
         _ => match given.into_iter().flatten().next() {
-            Some(span) => {
-                Err(source.error("channels and NVLink SHARP require the backend `nccl`", span).hint("remove it"))
-            }
+            Some(span) => Err(source
+                .error("channels, NVLink SHARP and access over PCIe require the backend `nccl`", span)
+                .hint("remove it")),
             None => Ok(None),
         },
     }
@@ -165,6 +169,8 @@ fn protocol(parameters: &Parameters, source: &Source) -> Result<Protocol, Diagno
         window,
         connections_per_group: parameters.connections == Some(RawConnections::Group),
         call: time(parameters.call),
+        // The time of a call of NCCL passes on the GPU, once per group of messages.
+        calls_overlap: parameters.name.get_ref() == "nccl",
         hand_over: time(parameters.hand_over),
         message: time(parameters.message),
         wake: time(parameters.wake),
@@ -278,6 +284,7 @@ pub(super) fn canonical(
         reduce,
         staging,
         connections_per_group,
+        calls_overlap: _,
     } = &backend.protocol;
     let rate = |rate: Option<Rate>| Some(OrNone(rate.map(Bandwidth)));
     here(RawBackend(Parameters {
@@ -307,6 +314,7 @@ pub(super) fn canonical(
         })))),
         nvls: tuning.map(|tuning| here(tuning.nvls)),
         max_channels: tuning.map(|tuning| here(tuning.max_channels)),
+        pcie_peers: tuning.map(|tuning| here(tuning.pcie_peers)),
     }))
 }
 
@@ -335,13 +343,26 @@ pub(super) fn adapt(
     let Some((inside, between)) = inside.or(rate(per_server)).zip(rate(per_server).or(inside)) else { return };
     let per_server = per_server as u32;
     // NCCL's default tuning applies if the file selects an algorithm of NCCL for another backend.
-    let Tuning { nvls, max_channels } = tuning.unwrap_or(Tuning { nvls: true, max_channels: 32 });
+    let usual = Tuning { nvls: true, max_channels: 32, pcie_peers: false };
+    let Tuning { nvls, max_channels, pcie_peers } = tuning.unwrap_or(usual);
     let known = models.first().and_then(|model| table::find(model.as_deref()?).ok());
     let memory = devices[0].rates.map_or(0.0, |rates| rates.memory);
     // A device that shares the host's memory may have no memory bandwidth here.
     let host = [table::host_rate(known, memory), table::host_rate(None, memory)].into_iter().find_map(Rate::new);
     let (host, settings) = (host.expect("PCI Express has a rate"), NcclSettings::default());
-    algorithms.adapt(Surroundings { per_server, inside, between, cards: nics, nvls, max_channels, host, settings });
+    algorithms.adapt(Surroundings {
+        per_server,
+        inside,
+        // Ranks of one host use its local link.
+        shares_link: per_server > 1 && devices[0].host == devices[1].host,
+        between,
+        cards: nics,
+        nvls,
+        max_channels,
+        pcie_peers,
+        host,
+        settings,
+    });
 }
 
 /// The number of NICs that the ranks on the hosts `inside` of one server share: the links by which routes to `outside`

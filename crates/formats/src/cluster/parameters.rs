@@ -47,6 +47,9 @@ pub(super) struct Parameters {
     /// Largest number of channels; a key of NCCL only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) max_channels: Option<Spanned<u32>>,
+    /// Direct access of GPUs to each other's memory over PCI Express; a key of NCCL only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) pcie_peers: Option<Spanned<bool>>,
 }
 
 /// The operations that share a connection.
@@ -116,6 +119,7 @@ impl Parameters {
             window: None,
             nvls: None,
             max_channels: None,
+            pcie_peers: None,
         }
     }
 
@@ -138,6 +142,7 @@ impl Parameters {
             window: self.window.or(profile.window),
             nvls: self.nvls.or(profile.nvls),
             max_channels: self.max_channels.or(profile.max_channels),
+            pcie_peers: self.pcie_peers.or(profile.pcie_peers),
         }
     }
 }

@@ -260,7 +260,7 @@ fn nccl_uses_what_its_parameters_leave_it() {
     assert_eq!((chosen(&[]), chosen(&["backend.nvls=false"])), ("nvls", "ring_simple"));
     assert_eq!(chosen(&["collective.all_reduce=tree_simple"]), "tree_simple");
     let resolved = resolve_with(server, &["backend.max_channels=4"], &Choices::default()).unwrap();
-    assert!(resolved.toml.contains("nvls = true\nmax_channels = 4"), "{}", resolved.toml);
+    assert!(resolved.toml.contains("nvls = true\nmax_channels = 4\npcie_peers = false"), "{}", resolved.toml);
     assert_eq!(resolve(&resolved.toml).toml, resolved.toml);
     let none = mistake_with(server, &["backend.max_channels=0"], &Choices::default());
     assert!(none.contains("`channels` must be at least 1"), "{none}");
@@ -761,7 +761,7 @@ fn every_example_of_the_documentation_is_a_cluster_and_every_key_is_documented()
     });
     let all = "name backend device network collective count slowdown memory cores host per_host model peak_flops memory_bandwidth launch communication_share power idle busy price preset links bandwidth latency \
                local backplane dims hosts_per_leaf spines oversubscription per_server fabric between duplex concurrency \
-               packet payload wire connections handshake control preamble buffer window first cap call hand_over message wake copy reduce staging nvls max_channels egress ingress up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail \
+               packet payload wire connections handshake control preamble buffer window first cap call hand_over message wake copy reduce staging nvls max_channels pcie_peers egress ingress up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail \
                dimensions kind size eager crash rank at link steps blocks block send recv combine after";
     for key in all.split_whitespace().chain(CollectiveKind::ALL.map(CollectiveKind::name)) {
         assert!(documentation.contains(key), "{key} is not documented");

@@ -35,6 +35,8 @@ const ONE_SERVER: Surroundings = Surroundings {
     cards: 8,
     nvls: true,
     max_channels: 32,
+    pcie_peers: false,
+    shares_link: false,
     host: Rate::of_bytes_per_second(25.6e9),
     settings: NcclSettings {
         algorithms: [NcclSettings::ANY; 5],

@@ -21,6 +21,7 @@ mod layout;
 mod linear;
 mod nccl;
 mod nvls;
+mod nvls_tree;
 mod open_mpi;
 mod pairwise;
 mod peers;
@@ -145,6 +146,8 @@ pub struct Surroundings {
     pub per_server: u32,
     /// Rate at which a rank can send to another rank of its server.
     pub inside: Rate,
+    /// Whether the ranks of a server share one link of the rate `inside`; otherwise each rank has links of its own.
+    pub shares_link: bool,
     /// Rate at which a rank can send to another server.
     pub between: Rate,
     /// NICs of a server, each with the rate `between`; at least 1.
@@ -153,6 +156,8 @@ pub struct Surroundings {
     pub nvls: bool,
     /// Largest number of channels that NCCL may use; at least 1.
     pub max_channels: u32,
+    /// Whether GPUs that are connected by PCI Express access each other's memory directly.
+    pub pcie_peers: bool,
     /// Rate between a GPU and its host's memory.
     pub host: Rate,
     /// NCCL settings that the program makes for the communicator.
@@ -160,7 +165,7 @@ pub struct Surroundings {
 }
 
 /// Effect of a protocol on messages, by where the receiver is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Wire {
     /// Messages to a rank in the same server.
     pub inside: Hop,
@@ -169,7 +174,7 @@ pub struct Wire {
 }
 
 /// Effect of a protocol on a message.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Hop {
     /// Bytes of payload that a link carries in the time of 1,000 bytes; above zero.
     pub efficiency: u32,

@@ -1,19 +1,20 @@
 //! Owns NCCL's choice of shape and protocol for a call, by NCCL's own model of time ([`tuning`]), and the effect of the
-//! choice on messages.
+//! choice on messages: as measured inside a server ([`timing`]), by NCCL's model across servers.
 //!
 //! The module implements these shapes: rings with the steps of [`super::ring`], or of [`super::rails`] if servers have
 //! several NICs; trees with the steps of [`super::double_tree`]; broadcast and reduce along a [`super::chain`]; NVLink
-//! SHARP of [`super::nvls`].
+//! SHARP of [`super::nvls`]; its trees across servers of [`super::nvls_tree`].
 //!
 //! Channels are the thread blocks that carry out a call concurrently, each with its part of every message. They share
-//! links like one connection stream, so this model does not distinguish them: a call that is too small for all channels
-//! gets its part of the rate, and trees and chains forward a chunk of each channel at once. A step of a ring is one
-//! message: NCCL cuts it into slices, whose overlap is part of the measured hops.
+//! links like one connection stream, so this model does not distinguish them: across servers a call that is too small
+//! for all channels gets its part of the rate, and trees and chains forward a chunk of each channel at once. A step of a
+//! ring is one message: NCCL cuts it into slices, whose overlap is part of the measured hops.
 
 use super::chain::Chain;
 use super::double_tree::{DoubleTree, Servers};
 use super::linear::Linear;
 use super::nvls::Nvls;
+use super::nvls_tree::NvlsTree;
 use super::rails::Rails;
 use super::ring::Ring;
 use super::{Algorithm, GroupRank, Hop, Steps, Surroundings, Wire};
@@ -21,8 +22,10 @@ use crate::program::{Collective, CollectiveKind};
 use crate::symmetry::Relabeling;
 use crate::time::SimDuration;
 use std::sync::Arc;
+use timing::Duration;
 use tuning::{Model, Protocol, Shape, VARIANTS, Variant};
 
+mod timing;
 mod tuning;
 
 /// NCCL's own choice.
@@ -37,13 +40,10 @@ impl Nccl {
 
     fn choose(&self, call: &Collective, size: u32) -> Arc<dyn Algorithm> {
         match call.kind {
-            // A barrier is an all-reduce of one number; the others are sends and receives of one group call.
-            CollectiveKind::Barrier => return Arc::new(super::dissemination::Dissemination),
+            CollectiveKind::Barrier => return Arc::new(self.barrier(size)),
+            // Sends and receives of one group call.
             CollectiveKind::AllToAll | CollectiveKind::Gather | CollectiveKind::Scatter => {
-                return match wire_of_messages(self.surroundings) {
-                    Some(wire) => Arc::new(Carried { inner: Arc::new(Linear), name: Linear.name(), wire }),
-                    None => Arc::new(Linear),
-                };
+                return Arc::new(self.messages(call, size));
             }
             _ => {}
         }
@@ -58,6 +58,31 @@ impl Nccl {
         let variant = fastest.or_else(|| fitting().min_by(|a, b| time(a).total_cmp(&time(b))));
         let variant = variant.expect("a ring carries out any of these");
         Arc::new(carried(&model, self.surroundings, variant, call, size))
+    }
+
+    /// A barrier is an all-reduce of one number; its time is spread over the rounds of a barrier.
+    fn barrier(&self, size: u32) -> Carried {
+        let model = Model::new(self.surroundings, size);
+        let ring = &VARIANTS[0];
+        let microseconds = if model.is_across() {
+            let time = |variant: &Variant| model.microseconds(variant, CollectiveKind::AllReduce, 4);
+            VARIANTS[..6].iter().map(time).fold(f64::INFINITY, f64::min)
+        } else {
+            let (steps, _) = model.ring_steps(CollectiveKind::AllReduce);
+            model.fabric().ring(ring.protocol, model.inside(), size, steps, 4).fixed
+        };
+        let rounds = f64::from(u32::BITS - (size - 1).leading_zeros());
+        let hop = hop(1.0, (microseconds - LAUNCH) / rounds);
+        let inner = Arc::new(super::dissemination::Dissemination);
+        Carried { name: "dissemination", inner, wire: Wire { inside: hop, between: hop } }
+    }
+
+    fn messages(&self, call: &Collective, size: u32) -> Carried {
+        let all = call.bytes(size).0;
+        let even = matches!(call.shape, crate::program::Shape::Even(_)) && call.kind != CollectiveKind::AllToAll;
+        let each = if even { all } else { all / u64::from(size) };
+        let wire = wire_of_group(self.surroundings, size - 1, each, call.kind == CollectiveKind::AllToAll);
+        Carried { inner: Arc::new(Linear), name: Linear.name(), wire }
     }
 }
 
@@ -78,11 +103,29 @@ impl Forced {
     }
 }
 
-/// Share of the links' rate that the program's settings leave to messages between two ranks; `None` if they have the
-/// full rate.
-pub(super) fn wire_of_messages(surroundings: Surroundings) -> Option<Wire> {
-    let [inside, between] = tuning::message_shares(surroundings).map(|share| hop(share, 0.0));
-    (inside.efficiency < 1000 || between.efficiency < 1000).then_some(Wire { inside, between })
+/// Effect of NCCL on a message of `bytes` between two ranks.
+pub(super) fn wire_of_messages(surroundings: Surroundings, bytes: u64) -> Wire {
+    wire_of_group(surroundings, 1, bytes, false)
+}
+
+/// Effect of NCCL on messages of `bytes` to and from each of `peers` peers in one group call. With `own`, the rank also
+/// copies a block of its own. A message between servers leaves through one NIC, and never depends on the access of GPUs
+/// to each other's memory.
+fn wire_of_group(surroundings: Surroundings, peers: u32, bytes: u64, own: bool) -> Wire {
+    let model = Model::new(surroundings, 1);
+    let fabric = model.fabric();
+    let [inside, between] = model.channels_left();
+    let near = peers.min(surroundings.per_server.saturating_sub(1)).max(1);
+    let far = fabric.peer() * f64::from(peers.saturating_sub(near)) - LAUNCH;
+    let Duration { fixed, carried } = fabric.messages(model.inside(), near, bytes.max(1), own);
+    // Only in an all-to-all do all ranks send at once.
+    let users = if own { model.users(near + 1) } else { 1.0 };
+    let crossing = f64::from(near) * bytes.max(1) as f64 / (model.bus() * 1e3) * users;
+    let start = fabric.messages(model.inside(), near, 1, false).fixed;
+    let protocol = if bytes <= fabric.largest_ll_message() { Protocol::Ll } else { Protocol::Simple };
+    // No other step hides the network's latency, as in a tree.
+    let network = start + tuning::NETWORK_HOPS[1][protocol as usize];
+    Wire { inside: hop(crossing / carried * inside, fixed + far), between: hop(between, network + far) }
 }
 
 /// Size of a call by NCCL's definition: the bytes of all blocks together.
@@ -109,43 +152,80 @@ fn carried(model: &Model, surroundings: Surroundings, variant: &Variant, call: &
     let inner: Arc<dyn Algorithm> = match (variant.shape, call.kind) {
         (_, CollectiveKind::Broadcast | CollectiveKind::Reduce) => Arc::new(Chain { chunk, servers }),
         (Shape::Nvls, _) => Arc::new(Nvls),
-        (Shape::Tree, _) => Arc::new(DoubleTree { chunk, servers }),
+        (Shape::NvlsTree, _) if model.trees().is_some() => Arc::new(NvlsTree { per_server }),
+        (Shape::Tree | Shape::NvlsTree, _) => Arc::new(DoubleTree { chunk, servers }),
         (Shape::Ring, _) if rails => Arc::new(Rails { per_server, nics }),
         (Shape::Ring, _) => Arc::new(Ring),
     };
     Carried { inner, name: variant.name, wire }
 }
 
-/// Time before the first step that the profile's `call` contains, in microseconds: the start of a ring with `Ll`.
-const LAUNCH: f64 = 6.6;
+/// Time before the first step that the profile's `call` contains, in microseconds: less than any GPU's.
+const LAUNCH: f64 = 4.0;
 
-/// Effect of the model on messages: the rate of their bytes, the latency of hops, and the model's start time, which is
-/// spread over the hops.
+/// Effect of a variant on messages.
 fn wire(model: &Model, variant: &Variant, kind: CollectiveKind, bytes: u64, size: u32) -> Wire {
-    let (ranks, phases) = (f64::from(size), phases(kind));
-    let used = f64::from(model.channels_for(variant, bytes)) / f64::from(model.channels());
-    let share = model.rate(variant, kind) / model.bus() * used;
-    let (efficiency, hops) = match variant.shape {
-        // Without the switches' help each block would cross every link of the others.
-        Shape::Nvls => (share * phases * (ranks - 1.0) / ranks, [tuning::NVLS / phases; 2]),
-        Shape::Ring => (share, model.hops(variant)),
-        Shape::Tree => {
-            // The model adds time to `Simple` for a chunk. In this simulation a chunk is a message of its own; the rest
-            // is a ring's hop.
-            let ring = VARIANTS.iter().find(|ring| ring.shape == Shape::Ring && ring.protocol == Protocol::Simple);
-            let hops = ring.filter(|_| variant.protocol == Protocol::Simple).unwrap_or(variant);
-            (share, model.hops(hops))
+    match variant.shape {
+        Shape::NvlsTree => wire_of_nvls_tree(model, bytes.max(1)),
+        Shape::Ring | Shape::Nvls if !model.is_across() => measured(model, variant, kind, bytes.max(1), size),
+        _ => estimated(model, variant, kind, bytes, size),
+    }
+}
+
+/// Effect on messages that gives a call on an idle server its measured time.
+fn measured(model: &Model, variant: &Variant, kind: CollectiveKind, bytes: u64, size: u32) -> Wire {
+    let (fabric, rate, ranks) = (model.fabric(), model.inside(), f64::from(size));
+    let left = f64::from(model.channels().min(model.usual_channels())) / f64::from(model.usual_channels());
+    let is_chain = matches!(kind, CollectiveKind::Broadcast | CollectiveKind::Reduce);
+    let (rounds, crossing, Duration { fixed, carried }) = match variant.shape {
+        Shape::Nvls => {
+            // Without the switches' help each block would cross every link of the others.
+            let crossing = phases(kind) * (ranks - 1.0) / ranks * bytes as f64;
+            (phases(kind), crossing, fabric.nvls(rate, size, bytes))
+        }
+        _ if is_chain => {
+            let fixed = fabric.start(variant.protocol) + (ranks - 1.0) * fabric.hop(variant.protocol, rate);
+            let carried = bytes as f64 / (fabric.used(variant.protocol, rate, ranks) * 1e3);
+            (ranks - 1.0, bytes as f64, Duration { fixed, carried })
+        }
+        _ => {
+            let (steps, _) = model.ring_steps(kind);
+            let crossing = steps / ranks * bytes as f64;
+            (steps, crossing, fabric.ring(variant.protocol, rate, size, steps, bytes))
         }
     };
+    let occupied = crossing / (model.bus() * 1e3) * model.users(size);
+    let hop = hop(occupied / carried * left, (fixed - LAUNCH) / rounds);
+    Wire { inside: hop, between: hop }
+}
+
+/// Effect on messages of NVLink SHARP's trees: a pipeline of the switches and the network, whose slower part
+/// determines the time. Phases follow each other, so that the switches' phases have the time that the network leaves.
+fn wire_of_nvls_tree(model: &Model, bytes: u64) -> Wire {
+    let gpus = f64::from(model.trees().map_or(2, |servers| servers.gpus));
+    let (servers, bytes) = (f64::from(model.servers()), bytes as f64 / 1e3);
+    let switched = bytes / model.fabric().nvls_rate(model.inside(), gpus);
+    let across = 2.0 * (servers - 1.0) / servers * bytes / model.network();
+    let crossing = 2.0 * (gpus - 1.0) / gpus * bytes / model.inside();
+    let left = (switched - across).max(crossing / 1e3);
+    let hops = f64::from(model.servers().ilog2()) * tuning::NVLS_TREE_HOP;
+    Wire { inside: hop(crossing / left, (tuning::NVLS - LAUNCH) / 2.0), between: hop(1.0, hops) }
+}
+
+/// Effect of NCCL's own model on messages: the rate of their bytes, the latency of hops, and the model's start time,
+/// which is spread over the hops.
+fn estimated(model: &Model, variant: &Variant, kind: CollectiveKind, bytes: u64, size: u32) -> Wire {
+    let used = f64::from(model.channels_for(variant, bytes)) / f64::from(model.channels());
+    let share = model.rate(variant, kind) / model.bus() * used;
     let start = start(model, variant, kind, size);
-    let [inside, between] = hops.map(|microseconds| hop(efficiency, microseconds + start));
+    let [inside, between] = model.hops(variant).map(|microseconds| hop(share, microseconds + start));
     Wire { inside, between }
 }
 
 /// Part of each hop in the time before the first step, in microseconds.
 fn start(model: &Model, variant: &Variant, kind: CollectiveKind, size: u32) -> f64 {
     let rounds = match variant.shape {
-        Shape::Nvls => phases(kind),
+        Shape::Nvls | Shape::NvlsTree => phases(kind),
         Shape::Ring => phases(kind) * f64::from(size - 1),
         Shape::Tree if model.trees().is_some() => 2.0 * f64::from(size / model.servers() - 1 + model.servers().ilog2()),
         Shape::Tree => 2.0 * f64::from(size.next_power_of_two().ilog2()),
@@ -206,7 +286,7 @@ impl Algorithm for Forced {
         match self.variant.shape {
             Shape::Ring => &[AllReduce, AllGather, ReduceScatter, Broadcast, Reduce],
             Shape::Nvls => &[AllReduce, AllGather, ReduceScatter],
-            Shape::Tree => &[AllReduce],
+            Shape::Tree | Shape::NvlsTree => &[AllReduce],
         }
     }
 

@@ -117,9 +117,11 @@ impl AlgorithmTable {
         Some(table)
     }
 
-    /// Share of the links' rate that messages between two ranks have; `None` if they have the full rate.
-    pub(crate) fn wire_of_messages(&self) -> Option<Wire> {
-        nccl::wire_of_messages(self.surroundings?)
+    /// Effect of the library on a message of `bytes` between two ranks; `None`: no effect.
+    pub(crate) fn wire_of_messages(&self, bytes: Bytes) -> Option<Wire> {
+        // Only NCCL's own choice carries out an all-to-all, as a group of messages.
+        let is_nccl = self.rules(CollectiveKind::AllToAll).iter().any(|rule| rule.algorithm.library() == Some("nccl"));
+        self.surroundings.filter(|_| is_nccl).map(|surroundings| nccl::wire_of_messages(surroundings, bytes.0))
     }
 
     fn placed(&self, ranks: &[RankId]) -> Option<AlgorithmTable> {

@@ -7,6 +7,7 @@ use super::double_tree::{DoubleTree, Servers};
 use super::fold::ReductionPlan;
 use super::fold::order::Order;
 use super::layout::Layout;
+use super::nvls_tree::NvlsTree;
 use super::peers::Peers;
 use super::rails::Rails;
 use super::{Action, Algorithm, GroupRank, Span, Step, Steps, lanes};
@@ -550,7 +551,7 @@ fn rounds_are_the_closed_forms() {
 /// Algorithms that use the steps of others: Open MPI's and NCCL's choices, NCCL's variants, and hierarchical ones,
 /// whose rounds are the sum over all dimensions.
 fn is_choice(name: &str) -> bool {
-    ["hierarchical", "nccl", "nvls", "open_mpi"].contains(&name)
+    ["hierarchical", "nccl", "nvls", "nvls_tree", "open_mpi"].contains(&name)
         || ["_ll", "_ll128", "_simple"].iter().any(|end| name.ends_with(end))
 }
 
@@ -567,6 +568,16 @@ fn rings_through_all_cards_deliver_everything() {
             let rounds = u64::from(size - 1) * if kind == AllReduce { 2 } else { 1 };
             assert_eq!(case.rounds(), rounds, "{}", case.label());
         }
+    }
+}
+
+/// NVLink SHARP's trees deliver all data, in two rounds inside servers and two across.
+#[test]
+fn trees_of_switches_deliver_everything() {
+    for (per_server, size) in [(2, 4), (3, 9), (4, 8), (4, 20)] {
+        let case = Case::even(AllReduce, Arc::new(NvlsTree { per_server }), size, 31);
+        case.check();
+        assert_eq!(case.rounds(), 4, "{}", case.label());
     }
 }
 
@@ -717,7 +728,7 @@ fn declared_relabelings_leave_the_steps_as_they_are() {
         }
     }
     declared.dedup();
-    assert_eq!(declared.len(), 31, "{declared:?}");
+    assert_eq!(declared.len(), 32, "{declared:?}");
 }
 
 /// Peer, whether the step sends to it, number of elements, and number of steps to wait for.

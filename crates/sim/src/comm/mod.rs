@@ -254,7 +254,7 @@ impl Comm {
                 let sends = self.open_sends.entry((receiver, group, tag)).or_default();
                 sends.push_back(OpenSend { from, handle, entered: now });
                 let purpose = Purpose::Send { handle, tag, site, entered: now };
-                let wire = self.wire_of_messages_in(group);
+                let wire = self.wire_of_messages_in(group, bytes);
                 Cue::Send { rank, handle, group, to, bytes, purpose, wire }
             }
             CallOp::Recv { from, tag, bytes } => {
@@ -276,11 +276,11 @@ impl Comm {
         self.cue(now, at, cue)
     }
 
-    fn wire_of_messages_in(&mut self, group: GroupId) -> u32 {
+    fn wire_of_messages_in(&mut self, group: GroupId, bytes: Bytes) -> u32 {
         if self.wire_of_messages == TIMELESS {
             return TIMELESS;
         }
-        self.transport.wire(self.groups.get(group).table(&self.table).wire_of_messages())
+        self.transport.wire(self.groups.get(group).table(&self.table).wire_of_messages(bytes))
     }
 
     /// Carries out an action now, or schedules it if its time is later.

@@ -91,6 +91,7 @@ fn order_of_service(protocol: &Protocol) -> Option<&'static str> {
     let Protocol {
         connections_per_group: _,
         call: _,
+        calls_overlap: _,
         hand_over: _,
         staging: _,
         buffer: _,

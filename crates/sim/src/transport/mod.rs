@@ -33,7 +33,7 @@ use crate::ids::{GroupId, GroupRank, Handle, HostId, LinkId, MessageId, RankId, 
 use crate::network::{Network, NetworkEvent, Route, Topology};
 use crate::time::{Bytes, Rate, SimDuration, SimTime};
 use connection::{Connection, Growth, Release};
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 use protocol::time_for;
 use rendezvous::Rendezvous;
 use rustc_hash::FxBuildHasher;
@@ -63,7 +63,7 @@ pub(crate) struct Transport {
     events: Vec<NetworkEvent>,
     wire_sent: Vec<Bytes>,
     /// Effects of algorithms' protocols on messages, by number from 1.
-    wires: Vec<Wire>,
+    wires: IndexSet<Wire, FxBuildHasher>,
     /// Messages whose receiver does not have room for all of their bytes yet, by tag, and the bytes of each message
     /// that are on its connection.
     held: BTreeMap<u32, Bytes>,
@@ -238,7 +238,7 @@ impl Transport {
             timers: Timers::new(),
             events: Vec::new(),
             wire_sent: vec![Bytes(0); world],
-            wires: Vec::new(),
+            wires: IndexSet::default(),
             held: BTreeMap::new(),
             gone: BTreeSet::new(),
             now: SimTime::ZERO,
@@ -309,6 +309,9 @@ impl Transport {
     /// are posted in order.
     pub(crate) fn posted(&mut self, now: SimTime, rank: RankId, bytes: Bytes, wire: u32) -> SimTime {
         let work = self.protocol.call + time_for(self.protocol.staging, bytes);
+        if self.protocol.calls_overlap {
+            return self.passes(now, work, wire);
+        }
         if work == SimDuration::ZERO || wire == TIMELESS { now } else { self.threads.post(rank, now, work) }
     }
 
@@ -320,11 +323,7 @@ impl Transport {
     /// The number of a protocol, for [`Transport::send`].
     pub(crate) fn wire(&mut self, wire: Option<Wire>) -> u32 {
         let Some(wire) = wire else { return PLAIN };
-        let known = self.wires.iter().position(|known| *known == wire);
-        let index = known.unwrap_or_else(|| {
-            self.wires.push(wire);
-            self.wires.len() - 1
-        });
+        let (index, _) = self.wires.insert_full(wire);
         index as u32 + 1
     }
 

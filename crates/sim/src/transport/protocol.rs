@@ -19,6 +19,9 @@ pub struct Protocol {
     pub connections_per_group: bool,
     /// Time from the call of an operation until its first message can be sent or received.
     pub call: SimDuration,
+    /// Whether calls of messages that a rank makes at one instant overlap, as the messages of a group call, which one
+    /// kernel carries out; otherwise they are made by the program's thread, one after the other.
+    pub calls_overlap: bool,
     /// Time from the program's thread to the thread that carries a collective out, and the same back. Messages between
     /// two ranks stay on the program's thread.
     pub hand_over: SimDuration,

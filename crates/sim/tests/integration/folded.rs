@@ -278,6 +278,8 @@ fn with_nccl(mut cluster: Cluster, per_server: u32, inside: f64) -> Cluster {
         cards: per_server,
         nvls: true,
         max_channels: 32,
+        pcie_peers: false,
+        shares_link: false,
         host: Rate::new(25e9).unwrap(),
         settings: Default::default(),
     });
@@ -376,6 +378,8 @@ fn trees_over_servers_fold_inside_them() {
             cards: 4,
             nvls: true,
             max_channels: 32,
+            pcie_peers: false,
+            shares_link: false,
             host: Rate::new(25e9).unwrap(),
             settings: Default::default(),
         };

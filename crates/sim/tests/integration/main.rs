@@ -10,6 +10,7 @@ mod folded;
 mod free;
 mod halts;
 mod nccl;
+mod nccl_rows;
 mod overlap;
 mod peers;
 mod point_to_point;

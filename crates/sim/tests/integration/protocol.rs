@@ -482,6 +482,7 @@ fn full() -> Protocol {
         buffer: None,
         window: Some(Window { first: Bytes(14_480), cap: Bytes(2_700_000), idle: Some(us(200_000)) }),
         connections_per_group: true,
+        calls_overlap: false,
         call: us(200),
         hand_over: us(50),
         message: us(100),

@@ -1,10 +1,10 @@
 //! Owns NCCL's own model of time: the variants of shape and protocol, and the estimated time of each. [`super`] carries
-//! them out.
+//! them out, and [`super::timing`] has their measured times inside a server.
 //!
-//! Source: NVIDIA/nccl 2.20.3, `src/graph/tuning.cc` (times, rates per channel, corrections), `src/enqueue.cc`
-//! (channels by size, chunks), `src/include/device.h` (buffers), for Ampere and Hopper GPUs and Intel CPUs. Left out:
-//! CollNet and NVLS trees, which need a network that reduces; a NIC's own latency; and the search for channels, which
-//! is replaced by its usual results.
+//! Source: NVIDIA/nccl 2.27.7, `src/graph/tuning.cc` (times, rates per channel, corrections), `src/enqueue.cc`
+//! (channels by size, chunks), `src/include/device.h` (buffers), for Ampere, Hopper and Blackwell GPUs and Intel CPUs.
+//! Left out: CollNet, which needs a network that reduces; PAT, which needs one GPU per server; a NIC's own latency; and
+//! the search for channels, which is replaced by its usual results.
 
 use super::super::Surroundings;
 use super::super::double_tree::Servers;
@@ -25,7 +25,7 @@ impl Variant {
         let algorithm = match self.shape {
             Shape::Ring => NcclSettings::RING,
             Shape::Tree => NcclSettings::TREE,
-            Shape::Nvls => NcclSettings::NVLS,
+            Shape::Nvls | Shape::NvlsTree => NcclSettings::NVLS,
         };
         let protocol = match self.protocol {
             Protocol::Ll => NcclSettings::LL,
@@ -43,6 +43,8 @@ pub(super) enum Shape {
     Tree,
     /// Reduction and multicast by the switches of a server's NVLinks (NVLink SHARP).
     Nvls,
+    /// NVLink SHARP inside servers, and trees across servers.
+    NvlsTree,
 }
 
 /// Encoding of bytes on a link: `Ll` 8 bytes with 8 bytes of flags and no fence, `Ll128` 120 of 128 bytes, `Simple`
@@ -58,7 +60,7 @@ const fn variant(name: &'static str, shape: Shape, protocol: Protocol) -> Varian
     Variant { name, shape, protocol }
 }
 
-pub(super) static VARIANTS: [Variant; 7] = [
+pub(super) static VARIANTS: [Variant; 8] = [
     variant("ring_ll", Shape::Ring, Protocol::Ll),
     variant("ring_ll128", Shape::Ring, Protocol::Ll128),
     variant("ring_simple", Shape::Ring, Protocol::Simple),
@@ -66,36 +68,60 @@ pub(super) static VARIANTS: [Variant; 7] = [
     variant("tree_ll128", Shape::Tree, Protocol::Ll128),
     variant("tree_simple", Shape::Tree, Protocol::Simple),
     variant("nvls", Shape::Nvls, Protocol::Simple),
+    variant("nvls_tree", Shape::NvlsTree, Protocol::Simple),
 ];
 
 /// Interconnect of the GPUs of a server, derived from its rate: NCCL asks the hardware, a cluster file gives a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fabric {
-    /// Below 100 GB/s.
+pub(super) enum Fabric {
+    /// PCI Express, through the host's memory: below 100 GB/s. NCCL's tables for Ampere GPUs apply, as for `Pcie`.
+    Host,
+    /// PCI Express, with direct access to other GPUs' memory: below 100 GB/s.
     Pcie,
     /// NVLink of Ampere GPUs: from 100 GB/s.
     Nvlink3,
     /// NVLink of Hopper GPUs, over switches that reduce: from 300 GB/s.
     Nvlink4,
+    /// NVLink of Blackwell GPUs, over switches that reduce: from 600 GB/s.
+    Nvlink5,
+}
+
+impl Fabric {
+    pub(super) fn is_nvlink(self) -> bool {
+        !matches!(self, Fabric::Host | Fabric::Pcie)
+    }
+
+    /// Index of the GPU's generation in the tables below.
+    fn generation(self) -> usize {
+        match self {
+            Fabric::Host | Fabric::Pcie | Fabric::Nvlink3 => 0,
+            Fabric::Nvlink4 => 1,
+            Fabric::Nvlink5 => 2,
+        }
+    }
 }
 
 /// Microseconds before the first step, of a ring and of a tree, by protocol.
-const BASE: [[f64; 3]; 2] = [[6.6, 14.0, 8.4], [6.8, 14.0, 0.0]];
+const BASE: [[f64; 3]; 2] = [[6.6, 14.0, 8.4], [6.8, 14.0, 8.4]];
 /// Microseconds of a hop, of a ring and of a tree, by protocol.
-const NVLINK_HOPS: [[f64; 3]; 2] = [[0.6, 1.9, 3.4], [0.6, 1.25, 28.0]];
-const PCIE_HOPS: [[f64; 3]; 2] = [[1.0, 2.5, 5.7], [1.0, 1.9, 28.0]];
-const NETWORK_HOPS: [[f64; 3]; 2] = [[2.7, 4.0, 14.0], [5.0, 8.5, 28.0]];
-/// Microseconds of a whole NVLS call.
-pub(super) const NVLS: f64 = 23.0;
+const NVLINK_HOPS: [[f64; 3]; 2] = [[0.6, 1.9, 3.4], [0.6, 1.25, 4.0]];
+const PCIE_HOPS: [[f64; 3]; 2] = [[1.0, 2.5, 5.7], [1.0, 1.9, 4.0]];
+pub(super) const NETWORK_HOPS: [[f64; 3]; 2] = [[2.7, 4.0, 14.0], [5.0, 8.5, 14.0]];
+/// Microseconds of a whole NVLS call inside a server, and of a hop of its tree between servers.
+pub(super) const NVLS: f64 = 25.0;
+pub(super) const NVLS_TREE_HOP: f64 = 20.9;
+/// Share of the links' rate that NVLS uses, by generation.
+const NVLS_SHARE: [f64; 3] = [0.0, 0.85, 0.74];
 /// Microseconds between two messages to the network, three times as many in `Simple`.
 const NETWORK_OVERHEAD: f64 = 1.0;
 
-/// Largest rate of `Ll` in GB/s: in one server, in two, in more.
-const LL: [f64; 3] = [87.7, 39.0, 20.4];
-/// Largest rate of a channel in GB/s, for Ampere and for Hopper: in one server, in two, in more.
-const CHANNEL_RING_LL128: [[f64; 3]; 2] = [[20.0; 3], [36.7; 3]];
-const CHANNEL_TREE_LL128: [[f64; 3]; 2] = [[20.0; 3], [36.7, 36.7, 29.0]];
-const CHANNEL_TREE: [[f64; 3]; 2] = [[24.0, 23.6, 17.8], [38.7, 41.4, 36.0]];
+/// Largest rate of `Ll` in GB/s, by generation: in one server, in two, in more. Across servers the CPU limits it.
+const LL: [[f64; 3]; 3] = [[87.7, 39.0, 20.4], [141.0, 39.0, 20.4], [282.0, 39.0, 20.4]];
+/// Largest rate of a channel in GB/s, by generation: in one server, in two, in more.
+const CHANNEL_RING_LL128: [[f64; 3]; 3] = [[20.0; 3], [36.7; 3], [40.0; 3]];
+const CHANNEL_TREE_LL128: [[f64; 3]; 3] = [[20.0; 3], [36.7, 36.7, 29.0], [55.6, 31.67, 20.0]];
+const CHANNEL_TREE: [[f64; 3]; 3] = [[24.0, 23.6, 17.8], [38.7, 41.4, 36.0], [70.0, 42.8, 24.0]];
+const CHANNEL_NVLS_TREE: [[f64; 3]; 3] = [[0.0; 3], [0.0, 57.7, 45.5], [0.0, 96.0, 80.0]];
 
 /// Factors of a tree's rate at 64 B, 128 B and so on, by protocol. Measured: trees are slower at middle sizes than the
 /// rest of the model predicts.
@@ -105,8 +131,8 @@ const TREE_CORRECTION: [[f64; 23]; 3] = [
     [0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.9, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9],
 ];
 
-/// Number of channels over NVLink, over PCIe, and to each NIC.
-const NVLINK_CHANNELS: u32 = 24;
+/// Number of channels over NVLink, by generation, over PCIe, and to each NIC.
+const NVLINK_CHANNELS: [u32; 3] = [24, 24, 32];
 const PCIE_CHANNELS: u32 = 2;
 const CARD_CHANNELS: u32 = 2;
 
@@ -119,15 +145,6 @@ const STEP: [u64; 3] = [32 << 10, 576_000, 512 << 10];
 /// Pieces of a small tensor, and least payload of a piece per channel.
 const PIECES: u64 = 16;
 const LEAST_PIECE: u64 = 1 << 10;
-
-/// Shares of the links' rate that messages between two ranks have inside a server and between servers. A message between
-/// servers leaves through one NIC, and never depends on the access of GPUs to each other's memory.
-pub(super) fn message_shares(surroundings: Surroundings) -> [f64; 2] {
-    let model = Model::new(surroundings, 1);
-    let share = |usual: u32| f64::from(model.limited(usual).min(usual)) / f64::from(usual);
-    let inside = model.inside() / (surroundings.inside.bytes_per_second() / 1e9);
-    [inside * share(model.channels_inside()), share(CARD_CHANNELS)]
-}
 
 /// The model of one group.
 pub(super) struct Model {
@@ -144,7 +161,7 @@ impl Model {
         self.ranks.div_ceil(self.surroundings.per_server)
     }
 
-    fn is_across(&self) -> bool {
+    pub(super) fn is_across(&self) -> bool {
         self.servers() > 1
     }
 
@@ -155,36 +172,44 @@ impl Model {
         alike.then(|| Servers { gpus, cards: cards.clamp(1, gpus) })
     }
 
-    fn fabric(&self) -> Fabric {
+    pub(super) fn fabric(&self) -> Fabric {
         match self.inside() {
+            600.0.. => Fabric::Nvlink5,
             300.0.. => Fabric::Nvlink4,
             100.0.. => Fabric::Nvlink3,
-            _ => Fabric::Pcie,
+            _ if self.surroundings.pcie_peers && self.surroundings.settings.peer_access => Fabric::Pcie,
+            _ => Fabric::Host,
         }
     }
 
     /// Rate in GB/s at which a rank can send to another rank of its server: through the host's memory if the GPUs do
     /// not access each other's memory.
-    fn inside(&self) -> f64 {
+    pub(super) fn inside(&self) -> f64 {
         let Surroundings { inside, host, settings, .. } = self.surroundings;
         let [inside, host] = [inside, host].map(|rate| rate.bytes_per_second() / 1e9);
         if settings.peer_access { inside } else { inside.min(host) }
+    }
+
+    /// Number of ranks, of `ranks` that send at once, that share a link inside a server.
+    pub(super) fn users(&self, ranks: u32) -> f64 {
+        f64::from(if self.surroundings.shares_link { ranks } else { 1 })
     }
 
     /// Whether `variant` can carry out `call`.
     pub(super) fn fits(&self, variant: &Variant, call: &Collective) -> bool {
         use CollectiveKind::{AllGather, AllReduce, ReduceScatter};
         let kind = call.kind;
-        let nvls = self.surroundings.nvls && self.fabric() == Fabric::Nvlink4 && !self.is_across() && self.ranks > 2;
+        let in_server = self.ranks / self.servers();
+        let nvls = self.surroundings.nvls && self.fabric().generation() > 0 && in_server > 2;
         match (variant.shape, variant.protocol) {
             (Shape::Nvls, _) => {
-                nvls && (kind == AllGather || matches!(kind, AllReduce | ReduceScatter) && switches_reduce(call))
+                let reduces = matches!(kind, AllReduce | ReduceScatter) && switches_reduce(call);
+                nvls && !self.is_across() && (kind == AllGather || reduces)
             }
+            (Shape::NvlsTree, _) => nvls && self.trees().is_some() && kind == AllReduce && switches_reduce(call),
             (Shape::Tree, _) if kind != AllReduce => false,
             // LL128 needs links that keep 128 bytes together.
-            (_, Protocol::Ll128) => {
-                self.fabric() != Fabric::Pcie || self.surroundings.settings.insists_on_ll128(call.kind)
-            }
+            (_, Protocol::Ll128) => self.fabric().is_nvlink() || self.surroundings.settings.insists_on_ll128(call.kind),
             _ => true,
         }
     }
@@ -195,8 +220,7 @@ impl Model {
     }
 
     fn slowest_of(&self, inside: f64) -> f64 {
-        let Surroundings { between, cards, .. } = self.surroundings;
-        if self.is_across() { inside.min(between.bytes_per_second() / 1e9 * f64::from(cards)) } else { inside }
+        if self.is_across() { inside.min(self.network()) } else { inside }
     }
 
     /// Part of the bus rate in GB/s that NCCL uses. NCCL's channels share the rate equally, so a communicator with
@@ -218,12 +242,18 @@ impl Model {
         usual.max(least).min(most).clamp(1, max_channels.max(1))
     }
 
+    /// Parts of the links' rates, inside a server and between servers, that the settings' channels leave to messages.
+    pub(super) fn channels_left(&self) -> [f64; 2] {
+        let left = |usual: u32| f64::from(self.limited(usual).min(usual)) / f64::from(usual);
+        [left(self.channels_inside()), left(CARD_CHANNELS)]
+    }
+
     fn channels_inside(&self) -> u32 {
-        if self.fabric() == Fabric::Pcie { PCIE_CHANNELS } else { NVLINK_CHANNELS }
+        if self.fabric().is_nvlink() { NVLINK_CHANNELS[self.fabric().generation()] } else { PCIE_CHANNELS }
     }
 
     /// Number of channels that NCCL makes without settings.
-    fn usual_channels(&self) -> u32 {
+    pub(super) fn usual_channels(&self) -> u32 {
         let inside = self.channels_inside();
         if self.is_across() { inside.min(CARD_CHANNELS * self.surroundings.cards).max(1) } else { inside }
     }
@@ -234,40 +264,60 @@ impl Model {
         let per_rank = variant.shape == Shape::Ring && variant.protocol == Protocol::Ll;
         let least = least * if per_rank { u64::from(self.ranks) } else { 1 };
         match variant.shape {
-            Shape::Nvls => self.channels(),
+            Shape::Nvls | Shape::NvlsTree => self.channels(),
             _ => ((bytes / (threads * least)) as u32).clamp(1, self.channels()),
         }
     }
 
     /// Rate of a variant with all channels, in GB/s.
     pub(super) fn rate(&self, variant: &Variant, kind: CollectiveKind) -> f64 {
-        let (bus, channels) = (self.used(), f64::from(self.channels()));
-        let generation = usize::from(self.fabric() == Fabric::Nvlink4);
+        let (bus, channels) = (self.estimated_bus(), f64::from(self.channels()));
+        let generation = self.fabric().generation();
         let scale = self.servers().min(3) as usize - 1;
-        let sums = self.is_across() || matches!(kind, CollectiveKind::AllReduce | CollectiveKind::Reduce);
-        let alone = self.ranks < 2 * self.servers();
         let tree = (bus * 0.92).min(channels * CHANNEL_TREE[generation][scale]);
         match (variant.shape, variant.protocol) {
-            (Shape::Ring, Protocol::Ll) => (bus / if sums { 4.0 } else { 3.0 }).min(LL[scale]),
-            (Shape::Ring, Protocol::Ll128) => {
-                (bus * if alone { 0.7 } else { 0.92 }).min(channels * CHANNEL_RING_LL128[generation][scale])
-            }
+            (Shape::Ring, Protocol::Ll) => (bus * 0.5).min(LL[generation][scale]),
+            (Shape::Ring, Protocol::Ll128) => (bus * 0.92).min(channels * CHANNEL_RING_LL128[generation][scale]),
             (Shape::Ring, Protocol::Simple) => bus,
-            (Shape::Tree, Protocol::Ll) => (tree / 3.8).min(LL[scale]),
+            (Shape::Tree, Protocol::Ll) => (tree / 3.8).min(LL[generation][scale]),
             (Shape::Tree, Protocol::Ll128) => {
                 let payload = if scale == 0 { 7.0 / 9.0 } else { 120.0 / 128.0 };
                 (tree * payload).min(channels * CHANNEL_TREE_LL128[generation][scale])
             }
             (Shape::Tree, Protocol::Simple) => tree,
-            (Shape::Nvls, _) => bus * 5.0 / 6.0,
+            (Shape::Nvls | Shape::NvlsTree, _) => {
+                // An all-reduce combines and distributes at once.
+                let channels = self.fabric().nvls_channels();
+                let ranks = f64::from(self.ranks / self.servers());
+                let phases = if kind == CollectiveKind::AllReduce { 2.0 } else { (ranks - 1.0) / ranks };
+                let inside = self.inside() * NVLS_SHARE[generation] * (channels - 1.0) / channels * phases;
+                if !self.is_across() {
+                    return inside;
+                }
+                let network = self.network() * if self.servers() == 2 { 2.0 } else { 1.0 };
+                inside.min(network).min(channels * CHANNEL_NVLS_TREE[generation][scale])
+            }
         }
     }
 
+    /// Rate in GB/s that NCCL expects of the links. Between more than two GPUs through the host's memory, NCCL expects
+    /// the link between the CPU's sockets to have half of a GPU's rate.
+    fn estimated_bus(&self) -> f64 {
+        let halved = self.fabric() == Fabric::Host && !self.is_across() && self.ranks > 2;
+        self.used() * if halved { 0.5 } else { 1.0 }
+    }
+
+    /// Rate of all NICs of a server in GB/s.
+    pub(super) fn network(&self) -> f64 {
+        let Surroundings { between, cards, .. } = self.surroundings;
+        between.bytes_per_second() / 1e9 * f64::from(cards)
+    }
+
     /// Number of steps of a ring, and number of those that lead to another server.
-    fn ring_steps(&self, kind: CollectiveKind) -> (f64, f64) {
+    pub(super) fn ring_steps(&self, kind: CollectiveKind) -> (f64, f64) {
         let (ranks, servers) = (f64::from(self.ranks), f64::from(self.servers()));
         match kind {
-            CollectiveKind::AllReduce => (2.0 * (ranks - 1.0), if self.is_across() { 2.0 * servers } else { 0.0 }),
+            CollectiveKind::AllReduce => (2.0 * (ranks - 1.0), 2.0 * (servers - 1.0)),
             CollectiveKind::AllGather | CollectiveKind::ReduceScatter => (ranks - 1.0, servers - 1.0),
             _ => (ranks, servers),
         }
@@ -276,8 +326,10 @@ impl Model {
     /// Microseconds of a hop inside a server and between two.
     pub(super) fn hops(&self, variant: &Variant) -> [f64; 2] {
         let shape = usize::from(variant.shape == Shape::Tree);
-        let inside = if self.fabric() == Fabric::Pcie { PCIE_HOPS } else { NVLINK_HOPS };
-        [inside, NETWORK_HOPS].map(|hops| hops[shape][variant.protocol as usize])
+        let inside = if self.fabric().is_nvlink() { NVLINK_HOPS } else { PCIE_HOPS };
+        // With one GPU per server, no other GPU's step hides the network's latency.
+        let alone = usize::from(shape == 1 || self.ranks == self.servers());
+        [inside[shape], NETWORK_HOPS[alone]].map(|hops| hops[variant.protocol as usize])
     }
 
     /// Microseconds of a step of a ring, on average.
@@ -289,7 +341,7 @@ impl Model {
     /// Microseconds before the first step.
     pub(super) fn base(&self, variant: &Variant) -> f64 {
         match variant.shape {
-            Shape::Nvls => 0.0,
+            Shape::Nvls | Shape::NvlsTree => 0.0,
             shape => BASE[usize::from(shape == Shape::Tree)][variant.protocol as usize],
         }
     }
@@ -300,6 +352,7 @@ impl Model {
         let base = self.base(variant);
         match (variant.shape, kind) {
             (Shape::Nvls, _) => NVLS,
+            (Shape::NvlsTree, _) => NVLS + 2.0 * f64::from(self.servers().ilog2()) * NVLS_TREE_HOP,
             // All channels of a broadcast go the same way round, so that their hops overlap.
             (Shape::Ring, CollectiveKind::Broadcast | CollectiveKind::Reduce) => {
                 base + if self.is_across() { between } else { inside }
@@ -327,7 +380,8 @@ impl Model {
                 let size = (bytes >> 6).max(1).ilog2() as usize;
                 rate *= 0.5 * TREE_CORRECTION[variant.protocol as usize].get(size).unwrap_or(&1.0);
             }
-            Shape::Nvls => {}
+            Shape::Nvls | Shape::NvlsTree if kind == CollectiveKind::AllReduce => rate *= f64::from(self.ranks) / steps,
+            Shape::Nvls | Shape::NvlsTree => {}
         }
         let is_large = bytes / u64::from(self.channels() * self.ranks) >= 64;
         let has_plateau = variant.shape == Shape::Ring && variant.protocol == Protocol::Simple && self.is_across();
