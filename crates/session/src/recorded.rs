@@ -21,7 +21,7 @@ use uniference_formats::record::{RankRecord, RecordReader};
 use uniference_formats::report::Manifest;
 use uniference_formats::units::counted;
 use uniference_host::error::HostError;
-use uniference_host::live::conversations::Recorder;
+use uniference_lowering::Recorder;
 use uniference_programs::chakra::link::is_recording;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{self, Engine, Failure};

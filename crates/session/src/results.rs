@@ -22,7 +22,7 @@ use uniference_formats::record::{Header, RecordWriter};
 use uniference_formats::report::{ComputeReport, CriticalPathReport, Manifest, Report};
 use uniference_formats::trace::{Chrome, Lines, PathSpan, Perfetto, TraceWriter};
 use uniference_host::error::HostError;
-use uniference_host::live::conversations::Recorder;
+use uniference_lowering::Recorder;
 use uniference_sim::cluster::Device;
 use uniference_sim::device::Origin;
 use uniference_sim::event::{Event, Observer};

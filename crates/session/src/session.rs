@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::report::{Manifest, Report};
 use uniference_host::error::{Exit, HostError};
-use uniference_host::live::conversations::Recorder;
+use uniference_lowering::Recorder;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::event::Observer;
 use uniference_sim::network::Asymmetry;

@@ -19,7 +19,7 @@ use uniference_formats::operators::{
 };
 use uniference_formats::report::ComputeReport;
 use uniference_host::error::HostError;
-use uniference_host::live::conversations::{Costs, Launch, LoweredWork, RankSlice};
+use uniference_lowering::slice::{Costs, Launch, LoweredWork, RankSlice};
 use uniference_sim::device::{Estimate, Resource};
 use uniference_sim::ids::{QueueId, RankId, TaskId};
 use uniference_sim::program::{Activity, Origin, Request, Work};

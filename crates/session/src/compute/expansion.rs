@@ -16,7 +16,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::take;
 use uniference_formats::operators::{CopyKind, LaunchFlags, Line, Reading, StreamEntry};
-use uniference_host::live::conversations::{CopyEngine, Launch, LaunchId, LoweredWork};
+use uniference_lowering::slice::{CopyEngine, Launch, LaunchId, LoweredWork};
 use uniference_sim::device::{HostCosts, Resource, Work};
 use uniference_sim::program::Origin;
 use uniference_sim::time::SimDuration;

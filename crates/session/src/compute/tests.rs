@@ -11,7 +11,8 @@ use uniference_costs::operators::Sequences;
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
 use uniference_formats::operators::{Encoder, LaunchFlags, Line, Reading, StreamEntry};
 use uniference_formats::record::{Header, RecordReader, RecordWriter};
-use uniference_host::live::conversations::{self, Conversations, Costs, LoweredWork, Recorder};
+use uniference_lowering::slice::{Costs, LoweredWork, RankSlice};
+use uniference_lowering::{Conversations, Recorder};
 use uniference_protocol::messages::{Answer, ComputeSlice, DeviceWork, Op, Quiet};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::device::Origin;
@@ -478,7 +479,7 @@ fn what_the_rank_numbers_it_asks_for() {
     let costing = Costing::new(model(Way::Modelled));
     let ids = |operators: &[u8]| -> Vec<Vec<(u64, u64)>> {
         let (rank, task, measured) = (RankId(0), TaskId(0), SimDuration::ZERO);
-        let slice = conversations::RankSlice { rank, task, line: "", measured, operators };
+        let slice = RankSlice { rank, task, line: "", measured, operators };
         let pieces = Shared(Rc::clone(&costing)).lower(slice);
         let launches =
             pieces.iter().filter_map(|piece| if let LoweredWork::Launch(launch) = piece { Some(launch) } else { None });

@@ -16,7 +16,7 @@ use uniference_formats::record::{Header, RecordReader, RecordWriter};
 use uniference_formats::report::Manifest;
 use uniference_host::capacity;
 use uniference_host::error::{Exit, HostError};
-use uniference_host::live::conversations::Recorder;
+use uniference_lowering::Recorder;
 use uniference_sim::cluster::{Cluster, Free};
 use uniference_sim::engine;
 use uniference_sim::fold_plan::{self, DueTo, FoldPlan, Moved, Unlike, axes, ends, rest};

@@ -484,7 +484,7 @@ struct ByBytes(Rc<RefCell<Shown>>);
 type Shown = Vec<(u32, String, Vec<u8>)>;
 
 impl Costs for ByBytes {
-    fn lower(&mut self, slice: RankSlice<'_>) -> Vec<super::LoweredWork> {
+    fn lower(&mut self, slice: RankSlice<'_>) -> Vec<LoweredWork> {
         self.0.borrow_mut().push((slice.rank.0, slice.line.to_owned(), slice.operators.to_vec()));
         vec![super::LoweredWork::Host(Work::new(SimDuration::from_us(slice.operators.len() as u64), Origin::Roofline))]
     }

@@ -12,11 +12,9 @@ mod ranges;
 mod streams;
 mod times;
 
-pub use streams::{CopyEngine, Launch, LoweredWork};
-pub use uniference_protocol::messages::LaunchId;
-
-use super::absent::AbsentRanks;
-use super::data::{Access, DataPlane};
+use crate::absent::AbsentRanks;
+use crate::data::{Access, DataPlane};
+use crate::slice::{Costs, LoweredWork, RankSlice};
 use dictionary::Dictionary;
 use ranges::Ranges;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,7 +23,9 @@ use streams::Streams;
 use times::Times;
 use uniference_formats::operators::{Line, of_process};
 use uniference_protocol::memory::Window;
-use uniference_protocol::messages::{self, Answer, Fetched, LocalHandle, OnStream, Op, Quiet, Reply as Frame};
+use uniference_protocol::messages::{
+    self, Answer, Fetched, LaunchId, LocalHandle, OnStream, Op, Quiet, Reply as Frame,
+};
 use uniference_sim::engine::{Engine, Halt, Resumption, Threads, Turn};
 use uniference_sim::event::{Event, Observer};
 use uniference_sim::fold_plan::{FoldPlan, Unlike};
@@ -47,41 +47,6 @@ pub trait Recorder {
 
 impl Recorder for () {
     fn step(&mut self, _: RankId, _: TaskId, _: &RecordedStep, _: &str) {}
-}
-
-/// Compute of a rank's program between two calls.
-#[derive(Clone, Copy, Debug)]
-pub struct RankSlice<'a> {
-    /// The rank that computed.
-    pub rank: RankId,
-    /// The thread that ran.
-    pub task: TaskId,
-    /// The line of the call that ended the slice; empty if unknown.
-    pub line: &'a str,
-    /// Compute time measured by the rank; 0 if the rank did not measure.
-    pub measured: SimDuration,
-    /// The operators of the slice, in the format of `uniference_formats::operators`; empty if they were not captured.
-    /// The slices of a rank form one stream, in the order of calls to [`Costs::lower`].
-    pub operators: &'a [u8],
-}
-
-/// Assigns costs to slices. Each slice is passed once, and slices of a rank in the order of its calls.
-pub trait Costs {
-    /// The pieces of a slice's work: work on the launching CPU, and work handed to CUDA streams. The last piece is work
-    /// on the launching CPU.
-    fn lower(&mut self, slice: RankSlice<'_>) -> Vec<LoweredWork>;
-
-    /// The text of a captured line of one of the rank's pieces; empty if unknown.
-    fn line(&self, _rank: RankId, _line: Line) -> String {
-        String::new()
-    }
-}
-
-/// Charges each slice its measured duration.
-impl Costs for () {
-    fn lower(&mut self, slice: RankSlice<'_>) -> Vec<LoweredWork> {
-        vec![LoweredWork::Host(Work::new(slice.measured, Origin::Measured))]
-    }
 }
 
 /// The live ranks of a run, and the engine.
