@@ -7,6 +7,7 @@
 //! run in a rehearsal.
 
 mod absent;
+pub mod compute;
 pub mod conversations;
 mod data;
 pub mod slice;
