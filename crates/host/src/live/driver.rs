@@ -1,7 +1,7 @@
 //! Owns a live run on this machine: its processes, sockets and pipes, in one loop over ready descriptors.
 //!
-//! `uniference-lowering` interprets messages of ranks, the engine simulates them, and the [`Console`] decides on output for
-//! the user. No process outlives the run, however the run ends: [`Zygote`] ends all processes when it is dropped.
+//! `uniference-lowering` interprets messages of ranks, the engine simulates them, and the [`Console`] decides on output
+//! for the user. No process outlives the run, however the run ends: [`Zygote`] ends all processes when it is dropped.
 
 mod starts;
 mod whereabouts;

@@ -1,8 +1,8 @@
 //! Owns the lowering of slices to pieces of work: the source of each rank's compute durations, applied to the measured
 //! time and the captured operators of its slices. The caller chooses the sources, and opens databases and records.
 //!
-//! Module `costing` costs slices, `expansion` expands slices of ranks with simulated GPUs, and `earlier` has the slices of
-//! an earlier run.
+//! Module `costing` costs slices, `expansion` expands slices of ranks with simulated GPUs, and `earlier` has the slices
+//! of an earlier run.
 
 mod costing;
 mod earlier;

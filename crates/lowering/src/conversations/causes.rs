@@ -1,4 +1,4 @@
-//! Owns the causes of tasks' progress: which answer of the engine let a task continue, directly or through another task.
+//! Owns the causes of tasks' progress: the answer of the engine that let a task continue, itself or by another task.
 
 use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::replay::RecordedStep;

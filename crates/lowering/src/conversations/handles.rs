@@ -1,4 +1,4 @@
-//! Owns the names of a rank's operations: the rank's own handles, the engine's, and the operations that it has released.
+//! Owns the names of a rank's operations (the rank's own handles and the engine's), and which of them are released.
 
 use std::collections::{BTreeMap, BTreeSet};
 use uniference_protocol::messages::LocalHandle;

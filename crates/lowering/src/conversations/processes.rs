@@ -1,5 +1,5 @@
-//! Owns the processes of ranks and their tasks: how they join and leave, and which rank a task belongs to if one program
-//! uses the GPUs of all ranks.
+//! Owns the processes of ranks and their tasks: how they join and leave, and which rank a task belongs to if one
+//! program uses the GPUs of all ranks.
 
 use super::Conversations;
 use super::causes::{Cause, Causes, follows_from};
