@@ -81,7 +81,7 @@ wheel: setup ## Builds a wheel to install elsewhere with pip: target/wheels
 test-wheel: wheel
 	scripts/test-wheel.sh
 
-check: check-rust check-cpp check-python check-pages check-docs check-commits ## Formatting, lints, types, documentation, purity of crates/sim
+check: check-rust check-cpp check-python check-pages check-docs check-commits ## Formatting, lints, types, documentation, purity of crates/sim and crates/lowering
 
 check-rust: setup
 	cargo fmt --all --check

@@ -1,13 +1,19 @@
-"""Checks that `crates/sim` is pure: it depends on no other crate of the workspace, and uses no module of the standard
-library that accesses the outside.
+"""Checks the pure crates: they depend on no other crate of the workspace than listed below, and use no module of the
+standard library that accesses the outside.
 
-Clippy refuses single items (crates/sim/clippy.toml); this script searches for whole modules.
+Clippy refuses single items (clippy.toml of these crates); this script searches for whole modules.
 """
 
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+# The pure crates, each with the crates of the workspace that it may depend on, directly or not.
+PURE = {
+    "sim": set(),
+    "lowering": {"sim", "abi", "protocol", "formats", "costs"},
+}
 
 FORBIDDEN = re.compile(
     r"\bstd\s*::\s*(?:fs|net|thread|env|process|os|io)\b"
@@ -20,26 +26,29 @@ GROUPED_MODULE = re.compile(r"[{,]\s*(?:fs|net|thread|env|process|os|io)\b")
 
 def main() -> int:
     """Prints each offence; the exit code is 1 if there is one."""
-    offences = foreign_dependencies() + [offence for path in sources() for offence in doors(path)]
+    offences = [offence for crate, below in PURE.items() for offence in foreign_dependencies(crate, below)]
+    offences += [offence for crate in PURE for path in sources(crate) for offence in doors(path)]
     for offence in offences:
         print(f"error: {offence}", file=sys.stderr)
     if not offences:
-        print("crates/sim is pure")
+        print(f"pure: {', '.join(f'crates/{crate}' for crate in PURE)}")
     return 1 if offences else 0
 
 
-def sources() -> list[Path]:
-    """Source files of the crate; its tests and benches are exempt."""
-    return sorted(Path("crates/sim/src").rglob("*.rs"))
+def sources(crate: str) -> list[Path]:
+    """Source files of the crate; tests and benches are exempt."""
+    files = Path(f"crates/{crate}/src").rglob("*.rs")
+    return sorted(path for path in files if "tests" not in path.with_suffix("").parts)
 
 
-def foreign_dependencies() -> list[str]:
-    """Packages of this workspace that `uniference-sim` depends on."""
-    tree = ["cargo", "tree", "--locked", "--package", "uniference-sim", "--edges", "normal,build", "--prefix", "none"]
+def foreign_dependencies(crate: str, below: set[str]) -> list[str]:
+    """Packages of this workspace that the crate depends on, except those `below` it."""
+    package = f"uniference-{crate}"
+    tree = ["cargo", "tree", "--locked", "--package", package, "--edges", "normal,build", "--prefix", "none"]
     lines = subprocess.run(tree, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
     names = sorted({line.split()[0] for line in lines if line})
-    ours = [name for name in names if name.startswith("uniference-") and name != "uniference-sim"]
-    return [f"uniference-sim depends on {name}" for name in ours]
+    allowed = {package, *(f"uniference-{name}" for name in below)}
+    return [f"{package} depends on {name}" for name in names if name.startswith("uniference-") and name not in allowed]
 
 
 def doors(path: Path) -> list[str]:

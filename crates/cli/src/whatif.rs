@@ -3,9 +3,9 @@
 use super::replay::ReplayedArgs;
 use std::ffi::OsString;
 use std::path::PathBuf;
+use uniference_formats::lines::{LineName, LineScale};
 use uniference_session::whatif::{Changes, compare, table};
 use uniference_session::{Ended, Exit, HostError, Output, RunResults};
-use uniference_studies::whatif::{LineName, LineScale};
 
 /// `uniference whatif`.
 #[derive(clap::Args)]

@@ -7,7 +7,8 @@
 //! declared [`column`]s, and its [`table`]. A record is read back to run it again.
 //!
 //! [`chakra`] has traces that other tools record or generate, [`astra`] ASTRA-sim's input files, [`real`] the
-//! recordings of ranks on real machines, and [`operators`] the operators that a rank ran between its calls.
+//! recordings of ranks on real machines, and [`operators`] the operators that a rank ran between its calls,
+//! [`lines`] the lines that users name.
 //! `uniference-programs` makes programs of them, and `uniference-studies` studies runs.
 
 pub mod astra;
@@ -19,6 +20,7 @@ pub mod diagnostic;
 pub mod events;
 #[cfg(test)]
 mod generated;
+pub mod lines;
 pub mod operators;
 pub mod real;
 pub mod record;

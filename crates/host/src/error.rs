@@ -3,6 +3,7 @@
 use rustix::io::Errno;
 use std::io;
 use std::path::PathBuf;
+use uniference_lowering::compute::CostingError;
 
 /// The exit code of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +24,13 @@ pub enum Exit {
     Interrupted = 130,
     /// `kill` (SIGTERM).
     Terminated = 143,
+}
+
+/// Compute that cannot be costed is a matter of the user's files and options.
+impl From<CostingError> for HostError {
+    fn from(error: CostingError) -> HostError {
+        HostError::Usage(error.to_string())
+    }
 }
 
 /// An error that ends a command. The message ends with a hint if there is one.

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::{env, thread};
 use uniference_client::{Blocking, Client, Ran};
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
-use uniference_host::live::conversations::{Conversations, Progress};
+use uniference_lowering::conversations::{Conversations, Progress};
 use uniference_protocol::arena::{self, Layout, SharedArena};
 use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::hello::Hello;

@@ -4,7 +4,7 @@
 
 mod folded;
 
-use crate::compute::{Costing, Plan, Shared};
+use crate::compute::Plan;
 use crate::notices::Notices;
 use crate::places::{give_gpus, places};
 use crate::session::{End, Session, SimulationEnd, Source, Stop, Watch};
@@ -18,12 +18,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use uniference_host::error::{Exit, HostError};
 use uniference_host::interrupt::Interrupts;
-use uniference_host::live::conversations::{Conversations, Costs, LoweredWork, RankSlice};
 use uniference_host::live::driver::{self, Compute, Console, Driver, LiveEnd, Setup, Terminal};
 use uniference_host::live::remote::{self, Gathered};
 pub use uniference_host::live::remote::{Door, Synced};
 use uniference_host::live::zygote::{Script, describe_status};
 use uniference_host::symbols::Torch;
+use uniference_lowering::Conversations;
+use uniference_lowering::compute::{Costing, Shared};
+use uniference_lowering::slice::{Costs, LoweredWork, RankSlice};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{Doing, Engine, Halt, HaltReason, Pending, RankReport};
 use uniference_sim::event::Observer;
@@ -244,13 +246,13 @@ impl Live<'_> {
             Gathered::All(joined) => joined,
             Gathered::Interrupted(interrupt) => {
                 let stop = Stop { exit: interrupt.into(), message: "interrupted\n".to_owned() };
-                let costing = Costing::new(self.plan.clone());
+                let costing = self.plan.costing();
                 let (lines, warnings) = (Vec::new(), Vec::new());
                 return Ok(Ran { ending: Ok(SimulationEnd::Stopped(stop)), lines, costing, warnings, largest: 0 });
             }
         };
         let mut observer = (watch.observer, &mut *self.observer);
-        let costing = Costing::new(self.plan.clone());
+        let costing = self.plan.costing();
         let costs: Box<dyn Costs> =
             if self.only_for_memory { Box::new(Free) } else { Box::new(Shared(Rc::clone(&costing))) };
         let (recorder, console) = (watch.recorder, &mut *self.console);

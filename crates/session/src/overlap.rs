@@ -14,6 +14,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use uniference_costs::operators::{Described, describe};
+use uniference_formats::lines::LineName;
 use uniference_formats::operators::{
     Autograd, Decoder, Definition, Encoder, Entry, Line, MemoryKind, dictionary_length,
 };
@@ -24,7 +25,6 @@ use uniference_sim::program::{Activity, Request, Work};
 use uniference_sim::replay::{RecordedStep, handles_mut};
 use uniference_sim::time::SimDuration;
 use uniference_studies::overlap::{Access, Chance, Chances, MovableLine, movable_ahead, movable_behind};
-use uniference_studies::whatif::LineName;
 
 /// Weights that split the measured time of a slice among its operators, by a roofline of no particular CPU: seconds per
 /// operator, per floating-point operation, and per byte read or written.

@@ -2,7 +2,7 @@
 //! traces are handled by [`crate::traces`].
 
 use crate::cluster::{Chosen, ClusterOptions};
-use crate::compute::{ComputeOptions, Costing, Plan, RankSteps, RecordedCompute};
+use crate::compute::{ComputeOptions, Plan, RecordedCompute};
 use crate::elsewhere::{Limited, TimedOut, limits, noticed, out_of_memory, unknown_allocations};
 use crate::input::open_record;
 use crate::overlap::{Arrangement, Examined, Lined, Moves, Overlapped, examine, lined};
@@ -22,7 +22,8 @@ use uniference_formats::record::{RankRecord, RecordReader};
 use uniference_formats::report::Manifest;
 use uniference_formats::units::counted;
 use uniference_host::error::HostError;
-use uniference_host::live::conversations::Recorder;
+use uniference_lowering::Recorder;
+use uniference_lowering::compute::{Costing, RankSteps};
 use uniference_programs::chakra::link::is_recording;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::engine::{self, Engine, Failure};
@@ -216,7 +217,7 @@ struct Recorded<'a> {
 
 impl<'a> Recorded<'a> {
     fn new(steps: &'a Steps, reader: RecordReader<BufReader<File>>, plan: Plan) -> Recorded<'a> {
-        Recorded { steps, reader: Some(reader), costing: Costing::new(plan), hazards: Hazards::default() }
+        Recorded { steps, reader: Some(reader), costing: plan.costing(), hazards: Hazards::default() }
     }
 }
 
@@ -287,7 +288,7 @@ fn other_seeds(args: &Replay, resolved: &Resolved, steps: &Steps) -> Result<Besi
     for _ in 1..args.repeat {
         cluster.dynamics.seed = cluster.dynamics.seed.wrapping_add(1);
         let mut statistics = Statistics::default();
-        let costing = Costing::new(steps.plan(resolved)?);
+        let costing = steps.plan(resolved)?.costing();
         let (ended, lines) = again(
             &cluster,
             path,

@@ -8,11 +8,11 @@ use crate::session::{RunResults, Source};
 use crate::simulated::{Ended, Look, Simulated};
 use crate::traces::{self, TraceReplay};
 use uniference_formats::cluster::Resolved;
+use uniference_formats::lines::{LineName, LineScale};
 use uniference_host::error::HostError;
 use uniference_sim::cluster::Cluster;
 use uniference_studies::critical::Explanation;
 use uniference_studies::overlap::Chances;
-use uniference_studies::whatif::{LineName, LineScale};
 
 /// An input that can be simulated without a program.
 #[derive(Clone)]

@@ -2,7 +2,6 @@
 //!
 //! The formats of the files are defined in `uniference-formats`.
 
-use crate::compute::Costed;
 use crate::doubts::of_network;
 use crate::folder::Folder;
 pub use crate::names::{EVENTS, GROUPS, NATIVE_TRACE, PREFIX, RECORD, REPORT, TABLES, TIMELINE, TRACE};
@@ -23,7 +22,8 @@ use uniference_formats::record::{Header, RecordWriter};
 use uniference_formats::report::{ComputeReport, CriticalPathReport, Manifest, Report};
 use uniference_formats::trace::{Chrome, Lines, PathSpan, Perfetto, TraceWriter};
 use uniference_host::error::HostError;
-use uniference_host::live::conversations::Recorder;
+use uniference_lowering::Recorder;
+use uniference_lowering::compute::Costed;
 use uniference_sim::cluster::Device;
 use uniference_sim::device::Origin;
 use uniference_sim::event::{Event, Observer};

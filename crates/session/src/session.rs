@@ -3,7 +3,7 @@
 //! The simulated programs, and how they are driven, are defined by the [`Source`].
 
 use crate::cluster::Chosen;
-use crate::compute::{Costed, NodeModels, Plan};
+use crate::compute::{NodeModels, Plan};
 use crate::folder::Folder;
 use crate::notices::Notices;
 use crate::results::{self, Beside, Figures, REPORT, RecordLevel, Recording};
@@ -13,7 +13,8 @@ use std::path::PathBuf;
 use uniference_formats::cluster::Resolved;
 use uniference_formats::report::{Manifest, Report};
 use uniference_host::error::{Exit, HostError};
-use uniference_host::live::conversations::Recorder;
+use uniference_lowering::Recorder;
+use uniference_lowering::compute::Costed;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::event::Observer;
 use uniference_sim::network::Asymmetry;

@@ -4,8 +4,9 @@ use crate::cluster::Overrides;
 use crate::replayed::Replayed;
 use crate::simulated::{Ended, Look, Simulated};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
+use uniference_formats::lines::{LineName, LineScale};
 use uniference_host::error::HostError;
-use uniference_studies::whatif::{Change, LineName, LineScale, Outcome, Refused, WhatIf, candidates};
+use uniference_studies::whatif::{Change, Outcome, Refused, WhatIf, candidates};
 
 /// Changes to a run.
 #[derive(Clone, Debug, Default)]

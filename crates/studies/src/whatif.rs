@@ -3,10 +3,7 @@
 use crate::critical::{Explanation, Part};
 use crate::overlap::Chances;
 use serde::Serialize;
-use std::fmt;
-use std::path::Path;
 use uniference_formats::cluster::{Speed, bandwidth_of_host, bandwidth_of_link, speed_keys};
-use uniference_formats::operators::BACKWARD;
 use uniference_formats::table::{row, seconds, signed, signed_percent, table, wrapped};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::collective::choose::algorithms_for;
@@ -295,55 +292,6 @@ fn shortened(options: &[String]) -> String {
     match options.len() / 2 {
         0..=2 => shown(options),
         more => format!("{} and {} more like it", shown(&options[..2]), more - 1),
-    }
-}
-
-/// A line of a program.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct LineName(String);
-
-impl std::str::FromStr for LineName {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<LineName, String> {
-        let numbered = text.rsplit_once(':').is_some_and(|(_, number)| number.parse::<u32>().is_ok());
-        numbered.then(|| LineName(text.to_owned())).ok_or_else(|| "must be FILE:LINE, as in model.py:41".to_owned())
-    }
-}
-
-impl fmt::Display for LineName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl LineName {
-    /// Whether `line` is this line of the program, in either pass: the name has as many folders as make it unique.
-    pub fn is(&self, line: &str) -> bool {
-        Path::new(line.strip_suffix(BACKWARD).unwrap_or(line)).ends_with(&self.0)
-    }
-}
-
-/// A line of a program whose compute duration is scaled.
-#[derive(Clone, Debug, PartialEq)]
-pub struct LineScale {
-    /// The line of the program.
-    pub line: LineName,
-    /// Factor on the duration of the line's compute; finite, not negative.
-    pub factor: f64,
-}
-
-impl std::str::FromStr for LineScale {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<LineScale, String> {
-        let problem = || "must be FILE:LINE=FACTOR, as in model.py:41=0.5".to_owned();
-        let (line, factor) = text.rsplit_once('=').ok_or_else(problem)?;
-        let line = line.parse().map_err(|_| problem())?;
-        match factor.trim().parse::<f64>() {
-            Ok(factor) if factor.is_finite() && factor >= 0.0 => Ok(LineScale { line, factor }),
-            _ => Err(problem()),
-        }
     }
 }
 

@@ -1,14 +1,13 @@
 //! Owns a live run on this machine: its processes, sockets and pipes, in one loop over ready descriptors.
 //!
-//! `conversations` interprets messages of ranks, the engine simulates them, and the [`Console`] decides on output for the
-//! user. No process outlives the run, however the run ends: [`Zygote`] ends all processes when it is dropped.
+//! `uniference-lowering` interprets messages of ranks, the engine simulates them, and the [`Console`] decides on output
+//! for the user. No process outlives the run, however the run ends: [`Zygote`] ends all processes when it is dropped.
 
 mod starts;
 mod whereabouts;
 
 use self::whereabouts::{AGAIN, Looks};
 use super::connections::{Process, RankConnections, TaskConnection};
-use super::conversations::{Conversations, Costs, Progress, Ready, Recorder};
 use super::output::{Logs, Stream};
 use super::phantom::Libraries;
 use super::process_probe::{self, ProcessProbe};
@@ -30,6 +29,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use uniference_client::processor::Visit;
+use uniference_lowering::conversations::{Progress, Ready};
+use uniference_lowering::slice::Costs;
+use uniference_lowering::{Conversations, Recorder};
 use uniference_protocol::arena::{self, Layout};
 use uniference_protocol::frame::{self, FrameBuffer};
 use uniference_protocol::hello::Hello;

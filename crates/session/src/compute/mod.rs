@@ -1,39 +1,36 @@
 //! Owns the source of compute durations, by rank: the source of `--compute`, or else of each device's keys.
 //!
-//! Module `costing` costs slices, `expansion` expands slices of ranks with simulated GPUs, `earlier` reads the slices
-//! of an earlier run, and `nodes` costs nodes of traces and generated jobs.
+//! `uniference-lowering` applies the sources to slices; module `nodes` costs nodes of traces and generated jobs.
 
-mod costing;
-mod earlier;
-mod expansion;
 mod nodes;
 
-#[cfg(test)]
-mod tests;
-
-pub(crate) use costing::{Costed, Costing, RankSteps, Shared};
 pub(crate) use nodes::NodeModels;
 
-use earlier::Earlier;
+use crate::input::open_record;
+use crate::overlap::lined;
+use crate::results::RECORD;
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::fs::File;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::str::FromStr;
 use std::sync::{Arc, Mutex};
 use uniference_costs::database::Databases;
-use uniference_costs::model::{Coming, Model, Target};
-use uniference_costs::operators::Sequences;
+use uniference_costs::model::{Model, Target};
 use uniference_formats::cluster::{KernelCost, Resolved};
 use uniference_formats::devices::{self, DeviceKind};
-use uniference_formats::operators::{CopyKind, Definition};
+use uniference_formats::lines::LineScale;
+use uniference_formats::record::RecordReader;
 use uniference_formats::report::Manifest;
 use uniference_formats::units::Duration;
 use uniference_host::error::HostError;
 use uniference_host::live::driver;
-use uniference_sim::device::{Estimate, HostCosts, Rates};
+use uniference_lowering::compute::{Costing, Earlier, HostCpu, OperatorCosts, RankPlan, Sources, Way};
+use uniference_sim::device::{HostCosts, Rates};
 use uniference_sim::time::SimDuration;
-use uniference_studies::whatif::LineScale;
 
 /// Source of compute durations.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -225,144 +222,15 @@ impl HostTime {
     }
 }
 
-/// Source of a rank's compute, after options and keys are resolved.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    Measured,
-    Modelled,
-    From,
-    None,
-    /// For a replay: the recorded duration.
-    Recorded,
-}
-
-/// Costs of operators on the device of a rank.
-trait OperatorCosts: Send + Sync {
-    /// Cost of an operator that runs alone on the device. `coming` describes the preceding operator, if it matters
-    /// ([`OperatorCosts::depend_on_coming`]).
-    fn estimate(&self, definition: &Definition, coming: Coming<'_>) -> Estimate;
-
-    /// Device time of an operator, without its host time.
-    fn on_device(&self, definition: &Definition) -> Estimate;
-
-    /// Device time of attention with these sequence lengths.
-    fn attention(&self, definition: &Definition, sequences: &[Sequences]) -> Estimate;
-
-    /// Cost of a kernel by the user's formula.
-    fn by_formula(&self, cost: &KernelCost, definition: &Definition) -> Result<Estimate, String>;
-
-    /// Device time of a kernel outside of all operators that moves `bytes` bytes; 0: the number is unknown.
-    fn kernel(&self, bytes: u64) -> Estimate;
-
-    /// A kernel that only spins for this duration.
-    fn spin(&self, lasts: SimDuration) -> Estimate;
-
-    /// Device time of a copy of `bytes` bytes.
-    fn copy(&self, kind: CopyKind, bytes: u64) -> Estimate;
-
-    /// Whether the cost of an operator depends on the preceding operator.
-    fn depend_on_coming(&self) -> bool;
-
-    /// Kind of the operator in reports.
-    fn kind(&self, definition: &Definition) -> &'static str;
-
-    /// Lower bound in seconds for an operator of unknown cost, from the bytes that it reads and writes.
-    fn at_least(&self, definition: &Definition) -> f64;
-
-    /// Element types for which the device has no rate, and the types whose rates were used instead.
-    fn substituted(&self) -> Vec<(&'static str, &'static str)>;
-}
-
-impl OperatorCosts for Model {
-    fn estimate(&self, definition: &Definition, coming: Coming<'_>) -> Estimate {
-        Model::estimate(self, definition, coming)
-    }
-
-    fn on_device(&self, definition: &Definition) -> Estimate {
-        self.operator(definition)
-    }
-
-    fn attention(&self, definition: &Definition, sequences: &[Sequences]) -> Estimate {
-        Model::attention(self, definition, sequences)
-    }
-
-    fn by_formula(&self, cost: &KernelCost, definition: &Definition) -> Result<Estimate, String> {
-        Model::by_formula(self, cost, definition)
-    }
-
-    fn kernel(&self, bytes: u64) -> Estimate {
-        Model::kernel(self, bytes)
-    }
-
-    fn spin(&self, lasts: SimDuration) -> Estimate {
-        Model::spin(self, lasts)
-    }
-
-    fn copy(&self, kind: CopyKind, bytes: u64) -> Estimate {
-        Model::copy(self, kind, bytes)
-    }
-
-    fn depend_on_coming(&self) -> bool {
-        self.knows_host()
-    }
-
-    fn kind(&self, definition: &Definition) -> &'static str {
-        Model::kind(definition)
-    }
-
-    fn at_least(&self, definition: &Definition) -> f64 {
-        Model::at_least(self, definition)
-    }
-
-    fn substituted(&self) -> Vec<(&'static str, &'static str)> {
-        Model::substituted(self)
-    }
-}
-
-/// Sources of the compute of a run.
+/// Sources of the compute of a run, and their description.
 #[derive(Clone)]
 pub struct Plan {
-    ranks: Vec<RankPlan>,
-    earlier: Option<Earlier>,
+    sources: Sources,
     /// Source of compute in the manifest.
     name: String,
     models: Vec<(String, String)>,
-    /// Warning about a replay on the recorded cluster whose costs come from other rows than the run's.
-    outdated: Option<String>,
-    /// Whether a host time of simulated GPUs was requested.
-    host_asked: bool,
-    /// Time of Python functions, and whether it was requested.
+    /// Time of Python functions.
     python: PythonTime,
-    python_asked: bool,
-    /// For a replay: lines whose compute is scaled.
-    lines: Vec<LineScale>,
-}
-
-#[derive(Clone)]
-struct RankPlan {
-    way: Way,
-    /// Costs of the rank's operators, if they are modelled.
-    costs: Option<Arc<dyn OperatorCosts>>,
-    /// The user's formulas for kernels.
-    kernels: Rc<[KernelCost]>,
-    /// Costs of operators on CPU tensors on the host CPU, if the CPU is known.
-    host_cpu: Option<HostCpu>,
-    /// Whether the device is a GPU, with a CPU that runs the program.
-    is_gpu: bool,
-    slowdown: f64,
-    /// Time of the host that launches work on the device's CUDA streams, unless it is measured.
-    host: HostCosts,
-    measures_host: bool,
-    /// Whether compute is measured, or was measured in the recorded run.
-    is_measured: bool,
-}
-
-/// The CPU that runs the program of a rank with a GPU.
-#[derive(Clone)]
-struct HostCpu {
-    costs: Arc<dyn OperatorCosts>,
-    /// Number of ranks that share one CPU.
-    ranks: f64,
 }
 
 /// CPU sockets per server, unless the server has more GPUs than [`devices::KnownDevice::gpus_per_cpu`] per socket.
@@ -463,7 +331,7 @@ impl Plan {
             models.push((PYTHON_TIME.to_owned(), python.to_string()));
         }
         let earlier = match &options.source {
-            Some(Compute::From(run)) => Some(Earlier::read(run)?),
+            Some(Compute::From(run)) => Some(earlier(run)?),
             _ => None,
         };
         let names: BTreeSet<String> = ways
@@ -496,8 +364,8 @@ impl Plan {
             recorded.filter(|recorded| recorded.at_home).and_then(|recorded| outdated(recorded.manifest, &models));
         let python_asked = options.python.is_some_and(|asked| asked != PythonTime::None);
         let (lines, host_asked) = (options.lines.clone(), options.host.is_some());
-        let ranks = ranks.collect();
-        Ok(Plan { ranks, earlier, name, models, outdated, host_asked, python, python_asked, lines })
+        let sources = Sources { ranks: ranks.collect(), earlier, outdated, host_asked, python_asked, lines };
+        Ok(Plan { sources, name, models, python })
     }
 
     /// Writes the source of compute into the manifest.
@@ -514,7 +382,12 @@ impl Plan {
             Way::Modelled => driver::Compute::Modelled,
             Way::None => driver::Compute::None,
         };
-        self.ranks.iter().map(of).collect()
+        self.sources.ranks.iter().map(of).collect()
+    }
+
+    /// Costing of one run.
+    pub(crate) fn costing(&self) -> Rc<RefCell<Costing>> {
+        Costing::new(self.sources.clone())
     }
 
     /// Whether Python calls are counted.
@@ -526,6 +399,15 @@ impl Plan {
     pub fn measures(&self) -> bool {
         self.of_ranks().contains(&driver::Compute::Measured)
     }
+}
+
+/// The slices of the run in a run folder.
+fn earlier(run: &Path) -> Result<Earlier, HostError> {
+    let file: BufReader<File> = BufReader::new(open_record(&run.join(RECORD))?);
+    let (ranks, rest) = RecordReader::open(file)?.by_rank();
+    let earlier = Earlier::new(ranks.into_iter().map(lined));
+    rest.finish()?;
+    Ok(earlier)
 }
 
 /// Manifest key of the host time, if it is not modelled.
@@ -643,4 +525,49 @@ fn costs(
         costs.push(Some(models.of(target, databases)));
     }
     Ok(costs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uniference_formats::cluster::{Choices, ClusterFile};
+
+    /// Two CPUs per server with x86 CPUs; one Grace per two GPUs, 36 in an NVL72.
+    #[test]
+    fn ranks_of_a_server_share_its_cpus() {
+        let shares = |model: &str, count: u32| {
+            let network = format!("preset = \"rail\"\nper_server = {count}\nfabric = \"nvlink4\"");
+            let text =
+                format!("[[device]]\nname = \"a\"\nmodel = \"{model}\"\ncount = {count}\n[network]\n{network}\n");
+            let file = ClusterFile::parse("test", &text, &[]).unwrap();
+            let resolved = file.resolve(&Choices::default()).unwrap();
+            let ways = vec![Way::Modelled; count as usize];
+            let cpus = host_cpus(&ways, &resolved, &ComputeOptions::default()).unwrap();
+            cpus[0].as_ref().unwrap().ranks
+        };
+        let of = |model| [1, 2, 4, 8, 72].map(|count| shares(model, count));
+        assert_eq!((of("b200"), of("gb200")), ([1.0, 1.0, 2.0, 4.0, 4.0], [1.0, 1.0, 2.0, 2.0, 2.0]));
+    }
+
+    #[test]
+    fn the_times_of_the_host_and_of_python_are_words_or_times() {
+        for (text, time) in [
+            ("model", HostTime::Model),
+            ("measured", HostTime::Measured),
+            ("9 us", HostTime::Operator(SimDuration::from_us(9))),
+        ] {
+            assert_eq!(text.parse(), Ok(time));
+            assert_eq!(time.to_string().parse(), Ok(time));
+        }
+        assert!("fast".parse::<HostTime>().unwrap_err().contains("\"9 us\""));
+        for (text, time) in [
+            ("none", PythonTime::None),
+            ("model", PythonTime::Call(SimDuration::from_ns(350))),
+            ("0.5 us", PythonTime::Call(SimDuration::from_ns(500))),
+        ] {
+            assert_eq!(text.parse(), Ok(time));
+            assert_eq!(time.to_string().parse(), Ok(time));
+        }
+        assert!("fast".parse::<PythonTime>().unwrap_err().contains("\"350 ns\""));
+    }
 }

@@ -2,13 +2,13 @@
 //! a run.
 
 use super::ComputeOptions;
-use super::costing::Costed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use uniference_costs::database::Databases;
 use uniference_costs::model::{Model, Target};
 use uniference_formats::report::{ComputeReport, Manifest};
 use uniference_host::error::HostError;
+use uniference_lowering::compute::Costed;
 use uniference_programs::chakra::replay::{self, CostedOperator};
 use uniference_sim::device::Origin;
 

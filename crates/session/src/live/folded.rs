@@ -4,7 +4,6 @@
 //! The choice of running ranks and the replica check are defined in [`uniference_sim::fold_plan`].
 
 use super::{Live, Ran};
-use crate::compute::Costing;
 use crate::folder::unwritable;
 use crate::programs::halted;
 use crate::recorded::{LinedSteps, boxed, play};
@@ -16,7 +15,7 @@ use uniference_formats::record::{Header, RecordReader, RecordWriter};
 use uniference_formats::report::Manifest;
 use uniference_host::capacity;
 use uniference_host::error::{Exit, HostError};
-use uniference_host::live::conversations::Recorder;
+use uniference_lowering::Recorder;
 use uniference_sim::cluster::{Cluster, Free};
 use uniference_sim::engine;
 use uniference_sim::fold_plan::{self, DueTo, FoldPlan, Moved, Unlike, axes, ends, rest};
@@ -210,7 +209,7 @@ fn simulate(
     let ranks: Vec<RankId> = (0..cluster.devices.len()).map(RankId::from).collect();
     let models: Vec<usize> = ranks.iter().map(|rank| cast.model(*rank).index()).collect();
     let (records, rest) = record.by_rank_of(&models);
-    let costing = Costing::new(live.plan.clone());
+    let costing = live.plan.costing();
     let steps = ranks.iter().zip(records).map(|(rank, record)| {
         let (model, steps) = (cast.model(*rank), boxed(record));
         if model == *rank {

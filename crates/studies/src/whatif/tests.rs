@@ -110,31 +110,6 @@ fn results_show_the_largest_gain_first_and_losses() {
     insta::assert_snapshot!(results.sorted().render());
 }
 
-#[test]
-fn lines_are_told_by_the_end_of_their_path() {
-    let scale: LineScale = "layers/model.py:41=0.5".parse().unwrap();
-    let is = |line| scale.line.is(line);
-    assert_eq!(scale.factor, 0.5);
-    assert!(is("/home/a/layers/model.py:41") && is("layers/model.py:41"));
-    assert!(!is("/home/a/other_layers/model.py:41") && !is("/home/a/layers/model.py:4") && !is(""));
-    for wrong in ["model.py:41", "model.py=2", "model.py:x=2", "model.py:1=-1", "model.py:1=inf", ""] {
-        assert!(wrong.parse::<LineScale>().is_err(), "{wrong}");
-    }
-}
-
-#[test]
-fn a_line_is_named_for_both_of_its_passes() {
-    let name: LineName = "model.py:41".parse().unwrap();
-    for (line, is) in [
-        ("/a/model.py:41", true),
-        ("/a/model.py:41 (backward)", true),
-        ("/a/model.py:4 (backward)", false),
-        ("/a/a_model.py:41", false),
-    ] {
-        assert_eq!(name.is(line), is, "{line}");
-    }
-}
-
 /// The changes that are tried for a job of four hosts on this network.
 fn tried(network: &str) -> Vec<String> {
     let file = format!("[[device]]\nname = \"n\"\ncount = 4\n[network]\nbandwidth = \"1 Gbps\"\n{network}");

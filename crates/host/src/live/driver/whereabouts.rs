@@ -4,13 +4,13 @@
 
 use super::{Driver, LONG_SILENCE, RankConnections, SILENCE, TICK};
 use crate::error::HostError;
-use crate::live::conversations::Progress;
 use crate::live::process_probe::{ProcessProbe, is_stopped};
 use crate::live::remote::remote_worker::RemoteWorker;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::time::{Duration, Instant};
 use uniference_client::quiescence::{Found, Threads};
+use uniference_lowering::conversations::Progress;
 use uniference_sim::engine::{Doing, RankReport};
 use uniference_sim::ids::RankId;
 

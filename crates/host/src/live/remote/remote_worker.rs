@@ -1,9 +1,9 @@
 //! Owns the driver's side of a worker: the ends of its ranks' wires and outputs, and the transfer of data between both
 //! arenas.
 //!
-//! `messages` defines the messages, and `conversations` interprets those of ranks. One thread receives from the worker,
-//! another one sends to it, so the driver waits for neither. The driver itself sends only short answers while the queue
-//! is empty, because waking the sending thread would need longer.
+//! `messages` defines the messages, and `uniference-lowering` interprets those of ranks. One thread receives from the
+//! worker, another one sends to it, so the driver waits for neither. The driver itself sends only short answers while
+//! the queue is empty, because waking the sending thread would need longer.
 
 use super::files::Synced;
 use super::inbox::{Inbox, Mailbox, lock};

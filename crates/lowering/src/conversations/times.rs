@@ -5,7 +5,7 @@
 //! them, so all ends of a rank with a pending request are kept until the engine has answered.
 
 use std::collections::{BTreeMap, BTreeSet};
-use uniference_protocol::messages::{LaunchId, LaunchTimes};
+use uniference_protocol::messages::{LaunchId, LaunchTimes, OnStream};
 use uniference_sim::event::{Elapsed, Event};
 use uniference_sim::ids::{Handle, OfProcess, RankId};
 use uniference_sim::time::{SimDuration, SimTime};
@@ -122,4 +122,9 @@ impl RankTimes {
             ended: at(kernel + 1),
         }));
     }
+}
+
+/// The id by which the rank asks for the times of an operation on a stream.
+pub(super) fn launch_ids(on: Option<OnStream>) -> Vec<LaunchId> {
+    on.and_then(|on| on.number).map(|launch| LaunchId { launch, node: 0 }).into_iter().collect()
 }

@@ -5,10 +5,12 @@
 //! the arena), and knows no time (the engine does). It only observes issued and matched operations.
 
 mod copies;
+mod fold;
+mod instance;
 
-use super::fold::{Group, Plans};
-use super::instance::{Instance, Member};
 use copies::Copies;
+use fold::{Group, Plans};
+use instance::{Instance, Member};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use uniference_protocol::memory::Window;
@@ -21,7 +23,7 @@ use uniference_sim::program::{Call, CallOp, Collective, NcclSettings};
 
 /// The data of all operations.
 #[derive(Default)]
-pub struct DataPlane {
+pub(crate) struct DataPlane {
     groups: BTreeMap<GroupId, Group>,
     /// First two ranks that gave one group different NCCL settings.
     disagreement: Option<[RankId; 2]>,
@@ -72,7 +74,7 @@ enum Held {
 
 /// The result of a rank's request for its data.
 #[derive(Debug, PartialEq)]
-pub enum Access {
+pub(crate) enum Access {
     /// The data is available.
     Ready(Fetched),
     /// A member is still reducing the data or copying its input: the caller must try again afterwards.
@@ -81,18 +83,18 @@ pub enum Access {
 
 impl DataPlane {
     /// A data plane for collectives of these algorithms.
-    pub fn of(algorithms: AlgorithmTable) -> DataPlane {
+    pub(crate) fn of(algorithms: AlgorithmTable) -> DataPlane {
         DataPlane { plans: Plans::of(algorithms), ..DataPlane::default() }
     }
 
     /// From now on, the driver itself carries out small reductions.
-    pub fn reduce_in(&mut self, window: Window) {
+    pub(crate) fn reduce_in(&mut self, window: Window) {
         self.window = Some(window);
     }
 
     /// From now on, ranks of the fold plan without processes contribute copies of other ranks' data. The copies are in
     /// `window`, of which each rank has `part` bytes.
-    pub fn rehearse(&mut self, cast: Arc<FoldPlan>, window: Window, part: u64) {
+    pub(crate) fn rehearse(&mut self, cast: Arc<FoldPlan>, window: Window, part: u64) {
         self.copies = Some(Copies::new(cast, window, part));
     }
 
@@ -100,7 +102,7 @@ impl DataPlane {
     ///
     /// # Errors
     /// The first absent member whose class has no running rank in the group.
-    pub fn join(
+    pub(crate) fn join(
         &mut self,
         group: GroupId,
         rank: RankId,
@@ -115,13 +117,13 @@ impl DataPlane {
     }
 
     /// First two ranks that gave one group different NCCL settings.
-    pub fn disagreement(&self) -> Option<[RankId; 2]> {
+    pub(crate) fn disagreement(&self) -> Option<[RankId; 2]> {
         self.disagreement
     }
 
     /// Records that a task is about to issue `call`, which the engine receives as `heard`; the call's input is at
     /// `staged`.
-    pub fn announce(&mut self, (rank, task): (RankId, TaskId), heard: Call, call: Call, staged: Option<Offset>) {
+    pub(crate) fn announce(&mut self, (rank, task): (RankId, TaskId), heard: Call, call: Call, staged: Option<Offset>) {
         if let Some(copies) = &mut self.copies {
             let ranks = &self.groups[&call.group].ranks;
             let me = ranks.iter().position(|member| *member == rank).expect("who calls is a member");
@@ -132,17 +134,17 @@ impl DataPlane {
     }
 
     /// Contributions since the last call, in a rehearsal: the rank's task, the number of its call, and a checksum.
-    pub fn take_contributions(&mut self) -> Vec<(RankId, TaskId, u64, u64)> {
+    pub(crate) fn take_contributions(&mut self) -> Vec<(RankId, TaskId, u64, u64)> {
         self.copies.as_mut().map(Copies::take_contributions).unwrap_or_default()
     }
 
     /// Marks the input in this block as not yet copied.
-    pub fn filling(&mut self, room: Offset) {
+    pub(crate) fn filling(&mut self, room: Offset) {
         self.filling.insert(room);
     }
 
     /// Marks the input in this block as copied.
-    pub fn filled(&mut self, room: Offset) {
+    pub(crate) fn filled(&mut self, room: Offset) {
         self.filling.remove(&room);
         if let Some(copies) = &mut self.copies {
             copies.filled(room);
@@ -203,7 +205,7 @@ impl DataPlane {
     }
 
     /// Observes the engine's events. An operation may be complete before its rank knows the handle.
-    pub fn observe(&mut self, event: &Event<'_>) {
+    pub(crate) fn observe(&mut self, event: &Event<'_>) {
         match event {
             Event::Issued { rank, handle, call, .. } => self.issued(*rank, *handle, call),
             Event::Completed { rank, handle, call, algorithm, meeting, .. } => {
@@ -283,7 +285,7 @@ impl DataPlane {
     ///
     /// # Panics
     /// If the operation is not complete, or was released.
-    pub fn fetch(&mut self, rank: RankId, handle: Handle) -> Access {
+    pub(crate) fn fetch(&mut self, rank: RankId, handle: Handle) -> Access {
         if !self.filling.is_empty() && self.is_filling(rank, handle) {
             return Access::Busy;
         }
@@ -311,21 +313,21 @@ impl DataPlane {
     }
 
     /// All members' handles of the collective that `handle` belongs to, if all have entered it.
-    pub fn members(&self, rank: RankId, handle: Handle) -> Vec<(RankId, Handle)> {
+    pub(crate) fn members(&self, rank: RankId, handle: Handle) -> Vec<(RankId, Handle)> {
         let Some(Held::Collective { key, .. }) = self.held.get(&(rank, handle)) else { return Vec::new() };
         let handles = self.collectives.get(key).and_then(Instance::handles);
         handles.map_or(Vec::new(), |handles| self.groups[&key.0].ranks.iter().copied().zip(handles).collect())
     }
 
     /// Marks the reduction that `rank` was chosen for as done.
-    pub fn folded(&mut self, rank: RankId, handle: Handle) {
+    pub(crate) fn folded(&mut self, rank: RankId, handle: Handle) {
         if let Some(Held::Collective { key, .. }) = self.held.get(&(rank, handle)) {
             self.collectives.get_mut(key).expect("whoever folds has not released it").folded();
         }
     }
 
     /// Releases the data of `handle` for `rank`.
-    pub fn release(&mut self, rank: RankId, handle: Handle) {
+    pub(crate) fn release(&mut self, rank: RankId, handle: Handle) {
         match self.held.remove(&(rank, handle)) {
             Some(Held::Collective { key, me }) => {
                 if let Some(instance) = self.collectives.get_mut(&key) {
@@ -339,22 +341,22 @@ impl DataPlane {
     }
 
     /// The blocks of `rank` that became free since the last call.
-    pub fn take_freed(&mut self, rank: RankId) -> Vec<Offset> {
+    pub(crate) fn take_freed(&mut self, rank: RankId) -> Vec<Offset> {
         self.freed.remove(&rank).unwrap_or_default()
     }
 
     /// The operations of `rank` that completed or failed since the last call.
-    pub fn take_over(&mut self, rank: RankId) -> Vec<Handle> {
+    pub(crate) fn take_over(&mut self, rank: RankId) -> Vec<Handle> {
         self.over.remove(&rank).unwrap_or_default()
     }
 
     /// The groups in which other ranks caused operations of `rank` to fail since the last call.
-    pub fn take_failed(&mut self, rank: RankId) -> Vec<u32> {
+    pub(crate) fn take_failed(&mut self, rank: RankId) -> Vec<u32> {
         self.failed.remove(&rank).unwrap_or_default().into_iter().map(|group| group.0).collect()
     }
 
     /// Returns operations to the list of [`DataPlane::take_over`].
-    pub fn keep_over(&mut self, rank: RankId, handles: Vec<Handle>) {
+    pub(crate) fn keep_over(&mut self, rank: RankId, handles: Vec<Handle>) {
         if !handles.is_empty() {
             self.over.entry(rank).or_default().extend(handles);
         }

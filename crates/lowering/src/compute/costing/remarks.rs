@@ -239,7 +239,7 @@ impl Costing {
     }
 
     /// Lines at which ranks read uncomputed values.
-    pub(crate) fn zeros(&self, of: impl Fn(RankId) -> bool) -> Option<String> {
+    pub fn zeros(&self, of: impl Fn(RankId) -> bool) -> Option<String> {
         let mut found: BTreeMap<&(String, String), u64> = BTreeMap::new();
         let ranks = (0..).map(RankId).zip(&self.ranks).filter(|(rank, _)| of(*rank));
         for (at, count) in ranks.flat_map(|(_, costing)| &costing.answered) {

@@ -100,7 +100,7 @@ fn a_graph_goes_on_when_its_calls_are_made() {
     let mut events = Vec::new();
     let mut pieces = |operators: &[u8]| -> Vec<String> {
         let (rank, task, measured) = (RankId(0), TaskId(0), SimDuration::ZERO);
-        let slice = conversations::RankSlice { rank, task, line: "", measured, operators };
+        let slice = RankSlice { rank, task, line: "", measured, operators };
         let mut event = |event| {
             if !events.contains(&event) {
                 events.push(event);

@@ -1,7 +1,7 @@
 //! One rank that launches work on CUDA streams. Times are in microseconds; the closed form of each test precedes it.
 
-use super::super::streams::{CopyEngine, Launch, LoweredWork};
 use super::*;
+use crate::slice::{CopyEngine, Launch};
 use uniference_formats::operators::Line;
 use uniference_sim::device::Resource;
 use uniference_sim::program::LOOK_COST;

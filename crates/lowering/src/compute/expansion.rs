@@ -13,10 +13,10 @@
 //! and each resumption runs from behind one call to the next. A call captured on a branch is made on the stream of that
 //! branch, and events order the two.
 
+use crate::slice::{CopyEngine, Launch, LaunchId, LoweredWork};
 use std::collections::{BTreeMap, VecDeque};
 use std::mem::take;
 use uniference_formats::operators::{CopyKind, LaunchFlags, Line, Reading, StreamEntry};
-use uniference_host::live::conversations::{CopyEngine, Launch, LaunchId, LoweredWork};
 use uniference_sim::device::{HostCosts, Resource, Work};
 use uniference_sim::program::Origin;
 use uniference_sim::time::SimDuration;

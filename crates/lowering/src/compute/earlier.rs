@@ -1,20 +1,13 @@
 //! Owns the slices of an earlier run, by rank, line and occurrence; slices of another run get their durations.
 
-use crate::input::open_record;
-use crate::results::RECORD;
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
-use std::io::BufReader;
-use std::path::Path;
-use uniference_formats::record::RecordReader;
-use uniference_host::error::HostError;
 use uniference_sim::ids::{RankId, TaskId};
 use uniference_sim::program::{Activity, Request, Work};
 use uniference_sim::replay::RecordedStep;
 
 /// Slices of an earlier run that are not yet paired with a slice of this run.
 #[derive(Clone)]
-pub(super) struct Earlier {
+pub struct Earlier {
     /// Slices by rank, thread, and line of the call that ends them, in order of execution.
     slices: BTreeMap<(RankId, TaskId, String), VecDeque<Work>>,
     /// Number of unpaired slices of this run, by line.
@@ -22,15 +15,13 @@ pub(super) struct Earlier {
 }
 
 impl Earlier {
-    /// Reads the slices of the run in a run folder.
-    pub(super) fn read(run: &Path) -> Result<Earlier, HostError> {
-        let file: BufReader<File> = BufReader::new(open_record(&run.join(RECORD))?);
-        let (ranks, rest) = RecordReader::open(file)?.by_rank();
+    /// The slices of a recorded run: all steps of each rank, with their source lines.
+    pub fn new(ranks: impl IntoIterator<Item: Iterator<Item = (TaskId, RecordedStep, String)>>) -> Earlier {
         let mut slices: BTreeMap<(RankId, TaskId, String), VecDeque<Work>> = BTreeMap::new();
-        for (rank, mut steps) in (0..).map(RankId).zip(ranks) {
+        for (rank, steps) in (0..).map(RankId).zip(ranks) {
             // Work of CUDA streams has its own lines; each slice ends with host work, which has the line of the call.
             let mut launched: BTreeMap<TaskId, Vec<Work>> = BTreeMap::new();
-            while let Some((task, step)) = steps.next() {
+            for (task, step, line) in steps {
                 let RecordedStep::Request(Request::Issue { activity: Activity::Compute(work), queue, .. }) = &step
                 else {
                     continue;
@@ -38,13 +29,11 @@ impl Earlier {
                 let works = launched.entry(task).or_default();
                 works.push(work.clone());
                 if queue.stream().is_none() {
-                    let line = steps.line(&step).to_owned();
                     slices.entry((rank, task, line)).or_default().extend(works.drain(..));
                 }
             }
         }
-        rest.finish()?;
-        Ok(Earlier { slices, without: BTreeMap::new() })
+        Earlier { slices, without: BTreeMap::new() }
     }
 
     /// The slice paired with the next slice before a call at this line; `None`: no slice is left, which is counted.

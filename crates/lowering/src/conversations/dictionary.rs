@@ -5,6 +5,8 @@
 //! before it, so its turn does not matter.
 
 use std::collections::VecDeque;
+use uniference_formats::operators::of_process;
+use uniference_sim::ids::OfProcess;
 
 /// The dictionary of one rank.
 #[derive(Default)]
@@ -30,4 +32,18 @@ impl Dictionary {
         let taken = self.heard - self.waiting.len() as u64;
         self.waiting.drain(..parts.saturating_sub(taken) as usize).flatten().collect()
     }
+}
+
+/// Operators that one of a rank's processes has captured, as a part of the rank's stream of operators.
+pub(super) fn written_by(of: Option<OfProcess>, operators: Vec<u8>) -> Vec<u8> {
+    match process(of).number() {
+        0 => operators,
+        _ if operators.is_empty() => operators,
+        other => of_process(other, &operators),
+    }
+}
+
+/// The client gives valid numbers only.
+pub(super) fn process(of: Option<OfProcess>) -> OfProcess {
+    of.expect("a rank has no more processes")
 }

@@ -4,13 +4,21 @@ mod lent;
 mod streams;
 
 use super::*;
+use crate::slice::{LoweredWork, RankSlice};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
-use uniference_protocol::messages::{ArenaBlock, DeviceWork, Fetched, OutputPart, Span};
+use uniference_protocol::messages::{
+    self, ArenaBlock, DeviceWork, Fetched, LaunchId, LocalHandle, OnStream, Op, OutputPart, Quiet, Reply as Frame, Span,
+};
 use uniference_sim::cluster::Cluster;
-use uniference_sim::ids::GroupRank;
-use uniference_sim::program::{CallOp, Collective, CollectiveKind, DType, ReduceOp, Shape};
+use uniference_sim::ids::{GroupId, GroupRank};
+use uniference_sim::program::{
+    Activity, CallOp, Collective, CollectiveKind, DType, NcclSettings, Origin, Outcome, ReduceOp, Request, Shape,
+    StoreOp, Work,
+};
+use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::{Bytes, SimDuration};
 
 const MAIN: TaskId = TaskId(0);
@@ -484,9 +492,9 @@ struct ByBytes(Rc<RefCell<Shown>>);
 type Shown = Vec<(u32, String, Vec<u8>)>;
 
 impl Costs for ByBytes {
-    fn lower(&mut self, slice: RankSlice<'_>) -> Vec<super::LoweredWork> {
+    fn lower(&mut self, slice: RankSlice<'_>) -> Vec<LoweredWork> {
         self.0.borrow_mut().push((slice.rank.0, slice.line.to_owned(), slice.operators.to_vec()));
-        vec![super::LoweredWork::Host(Work::new(SimDuration::from_us(slice.operators.len() as u64), Origin::Roofline))]
+        vec![LoweredWork::Host(Work::new(SimDuration::from_us(slice.operators.len() as u64), Origin::Roofline))]
     }
 }
 

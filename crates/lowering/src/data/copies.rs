@@ -1,7 +1,7 @@
 //! Owns contributions of absent ranks to collectives in a rehearsal: copies of the contributions of running members of
 //! their classes, and checksums of the contributions of members that run, for their comparison.
 
-use super::super::instance::contribution;
+use super::instance::contribution;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use uniference_protocol::memory::Window;

@@ -5,13 +5,15 @@ mod graphs;
 mod lines;
 
 use super::*;
+use crate::slice::{Costs, LoweredWork, RankSlice};
+use crate::{Conversations, Recorder};
 use std::cell::RefCell;
 use std::io::Cursor;
 use uniference_costs::operators::Sequences;
 use uniference_formats::cluster::{Choices, ClusterFile, Flags};
 use uniference_formats::operators::{Encoder, LaunchFlags, Line, Reading, StreamEntry};
 use uniference_formats::record::{Header, RecordReader, RecordWriter};
-use uniference_host::live::conversations::{self, Conversations, Costs, LoweredWork, Recorder};
+use uniference_formats::report::Manifest;
 use uniference_protocol::messages::{Answer, ComputeSlice, DeviceWork, Op, Quiet};
 use uniference_sim::cluster::Cluster;
 use uniference_sim::device::Origin;
@@ -87,7 +89,7 @@ impl OperatorCosts for Fixed {
     }
 }
 
-fn plan(ranks: usize, way: Way, factor: u64, measures_host: bool) -> Plan {
+fn plan(ranks: usize, way: Way, factor: u64, measures_host: bool) -> Sources {
     let costs: Arc<dyn OperatorCosts> = Arc::new(Fixed { factor });
     let rank = || RankPlan {
         kernels: Rc::from([]),
@@ -101,9 +103,8 @@ fn plan(ranks: usize, way: Way, factor: u64, measures_host: bool) -> Plan {
         is_measured: way == Way::Measured,
     };
     let ranks = (0..ranks).map(|_| rank()).collect();
-    let (models, lines) = (Vec::new(), Vec::new());
-    let (name, python) = (String::new(), PythonTime::None);
-    Plan { ranks, earlier: None, name, models, outdated: None, host_asked: false, python, python_asked: false, lines }
+    let lines = Vec::new();
+    Sources { ranks, earlier: None, outdated: None, host_asked: false, python_asked: false, lines }
 }
 
 fn cluster(ranks: u32) -> Cluster {
@@ -115,22 +116,6 @@ fn cluster(ranks: u32) -> Cluster {
     };
     let file = ClusterFile::parse("test", &flags.to_toml().unwrap(), &[]).unwrap();
     file.resolve(&Choices { backend: Some("ideal".into()), ..Choices::default() }).unwrap().cluster
-}
-
-/// Two CPUs per server with x86 CPUs; one Grace per two GPUs, 36 in an NVL72.
-#[test]
-fn ranks_of_a_server_share_its_cpus() {
-    let shares = |model: &str, count: u32| {
-        let network = format!("preset = \"rail\"\nper_server = {count}\nfabric = \"nvlink4\"");
-        let text = format!("[[device]]\nname = \"a\"\nmodel = \"{model}\"\ncount = {count}\n[network]\n{network}\n");
-        let file = ClusterFile::parse("test", &text, &[]).unwrap();
-        let resolved = file.resolve(&Choices::default()).unwrap();
-        let ways = vec![Way::Modelled; count as usize];
-        let cpus = host_cpus(&ways, &resolved, &ComputeOptions::default()).unwrap();
-        cpus[0].as_ref().unwrap().ranks
-    };
-    let of = |model| [1, 2, 4, 8, 72].map(|count| shares(model, count));
-    assert_eq!((of("b200"), of("gb200")), ([1.0, 1.0, 2.0, 4.0, 4.0], [1.0, 1.0, 2.0, 2.0, 2.0]));
 }
 
 /// An action of a program.
@@ -168,7 +153,7 @@ impl Recorder for Writes {
 }
 
 /// Simulates live ranks with these actions; `order` is the order in which simultaneous requests of ranks are read.
-fn run(plan: Plan, programs: Vec<Vec<Doing>>, order: &[u32]) -> Done {
+fn run(plan: Sources, programs: Vec<Vec<Doing>>, order: &[u32]) -> Done {
     let world = programs.len() as u32;
     let costing = Costing::new(plan);
     let mut conversations = Conversations::new(Engine::new(&cluster(world)), world, "a.py");
@@ -228,7 +213,7 @@ fn run(plan: Plan, programs: Vec<Vec<Doing>>, order: &[u32]) -> Done {
 }
 
 /// Replays a record: returns its digest, and the compute totals.
-fn again(record: &[u8], plan: Plan) -> (String, Result<Costed, HostError>) {
+fn again(record: &[u8], plan: Sources) -> (String, Result<Costed, CostingError>) {
     let costing = Costing::new(plan);
     let reader = RecordReader::open(Cursor::new(record.to_vec())).unwrap();
     let (ranks, rest) = reader.by_rank();
@@ -287,7 +272,7 @@ fn operator(encoder: &mut Encoder, launches: usize) {
     encoder.execution(0, Line::default(), &[]);
 }
 
-fn model(way: Way) -> Plan {
+fn model(way: Way) -> Sources {
     plan(1, way, 1, false)
 }
 
@@ -478,7 +463,7 @@ fn what_the_rank_numbers_it_asks_for() {
     let costing = Costing::new(model(Way::Modelled));
     let ids = |operators: &[u8]| -> Vec<Vec<(u64, u64)>> {
         let (rank, task, measured) = (RankId(0), TaskId(0), SimDuration::ZERO);
-        let slice = conversations::RankSlice { rank, task, line: "", measured, operators };
+        let slice = RankSlice { rank, task, line: "", measured, operators };
         let pieces = Shared(Rc::clone(&costing)).lower(slice);
         let launches =
             pieces.iter().filter_map(|piece| if let LoweredWork::Launch(launch) = piece { Some(launch) } else { None });
@@ -569,28 +554,6 @@ fn what_cannot_be_measured_is_said() {
     assert_eq!(done.end, 100.0);
     let [warning] = &done.costed.warnings[..] else { panic!("{:?}", done.costed.warnings) };
     assert!(warning.contains("kernels of no operator took no time"), "{warning}");
-}
-
-#[test]
-fn the_times_of_the_host_and_of_python_are_words_or_times() {
-    for (text, time) in [
-        ("model", HostTime::Model),
-        ("measured", HostTime::Measured),
-        ("9 us", HostTime::Operator(SimDuration::from_us(9))),
-    ] {
-        assert_eq!(text.parse(), Ok(time));
-        assert_eq!(time.to_string().parse(), Ok(time));
-    }
-    assert!("fast".parse::<HostTime>().unwrap_err().contains("\"9 us\""));
-    for (text, time) in [
-        ("none", PythonTime::None),
-        ("model", PythonTime::Call(SimDuration::from_ns(350))),
-        ("0.5 us", PythonTime::Call(SimDuration::from_ns(500))),
-    ] {
-        assert_eq!(text.parse(), Ok(time));
-        assert_eq!(time.to_string().parse(), Ok(time));
-    }
-    assert!("fast".parse::<PythonTime>().unwrap_err().contains("\"350 ns\""));
 }
 
 /// Without compute only queries have a duration: 1 for the time between events and 0.05 for the clock.
@@ -701,5 +664,5 @@ fn a_record_of_other_pieces_is_refused() {
         writer.step(RankId(0), task, &step, "");
     }
     let costed = again(&writer.finish().unwrap(), model(Way::Modelled)).1;
-    assert!(matches!(costed, Err(HostError::Usage(text)) if text.contains("was recorded otherwise")));
+    assert!(matches!(costed, Err(error) if error.to_string().contains("was recorded otherwise")));
 }

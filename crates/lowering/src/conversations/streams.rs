@@ -4,81 +4,15 @@
 //! Each CUDA stream is a queue of the engine's, and keeps its own order. A CUDA event is an activity of zero duration,
 //! so that waits for it, and queries of its time, have a handle.
 
+use crate::slice::{CopyEngine, Launch, LoweredWork};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use uniference_formats::operators::Line;
-use uniference_protocol::messages::{DeviceWork, LaunchId, OnStream};
+use uniference_protocol::messages::{DeviceWork, OnStream};
 use uniference_sim::ids::{Handle, OfProcess};
-use uniference_sim::program::Work;
 
 /// Number of incomplete launches per stream above which a launch blocks the host: the depth of the CUDA driver's queue,
 /// which CUDA's documentation does not name. Launches without synchronisation run into 1,024 on current devices
 /// (NVIDIA's forum for developers, "launch queue depth").
 const QUEUE_DEPTH: usize = 1024;
-
-/// A part of a slice's work, in program order.
-#[derive(Clone, Debug, PartialEq)]
-pub enum LoweredWork {
-    /// Work on the launching CPU, before the next launch. The last piece of a slice is of this kind.
-    Host(Work),
-    /// Work that the task has launched on a stream of the device.
-    Launch(Launch),
-    /// A recorded event, complete when all earlier work on the stream is complete.
-    Record {
-        /// The event, by the rank's own number.
-        event: u32,
-        /// The stream on which the event is recorded.
-        stream: u32,
-    },
-    /// Later work on the stream waits for the event's latest record.
-    Wait {
-        /// The stream that waits.
-        stream: u32,
-        /// The event that it waits for.
-        event: u32,
-    },
-}
-
-impl LoweredWork {
-    /// The work of the piece, if the piece has a duration.
-    pub fn into_work(self) -> Option<Work> {
-        match self {
-            LoweredWork::Host(work) | LoweredWork::Launch(Launch { work, .. }) => Some(work),
-            LoweredWork::Record { .. } | LoweredWork::Wait { .. } => None,
-        }
-    }
-}
-
-/// Work on a stream.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Launch {
-    /// The stream's number.
-    pub stream: u32,
-    /// The work, in the engine's form.
-    pub work: Work,
-    /// The copy engine that carries out a copy; `None`: the work is no copy. Each copy engine carries out one copy at a
-    /// time.
-    pub engine: Option<CopyEngine>,
-    /// Whether the host waits until the work is complete.
-    pub blocks: bool,
-    /// Whether the work counts towards the stream's limit of outstanding launches.
-    pub queued: bool,
-    /// Ids by which the rank asks for times: none, or one per kernel of an operator.
-    pub ids: Vec<LaunchId>,
-    /// The captured line of the operator that launched the work; for a CUDA graph, the line of its capture; unknown if
-    /// no operator launched it.
-    pub line: Line,
-}
-
-/// The engines that carry out copies concurrently with kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum CopyEngine {
-    /// Copies from the host.
-    ToDevice,
-    /// Copies to the host.
-    FromDevice,
-    /// Copies to other devices.
-    Peer,
-}
 
 /// The streams of one rank.
 #[derive(Default)]

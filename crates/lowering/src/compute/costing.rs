@@ -7,7 +7,8 @@
 mod remarks;
 
 use super::expansion::{DevicePart, Expansion, Reads, copy_name, python_time};
-use super::{HostCpu, Plan, RankPlan, Way};
+use super::{HostCpu, RankPlan, Sources, Way};
+use crate::slice::{Costs, Launch, LoweredWork, RankSlice};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -15,18 +16,16 @@ use std::sync::Arc;
 use uniference_costs::model::Coming;
 use uniference_costs::operators::stacks::is_of_stack;
 use uniference_costs::operators::{Sequences, sequences};
+use uniference_formats::lines::{LineName, LineScale};
 use uniference_formats::operators::{
     Autograd, CopyKind, Decoder, Definition, Entry, Invalid, Line, MemoryKind, Place, Reading, StreamEntry, Tensor,
 };
 use uniference_formats::report::ComputeReport;
-use uniference_host::error::HostError;
-use uniference_host::live::conversations::{Costs, Launch, LoweredWork, RankSlice};
 use uniference_sim::device::{Estimate, Resource};
 use uniference_sim::ids::{QueueId, RankId, TaskId};
 use uniference_sim::program::{Activity, Origin, Request, Work};
 use uniference_sim::replay::RecordedStep;
 use uniference_sim::time::SimDuration;
-use uniference_studies::whatif::LineScale;
 
 /// Kind of kernels of which only the memory traffic is known.
 const KERNEL: &str = "kernel";
@@ -35,7 +34,7 @@ const KERNEL: &str = "kernel";
 const ON_HOST: &str = "cpu";
 
 /// Costs the slices of all ranks.
-pub(crate) struct Costing {
+pub struct Costing {
     ranks: Vec<RankCosting>,
     earlier: Option<super::Earlier>,
     outdated: Option<String>,
@@ -114,25 +113,50 @@ struct Cost {
 
 /// Compute of a completed run.
 #[derive(Default)]
-pub(crate) struct Costed {
+pub struct Costed {
     /// Seconds of the ranks whose operators were costed.
-    pub(crate) rows: Vec<ComputeReport>,
+    pub rows: Vec<ComputeReport>,
     /// For each rank and each definition that ran: its seconds, and the standard deviation of the logarithm of their
     /// error, if it is known.
-    pub(crate) spreads: Vec<Vec<(f64, Option<f64>)>>,
+    pub spreads: Vec<Vec<(f64, Option<f64>)>>,
     /// Whether all compute of a rank is in `rows`.
-    pub(crate) modelled: Vec<bool>,
+    pub modelled: Vec<bool>,
     /// Subject of the figures, if that differs from the program that ran.
-    pub(crate) headline: Option<String>,
-    pub(crate) warnings: Vec<String>,
+    pub headline: Option<String>,
+    /// Warnings about the costs.
+    pub warnings: Vec<String>,
     /// Costed operators and kernels of serving stacks.
-    pub(crate) of_stacks: BTreeSet<String>,
+    pub of_stacks: BTreeSet<String>,
+}
+
+/// Why the compute of a run cannot be costed.
+#[derive(Debug, thiserror::Error)]
+pub enum CostingError {
+    /// A record has other pieces than its operators expand to.
+    #[error(
+        "what {0} handed to its device's streams was recorded otherwise than this version understands it\nhint: replay the record with the version that wrote it, or run the program again"
+    )]
+    Differs(RankId),
+    /// The operators of a rank are damaged.
+    #[error("the operators of {0} cannot be read: {1}")]
+    Operators(RankId, Invalid),
+    /// The program has no compute at a line that is scaled.
+    #[error("the record has no compute at {0}\nhint: `uniference explain` lists lines that take time, as FILE:LINE")]
+    NoCompute(LineName),
+    /// A formula of the user's cannot be evaluated.
+    #[error("[[kernel]] \"{name}\": {error}\nhint: docs/reference/cluster-file.md says what formulas may name")]
+    Formula {
+        /// The kernel.
+        name: String,
+        /// The error.
+        error: String,
+    },
 }
 
 impl Costing {
     /// Costing of one run.
-    pub(crate) fn new(plan: Plan) -> Rc<RefCell<Costing>> {
-        let Plan { ranks, earlier, outdated, host_asked, python_asked, lines, .. } = plan;
+    pub fn new(sources: Sources) -> Rc<RefCell<Costing>> {
+        let Sources { ranks, earlier, outdated, host_asked, python_asked, lines } = sources;
         let rank = |plan: RankPlan| RankCosting {
             decoder: Decoder::default(),
             costs: Vec::new(),
@@ -202,29 +226,23 @@ impl Costing {
     ///
     /// # Errors
     /// If the figures depend on operators that could not be read.
-    pub(crate) fn finish(&mut self) -> Result<Costed, HostError> {
+    pub fn finish(&mut self) -> Result<Costed, CostingError> {
         let mut costed = Costed::default();
         if let Some(rank) = self.differs.take() {
-            return Err(HostError::Usage(format!(
-                "what {rank} handed to its device's streams was recorded otherwise than this version understands it\nhint: replay the record with the version that wrote it, or run the program again"
-            )));
+            return Err(CostingError::Differs(rank));
         }
         if let Some((rank, invalid)) = self.error.take() {
-            let message = format!("the operators of {rank} cannot be read: {invalid}");
+            let error = CostingError::Operators(rank, invalid);
             if self.ranks[rank.index()].plan.way == Way::Modelled {
-                return Err(HostError::Usage(message));
+                return Err(error);
             }
-            costed.warnings.push(message.replace("\nhint: ", "; "));
+            costed.warnings.push(error.to_string().replace("\nhint: ", "; "));
         }
         if let Some((LineScale { line, .. }, _)) = self.lines.iter().find(|(_, met)| *met == 0) {
-            return Err(HostError::Usage(format!(
-                "the record has no compute at {line}\nhint: `uniference explain` lists lines that take time, as FILE:LINE"
-            )));
+            return Err(CostingError::NoCompute(line.clone()));
         }
-        if let Some((name, error)) = self.ranks.iter().find_map(|costing| costing.wrong.as_ref()) {
-            return Err(HostError::Usage(format!(
-                "[[kernel]] \"{name}\": {error}\nhint: docs/reference/cluster-file.md says what formulas may name"
-            )));
+        if let Some((name, error)) = self.ranks.iter_mut().find_map(|costing| costing.wrong.take()) {
+            return Err(CostingError::Formula { name, error });
         }
         for (rank, costing) in (0..).zip(&self.ranks) {
             costed.modelled.push(costing.plan.way == Way::Modelled);
@@ -567,7 +585,7 @@ fn origin_name(origin: Origin) -> &'static str {
 }
 
 /// Costs the slices of a live run.
-pub(crate) struct Shared(pub(crate) Rc<RefCell<Costing>>);
+pub struct Shared(pub Rc<RefCell<Costing>>);
 
 impl Costs for Shared {
     fn lower(&mut self, RankSlice { rank, task, line, measured, operators }: RankSlice<'_>) -> Vec<LoweredWork> {
@@ -581,7 +599,7 @@ impl Costs for Shared {
 }
 
 /// A rank's recorded steps, with the current costs of its slices in place of the recorded ones.
-pub(crate) struct RankSteps<I> {
+pub struct RankSteps<I> {
     rank: RankId,
     steps: I,
     costing: Rc<RefCell<Costing>>,
@@ -601,7 +619,7 @@ struct Ahead {
 
 impl<I: Iterator<Item = (TaskId, RecordedStep, String)>> RankSteps<I> {
     /// `steps` contain their source lines.
-    pub(crate) fn new(rank: RankId, steps: I, costing: Rc<RefCell<Costing>>) -> RankSteps<I> {
+    pub fn new(rank: RankId, steps: I, costing: Rc<RefCell<Costing>>) -> RankSteps<I> {
         RankSteps { rank, steps, costing, ahead: BTreeMap::new() }
     }
 
