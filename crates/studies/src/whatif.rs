@@ -318,7 +318,8 @@ impl fmt::Display for LineName {
 }
 
 impl LineName {
-    /// Whether `line` is this line of the program, in either pass: the name has as many folders as make it unique.
+    /// Whether `line` is this line of the program, in the forward or the backward pass. The name begins with as many
+    /// folders of the path as make it unique.
     pub fn is(&self, line: &str) -> bool {
         Path::new(line.strip_suffix(BACKWARD).unwrap_or(line)).ends_with(&self.0)
     }
