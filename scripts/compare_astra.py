@@ -97,7 +97,8 @@ def compared(reference: Path, *, hierarchical: bool) -> list[tuple[Row, float, f
 
 def print_cases(rows: list[tuple[Row, float, float]]) -> None:
     """Prints one-dimensional networks, case by case."""
-    print("| network | ranks | collective | bytes | ASTRA-sim's algorithm | ASTRA-sim, us | ours, us | ours / theirs |")
+    columns = "| network | ranks | collective | bytes | ASTRA-sim's algorithm | ASTRA-sim, us | Uniference, us |"
+    print(f"{columns} Uniference / ASTRA-sim |")
     print("|---|---|---|---|---|---|---|---|")
     for row, theirs, mine in rows:
         size = int(row["comm_size_B"])
@@ -113,7 +114,8 @@ def print_summary(rows: list[tuple[Row, float, float]]) -> None:
     groups = defaultdict(list)
     for row, theirs, mine in rows:
         groups[NAMES[row["topo"]], row["collective"]].append((mine / theirs, row))
-    print("| network | collective | cases | ours / theirs, median | of 95 % no further off than | furthest |")
+    columns = "| network | collective | cases | Uniference / ASTRA-sim, median |"
+    print(f"{columns} 95 % are no farther from 1 than | farthest from 1 |")
     print("|---|---|---|---|---|---|")
     for (network, collective), ratios in groups.items():
         by_distance = sorted(ratios, key=lambda pair: max(pair[0], 1 / pair[0]))

@@ -57,7 +57,7 @@ fn header() -> String {
     let mut written = Vec::new();
     builder.generate().expect("the sources are valid").write(&mut written);
     let text = String::from_utf8(written).expect("C++ is UTF-8");
-    // Before the namespaces end.
+    // The assertions of layouts are inserted before the namespaces end.
     let end = text.find("\n}  // namespace").or_else(|| text.find("\n} // namespace")).expect("there are namespaces");
     let (body, end) = text.split_at(end);
     format!("{body}{}{end}", layouts())

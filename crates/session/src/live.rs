@@ -381,7 +381,7 @@ const DEFAULT_TIMEOUT: SimDuration = SimDuration::from_us(600_000_000);
 struct Unmet {
     /// One line that summarises all these operations; empty if there are none.
     text: String,
-    /// Longest time that the rank had waited.
+    /// Longest time for which the rank had waited in one of these operations.
     longest: SimDuration,
 }
 

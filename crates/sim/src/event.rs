@@ -253,9 +253,9 @@ pub enum Event<'a> {
         rank: RankId,
         /// The thread that was busy, or that issued the activity.
         task: TaskId,
-        /// Use of the time.
+        /// The kind of work or wait that took the time.
         what: Elapsed,
-        /// The virtual time at which it started, which may be the time of the event.
+        /// The virtual time at which this work or wait started, which may be the time of the event.
         start: SimTime,
         /// The activity, and the cause of its beginning; `None`: the task itself was busy.
         why: Option<Why>,

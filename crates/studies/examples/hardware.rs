@@ -106,7 +106,7 @@ fn all_gathers(folder: &Path) -> BTreeMap<String, Vec<Sample>> {
     clusters
 }
 
-/// The samples of every other size, and the other samples.
+/// Two halves of the samples: those of every second size, and all others.
 fn halves(samples: &[Sample]) -> (Vec<Sample>, Vec<Sample>) {
     let mut sizes: Vec<u64> = samples.iter().map(|sample| sample.bytes).collect();
     sizes.sort_unstable();

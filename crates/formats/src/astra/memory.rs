@@ -20,7 +20,7 @@ pub struct RemoteMemory {
     pub num_npus_per_node: u64,
 }
 
-/// The ranks that share a memory, one access at a time.
+/// Which ranks share a remote memory; only one of them can access the memory at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "SCREAMING_SNAKE_CASE")]
 pub enum Sharing {

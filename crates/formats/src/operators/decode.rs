@@ -94,7 +94,7 @@ pub enum Entry<'a> {
     },
     /// Memory was allocated.
     Allocated {
-        /// The allocation's number in all other entries.
+        /// The number by which all other entries name the allocation.
         allocation: u64,
         /// Size in bytes.
         bytes: u64,

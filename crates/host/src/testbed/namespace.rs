@@ -50,7 +50,8 @@ pub(super) struct Namespace {
 pub(super) struct Interface {
     /// The interface's address; all hosts are in one /16.
     pub(super) address: Ipv4Addr,
-    /// The kernel's pacing rate in bit/s: TCP sees a full queue on its own host, as with a real NIC.
+    /// Rate in bit/s to which the kernel limits the interface: TCP sees a full queue on its own host, as with a real
+    /// NIC.
     pub(super) bits_per_second: f64,
     /// Number of hosts; their addresses are consecutive.
     pub(super) peers: u32,

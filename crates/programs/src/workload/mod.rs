@@ -363,7 +363,8 @@ impl Spec {
         }
     }
 
-    /// Number of parameters of a layer on one rank: shared along the data axis, and experts'.
+    /// Number of parameters of a layer on one rank: the parameters that replicas along the data axis share, and those
+    /// of experts.
     fn layer_parameters(&self, kind: LayerKind) -> (u64, u64) {
         let (model, tensor) = (&self.model, u64::from(self.layout.tensor));
         (

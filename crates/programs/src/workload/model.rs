@@ -155,7 +155,7 @@ impl Model {
         [(LayerKind::Dense, u64::from(dense)), (LayerKind::Experts, u64::from(self.layers - dense))]
     }
 
-    /// The sum over all layers of a number per kind.
+    /// The sum, over all layers, of a number that depends on the layer's kind.
     pub(super) fn over_layers(&self, of: impl Fn(LayerKind) -> u64) -> u64 {
         self.kinds().into_iter().filter(|(_, count)| *count > 0).map(|(kind, count)| count * of(kind)).sum()
     }

@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// An eventfd that is readable while set.
+/// A flag as an eventfd: the descriptor is readable while the flag is set.
 struct Flag(OwnedFd);
 
 impl Flag {
