@@ -15,6 +15,7 @@ export PYTHONPATH=$PWD/target/sanitized
 # The simulator's libraries are preloaded before the sanitizer's.
 export ASAN_OPTIONS=detect_leaks=0:verify_asan_link_order=0
 export UBSAN_OPTIONS=print_stacktrace=1
-SANITIZER=$("${CXX:-g++}" -print-file-name=libasan.so)
+# Its interceptor of exceptions needs the C++ library, which Python does not load at its start.
+SANITIZER=$("${CXX:-g++}" -print-file-name=libasan.so):$("${CXX:-g++}" -print-file-name=libstdc++.so)
 export SANITIZER
 exec "$python" -m pytest -q -p no:cacheprovider "$@" tests/python/test_simulated_values.py tests/python/test_packed_attention.py

@@ -64,8 +64,8 @@ def _interpreters_own(environment: Mapping[str, str]) -> dict[str, str]:
 # With PYTHONUNBUFFERED a print is two writes, and the lines that tests expect would depend on the user's environment.
 os.environ.pop("PYTHONUNBUFFERED", None)
 
-# Runtime library of the sanitizers that check the C++ library (`make sanitize`). It must be loaded before the library.
-_SANITIZER = os.environ.pop("SANITIZER", None)
+# Libraries to preload for the sanitizers that check the C++ library (`make sanitize`).
+_SANITIZER = os.environ.get("SANITIZER")
 
 # Variables that the nursery's interpreter was started with.
 _AT_START = _interpreters_own(os.environ)
