@@ -112,7 +112,9 @@ fn larger_calls_last_longer() {
         for (kind, ranks) in kinds() {
             let cluster = cluster(gpu, ranks);
             let times: Vec<f64> = (9..31).map(|log| simulated(&cluster, kind, 1 << log)).collect();
-            assert!(times.is_sorted(), "{gpu}, {kind} of {ranks}: {times:?}");
+            // Shares of links are rounded to a thousandth.
+            let grows = times.is_sorted_by(|smaller, larger| *larger >= smaller * 0.999);
+            assert!(grows, "{gpu}, {kind} of {ranks}: {times:?}");
         }
     }
 }

@@ -17,7 +17,7 @@
 //!   KiB per peer, or p + (P-1)/P n / (e B) + n / (P c) with `Simple`. c is the rate of the copy of the rank's own block.
 //!
 //! Source of all constants: a robust least-squares fit of logarithms to 2,772 rows of nccl-tests (NCCL 2.27 to 2.29,
-//! one server of 2, 4 and 8 GPUs, 512 B to 512 MiB; `tests/integration/nccl_tests.csv`). Median error 5 %, 90 % of
+//! one server of 2, 4 and 8 GPUs, 512 B to 512 MiB; `tests/data/nccl/`). Median error 5 %, 90 % of
 //! the rows within 15 %.
 
 use super::tuning::{Fabric, Protocol};
