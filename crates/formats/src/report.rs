@@ -229,8 +229,8 @@ pub struct JobReport {
 pub struct ComputeReport {
     /// The rank in the world.
     pub rank: u32,
-    /// `measured`, `recorded`, `database`, `interpolated`, `transferred`, `roofline`, `none`, or `unknown` for
-    /// operators of unknown cost.
+    /// `measured`, `recorded`, `database`, `interpolated`, `extrapolated`, `transferred`, `roofline`, `none`, or
+    /// `unknown` for operators of unknown cost.
     pub origin: String,
     /// The kind of operators, as `gemm`; left out if compute is not divided by operators.
     #[serde(default, skip_serializing_if = "Option::is_none")]

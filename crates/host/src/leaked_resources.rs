@@ -30,7 +30,8 @@ impl Register {
     /// # Errors
     /// If no descriptor is available.
     pub fn new() -> Result<Register, HostError> {
-        let list = memfd_create("leaked-resources", MemfdFlags::CLOEXEC).map_err(HostError::system("creating a list"))?;
+        let list =
+            memfd_create("leaked-resources", MemfdFlags::CLOEXEC).map_err(HostError::system("creating a list"))?;
         Ok(Register { list: list.into() })
     }
 

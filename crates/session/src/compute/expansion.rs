@@ -187,7 +187,9 @@ impl Expansion {
     pub(super) fn operator(&mut self, part: Option<DevicePart>, on_host: SimDuration, line: Line) {
         // The operator's host time includes the Python time before it.
         let python = take(&mut self.python);
-        self.works(sum(self.host.operator.max(python), on_host));
+        let is_idle = part.is_none() && on_host == SimDuration::ZERO;
+        let own = if is_idle { self.host.idle() } else { self.host.operator };
+        self.works(sum(own.max(python), on_host));
         let inside = take(&mut self.inside);
         let kernels = inside.iter().filter(|(entry, _)| matches!(entry, StreamEntry::Launch { .. }));
         self.unanswered.extend(kernels.flat_map(|(_, own)| &own.numbers));
