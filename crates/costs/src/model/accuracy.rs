@@ -6,7 +6,7 @@ use crate::database::{DatabaseError, Databases, Row, Series};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use uniference_formats::devices;
-use uniference_sim::device::{CostModel, Elements, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
+use uniference_sim::device::{Elements, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
 use uniference_sim::time::Bytes;
 
 /// Largest number of predicted rows per series.
@@ -58,13 +58,13 @@ pub fn errors(open: impl Fn() -> Result<Databases, DatabaseError>) -> Result<BTr
             for row in rows.iter().step_by(rows.len().div_ceil(JUDGES)) {
                 let Some(operator) = operator(series, row) else { continue };
                 let error = |model: &Model| {
-                    let estimate = CostModel::estimate(model, &operator)?;
+                    let estimate = model.part(&operator, Some(&series.variant));
                     let measured = row.microseconds * 1e-6;
                     let hidden = measured - kernel(measured, host);
-                    Some(((estimate.duration.as_secs_f64() + hidden) / measured - 1.0).abs())
+                    ((estimate.duration.as_secs_f64() + hidden) / measured - 1.0).abs()
                 };
-                errors.transferred.extend(error(&without));
-                errors.roofline.extend(error(&bare));
+                errors.transferred.push(error(&without));
+                errors.roofline.push(error(&bare));
             }
         }
     }

@@ -20,7 +20,7 @@ mod transfers;
 mod tests;
 
 use crate::database::{Databases, Row, dimensions};
-use crate::operators::{Described, EXPERTS, Part, ROWS, Sequences, describe, key, with_sequences};
+use crate::operators::{Described, EXPERTS, Part, Sequences, describe, key, with_sequences};
 use rows::Rows;
 use rustc_hash::FxHashMap;
 use shape::{Grain, Roof, Shape};
@@ -366,7 +366,7 @@ impl Model {
     fn through_memory(&self, operator: &Operator, found: Estimate) -> Estimate {
         let known = self.target.name.as_deref().and_then(|name| devices::find(name).ok());
         let cache = known.and_then(KnownDevice::cuda).map(|cuda| cuda.l2);
-        let moves = matches!(operator.family, Family::Rows { .. } | Family::Flat { .. });
+        let moves = matches!(operator.family, Family::Rows { .. } | Family::Flat { .. } | Family::Gemm { .. });
         let bytes = operator.bytes();
         if !moves || cache.is_none_or(|cache| bytes <= cache) {
             return found;
@@ -443,8 +443,7 @@ impl Model {
     }
 
     /// The rows of a place, with their distance from it in octaves of a size. For GEMMs, rows of other layouts are one
-    /// octave away; so are all layouts for GEMMs with block scales, all rows without experts for GEMMs of experts, and
-    /// GEMMs with row scales for 8-bit GEMMs with a single scale.
+    /// octave away; so are all layouts for GEMMs with block scales, and all rows without experts for GEMMs of experts.
     fn kin_rows(&self, place: &Place) -> Vec<(f64, Arc<rows::Found>)> {
         let Place { device, family, variant, elements } = place;
         let rows = |variant| self.rows.of(device, family, variant, elements.name());
@@ -453,10 +452,7 @@ impl Model {
                 let layouts = [Layout::NN, Layout::NT, Layout::TN, Layout::TT].map(Layout::name);
                 let apart = |layout| (f64::from(u8::from(layout != own)), rows(Some(layout)));
                 let plain = own.strip_suffix(EXPERTS);
-                let is_of_8_bits = elements.size() == 1 && layouts.contains(&own);
-                let scaled = is_of_8_bits.then(|| format!("{}{ROWS}", Layout::NT.name()));
-                let others = [Some(own), plain, scaled.as_deref()].into_iter().flatten();
-                let others = others.filter(|other| !layouts.contains(other));
+                let others = [Some(own), plain].into_iter().flatten().filter(|other| !layouts.contains(other));
                 layouts.into_iter().chain(others).map(apart).collect()
             }
             variant => vec![(0.0, rows(variant))],

@@ -41,8 +41,8 @@ const SAME: f64 = 1e-6;
 const GROWTH: f64 = 0.09;
 /// Typical distance in octaves from a shipped row to the nearest other row.
 const NEAR: f64 = 0.5;
-/// Least spread: rows of one series repeat to about 3 %.
-const LEAST: f64 = 0.03;
+/// Least spread: rows of one series repeat to about 1 %.
+const LEAST: f64 = 0.01;
 /// 90 % of a normal distribution lie within this many standard deviations. The quantile of 90 % fits the intervals of 80
 /// and of 95 % best, as residuals have heavier tails (docs/devices.md has the coverage).
 const NORMAL_90: f64 = 1.644_854;
@@ -83,9 +83,18 @@ pub(super) struct Surface {
     high: Point,
     /// Built at its first use.
     lattice: OnceLock<Lattice>,
-    /// Points of rows that were predicted from the rows of other sizes, with the logarithms of predicted by measured
-    /// time.
-    residuals: Vec<(Point, f64)>,
+    /// Rows that were predicted from the rows of other sizes.
+    residuals: Vec<Residual>,
+}
+
+/// A row that was predicted from the rows of other sizes.
+#[derive(Clone, Copy, Debug)]
+struct Residual {
+    point: Point,
+    /// The logarithm of predicted by measured time.
+    error: f64,
+    /// Distance in octaves from the nearest other row.
+    distance: f64,
 }
 
 /// A time on a surface.
@@ -190,7 +199,7 @@ impl Surface {
         let mut near: Vec<(f64, f64)> = self
             .residuals
             .iter()
-            .map(|(at, residual)| (self.shape.distance(at, &place), residual.abs()))
+            .map(|residual| (self.shape.distance(&residual.point, &place), residual.error.abs()))
             .filter(|(distance, _)| !without_itself || *distance > SAME)
             .collect();
         near.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
@@ -202,7 +211,8 @@ impl Surface {
     /// Logarithms of predicted by measured times, for rows that were each predicted from rows of other sizes, with the
     /// spread that the other residuals tell.
     pub(super) fn residuals(&self) -> impl Iterator<Item = (f64, f64)> {
-        self.residuals.iter().map(|(point, residual)| (*residual, self.spread(point, 0.0, true)))
+        let spread = |residual: &Residual| self.spread(&residual.point, residual.distance, true);
+        self.residuals.iter().map(move |residual| (residual.error, spread(residual)))
     }
 
     /// The time of an operator of these sizes; `bytes` is the size of elementwise operators, `work` overrides the work
@@ -241,7 +251,10 @@ impl Surface {
             *grid.entry(node).or_insert_with(|| {
                 let place = self.inside(&std::array::from_fn(|axis| node[axis] as f64 * step[axis]));
                 let near = |sample: &Sample| shape.distance(&sample.point, &place) <= SUPPORT * SUPPORT;
-                (regression(shape, &self.samples, None, &place).unwrap_or(0.0), self.samples.iter().any(near))
+                (
+                    regression(shape, &self.samples, None, &place).map_or(0.0, |(efficiency, _)| efficiency),
+                    self.samples.iter().any(near),
+                )
             })
         };
         Lattice::new(counts, |knot| {
@@ -390,20 +403,21 @@ fn thinned(shape: Shape, rows: &[Row], size: f64) -> Vec<&Row> {
 }
 
 /// Residuals of evenly chosen rows, each predicted from the rows of other sizes.
-fn residuals(shape: Shape, samples: &[Sample]) -> Vec<(Point, f64)> {
+fn residuals(shape: Shape, samples: &[Sample]) -> Vec<Residual> {
     let judged = samples.iter().step_by(samples.len().div_ceil(JUDGES));
     // The error of the whole measured time, which is the kernel's error if the kernel is all of it.
     let residual = |sample: &Sample| {
-        let predicted = sample.efficiency - regression(shape, samples, Some(SAME), &sample.point)?;
-        Some((sample.point, libm::log1p(sample.share * libm::expm1(predicted))))
+        let (efficiency, distance) = regression(shape, samples, Some(SAME), &sample.point)?;
+        let error = libm::log1p(sample.share * libm::expm1(sample.efficiency - efficiency));
+        Some(Residual { point: sample.point, error, distance })
     };
     judged.filter_map(residual).collect()
 }
 
 /// The logarithm of the efficiency at a point: a plane through the nearest samples, weighted by proximity. It exceeds
 /// the samples' range by at most half of that range, up and down. Samples within `hidden`, a squared distance, do not
-/// count. `None`: too few samples.
-fn regression(shape: Shape, samples: &[Sample], hidden: Option<f64>, point: &Point) -> Option<f64> {
+/// count. The second value is the distance of the nearest sample, in octaves. `None`: too few samples.
+fn regression(shape: Shape, samples: &[Sample], hidden: Option<f64>, point: &Point) -> Option<(f64, f64)> {
     let axes = shape.axes();
     let counts = |distance: f64| hidden.is_none_or(|hidden| distance > hidden);
     let distances = samples.iter().map(|sample| shape.distance(&sample.point, point));
@@ -444,7 +458,7 @@ fn regression(shape: Shape, samples: &[Sample], hidden: Option<f64>, point: &Poi
     let efficiencies = || near.iter().map(|(_, index)| samples[*index].efficiency);
     let (least, most) = (efficiencies().fold(f64::MAX, f64::min), efficiencies().fold(f64::MIN, f64::max));
     let slack = 0.5 * (most - least);
-    Some(found.clamp(least - slack, most + slack))
+    Some((found.clamp(least - slack, most + slack), near[0].0.sqrt()))
 }
 
 /// Gauss elimination of a positive definite system with its right side in the last column.

@@ -395,7 +395,6 @@ fn each_attention_kernel_has_its_own_rate() {
     for (variant, pass, rates) in [
         (cudnn, Pass::Forward, [(512, 497.0), (2048, 617.0), (16_384, 595.0)]),
         (flash, Pass::Forward, [(512, 309.0), (2048, 362.0), (16_384, 370.0)]),
-        ("fwd", Pass::Forward, [(512, 467.0), (2048, 625.0), (16_384, 648.0)]),
         (backward, Pass::Backward, [(512, 305.0), (2048, 465.0), (16_384, 516.0)]),
     ] {
         for (tokens, published) in rates {
@@ -495,10 +494,8 @@ fn products_of_8_bits_run_at_the_rate_that_power_allows() {
     let (elements, flops) = (Some(DType::Float8E4M3.into()), 2 * 8192_u64.pow(3));
     let (read, written) = (Bytes(2 * 8192 * 8192), Bytes(2 * 8192 * 8192));
     let operator = Operator { resource: Resource::Accelerator, family, elements, flops, read, written };
-    for model in [shipped("h100-sxm"), Model::new(known("h100-sxm"), Arc::new(Databases::none()))] {
-        let tflops = flops as f64 / model.part(&operator, Some("nt")).duration.as_secs_f64() / 1e12;
-        assert!((1150.0..1400.0).contains(&tflops), "{tflops}");
-    }
+    let tflops = flops as f64 / shipped("h100-sxm").part(&operator, Some("nt")).duration.as_secs_f64() / 1e12;
+    assert!((1200.0..1400.0).contains(&tflops), "{tflops}");
 }
 
 /// The shortest attention is several kernels, but the shortest GEMM shows that the times include no host overhead.
@@ -617,8 +614,10 @@ proptest::proptest! {
                 let [before, after] =
                     [found, model.at_rates(&slower, &operator, found)].map(|found| found.duration.as_secs_f64());
                 let least = of_peak.min(of_memory);
-                proptest::prop_assert!(before <= after * 1.000_001, "{family} {sizes:?}: {before} {after}");
-                proptest::prop_assert!(after * least <= before * 1.000_001, "{family} {sizes:?}: {before} {after}");
+                // Durations are whole picoseconds.
+                let at_most = |less: f64, more: f64| less <= more * 1.000_001 + 1e-12;
+                proptest::prop_assert!(at_most(before, after), "{family} {sizes:?}: {before} {after}");
+                proptest::prop_assert!(at_most(after * least, before), "{family} {sizes:?}: {before} {after}");
             }
         }
     }
@@ -647,7 +646,7 @@ static V100: std::sync::LazyLock<Model> = std::sync::LazyLock::new(|| shipped("v
 static L40S: std::sync::LazyLock<Model> = std::sync::LazyLock::new(|| shipped("l40s"));
 static H200: std::sync::LazyLock<Model> = std::sync::LazyLock::new(|| shipped("h200-sxm"));
 
-/// A Triton kernel on a device of 1 TFLOPS and 1 TB/s, at 80 % and 75 % of them: it is launched once, and its time is
+/// A Triton kernel on a device of 1 TFLOPS and 1 TB/s, at 80 % and 90 % of them: it is launched once, and its time is
 /// the longer of memory traffic and all arithmetic.
 #[test]
 fn a_kernel_of_triton_takes_its_memory_or_its_arithmetic() {
@@ -670,9 +669,9 @@ fn a_kernel_of_triton_takes_its_memory_or_its_arithmetic() {
         model.operator(&definition).duration.as_secs_f64() * 1e6 - 2.0
     };
     let close = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 1e-3, "{found} {expected}");
-    close(takes(0, [0, 0], 750_000_000), 1000.0);
+    close(takes(0, [0, 0], 900_000_000), 1000.0);
     close(takes(800_000_000, [0, 0], 600_000_000), 1000.0);
     close(takes(400_000_000, [100_000_000, 100_000_000], 600_000_000), 1000.0);
-    close(takes(400_000_000, [100_000_000, 0], 600_000_000), 800.0);
+    close(takes(400_000_000, [100_000_000, 0], 600_000_000), 750.0);
     assert!(takes(0, [0, 0], 0).abs() < 1e-3);
 }
