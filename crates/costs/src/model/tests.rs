@@ -467,7 +467,8 @@ fn streams_reach_nine_tenths_of_the_memory() {
     assert!((1.6..3.4).contains(&milliseconds), "{milliseconds} ms");
 }
 
-/// A dot product, and GEMMs of one row by one column, take the time of their bytes: 2 x 256 MiB at 3.35 TB/s are 160 us.
+/// A dot product of 2 x 256 MiB lasts 160 us at 3.35 TB/s. GEMMs of one row by one column are read at a quarter of that
+/// rate or more.
 #[test]
 fn vectors_are_multiplied_as_fast_as_they_are_read() {
     let model = shipped("h100-sxm");
@@ -483,7 +484,7 @@ fn vectors_are_multiplied_as_fast_as_they_are_read() {
         let factors = vec![tensor(&[batch, 1, 128], dtype), tensor(&[batch, 128, 1], dtype)];
         let seconds = called("aten::bmm", factors, vec![tensor(&[batch, 1, 1], dtype)]);
         let bytes = (Elements::Of(dtype).size() * batch * 257) as f64;
-        assert!((1.0..3.0).contains(&(seconds * 3.35e12 / bytes)), "{dtype:?}: {seconds}");
+        assert!((1.0..4.0).contains(&(seconds * 3.35e12 / bytes)), "{dtype:?}: {seconds}");
     }
 }
 
@@ -596,8 +597,8 @@ proptest::proptest! {
 proptest::proptest! {
     #![proptest_config(proptest::test_runner::Config::with_cases(24))]
 
-    /// A device with a lower arithmetic rate or less bandwidth takes at least as long, and at most in inverse proportion:
-    /// for each family, on measured devices and on others.
+    /// The time at a lower arithmetic rate or bandwidth is no shorter, and at most in inverse proportion longer: for each
+    /// family, on measured devices and on others.
     #[test]
     fn time_does_not_fall_when_a_rate_falls(
         exponents in proptest::array::uniform4(0.0_f64..13.0),

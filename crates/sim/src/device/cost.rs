@@ -59,8 +59,8 @@ impl CostModel for HostMemory {
 /// Time that the host spends on each call of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostCosts {
-    /// Time to reach an operator, and to launch its first kernel. An operator without a kernel takes
-    /// [`HostCosts::idle`].
+    /// Time to reach an operator, and to launch its first kernel. For an operator without a
+    /// kernel, see [`HostCosts::idle`].
     pub operator: SimDuration,
     /// Time to launch another kernel, a copy or a graph.
     pub launch: SimDuration,
