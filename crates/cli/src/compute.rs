@@ -18,8 +18,8 @@ pub(super) struct ComputeArgs {
     #[arg(long, value_name = "MODEL")]
     leave_out: Option<String>,
     /// Time of the CPU that launches work on simulated GPUs: fixed times per operator and launch (model), 6 us per
-    /// operator; another TIME per operator, as in "9 us"; or CPU time on this machine (measured) [default: model; of a
-    /// replay, as recorded]
+    /// operator, a fifth without a kernel; another TIME per operator, as in "9 us"; or CPU time on this machine
+    /// (measured) [default: model; of a replay, as recorded]
     #[arg(long, value_name = "measured|model|TIME")]
     host_time: Option<HostTime>,
     /// Time of each Python function that the program calls, in addition to operators: 350 ns (model), another TIME, as

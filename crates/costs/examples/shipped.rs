@@ -1,7 +1,8 @@
-//! Makes the database that is shipped with the program from a Parquet file of operators and an installed
-//! aiconfigurator-core: the rows of sources whose licences allow it, thinned to the needs of interpolation.
+//! Makes the database that is shipped with the program from a Parquet file of operators, an installed
+//! aiconfigurator-core and published measurements of attention: the rows of sources whose licences allow it, thinned to
+//! the needs of interpolation.
 //!
-//! `cargo run --release -p uniference-costs --example shipped -- operators.parquet site-packages/aiconfigurator_core crates/costs/data/operators.sqlite`
+//! `cargo run --release -p uniference-costs --example shipped -- operators.parquet site-packages/aiconfigurator_core crates/costs/data/attention.csv crates/costs/data/operators.sqlite`
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

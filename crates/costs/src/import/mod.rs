@@ -1,12 +1,13 @@
 //! Owns the import of third-party measurements: the files of a source, and the conversion of their rows.
 //!
-//! A source is an operator database, a Parquet file of operators (`operators.rs` documents its columns), or the folder
-//! of an installed `aiconfigurator-core` (`aiconfigurator.rs`). Several rows of the same operator become one, with
+//! A source is an operator database, a Parquet file of operators (`operators.rs` documents its columns), a text file of
+//! published attention (`published.rs`), or the folder of an installed `aiconfigurator-core` (`aiconfigurator.rs`). Several rows of the same operator become one, with
 //! their median.
 
 mod aiconfigurator;
 mod operators;
 mod parquet;
+mod published;
 
 use crate::database::{Database, DatabaseError, Notice, Repeat, Row, Series};
 use std::collections::BTreeMap;
@@ -57,14 +58,17 @@ pub fn import(source: &Path, into: &mut Database) -> Result<Imported, ImportErro
     if metadata.is_dir() {
         return aiconfigurator::import(source, into);
     }
-    if source.extension().is_some_and(|extension| extension == "parquet") {
-        let mut gathered = Gathered::default();
-        operators::read(source, &mut gathered)?;
-        return gathered.write(into);
+    let mut gathered = Gathered::default();
+    match source.extension().and_then(std::ffi::OsStr::to_str) {
+        Some("parquet") => operators::read(source, &mut gathered)?,
+        Some("csv") => published::read(source, &mut gathered)?,
+        _ => {
+            let other = Database::open(source)?;
+            let rows = into.merge(&other)?;
+            return Ok(Imported { rows, notices: other.notices()?, ..Imported::default() });
+        }
     }
-    let other = Database::open(source)?;
-    let rows = into.merge(&other)?;
-    Ok(Imported { rows, notices: other.notices()?, ..Imported::default() })
+    gathered.write(into)
 }
 
 /// A row of a source.

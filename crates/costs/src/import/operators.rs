@@ -32,9 +32,16 @@ pub(super) fn read(path: &Path, into: &mut Gathered) -> Result<(), ImportError> 
             (None, None) => return into.skip("without a time"),
         };
         let dtype = dtype(text("dtype"));
+        // The kernels of sarathi and vLLM are not PyTorch's.
+        let of_server = repository.starts_with("microsoft/vidur@") || file.starts_with("profiler/perf");
         let work = dtype.filter(|_| !several && !replaced).and_then(|(_, bytes)| work(operator, pass, bytes, &size));
         let (Some((dtype, _)), Some(Work { family, variant, flops, bytes })) = (dtype, work) else {
             return into.skip(operator);
+        };
+        let variant = match variant {
+            "_fused_rms_norm" if of_server => "rms_norm",
+            "gelu" if of_server => "gelu_new",
+            variant => variant,
         };
         let series = Series {
             device: device(text("device")),
@@ -121,7 +128,10 @@ fn work(operator: &str, pass: Pass, each: u64, size: &dyn Fn(&str) -> Option<u64
 
 fn variant(operator: &str) -> Option<&'static str> {
     let name = operator.trim_start_matches("elementwise-").trim_end_matches("-scalar");
-    ["add", "add3", "mul", "div", "pow", "gelu", "relu", "tanh", "silu_mul"].into_iter().find(|known| *known == name)
+    if operator == "silu_mul" {
+        return Some("silu_and_mul");
+    }
+    ["add", "add3", "mul", "div", "pow", "gelu", "relu", "tanh"].into_iter().find(|known| *known == name)
 }
 
 fn flat(variant: &'static str, tensors: u64, each: u64, size: &dyn Fn(&str) -> Option<u64>) -> Option<Work> {

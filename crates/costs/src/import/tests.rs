@@ -198,3 +198,26 @@ fn another_database_is_merged() {
     drop(Database::create(&paths[0]).unwrap());
     assert_eq!(import(&paths[0], &mut Database::create(&paths[1]).unwrap()).unwrap().rows, 0);
 }
+
+/// 4 operations per visible pair and element at 100 TFLOPS; a causal window of 2 of 4 tokens has 1 + 2 + 2 + 2 pairs.
+#[test]
+fn published_attention_becomes_rows() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, target) = (folder.path().join("attention.csv"), folder.path().join("own.sqlite"));
+    let columns = "source,licence,software,device,operator,dtype,pass,causal,window,batch,heads,kv_heads,tokens,head_dim,tflops,us";
+    let of = "Somebody 2024,MIT,cuDNN 9,h100-sxm-80gb,_cudnn_attention_forward,bf16";
+    let text = format!("# Rates.\n{columns}\n{of},forward,0,0,2,8,2,4,64,100,\n{of},backward,1,2,2,8,2,4,64,,7.5\n");
+    std::fs::write(&path, &text).unwrap();
+    let mut database = Database::create(&target).unwrap();
+    assert_eq!(import(&path, &mut database).unwrap().rows, 2);
+    let (series, forward) = &rows(&database, "attention")[0];
+    let flops = 4 * 16 * 4 * 4 * 64;
+    assert_eq!((series.variant.as_str(), series.software.as_str()), ("_cudnn_attention_forward", "cuDNN 9"));
+    assert_eq!((forward[0].dimensions, forward[0].flops), ([16, 4, 4, 64], flops));
+    assert!((forward[0].microseconds - flops as f64 / 1e8).abs() < 1e-12);
+    let backward = &rows(&database, "attention_backward")[0].1[0];
+    assert_eq!((backward.flops, backward.microseconds), (10 * 16 * 7 * 64, 7.5));
+    std::fs::write(&path, text.replace("backward", "sideways")).unwrap();
+    let error = import(&path, &mut database).unwrap_err().to_string();
+    assert!(error.contains("line 4 is no measurement") && error.contains("hint:"), "{error}");
+}

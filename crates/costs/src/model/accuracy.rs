@@ -6,7 +6,7 @@ use crate::database::{DatabaseError, Databases, Row, Series};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use uniference_formats::devices;
-use uniference_sim::device::{CostModel, Elements, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
+use uniference_sim::device::{Elements, Family, FlatKind, Layout, Operator, Pass, Resource, RowKind};
 use uniference_sim::time::Bytes;
 
 /// Largest number of predicted rows per series.
@@ -17,6 +17,8 @@ const JUDGES: usize = 40;
 pub struct Errors {
     /// Each row is predicted from the other rows of its device.
     pub interpolated: Vec<f64>,
+    /// The same errors, of logarithms, in units of their spreads.
+    pub standardized: Vec<f64>,
     /// Each row is predicted from other devices: its own device is left out.
     pub transferred: Vec<f64>,
     /// Each row is predicted from the rates of its device alone.
@@ -48,18 +50,21 @@ pub fn errors(open: impl Fn() -> Result<Databases, DatabaseError>) -> Result<BTr
             let host = elements.map_or(0.0, overhead);
             let errors = found.entry(series.family.clone()).or_default();
             if let Some(surface) = rows.first().and_then(|row| surface(&own, series, row)) {
-                errors.interpolated.extend(surface.residuals().iter().map(|residual| libm::expm1(*residual).abs()));
+                for (residual, spread) in surface.residuals() {
+                    errors.interpolated.push(libm::expm1(residual).abs());
+                    errors.standardized.push(residual.abs() / spread);
+                }
             }
             for row in rows.iter().step_by(rows.len().div_ceil(JUDGES)) {
                 let Some(operator) = operator(series, row) else { continue };
                 let error = |model: &Model| {
-                    let estimate = CostModel::estimate(model, &operator)?;
+                    let estimate = model.part(&operator, Some(&series.variant));
                     let measured = row.microseconds * 1e-6;
                     let hidden = measured - kernel(measured, host);
-                    Some(((estimate.duration.as_secs_f64() + hidden) / measured - 1.0).abs())
+                    ((estimate.duration.as_secs_f64() + hidden) / measured - 1.0).abs()
                 };
-                errors.transferred.extend(error(&without));
-                errors.roofline.extend(error(&bare));
+                errors.transferred.push(error(&without));
+                errors.roofline.push(error(&bare));
             }
         }
     }
@@ -86,8 +91,9 @@ fn operator(series: &Series, row: &Row) -> Option<Operator> {
     let family = match series.family.as_str() {
         "gemm" => Family::Gemm { batch: a, m: b, n: c, k: d, layout },
         "convolution" => Family::Convolution { pass: Pass::Forward, groups: a, m: b, n: c, k: d },
-        "attention" => {
-            Family::Attention { pass: Pass::Forward, heads: a, queries: b, keys: c, width: d, causal: false }
+        "attention" | "attention_backward" => {
+            let pass = if series.family == "attention" { Pass::Forward } else { Pass::Backward };
+            Family::Attention { pass, heads: a, queries: b, keys: c, width: d, causal: false }
         }
         "normalization" => rows(RowKind::Normalization),
         "softmax" => rows(RowKind::Softmax),
@@ -100,14 +106,29 @@ fn operator(series: &Series, row: &Row) -> Option<Operator> {
     Some(Operator { resource: Resource::Accelerator, family, elements, flops, read, written: Bytes(0) })
 }
 
-/// The table of docs/devices.md: number of rows, and median and 90th percentile of the errors of each layer in %.
+/// Quantiles of a normal distribution between which 80 and 95 % lie, in standard deviations.
+const LEVELS: [f64; 2] = [1.281_552, 1.959_964];
+
+/// Shares of the interpolated errors that lie in the intervals of 80 and of 95 %.
+pub fn coverage<'a>(errors: impl IntoIterator<Item = &'a Errors>) -> [f64; 2] {
+    let all: Vec<f64> = errors.into_iter().flat_map(|errors| errors.standardized.iter().copied()).collect();
+    LEVELS.map(|level| all.iter().filter(|error| **error <= level).count() as f64 / all.len().max(1) as f64)
+}
+
+/// The table of docs/devices.md: number of rows, median and 90th percentile of the errors of each layer in %, and shares
+/// in % of the rows in their intervals of 80 and of 95 %.
 pub fn table(errors: &BTreeMap<String, Errors>) -> String {
-    let mut text = "| family | rows | interpolated | another device | roofline |\n|---|---|---|---|---|\n".to_owned();
-    for (family, Errors { interpolated, transferred, roofline }) in errors {
+    let mut text = "| family | rows | interpolated | in 80 % / 95 % | another device | roofline |\n".to_owned();
+    text += "|---|---|---|---|---|---|\n";
+    let covered = |[narrow, wide]: [f64; 2]| format!("{:.0} / {:.0}", 100.0 * narrow, 100.0 * wide);
+    for (family, errors) in errors {
         let percent = |errors: &[f64], part| 100.0 * quantile(errors, part);
         let cell = |errors: &[f64]| format!("{:.0} / {:.0}", percent(errors, 0.5), percent(errors, 0.9));
-        let cells = [interpolated, transferred, roofline].map(|errors| cell(errors));
-        text += &format!("| {family} | {} | {} |\n", interpolated.len(), cells.join(" | "));
+        let [interpolated, transferred, roofline] =
+            [&errors.interpolated, &errors.transferred, &errors.roofline].map(|errors| cell(errors));
+        let (rows, covered) = (errors.interpolated.len(), covered(coverage([errors])));
+        text += &format!("| {family} | {rows} | {interpolated} | {covered} | {transferred} | {roofline} |\n");
     }
-    text
+    let rows: usize = errors.values().map(|errors| errors.interpolated.len()).sum();
+    text + &format!("| all | {rows} | | {} | | |\n", covered(coverage(errors.values())))
 }

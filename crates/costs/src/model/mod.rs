@@ -21,7 +21,7 @@ mod tests;
 
 use crate::database::{Databases, Row, dimensions};
 use crate::operators::{Described, EXPERTS, Part, Sequences, describe, key, with_sequences};
-use rows::{Found, Rows};
+use rows::Rows;
 use rustc_hash::FxHashMap;
 use shape::{Grain, Roof, Shape};
 use std::collections::BTreeSet;
@@ -90,6 +90,9 @@ type Surfaces = FxHashMap<(Place, Precision), Option<Arc<Surface>>>;
 #[derive(Debug)]
 pub struct Model {
     target: Target,
+    /// The rates at which rows are used: the table's for a known device, else the target's. Other rates of the target
+    /// scale the estimate.
+    base: Rates,
     rows: Rows,
     surfaces: Mutex<Surfaces>,
     /// The shortest time of a device's rows of one type, in seconds.
@@ -110,7 +113,9 @@ struct Place {
 impl Model {
     /// A model of `target` from the rows of `databases`.
     pub fn new(target: Target, databases: Arc<Databases>) -> Model {
+        let known = target.name.as_deref().and_then(rates_of_table);
         Model {
+            base: known.unwrap_or(target.rates),
             target,
             rows: Rows::new(databases),
             surfaces: Mutex::default(),
@@ -262,21 +267,36 @@ impl Model {
         let lacks = operator.elements == Some(Elements::Tf32)
             && self.target.rates.peaks.serving(Precision::Tf32).1 == Precision::Float32;
         let operator = if lacks { &as_float32 } else { operator };
-        let rows = || self.measured_sizes(operator, variant);
-        let found =
-            rows().or_else(|| self.interpolated(operator, variant)).or_else(|| self.transferred(operator, variant));
-        found.unwrap_or_else(|| {
-            let seconds = shape::by_rates(&self.target.rates, self.grain(), operator);
-            estimate(seconds, ROOFLINE, Origin::Roofline)
-        })
+        let found = self
+            .measured_sizes(operator, variant)
+            .or_else(|| self.interpolated(operator, variant))
+            .or_else(|| self.transferred(operator, variant));
+        let found = found.unwrap_or_else(|| {
+            estimate(shape::by_rates(&self.base, self.grain(), operator), ROOFLINE, Origin::Roofline)
+        });
+        self.at_rates(&self.target.rates, operator, found)
+    }
+
+    /// An estimate for the base rates, scaled to others: the time beyond the launch by the ratio of the rooflines.
+    fn at_rates(&self, rates: &Rates, operator: &Operator, found: Estimate) -> Estimate {
+        if self.base == *rates {
+            return found;
+        }
+        let [base, own] = [&self.base, rates].map(|rates| {
+            let launch = rates.launch.as_secs_f64();
+            (launch, shape::by_rates(rates, self.grain(), operator) - launch)
+        });
+        let (seconds, ratio) = (found.duration.as_secs_f64(), own.1 / base.1);
+        let start = seconds.min(base.0);
+        let launch = if base.0 > 0.0 { start * own.0 / base.0 } else { own.0 };
+        let spread = found.spread.unwrap_or(ROOFLINE).hypot(TRANSFER * libm::log(ratio).abs().min(1.0));
+        let origin = if found.origin == Origin::Roofline { Origin::Roofline } else { Origin::Transferred };
+        estimate(launch + (seconds - start) * ratio, spread, origin)
     }
 
     /// The row of an operator of exactly these sizes; only rows with known sizes and no definition count.
     fn measured_sizes(&self, operator: &Operator, variant: Option<&str>) -> Option<Estimate> {
         let (device, elements) = (self.target.name.as_deref()?, operator.elements?);
-        if !self.has_known_rates(device) {
-            return None;
-        }
         let family = operator.family.name();
         let rows = self.rows.of(device, family, variant, elements.name());
         let (microseconds, spread) = rows.by_sizes(dimensions(&operator.family), operator)?;
@@ -288,54 +308,70 @@ impl Model {
         Some(estimate(kernel, spread, Origin::Database))
     }
 
+    /// Estimate from rows of the same kernels on the device, or of other kernels of the family if these stand for one
+    /// another.
     fn interpolated(&self, operator: &Operator, variant: Option<&str>) -> Option<Estimate> {
         let (device, elements) = (self.target.name.as_deref()?, operator.elements?);
-        if !self.has_known_rates(device) {
-            return None;
-        }
-        let surface = self.nearest_surface(device, operator.family.name(), variant, elements, operator)?;
-        Some(estimate(seconds(&surface, operator), surface.spread().max(NOISE), Origin::Interpolated))
+        let family = operator.family.name();
+        let apart = variant.is_some_and(like::stands_apart);
+        let variants = [variant, None];
+        let variants = if apart || variant.is_none() { &variants[..1] } else { &variants[..] };
+        let surface =
+            variants.iter().find_map(|variant| self.nearest_surface(device, family, *variant, elements, operator))?;
+        let found = find(&surface, operator);
+        let origin = if found.distance > surface::SUPPORT { Origin::Extrapolated } else { Origin::Interpolated };
+        Some(self.through_memory(operator, estimate(found.seconds, found.spread, origin)))
     }
 
-    /// Estimate from the same device at other rates, else from other devices; from another element type if memory
-    /// decides; from related operators.
+    /// Estimate from other devices; from another element type if memory decides; from related kernels and families.
     fn transferred(&self, operator: &Operator, variant: Option<&str>) -> Option<Estimate> {
         let elements = operator.elements?;
-        let own = self.target.name.clone();
-        let family = operator.family.name();
-        let moves = matches!(Shape::of(&operator.family)?, Shape::Rows | Shape::Flat);
+        let own = self.target.name.as_deref();
+        let itself = operator.family.name();
+        let shape = Shape::of(&operator.family)?;
+        let moves = matches!(shape, Shape::Rows | Shape::Flat);
         let others = [DType::Float32, DType::Float16].map(Elements::Of);
         let others = others.into_iter().filter(|other| moves && *other != elements);
         let types: Vec<Elements> = std::iter::once(elements).chain(others).collect();
-        let like = like::alike(own.as_deref(), &self.target.rates, Precision::of(Some(elements)));
-        for family in std::iter::once(family).chain(like::kin(family).iter().copied()) {
-            let variant = variant.filter(|_| family == operator.family.name());
-            for elements in &types {
-                let surface = |device: &str| self.nearest_surface(device, family, variant, *elements, operator);
-                let itself = own.as_deref().and_then(surface).map(|surface| (1.0, surface));
-                let others = || {
+        let like = like::alike(own, &self.base, Precision::of(Some(elements)));
+        for family in std::iter::once(itself).chain(like::kin(itself).iter().copied()) {
+            // Both passes of attention run kernels of one library.
+            let variant = variant.filter(|_| family == itself || shape == Shape::Attention);
+            let variants = if variant.is_some() { vec![variant, None] } else { vec![None] };
+            for (used, elements) in
+                variants.iter().flat_map(|used| types.iter().map(move |elements| (*used, *elements)))
+            {
+                let surface = |device: &str| self.nearest_surface(device, family, used, elements, operator);
+                let of_itself = own.and_then(surface).map(|surface| (1.0, surface));
+                let of_others = || {
                     let with =
                         |(distance, device): &(f64, &KnownDevice)| Some((libm::exp(-distance), surface(&device.name)?));
                     like.iter().filter_map(with).take(ALIKE).collect::<Vec<_>>()
                 };
-                let surfaces = itself.map_or_else(others, |itself| vec![itself]);
-                if !surfaces.is_empty() {
-                    let itself = family == operator.family.name();
-                    let found = mean(&surfaces, &if itself { *operator } else { in_parts(operator) });
-                    return Some(if moves { self.through_memory(operator, found) } else { found });
+                let surfaces = of_itself.map_or_else(of_others, |itself| vec![itself]);
+                if surfaces.is_empty() {
+                    continue;
                 }
+                let found = mean(&surfaces, &if family == itself { *operator } else { in_parts(operator) });
+                let stands_in = variant.filter(|_| used.is_none()).map_or(1.0, like::slowdown);
+                let found = found.scaled(stands_in * like::slower_than_kin(itself, family));
+                return Some(self.through_memory(operator, found));
             }
         }
         None
     }
 
-    /// Raises an estimate from another device, whose cache may be larger: bytes beyond the target's cache pass through
-    /// its memory.
+    /// Raises an estimate of an operator that moves more bytes than the device's cache holds to the time of a long
+    /// stream. Rows may be of a device with a larger cache, or have found data in the cache.
     fn through_memory(&self, operator: &Operator, found: Estimate) -> Estimate {
         let known = self.target.name.as_deref().and_then(|name| devices::find(name).ok());
-        let Some(cache) = known.and_then(KnownDevice::cuda).map(|cuda| cuda.l2) else { return found };
+        let cache = known.and_then(KnownDevice::cuda).map(|cuda| cuda.l2);
+        let moves = matches!(operator.family, Family::Rows { .. } | Family::Flat { .. } | Family::Gemm { .. });
         let bytes = operator.bytes();
-        let least = if bytes > cache { bytes.0 as f64 / self.target.rates.memory } else { 0.0 };
+        if !moves || cache.is_none_or(|cache| bytes <= cache) {
+            return found;
+        }
+        let least = bytes.0 as f64 / self.base.memory / shape::STREAM;
         if found.duration.as_secs_f64() < least {
             estimate(least, found.spread.unwrap_or(TRANSFER), found.origin)
         } else {
@@ -343,7 +379,8 @@ impl Model {
         }
     }
 
-    /// The surface of the variant, else of all variants; of the element type, else of the other 16-bit type.
+    /// The surface of a variant's kernels, or of all variants, by rows of the element type, else of the other 16-bit
+    /// type.
     fn nearest_surface(
         &self,
         device: &str,
@@ -359,13 +396,9 @@ impl Model {
             Elements::Tf32 => &[DType::BFloat16, DType::Float16],
             Elements::Of(_) => &[],
         };
-        let types = || std::iter::once(elements).chain(twins.iter().copied().map(Elements::Of));
-        let variants: &[Option<&str>] = if variant.is_some() { &[variant, None] } else { &[None] };
-        variants.iter().find_map(|variant| {
-            types().find_map(|elements| {
-                let variant = variant.map(str::to_owned);
-                self.surface(Place { device: device.to_owned(), family, variant, elements }, operator)
-            })
+        std::iter::once(elements).chain(twins.iter().copied().map(Elements::Of)).find_map(|elements| {
+            let variant = variant.map(str::to_owned);
+            self.surface(Place { device: device.to_owned(), family, variant, elements }, operator)
         })
     }
 
@@ -387,16 +420,15 @@ impl Model {
             let units =
                 if own == Some(&place.device) { Some((1.0, 1.0)) } else { own_grain.units.zip(its_grain.units) };
             let precision = Precision::of(Some(place.elements));
-            let (source, target) =
-                (Roof::of(&rates, precision, its_grain), Roof::of(&self.target.rates, computed, own_grain));
+            let (source, target) = (Roof::of(&rates, precision, its_grain), Roof::of(&self.base, computed, own_grain));
             // A row of another type stands for the same number of bytes, if the operator only moves bytes.
-            let own_elements = operator.elements.filter(|_| shape == Shape::Product).unwrap_or(place.elements);
+            let own_elements = operator.elements.filter(|_| shape != Shape::Attention).unwrap_or(place.elements);
             let setting = Setting {
                 shape,
                 sizes: [place.elements, own_elements].map(|elements| elements.size() as f64),
                 source,
                 target,
-                launch: self.target.rates.launch.as_secs_f64(),
+                launch: self.base.launch.as_secs_f64(),
                 host: self.overhead_of_host(&place.device, place.family, place.variant.as_deref(), place.elements),
                 // If the number of multiprocessors of either device is unknown, all multiprocessors are assumed equally
                 // fast.
@@ -412,7 +444,7 @@ impl Model {
 
     /// The rows of a place, with their distance from it in octaves of a size. For GEMMs, rows of other layouts are one
     /// octave away; so are all layouts for GEMMs with block scales, and all rows without experts for GEMMs of experts.
-    fn kin_rows(&self, place: &Place) -> Vec<(f64, Arc<Found>)> {
+    fn kin_rows(&self, place: &Place) -> Vec<(f64, Arc<rows::Found>)> {
         let Place { device, family, variant, elements } = place;
         let rows = |variant| self.rows.of(device, family, variant, elements.name());
         match variant.as_deref() {
@@ -463,22 +495,18 @@ impl Model {
 
     /// The grain of the target's kernels.
     fn grain(&self) -> Grain {
-        Grain::of(self.target.name.as_deref(), &self.target.rates)
+        Grain::of(self.target.name.as_deref(), &self.base)
     }
 
     /// The rates at which a device's rows were measured: from the table of devices, else from the cluster file.
     fn rates_of(&self, device: &str) -> Option<Rates> {
-        match devices::find(device) {
-            Ok(known) if known.name == device => known.rates(),
-            _ => (self.target.name.as_deref() == Some(device)).then_some(self.target.rates),
-        }
+        rates_of_table(device).or_else(|| (self.target.name.as_deref() == Some(device)).then_some(self.base))
     }
+}
 
-    /// Whether the target has the rates of the rows' device, without figures of its own.
-    fn has_known_rates(&self, device: &str) -> bool {
-        self.rates_of(device)
-            .is_some_and(|rates| (rates.peaks, rates.memory) == (self.target.rates.peaks, self.target.rates.memory))
-    }
+/// Rates of a device of the table.
+fn rates_of_table(device: &str) -> Option<Rates> {
+    devices::find(device).ok().filter(|known| known.name == device).and_then(KnownDevice::rates)
 }
 
 impl CostModel for Model {
@@ -516,12 +544,12 @@ fn mean(surfaces: &[(f64, Arc<Surface>)], operator: &Operator) -> Estimate {
     let of = |value: &dyn Fn(&Surface) -> f64| {
         surfaces.iter().map(|(weight, surface)| weight * value(surface)).sum::<f64>() / total
     };
-    let logarithm = of(&|surface| libm::log(seconds(surface, operator)));
-    let spread = of(&|surface| surface.spread()).max(NOISE).hypot(TRANSFER);
+    let logarithm = of(&|surface| libm::log(find(surface, operator).seconds));
+    let spread = of(&|surface| find(surface, operator).spread).hypot(TRANSFER);
     estimate(libm::exp(logarithm), spread, Origin::Transferred)
 }
 
-fn seconds(surface: &Surface, operator: &Operator) -> f64 {
+fn find(surface: &Surface, operator: &Operator) -> surface::Found {
     let work = matches!(
         operator.family,
         Family::Attention { .. }
@@ -530,7 +558,7 @@ fn seconds(surface: &Surface, operator: &Operator) -> f64 {
             | Family::Rows { kind: RowKind::Reduction, .. }
     );
     let work = work.then_some((operator.flops as f64, operator.bytes().0 as f64));
-    surface.seconds(dimensions(&operator.family), operator.bytes().0, work)
+    surface.find(dimensions(&operator.family), operator.bytes().0, work)
 }
 
 /// The reduction with its rows split into the parts that one multiprocessor reduces, for the comparison with other

@@ -34,8 +34,8 @@ impl Rows {
         &self.databases
     }
 
-    /// Rows of one variant, or of all variants that stand for one another. A database that can no longer be read has no
-    /// rows: it was checked when it was opened.
+    /// Rows of the kernels that a variant runs, or of all variants that stand for one another. A database that can no
+    /// longer be read has no rows: it was checked when it was opened.
     pub(super) fn of(&self, device: &str, family: &str, variant: Option<&str>, dtype: &str) -> Arc<Found> {
         let place = (device.to_owned(), family.to_owned(), variant.map(str::to_owned), dtype.to_owned());
         let mut read = self.read.lock().expect("no estimate panics");
@@ -43,7 +43,7 @@ impl Rows {
             let mut found = Found::default();
             for (index, series) in self.databases.series() {
                 let is_variant = match variant {
-                    Some(variant) => series.variant == variant,
+                    Some(variant) => like::kernels(&series.variant) == like::kernels(variant),
                     None => !like::stands_apart(&series.variant),
                 };
                 if series.device == device && series.family == family && series.dtype == dtype && is_variant {

@@ -14,7 +14,7 @@ pub(super) enum Shape {
     Product,
     /// Heads, queries, keys, width.
     Attention,
-    /// Rows and columns.
+    /// Rows, and bytes of a row: they decide whether a row fits a multiprocessor's memory.
     Rows,
     /// Bytes moved: elementwise operators are bound by memory traffic.
     Flat,
@@ -47,6 +47,7 @@ impl Shape {
         let mut sizes = dimensions.map(|size| size.max(1) as f64);
         match self {
             Shape::Flat => sizes = [bytes.max(1) as f64, 1.0, 1.0, 1.0],
+            Shape::Rows => sizes[1] *= size,
             Shape::Attention if dimensions[1] == 1 => {
                 let [heads, _, keys, width] = sizes;
                 sizes[0] = ((bytes as f64 / (2.0 * size * width) - heads) / keys).clamp(1.0, heads);
@@ -91,7 +92,7 @@ impl Shape {
         match self {
             Shape::Product => (2.0 * a * b * c * d, size * a * (b * d + d * c + b * c)),
             Shape::Attention => (4.0 * a * b * c * d, 2.0 * size * a * d * (b + c)),
-            Shape::Rows => (0.0, 2.0 * size * a * b),
+            Shape::Rows => (0.0, 2.0 * a * b),
             Shape::Flat => (0.0, a),
         }
     }
@@ -112,6 +113,7 @@ pub(super) struct Grain {
     pub(super) units: Option<f64>,
     /// Half a GEMM tile, in rows, columns or reduced terms: the average waste along each dimension.
     tile: f64,
+    is_processor: bool,
 }
 
 /// Roofline of a device: arithmetic rate for one type, memory rate, and grain.
@@ -120,12 +122,24 @@ pub(super) struct Roof {
     peak: f64,
     memory: f64,
     grain: Grain,
+    /// Fraction of the peak that large products reach.
+    reached: f64,
 }
 
 /// Fraction of the peak that large products reach.
 const PEAK: f64 = 0.8;
-/// Fraction of the memory's rate that long streams reach.
-const STREAM: f64 = 0.75;
+/// Fraction of the peak that large products of 8-bit numbers reach, which the power limit slows down: the fastest of the
+/// shipped GEMMs with scales reach 0.64 to 0.68 on an H100 and an H200.
+const PEAK_8: f64 = 0.67;
+/// Fraction of the memory's rate that long streams reach on a GPU: 0.87 to 0.92 in the shipped elementwise rows of more
+/// than 10 GB on A100 and V100, 0.88 to 0.92 for copies, fills and additions on an H100.
+pub(super) const STREAM: f64 = 0.9;
+/// Fraction of the memory's rate that long streams reach on a CPU.
+const STREAM_CPU: f64 = 0.75;
+/// Keys per query, at each edge of the mask, that fused attention computes in vain: it skips whole tiles only. Fitted to
+/// the ratio of causal to full attention of FlashAttention 2 on an H100 (512 to 16,384 tokens, width 128): the rest of
+/// the ratio is 0.92 to 0.93 at all lengths.
+const EDGE: f64 = 128.0;
 /// Half a GEMM tile of a GPU, which the threads of a multiprocessor compute together.
 const TILE: f64 = 32.0;
 /// Half a GEMM tile of a CPU, which fits the registers of one core: about 8 rows by 8 to 16 columns (Goto and van de
@@ -142,13 +156,15 @@ impl Grain {
     pub(super) fn of(name: Option<&str>, rates: &Rates) -> Grain {
         let known = name.and_then(|name| devices::find(name).ok().filter(|known| known.name == name));
         let processor = known.map_or(rates.launch == SimDuration::ZERO, |known| known.kind == DeviceKind::Cpu);
-        Grain { units: known.and_then(|known| known.units), tile: if processor { REGISTERS } else { TILE } }
+        let tile = if processor { REGISTERS } else { TILE };
+        Grain { units: known.and_then(|known| known.units), tile, is_processor: processor }
     }
 }
 
 impl Roof {
     pub(super) fn of(rates: &Rates, precision: Precision, grain: Grain) -> Roof {
-        Roof { peak: rates.peaks.serving(precision).0, memory: rates.memory, grain }
+        let reached = if matches!(precision, Precision::Float8 | Precision::Int8) { PEAK_8 } else { PEAK };
+        Roof { peak: rates.peaks.serving(precision).0, memory: rates.memory, grain, reached }
     }
 
     /// Seconds by the bare roofline.
@@ -168,27 +184,42 @@ impl Roof {
 
     /// Seconds by the roofline at the usual efficiency of kernels; they do not fall when a size or the work grows.
     ///
-    /// GEMMs reach 0.8 of the peak, less if a dimension is small: work is tiled, and half a tile is wasted on average.
-    /// Streams reach 0.75 of the memory's rate. The constants are fitted on the median error of the shipped GEMMs: 21 %
-    /// compared with 40 % of the bare roofline. Attention with few heads and queries leaves multiprocessors idle,
-    /// except with one query, where the keys are split instead; that tile has the query of each head that shares its
-    /// keys.
+    /// GEMMs reach 0.8 of the peak, less if a dimension is small: work is tiled, and half a tile is wasted on average,
+    /// except along a dimension of 1, which other kernels compute. Attention with few heads and queries leaves
+    /// multiprocessors idle, except with one query, where the keys are split instead; that tile has the query of each
+    /// head that shares its keys.
     pub(super) fn usual(&self, shape: Shape, point: &Point, (flops, bytes): (f64, f64)) -> f64 {
         let [heads, mut queries, keys, width] = point.map(libm::exp2);
-        if shape == Shape::Attention && point[1] == 0.0 {
-            queries = (flops / (4.0 * heads * keys * width)).max(1.0);
-        }
-        let sides = [queries, keys, width];
-        let sides = if matches!(shape, Shape::Product | Shape::Attention) { &sides[..] } else { &[] };
-        let waste: f64 = sides.iter().map(|side| 1.0 + self.grain.tile / side).product();
-        let idle = match self.grain.units {
-            Some(units) if shape == Shape::Attention && point[1] > 0.0 => {
-                (units / (heads * (queries / QUERIES).max(1.0))).max(1.0)
+        let (tile, units) = (self.grain.tile, self.grain.units);
+        let half = |side: f64| 1.0 + tile / side;
+        let (waste, idle) = match shape {
+            // The point is batch, rows, columns, terms.
+            Shape::Product if self.grain.is_processor => (half(queries) * half(keys) * half(width), 1.0),
+            Shape::Product => {
+                ([queries, keys, width].map(|side| if side > 1.0 { half(side) } else { 1.0 }).iter().product(), 1.0)
             }
-            _ => 1.0,
+            Shape::Attention if point[1] == 0.0 => {
+                queries = (flops / (4.0 * heads * keys * width)).max(1.0);
+                (half(queries) * half(keys) * half(width), 1.0)
+            }
+            Shape::Attention => {
+                let idle = units.map_or(1.0, |units| (units / (heads * (queries / QUERIES).max(1.0))).max(1.0));
+                (half(queries) * half(keys) * half(width) * masked(flops, heads * queries * keys * width, keys), idle)
+            }
+            Shape::Rows | Shape::Flat => (1.0, 1.0),
         };
-        (flops / self.peak * waste * idle / PEAK).max(bytes / self.memory / STREAM)
+        let stream = if self.grain.is_processor { STREAM_CPU } else { STREAM };
+        (flops / self.peak * waste * idle / self.reached).max(bytes / self.memory / stream)
     }
+}
+
+/// Ratio of computed to visible pairs of masked attention with these operations. All pairs, times the width, would be
+/// 4 operations each in a forward pass and 10 in a backward pass: a causal backward pass has 5. A little more than 4
+/// are the lengths of sequences, rounded.
+fn masked(flops: f64, all: f64, keys: f64) -> f64 {
+    let share = flops / (4.0 * all);
+    let share = if share > 1.1 { share / 2.5 } else { share };
+    if share > 0.0 && share < 1.0 { (share + EDGE / keys).min(1.0) / share } else { 1.0 }
 }
 
 /// Seconds of an unmeasured operator, on a device with known rates only.

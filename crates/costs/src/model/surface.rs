@@ -25,14 +25,29 @@ const MOST: usize = 2_000;
 /// Number of rows in a regression.
 const NEIGHBOURS: usize = 16;
 /// Number of rows for the residuals, each predicted from the others.
-const JUDGES: usize = 64;
+const JUDGES: usize = 128;
+/// Number of the nearest residuals that tell the spread at a point.
+const WITNESSES: usize = 24;
 /// Seconds of the shortest kernels, if only times with host overhead are known: 2 to 3 us on devices whose kernels were
 /// timed.
 const KERNEL: f64 = 3e-6;
 /// Upper bound of the seconds of a kernel that does next to nothing: a longer time includes host overhead.
 const HOST: f64 = 10e-6;
+/// Squared distance in octaves of points that are the same.
+const SAME: f64 = 1e-6;
+/// Growth of the spread per octave of distance from the nearest row, beyond [`NEAR`]: fitted to the shipped rows, each
+/// predicted without the rows within 1, 2, 3, 4 and 6 octaves. The residuals grow by 0.10 per octave for attention, 0.09
+/// for GEMMs, 0.06 to 0.07 for norms and softmax, 0.04 for elementwise operators.
+const GROWTH: f64 = 0.09;
+/// Typical distance in octaves from a shipped row to the nearest other row.
+const NEAR: f64 = 0.5;
+/// Least spread: rows of one series repeat to about 1 %.
+const LEAST: f64 = 0.01;
+/// 90 % of a normal distribution lie within this many standard deviations. The quantile of 90 % fits the intervals of 80
+/// and of 95 % best, as residuals have heavier tails (docs/devices.md has the coverage).
+const NORMAL_90: f64 = 1.644_854;
 /// Largest distance in octaves from a row to a point with a well-known efficiency.
-const SUPPORT: f64 = 2.0;
+pub(super) const SUPPORT: f64 = 2.0;
 /// Beyond the largest measured size, times 2 to the power of this, time grows in proportion to each size.
 const BEYOND: f64 = 3.0;
 /// The same bound for the batch size of a batched GEMM, as a binary logarithm: at least this.
@@ -68,8 +83,28 @@ pub(super) struct Surface {
     high: Point,
     /// Built at its first use.
     lattice: OnceLock<Lattice>,
-    /// Logarithms of predicted by measured time, for rows that were predicted from the others.
-    residuals: Vec<f64>,
+    /// Rows that were predicted from the rows of other sizes.
+    residuals: Vec<Residual>,
+}
+
+/// A row that was predicted from the rows of other sizes.
+#[derive(Clone, Copy, Debug)]
+struct Residual {
+    point: Point,
+    /// The logarithm of predicted by measured time.
+    error: f64,
+    /// Distance in octaves from the nearest other row.
+    distance: f64,
+}
+
+/// A time on a surface.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Found {
+    pub(super) seconds: f64,
+    /// Standard deviation of its logarithm.
+    pub(super) spread: f64,
+    /// Distance in octaves from the nearest row.
+    pub(super) distance: f64,
 }
 
 /// Conditions of the measured rows, and the target of the estimates.
@@ -157,27 +192,47 @@ impl Surface {
         Some(Surface { shape, size: own_size, target, launch, overhead, most, samples, low, high, lattice, residuals })
     }
 
-    /// The residual that two of three rows stay below: a robust standard deviation of the logarithm of a time around
-    /// its prediction.
-    pub(super) fn spread(&self) -> f64 {
-        quantile(&self.residuals.iter().map(|residual| residual.abs()).collect::<Vec<_>>(), 0.68)
+    /// The spread at a point: of the nearest residuals, except those of the point itself if `without_itself`, and more
+    /// if all rows are far.
+    fn spread(&self, point: &Point, distance: f64, without_itself: bool) -> f64 {
+        let place = self.inside(point);
+        let mut near: Vec<(f64, f64)> = self
+            .residuals
+            .iter()
+            .map(|residual| (self.shape.distance(&residual.point, &place), residual.error.abs()))
+            .filter(|(distance, _)| !without_itself || *distance > SAME)
+            .collect();
+        near.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        near.truncate(WITNESSES);
+        let found: Vec<f64> = near.into_iter().map(|(_, residual)| residual).collect();
+        (quantile(&found, 0.9) / NORMAL_90).max(LEAST).hypot(GROWTH * (distance - NEAR).max(0.0))
     }
 
-    /// Logarithms of predicted by measured times, for rows that were each predicted from the others.
-    pub(super) fn residuals(&self) -> &[f64] {
-        &self.residuals
+    /// Logarithms of predicted by measured times, for rows that were each predicted from rows of other sizes, with the
+    /// spread that the other residuals tell.
+    pub(super) fn residuals(&self) -> impl Iterator<Item = (f64, f64)> {
+        let spread = |residual: &Residual| self.spread(&residual.point, residual.distance, true);
+        self.residuals.iter().map(move |residual| (residual.error, spread(residual)))
     }
 
-    /// Seconds of an operator of these sizes; `bytes` is the size of elementwise operators, `work` overrides the work
+    /// The time of an operator of these sizes; `bytes` is the size of elementwise operators, `work` overrides the work
     /// that the sizes imply.
-    pub(super) fn seconds(&self, dimensions: [u64; 4], bytes: u64, work: Option<(f64, f64)>) -> f64 {
+    pub(super) fn find(&self, dimensions: [u64; 4], bytes: u64, work: Option<(f64, f64)>) -> Found {
         let point = self.shape.point(dimensions, bytes, self.size);
+        let place = self.folded(&point);
+        let squared = |sample: &Sample| self.shape.distance(&sample.point, &place) + sample.apart;
+        let distance = self.samples.iter().map(squared).fold(f64::MAX, f64::min).sqrt();
+        let spread = self.spread(&place, distance, false);
+        Found { seconds: self.seconds(&point, work), spread, distance }
+    }
+
+    fn seconds(&self, point: &Point, work: Option<(f64, f64)>) -> f64 {
         let lattice = self.lattice.get_or_init(|| self.lattice());
-        let (logarithm, excess) = lattice.at(self.shape.axes(), &point);
+        let (logarithm, excess) = lattice.at(self.shape.axes(), point);
         let seconds = libm::exp(logarithm) * libm::exp2(excess);
         let Some(work) = work else { return seconds };
-        let plain = self.usual(&point, self.shape.work(&point, self.size));
-        (seconds * self.usual(&point, work) / plain).max(self.launch)
+        let plain = self.usual(point, self.shape.work(point, self.size));
+        (seconds * self.usual(point, work) / plain).max(self.launch)
     }
 
     fn lattice(&self) -> Lattice {
@@ -196,7 +251,10 @@ impl Surface {
             *grid.entry(node).or_insert_with(|| {
                 let place = self.inside(&std::array::from_fn(|axis| node[axis] as f64 * step[axis]));
                 let near = |sample: &Sample| shape.distance(&sample.point, &place) <= SUPPORT * SUPPORT;
-                (regression(shape, &self.samples, None, &place), self.samples.iter().any(near))
+                (
+                    regression(shape, &self.samples, None, &place).map_or(0.0, |(efficiency, _)| efficiency),
+                    self.samples.iter().any(near),
+                )
             })
         };
         Lattice::new(counts, |knot| {
@@ -344,23 +402,31 @@ fn thinned(shape: Shape, rows: &[Row], size: f64) -> Vec<&Row> {
     }
 }
 
-fn residuals(shape: Shape, samples: &[Sample]) -> Vec<f64> {
-    let judged = samples.iter().enumerate().step_by(samples.len().div_ceil(JUDGES));
+/// Residuals of evenly chosen rows, each predicted from the rows of other sizes.
+fn residuals(shape: Shape, samples: &[Sample]) -> Vec<Residual> {
+    let judged = samples.iter().step_by(samples.len().div_ceil(JUDGES));
     // The error of the whole measured time, which is the kernel's error if the kernel is all of it.
-    let residual = |(index, sample): (usize, &Sample)| {
-        let predicted = sample.efficiency - regression(shape, samples, Some(index), &sample.point);
-        libm::log1p(sample.share * libm::expm1(predicted))
+    let residual = |sample: &Sample| {
+        let (efficiency, distance) = regression(shape, samples, Some(SAME), &sample.point)?;
+        let error = libm::log1p(sample.share * libm::expm1(sample.efficiency - efficiency));
+        Some(Residual { point: sample.point, error, distance })
     };
-    judged.map(residual).collect()
+    judged.filter_map(residual).collect()
 }
 
 /// The logarithm of the efficiency at a point: a plane through the nearest samples, weighted by proximity. It exceeds
-/// the samples' range by at most half of that range, up and down.
-fn regression(shape: Shape, samples: &[Sample], without: Option<usize>, point: &Point) -> f64 {
+/// the samples' range by at most half of that range, up and down. Samples within `hidden`, a squared distance, do not
+/// count. The second value is the distance of the nearest sample, in octaves. `None`: too few samples.
+fn regression(shape: Shape, samples: &[Sample], hidden: Option<f64>, point: &Point) -> Option<(f64, f64)> {
     let axes = shape.axes();
-    let distance = |sample: &Sample| shape.distance(&sample.point, point) + sample.apart;
-    let others = samples.iter().enumerate().filter(|(index, _)| Some(*index) != without);
-    let mut near: Vec<(f64, usize)> = others.map(|(index, sample)| (distance(sample), index)).collect();
+    let counts = |distance: f64| hidden.is_none_or(|hidden| distance > hidden);
+    let distances = samples.iter().map(|sample| shape.distance(&sample.point, point));
+    let others = samples.iter().zip(distances).enumerate().filter(|(_, (_, distance))| counts(*distance));
+    let mut near: Vec<(f64, usize)> =
+        others.map(|(index, (sample, distance))| (distance + sample.apart, index)).collect();
+    if near.len() + 1 < FEWEST {
+        return None;
+    }
     let count = NEIGHBOURS.min(near.len());
     // The index makes the order total: ties between equal distances must be deterministic.
     let order = |a: &(f64, usize), b: &(f64, usize)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1));
@@ -392,7 +458,7 @@ fn regression(shape: Shape, samples: &[Sample], without: Option<usize>, point: &
     let efficiencies = || near.iter().map(|(_, index)| samples[*index].efficiency);
     let (least, most) = (efficiencies().fold(f64::MAX, f64::min), efficiencies().fold(f64::MIN, f64::max));
     let slack = 0.5 * (most - least);
-    found.clamp(least - slack, most + slack)
+    Some((found.clamp(least - slack, most + slack), near[0].0.sqrt()))
 }
 
 /// Gauss elimination of a positive definite system with its right side in the last column.

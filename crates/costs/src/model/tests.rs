@@ -89,11 +89,11 @@ fn the_surest_layer_answers() {
     assert_eq!(estimate.origin, Origin::Interpolated);
     assert!((estimate.duration.as_secs_f64() / 1_073.7e-6 - 1.0).abs() < 0.05, "{}", estimate.duration);
 
-    // The same device at twice the rates needs half the time.
+    // The cluster file says what a device outside of the table can do.
     let faster = Target { rates: Rates::uniform(4e12, 2e12), ..board() };
     let table = series("h100-sxm-80gb", "gemm", "nn", "float32");
     let same = own(&[(place, others.clone())]);
-    assert_eq!(of(same, faster).origin, Origin::Interpolated, "the cluster file says what such a device can do");
+    assert_eq!(of(same, faster).origin, Origin::Interpolated);
     let mut overridden = known("h100-sxm");
     overridden.rates.peaks = Peaks::all(1e12);
     let estimate = of(own(&[(table.clone(), others.clone())]), overridden);
@@ -360,7 +360,7 @@ fn attention_of_one_query_takes_as_long_as_reading_its_keys() {
     }
 }
 
-/// H200 has rows of FlashAttention 3 alone.
+/// H200 has no rows of FlashAttention 2.
 #[test]
 fn flash_attention_3_does_not_stand_in_for_others() {
     let model = shipped("h200-sxm");
@@ -368,6 +368,135 @@ fn flash_attention_3_does_not_stand_in_for_others() {
     let origin = |variant| model.part(&operator, Some(variant)).origin;
     assert_eq!(origin("fwd"), Origin::Interpolated);
     assert_eq!(origin("_scaled_dot_product_flash_attention"), Origin::Transferred);
+}
+
+/// Attention of 32 heads of 128, with as many queries as keys.
+fn prefill(sequences: u64, tokens: u64, pass: Pass) -> Operator {
+    let (heads, width) = (32 * sequences, 128);
+    let family = Family::Attention { pass, heads, queries: tokens, keys: tokens, width, causal: false };
+    let products = if pass == Pass::Forward { 4 } else { 10 };
+    Operator {
+        resource: Resource::Accelerator,
+        family,
+        elements: Some(DType::BFloat16.into()),
+        flops: products * heads * tokens * tokens * width,
+        read: Bytes(2 * 3 * heads * tokens * width),
+        written: Bytes(2 * heads * tokens * width),
+    }
+}
+
+/// Rates on an H100 that the paper on FlashAttention 3 prints above its bars, in TFLOPS.
+#[test]
+fn each_attention_kernel_has_its_own_rate() {
+    let model = shipped("h100-sxm");
+    let cudnn = "_scaled_dot_product_cudnn_attention";
+    let flash = "_scaled_dot_product_flash_attention";
+    let backward = "_scaled_dot_product_cudnn_attention_backward";
+    for (variant, pass, rates) in [
+        (cudnn, Pass::Forward, [(512, 497.0), (2048, 617.0), (16_384, 595.0)]),
+        (flash, Pass::Forward, [(512, 309.0), (2048, 362.0), (16_384, 370.0)]),
+        (backward, Pass::Backward, [(512, 305.0), (2048, 465.0), (16_384, 516.0)]),
+    ] {
+        for (tokens, published) in rates {
+            let operator = prefill(16_384 / tokens, tokens, pass);
+            let estimate = model.part(&operator, Some(variant));
+            let tflops = operator.flops as f64 / estimate.duration.as_secs_f64() / 1e12;
+            let error = libm::log(tflops / published);
+            assert!(error.abs() < 0.15, "{variant} {tokens}: {tflops} of {published}");
+            assert!(error.abs() < 1.96 * estimate.spread.unwrap(), "{variant} {tokens}: {estimate:?}");
+            assert_eq!(estimate.origin, Origin::Interpolated, "{variant} {tokens}");
+        }
+    }
+    // Memory-efficient attention has no rows: it is about half as fast as FlashAttention 2.
+    let seconds = |variant| model.part(&prefill(8, 2048, Pass::Forward), Some(variant)).duration.as_secs_f64();
+    let ratio = seconds("_scaled_dot_product_efficient_attention") / seconds(flash);
+    assert!((1.8..2.2).contains(&ratio), "{ratio}");
+}
+
+/// Eight times the longest measured sequence takes 64 times as long, and its error is less known.
+#[test]
+fn far_from_all_rows_an_estimate_is_extrapolated() {
+    let model = shipped("h100-sxm");
+    let of = |tokens| model.part(&prefill(1, tokens, Pass::Forward), Some("_scaled_dot_product_cudnn_attention"));
+    let (near, far, farthest) = (of(16_384), of(131_072), of(524_288));
+    assert_eq!([near, far, farthest].map(|found| found.origin == Origin::Extrapolated), [false, true, true]);
+    let ratio = far.duration.as_secs_f64() / near.duration.as_secs_f64();
+    assert!((50.0..80.0).contains(&ratio), "{ratio}");
+    assert!(near.spread < far.spread && far.spread < farthest.spread, "{near:?} {far:?} {farthest:?}");
+}
+
+/// Streams of an H100, in fractions of 3.35 TB/s, and seconds of others, as they were measured.
+#[test]
+fn streams_reach_nine_tenths_of_the_memory() {
+    let model = shipped("h100-sxm");
+    let half = |sizes: &[u64]| tensor(sizes, DType::BFloat16);
+    let called = |name: &str, arguments: Vec<Argument>, results: Vec<Argument>| {
+        let definition = Definition { name: name.to_owned(), arguments, results };
+        model.estimate(&definition, Coming::default())
+    };
+    let large = || half(&[8192, 65_536]);
+    let share = |estimate: Estimate, tensors: u64| {
+        (tensors * 2 * 8192 * 65_536) as f64 / estimate.duration.as_secs_f64() / 3.35e12
+    };
+    for (name, arguments, tensors) in [
+        ("aten::add.Tensor", vec![large(), large()], 3),
+        ("aten::mul.Scalar", vec![large()], 2),
+        ("aten::clone", vec![large()], 2),
+        ("aten::gelu", vec![large()], 2),
+    ] {
+        let found = share(called(name, arguments, vec![large()]), tensors);
+        assert!((0.8..0.92).contains(&found), "{name}: {found}");
+    }
+    // Norms 2.7 TB/s, softmax 2.4 TB/s, a softmax of 128,256 columns 2.4 ms.
+    let square = |columns| half(&[8192, columns]);
+    let seconds = |estimate: Estimate| estimate.duration.as_secs_f64();
+    let norm = called(
+        "aten::_fused_rms_norm",
+        vec![square(8192), Argument::Ints(vec![8192]), half(&[8192])],
+        vec![square(8192), half(&[8192, 1])],
+    );
+    let rate = 4.0 * 8192.0 * 8192.0 / seconds(norm) / 1e12;
+    assert!((2.0..3.1).contains(&rate), "{rate} TB/s");
+    let softmax = |name: &str, rows: u64, columns: u64| {
+        let (input, output) = (half(&[rows, columns]), half(&[rows, columns]));
+        seconds(called(name, vec![input, Argument::Int(-1), Argument::Bool(false)], vec![output]))
+    };
+    let rate = 4.0 * 32_768.0 * 32_768.0 / softmax("aten::_softmax", 32_768, 32_768) / 1e12;
+    assert!((1.6..3.0).contains(&rate), "{rate} TB/s");
+    let milliseconds = softmax("aten::_log_softmax", 8192, 128_256) * 1e3;
+    assert!((1.6..3.4).contains(&milliseconds), "{milliseconds} ms");
+}
+
+/// A dot product of 2 x 256 MiB lasts 160 us at 3.35 TB/s. GEMMs of one row by one column are read at a quarter of that
+/// rate or more.
+#[test]
+fn vectors_are_multiplied_as_fast_as_they_are_read() {
+    let model = shipped("h100-sxm");
+    let called = |name: &str, arguments: Vec<Argument>, results: Vec<Argument>| {
+        let definition = Definition { name: name.to_owned(), arguments, results };
+        model.estimate(&definition, Coming::default()).duration.as_secs_f64()
+    };
+    let vector = || tensor(&[64 << 20], DType::Float32);
+    let seconds = called("aten::dot", vec![vector(), vector()], vec![tensor(&[], DType::Float32)]);
+    assert!((160e-6..320e-6).contains(&seconds), "{seconds}");
+    for dtype in [DType::Float32, DType::BFloat16] {
+        let batch = 1 << 18;
+        let factors = vec![tensor(&[batch, 1, 128], dtype), tensor(&[batch, 128, 1], dtype)];
+        let seconds = called("aten::bmm", factors, vec![tensor(&[batch, 1, 1], dtype)]);
+        let bytes = (Elements::Of(dtype).size() * batch * 257) as f64;
+        assert!((1.0..4.0).contains(&(seconds * 3.35e12 / bytes)), "{dtype:?}: {seconds}");
+    }
+}
+
+/// GEMMs of 8192 in FP8 with single scales sustain 1,200 to 1,400 TFLOPS on an H100.
+#[test]
+fn products_of_8_bits_run_at_the_rate_that_power_allows() {
+    let family = Family::Gemm { batch: 1, m: 8192, n: 8192, k: 8192, layout: Layout::NT };
+    let (elements, flops) = (Some(DType::Float8E4M3.into()), 2 * 8192_u64.pow(3));
+    let (read, written) = (Bytes(2 * 8192 * 8192), Bytes(2 * 8192 * 8192));
+    let operator = Operator { resource: Resource::Accelerator, family, elements, flops, read, written };
+    let tflops = flops as f64 / shipped("h100-sxm").part(&operator, Some("nt")).duration.as_secs_f64() / 1e12;
+    assert!((1200.0..1400.0).contains(&tflops), "{tflops}");
 }
 
 /// The shortest attention is several kernels, but the shortest GEMM shows that the times include no host overhead.
@@ -465,10 +594,60 @@ proptest::proptest! {
     }
 }
 
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config::with_cases(24))]
+
+    /// The time at a lower arithmetic rate or bandwidth is no shorter, and at most in inverse proportion longer: for each
+    /// family, on measured devices and on others.
+    #[test]
+    fn time_does_not_fall_when_a_rate_falls(
+        exponents in proptest::array::uniform4(0.0_f64..13.0),
+        of_peak in 0.1_f64..1.0,
+        of_memory in 0.1_f64..1.0,
+    ) {
+        let sizes = exponents.map(|exponent| exponent.exp2() as u64);
+        for model in [&*V100, &*L40S, &*H200] {
+            let Rates { peaks, memory, launch } = model.base;
+            let slower = Rates { peaks: peaks.scaled(of_peak), memory: memory * of_memory, launch };
+            for family in 0..FAMILIES {
+                let operator = operator(family, sizes);
+                let found = CostModel::estimate(model, &operator).unwrap();
+                let [before, after] =
+                    [found, model.at_rates(&slower, &operator, found)].map(|found| found.duration.as_secs_f64());
+                let least = of_peak.min(of_memory);
+                // Durations are whole picoseconds.
+                let at_most = |less: f64, more: f64| less <= more * 1.000_001 + 1e-12;
+                proptest::prop_assert!(at_most(before, after), "{family} {sizes:?}: {before} {after}");
+                proptest::prop_assert!(at_most(after * least, before), "{family} {sizes:?}: {before} {after}");
+            }
+        }
+    }
+}
+
+/// An H200 that is capped to 0.7 and 0.5 of its arithmetic rates uses the rows and the neighbours of an H200.
+#[test]
+fn a_cap_scales_the_estimate() {
+    let databases = Arc::new(Databases::standard(None, None).unwrap());
+    let capped = |factor: f64| {
+        let Target { name, rates } = known("h200-sxm");
+        Model::new(Target { name, rates: Rates { peaks: rates.peaks.scaled(factor), ..rates } }, databases.clone())
+    };
+    let models = [1.0, 0.7, 0.5].map(capped);
+    for sizes in [[1, 1, 4096, 4096], [64, 64, 512, 128], [1024, 2048, 16, 64]] {
+        for family in 0..FAMILIES {
+            let operator = operator(family, sizes);
+            let [whole, less, half] = [0, 1, 2].map(|at| CostModel::estimate(&models[at], &operator).unwrap());
+            assert!(whole.duration <= less.duration && less.duration <= half.duration, "{family} {sizes:?}");
+            assert!(half.duration <= whole.duration.scaled(2.000_001), "{family} {sizes:?}");
+        }
+    }
+}
+
 static V100: std::sync::LazyLock<Model> = std::sync::LazyLock::new(|| shipped("v100-pcie"));
 static L40S: std::sync::LazyLock<Model> = std::sync::LazyLock::new(|| shipped("l40s"));
+static H200: std::sync::LazyLock<Model> = std::sync::LazyLock::new(|| shipped("h200-sxm"));
 
-/// A Triton kernel on a device of 1 TFLOPS and 1 TB/s, at 80 % and 75 % of them: it is launched once, and its time is
+/// A Triton kernel on a device of 1 TFLOPS and 1 TB/s, at 80 % and 90 % of them: it is launched once, and its time is
 /// the longer of memory traffic and all arithmetic.
 #[test]
 fn a_kernel_of_triton_takes_its_memory_or_its_arithmetic() {
@@ -491,9 +670,9 @@ fn a_kernel_of_triton_takes_its_memory_or_its_arithmetic() {
         model.operator(&definition).duration.as_secs_f64() * 1e6 - 2.0
     };
     let close = |found: f64, expected: f64| assert!((found / expected - 1.0).abs() < 1e-3, "{found} {expected}");
-    close(takes(0, [0, 0], 750_000_000), 1000.0);
+    close(takes(0, [0, 0], 900_000_000), 1000.0);
     close(takes(800_000_000, [0, 0], 600_000_000), 1000.0);
     close(takes(400_000_000, [100_000_000, 100_000_000], 600_000_000), 1000.0);
-    close(takes(400_000_000, [100_000_000, 0], 600_000_000), 800.0);
+    close(takes(400_000_000, [100_000_000, 0], 600_000_000), 750.0);
     assert!(takes(0, [0, 0], 0).abs() < 1e-3);
 }

@@ -26,7 +26,6 @@ pub(super) fn describe(call: Call<'_>) -> Option<Vec<Part>> {
         "linear" | "mkldnn_linear" | "_linear_pointwise" | "_mkl_linear" => return linear(call),
         "mv" => return vector(call, 0, 1),
         "addmv" => return vector(call, 1, 2),
-        "dot" | "vdot" => return dot(call),
         _ => return None,
     };
     let (a, b) = (call.tensor(left)?, call.tensor(right)?);
@@ -129,12 +128,6 @@ fn vector(call: Call<'_>, matrix_at: usize, vector_at: usize) -> Option<Vec<Part
     let ((m, k), _) = (matrix(factor)?, call.tensor(vector_at)?);
     let layout = layout(orientation(factor)?, true);
     Some(vec![Gemm { batch: 1, m, n: 1, k, layout }.part(call, factor)])
-}
-
-fn dot(call: Call<'_>) -> Option<Vec<Part>> {
-    let factor = call.tensor(0)?;
-    let gemm = Gemm { batch: 1, m: 1, n: 1, k: factor.elements(), layout: Layout::NN };
-    Some(vec![gemm.part(call, factor)])
 }
 
 /// Grouped GEMMs over rows, columns or the reduced dimension, whose group borders are values: equal groups are assumed,

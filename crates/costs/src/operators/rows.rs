@@ -1,8 +1,8 @@
 //! Owns operators along rows: normalizations, softmax, reductions, losses, scans, sorting.
 
-use super::Part;
 use super::call::{Call, footprint, product, sum};
 use super::torch::{self, Kind};
+use super::{Part, flops};
 use uniference_formats::operators::Tensor;
 use uniference_sim::device::{Family, Pass, RowKind};
 
@@ -108,6 +108,8 @@ fn others(call: Call<'_>) -> Option<Part> {
         | "bincount"
         | "histc"
         | "dist"
+        | "dot"
+        | "vdot"
         | "_embedding_bag"
         | "_embedding_bag_forward_only"
         | "renorm"
@@ -143,12 +145,21 @@ fn others(call: Call<'_>) -> Option<Part> {
                 }
                 _ => call.int(1),
             };
-            let columns = call.tensor(0).map_or(1, |input| along(input, dimension.unwrap_or(-1)));
+            // A search reads the borders, which are the second argument of `bucketize`, and has no dimension.
+            let (sorted, dimension) = match call.name {
+                "bucketize" => (call.tensor(1), None),
+                "searchsorted" => (call.tensor(0), None),
+                _ => (call.tensor(0), dimension),
+            };
+            let columns = sorted.map_or(1, |sorted| along(sorted, dimension.unwrap_or(-1)));
             all.checked_div(columns.max(1))?
         }
     };
     let rows = rows.clamp(1, all.max(1));
     let mut part = part(call, kind, Pass::Forward, rows, all.div_ceil(rows));
+    if matches!(call.name, "dot" | "vdot") {
+        part.operator.flops = flops(&[2, all]);
+    }
     if call.name.starts_with("_embedding_bag") {
         // Only the table rows that the indices name are read.
         let indices = call.tensor(1)?;

@@ -311,6 +311,18 @@ fn operators_of_one_kind_are_known_by_their_beginnings_and_ends() {
 }
 
 /// A bfloat16 tensor, which the operator writes or not; `sizes` are contiguous.
+/// 1,024 values among 128 borders, which come first for `searchsorted` and second for `bucketize`.
+#[test]
+fn a_search_is_as_deep_as_its_borders_are_many() {
+    let family = |name: &str, arguments| {
+        let Described::Parts(parts) = describe(&definition(name, arguments, vec![tensor(&[1024])])) else { panic!() };
+        parts[0].operator.family
+    };
+    let sorted = Family::Rows { kind: RowKind::Sort, pass: Pass::Forward, rows: 8, columns: 128 };
+    assert_eq!(family("aten::searchsorted.Tensor", vec![tensor(&[128]), tensor(&[1024])]), sorted);
+    assert_eq!(family("aten::bucketize.Tensor", vec![tensor(&[1024]), tensor(&[128])]), sorted);
+}
+
 fn half(sizes: &[u64], written: bool) -> Argument {
     let Argument::Tensor(tensor) = tensor(sizes) else { unreachable!() };
     Argument::Tensor(Tensor { dtype: ScalarType::from(DType::BFloat16), written, ..tensor })

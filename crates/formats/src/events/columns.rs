@@ -170,7 +170,7 @@ pub static KINDS: [Kind; 13] = [
             time("base_ps", "its duration on the machine that simulates, before the device's slowdown"),
             text(
                 "origin",
-                "source of the duration: `Measured`, `Recorded`, `Database` (measured earlier on a device of this kind), `Interpolated` (between rows of the database), `Transferred` (from another device), `Roofline` (from the rates of the device), `None` (unknown, counted as zero)",
+                "source of the duration: `Measured`, `Recorded`, `Database` (measured earlier on a device of this kind), `Interpolated` (between rows of the database), `Extrapolated` (far from these rows), `Transferred` (from another device), `Roofline` (from the rates of the device), `None` (unknown, counted as zero)",
             ),
             optional(text(
                 "name",

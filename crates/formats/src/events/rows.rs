@@ -255,6 +255,7 @@ fn origin_name(origin: Origin) -> &'static str {
         Origin::Database => "Database",
         Origin::Interpolated => "Interpolated",
         Origin::Transferred => "Transferred",
+        Origin::Extrapolated => "Extrapolated",
     }
 }
 

@@ -163,8 +163,9 @@ rows! {
         /// Rank in the world.
         #[column(Id, "rank")]
         pub rank: u32,
-        /// Source of the durations: `measured`, `recorded` (in a trace), `database`, `interpolated`, `transferred`,
-        /// `roofline`, `none` (a trace without a duration), or `unknown` (operators of unknown cost).
+        /// Source of the durations: `measured`, `recorded` (in a trace), `database`, `interpolated`,
+        /// `extrapolated`, `transferred`, `roofline`, `none` (a trace without a duration), or `unknown` (operators of
+        /// unknown cost).
         #[column(Text, "origin")]
         pub origin: String,
         /// Kind of operators: `gemm`, `attention`, `normalization`; absent if compute is not divided by operators.

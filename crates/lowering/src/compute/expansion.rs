@@ -73,6 +73,8 @@ pub(super) struct Expansion {
     inside: Vec<(StreamEntry, DevicePart)>,
     /// For an operator that was running when the slice ended: the stream of its first kernel.
     interrupted: Option<u32>,
+    /// Whether an operator that was running when the slice ended had entries.
+    entered: bool,
     /// Numbers of the operator's kernels that have no piece yet.
     unanswered: Vec<u64>,
     /// Number of the next launch.
@@ -187,7 +189,10 @@ impl Expansion {
     pub(super) fn operator(&mut self, part: Option<DevicePart>, on_host: SimDuration, line: Line) {
         // The operator's host time includes the Python time before it.
         let python = take(&mut self.python);
-        self.works(sum(self.host.operator.max(python), on_host));
+        let entered = take(&mut self.entered) || !self.inside.is_empty();
+        let is_idle = part.is_none() && !entered && on_host == SimDuration::ZERO;
+        let own = if is_idle { self.host.idle() } else { self.host.operator };
+        self.works(sum(own.max(python), on_host));
         let inside = take(&mut self.inside);
         let kernels = inside.iter().filter(|(entry, _)| matches!(entry, StreamEntry::Launch { .. }));
         self.unanswered.extend(kernels.flat_map(|(_, own)| &own.numbers));
@@ -218,6 +223,7 @@ impl Expansion {
     /// Pieces of the slice. `known`: host time of the whole slice, if it is known.
     pub(super) fn finish(&mut self, known: Option<Work>) -> Vec<CostedPiece> {
         // The program makes a request inside an operator that waits for its own launches.
+        self.entered |= !self.inside.is_empty();
         for (entry, mut part) in take(&mut self.inside) {
             if let StreamEntry::Launch { stream, .. } = entry {
                 self.interrupted.get_or_insert(stream);

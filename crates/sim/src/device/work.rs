@@ -61,15 +61,18 @@ pub enum Origin {
     Interpolated,
     /// Derived from database rows for another device, by the ratio of the rooflines of both.
     Transferred,
+    /// Derived from database rows for the same kind of operator on such a device, of sizes far from any row.
+    Extrapolated,
 }
 
 impl Origin {
     /// All origins, in the order in which reports list them: the surest first.
-    pub const ALL: [Origin; 7] = [
+    pub const ALL: [Origin; 8] = [
         Origin::Measured,
         Origin::Recorded,
         Origin::Database,
         Origin::Interpolated,
+        Origin::Extrapolated,
         Origin::Transferred,
         Origin::Roofline,
         Origin::None,
@@ -85,6 +88,7 @@ impl Origin {
             Origin::Database => "database",
             Origin::Interpolated => "interpolated",
             Origin::Transferred => "transferred",
+            Origin::Extrapolated => "extrapolated",
         }
     }
 
@@ -92,7 +96,9 @@ impl Origin {
     /// device, a model has not: only modelled work may share a device.
     pub const fn is_modelled(self) -> bool {
         match self {
-            Origin::Roofline | Origin::Database | Origin::Interpolated | Origin::Transferred => true,
+            Origin::Roofline | Origin::Database | Origin::Interpolated | Origin::Transferred | Origin::Extrapolated => {
+                true
+            }
             Origin::Measured | Origin::Recorded | Origin::None => false,
         }
     }

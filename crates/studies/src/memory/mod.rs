@@ -377,10 +377,14 @@ impl RankMemory {
     /// determine the entries' shares of their slice's time. An operator's time includes the launch of its first kernel;
     /// each further kernel adds a launch.
     fn host_time(&mut self, entry: &Entry<'_>) -> u64 {
-        let HostCosts { operator, launch, call, .. } = HostCosts::default();
-        let [operator, launch, call] = [operator, launch, call].map(|cost| cost.as_ps() / 1000);
+        let costs = HostCosts::default();
+        let HostCosts { operator, launch, call, .. } = costs;
+        let [operator, idle, launch, call] = [operator, costs.idle(), launch, call].map(|cost| cost.as_ps() / 1000);
         match entry {
-            Entry::Execution { .. } => operator + launch * std::mem::take(&mut self.kernels).saturating_sub(1),
+            Entry::Execution { .. } => match std::mem::take(&mut self.kernels) {
+                0 => idle,
+                kernels => operator + launch * (kernels - 1),
+            },
             Entry::Stream(StreamEntry::Launch { flags, .. }) if flags.inside => {
                 self.kernels += 1;
                 0
