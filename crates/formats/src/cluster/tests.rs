@@ -123,7 +123,7 @@ fn models_of_gpus_imply_nccl() {
         vec!["model = \"h100-sxm\"", "model = \"raspberry-pi-5\""],
         vec!["model = \"h100-sxm\"", ""],
         vec![rates],
-        vec![&format!("model = \"h20\"\n{rates}")],
+        vec![&format!("model = \"h21\"\n{rates}")],
     ] {
         assert_eq!(backend(&others, None), "gloo", "{others:?}");
     }
