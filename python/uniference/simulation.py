@@ -49,10 +49,11 @@ def simulate(
     >>> run
     <Run: makespan 0.00920... s, 4 ranks, ... in 'ring'>
 
-    `cluster` is a cluster file; `options` are those of `uniference run` with underscores for hyphens: `ranks=4`,
-    `bandwidth="1 Gbps"`, `compute="none"`. A list gives an option several times, True gives an option without a value.
-    With `module`, `script` is a module's name. `out` is the run folder, by default the first free
-    `uniference-out/<script>-<n>`. `progress` shows the progress of the run; it is on by default in notebooks.
+    `cluster` is a cluster file, or a named cluster such as "dgx-h100:8"; `options` are those of `uniference run` with
+    underscores for hyphens: `ranks=4`, `bandwidth="1 Gbps"`, `compute="none"`. A list gives an option several times,
+    True gives an option without a value. With `module`, `script` is a module's name. `out` is the run folder, by
+    default the first free `uniference-out/<script>-<n>`. `progress` shows the progress of the run; it is on by default
+    in notebooks.
 
     Raises SimulationError if the program fails, or cannot be run to its end. KeyboardInterrupt ends the run and all its processes.
     """

@@ -340,6 +340,8 @@ SAYING: dict[str, tuple[str, ...]] = {
     "report": ("run", "--out", "page.html"),
     "sweep": ("points.toml", "--dry-run"),
     "cluster check": ("cluster.toml",),
+    "cluster list": (),
+    "cluster show": ("dgx-h100:8",),
     "chakra stats": ("run/chakra/chakra.0.et",),
     "chakra json": ("run/chakra/chakra.0.et",),
     "chakra check": ("run/chakra/chakra.0.et",),

@@ -58,16 +58,19 @@ def test_gpus_of_nvidia_communicate_by_nccl_unless_another_backend_is_named(tmp_
 
 
 def test_a_check_says_what_it_doubts_of_a_cluster(tmp_path: Path) -> None:
-    """`cluster check` prints the cluster to standard output and doubts about it to standard error."""
+    """`cluster check` prints a summary to standard output and doubts about the cluster to standard error."""
     server = '[[device]]\nname = "gpu"\ncount = 8\nmodel = "l40s"\nhost = "server"\n[network]\nlocal = "pcie4_x16"\n'
     (tmp_path / "server.toml").write_text(server)
     check = uniference("cluster", "check", "server.toml", cwd=tmp_path)
-    assert (check.code, 'name = "nccl"' in check.out) == (0, True)
+    assert check.code == 0
+    assert check.out.startswith("ok: 8 devices\n")
+    assert "8 x l40s" in check.out
+    assert 'name = "nccl"' in uniference("cluster", "check", "server.toml", "--toml", cwd=tmp_path).out
     note, warning, hint = check.err.splitlines()
     assert note.startswith("note: the devices are NVIDIA GPUs; using backend nccl")
     assert warning.startswith("warning: the 8 GPUs of host `server` share one link, `local`, of 25 GB/s")
     assert hint.startswith(
-        'hint: describe the server by `preset = "rail"` with `per_server = 8` and `fabric = "pcie4_x16"`'
+        'hint: describe the server by `preset = "server"` with `per_server = 8` and `pcie = "pcie4_x16"`'
     )
     (tmp_path / "rail.toml").write_text(gpus(8))
     assert uniference("cluster", "check", "rail.toml", cwd=tmp_path).err == ""

@@ -83,7 +83,7 @@ enum Command {
     Report(report::Args),
     /// Check whether a program or a generated job fits the memory of its devices
     Fit(fit::Args),
-    /// Check cluster files
+    /// Check cluster files, and list and print named clusters
     #[command(subcommand)]
     Cluster(cluster::Command),
     /// Inspect, check, convert and create Chakra execution traces

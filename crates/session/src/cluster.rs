@@ -1,11 +1,12 @@
-//! Owns the choice of a cluster: a file, a number of ranks on one switch, or the cluster of an earlier run, with
-//! changes.
+//! Owns the choice of a cluster: a file, a named cluster, a number of ranks on one switch, or the cluster of an earlier
+//! run, with changes.
 //!
 //! The keys of a cluster file are defined in `uniference-formats`.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use uniference_formats::cluster::{AlgorithmChoice, Choices, ClusterFile, Flags, Resolved};
+use uniference_formats::cluster::{AlgorithmChoice, Choices, ClusterFile, Flags, Resolved, named};
 use uniference_formats::diagnostic::Diagnostic;
 use uniference_formats::units::UnitError;
 use uniference_host::error::HostError;
@@ -13,7 +14,7 @@ use uniference_host::error::HostError;
 /// Options that choose the simulated cluster. Values are texts with units, as in a cluster file.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterOptions {
-    /// The cluster file.
+    /// The cluster file, or a named cluster with a number, as in `dgx-h100:8`.
     pub file: Option<PathBuf>,
     /// In place of a file: the number of ranks, each on its own host, on one switch.
     pub ranks: Option<u32>,
@@ -90,10 +91,10 @@ impl ClusterOptions {
     pub fn resolve_with(&self, fallback: Option<&str>) -> Result<Chosen, HostError> {
         self.check_belonging()?;
         match (&self.file, self.ranks) {
-            (Some(path), _) => self.overrides.resolve(path, &read(path)?, fallback),
+            (Some(path), _) => self.overrides.resolve(path, &text(path)?, fallback),
             (None, Some(ranks)) => self.overrides.resolve(Path::new("--ranks"), &self.flags(ranks)?, fallback),
             (None, None) => Err(HostError::Usage(
-                "no cluster given\nhint: use --cluster FILE, or --ranks N for N ranks connected by a switch".into(),
+                "no cluster given\nhint: use --cluster FILE, --cluster NAME for a named cluster (`uniference cluster list`), or --ranks N for N ranks connected by a switch".into(),
             )),
         }
     }
@@ -174,11 +175,30 @@ impl Overrides {
     }
 }
 
-/// Reads a cluster file.
+/// The text of a named cluster's file, or of the file at a path.
 ///
 /// # Errors
-/// If the file cannot be read.
-pub fn read(path: &Path) -> Result<String, HostError> {
+/// If there is no such file or named cluster, or the number of the named cluster does not fit it.
+pub fn text(cluster: &Path) -> Result<String, HostError> {
+    let spec = cluster.to_str().unwrap_or_default();
+    if named::is_name(spec) {
+        return named::text(spec).map_err(show);
+    }
+    match read(cluster) {
+        Err(HostError::File { source, .. }) if source.kind() == ErrorKind::NotFound && may_be_name(spec) => {
+            Err(show(named::unknown(spec)))
+        }
+        read => read,
+    }
+}
+
+/// Whether a word could be meant as the name of a cluster and not as a path.
+fn may_be_name(spec: &str) -> bool {
+    !spec.is_empty() && !spec.contains('/') && !spec.ends_with(".toml")
+}
+
+/// Reads a file of a cluster.
+fn read(path: &Path) -> Result<String, HostError> {
     crate::input::text(path).map_err(|source| HostError::File {
         action: "read",
         path: path.to_owned(),
@@ -199,4 +219,38 @@ pub fn value<T: FromStr<Err = UnitError>>(option: &str, text: &str) -> Result<T,
 
 pub(crate) fn show(diagnostic: Diagnostic) -> HostError {
     HostError::Diagnostic(Box::new(diagnostic))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(cluster: &str, set: &[&str]) -> Result<Chosen, HostError> {
+        let mut options = ClusterOptions { file: Some(PathBuf::from(cluster)), ..ClusterOptions::default() };
+        options.overrides.set = set.iter().map(|set| (*set).to_owned()).collect();
+        options.resolve()
+    }
+
+    fn refused(cluster: &str) -> String {
+        resolve(cluster, &[]).err().expect("a mistake").to_string()
+    }
+
+    #[test]
+    fn a_named_cluster_can_be_changed() {
+        let chosen = resolve("dgx-h100:2", &["network.bandwidth=100 Gbps"]).unwrap();
+        assert_eq!((chosen.resolved.cluster.devices.len(), chosen.implied), (16, true));
+        let slow = chosen.resolved.cluster.topology.links().iter().find(|link| link.name == "gpu.0 -> rail.0").unwrap();
+        assert_eq!(slow.bandwidth.bytes_per_second(), 12.5e9);
+    }
+
+    #[test]
+    fn unknown_names_and_missing_files_are_told_apart() {
+        let near = refused("dgx-h10:8");
+        assert!(near.contains("no cluster named `dgx-h10`") && near.contains("did you mean `dgx-h100`?"), "{near}");
+        for path in ["./dgx-h10", "none.toml", "folder/dgx-h100:8"] {
+            let missing = refused(path);
+            assert!(missing.contains("read") && !missing.contains("named"), "{missing}");
+        }
+        assert!(refused("dgx-h100:0").contains("the number of servers must be at least 1"));
+    }
 }

@@ -39,13 +39,13 @@ fn shared_link(resolved: &Resolved) -> Option<String> {
     let mut shared = (0..gpus.len()).filter(|host| gpus[*host] > 1).map(|host| (HostId::from(host), gpus[host]));
     let (host, count, rate) = shared.find_map(|(host, count)| Some((host, count, rate(host)?)))?;
     let name = &cluster.topology.hosts()[host.index()];
-    let (fabric, why) = match rate {
-        ..SLOWER_THAN_PCIE => ("pcie4_x16", "which is slower than PCI Express"),
-        FASTER_THAN_PCIE.. => ("nvlink4", "where each GPU has NVLinks of its own"),
-        _ => ("pcie4_x16", "where each GPU has a slot of its own, in both directions at once"),
+    let (link, why) = match rate {
+        ..SLOWER_THAN_PCIE => ("pcie = \"pcie4_x16\"", "which is slower than PCI Express"),
+        FASTER_THAN_PCIE.. => ("fabric = \"nvlink4\"", "where each GPU has NVLinks of its own"),
+        _ => ("pcie = \"pcie4_x16\"", "where each GPU has a slot of its own, in both directions at once"),
     };
     Some(format!(
-        "the {count} GPUs of host `{name}` share one link, `local`, of {} GB/s, {why}: collectives among them take up to {count} times as long\nhint: describe the server by `preset = \"rail\"` with `per_server = {count}` and `fabric = \"{fabric}\"`, and no `host`",
+        "the {count} GPUs of host `{name}` share one link, `local`, of {} GB/s, {why}: collectives among them take up to {count} times as long\nhint: describe the server by `preset = \"server\"` with `per_server = {count}` and `{link}`, and no `host`",
         rate / 1e9
     ))
 }
@@ -109,7 +109,7 @@ mod tests {
             "the 4 GPUs of host `server` share one link, `local`, of 360 GB/s, where each GPU has NVLinks"
         ));
         assert!(nvlink.contains(
-            "\nhint: describe the server by `preset = \"rail\"` with `per_server = 4` and `fabric = \"nvlink4\"`"
+            "\nhint: describe the server by `preset = \"server\"` with `per_server = 4` and `fabric = \"nvlink4\"`"
         ));
         // On a real server, eight GPUs have eight PCI Express slots and share no link.
         let pcie = the_one(&one_host(8, "local\"pcie4_x16\""));
@@ -118,7 +118,7 @@ mod tests {
             "{pcie}"
         );
         assert!(
-            pcie.contains("up to 8 times") && pcie.contains("`per_server = 8` and `fabric = \"pcie4_x16\"`"),
+            pcie.contains("up to 8 times") && pcie.contains("`per_server = 8` and `pcie = \"pcie4_x16\"`"),
             "{pcie}"
         );
         assert!(the_one(&one_host(2, "local\"pcie4_x16\"")).contains("up to 2 times as long"));
@@ -131,6 +131,8 @@ mod tests {
         assert!(the_one(&mpi).contains("the 8 GPUs of host `server` share"));
         let rail = "[network]\npreset = \"rail\"\nper_server = 4\nfabric = \"nvlink4\"\nlink = \"infiniband_ndr\"\n";
         assert_eq!(said(&format!("{}{rail}", gpus(4))), [""; 0]);
+        let server = "[network]\npreset = \"server\"\nper_server = 4\npcie = \"pcie4_x16\"\nnics = 1\n";
+        assert_eq!(said(&format!("{}{server}", gpus(8))), [""; 0]);
     }
 
     #[test]

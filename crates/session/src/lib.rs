@@ -62,6 +62,7 @@ pub mod lock;
 mod names;
 mod notices;
 mod overlap;
+pub mod overview;
 pub mod page;
 mod patience;
 mod places;

@@ -13,7 +13,7 @@ use uniference_sim::ids::HostId;
 use uniference_sim::time::{Bytes, SimDuration};
 
 /// Maximum number of devices; a larger number is regarded as a mistake in the file.
-const MOST_DEVICES: u64 = 1 << 20;
+pub(super) const MOST_DEVICES: u64 = 1 << 20;
 
 /// A host, and the number of its devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,6 +133,23 @@ pub(super) fn models(raw: &[Spanned<RawDevice>], source: &Source) -> Result<Vec<
     let models = raw.iter().map(|raw| Ok(hardware(raw.get_ref(), source)?.model)).collect::<Result<Vec<_>, _>>()?;
     let mut models = models.into_iter();
     Ok(by_rank(raw, |_| models.next().expect("one for each")))
+}
+
+/// Values of devices that the file leaves open, for people.
+pub(super) fn assumed(raw: &[Spanned<RawDevice>]) -> Vec<String> {
+    let of_device = |raw: &Spanned<RawDevice>| {
+        let raw = raw.get_ref();
+        let known = raw.model.as_ref().and_then(|model| table::find(model.get_ref()).ok());
+        let name = raw.name.get_ref();
+        let without_rates = raw.model.is_none() && raw.peak_flops.is_none() && raw.slowdown.is_none();
+        let without_memory = raw.memory.is_none() && known.and_then(KnownDevice::memory).is_none();
+        [
+            without_rates
+                .then(|| format!("device `{name}` computes as fast as this machine (no `model`, `slowdown` or rates)")),
+            without_memory.then(|| format!("device `{name}` has memory without limit (no `memory`)")),
+        ]
+    };
+    raw.iter().flat_map(of_device).flatten().collect()
 }
 
 /// Whether all devices are models whose programs communicate by NCCL.

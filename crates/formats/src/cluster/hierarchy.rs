@@ -87,7 +87,7 @@ pub(super) fn lay_out(
             } else {
                 "none (hosts differ in their number of ranks, or ranks are not in order)"
             });
-            let hint = "use a network with several dimensions (preset = \"dimensions\", \"torus\" or \"rail\", a full fat_tree, or hosts with several devices each), or another algorithm";
+            let hint = "use a network with several dimensions (preset = \"dimensions\", \"torus\", \"server\" or \"rail\", a full fat_tree, or hosts with several devices each), or another algorithm";
             return Err(match (said.first(), forced) {
                 (_, Some(choice)) => {
                     let text = format!("{}={NAME}", choice.kind);

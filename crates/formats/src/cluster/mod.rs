@@ -13,6 +13,7 @@ mod hardware;
 mod hierarchy;
 mod kernels;
 mod keys;
+pub mod named;
 mod network;
 mod parameters;
 mod peaks;
@@ -22,12 +23,15 @@ mod raw;
 mod relative;
 mod source;
 mod speeds;
+mod spelling;
 mod steps;
 
 pub use devices::is_worker_name;
 pub use flags::Flags;
+pub use hardware::{KnownLink, known_links};
 pub use kernels::{Formula, KernelCost};
 pub use speeds::{Speed, SpeedKey, bandwidth_of_host, bandwidth_of_link, speed_keys};
+pub use spelling::in_units_of;
 
 pub use uniference_sim::device::Rates;
 
@@ -101,6 +105,8 @@ pub struct Resolved {
     pub uncertainty: Option<Uncertainty>,
     /// The network is a graph of links, and the file does not say which hosts are GPUs of one server.
     pub lacks_servers: bool,
+    /// Values that the file does not give and that change times, for people.
+    pub assumed: Vec<String>,
 }
 
 /// Known errors of the model: relative standard errors, at least zero.
@@ -181,6 +187,8 @@ impl ClusterFile {
         let (mut backend, packet, tuning) = backend::resolve(&self.raw, choices, &self.attached, &self.source)?;
         let said = self.raw.network.as_ref().map(Spanned::get_ref);
         let lacks_servers = said.is_some_and(|network| network.links.is_some() && network.per_server.is_none());
+        let mut assumed = network::assumed(self.raw.network.as_ref().map(Spanned::get_ref), &hosts);
+        assumed.extend(devices::assumed(&self.raw.device));
         let (topology, network) = network::resolve(self.raw.network.as_ref(), &hosts, packet, &self.source)?;
         crashes::resolve(&self.raw.crash, &mut devices, &topology, &self.source)?;
         backend::adapt(&mut backend.algorithms, tuning, &topology, &devices, &models);
@@ -215,6 +223,7 @@ impl ClusterFile {
             kernels,
             uncertainty: self.uncertainty()?,
             lacks_servers,
+            assumed,
         })
     }
 }

@@ -11,15 +11,15 @@ use crate::units::{Bandwidth, Duration};
 use std::ops::Range;
 use toml::Spanned;
 use uniference_sim::network::{
-    Dimension, DimensionKind, Duplex, GraphLink, HostRates, HostSpec, LinkSpec, PacketOverhead, Preset, Topology,
-    TopologyError,
+    Dimension, DimensionKind, Duplex, GraphLink, HostRates, HostSpec, LinkSpec, PacketOverhead, Preset, Servers,
+    Spines, Topology, TopologyError,
 };
 
 /// Default rate and latency between ranks of one host: about those of TCP over Linux' loopback interface.
 const DEFAULT_LOCAL: (&str, &str) = ("40 Gbps", "10 us");
 
 /// The presets, with the keys that only they have.
-const PRESETS: [(&str, &[&str]); 9] = [
+const PRESETS: [(&str, &[&str]); 10] = [
     ("switch", &["queue"]),
     ("star", &["backplane", "queue"]),
     ("ring", &[]),
@@ -28,6 +28,10 @@ const PRESETS: [(&str, &[&str]); 9] = [
     ("torus", &["dims"]),
     ("fat_tree", &["hosts_per_leaf", "spines", "oversubscription", "queue"]),
     ("rail", &["per_server", "fabric", "queue"]),
+    (
+        "server",
+        &["per_server", "fabric", "pcie", "nics", "rails", "servers_per_leaf", "spines", "oversubscription", "queue"],
+    ),
     ("dimensions", &["dimensions"]),
 ];
 
@@ -79,6 +83,49 @@ pub(super) fn headline(raw: &RawNetwork, hosts: usize) -> (Option<String>, Optio
     };
     let times = || all.iter().filter_map(|(_, time)| *time);
     (bandwidth, range(times().min(), times().max()))
+}
+
+/// The network's values that the file leaves to defaults, for people.
+pub(super) fn assumed(raw: Option<&RawNetwork>, hosts: &[Host]) -> Vec<String> {
+    let Some(network) = raw else { return Vec::new() };
+    let links = network.links.as_ref().map(|links| links.get_ref().as_slice()).unwrap_or_default();
+    let dimensions = network.dimensions.as_ref().map(|dimensions| dimensions.get_ref().as_slice()).unwrap_or_default();
+    // Links and dimensions may give all values themselves.
+    let is_used = |rate: bool| {
+        let of_links = links.iter().map(Spanned::get_ref);
+        let given = of_links.map(|link| if rate { link.bandwidth.is_some() } else { link.latency.is_some() });
+        let of_dimensions = dimensions.iter().map(|dimension| match rate {
+            true => dimension.bandwidth.is_some(),
+            false => dimension.latency.is_some(),
+        });
+        let given: Vec<bool> = given.chain(of_dimensions).collect();
+        hosts.len() > 1 && network.link.is_none() && (given.is_empty() || given.contains(&false))
+    };
+    let mut assumed = Vec::new();
+    if network.preset.is_none() && network.links.is_none() {
+        assumed.push("network.preset = \"switch\"".to_owned());
+    }
+    if network.bandwidth.is_none() && is_used(true) {
+        assumed.push(format!("network.bandwidth = \"{DEFAULT_BANDWIDTH}\""));
+    }
+    if network.latency.is_none() && is_used(false) {
+        assumed.push(format!("network.latency = \"{DEFAULT_LATENCY}\""));
+    }
+    if network.local.is_none() && hosts.iter().any(|host| host.devices > 1) {
+        let (rate, time) = DEFAULT_LOCAL;
+        assumed.push(format!(
+            "network.local = {{ bandwidth = \"{rate}\", latency = \"{time}\" }}, shared by a host's devices"
+        ));
+    }
+    if network.preset.as_ref().is_some_and(|preset| matches!(preset.get_ref().as_str(), "server" | "rail"))
+        && network.servers_per_leaf.is_none()
+        && network.per_server.as_ref().is_some_and(|gpus| (*gpus.get_ref() as usize) < hosts.len())
+    {
+        assumed.push(
+            "all servers are on one switch per rail, which does not limit them (no `servers_per_leaf`)".to_owned(),
+        );
+    }
+    assumed
 }
 
 fn range<T: PartialEq + std::fmt::Display>(least: Option<T>, greatest: Option<T>) -> Option<String> {
@@ -228,6 +275,7 @@ impl Reader<'_> {
     fn own_keys(&self) -> Vec<(&'static str, Range<usize>)> {
         let RawNetwork { backplane, dims, dimensions, .. } = self.raw;
         let RawNetwork { hosts_per_leaf, spines, oversubscription, per_server, fabric, queue, .. } = self.raw;
+        let RawNetwork { pcie, nics, rails, servers_per_leaf, .. } = self.raw;
         let keys = [
             ("backplane", place(backplane)),
             ("dims", place(dims)),
@@ -237,6 +285,10 @@ impl Reader<'_> {
             ("oversubscription", place(oversubscription)),
             ("per_server", place(per_server)),
             ("fabric", place(fabric)),
+            ("pcie", place(pcie)),
+            ("nics", place(nics)),
+            ("rails", place(rails)),
+            ("servers_per_leaf", place(servers_per_leaf)),
             ("queue", place(queue)),
         ];
         let of_hosts = self.raw.host.values().map(|host| ("queue", place(&host.queue)));
@@ -263,6 +315,7 @@ impl Reader<'_> {
                     fabric: LinkSpec::new(fabric.bandwidth.0, fabric.latency.0),
                 }
             }
+            "server" => Preset::Servers(self.servers()?),
             "dimensions" => {
                 let example = "dimensions = [{ kind = \"ring\", size = 4 }, { kind = \"switch\", size = 8 }]";
                 let dimensions = self.required(&self.raw.dimensions, example)?;
@@ -278,6 +331,55 @@ impl Reader<'_> {
             }
             _ => Preset::Switch,
         })
+    }
+
+    /// The keys of the preset `server`. Each GPU is a host of the network.
+    fn servers(&self) -> Result<Servers, Diagnostic> {
+        let RawNetwork { fabric, pcie, nics, rails, servers_per_leaf, spines, oversubscription, .. } = self.raw;
+        let per_server = *self.required(&self.raw.per_server, "per_server = 8")?;
+        let preset = self.raw.preset.as_ref().map_or(self.span.clone(), Spanned::span);
+        if let Some(host) = self.hosts.iter().find(|host| host.devices > 1) {
+            let message =
+                format!("the preset `server` makes servers of single GPUs, but `{}` is a host of several", host.name);
+            let hint = "remove `host` and `per_host` from [[device]]: `per_server` says how many GPUs form a server";
+            return Err(self.error(message, preset).hint(hint));
+        }
+        if fabric.is_none() && pcie.is_none() {
+            let hint = "add fabric = \"nvlink4\", or for GPUs without NVLink pcie = \"pcie5_x16\"";
+            return Err(self.error("the preset `server` needs `fabric`, `pcie` or both", preset).hint(hint));
+        }
+        let link = |given: &Option<Spanned<RawLinkSpec>>| {
+            given.as_ref().map(|link| LinkSpec::new(link.get_ref().bandwidth.0, link.get_ref().latency.0))
+        };
+        let number =
+            |given: &Option<Spanned<u32>>, usual: u32| given.as_ref().map_or(usual, |number| *number.get_ref());
+        let nics = number(nics, per_server);
+        let exceptions = self
+            .raw
+            .host
+            .iter()
+            .find(|(_, host)| host.bandwidth.is_some() || host.latency.is_some() || host.queue.is_some());
+        if let (true, Some((name, _))) = (nics != per_server, exceptions) {
+            let hint = "remove it, give every GPU a NIC (without `nics`), or list the `links`";
+            let message =
+                format!("`{}` shares its NIC with other GPUs and has no bandwidth of its own", name.get_ref());
+            return Err(self.error(message, name.span()).hint(hint));
+        }
+        let spines = match (servers_per_leaf, place(spines).or_else(|| place(oversubscription))) {
+            (Some(servers), _) => Some(Spines {
+                servers_per_leaf: *servers.get_ref(),
+                count: *self.required(spines, "spines = 4")?,
+                oversubscription: oversubscription.as_ref().map_or(1.0, |factor| *factor.get_ref()),
+            }),
+            (None, Some(span)) => {
+                let hint = "add servers_per_leaf = 4, the number of servers on a leaf switch, or remove it";
+                return Err(self.error("spines and oversubscription need `servers_per_leaf`", span).hint(hint));
+            }
+            (None, None) => None,
+        };
+        // By default, every NIC of a server has a rail of its own.
+        let rails = number(rails, nics);
+        Ok(Servers { per_server, nics, rails, fabric: link(fabric), pcie: link(pcie), spines })
     }
 
     fn required<'a, T>(&self, value: &'a Option<Spanned<T>>, example: &str) -> Result<&'a T, Diagnostic> {
@@ -359,7 +461,12 @@ impl Reader<'_> {
             | TopologyError::LinkEnds { name }
             | TopologyError::FullDuplexMedium { name }
             | TopologyError::Queue { link: name } => link_named(name),
-            TopologyError::Shape { .. } => self.own_keys().into_iter().next().map(|(_, span)| span),
+            TopologyError::Shape { problem, .. } => {
+                let keys = self.own_keys();
+                let named = [(" rails", "rails"), (" NICs", "nics"), ("GPUs cannot", "per_server")];
+                let key = named.iter().find(|(words, _)| problem.contains(words)).map_or("", |(_, key)| *key);
+                keys.iter().find(|(own, _)| *own == key).or(keys.first()).map(|(_, span)| span.clone())
+            }
             _ => self.raw.links.as_ref().map(Spanned::span),
         };
         place.unwrap_or_else(|| self.span.clone())
@@ -430,9 +537,9 @@ mod tests {
         let again = ClusterFile::parse("c.toml", &servers.toml, &[]).unwrap().resolve(&Choices::default()).unwrap();
         assert_eq!((of(&again), again.toml), (of(&servers), servers.toml));
         let refused = resolve("per_server = 3").err().unwrap().to_string();
-        assert!(refused.contains("4 hosts cannot be divided into servers of 3"), "{refused}");
+        assert!(refused.contains("4 GPUs cannot be divided into servers of 3"), "{refused}");
         let preset = ClusterFile::parse("c.toml", &format!("{DEVICES}per_server = 2\n"), &[]).unwrap();
         let preset = preset.resolve(&Choices::default()).err().unwrap().to_string();
-        assert!(preset.contains("it is a key of `rail` and of networks with `links`"), "{preset}");
+        assert!(preset.contains("it is a key of `rail`, `server` and of networks with `links`"), "{preset}");
     }
 }

@@ -178,6 +178,15 @@ pub(super) struct RawNetwork {
     pub(super) per_server: Option<Spanned<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) fabric: Option<Spanned<RawLinkSpec>>,
+    /// Link of a GPU to NICs, and to other GPUs without `fabric`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) pcie: Option<Spanned<RawLinkSpec>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) nics: Option<Spanned<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) rails: Option<Spanned<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) servers_per_leaf: Option<Spanned<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) links: Option<Spanned<Vec<Spanned<RawLink>>>>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -73,8 +73,10 @@ fn within(path: &str, value: &Value, keys: &mut Vec<SpeedKey>) {
 pub fn bandwidth_of_host(cluster: &str, host: &str) -> Option<String> {
     let root: Table = cluster.parse().expect("a cluster that was resolved is TOML");
     let network = root.get("network")?;
+    // GPUs that share NICs have no bandwidth of their own.
+    let shares_nics = network.get("nics").is_some_and(|nics| Some(nics) != network.get("per_server"));
     let has_hosts = ["links", "dimensions"].iter().all(|key| network.get(key).is_none());
-    has_hosts.then(|| format!("network.host.{}.bandwidth", quoted(host)))
+    (has_hosts && !shares_nics).then(|| format!("network.host.{}.bandwidth", quoted(host)))
 }
 
 /// The TOML key of the bandwidth of the link between the named `ends` in a cluster that lists links; `None` if the

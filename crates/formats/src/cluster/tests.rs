@@ -123,7 +123,7 @@ fn models_of_gpus_imply_nccl() {
         vec!["model = \"h100-sxm\"", "model = \"raspberry-pi-5\""],
         vec!["model = \"h100-sxm\"", ""],
         vec![rates],
-        vec![&format!("model = \"h20\"\n{rates}")],
+        vec![&format!("model = \"h21\"\n{rates}")],
     ] {
         assert_eq!(backend(&others, None), "gloo", "{others:?}");
     }
@@ -268,6 +268,31 @@ fn nccl_uses_what_its_parameters_leave_it() {
     assert!(gloo.contains("require the backend `nccl`") && gloo.contains("hint: remove it"), "{gloo}");
 }
 
+/// A server that is described by the preset is the server that `rail` describes; the resolved file is the same server.
+#[test]
+fn a_server_with_a_nic_per_gpu_is_a_rail() {
+    let gpus = |network: &str| {
+        let head = "backend = \"nccl\"\n[[device]]\nname = \"gpu\"\ncount = 16\n[network]\nlink = \"infiniband_ndr\"\n";
+        resolve(&format!("{head}per_server = 8\n{network}\n"))
+    };
+    let [rail, server, shared] = [
+        "preset = \"rail\"\nfabric = \"nvlink4\"",
+        "preset = \"server\"\nfabric = \"nvlink4\"",
+        "preset = \"server\"\npcie = \"pcie4_x16\"\nnics = 2\nservers_per_leaf = 1\nspines = 1\noversubscription = 2.0",
+    ]
+    .map(gpus);
+    assert_eq!(server.cluster.topology.links(), rail.cluster.topology.links());
+    assert!(!server.lacks_servers);
+    for resolved in [&server, &shared] {
+        let again = resolve(&resolved.toml);
+        assert_eq!(again.toml, resolved.toml);
+        assert_eq!(again.cluster.topology.links(), resolved.cluster.topology.links());
+    }
+    let host = |resolved: &Resolved| bandwidth_of_host(&resolved.toml, "gpu.1");
+    assert_eq!(host(&server).as_deref(), Some("network.host.\"gpu.1\".bandwidth"));
+    assert_eq!(host(&shared), None);
+}
+
 #[test]
 fn devices_share_a_host_where_the_file_says_so() {
     let text = r#"
@@ -302,6 +327,9 @@ fn every_preset_reads_its_own_keys() {
         "preset = \"torus\"\ndims = [2, 1]",
         "preset = \"fat_tree\"\nhosts_per_leaf = 1\nspines = 2\noversubscription = 2.0",
         "preset = \"rail\"\nper_server = 2\nfabric = { bandwidth = \"3600 Gbps\", latency = \"1 us\" }",
+        "preset = \"server\"\nper_server = 2\nfabric = \"nvlink4\"",
+        "preset = \"server\"\nper_server = 2\npcie = \"pcie5_x16\"\nnics = 1",
+        "preset = \"server\"\nper_server = 1\nfabric = \"nvlink4\"\nservers_per_leaf = 1\nspines = 2\noversubscription = 2.0",
         "preset = \"dimensions\"\ndimensions = [{ kind = \"ring\", size = 1 }, { kind = \"switch\", size = 2, bandwidth = \"2 Gbps\" }]",
         "links = [{ between = [\"board.0\", \"sw\"], bandwidth = \"1 Gbps\" }, { between = [\"sw\", \"board.1\"], duplex = \"half\" }]",
     ];
@@ -548,7 +576,27 @@ fn mistakes_in_networks_are_shown() {
         "preset = \"ring\"\nqueue = \"1.5 MB\"",
         "preset = \"wifi\"\n[network.host.\"board.1\"]\nqueue = \"64 KiB\"",
         "links = [{ between = [\"board.0\", \"board.1\"], queue = \"64 KiB\" }]",
+        "preset = \"server\"",
+        "preset = \"server\"\nper_server = 2",
+        "preset = \"server\"\nper_server = 3\nfabric = \"nvlink4\"",
+        "preset = \"server\"\nper_server = 0\nfabric = \"nvlink4\"",
+        "preset = \"server\"\nper_server = 2\nfabric = \"nvlnk4\"",
+        "preset = \"server\"\nper_server = 2\npcie = \"pcie4_x16\"\nnics = 3",
+        "preset = \"server\"\nper_server = 2\npcie = \"pcie4_x16\"\nnics = 0",
+        "preset = \"server\"\nper_server = 2\nfabric = \"nvlink4\"\nnics = 1\nrails = 2",
+        "preset = \"server\"\nper_server = 2\nfabric = \"nvlink4\"\noversubscription = 2.0",
+        "preset = \"server\"\nper_server = 2\nfabric = \"nvlink4\"\nservers_per_leaf = 4",
+        "preset = \"server\"\nper_server = 2\nfabric = \"nvlink4\"\nservers_per_leaf = 0\nspines = 1",
+        "preset = \"server\"\nper_server = 2\nfabric = \"nvlink4\"\nservers_per_leaf = 1\nspines = 1\noversubscription = -1.0",
+        "preset = \"server\"\nper_server = 2\nfabric = \"nvlink4\"\nhosts_per_leaf = 4",
+        "preset = \"server\"\nper_server = 2\nfabric = \"nvlink4\"\nnics = 1\n[network.host.\"board.1\"]\nbandwidth = \"1 Gbps\"",
+        "preset = \"rail\"\nper_server = 2\nfabric = \"nvlink4\"\nnics = 1",
     ];
+    let shared = "[[device]]\nname = \"gpu\"\ncount = 4\nhost = \"node\"\nper_host = 2\n[network]\n\
+                  preset = \"server\"\nper_server = 2\nfabric = \"nvlink4\"\n";
+    let refused = mistake(shared);
+    assert!(refused.contains("servers of single GPUs, but `node.0` is a host of several"), "{refused}");
+    assert!(refused.contains("hint: remove `host` and `per_host`"), "{refused}");
     insta::assert_snapshot!(networks.map(|network| mistake(&with_network(network))).join("\n\n"));
 }
 
@@ -761,7 +809,7 @@ fn every_example_of_the_documentation_is_a_cluster_and_every_key_is_documented()
     });
     let all = "name backend device network collective count slowdown memory cores host per_host model peak_flops memory_bandwidth launch communication_share power idle busy price preset links bandwidth latency \
                local backplane dims hosts_per_leaf spines oversubscription per_server fabric between duplex concurrency \
-               packet payload wire connections handshake control preamble buffer window first cap call hand_over message wake copy reduce staging nvls max_channels pcie_peers egress ingress up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail \
+               packet payload wire connections handshake control preamble buffer window first cap call hand_over message wake copy reduce staging nvls max_channels pcie_peers egress ingress up_to algorithm gloo ideal switch star ring fully_connected wifi torus fat_tree rail server pcie nics rails servers_per_leaf \
                dimensions kind size eager crash rank at link steps blocks block send recv combine after";
     for key in all.split_whitespace().chain(CollectiveKind::ALL.map(CollectiveKind::name)) {
         assert!(documentation.contains(key), "{key} is not documented");

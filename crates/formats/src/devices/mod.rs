@@ -221,8 +221,10 @@ impl KnownDevice {
             "nvlink2" => Some(16.0),
             "nvlink3" => Some(32.0),
             "nvlink4" | "nvlink5" => Some(64.0),
-            // MI250, MI300X: PCI Express 4.0 and 5.0.
-            "infinity" => Some(if self.name.starts_with("mi300") { 64.0 } else { 32.0 }),
+            // MI250; MI300X, MI325X, MI350X, MI355X: PCI Express 4.0 and 5.0.
+            "infinity" => Some(if self.name.starts_with("mi3") { 64.0 } else { 32.0 }),
+            // GB10: CPU and GPU in one package, 300 GB/s in each direction (NVIDIA, "DGX Spark").
+            "c2c" => own(),
             _ => None,
         };
         gigabytes.map(|gigabytes| gigabytes * 1e9)
@@ -368,6 +370,15 @@ mod tests {
         assert!(named("").unwrap_err().contains("device models are"));
     }
 
+    /// Names of which one is the beginning of another are different products.
+    #[test]
+    fn a_device_is_found_by_its_exact_name_first() {
+        let bandwidth = |name: &str| find(name).unwrap().bandwidth().unwrap();
+        assert_eq!((bandwidth("h20"), bandwidth("h200")), (4.0e12, 4.8e12));
+        assert_eq!((find("l40").unwrap().name.as_str(), find("l40s").unwrap().name.as_str()), ("l40", "l40s"));
+        assert_eq!((find("l4").unwrap().name.as_str(), find("a10g").unwrap().name.as_str()), ("l4", "a10g"));
+    }
+
     /// Each name is a different product, or several products, whose name starts like a device of the table.
     #[test]
     fn a_name_of_another_product_is_refused() {
@@ -376,14 +387,14 @@ mod tests {
             Err(error) => error.to_string(),
         };
         for (name, nearest) in [
-            ("h20", "h200-sxm-141gb"),
-            ("l40", "l40s"),
+            ("h10", "h100-sxm-80gb"),
             ("mi300", "mi300x"),
             ("rtx-40", "rtx-4090"),
             ("rtx-pro", "rtx-pro-6000"),
+            ("mi35", "mi350x, mi355x"),
             ("rtx-409", "rtx-4090"),
-            ("jetson-agx", "jetson-agx-orin-64gb"),
-            ("jetson-a", "jetson-agx-orin-64gb"),
+            ("jetson-agx", "jetson-agx-orin-64gb, jetson-agx-thor-128gb"),
+            ("jetson-agx-o", "jetson-agx-orin-64gb"),
             ("apple-m4", "apple-m4-pro"),
             ("apple", "apple-m4-pro"),
             ("raspberry-pi", "raspberry-pi-5"),
@@ -391,7 +402,7 @@ mod tests {
             ("epyc", "epyc-9654"),
             ("b30", "b300-sxm"),
             ("a100-p", "a100-pcie-40gb, a100-pcie-80gb"),
-            ("H20", "h200-sxm-141gb"),
+            ("H20", "h20"),
         ] {
             let text = refused(name);
             assert!(text.starts_with(&format!("unknown device model `{name}`\nhint: did you mean ")), "{text}");
@@ -411,9 +422,13 @@ mod tests {
                 "mi250-gcd",
                 "mi250x-gcd",
                 "mi300x",
+                "mi325x",
+                "mi350x",
+                "mi355x",
                 "jetson-orin-nano-8gb",
                 "jetson-orin-nx-16gb",
                 "jetson-agx-orin-64gb",
+                "jetson-agx-thor-128gb",
                 "apple-m4-pro",
                 "raspberry-pi-5",
                 "xeon-platinum-8480plus",

@@ -14,6 +14,7 @@ pub use columns::FIGURES;
 pub use formula::Formula;
 pub use results::{ResultColumn, Results};
 
+use crate::cluster::named;
 use crate::diagnostic::Diagnostic;
 use std::fmt;
 use std::ops::Range;
@@ -24,7 +25,7 @@ pub const MOST_POINTS: usize = 10_000;
 
 /// Options that determine the simulated cluster: runs and replays have them.
 const CLUSTER_OPTIONS: [&str; 6] = ["cluster", "ranks", "bandwidth", "latency", "slowdown", "backend"];
-/// Options whose values are paths, relative to the sweep file's folder.
+/// Options whose values are paths, relative to the sweep file's folder. A named cluster is no path.
 const PATH_OPTIONS: [&str; 2] = ["cluster", "device-db"];
 
 /// A valid sweep file.
@@ -305,6 +306,7 @@ impl Sweep {
                     let text = value.to_string();
                     let text = match text.strip_prefix("from=").filter(|_| name == "compute") {
                         Some(run) => format!("from={}", folder.join(run).display()),
+                        None if name == "cluster" && named::is_name(&text) => text,
                         None if PATH_OPTIONS.contains(&name.as_str()) => folder.join(text).display().to_string(),
                         None => text,
                     };

@@ -20,7 +20,7 @@ pub use dynamics::{Background, Dynamics, Jitter, LinkDynamics, Profile, ProfileP
 pub use flow::FlowNetwork;
 pub use topology::{
     Asymmetry, Dimension, DimensionKind, Duplex, FoldedTopology, GraphLink, GridDimension, HostRates, HostSpec, Link,
-    LinkSpec, PacketOverhead, Preset, Route, Topology, TopologyError,
+    LinkSpec, PacketOverhead, Preset, Route, Servers, Spines, Topology, TopologyError,
 };
 
 use crate::ids::{HostId, LinkId, StreamId};

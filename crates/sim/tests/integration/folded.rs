@@ -9,7 +9,7 @@ use uniference_sim::collective::Surroundings;
 use uniference_sim::collective::choose::{AlgorithmTable, algorithm_by_name, algorithms_for};
 use uniference_sim::engine::{Engine, HaltReason, RunEnd, drive};
 use uniference_sim::ids::{GroupId, GroupRank, Handle, HostId, QueueId, RankId, Site, TaskId};
-use uniference_sim::network::{Dimension, DimensionKind, HostRates, HostSpec, LinkSpec, Preset, Topology};
+use uniference_sim::network::{Dimension, DimensionKind, HostRates, HostSpec, LinkSpec, Preset, Servers, Topology};
 use uniference_sim::observe::{RankStatistics, Statistics};
 use uniference_sim::program::CollectiveKind::{self, AllGather, AllReduce, AllToAll, Barrier, ReduceScatter};
 use uniference_sim::program::{
@@ -174,7 +174,7 @@ fn on(topology: impl FnOnce(&[HostSpec], LinkSpec) -> Preset, hosts: u32) -> Clu
     let link = LinkSpec::new(Rate::new(0.7e9).unwrap(), SimDuration::from_ps(1_234_567));
     let preset = topology(&specs, link);
     // The size of a receive queue, if the network can have one, so small that it is full now and then.
-    let queue = matches!(preset, Preset::Switch | Preset::Rail { .. }).then_some(Bytes(30_000));
+    let queue = matches!(preset, Preset::Switch | Preset::Rail { .. } | Preset::Servers(_)).then_some(Bytes(30_000));
     let topology = Topology::preset(&preset, &specs, LinkSpec { queue, ..link }).unwrap();
     let device = |host| Device::new(names(host), HostId(host));
     Cluster { devices: (0..hosts).map(device).collect(), topology, ..switch(hosts as usize) }
@@ -193,6 +193,11 @@ fn preset(index: usize, grid: Grid) -> Cluster {
                 Preset::Rail { per_server: x, fabric }
             }
             4 => Preset::Torus { dims: vec![x * y, z] },
+            5 | 6 => {
+                let fast = Some(LinkSpec { bandwidth: Rate::new(3e9).unwrap(), ..link });
+                let (fabric, rails) = if index == 5 { (None, x) } else { (fast, 1) };
+                Preset::Servers(Servers { per_server: x, nics: x, rails, fabric, pcie: Some(link), spines: None })
+            }
             other => {
                 let dims = [x, y, z].into_iter().enumerate();
                 let kind = |axis: usize| kinds[(axis + other) % 3];
@@ -203,7 +208,7 @@ fn preset(index: usize, grid: Grid) -> Cluster {
     )
 }
 
-const PRESETS: usize = 8;
+const PRESETS: usize = 10;
 
 /// Each algorithm and kind whose steps stay the same under relabelings, with all ranks folded into one.
 #[test]

@@ -102,7 +102,7 @@ impl FoldedTopology {
     pub(crate) fn places(&self) -> Option<Vec<[u32; 3]>> {
         let (per_server, rails) = match self.topology.0.routing {
             Routing::Preset(Shape::Star { backplane: None }) => (1, 1),
-            Routing::Preset(Shape::Rail { per_server }) => (per_server, per_server),
+            Routing::Preset(Shape::Servers { layout, .. }) => (layout.per_server, layout.rails),
             _ => return None,
         };
         Some(self.hosts.iter().map(|HostId(host)| [*host, host / per_server, host % rails]).collect())
@@ -133,7 +133,7 @@ impl FoldedTopology {
         let own = |count: u32| LinkId(self.representatives[(link / count) as usize].0 * count + link % count);
         match &self.topology.0.routing {
             Routing::Preset(Shape::Star { .. }) => own(2),
-            Routing::Preset(Shape::Rail { .. }) => own(4),
+            Routing::Preset(Shape::Servers { layout, .. }) => own(layout.unit()),
             Routing::Preset(Shape::Torus { dims }) => own(Shape::cables(dims)),
             Routing::Preset(Shape::Dimensions(dims)) => own(Shape::own_links(dims)),
             Routing::Preset(Shape::FullyConnected { hosts }) => {
@@ -164,7 +164,7 @@ impl Topology {
     pub fn blocks(&self) -> Vec<u32> {
         let hosts = self.hosts().len() as u32;
         let sizes = match &self.0.routing {
-            Routing::Preset(Shape::Rail { per_server }) => vec![*per_server],
+            Routing::Preset(Shape::Servers { layout, .. }) => vec![layout.per_server],
             Routing::Preset(Shape::Torus { dims }) => dims.clone(),
             Routing::Preset(Shape::Dimensions(dims)) => dims.iter().map(|dim| dim.size).collect(),
             Routing::Preset(_) | Routing::Graph(_) => Vec::new(),
@@ -187,8 +187,14 @@ impl Topology {
             Routing::Preset(Shape::Dimensions(dims)) => {
                 !flips() && constant(&dims.iter().map(|dim| dim.size).collect::<Vec<_>>())
             }
-            Routing::Preset(Shape::Rail { per_server }) => keeps_servers_and_rails(*per_server, moves),
-            Routing::Preset(Shape::Star { .. } | Shape::Wifi { .. } | Shape::FatTree { .. }) | Routing::Graph(_) => {
+            // If GPUs share NICs, or NICs share uplinks, links belong to several hosts.
+            Routing::Preset(Shape::Servers { layout, .. }) if layout.per_nic() == 1 && layout.spines.is_none() => {
+                keeps_servers_and_rails(layout.per_server, moves)
+            }
+            Routing::Preset(
+                Shape::Star { .. } | Shape::Wifi { .. } | Shape::FatTree { .. } | Shape::Servers { .. },
+            )
+            | Routing::Graph(_) => {
                 let what = "hosts share links of this network, or its symmetries are unknown";
                 return Err(Asymmetry::new(what));
             }

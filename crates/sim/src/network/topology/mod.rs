@@ -14,7 +14,7 @@ mod preset;
 
 pub use folded::{Asymmetry, FoldedTopology};
 pub use graph::{Duplex, GraphLink};
-pub use preset::{Dimension, DimensionKind, Preset};
+pub use preset::{Dimension, DimensionKind, Preset, Servers, Spines};
 
 use crate::ids::{HostId, LinkId};
 use crate::time::{Bytes, Rate, SimDuration};
@@ -265,8 +265,8 @@ impl Topology {
         Route { links, latency }
     }
 
-    /// Server of a host. Hosts share a server if their traffic stays on the fabric of a `rail`, or if the graph
-    /// declares servers; any other host is a server of its own.
+    /// Server of a host. Hosts share a server if the preset or the graph declares servers; any other host is a server of
+    /// its own.
     pub fn server(&self, host: HostId) -> u32 {
         match &self.0.routing {
             Routing::Preset(shape) => shape.server(host),
@@ -287,9 +287,10 @@ impl Topology {
         }
     }
 
-    /// Packet headers on the first link of `route`, where a message enters the network. `None`: no headers.
+    /// Packet headers on the first link of `route` that has them, where a message enters the network. `None`: no
+    /// headers.
     pub fn overhead(&self, route: &Route) -> Option<PacketOverhead> {
-        route.links.first().and_then(|id| self.link(*id).overhead)
+        route.links.iter().find_map(|id| self.link(*id).overhead)
     }
 }
 
@@ -314,8 +315,8 @@ fn check_servers(preset: &'static str, hosts: u32, per_server: u32) -> Result<()
     if per_server > 0 && hosts.is_multiple_of(per_server) {
         return Ok(());
     }
-    let problem = format!("{hosts} hosts cannot be divided into servers of {per_server}");
-    let hint = "use a number of hosts that is a multiple of `per_server`";
+    let problem = format!("{hosts} GPUs cannot be divided into servers of {per_server}");
+    let hint = "use a number of GPUs that is a multiple of `per_server`";
     Err(TopologyError::Shape { preset, problem, hint })
 }
 

@@ -45,20 +45,55 @@ pub enum Preset {
         /// Total rate of a full leaf's hosts, divided by the rate of its uplinks; 1 is full bisection bandwidth.
         oversubscription: f64,
     },
-    /// GPU servers: hosts (in this preset GPUs, each with a NIC) in servers of `per_server`, joined inside by a fabric
-    /// such as NVLink; the n-th NICs of all servers share the n-th switch, their rail. A message to another rail first
-    /// crosses the fabric to the NIC on that rail (like NCCL's PXN). Hosts' own bandwidths and latencies are those of
-    /// their NICs.
+    /// GPU servers in which every GPU has a NIC on a rail of its own; short for [`Preset::Servers`].
     Rail {
         /// GPUs in a server, which is also the number of rails.
         per_server: u32,
         /// Link between GPUs inside a server.
         fabric: LinkSpec,
     },
+    /// GPU servers: every host is a GPU, and consecutive hosts form a server. See [`Servers`].
+    Servers(Servers),
     /// A grid in which each row along a dimension is a ring, a full mesh or a switch of its own, with its own kind of
     /// link, as in ASTRA-sim's network files. Hosts are numbered along the first dimension first; routes follow one
     /// dimension after the other.
     Dimensions(Vec<Dimension>),
+}
+
+/// GPU servers, and the leaf and spine switches between them.
+///
+/// Every link is full duplex, and belongs to one GPU, one NIC, or one leaf and one spine switch. The switch inside a
+/// server (NVSwitch, PCIe switch or root complex) and the other switches never limit traffic. Consecutive GPUs of a
+/// server share a NIC, if there are fewer NICs. The n-th NIC of every server is on rail `n % rails`. A message to another
+/// rail leaves by the receiver's NIC number of its own server: over the fabric to the GPU at that NIC (as with NCCL's
+/// PXN), or over PCIe alone if there is no fabric. Hosts' own bandwidths, latencies and queues are those of the NIC of
+/// which the host is the first GPU.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Servers {
+    /// GPUs in a server.
+    pub per_server: u32,
+    /// NICs of a server; the number of its GPUs is a multiple of it.
+    pub nics: u32,
+    /// Number of leaf switches to which a server is connected; the number of its NICs is a multiple of it.
+    pub rails: u32,
+    /// Link of a GPU to the switch that joins the GPUs of its server, such as NVLink; `None`: they use PCIe.
+    pub fabric: Option<LinkSpec>,
+    /// Link of a GPU to the PCIe switch or the root complex, on its way to NICs; `None`: it never limits traffic.
+    pub pcie: Option<LinkSpec>,
+    /// Second level of switches; `None`: all servers share the leaf switches.
+    pub spines: Option<Spines>,
+}
+
+/// Switches that join leaf switches: every leaf has one link to each of them. A message uses the spine with the number
+/// of its receiver on the leaf, modulo `count`, as in [`Preset::FatTree`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Spines {
+    /// Servers on each leaf switch; the last leaf may have fewer.
+    pub servers_per_leaf: u32,
+    /// Number of spine switches.
+    pub count: u32,
+    /// Total rate of a full leaf's NICs, divided by the rate of its uplinks; 1 is full bisection bandwidth.
+    pub oversubscription: f64,
 }
 
 /// One dimension of [`Preset::Dimensions`]: the connection of hosts that differ only in this coordinate.
@@ -102,7 +137,7 @@ pub(super) enum Shape {
     Wifi { channel: LinkId },
     Torus { dims: Vec<u32> },
     FatTree { hosts: u32, hosts_per_leaf: u32, spines: u32 },
-    Rail { per_server: u32 },
+    Servers { layout: Servers, hosts: u32 },
     Dimensions(Vec<Dimension>),
 }
 
@@ -125,7 +160,18 @@ pub(super) fn lay_out(
         Preset::FatTree { hosts_per_leaf, spines, oversubscription } => {
             builder.fat_tree(hosts_per_leaf, spines, oversubscription)
         }
-        Preset::Rail { per_server, fabric } => builder.rail(per_server, fabric),
+        Preset::Rail { per_server, fabric } => {
+            let rails = Servers {
+                per_server,
+                nics: per_server,
+                rails: per_server,
+                fabric: Some(fabric),
+                pcie: None,
+                spines: None,
+            };
+            builder.servers("rail", rails)
+        }
+        Preset::Servers(servers) => builder.servers("server", servers),
         Preset::Dimensions(ref dims) => builder.dimensions(dims),
     }?;
     Ok((builder.links, shape))
@@ -134,7 +180,8 @@ pub(super) fn lay_out(
 /// Checks that queues are only in front of hosts' own links from a switch.
 fn check_queues(preset: &Preset, hosts: &[HostSpec], link: LinkSpec) -> Result<(), TopologyError> {
     let name = match preset {
-        Preset::Switch | Preset::Star { .. } | Preset::FatTree { .. } | Preset::Rail { .. } => return Ok(()),
+        Preset::Switch | Preset::Star { .. } | Preset::FatTree { .. } => return Ok(()),
+        Preset::Rail { .. } | Preset::Servers(_) => return Ok(()),
         Preset::Ring => "ring",
         Preset::FullyConnected => "fully_connected",
         Preset::Wifi => "wifi",
@@ -148,7 +195,7 @@ fn check_queues(preset: &Preset, hosts: &[HostSpec], link: LinkSpec) -> Result<(
     Err(TopologyError::Shape {
         preset: name,
         problem,
-        hint: "remove `queue`, or use the preset switch, star, fat_tree or rail",
+        hint: "remove `queue`, or use the preset switch, star, fat_tree, rail or server",
     })
 }
 
@@ -297,16 +344,123 @@ impl Builder<'_> {
         Ok(Shape::FatTree { hosts, hosts_per_leaf: per_leaf, spines })
     }
 
-    fn rail(&mut self, per_server: u32, fabric: LinkSpec) -> Result<Shape, TopologyError> {
+    /// The links of each NIC's GPUs, then the NIC's, then the leaf switches'.
+    fn servers(&mut self, preset: &'static str, servers: Servers) -> Result<Shape, TopologyError> {
         let hosts = self.hosts.len() as u32;
-        check_servers("rail", hosts, per_server)?;
+        let Servers { per_server, nics, rails, fabric, pcie, spines } = servers;
+        check_servers(preset, hosts, per_server)?;
+        let refuse = |problem: String, hint| Err(TopologyError::Shape { preset, problem, hint });
+        if nics == 0 || !per_server.is_multiple_of(nics) {
+            let problem = format!("{per_server} GPUs of a server cannot be divided among {nics} NICs");
+            return refuse(problem, "`nics` must divide `per_server`: each NIC serves equally many GPUs");
+        }
+        if rails == 0 || !nics.is_multiple_of(rails) {
+            let problem = format!("{nics} NICs of a server cannot be divided among {rails} rails");
+            return refuse(problem, "`rails` must divide `nics`: each rail has equally many NICs of a server");
+        }
+        if fabric.is_none() && pcie.is_none() {
+            return refuse("the GPUs of a server have no links".to_owned(), "give them `fabric`, `pcie` or both");
+        }
+        let layout = Shape::Servers { layout: servers, hosts };
         for (index, host) in self.hosts.iter().enumerate() {
             let index = index as u32;
-            let inside = HostRates::both(fabric.bandwidth);
-            self.port(&host.name, &format!("fabric.{}", index / per_server), fabric, inside)?;
-            self.host_port(host, &format!("rail.{}", index % per_server))?;
+            let server = index / per_server;
+            for (link, switch) in [(fabric, "fabric"), (pcie, "pcie")] {
+                if let Some(link) = link {
+                    let rates = HostRates::both(link.bandwidth);
+                    self.port(&host.name, &format!("{switch}.{server}"), link, rates)?;
+                }
+            }
+            if (index + 1).is_multiple_of(servers.per_nic()) {
+                let owner = &self.hosts[(index + 1 - servers.per_nic()) as usize];
+                let nic = index % per_server / servers.per_nic();
+                let is_own = nics == per_server && pcie.is_none();
+                let name = if is_own { host.name.clone() } else { format!("nic.{server}.{nic}") };
+                let port = HostSpec { name, ..owner.clone() };
+                self.host_port(&port, &servers.leaf_name(servers.leaf(server, nic)))?;
+            }
         }
-        Ok(Shape::Rail { per_server })
+        let Some(Spines { servers_per_leaf, count, oversubscription }) = spines else { return Ok(layout) };
+        let per_leaf = u64::from(servers_per_leaf) * u64::from(nics / rails);
+        let uplink = self.link.bandwidth.bytes_per_second() * per_leaf as f64 / f64::from(count) / oversubscription;
+        let (Some(bandwidth), 1.., 1..) = (Rate::new(uplink), servers_per_leaf, count) else {
+            let problem =
+                format!("{servers_per_leaf} servers per leaf, {count} spines, oversubscription {oversubscription}");
+            return refuse(problem, "each must be greater than 0");
+        };
+        let leaves = (hosts / per_server).div_ceil(servers_per_leaf) * rails;
+        self.check_count(preset, self.links.len() as u64 + 2 * u64::from(leaves) * u64::from(count))?;
+        for leaf in 0..leaves {
+            for spine in 0..count {
+                let rates = HostRates::both(bandwidth);
+                self.port(&servers.leaf_name(leaf), &format!("spine.{spine}"), self.link, rates)?;
+            }
+        }
+        Ok(layout)
+    }
+}
+
+impl Servers {
+    /// Number of GPUs that share a NIC.
+    pub(super) fn per_nic(&self) -> u32 {
+        self.per_server / self.nics
+    }
+
+    /// Number of links of a GPU, without its NIC's.
+    fn own(&self) -> u32 {
+        2 * (u32::from(self.fabric.is_some()) + u32::from(self.pcie.is_some()))
+    }
+
+    /// Number of links of a NIC and its GPUs.
+    pub(super) fn unit(&self) -> u32 {
+        self.per_nic() * self.own() + 2
+    }
+
+    /// The leaf switch of a NIC: its group of servers, then its rail.
+    fn leaf(&self, server: u32, nic: u32) -> u32 {
+        self.spines.map_or(0, |spines| server / spines.servers_per_leaf.max(1)) * self.rails + nic % self.rails
+    }
+
+    fn leaf_name(&self, leaf: u32) -> String {
+        match (self.spines, self.rails) {
+            (None, 1) => "leaf".to_owned(),
+            (None, _) => format!("rail.{leaf}"),
+            (Some(_), 1) => format!("leaf.{leaf}"),
+            (Some(_), rails) => format!("leaf.{}.{}", leaf / rails, leaf % rails),
+        }
+    }
+
+    /// Appends the route between two of `hosts` GPUs.
+    fn route(&self, hosts: u32, from: u32, to: u32, links: &mut Vec<LinkId>) {
+        let (per_nic, own, unit) = (self.per_nic(), self.own(), self.unit());
+        let gpu = |host: u32, link: u32| LinkId(host / per_nic * unit + host % per_nic * own + link);
+        let at = |server: u32, nic: u32, link: u32| LinkId((server * self.nics + nic) * unit + per_nic * own + link);
+        // The number of a GPU's PCIe link follows its fabric's.
+        let pcie = own.saturating_sub(2);
+        let [(server, nic), (other, target)] =
+            [from, to].map(|host| (host / self.per_server, host % self.per_server / per_nic));
+        if server == other {
+            links.extend([gpu(from, 0), gpu(to, 1)]);
+            return;
+        }
+        let exit = if nic % self.rails == target % self.rails { nic } else { target };
+        let relay = match self.fabric {
+            Some(_) if exit != nic => server * self.per_server + to % self.per_server,
+            _ => from,
+        };
+        if relay != from {
+            links.extend([gpu(from, 0), gpu(relay, 1)]);
+        }
+        links.extend(self.pcie.map(|_| gpu(relay, pcie)));
+        links.push(at(server, exit, 0));
+        let (up, down) = (self.leaf(server, exit), self.leaf(other, target));
+        if let Some(spines) = self.spines.filter(|_| up != down) {
+            let receiver = other % spines.servers_per_leaf * (self.nics / self.rails) + target / self.rails;
+            let port = |leaf: u32| hosts / per_nic * unit + 2 * (leaf * spines.count + receiver % spines.count);
+            links.extend([LinkId(port(up)), LinkId(port(down) + 1)]);
+        }
+        links.push(at(other, target, 1));
+        links.extend(self.pcie.map(|_| gpu(to, pcie + 1)));
     }
 }
 
@@ -370,7 +524,7 @@ impl Shape {
     /// The server of a host.
     pub(super) fn server(&self, host: HostId) -> u32 {
         match *self {
-            Shape::Rail { per_server } => host.0 / per_server,
+            Shape::Servers { layout, .. } => host.0 / layout.per_server,
             _ => host.0,
         }
     }
@@ -384,7 +538,7 @@ impl Shape {
             Shape::FatTree { hosts, hosts_per_leaf, .. } if hosts.is_multiple_of(*hosts_per_leaf) => {
                 vec![plain(*hosts_per_leaf), plain(hosts / hosts_per_leaf)]
             }
-            Shape::Rail { per_server } => vec![plain(*per_server), plain(hosts / per_server)],
+            Shape::Servers { layout, .. } => vec![plain(layout.per_server), plain(hosts / layout.per_server)],
             Shape::Dimensions(dims) => {
                 let meshed = |dim: &Dimension| dim.kind == DimensionKind::FullyConnected;
                 dims.iter().map(|dim| GridDimension { size: dim.size, meshed: meshed(dim) }).collect()
@@ -414,7 +568,7 @@ impl Shape {
                 }
                 links.push(LinkId(2 * to + 1));
             }
-            Shape::Rail { per_server } => route_rail(per_server, from, to, links),
+            Shape::Servers { ref layout, hosts } => layout.route(hosts, from, to, links),
             Shape::Dimensions(ref dims) => route_dimensions(dims, from, to, links),
         }
     }
@@ -456,17 +610,5 @@ fn route_torus(dims: &[u32], from: u32, to: u32, links: &mut Vec<LinkId>) {
             host = host - at * stride + (at + if up { 1 } else { dim - 1 }) % dim * stride;
         }
         (stride, first) = (stride * dim, first + (dim - 1).min(2));
-    }
-}
-
-/// Appends the route of a rail network. Each host has four links: to and from its fabric, to and from its rail.
-fn route_rail(per_server: u32, from: u32, to: u32, links: &mut Vec<LinkId>) {
-    let same_server = from / per_server == to / per_server;
-    let relay = if same_server { to } else { from / per_server * per_server + to % per_server };
-    if relay != from {
-        links.extend([LinkId(4 * from), LinkId(4 * relay + 1)]);
-    }
-    if relay != to {
-        links.extend([LinkId(4 * relay + 2), LinkId(4 * to + 3)]);
     }
 }

@@ -176,6 +176,51 @@ fn a_message_to_another_rail_crosses_the_fabric_first() {
     assert_eq!(latency, 4_000_000);
 }
 
+const SPINES: Option<Spines> = Some(Spines { servers_per_leaf: 2, count: 3, oversubscription: 2.0 });
+
+fn servers(per_server: u32) -> Servers {
+    let fabric = Some(gbps(3600.0, 1));
+    Servers { per_server, nics: per_server, rails: per_server, fabric, pcie: None, spines: None }
+}
+
+/// Without a fabric, data between two GPUs crosses both of their PCIe links, and so does data to and from NICs.
+#[test]
+fn gpus_without_a_fabric_reach_each_other_and_all_nics_over_pcie() {
+    let pcie = Some(gbps(200.0, 1));
+    let pair = preset(Preset::Servers(Servers { nics: 2, rails: 2, fabric: None, pcie, ..servers(4) }), 8);
+    assert_eq!(way(&pair, "h0", "h3"), (vec!["h0 -> pcie.0".into(), "pcie.0 -> h3".into()], 1_000_000));
+    // h1 and h0 share NIC 0, h6 and h7 NIC 1 of the second server, which is on the other rail.
+    let same = ["h1 -> pcie.0", "nic.0.0 -> rail.0", "rail.0 -> nic.1.0", "pcie.1 -> h4"];
+    assert_eq!(way(&pair, "h1", "h4"), (same.map(str::to_owned).to_vec(), 4_000_000));
+    let other = ["h1 -> pcie.0", "nic.0.1 -> rail.1", "rail.1 -> nic.1.1", "pcie.1 -> h7"];
+    assert_eq!(way(&pair, "h1", "h7").0, other);
+    // 8 GPUs with 2 links each, and 4 NICs with 2.
+    assert_eq!(pair.links().len(), 8 * 2 + 4 * 2);
+    let both = preset(Preset::Servers(Servers { pcie, ..servers(2) }), 4);
+    assert_eq!(way(&both, "h0", "h1").0, ["h0 -> fabric.0", "fabric.0 -> h1"]);
+    let relayed =
+        ["h0 -> fabric.0", "fabric.0 -> h1", "h1 -> pcie.0", "nic.0.1 -> rail.1", "rail.1 -> nic.1.1", "pcie.1 -> h3"];
+    assert_eq!(way(&both, "h0", "h3").0, relayed);
+}
+
+/// A leaf has 2 servers with 2 of 4 NICs each: the receivers 0 to 3 on a leaf use the spines 0, 1, 2 and 0. An uplink
+/// has the rate 10 x 4 / 3 / 2 Gbps.
+#[test]
+fn servers_of_different_leaves_are_joined_by_spines() {
+    let tree = preset(Preset::Servers(Servers { rails: 2, spines: SPINES, ..servers(4) }), 16);
+    let (links, latency) = way(&tree, "h0", "h14");
+    assert_eq!(links, ["h0 -> leaf.0.0", "leaf.0.0 -> spine.0", "spine.0 -> leaf.1.0", "leaf.1.0 -> h14"]);
+    assert_eq!(latency, 6_000_000);
+    let spine = |to: &str| way(&tree, "h1", to).0[1].clone();
+    let receivers = ["h9", "h11", "h13", "h15"].map(spine);
+    assert_eq!(receivers, [0, 1, 2, 0].map(|spine| format!("leaf.0.1 -> spine.{spine}")));
+    let uplink = tree.links().iter().find(|link| link.name == "leaf.0.1 -> spine.2").unwrap();
+    assert!((uplink.bandwidth.bytes_per_second() * 8e-9 - 10.0 * 4.0 / 3.0 / 2.0).abs() < 1e-9);
+    // Servers of one leaf, and another rail of the same leaf group.
+    assert_eq!(way(&tree, "h0", "h4").0, ["h0 -> leaf.0.0", "leaf.0.0 -> h4"]);
+    assert_eq!(way(&tree, "h0", "h5").0, ["h0 -> fabric.0", "fabric.0 -> h1", "h1 -> leaf.0.1", "leaf.0.1 -> h5"]);
+}
+
 #[test]
 fn every_route_of_every_preset_is_a_chain_from_its_first_host_to_its_last() {
     let fabric = gbps(3600.0, 1);
@@ -186,6 +231,8 @@ fn every_route_of_every_preset_is_a_chain_from_its_first_host_to_its_last() {
         Preset::Torus { dims: vec![1, 3, 2, 4] },
         Preset::FatTree { hosts_per_leaf: 5, spines: 3, oversubscription: 1.0 },
         Preset::Rail { per_server: 4, fabric },
+        Preset::Servers(Servers { rails: 1, spines: SPINES, ..servers(4) }),
+        Preset::Servers(Servers { rails: 2, spines: SPINES, ..servers(6) }),
         dimensions(&[(DimensionKind::FullyConnected, 4), (DimensionKind::Switch, 3), (DimensionKind::Ring, 2)]),
         dimensions(&[(DimensionKind::Switch, 1), (DimensionKind::Ring, 6), (DimensionKind::FullyConnected, 4)]),
     ];
@@ -278,10 +325,22 @@ fn what_cannot_be_a_network_is_refused() {
     let spineless = Preset::FatTree { hosts_per_leaf: 2, spines: 0, oversubscription: 1.0 };
     assert!(shape(spineless, 4).starts_with("fat_tree: 2 hosts per leaf, 0 spines"));
     assert!(
-        shape(Preset::Rail { per_server: 3, fabric: gbps(1.0, 1) }, 4).starts_with("rail: 4 hosts cannot be divided")
+        shape(Preset::Rail { per_server: 3, fabric: gbps(1.0, 1) }, 4).starts_with("rail: 4 GPUs cannot be divided")
     );
+    let server = |servers| shape(Preset::Servers(servers), 8);
+    assert!(server(servers(3)).starts_with("server: 8 GPUs cannot be divided into servers of 3"));
+    assert!(server(servers(0)).starts_with("server: 8 GPUs cannot be divided into servers of 0"));
+    for nics in [0, 3] {
+        let refused = format!("server: 4 GPUs of a server cannot be divided among {nics} NICs");
+        assert!(server(Servers { nics, ..servers(4) }).starts_with(&refused));
+        let refused = format!("server: 4 NICs of a server cannot be divided among {nics} rails");
+        assert!(server(Servers { rails: nics, ..servers(4) }).starts_with(&refused));
+    }
+    assert!(server(Servers { fabric: None, ..servers(4) }).starts_with("server: the GPUs of a server have no links"));
+    let spineless = Some(Spines { servers_per_leaf: 0, count: 1, oversubscription: 1.0 });
+    assert!(server(Servers { spines: spineless, ..servers(4) }).starts_with("server: 0 servers per leaf, 1 spines"));
     let unequal = Topology::graph_of_servers(&hosts(3), &[full("h0", "h1"), full("h1", "h2")], 2).unwrap_err();
-    assert!(unequal.to_string().starts_with("links: 3 hosts cannot be divided into servers of 2"));
+    assert!(unequal.to_string().starts_with("links: 3 GPUs cannot be divided into servers of 2"));
     let packet = PacketOverhead { payload: 100, wire: 90 };
     let hollow = LinkSpec { overhead: Some(packet), ..gbps(1.0, 1) };
     let error = Topology::preset(&Preset::Switch, &hosts(2), hollow).unwrap_err();
@@ -294,7 +353,11 @@ fn what_cannot_be_a_network_is_refused() {
 fn too_many_links_are_refused_before_any_is_made() {
     let tree = Preset::FatTree { hosts_per_leaf: 2, spines: 4_000_000_000, oversubscription: 1.0 };
     let mesh = Dimension { kind: DimensionKind::FullyConnected, size: 8192, link: gbps(1.0, 1) };
+    let spines = Some(Spines { servers_per_leaf: 1, count: 4_000_000_000, oversubscription: 1.0 });
+    // 8 GPUs with 4 links each, and 2 x 4 leaves.
+    let servers = Preset::Servers(Servers { spines, ..servers(4) });
     for (preset, count, links) in [
+        (servers, 8, 64_000_000_032_u64),
         (tree, 8, 32_000_000_016_u64),
         (Preset::FullyConnected, 8192, 8192 * 8191),
         (Preset::Dimensions(vec![mesh]), 8192, 8192 * 8191),
