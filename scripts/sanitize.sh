@@ -18,4 +18,7 @@ export UBSAN_OPTIONS=print_stacktrace=1
 # Its interceptor of exceptions needs the C++ library, which Python does not load at its start.
 SANITIZER=$("${CXX:-g++}" -print-file-name=libasan.so):$("${CXX:-g++}" -print-file-name=libstdc++.so)
 export SANITIZER
+# The sanitizer's `dlopen` does not search the folder of torch, which is its caller.
+LD_LIBRARY_PATH=$("$python" -c 'import importlib.util, pathlib; print(pathlib.Path(importlib.util.find_spec("torch").origin).parent / "lib")')
+export LD_LIBRARY_PATH
 exec "$python" -m pytest -q -p no:cacheprovider "$@" tests/python/test_simulated_values.py tests/python/test_packed_attention.py

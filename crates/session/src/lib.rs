@@ -89,6 +89,5 @@ pub use overlap::Arrangement;
 pub use programs::{Programs, Ranks};
 pub use replayed::Replayed;
 pub use results::RecordLevel;
-pub use session::{End, Outcome, Output, RunResults, Session, SimulationEnd, Source, Stop, Watch};
-pub use simulated::Ended;
+pub use session::{End, Ended, Outcome, Output, RunResults, Session, SimulationEnd, Source, Stop, Watch};
 pub use uniference_host::error::{Exit, HostError};

@@ -3,8 +3,7 @@
 
 use crate::replayed::Replayed;
 use crate::results::Listened;
-use crate::session::{SimulationEnd, Watch};
-use crate::simulated::Ended;
+use crate::session::{Ended, SimulationEnd, Watch};
 use crate::whatif;
 use uniference_host::error::HostError;
 use uniference_studies::critical::{Causes, Listed};

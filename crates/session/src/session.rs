@@ -7,7 +7,6 @@ use crate::compute::{NodeModels, Plan};
 use crate::folder::Folder;
 use crate::notices::Notices;
 use crate::results::{self, Beside, Figures, REPORT, RecordLevel, Recording};
-use crate::simulated::Ended;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use uniference_formats::cluster::Resolved;
@@ -102,6 +101,15 @@ pub enum Outcome {
     Stopped(Stop),
     /// Folded ranks are not equivalent, for this reason.
     Unlike(Asymmetry),
+}
+
+/// Result of programs that finished, or the reason why they stopped.
+#[must_use]
+pub enum Ended<T> {
+    /// Every rank's program has returned.
+    Finished(T),
+    /// The programs stopped early.
+    Stopped(Stop),
 }
 
 /// The report of a simulation, in its run folder.

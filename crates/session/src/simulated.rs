@@ -1,20 +1,11 @@
 //! Owns simulations without a run folder: their makespan, and its causes.
 
-use crate::session::{SimulationEnd, Source, Stop, Watch};
+use crate::session::{Ended, SimulationEnd, Source, Watch};
 use uniference_host::error::HostError;
 use uniference_sim::cluster::Cluster;
 use uniference_sim::observe::{Digest, Statistics};
 use uniference_studies::critical::{Causes, Explanation, Listed};
 use uniference_studies::hazards::Hazards;
-
-/// Result of programs that finished, or the reason why they stopped.
-#[must_use]
-pub enum Ended<T> {
-    /// Every rank's program has returned.
-    Finished(T),
-    /// The programs stopped early.
-    Stopped(Stop),
-}
 
 /// Depth of a run's examination.
 #[derive(Clone, Copy, PartialEq, Eq)]

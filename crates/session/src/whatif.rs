@@ -2,7 +2,8 @@
 
 use crate::cluster::Overrides;
 use crate::replayed::Replayed;
-use crate::simulated::{Ended, Look, Simulated};
+use crate::session::Ended;
+use crate::simulated::{Look, Simulated};
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use uniference_formats::lines::{LineName, LineScale};
 use uniference_host::error::HostError;
